@@ -1,0 +1,43 @@
+# Every target sets up its own virtual environment when it is missing.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint format bench build clean
+
+help: ## Show this help
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+
+$(READY): pyproject.toml constraints.txt
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	@touch $(READY)
+
+setup: $(READY) ## Create the virtual environment and install everything into it
+
+demo: $(READY) ## Train the methods on scikit-learn's digits and compare them
+	$(BIN)/sparsedp demo
+
+test: $(READY) ## Run the tests on all cores
+	$(BIN)/python -m pytest -n 2
+
+lint: $(READY) ## Check style, types and the direction of imports
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(READY) ## Format the code
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(READY) ## Time one step against SGD and Opacus
+	$(BIN)/python -m benchmarks.step
+
+build: $(READY) ## Build the wheel
+	$(BIN)/python -m build --wheel
+
+clean: ## Remove the environment and everything built
+	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache

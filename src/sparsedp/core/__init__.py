@@ -1,0 +1,1 @@
+"""Plain values everything else is built from: layout, support, geometry, clip, randomness, batches."""

@@ -1,0 +1,102 @@
+"""Micro-batches: what the gradient engines eat."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from sparsedp.core.errors import DataError, SparseDPError
+
+Rows = Any
+"""Tensors, or a tuple, list or dict of tensors, all with one leading axis of rows."""
+
+PerSampleLoss = Callable[[Callable[..., Any], Rows], Tensor]
+"""`loss(model, rows)`: calls the model and returns one loss per row."""
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """Some rows of a logical batch, on their way to the engine. Private.
+
+    `units` says which unit each row belongs to (0, 0, 1, 2, 2, ...; every unit whole and in order). Without it,
+    each row is a unit. A unit's gradient is the mean over its rows, clipped once.
+    """
+
+    rows: Rows
+    units: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        size = row_count(self.rows)
+        if self.units is None:
+            return
+        units = self.units
+        if units.shape != (size,) or units.is_floating_point():
+            raise DataError(f"units: got shape {tuple(units.shape)}, expected one integer for each of {size} rows")
+        if size:
+            steps = units[1:] - units[:-1]
+            if int(units[0]) != 0 or bool(((steps != 0) & (steps != 1)).any()):
+                raise DataError("units: expected 0, 0, 1, 2, 2, ...: rows of one unit together, numbered in order")
+
+    @property
+    def row_count(self) -> int:
+        """Number of rows."""
+        return row_count(self.rows)
+
+
+def row_count(rows: Rows) -> int:
+    """The common leading length of all tensors in a batch."""
+    leaves = [leaf for leaf in pytree.tree_leaves(rows) if isinstance(leaf, Tensor)]
+    if not leaves:
+        raise DataError("a batch holds no tensor; give tensors, or a tuple, list or dict of tensors")
+    counts = {leaf.shape[0] if leaf.dim() else None for leaf in leaves}
+    if len(counts) != 1 or None in counts:
+        shapes = [tuple(leaf.shape) for leaf in leaves]
+        raise DataError(f"the tensors of a batch must share their first axis (the rows), got shapes {shapes}")
+    return int(leaves[0].shape[0])
+
+
+def select_rows(rows: Rows, span: slice) -> Rows:
+    """A slice of rows of every tensor of a batch."""
+    return pytree.tree_map_only(Tensor, lambda leaf: leaf[span], rows)
+
+
+def to_device(rows: Rows, device: torch.device) -> Rows:
+    """Every tensor of a batch on `device`."""
+    return pytree.tree_map_only(Tensor, lambda leaf: leaf.to(device), rows)
+
+
+def supervised(criterion: Callable[[Any, Tensor], Tensor]) -> PerSampleLoss:
+    """A per-sample loss from a criterion on (output, target), for data sets of (input, target) pairs.
+
+    The criterion must keep one loss per row: `nn.CrossEntropyLoss(reduction="none")`, not its default mean.
+    """
+
+    def loss(model: Callable[..., Any], rows: Rows) -> Tensor:
+        if not isinstance(rows, (tuple, list)) or len(rows) != 2:
+            raise DataError(
+                f"got a batch of type {type(rows).__name__}, expected (inputs, targets); "
+                "for other data pass loss_fn=PerSample(lambda model, rows: ...)"
+            )
+        inputs, targets = rows
+        return criterion(model(inputs), targets)
+
+    return loss
+
+
+def check_losses(losses: Tensor, rows: int) -> Tensor:
+    """Refuse a loss that is not one number per row, and say how to fix it."""
+    if not isinstance(losses, Tensor):
+        raise SparseDPError(f"the loss returned {type(losses).__name__}, expected a tensor of one loss per row")
+    if losses.shape == (rows, 1):
+        return losses.squeeze(1)
+    if losses.shape != (rows,):
+        raise SparseDPError(
+            f"the loss returned shape {tuple(losses.shape)} for {rows} rows, expected ({rows},): one loss per row. "
+            'Per-sample clipping cannot undo a mean or sum: use reduction="none", and average over all other axes'
+        )
+    return losses

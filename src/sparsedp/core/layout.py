@@ -1,0 +1,134 @@
+"""The flat vector: which of the d coordinates belongs to which parameter."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from sparsedp.core.errors import ModelError
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One trainable parameter's place in the flat vector."""
+
+    name: str
+    shape: tuple[int, ...]
+    offset: int
+
+    @property
+    def size(self) -> int:
+        """Number of scalars."""
+        return math.prod(self.shape)
+
+    @property
+    def span(self) -> slice:
+        """The slice of the flat vector this parameter occupies."""
+        return slice(self.offset, self.offset + self.size)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Flat index <-> named parameter, for the trainable parameters of a model, in definition order.
+
+    A tied parameter appears once, under its first name.
+    """
+
+    slots: tuple[Slot, ...]
+
+    @classmethod
+    def of(cls, model: nn.Module) -> Layout:
+        """The layout of a model's trainable parameters.
+
+        Raises:
+            ModelError: the model has no trainable parameter, a non-floating or an uninitialised one, or its
+                trainable parameters are on several devices.
+        """
+        slots: list[Slot] = []
+        devices: dict[torch.device, str] = {}
+        offset = 0
+        for name, parameter in model.named_parameters():
+            if not parameter.requires_grad:
+                continue
+            if isinstance(parameter, nn.parameter.UninitializedParameter):
+                raise ModelError(f"parameter {name!r} is not initialised yet; run one forward pass first")
+            if not parameter.is_floating_point():
+                raise ModelError(
+                    f"parameter {name!r} has dtype {parameter.dtype}; only real floating-point parameters can be "
+                    "trained privately. Freeze it with requires_grad_(False)"
+                )
+            devices.setdefault(parameter.device, name)
+            slots.append(Slot(name, tuple(parameter.shape), offset))
+            offset += parameter.numel()
+        if offset == 0:
+            raise ModelError(
+                "the model has no trainable parameters (requires_grad=True on none); unfreeze at least one"
+            )
+        if len(devices) > 1:
+            where = ", ".join(f"{name!r} on {device}" for device, name in devices.items())
+            raise ModelError(f"trainable parameters are on several devices ({where}); move the model to one")
+        return cls(tuple(slots))
+
+    @property
+    def dimension(self) -> int:
+        """The number d of trainable scalars."""
+        return self.slots[-1].span.stop
+
+    def __iter__(self) -> Iterator[Slot]:
+        return iter(self.slots)
+
+    def slot(self, name: str) -> Slot:
+        """The slot of a parameter by name."""
+        for slot in self.slots:
+            if slot.name == name:
+                return slot
+        raise KeyError(f"no trainable parameter {name!r}; there are {[slot.name for slot in self.slots]}")
+
+    def locate(self, index: int) -> tuple[str, tuple[int, ...]]:
+        """Name and position inside the parameter of one flat index."""
+        if not 0 <= index < self.dimension:
+            raise IndexError(f"flat index {index} is outside 0..{self.dimension - 1}")
+        slot = next(slot for slot in self.slots if index < slot.span.stop)
+        position = torch.unravel_index(torch.tensor(index - slot.offset), slot.shape)
+        return slot.name, tuple(int(axis) for axis in position)
+
+    def index(self, name: str, position: tuple[int, ...]) -> int:
+        """Flat index of one scalar of a parameter: the inverse of `locate`."""
+        slot = self.slot(name)
+        if len(position) != len(slot.shape) or any(
+            not 0 <= p < n for p, n in zip(position, slot.shape, strict=True)
+        ):
+            raise IndexError(f"position {position} is outside {name!r} of shape {slot.shape}")
+        flat = 0
+        for p, n in zip(position, slot.shape, strict=True):
+            flat = flat * n + p
+        return slot.offset + flat
+
+    def parameters(self, model: nn.Module) -> list[nn.Parameter]:
+        """The model's parameters in layout order.
+
+        Raises:
+            ModelError: the model's trainable parameters are no longer those of this layout.
+        """
+        found = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        expected = {slot.name: slot.shape for slot in self.slots}
+        actual = {name: tuple(p.shape) for name, p in found.items()}
+        if actual != expected:
+            changed = sorted(set(actual.items()) ^ set(expected.items()))
+            raise ModelError(
+                "the model's trainable parameters changed since training was set up "
+                f"(differing: {[name for name, _ in changed][:6]}); build a new trainer for the changed model"
+            )
+        return [found[slot.name] for slot in self.slots]
+
+    def flatten(self, model: nn.Module) -> Tensor:
+        """The trainable scalars as one vector (a copy), in the widest dtype among them."""
+        values = [p.detach().reshape(-1) for p in self.parameters(model)]
+        dtype = torch.float32
+        for value in values:
+            dtype = torch.promote_types(dtype, value.dtype)
+        return torch.cat([value.to(dtype) for value in values])

@@ -1,0 +1,154 @@
+"""The support: which coordinates are active. Public, immutable."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import final
+
+import torch
+from torch import Tensor
+
+from sparsedp.core.errors import SparseDPError
+from sparsedp.core.layout import Layout
+
+
+@final
+class Support:
+    """An immutable set of coordinates of a d-dimensional vector, kept as sorted unique indices.
+
+    Build one with `Support(indices, dimension)`, `full`, `empty`, `from_mask` or `top_k`.
+    """
+
+    __slots__ = ("_by_device", "_dimension", "_hash", "_indices")
+
+    def __init__(self, indices: Tensor | Sequence[int], dimension: int) -> None:
+        given = torch.as_tensor(indices).detach()
+        if given.numel() and (given.is_floating_point() or given.is_complex() or given.dtype == torch.bool):
+            raise SparseDPError(
+                f"Support: got indices of dtype {given.dtype}, expected integers; use Support.from_mask for masks"
+            )
+        if given.dim() != 1:
+            raise SparseDPError(f"Support: got indices of shape {tuple(given.shape)}, expected one axis")
+        unique = torch.unique(given.to("cpu", torch.int64), sorted=True)
+        if dimension < 0 or (unique.numel() and (int(unique[0]) < 0 or int(unique[-1]) >= dimension)):
+            raise SparseDPError(f"Support: every index must lie in 0..{dimension - 1}")
+        self._indices = unique.clone()
+        self._dimension = dimension
+        self._by_device: dict[torch.device, Tensor] = {}
+        self._hash: int | None = None
+
+    @classmethod
+    def full(cls, dimension: int) -> Support:
+        """Every coordinate."""
+        return cls(torch.arange(dimension), dimension)
+
+    @classmethod
+    def empty(cls, dimension: int) -> Support:
+        """No coordinate."""
+        return cls(torch.empty(0, dtype=torch.int64), dimension)
+
+    @classmethod
+    def from_mask(cls, mask: Tensor) -> Support:
+        """The coordinates where a one-axis boolean mask is true."""
+        if mask.dtype != torch.bool or mask.dim() != 1:
+            raise SparseDPError(
+                f"Support.from_mask: got {mask.dtype} of shape {tuple(mask.shape)}, expected a one-axis bool mask"
+            )
+        return cls(mask.nonzero().reshape(-1), mask.numel())
+
+    @classmethod
+    def top_k(cls, scores: Tensor, k: int) -> Support:
+        """The k coordinates with the largest score; ties go to the lower index."""
+        if scores.dim() != 1:
+            raise SparseDPError(f"Support.top_k: got scores of shape {tuple(scores.shape)}, expected one axis")
+        if not 0 <= k <= scores.numel():
+            raise SparseDPError(f"Support.top_k: k={k} is outside 0..d={scores.numel()}; pass k <= d")
+        if bool(scores.isnan().any()):
+            raise SparseDPError("Support.top_k: a score is NaN, so there is no ranking; look for diverged training")
+        order = torch.sort(scores.detach(), descending=True, stable=True).indices
+        return cls(order[:k], scores.numel())
+
+    @property
+    def dimension(self) -> int:
+        """The number d of coordinates there are."""
+        return self._dimension
+
+    @property
+    def size(self) -> int:
+        """The number k of active coordinates."""
+        return self._indices.numel()
+
+    @property
+    def active_ratio(self) -> float:
+        """k/d."""
+        return self.size / self._dimension if self._dimension else 0.0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether every coordinate is active."""
+        return self.size == self._dimension
+
+    @property
+    def indices(self) -> Tensor:
+        """A copy of the sorted indices (int64, on the CPU)."""
+        return self._indices.clone()
+
+    def mask(self, device: torch.device | str = "cpu") -> Tensor:
+        """The support as a boolean mask of length d."""
+        mask = torch.zeros(self._dimension, dtype=torch.bool, device=device)
+        mask[self._on(torch.device(device))] = True
+        return mask
+
+    def gather(self, vector: Tensor) -> Tensor:
+        """The k active entries of the last axis of a vector or a stack of vectors, always a copy."""
+        if vector.shape[-1] != self._dimension:
+            raise SparseDPError(f"Support.gather: got length {vector.shape[-1]}, expected d={self._dimension}")
+        return vector.index_select(-1, self._on(vector.device))
+
+    def scatter(self, values: Tensor, fill: float = 0.0) -> Tensor:
+        """A d-vector with `values` on the support and `fill` elsewhere."""
+        if values.shape != (self.size,):
+            raise SparseDPError(f"Support.scatter: got shape {tuple(values.shape)}, expected ({self.size},)")
+        out = values.new_full((self._dimension,), fill)
+        out[self._on(values.device)] = values
+        return out
+
+    def per_parameter(self, layout: Layout, device: torch.device | str = "cpu") -> dict[str, Tensor]:
+        """One boolean mask per parameter, in the parameter's shape."""
+        if layout.dimension != self._dimension:
+            raise SparseDPError(f"the support has d={self._dimension}, the layout d={layout.dimension}")
+        mask = self.mask(device)
+        return {slot.name: mask[slot.span].reshape(slot.shape) for slot in layout}
+
+    def overlap(self, other: Support) -> int:
+        """How many coordinates two supports share."""
+        if other.dimension != self._dimension:
+            raise SparseDPError(f"supports of d={self._dimension} and d={other.dimension} cannot be compared")
+        return int((self.mask() & other.mask()).sum())
+
+    def _on(self, device: torch.device) -> Tensor:
+        if device.type == "cpu":
+            return self._indices
+        if device not in self._by_device:
+            self._by_device[device] = self._indices.to(device)
+        return self._by_device[device]
+
+    def __contains__(self, index: int) -> bool:
+        place = int(torch.searchsorted(self._indices, index))
+        return place < self.size and int(self._indices[place]) == index
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Support):
+            return NotImplemented
+        return self._dimension == other._dimension and torch.equal(self._indices, other._indices)
+
+    def __hash__(self) -> int:
+        if self._hash is None:
+            self._hash = hash((self._dimension, self._indices.numpy().tobytes()))
+        return self._hash
+
+    def __repr__(self) -> str:
+        return f"Support(k={self.size}, d={self._dimension})"

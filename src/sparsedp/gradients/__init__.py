@@ -1,0 +1,1 @@
+"""Gradient engines: the clipped sum of per-unit gradients on a support."""

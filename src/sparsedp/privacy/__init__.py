@@ -1,0 +1,1 @@
+"""The privacy boundary: the mechanism and what it releases, the plan, the ledger, the accountants."""
