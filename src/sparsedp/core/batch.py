@@ -36,11 +36,15 @@ class MicroBatch:
             return
         units = self.units
         if units.shape != (size,) or units.is_floating_point():
-            raise DataError(f"units: got shape {tuple(units.shape)}, expected one integer for each of {size} rows")
+            raise DataError(
+                f"units: got shape {tuple(units.shape)}, expected one integer for each of {size} rows"
+            )
         if size:
             steps = units[1:] - units[:-1]
             if int(units[0]) != 0 or bool(((steps != 0) & (steps != 1)).any()):
-                raise DataError("units: expected 0, 0, 1, 2, 2, ...: rows of one unit together, numbered in order")
+                raise DataError(
+                    "units: expected 0, 0, 1, 2, 2, ...: rows of one unit together, numbered in order"
+                )
 
     @property
     def row_count(self) -> int:
@@ -91,7 +95,9 @@ def supervised(criterion: Callable[[Any, Tensor], Tensor]) -> PerSampleLoss:
 def check_losses(losses: Tensor, rows: int) -> Tensor:
     """Refuse a loss that is not one number per row, and say how to fix it."""
     if not isinstance(losses, Tensor):
-        raise SparseDPError(f"the loss returned {type(losses).__name__}, expected a tensor of one loss per row")
+        raise SparseDPError(
+            f"the loss returned {type(losses).__name__}, expected a tensor of one loss per row"
+        )
     if losses.shape == (rows, 1):
         return losses.squeeze(1)
     if losses.shape != (rows,):

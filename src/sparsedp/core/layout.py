@@ -76,7 +76,8 @@ class Layout:
     @property
     def dimension(self) -> int:
         """The number d of trainable scalars."""
-        return self.slots[-1].span.stop
+        last = self.slots[-1]
+        return last.offset + last.size
 
     def __iter__(self) -> Iterator[Slot]:
         return iter(self.slots)

@@ -21,6 +21,9 @@ class Support:
 
     __slots__ = ("_by_device", "_dimension", "_hash", "_indices")
 
+    _indices: Tensor
+    _dimension: int
+
     def __init__(self, indices: Tensor | Sequence[int], dimension: int) -> None:
         given = torch.as_tensor(indices).detach()
         if given.numel() and (given.is_floating_point() or given.is_complex() or given.dtype == torch.bool):
@@ -60,11 +63,15 @@ class Support:
     def top_k(cls, scores: Tensor, k: int) -> Support:
         """The k coordinates with the largest score; ties go to the lower index."""
         if scores.dim() != 1:
-            raise SparseDPError(f"Support.top_k: got scores of shape {tuple(scores.shape)}, expected one axis")
+            raise SparseDPError(
+                f"Support.top_k: got scores of shape {tuple(scores.shape)}, expected one axis"
+            )
         if not 0 <= k <= scores.numel():
             raise SparseDPError(f"Support.top_k: k={k} is outside 0..d={scores.numel()}; pass k <= d")
         if bool(scores.isnan().any()):
-            raise SparseDPError("Support.top_k: a score is NaN, so there is no ranking; look for diverged training")
+            raise SparseDPError(
+                "Support.top_k: a score is NaN, so there is no ranking; look for diverged training"
+            )
         order = torch.sort(scores.detach(), descending=True, stable=True).indices
         return cls(order[:k], scores.numel())
 
@@ -102,7 +109,9 @@ class Support:
     def gather(self, vector: Tensor) -> Tensor:
         """The k active entries of the last axis of a vector or a stack of vectors, always a copy."""
         if vector.shape[-1] != self._dimension:
-            raise SparseDPError(f"Support.gather: got length {vector.shape[-1]}, expected d={self._dimension}")
+            raise SparseDPError(
+                f"Support.gather: got length {vector.shape[-1]}, expected d={self._dimension}"
+            )
         return vector.index_select(-1, self._on(vector.device))
 
     def scatter(self, values: Tensor, fill: float = 0.0) -> Tensor:

@@ -1,0 +1,221 @@
+"""Poisson sampling over rows or units: every unit joins each step by its own coin, of exactly the planned rate."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, cast, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, Sampler, TensorDataset, default_collate
+
+from sparsedp.core.batch import MicroBatch, Rows
+from sparsedp.core.errors import DataError, PrivacyError
+from sparsedp.core.randomness import PrivateRandomness
+
+Indices = npt.NDArray[np.int64]
+
+
+@runtime_checkable
+class BatchFetch(Protocol):
+    """A data set that can gather many rows at once."""
+
+    def batch(self, indices: Tensor) -> Rows:
+        """The rows at these indices, already stacked."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LogicalBatch:
+    """One step's batch, as the micro-batches it is processed in; may be empty. Its size is private."""
+
+    step: int
+    micro_batches: Iterator[MicroBatch] = field(repr=False)
+
+    def __iter__(self) -> Iterator[MicroBatch]:
+        return self.micro_batches
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    """Row indices of one micro-batch, and the unit each belongs to when a unit may have several."""
+
+    rows: Indices
+    units: Indices | None
+
+
+class PoissonSampler:
+    """Draws each step's batch from a map-style data set.
+
+    **Privacy.** Each unit is included independently with probability `sampling_rate`. A unit is a row unless `units`
+    names one for every row; then `rows_per_unit` rows of a sampled unit are drawn at random without replacement
+    (all of them if it has fewer), and the engine clips their mean gradient once.
+    **Edge cases.** A batch may be empty; it still is a step.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset[Any],
+        *,
+        sampling_rate: float,
+        randomness: PrivateRandomness,
+        units: Tensor | Sequence[int] | None = None,
+        rows_per_unit: int = 1,
+        max_physical_batch: int | None = None,
+        workers: int = 0,
+        collate: Callable[[list[Any]], Rows] | None = None,
+    ) -> None:
+        rows = len(cast("Any", dataset))
+        if rows == 0:
+            raise DataError("the data set is empty; give at least one row")
+        if not 0 < sampling_rate <= 1:
+            raise PrivacyError(f"sampling_rate: got {sampling_rate}, expected a number in (0, 1]")
+        if rows_per_unit < 1:
+            raise DataError(f"rows_per_unit: got {rows_per_unit}, expected a whole number >= 1")
+        if max_physical_batch is not None and max_physical_batch < rows_per_unit:
+            raise DataError(
+                f"max_physical_batch: got {max_physical_batch}, expected at least rows_per_unit={rows_per_unit}"
+            )
+        self._dataset = dataset
+        self._rate = sampling_rate
+        self._randomness = randomness
+        self._index = None if units is None else _UnitIndex.of(units, rows)
+        self._rows = rows
+        self._rows_per_unit = rows_per_unit
+        self._max_physical = max_physical_batch
+        self._workers = workers
+        self._collate = collate or default_collate
+
+    @property
+    def unit_count(self) -> int:
+        """The number N of units."""
+        return self._rows if self._index is None else self._index.count
+
+    @property
+    def expected_batch_size(self) -> float:
+        """Units a batch holds on average: rate times N. Public."""
+        return self._rate * self.unit_count
+
+    def batches(self, first_step: int, stop_step: int) -> Iterator[LogicalBatch]:
+        """The batches of steps first_step, ..., stop_step - 1, loaded as they are consumed."""
+        if self._workers == 0:
+            for step in range(first_step, stop_step):
+                yield LogicalBatch(step, (self._load(chunk) for chunk in self._draw(step)))
+        else:
+            yield from self._batches_from_workers(first_step, stop_step)
+
+    def _draw(self, step: int) -> list[_Chunk]:
+        chosen = np.flatnonzero(self._randomness.bernoulli(self._rate, self.unit_count, key=(step,)))
+        if self._index is None:
+            return [_Chunk(rows, None) for rows in _split(chosen, self._max_physical)]
+        if self._rows_per_unit == 1:
+            offsets = self._randomness.below(self._index.sizes[chosen], key=(step,))
+            rows = self._index.order[self._index.starts[chosen] + offsets]
+            return [_Chunk(part, None) for part in _split(rows, self._max_physical)]
+        return self._draw_several(chosen, step)
+
+    def _draw_several(self, chosen: Indices, step: int) -> list[_Chunk]:
+        """Up to m rows of every chosen unit; a unit never crosses a micro-batch."""
+        assert self._index is not None
+        limit = None if self._max_physical is None else self._max_physical // self._rows_per_unit
+        chunks = []
+        for number, part in enumerate(_split(chosen, limit)):
+            sizes = self._index.sizes[part]
+            owner = np.repeat(np.arange(len(part)), sizes)
+            within = np.arange(len(owner)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+            rows = self._index.order[np.repeat(self._index.starts[part], sizes) + within]
+            lottery = self._randomness.below(np.full(len(rows), 2**52), key=(step, number))
+            order = np.lexsort((lottery, owner))
+            kept = order[within < self._rows_per_unit]
+            chunks.append(_Chunk(rows[kept], owner[kept]))
+        return chunks
+
+    def _load(self, chunk: _Chunk) -> MicroBatch:
+        return _micro_batch(self._fetch(chunk.rows), chunk.units)
+
+    def _fetch(self, rows: Indices) -> Rows:
+        if isinstance(self._dataset, BatchFetch):
+            return self._dataset.batch(torch.from_numpy(rows))
+        if isinstance(self._dataset, TensorDataset):
+            index = torch.from_numpy(rows)
+            return tuple(tensor[index] for tensor in self._dataset.tensors)
+        return self._collate([self._dataset[int(i)] for i in rows])
+
+    def _batches_from_workers(self, first_step: int, stop_step: int) -> Iterator[LogicalBatch]:
+        schedule = _Schedule(self, first_step, stop_step)
+        loader: DataLoader[Any] = DataLoader(
+            self._dataset, batch_sampler=schedule, num_workers=self._workers, collate_fn=self._collate
+        )
+        loaded = iter(loader)
+
+        def load(chunks: list[_Chunk]) -> Iterator[MicroBatch]:
+            for chunk in chunks:
+                yield _micro_batch(next(loaded), chunk.units)
+
+        for step in range(first_step, stop_step):
+            chunks = schedule.take()
+            micro_batches = load(chunks)
+            yield LogicalBatch(step, micro_batches)
+            for _ in micro_batches:
+                pass
+
+
+class _Schedule(Sampler[list[int]]):
+    """Hands row indices to the workers, running ahead, and remembers which steps they belong to."""
+
+    def __init__(self, sampler: PoissonSampler, first_step: int, stop_step: int) -> None:
+        self._draws = (sampler._draw(step) for step in range(first_step, stop_step))
+        self._pending: deque[list[_Chunk]] = deque()
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for chunks in self._draws:
+            self._pending.append(chunks)
+            for chunk in chunks:
+                yield chunk.rows.tolist()
+
+    def take(self) -> list[_Chunk]:
+        """The chunks of the next step, drawing it now if the workers have not come so far."""
+        if not self._pending:
+            raise RuntimeError("the workers' schedule is behind the steps; this is a bug in sparsedp")
+        return self._pending.popleft()
+
+
+@dataclass(frozen=True, slots=True)
+class _UnitIndex:
+    """Rows grouped by unit: unit u owns order[starts[u] : starts[u] + sizes[u]]."""
+
+    order: Indices
+    starts: Indices
+    sizes: Indices
+
+    @property
+    def count(self) -> int:
+        return len(self.sizes)
+
+    @classmethod
+    def of(cls, units: Tensor | Sequence[int], rows: int) -> _UnitIndex:
+        ids = np.asarray(units)
+        if ids.shape != (rows,):
+            raise DataError(f"units: got shape {ids.shape}, expected one id for each of {rows} rows")
+        if ids.dtype.kind == "f" and np.isnan(ids).any():
+            raise DataError("units: an id is NaN; every row needs a unit id (give each unknown its own)")
+        _, inverse, sizes = np.unique(ids, return_inverse=True, return_counts=True)
+        order = np.argsort(inverse, kind="stable").astype(np.int64)
+        sizes = sizes.astype(np.int64)
+        return cls(order, np.cumsum(sizes) - sizes, sizes)
+
+
+def _split(indices: Indices, most: int | None) -> list[Indices]:
+    if len(indices) == 0:
+        return []
+    if most is None or len(indices) <= most:
+        return [indices]
+    return [indices[i : i + most] for i in range(0, len(indices), most)]
+
+
+def _micro_batch(rows: Rows, units: Indices | None) -> MicroBatch:
+    return MicroBatch(rows, None if units is None else torch.from_numpy(units))

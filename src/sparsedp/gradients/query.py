@@ -1,0 +1,100 @@
+"""What is asked of an engine: the clipped sum of per-unit gradients on a support."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from sparsedp.core.batch import MicroBatch
+from sparsedp.core.clip import Clip
+from sparsedp.core.errors import SparseDPError
+from sparsedp.core.geometry import Geometry, Identity, Standardized
+from sparsedp.core.layout import Layout
+from sparsedp.core.support import Support
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """One clipped-sum query: restrict to the support, standardize, keep the top r per unit, clip, sum.
+
+    `per_sample_top` is the fraction r of the k active coordinates each unit keeps (AdaDPIGU's option), by largest
+    standardized magnitude, ties to the lower index; None keeps all.
+    """
+
+    support: Support
+    clip: Clip
+    geometry: Geometry = field(default_factory=Identity)
+    per_sample_top: float | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.geometry, Standardized) and self.geometry.scale.numel() != self.support.size:
+            raise SparseDPError(
+                f"the geometry has {self.geometry.scale.numel()} coordinates, the support {self.support.size}; "
+                "they must be aligned"
+            )
+        if self.per_sample_top is not None and not 0 < self.per_sample_top <= 1:
+            raise SparseDPError(f"per_sample_top: got {self.per_sample_top}, expected a fraction in (0, 1]")
+
+    @property
+    def kept_per_unit(self) -> int:
+        """How many coordinates of a unit survive the per-unit top-r."""
+        if self.per_sample_top is None or self.support.size == 0:
+            return self.support.size
+        return max(1, math.floor(self.per_sample_top * self.support.size))
+
+
+class Engine(Protocol):
+    """Computes the clipped sum; the only code that touches un-noised gradients.
+
+    **Privacy.** The result is private: one unit moves it by at most the clip's sensitivity. Only the mechanism may
+    ask for it.
+    """
+
+    @property
+    def layout(self) -> Layout:
+        """The flat coordinates of the model's trainable parameters."""
+        ...
+
+    def clipped_sum(self, batches: Iterable[MicroBatch], query: Query) -> Tensor:
+        """The sum over all units of their clipped gradients, a float64 vector of length k, in clipping space."""
+        ...
+
+
+def sum_clipped_rows(gradients: Tensor, query: Query) -> Tensor:
+    """Finish a query from explicit per-unit gradients on the support, one row each: the specification in five lines.
+
+    **Edge cases.** A row that is not finite after standardizing contributes exactly zero.
+    """
+    z = query.geometry.forward(gradients.to(torch.float64))
+    z = keep_largest(z, query.kept_per_unit)
+    factors = query.clip.factors(torch.linalg.vector_norm(z, dim=1))
+    z = torch.where((factors > 0).unsqueeze(1), z, torch.zeros_like(z))
+    return factors @ z
+
+
+def keep_largest(rows: Tensor, count: int) -> Tensor:
+    """Zero all but the `count` largest magnitudes of each row; ties go to the lower index."""
+    if count >= rows.shape[1]:
+        return rows
+    magnitude = rows.abs()
+    threshold = magnitude.topk(count, dim=1).values[:, -1:]
+    above = magnitude > threshold
+    tied = magnitude == threshold
+    room = count - above.sum(dim=1, keepdim=True)
+    keep = above | (tied & (tied.cumsum(dim=1) <= room))
+    return torch.where(keep | magnitude.isnan(), rows, torch.zeros_like(rows))
+
+
+def mean_by_unit(rows: Tensor, units: Tensor | None) -> Tensor:
+    """Average the rows of each unit; without units, the rows themselves."""
+    if units is None or rows.shape[0] == 0:
+        return rows
+    count = int(units[-1]) + 1
+    totals = rows.new_zeros(count, *rows.shape[1:]).index_add_(0, units, rows)
+    sizes = torch.bincount(units, minlength=count).to(rows.dtype)
+    return totals / sizes.reshape(-1, *[1] * (rows.dim() - 1))

@@ -1,0 +1,143 @@
+"""The only door: where private gradients become a release."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from sparsedp.core.batch import MicroBatch
+from sparsedp.core.clip import Clip
+from sparsedp.core.errors import PrivacyError
+from sparsedp.core.randomness import PrivateRandomness
+from sparsedp.gradients.query import Engine, Query
+from sparsedp.privacy.ledger import Charge, Ledger
+from sparsedp.privacy.released import _SEAL, Released
+
+
+class BoundedSum(Protocol):
+    """A sum over units that knows how far one unit can move it. Asked once, inside `private_sum`."""
+
+    @property
+    def sensitivity(self) -> float:
+        """Largest L2 change when one unit is added or removed."""
+        ...
+
+    def compute(self) -> Tensor:
+        """The exact sum, a float64 vector. Private."""
+        ...
+
+
+def private_sum(
+    query: BoundedSum,
+    *,
+    charge: Charge,
+    ledger: Ledger,
+    randomness: PrivateRandomness,
+    absolute_noise_std: float = 0.0,
+) -> tuple[Tensor, float]:
+    """A bounded sum plus Gaussian noise, paid for first; gives the noisy sum and the noise's standard deviation.
+
+    **Privacy.** One Poisson-subsampled Gaussian mechanism with the charge's rate and noise multiplier, under adding
+    or removing one unit. The ledger is charged before anything is computed or drawn.
+    **Edge cases.** `absolute_noise_std` is for sums without a bound (the non-private ablations) and only for them.
+    """
+    std = _noise_std(query.sensitivity, charge.noise_multiplier, absolute_noise_std)
+    ledger.charge(charge)
+    total = query.compute()
+    noise = randomness.normal(total.numel(), key=(charge.step,)).to(total)
+    return total + std * noise, std
+
+
+def privatize(
+    engine: Engine,
+    batches: Iterable[MicroBatch],
+    query: Query,
+    *,
+    expected_batch_size: float,
+    charge: Charge,
+    ledger: Ledger,
+    randomness: PrivateRandomness,
+    absolute_noise_std: float = 0.0,
+) -> Released:
+    """One private step: mask, standardize, per-sample top-r, clip, sum, noise on the support, average, restore.
+
+    **Privacy.** Sensitivity is the clip norm whatever the support, geometry and top-r, since the clip comes after
+    them. The sum is divided by the *expected* batch size, a public number; the realised one is never used.
+    **Edge cases.** An empty batch releases noise alone; an empty support releases an empty vector and is still
+    charged.
+    """
+    if not (math.isfinite(expected_batch_size) and expected_batch_size > 0):
+        raise PrivacyError(f"expected_batch_size: got {expected_batch_size}, expected a finite number > 0")
+    total, std = private_sum(
+        _GradientSum(engine, batches, query),
+        charge=charge,
+        ledger=ledger,
+        randomness=randomness,
+        absolute_noise_std=absolute_noise_std,
+    )
+    return Released(
+        support=query.support,
+        mean=query.geometry.inverse(total / expected_batch_size),
+        noise_scale=query.geometry.noise_scale(std / expected_batch_size, query.support.size),
+        phase=charge.phase,
+        step=charge.step,
+        for_release=randomness.for_release,
+        private=charge.noise_multiplier > 0,
+        seal=_SEAL,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ClippedRows:
+    """The clipped sum of explicit vectors, one per unit: for private feature statistics."""
+
+    rows: Tensor
+    clip: Clip
+
+    @property
+    def sensitivity(self) -> float:
+        """The clip's."""
+        return self.clip.sensitivity
+
+    def compute(self) -> Tensor:
+        """The exact clipped sum; a row that is not finite contributes zero."""
+        rows = self.rows.to(torch.float64)
+        factors = self.clip.factors(torch.linalg.vector_norm(rows, dim=1))
+        return factors @ torch.where((factors > 0).unsqueeze(1), rows, torch.zeros_like(rows))
+
+
+@dataclass(frozen=True, slots=True)
+class _GradientSum:
+    engine: Engine
+    batches: Iterable[MicroBatch]
+    query: Query
+
+    @property
+    def sensitivity(self) -> float:
+        return self.query.clip.sensitivity
+
+    def compute(self) -> Tensor:
+        return self.engine.clipped_sum(self.batches, self.query)
+
+
+def _noise_std(sensitivity: float, noise_multiplier: float, absolute: float) -> float:
+    if noise_multiplier < 0 or absolute < 0 or not math.isfinite(noise_multiplier + absolute):
+        raise PrivacyError(
+            f"noise: got multiplier {noise_multiplier} and std {absolute}, expected numbers >= 0"
+        )
+    if absolute and noise_multiplier:
+        raise PrivacyError("noise: give a noise multiplier or an absolute std, not both")
+    if absolute and math.isfinite(sensitivity):
+        raise PrivacyError(
+            "noise: an absolute std is for unclipped sums; with a clip, give a noise multiplier"
+        )
+    if noise_multiplier and not math.isfinite(sensitivity):
+        raise PrivacyError(
+            "noise: without a clip the sensitivity is infinite and no multiplier protects anyone"
+        )
+    return absolute if absolute else (noise_multiplier * sensitivity if noise_multiplier else 0.0)
