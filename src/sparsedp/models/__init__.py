@@ -1,1 +1,27 @@
-"""models."""
+"""The papers' networks and a few more, by name or as functions of an input shape and a number of classes."""
+
+from sparsedp.models.convolutional import adadpigu_cnn, dp_cnn, mnist_cnn, resnet_gn
+from sparsedp.models.heads import classifier_head, parameter_count
+from sparsedp.models.registry import MODELS, ModelSpec, build
+from sparsedp.models.scattering import scatter_cnn, scatter_linear
+from sparsedp.models.tabular import bag_of_words, logistic, mlp
+from sparsedp.models.text import embedding_bag, transformer
+
+__all__ = [
+    "MODELS",
+    "ModelSpec",
+    "adadpigu_cnn",
+    "bag_of_words",
+    "build",
+    "classifier_head",
+    "dp_cnn",
+    "embedding_bag",
+    "logistic",
+    "mlp",
+    "mnist_cnn",
+    "parameter_count",
+    "resnet_gn",
+    "scatter_cnn",
+    "scatter_linear",
+    "transformer",
+]

@@ -1,0 +1,53 @@
+"""The models by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from torch import nn
+
+from sparsedp.core.errors import ModelError
+from sparsedp.models.convolutional import adadpigu_cnn, dp_cnn, mnist_cnn, resnet_gn
+from sparsedp.models.heads import InputShape
+from sparsedp.models.scattering import scatter_cnn, scatter_linear
+from sparsedp.models.tabular import bag_of_words, logistic, mlp
+from sparsedp.models.text import embedding_bag, transformer
+
+Builder = Callable[[InputShape, int], nn.Module]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """One row of the table: what the model is, and how to build it for an input shape and a number of classes."""
+
+    title: str
+    build: Builder
+
+
+MODELS: Mapping[str, ModelSpec] = MappingProxyType(
+    {
+        "mnist-cnn": ModelSpec(
+            "26,010-parameter CNN with Tanh (Tramèr and Boneh; AdaDPIGU Table 1)", mnist_cnn
+        ),
+        "dp-cnn": ModelSpec("DP-CNN, 550,570 parameters on CIFAR-10, Tanh (Papernot et al.; RS)", dp_cnn),
+        "adadpigu-cnn": ModelSpec("AdaDPIGU's CIFAR-10 CNN (its Table 2), 74,362 parameters", adadpigu_cnn),
+        "scatter-linear": ModelSpec("linear classifier on scattering features", scatter_linear),
+        "scatter-cnn": ModelSpec("small CNN on scattering features, Tanh", scatter_cnn),
+        "resnet-gn": ModelSpec("small pre-activation ResNet with GroupNorm", resnet_gn),
+        "logistic": ModelSpec("logistic regression", logistic),
+        "mlp": ModelSpec("perceptron with one hidden layer of 64, Tanh", mlp),
+        "bag-of-words": ModelSpec("linear classifier on hashed word counts", bag_of_words),
+        "embedding-bag": ModelSpec("mean of hashed token embeddings, then linear", embedding_bag),
+        "transformer": ModelSpec("two-layer transformer encoder on hashed tokens", transformer),
+    }
+)
+
+
+def build(name: str, input_shape: InputShape, classes: int) -> nn.Module:
+    """A fresh model by its name in `MODELS`; `mnist_cnn` and `mnist-cnn` name the same one."""
+    spec = MODELS.get(name.replace("_", "-"))
+    if spec is None:
+        raise ModelError(f"no model named {name!r}; there are {', '.join(MODELS)}")
+    return spec.build(input_shape, classes)
