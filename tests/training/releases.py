@@ -1,0 +1,41 @@
+"""Releases with chosen values, made by the real mechanism from an engine that returns what it is told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sparsedp.core.batch import MicroBatch
+from sparsedp.core.clip import NoClip
+from sparsedp.core.layout import Layout
+from sparsedp.core.randomness import SeededRandomness
+from sparsedp.core.support import Support
+from sparsedp.gradients.query import Query
+from sparsedp.privacy.ledger import Charge, MemoryLedger
+from sparsedp.privacy.mechanism import privatize
+from sparsedp.privacy.released import Released
+
+
+@dataclass(frozen=True)
+class FixedSum:
+    layout: Layout
+    total: Tensor
+
+    def clipped_sum(self, batches: Iterable[MicroBatch], query: Query) -> Tensor:
+        return query.support.gather(self.total.to(torch.float64))
+
+
+def release(layout: Layout, support: Support, gradient: Tensor, step: int = 0) -> Released:
+    """A release of exactly `gradient` on the support."""
+    return privatize(
+        FixedSum(layout, gradient),
+        [],
+        Query(support, NoClip()),
+        expected_batch_size=1.0,
+        charge=Charge("train", step, 0.1, 0.0),
+        ledger=MemoryLedger(),
+        randomness=SeededRandomness(0),
+    )
