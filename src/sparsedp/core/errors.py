@@ -15,3 +15,7 @@ class DataError(SparseDPError):
 
 class PrivacyError(SparseDPError):
     """A request that would break, overstate or overspend the privacy guarantee."""
+
+
+class PrivacyWarning(UserWarning):
+    """A request that is honoured but gives a weaker guarantee than it seems to."""

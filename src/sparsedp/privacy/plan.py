@@ -1,0 +1,284 @@
+"""The plan: everything about a run that costs privacy, fixed before it starts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, final
+
+from sparsedp.core.errors import PrivacyError
+from sparsedp.privacy import checks
+from sparsedp.privacy.canonical import FrozenMap, canonical, sha256
+from sparsedp.privacy.events import Spend, event_of
+
+FORMAT = 1
+"""Version of the JSON form; another one is refused."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """Some consecutive steps of one mechanism.
+
+    Attributes:
+        name: unique in its plan; charges carry it.
+        steps: how many releases it makes.
+        sampling_rate: Poisson probability q of each unit in each step; 1 is a plain Gaussian release.
+        clip_norm: L2 bound on a unit's contribution; None for no bound (not private).
+        noise_multiplier: noise standard deviation over `clip_norm`; 0 for none, or not calibrated yet.
+        noise_std: absolute noise on an unclipped sum, for the `noisy-sgd` ablation only.
+        support: the method's support rule, as JSON, e.g. {"rule": "top-k", "ratio": 0.2}.
+        geometry: name of the space gradients are clipped in.
+        trains: False for a preliminary release (feature statistics), which counts in no epoch.
+    """
+
+    name: str
+    steps: int
+    sampling_rate: float
+    clip_norm: float | None
+    noise_multiplier: float = 0.0
+    noise_std: float | None = None
+    support: FrozenMap = field(default_factory=lambda: FrozenMap({"rule": "full"}))
+    geometry: str = "identity"
+    trains: bool = True
+
+    def __post_init__(self) -> None:
+        where = f"phase {self.name!r}"
+        checks.text(self.name, "phase name")
+        checks.text(self.geometry, f"{where}: geometry")
+        clip, std = self.clip_norm, self.noise_std
+        if not isinstance(self.support, Mapping):
+            raise PrivacyError(f"{where}: support is {self.support!r}, expected a mapping of JSON values")
+        if not isinstance(self.trains, bool):
+            raise PrivacyError(f"{where}: trains is {self.trains!r}, expected True or False")
+        _set(
+            self,
+            steps=checks.whole(self.steps, f"{where}: steps", at_least=1),
+            sampling_rate=checks.probability(self.sampling_rate, f"{where}: sampling_rate"),
+            clip_norm=None if clip is None else checks.number(clip, f"{where}: clip_norm", above=0.0),
+            noise_multiplier=checks.number(self.noise_multiplier, f"{where}: noise_multiplier", at_least=0.0),
+            noise_std=None if std is None else checks.number(std, f"{where}: noise_std", at_least=0.0),
+            support=FrozenMap(self.support),
+        )
+        if clip is None and self.noise_multiplier > 0:
+            raise PrivacyError(
+                f"{where}: a noise_multiplier needs a clip_norm; for noise without a clip use noise_std"
+            )
+        if clip is not None and std is not None:
+            raise PrivacyError(
+                f"{where}: noise_std is for unclipped sums; with a clip_norm give a noise_multiplier"
+            )
+
+    @property
+    def is_private(self) -> bool:
+        """Whether its releases are clipped and noised in proportion."""
+        return self.clip_norm is not None and self.noise_multiplier > 0
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Continuation:
+    """What earlier runs on the same units spent, and the cap over all of them; made by `RdpFilter.calibrate`.
+
+    Attributes:
+        order: the filter's fixed Renyi order.
+        spent: Renyi divergence of that order spent by the earlier runs.
+        ledgers: heads of the earlier runs' ledgers.
+    """
+
+    order: float
+    spent: float
+    ledgers: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        _set(
+            self,
+            order=checks.number(self.order, "continuation: order", above=1.0),
+            spent=checks.number(self.spent, "continuation: spent", at_least=0.0),
+            ledgers=tuple(checks.text(head, "continuation: ledger head") for head in self.ledgers),
+        )
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Phases and what they protect. Sampler, mechanism, ledger and accountant all read it; nothing is typed twice.
+
+    Attributes:
+        method: name of the training method.
+        phases: in the order they run.
+        units: the number N of privacy units; public.
+        unit: what a unit is: "row", or the name of the column that identifies it.
+        steps_per_epoch: training steps in one epoch.
+        delta: the delta of the guarantee; None only for plans without a target.
+        target_epsilon: what the noise was calibrated to; None when it was not.
+        accountant: the accountant it was calibrated with; set exactly when `target_epsilon` is.
+        continuation: set when the plan continues earlier runs: target and delta then cap the total.
+    """
+
+    method: str
+    phases: tuple[Phase, ...]
+    units: int
+    steps_per_epoch: int
+    unit: str = "row"
+    delta: float | None = None
+    target_epsilon: float | None = None
+    accountant: str | None = None
+    continuation: Continuation | None = None
+
+    def __post_init__(self) -> None:
+        checks.text(self.method, "method")
+        checks.text(self.unit, "unit")
+        names = [phase.name for phase in self.phases]
+        if not names or len(set(names)) != len(names):
+            raise PrivacyError(
+                f"phases: got the names {names}, expected at least one phase and no name twice"
+            )
+        target, delta = self.target_epsilon, self.delta
+        _set(
+            self,
+            phases=tuple(self.phases),
+            units=checks.whole(self.units, "units", at_least=1),
+            steps_per_epoch=checks.whole(self.steps_per_epoch, "steps_per_epoch", at_least=1),
+            delta=None if delta is None else checks.delta_in_range(delta),
+            target_epsilon=None if target is None else checks.positive_epsilon(target),
+        )
+        if (target is None) != (self.accountant is None):
+            raise PrivacyError("target_epsilon and accountant come together; calibrate sets both")
+        if target is None and self.continuation is not None:
+            raise PrivacyError(
+                "a plan that continues earlier runs needs the cap on the total as its target_epsilon"
+            )
+        if target is not None:
+            checks.text(self.accountant, "accountant")
+            if delta is None or not self.is_private:
+                raise PrivacyError(
+                    "a plan with a target_epsilon needs a delta, and a clip and noise in every phase"
+                )
+
+    @property
+    def total_steps(self) -> int:
+        """All releases of all phases."""
+        return sum(phase.steps for phase in self.phases)
+
+    @property
+    def is_private(self) -> bool:
+        """Whether every phase is."""
+        return all(phase.is_private for phase in self.phases)
+
+    def phase_at(self, step: int) -> Phase:
+        """The phase a step (counted from 0 over the whole plan) belongs to."""
+        end = 0
+        for phase in self.phases:
+            end += phase.steps
+            if 0 <= step < end:
+                return phase
+        raise PrivacyError(
+            f"step {step} is outside the plan's 0..{self.total_steps - 1}; a new plan costs extra"
+        )
+
+    def first_step(self, name: str) -> int:
+        """The step a phase starts at."""
+        start = 0
+        for phase in self.phases:
+            if phase.name == name:
+                return start
+            start += phase.steps
+        raise PrivacyError(f"no phase {name!r} in this plan; it has {[phase.name for phase in self.phases]}")
+
+    def expected_batch_size(self, phase: Phase) -> float:
+        """q*N: the public number sums are divided by."""
+        return phase.sampling_rate * self.units
+
+    def epoch_ends(self) -> tuple[int, ...]:
+        """How many steps of the plan are done at the end of each epoch; the last may be short."""
+        trained, ends, done = 0, [], 0
+        for phase in self.phases:
+            if phase.trains:
+                first = self.steps_per_epoch - trained % self.steps_per_epoch
+                ends += [done + step for step in range(first, phase.steps + 1, self.steps_per_epoch)]
+                trained += phase.steps
+            done += phase.steps
+        return tuple(ends) if ends and ends[-1] == done else (*ends, done)
+
+    def spends(self, steps: int | None = None) -> tuple[Spend, ...]:
+        """What the plan, or its first `steps` steps, releases; a phase that is not private has noise 0."""
+        left = self.total_steps if steps is None else steps
+        if not 0 <= left <= self.total_steps:
+            raise PrivacyError(f"steps: got {steps}, expected 0..{self.total_steps}")
+        spends = []
+        for phase in self.phases:
+            count = min(left, phase.steps)
+            if count:
+                noise = phase.noise_multiplier if phase.is_private else 0.0
+                spends.append(Spend(phase.sampling_rate, noise, count))
+            left -= count
+        return tuple(spends)
+
+    def event(self, steps: int | None = None) -> Any:
+        """The `dp_accounting` event of the plan, or of its first `steps` steps; non-private if any phase of it is."""
+        return event_of(self.spends(steps))
+
+    def with_noise(self, noise: Mapping[str, float]) -> Plan:
+        """The same plan with the named phases' noise multipliers replaced, and no target."""
+        unknown = set(noise) - {phase.name for phase in self.phases}
+        if unknown:
+            raise PrivacyError(f"no phase {sorted(unknown)} in this plan")
+        phases = (replace(p, noise_multiplier=noise.get(p.name, p.noise_multiplier)) for p in self.phases)
+        return replace(self, phases=tuple(phases), target_epsilon=None, accountant=None, continuation=None)
+
+    def to_json(self) -> str:
+        """Canonical JSON; `from_json` gives back an equal plan."""
+        phases = [{**_values(phase), "support": phase.support.plain()} for phase in self.phases]
+        continuation = None if self.continuation is None else _values(self.continuation)
+        return canonical({**_values(self), "format": FORMAT, "phases": phases, "continuation": continuation})
+
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        """The plan a JSON text describes.
+
+        Raises:
+            PrivacyError: not JSON, another format version, unknown or missing keys, or an invalid plan.
+        """
+        try:
+            value = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise PrivacyError(f"the plan is not JSON: {error}") from error
+        if not isinstance(value, dict) or value.get("format") != FORMAT:
+            found = value.get("format") if isinstance(value, dict) else type(value).__name__
+            raise PrivacyError(
+                f"plan format: got {found!r}, expected {FORMAT}; load it with the version that wrote it"
+            )
+        value = _keyed(value, cls, "plan", extra={"format"})
+        if not isinstance(value["phases"], list):
+            raise PrivacyError(f"phases: got {value['phases']!r}, expected a list")
+        phases = tuple(Phase(**_keyed(phase, Phase, "phase")) for phase in value.pop("phases"))
+        continuation = value.pop("continuation")
+        if continuation is not None:
+            continuation = Continuation(**_keyed(continuation, Continuation, "continuation"))
+        return cls(phases=phases, continuation=continuation, **value)
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of the canonical JSON."""
+        return sha256(self.to_json())
+
+
+def _values(item: Any) -> dict[str, Any]:
+    return {entry.name: getattr(item, entry.name) for entry in fields(item)}
+
+
+def _keyed(
+    value: Any, kind: type, what: str, extra: frozenset[str] | set[str] = frozenset()
+) -> dict[str, Any]:
+    expected = {entry.name for entry in fields(kind)} | extra
+    if not isinstance(value, dict) or set(value) != expected:
+        found = sorted(value) if isinstance(value, dict) else value
+        raise PrivacyError(f"{what}: got the keys {found}, expected {sorted(expected)}")
+    return {key: value[key] for key in expected - extra}
+
+
+def _set(item: object, **values: object) -> None:
+    for name, value in values.items():
+        object.__setattr__(item, name, value)
