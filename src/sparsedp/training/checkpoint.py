@@ -1,0 +1,158 @@
+"""Checkpoints: one safetensors file, its JSON inside, written atomically and checked when read."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import nn
+
+from sparsedp.core.errors import DataError, ModelError
+from sparsedp.core.layout import Layout
+from sparsedp.training.files import Json, write_atomically
+from sparsedp.training.packing import Tensors, pack, unpack
+
+FORMAT = "sparsedp checkpoint"
+VERSION = 1
+_HEADER = struct.Struct("<Q")
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """All of a run's public state after some steps.
+
+    Attributes:
+        step: how many steps the state has seen: the next step's index.
+        identity: what the state belongs to (plan, method, model layout, ...); a resume compares it.
+        state: nested dicts, lists, numbers and tensors.
+    """
+
+    step: int
+    identity: Mapping[str, Json]
+    state: Mapping[str, Any] = field(repr=False)
+
+
+def write_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
+    """Write a checkpoint atomically: a kill leaves the old one or the new one."""
+    tensors: Tensors = {}
+    document = json.dumps(
+        {
+            "step": checkpoint.step,
+            "identity": dict(checkpoint.identity),
+            "state": {name: pack(value, tensors, name) for name, value in checkpoint.state.items()},
+        },
+        allow_nan=False,
+    )
+    metadata = {
+        "format": FORMAT,
+        "version": str(VERSION),
+        "document": document,
+        "sha256": _digest(document, tensors),
+    }
+    write_atomically(path, save(tensors, metadata))
+
+
+def read_checkpoint(path: Path) -> Checkpoint:
+    """Read a checkpoint and check every byte of it.
+
+    Raises:
+        DataError: it is missing, damaged, or of another format or version.
+    """
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError as error:
+        raise DataError(f"{path} is missing; there is nothing to resume or load") from error
+    metadata = _metadata(path, content)
+    if metadata.get("format") != FORMAT:
+        raise DataError(f"{path} is a safetensors file, but not a {FORMAT}")
+    if metadata.get("version") != str(VERSION):
+        raise DataError(
+            f"{path} has checkpoint format version {metadata.get('version')}, this sparsedp reads {VERSION}; "
+            "use the version of sparsedp that wrote it (record.json and plan.json name it)"
+        )
+    try:
+        tensors = load(content)
+    except SafetensorError as error:
+        raise _damaged(path, str(error)) from error
+    document = metadata.get("document", "")
+    if metadata.get("sha256") != _digest(document, tensors):
+        raise _damaged(path, "its checksum does not match")
+    tree = json.loads(document)
+    state = {name: unpack(value, tensors) for name, value in tree["state"].items()}
+    return Checkpoint(step=tree["step"], identity=tree["identity"], state=state)
+
+
+def describe_layout(layout: Layout) -> Json:
+    """The layout as JSON, to tell one model from another."""
+    return [[slot.name, list(slot.shape)] for slot in layout]
+
+
+def load_weights(path: Path | str, model: nn.Module) -> None:
+    """Load a run's trained weights into a model of the same architecture.
+
+    Args:
+        path: the run's folder, or its checkpoint file.
+        model: gets the weights; the averaged ones if the run kept an average.
+
+    Raises:
+        DataError: there is no checkpoint, or it is damaged.
+        ModelError: the checkpoint belongs to another architecture.
+    """
+    path = Path(path)
+    checkpoint = read_checkpoint(path / "checkpoint.safetensors" if path.is_dir() else path)
+    load_model_state(model, checkpoint)
+    average = checkpoint.state.get("average")
+    if average is not None:
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if name in average["weights"]:
+                    parameter.copy_(average["weights"][name])
+
+
+def load_model_state(model: nn.Module, checkpoint: Checkpoint) -> None:
+    """Load a checkpoint's raw weights and buffers, or say how the model differs."""
+    saved = dict((name, tuple(shape)) for name, shape in checkpoint.identity["layout"])
+    actual = {slot.name: slot.shape for slot in Layout.of(model)}
+    if saved != actual:
+        differing = sorted({name for name, _ in set(saved.items()) ^ set(actual.items())})
+        raise ModelError(
+            "the checkpoint belongs to another model: they differ in the trainable parameters "
+            f"{differing[:6]}; build the model as it was when the run started"
+        )
+    try:
+        model.load_state_dict(checkpoint.state["model"])
+    except RuntimeError as error:
+        raise ModelError(f"the checkpoint belongs to another model: {error}") from error
+
+
+def _digest(document: str, tensors: Tensors) -> str:
+    digest = hashlib.sha256(document.encode())
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data if tensor.numel() else b"")
+    return digest.hexdigest()
+
+
+def _metadata(path: Path, content: bytes) -> dict[str, str]:
+    """The text in a safetensors header."""
+    try:
+        (length,) = _HEADER.unpack_from(content)
+        header = json.loads(content[_HEADER.size : _HEADER.size + length])
+    except (struct.error, json.JSONDecodeError, UnicodeDecodeError, MemoryError) as error:
+        raise _damaged(path, f"its header cannot be read: {error}") from error
+    if not isinstance(header, dict):
+        raise _damaged(path, "its header is not a JSON object")
+    return dict(header.get("__metadata__", {}))
+
+
+def _damaged(path: Path, why: str) -> DataError:
+    return DataError(f"{path} is damaged ({why}); restore it from a copy, or start a new run elsewhere")

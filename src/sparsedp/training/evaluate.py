@@ -1,0 +1,145 @@
+"""Evaluation on held-out data. The held-out data is outside the guarantee: these numbers are exact."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset, TensorDataset, default_collate
+
+from sparsedp.core.batch import PerSampleLoss, Rows, check_losses, row_count, to_device
+from sparsedp.core.errors import DataError
+
+Metrics = Mapping[str, float]
+Evaluator = Callable[[nn.Module], Metrics]
+"""Takes the model in evaluation mode, gives named numbers."""
+
+
+def held_out(
+    dataset: Dataset[Any],
+    loss: PerSampleLoss,
+    *,
+    batch_size: int = 1024,
+    collate: Callable[[list[Any]], Rows] | None = None,
+) -> Evaluator:
+    """Mean loss on a data set, and for a classifier of (input, target) rows its accuracy.
+
+    Two classes add AUC, balanced accuracy, sensitivity and specificity.
+    """
+    size = len(cast("Any", dataset))
+    if size == 0:
+        raise DataError("eval_dataset is empty; give at least one row, or None")
+
+    @torch.no_grad()
+    def evaluate(model: nn.Module) -> Metrics:
+        total = 0.0
+        outputs: list[Tensor] = []
+        targets: list[Tensor] = []
+        watched = _WatchOutput(model)
+        for rows in _in_order(dataset, size, batch_size, collate or default_collate):
+            rows = to_device(rows, next(model.parameters()).device)
+            total += float(check_losses(loss(watched, rows), row_count(rows)).double().sum())
+            target = _class_targets(rows)
+            if target is not None and isinstance(watched.last, Tensor):
+                outputs.append(watched.last.detach().cpu())
+                targets.append(target.detach().cpu())
+        metrics = {"loss": total / size}
+        if outputs:
+            metrics |= classification_metrics(torch.cat(outputs), torch.cat(targets))
+        return metrics
+
+    return evaluate
+
+
+@contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """No gradients, no dropout; every module's own mode is put back afterwards."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+
+
+def classification_metrics(outputs: Tensor, targets: Tensor) -> dict[str, float]:
+    """Accuracy from logits of shape [n, classes], or from one logit a row for two classes; empty if neither fits."""
+    if outputs.dim() == 2 and outputs.shape[1] == 1:
+        outputs = outputs.squeeze(1)
+    targets = targets.reshape(-1)
+    if outputs.shape[0] != targets.shape[0] or outputs.dim() > 2:
+        return {}
+    if outputs.dim() == 2:
+        if targets.is_floating_point():
+            return {}
+        predicted = outputs.argmax(dim=1)
+        scores = outputs[:, 1] - outputs[:, 0] if outputs.shape[1] == 2 else None
+    else:
+        if not bool(((targets == 0) | (targets == 1)).all()):
+            return {}
+        predicted, scores = (outputs > 0).long(), outputs
+    actual = targets.long()
+    metrics = {"accuracy": float((predicted == actual).sum()) / len(actual)}
+    if scores is not None:
+        metrics |= _binary_metrics(scores, predicted == 1, actual == 1)
+    return metrics
+
+
+def _binary_metrics(scores: Tensor, predicted: Tensor, positive: Tensor) -> dict[str, float]:
+    """What two classes add; nothing when one of them is missing."""
+    positives, negatives = int(positive.sum()), int((~positive).sum())
+    if positives == 0 or negatives == 0:
+        return {}
+    sensitivity = int((predicted & positive).sum()) / positives
+    specificity = int((~predicted & ~positive).sum()) / negatives
+    return {
+        "auc": _area_under_roc(scores, positive),
+        "balanced_accuracy": (sensitivity + specificity) / 2,
+        "sensitivity": sensitivity,
+        "specificity": specificity,
+    }
+
+
+def _area_under_roc(scores: Tensor, positive: Tensor) -> float:
+    """Mann-Whitney: the share of (positive, negative) pairs in the right order, ties counting half."""
+    _, group, sizes = torch.unique(scores.double(), return_inverse=True, return_counts=True)
+    ends = sizes.cumsum(0).double()
+    middle_rank = (ends - (sizes - 1) / 2.0)[group]
+    positives, negatives = int(positive.sum()), int((~positive).sum())
+    above = float(middle_rank[positive].sum()) - positives * (positives + 1) / 2
+    return above / (positives * negatives)
+
+
+class _WatchOutput:
+    """Calls the model and remembers what it last returned."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self.last: Any = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.last = self._model(*args, **kwargs)
+        return self.last
+
+
+def _class_targets(rows: Rows) -> Tensor | None:
+    pair = isinstance(rows, (tuple, list)) and len(rows) == 2 and isinstance(rows[1], Tensor)
+    return rows[1] if pair and rows[1].numel() == row_count(rows) else None
+
+
+def _in_order(
+    dataset: Dataset[Any], size: int, batch_size: int, collate: Callable[[list[Any]], Rows]
+) -> Iterator[Rows]:
+    for start in range(0, size, batch_size):
+        stop = min(start + batch_size, size)
+        if isinstance(dataset, TensorDataset):
+            yield tuple(tensor[start:stop] for tensor in dataset.tensors)
+        elif hasattr(dataset, "batch"):
+            yield dataset.batch(torch.arange(start, stop))
+        else:
+            yield collate([dataset[i] for i in range(start, stop)])

@@ -1,0 +1,107 @@
+"""Held-out numbers agree with scikit-learn's, and evaluation leaves no trace."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from sklearn import metrics as oracle
+from torch import nn
+from torch.utils.data import Dataset, TensorDataset
+
+from sparsedp.core.batch import supervised
+from sparsedp.core.errors import DataError
+from sparsedp.core.layout import Layout
+from sparsedp.training.average import WeightAverage
+from sparsedp.training.evaluate import classification_metrics, evaluation_mode, held_out
+
+per_row = nn.CrossEntropyLoss(reduction="none")
+
+
+class Rows(Dataset[tuple[torch.Tensor, torch.Tensor]]):
+    """A data set with nothing but items."""
+
+    def __init__(self, inputs: torch.Tensor, targets: torch.Tensor) -> None:
+        self.inputs, self.targets = inputs, targets
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.inputs[index], self.targets[index]
+
+
+@pytest.mark.parametrize("form", ["two logits", "one logit", "one column"])
+def test_binary_metrics_agree_with_scikit_learn_ties_included(form: str) -> None:
+    rng = np.random.default_rng(0)
+    targets = torch.from_numpy(rng.integers(0, 2, 400))
+    scores = torch.from_numpy(np.round(rng.normal(size=400) + targets.numpy(), 1))
+    outputs = {
+        "two logits": torch.stack([-scores / 2, scores / 2], dim=1),
+        "one logit": scores,
+        "one column": scores.unsqueeze(1),
+    }[form]
+    found = classification_metrics(outputs, targets if form == "two logits" else targets.double())
+    predicted = (scores > 0).long()
+    assert found == pytest.approx(
+        {
+            "accuracy": oracle.accuracy_score(targets, predicted),
+            "auc": oracle.roc_auc_score(targets, scores),
+            "balanced_accuracy": oracle.balanced_accuracy_score(targets, predicted),
+            "sensitivity": oracle.recall_score(targets, predicted),
+            "specificity": oracle.recall_score(1 - targets, 1 - predicted),
+        }
+    )
+
+
+def test_one_class_alone_gives_accuracy_only() -> None:
+    found = classification_metrics(torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.tensor([0, 0]))
+    assert found == {"accuracy": 0.5}
+
+
+def test_targets_that_are_no_classes_give_no_accuracy() -> None:
+    assert classification_metrics(torch.randn(3), torch.tensor([0.5, 2.0, 1.0])) == {}
+
+
+@pytest.mark.parametrize("kind", [TensorDataset, Rows])
+def test_the_mean_loss_and_accuracy_do_not_depend_on_how_rows_are_batched(kind: type) -> None:
+    torch.manual_seed(0)
+    inputs, targets = torch.randn(37, 5), torch.randint(0, 3, (37,))
+    model = nn.Linear(5, 3)
+    found = held_out(kind(inputs, targets), supervised(per_row), batch_size=8)(model)
+    with torch.no_grad():
+        assert found["loss"] == pytest.approx(float(per_row(model(inputs), targets).double().mean()))
+    assert found["accuracy"] == float((model(inputs).argmax(1) == targets).sum()) / 37
+
+
+def test_an_empty_evaluation_set_is_refused() -> None:
+    with pytest.raises(DataError, match="eval_dataset is empty"):
+        held_out(TensorDataset(torch.empty(0, 2)), supervised(per_row))
+
+
+def test_evaluation_switches_dropout_off_and_puts_every_mode_back() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.5), nn.Linear(3, 2))
+    model[2].eval()
+    before = [module.training for module in model.modules()]
+    with evaluation_mode(model):
+        assert not any(module.training for module in model.modules())
+        assert not model(torch.ones(1, 3)).requires_grad
+    assert [module.training for module in model.modules()] == before
+
+
+def test_the_average_follows_its_recursion_and_the_model_gets_its_own_weights_back() -> None:
+    model = nn.Linear(2, 1, bias=False)
+    average = WeightAverage(model, Layout.of(model), decay=0.5)
+    expected = model.weight.detach().clone()
+    for update in range(12):
+        with torch.no_grad():
+            model.weight.fill_(float(update))
+        average.update()
+        decay = min(0.5, (1 + update) / (10 + update))
+        expected = decay * expected + (1 - decay) * update
+    raw = model.weight.detach().clone()
+    with average.in_place():
+        torch.testing.assert_close(model.weight.detach(), expected)
+    assert torch.equal(model.weight, raw)
+    average.install()
+    torch.testing.assert_close(model.weight.detach(), expected)
