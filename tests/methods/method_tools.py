@@ -1,0 +1,116 @@
+"""Releases, layouts and plans for tests of methods."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sparsedp.core.layout import Layout, Slot
+from sparsedp.core.randomness import PublicRandomness
+from sparsedp.core.support import Support
+from sparsedp.methods.controller import Controller
+from sparsedp.methods.method import Method, Protection
+from sparsedp.methods.options import MethodOptions
+from sparsedp.methods.planning import draft_plan
+from sparsedp.methods.setting import StepSetting
+from sparsedp.privacy.plan import Plan
+from sparsedp.privacy.released import _SEAL, Released
+
+
+def layout_of(*shapes: tuple[int, ...]) -> Layout:
+    """A layout with parameters p0, p1, ... of these shapes."""
+    slots, offset = [], 0
+    for number, shape in enumerate(shapes):
+        slots.append(Slot(f"p{number}", shape, offset))
+        offset += slots[-1].size
+    return Layout(tuple(slots))
+
+
+def release(
+    support: Support, mean: Tensor, noise_scale: Tensor | float = 1.0, *, step: int = 0, phase: str = "main"
+) -> Released:
+    """A release made by nobody's mechanism, of whatever values the test wants."""
+    scale = (
+        noise_scale if isinstance(noise_scale, Tensor) else torch.full((support.size,), float(noise_scale))
+    )
+    return Released(
+        support=support,
+        mean=mean.double(),
+        noise_scale=scale.double(),
+        phase=phase,
+        step=step,
+        for_release=False,
+        private=True,
+        seal=_SEAL,
+    )
+
+
+def plan_of(
+    method: Method,
+    options: MethodOptions | None = None,
+    *,
+    epochs: int = 4,
+    steps_per_epoch: int = 5,
+    noise: float = 1.0,
+    warmup_fraction: float = 0.3,
+    clip_norm: float = 1.0,
+) -> Plan:
+    """A plan of any method with made-up noise, for 10 expected units a batch."""
+    unclipped = method.protection is Protection.NO_CLIP
+    plan = draft_plan(
+        method,
+        options,
+        units=10 * steps_per_epoch,
+        batch_size=10,
+        epochs=epochs,
+        clip_norm=None if unclipped else clip_norm,
+        noise_std=noise if unclipped else None,
+        warmup_fraction=warmup_fraction,
+    )
+    if method.protection is not Protection.PRIVATE:
+        return plan
+    return plan.with_noise({phase.name: noise for phase in plan.phases})
+
+
+def random_release(seed: int, step: int, setting: StepSetting, phase: str = "main") -> Released:
+    """A release that depends on nothing but the seed, the step and the public setting."""
+    mean = torch.from_numpy(np.random.default_rng([seed, step]).standard_normal(setting.support.dimension))
+    scale = setting.geometry.noise_scale(0.1, setting.support.size)
+    return release(setting.support, setting.support.gather(mean), scale, step=step, phase=phase)
+
+
+@dataclass
+class Run:
+    """A method run over its plan on made-up releases."""
+
+    controller: Controller
+    plan: Plan
+    settings: list[StepSetting]
+
+    @property
+    def sizes(self) -> list[int]:
+        return [setting.support.size for setting in self.settings]
+
+
+def run(
+    method: Method,
+    options: MethodOptions | None = None,
+    *,
+    layout: Layout | None = None,
+    seed: int = 0,
+    make: Callable[[int, int, StepSetting], Released] = random_release,
+    **plan_settings: float,
+) -> Run:
+    """Every step of a plan, on releases from `make(seed, step, setting)`."""
+    layout = layout or layout_of((6, 7), (6,), (3, 6), (3,))
+    plan = plan_of(method, options, **plan_settings)
+    controller = Controller(method, options, layout, plan, PublicRandomness(5))
+    settings = []
+    for step in range(plan.total_steps):
+        settings.append(controller.setting(step))
+        controller.observe(make(seed, step, settings[-1]))
+    return Run(controller, plan, settings)
