@@ -1,0 +1,119 @@
+"""Ratio schedules: which share of the coordinates is active in each period of the main phase.
+
+Ratios are exact fractions: 0.29 means 29/100, so that `floor(0.29 * 100)` is 29 and not, as in floating point, 28.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import pairwise
+from typing import Protocol
+
+from sparsedp.core.errors import SparseDPError
+
+
+class Schedule(Protocol):
+    """The active ratio, period by period."""
+
+    @property
+    def name(self) -> str:
+        """What options and reports call it."""
+        ...
+
+    def ratio(self, period: int, periods: int, target: Fraction) -> Fraction:
+        """The ratio of one of `periods` periods (0 is the first), given the method's `active_ratio`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """The active ratio itself, throughout (TP-TopK)."""
+
+    name: str = "constant"
+
+    def ratio(self, period: int, periods: int, target: Fraction) -> Fraction:
+        """`rho`."""
+        return target
+
+
+@dataclass(frozen=True, slots=True)
+class Cooling:
+    """From 1 down to the active ratio: `1 - r(e)`, `r(e) = r* e/(E-1)`, `r* = 1 - rho` (RS, Sec. 4.1).
+
+    **Edge cases.** With a single period the ratio is `rho`.
+    """
+
+    name: str = "cooling"
+
+    def ratio(self, period: int, periods: int, target: Fraction) -> Fraction:
+        """`1 - r(e)`."""
+        if periods == 1:
+            return target
+        return 1 - (1 - target) * Fraction(period, periods - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """From the active ratio up along a list, whose last value stays (AdaDPIGU, Sec. 4, progressive unfreezing).
+
+    Period 0 has the active ratio, period e the e-th of `ratios`. An empty list keeps the active ratio.
+    """
+
+    ratios: tuple[float, ...] = ()
+    name: str = "release"
+
+    def __post_init__(self) -> None:
+        exact = [exact_ratio(value, "release") for value in self.ratios]
+        if any(later < earlier for earlier, later in pairwise(exact)):
+            raise SparseDPError(
+                f"release: got {list(self.ratios)}, expected ratios that never fall; "
+                "for other schedules give Listed(ratios)"
+            )
+
+    def ratio(self, period: int, periods: int, target: Fraction) -> Fraction:
+        """`r`, then the list; never less than `r`."""
+        if period == 0 or not self.ratios:
+            return target
+        return max(target, exact_ratio(self.ratios[min(period, len(self.ratios)) - 1], "release"))
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """Any ratios: period e has the e-th of the list, and the last value stays. The active ratio is not used."""
+
+    ratios: tuple[float, ...]
+    name: str = "listed"
+
+    def __post_init__(self) -> None:
+        if not self.ratios:
+            raise SparseDPError("listed schedule: got no ratios, expected at least one")
+        for value in self.ratios:
+            exact_ratio(value, "listed schedule")
+
+    def ratio(self, period: int, periods: int, target: Fraction) -> Fraction:
+        """The list's value."""
+        return exact_ratio(self.ratios[min(period, len(self.ratios) - 1)], "listed schedule")
+
+
+def exact_ratio(value: float, what: str = "active_ratio") -> Fraction:
+    """A ratio in (0, 1] as the decimal number it was written as."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 1:
+        raise SparseDPError(f"{what}: got {value!r}, expected a share of the coordinates in (0, 1]")
+    return Fraction(repr(value))
+
+
+def active_count(ratio: Fraction, dimension: int) -> int:
+    """`k = floor(rho * d)`, exactly.
+
+    Raises:
+        SparseDPError: no coordinate would be active.
+    """
+    count = math.floor(ratio * dimension)
+    if count == 0:
+        raise SparseDPError(
+            f"active_ratio: {float(ratio):.3g} of d={dimension} coordinates is none; "
+            f"expected at least 1/d = {1 / dimension:.3g}"
+        )
+    return count
