@@ -1,0 +1,196 @@
+"""The fast engine: one forward, one backward to the layer outputs, norms and sums layer by layer.
+
+No [batch, d] matrix exists. Chunks of samples small enough for the cache go through the network; a layer's per-sample
+gradients live only inside a chunk, and only where no formula gives their norm directly.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from sparsedp.core.batch import MicroBatch, PerSampleLoss, check_losses, select_rows, to_device
+from sparsedp.core.geometry import Identity
+from sparsedp.core.layout import Layout
+from sparsedp.core.support import Support
+from sparsedp.gradients.blocks import Block, Metrics, make_blocks
+from sparsedp.gradients.clipping import Chunk, clipped_chunk_sum
+from sparsedp.gradients.layers.fallback import module_gradients
+from sparsedp.gradients.layers.source import ClosedNorm, Source
+from sparsedp.gradients.partition import Layer, droppable_axes, partition
+from sparsedp.gradients.query import Query
+from sparsedp.gradients.reference import ReferenceEngine
+from sparsedp.gradients.tape import Call, CannotBookError, Tape
+
+logger = logging.getLogger("sparsedp")
+
+CHUNK_BYTES = {"cpu": 32 << 20, "cuda": 1 << 30}
+"""Activations and explicit gradients of one chunk aim at this size: the last-level cache, or a share of a GPU."""
+FIRST_CHUNK, LEAST_CHUNK, MOST_CHUNK = 16, 16, 512
+"""Samples in the measuring chunk, and the bounds on all others."""
+
+
+@dataclass(slots=True, eq=False)
+class _Prepared:
+    """What depends on the support alone, kept while the support stays."""
+
+    support: Support
+    blocks: dict[str, Block]
+    layers: dict[str, Layer]
+    parameters: dict[str, nn.Parameter]
+    plain_metrics: Metrics
+    chunk_rows: dict[object, int] = field(default_factory=dict)
+
+
+class BookkeepingEngine:
+    """Clipped sums at little more than the cost of an ordinary step.
+
+    **Edge cases.** Models it does not understand are handed, with one log line, to the reference engine.
+    """
+
+    def __init__(self, model: nn.Module, loss: PerSampleLoss) -> None:
+        self._model = model
+        self._loss = loss
+        self._layout = Layout.of(model)
+        self._layers = partition(model, self._layout)
+        self._axes = droppable_axes(self._layers)
+        self._prepared: _Prepared | None = None
+        self._reference: ReferenceEngine | None = None
+
+    @property
+    def layout(self) -> Layout:
+        """The flat coordinates of the model's trainable parameters."""
+        return self._layout
+
+    def clipped_sum(self, batches: Iterable[MicroBatch], query: Query) -> Tensor:
+        """The sum over all units of their clipped gradients on the support."""
+        prepared = self._prepare(query.support)
+        device = next(iter(self._layout.parameters(self._model))).device
+        total = torch.zeros(query.support.size, dtype=torch.float64, device=device)
+        metrics = prepared.plain_metrics
+        if not isinstance(query.geometry, Identity):
+            metrics = Metrics(prepared.blocks, query.geometry, self._dtype())
+        for batch in batches:
+            start = 0
+            while start < batch.row_count and query.support.size:
+                key = _kind(batch, query)
+                stop = _unit_boundary(batch, start + prepared.chunk_rows.get(key, FIRST_CHUNK))
+                chunk = _slice(batch, start, stop, device)
+                total += self._sum_of(chunk, query, prepared, metrics)
+                start = stop
+        return total
+
+    def _dtype(self) -> torch.dtype:
+        dtype = torch.float32
+        for parameter in self._layout.parameters(self._model):
+            dtype = torch.promote_types(dtype, parameter.dtype)
+        return dtype
+
+    def _prepare(self, support: Support) -> _Prepared:
+        parameters = self._layout.parameters(self._model)
+        if self._prepared is None or self._prepared.support is not support:
+            blocks = make_blocks(self._layout, support, self._axes, parameters[0].device)
+            layers = {
+                x.name: x for x in self._layers if any(flat in blocks for flat in x.parameters.values())
+            }
+            named = {s.name: p for s, p in zip(self._layout, parameters, strict=True) if s.name in blocks}
+            metrics = Metrics(blocks, Identity(), self._dtype())
+            self._prepared = _Prepared(support, blocks, layers, named, metrics)
+        return self._prepared
+
+    def _sum_of(self, chunk: MicroBatch, query: Query, prepared: _Prepared, metrics: Metrics) -> Tensor:
+        if self._reference is None:
+            try:
+                gradients = self._record(chunk, prepared, query)
+                keep = _chunk_bytes(gradients.device)
+                return clipped_chunk_sum(gradients, prepared.blocks, metrics, query, keep)
+            except CannotBookError as reason:
+                logger.warning("the fast engine gives way to the reference engine: %s", reason)
+                self._reference = ReferenceEngine(self._model, self._loss)
+        return self._reference.clipped_sum([chunk], query)
+
+    def _record(self, chunk: MicroBatch, prepared: _Prepared, query: Query) -> Chunk:
+        """Forward and backward over one chunk; what every active layer saw, as sources."""
+        samples = chunk.row_count
+        tape = Tape()
+        with torch.enable_grad(), tape.recording({x.name: x.module for x in prepared.layers.values()}):
+            losses = check_losses(self._loss(self._model, chunk.rows), samples)
+        tape.check_nothing_escaped(losses, prepared.parameters)
+        tape.backward(losses, _row_weights(chunk.units))
+        tape.check_inputs_unchanged()
+        sources: dict[str, list[Source]] = {}
+        for call in tape.calls:
+            if call.gradients:
+                for flat, source in _sources(call, prepared, samples):
+                    sources.setdefault(flat, []).append(source)
+        kind = _kind(chunk, query)
+        if kind not in prepared.chunk_rows:
+            each = _bytes_per_sample(tape.calls, sources, samples, query)
+            rows = _chunk_bytes(losses.device) // max(each, 1)
+            prepared.chunk_rows[kind] = min(max(rows, LEAST_CHUNK), MOST_CHUNK)
+        return Chunk(samples, chunk.units, sources, losses.device)
+
+
+def _sources(call: Call, prepared: _Prepared, samples: int) -> Iterator[tuple[str, Source]]:
+    layer = prepared.layers[call.name]
+    active = {local: flat for local, flat in layer.parameters.items() if flat in prepared.blocks}
+    if layer.family is None:
+        weights = {local: prepared.parameters[flat] for local, flat in active.items()}
+        gradients = module_gradients(call, weights, samples)
+        for local, flat in active.items():
+            yield flat, gradients.source(local)
+        return
+    seen = call.input.shape[:1] + next(iter(call.gradients.values())).shape[:1]
+    if seen != (samples, samples):
+        raise CannotBookError(f"layer {call.name!r} saw {seen[0]} rows for {samples} samples")
+    for local, flat in active.items():
+        yield flat, layer.family.source(call, local, prepared.blocks[flat])
+
+
+def _kind(batch: MicroBatch, query: Query) -> object:
+    """What the cost of a sample depends on, besides the support."""
+    leaves = pytree.tree_leaves(batch.rows)
+    shapes = tuple(leaf.shape[1:] for leaf in leaves if isinstance(leaf, Tensor))
+    return shapes, query.kept_per_unit < query.support.size
+
+
+def _bytes_per_sample(calls: list[Call], sources: dict[str, list[Source]], samples: int, query: Query) -> int:
+    """Activations, their gradients and explicit per-sample gradients. Depends on shapes alone, never on values."""
+    seen = sum(call.input.numel() + sum(g.numel() for g in call.gradients.values()) for call in calls)
+    explicit = sum(
+        source.block_size
+        for many in sources.values()
+        for source in many
+        if not isinstance(source, ClosedNorm)
+    )
+    if query.kept_per_unit < query.support.size:
+        explicit += 4 * query.support.size
+    return 4 * (seen // samples + explicit)
+
+
+def _chunk_bytes(device: torch.device) -> int:
+    return CHUNK_BYTES.get(device.type, CHUNK_BYTES["cuda"])
+
+
+def _unit_boundary(batch: MicroBatch, stop: int) -> int:
+    """The first place at or after `stop` where no unit is cut in two."""
+    if stop >= batch.row_count or batch.units is None:
+        return min(stop, batch.row_count)
+    later = (batch.units > batch.units[stop - 1]).nonzero()
+    return int(later[0]) if len(later) else batch.row_count
+
+
+def _slice(batch: MicroBatch, start: int, stop: int, device: torch.device) -> MicroBatch:
+    rows = to_device(select_rows(batch.rows, slice(start, stop)), device)
+    units = None if batch.units is None else (batch.units[start:stop] - batch.units[start]).to(device)
+    return MicroBatch(rows, units)
+
+
+def _row_weights(units: Tensor | None) -> Tensor | None:
+    """One over the size of each row's unit, so that sums over rows are means over units."""
+    return None if units is None else (1.0 / torch.bincount(units).to(torch.float64))[units]

@@ -1,0 +1,1 @@
+"""What the fast engine knows about each family of layers."""

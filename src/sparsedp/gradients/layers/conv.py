@@ -1,0 +1,155 @@
+"""Convolutions of one, two and three dimensions.
+
+The per-sample weight gradient is a batched product of output gradients with patches of the input. Where the stride is
+one and there are channels enough, patches are never copied: for each kernel offset the shifted input is a view, once
+the output gradient is padded to the input's row length.
+
+Index conventions: n sample, g group, o output channel, c input channel, x kernel offset, t output position.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sparsedp.gradients.blocks import Block
+from sparsedp.gradients.layers.source import Explicit, Family, Source, never, rows_of, silence, working
+from sparsedp.gradients.tape import Call, CannotBookError
+
+ConvModule = nn.Conv1d | nn.Conv2d | nn.Conv3d
+
+SHIFT_CHANNELS = 16
+"""From this many input channels on, one product per kernel offset beats copying patches."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ConvWeight:
+    """Per-sample weight gradients of a convolution; `a` is already padded."""
+
+    a: Tensor
+    b: Tensor
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+
+    @property
+    def block_size(self) -> int:
+        """Scalars per sample."""
+        return self.b.shape[1] * (self.a.shape[1] // self.groups) * math.prod(self.kernel)
+
+    @property
+    def _shifts(self) -> bool:
+        unit_stride = all(s == 1 for s in self.stride)
+        wide = self.a.shape[1] >= SHIFT_CHANNELS and math.prod(self.kernel) > 1
+        return unit_stride and wide and self.groups == 1
+
+    def to_planes(self, block: Tensor) -> Tensor:
+        """[o, c, *kernel] to one plane, or to one plane per kernel offset."""
+        if not self._shifts:
+            return block.reshape(1, -1)
+        return block.flatten(2).permute(2, 0, 1).flatten(1).contiguous()
+
+    def from_planes(self, planes: Tensor) -> Tensor:
+        """Back to [o, c, *kernel] order."""
+        if not self._shifts:
+            return planes
+        return planes.reshape(planes.shape[0], self.b.shape[1], -1).permute(1, 2, 0)
+
+    def explicit(self, span: slice) -> Tensor:
+        """Per-sample weight gradients: one plane, or one plane per kernel offset."""
+        a, b = self.a[span], self.b[span]
+        return self._by_shifts(a, b) if self._shifts else self._by_patches(a, b)
+
+    def weighted_sum(self, factors: Tensor) -> Tensor:
+        """One ordinary weight gradient on the scaled output gradients."""
+        spatial = len(self.kernel)
+        a = silence(self.a, factors)
+        b = silence(self.b, factors) * factors.to(self.b).reshape(-1, *[1] * (spatial + 1))
+        weight = a.new_empty(b.shape[1], a.shape[1] // self.groups, *self.kernel)
+        mask = [False, True, False]
+        zeros = [0] * spatial
+        gradients = torch.ops.aten.convolution_backward(
+            b, a, weight, None, self.stride, zeros, self.dilation, False, zeros, self.groups, mask
+        )
+        total: Tensor = gradients[1]
+        return total
+
+    def _by_patches(self, a: Tensor, b: Tensor) -> Tensor:
+        n, channels, outputs = a.shape[0], a.shape[1] // self.groups, b.shape[1]
+        patches = self._patches(a, b.shape[2:]).reshape(
+            n * self.groups, channels * math.prod(self.kernel), -1
+        )
+        flat = b.reshape(n * self.groups, outputs // self.groups, -1)
+        return torch.bmm(flat, patches.transpose(1, 2)).reshape(1, n, -1)
+
+    def _patches(self, a: Tensor, positions: torch.Size) -> Tensor:
+        """A view [n, c, *kernel, *positions] of the padded input."""
+        a = a.contiguous()
+        within = [d * s for d, s in zip(self.dilation, a.stride()[2:], strict=True)]
+        between = [d * s for d, s in zip(self.stride, a.stride()[2:], strict=True)]
+        return a.as_strided((*a.shape[:2], *self.kernel, *positions), (*a.stride()[:2], *within, *between))
+
+    def _by_shifts(self, a: Tensor, b: Tensor) -> Tensor:
+        n, channels, outputs, kernel = a.shape[0], a.shape[1], b.shape[1], math.prod(self.kernel)
+        sizes = a.shape[2:]
+        # Padding b to a's row length makes every shifted input a plain slice of the flattened one; the last row of
+        # b needs no padding, so no slice runs past the end.
+        tails = [size - out for size, out in zip(sizes[1:], b.shape[3:], strict=True)]
+        widen = [pad for tail in reversed(tails) for pad in (0, tail)]
+        flat_b = F.pad(b, widen).flatten(2)
+        unit = [math.prod(sizes[i + 1 :]) for i in range(len(sizes))]
+        length = sum((out - 1) * step for out, step in zip(b.shape[2:], unit, strict=True)) + 1
+        flat_b = flat_b[:, :, :length]
+        flat_a = a.flatten(2).transpose(1, 2)
+        products = b.new_empty(kernel, n, outputs, channels)
+        for place, offset in enumerate(itertools.product(*map(range, self.kernel))):
+            start = sum(x * d * step for x, d, step in zip(offset, self.dilation, unit, strict=True))
+            torch.bmm(flat_b, flat_a[:, start : start + length], out=products[place])
+        return products.flatten(2)
+
+
+def conv_source(call: Call, parameter: str, block: Block) -> Source:
+    """Per-sample gradients of a convolution's weight or bias."""
+    gradient = call.output_gradient
+    assert gradient is not None
+    module = call.module
+    assert isinstance(module, ConvModule)
+    b = working(gradient)
+    if b.dim() != len(module.kernel_size) + 2:
+        raise CannotBookError(f"layer {call.name!r} was given a single sample without a batch axis")
+    if parameter == "bias":
+        return Explicit(b.flatten(2).sum(2))
+    a = working(call.input)
+    if block.columns is not None:
+        a = a.index_select(1, block.columns)
+    return ConvWeight(
+        _pad(module, a),
+        rows_of(b, block).contiguous(),
+        tuple(module.kernel_size),
+        tuple(module.stride),
+        tuple(module.dilation),
+        module.groups,
+    )
+
+
+def _pad(module: ConvModule, a: Tensor) -> Tensor:
+    padding = list(module._reversed_padding_repeated_twice)
+    if not any(padding):
+        return a
+    if module.padding_mode == "zeros":
+        return F.pad(a, padding)
+    return F.pad(a, padding, mode=module.padding_mode)
+
+
+def _axes(module: nn.Module, parameter: str) -> int:
+    assert isinstance(module, ConvModule)
+    return 2 if parameter == "weight" and module.groups == 1 else 0
+
+
+CONV = Family(frozenset({"weight", "bias"}), conv_source, _axes, never)

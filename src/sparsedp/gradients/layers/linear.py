@@ -1,0 +1,129 @@
+"""Linear layers: the per-sample gradient is an outer product, or a sum of them along a sequence.
+
+Index conventions: n sample, t position, o output feature, i input feature.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from sparsedp.gradients.blocks import Block, Metric
+from sparsedp.gradients.layers.source import (
+    Explicit,
+    Family,
+    Source,
+    as_it_is,
+    never,
+    one_plane,
+    silence,
+    working,
+)
+from sparsedp.gradients.tape import Call
+
+EXTREME = 2.0**40
+"""Beyond this size squares of companions may underflow in float32: such a sample counts as not finite."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Outer:
+    """One outer product b a^T per sample: norms and sums without ever forming it."""
+
+    a: Tensor
+    b: Tensor
+
+    to_planes = staticmethod(one_plane)
+    from_planes = staticmethod(as_it_is)
+
+    @property
+    def block_size(self) -> int:
+        """Scalars per sample."""
+        return self.a.shape[1] * self.b.shape[1]
+
+    def explicit(self, span: slice) -> Tensor:
+        """The outer products of some samples."""
+        return (self.b[span].unsqueeze(2) * self.a[span].unsqueeze(1)).flatten(1).unsqueeze(0)
+
+    def squared_norms(self, metric: Metric) -> Tensor:
+        """||((b a^T) - centre) * weight||^2 = b^2 . (weight^2 a^2) - 2 b . (weight^2 centre a) + constant.
+
+        The expansion cancels, so with a centre it is evaluated in float64.
+        """
+        if metric.centre is None:
+            return self._plain_norms(metric.weight)
+        assert metric.weight is not None
+        a, b = self.a.double(), self.b.double()
+        weight, centre = metric.weight.double().square(), metric.centre.double()
+        square = ((a * a) @ weight.T * (b * b)).sum(1)
+        cross = (a @ (weight * centre).T * b).sum(1)
+        return square - 2 * cross + (weight * centre * centre).sum()
+
+    def _plain_norms(self, mask: Tensor | None) -> Tensor:
+        a2, b2 = self.a * self.a, self.b * self.b
+        if mask is None:
+            size = a2.sum(1)
+            norms = size * b2.sum(1)
+        else:
+            products = a2 @ torch.cat([mask.square(), mask.new_ones(1, mask.shape[1])]).T
+            size = products[:, -1]
+            norms = (products[:, :-1] * b2).sum(1)
+        if self.a.dtype == torch.float64:
+            return norms
+        extreme = (size > EXTREME**2) | (b2.amax(1) > EXTREME**2)
+        return torch.where(extreme, torch.inf, norms)
+
+    def weighted_sum(self, factors: Tensor) -> Tensor:
+        """One ordinary weight gradient on the scaled output gradients."""
+        scaled = silence(self.b, factors) * factors.to(self.b).unsqueeze(1)
+        return scaled.T @ silence(self.a, factors)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SequenceOuter:
+    """A sum of outer products along the positions of a sequence: a is [n, t, i], b is [n, t, o]."""
+
+    a: Tensor
+    b: Tensor
+
+    to_planes = staticmethod(one_plane)
+    from_planes = staticmethod(as_it_is)
+
+    @property
+    def block_size(self) -> int:
+        """Scalars per sample."""
+        return self.a.shape[2] * self.b.shape[2]
+
+    def explicit(self, span: slice) -> Tensor:
+        """Per-sample weight gradients by a batched product."""
+        return torch.bmm(self.b[span].transpose(1, 2), self.a[span]).flatten(1).unsqueeze(0)
+
+    def weighted_sum(self, factors: Tensor) -> Tensor:
+        """One ordinary weight gradient on the scaled output gradients."""
+        scaled = silence(self.b, factors) * factors.to(self.b).reshape(-1, 1, 1)
+        return scaled.flatten(0, 1).T @ silence(self.a, factors).flatten(0, 1)
+
+
+def linear_source(call: Call, parameter: str, block: Block) -> Source:
+    """Per-sample gradients of a Linear's weight or bias."""
+    gradient = call.output_gradient
+    assert gradient is not None
+    b = working(gradient)
+    if parameter == "bias":
+        return Explicit(b.flatten(1, -2).sum(1) if b.dim() > 2 else b)
+    a = working(call.input)
+    if block.columns is not None:
+        a = a.index_select(-1, block.columns)
+    if block.rows is not None:
+        b = b.index_select(-1, block.rows)
+    if a.dim() == 2:
+        return Outer(a, b)
+    return SequenceOuter(a.flatten(1, -2), b.flatten(1, -2))
+
+
+def _axes(module: nn.Module, parameter: str) -> int:
+    return 2 if parameter == "weight" else 0
+
+
+LINEAR = Family(frozenset({"weight", "bias"}), linear_source, _axes, never)

@@ -1,0 +1,132 @@
+"""What a layer family gives the engine: the per-sample gradients of one parameter, without forming them all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from sparsedp.gradients.blocks import Block, Metric
+from sparsedp.gradients.tape import Call
+
+
+class Source(Protocol):
+    """Per-sample gradients of one parameter's block over one chunk of samples. Private.
+
+    Explicit gradients come in planes, [planes, samples, scalars], whatever order is cheapest to produce; `to_planes`
+    and `from_planes` translate a tensor of the block's shape to [planes, scalars] and back.
+    """
+
+    @property
+    def block_size(self) -> int:
+        """Scalars per sample in explicit form."""
+        ...
+
+    def explicit(self, span: slice) -> Tensor:
+        """The gradients of some samples, [planes, samples, scalars]; the caller may overwrite them."""
+        ...
+
+    def to_planes(self, block: Tensor) -> Tensor:
+        """A block-shaped tensor in plane order."""
+        ...
+
+    def from_planes(self, planes: Tensor) -> Tensor:
+        """A tensor in plane order back in block order (flat or shaped)."""
+        ...
+
+    def weighted_sum(self, factors: Tensor) -> Tensor:
+        """The factor-weighted sum over samples, in the block's shape; a zero factor silences even a NaN sample."""
+        ...
+
+
+@runtime_checkable
+class ClosedNorm(Protocol):
+    """A source with a formula for its norms, so that explicit gradients are never formed."""
+
+    def squared_norms(self, metric: Metric) -> Tensor:
+        """Squared norms in the metric, one per sample.
+
+        Not finite where the sample's gradient is not finite, or too extreme to measure in its dtype.
+        """
+        ...
+
+
+MakeSource = Callable[[Call, str, Block], Source]
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """A layer family: which parameters it has and how to get their per-sample gradients.
+
+    `droppable_axes` says along how many leading axes of a parameter inactive slices can be left out.
+    """
+
+    parameters: frozenset[str]
+    source: MakeSource
+    droppable_axes: Callable[[torch.nn.Module, str], int]
+    refuse: Callable[[torch.nn.Module], str | None]
+
+
+def never(module: torch.nn.Module) -> str | None:
+    """No configuration of the layer is refused."""
+    return None
+
+
+def no_axes(module: torch.nn.Module, parameter: str) -> int:
+    """No slices of the layer's parameters can be left out."""
+    return 0
+
+
+def one_plane(block: Tensor) -> Tensor:
+    """A block-shaped tensor as a single plane."""
+    return block.reshape(1, -1)
+
+
+def as_it_is(planes: Tensor) -> Tensor:
+    """A single plane is already in block order."""
+    return planes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Explicit:
+    """Small parameters (biases, norm weights): the gradients themselves, [samples, *block shape]."""
+
+    values: Tensor
+
+    to_planes = staticmethod(one_plane)
+    from_planes = staticmethod(as_it_is)
+
+    @property
+    def block_size(self) -> int:
+        """Scalars per sample."""
+        return self.values[0].numel()
+
+    def explicit(self, span: slice) -> Tensor:
+        """The gradients of some samples."""
+        return self.values[span].reshape(1, -1, self.block_size).clone()
+
+    def weighted_sum(self, factors: Tensor) -> Tensor:
+        """Sum over samples."""
+        quiet = silence(self.values, factors)
+        return factors.to(quiet) @ quiet.reshape(quiet.shape[0], -1)
+
+
+def silence(values: Tensor, factors: Tensor) -> Tensor:
+    """Zero the samples whose factor is zero, so that 0 * NaN cannot appear; free when there are none."""
+    quiet = factors == 0
+    if not bool(quiet.any()):
+        return values
+    return values.masked_fill(quiet.reshape(-1, *[1] * (values.dim() - 1)), 0)
+
+
+def rows_of(tensor: Tensor, block: Block) -> Tensor:
+    """Keep the block's rows along axis 1 (the output features or channels of a batch)."""
+    return tensor if block.rows is None else tensor.index_select(1, block.rows)
+
+
+def working(tensor: Tensor) -> Tensor:
+    """Half-precision values in float32, all else as it is."""
+    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
