@@ -35,20 +35,31 @@ def event_of(spends: Iterable[Spend]) -> Any:
 
 
 def spends_of(event: Any) -> tuple[Spend, ...]:
-    """The spends of a `dp_accounting` event, equal mechanisms merged (they compose in any order).
+    """The spends of a `dp_accounting` event, in order.
 
     Raises:
         PrivacyError: the event holds a mechanism these accountants do not know. Unknown fails closed.
     """
-    return merged(_walk(event, 1))
+    return tuple(_walk(event, 1))
 
 
 def merged(spends: Iterable[Spend]) -> tuple[Spend, ...]:
-    """Spends with equal mechanisms added up, in order of first appearance."""
+    """Spends with equal mechanisms added up: composition does not depend on the order."""
     steps: dict[tuple[float, float], int] = {}
     for rate, noise, count in spends:
         steps[rate, noise] = steps.get((rate, noise), 0) + count
     return tuple(Spend(rate, noise, count) for (rate, noise), count in steps.items() if count)
+
+
+def between(spends: Iterable[Spend], start: int, stop: int) -> tuple[Spend, ...]:
+    """The spends of the steps start..stop-1."""
+    parts, first = [], 0
+    for rate, noise, count in spends:
+        overlap = min(first + count, stop) - max(first, start)
+        if overlap > 0:
+            parts.append(Spend(rate, noise, overlap))
+        first += count
+    return tuple(parts)
 
 
 def is_private(spends: Sequence[Spend]) -> bool:

@@ -1,0 +1,78 @@
+"""The table of accountants, and the guarantee of a plan epoch by epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Protocol
+
+from sparsedp.core.errors import PrivacyError
+from sparsedp.privacy.plan import Plan
+from sparsedp.privacy.pld import PldAccountant
+from sparsedp.privacy.rdp import CLASSIC, TIGHT, RdpAccountant
+
+
+class Accountant(Protocol):
+    """Bounds epsilon and delta of a `dp_accounting` event, under adding or removing one unit."""
+
+    @property
+    def name(self) -> str:
+        """Its key in the table."""
+        ...
+
+    def epsilon(self, event: Any, delta: float) -> float:
+        """An upper bound on epsilon at delta; infinite for a non-private event, 0 for nothing."""
+        ...
+
+    def rough_epsilon(self, event: Any, delta: float) -> float:
+        """A quick upper bound within about one percent of `epsilon`, for searches."""
+        ...
+
+    def delta(self, event: Any, epsilon: float) -> float:
+        """An upper bound on delta at epsilon; 1 for a non-private event, 0 for nothing."""
+        ...
+
+    def curve(self, event: Any, marks: Sequence[int], delta: float) -> tuple[float, ...]:
+        """Epsilon after each of an increasing list of step counts; never decreases."""
+        ...
+
+
+ACCOUNTANTS: Mapping[str, Accountant] = MappingProxyType(
+    {
+        entry.name: entry
+        for entry in (
+            PldAccountant("pld"),
+            RdpAccountant("rdp", TIGHT),
+            RdpAccountant("rdp-classic", CLASSIC),
+        )
+    }
+)
+"""`pld` is the tightest; `rdp` and `rdp-classic` are what papers report."""
+
+
+def accountant(name: str) -> Accountant:
+    """The accountant of that name."""
+    if name not in ACCOUNTANTS:
+        raise PrivacyError(f"accountant: got {name!r}, expected one of {sorted(ACCOUNTANTS)}")
+    return ACCOUNTANTS[name]
+
+
+def epsilon_by_epoch(plan: Plan, name: str = "pld", delta: float | None = None) -> tuple[float, ...]:
+    """Epsilon of a plan at the end of each epoch (`plan.epoch_ends()`); all infinite if a phase is not private.
+
+    **Privacy.** These are prefixes of the plan. A run stopped early guarantees the *planned* epsilon, unless the stop
+    did not depend on anything that was released.
+    """
+    return accountant(name).curve(plan.event(), plan.epoch_ends(), _delta_of(plan, delta))
+
+
+def plan_epsilon(plan: Plan, name: str = "pld", delta: float | None = None) -> float:
+    """Epsilon of the whole plan."""
+    return accountant(name).epsilon(plan.event(), _delta_of(plan, delta))
+
+
+def _delta_of(plan: Plan, delta: float | None) -> float:
+    chosen = plan.delta if delta is None else delta
+    if chosen is None:
+        raise PrivacyError("delta: the plan has none; pass delta=, well below 1 / the number of units")
+    return chosen

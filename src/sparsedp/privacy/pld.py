@@ -1,0 +1,182 @@
+"""Privacy loss distributions: numerically exact composition, rounded up."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache, reduce
+from typing import Any, final
+
+import numpy as np
+
+from sparsedp.core.errors import PrivacyError
+from sparsedp.privacy import checks
+from sparsedp.privacy.events import Spend, between, is_private, merged, spends_of
+from sparsedp.privacy.quiet import quiet
+
+ROUNDING = 1e-15
+"""Taken off delta per step for the rounding of the Fourier transforms.
+
+They are not rounded up as the grid is: composing a Gaussian with known answer, they lost up to 0.4 * 2.2e-16 of
+delta per step. Without this the bound breaks below delta 1e-10 at 10^5 steps.
+"""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """How finely losses are discretised.
+
+    Attributes:
+        fraction: width over the standard deviation of one step's loss. Epsilon is then too high by about
+            0.09 fraction^2 of itself, measured over sampling rates 1e-4..1 and noise 0.4..30.
+        points: most points for one step's loss; past it the grid is widened: looser, still an upper bound.
+        spare_points: the grid is narrowed, up to fourfold, while one step's loss takes fewer points than this.
+    """
+
+    fraction: float
+    points: int
+    spare_points: int = 0
+
+
+FINE = Grid(1 / 10, 200_000, spare_points=20_000)
+"""For every reported number."""
+
+CURVE = Grid(1 / 6, 50_000)
+"""For the inner points of curves."""
+
+COARSE = Grid(1 / 3, 50_000)
+"""For searches: about one percent too high, ten times as quick."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class PldAccountant:
+    """Google's `dp_accounting` PLD (connect-the-dots, pessimistic), under adding or removing one unit.
+
+    **Privacy.** Valid only for mechanisms and step counts fixed beforehand; for a plan chosen after looking at an
+    earlier one's releases use `sparsedp.privacy.filters`.
+    """
+
+    name: str = "pld"
+
+    def epsilon(self, event: Any, delta: float) -> float:
+        """Smallest epsilon at `delta`, rounded up; infinite for a non-private event."""
+        return _epsilon(merged(spends_of(event)), checks.delta_in_range(delta), FINE)
+
+    def rough_epsilon(self, event: Any, delta: float) -> float:
+        """An upper bound within about one percent, quicker."""
+        return _epsilon(merged(spends_of(event)), checks.delta_in_range(delta), COARSE)
+
+    def delta(self, event: Any, epsilon: float) -> float:
+        """Smallest delta at `epsilon`, rounded up; 1 for a non-private event."""
+        spends = merged(spends_of(event))
+        if not is_private(spends):
+            return 1.0
+        bound = checks.number(epsilon, "epsilon", at_least=0.0)
+        if not spends:
+            return 0.0
+        found = float(_compose(spends, _width(spends, FINE)).get_delta_for_epsilon(bound))
+        return min(1.0, max(0.0, found) + _slack(spends))
+
+    def curve(self, event: Any, marks: Sequence[int], delta: float) -> tuple[float, ...]:
+        """Epsilon after each of an increasing list of step counts, each point built on the one before.
+
+        The last point equals `epsilon` of that many steps; the others are on the coarser grid, lowered to the
+        point that follows where that is smaller (epsilon cannot fall as steps are added).
+        """
+        spends, bound = spends_of(event), checks.delta_in_range(delta)
+        prefixes = [merged(spends[: count + 1]) for count in range(len(spends))]
+        width = min((_width(prefix, CURVE) for prefix in prefixes if is_private(prefix)), default=1.0)
+        epsilons, total = [], None
+        for start, stop in zip((0, *marks[:-1]), marks, strict=True):
+            done, new = between(spends, 0, stop), merged(between(spends, start, stop))
+            if not is_private(done) or stop == marks[-1]:
+                epsilons.append(_epsilon(merged(done), bound, FINE))
+                continue
+            if new:
+                chunk = _compose(new, width)
+                total = chunk if total is None else total.compose(chunk)
+            epsilons.append(0.0 if total is None else _at(total, bound, _slack(done)))
+        return tuple(float(value) for value in np.minimum.accumulate(epsilons[::-1])[::-1])
+
+
+def _epsilon(spends: tuple[Spend, ...], delta: float, grid: Grid) -> float:
+    if not spends:
+        return 0.0
+    if not is_private(spends):
+        return math.inf
+    slack = _slack(spends)
+    if slack > delta / 4:
+        raise PrivacyError(
+            f"delta={delta:g} is too small for the pld accountant over {sum(s.steps for s in spends)} steps: its "
+            f'rounding error may reach {slack:.1g}; use accountant="rdp", which has none, or a larger delta'
+        )
+    return _at(_compose(spends, _width(spends, grid)), delta, slack)
+
+
+def _at(distribution: Any, delta: float, slack: float) -> float:
+    return max(0.0, float(distribution.get_epsilon_for_delta(delta - slack)))
+
+
+def _slack(spends: Sequence[Spend]) -> float:
+    return ROUNDING * sum(_releases(spend)[0] for spend in spends)
+
+
+def _compose(spends: Sequence[Spend], width: float) -> Any:
+    return reduce(lambda total, part: total.compose(part), [_composed(spend, width) for spend in spends])
+
+
+@lru_cache(maxsize=6)
+def _composed(spend: Spend, width: float) -> Any:
+    from dp_accounting.pld import privacy_loss_distribution as pld
+
+    count, noise = _releases(spend)
+    with quiet(), np.errstate(all="ignore"):
+        one = pld.from_gaussian_mechanism(
+            noise, value_discretization_interval=width, sampling_prob=spend.sampling_rate
+        )
+        return one.self_compose(count) if count > 1 else one
+
+
+def _releases(spend: Spend) -> tuple[int, float]:
+    """How many releases are composed numerically, with which noise: plain Gaussians compose into one exactly."""
+    if spend.sampling_rate == 1:
+        return 1, spend.noise_multiplier / math.sqrt(spend.steps)
+    return spend.steps, spend.noise_multiplier
+
+
+def _width(spends: Sequence[Spend], grid: Grid) -> float:
+    """The grid's width, a power of two so that nearby noise levels share it and its distributions."""
+    variance, count, widest = 0.0, 0, 0.0
+    for spend in spends:
+        releases, noise = _releases(spend)
+        variance += releases * _loss_variance(spend.sampling_rate, noise)
+        count += releases
+        widest = max(widest, _largest_loss(spend.sampling_rate, noise))
+    wanted = grid.fraction * math.sqrt(variance / count)
+    if grid.spare_points:
+        wanted = min(wanted, max(wanted / 4, widest / grid.spare_points))
+    affordable = math.ceil(math.log2(widest / grid.points))
+    return float(2.0 ** max(math.floor(math.log2(wanted)), affordable))
+
+
+def _loss_variance(rate: float, noise: float) -> float:
+    z = np.linspace(-9.0, 9.0, 2001)
+    weights = np.exp(-z * z / 2)
+    weights /= weights.sum()
+    loss = _loss(rate, noise, z)
+    mean = float(weights @ loss)
+    return max(float(weights @ (loss - mean) ** 2), 1e-30)
+
+
+def _largest_loss(rate: float, noise: float) -> float:
+    """The loss at the far end of the library's support, 10 standard deviations out."""
+    return max(float(_loss(rate, noise, np.asarray([10.0 + 1 / noise]))[0]), 1e-15)
+
+
+def _loss(rate: float, noise: float, z: Any) -> Any:
+    """log((1-q) + q exp((2x - 1) / (2 noise^2))) at x = noise z: the privacy loss of one step."""
+    shifted = math.log(rate) + z / noise - 1 / (2 * noise * noise)
+    return np.logaddexp(math.log1p(-rate), shifted) if rate < 1 else shifted

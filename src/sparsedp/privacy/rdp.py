@@ -1,0 +1,105 @@
+"""Renyi differential privacy: linear in the steps, converted to epsilon and delta at the end."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, final
+
+import numpy as np
+import numpy.typing as npt
+
+from sparsedp.privacy import checks
+from sparsedp.privacy.events import Spend, between, merged, spends_of
+from sparsedp.privacy.quiet import quiet
+
+Vector = npt.NDArray[np.float64]
+
+ORDERS = (*(1 + x / 10 for x in range(1, 100)), *map(float, range(11, 64)), 128.0, 256.0, 512.0, 1024.0)
+"""Renyi orders the infimum is taken over: those of `dp_accounting`."""
+
+ROUNDING = 1e-15
+"""Added per step: above the rounding error of the library's divergences, below anything that shows."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """From Renyi divergences to epsilon at delta and back; both take (orders, divergences, the other number)."""
+
+    epsilon: Callable[[Vector, Vector, float], Vector]
+    log_delta: Callable[[Vector, Vector, float], Vector]
+
+
+TIGHT = Conversion(
+    epsilon=lambda a, r, delta: r + np.log1p(-1 / a) - np.log(delta * a) / (a - 1),
+    log_delta=lambda a, r, epsilon: (a - 1) * (r - epsilon + np.log1p(-1 / a)) - np.log(a),
+)
+"""Canonne, Kamath and Steinke 2020 (arXiv 2004.00010 v4), Proposition 12."""
+
+CLASSIC = Conversion(
+    epsilon=lambda a, r, delta: r + math.log(1 / delta) / (a - 1),
+    log_delta=lambda a, r, epsilon: (a - 1) * (r - epsilon),
+)
+"""TP-TopK, Theorem 4.1; Mironov 2017, Proposition 3."""
+
+
+def renyi(spends: Iterable[Spend], orders: Sequence[float] = ORDERS) -> Vector:
+    """Renyi divergence of each order: the sum over all steps (adaptive composition, Mironov 2017, Prop. 1)."""
+    total = np.zeros(len(orders))
+    for rate, noise, steps in merged(spends):
+        total += steps * (np.asarray(_per_step(rate, noise, tuple(orders))) + ROUNDING)
+    return total
+
+
+@lru_cache(maxsize=256)
+def _per_step(rate: float, noise: float, orders: tuple[float, ...]) -> tuple[float, ...]:
+    if noise == 0:
+        return (math.inf,) * len(orders)
+    import dp_accounting as dp
+
+    accountant = dp.rdp.RdpAccountant(list(orders), dp.NeighboringRelation.ADD_OR_REMOVE_ONE)
+    with quiet(), np.errstate(all="ignore"):
+        accountant.compose(dp.PoissonSampledDpEvent(rate, dp.GaussianDpEvent(noise)))
+    return tuple(float(value) if value >= 0 else 0.0 for value in accountant.rdp)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class RdpAccountant:
+    """The infimum over the orders of a conversion of the composed Renyi divergence."""
+
+    name: str
+    conversion: Conversion
+
+    def epsilon(self, event: Any, delta: float) -> float:
+        """Smallest epsilon it can show at `delta`; infinite for a non-private event."""
+        spends = spends_of(event)
+        return self._epsilon(renyi(spends), checks.delta_in_range(delta)) if spends else 0.0
+
+    def rough_epsilon(self, event: Any, delta: float) -> float:
+        """The same as `epsilon`: it is quick already."""
+        return self.epsilon(event, delta)
+
+    def delta(self, event: Any, epsilon: float) -> float:
+        """Smallest delta it can show at `epsilon`; 1 for a non-private event."""
+        spends = spends_of(event)
+        if not spends:
+            return 0.0
+        bound = checks.number(epsilon, "epsilon", at_least=0.0)
+        logs = self.conversion.log_delta(np.asarray(ORDERS), renyi(spends), bound)
+        return math.exp(min(0.0, float(logs.min())))
+
+    def curve(self, event: Any, marks: Sequence[int], delta: float) -> tuple[float, ...]:
+        """Epsilon after each of an increasing list of step counts."""
+        spends, bound = spends_of(event), checks.delta_in_range(delta)
+        total, epsilons = np.zeros(len(ORDERS)), []
+        for start, stop in zip((0, *marks[:-1]), marks, strict=True):
+            total = total + renyi(between(spends, start, stop))
+            epsilons.append(self._epsilon(total, bound) if stop else 0.0)
+        return tuple(epsilons)
+
+    def _epsilon(self, divergences: Vector, delta: float) -> float:
+        return max(0.0, float(self.conversion.epsilon(np.asarray(ORDERS), divergences, delta).min()))
