@@ -92,6 +92,34 @@ def supervised(criterion: Callable[[Any, Tensor], Tensor]) -> PerSampleLoss:
     return loss
 
 
+@dataclass(frozen=True, slots=True)
+class PerSample:
+    """Marks a loss of the general form `loss(model, rows)`, which calls the model itself on whatever a batch is.
+
+    >>> PerSample(lambda model, rows: (model(rows["x"]) - rows["y"]).square().mean(dim=1))  # doctest: +ELLIPSIS
+    PerSample(loss=...)
+    """
+
+    loss: PerSampleLoss
+
+
+def per_sample_loss(loss_fn: Callable[[Any, Tensor], Tensor] | PerSample) -> PerSampleLoss:
+    """The per-sample loss a user means: `PerSample` as it is, a criterion on (output, target) by `supervised`.
+
+    Raises:
+        SparseDPError: the criterion averages or sums over rows.
+    """
+    if isinstance(loss_fn, PerSample):
+        return loss_fn.loss
+    reduction = getattr(loss_fn, "reduction", "none")
+    if reduction != "none":
+        raise SparseDPError(
+            f"loss_fn: got {type(loss_fn).__name__}(reduction={reduction!r}), expected reduction=\"none\": "
+            "gradients are clipped sample by sample, which a mean or sum over rows does not allow"
+        )
+    return supervised(loss_fn)
+
+
 def check_losses(losses: Tensor, rows: int) -> Tensor:
     """Refuse a loss that is not one number per row, and say how to fix it."""
     if not isinstance(losses, Tensor):
