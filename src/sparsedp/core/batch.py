@@ -114,7 +114,7 @@ def per_sample_loss(loss_fn: Callable[[Any, Tensor], Tensor] | PerSample) -> Per
     reduction = getattr(loss_fn, "reduction", "none")
     if reduction != "none":
         raise SparseDPError(
-            f"loss_fn: got {type(loss_fn).__name__}(reduction={reduction!r}), expected reduction=\"none\": "
+            f'loss_fn: got {type(loss_fn).__name__}(reduction={reduction!r}), expected reduction="none": '
             "gradients are clipped sample by sample, which a mean or sum over rows does not allow"
         )
     return supervised(loss_fn)
