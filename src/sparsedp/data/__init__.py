@@ -1,1 +1,59 @@
-"""data."""
+"""Data sets, how they are sampled, and data-independent features."""
+
+from sparsedp.data.bundle import DataBundle, Split, holdout
+from sparsedp.data.cifar import cifar10
+from sparsedp.data.digits import digits
+from sparsedp.data.download import Checksum, SourceStatus, get, status
+from sparsedp.data.eyepacs import eyepacs
+from sparsedp.data.features import (
+    CENTRED,
+    CIFAR10_PUBLISHED,
+    MNIST_PUBLISHED,
+    UNIT,
+    Dense,
+    Features,
+    PixelScale,
+    Sparse,
+)
+from sparsedp.data.hospital import diabetes130
+from sparsedp.data.idx import fashion_mnist, mnist
+from sparsedp.data.images import image_folder
+from sparsedp.data.imdb import imdb, imdb_tokens
+from sparsedp.data.npz import npz
+from sparsedp.data.registry import DATASETS, DatasetSpec, load
+from sparsedp.data.sources import SOURCES, Source
+from sparsedp.data.svhn import svhn
+
+__all__ = [
+    "CENTRED",
+    "CIFAR10_PUBLISHED",
+    "DATASETS",
+    "MNIST_PUBLISHED",
+    "SOURCES",
+    "UNIT",
+    "Checksum",
+    "DataBundle",
+    "DatasetSpec",
+    "Dense",
+    "Features",
+    "PixelScale",
+    "Source",
+    "SourceStatus",
+    "Sparse",
+    "Split",
+    "cifar10",
+    "diabetes130",
+    "digits",
+    "eyepacs",
+    "fashion_mnist",
+    "get",
+    "holdout",
+    "image_folder",
+    "imdb",
+    "imdb_tokens",
+    "load",
+    "mnist",
+    "npz",
+    "status",
+    "svhn",
+]

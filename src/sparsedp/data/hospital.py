@@ -1,0 +1,199 @@
+"""The hospital table (130 US hospitals, diabetic inpatients): readmitted within 30 days, per patient."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+
+import numpy as np
+import torch
+
+from sparsedp.core.errors import DataError
+from sparsedp.data.archives import open_tree
+from sparsedp.data.bundle import DataBundle, Split
+from sparsedp.data.encoding import Block, Category, Diagnoses, Entries, Hashed, Number, Ordinal, Table
+from sparsedp.data.features import Sparse
+from sparsedp.data.images import TEST_FRACTION, public_share
+from sparsedp.data.locate import fingerprint
+from sparsedp.data.sources import source
+
+CLASSES = ("not readmitted within 30 days", "readmitted within 30 days")
+
+_TARGETS = {"<30": 1, ">30": 0, "NO": 0}
+_KNOWN: Mapping[str, tuple[Callable[[str], bool], str]] = MappingProxyType(
+    {"readmitted": (_TARGETS.__contains__, "<30, >30 or NO"), "patient_nbr": (str.isdigit, "a whole number")}
+)
+_DRUGS = (
+    "metformin", "repaglinide", "nateglinide", "chlorpropamide", "glimepiride", "acetohexamide", "glipizide",
+    "glyburide", "tolbutamide", "pioglitazone", "rosiglitazone", "acarbose", "miglitol", "troglitazone",
+    "tolazamide", "examide", "citoglipton", "insulin", "glyburide-metformin", "glipizide-metformin",
+    "glimepiride-pioglitazone", "metformin-rosiglitazone", "metformin-pioglitazone",
+)  # fmt: skip
+_DECADES = tuple(f"[{low}-{low + 10})" for low in range(0, 100, 10))
+_WEIGHTS = (*(f"[{low}-{low + 25})" for low in range(0, 200, 25)), ">200")
+
+_NOMINAL: tuple[Block, ...] = (
+    Category("race", ("Caucasian", "AfricanAmerican", "Asian", "Hispanic", "Other")),
+    Category("gender", ("Female", "Male", "Unknown/Invalid")),
+    Category("admission_type_id", tuple(str(code) for code in range(1, 9))),
+    Category("discharge_disposition_id", tuple(str(code) for code in range(1, 31))),
+    Category("admission_source_id", tuple(str(code) for code in range(1, 27))),
+    Hashed("payer_code", 64),
+    Hashed("medical_specialty", 128),
+    Category("change", ("Ch",), silent=("No",)),
+    Category("diabetesMed", ("Yes",), silent=("No",)),
+)
+_ORDERED = (
+    Category("age", _DECADES),
+    Category("weight", _WEIGHTS),
+    Category("max_glu_serum", ("Norm", ">200", ">300"), silent=("None",)),
+    Category("A1Cresult", ("Norm", ">7", ">8"), silent=("None",)),
+    *(Category(drug, ("Down", "Steady", "Up"), silent=("No",)) for drug in _DRUGS),
+)
+_NUMBERS: tuple[Block, ...] = (
+    Number("time_in_hospital", 0, 14),
+    Number("num_lab_procedures", 0, 100),
+    Number("num_procedures", 0, 6),
+    Number("num_medications", 0, 50),
+    Number("number_diagnoses", 0, 16),
+    Number("number_outpatient", 0, 10, logarithmic=True),
+    Number("number_emergency", 0, 10, logarithmic=True),
+    Number("number_inpatient", 0, 10, logarithmic=True),
+)
+_CODES: Mapping[str, tuple[Block, ...]] = MappingProxyType(
+    {
+        "by position": tuple(Diagnoses((column,)) for column in ("diag_1", "diag_2", "diag_3")),
+        "pooled": (Diagnoses(("diag_1", "diag_2", "diag_3")),),
+    }
+)
+_ORDERS: Mapping[str, tuple[Block, ...]] = MappingProxyType(
+    {"one-hot": _ORDERED, "ordinal": tuple(Ordinal(b.column, b.levels, b.silent) for b in _ORDERED)}
+)
+
+
+def schema(ordered: str = "one-hot", diagnoses: str = "by position") -> tuple[Block, ...]:
+    """The public encoding of the table: bounds and lists from its data dictionary and the ICD-9 ranges.
+
+    `ordered` encodes age, weight, test results and doses as categories or as one number each; `diagnoses` keeps the
+    three diagnosis columns apart or pools them. The data dictionary gives no list of payers and specialties: hashed.
+    """
+    for given, table in ((ordered, _ORDERS), (diagnoses, _CODES)):
+        if given not in table:
+            raise DataError(f"diabetes130: got {given!r}, expected one of {', '.join(table)}")
+    return (*_NUMBERS, *_NOMINAL, *_ORDERS[ordered], *_CODES[diagnoses])
+
+
+def diabetes130(
+    root: Path | str | None = None,
+    ordered: str = "one-hot",
+    diagnoses: str = "by position",
+    unit_norm: bool = True,
+) -> DataBundle:
+    """The hospital table, sparse, from `diabetic_data.csv` or a zip of it.
+
+    A fifth of the patients are the test set, by a public hash of the patient's number. `unit_norm` scales each record
+    to length one.
+    **Privacy.** The encoding is fixed by `schema`: nothing is learned from the rows. The unit is the patient, who has
+    up to 40 rows.
+    """
+    spec = source("diabetes130")
+    blocks = schema(ordered, diagnoses)
+    path = spec.search.require(spec.forms["official"][0].candidates, root)
+    table = read_table(path)
+    features = encode(table, blocks, unit_norm)
+    targets = torch.tensor([_TARGETS[value] for value in table["readmitted"]])
+    patients = torch.tensor([int(number) for number in table["patient_nbr"]])
+    share = {number: public_share(f"diabetes130:{number}") for number in set(patients.tolist())}
+    test = torch.tensor([share[number] < TEST_FRACTION for number in patients.tolist()])
+    whole = Split(features, targets, patients)
+    return DataBundle(
+        name="diabetes130",
+        variant=f"ordered columns {ordered}, diagnoses {diagnoses}" + (", unit norm" if unit_norm else ""),
+        train=whole.select((~test).nonzero().squeeze(1)),
+        test=whole.select(test.nonzero().squeeze(1)),
+        classes=CLASSES,
+        unit="patient",
+        notes=("the test set is a fifth of the patients",),
+        fingerprint=fingerprint([path], "diabetes130", ordered, diagnoses, unit_norm),
+    )
+
+
+def feature_names(blocks: tuple[Block, ...]) -> list[str]:
+    """A name for each input of the encoded table."""
+    return [name for block in blocks for name in block.names()]
+
+
+def read_table(path: Path) -> Table:
+    """The columns of the CSV as strings.
+
+    Raises:
+        DataError: columns are missing, a row has another length, or a target or patient number is unknown.
+    """
+    columns = [*(column for block in schema() for column in block.columns), *_KNOWN]
+    with _open_csv(path) as stream:
+        try:
+            rows = csv.reader(stream)
+            header = next(rows, [])
+            if missing := [column for column in columns if column not in header]:
+                raise DataError(
+                    f"{path}: column {missing[0]!r} is missing; expected the 50 columns of diabetic_data.csv"
+                )
+            records = list(rows)
+        except (UnicodeDecodeError, csv.Error) as error:
+            raise DataError(f"{path}: cannot be read as a table ({error})") from error
+    if not records:
+        raise DataError(f"{path}: no rows")
+    for line, record in enumerate(records, start=2):
+        if len(record) != len(header):
+            raise DataError(
+                f"{path}, line {line}: got {len(record)} fields, expected {len(header)}; it is truncated"
+            )
+    by_column = list(zip(*records, strict=True))
+    table = {column: by_column[header.index(column)] for column in columns}
+    for column, (known, expected) in _KNOWN.items():
+        bad = next((line for line, value in enumerate(table[column]) if not known(value)), None)
+        if bad is not None:
+            raise DataError(
+                f"{path}, line {bad + 2}: got {column} {table[column][bad]!r}, expected {expected}"
+            )
+    return table
+
+
+def encode(table: Table, blocks: tuple[Block, ...], unit_norm: bool) -> Sparse:
+    """Every block of every row, side by side."""
+    rows_count = len(next(iter(table.values())))
+    parts: list[Entries] = []
+    width = 0
+    for block in blocks:
+        entries = block.encode(table)
+        parts.append(replace(entries, slots=entries.slots + width))
+        width += block.width
+    rows = np.concatenate([part.rows for part in parts])
+    columns = np.concatenate([part.slots for part in parts])
+    values = np.concatenate([part.values for part in parts])
+    order = np.lexsort((columns, rows))
+    rows, columns, values = rows[order], columns[order], values[order]
+    if unit_norm:
+        squares = np.bincount(rows, weights=values.astype(np.float64) ** 2, minlength=rows_count)
+        values = (values / np.sqrt(squares)[rows]).astype(np.float32)
+    starts = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=rows_count))])
+    return Sparse(
+        torch.from_numpy(starts.astype(np.int64)),
+        torch.from_numpy(columns.astype(np.int32)),
+        torch.from_numpy(values),
+        width,
+    )
+
+
+def _open_csv(path: Path) -> io.TextIOBase:
+    if path.suffix != ".zip":
+        return path.open(newline="", encoding="utf-8")
+    with open_tree(path) as tree:
+        members = [name for name in tree.names if name.endswith("diabetic_data.csv")]
+        if not members:
+            raise DataError(f"{path}: no diabetic_data.csv in it")
+        return io.TextIOWrapper(io.BytesIO(tree.read(members[0])), encoding="utf-8", newline="")

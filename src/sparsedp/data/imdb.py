@@ -1,0 +1,88 @@
+"""The Large Movie Review data, from the official archive, hashed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from sparsedp.core.errors import DataError
+from sparsedp.data.archives import tar_files
+from sparsedp.data.bundle import DataBundle, Split
+from sparsedp.data.cache import Arrays, cached_arrays
+from sparsedp.data.features import Features
+from sparsedp.data.locate import fingerprint
+from sparsedp.data.sources import source
+from sparsedp.data.text import BUCKETS, HashedTexts, bag_of_words, token_ids
+
+CLASSES = ("negative", "positive")
+
+_MEMBER = re.compile(r"(?:\./)?aclImdb/(train|test)/(neg|pos)/\d+_\d+\.txt")
+_SIDES = ("train", "test")
+_ARRAYS = tuple(f"{side}_{part}" for side in _SIDES for part in ("hashes", "starts", "labels"))
+
+
+def imdb(root: Path | str | None = None, buckets: int = BUCKETS, weighting: str = "binary") -> DataBundle:
+    """Reviews as hashed bags of words of unit length: which words occur ("binary"), or how often ("log")."""
+    return _bundle(
+        root,
+        f"bag of words, {buckets} buckets, {weighting}",
+        lambda texts: bag_of_words(texts, buckets, weighting),
+    )
+
+
+def imdb_tokens(root: Path | str | None = None, length: int = 256, vocabulary: int = BUCKETS) -> DataBundle:
+    """Reviews as their first `length` tokens, hashed to ids 1..vocabulary-1; 0 is padding."""
+    return _bundle(
+        root,
+        f"token ids, length {length}, vocabulary {vocabulary}",
+        lambda texts: token_ids(texts, length, vocabulary),
+    )
+
+
+def _bundle(
+    root: Path | str | None, variant: str, featurize: Callable[[HashedTexts], Features]
+) -> DataBundle:
+    spec = source("imdb")
+    path = spec.search.require(spec.forms["official"][0].candidates, root)
+    key = fingerprint([path], "imdb", 1)
+    arrays = cached_arrays(key, _ARRAYS, lambda: read_archive(path))
+
+    def part(side: str) -> Split:
+        texts = HashedTexts(arrays[f"{side}_hashes"], arrays[f"{side}_starts"])
+        return Split(featurize(texts), torch.from_numpy(arrays[f"{side}_labels"]))
+
+    train, test = part("train"), part("test")
+    return DataBundle("imdb", variant, train, test, CLASSES, fingerprint=f"{key}|{variant}")
+
+
+def read_archive(path: Path) -> Arrays:
+    """Hashed tokens and labels of both sides of the archive, read in a stream.
+
+    Raises:
+        DataError: the archive is damaged, a review is not UTF-8, or one side has no reviews of one label.
+    """
+    texts: dict[str, list[str]] = {side: [] for side in _SIDES}
+    labels: dict[str, list[int]] = {side: [] for side in _SIDES}
+    for name, content in tar_files(path):
+        match = _MEMBER.fullmatch(name)
+        if match is None:
+            continue
+        try:
+            texts[match[1]].append(content.decode("utf-8"))
+        except UnicodeDecodeError as error:
+            raise DataError(f"{path}: review {name} is not UTF-8 ({error})") from error
+        labels[match[1]].append(int(match[2] == "pos"))
+    arrays: Arrays = {}
+    for side in _SIDES:
+        if len(set(labels[side])) < 2:
+            raise DataError(
+                f"{path}: expected reviews under aclImdb/{side}/pos and aclImdb/{side}/neg, got {len(labels[side])}"
+            )
+        hashed = HashedTexts.of(texts[side])
+        arrays[f"{side}_hashes"], arrays[f"{side}_starts"] = hashed.hashes, hashed.starts
+        arrays[f"{side}_labels"] = np.array(labels[side], dtype=np.int64)
+    return arrays

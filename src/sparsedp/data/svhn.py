@@ -1,0 +1,58 @@
+"""Street View House Numbers: the official cropped-digit MATLAB files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from sparsedp.core.errors import DataError
+from sparsedp.data.bundle import DataBundle, Split
+from sparsedp.data.features import UNIT, Dense, PixelScale
+from sparsedp.data.idx import DIGITS
+from sparsedp.data.locate import fingerprint
+from sparsedp.data.sources import source
+
+
+def svhn(root: Path | str | None = None, pixels: PixelScale = UNIT) -> DataBundle:
+    """SVHN, format 2 (32x32), from `train_32x32.mat` and `test_32x32.mat`."""
+    spec = source("svhn")
+    train, test = (spec.search.require(file.candidates, root) for file in spec.forms["official"])
+    return DataBundle(
+        name="svhn",
+        variant="official",
+        train=_split(train, pixels),
+        test=_split(test, pixels),
+        classes=DIGITS,
+        fingerprint=fingerprint([train, test], "svhn", pixels),
+    )
+
+
+def read_svhn(path: Path) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
+    """Images [N, 3, 32, 32] and digits of one file; the label 10 means the digit 0."""
+    from scipy.io import loadmat
+    from scipy.io.matlab import MatReadError
+
+    try:
+        content = loadmat(path, variable_names=["X", "y"])
+    except (MatReadError, ValueError, TypeError, NotImplementedError, OSError, EOFError) as error:
+        raise DataError(
+            f"{path}: cannot be read as a MATLAB file ({error}); it is truncated or damaged"
+        ) from error
+    if not {"X", "y"} <= set(content):
+        raise DataError(f"{path}: got no variables X and y; expected the cropped-digit file (format 2)")
+    images, labels = content["X"], content["y"].reshape(-1)
+    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[:3] != (32, 32, 3):
+        raise DataError(
+            f"{path}: got X of {images.dtype} {images.shape}, expected bytes of shape (32, 32, 3, N)"
+        )
+    if labels.shape != (images.shape[3],) or (len(labels) and not 1 <= labels.min() <= labels.max() <= 10):
+        raise DataError(f"{path}: expected one label from 1 to 10 for each of {images.shape[3]} images")
+    return np.ascontiguousarray(images.transpose(3, 2, 0, 1)), labels.astype(np.int64) % 10
+
+
+def _split(path: Path, pixels: PixelScale) -> Split:
+    images, labels = read_svhn(path)
+    return Split(Dense(torch.from_numpy(images), pixels), torch.from_numpy(labels))
