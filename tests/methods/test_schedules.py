@@ -60,6 +60,13 @@ def test_the_active_count_does_not_lose_one_to_rounding():
     assert active_count(exact_ratio(0.29), 100) == 29
     assert active_count(exact_ratio(0.3), 39_700) == 11_910
     assert active_count(Fraction(7, 23), 23) == 7
+    assert active_count(exact_ratio(0.3 - 1e-12), 10**6) == 299_999
+
+
+@given(st.integers(1, 10_000_000).flatmap(lambda d: st.tuples(st.integers(1, d), st.just(d))))
+def test_a_ratio_computed_as_k_over_d_keeps_k(pair):
+    k, d = pair
+    assert active_count(exact_ratio(k / d), d) == k
 
 
 def test_ratios_outside_zero_to_one_and_empty_supports_are_refused():

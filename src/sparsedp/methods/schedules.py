@@ -13,6 +13,8 @@ from typing import Protocol
 
 from sparsedp.core.errors import SparseDPError
 
+_FLOAT_ROUNDING = Fraction(1, 2**52)
+
 
 class Schedule(Protocol):
     """The active ratio, period by period."""
@@ -105,12 +107,14 @@ def exact_ratio(value: float, what: str = "active_ratio") -> Fraction:
 
 
 def active_count(ratio: Fraction, dimension: int) -> int:
-    """`k = floor(rho * d)`, exactly.
+    """`k = floor(rho * d)`, where a product short of a whole number by no more than a float's rounding is whole.
+
+    So 11/30, which as a float is a little less, keeps 11 of 30.
 
     Raises:
         SparseDPError: no coordinate would be active.
     """
-    count = math.floor(ratio * dimension)
+    count = math.floor((ratio + _FLOAT_ROUNDING) * dimension)
     if count == 0:
         raise SparseDPError(
             f"active_ratio: {float(ratio):.3g} of d={dimension} coordinates is none; "

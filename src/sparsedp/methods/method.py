@@ -1,0 +1,136 @@
+"""A method is data: a ranking, a ratio schedule, a refresh rule, a geometry."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Literal
+
+from sparsedp.core.errors import SparseDPError
+from sparsedp.methods.clock import Clock, PerEpoch, Refresh
+from sparsedp.methods.granularity import Granularity
+from sparsedp.methods.schedules import Constant, Release, Schedule, exact_ratio
+from sparsedp.methods.scores import RandomOrder, Ranking
+from sparsedp.methods.standardization import Decays
+
+AUTO: Literal["auto"] = "auto"
+ActiveRatio = float | Literal["auto"]
+
+
+class GeometryRule(Enum):
+    """The space the main phase clips in; a warm-up always clips gradients as they are."""
+
+    IDENTITY = "identity"
+    STANDARDIZED = "standardized"
+
+
+class OffSupport(Enum):
+    """What happens to a coordinate that leaves the support.
+
+    Dropped: its optimizer state is zeroed and it does not move. Coasts: it may still move by its velocity, which is
+    public (RS, Sec. 4).
+    """
+
+    DROPPED = "dropped"
+    COASTS = "coasts"
+
+
+class Protection(Enum):
+    """Clip and noise, or one of the two ablations of RS App. E, which protect nobody."""
+
+    PRIVATE = "private"
+    NO_CLIP = "no clip"
+    NO_NOISE = "no noise"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Method:
+    """One row of the methods table.
+
+    Attributes:
+        name: what users type.
+        summary: one line for lists.
+        paper: where it comes from.
+        warm_up: whether a dense first phase comes before the main one.
+        ranking: what orders the coordinates; None trains all of them always.
+        refresh: whether each period brings a new ranking.
+        clock: the periods of the main phase; the ratio moves with them.
+        schedule: the active ratio, period by period.
+        active_ratio: the ratio the schedule is built on, or "auto".
+        geometry: the space the main phase clips in.
+        off_support: what happens to a coordinate that leaves.
+        granularity: what is ranked.
+        prune: whether frozen coordinates are set to zero at the first selection, or keep their value.
+        per_sample_top: share of the active coordinates each unit keeps (AdaDPIGU's option); None keeps all.
+        decays: the constants of the standardized geometry.
+        protection: private, or which half is missing.
+
+    **Edge cases.** A scored ranking without a warm-up has nothing to rank by at first: its first period is dense.
+    """
+
+    name: str
+    summary: str
+    paper: str
+    warm_up: bool
+    ranking: Ranking | None
+    refresh: Refresh = Refresh.ONCE
+    clock: Clock = field(default_factory=PerEpoch)
+    schedule: Schedule = field(default_factory=Constant)
+    active_ratio: ActiveRatio = 1.0
+    geometry: GeometryRule = GeometryRule.IDENTITY
+    off_support: OffSupport = OffSupport.DROPPED
+    granularity: Granularity = Granularity.COORDINATES
+    prune: bool = False
+    per_sample_top: float | None = None
+    decays: Decays = field(default_factory=Decays)
+    protection: Protection = Protection.PRIVATE
+
+    def __post_init__(self) -> None:
+        if self.active_ratio != AUTO:
+            exact_ratio(self.active_ratio)
+        if self.per_sample_top is not None:
+            exact_ratio(self.per_sample_top, "per_sample_top")
+        for check in (_check_dense, _check_auto, _check_release, _check_prune):
+            check(self)
+
+    @property
+    def private(self) -> bool:
+        """Whether it guarantees anything at all."""
+        return self.protection is Protection.PRIVATE
+
+
+def _check_dense(method: Method) -> None:
+    sparse = method.active_ratio != 1.0 or method.schedule != Constant() or method.prune
+    if method.ranking is None and sparse:
+        raise SparseDPError(
+            f"{method.name}: it trains every coordinate, but got an active ratio, a schedule or prune; drop them, "
+            "give ranking=..., or choose a sparse method"
+        )
+
+
+def _check_auto(method: Method) -> None:
+    if method.active_ratio != AUTO:
+        return
+    if not method.warm_up or isinstance(method.ranking, RandomOrder):
+        raise SparseDPError(
+            f"{method.name}: active_ratio='auto' is estimated from a warm-up, for a ranking by score; "
+            "give a number, or choose a two-phase method such as tp-topk"
+        )
+
+
+def _check_release(method: Method) -> None:
+    if not isinstance(method.schedule, Release) or method.active_ratio == AUTO or not method.schedule.ratios:
+        return
+    if exact_ratio(method.schedule.ratios[0]) < exact_ratio(method.active_ratio):
+        raise SparseDPError(
+            f"{method.name}: release starts at {method.schedule.ratios[0]}, below active_ratio="
+            f"{method.active_ratio}; release only ever adds coordinates"
+        )
+
+
+def _check_prune(method: Method) -> None:
+    if method.prune and method.off_support is OffSupport.COASTS:
+        raise SparseDPError(
+            f"{method.name}: prune sets frozen coordinates to zero and coasting would move them again; "
+            "give off_support=OffSupport.DROPPED"
+        )
