@@ -1,0 +1,282 @@
+"""The controller: which support and geometry each step has, decided from released values and public randomness."""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_right
+from collections.abc import Mapping
+from fractions import Fraction
+from typing import Any, final
+
+from torch import Tensor
+
+from sparsedp.core.errors import SparseDPError
+from sparsedp.core.geometry import Geometry, Identity
+from sparsedp.core.layout import Layout
+from sparsedp.core.randomness import PublicRandomness
+from sparsedp.core.support import Support
+from sparsedp.methods.autoratio import AutoRatio, best_count
+from sparsedp.methods.clock import Refresh
+from sparsedp.methods.describe import describe
+from sparsedp.methods.granularity import order_by_score, random_order
+from sparsedp.methods.method import AUTO, GeometryRule, Method
+from sparsedp.methods.observation import Observation, observe_dense, observe_released
+from sparsedp.methods.options import MethodOptions, configure
+from sparsedp.methods.schedules import active_count, exact_ratio
+from sparsedp.methods.scores import RandomOrder, Score, ScoreState
+from sparsedp.methods.setting import ControllerState, StepSetting, SupportChange
+from sparsedp.methods.standardization import Statistics
+from sparsedp.methods.timeline import Timeline
+from sparsedp.privacy.plan import Plan
+from sparsedp.privacy.released import Released
+
+logger = logging.getLogger("sparsedp")
+
+_WARM_UP = -1
+FROZEN_NOISE = 2
+"""First number of the key of the public noise on frozen coordinates; granularity uses 0 and 1."""
+
+
+@final
+class Controller:
+    """Runs one method over one plan: `setting(step)` before each release, `observe(released)` after it.
+
+    Steps come in order; a resumed run may leave some out (they were paid for and lost).
+
+    **Privacy.** It holds public state only and is fed `Released` values and public randomness keyed by step and
+    period, so whatever it decides is post-processing, and a replay decides the same.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        options: MethodOptions | None,
+        layout: Layout,
+        plan: Plan,
+        public: PublicRandomness,
+    ) -> None:
+        self._method = configure(method, options)
+        self._layout = layout
+        self._public = public
+        self._timeline = Timeline.of(plan, self._method)
+        self._starts = self._method.clock.starts(self._timeline.main_steps, self._timeline.steps_per_epoch)
+        ranking = self._method.ranking
+        self._score: Score | None = None if isinstance(ranking, RandomOrder) else ranking
+        self._auto = self._auto_ratio()
+        ratio = self._method.active_ratio
+        self._target = Fraction(1) if isinstance(ratio, str) else exact_ratio(ratio)
+        self._check_counts()
+        self._begin()
+
+    def _begin(self) -> None:
+        d = self._layout.dimension
+        self._next_step = self._timeline.first
+        self._period = _WARM_UP
+        self._awaited: int | None = None
+        self._pruned = False
+        self._auto_count: int | None = None
+        self._support = Support.full(d)
+        self._order: Tensor | None = None
+        self._last_scores: Tensor | None = None
+        self._scored_steps = 0
+        self._score_state: ScoreState = self._score.init(d) if self._score else {}
+        self._auto_state: Mapping[str, Tensor] = self._auto.init(d) if self._auto else {}
+        self._statistics = Statistics.fresh(d)
+
+    @property
+    def method(self) -> Method:
+        """The method with its options put in."""
+        return self._method
+
+    @property
+    def auto_count(self) -> int | None:
+        """The k the automatic ratio chose; None before that, and without it."""
+        return self._auto_count
+
+    @property
+    def auto_ratio(self) -> float | None:
+        """The ratio k/d the automatic ratio chose; None before that, and without it."""
+        return None if self._auto_count is None else self._auto_count / self._layout.dimension
+
+    def scores(self) -> Tensor | None:
+        """The scores the present ranking was made from; None before a ranking and for random ones."""
+        return None if self._last_scores is None else self._last_scores.clone()
+
+    def setting(self, step: int) -> StepSetting:
+        """The support, geometry and top-r of a step; to be asked once per step, in order, before its release."""
+        if self._awaited is not None:
+            raise SparseDPError(f"step {self._awaited} has not been observed; call observe(released) first")
+        if not self._next_step <= step < self._timeline.stop:
+            raise SparseDPError(
+                f"step: got {step}, expected {self._next_step} to {self._timeline.stop - 1}; "
+                "steps come in order and each is set once"
+            )
+        period = self._period_of(step)
+        change = self._enter(period) if period != self._period else None
+        self._next_step, self._awaited = step + 1, step
+        main = period != _WARM_UP
+        return StepSetting(
+            self._support, self._geometry(main), self._method.per_sample_top if main else None, change
+        )
+
+    def observe(self, released: Released) -> None:
+        """Update scores and geometry statistics with the release of the step last set."""
+        if released.step != self._awaited or released.support != self._support:
+            raise SparseDPError(
+                f"observe: got {released}, expected step {self._awaited} on {self._support}; "
+                "ask setting(step), release on its support, then observe"
+            )
+        self._awaited = None
+        warming = self._period == _WARM_UP
+        if self._score and (self._order is None or self._method.refresh is Refresh.EVERY_PERIOD):
+            seen = self._observation(released)
+            self._score_state = self._score.update(self._score_state, seen)
+            self._scored_steps += 1
+            if self._auto and warming:
+                self._auto_state = self._auto.update(
+                    self._auto_state, released.step - self._timeline.first, seen
+                )
+        if self._method.geometry is GeometryRule.STANDARDIZED and not warming:
+            self._statistics = self._statistics.updated(released, self._method.decays)
+
+    def state(self) -> ControllerState:
+        """All that is needed to go on exactly from here, between two steps."""
+        if self._awaited is not None:
+            raise SparseDPError(
+                f"step {self._awaited} has not been observed; take the state between two steps"
+            )
+        tensors = {
+            "support": self._support.indices,
+            "alpha": self._statistics.alpha.clone(),
+            "beta": self._statistics.beta.clone(),
+            **{f"score.{name}": value.clone() for name, value in self._score_state.items()},
+            **{f"auto.{name}": value.clone() for name, value in self._auto_state.items()},
+        }
+        if self._order is not None:
+            tensors["order"] = self._order.clone()
+        if self._last_scores is not None:
+            tensors["scores"] = self._last_scores.clone()
+        values: dict[str, Any] = {
+            **self._identity(),
+            "next_step": self._next_step,
+            "period": self._period,
+            "scored_steps": self._scored_steps,
+            "pruned": self._pruned,
+            "auto_count": self._auto_count,
+        }
+        return ControllerState(tensors, values)
+
+    def restore(self, state: ControllerState) -> None:
+        """Go on from a state taken by a controller of the same method, options, layout, plan and public seed."""
+        expected = self._identity()
+        found = {name: state.values.get(name) for name in expected}
+        differing = [name for name in expected if found[name] != expected[name]]
+        if differing:
+            raise SparseDPError(
+                f"the saved state differs in {differing}: got {[found[n] for n in differing]}, expected "
+                f"{[expected[n] for n in differing]}; resume with the method, options and seed it was saved with"
+            )
+        tensors, values = state.tensors, state.values
+        self._begin()
+        self._next_step, self._period = values["next_step"], values["period"]
+        self._scored_steps, self._pruned = values["scored_steps"], values["pruned"]
+        self._auto_count = values["auto_count"]
+        if self._auto_count is not None:
+            self._target = Fraction(self._auto_count, self._layout.dimension)
+        self._support = Support(tensors["support"], self._layout.dimension)
+        self._statistics = Statistics(tensors["alpha"].clone(), tensors["beta"].clone())
+        self._score_state = _under(tensors, "score.")
+        self._auto_state = _under(tensors, "auto.")
+        self._order = tensors["order"].clone() if "order" in tensors else None
+        self._last_scores = tensors["scores"].clone() if "scores" in tensors else None
+
+    def _identity(self) -> dict[str, Any]:
+        return {
+            "method": describe(self._method),
+            "timeline": self._timeline.to_json(),
+            "dimension": self._layout.dimension,
+            "public_seed": self._public.seed,
+        }
+
+    def _period_of(self, step: int) -> int:
+        within = step - self._timeline.main_start
+        return _WARM_UP if within < 0 else bisect_right(self._starts, within) - 1
+
+    def _enter(self, period: int) -> SupportChange | None:
+        """Begin a period: rank if it is time, take the first k of the order."""
+        self._period = period
+        if self._order is None or self._method.refresh is Refresh.EVERY_PERIOD:
+            self._rank(period)
+        after = self._select(period)
+        if after == self._support:
+            return None
+        prune = self._method.prune and not self._pruned
+        change = SupportChange.between(self._support, after, self._method.off_support, prune)
+        self._pruned = self._pruned or prune
+        self._support = after
+        self._statistics = self._statistics.restricted(after)
+        return change
+
+    def _rank(self, period: int) -> None:
+        """A new order of the coordinates; the old one stays when nothing was scored since."""
+        if isinstance(self._method.ranking, RandomOrder):
+            self._order = random_order(self._public, (period,), self._layout, self._method.granularity)
+        elif self._score and self._scored_steps:
+            self._last_scores = self._score.scores(self._score_state)
+            self._order = order_by_score(self._last_scores, self._layout, self._method.granularity)
+            self._score_state = self._score.init(self._layout.dimension)
+            self._scored_steps = 0
+            if self._auto and self._auto_count is None:
+                self._choose_count(self._auto)
+
+    def _choose_count(self, auto: AutoRatio) -> None:
+        d = self._layout.dimension
+        if auto.is_complete(self._auto_state):
+            first_half = auto.ranking_scores(self._auto_state)
+            order = order_by_score(first_half, self._layout, self._method.granularity)
+            variance = self._timeline.main_noise_std**2
+            self._auto_count = best_count(order, auto.energies(self._auto_state), variance)
+        else:
+            logger.warning(
+                "too many warm-up steps were lost to estimate a ratio; all coordinates stay active"
+            )
+            self._auto_count = d
+        self._target = Fraction(self._auto_count, d)
+        self._auto_state = auto.init(d)
+
+    def _select(self, period: int) -> Support:
+        d = self._layout.dimension
+        if self._order is None:
+            return Support.full(d)
+        ratio = self._method.schedule.ratio(period, len(self._starts), self._target)
+        return Support(self._order[: active_count(ratio, d)], d)
+
+    def _geometry(self, main: bool) -> Geometry:
+        if main and self._method.geometry is GeometryRule.STANDARDIZED:
+            return self._statistics.geometry(self._support, self._method.decays)
+        return Identity()
+
+    def _observation(self, released: Released) -> Observation:
+        if released.support.is_full:
+            return observe_dense(released)
+        noise = self._public.normal(self._layout.dimension, (FROZEN_NOISE, released.step))
+        return observe_released(released, noise, self._timeline.main_noise_std)
+
+    def _auto_ratio(self) -> AutoRatio | None:
+        if self._method.active_ratio != AUTO or self._score is None:
+            return None
+        return AutoRatio(self._score, self._timeline.warmup_steps)
+
+    def _check_counts(self) -> None:
+        """Refuse at once a schedule that would leave nothing to train."""
+        if self._method.ranking is None or self._auto:
+            return
+        for period in range(len(self._starts)):
+            ratio = self._method.schedule.ratio(period, len(self._starts), self._target)
+            active_count(ratio, self._layout.dimension)
+
+
+def _under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {
+        name.removeprefix(prefix): value.clone() for name, value in tensors.items() if name.startswith(prefix)
+    }

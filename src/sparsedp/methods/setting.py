@@ -1,0 +1,54 @@
+"""What the controller tells the training step, and what it needs to be continued."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from sparsedp.core.geometry import Geometry
+from sparsedp.core.support import Support
+from sparsedp.methods.method import OffSupport
+
+
+@dataclass(frozen=True, slots=True)
+class SupportChange:
+    """How the support differs from the step before.
+
+    Attributes:
+        left: coordinates that were active and are frozen from now on.
+        entered: coordinates that were frozen and are active from now on.
+        off_support: what becomes of those that left.
+        prune: set the coordinates that left to zero, now.
+    """
+
+    left: Support
+    entered: Support
+    off_support: OffSupport
+    prune: bool
+
+    @classmethod
+    def between(cls, before: Support, after: Support, off_support: OffSupport, prune: bool) -> SupportChange:
+        """The change from one support to the next."""
+        old, new = before.mask(), after.mask()
+        return cls(Support.from_mask(old & ~new), Support.from_mask(new & ~old), off_support, prune)
+
+
+@dataclass(frozen=True, slots=True)
+class StepSetting:
+    """Everything public that shapes one step's release. Fixed for the whole logical step."""
+
+    support: Support
+    geometry: Geometry
+    per_sample_top: float | None
+    change: SupportChange | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ControllerState:
+    """The controller between two steps: named tensors and JSON values."""
+
+    tensors: Mapping[str, Tensor]
+    values: Mapping[str, Any]

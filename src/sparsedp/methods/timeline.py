@@ -1,0 +1,87 @@
+"""The plan as a method sees it: where its phases lie and how loud the noise is."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from sparsedp.core.errors import SparseDPError
+from sparsedp.methods.describe import support_rule
+from sparsedp.methods.method import Method
+from sparsedp.privacy.plan import Phase, Plan
+
+WARM_UP, MAIN, TRAIN = "warm-up", "main", "train"
+"""Names of the training phases: warm-up and main, or train alone."""
+
+
+def phase_names(method: Method) -> tuple[str, ...]:
+    """The training phases a method has, in order."""
+    return (WARM_UP, MAIN) if method.warm_up else (TRAIN,)
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """Training steps `first .. main_start - 1` are warm-up, `main_start .. stop - 1` the main phase.
+
+    `main_noise_std` is the noise `nu` on each coordinate of the main phase's mean gradient, before any geometry.
+    """
+
+    first: int
+    main_start: int
+    stop: int
+    steps_per_epoch: int
+    main_noise_std: float
+
+    @property
+    def warmup_steps(self) -> int:
+        """T1."""
+        return self.main_start - self.first
+
+    @property
+    def main_steps(self) -> int:
+        """Steps of the main phase."""
+        return self.stop - self.main_start
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON values."""
+        return asdict(self)
+
+    @classmethod
+    def of(cls, plan: Plan, method: Method) -> Timeline:
+        """Read a plan made for this method.
+
+        Raises:
+            SparseDPError: the plan was made for another method or other options.
+        """
+        training = [phase for phase in plan.phases if phase.trains]
+        names = tuple(phase.name for phase in training)
+        if plan.method != method.name or names != phase_names(method):
+            raise SparseDPError(
+                f"the plan is for {plan.method!r} with training phases {list(names)}, expected {method.name!r} with "
+                f"{list(phase_names(method))}; make it with build_plan and the same method and options"
+            )
+        main = training[-1]
+        if main.support.plain() != support_rule(method) or main.geometry != method.geometry.value:
+            raise SparseDPError(
+                f"the plan's phase {main.name!r} has support {main.support.plain()} and geometry {main.geometry!r}, "
+                f"expected {support_rule(method)} and {method.geometry.value!r}; make it with build_plan and the "
+                "same method and options"
+            )
+        first, main_start = plan.first_step(training[0].name), plan.first_step(main.name)
+        if main_start - first != sum(phase.steps for phase in training[:-1]):
+            raise SparseDPError(
+                "the plan has another phase between warm-up and main; put it before the warm-up"
+            )
+        return cls(
+            first=first,
+            main_start=main_start,
+            stop=main_start + main.steps,
+            steps_per_epoch=plan.steps_per_epoch,
+            main_noise_std=noise_on_mean(plan, main),
+        )
+
+
+def noise_on_mean(plan: Plan, phase: Phase) -> float:
+    """`nu`: standard deviation of the noise on each coordinate of the phase's released mean."""
+    clipped = 0.0 if phase.clip_norm is None else phase.noise_multiplier * phase.clip_norm
+    return (phase.noise_std or clipped) / plan.expected_batch_size(phase)
