@@ -1,0 +1,147 @@
+"""Drives a Controller through the real mechanism with injected batches and noise, and plain SGD."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from oracles.network import TinyNetwork
+from sparsedp.core.batch import MicroBatch, supervised
+from sparsedp.core.clip import FlatClip, NoClip
+from sparsedp.core.randomness import PublicRandomness
+from sparsedp.core.support import Support
+from sparsedp.gradients.query import Query
+from sparsedp.gradients.reference import ReferenceEngine
+from sparsedp.methods.controller import Controller
+from sparsedp.methods.method import Method, OffSupport
+from sparsedp.methods.options import MethodOptions
+from sparsedp.methods.setting import StepSetting
+from sparsedp.privacy.ledger import Charge, MemoryLedger
+from sparsedp.privacy.mechanism import privatize
+from sparsedp.privacy.plan import Plan
+from sparsedp.privacy.released import Released
+
+NETWORK = TinyNetwork(inputs=5, hidden=3, classes=3)
+PUBLIC = PublicRandomness(99)
+
+
+@dataclass
+class InjectedNoise:
+    """A table of standard normal numbers, one row of d per step; gives those on the support it was told."""
+
+    table: np.ndarray
+    support: Support | None = None
+    for_release: bool = False
+
+    def normal(self, size: int, key: tuple[int, ...]) -> Tensor:
+        values = torch.from_numpy(self.table[key[0]])[self.support.indices]
+        assert values.shape == (size,)
+        return values
+
+    def bernoulli(self, probability: float, size: int, key: tuple[int, ...]) -> np.ndarray:
+        raise AssertionError("the mechanism samples nothing")
+
+    def below(self, bounds: np.ndarray, key: tuple[int, ...]) -> np.ndarray:
+        raise AssertionError("the mechanism samples nothing")
+
+
+@dataclass
+class Problem:
+    """Data, starting point, Poisson batches (one of them empty) and noise, all fixed by a seed."""
+
+    steps: int
+    units: int = 40
+    batch_size: int = 8
+    seed: int = 0
+    theta: np.ndarray = field(init=False)
+
+    def __post_init__(self) -> None:
+        rng = np.random.default_rng(self.seed)
+        self.inputs = rng.standard_normal((self.units, NETWORK.inputs)) * 1.5
+        self.labels = self.inputs[:, : NETWORK.classes].argmax(axis=1)
+        self.theta = rng.standard_normal(NETWORK.dimension) * 0.5
+        q = self.batch_size / self.units
+        self.batches = [np.flatnonzero(rng.random(self.units) < q) for _ in range(self.steps)]
+        self.batches[self.steps // 2] = np.array([], dtype=np.int64)
+        self.noise = rng.standard_normal((self.steps, NETWORK.dimension))
+
+    @property
+    def data(self) -> tuple[np.ndarray, np.ndarray]:
+        return self.inputs, self.labels
+
+
+@dataclass
+class Trajectory:
+    """What a driven run went through."""
+
+    controller: Controller
+    settings: list[StepSetting]
+    releases: list[Released]
+    weights: np.ndarray
+
+    @property
+    def masks(self) -> np.ndarray:
+        return np.array([setting.support.mask().double().numpy() for setting in self.settings])
+
+
+def drive(
+    method: Method,
+    options: MethodOptions | None,
+    plan: Plan,
+    problem: Problem,
+    *,
+    lr: float,
+    momentum: float = 0.0,
+) -> Trajectory:
+    """The design's private step, literally: setting, privatize, apply, observe."""
+    model = nn.Sequential(
+        nn.Linear(NETWORK.inputs, NETWORK.hidden), nn.Tanh(), nn.Linear(NETWORK.hidden, NETWORK.classes)
+    ).double()
+    engine = ReferenceEngine(model, supervised(nn.CrossEntropyLoss(reduction="none")))
+    controller = Controller(method, options, engine.layout, plan, PUBLIC)
+    randomness, ledger = InjectedNoise(problem.noise), MemoryLedger()
+    inputs, labels = (torch.from_numpy(array) for array in problem.data)
+    theta, velocity = torch.from_numpy(problem.theta.copy()), torch.zeros(NETWORK.dimension).double()
+    settings, releases, weights = [], [], []
+    for step, rows in enumerate(problem.batches):
+        setting, phase = controller.setting(step), plan.phase_at(step)
+        theta, velocity = _change(setting, theta, velocity)
+        nn.utils.vector_to_parameters(theta, model.parameters())
+        randomness.support = setting.support
+        clip = NoClip() if phase.clip_norm is None else FlatClip(phase.clip_norm)
+        released = privatize(
+            engine,
+            [MicroBatch((inputs[part], labels[part])) for part in np.array_split(rows, 2)],
+            Query(setting.support, clip, setting.geometry, setting.per_sample_top),
+            expected_batch_size=plan.expected_batch_size(phase),
+            charge=Charge(phase.name, step, phase.sampling_rate, phase.noise_multiplier),
+            ledger=ledger,
+            randomness=randomness,
+            absolute_noise_std=phase.noise_std or 0.0,
+        )
+        velocity = momentum * velocity + released.dense()
+        moving = velocity
+        if controller.method.off_support is OffSupport.DROPPED:
+            moving = torch.where(setting.support.mask(), velocity, torch.zeros_like(velocity))
+        theta = theta - lr * moving
+        controller.observe(released)
+        settings.append(setting)
+        releases.append(released)
+        weights.append(theta.numpy().copy())
+    return Trajectory(controller, settings, releases, np.array(weights))
+
+
+def _change(setting: StepSetting, theta: Tensor, velocity: Tensor) -> tuple[Tensor, Tensor]:
+    change = setting.change
+    if change is None:
+        return theta, velocity
+    left = change.left.mask()
+    zero = torch.zeros_like(theta)
+    if change.prune:
+        theta = torch.where(left, zero, theta)
+    if change.off_support is OffSupport.DROPPED:
+        velocity = torch.where(left, zero, velocity)
+    return theta, velocity

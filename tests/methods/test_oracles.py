@@ -1,0 +1,178 @@
+"""Every algorithm of the papers against an independent NumPy implementation: same data, batches and noise.
+
+The oracles know one number of the library's, the 1e-5 its clip aims below C; then the paths agree to 1e-9.
+"""
+
+import numpy as np
+import pytest
+from harness import NETWORK, PUBLIC, Problem, drive
+
+from oracles import adadpigu, random_sparsification, tp_topk
+from sparsedp.methods.clock import EverySteps, PerEpoch
+from sparsedp.methods.controller import FROZEN_NOISE
+from sparsedp.methods.method import Protection
+from sparsedp.methods.options import MethodOptions
+from sparsedp.methods.planning import draft_plan
+from sparsedp.methods.registry import get_method
+from sparsedp.methods.schedules import Release
+
+D = NETWORK.dimension
+STEPS_PER_EPOCH = 5
+
+
+def plan_for(method, options, problem, epochs, noise, clip_norm=1.0, **settings):
+    plan = draft_plan(
+        method,
+        options,
+        units=problem.units,
+        batch_size=problem.batch_size,
+        epochs=epochs,
+        clip_norm=clip_norm,
+        **settings,
+    )
+    assert plan.steps_per_epoch == STEPS_PER_EPOCH
+    assert plan.total_steps == problem.steps
+    return plan.with_noise(noise) if method.protection is Protection.PRIVATE else plan
+
+
+def assert_same_path(ours, oracle, start):
+    moved = np.abs(oracle[-1] - start).max()
+    assert moved > 0.1, "the comparison would be empty"
+    assert np.abs(ours - oracle).max() <= 1e-9
+
+
+def test_the_oracles_gradient_is_the_derivative_of_its_loss():
+    problem = Problem(steps=1)
+
+    def loss(theta, x, label):
+        w1, b1, w2, b2 = NETWORK.unpack(theta)
+        logits = w2 @ np.tanh(w1 @ x + b1) + b2
+        return np.log(np.exp(logits).sum()) - logits[label]
+
+    x, label, eps = problem.inputs[0], problem.labels[0], 1e-6
+    numeric = [
+        (loss(problem.theta + eps * e, x, label) - loss(problem.theta - eps * e, x, label)) / (2 * eps)
+        for e in np.eye(D)
+    ]
+    np.testing.assert_allclose(NETWORK.gradient(problem.theta, x, label), numeric, atol=1e-8)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_tp_topk_is_algorithm_1_in_both_phases(seed):
+    method, options = get_method("tp-topk"), MethodOptions(active_ratio=0.29)
+    problem = Problem(steps=20, seed=seed)
+    plan = plan_for(method, options, problem, 4, {"warm-up": 1.1, "main": 0.7}, clip_norm=(0.8, 0.5))
+    run = drive(method, options, plan, problem, lr=0.5)
+    oracle = tp_topk.train(
+        NETWORK, problem.theta, problem.data, problem.batches, problem.noise,
+        T1=6, B=8, C1=0.8, C2=0.5, sigma1=1.1, sigma2=0.7, lr=0.5, k=8,
+    )  # fmt: skip
+    assert plan.first_step("main") == 6
+    np.testing.assert_allclose(run.controller.scores(), oracle["scores"], atol=1e-9)
+    assert run.settings[5].support.is_full
+    assert run.settings[6].support.indices.tolist() == oracle["support"]
+    assert_same_path(run.weights, oracle["history"], problem.theta)
+
+
+@pytest.mark.parametrize(("refresh", "epochs", "active_ratio"), [(1, 4, 0.1), (5, 5, 0.2)])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_on_rand_is_algorithm_1_of_random_sparsification(refresh, epochs, active_ratio, momentum):
+    method, options = get_method("on-rand"), MethodOptions(active_ratio=active_ratio, clock=PerEpoch(refresh))
+    problem = Problem(steps=epochs * STEPS_PER_EPOCH, seed=1)
+    plan = plan_for(method, options, problem, epochs, {"train": 0.9})
+    run = drive(method, options, plan, problem, lr=0.3, momentum=momentum)
+    orders = [PUBLIC.permutation(D, (0, n)).tolist() for n in range(refresh * epochs)]
+    oracle = random_sparsification.train_random(
+        NETWORK, problem.theta, problem.data, problem.batches, problem.noise, orders,
+        E=epochs, final_rate=1 - active_ratio, B=8, lr=0.3, momentum=momentum, clip=1.0, sigma=0.9,
+        refresh=refresh,
+    )  # fmt: skip
+    np.testing.assert_array_equal(run.masks, oracle["masks"])
+    assert_same_path(run.weights, oracle["history"], problem.theta)
+
+
+@pytest.mark.parametrize("active_ratio", [1.0, 0.1])
+def test_noisy_sgd_is_algorithm_2_and_without_sparsification_plain_noisy_sgd(active_ratio):
+    method, options = get_method("noisy-sgd"), MethodOptions(active_ratio=active_ratio)
+    problem = Problem(steps=20, seed=2)
+    plan = plan_for(method, options, problem, 4, {}, clip_norm=None, noise_std=0.6)
+    run = drive(method, options, plan, problem, lr=0.2, momentum=0.5)
+    orders = [PUBLIC.permutation(D, (0, n)).tolist() for n in range(4)]
+    oracle = random_sparsification.train_random(
+        NETWORK, problem.theta, problem.data, problem.batches, problem.noise, orders,
+        E=4, final_rate=1 - active_ratio, B=8, lr=0.2, momentum=0.5, sigma=0.6,
+    )  # fmt: skip
+    np.testing.assert_array_equal(run.masks, oracle["masks"])
+    assert_same_path(run.weights, oracle["history"], problem.theta)
+    assert not any(released.private for released in run.releases)
+
+
+@pytest.mark.parametrize("active_ratio", [1.0, 0.1])
+def test_clipped_sgd_is_algorithm_3_and_without_sparsification_plain_clipped_sgd(active_ratio):
+    method, options = get_method("clipped-sgd"), MethodOptions(active_ratio=active_ratio)
+    problem = Problem(steps=20, seed=3)
+    plan = plan_for(method, options, problem, 4, {}, clip_norm=0.7)
+    run = drive(method, options, plan, problem, lr=0.3, momentum=0.5)
+    orders = [PUBLIC.permutation(D, (0, n)).tolist() for n in range(4)]
+    oracle = random_sparsification.train_random(
+        NETWORK, problem.theta, problem.data, problem.batches, problem.noise, orders,
+        E=4, final_rate=1 - active_ratio, B=8, lr=0.3, momentum=0.5, clip=0.7, sigma=0.0,
+    )  # fmt: skip
+    np.testing.assert_array_equal(run.masks, oracle["masks"])
+    assert_same_path(run.weights, oracle["history"], problem.theta)
+    assert not any(released.private for released in run.releases)
+
+
+@pytest.mark.parametrize(("name", "energy"), [("ranked", False), ("on-topk", True)])
+@pytest.mark.parametrize("seed", range(2))
+def test_ranked_is_algorithm_4_and_on_topk_the_same_with_the_energy_score(name, energy, seed):
+    method, options = get_method(name), MethodOptions(active_ratio=0.1)
+    problem = Problem(steps=20, seed=seed)
+    plan = plan_for(method, options, problem, 4, {"train": 0.5}, clip_norm=0.8)
+    run = drive(method, options, plan, problem, lr=0.3, momentum=0.9)
+    fresh = [PUBLIC.normal(D, (FROZEN_NOISE, step)).numpy() for step in range(20)]
+    oracle = random_sparsification.train_ranked(
+        NETWORK, problem.theta, problem.data, problem.batches, problem.noise, fresh,
+        E=4, final_rate=0.9, B=8, C=0.8, sigma=0.5, lr=0.3, momentum=0.9, energy=energy,
+    )  # fmt: skip
+    np.testing.assert_array_equal(run.masks, oracle["masks"])
+    came_back = (np.diff(run.masks, axis=0) > 0).any()
+    assert came_back, "no frozen coordinate returned, so the fresh noise was not tested"
+    assert_same_path(run.weights, oracle["history"], problem.theta)
+
+
+ADADPIGU_CASES = {
+    "alone": ({}, {}),
+    "top-r": ({"per_sample_top": 0.4}, {"per_sample_top": 0.4}),
+    "unfreezing": ({"schedule": Release((0.5, 0.8))}, {"counts": [9] * 5 + [15] * 5 + [24] * 4}),
+    "unfreezing each step": (
+        {"schedule": Release((0.4, 0.5, 0.6, 0.9)), "clock": EverySteps(1)},
+        {"counts": [9, 12, 15, 18] + [27] * 10},
+    ),
+    "everything": (
+        {"schedule": Release((0.5, 0.8)), "per_sample_top": 0.6, "prune": True},
+        {"counts": [9] * 5 + [15] * 5 + [24] * 4, "per_sample_top": 0.6, "prune": True},
+    ),
+    "pruned": ({"prune": True}, {"prune": True}),
+}
+
+
+@pytest.mark.parametrize("case", ADADPIGU_CASES)
+def test_adadpigu_is_algorithms_1_and_2(case):
+    ours, theirs = ADADPIGU_CASES[case]
+    decays = {"centre_decay": 0.8, "variance_decay": 0.6, "stabilizer": 1e-3}
+    method, options = get_method("adadpigu"), MethodOptions(active_ratio=0.3, **decays, **ours)
+    problem = Problem(steps=20, seed=4)
+    plan = plan_for(method, options, problem, 4, {"warm-up": 0.9, "main": 0.6})
+    run = drive(method, options, plan, problem, lr=0.4)
+    oracle = adadpigu.train(
+        NETWORK, problem.theta, problem.data, problem.batches, problem.noise,
+        T_pre=6, B=8, C=1.0, sigma_pre=0.9, sigma=0.6, lr=0.4, gamma1=0.8, gamma2=0.6, mu=1e-3,
+        **{"counts": [9] * 14, **theirs},
+    )  # fmt: skip
+    np.testing.assert_allclose(run.controller.scores(), oracle["scores"], atol=1e-9)
+    np.testing.assert_array_equal(run.masks[6:], oracle["masks"])
+    assert_same_path(run.weights, oracle["history"], problem.theta)
+    state = run.controller.state().tensors
+    np.testing.assert_allclose(state["alpha"], oracle["alpha"], atol=1e-9)
+    np.testing.assert_allclose(state["beta"], oracle["beta"], atol=1e-9)
