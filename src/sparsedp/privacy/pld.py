@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache, reduce
+from itertools import pairwise
 from typing import Any, final
 
 import numpy as np
@@ -16,7 +17,7 @@ from sparsedp.privacy import checks
 from sparsedp.privacy.events import Spend, between, is_private, merged, spends_of
 from sparsedp.privacy.quiet import quiet
 
-Vector = npt.NDArray[np.float64]
+Vector = npt.NDArray[np.floating[Any]]
 
 ROUNDING = 1e-15
 """Taken off delta per step for the rounding of the Fourier transforms.
@@ -100,7 +101,7 @@ class PldAccountant:
         prefixes = [merged(spends[: count + 1]) for count in range(len(spends))]
         width = min((_width(prefix, CURVE) for prefix in prefixes if is_private(prefix)), default=1.0)
         epsilons, total = [], None
-        for start, stop in zip((0, *marks[:-1]), marks, strict=True):
+        for start, stop in pairwise((0, *marks)):
             done, new = between(spends, 0, stop), merged(between(spends, start, stop))
             if not is_private(done) or stop == marks[-1]:
                 epsilons.append(_epsilon(merged(done), bound, FINE))
@@ -200,7 +201,8 @@ def _width(spends: Sequence[Spend], grid: Grid) -> float:
         releases, noise = _releases(spend)
         variance += releases * _loss_variance(spend.sampling_rate, noise)
         count += releases
-        ends = _loss(spend.sampling_rate, noise, (SUPPORT + 1 / noise) * np.asarray([-1.0, 1.0]))
+        reach = SUPPORT + 1 / noise
+        ends = _loss(spend.sampling_rate, noise, np.asarray([-reach, reach]))
         widest = max(widest, float(ends[1] - ends[0]))
     wanted = grid.fraction * math.sqrt(variance / count)
     if grid.spare_points:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any, final
 
 import numpy as np
@@ -96,7 +97,7 @@ class RdpAccountant:
         """Epsilon after each of an increasing list of step counts."""
         spends, bound = spends_of(event), checks.delta_in_range(delta)
         total, epsilons = np.zeros(len(ORDERS)), []
-        for start, stop in zip((0, *marks[:-1]), marks, strict=True):
+        for start, stop in pairwise((0, *marks)):
             total = total + renyi(between(spends, start, stop))
             epsilons.append(self._epsilon(total, bound) if stop else 0.0)
         return tuple(epsilons)
