@@ -1,10 +1,9 @@
 """Data sets, how they are sampled, and data-independent features."""
 
+from sparsedp.data.arrays import npz
 from sparsedp.data.bundle import DataBundle, Split, holdout
 from sparsedp.data.cifar import cifar10
-from sparsedp.data.digits import digits
 from sparsedp.data.download import Checksum, SourceStatus, get, status
-from sparsedp.data.eyepacs import eyepacs
 from sparsedp.data.features import (
     CENTRED,
     CIFAR10_PUBLISHED,
@@ -16,13 +15,14 @@ from sparsedp.data.features import (
     Sparse,
 )
 from sparsedp.data.hospital import diabetes130
+from sparsedp.data.house_numbers import svhn
 from sparsedp.data.idx import fashion_mnist, mnist
 from sparsedp.data.images import image_folder
-from sparsedp.data.imdb import imdb, imdb_tokens
-from sparsedp.data.npz import npz
 from sparsedp.data.registry import DATASETS, DatasetSpec, load
+from sparsedp.data.retinopathy import eyepacs
+from sparsedp.data.reviews import imdb, imdb_tokens
+from sparsedp.data.sklearn_digits import digits
 from sparsedp.data.sources import SOURCES, Source
-from sparsedp.data.svhn import svhn
 
 __all__ = [
     "CENTRED",

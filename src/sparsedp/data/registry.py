@@ -10,12 +10,12 @@ from types import MappingProxyType
 from sparsedp.core.errors import DataError
 from sparsedp.data.bundle import DataBundle
 from sparsedp.data.cifar import cifar10
-from sparsedp.data.digits import digits
-from sparsedp.data.eyepacs import eyepacs
 from sparsedp.data.hospital import diabetes130
+from sparsedp.data.house_numbers import svhn
 from sparsedp.data.idx import fashion_mnist, mnist
-from sparsedp.data.imdb import imdb, imdb_tokens
-from sparsedp.data.svhn import svhn
+from sparsedp.data.retinopathy import eyepacs
+from sparsedp.data.reviews import imdb, imdb_tokens
+from sparsedp.data.sklearn_digits import digits
 
 Loader = Callable[[Path | str | None], DataBundle]
 

@@ -37,7 +37,7 @@ def read_svhn(path: Path) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]
 
     try:
         content = loadmat(path, variable_names=["X", "y"])
-    except (MatReadError, ValueError, TypeError, NotImplementedError, OSError, EOFError) as error:
+    except (MatReadError, ValueError, TypeError, NotImplementedError, OSError, EOFError, IndexError) as error:
         raise DataError(
             f"{path}: cannot be read as a MATLAB file ({error}); it is truncated or damaged"
         ) from error

@@ -45,10 +45,12 @@ def npz(
 
 
 def _read(path: Path) -> dict[str, npt.NDArray[Any]]:
+    if not zipfile.is_zipfile(path):
+        raise DataError(f"{path}: cannot be read as an NPZ (missing, truncated, or another kind of file)")
     try:
         with np.load(path, allow_pickle=False) as file:
             return {name: file[name] for name in file.files}
-    except (OSError, ValueError, EOFError, AttributeError, zipfile.BadZipFile, zlib.error) as error:
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise DataError(f"{path}: cannot be read as an NPZ of plain arrays ({error})") from error
 
 
