@@ -1,0 +1,1 @@
+"""Benchmarks of the library against plain SGD and Opacus."""

@@ -1,0 +1,128 @@
+"""One training step of each contender: everything a user pays for on a given batch.
+
+Each takes the step with SGD and momentum; the private ones clip to norm 1 and add noise of multiplier 1.
+"""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.optim import SGD
+from torch.utils.data import DataLoader, TensorDataset
+
+from benchmarks.supports import SUPPORTS
+from benchmarks.workloads import WORKLOADS, per_sample_loss
+
+Batch = tuple[Tensor, Tensor]
+Step = Callable[[], None]
+
+CLIP_NORM = 1.0
+NOISE_MULTIPLIER = 1.0
+SAMPLING_RATE = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One row of the benchmark. `rows` overrides the model's batch size."""
+
+    model: str
+    contender: str
+    active_ratio: float = 1.0
+    support: str = "full"
+    rows: int | None = None
+
+
+def make_step(job: Job) -> Step:
+    """A function that takes one step of the job's contender on its model's batch."""
+    workload = WORKLOADS[job.model]
+    model, batch = workload.model(), workload.batch(job.rows)
+    return CONTENDERS[job.contender](job, model, batch)
+
+
+def _optimizer(model: nn.Module) -> SGD:
+    return SGD(model.parameters(), lr=1e-3, momentum=0.9)
+
+
+def _sgd(job: Job, model: nn.Module, batch: Batch) -> Step:
+    optimizer = _optimizer(model)
+    inputs, targets = batch
+
+    def step() -> None:
+        optimizer.zero_grad()
+        F.cross_entropy(model(inputs), targets).backward()
+        optimizer.step()
+
+    return step
+
+
+def _opacus(mode: str, job: Job, model: nn.Module, batch: Batch) -> Step:
+    """Opacus as its users set it up, but for Poisson sampling: the batch is given."""
+    from opacus import PrivacyEngine
+
+    warnings.filterwarnings("ignore")
+    criterion: Callable[[Tensor, Tensor], Tensor] = nn.CrossEntropyLoss()
+    wrapped, optimizer, *rest = PrivacyEngine().make_private(
+        module=model,
+        optimizer=_optimizer(model),
+        criterion=criterion,
+        data_loader=DataLoader(TensorDataset(*batch), batch_size=batch[0].shape[0]),
+        noise_multiplier=NOISE_MULTIPLIER,
+        max_grad_norm=CLIP_NORM,
+        poisson_sampling=False,
+        grad_sample_mode=mode,
+    )
+    if len(rest) == 2:
+        criterion = rest[0]
+    inputs, targets = batch
+
+    def step() -> None:
+        optimizer.zero_grad()
+        criterion(wrapped(inputs), targets).backward()
+        optimizer.step()
+
+    return step
+
+
+def _sparsedp(job: Job, model: nn.Module, batch: Batch) -> Step:
+    from sparsedp.core.batch import MicroBatch
+    from sparsedp.core.clip import FlatClip
+    from sparsedp.core.randomness import SystemRandomness
+    from sparsedp.gradients import BookkeepingEngine, Query
+    from sparsedp.privacy.ledger import Charge, MemoryLedger
+    from sparsedp.privacy.mechanism import privatize
+    from sparsedp.training.apply import SupportOptimizer
+
+    engine = BookkeepingEngine(model, per_sample_loss)
+    query = Query(SUPPORTS[job.support](engine.layout, job.active_ratio), FlatClip(CLIP_NORM))
+    optimizer = SupportOptimizer(model, engine.layout, _optimizer(model), coasts=False)
+    ledger, randomness = MemoryLedger(), SystemRandomness()
+    steps = itertools.count()
+
+    def step() -> None:
+        released = privatize(
+            engine,
+            [MicroBatch(batch)],
+            query,
+            expected_batch_size=float(batch[0].shape[0]),
+            charge=Charge("train", next(steps), SAMPLING_RATE, NOISE_MULTIPLIER),
+            ledger=ledger,
+            randomness=randomness,
+        )
+        optimizer.apply(released)
+
+    return step
+
+
+CONTENDERS: dict[str, Callable[[Job, nn.Module, Batch], Step]] = {
+    "sgd": _sgd,
+    "opacus-hooks": partial(_opacus, "hooks"),
+    "opacus-ew": partial(_opacus, "ew"),
+    "opacus-ghost": partial(_opacus, "ghost"),
+    "sparsedp": _sparsedp,
+}

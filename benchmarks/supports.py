@@ -1,0 +1,37 @@
+"""The supports the benchmark times: random coordinates, or whole rows of every parameter."""
+
+from __future__ import annotations
+
+import torch
+
+from sparsedp.core.layout import Layout
+from sparsedp.core.randomness import PublicRandomness
+from sparsedp.core.support import Support
+
+
+def random_support(layout: Layout, active_ratio: float) -> Support:
+    """floor(ratio * d) coordinates, uniformly at random (the same in every process)."""
+    order = PublicRandomness(0).permutation(layout.dimension, key=(0,))
+    return Support(order[: int(active_ratio * layout.dimension)], layout.dimension)
+
+
+def clustered_support(layout: Layout, active_ratio: float) -> Support:
+    """floor(ratio * d) coordinates in whole rows: the last floor(ratio * n) of every parameter's n rows.
+
+    What the rounding leaves is filled from the end of the network upwards, so at most one row is cut.
+    """
+    mask = torch.zeros(layout.dimension, dtype=torch.bool)
+    for slot in layout:
+        rows = int(active_ratio * slot.shape[0])
+        mask[slot.span.stop - rows * (slot.size // slot.shape[0]) : slot.span.stop] = True
+    missing = int(active_ratio * layout.dimension) - int(mask.sum())
+    unused = (~mask).nonzero().reshape(-1)
+    mask[unused[unused.numel() - missing :]] = True
+    return Support.from_mask(mask)
+
+
+SUPPORTS = {
+    "full": lambda layout, active_ratio: Support.full(layout.dimension),
+    "random": random_support,
+    "clustered": clustered_support,
+}
