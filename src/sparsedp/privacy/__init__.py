@@ -1,1 +1,37 @@
-"""The privacy boundary: the mechanism and what it releases, the plan, the ledger, the accountants."""
+"""The privacy boundary: the mechanism and what it releases, the plan, the ledger, the accountants.
+
+Nothing here imports PyTorch or `dp_accounting`: the mechanism (`sparsedp.privacy.mechanism`) needs the first, and the
+accountants load the second when they are asked something.
+"""
+
+from sparsedp.privacy.accountants import ACCOUNTANTS, Accountant, accountant, epsilon_by_epoch, plan_epsilon
+from sparsedp.privacy.calibrate import EqualNoise, NominalSplit, Split, calibrate
+from sparsedp.privacy.filters import RdpFilter
+from sparsedp.privacy.ledger import Charge, FileLedger, Ledger, MemoryLedger
+from sparsedp.privacy.ledger_record import LedgerRecord
+from sparsedp.privacy.plan import Continuation, Phase, Plan
+from sparsedp.privacy.summary import PlanSummary, guarantee, summarize
+
+__all__ = [
+    "ACCOUNTANTS",
+    "Accountant",
+    "Charge",
+    "Continuation",
+    "EqualNoise",
+    "FileLedger",
+    "Ledger",
+    "LedgerRecord",
+    "MemoryLedger",
+    "NominalSplit",
+    "Phase",
+    "Plan",
+    "PlanSummary",
+    "RdpFilter",
+    "Split",
+    "accountant",
+    "calibrate",
+    "epsilon_by_epoch",
+    "guarantee",
+    "plan_epsilon",
+    "summarize",
+]

@@ -1,0 +1,65 @@
+"""A plan in words and numbers, for the command line and for records."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import final
+
+from sparsedp.privacy.accountants import ACCOUNTANTS, plan_epsilon
+from sparsedp.privacy.plan import Phase, Plan
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class PlanSummary:
+    """What a plan guarantees.
+
+    Attributes:
+        statement: the guarantee in a sentence, with its unit, relation and accountant.
+        epsilons: epsilon of the whole plan by every accountant; infinite where it is not private, empty without a
+            delta.
+        batch_sizes: expected batch size of each phase.
+    """
+
+    plan: Plan
+    statement: str
+    epsilons: Mapping[str, float]
+    batch_sizes: Mapping[str, float]
+
+
+def summarize(plan: Plan) -> PlanSummary:
+    """The guarantee of a plan, by every accountant."""
+    epsilons = {} if plan.delta is None else {name: plan_epsilon(plan, name) for name in ACCOUNTANTS}
+    return PlanSummary(
+        plan=plan,
+        statement=guarantee(plan),
+        epsilons=MappingProxyType(epsilons),
+        batch_sizes=MappingProxyType({p.name: plan.expected_batch_size(p) for p in plan.phases}),
+    )
+
+
+def guarantee(plan: Plan) -> str:
+    """The guarantee in a sentence; it never leaves out what a unit is."""
+    if not plan.is_private:
+        reasons = [reason for phase in plan.phases if (reason := _not_private(phase))]
+        return f"Not private (epsilon is infinite): {'; '.join(reasons)}."
+    if plan.delta is None:
+        return f"Noise without a target: epsilon for one {plan.unit} of {plan.units} depends on the delta chosen."
+    if plan.target_epsilon is None:
+        return (
+            f"({plan_epsilon(plan):.4g}, {plan.delta:g})-differential privacy for adding or removing one {plan.unit} "
+            f"of {plan.units}, by the pld accountant."
+        )
+    whole = f" together with {len(plan.continuation.ledgers)} earlier runs" if plan.continuation else ""
+    return (
+        f"At most ({plan.target_epsilon:.4g}, {plan.delta:g})-differential privacy{whole} for adding or removing one "
+        f"{plan.unit} of {plan.units}, by the {plan.accountant} accountant."
+    )
+
+
+def _not_private(phase: Phase) -> str:
+    if phase.clip_norm is None:
+        return f"phase {phase.name} does not clip"
+    return "" if phase.noise_multiplier else f"phase {phase.name} adds no noise"
