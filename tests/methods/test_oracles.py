@@ -57,20 +57,41 @@ def test_the_oracles_gradient_is_the_derivative_of_its_loss():
     np.testing.assert_allclose(NETWORK.gradient(problem.theta, x, label), numeric, atol=1e-8)
 
 
+def random_score(released, *_):
+    """TP-Rand: the place in a random order, first is best."""
+    return -np.argsort(PUBLIC.permutation(D, (0, 0)).numpy())
+
+
+TWO_PHASE = {"tp-topk": tp_topk.energy_score, "tp-coherent": tp_topk.coherent_score, "tp-rand": random_score}
+
+
+@pytest.mark.parametrize("name", TWO_PHASE)
 @pytest.mark.parametrize("seed", range(3))
-def test_tp_topk_is_algorithm_1_in_both_phases(seed):
-    method, options = get_method("tp-topk"), MethodOptions(active_ratio=0.29)
+def test_tp_topk_is_algorithm_1_in_both_phases_and_its_kin_differ_in_the_score_alone(name, seed):
+    method, options = get_method(name), MethodOptions(active_ratio=0.29)
     problem = Problem(steps=20, seed=seed)
     plan = plan_for(method, options, problem, 4, {"warm-up": 1.1, "main": 0.7}, clip_norm=(0.8, 0.5))
     run = drive(method, options, plan, problem, lr=0.5)
     oracle = tp_topk.train(
         NETWORK, problem.theta, problem.data, problem.batches, problem.noise,
         T1=6, B=8, C1=0.8, C2=0.5, sigma1=1.1, sigma2=0.7, lr=0.5, k=8,
+        score=TWO_PHASE[name],
     )  # fmt: skip
     assert plan.first_step("main") == 6
-    np.testing.assert_allclose(run.controller.scores(), oracle["scores"], atol=1e-9)
+    if name != "tp-rand":
+        np.testing.assert_allclose(run.controller.scores(), oracle["scores"], atol=1e-9)
     assert run.settings[5].support.is_full
     assert run.settings[6].support.indices.tolist() == oracle["support"]
+    assert_same_path(run.weights, oracle["history"], problem.theta)
+
+
+def test_dp_sgd_is_the_first_phase_for_good():
+    method, problem = get_method("dp-sgd"), Problem(steps=10)
+    run = drive(method, None, plan_for(method, None, problem, 2, {"train": 1.1}), problem, lr=0.5)
+    oracle = tp_topk.train(
+        NETWORK, problem.theta, problem.data, problem.batches, problem.noise,
+        T1=10, B=8, C1=1.0, C2=1.0, sigma1=1.1, sigma2=1.1, lr=0.5, k=D,
+    )  # fmt: skip
     assert_same_path(run.weights, oracle["history"], problem.theta)
 
 

@@ -5,20 +5,29 @@ import numpy as np
 from oracles.network import clipped, top_k
 
 
-def train(network, theta, data, batches, noise, *, T1, B, C1, C2, sigma1, sigma2, lr, k):
+def energy_score(g, sigma1, C1, B):
+    """Lines 11 and 14."""
+    return (g**2).sum(axis=0) / len(g) - (sigma1 * C1 / B) ** 2
+
+
+def coherent_score(g, sigma1, C1, B):
+    """Not in the paper: (mean g)^2 less the noise left in the mean."""
+    return g.mean(axis=0) ** 2 - (sigma1 * C1 / B) ** 2 / len(g)
+
+
+def train(network, theta, data, batches, noise, *, T1, B, C1, C2, sigma1, sigma2, lr, k, score=energy_score):
     X, y = data
     theta = theta.copy()
-    s = np.zeros(network.dimension)  # line 4
-    history = []
+    released, history = [], []
     for t in range(T1):  # line 5
         total = np.zeros(network.dimension)
         for i in batches[t]:  # lines 7-9
             total += clipped(network.gradient(theta, X[i], y[i]), C1)
         g = (total + sigma1 * C1 * noise[t]) / B  # line 10
         theta = theta - lr * g  # line 11
-        s += g**2
+        released.append(g)
         history.append(theta.copy())
-    a = s / T1 - (sigma1 * C1 / B) ** 2  # line 14
+    a = score(np.array(released), sigma1, C1, B)
     A = top_k(a, k)  # line 15
     m = np.zeros(network.dimension)
     m[A] = 1.0

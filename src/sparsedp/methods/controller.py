@@ -63,10 +63,8 @@ class Controller:
         ranking = self._method.ranking
         self._score: Score | None = None if isinstance(ranking, RandomOrder) else ranking
         self._auto = self._auto_ratio()
-        ratio = self._method.active_ratio
-        self._target = Fraction(1) if isinstance(ratio, str) else exact_ratio(ratio)
-        self._check_counts()
         self._begin()
+        self._check_counts()
 
     def _begin(self) -> None:
         d = self._layout.dimension
@@ -181,8 +179,6 @@ class Controller:
         self._next_step, self._period = values["next_step"], values["period"]
         self._scored_steps, self._pruned = values["scored_steps"], values["pruned"]
         self._auto_count = values["auto_count"]
-        if self._auto_count is not None:
-            self._target = Fraction(self._auto_count, self._layout.dimension)
         self._support = Support(tensors["support"], self._layout.dimension)
         self._statistics = Statistics(tensors["alpha"].clone(), tensors["beta"].clone())
         self._score_state = _under(tensors, "score.")
@@ -241,15 +237,19 @@ class Controller:
                 "too many warm-up steps were lost to estimate a ratio; all coordinates stay active"
             )
             self._auto_count = d
-        self._target = Fraction(self._auto_count, d)
         self._auto_state = auto.init(d)
 
     def _select(self, period: int) -> Support:
         d = self._layout.dimension
         if self._order is None:
             return Support.full(d)
-        ratio = self._method.schedule.ratio(period, len(self._starts), self._target)
-        return Support(self._order[: active_count(ratio, d)], d)
+        return Support(self._order[: self._count(period)], d)
+
+    def _count(self, period: int) -> int:
+        """The scheduled number of active coordinates."""
+        d, ratio = self._layout.dimension, self._method.active_ratio
+        target = Fraction(self._auto_count or d, d) if isinstance(ratio, str) else exact_ratio(ratio)
+        return active_count(self._method.schedule.ratio(period, len(self._starts), target), d)
 
     def _geometry(self, main: bool) -> Geometry:
         if main and self._method.geometry is GeometryRule.STANDARDIZED:
@@ -269,11 +269,8 @@ class Controller:
 
     def _check_counts(self) -> None:
         """Refuse at once a schedule that would leave nothing to train."""
-        if self._method.ranking is None or self._auto:
-            return
         for period in range(len(self._starts)):
-            ratio = self._method.schedule.ratio(period, len(self._starts), self._target)
-            active_count(ratio, self._layout.dimension)
+            self._count(period)
 
 
 def _under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:

@@ -9,7 +9,7 @@ from typing import Literal
 from sparsedp.core.errors import SparseDPError
 from sparsedp.methods.clock import Clock, PerEpoch, Refresh
 from sparsedp.methods.granularity import Granularity
-from sparsedp.methods.schedules import Constant, Release, Schedule, exact_ratio
+from sparsedp.methods.schedules import Constant, Listed, Release, Schedule, exact_ratio
 from sparsedp.methods.scores import RandomOrder, Ranking
 from sparsedp.methods.standardization import Decays
 
@@ -115,6 +115,10 @@ def _check_auto(method: Method) -> None:
         raise SparseDPError(
             f"{method.name}: active_ratio='auto' is estimated from a warm-up, for a ranking by score; "
             "give a number, or choose a two-phase method such as tp-topk"
+        )
+    if isinstance(method.schedule, Listed):
+        raise SparseDPError(
+            f"{method.name}: active_ratio='auto' with a listed schedule: the list is the ratio; drop one of them"
         )
 
 

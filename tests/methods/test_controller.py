@@ -1,0 +1,216 @@
+import dataclasses
+import logging
+from itertools import pairwise
+
+import pytest
+import torch
+from method_tools import layout_of, plan_of, random_release, release, run
+
+from sparsedp.core.errors import SparseDPError
+from sparsedp.core.randomness import PublicRandomness
+from sparsedp.methods.clock import PerEpoch, Refresh
+from sparsedp.methods.controller import Controller
+from sparsedp.methods.granularity import Granularity
+from sparsedp.methods.method import AUTO, OffSupport
+from sparsedp.methods.options import MethodOptions
+from sparsedp.methods.registry import get_method
+from sparsedp.methods.schedules import Cooling, Listed, Release
+from sparsedp.privacy.plan import Phase
+
+TEN = layout_of((10,))
+PUBLIC = PublicRandomness(5)
+
+
+def constant(gradient, noise=0.0):
+    """A maker of releases that are always the same gradient, on whatever the support is."""
+
+    def make(seed, step, setting):
+        return release(
+            setting.support, setting.support.gather(torch.tensor(gradient).double()), noise, step=step
+        )
+
+    return make
+
+
+def periods(done):
+    """The supports, one per run of equal ones."""
+    supports = [setting.support for setting in done.settings]
+    return [supports[0], *(new for old, new in pairwise(supports) if new is not old)]
+
+
+def test_tp_topk_keeps_the_coordinates_with_the_most_energy_and_remembers_their_scores():
+    gradient = [0.0, 3.0, -4.0, 1.0, 0.0, 2.0, 0.0, 0.0, 0.0, 0.0]
+    done = run(
+        get_method("tp-topk"), MethodOptions(active_ratio=0.3), layout=TEN, make=constant(gradient, 0.5)
+    )
+    assert done.settings[-1].support.indices.tolist() == [1, 2, 5]
+    assert done.controller.scores().tolist() == [g * g - 0.25 for g in gradient]
+
+
+def test_scores_are_there_from_the_ranking_on_and_never_for_a_random_one():
+    method = get_method("tp-topk")
+    controller = Controller(method, None, TEN, plan_of(method), PUBLIC)
+    for step in range(6):
+        controller.observe(random_release(0, step, controller.setting(step)))
+    assert controller.scores() is None
+    controller.setting(6)
+    assert controller.scores().shape == (10,)
+    assert run(get_method("on-rand")).controller.scores() is None
+
+
+def test_cooling_after_a_warm_up_keeps_the_ranking_and_moves_the_ratio():
+    gradient = [float(i) for i in range(10)]
+    options = MethodOptions(schedule=Cooling(), active_ratio=0.2)
+    done = run(get_method("tp-topk"), options, layout=TEN, make=constant(gradient), warmup_fraction=0.25)
+    assert done.sizes == [10] * 10 + [6] * 5 + [2] * 5
+    assert [s.indices.tolist() for s in periods(done)] == [list(range(10)), [4, 5, 6, 7, 8, 9], [8, 9]]
+
+
+def test_released_coordinates_are_the_next_best():
+    gradient = [float(i) for i in range(10)]
+    options = MethodOptions(schedule=Release((0.4, 0.5)), active_ratio=0.2)
+    done = run(get_method("adadpigu"), options, layout=TEN, make=constant(gradient), warmup_fraction=0.25)
+    assert [s.indices.tolist() for s in periods(done)[1:]] == [[8, 9], [6, 7, 8, 9], [5, 6, 7, 8, 9]]
+
+
+def test_random_supports_are_fresh_every_period_and_fixed_within_one():
+    options = MethodOptions(schedule=Listed((0.5,)), clock=PerEpoch(2))
+    done = run(get_method("on-rand"), options, layout=layout_of((100,)))
+    changes = [step for step, setting in enumerate(done.settings) if setting.change is not None]
+    assert changes == [0, 3, 5, 8, 10, 13, 15, 18]
+    assert len({setting.support for setting in done.settings}) == 8
+
+
+def test_a_random_support_drawn_once_stays():
+    done = run(get_method("tp-rand"), layout=layout_of((100,)))
+    assert len({setting.support for setting in done.settings[6:]}) == 1
+
+
+def test_refreshing_after_a_warm_up_starts_from_its_scores_and_then_uses_the_last_period_alone():
+    """Coordinates 0 and 1 lead in the warm-up; then 1 falls silent, and any frozen one's noise is more."""
+
+    def make(seed, step, setting):
+        gradient = torch.zeros(10).double()
+        gradient[0], gradient[1] = 5.0, 4.0 if step < 5 else 0.0
+        return release(setting.support, setting.support.gather(gradient), 0.1, step=step)
+
+    options = MethodOptions(refresh=Refresh.EVERY_PERIOD, active_ratio=0.2, ranking="ranked")
+    done = run(get_method("tp-topk"), options, layout=TEN, make=make, warmup_fraction=0.25)
+    assert done.settings[5].support.indices.tolist() == [0, 1]
+    assert done.settings[9].support.indices.tolist() == [0, 1]
+    assert 0 in done.settings[10].support
+    assert 1 not in done.settings[10].support
+
+
+def test_a_frozen_coordinate_can_come_back_only_because_of_the_public_noise():
+    def supports(noise):
+        options = MethodOptions(schedule=Listed((0.5,)))
+        return periods(
+            run(get_method("ranked"), options, layout=TEN, make=constant([0.0] * 10), epochs=30, noise=noise)
+        )
+
+    silent, noisy = supports(0.0), supports(1.0)
+    assert len(silent) == 2
+    assert set().union(*(s.indices.tolist() for s in noisy[1:])) == set(range(10))
+
+
+def test_pruning_happens_once_at_the_first_selection():
+    options = MethodOptions(prune=True, schedule=Listed((1.0, 0.5, 0.2, 0.6)))
+    done = run(get_method("tp-topk"), options, layout=TEN, epochs=6, warmup_fraction=1 / 6)
+    changes = [setting.change for setting in done.settings if setting.change is not None]
+    assert [change.prune for change in changes] == [True, False, False]
+    assert changes[0].left.size == 5
+    assert changes[0].off_support is OffSupport.DROPPED
+
+
+def test_statistics_start_afresh_for_coordinates_that_enter_or_come_back():
+    options = MethodOptions(active_ratio=0.5, schedule=Listed((0.5, 0.2, 0.5)))
+    done = run(get_method("adadpigu"), options, layout=TEN, make=constant([float(i) for i in range(10)]))
+    scales = [setting.geometry.scale for setting in done.settings[6:]]
+    assert scales[0].tolist() == [1 + 1e-6] * 5
+    assert not torch.equal(scales[4], scales[0])
+    assert scales[10].tolist()[:3] == [1 + 1e-6] * 3
+    assert all(scale != 1 + 1e-6 for scale in scales[10].tolist()[3:])
+
+
+def test_rows_are_taken_whole_but_for_the_one_at_the_edge():
+    layout = layout_of((4, 5), (4,))
+    gradient = [1.0] * 5 + [3.0] * 5 + [0.0] * 5 + [2.0, 2.0, 2.0, 2.0, 2.5] + [0.5] * 4
+    options = MethodOptions(granularity=Granularity.ROWS, active_ratio=0.5)
+    done = run(get_method("tp-topk"), options, layout=layout, make=constant(gradient))
+    assert done.settings[-1].support.indices.tolist() == [0, 1, 5, 6, 7, 8, 9, 15, 16, 17, 18, 19]
+
+
+def test_the_automatic_ratio_keeps_what_carries_more_energy_than_noise():
+    """Main-phase noise is 1/10 = 0.1 on the mean: three gradients above it, the rest far below."""
+    gradient = [0.0, 3.0, -4.0, 0.01, 0.0, 2.0, 0.0, 0.02, 0.0, 0.0]
+    options = MethodOptions(active_ratio=AUTO)
+    done = run(get_method("tp-coherent"), options, layout=TEN, make=constant(gradient))
+    assert done.controller.auto_count == 3
+    assert done.settings[-1].support.indices.tolist() == [1, 2, 5]
+
+
+def test_an_automatic_ratio_whose_steps_were_lost_stays_dense_and_says_so(caplog):
+    method, options = get_method("tp-topk"), MethodOptions(active_ratio=AUTO)
+    controller = Controller(method, options, TEN, plan_of(method, options), PUBLIC)
+    for step in (0, 1, 2, 3):
+        controller.observe(random_release(0, step, controller.setting(step)))
+    with caplog.at_level(logging.WARNING, logger="sparsedp"):
+        assert controller.setting(6).support.is_full
+    assert "all coordinates stay active" in caplog.text
+    assert controller.auto_count == 10
+
+
+def test_restoring_an_earlier_state_forgets_a_ratio_chosen_since():
+    method, options = get_method("tp-topk"), MethodOptions(active_ratio=AUTO)
+    controller = Controller(method, options, TEN, plan_of(method, options), PUBLIC)
+    begun = controller.state()
+    for step in range(8):
+        controller.observe(random_release(0, step, controller.setting(step)))
+    assert controller.auto_count is not None
+    controller.restore(begun)
+    assert controller.auto_count is None
+    assert controller.setting(0).support.is_full
+
+
+def test_a_preliminary_release_comes_before_the_methods_steps():
+    method = get_method("tp-topk")
+    plan = plan_of(method)
+    statistics = Phase("features", 2, 1.0, 1.0, noise_multiplier=5.0, trains=False)
+    longer = dataclasses.replace(plan, phases=(statistics, *plan.phases))
+    controller = Controller(method, None, TEN, longer, PUBLIC)
+    sizes = []
+    for step in range(2, 22):
+        setting = controller.setting(step)
+        sizes.append(setting.support.size)
+        controller.observe(random_release(0, step, setting))
+    assert sizes == [10] * 6 + [2] * 14
+    between = dataclasses.replace(plan, phases=(plan.phases[0], statistics, plan.phases[1]))
+    with pytest.raises(SparseDPError, match="put it before the warm-up"):
+        Controller(method, None, TEN, between, PUBLIC)
+
+
+def test_a_plan_for_another_method_or_other_options_is_refused():
+    method = get_method("tp-topk")
+    with pytest.raises(SparseDPError, match="the plan is for 'dp-sgd'"):
+        Controller(method, None, TEN, plan_of(get_method("dp-sgd")), PUBLIC)
+    with pytest.raises(SparseDPError, match=r"make it with build_plan and the\s+same method and options"):
+        Controller(method, MethodOptions(active_ratio=0.5), TEN, plan_of(method), PUBLIC)
+
+
+def test_a_ratio_that_leaves_nothing_is_refused_at_once():
+    method, options = get_method("on-rand"), MethodOptions(active_ratio=0.09)
+    with pytest.raises(SparseDPError, match="of d=10 coordinates is none"):
+        Controller(method, options, TEN, plan_of(method, options), PUBLIC)
+
+
+@pytest.mark.parametrize("part", ["options", "layout", "plan", "seed"])
+def test_a_state_of_another_run_is_refused(part):
+    method = get_method("tp-topk")
+    state = Controller(method, None, TEN, plan_of(method), PUBLIC).state()
+    options = MethodOptions(active_ratio=0.5) if part == "options" else None
+    layout = layout_of((11,)) if part == "layout" else TEN
+    plan = plan_of(method, options, noise=2.0 if part == "plan" else 1.0)
+    other = Controller(method, options, layout, plan, PublicRandomness(6 if part == "seed" else 5))
+    with pytest.raises(SparseDPError, match="the saved state differs in"):
+        other.restore(state)

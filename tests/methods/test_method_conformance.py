@@ -1,0 +1,214 @@
+"""What every method must do. Registering one enrols it here."""
+
+import json
+from fractions import Fraction
+from math import floor
+
+import pytest
+import torch
+from harness import HandWritten, Problem, drive
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from method_tools import layout_of, plan_of, random_release, run
+from safetensors.torch import load, save
+
+from sparsedp.core.errors import SparseDPError
+from sparsedp.core.geometry import Identity, Standardized
+from sparsedp.core.randomness import PublicRandomness
+from sparsedp.methods.clock import EverySteps, PerEpoch, Refresh
+from sparsedp.methods.controller import Controller
+from sparsedp.methods.describe import describe
+from sparsedp.methods.granularity import Granularity
+from sparsedp.methods.method import AUTO, GeometryRule
+from sparsedp.methods.options import MethodOptions, configure
+from sparsedp.methods.registry import all_methods, get_method
+from sparsedp.methods.schedules import Constant, Cooling, Listed, Release
+from sparsedp.methods.scores import RandomOrder, ranking_names
+from sparsedp.methods.setting import ControllerState
+from sparsedp.privacy.plan import Plan
+
+LAYOUT = layout_of((6, 7), (6,), (3, 6), (3,))
+every_method = pytest.mark.parametrize("method", all_methods(), ids=lambda method: method.name)
+
+
+def scheduled_sizes(row, plan, starts):
+    """The size of the support at each step, from the method's row, told again from the top."""
+    d, sizes = LAYOUT.dimension, []
+    warm_up = plan.phases[0].steps if row.warm_up else 0
+    for step in range(plan.total_steps):
+        period = sum(start <= step - warm_up for start in starts) - 1
+        scored_from_nothing = not row.warm_up and not isinstance(row.ranking, RandomOrder) and period == 0
+        if step < warm_up or row.ranking is None or scored_from_nothing:
+            sizes.append(d)
+        else:
+            ratio = row.schedule.ratio(period, len(starts), Fraction(repr(row.active_ratio)))
+            sizes.append(floor(ratio * d))
+    return sizes
+
+
+def identical(one, other):
+    first, second = one.state(), other.state()
+    same_tensors = set(first.tensors) == set(second.tensors) and all(
+        torch.equal(first.tensors[name], second.tensors[name]) for name in first.tensors
+    )
+    return same_tensors and first.values == second.values
+
+
+@every_method
+def test_the_support_always_has_the_scheduled_size(method):
+    done = run(method)
+    starts = method.clock.starts(done.plan.phases[-1].steps, done.plan.steps_per_epoch)
+    assert done.sizes == scheduled_sizes(method, done.plan, starts)
+
+
+@every_method
+def test_what_it_decides_depends_on_released_values_and_public_randomness_alone(method):
+    first, second = run(method, seed=1), run(method, seed=1)
+    assert [s.support for s in first.settings] == [s.support for s in second.settings]
+    assert identical(first.controller, second.controller)
+
+
+@every_method
+@pytest.mark.parametrize("cut", [1, 5, 6, 7, 11, 19])
+def test_a_restored_controller_goes_on_exactly_as_if_it_had_never_stopped(method, cut):
+    whole = run(method, seed=2)
+    plan = plan_of(method)
+    first = Controller(method, None, LAYOUT, plan, PublicRandomness(5))
+    for step in range(cut):
+        first.observe(random_release(2, step, first.setting(step)))
+    saved = first.state()
+    through_files = ControllerState(load(save(dict(saved.tensors))), json.loads(json.dumps(saved.values)))
+    second = Controller(method, None, LAYOUT, plan, PublicRandomness(5))
+    second.restore(through_files)
+    for step in range(cut, plan.total_steps):
+        setting = second.setting(step)
+        assert setting.support == whole.settings[step].support
+        assert (setting.change is None) == (whole.settings[step].change is None)
+        if isinstance(setting.geometry, Standardized):
+            assert torch.equal(setting.geometry.scale, whole.settings[step].geometry.scale)
+        second.observe(random_release(2, step, setting))
+    assert identical(second, whole.controller)
+
+
+@every_method
+def test_changes_say_exactly_what_left_and_entered(method):
+    done = run(method)
+    before = done.settings[0].support
+    assert before.is_full or done.settings[0].change is not None
+    for setting in done.settings[1:]:
+        if setting.change is None:
+            assert setting.support is before
+        else:
+            left, entered = setting.change.left.mask(), setting.change.entered.mask()
+            assert torch.equal((before.mask() & ~left) | entered, setting.support.mask())
+            assert not (entered & before.mask()).any()
+            assert not (left & ~before.mask()).any()
+            assert setting.change.off_support is method.off_support
+        before = setting.support
+
+
+@every_method
+def test_a_warm_up_is_dense_and_clips_gradients_as_they_are(method):
+    done = run(method, MethodOptions(per_sample_top=0.5))
+    for step, setting in enumerate(done.settings):
+        if method.warm_up and step < done.plan.phases[0].steps:
+            assert setting.support.is_full
+            assert setting.geometry == Identity()
+            assert setting.per_sample_top is None
+        else:
+            assert isinstance(setting.geometry, Standardized) is (
+                method.geometry is GeometryRule.STANDARDIZED
+            )
+            assert setting.per_sample_top == 0.5
+
+
+@every_method
+def test_non_interference_the_data_reaches_the_controller_only_through_releases(method):
+    """With the mechanism's output swapped for fixed numbers, two data sets give the same supports and state."""
+
+    def trained_on(seed, replace):
+        problem = Problem(steps=20, seed=seed)
+        return drive(
+            method, None, plan_of(method, noise=0.2), problem, lr=0.1, replace=replace, engine=HandWritten()
+        )
+
+    fixed = [trained_on(seed, lambda step, setting: random_release(9, step, setting)) for seed in (1, 2)]
+    assert [s.support for s in fixed[0].settings] == [s.support for s in fixed[1].settings]
+    assert identical(fixed[0].controller, fixed[1].controller)
+    if method.ranking is not None and not isinstance(method.ranking, RandomOrder):
+        real = [trained_on(seed, None) for seed in (1, 2)]
+        assert not identical(real[0].controller, real[1].controller), "the comparison above could not fail"
+
+
+@every_method
+def test_its_row_and_its_plan_survive_json(method):
+    assert json.loads(json.dumps(describe(method))) == describe(method)
+    plan = plan_of(method)
+    assert Plan.from_json(plan.to_json()) == plan
+    assert method.summary
+    assert method.paper
+    assert method.private is plan.is_private
+    assert method.private or "NOT PRIVATE" in method.summary
+
+
+@every_method
+def test_a_step_is_set_once_in_order_and_observed_before_the_next(method):
+    controller = Controller(method, None, LAYOUT, plan_of(method), PublicRandomness(5))
+    setting = controller.setting(0)
+    with pytest.raises(SparseDPError, match="has not been observed"):
+        controller.setting(1)
+    with pytest.raises(SparseDPError, match="between two steps"):
+        controller.state()
+    with pytest.raises(SparseDPError, match="expected step 0"):
+        controller.observe(random_release(0, 1, setting))
+    controller.observe(random_release(0, 0, setting))
+    with pytest.raises(SparseDPError, match="expected step None"):
+        controller.observe(random_release(0, 0, setting))
+    with pytest.raises(SparseDPError, match="got 0, expected 1 to 19"):
+        controller.setting(0)
+    with pytest.raises(SparseDPError, match="got 20, expected 1 to 19"):
+        controller.setting(20)
+
+
+@every_method
+def test_a_run_that_lost_steps_goes_on_with_what_it_has(method):
+    """Steps 3 to 8 were paid for and lost: over the switch, and over the start of an epoch."""
+    controller = Controller(method, None, LAYOUT, plan_of(method), PublicRandomness(5))
+    for step in [0, 1, 2, *range(9, 20)]:
+        setting = controller.setting(step)
+        controller.observe(random_release(0, step, setting))
+    assert setting.support.size == run(method).sizes[-1]
+
+
+PIECES = {
+    "ranking": st.sampled_from([name for name in ranking_names() if name in
+        ("energy", "magnitude", "ranked", "coherent", "block-coherent", "random")]),
+    "refresh": st.sampled_from(list(Refresh)),
+    "schedule": st.sampled_from([Constant(), Cooling(), Release((0.7, 0.9)), Listed((0.2, 1.0, 0.5, 0.1))]),
+    "clock": st.sampled_from([PerEpoch(), PerEpoch(3), EverySteps(2), EverySteps(7)]),
+    "granularity": st.sampled_from(list(Granularity)),
+    "geometry": st.sampled_from(list(GeometryRule)),
+    "warm_up": st.booleans(),
+    "active_ratio": st.sampled_from([0.05, 0.3, 0.61]),
+}  # fmt: skip
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.sampled_from(["tp-topk", "on-rand", "adadpigu"]), st.fixed_dictionaries(PIECES))
+def test_all_pieces_combine_freely_and_keep_to_the_scheduled_size(name, pieces):
+    options = MethodOptions(**pieces)
+    row = configure(get_method(name), options)
+    done = run(get_method(name), options)
+    starts = row.clock.starts(done.plan.phases[-1].steps, done.plan.steps_per_epoch)
+    assert done.sizes == scheduled_sizes(row, done.plan, starts)
+    assert MethodOptions.from_json(json.loads(json.dumps(options.to_json()))) == options
+
+
+@pytest.mark.parametrize("name", ["tp-topk", "tp-coherent", "tp-block-coherent", "adadpigu"])
+def test_an_automatic_ratio_is_chosen_at_the_switch_and_kept(name):
+    done = run(get_method(name), MethodOptions(active_ratio=AUTO))
+    warm_up = done.plan.phases[0].steps
+    k = done.controller.auto_count
+    assert 1 <= k <= LAYOUT.dimension
+    assert done.controller.auto_ratio == k / LAYOUT.dimension
+    assert done.sizes == [LAYOUT.dimension] * warm_up + [k] * (20 - warm_up)

@@ -1,0 +1,143 @@
+import json
+
+import pytest
+
+from sparsedp.core.errors import SparseDPError
+from sparsedp.methods.clock import EverySteps, PerEpoch, Refresh
+from sparsedp.methods.granularity import Granularity
+from sparsedp.methods.method import AUTO, GeometryRule, Method, OffSupport
+from sparsedp.methods.options import MethodOptions, configure
+from sparsedp.methods.registry import all_methods, get_method, register
+from sparsedp.methods.schedules import Constant, Cooling, Listed, Release
+from sparsedp.methods.scores import BlockCoherent, Coherent, Energy, RandomOrder
+from sparsedp.methods.standardization import Decays
+
+FULL = MethodOptions(
+    active_ratio=0.25,
+    ranking="block-coherent",
+    warm_up=True,
+    refresh=Refresh.EVERY_PERIOD,
+    clock=EverySteps(20),
+    schedule=Listed((1.0, 0.5)),
+    geometry=GeometryRule.STANDARDIZED,
+    off_support=OffSupport.DROPPED,
+    granularity=Granularity.ROWS,
+    prune=True,
+    per_sample_top=0.5,
+    block_size=7,
+    centre_decay=0.8,
+    variance_decay=0.99,
+    stabilizer=1e-4,
+)
+
+
+def test_the_table_has_the_papers_methods_and_ours():
+    names = {method.name for method in all_methods()}
+    assert names >= {
+        "dp-sgd", "tp-topk", "tp-coherent", "tp-block-coherent", "tp-rand", "on-rand", "on-topk", "ranked",
+        "adadpigu", "noisy-sgd", "clipped-sgd",
+    }  # fmt: skip
+    assert not get_method("noisy-sgd").private
+    assert not get_method("clipped-sgd").private
+    assert get_method("adadpigu").private
+
+
+def test_an_unknown_method_is_answered_with_the_known_ones():
+    with pytest.raises(SparseDPError, match=r"got 'tp-topkk', expected one of .*'tp-topk'"):
+        get_method("tp-topkk")
+
+
+def test_a_name_is_registered_once():
+    row = get_method("dp-sgd")
+    assert register(row) is row
+    with pytest.raises(SparseDPError, match="taken"):
+        register(Method(name="dp-sgd", summary="another", paper="none", warm_up=False, ranking=None))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [MethodOptions(), FULL, MethodOptions(active_ratio=AUTO, clock=PerEpoch(3), schedule=Release((0.5,)))]
+    + [MethodOptions(schedule=schedule) for schedule in (Constant(), Cooling(), Release())],
+)
+def test_options_survive_json(options):
+    assert MethodOptions.from_json(json.loads(json.dumps(options.to_json()))) == options
+
+
+def test_json_holds_only_what_was_chosen():
+    assert MethodOptions(active_ratio=0.2, schedule=Cooling()).to_json() == {
+        "active_ratio": 0.2,
+        "schedule": {"name": "cooling"},
+    }
+    assert MethodOptions.from_json({"schedule": "cooling"}).schedule == Cooling()
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"ratio": 0.2}, r"got \['ratio'\], expected some of \['active_ratio'"),
+        ({"refresh": "often"}, "got 'often', expected one of"),
+        ({"granularity": "layers"}, "granularity: got 'layers'"),
+        ({"clock": "daily"}, "clock: got 'daily', expected"),
+        ({"clock": {"per_epoch": 0}}, "whole number >= 1"),
+        ({"schedule": {"name": "warming"}}, "schedule: got"),
+        ({"schedule": {"name": "release", "ratios": [2]}}, "release: got 2"),
+    ],
+)
+def test_json_with_a_mistake_says_what_was_expected(values, message):
+    with pytest.raises(SparseDPError, match=message):
+        MethodOptions.from_json(values)
+
+
+def test_every_option_reaches_the_row():
+    row = configure(get_method("on-rand"), FULL)
+    assert row.ranking == BlockCoherent(7)
+    assert row.decays == Decays(0.8, 0.99, 1e-4)
+    for name in ("active_ratio", "warm_up", "refresh", "clock", "schedule", "geometry", "off_support", "granularity",
+                 "prune", "per_sample_top"):  # fmt: skip
+        assert getattr(row, name) == getattr(FULL, name)
+    assert row.name == "on-rand"
+
+
+def test_no_options_leave_the_row_as_it_is():
+    for method in all_methods():
+        assert configure(method, MethodOptions()) == method
+        assert configure(method, None) is method
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("dp-sgd", MethodOptions(active_ratio=0.5), "trains every coordinate"),
+        ("dp-sgd", MethodOptions(refresh=Refresh.ONCE), "would do nothing"),
+        ("dp-sgd", MethodOptions(active_ratio=AUTO), "trains every coordinate"),
+        ("on-topk", MethodOptions(active_ratio=AUTO), "estimated from a warm-up"),
+        ("tp-rand", MethodOptions(active_ratio=AUTO), "for a ranking by score"),
+        ("tp-topk", MethodOptions(active_ratio=AUTO, schedule=Listed((0.5,))), "the list is the ratio"),
+        ("tp-topk", MethodOptions(active_ratio=0.0), "active_ratio: got 0.0"),
+        ("tp-topk", MethodOptions(active_ratio="some"), "active_ratio: got 'some'"),
+        ("tp-topk", MethodOptions(per_sample_top=1.5), "per_sample_top: got 1.5"),
+        ("tp-topk", MethodOptions(block_size=5), "belongs to the block-coherent ranking"),
+        ("tp-topk", MethodOptions(centre_decay=0.5), "belong to the standardized geometry"),
+        ("tp-topk", MethodOptions(ranking="luck"), "ranking: got 'luck'"),
+        ("adadpigu", MethodOptions(schedule=Release((0.5,))), "below active_ratio=0.6"),
+        ("on-rand", MethodOptions(prune=True), "coasting would move them again"),
+    ],
+)
+def test_combinations_without_meaning_are_refused(name, options, message):
+    with pytest.raises(SparseDPError, match=message):
+        configure(get_method(name), options)
+
+
+def test_a_dense_method_given_a_ranking_becomes_a_sparse_one():
+    row = configure(get_method("dp-sgd"), MethodOptions(ranking="random", active_ratio=0.5))
+    assert row.ranking == RandomOrder()
+
+
+def test_the_two_phase_rows_differ_only_in_their_ranking():
+    rankings = {"tp-topk": Energy(), "tp-coherent": Coherent(), "tp-rand": RandomOrder()}
+    for name, ranking in rankings.items():
+        row, topk = get_method(name), get_method("tp-topk")
+        assert row.ranking == ranking
+        assert (row.schedule, row.active_ratio, row.refresh, row.off_support) == (
+            topk.schedule, topk.active_ratio, topk.refresh, topk.off_support,
+        )  # fmt: skip

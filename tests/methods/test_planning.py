@@ -1,0 +1,136 @@
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sparsedp.core.errors import PrivacyError, SparseDPError
+from sparsedp.methods.method import GeometryRule
+from sparsedp.methods.options import MethodOptions
+from sparsedp.methods.planning import build_plan, draft_plan
+from sparsedp.methods.registry import all_methods, get_method
+from sparsedp.methods.schedules import Cooling
+from sparsedp.privacy.accountants import accountant
+from sparsedp.privacy.calibrate import EqualNoise, NominalSplit
+
+SIZES = {"units": 1000, "batch_size": 100, "epochs": 3}
+private_methods = [method for method in all_methods() if method.private]
+
+
+def test_an_epoch_is_units_over_batch_size_to_the_nearest_step():
+    for units, batch_size, expected in [
+        (60_000, 1024, 59),
+        (60_000, 512, 117),
+        (100, 40, 3),
+        (7, 7, 1),
+        (10, 7, 1),
+    ]:
+        plan = draft_plan(get_method("dp-sgd"), units=units, batch_size=batch_size, epochs=2, clip_norm=1.0)
+        assert plan.steps_per_epoch == expected
+        assert plan.total_steps == 2 * expected
+        assert plan.phases[0].sampling_rate == batch_size / units
+
+
+def test_the_warm_up_is_its_share_of_all_steps_to_the_nearest():
+    for fraction, expected in [(0.3, 9), (0.29, 9), (0.05, 2), (0.35, 11), (0.97, 29)]:
+        plan = draft_plan(get_method("tp-topk"), **SIZES, clip_norm=1.0, warmup_fraction=fraction)
+        assert [(phase.name, phase.steps) for phase in plan.phases] == [
+            ("warm-up", expected),
+            ("main", 30 - expected),
+        ]
+
+
+@given(st.integers(1, 10**6), st.integers(1, 10**5), st.integers(1, 50), st.floats(0.01, 0.99))
+@settings(max_examples=60)
+def test_steps_add_up_whatever_the_sizes(units, batch_size, epochs, fraction):
+    if batch_size > units:
+        return
+    total = epochs * max(1, math.floor(units / batch_size + 0.5))
+    try:
+        plan = draft_plan(
+            get_method("tp-topk"), units=units, batch_size=batch_size, epochs=epochs, clip_norm=1.0,
+            warmup_fraction=fraction,
+        )  # fmt: skip
+    except SparseDPError:
+        assert round(fraction * total) in (0, total)
+        return
+    assert plan.total_steps == total
+    assert abs(plan.phases[0].steps - fraction * total) <= 0.5 + 1e-9
+
+
+@pytest.mark.parametrize("method", private_methods, ids=lambda method: method.name)
+def test_every_private_method_is_calibrated_to_epsilon_and_no_more(method):
+    plan = build_plan(method, **SIZES, epsilon=2.0, delta=1e-5, clip_norm=1.0, accountant="rdp")
+    spent = accountant("rdp").epsilon(plan.event(), 1e-5)
+    assert 0.995 * 2.0 <= spent <= 2.0
+    assert (plan.target_epsilon, plan.delta, plan.accountant) == (2.0, 1e-5, "rdp")
+
+
+def test_options_change_the_declared_rule_but_never_the_noise():
+    def plan(**options):
+        return build_plan(
+            get_method("tp-topk"), MethodOptions(**options), **SIZES, epsilon=2.0, delta=1e-5, clip_norm=1.0,
+            accountant="rdp",
+        )  # fmt: skip
+
+    plain, other = plan(), plan(active_ratio=0.5, schedule=Cooling(), geometry=GeometryRule.STANDARDIZED)
+    assert [p.noise_multiplier for p in plain.phases] == [p.noise_multiplier for p in other.phases]
+    assert plain.phases[1].support["active_ratio"] == 0.2
+    assert other.phases[1].support["active_ratio"] == 0.5
+    assert other.phases[1].geometry == "standardized"
+    assert all(p.phases[0].support.plain() == {"rule": "full"} for p in (plain, other))
+
+
+def test_the_split_divides_two_phases_and_leaves_one_alone():
+    def noises(name, split):
+        plan = build_plan(
+            get_method(name), **SIZES, epsilon=2.0, delta=1e-5, clip_norm=1.0, accountant="rdp", split=split
+        )
+        return [phase.noise_multiplier for phase in plan.phases]
+
+    equal, nominal = noises("tp-topk", EqualNoise()), noises("tp-topk", NominalSplit(0.3))
+    assert equal[0] == equal[1]
+    assert nominal[0] > equal[0] > nominal[1]
+    assert noises("dp-sgd", NominalSplit(0.3)) == noises("dp-sgd", EqualNoise())
+
+
+def test_each_phase_may_have_its_own_clip():
+    plan = draft_plan(get_method("tp-topk"), **SIZES, clip_norm=(1.0, 0.5))
+    assert [phase.clip_norm for phase in plan.phases] == [1.0, 0.5]
+    with pytest.raises(PrivacyError, match="one number for each of 1 phases"):
+        draft_plan(get_method("dp-sgd"), **SIZES, clip_norm=(1.0, 0.5))
+
+
+def test_the_ablations_have_no_epsilon():
+    noisy = build_plan(
+        get_method("noisy-sgd"), **SIZES, epsilon=None, delta=None, clip_norm=None, noise_std=2.0
+    )
+    clipped = build_plan(get_method("clipped-sgd"), **SIZES, epsilon=None, delta=None, clip_norm=1.0)
+    assert (noisy.phases[0].clip_norm, noisy.phases[0].noise_std) == (None, 2.0)
+    assert (clipped.phases[0].clip_norm, clipped.phases[0].noise_multiplier) == (1.0, 0.0)
+    assert not noisy.is_private
+    assert not clipped.is_private
+    assert accountant("rdp").epsilon(clipped.event(), 1e-5) == math.inf
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "message"),
+    [
+        ("dp-sgd", {"epsilon": None}, "expected a number for each"),
+        ("dp-sgd", {"delta": None}, "expected a number for each"),
+        ("dp-sgd", {"clip_norm": None}, "got no clip_norm"),
+        ("dp-sgd", {"noise_std": 1.0}, "it is for noisy-sgd"),
+        ("dp-sgd", {"batch_size": 1001}, "expected at most the number of units, 1000"),
+        ("dp-sgd", {"batch_size": 0}, "batch_size: got 0"),
+        ("dp-sgd", {"epochs": 1.5}, "epochs: got 1.5"),
+        ("tp-topk", {"warmup_fraction": 1.0}, "warmup_fraction: got 1.0"),
+        ("tp-topk", {"warmup_fraction": 0.01}, "both phases need at least one"),
+        ("clipped-sgd", {}, "protects nobody"),
+        ("noisy-sgd", {"epsilon": None, "noise_std": 1.0}, "does not clip"),
+        ("noisy-sgd", {"epsilon": None, "clip_norm": None}, "got no noise_std"),
+    ],
+)
+def test_requests_without_meaning_are_refused(name, settings, message):
+    request = {**SIZES, "epsilon": 1.0, "delta": 1e-5, "clip_norm": 1.0, **settings}
+    with pytest.raises(SparseDPError, match=message):
+        build_plan(get_method(name), **request)
