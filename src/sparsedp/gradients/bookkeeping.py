@@ -26,6 +26,7 @@ from sparsedp.gradients.partition import Layer, droppable_axes, partition
 from sparsedp.gradients.query import Query
 from sparsedp.gradients.reference import ReferenceEngine
 from sparsedp.gradients.tape import Call, CannotBookError, Tape
+from sparsedp.gradients.workspace import Space, Workspace
 
 logger = logging.getLogger("sparsedp")
 
@@ -61,6 +62,7 @@ class BookkeepingEngine:
         self._axes = droppable_axes(self._layers)
         self._prepared: _Prepared | None = None
         self._reference: ReferenceEngine | None = None
+        self._workspace = Workspace()
 
     @property
     def layout(self) -> Layout:
@@ -124,9 +126,11 @@ class BookkeepingEngine:
         tape.backward(losses, _row_weights(chunk.units))
         tape.check_inputs_unchanged()
         sources: dict[str, list[Source]] = {}
-        for call in tape.calls:
+        for number, call in enumerate(tape.calls):
             if call.gradients:
-                for flat, source in _sources(call, prepared, samples):
+                for flat, source in _sources(
+                    call, prepared, samples, Space(self._workspace, f"{call.name}#{number}")
+                ):
                     sources.setdefault(flat, []).append(source)
         kind = _kind(chunk, query)
         if kind not in prepared.chunk_rows:
@@ -136,7 +140,7 @@ class BookkeepingEngine:
         return Chunk(samples, chunk.units, sources, losses.device)
 
 
-def _sources(call: Call, prepared: _Prepared, samples: int) -> Iterator[tuple[str, Source]]:
+def _sources(call: Call, prepared: _Prepared, samples: int, space: Space) -> Iterator[tuple[str, Source]]:
     layer = prepared.layers[call.name]
     active = {local: flat for local, flat in layer.parameters.items() if flat in prepared.blocks}
     if layer.family is None:
@@ -149,7 +153,7 @@ def _sources(call: Call, prepared: _Prepared, samples: int) -> Iterator[tuple[st
     if seen != (samples, samples):
         raise CannotBookError(f"layer {call.name!r} saw {seen[0]} rows for {samples} samples")
     for local, flat in active.items():
-        yield flat, layer.family.source(call, local, prepared.blocks[flat])
+        yield flat, layer.family.source(call, local, prepared.blocks[flat], space)
 
 
 def _kind(batch: MicroBatch, query: Query) -> object:

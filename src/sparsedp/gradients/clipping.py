@@ -117,7 +117,7 @@ def _sum_kept(chunk: Chunk, name: str, z: Tensor, factors: Tensor) -> Tensor:
         z[:, quiet] = 0
     summed: Tensor = torch.matmul(factors.to(z), z)
     sources = chunk.sources[name]
-    in_order = summed if len(sources) > 1 else sources[0].from_planes(summed)
+    in_order: Tensor = summed if len(sources) > 1 else sources[0].from_planes(summed)
     return in_order.reshape(-1)
 
 

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from sparsedp.gradients.blocks import Block
 from sparsedp.gradients.layers.source import Explicit, Family, Source, never, rows_of, silence, working
 from sparsedp.gradients.tape import Call, CannotBookError
+from sparsedp.gradients.workspace import Space
 
 ConvModule = nn.Conv1d | nn.Conv2d | nn.Conv3d
 
@@ -37,6 +38,7 @@ class ConvWeight:
     stride: tuple[int, ...]
     dilation: tuple[int, ...]
     groups: int
+    space: Space
 
     @property
     def block_size(self) -> int:
@@ -82,11 +84,12 @@ class ConvWeight:
 
     def _by_patches(self, a: Tensor, b: Tensor) -> Tensor:
         n, channels, outputs = a.shape[0], a.shape[1] // self.groups, b.shape[1]
-        patches = self._patches(a, b.shape[2:]).reshape(
-            n * self.groups, channels * math.prod(self.kernel), -1
-        )
+        view = self._patches(a, b.shape[2:])
+        patches = self.space.scratch(tuple(view.shape), a).copy_(view)
+        patches = patches.view(n * self.groups, channels * math.prod(self.kernel), -1)
         flat = b.reshape(n * self.groups, outputs // self.groups, -1)
-        return torch.bmm(flat, patches.transpose(1, 2)).reshape(1, n, -1)
+        room = self.space.result((flat.shape[0], flat.shape[1], patches.shape[1]), a)
+        return torch.bmm(flat, patches.transpose(1, 2), out=room).view(1, n, -1)
 
     def _patches(self, a: Tensor, positions: torch.Size) -> Tensor:
         """A view [n, c, *kernel, *positions] of the padded input."""
@@ -100,21 +103,21 @@ class ConvWeight:
         sizes = a.shape[2:]
         # Padding b to a's row length makes every shifted input a plain slice of the flattened one; the last row of
         # b needs no padding, so no slice runs past the end.
-        tails = [size - out for size, out in zip(sizes[1:], b.shape[3:], strict=True)]
-        widen = [pad for tail in reversed(tails) for pad in (0, tail)]
-        flat_b = F.pad(b, widen).flatten(2)
+        wide = self.space.framed("wide", (n, outputs, b.shape[2], *sizes[1:]), b)
+        _inner(wide, [slice(out) for out in b.shape[2:]]).copy_(b)
+        flat_b = wide.flatten(2)
         unit = [math.prod(sizes[i + 1 :]) for i in range(len(sizes))]
         length = sum((out - 1) * step for out, step in zip(b.shape[2:], unit, strict=True)) + 1
         flat_b = flat_b[:, :, :length]
         flat_a = a.flatten(2).transpose(1, 2)
-        products = b.new_empty(kernel, n, outputs, channels)
+        products = self.space.result((kernel, n, outputs, channels), b)
         for place, offset in enumerate(itertools.product(*map(range, self.kernel))):
             start = sum(x * d * step for x, d, step in zip(offset, self.dilation, unit, strict=True))
             torch.bmm(flat_b, flat_a[:, start : start + length], out=products[place])
         return products.flatten(2)
 
 
-def conv_source(call: Call, parameter: str, block: Block) -> Source:
+def conv_source(call: Call, parameter: str, block: Block, space: Space) -> Source:
     """Per-sample gradients of a convolution's weight or bias."""
     gradient = call.output_gradient
     assert gradient is not None
@@ -129,22 +132,34 @@ def conv_source(call: Call, parameter: str, block: Block) -> Source:
     if block.columns is not None:
         a = a.index_select(1, block.columns)
     return ConvWeight(
-        _pad(module, a),
+        _pad(module, a, space),
         rows_of(b, block).contiguous(),
         tuple(module.kernel_size),
         tuple(module.stride),
         tuple(module.dilation),
         module.groups,
+        space,
     )
 
 
-def _pad(module: ConvModule, a: Tensor) -> Tensor:
+def _pad(module: ConvModule, a: Tensor, space: Space) -> Tensor:
     padding = list(module._reversed_padding_repeated_twice)
     if not any(padding):
         return a
-    if module.padding_mode == "zeros":
-        return F.pad(a, padding)
-    return F.pad(a, padding, mode=module.padding_mode)
+    if module.padding_mode != "zeros":
+        return F.pad(a, padding, mode=module.padding_mode)
+    before, after = padding[-2::-2], padding[-1::-2]
+    sizes = [x + size + y for x, size, y in zip(before, a.shape[2:], after, strict=True)]
+    framed = space.framed("padded", (*a.shape[:2], *sizes), a)
+    _inner(framed, [slice(x, x + size) for x, size in zip(before, a.shape[2:], strict=True)]).copy_(a)
+    return framed
+
+
+def _inner(tensor: Tensor, spans: list[slice]) -> Tensor:
+    """A view of part of every spatial axis."""
+    for axis, span in enumerate(spans, start=2):
+        tensor = tensor.narrow(axis, span.start or 0, span.stop - (span.start or 0))
+    return tensor
 
 
 def _axes(module: nn.Module, parameter: str) -> int:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from sparsedp.gradients.blocks import Block, Metric
 from sparsedp.gradients.layers.source import Family, Source, as_it_is, no_axes, one_plane, silence, working
 from sparsedp.gradients.tape import Call
+from sparsedp.gradients.workspace import Space
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,7 +60,7 @@ class TokenRows:
         return total.index_add_(0, self.ids.flatten(), scaled.flatten(0, 1))
 
 
-def embedding_source(call: Call, parameter: str, block: Block) -> Source:
+def embedding_source(call: Call, parameter: str, block: Block, space: Space) -> Source:
     """Per-sample gradients of an Embedding's weight."""
     gradient = call.output_gradient
     module = call.module

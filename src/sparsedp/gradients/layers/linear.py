@@ -22,6 +22,7 @@ from sparsedp.gradients.layers.source import (
     working,
 )
 from sparsedp.gradients.tape import Call
+from sparsedp.gradients.workspace import Space
 
 EXTREME = 2.0**40
 """Beyond this size squares of companions may underflow in float32: such a sample counts as not finite."""
@@ -33,6 +34,7 @@ class Outer:
 
     a: Tensor
     b: Tensor
+    space: Space
 
     to_planes = staticmethod(one_plane)
     from_planes = staticmethod(as_it_is)
@@ -61,18 +63,20 @@ class Outer:
         return square - 2 * cross + (weight * centre * centre).sum()
 
     def _plain_norms(self, mask: Tensor | None) -> Tensor:
-        a2, b2 = self.a * self.a, self.b * self.b
         if mask is None:
-            size = a2.sum(1)
-            norms = size * b2.sum(1)
-        else:
-            products = a2 @ torch.cat([mask.square(), mask.new_ones(1, mask.shape[1])]).T
-            size = products[:, -1]
-            norms = (products[:, :-1] * b2).sum(1)
+            a_norm, b_norm = torch.linalg.vector_norm(self.a, dim=1), torch.linalg.vector_norm(self.b, dim=1)
+            squared: Tensor = (a_norm.double() * b_norm.double()).square()
+            return squared
+        squares = torch.mul(self.a, self.a, out=self.space.scratch(tuple(self.a.shape), self.a))
+        # This side first: with few outputs it is twice as fast as squares @ rows.T. The row of ones measures a.
+        rows = torch.cat([mask.square(), mask.new_ones(1, mask.shape[1])])
+        products = rows @ squares.T
+        b2 = self.b * self.b
+        norms: Tensor = torch.linalg.vecdot(products[:-1].T, b2)
         if self.a.dtype == torch.float64:
             return norms
-        extreme = (size > EXTREME**2) | (b2.amax(1) > EXTREME**2)
-        return torch.where(extreme, torch.inf, norms)
+        extreme = (products[-1] > EXTREME**2) | (b2.amax(1) > EXTREME**2)
+        return norms.masked_fill(extreme, torch.inf)
 
     def weighted_sum(self, factors: Tensor) -> Tensor:
         """One ordinary weight gradient on the scaled output gradients."""
@@ -86,6 +90,7 @@ class SequenceOuter:
 
     a: Tensor
     b: Tensor
+    space: Space
 
     to_planes = staticmethod(one_plane)
     from_planes = staticmethod(as_it_is)
@@ -97,7 +102,9 @@ class SequenceOuter:
 
     def explicit(self, span: slice) -> Tensor:
         """Per-sample weight gradients by a batched product."""
-        return torch.bmm(self.b[span].transpose(1, 2), self.a[span]).flatten(1).unsqueeze(0)
+        a, b = self.a[span], self.b[span].transpose(1, 2)
+        room = self.space.result((a.shape[0], b.shape[1], a.shape[2]), a)
+        return torch.bmm(b, a, out=room).flatten(1).unsqueeze(0)
 
     def weighted_sum(self, factors: Tensor) -> Tensor:
         """One ordinary weight gradient on the scaled output gradients."""
@@ -105,7 +112,7 @@ class SequenceOuter:
         return scaled.flatten(0, 1).T @ silence(self.a, factors).flatten(0, 1)
 
 
-def linear_source(call: Call, parameter: str, block: Block) -> Source:
+def linear_source(call: Call, parameter: str, block: Block, space: Space) -> Source:
     """Per-sample gradients of a Linear's weight or bias."""
     gradient = call.output_gradient
     assert gradient is not None
@@ -118,8 +125,8 @@ def linear_source(call: Call, parameter: str, block: Block) -> Source:
     if block.rows is not None:
         b = b.index_select(-1, block.rows)
     if a.dim() == 2:
-        return Outer(a, b)
-    return SequenceOuter(a.flatten(1, -2), b.flatten(1, -2))
+        return Outer(a, b, space)
+    return SequenceOuter(a.flatten(1, -2), b.flatten(1, -2), space)
 
 
 def _axes(module: nn.Module, parameter: str) -> int:

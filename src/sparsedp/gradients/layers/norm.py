@@ -8,11 +8,12 @@ from torch import Tensor, nn
 from sparsedp.gradients.blocks import Block
 from sparsedp.gradients.layers.source import Explicit, Family, Source, never, no_axes, working
 from sparsedp.gradients.tape import Call, CannotBookError
+from sparsedp.gradients.workspace import Space
 
 InstanceNorm = nn.InstanceNorm1d | nn.InstanceNorm2d | nn.InstanceNorm3d
 
 
-def trailing_source(call: Call, parameter: str, block: Block) -> Source:
+def trailing_source(call: Call, parameter: str, block: Block, space: Space) -> Source:
     """LayerNorm and RMSNorm: parameters live on the trailing axes, positions in between."""
     gradient = call.output_gradient
     module = call.module
@@ -33,7 +34,7 @@ def _normalised(module: nn.LayerNorm | nn.RMSNorm, a: Tensor) -> Tensor:
     return F.rms_norm(a, list(module.normalized_shape), None, module.eps)
 
 
-def channel_source(call: Call, parameter: str, block: Block) -> Source:
+def channel_source(call: Call, parameter: str, block: Block, space: Space) -> Source:
     """GroupNorm and InstanceNorm: one parameter per channel."""
     gradient = call.output_gradient
     assert gradient is not None

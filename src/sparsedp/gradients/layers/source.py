@@ -11,6 +11,7 @@ from torch import Tensor
 
 from sparsedp.gradients.blocks import Block, Metric
 from sparsedp.gradients.tape import Call
+from sparsedp.gradients.workspace import Space
 
 
 class Source(Protocol):
@@ -54,7 +55,7 @@ class ClosedNorm(Protocol):
         ...
 
 
-MakeSource = Callable[[Call, str, Block], Source]
+MakeSource = Callable[[Call, str, Block, Space], Source]
 
 
 @dataclass(frozen=True, slots=True)
