@@ -77,7 +77,7 @@ class TransformerClassifier(nn.Module):
     def forward(self, ids: Tensor) -> Tensor:
         """Logits from ids of shape [batch, length]."""
         keep = ids != PADDING
-        positions = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
+        positions = torch.arange(ids.shape[1], device=ids.device).expand_as(ids).contiguous()
         hidden = self.tokens(ids) + self.positions(positions)
         for block in self.blocks:
             hidden = block(hidden, keep)
