@@ -1,7 +1,7 @@
 """One contender in its own process: takes steps when told to, and answers how long they took.
 
-Each line on standard input is the number of seconds to spend; the answer is one line of JSON. The first turn also sets
-the contender up and takes an untimed step.
+Each line on standard input is the number of seconds to spend; the answer is one line of JSON. The first turn also
+sets the contender up and takes an untimed step.
 """
 
 from __future__ import annotations
