@@ -150,6 +150,61 @@ def test_the_automatic_ratio_keeps_what_carries_more_energy_than_noise():
     assert done.settings[-1].support.indices.tolist() == [1, 2, 5]
 
 
+@pytest.mark.parametrize(("noise", "kept"), [(1.5, 3), (2.1, 2), (35.0, 1)])
+def test_the_automatic_ratio_weighs_energy_against_the_main_phases_noise_variance(noise, kept):
+    """The noise on the mean is noise/10; the energies 0.04, 0.0484 and 9 against its square. Scores ignore noise."""
+    gradient = [0.2, 0.22, 3.0] + [0.0] * 7
+    options = MethodOptions(active_ratio=AUTO, ranking="magnitude")
+    done = run(get_method("tp-topk"), options, layout=TEN, make=constant(gradient), noise=noise)
+    assert done.controller.auto_count == kept
+
+
+def test_the_automatic_ratio_counts_along_the_first_halfs_ranking_and_selects_by_the_whole_warm_ups():
+    """Warm-up steps 0-2 rank 0 first and 1 last; only 1 has energy later, so all ten are needed to reach it."""
+    first = [9.0, 0.0] + [1.0] * 8
+    second = [0.0, 8.0] + [0.0] * 8
+
+    def make(seed, step, setting):
+        return constant(first if step < 3 else second)(seed, step, setting)
+
+    options = MethodOptions(active_ratio=AUTO, ranking="magnitude", schedule=Release())
+    done = run(get_method("tp-topk"), options, layout=TEN, make=make)
+    assert done.controller.auto_count == 10
+    assert done.controller.scores().tolist() == [4.5, 4.0] + [0.5] * 8
+
+
+def test_an_automatic_ratio_after_a_preliminary_release_uses_the_same_steps():
+    method, options = get_method("tp-topk"), MethodOptions(active_ratio=AUTO)
+    plan = plan_of(method, options)
+    statistics = Phase("features", 3, 1.0, 1.0, noise_multiplier=5.0, trains=False)
+    longer = dataclasses.replace(plan, phases=(statistics, *plan.phases))
+    counts = []
+    for chosen, first in ((plan, 0), (longer, 3)):
+        controller = Controller(method, options, layout_of((200,)), chosen, PUBLIC)
+        for step in range(first, first + 6):
+            setting = controller.setting(step)
+            seen = random_release(0, step - first, setting)
+            controller.observe(release(setting.support, seen.mean, 0.1, step=step))
+        controller.setting(first + 6)
+        counts.append(controller.auto_count)
+    assert counts[0] == counts[1]
+    assert 1 < counts[0] < 200
+
+
+def test_frozen_noise_has_the_scale_of_the_missing_noise_also_without_a_clip():
+    """noisy-sgd's noise on the mean is noise_std/B = 0.3; the sum over 100 steps of fresh noise has std 3."""
+    method = get_method("noisy-sgd")
+    options = MethodOptions(ranking="ranked", schedule=Listed((0.01,)))
+    layout = layout_of((4000,))
+    done = run(
+        method, options, layout=layout, make=constant([0.0] * 4000), epochs=3, steps_per_epoch=100, noise=3.0
+    )
+    # Chi-square with 3,960 degrees of freedom, false-alarm rate 4e-7.
+    frozen = ~done.settings[150].support.mask()
+    squares = done.controller.scores()[frozen] ** 2
+    assert abs(squares.mean() / 9 - 1) < 5.1 * (2 / frozen.sum()) ** 0.5
+
+
 def test_an_automatic_ratio_whose_steps_were_lost_stays_dense_and_says_so(caplog):
     method, options = get_method("tp-topk"), MethodOptions(active_ratio=AUTO)
     controller = Controller(method, options, TEN, plan_of(method, options), PUBLIC)

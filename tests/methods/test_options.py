@@ -42,6 +42,12 @@ def test_the_table_has_the_papers_methods_and_ours():
     assert get_method("adadpigu").private
 
 
+def test_only_the_methods_of_the_random_sparsification_paper_coast():
+    coasting = {m.name for m in all_methods() if m.off_support is OffSupport.COASTS}
+    assert coasting >= {"on-rand", "on-topk", "ranked", "noisy-sgd", "clipped-sgd"}
+    assert not coasting & {"dp-sgd", "tp-topk", "tp-coherent", "tp-block-coherent", "tp-rand", "adadpigu"}
+
+
 def test_an_unknown_method_is_answered_with_the_known_ones():
     with pytest.raises(SparseDPError, match=r"got 'tp-topkk', expected one of .*'tp-topk'"):
         get_method("tp-topkk")
