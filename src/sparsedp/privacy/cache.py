@@ -24,7 +24,7 @@ def load(request: dict[str, Any]) -> Any:
     """What was stored for exactly this request, or None."""
     try:
         entry = json.loads(_path(request).read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     if not isinstance(entry, dict) or entry.get("request") != json.loads(canonical(request)):
         return None

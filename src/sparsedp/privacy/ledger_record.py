@@ -204,16 +204,16 @@ def parse(data: bytes, name: str) -> LedgerRecord:
                 break
             record = _header(_unsealed(content, line, "", where), content["hash"], where)
             continue
-        entry = _unsealed(content, line, record.head, where)
         if lost_from:
             lost = sha256(data[lost_from[1] : offset])
-            if entry["kind"] != "torn" or entry.get("lost_sha256") != lost:
+            if content.get("kind") != "torn" or content.get("lost_sha256") != lost:
                 raise PrivacyError(
                     f"{name}, line {lost_from[0]}: not a JSON object, and no repair accounts for it"
                 )
-            lost_from = None
-        elif entry["kind"] != "block":
-            raise PrivacyError(f"{where}: kind is {entry['kind']!r}, expected a block")
+        elif content.get("kind") != "block":
+            raise PrivacyError(f"{where}: kind is {content.get('kind')!r}, expected a block")
+        lost_from = None
+        entry = _unsealed(content, line, record.head, where)
         record = _extended(record, entry, content["hash"], where)
     if record is None:
         raise PrivacyError(
@@ -233,7 +233,7 @@ def _lines(data: bytes) -> Iterator[tuple[int, int, bytes]]:
 def _object(line: bytes) -> dict[str, Any] | None:
     try:
         value = json.loads(line, parse_constant=_refuse)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
 

@@ -243,7 +243,7 @@ class Plan:
         """
         try:
             value = json.loads(text)
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:
             raise PrivacyError(f"the plan is not JSON: {error}") from error
         if not isinstance(value, dict) or value.get("format") != FORMAT:
             found = value.get("format") if isinstance(value, dict) else type(value).__name__

@@ -52,7 +52,8 @@ def guarantee(plan: Plan) -> str:
             f"({plan_epsilon(plan):.4g}, {plan.delta:g})-differential privacy for adding or removing one {plan.unit} "
             f"of {plan.units}, by the pld accountant."
         )
-    whole = f" together with {len(plan.continuation.ledgers)} earlier runs" if plan.continuation else ""
+    earlier = len(plan.continuation.ledgers) if plan.continuation else 0
+    whole = f" together with {earlier} earlier run{'s' if earlier > 1 else ''}" if earlier else ""
     return (
         f"At most ({plan.target_epsilon:.4g}, {plan.delta:g})-differential privacy{whole} for adding or removing one "
         f"{plan.unit} of {plan.units}, by the {plan.accountant} accountant."

@@ -1,0 +1,298 @@
+"""The accountants against published numbers, closed forms, quadrature, and three other implementations."""
+
+import itertools
+import logging
+import math
+import subprocess
+import sys
+
+import dp_accounting as dp
+import numpy as np
+import pytest
+from dp_accounting.pld import PLDAccountant
+from opacus.accountants import PRVAccountant, RDPAccountant
+from scipy.integrate import quad
+from scipy.optimize import brentq
+from scipy.stats import norm
+
+from sparsedp.core.errors import PrivacyError
+from sparsedp.privacy import ACCOUNTANTS, Phase, Plan, accountant, epsilon_by_epoch, plan_epsilon
+from sparsedp.privacy.events import Spend, event_of, spends_of
+from sparsedp.privacy.pld import addition_divergence, removal_divergence
+from sparsedp.privacy.rdp import ORDERS, renyi
+
+DELTA = 1e-5
+GRID = [
+    (Spend(0.04, 1.5, 2250),),
+    (Spend(0.01, 1.0, 10_000),),
+    (Spend(1.0, 5.0, 10),),
+    (Spend(1.0, 0.7, 1),),
+    (Spend(0.5, 3.0, 30),),
+    (Spend(0.001, 0.8, 1000),),
+    (Spend(2e-4, 0.9, 1000),),
+    (Spend(0.2, 30.0, 50),),
+    (Spend(0.02, 0.5, 20),),
+    (Spend(0.017, 2.0, 700), Spend(0.017, 1.2, 1640)),
+    (Spend(1.0, 20.0, 1), Spend(0.1, 4.0, 100), Spend(0.2, 6.0, 100)),
+]
+TWO_PHASES = (Spend(0.017, 2.0, 700), Spend(0.03, 1.2, 1640))
+
+
+def epsilon(name, *spends, delta=DELTA):
+    return ACCOUNTANTS[name].epsilon(event_of(spends), delta)
+
+
+def gaussian_epsilon(noise, delta):
+    """Balle and Wang 2018, Theorem 8: the exact epsilon of one Gaussian release of sensitivity 1."""
+
+    def excess(eps):
+        return (
+            norm.cdf(0.5 / noise - eps * noise) - math.exp(eps) * norm.cdf(-0.5 / noise - eps * noise) - delta
+        )
+
+    return brentq(excess, 0, 400)
+
+
+@pytest.mark.parametrize(
+    ("name", "spend", "published", "tolerance"),
+    [
+        ("rdp", Spend(0.04, 1.5, 2250), 7.3291, 3e-4),
+        ("pld", Spend(0.04, 1.5, 2250), 6.769, 1e-3),
+        ("rdp", Spend(0.01, 1.0, 10_000), 6.713, 1e-3),
+        ("pld", Spend(0.01, 1.0, 10_000), 6.188, 1e-3),
+    ],
+)
+def test_golden_values(name, spend, published, tolerance):
+    assert epsilon(name, spend) == pytest.approx(published, abs=tolerance)
+
+
+@pytest.mark.parametrize(("noise", "steps"), [(5.0, 10), (0.7, 1), (40.0, 400), (100.0, 1)])
+@pytest.mark.parametrize("delta", [1e-3, 1e-5, 1e-9])
+def test_plain_gaussian_releases_cost_what_the_closed_form_says(noise, steps, delta):
+    exact = gaussian_epsilon(noise / math.sqrt(steps), delta)
+    assert exact <= epsilon("pld", Spend(1.0, noise, steps), delta=delta) <= exact * 1.001
+
+
+@pytest.mark.parametrize(
+    ("mean_shift", "steps", "delta"),
+    [
+        (1.0, 10_000, 5e-11),
+        (1.0, 10_000, 1e-9),
+        (0.3, 10_000, 1e-8),
+        (3.0, 100_000, 4.5e-10),
+        (1.0, 100_000, 1e-5),
+    ],
+)
+def test_rounding_in_long_compositions_never_takes_epsilon_below_the_truth(mean_shift, steps, delta):
+    """At a rate this close to 1 the release is Gaussian, but it is composed step by step, numerically."""
+    almost_one = 1 - 1e-10
+    found = epsilon("pld", Spend(almost_one, math.sqrt(steps) / mean_shift, steps), delta=delta)
+    exact = gaussian_epsilon(1 / mean_shift, delta)
+    assert exact * (1 - 1e-7) <= found <= exact * 1.02
+
+
+def test_a_delta_below_the_rounding_error_is_refused_with_the_remedy():
+    with pytest.raises(PrivacyError, match='accountant="rdp"'):
+        epsilon("pld", Spend(0.001, 1.0, 100_000), delta=1e-10)
+
+
+def opacus(kind, spends):
+    built = kind()
+    built.history = [(s.noise_multiplier, s.sampling_rate, s.steps) for s in spends]
+    return built
+
+
+def test_a_two_phase_plan_agrees_with_the_rdp_of_opacus():
+    found, _ = opacus(RDPAccountant, TWO_PHASES).get_privacy_spent(delta=DELTA)
+    assert epsilon("rdp", *TWO_PHASES) == pytest.approx(found, rel=1e-3)
+
+
+@pytest.mark.parametrize("spends", [TWO_PHASES, (Spend(0.04, 1.5, 2250),), (Spend(0.01, 1.0, 10_000),)])
+def test_pld_lies_between_the_bounds_of_the_prv_accountant_of_opacus(spends):
+    prv = opacus(PRVAccountant, spends)._get_dprv(eps_error=0.01, delta_error=DELTA / 1000)
+    lower, _, upper = prv.compute_epsilon(DELTA, DELTA / 1000, 0.01)
+    assert lower <= epsilon("pld", *spends) <= upper
+
+
+@pytest.mark.parametrize(
+    "spends", [spends for spends in GRID if all(s.sampling_rate >= 0.01 for s in spends)]
+)
+def test_pld_agrees_with_the_accountant_of_the_library(spends):
+    library = PLDAccountant(value_discretization_interval=2e-4).compose(event_of(spends))
+    assert epsilon("pld", *spends) == pytest.approx(library.get_epsilon(DELTA), rel=1.5e-3)
+
+
+@pytest.mark.parametrize(("rate", "noise"), [(0.1, 1.0), (0.01, 0.5), (0.5, 4.0), (1.0, 2.0)])
+def test_divergences_of_one_step_agree_with_quadrature(rate, noise):
+    def without(x):
+        return norm.pdf(x, 0, noise)
+
+    def with_unit(x):
+        return (1 - rate) * norm.pdf(x, 0, noise) + rate * norm.pdf(x, 1, noise)
+
+    def hockey_stick(p, q, eps):
+        crossing = [
+            0.5 + noise**2 * math.log(h / rate)
+            for h in (math.exp(s) - 1 + rate for s in (eps, -eps))
+            if h > 0
+        ]
+        points = sorted(x for x in crossing if abs(x) < 15 * noise)
+        edges = [-15 * noise, *points, 1 + 15 * noise]
+        return sum(
+            quad(lambda x: max(0.0, p(x) - math.exp(eps) * q(x)), a, b, epsabs=1e-14)[0]
+            for a, b in itertools.pairwise(edges)
+        )
+
+    for eps in (-1.0, -0.05, 0.0, 0.05, 0.5, 1.5):
+        asked = np.asarray([eps])
+        assert removal_divergence(rate, noise, asked)[0] == pytest.approx(
+            hockey_stick(with_unit, without, eps), abs=1e-11
+        )
+        assert addition_divergence(rate, noise, asked)[0] == pytest.approx(
+            hockey_stick(without, with_unit, eps), abs=1e-11
+        )
+
+
+@pytest.mark.parametrize(("rate", "noise"), [(0.1, 2.0), (0.01, 1.0), (0.3, 5.0)])
+def test_renyi_divergences_agree_with_quadrature(rate, noise):
+    def moment(x, order, numerator, denominator):
+        ratio = math.log(1 - rate + rate * math.exp((2 * x - 1) / (2 * noise**2)))
+        weight = norm.logpdf(x, 0, noise) + (ratio if denominator else 0.0)
+        return math.exp(weight + order * (ratio if numerator else -ratio))
+
+    found = dict(zip(ORDERS, renyi((Spend(rate, noise, 1),)), strict=True))
+    for order in (1.5, 2.0, 3.0, 8.0, 20.0):
+        wide = (-12 * noise, order + 12 * noise)
+        both = [
+            math.log(quad(moment, *wide, args=(order, upper, not upper), limit=400, epsabs=0)[0])
+            / (order - 1)
+            for upper in (True, False)
+        ]
+        exact = max(both)
+        assert found[order] >= exact * (1 - 1e-9)
+        if order.is_integer():
+            assert found[order] == pytest.approx(exact, rel=1e-7)
+
+
+def test_the_renyi_cost_of_phases_is_the_sum_of_their_costs_in_any_order():
+    parts = [renyi((spend,)) for spend in TWO_PHASES]
+    assert np.allclose(renyi(TWO_PHASES), sum(parts), rtol=1e-12)
+    assert np.array_equal(renyi(TWO_PHASES[::-1]), renyi(TWO_PHASES))
+    assert np.allclose(renyi((Spend(0.1, 2.0, 70), Spend(0.1, 2.0, 30))), 100 * renyi((Spend(0.1, 2.0, 1),)))
+
+
+@pytest.mark.parametrize("spends", GRID)
+def test_the_tight_conversion_is_that_of_the_library(spends):
+    library = dp.rdp.RdpAccountant().compose(event_of(spends))
+    assert epsilon("rdp", *spends) == pytest.approx(library.get_epsilon(DELTA), rel=1e-7)
+    for eps in (0.5, 3.0):
+        assert ACCOUNTANTS["rdp"].delta(event_of(spends), eps) >= library.get_delta(eps) * (1 - 1e-9)
+
+
+def test_the_classic_conversion_is_theorem_4_1():
+    """For Gaussians inf_alpha {alpha T / (2 s^2) + log(1/delta) / (alpha-1)} has a closed form."""
+    noise, steps = 8.0, 20
+    rate = steps / (2 * noise**2)
+    exact = rate + 2 * math.sqrt(rate * math.log(1 / DELTA))
+    assert exact <= epsilon("rdp-classic", Spend(1.0, noise, steps)) <= exact * 1.001
+
+
+@pytest.mark.parametrize("spends", GRID)
+def test_pld_is_at_most_rdp_and_tight_at_most_classic(spends):
+    pld, tight, classic = (epsilon(name, *spends) for name in ("pld", "rdp", "rdp-classic"))
+    assert 0 < pld <= tight <= classic
+
+
+@pytest.mark.parametrize("name", ACCOUNTANTS)
+@pytest.mark.parametrize("spends", [GRID[0], GRID[2], TWO_PHASES])
+def test_delta_undoes_epsilon(name, spends):
+    event = event_of(spends)
+    assert ACCOUNTANTS[name].delta(event, ACCOUNTANTS[name].epsilon(event, DELTA)) == pytest.approx(
+        DELTA, rel=1e-6
+    )
+
+
+@pytest.mark.parametrize("spends", [*GRID, TWO_PHASES])
+def test_the_quick_estimate_is_an_upper_bound_within_two_percent(spends):
+    quick, real = ACCOUNTANTS["pld"].rough_epsilon(event_of(spends), DELTA), epsilon("pld", *spends)
+    assert real * (1 - 1e-6) <= quick <= real * 1.02
+
+
+@pytest.mark.parametrize("name", ACCOUNTANTS)
+def test_nothing_costs_nothing_and_no_noise_costs_everything(name):
+    chosen = accountant(name)
+    assert chosen.epsilon(dp.NoOpDpEvent(), DELTA) == 0.0
+    assert chosen.delta(dp.NoOpDpEvent(), 1.0) == 0.0
+    for event in (dp.NonPrivateDpEvent(), event_of((Spend(0.1, 1.0, 5), Spend(0.1, 0.0, 1)))):
+        assert chosen.epsilon(event, DELTA) == math.inf
+        assert chosen.delta(event, 1.0) == 1.0
+
+
+@pytest.mark.parametrize("name", ACCOUNTANTS)
+def test_an_event_nobody_knows_fails_closed(name):
+    with pytest.raises(PrivacyError, match="cannot account"):
+        accountant(name).epsilon(dp.ComposedDpEvent([dp.GaussianDpEvent(1.0), dp.LaplaceDpEvent(1.0)]), DELTA)
+
+
+@pytest.mark.parametrize("name", ACCOUNTANTS)
+@pytest.mark.parametrize("delta", [0.0, 1.0, -1e-5, math.nan])
+def test_a_delta_outside_its_range_is_refused(name, delta):
+    with pytest.raises(PrivacyError, match="delta"):
+        accountant(name).epsilon(event_of(TWO_PHASES), delta)
+
+
+def test_an_unknown_accountant_is_refused_with_the_menu():
+    with pytest.raises(PrivacyError, match="pld"):
+        accountant("moments")
+
+
+def test_nested_and_plain_gaussian_events_are_read():
+    inner = dp.SelfComposedDpEvent(dp.PoissonSampledDpEvent(0.1, dp.GaussianDpEvent(2.0)), 3)
+    event = dp.SelfComposedDpEvent(dp.ComposedDpEvent([inner, dp.GaussianDpEvent(4.0), dp.NoOpDpEvent()]), 5)
+    assert spends_of(event) == (Spend(0.1, 2.0, 15), Spend(1.0, 4.0, 5))
+
+
+def three_phase_plan():
+    parts = (
+        Phase("statistics", 1, 1.0, 1.0, 30.0, trains=False),
+        Phase("warm-up", 60, 0.05, 1.0, 2.0),
+        Phase("main", 130, 0.05, 1.0, 1.5),
+    )
+    return Plan("tp-topk", parts, units=1000, steps_per_epoch=20, delta=DELTA)
+
+
+@pytest.mark.parametrize("name", ACCOUNTANTS)
+def test_the_curve_agrees_with_accounting_for_every_prefix_and_ends_at_epsilon(name):
+    plan = three_phase_plan()
+    curve = epsilon_by_epoch(plan, name)
+    assert len(curve) == 10
+    assert list(curve) == sorted(curve)
+    assert curve[-1] == plan_epsilon(plan, name)
+    for found, steps in zip(curve, plan.epoch_ends(), strict=True):
+        direct = ACCOUNTANTS[name].epsilon(plan.event(steps), DELTA)
+        assert direct * (1 - 2e-4) <= found <= direct * 1.005
+
+
+def test_the_curve_of_a_plan_that_is_not_private_is_infinite():
+    plan = three_phase_plan().with_noise({"main": 0.0})
+    assert epsilon_by_epoch(plan) == (math.inf,) * 10
+
+
+def test_the_library_underneath_writes_no_log(capfd, caplog):
+    loud = Spend(0.5, 0.61, 3)
+    with caplog.at_level(logging.DEBUG):
+        dp.rdp.RdpAccountant().compose(event_of((loud,)))
+        assert "failed to converge" in caplog.text
+        caplog.clear()
+        capfd.readouterr()
+        for name in ACCOUNTANTS:
+            epsilon(name, loud)
+        logging.getLogger("absl").warning("someone else's")
+    assert caplog.messages == ["someone else's"]
+    assert "converge" not in "".join(capfd.readouterr())
+
+
+def test_importing_the_package_loads_neither_torch_nor_dp_accounting():
+    code = "import sys, sparsedp.privacy; print([m for m in ('torch', 'dp_accounting', 'scipy') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

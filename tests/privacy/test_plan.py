@@ -1,0 +1,248 @@
+"""The plan: what it refuses, what it derives, and that its JSON is the plan."""
+
+import copy
+import json
+import math
+import pickle
+from dataclasses import replace
+
+import dp_accounting as dp
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sparsedp.core.errors import PrivacyError, SparseDPError
+from sparsedp.privacy import Continuation, Phase, Plan, guarantee, summarize
+
+WARM_UP = Phase("warm-up", 30, 0.01, 1.0, 1.5)
+MAIN = Phase(
+    "main",
+    70,
+    0.02,
+    0.5,
+    1.25,
+    support={"rule": "top-k", "ratio": 0.2, "list": [1, [2]]},
+    geometry="standardized",
+)
+PLAN = Plan("tp-topk", (WARM_UP, MAIN), units=1000, steps_per_epoch=20, unit="patient", delta=1e-5)
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+phases = st.builds(
+    Phase,
+    name=st.just("a"),
+    steps=st.integers(1, 10**9),
+    sampling_rate=st.floats(0, 1, exclude_min=True),
+    clip_norm=st.floats(0, 1e9, exclude_min=True),
+    noise_multiplier=st.floats(0, 1e9),
+    support=st.dictionaries(st.text(), json_values, max_size=4),
+    geometry=st.text(min_size=1),
+    trains=st.booleans(),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(phases, st.floats(0, 1, exclude_min=True, exclude_max=True), st.text(min_size=1))
+def test_json_gives_back_an_equal_plan_with_the_same_fingerprint(phase, delta, unit):
+    plan = Plan("m", (phase, replace(phase, name="b")), units=7, steps_per_epoch=3, unit=unit, delta=delta)
+    back = Plan.from_json(plan.to_json())
+    assert back == plan
+    assert hash(back) == hash(plan)
+    assert back.fingerprint == plan.fingerprint
+    assert back.to_json() == plan.to_json()
+
+
+def test_json_keeps_a_calibrated_plan_and_its_continuation():
+    plan = replace(
+        PLAN, target_epsilon=3.0, accountant="rdp-filter", continuation=Continuation(4.5, 0.125, ("ab", "cd"))
+    )
+    assert Plan.from_json(plan.to_json()) == plan
+
+
+def test_a_plan_survives_pickle_and_deepcopy():
+    assert pickle.loads(pickle.dumps(PLAN)) == PLAN == copy.deepcopy(PLAN)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"method": "x"},
+        {"units": 1001},
+        {"unit": "row"},
+        {"steps_per_epoch": 21},
+        {"delta": 2e-5},
+        {"phases": (MAIN, WARM_UP)},
+        {"phases": (WARM_UP, replace(MAIN, noise_multiplier=1.2500000000000002))},
+        {"phases": (WARM_UP, replace(MAIN, support={"rule": "top-k", "ratio": 0.2, "list": [1, [3]]}))},
+    ],
+)
+def test_every_change_changes_the_fingerprint(change):
+    assert replace(PLAN, **change).fingerprint != PLAN.fingerprint
+
+
+def test_whole_numbers_and_floats_give_the_same_plan():
+    assert Phase("a", 1, 1, 1, 2) == Phase("a", 1, 1.0, 1.0, 2.0)
+    assert type(Phase("a", 1, 1, 1, 2).clip_norm) is float
+
+
+def test_a_support_rule_cannot_be_changed_from_outside():
+    rule = {"rule": "top-k", "list": [1, 2]}
+    phase = Phase("a", 1, 0.5, 1.0, support=rule)
+    rule["list"].append(3)
+    assert phase.support["list"] == (1, 2)
+    with pytest.raises(TypeError):
+        phase.support["rule"] = "full"
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"steps": 0}, "steps: got 0"),
+        ({"steps": 1.5}, "steps"),
+        ({"steps": True}, "steps"),
+        ({"sampling_rate": 0.0}, "probability"),
+        ({"sampling_rate": 1.0000001}, "must not exceed the number of units"),
+        ({"sampling_rate": math.nan}, "sampling_rate"),
+        ({"clip_norm": 0.0}, "clip_norm"),
+        ({"clip_norm": math.inf}, "clip_norm"),
+        ({"noise_multiplier": -1.0}, "noise_multiplier"),
+        ({"noise_multiplier": math.inf}, "noise_multiplier"),
+        ({"noise_multiplier": "1"}, "noise_multiplier"),
+        ({"clip_norm": None}, "needs a clip_norm"),
+        ({"noise_std": 0.1}, "noise_std is for unclipped"),
+        ({"name": ""}, "name"),
+        ({"geometry": ""}, "geometry"),
+        ({"support": "full"}, "support"),
+        ({"trains": 1}, "trains"),
+    ],
+)
+def test_a_phase_refuses_what_it_cannot_mean(change, says):
+    with pytest.raises(PrivacyError, match=says):
+        replace(WARM_UP, **change)
+
+
+def test_a_support_rule_that_is_not_json_is_refused():
+    with pytest.raises(SparseDPError, match="expected JSON"):
+        replace(WARM_UP, support={"rule": object()})
+    with pytest.raises(SparseDPError, match="expected JSON"):
+        replace(WARM_UP, support={"ratio": math.nan})
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"units": 0}, "units"),
+        ({"steps_per_epoch": 0}, "steps_per_epoch"),
+        ({"delta": 0.0}, "delta"),
+        ({"delta": 1.0}, "delta"),
+        ({"phases": ()}, "at least one phase"),
+        ({"phases": (WARM_UP, WARM_UP)}, "no name twice"),
+        ({"target_epsilon": 1.0}, "come together"),
+        ({"accountant": "pld"}, "come together"),
+        ({"target_epsilon": math.inf, "accountant": "pld"}, "epsilon"),
+        ({"target_epsilon": 1.0, "accountant": "pld", "delta": None}, "needs a delta"),
+        (
+            {"target_epsilon": 1.0, "accountant": "pld", "phases": (replace(MAIN, noise_multiplier=0),)},
+            "noise in every",
+        ),
+        ({"continuation": Continuation(2.0, 0.1, ())}, "cap on the total"),
+    ],
+)
+def test_a_plan_refuses_what_it_cannot_mean(change, says):
+    with pytest.raises(PrivacyError, match=says):
+        replace(PLAN, **change)
+
+
+def malformed():
+    good = json.loads(PLAN.to_json())
+    yield "not json", "not JSON"
+    yield "[]", "format"
+    yield json.dumps({**good, "format": 2}), "got 2, expected 1"
+    yield json.dumps({k: v for k, v in good.items() if k != "units"}), "keys"
+    yield json.dumps({**good, "extra": 1}), "keys"
+    yield json.dumps({**good, "phases": [{**good["phases"][0], "sigma": 1}]}), "keys"
+    yield json.dumps({**good, "phases": 3}), "list"
+    yield json.dumps({**good, "phases": [3]}), "keys"
+    yield json.dumps({**good, "units": "many"}), "units"
+    yield json.dumps({**good, "continuation": {"order": 2.0}}), "keys"
+
+
+@pytest.mark.parametrize(("text", "says"), malformed())
+def test_malformed_json_is_a_clear_error(text, says):
+    with pytest.raises(PrivacyError, match=says):
+        Plan.from_json(text)
+
+
+def test_phase_at_and_first_step_agree_with_counting():
+    names = ["warm-up"] * 30 + ["main"] * 70
+    assert [PLAN.phase_at(step).name for step in range(PLAN.total_steps)] == names
+    assert PLAN.first_step("main") == names.index("main")
+    for outside in (-1, 100):
+        with pytest.raises(PrivacyError, match="outside the plan"):
+            PLAN.phase_at(outside)
+
+
+def test_the_expected_batch_size_is_rate_times_units():
+    assert [PLAN.expected_batch_size(phase) for phase in PLAN.phases] == [10.0, 20.0]
+
+
+@given(st.lists(st.tuples(st.integers(1, 12), st.booleans()), min_size=1, max_size=4), st.integers(1, 6))
+def test_epoch_ends_agree_with_counting_training_steps(shape, per_epoch):
+    parts = tuple(Phase(f"p{i}", n, 0.5, 1.0, 1.0, trains=t) for i, (n, t) in enumerate(shape))
+    plan = Plan("m", parts, units=10, steps_per_epoch=per_epoch)
+    trained, expected = 0, []
+    for step in range(plan.total_steps):
+        trained += plan.phase_at(step).trains
+        if plan.phase_at(step).trains and trained % per_epoch == 0:
+            expected.append(step + 1)
+    if not expected or expected[-1] != plan.total_steps:
+        expected.append(plan.total_steps)
+    assert plan.epoch_ends() == tuple(expected)
+
+
+def test_the_event_composes_the_phases_and_stops_where_told():
+    def part(rate, noise, count):
+        return dp.SelfComposedDpEvent(dp.PoissonSampledDpEvent(rate, dp.GaussianDpEvent(noise)), count)
+
+    assert PLAN.event() == dp.ComposedDpEvent([part(0.01, 1.5, 30), part(0.02, 1.25, 70)])
+    assert PLAN.event(31) == dp.ComposedDpEvent([part(0.01, 1.5, 30), part(0.02, 1.25, 1)])
+    assert PLAN.event(30) == dp.ComposedDpEvent([part(0.01, 1.5, 30)])
+    assert PLAN.event(0) == dp.NoOpDpEvent()
+    with pytest.raises(PrivacyError, match="steps"):
+        PLAN.event(101)
+
+
+@pytest.mark.parametrize(
+    "phase",
+    [Phase("a", 5, 0.1, None, noise_std=0.3), Phase("a", 5, 0.1, None), Phase("a", 5, 0.1, 1.0)],
+    ids=["noise without a clip", "neither", "clip without noise"],
+)
+def test_a_phase_without_clip_or_noise_makes_the_plan_non_private(phase):
+    plan = replace(PLAN, phases=(WARM_UP, phase))
+    assert not plan.is_private
+    assert isinstance(plan.event(), dp.NonPrivateDpEvent)
+    assert plan.event(30) == PLAN.event(30)
+    assert "Not private" in guarantee(plan)
+    assert all(math.isinf(value) for value in summarize(plan).epsilons.values())
+
+
+def test_the_summary_names_unit_relation_delta_and_accountant():
+    calibrated = replace(PLAN, target_epsilon=3.0, accountant="rdp")
+    assert guarantee(calibrated) == (
+        "At most (3, 1e-05)-differential privacy for adding or removing one patient of 1000, by the rdp accountant."
+    )
+    continued = replace(calibrated, accountant="rdp-filter", continuation=Continuation(4.5, 0.1, ("ab",)))
+    assert "together with 1 earlier run for adding" in guarantee(continued)
+    assert set(summarize(calibrated).epsilons) == {"pld", "rdp", "rdp-classic"}
+
+
+def test_with_noise_replaces_noise_and_forgets_the_target():
+    calibrated = replace(PLAN, target_epsilon=3.0, accountant="pld")
+    opened = calibrated.with_noise({"main": 0.0})
+    assert [phase.noise_multiplier for phase in opened.phases] == [1.5, 0.0]
+    assert opened.target_epsilon is None
+    with pytest.raises(PrivacyError, match="no phase"):
+        PLAN.with_noise({"other": 1.0})
