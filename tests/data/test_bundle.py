@@ -48,6 +48,14 @@ def test_half_floats_become_floats_and_ids_stay_ids():
     assert Dense(torch.ones(2, 3, dtype=torch.int64)).batch(torch.tensor([1])).dtype == torch.int64
 
 
+def test_a_selection_shares_its_values_and_can_be_selected_from():
+    split = byte_split()
+    chosen = split.select(torch.tensor([4, 1, 5]))
+    assert torch.equal(chosen.inputs, split.inputs[[4, 1, 5]])
+    assert torch.equal(chosen.select(torch.tensor([2, 0])).inputs, split.inputs[[5, 4]])
+    assert chosen.features.values.data_ptr() == split.features.values.data_ptr()
+
+
 def test_sparse_rows_are_fetched_dense_in_any_order():
     rows = sparse_rows()
     expected = torch.tensor([[0, 2, 0, 1], [0, 0, 0, 0], [3, 0, 0, 0], [0, 0, 4, 5.0]])
@@ -76,11 +84,10 @@ def test_holdout_is_a_partition_that_depends_on_the_seed_alone(fraction):
     split = byte_split(rows=20)
     rest, held = holdout(split, fraction, seed=3)
     assert len(held) == min(max(round(20 * fraction), 1), 19)
-    together = torch.cat([rest.features.values, held.features.values])
-    assert torch.equal(torch.unique(together, dim=0), torch.unique(split.features.values, dim=0))
-    again = holdout(split, fraction, seed=3)[1]
-    assert torch.equal(held.features.values, again.features.values)
-    others = [holdout(split, 0.3, seed=seed)[1].features.values for seed in range(5)]
+    together = torch.cat([rest.inputs, held.inputs])
+    assert torch.equal(torch.unique(together, dim=0), torch.unique(split.inputs, dim=0))
+    assert torch.equal(held.inputs, holdout(split, fraction, seed=3)[1].inputs)
+    others = [holdout(split, 0.3, seed=seed)[1].inputs for seed in range(5)]
     assert any(not torch.equal(others[0], other) for other in others[1:])
 
 

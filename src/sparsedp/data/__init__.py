@@ -21,6 +21,7 @@ from sparsedp.data.images import image_folder
 from sparsedp.data.registry import DATASETS, DatasetSpec, load
 from sparsedp.data.retinopathy import eyepacs
 from sparsedp.data.reviews import imdb, imdb_tokens
+from sparsedp.data.scattering_features import scattering_bundle
 from sparsedp.data.sklearn_digits import digits
 from sparsedp.data.sources import SOURCES, Source
 
@@ -54,6 +55,7 @@ __all__ = [
     "load",
     "mnist",
     "npz",
+    "scattering_bundle",
     "status",
     "svhn",
 ]

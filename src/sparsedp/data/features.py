@@ -63,10 +63,14 @@ CIFAR10_PUBLISHED = PixelScale.from_moments((0.4914, 0.4822, 0.4465), (0.2470, 0
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Dense:
-    """A tensor of records [N, ...]: float32 or integer ids as they are, bytes and half floats turned into float32."""
+    """A tensor of records [N, ...]: float32 or integer ids as they are, bytes and half floats turned into float32.
+
+    With `rows`, only those records, in that order: a selection shares its values, which may be a file in memory.
+    """
 
     values: Tensor
     pixels: PixelScale | None = None
+    rows: Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.values.dim() < 2:
@@ -80,7 +84,7 @@ class Dense:
             )
 
     def __len__(self) -> int:
-        return self.values.shape[0]
+        return len(self.values if self.rows is None else self.rows)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -89,19 +93,19 @@ class Dense:
 
     def batch(self, indices: Tensor) -> Tensor:
         """Records at these indices, ready for the model."""
-        rows = self.values[indices]
-        if rows.dtype in (torch.float16, torch.bfloat16, torch.uint8):
-            rows = rows.to(torch.float32)
+        records = self.values[indices if self.rows is None else self.rows[indices]]
+        if records.dtype in (torch.float16, torch.bfloat16, torch.uint8):
+            records = records.to(torch.float32)
         if self.pixels is None:
-            return rows
-        axes = [-1, *[1] * (rows.dim() - 2)]
+            return records
+        axes = [-1, *[1] * (records.dim() - 2)]
         scale = torch.tensor(self.pixels.scale).reshape(axes)
         shift = torch.tensor(self.pixels.shift).reshape(axes)
-        return torch.addcmul(shift, rows, scale)
+        return torch.addcmul(shift, records, scale)
 
     def select(self, indices: Tensor) -> Dense:
-        """These records as features of their own (a copy)."""
-        return Dense(self.values[indices], self.pixels)
+        """These records as features of their own; the values are shared."""
+        return Dense(self.values, self.pixels, indices if self.rows is None else self.rows[indices])
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -15,6 +15,7 @@ from sparsedp.data.house_numbers import svhn
 from sparsedp.data.idx import fashion_mnist, mnist
 from sparsedp.data.retinopathy import eyepacs
 from sparsedp.data.reviews import imdb, imdb_tokens
+from sparsedp.data.scattering_features import scattering_bundle
 from sparsedp.data.sklearn_digits import digits
 
 Loader = Callable[[Path | str | None], DataBundle]
@@ -35,6 +36,17 @@ DATASETS: Mapping[str, DatasetSpec] = MappingProxyType(
         "mnist": DatasetSpec("MNIST", "mnist", mnist),
         "fashion-mnist": DatasetSpec("Fashion-MNIST", "fashion-mnist", fashion_mnist),
         "cifar10": DatasetSpec("CIFAR-10, exact or from JPEG", "cifar10", cifar10),
+        "mnist-scattering": DatasetSpec(
+            "MNIST, scattering features", "mnist", lambda root: scattering_bundle(mnist(root))
+        ),
+        "fashion-mnist-scattering": DatasetSpec(
+            "Fashion-MNIST, scattering features",
+            "fashion-mnist",
+            lambda root: scattering_bundle(fashion_mnist(root)),
+        ),
+        "cifar10-scattering": DatasetSpec(
+            "CIFAR-10, scattering features", "cifar10", lambda root: scattering_bundle(cifar10(root))
+        ),
         "svhn": DatasetSpec("SVHN, cropped digits", "svhn", svhn),
         "eyepacs": DatasetSpec("EyePACS, any retinopathy, all labelled images", "eyepacs", eyepacs),
         "eyepacs-natural": DatasetSpec(

@@ -63,7 +63,7 @@ def eyepacs(
 
     def part(chosen: torch.Tensor) -> Split:
         index = chosen.nonzero().squeeze(1)
-        return Split(Dense(values[order[index]], pixels), targets[index], patients[index])
+        return Split(Dense(values, pixels, order[index]), targets[index], patients[index])
 
     return DataBundle(
         name="eyepacs",
