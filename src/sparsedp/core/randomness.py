@@ -93,7 +93,9 @@ class SeededRandomness:
         return False
 
     def _stream(self, purpose: int, key: Sequence[int]) -> np.random.Generator:
-        return np.random.Generator(np.random.PCG64(np.random.SeedSequence([self.seed, purpose, *key])))
+        return np.random.Generator(
+            np.random.PCG64(np.random.SeedSequence(self.seed, spawn_key=(purpose, *key)))
+        )
 
     def normal(self, size: int, key: Sequence[int]) -> Tensor:
         """Standard normal numbers determined by seed and key."""
@@ -126,7 +128,9 @@ class PublicRandomness:
         return cls(secrets.randbits(63))
 
     def _stream(self, purpose: int, key: Sequence[int]) -> np.random.Generator:
-        return np.random.Generator(np.random.PCG64(np.random.SeedSequence([self.seed, 100 + purpose, *key])))
+        return np.random.Generator(
+            np.random.PCG64(np.random.SeedSequence(self.seed, spawn_key=(100 + purpose, *key)))
+        )
 
     def permutation(self, size: int, key: Sequence[int]) -> Tensor:
         """A uniformly random order of 0..size-1."""
