@@ -1,0 +1,157 @@
+"""The set of active coordinates: immutable, sorted, unique."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from sparsedp.core.errors import SparseDPError
+from sparsedp.core.layout import Layout
+from sparsedp.core.support import Support
+
+
+@st.composite
+def supports(draw) -> Support:
+    dimension = draw(st.integers(1, 40))
+    return Support(draw(st.lists(st.integers(0, dimension - 1), max_size=60)), dimension)
+
+
+@given(st.lists(st.integers(0, 29), max_size=60))
+def test_indices_are_the_sorted_set_of_what_was_given(indices):
+    support = Support(indices, 30)
+    assert support.indices.tolist() == sorted(set(indices))
+    assert len(support) == support.size == len(set(indices))
+    assert [index in support for index in range(30)] == [index in set(indices) for index in range(30)]
+
+
+@given(supports())
+def test_mask_and_from_mask_are_inverse(support):
+    assert Support.from_mask(support.mask()) == support
+    assert int(support.mask().sum()) == support.size
+
+
+@given(supports())
+def test_gather_undoes_scatter(support):
+    values = torch.arange(1.0, support.size + 1)
+    assert torch.equal(support.gather(support.scatter(values)), values)
+
+
+@given(supports())
+def test_scatter_of_gather_keeps_the_support_and_fills_the_rest(support):
+    vector = torch.arange(1.0, support.dimension + 1)
+    restored = support.scatter(support.gather(vector), fill=-1.0)
+    expected = torch.where(support.mask(), vector, -torch.ones_like(vector))
+    assert torch.equal(restored, expected)
+
+
+@given(supports())
+def test_gather_works_on_the_last_axis_of_a_stack(support):
+    stack = torch.arange(3.0 * support.dimension).reshape(3, -1)
+    assert torch.equal(support.gather(stack), torch.stack([support.gather(row) for row in stack]))
+
+
+@given(st.lists(st.integers(-3, 3), min_size=1, max_size=40), st.data())
+def test_top_k_takes_the_largest_scores_and_the_lower_index_of_ties(scores, data):
+    k = data.draw(st.integers(0, len(scores)))
+    expected = sorted(range(len(scores)), key=lambda index: (-scores[index], index))[:k]
+    assert Support.top_k(torch.tensor(scores, dtype=torch.float32), k).indices.tolist() == sorted(expected)
+
+
+def test_top_k_breaks_a_million_ties_by_index():
+    assert torch.equal(Support.top_k(torch.zeros(1_000_000), 7).indices, torch.arange(7))
+
+
+def test_top_k_ranks_infinities():
+    scores = torch.tensor([0.0, torch.inf, -torch.inf, 5.0])
+    assert Support.top_k(scores, 2).indices.tolist() == [1, 3]
+
+
+@given(supports(), st.data())
+def test_overlap_counts_shared_coordinates(support, data):
+    other = Support(data.draw(st.lists(st.integers(0, support.dimension - 1))), support.dimension)
+    shared = set(support.indices.tolist()) & set(other.indices.tolist())
+    assert support.overlap(other) == other.overlap(support) == len(shared)
+
+
+@given(supports())
+def test_equal_supports_have_equal_hashes(support):
+    same = Support(support.indices.flip(0), support.dimension)
+    assert same == support
+    assert hash(same) == hash(support)
+    assert support != Support(support.indices, support.dimension + 1)
+
+
+def test_full_and_empty():
+    full, empty = Support.full(5), Support.empty(5)
+    assert full.is_full
+    assert full.active_ratio == 1
+    assert not empty.is_full
+    assert empty.active_ratio == 0
+    assert empty.size == 0
+    assert torch.equal(empty.scatter(torch.empty(0)), torch.zeros(5))
+
+
+def test_mutating_what_it_was_built_from_changes_nothing():
+    indices = torch.tensor([0, 2, 3])
+    support = Support(indices, 5)
+    indices.fill_(4)
+    assert support.indices.tolist() == [0, 2, 3]
+    mask = torch.tensor([True, False, True])
+    from_mask = Support.from_mask(mask)
+    mask.fill_(False)
+    assert from_mask.indices.tolist() == [0, 2]
+
+
+def test_mutating_what_it_gives_changes_nothing():
+    support = Support([0, 2, 3], 5)
+    before = hash(support)
+    vector = torch.arange(5.0)
+    support.indices.fill_(4)
+    support.mask().fill_(True)
+    support.gather(vector).fill_(9)
+    full = Support.full(5)
+    full.gather(vector).fill_(9)
+    assert support == Support([0, 2, 3], 5)
+    assert hash(support) == before
+    assert torch.equal(vector, torch.arange(5.0))
+
+
+def test_it_takes_no_new_attributes():
+    with pytest.raises(AttributeError):
+        Support([0], 2).note = "changed"
+
+
+def test_per_parameter_masks_have_the_parameters_shapes_and_together_are_the_support():
+    layout = Layout.of(nn.Sequential(nn.Conv1d(2, 3, 2), nn.Linear(4, 2)))
+    support = Support(range(0, layout.dimension, 3), layout.dimension)
+    masks = support.per_parameter(layout)
+    assert {name: tuple(mask.shape) for name, mask in masks.items()} == {s.name: s.shape for s in layout}
+    assert torch.equal(torch.cat([mask.reshape(-1) for mask in masks.values()]), support.mask())
+
+
+@pytest.mark.parametrize(
+    ("build", "complaint"),
+    [
+        (lambda: Support([5], 5), r"0\.\.4"),
+        (lambda: Support([-1], 5), r"0\.\.4"),
+        (lambda: Support(torch.tensor([0.5]), 5), "integers"),
+        (lambda: Support(torch.tensor([True, False]), 2), "from_mask"),
+        (lambda: Support(torch.zeros(1, 1, dtype=torch.int64), 2), "one axis"),
+        (lambda: Support.from_mask(torch.zeros(3)), "bool"),
+        (lambda: Support.from_mask(torch.zeros(3, 1, dtype=torch.bool)), "one-axis"),
+        (lambda: Support.top_k(torch.zeros(3), 4), "k <= d"),
+        (lambda: Support.top_k(torch.zeros(3), -1), "k <= d"),
+        (lambda: Support.top_k(torch.zeros(3, 1), 1), "one axis"),
+        (lambda: Support.top_k(torch.tensor([1.0, torch.nan]), 1), "NaN"),
+        (lambda: Support([0], 3).gather(torch.zeros(2)), "d=3"),
+        (lambda: Support([0], 3).scatter(torch.zeros(2)), r"\(1,\)"),
+        (lambda: Support([0], 3).overlap(Support([0], 4)), "d=4"),
+        (lambda: Support([0], 3).per_parameter(Layout.of(nn.Linear(1, 1))), "d=2"),
+    ],
+)
+def test_misuse_is_refused_with_what_was_expected(build, complaint):
+    with pytest.raises(SparseDPError, match=complaint):
+        build()
