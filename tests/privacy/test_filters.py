@@ -16,7 +16,10 @@ from sparsedp.privacy import (
     Phase,
     Plan,
     RdpFilter,
+    accountant_for,
     calibrate,
+    epsilon_by_epoch,
+    plan_epsilon,
 )
 from sparsedp.privacy.events import Spend, event_of
 
@@ -109,6 +112,22 @@ def test_the_plan_records_what_it_continues():
     )
     assert (found.accountant, found.target_epsilon, found.delta) == ("rdp-filter", 3.0, DELTA)
     assert Plan.from_json(found.to_json()) == found
+
+
+def test_a_continued_plan_is_accounted_for_with_what_came_before():
+    chosen = RdpFilter.before(FIRST, 3.0, DELTA)
+    found = chosen.calibrate(OPEN, [finished(FIRST)])
+    own = accountant_for(found)
+    total = chosen.cost(FIRST.event()) + chosen.cost(found.event())
+    exact = total + math.log(1 - 1 / chosen.order) - math.log(DELTA * chosen.order) / (chosen.order - 1)
+    assert plan_epsilon(found) == pytest.approx(exact)
+    assert 0.99 * 3.0 <= plan_epsilon(found) <= 3.0
+    assert own.delta(found.event(), plan_epsilon(found)) == pytest.approx(DELTA)
+    curve = epsilon_by_epoch(found)
+    assert list(curve) == sorted(curve)
+    assert curve[-1] == plan_epsilon(found)
+    assert curve[0] > plan_epsilon(FIRST, "rdp", DELTA)
+    assert plan_epsilon(found, "rdp") < plan_epsilon(found)
 
 
 def test_a_used_up_cap_and_a_run_without_noise_admit_nothing():

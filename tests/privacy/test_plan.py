@@ -149,6 +149,11 @@ def test_a_support_rule_that_is_not_json_is_refused():
             "noise in every",
         ),
         ({"continuation": Continuation(2.0, 0.1, ())}, "cap on the total"),
+        (
+            {"continuation": Continuation(2.0, 0.1, ()), "target_epsilon": 1.0, "accountant": "pld"},
+            "come together",
+        ),
+        ({"target_epsilon": 1.0, "accountant": "rdp-filter"}, "come together"),
     ],
 )
 def test_a_plan_refuses_what_it_cannot_mean(change, says):

@@ -4,7 +4,14 @@ Nothing here imports PyTorch or `dp_accounting`: the mechanism (`sparsedp.privac
 accountants load the second when they are asked something.
 """
 
-from sparsedp.privacy.accountants import ACCOUNTANTS, Accountant, accountant, epsilon_by_epoch, plan_epsilon
+from sparsedp.privacy.accountants import (
+    ACCOUNTANTS,
+    Accountant,
+    accountant,
+    accountant_for,
+    epsilon_by_epoch,
+    plan_epsilon,
+)
 from sparsedp.privacy.calibrate import EqualNoise, NominalSplit, Split, calibrate
 from sparsedp.privacy.filters import RdpFilter
 from sparsedp.privacy.ledger import Charge, FileLedger, Ledger, MemoryLedger
@@ -29,6 +36,7 @@ __all__ = [
     "RdpFilter",
     "Split",
     "accountant",
+    "accountant_for",
     "calibrate",
     "epsilon_by_epoch",
     "guarantee",

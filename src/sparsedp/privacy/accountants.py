@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from sparsedp.core.errors import PrivacyError
-from sparsedp.privacy.plan import Plan
+from sparsedp.privacy.plan import FILTER, Plan
 from sparsedp.privacy.pld import PldAccountant
 from sparsedp.privacy.rdp import CLASSIC, TIGHT, RdpAccountant
 
@@ -57,18 +57,35 @@ def accountant(name: str) -> Accountant:
     return ACCOUNTANTS[name]
 
 
-def epsilon_by_epoch(plan: Plan, name: str = "pld", delta: float | None = None) -> tuple[float, ...]:
+def accountant_for(plan: Plan) -> Accountant:
+    """The accountant a plan was calibrated with; `pld` if with none.
+
+    A plan that continues earlier runs has one of its own: it counts what they spent, at the filter's fixed order.
+    """
+    if plan.continuation is not None:
+        before = plan.continuation
+        return RdpAccountant(FILTER, TIGHT, (before.order,), (before.spent,))
+    return accountant(plan.accountant or "pld")
+
+
+def epsilon_by_epoch(plan: Plan, name: str | None = None, delta: float | None = None) -> tuple[float, ...]:
     """Epsilon of a plan at the end of each epoch (`plan.epoch_ends()`); all infinite if a phase is not private.
+
+    By the plan's own accountant and at its own delta, unless told otherwise.
 
     **Privacy.** These are prefixes of the plan. A run stopped early guarantees the *planned* epsilon, unless the stop
     did not depend on anything that was released.
     """
-    return accountant(name).curve(plan.event(), plan.epoch_ends(), _delta_of(plan, delta))
+    return _chosen(plan, name).curve(plan.event(), plan.epoch_ends(), _delta_of(plan, delta))
 
 
-def plan_epsilon(plan: Plan, name: str = "pld", delta: float | None = None) -> float:
-    """Epsilon of the whole plan."""
-    return accountant(name).epsilon(plan.event(), _delta_of(plan, delta))
+def plan_epsilon(plan: Plan, name: str | None = None, delta: float | None = None) -> float:
+    """Epsilon of the whole plan, by its own accountant and at its own delta unless told otherwise."""
+    return _chosen(plan, name).epsilon(plan.event(), _delta_of(plan, delta))
+
+
+def _chosen(plan: Plan, name: str | None) -> Accountant:
+    return accountant_for(plan) if name is None or name == plan.accountant else accountant(name)
 
 
 def _delta_of(plan: Plan, delta: float | None) -> float:

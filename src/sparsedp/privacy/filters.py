@@ -27,12 +27,9 @@ from sparsedp.core.errors import PrivacyError
 from sparsedp.privacy import checks
 from sparsedp.privacy.calibrate import as_spends, warn_if_large, with_spends
 from sparsedp.privacy.events import Spend, spends_of
-from sparsedp.privacy.plan import Continuation, Plan
+from sparsedp.privacy.plan import FILTER, Continuation, Plan
 from sparsedp.privacy.rdp import ORDERS, TIGHT, renyi
 from sparsedp.privacy.splits import EqualNoise, Goal, Split
-
-NAME = "rdp-filter"
-"""The accountant named by plans that continue earlier runs."""
 
 
 class FinishedRun(Protocol):
@@ -123,13 +120,13 @@ class RdpFilter:
             limit=left,
             cost=self._cost,
             rough_cost=self._cost,
-            what=f"the rest of epsilon={self.epsilon:g} at delta={self.delta:g} in {plan.total_steps} steps ({NAME})",
+            what=f"what is left of epsilon={self.epsilon:g} at delta={self.delta:g} in {plan.total_steps} steps",
         )
         return replace(
             with_spends(plan, split.solve(spends, goal)),
             delta=self.delta,
             target_epsilon=self.epsilon,
-            accountant=NAME,
+            accountant=FILTER,
             continuation=Continuation(self.order, self._spent(earlier), tuple(run.head for run in earlier)),
         )
 

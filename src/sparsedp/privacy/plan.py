@@ -12,6 +12,9 @@ from sparsedp.privacy import checks
 from sparsedp.privacy.canonical import FrozenMap, canonical, sha256
 from sparsedp.privacy.events import Spend, event_of
 
+FILTER = "rdp-filter"
+"""The accountant of plans that continue earlier runs."""
+
 FORMAT = 1
 """Version of the JSON form; another one is refused."""
 
@@ -152,6 +155,10 @@ class Plan:
             )
         if target is not None:
             checks.text(self.accountant, "accountant")
+            if (self.accountant == FILTER) != (self.continuation is not None):
+                raise PrivacyError(
+                    f"the accountant {FILTER} and a continuation come together; RdpFilter sets both"
+                )
             if delta is None or not self.is_private:
                 raise PrivacyError(
                     "a plan with a target_epsilon needs a delta, and a clip and noise in every phase"

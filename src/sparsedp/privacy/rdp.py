@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
 from typing import Any, final
 
 import numpy as np
@@ -70,15 +69,23 @@ def _per_step(rate: float, noise: float, orders: tuple[float, ...]) -> tuple[flo
 @final
 @dataclass(frozen=True, slots=True)
 class RdpAccountant:
-    """The infimum over the orders of a conversion of the composed Renyi divergence."""
+    """The infimum over the orders of a conversion of the composed Renyi divergence.
+
+    Attributes:
+        name: how it is called in tables and plans.
+        conversion: to epsilon and delta.
+        orders: the orders it may choose from.
+        spent: divergence of each order spent before; none by default.
+    """
 
     name: str
     conversion: Conversion
+    orders: tuple[float, ...] = ORDERS
+    spent: tuple[float, ...] = (0.0,) * len(ORDERS)
 
     def epsilon(self, event: Any, delta: float) -> float:
         """Smallest epsilon it can show at `delta`; infinite for a non-private event."""
-        spends = spends_of(event)
-        return self._epsilon(renyi(spends), checks.delta_in_range(delta)) if spends else 0.0
+        return self._epsilon(self._total(spends_of(event)), checks.delta_in_range(delta))
 
     def rough_epsilon(self, event: Any, delta: float) -> float:
         """The same as `epsilon`: it is quick already."""
@@ -86,21 +93,21 @@ class RdpAccountant:
 
     def delta(self, event: Any, epsilon: float) -> float:
         """Smallest delta it can show at `epsilon`; 1 for a non-private event."""
-        spends = spends_of(event)
-        if not spends:
+        total, bound = self._total(spends_of(event)), checks.number(epsilon, "epsilon", at_least=0.0)
+        if not total.any():
             return 0.0
-        bound = checks.number(epsilon, "epsilon", at_least=0.0)
-        logs = self.conversion.log_delta(np.asarray(ORDERS), renyi(spends), bound)
+        logs = self.conversion.log_delta(np.asarray(self.orders), total, bound)
         return math.exp(min(0.0, float(logs.min())))
 
     def curve(self, event: Any, marks: Sequence[int], delta: float) -> tuple[float, ...]:
         """Epsilon after each of an increasing list of step counts."""
         spends, bound = spends_of(event), checks.delta_in_range(delta)
-        total, epsilons = np.zeros(len(ORDERS)), []
-        for start, stop in pairwise((0, *marks)):
-            total = total + renyi(between(spends, start, stop))
-            epsilons.append(self._epsilon(total, bound) if stop else 0.0)
-        return tuple(epsilons)
+        return tuple(self._epsilon(self._total(between(spends, 0, stop)), bound) for stop in marks)
 
-    def _epsilon(self, divergences: Vector, delta: float) -> float:
-        return max(0.0, float(self.conversion.epsilon(np.asarray(ORDERS), divergences, delta).min()))
+    def _total(self, spends: Iterable[Spend]) -> Vector:
+        return np.asarray(self.spent) + renyi(spends, self.orders)
+
+    def _epsilon(self, total: Vector, delta: float) -> float:
+        if not total.any():
+            return 0.0
+        return max(0.0, float(self.conversion.epsilon(np.asarray(self.orders), total, delta).min()))
