@@ -14,7 +14,10 @@ Json = Any
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Replace a file's content so that a reader, or a machine that loses power, sees the old or the new, whole."""
+    """Replace a file's content so that a reader, a kill or a power cut sees the old or the new, whole.
+
+    The content is on disk before it gets its name; the name itself may come to disk a little later.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with open(temporary, "wb") as file:
@@ -25,7 +28,6 @@ def write_atomically(path: Path, content: bytes) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    sync_folder(path.parent)
 
 
 def sync_folder(folder: Path) -> None:

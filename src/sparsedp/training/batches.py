@@ -1,0 +1,69 @@
+"""The plan's batches: one sampler per phase, at the phase's own rate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from sparsedp.core.batch import Rows
+from sparsedp.core.randomness import PrivateRandomness
+from sparsedp.data.sampling import LogicalBatch, PoissonSampler
+from sparsedp.privacy.plan import Plan
+from sparsedp.training.identity import check_plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Loading:
+    """How rows become batches.
+
+    Attributes:
+        units: the unit each row belongs to; without it each row is one.
+        rows_per_unit: how many rows of a sampled unit are drawn; their mean gradient is clipped once.
+        max_physical_batch: most rows loaded at once; changes nothing but memory.
+        workers: loading processes. A data set with random augmentation replays exactly only with 0.
+        collate: makes a batch of items of the data set, as in a `DataLoader`.
+    """
+
+    units: Tensor | Sequence[int] | None = None
+    rows_per_unit: int = 1
+    max_physical_batch: int | None = None
+    workers: int = 0
+    collate: Callable[[list[Any]], Rows] | None = None
+
+
+@final
+class Batches:
+    """Draws every step's batch as the plan says.
+
+    **Privacy.** The rate comes from the plan that the ledger is charged by, and N is checked against it.
+    """
+
+    def __init__(
+        self, dataset: Dataset[Any], plan: Plan, randomness: PrivateRandomness, loading: Loading
+    ) -> None:
+        self._plan = plan
+        self._samplers = {
+            phase.name: PoissonSampler(
+                dataset,
+                sampling_rate=phase.sampling_rate,
+                randomness=randomness,
+                units=loading.units,
+                rows_per_unit=loading.rows_per_unit,
+                max_physical_batch=loading.max_physical_batch,
+                workers=loading.workers,
+                collate=loading.collate,
+            )
+            for phase in plan.phases
+        }
+        check_plan(plan, next(iter(self._samplers.values())).unit_count)
+
+    def starting_at(self, step: int) -> Iterator[LogicalBatch]:
+        """The batches of this step and all after it, phase by phase."""
+        for phase in self._plan.phases:
+            first = self._plan.first_step(phase.name)
+            if step < first + phase.steps:
+                yield from self._samplers[phase.name].batches(max(step, first), first + phase.steps)

@@ -1,0 +1,216 @@
+"""`fit`: a whole private run in one call."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+from rich.console import Console
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from sparsedp.core.batch import PerSample, Rows, per_sample_loss
+from sparsedp.core.errors import DataError, PrivacyError, PrivacyWarning, SparseDPError
+from sparsedp.methods import AUTO, Method, MethodOptions, get_method
+from sparsedp.methods.method import ActiveRatio
+from sparsedp.methods.planning import ClipNorm
+from sparsedp.privacy.calibrate import EqualNoise, Split
+from sparsedp.training.batches import Loading
+from sparsedp.training.choices import OptimizerChoice, SchedulerChoice
+from sparsedp.training.defaults import default_optimizer
+from sparsedp.training.evaluate import Evaluator, held_out
+from sparsedp.training.folder import check_new
+from sparsedp.training.interrupt import deferred_interrupt
+from sparsedp.training.progress import live
+from sparsedp.training.record import About
+from sparsedp.training.reports import Callback
+from sparsedp.training.request import Request
+from sparsedp.training.result import Result
+from sparsedp.training.trainer import Trainer
+
+
+def fit(
+    model: nn.Module,
+    train_dataset: Dataset[Any],
+    loss_fn: Callable[[Any, Tensor], Tensor] | PerSample,
+    *,
+    method: str | Method = "tp-topk",
+    epsilon: float | None = None,
+    delta: float | None = None,
+    epochs: int | None = None,
+    batch_size: int | None = None,
+    lr: float | None = None,
+    clip_norm: ClipNorm | None = None,
+    active_ratio: ActiveRatio | None = None,
+    options: MethodOptions | None = None,
+    optimizer: OptimizerChoice | None = None,
+    scheduler: SchedulerChoice = None,
+    eval_dataset: Dataset[Any] | None = None,
+    evaluate: Evaluator | None = None,
+    out: Path | str | None = None,
+    resume: bool = False,
+    seed: int | None = None,
+    units: Tensor | Sequence[int] | None = None,
+    unit: str | None = None,
+    rows_per_unit: int = 1,
+    warmup_fraction: float = 0.3,
+    split: Split = EqualNoise(),  # noqa: B008
+    noise_std: float | None = None,
+    accountant: str = "pld",
+    engine: str = "bookkeeping",
+    max_physical_batch: int | None = None,
+    workers: int = 0,
+    collate: Callable[[list[Any]], Rows] | None = None,
+    ema_decay: float | None = None,
+    callbacks: Sequence[Callback] = (),
+    progress: bool = True,
+    about: About = About(),  # noqa: B008
+) -> Result:
+    """Train a model with differential privacy.
+
+    >>> result = fit(model, dataset, nn.CrossEntropyLoss(reduction="none"), epsilon=3)  # doctest: +SKIP
+
+    Args:
+        model: trained in place, and given back in evaluation mode.
+        train_dataset: map-style; the data that is protected.
+        loss_fn: a criterion on (output, target) with `reduction="none"`, or `PerSample(lambda model, rows: ...)`.
+        method: a name from `sparsedp.methods`, or your own `Method`.
+        epsilon: the budget; 3 if not given. Never exceeded.
+        delta: of the guarantee; if not given, a power of ten at most 1/(10 N) and at most 1e-5, and a log line.
+        epochs: 20 if not given.
+        batch_size: expected size of a batch; if not given, the power of two nearest to 4 sqrt(N).
+        lr: learning rate of the default optimizer, SGD with momentum 0.9; 0.2 / clip_norm if not given.
+        clip_norm: L2 bound on each unit's gradient; 1 if not given. A pair is for warm-up and main phase.
+        active_ratio: share of the coordinates trained, or "auto" where the method can choose; else the method's own.
+        options: further changes to the method.
+        optimizer: any `torch.optim` optimizer, or a function that makes one from the parameters.
+        scheduler: a function (optimizer, steps) that makes a learning-rate scheduler; it moves every step.
+        eval_dataset: held-out data, evaluated every epoch. Outside the guarantee.
+        evaluate: your own evaluation instead: model to named numbers.
+        out: run directory to make: plan, ledger, checkpoint, metrics, record. Never overwritten.
+        resume: go on with the run at `out`; give the same arguments.
+        seed: reproducible, and not for release.
+        units: the unit (patient, user) each row belongs to; then units are protected, not rows.
+        unit: what a unit is called.
+        rows_per_unit: rows drawn of a sampled unit.
+        warmup_fraction: share of the steps of a two-phase method's warm-up.
+        split: how a two-phase method divides its budget.
+        noise_std: for the ablation `noisy-sgd` only.
+        accountant: "pld", "rdp" or "rdp-classic".
+        engine: "bookkeeping", or "reference".
+        max_physical_batch: most rows loaded at once; changes nothing but memory.
+        workers: loading processes.
+        collate: makes a batch of items of the data set, as in a `DataLoader`.
+        ema_decay: keep an exponential average of the weights, and give that back.
+        callbacks: see every step and epoch.
+        progress: show a progress bar on a terminal.
+        about: names for the record.
+
+    **Privacy.** (epsilon, delta) under adding or removing one unit, for everything that the run gives and writes, but
+    what is said of `eval_dataset`. Tuning on the same data costs extra and is not counted.
+    **Edge cases.** Ctrl-C stops after the step in progress, with a checkpoint if there is a run directory.
+    """
+    row = method if isinstance(method, Method) else get_method(method)
+    loading = Loading(
+        units=units,
+        rows_per_unit=rows_per_unit,
+        max_physical_batch=max_physical_batch,
+        workers=workers,
+        collate=collate,
+    )
+    request = Request(
+        method=row,
+        options=_with_ratio(options, active_ratio),
+        units=_count_units(train_dataset, units),
+        unit=_name_of_unit(unit, train_dataset, units),
+        epsilon=epsilon,
+        delta=delta,
+        epochs=epochs,
+        batch_size=batch_size,
+        clip_norm=clip_norm,
+        warmup_fraction=warmup_fraction,
+        split=split,
+        noise_std=noise_std,
+        accountant=accountant,
+    )
+    if out is not None and not resume:
+        check_new(out)
+    plan = request.saved_plan(out) if resume and out is not None else request.new_plan()
+    if evaluate is None and eval_dataset is not None:
+        evaluate = held_out(eval_dataset, per_sample_loss(loss_fn), collate=collate)
+    with ExitStack() as stack:
+        screen = Console(stderr=True)
+        shown = [stack.enter_context(live(plan, screen))] if progress and screen.is_terminal else []
+        trainer = Trainer(
+            model,
+            train_dataset,
+            loss_fn,
+            plan=plan,
+            method=row,
+            options=request.options,
+            optimizer=optimizer or default_optimizer(lr, plan),
+            scheduler=scheduler,
+            loading=loading,
+            evaluate=evaluate,
+            out=out,
+            resume=resume,
+            seed=seed,
+            engine=engine,
+            ema_decay=ema_decay,
+            callbacks=(*callbacks, *shown),
+            about=about,
+        )
+        return _run(trainer)
+
+
+def _run(trainer: Trainer) -> Result:
+    """Every step, then the result; Ctrl-C and errors leave a checkpoint behind."""
+    trainer.model.train()
+    with trainer, deferred_interrupt() as interrupted:
+        for batch in trainer:
+            trainer.step(batch)
+            if interrupted():
+                trainer.pause()
+                raise KeyboardInterrupt
+        return trainer.finish()
+
+
+def _count_units(dataset: Dataset[Any], units: Tensor | Sequence[int] | None) -> int:
+    rows = len(cast("Any", dataset))
+    if rows == 0:
+        raise DataError("train_dataset is empty; give at least one row")
+    if units is None:
+        return rows
+    if len(units) != rows:
+        raise DataError(f"units: got {len(units)} ids for {rows} rows, expected one for each")
+    return len(np.unique(np.asarray(units)))
+
+
+def _name_of_unit(unit: str | None, dataset: Dataset[Any], units: Tensor | Sequence[int] | None) -> str:
+    if units is not None:
+        return "unit" if unit is None else unit
+    if unit not in (None, "row"):
+        raise PrivacyError(
+            f"unit={unit!r} promises to protect each {unit}, which takes the {unit} of every row: give units="
+        )
+    if getattr(dataset, "units", None) is not None:
+        warnings.warn(
+            "the data set knows which unit (person) each row belongs to, but rows are protected; "
+            "give units=dataset.units to protect people",
+            PrivacyWarning,
+            stacklevel=3,
+        )
+    return "row"
+
+
+def _with_ratio(options: MethodOptions | None, active_ratio: ActiveRatio | None) -> MethodOptions | None:
+    if active_ratio is None:
+        return options
+    if isinstance(active_ratio, str) and active_ratio != AUTO:
+        raise SparseDPError(f"active_ratio: got {active_ratio!r}, expected a number in (0, 1] or {AUTO!r}")
+    return replace(options or MethodOptions(), active_ratio=active_ratio)

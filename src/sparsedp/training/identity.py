@@ -1,0 +1,90 @@
+"""What a checkpoint belongs to, and why another one is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from sparsedp.core.errors import DataError, PrivacyError, SparseDPError
+from sparsedp.core.layout import Layout
+from sparsedp.methods.describe import describe
+from sparsedp.methods.method import Method
+from sparsedp.privacy.plan import Plan
+from sparsedp.training.checkpoint import describe_layout
+from sparsedp.training.files import Json
+
+
+def identity_of(
+    plan: Plan, method: Method, layout: Layout, seed: int | None, public_seed: int, ema_decay: float | None
+) -> dict[str, Json]:
+    """Everything that must stay the same for a run to go on."""
+    return {
+        "plan": plan.fingerprint,
+        "method": describe(method),
+        "layout": describe_layout(layout),
+        "seed": seed,
+        "public_seed": public_seed,
+        "ema_decay": ema_decay,
+    }
+
+
+def check_identity(saved: Mapping[str, Json], now: Mapping[str, Json]) -> None:
+    """Refuse a checkpoint of another run, naming what differs.
+
+    Raises:
+        SparseDPError: the two are not the same run. Another model is left to the loading of its weights.
+    """
+    same = json.loads(json.dumps(dict(now)))
+    differing = [name for name in same if name != "layout" and saved.get(name) != same[name]]
+    if not differing:
+        return
+    if differing == ["method"]:
+        old, new = saved["method"], same["method"]
+        differing = [f"method.{name}" for name in new if old.get(name) != new[name]]
+    details = "; ".join(f"{name} was {_short(saved, name)} and is {_short(same, name)}" for name in differing)
+    raise SparseDPError(
+        f"this is not the run that was saved: {details}. Resume with what it was started with"
+    )
+
+
+def check_plan(plan: Plan, units: int) -> None:
+    """Refuse a plan that is not for this data, or that has phases this loop does not run.
+
+    Raises:
+        DataError: the plan counts other units.
+        PrivacyError: a phase that does not train.
+    """
+    if plan.units != units:
+        raise DataError(
+            f"the plan is for {plan.units} units ({plan.unit}) and the data set has {units}; the sampling rate would "
+            "not be the planned one. Make a plan for this data, or give the units it counts"
+        )
+    other = [phase.name for phase in plan.phases if not phase.trains]
+    if other:
+        raise PrivacyError(
+            f"the phases {other} do not train; release them on their own and leave them out of this plan"
+        )
+
+
+def same_request(saved: Plan, asked: Plan) -> None:
+    """Refuse to resume a run whose plan is not the one asked for; calibrated noise is taken from the saved one.
+
+    Raises:
+        PrivacyError: they differ, and in what.
+    """
+    noise = {phase.name: 0.0 for phase in saved.phases}
+    one, other = (json.loads(plan.to_json()) for plan in (saved.with_noise(noise), asked))
+    ignored = {"target_epsilon", "accountant"}
+    differing = [name for name in one if name not in ignored and one[name] != other[name]]
+    if differing:
+        details = "; ".join(f"{name} was {one[name]} and is {other[name]}" for name in differing)
+        raise PrivacyError(f"the run was planned otherwise: {details}. A plan is never changed on the way")
+
+
+def _short(values: Mapping[str, Any], name: str) -> str:
+    value: Any = values
+    for part in name.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    text = json.dumps(value)
+    return text if len(text) <= 60 else text[:57] + "..."

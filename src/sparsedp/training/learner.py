@@ -1,0 +1,116 @@
+"""What learns: the model with its optimizer, scheduler, average and the method's controller, as one saved state."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, final
+
+from torch import nn
+
+from sparsedp.core.layout import Layout
+from sparsedp.methods import Controller, ControllerState, OffSupport
+from sparsedp.training.apply import SupportOptimizer
+from sparsedp.training.average import WeightAverage
+from sparsedp.training.checkpoint import Checkpoint, load_model_state
+from sparsedp.training.choices import OptimizerChoice, SchedulerChoice, make_optimizer, make_scheduler
+from sparsedp.training.evaluate import evaluation_mode
+from sparsedp.training.files import Json
+from sparsedp.training.record import describe_optimizer
+from sparsedp.training.state import optimizer_state, restore_optimizer, restore_scheduler, scheduler_state
+
+
+@final
+class Learner:
+    """Everything that a release moves, and nothing that sees data."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        layout: Layout,
+        controller: Controller,
+        optimizer: OptimizerChoice,
+        scheduler: SchedulerChoice,
+        steps: int,
+        ema_decay: float | None,
+    ) -> None:
+        self.model = model
+        self.controller = controller
+        self._optimizer = make_optimizer(optimizer, model)
+        coasts = controller.method.off_support is OffSupport.COASTS
+        self.applier = SupportOptimizer(model, layout, self._optimizer, coasts=coasts)
+        self._scheduler = make_scheduler(scheduler, self._optimizer, steps)
+        self._average = None if ema_decay is None else WeightAverage(model, layout, ema_decay)
+
+    @property
+    def learning_rates(self) -> tuple[float, ...]:
+        """One per parameter group, for the next step."""
+        return tuple(float(group["lr"]) for group in self._optimizer.param_groups)
+
+    def after_step(self) -> None:
+        """Move the schedule and the average."""
+        if self._scheduler is not None:
+            self._scheduler.step()
+        if self._average is not None:
+            self._average.update()
+
+    def skip(self, steps: int) -> None:
+        """Let the schedule pass over steps that were lost."""
+        if self._scheduler is None:
+            return
+        with warnings.catch_warnings():
+            warnings.filterwarnings(
+                "ignore", message="Detected call of `lr_scheduler.step", category=UserWarning
+            )
+            for _ in range(steps):
+                self._scheduler.step()
+
+    @contextmanager
+    def evaluated(self) -> Iterator[nn.Module]:
+        """The model to evaluate: averaged weights if there are any, evaluation mode; then all is as before."""
+        with evaluation_mode(self.model):
+            if self._average is None:
+                yield self.model
+            else:
+                with self._average.in_place():
+                    yield self.model
+
+    def install_average(self) -> None:
+        """Leave the averaged weights, if any, in the model."""
+        if self._average is not None:
+            self._average.install()
+
+    def state(self) -> dict[str, Any]:
+        """All of it, between two steps."""
+        controller = self.controller.state()
+        return {
+            "model": dict(self.model.state_dict()),
+            "optimizer": optimizer_state(self._optimizer),
+            "scheduler": scheduler_state(self._scheduler),
+            "average": None if self._average is None else self._average.state(),
+            "controller": {"tensors": dict(controller.tensors), "values": dict(controller.values)},
+        }
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Go on from a checkpoint of the same run.
+
+        Raises:
+            ModelError: it belongs to another model.
+            SparseDPError: it belongs to another optimizer, scheduler, method or plan.
+        """
+        state: Mapping[str, Any] = checkpoint.state
+        load_model_state(self.model, checkpoint)
+        restore_optimizer(self._optimizer, state["optimizer"])
+        restore_scheduler(self._scheduler, state["scheduler"])
+        if self._average is not None:
+            self._average.restore(state["average"])
+        saved = state["controller"]
+        self.controller.restore(ControllerState(saved["tensors"], saved["values"]))
+
+    def describe(self) -> dict[str, Json]:
+        """Optimizer and scheduler, for the record."""
+        return {
+            "optimizer": describe_optimizer(self._optimizer),
+            "scheduler": None if self._scheduler is None else type(self._scheduler).__name__,
+        }

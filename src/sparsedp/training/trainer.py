@@ -1,0 +1,320 @@
+"""The trainer: everything a run is between two steps. The loop over it can be yours."""
+
+from __future__ import annotations
+
+import math
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self, final
+
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from sparsedp.core.batch import PerSample, per_sample_loss
+from sparsedp.core.errors import SparseDPError
+from sparsedp.core.randomness import PublicRandomness, SeededRandomness, SystemRandomness
+from sparsedp.core.support import Support
+from sparsedp.data.sampling import LogicalBatch
+from sparsedp.gradients import make_engine
+from sparsedp.methods import Controller, Method, MethodOptions
+from sparsedp.privacy.ledger import FileLedger, MemoryLedger
+from sparsedp.privacy.plan import Plan
+from sparsedp.training.batches import Batches, Loading
+from sparsedp.training.checkpoint import Checkpoint, write_checkpoint
+from sparsedp.training.choices import OptimizerChoice, SchedulerChoice
+from sparsedp.training.evaluate import Evaluator
+from sparsedp.training.files import write_json
+from sparsedp.training.folder import ExistingRun, RunFolder, find_run
+from sparsedp.training.identity import check_identity, identity_of
+from sparsedp.training.journal import Journal
+from sparsedp.training.learner import Learner
+from sparsedp.training.record import FINISHED, RUNNING, STOPPED, About, RunFacts
+from sparsedp.training.reports import Callback, EpochReport, Event, StepReport
+from sparsedp.training.result import Result
+from sparsedp.training.spending import Spending
+from sparsedp.training.state import own_generators
+from sparsedp.training.step import PrivateStep
+
+
+@final
+class Trainer:
+    """Private training step by step: `for batch in trainer: trainer.step(batch)`, then `trainer.finish()`.
+
+    Args:
+        model: trained in place; its modes (`train`, `eval`) are left as you set them.
+        dataset: map-style. Each row is protected, or each unit if `loading` names one for every row.
+        loss: a criterion on (output, target) with `reduction="none"`, or `PerSample(lambda model, rows: ...)`.
+        plan: from `build_plan`, for the same method and options.
+        method: a row of the methods table.
+        options: changes to that row.
+        optimizer: any `torch.optim` optimizer over the model's parameters, or a function that makes one.
+        scheduler: any scheduler that needs no metric, or a function (optimizer, steps); moves every step.
+        loading: units, and how rows are loaded.
+        evaluate: called with the model at the end of each epoch and of the run; see `held_out`.
+        out: run directory to make, or with `resume=True` to go on with.
+        resume: go on with the run at `out`, after checking that it is the same run.
+        seed: makes the run reproducible, and not for release.
+        engine: "bookkeeping", or "reference", which is slow and takes any model.
+        ema_decay: keep an exponential average of the weights, evaluate it and give it back at the end.
+        callbacks: see every step and epoch: released and public values only.
+        about: names for the record.
+
+    **Privacy.** Every step is charged before it is taken, to a ledger that pays for this plan once. Unseeded runs
+    draw noise and batches from the operating system. What callbacks and files get is public or released.
+    **Edge cases.** An interrupted run resumes at its last checkpoint. A seeded one replays to the same weights; an
+    unseeded one goes on after the steps that were paid for and lost, and so takes fewer.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        dataset: Dataset[Any],
+        loss: Callable[[Any, Tensor], Tensor] | PerSample,
+        *,
+        plan: Plan,
+        method: Method,
+        optimizer: OptimizerChoice,
+        options: MethodOptions | None = None,
+        scheduler: SchedulerChoice = None,
+        loading: Loading = Loading(),  # noqa: B008
+        evaluate: Evaluator | None = None,
+        out: Path | str | None = None,
+        resume: bool = False,
+        seed: int | None = None,
+        engine: str = "bookkeeping",
+        ema_decay: float | None = None,
+        callbacks: Sequence[Callback] = (),
+        about: About = About(),  # noqa: B008
+    ) -> None:
+        self._clock = time.monotonic()
+        found = find_run(out, resume, plan, replay=seed is not None)
+        private = SystemRandomness() if seed is None else SeededRandomness(seed)
+        public = _public_randomness(seed, found)
+        self._batches = Batches(dataset, plan, private, loading)
+        computing = make_engine(model, per_sample_loss(loss), engine)
+        layout = computing.layout
+        controller = Controller(method, options, layout, plan, public)
+        learner = Learner(model, layout, controller, optimizer, scheduler, plan.total_steps, ema_decay)
+        setup = {"engine": engine, "ema_decay": ema_decay, "rows_per_unit": loading.rows_per_unit}
+        self._facts = RunFacts(
+            about=about,
+            model_class=type(model).__name__,
+            plan=plan,
+            method=controller.method,
+            dimension=layout.dimension,
+            seed=seed,
+            public_seed=public.seed,
+            setup={**learner.describe(), **setup},
+        )
+        self._identity = identity_of(plan, controller.method, layout, seed, public.seed, ema_decay)
+        self._plan, self._layout, self._public, self._learner = plan, layout, public, learner
+        self._evaluate, self._callbacks = evaluate, tuple(callbacks)
+        self._epoch_ends = plan.epoch_ends()
+        self._position, self._between_steps, self._closed = 0, True, False
+        self._device = next(model.parameters()).device
+        self._journal = Journal(layout)
+        self._result: Result | None = None
+        self._earlier_seconds = 0.0
+        self._folder, self._spending = self._start(out) if found is None else self._go_on(found)
+        self._private_step = PrivateStep(
+            model, plan, controller, computing, learner.applier, self._spending, private
+        )
+
+    @property
+    def plan(self) -> Plan:
+        """What was planned."""
+        return self._plan
+
+    @property
+    def model(self) -> nn.Module:
+        """The model as it is now."""
+        return self._learner.model
+
+    @property
+    def position(self) -> int:
+        """How many steps of the plan are done, those lost in a crash included: the next step's index."""
+        return self._position
+
+    @property
+    def support(self) -> Support:
+        """The coordinates of the last step; all of them before the first."""
+        return self._journal.support
+
+    @property
+    def history(self) -> tuple[EpochReport, ...]:
+        """One report per epoch so far."""
+        return tuple(self._journal.epochs)
+
+    def __iter__(self) -> Iterator[LogicalBatch]:
+        """The batches still to be stepped through, in order."""
+        self._check_open()
+        batches = self._batches.starting_at(self._position)
+        while True:
+            with own_generators(self._public.torch_seed((self._position, 1)), self._device):
+                batch = next(batches, None)
+            if batch is None:
+                return
+            yield batch
+
+    def step(self, batch: LogicalBatch) -> StepReport:
+        """Take the private step of a batch; at the end of an epoch evaluate, at the end of a ledger block save."""
+        self._check_open()
+        if batch.step != self._position:
+            raise SparseDPError(
+                f"step: got the batch of step {batch.step}, expected step {self._position}; "
+                "take each batch of the trainer once, in order"
+            )
+        rates = self._learner.learning_rates
+        self._between_steps = False
+        with own_generators(self._public.torch_seed((batch.step, 0)), self._device):
+            released = self._private_step(batch.step, batch)
+        self._learner.after_step()
+        self._position += 1
+        self._journal.note(released)
+        self._between_steps = True
+        epoch = bisect_left(self._epoch_ends, self._position) + 1
+        report = StepReport(batch.step, epoch, released.phase, released, rates)
+        self._tell(report)
+        if self._position == self._epoch_ends[epoch - 1]:
+            self._end_epoch(report)
+        if self._position == self._spending.charged:
+            self.save()
+        return report
+
+    def save(self) -> None:
+        """Write a checkpoint now; does nothing without a run directory."""
+        if self._folder is not None:
+            write_checkpoint(self._folder.checkpoint_file, self._state(self._spending.place))
+
+    def pause(self) -> None:
+        """Save and close, so that a later `resume=True` goes on from here. Steps paid for and not taken are lost."""
+        if self._result is None:
+            if self._between_steps:
+                self.save()
+                last = self._journal.epochs[-1].metrics if self._journal.epochs else {}
+                self._write_record(STOPPED, self._snapshot(last))
+            self.close()
+
+    def finish(self) -> Result:
+        """Evaluate, save, write the record and close; further calls give the same result."""
+        if self._result is None:
+            self._check_open()
+            self.save()
+            self._result = self._snapshot(self._metrics())
+            self._write_record(FINISHED if self._result.complete else STOPPED, self._result)
+            self._learner.install_average()
+            self._learner.model.eval()
+            self.close()
+        return self._result
+
+    def close(self) -> None:
+        """Release the ledger; steps already paid for and not taken are lost to an unseeded run."""
+        self._closed = True
+        self._spending.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.pause()
+
+    def _start(self, out: Path | str | None) -> tuple[RunFolder | None, Spending]:
+        if out is None:
+            return None, Spending(self._plan, MemoryLedger())
+        folder = RunFolder.create(out, self._plan, self._state({}), self._facts.record(RUNNING, 0.0, None))
+        ledger = FileLedger.resume(folder.ledger_file, self._plan, replay=self._facts.seed is not None)
+        return folder, Spending(self._plan, ledger)
+
+    def _go_on(self, found: ExistingRun) -> tuple[RunFolder, Spending]:
+        saved, ledger = found.checkpoint, found.ledger
+        check_identity(saved.identity, self._identity)
+        ledger.expect(saved.state["ledger"]["head"], saved.state["ledger"]["length"])
+        self._learner.restore(saved)
+        self._journal.restore(saved.state["journal"])
+        self._position = saved.step
+        if self._facts.seed is None:
+            self._position = ledger.next_step
+            self._learner.skip(self._position - saved.step)
+        found.folder.rewrite_metrics(self._journal.epochs)
+        self._earlier_seconds = found.folder.record()["timing"]["seconds"]
+        return found.folder, Spending(self._plan, ledger)
+
+    def _state(self, ledger: Mapping[str, object]) -> Checkpoint:
+        state = {**self._learner.state(), "journal": self._journal.state(), "ledger": dict(ledger)}
+        return Checkpoint(self._position, self._identity, state)
+
+    def _end_epoch(self, last: StepReport) -> None:
+        report = EpochReport(
+            epoch=last.epoch,
+            step=self._position,
+            phase=last.phase,
+            epsilon=self._spending.at_epoch_end(self._position),
+            active=self.support.size,
+            active_ratio=self.support.active_ratio,
+            learning_rate=last.learning_rates[0],
+            metrics=self._metrics(),
+        )
+        self._journal.epochs.append(report)
+        if self._folder is not None:
+            self._folder.append_metrics(report)
+        self._tell(report)
+
+    def _metrics(self) -> Mapping[str, float | None]:
+        """Held-out numbers of the model as it is now."""
+        epochs = self._journal.epochs
+        if epochs and epochs[-1].step == self._position:
+            return epochs[-1].metrics
+        if self._evaluate is None:
+            return {}
+        seed = self._public.torch_seed((self._position, 2))
+        with self._learner.evaluated() as model, own_generators(seed, self._device):
+            found = self._evaluate(model)
+        return {name: float(value) if math.isfinite(value) else None for name, value in found.items()}
+
+    def _tell(self, event: Event) -> None:
+        for callback in self._callbacks:
+            callback(event)
+
+    def _snapshot(self, metrics: Mapping[str, float | None]) -> Result:
+        facts, plan = self._facts, self._plan
+        return Result(
+            model=self._learner.model,
+            method=facts.method.name,
+            epsilon=self._spending.planned(),
+            delta=plan.delta,
+            unit=plan.unit,
+            private=plan.is_private,
+            for_release=facts.for_release,
+            complete=self._position >= plan.total_steps,
+            d=self.support.dimension,
+            k=self.support.size,
+            support=self.support,
+            supports=tuple(self._journal.spans),
+            scores=self._learner.controller.scores(),
+            history=self.history,
+            metrics=metrics,
+            plan=plan,
+            ledger=self._spending.summary(),
+            out=None if self._folder is None else self._folder.path,
+        )
+
+    def _write_record(self, status: str, result: Result) -> None:
+        if self._folder is not None:
+            seconds = self._earlier_seconds + time.monotonic() - self._clock
+            write_json(self._folder.record_file, self._facts.record(status, seconds, result))
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise SparseDPError("this trainer is finished or closed; resume its run with a new one")
+
+
+def _public_randomness(seed: int | None, found: ExistingRun | None) -> PublicRandomness:
+    if seed is not None:
+        return PublicRandomness(seed)
+    return (
+        PublicRandomness.fresh()
+        if found is None
+        else PublicRandomness(found.checkpoint.identity["public_seed"])
+    )
