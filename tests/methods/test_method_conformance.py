@@ -6,9 +6,9 @@ from math import floor
 
 import pytest
 import torch
-from harness import HandWritten, Problem, drive
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from method_harness import HandWritten, Problem, drive
 from method_tools import layout_of, plan_of, random_release, run
 from safetensors.torch import load, save
 

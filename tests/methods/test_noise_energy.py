@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from harness import NETWORK, HandWritten, Problem, drive
+from method_harness import NETWORK, HandWritten, Problem, drive
 
 from sparsedp.core.geometry import Standardized
 from sparsedp.core.randomness import SystemRandomness

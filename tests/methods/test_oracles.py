@@ -5,7 +5,7 @@ The oracles know one number of the library's, the 1e-5 its clip aims below C; th
 
 import numpy as np
 import pytest
-from harness import NETWORK, PUBLIC, Problem, drive
+from method_harness import NETWORK, PUBLIC, Problem, drive
 
 from oracles import adadpigu, random_sparsification, tp_topk
 from sparsedp.methods.clock import EverySteps, PerEpoch
