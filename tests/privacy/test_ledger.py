@@ -336,7 +336,7 @@ def edited(line, **changes):
 def test_tampering_is_found_and_its_line_named(written, tamper, number):
     written.write_text("\n".join(tamper(lines_of(written))) + "\n")
     for attempt in (lambda: FileLedger.read(written), lambda: FileLedger.resume(written, PLAN)):
-        with pytest.raises(PrivacyError, match=rf"ledger\.jsonl(, line {number}:|: no complete header)"):
+        with pytest.raises(PrivacyError, match=rf"ledger\.jsonl, line {number}:"):
             attempt()
 
 
@@ -388,10 +388,12 @@ def test_a_truncated_ledger_is_found_by_the_head_and_length_kept_elsewhere(path)
             other.expect(head, length)
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"\n", b"nonsense\nmore\n", b"[" * 5000])
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"\n", b"nonsense\nmore\n", b'torn\n{"kind":"block"}\n', b"[" * 5000]
+)
 def test_a_file_without_a_header_is_a_clear_error(path, content):
     path.write_bytes(content)
-    with pytest.raises(PrivacyError, match="no complete header"):
+    with pytest.raises(PrivacyError, match="line 1: not a header"):
         FileLedger.read(path)
 
 

@@ -217,7 +217,8 @@ def parse(data: bytes, name: str) -> LedgerRecord:
         record = _extended(record, entry, content["hash"], where)
     if record is None:
         raise PrivacyError(
-            f"{name}: no complete header: the run never started and nothing was charged; delete the file"
+            f"{name}, line 1: not a header, though a ledger is created with one: the file is damaged. "
+            "Restore it; what was spent cannot be told from it"
         )
     return replace(record, torn=Torn(data[lost_from[1] :], record.next_block())) if lost_from else record
 
