@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 from sparsedp.core.batch import MicroBatch, PerSampleLoss, Rows, check_losses, to_device
 from sparsedp.core.layout import Layout
 from sparsedp.gradients.query import Query, mean_by_unit, sum_clipped_rows
+from sparsedp.gradients.vectorised import detached_and_quiet
 
 logger = logging.getLogger("sparsedp")
 
@@ -39,7 +40,8 @@ class ReferenceEngine:
         for batch in batches:
             if batch.row_count == 0:
                 continue
-            gradients = query.support.gather(self._per_sample_gradients(to_device(batch.rows, device)))
+            with detached_and_quiet():
+                gradients = query.support.gather(self._per_sample_gradients(to_device(batch.rows, device)))
             units = None if batch.units is None else batch.units.to(device)
             total += sum_clipped_rows(mean_by_unit(gradients, units), query)
         return total

@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 from sparsedp.gradients.layers.source import Explicit
 from sparsedp.gradients.tape import Call, CannotBookError
+from sparsedp.gradients.vectorised import detached_and_quiet
 
 logger = logging.getLogger("sparsedp")
 
@@ -58,8 +59,9 @@ def module_gradients(call: Call, parameters: dict[str, nn.Parameter], samples: i
         filled = [next(rest).unsqueeze(0) if b else v for v, b in zip(values, batched, strict=True)]
         return product(weights, filled, [o.unsqueeze(0) for o in outs])
 
-    result = _each_sample(call.name, one, detached, tensors, cotangents, samples)
-    together = grad(product)(detached, values, cotangents)
+    with detached_and_quiet():
+        result = _each_sample(call.name, one, detached, tensors, cotangents, samples)
+        together = grad(product)(detached, values, cotangents)
     for name, each in result.items():
         expected = together[name]
         difference = (each.sum(0) - expected).abs().max()
