@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -38,7 +39,7 @@ class Block:
         return math.prod(self.shape)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Metric:
     """How a block's gradients are measured: z = (g - centre) * weight, zero off the support.
 
@@ -47,6 +48,14 @@ class Metric:
 
     weight: Tensor | None
     centre: Tensor | None
+
+    @functools.cached_property
+    def squared_rows(self) -> Tensor:
+        """The squared weight as a matrix, with one to four rows of ones below: products like a multiple of four."""
+        assert self.weight is not None
+        return torch.cat(
+            [self.weight.square(), self.weight.new_ones(4 - len(self.weight) % 4, self.weight.shape[1])]
+        )
 
     def squared_constant(self) -> float:
         """The squared norm of a zero gradient in this metric."""

@@ -12,27 +12,29 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import Node
 from torch.utils import _pytree as pytree
 
-from sparsedp.core.batch import MicroBatch, PerSampleLoss, check_losses, select_rows, to_device
+from sparsedp.core.batch import MicroBatch, PerSampleLoss, check_losses, to_device
 from sparsedp.core.geometry import Identity
 from sparsedp.core.layout import Layout
 from sparsedp.core.support import Support
 from sparsedp.gradients.blocks import Block, Metrics, make_blocks
-from sparsedp.gradients.clipping import Chunk, clipped_chunk_sum
+from sparsedp.gradients.clipping import Chunk, ClippedSum
 from sparsedp.gradients.layers.fallback import module_gradients
 from sparsedp.gradients.layers.source import ClosedNorm, Source
 from sparsedp.gradients.partition import Layer, droppable_axes, partition
 from sparsedp.gradients.query import Query
 from sparsedp.gradients.reference import ReferenceEngine
-from sparsedp.gradients.tape import Call, CannotBookError, Tape
+from sparsedp.gradients.skinny import quick_forward
+from sparsedp.gradients.tape import Call, CannotBookError, Tape, graph_leaf
 from sparsedp.gradients.workspace import Space, Workspace
 
 logger = logging.getLogger("sparsedp")
 
 CHUNK_BYTES = {"cpu": 32 << 20, "cuda": 1 << 30}
 """Activations and explicit gradients of one chunk aim at this size: the last-level cache, or a share of a GPU."""
-FIRST_CHUNK, LEAST_CHUNK, MOST_CHUNK = 16, 16, 512
+FIRST_CHUNK, LEAST_CHUNK, MOST_CHUNK = 16, 16, 4096
 """Samples in the measuring chunk, and the bounds on all others."""
 
 
@@ -44,6 +46,7 @@ class _Prepared:
     blocks: dict[str, Block]
     layers: dict[str, Layer]
     parameters: dict[str, nn.Parameter]
+    leaves: dict[Node, str]
     plain_metrics: Metrics
     chunk_rows: dict[object, int] = field(default_factory=dict)
 
@@ -73,19 +76,22 @@ class BookkeepingEngine:
         """The sum over all units of their clipped gradients on the support."""
         prepared = self._prepare(query.support)
         device = next(iter(self._layout.parameters(self._model))).device
-        total = torch.zeros(query.support.size, dtype=torch.float64, device=device)
         metrics = prepared.plain_metrics
         if not isinstance(query.geometry, Identity):
             metrics = Metrics(prepared.blocks, query.geometry, self._dtype())
+        running = ClippedSum(prepared.blocks, metrics, query, _chunk_bytes(device))
+        by_reference = torch.zeros(query.support.size, dtype=torch.float64, device=device)
         for batch in batches:
-            start = 0
-            while start < batch.row_count and query.support.size:
-                key = _kind(batch, query)
-                stop = _unit_boundary(batch, start + prepared.chunk_rows.get(key, FIRST_CHUNK))
-                chunk = _slice(batch, start, stop, device)
-                total += self._sum_of(chunk, query, prepared, metrics)
-                start = stop
-        return total
+            if query.support.size == 0:
+                continue
+            for rows in self._chunks(batch, query, prepared, device):
+                gradients = self._record(rows, prepared, query)
+                if gradients is not None:
+                    running.add(gradients)
+                else:
+                    assert self._reference is not None
+                    by_reference += self._reference.clipped_sum([rows], query)
+        return running.total(device) + by_reference
 
     def _dtype(self) -> torch.dtype:
         dtype = torch.float32
@@ -102,27 +108,42 @@ class BookkeepingEngine:
             }
             named = {s.name: p for s, p in zip(self._layout, parameters, strict=True) if s.name in blocks}
             metrics = Metrics(blocks, Identity(), self._dtype())
-            self._prepared = _Prepared(support, blocks, layers, named, metrics)
+            leaves = {graph_leaf(p): name for name, p in named.items()}
+            self._prepared = _Prepared(support, blocks, layers, named, leaves, metrics)
         return self._prepared
 
-    def _sum_of(self, chunk: MicroBatch, query: Query, prepared: _Prepared, metrics: Metrics) -> Tensor:
-        if self._reference is None:
-            try:
-                gradients = self._record(chunk, prepared, query)
-                keep = _chunk_bytes(gradients.device)
-                return clipped_chunk_sum(gradients, prepared.blocks, metrics, query, keep)
-            except CannotBookError as reason:
-                logger.warning("the fast engine gives way to the reference engine: %s", reason)
-                self._reference = ReferenceEngine(self._model, self._loss)
-        return self._reference.clipped_sum([chunk], query)
+    def _chunks(
+        self, batch: MicroBatch, query: Query, prepared: _Prepared, device: torch.device
+    ) -> Iterator[MicroBatch]:
+        """Split a micro-batch so that a chunk fits the cache; a unit's rows stay together."""
+        leaves, tree = pytree.tree_flatten(to_device(batch.rows, device))
+        kind = _kind(leaves, query)
+        start, count = 0, batch.row_count
+        while start < count:
+            stop = _unit_boundary(batch, start + prepared.chunk_rows.get(kind, FIRST_CHUNK))
+            part = [leaf[start:stop] if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+            units = None if batch.units is None else (batch.units[start:stop] - batch.units[start]).to(device)
+            yield MicroBatch(pytree.tree_unflatten(part, tree), units)
+            start = stop
 
-    def _record(self, chunk: MicroBatch, prepared: _Prepared, query: Query) -> Chunk:
-        """Forward and backward over one chunk; what every active layer saw, as sources."""
+    def _record(self, chunk: MicroBatch, prepared: _Prepared, query: Query) -> Chunk | None:
+        """Forward and backward over one chunk; None, from now on, if the model needs the reference engine."""
+        if self._reference is not None:
+            return None
+        try:
+            return self._try_record(chunk, prepared, query)
+        except CannotBookError as reason:
+            logger.warning("the fast engine gives way to the reference engine: %s", reason)
+            self._reference = ReferenceEngine(self._model, self._loss)
+            return None
+
+    def _try_record(self, chunk: MicroBatch, prepared: _Prepared, query: Query) -> Chunk:
         samples = chunk.row_count
         tape = Tape()
-        with torch.enable_grad(), tape.recording({x.name: x.module for x in prepared.layers.values()}):
+        modules = {x.name: x.module for x in prepared.layers.values()}
+        with torch.enable_grad(), tape.recording(modules), quick_forward(modules.values()):
             losses = check_losses(self._loss(self._model, chunk.rows), samples)
-        tape.check_nothing_escaped(losses, prepared.parameters)
+        tape.check_nothing_escaped(losses, prepared.leaves)
         tape.backward(losses, _row_weights(chunk.units))
         tape.check_inputs_unchanged()
         sources: dict[str, list[Source]] = {}
@@ -132,12 +153,12 @@ class BookkeepingEngine:
                     call, prepared, samples, Space(self._workspace, f"{call.name}#{number}")
                 ):
                     sources.setdefault(flat, []).append(source)
-        kind = _kind(chunk, query)
+        kind = _kind(pytree.tree_leaves(chunk.rows), query)
         if kind not in prepared.chunk_rows:
             each = _bytes_per_sample(tape.calls, sources, samples, query)
-            rows = _chunk_bytes(losses.device) // max(each, 1)
-            prepared.chunk_rows[kind] = min(max(rows, LEAST_CHUNK), MOST_CHUNK)
-        return Chunk(samples, chunk.units, sources, losses.device)
+            rows = min(max(_chunk_bytes(losses.device) // max(each, 1), LEAST_CHUNK), MOST_CHUNK)
+            prepared.chunk_rows[kind] = 1 << (rows.bit_length() - 1)
+        return Chunk(samples, chunk.units, sources)
 
 
 def _sources(call: Call, prepared: _Prepared, samples: int, space: Space) -> Iterator[tuple[str, Source]]:
@@ -156,16 +177,15 @@ def _sources(call: Call, prepared: _Prepared, samples: int, space: Space) -> Ite
         yield flat, layer.family.source(call, local, prepared.blocks[flat], space)
 
 
-def _kind(batch: MicroBatch, query: Query) -> object:
+def _kind(leaves: list[object], query: Query) -> object:
     """What the cost of a sample depends on, besides the support."""
-    leaves = pytree.tree_leaves(batch.rows)
     shapes = tuple(leaf.shape[1:] for leaf in leaves if isinstance(leaf, Tensor))
     return shapes, query.kept_per_unit < query.support.size
 
 
 def _bytes_per_sample(calls: list[Call], sources: dict[str, list[Source]], samples: int, query: Query) -> int:
     """Activations, their gradients and explicit per-sample gradients. Depends on shapes alone, never on values."""
-    seen = sum(call.input.numel() + sum(g.numel() for g in call.gradients.values()) for call in calls)
+    seen = sum(2 * call.input.numel() + sum(g.numel() for g in call.gradients.values()) for call in calls)
     explicit = sum(
         source.block_size
         for many in sources.values()
@@ -187,12 +207,6 @@ def _unit_boundary(batch: MicroBatch, stop: int) -> int:
         return min(stop, batch.row_count)
     later = (batch.units > batch.units[stop - 1]).nonzero()
     return int(later[0]) if len(later) else batch.row_count
-
-
-def _slice(batch: MicroBatch, start: int, stop: int, device: torch.device) -> MicroBatch:
-    rows = to_device(select_rows(batch.rows, slice(start, stop)), device)
-    units = None if batch.units is None else (batch.units[start:stop] - batch.units[start]).to(device)
-    return MicroBatch(rows, units)
 
 
 def _row_weights(units: Tensor | None) -> Tensor | None:

@@ -1,4 +1,4 @@
-"""One chunk's clipped sum from its layers' sources: norms, factors, sums."""
+"""Clipped sums from the layers' sources, chunk by chunk: norms, factors, sums."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sparsedp.gradients.blocks import Block, Metrics
-from sparsedp.gradients.layers.source import ClosedNorm, Source
+from sparsedp.gradients.layers.source import ClosedNorm, Source, one_plane
 from sparsedp.gradients.query import Query, sum_clipped_rows
 
 
@@ -24,7 +24,6 @@ class Chunk:
     samples: int
     units: Tensor | None
     sources: Mapping[str, list[Source]]
-    device: torch.device
 
     @property
     def unit_count(self) -> int:
@@ -45,80 +44,111 @@ class Chunk:
         merged = gradients.new_zeros(gradients.shape[0], self.unit_count, gradients.shape[2])
         return merged.index_add_(1, self.units, gradients)
 
+    def sole_source(self, name: str) -> Source | None:
+        """The parameter's source if it has just one."""
+        sources = self.sources[name]
+        return sources[0] if len(sources) == 1 else None
 
-def clipped_chunk_sum(
-    chunk: Chunk, blocks: Mapping[str, Block], metrics: Metrics, query: Query, keep: int
-) -> Tensor:
-    """The chunk's share of the clipped sum, a float64 k-vector.
 
-    Explicit gradients of a parameter are kept between the norm and the sum when they fit in `keep` bytes; otherwise
-    they are formed a few samples at a time for the norm, and the sum is an ordinary weight gradient.
+class ClippedSum:
+    """Adds up clipped gradients over chunks. Each parameter's sum stays in the order it is produced in till the end.
+
+    `keep` bounds the bytes of explicit gradients held between a parameter's norm and its sum. What does not fit is
+    formed a few samples at a time for the norm, and summed as an ordinary weight gradient.
     """
-    if query.kept_per_unit < query.support.size:
-        return sum_clipped_rows(_restricted_rows(chunk, blocks, query.support.size), query)
-    squared, kept = _squared_norms(chunk, blocks, metrics, keep)
-    factors = query.clip.factors(squared.sqrt())
-    per_sample = factors if chunk.units is None else factors[chunk.units]
-    total = torch.empty(query.support.size, dtype=torch.float64, device=chunk.device)
-    for name, block in blocks.items():
-        if name in kept:
-            summed = _sum_kept(chunk, name, kept.pop(name), factors)
-        else:
-            raw = torch.zeros(block.size, dtype=torch.float64, device=chunk.device)
+
+    def __init__(self, blocks: Mapping[str, Block], metrics: Metrics, query: Query, keep: int) -> None:
+        self._blocks = blocks
+        self._metrics = metrics
+        self._query = query
+        self._keep = keep
+        self._measured: dict[str, Tensor] = {}
+        self._sources: dict[str, Source | None] = {}
+        self._raw: dict[str, Tensor] = {}
+        self._raw_factors: dict[str, Tensor] = {}
+        self._rows: Tensor | None = None
+
+    def add(self, chunk: Chunk) -> None:
+        """Clip and add one chunk."""
+        if self._query.kept_per_unit < self._query.support.size:
+            rows = _restricted_rows(chunk, self._blocks, self._query.support.size)
+            self._rows = sum_clipped_rows(rows, self._query) + (0 if self._rows is None else self._rows)
+            return
+        squared, kept = self._squared_norms(chunk)
+        factors = self._query.clip.factors(squared.sqrt())
+        per_sample = factors if chunk.units is None else factors[chunk.units]
+        any_quiet = bool((factors == 0).any())
+        for name in self._blocks:
+            if name in kept:
+                z = kept[name]
+                if any_quiet:
+                    z[:, factors == 0] = 0
+                _accumulate(self._measured, name, torch.matmul(factors.to(z), z))
+                self._sources[name] = chunk.sole_source(name)
+                continue
+            _accumulate(self._raw_factors, name, factors.sum())
             for source in chunk.sources.get(name, ()):
-                raw += source.weighted_sum(per_sample).reshape(-1)
-            summed = metrics.of(name).apply_to_sum(raw, factors.sum())
-        total[block.span] = summed.to(torch.float64)[block.places]
-    return total
+                _accumulate(self._raw, name, source.weighted_sum(per_sample).reshape(-1))
+
+    def total(self, device: torch.device) -> Tensor:
+        """The clipped sum on the support, a float64 k-vector."""
+        total = torch.zeros(self._query.support.size, dtype=torch.float64, device=device)
+        if self._rows is not None:
+            return total + self._rows
+        for name, block in self._blocks.items():
+            flat = torch.zeros(block.size, dtype=torch.float64, device=device)
+            if name in self._measured:
+                source = self._sources[name]
+                planes = self._measured[name]
+                flat += (planes if source is None else source.from_planes(planes)).reshape(-1)
+            if name in self._raw_factors:
+                raw = self._raw.get(name, torch.zeros_like(flat))
+                flat += self._metrics.of(name).apply_to_sum(raw, self._raw_factors[name])
+            total[block.span] = flat[block.places]
+        return total
+
+    def _squared_norms(self, chunk: Chunk) -> tuple[Tensor, dict[str, Tensor]]:
+        """Squared norms in the metric, and the explicit gradients kept for the sum."""
+        squared: Tensor | float = 0.0
+        kept: dict[str, Tensor] = {}
+        for name in self._blocks:
+            if name not in chunk.sources:
+                squared = squared + self._metrics.of(name).squared_constant()
+                continue
+            source = chunk.sole_source(name)
+            if chunk.units is None and isinstance(source, ClosedNorm):
+                squared = squared + source.squared_norms(self._metrics.of(name)).double()
+                continue
+            bytes_each = 4 * chunk.sources[name][0].block_size
+            if chunk.units is not None or bytes_each * chunk.samples <= self._keep:
+                kept[name] = self._measure(chunk, name, slice(None))
+                squared = squared + _row_squares(kept[name])
+            else:
+                step = max(1, self._keep // bytes_each)
+                spans = [slice(start, start + step) for start in range(0, chunk.samples, step)]
+                squared = squared + torch.cat(
+                    [_row_squares(self._measure(chunk, name, span)) for span in spans]
+                )
+        if isinstance(squared, float):
+            squared = torch.full((chunk.unit_count,), squared, dtype=torch.float64)
+        return squared, kept
+
+    def _measure(self, chunk: Chunk, name: str, span: slice) -> Tensor:
+        source = chunk.sole_source(name)
+        metric = self._metrics.in_planes(name, one_plane if source is None else source.to_planes)
+        return metric.apply_(chunk.explicit(name, span))
 
 
-def _squared_norms(
-    chunk: Chunk, blocks: Mapping[str, Block], metrics: Metrics, keep: int
-) -> tuple[Tensor, dict[str, Tensor]]:
-    squared = torch.zeros(chunk.unit_count, dtype=torch.float64, device=chunk.device)
-    kept: dict[str, Tensor] = {}
-    for name in blocks:
-        sources = chunk.sources.get(name, [])
-        if not sources:
-            squared += metrics.of(name).squared_constant()
-            continue
-        if len(sources) == 1 and chunk.units is None and isinstance(sources[0], ClosedNorm):
-            squared += sources[0].squared_norms(metrics.of(name))
-            continue
-        bytes_each = 4 * sources[0].block_size
-        if chunk.units is not None or bytes_each * chunk.samples <= keep:
-            kept[name] = _measured(chunk, name, metrics, slice(None))
-            squared += _row_squares(kept[name])
-        else:
-            rows = max(1, keep // bytes_each)
-            for start in range(0, chunk.samples, rows):
-                span = slice(start, start + rows)
-                squared[span] += _row_squares(_measured(chunk, name, metrics, span))
-    return squared, kept
-
-
-def _measured(chunk: Chunk, name: str, metrics: Metrics, span: slice) -> Tensor:
-    sources = chunk.sources[name]
-    gradients = chunk.explicit(name, span)
-    if len(sources) > 1:
-        metric = metrics.in_planes(name, lambda block: block.reshape(1, -1))
+def _accumulate(sums: dict[str, Tensor], name: str, value: Tensor) -> None:
+    if name in sums:
+        sums[name] += value
     else:
-        metric = metrics.in_planes(name, sources[0].to_planes)
-    return metric.apply_(gradients)
+        sums[name] = value.to(torch.float64, copy=True)
 
 
 def _row_squares(z: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(z, dim=2).to(torch.float64).square().sum(0)
-
-
-def _sum_kept(chunk: Chunk, name: str, z: Tensor, factors: Tensor) -> Tensor:
-    quiet = factors == 0
-    if bool(quiet.any()):
-        z[:, quiet] = 0
-    summed: Tensor = torch.matmul(factors.to(z), z)
-    sources = chunk.sources[name]
-    in_order: Tensor = summed if len(sources) > 1 else sources[0].from_planes(summed)
-    return in_order.reshape(-1)
+    norms: Tensor = torch.linalg.vector_norm(z, dim=2).to(torch.float64)
+    return norms.square().sum(0)
 
 
 def _in_block_order(source: Source, span: slice) -> Tensor:
@@ -132,17 +162,15 @@ def _in_block_order(source: Source, span: slice) -> Tensor:
 
 def _restricted_rows(chunk: Chunk, blocks: Mapping[str, Block], size: int) -> Tensor:
     """The explicit [contributions, k] matrix of one chunk: what the per-sample top-r cannot do without."""
-    rows = torch.zeros(chunk.unit_count, size, dtype=torch.float64, device=chunk.device)
+    parts = []
     for name, block in blocks.items():
-        sources = chunk.sources.get(name, [])
-        if not sources:
+        if name not in chunk.sources:
+            parts.append(torch.zeros(chunk.unit_count, block.places.numel(), device=block.places.device))
             continue
         planes = chunk.explicit(name, slice(None))
-        if len(sources) == 1 and planes.shape[0] > 1:
-            flat = torch.stack(
-                [sources[0].from_planes(planes[:, i]).reshape(-1) for i in range(planes.shape[1])]
-            )
-        else:
-            flat = planes[0]
-        rows[:, block.span] = flat[:, block.places].to(torch.float64)
-    return rows
+        source = chunk.sole_source(name)
+        if source is not None and planes.shape[0] > 1:
+            rows = [source.from_planes(planes[:, i]).reshape(-1) for i in range(planes.shape[1])]
+            planes = torch.stack(rows).unsqueeze(0)
+        parts.append(planes[0][:, block.places])
+    return torch.cat([part.to(torch.float64) for part in parts], dim=1)

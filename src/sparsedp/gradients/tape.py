@@ -69,7 +69,7 @@ class Tape:
 
     def _hook(self, name: str) -> Callable[..., None]:
         def record(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-            inputs = _tensors((args, kwargs))
+            inputs = _arguments(args, kwargs)
             edges = {i: get_gradient_edge(t) for i, t in enumerate(_tensors(output)) if t.requires_grad}
             self.calls.append(Call(name, module, args, kwargs, tuple(t._version for t in inputs), edges))
             stop = {t.grad_fn for t in inputs if t.grad_fn is not None}
@@ -88,24 +88,23 @@ class Tape:
             taken = {place: next(found) for place in call.edges}
             call.gradients = {place: g for place, g in taken.items() if g is not None}
 
-    def check_nothing_escaped(self, losses: Tensor, parameters: Mapping[str, nn.Parameter]) -> None:
-        """Every use of these parameters in the loss must be inside a recorded call.
+    def check_nothing_escaped(self, losses: Tensor, leaves: Mapping[Node, str]) -> None:
+        """Every use of these parameters (by their graph leaves) in the loss must be inside a recorded call.
 
         Raises:
             CannotBookError: a parameter is used by hand (for example `F.linear(x, self.embedding.weight)`).
         """
         if losses.grad_fn is None:
             return
-        leaves = {get_gradient_edge(p).node: name for name, p in parameters.items()}
         for node, place in _edges_to_leaves([losses.grad_fn], set()):
             leaf = node.next_functions[place][0]
-            if leaf in leaves and (node, place) not in self._claimed:
+            if leaf is not None and leaf in leaves and (node, place) not in self._claimed:
                 raise CannotBookError(f"parameter {leaves[leaf]!r} is used outside its layer's forward")
 
     def check_inputs_unchanged(self) -> None:
         """Refuse a forward that overwrites what a layer has read, as autograd itself would."""
         for call in self.calls:
-            versions = tuple(t._version for t in _tensors((call.args, call.kwargs)))
+            versions = tuple(t._version for t in _arguments(call.args, call.kwargs))
             if versions != call.versions:
                 raise ModelError(
                     f"the input of layer {call.name!r} is modified in place after the layer has read it, so its "
@@ -113,7 +112,18 @@ class Tape:
                 )
 
 
+def graph_leaf(parameter: nn.Parameter) -> Node:
+    """The node of the autograd graph in which a parameter's uses end; it stays the same while it is held."""
+    return get_gradient_edge(parameter).node
+
+
+def _arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+    return _tensors(args[0]) if len(args) == 1 and not kwargs else _tensors((args, kwargs))
+
+
 def _tensors(tree: Any) -> list[Tensor]:
+    if isinstance(tree, Tensor):
+        return [tree]
     return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
 
 

@@ -21,6 +21,7 @@ from sparsedp.gradients.layers.source import (
     silence,
     working,
 )
+from sparsedp.gradients.skinny import cached_rows, inner_products, outer_sum
 from sparsedp.gradients.tape import Call
 from sparsedp.gradients.workspace import Space
 
@@ -54,7 +55,7 @@ class Outer:
         The expansion cancels, so with a centre it is evaluated in float64.
         """
         if metric.centre is None:
-            return self._plain_norms(metric.weight)
+            return self._plain_norms(metric)
         assert metric.weight is not None
         a, b = self.a.double(), self.b.double()
         weight, centre = metric.weight.double().square(), metric.centre.double()
@@ -62,26 +63,27 @@ class Outer:
         cross = (a @ (weight * centre).T * b).sum(1)
         return square - 2 * cross + (weight * centre * centre).sum()
 
-    def _plain_norms(self, mask: Tensor | None) -> Tensor:
-        if mask is None:
+    def _plain_norms(self, metric: Metric) -> Tensor:
+        if metric.weight is None:
             a_norm, b_norm = torch.linalg.vector_norm(self.a, dim=1), torch.linalg.vector_norm(self.b, dim=1)
             squared: Tensor = (a_norm.double() * b_norm.double()).square()
             return squared
-        squares = torch.mul(self.a, self.a, out=self.space.scratch(tuple(self.a.shape), self.a))
-        # This side first: with few outputs it is twice as fast as squares @ rows.T. The row of ones measures a.
-        rows = torch.cat([mask.square(), mask.new_ones(1, mask.shape[1])])
-        products = rows @ squares.T
+        products = torch.cat([self._products(part, metric.squared_rows) for part in self.a.split(cached_rows())])
         b2 = self.b * self.b
-        norms: Tensor = torch.linalg.vecdot(products[:-1].T, b2)
+        norms: Tensor = torch.linalg.vecdot(products[:, : len(metric.weight)], b2)
         if self.a.dtype == torch.float64:
             return norms
-        extreme = (products[-1] > EXTREME**2) | (b2.amax(1) > EXTREME**2)
+        extreme = (products[:, -1] > EXTREME**2) | (b2.amax(1) > EXTREME**2)
         return norms.masked_fill(extreme, torch.inf)
+
+    def _products(self, a: Tensor, rows: Tensor) -> Tensor:
+        squares = torch.mul(a, a, out=self.space.scratch(tuple(a.shape), a))
+        return inner_products(squares, rows)
 
     def weighted_sum(self, factors: Tensor) -> Tensor:
         """One ordinary weight gradient on the scaled output gradients."""
         scaled = silence(self.b, factors) * factors.to(self.b).unsqueeze(1)
-        return scaled.T @ silence(self.a, factors)
+        return outer_sum(scaled, silence(self.a, factors))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
