@@ -43,6 +43,14 @@ def test_pixel_scales_are_the_affine_maps_they_say():
     torch.testing.assert_close(Dense(values, scale).batch(index).flatten(), torch.tensor([-5.0, 1.5]))
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float16, torch.float32])
+def test_a_large_fetch_equals_fetching_one_by_one(dtype):
+    values = torch.randint(0, 200, (40, 3), generator=torch.Generator().manual_seed(0)).to(dtype)
+    features = Dense(values, PixelScale((1.0,), (0.0,)))
+    indices = torch.randint(0, 40, (1500,), generator=torch.Generator().manual_seed(1))
+    assert torch.equal(features.batch(indices), values[indices].float())
+
+
 def test_half_floats_become_floats_and_ids_stay_ids():
     assert Dense(torch.ones(2, 3, dtype=torch.float16)).batch(torch.tensor([1])).dtype == torch.float32
     assert Dense(torch.ones(2, 3, dtype=torch.int64)).batch(torch.tensor([1])).dtype == torch.int64

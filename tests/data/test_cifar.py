@@ -199,6 +199,17 @@ def test_wrong_members_of_the_zip_are_named(tmp_path, member, message):
     assert member in str(caught.value)
 
 
+def test_a_zip_member_that_fails_its_own_checksum_is_named(tmp_path):
+    path = tmp_path / "cifar10-jpeg.zip"
+    write_jpeg_zip(path, per_class=1)
+    content = bytearray(path.read_bytes())
+    start = content.index(b"train/cat/0000.jpg") + len("train/cat/0000.jpg")
+    content[start + 100] ^= 0xFF
+    path.write_bytes(bytes(content))
+    with pytest.raises(DataError, match=r"member 'train/cat/0000\.jpg' cannot be read"):
+        cifar10(tmp_path)
+
+
 @pytest.mark.data
 def test_the_real_archive_opens_and_is_balanced(real_data):
     path = real_data / "cifar10" / "cifar10-jpeg.zip"

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from sparsedp.core.errors import DataError
 
+_SLICE = 512
+
 
 class Features(Protocol):
     """The inputs of some records, fetched many at a time."""
@@ -93,9 +95,7 @@ class Dense:
 
     def batch(self, indices: Tensor) -> Tensor:
         """Records at these indices, ready for the model."""
-        records = self.values[indices if self.rows is None else self.rows[indices]]
-        if records.dtype in (torch.float16, torch.bfloat16, torch.uint8):
-            records = records.to(torch.float32)
+        records = _gather(self.values, indices if self.rows is None else self.rows[indices])
         if self.pixels is None:
             return records
         axes = [-1, *[1] * (records.dim() - 2)]
@@ -106,6 +106,16 @@ class Dense:
     def select(self, indices: Tensor) -> Dense:
         """These records as features of their own; the values are shared."""
         return Dense(self.values, self.pixels, indices if self.rows is None else self.rows[indices])
+
+
+def _gather(values: Tensor, rows: Tensor) -> Tensor:
+    """Chosen records, bytes and half floats as float32; in slices, because touching fresh memory takes the time."""
+    if values.dtype not in (torch.float16, torch.bfloat16, torch.uint8):
+        return values[rows]
+    out = torch.empty(len(rows), *values.shape[1:])
+    for start in range(0, len(rows), _SLICE):
+        out[start : start + _SLICE] = values[rows[start : start + _SLICE]]
+    return out
 
 
 @dataclass(frozen=True, slots=True, eq=False)
