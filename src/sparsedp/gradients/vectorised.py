@@ -11,7 +11,7 @@ import torch
 
 @contextmanager
 def detached_and_quiet() -> Iterator[None]:
-    """Around `vmap` of `grad`: results carry no graph of their own, and a slow batching rule is no cause for alarm."""
+    """Around `vmap` of `grad`: results carry no graph, and a slow batching rule is no cause for alarm."""
     with torch.no_grad(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="There is a performance drop", category=UserWarning)
         yield
