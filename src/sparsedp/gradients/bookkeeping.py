@@ -118,12 +118,21 @@ class BookkeepingEngine:
         """Split a micro-batch so that a chunk fits the cache; a unit's rows stay together."""
         leaves, tree = pytree.tree_flatten(to_device(batch.rows, device))
         kind = _kind(leaves, query)
-        start, count = 0, batch.row_count
-        while start < count:
-            stop = _unit_boundary(batch, start + prepared.chunk_rows.get(kind, FIRST_CHUNK))
+
+        def between(start: int, stop: int) -> MicroBatch:
             part = [leaf[start:stop] if isinstance(leaf, Tensor) else leaf for leaf in leaves]
             units = None if batch.units is None else (batch.units[start:stop] - batch.units[start]).to(device)
-            yield MicroBatch(pytree.tree_unflatten(part, tree), units)
+            return MicroBatch(pytree.tree_unflatten(part, tree), units)
+
+        start, count = 0, batch.row_count
+        if count and kind not in prepared.chunk_rows:
+            # Measured apart from the sum, which so never depends on what this engine has seen before: a resumed
+            # run gives the same bits. The generator is put back for the same reason.
+            with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+                self._record(between(0, _unit_boundary(batch, FIRST_CHUNK)), prepared, query)
+        while start < count:
+            stop = _unit_boundary(batch, start + prepared.chunk_rows.get(kind, FIRST_CHUNK))
+            yield between(start, stop)
             start = stop
 
     def _record(self, chunk: MicroBatch, prepared: _Prepared, query: Query) -> Chunk | None:
