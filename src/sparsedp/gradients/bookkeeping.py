@@ -194,7 +194,7 @@ def _kind(leaves: list[object], query: Query) -> object:
 
 def _bytes_per_sample(calls: list[Call], sources: dict[str, list[Source]], samples: int, query: Query) -> int:
     """Activations, their gradients and explicit per-sample gradients. Depends on shapes alone, never on values."""
-    seen = sum(2 * call.input.numel() + sum(g.numel() for g in call.gradients.values()) for call in calls)
+    seen = sum(call.input.numel() + sum(g.numel() for g in call.gradients.values()) for call in calls)
     explicit = sum(
         source.block_size
         for many in sources.values()

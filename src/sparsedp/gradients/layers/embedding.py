@@ -18,10 +18,15 @@ from sparsedp.gradients.workspace import Space
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenRows:
-    """Token ids [n, t] and output gradients [n, t, e]; padding tokens already carry a zero gradient."""
+    """Token ids [n, t] and gradients [n, t, e]: at each position its share of the gradient of its token's row.
+
+    All places of a token in a sample carry the same share; `places` [n, t] is their number. Gradients as they come
+    may nearly undo each other between places, and norms and sums in different orders would then disagree.
+    """
 
     ids: Tensor
     b: Tensor
+    places: Tensor
     rows: int
 
     to_planes = staticmethod(one_plane)
@@ -39,19 +44,18 @@ class TokenRows:
         return dense.scatter_add_(1, ids.unsqueeze(2).expand_as(b), b).flatten(1).unsqueeze(0)
 
     def squared_norms(self, metric: Metric) -> Tensor:
-        """Sum over pairs of equal tokens of the weighted product of their gradients (equal tokens share a row)."""
-        b, weight, centre = self.b, metric.weight, metric.centre
-        if centre is not None:
-            b = b.double()
-        weighted = b
-        if weight is not None:
-            weighted = b * weight.to(b).square()[self.ids]
-        same = (self.ids.unsqueeze(1) == self.ids.unsqueeze(2)).to(b)
-        square = (torch.bmm(weighted, b.transpose(1, 2)) * same).sum((1, 2))
+        """Every position counts for its share of its token's row."""
+        weight, centre = metric.weight, metric.centre
+        b = self.b if centre is None else self.b.double()
+        if weight is None:
+            return (b.square().sum(2) * self.places).sum(1)
+        scale = weight[self.ids].to(b)
         if centre is None:
-            return square.clamp(min=0)
-        cross = (weighted * centre.to(b)[self.ids]).sum((1, 2))
-        return (square - 2 * cross + metric.squared_constant()).clamp(min=0)
+            return ((b * scale).square().sum(2) * self.places).sum(1)
+        whole = b * self.places.unsqueeze(2)
+        shift = centre[self.ids].to(b)
+        change = ((whole - shift) * scale).square() - (shift * scale).square()
+        return (change.sum(2) / self.places).sum(1) + metric.squared_constant()
 
     def weighted_sum(self, factors: Tensor) -> Tensor:
         """Add every token's scaled gradient to its row."""
@@ -70,7 +74,9 @@ def embedding_source(call: Call, parameter: str, block: Block, space: Space) -> 
     b = working(gradient).reshape(*ids.shape, -1)
     if module.padding_idx is not None:
         b = b.masked_fill((ids == module.padding_idx).unsqueeze(2), 0)
-    return TokenRows(ids, b, module.num_embeddings)
+    same = (ids.unsqueeze(1) == ids.unsqueeze(2)).to(b)
+    places = same.sum(2)
+    return TokenRows(ids, torch.bmm(same, b) / places.unsqueeze(2), places, module.num_embeddings)
 
 
 def _refuse(module: nn.Module) -> str | None:
