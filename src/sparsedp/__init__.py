@@ -1,3 +1,71 @@
-"""Coordinate-sparse differentially private training for PyTorch."""
+"""Coordinate-sparse differentially private training for PyTorch.
+
+`fit` trains a model in one call, `Trainer` leaves the loop to you, `all_methods()` lists the choices.
+Names are loaded when they are first used, so that importing this package costs next to nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sparsedp.core.batch import PerSample as PerSample
+    from sparsedp.core.errors import DataError as DataError
+    from sparsedp.core.errors import ModelError as ModelError
+    from sparsedp.core.errors import PrivacyError as PrivacyError
+    from sparsedp.core.errors import PrivacyWarning as PrivacyWarning
+    from sparsedp.core.errors import SparseDPError as SparseDPError
+    from sparsedp.core.support import Support as Support
+    from sparsedp.methods import MethodOptions as MethodOptions
+    from sparsedp.methods import all_methods as all_methods
+    from sparsedp.methods import build_plan as build_plan
+    from sparsedp.methods import get_method as get_method
+    from sparsedp.training.batches import Loading as Loading
+    from sparsedp.training.checkpoint import load_weights as load_weights
+    from sparsedp.training.evaluate import held_out as held_out
+    from sparsedp.training.fit import fit as fit
+    from sparsedp.training.record import About as About
+    from sparsedp.training.reports import EpochReport as EpochReport
+    from sparsedp.training.reports import StepReport as StepReport
+    from sparsedp.training.result import Result as Result
+    from sparsedp.training.trainer import Trainer as Trainer
 
 __version__ = "0.1.0"
+
+_HOMES = {
+    "About": "sparsedp.training.record",
+    "DataError": "sparsedp.core.errors",
+    "EpochReport": "sparsedp.training.reports",
+    "Loading": "sparsedp.training.batches",
+    "MethodOptions": "sparsedp.methods",
+    "ModelError": "sparsedp.core.errors",
+    "PerSample": "sparsedp.core.batch",
+    "PrivacyError": "sparsedp.core.errors",
+    "PrivacyWarning": "sparsedp.core.errors",
+    "Result": "sparsedp.training.result",
+    "SparseDPError": "sparsedp.core.errors",
+    "StepReport": "sparsedp.training.reports",
+    "Support": "sparsedp.core.support",
+    "Trainer": "sparsedp.training.trainer",
+    "all_methods": "sparsedp.methods",
+    "build_plan": "sparsedp.methods",
+    "fit": "sparsedp.training.fit",
+    "get_method": "sparsedp.methods",
+    "held_out": "sparsedp.training.evaluate",
+    "load_weights": "sparsedp.training.checkpoint",
+}
+
+__all__ = sorted(_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'sparsedp' has no attribute {name!r}")
+    value = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, cast, final
 
+import torch
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, TensorDataset, default_collate
 
 from sparsedp.core.batch import Rows
 from sparsedp.core.randomness import PrivateRandomness
-from sparsedp.data.sampling import LogicalBatch, PoissonSampler
+from sparsedp.data.sampling import BatchFetch, LogicalBatch, PoissonSampler
 from sparsedp.privacy.plan import Plan
 from sparsedp.training.identity import check_plan
 
@@ -45,7 +46,7 @@ class Batches:
     def __init__(
         self, dataset: Dataset[Any], plan: Plan, randomness: PrivateRandomness, loading: Loading
     ) -> None:
-        self._plan = plan
+        self._dataset, self._plan, self._collate = dataset, plan, loading.collate
         self._samplers = {
             phase.name: PoissonSampler(
                 dataset,
@@ -61,9 +62,28 @@ class Batches:
         }
         check_plan(plan, next(iter(self._samplers.values())).unit_count)
 
+    def first_rows(self, count: int) -> Rows:
+        """The first rows of the data set, for a trial. Private."""
+        size = min(count, len(cast("Any", self._dataset)))
+        return next(rows_in_order(self._dataset, size, size, self._collate))
+
     def starting_at(self, step: int) -> Iterator[LogicalBatch]:
         """The batches of this step and all after it, phase by phase."""
         for phase in self._plan.phases:
             first = self._plan.first_step(phase.name)
             if step < first + phase.steps:
                 yield from self._samplers[phase.name].batches(max(step, first), first + phase.steps)
+
+
+def rows_in_order(
+    dataset: Dataset[Any], size: int, batch_size: int, collate: Callable[[list[Any]], Rows] | None
+) -> Iterator[Rows]:
+    """The first `size` rows of a data set, batch by batch, without drawing from any generator."""
+    for start in range(0, size, batch_size):
+        stop = min(start + batch_size, size)
+        if isinstance(dataset, TensorDataset):
+            yield tuple(tensor[start:stop] for tensor in dataset.tensors)
+        elif isinstance(dataset, BatchFetch):
+            yield dataset.batch(torch.arange(start, stop))
+        else:
+            yield (collate or default_collate)([dataset[i] for i in range(start, stop)])

@@ -8,10 +8,11 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset, TensorDataset, default_collate
+from torch.utils.data import Dataset
 
 from sparsedp.core.batch import PerSampleLoss, Rows, check_losses, row_count, to_device
 from sparsedp.core.errors import DataError
+from sparsedp.training.batches import rows_in_order
 
 Metrics = Mapping[str, float]
 Evaluator = Callable[[nn.Module], Metrics]
@@ -39,7 +40,7 @@ def held_out(
         outputs: list[Tensor] = []
         targets: list[Tensor] = []
         watched = _WatchOutput(model)
-        for rows in _in_order(dataset, size, batch_size, collate or default_collate):
+        for rows in rows_in_order(dataset, size, batch_size, collate):
             rows = to_device(rows, next(model.parameters()).device)
             total += float(check_losses(loss(watched, rows), row_count(rows)).double().sum())
             target = _class_targets(rows)
@@ -130,16 +131,3 @@ class _WatchOutput:
 def _class_targets(rows: Rows) -> Tensor | None:
     pair = isinstance(rows, (tuple, list)) and len(rows) == 2 and isinstance(rows[1], Tensor)
     return rows[1] if pair and rows[1].numel() == row_count(rows) else None
-
-
-def _in_order(
-    dataset: Dataset[Any], size: int, batch_size: int, collate: Callable[[list[Any]], Rows]
-) -> Iterator[Rows]:
-    for start in range(0, size, batch_size):
-        stop = min(start + batch_size, size)
-        if isinstance(dataset, TensorDataset):
-            yield tuple(tensor[start:stop] for tensor in dataset.tensors)
-        elif hasattr(dataset, "batch"):
-            yield dataset.batch(torch.arange(start, stop))
-        else:
-            yield collate([dataset[i] for i in range(start, stop)])

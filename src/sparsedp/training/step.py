@@ -6,9 +6,10 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import torch
 from torch import nn
 
-from sparsedp.core.batch import MicroBatch
+from sparsedp.core.batch import MicroBatch, PerSampleLoss, Rows, check_losses, row_count, to_device
 from sparsedp.core.clip import Clip, FlatClip, NoClip
 from sparsedp.core.errors import PrivacyError
 from sparsedp.core.randomness import PrivateRandomness
@@ -19,6 +20,7 @@ from sparsedp.privacy.mechanism import privatize
 from sparsedp.privacy.plan import Phase, Plan
 from sparsedp.privacy.released import Released
 from sparsedp.training.apply import SupportOptimizer, set_to_zero
+from sparsedp.training.state import own_generators
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,19 @@ class PrivateStep:
 def clip_of(phase: Phase) -> Clip:
     """The phase's clip; none for the ablation without one."""
     return NoClip() if phase.clip_norm is None else FlatClip(phase.clip_norm)
+
+
+@torch.no_grad()
+def try_loss(model: nn.Module, loss: PerSampleLoss, rows: Rows) -> None:
+    """Run the model once before anything is spent or written, so that mistakes show first.
+
+    Raises:
+        SparseDPError: the loss is not one number per row.
+        PrivacyError: the forward pass writes to buffers.
+    """
+    device = next(model.parameters()).device
+    with own_generators(0, device), buffers_untouched(model):
+        check_losses(loss(model, to_device(rows, device)), row_count(rows))
 
 
 @contextmanager

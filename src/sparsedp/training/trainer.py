@@ -35,7 +35,9 @@ from sparsedp.training.reports import Callback, EpochReport, Event, StepReport
 from sparsedp.training.result import Result
 from sparsedp.training.spending import Spending
 from sparsedp.training.state import own_generators
-from sparsedp.training.step import PrivateStep
+from sparsedp.training.step import PrivateStep, try_loss
+
+TRIAL_ROWS = 4
 
 
 @final
@@ -93,7 +95,9 @@ class Trainer:
         private = SystemRandomness() if seed is None else SeededRandomness(seed)
         public = _public_randomness(seed, found)
         self._batches = Batches(dataset, plan, private, loading)
-        computing = make_engine(model, per_sample_loss(loss), engine)
+        per_sample = per_sample_loss(loss)
+        try_loss(model, per_sample, self._batches.first_rows(TRIAL_ROWS))
+        computing = make_engine(model, per_sample, engine)
         layout = computing.layout
         controller = Controller(method, options, layout, plan, public)
         learner = Learner(model, layout, controller, optimizer, scheduler, plan.total_steps, ema_decay)
@@ -113,7 +117,7 @@ class Trainer:
         self._evaluate, self._callbacks = evaluate, tuple(callbacks)
         self._epoch_ends = plan.epoch_ends()
         self._position, self._between_steps, self._closed = 0, True, False
-        self._device = next(model.parameters()).device
+        self._device, self._workers = next(model.parameters()).device, loading.workers
         self._journal = Journal(layout)
         self._result: Result | None = None
         self._earlier_seconds = 0.0
@@ -151,7 +155,10 @@ class Trainer:
         """The batches still to be stepped through, in order."""
         self._check_open()
         batches = self._batches.starting_at(self._position)
-        while True:
+        if self._workers == 0:
+            yield from batches
+            return
+        while True:  # starting workers draws from torch's global generator
             with own_generators(self._public.torch_seed((self._position, 1)), self._device):
                 batch = next(batches, None)
             if batch is None:

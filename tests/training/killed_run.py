@@ -1,0 +1,94 @@
+"""Trains in a child process, kills it at random moments, resumes it; prints what was seen as JSON.
+
+Usage: killed_run.py FOLDER SEED|none KILLS
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from runs import a_trainer, advance, weights
+
+from sparsedp.core import randomness
+from sparsedp.privacy.ledger import FileLedger
+from sparsedp.training.checkpoint import read_checkpoint
+from sparsedp.training.folder import RunFolder
+
+EPOCHS = 70
+"""210 steps, blocks of two."""
+
+
+def train(out: Path, seed: int | None, log: Path) -> None:
+    """Go on with the run, or start it; every draw of noise is logged before it is made."""
+    source = randomness.SystemRandomness if seed is None else randomness.SeededRandomness
+    draw = source.normal
+
+    def logged(self: object, size: int, key: Sequence[int]) -> torch.Tensor:
+        descriptor = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        os.write(descriptor, f"{key[0]}\n".encode())
+        os.close(descriptor)
+        return draw(self, size, key)
+
+    source.normal = logged
+    trainer = a_trainer(out=out, resume=out.exists(), seed=seed, epochs=EPOCHS, optimizer=adam)
+    advance(trainer).finish()
+
+
+def adam(parameters: object) -> torch.optim.Optimizer:
+    return torch.optim.Adam(parameters, lr=0.01)
+
+
+def kill_and_look(out: Path, seed: int | None, log: Path, delay: float) -> dict[str, object]:
+    """One child, killed after `delay` seconds; then what its files say."""
+    child = os.fork()
+    if child == 0:
+        train(out, seed, log)
+        os._exit(0)
+    time.sleep(delay)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    drawn = [int(line) for line in log.read_text().split()] if log.exists() else []
+    if not out.exists():
+        return {"drawn": drawn, "charged": 0, "saved": 0}
+    folder = RunFolder(out)
+    folder.plan()
+    ledger = FileLedger.read(folder.ledger_file)
+    checkpoint = read_checkpoint(folder.checkpoint_file)
+    return {"drawn": drawn, "charged": ledger.charged, "saved": checkpoint.step}
+
+
+def main() -> None:
+    folder, seed, kills = (
+        Path(sys.argv[1]),
+        None if sys.argv[2] == "none" else int(sys.argv[2]),
+        int(sys.argv[3]),
+    )
+    torch.set_num_threads(1)
+    make = {"seed": seed, "epochs": EPOCHS, "optimizer": adam}
+    alone = advance(a_trainer(**make)).finish()  # and what is slow once, before the first fork
+    chance = random.Random(7)
+    looks = [
+        kill_and_look(folder / "run", seed, folder / "log", chance.uniform(0.01, 0.4)) for _ in range(kills)
+    ]
+    result = advance(a_trainer(out=folder / "run", resume=True, **make)).finish()
+    seen = {
+        "looks": looks,
+        "steps": result.plan.total_steps,
+        "charged": result.ledger.steps,
+        "epsilon": result.ledger.epsilon,
+        "epochs": [report.epoch for report in result.history],
+        "same_as_alone": torch.equal(weights(result.model), weights(alone.model)),
+    }
+    json.dump(seen, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""Small runs to interrupt, resume and compare."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.data import TensorDataset
+
+from sparsedp.core.batch import supervised
+from sparsedp.core.layout import Layout
+from sparsedp.methods import Method, MethodOptions, Protection, build_plan, get_method
+from sparsedp.privacy.plan import Plan
+from sparsedp.training.evaluate import held_out
+from sparsedp.training.trainer import Trainer
+
+ROWS, FEATURES, CLASSES = 60, 5, 3
+loss_fn = nn.CrossEntropyLoss(reduction="none")
+
+
+def rows(seed: int, count: int = ROWS) -> TensorDataset:
+    """Separable classes in a few dimensions."""
+    generator = torch.Generator().manual_seed(seed)
+    centres = torch.randn(CLASSES, FEATURES, generator=torch.Generator().manual_seed(99))
+    targets = torch.randint(0, CLASSES, (count,), generator=generator)
+    return TensorDataset(centres[targets] + 0.5 * torch.randn(count, FEATURES, generator=generator), targets)
+
+
+def network(seed: int = 0, dropout: float = 0.0) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return nn.Sequential(nn.Linear(FEATURES, 4), nn.Tanh(), nn.Dropout(dropout), nn.Linear(4, CLASSES))
+
+
+def sgd(parameters: Iterable[nn.Parameter]) -> Optimizer:
+    return torch.optim.SGD(parameters, lr=0.2, momentum=0.9)
+
+
+def a_plan(
+    method: Method, options: MethodOptions | None = None, *, epochs: int = 5, batch_size: int = 20
+) -> Plan:
+    """A plan of `3 * epochs` steps; RDP, which calibrates at once."""
+    private = method.private
+    clips = method.protection is not Protection.NO_CLIP
+    return build_plan(
+        method,
+        options,
+        units=ROWS,
+        batch_size=batch_size,
+        epochs=epochs,
+        epsilon=8.0 if private else None,
+        delta=1e-3 if private else None,
+        clip_norm=1.0 if clips else None,
+        noise_std=None if clips else 0.5,
+        accountant="rdp",
+    )
+
+
+def a_trainer(
+    method: str = "tp-topk",
+    *,
+    out: Path | None = None,
+    resume: bool = False,
+    seed: int | None = 0,
+    data_seed: int = 1,
+    epochs: int = 5,
+    model: nn.Module | None = None,
+    optimizer: Callable[[Iterable[nn.Parameter]], Optimizer] = sgd,
+    options: MethodOptions | None = None,
+    plan: Plan | None = None,
+    **more: Any,
+) -> Trainer:
+    row = get_method(method)
+    more.setdefault("evaluate", held_out(rows(7, 30), supervised(loss_fn)))
+    return Trainer(
+        network() if model is None else model,
+        rows(data_seed),
+        loss_fn,
+        plan=a_plan(row, options, epochs=epochs) if plan is None else plan,
+        method=row,
+        options=options,
+        optimizer=optimizer,
+        out=out,
+        resume=resume,
+        seed=seed,
+        **more,
+    )
+
+
+def advance(trainer: Trainer, steps: int | None = None) -> Trainer:
+    """Take that many steps, or all."""
+    if steps == 0:
+        return trainer
+    for taken, batch in enumerate(trainer, start=1):
+        trainer.step(batch)
+        if taken == steps:
+            break
+    return trainer
+
+
+def weights(model: nn.Module) -> Tensor:
+    return Layout.of(model).flatten(model)
