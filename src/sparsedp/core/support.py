@@ -112,12 +112,14 @@ class Support:
             raise SparseDPError(
                 f"Support.gather: got length {vector.shape[-1]}, expected d={self._dimension}"
             )
-        return vector.index_select(-1, self._on(vector.device))
+        return vector.clone() if self.is_full else vector.index_select(-1, self._on(vector.device))
 
     def scatter(self, values: Tensor, fill: float = 0.0) -> Tensor:
         """A d-vector with `values` on the support and `fill` elsewhere."""
         if values.shape != (self.size,):
             raise SparseDPError(f"Support.scatter: got shape {tuple(values.shape)}, expected ({self.size},)")
+        if self.is_full:
+            return values.clone()
         out = values.new_full((self._dimension,), fill)
         out[self._on(values.device)] = values
         return out

@@ -38,6 +38,10 @@ class Block:
         """Scalars in the block."""
         return math.prod(self.shape)
 
+    def active(self, flat: Tensor) -> Tensor:
+        """The active entries of a flat block, in the order of the support."""
+        return flat if self.mask is None else flat[self.places]
+
 
 @dataclass(frozen=True, eq=False)
 class Metric:
@@ -50,11 +54,17 @@ class Metric:
     centre: Tensor | None
 
     @functools.cached_property
+    def squared_weight(self) -> Tensor:
+        """The squared weight."""
+        assert self.weight is not None
+        return self.weight.square()
+
+    @functools.cached_property
     def squared_rows(self) -> Tensor:
         """The squared weight as a matrix, with one to four rows of ones below: products like a multiple of four."""
         assert self.weight is not None
         return torch.cat(
-            [self.weight.square(), self.weight.new_ones(4 - len(self.weight) % 4, self.weight.shape[1])]
+            [self.squared_weight, self.weight.new_ones(4 - len(self.weight) % 4, self.weight.shape[1])]
         )
 
     def squared_constant(self) -> float:

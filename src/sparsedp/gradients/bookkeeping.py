@@ -127,9 +127,14 @@ class BookkeepingEngine:
         start, count = 0, batch.row_count
         if count and kind not in prepared.chunk_rows:
             # Measured apart from the sum, which so never depends on what this engine has seen before: a resumed
-            # run gives the same bits. The generator is put back for the same reason.
+            # run gives the same bits. The generator is put back for the same reason. Two numbers of rows, because
+            # an axis that is not the samples' may be as long as one of them, but not as both.
             with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-                self._record(between(0, _unit_boundary(batch, FIRST_CHUNK)), prepared, query)
+                for times in (2, 3):
+                    copies = [
+                        torch.cat([leaf[:1]] * times) if isinstance(leaf, Tensor) else leaf for leaf in leaves
+                    ]
+                    self._record(MicroBatch(pytree.tree_unflatten(copies, tree)), prepared, query)
         while start < count:
             stop = _unit_boundary(batch, start + prepared.chunk_rows.get(kind, FIRST_CHUNK))
             yield between(start, stop)

@@ -78,7 +78,7 @@ class ClippedSum:
         factors = self._query.clip.factors(squared.sqrt())
         per_sample = factors if chunk.units is None else factors[chunk.units]
         any_quiet = bool((factors == 0).any())
-        for name in self._blocks:
+        for name, block in self._blocks.items():
             if name in kept:
                 z = kept[name]
                 if any_quiet:
@@ -88,7 +88,9 @@ class ClippedSum:
                 continue
             _accumulate(self._raw_factors, name, factors.sum())
             for source in chunk.sources.get(name, ()):
-                _accumulate(self._raw, name, source.weighted_sum(per_sample).reshape(-1))
+                if name not in self._raw:
+                    self._raw[name] = torch.zeros(block.size, dtype=torch.float64, device=factors.device)
+                source.add_weighted_sum(per_sample, self._raw[name])
 
     def total(self, device: torch.device) -> Tensor:
         """The clipped sum on the support, a float64 k-vector."""
@@ -96,15 +98,15 @@ class ClippedSum:
         if self._rows is not None:
             return total + self._rows
         for name, block in self._blocks.items():
-            flat = torch.zeros(block.size, dtype=torch.float64, device=device)
             if name in self._measured:
                 source = self._sources[name]
                 planes = self._measured[name]
-                flat += (planes if source is None else source.from_planes(planes)).reshape(-1)
+                flat = (planes if source is None else source.from_planes(planes)).reshape(-1)
+                total[block.span] += block.active(flat)
             if name in self._raw_factors:
-                raw = self._raw.get(name, torch.zeros_like(flat))
-                flat += self._metrics.of(name).apply_to_sum(raw, self._raw_factors[name])
-            total[block.span] = flat[block.places]
+                raw = self._raw.get(name, total.new_zeros(block.size))
+                flat = self._metrics.of(name).apply_to_sum(raw, self._raw_factors[name])
+                total[block.span] += block.active(flat)
         return total
 
     def _squared_norms(self, chunk: Chunk) -> tuple[Tensor, dict[str, Tensor]]:

@@ -68,7 +68,7 @@ class ConvWeight:
         a, b = self.a[span], self.b[span]
         return self._by_shifts(a, b) if self._shifts else self._by_patches(a, b)
 
-    def weighted_sum(self, factors: Tensor) -> Tensor:
+    def add_weighted_sum(self, factors: Tensor, total: Tensor) -> None:
         """One ordinary weight gradient on the scaled output gradients."""
         spatial = len(self.kernel)
         a = silence(self.a, factors)
@@ -79,8 +79,7 @@ class ConvWeight:
         gradients = torch.ops.aten.convolution_backward(
             b, a, weight, None, self.stride, zeros, self.dilation, False, zeros, self.groups, mask
         )
-        total: Tensor = gradients[1]
-        return total
+        total += gradients[1].flatten()
 
     def _by_patches(self, a: Tensor, b: Tensor) -> Tensor:
         n, channels, outputs = a.shape[0], a.shape[1] // self.groups, b.shape[1]

@@ -57,11 +57,10 @@ class TokenRows:
         change = ((whole - shift) * scale).square() - (shift * scale).square()
         return (change.sum(2) / self.places).sum(1) + metric.squared_constant()
 
-    def weighted_sum(self, factors: Tensor) -> Tensor:
+    def add_weighted_sum(self, factors: Tensor, total: Tensor) -> None:
         """Add every token's scaled gradient to its row."""
         scaled = silence(self.b, factors) * factors.to(self.b).reshape(-1, 1, 1)
-        total = self.b.new_zeros(self.rows, self.b.shape[2])
-        return total.index_add_(0, self.ids.flatten(), scaled.flatten(0, 1))
+        total.view(self.rows, -1).index_add_(0, self.ids.flatten(), scaled.flatten(0, 1).to(total.dtype))
 
 
 def embedding_source(call: Call, parameter: str, block: Block, space: Space) -> Source:

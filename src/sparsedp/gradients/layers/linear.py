@@ -68,7 +68,9 @@ class Outer:
             a_norm, b_norm = torch.linalg.vector_norm(self.a, dim=1), torch.linalg.vector_norm(self.b, dim=1)
             squared: Tensor = (a_norm.double() * b_norm.double()).square()
             return squared
-        products = torch.cat([self._products(part, metric.squared_rows) for part in self.a.split(cached_rows())])
+        rows, step = metric.squared_rows.to(self.a.dtype), cached_rows()
+        parts = [self.a[start : start + step] for start in range(0, len(self.a), step)]
+        products = torch.cat([self._products(part, rows) for part in parts])
         b2 = self.b * self.b
         norms: Tensor = torch.linalg.vecdot(products[:, : len(metric.weight)], b2)
         if self.a.dtype == torch.float64:
@@ -80,10 +82,10 @@ class Outer:
         squares = torch.mul(a, a, out=self.space.scratch(tuple(a.shape), a))
         return inner_products(squares, rows)
 
-    def weighted_sum(self, factors: Tensor) -> Tensor:
+    def add_weighted_sum(self, factors: Tensor, total: Tensor) -> None:
         """One ordinary weight gradient on the scaled output gradients."""
         scaled = silence(self.b, factors) * factors.to(self.b).unsqueeze(1)
-        return outer_sum(scaled, silence(self.a, factors))
+        total += outer_sum(scaled, silence(self.a, factors)).flatten()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -108,10 +110,10 @@ class SequenceOuter:
         room = self.space.result((a.shape[0], b.shape[1], a.shape[2]), a)
         return torch.bmm(b, a, out=room).flatten(1).unsqueeze(0)
 
-    def weighted_sum(self, factors: Tensor) -> Tensor:
+    def add_weighted_sum(self, factors: Tensor, total: Tensor) -> None:
         """One ordinary weight gradient on the scaled output gradients."""
         scaled = silence(self.b, factors) * factors.to(self.b).reshape(-1, 1, 1)
-        return scaled.flatten(0, 1).T @ silence(self.a, factors).flatten(0, 1)
+        total += (scaled.flatten(0, 1).T @ silence(self.a, factors).flatten(0, 1)).flatten()
 
 
 def linear_source(call: Call, parameter: str, block: Block, space: Space) -> Source:

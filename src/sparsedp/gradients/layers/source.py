@@ -38,8 +38,8 @@ class Source(Protocol):
         """A tensor in plane order back in block order (flat or shaped)."""
         ...
 
-    def weighted_sum(self, factors: Tensor) -> Tensor:
-        """The factor-weighted sum over samples, in the block's shape; a zero factor silences even a NaN sample."""
+    def add_weighted_sum(self, factors: Tensor, total: Tensor) -> None:
+        """Add the factor-weighted sum over samples to a flat float64 total; factor zero silences even a NaN."""
         ...
 
 
@@ -109,10 +109,10 @@ class Explicit:
         """The gradients of some samples."""
         return self.values[span].reshape(1, -1, self.block_size).clone()
 
-    def weighted_sum(self, factors: Tensor) -> Tensor:
+    def add_weighted_sum(self, factors: Tensor, total: Tensor) -> None:
         """Sum over samples."""
         quiet = silence(self.values, factors)
-        return factors.to(quiet) @ quiet.reshape(quiet.shape[0], -1)
+        total += factors.to(quiet) @ quiet.reshape(quiet.shape[0], -1)
 
 
 def silence(values: Tensor, factors: Tensor) -> Tensor:
