@@ -33,6 +33,7 @@ class About:
         variant: what sets this run apart from others of the same method.
         schema: declared classes, columns and bounds.
         checksum: of a *public* data set only; a hash of private data is itself private.
+        config: settings that start the same run again, as JSON values.
     """
 
     dataset: str | None = None
@@ -40,6 +41,7 @@ class About:
     variant: str | None = None
     schema: Mapping[str, Any] | None = None
     checksum: str | None = None
+    config: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +102,7 @@ class RunFacts:
             "settings": {"method": describe(self.method), **self.setup},
             "schema": None if about.schema is None else dict(about.schema),
             "checksum": about.checksum,
+            "config": None if about.config is None else dict(about.config),
             "versions": dict(versions()),
             "timing": {"seconds": round(seconds, 3)},
         }
