@@ -111,6 +111,7 @@ REFUSED: dict[str, tuple[dict[str, Any], type[SparseDPError], str]] = {
     "a ratio of words": ({"active_ratio": "half"}, SparseDPError, "active_ratio"),
     "a ratio of nothing": ({"active_ratio": 0.001}, SparseDPError, "active_ratio"),
     "a budget for an ablation": ({"method": "clipped-sgd"}, PrivacyError, "protects nobody"),
+    "two rates": ({"lr": 0.1, "optimizer": torch.optim.SGD}, SparseDPError, "default optimizer"),
     "empty evaluation": ({"eval_dataset": rows(1, 0)}, DataError, "eval_dataset is empty"),
     "empty data": ({"data": rows(1, 0)}, DataError, "train_dataset is empty"),
 }

@@ -138,11 +138,14 @@ def fit(
         noise_std=noise_std,
         accountant=accountant,
     )
+    if optimizer is not None and lr is not None:
+        raise SparseDPError(f"lr={lr} is for the default optimizer; give your optimizer its own rate")
     if out is not None and not resume:
         check_new(out)
     plan = request.saved_plan(out) if resume and out is not None else request.new_plan()
     if evaluate is None and eval_dataset is not None:
         evaluate = held_out(eval_dataset, per_sample_loss(loss_fn), collate=collate)
+    model.train()
     with ExitStack() as stack:
         screen = Console(stderr=True)
         shown = [stack.enter_context(live(plan, screen))] if progress and screen.is_terminal else []
@@ -170,7 +173,6 @@ def fit(
 
 def _run(trainer: Trainer) -> Result:
     """Every step, then the result; Ctrl-C and errors leave a checkpoint behind."""
-    trainer.model.train()
     with trainer, deferred_interrupt() as interrupted:
         for batch in trainer:
             trainer.step(batch)

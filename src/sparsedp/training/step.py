@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-import torch
 from torch import nn
 
-from sparsedp.core.batch import MicroBatch, PerSampleLoss, Rows, check_losses, row_count, to_device
+from sparsedp.core.batch import MicroBatch
 from sparsedp.core.clip import Clip, FlatClip, NoClip
-from sparsedp.core.errors import PrivacyError
 from sparsedp.core.randomness import PrivateRandomness
 from sparsedp.gradients.query import Engine, Query
 from sparsedp.methods.controller import Controller
@@ -20,7 +17,7 @@ from sparsedp.privacy.mechanism import privatize
 from sparsedp.privacy.plan import Phase, Plan
 from sparsedp.privacy.released import Released
 from sparsedp.training.apply import SupportOptimizer, set_to_zero
-from sparsedp.training.state import own_generators
+from sparsedp.training.guard import ModelGuard, buffers_untouched
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +25,7 @@ class PrivateStep:
     """Everything a step needs; calling it takes the step."""
 
     model: nn.Module
+    guard: ModelGuard
     plan: Plan
     controller: Controller
     engine: Engine
@@ -40,6 +38,7 @@ class PrivateStep:
 
         **Privacy.** `privatize` is the only door: all before it is public, all after it is post-processing.
         """
+        self.guard.check()
         phase = self.plan.phase_at(step)
         setting = self.controller.setting(step)
         if setting.change is not None and setting.change.prune:
@@ -63,38 +62,3 @@ class PrivateStep:
 def clip_of(phase: Phase) -> Clip:
     """The phase's clip; none for the ablation without one."""
     return NoClip() if phase.clip_norm is None else FlatClip(phase.clip_norm)
-
-
-@torch.no_grad()
-def try_loss(model: nn.Module, loss: PerSampleLoss, rows: Rows) -> None:
-    """Run the model once before anything is spent or written, so that mistakes show first.
-
-    Raises:
-        SparseDPError: the loss is not one number per row.
-        PrivacyError: the forward pass writes to buffers.
-    """
-    device = next(model.parameters()).device
-    with own_generators(0, device), buffers_untouched(model):
-        check_losses(loss(model, to_device(rows, device)), row_count(rows))
-
-
-@contextmanager
-def buffers_untouched(model: nn.Module) -> Iterator[None]:
-    """Refuse a model whose forward pass writes to its buffers.
-
-    **Privacy.** A running mean or a counter of batches is computed from private rows without noise, and buffers are
-    saved with the model.
-    """
-    before = _buffer_versions(model)
-    yield
-    after = _buffer_versions(model)
-    if after != before:
-        changed = sorted(name for name, version in after.items() if before.get(name) != version)
-        raise PrivacyError(
-            f"the model's buffers {changed[:6]} changed while it looked at private data, without any noise; "
-            "switch off running statistics (track_running_stats=False) or move that state out of the model"
-        )
-
-
-def _buffer_versions(model: nn.Module) -> dict[str, tuple[int, int]]:
-    return {name: (id(buffer), buffer._version) for name, buffer in model.named_buffers()}

@@ -18,6 +18,7 @@ from sparsedp.core.randomness import PublicRandomness, SeededRandomness, SystemR
 from sparsedp.core.support import Support
 from sparsedp.data.sampling import LogicalBatch
 from sparsedp.gradients import make_engine
+from sparsedp.gradients.check import PROBE_ROWS
 from sparsedp.methods import Controller, Method, MethodOptions
 from sparsedp.privacy.ledger import FileLedger, MemoryLedger
 from sparsedp.privacy.plan import Plan
@@ -27,6 +28,7 @@ from sparsedp.training.choices import OptimizerChoice, SchedulerChoice
 from sparsedp.training.evaluate import Evaluator
 from sparsedp.training.files import write_json
 from sparsedp.training.folder import ExistingRun, RunFolder, find_run
+from sparsedp.training.guard import ModelGuard
 from sparsedp.training.identity import check_identity, identity_of
 from sparsedp.training.journal import Journal
 from sparsedp.training.learner import Learner
@@ -35,9 +37,7 @@ from sparsedp.training.reports import Callback, EpochReport, Event, StepReport
 from sparsedp.training.result import Result
 from sparsedp.training.spending import Spending
 from sparsedp.training.state import own_generators
-from sparsedp.training.step import PrivateStep, try_loss
-
-TRIAL_ROWS = 4
+from sparsedp.training.step import PrivateStep
 
 
 @final
@@ -63,8 +63,9 @@ class Trainer:
         callbacks: see every step and epoch: released and public values only.
         about: names for the record.
 
-    **Privacy.** Every step is charged before it is taken, to a ledger that pays for this plan once. Unseeded runs
-    draw noise and batches from the operating system. What callbacks and files get is public or released.
+    **Privacy.** Every step is charged before it is taken, to a ledger that pays for this plan once, and takes a batch
+    that this trainer drew. Unseeded runs draw noise and batches from the operating system. What callbacks and files
+    get is public or released.
     **Edge cases.** An interrupted run resumes at its last checkpoint. A seeded one replays to the same weights; an
     unseeded one goes on after the steps that were paid for and lost, and so takes fewer.
     """
@@ -96,7 +97,8 @@ class Trainer:
         public = _public_randomness(seed, found)
         self._batches = Batches(dataset, plan, private, loading)
         per_sample = per_sample_loss(loss)
-        try_loss(model, per_sample, self._batches.first_rows(TRIAL_ROWS))
+        guard = ModelGuard(model, per_sample, lambda: self._batches.first_rows(PROBE_ROWS))
+        guard.check()
         computing = make_engine(model, per_sample, engine)
         layout = computing.layout
         controller = Controller(method, options, layout, plan, public)
@@ -119,11 +121,12 @@ class Trainer:
         self._position, self._between_steps, self._closed = 0, True, False
         self._device, self._workers = next(model.parameters()).device, loading.workers
         self._journal = Journal(layout)
+        self._issued: dict[int, LogicalBatch] = {}
         self._result: Result | None = None
         self._earlier_seconds = 0.0
         self._folder, self._spending = self._start(out) if found is None else self._go_on(found)
         self._private_step = PrivateStep(
-            model, plan, controller, computing, learner.applier, self._spending, private
+            model, guard, plan, controller, computing, learner.applier, self._spending, private
         )
 
     @property
@@ -155,23 +158,17 @@ class Trainer:
         """The batches still to be stepped through, in order."""
         self._check_open()
         batches = self._batches.starting_at(self._position)
-        if self._workers == 0:
-            yield from batches
-            return
-        while True:  # starting workers draws from torch's global generator
-            with own_generators(self._public.torch_seed((self._position, 1)), self._device):
-                batch = next(batches, None)
-            if batch is None:
-                return
+        while (batch := self._next_batch(batches)) is not None:
+            self._issued[batch.step] = batch
             yield batch
 
     def step(self, batch: LogicalBatch) -> StepReport:
         """Take the private step of a batch; at the end of an epoch evaluate, at the end of a ledger block save."""
         self._check_open()
-        if batch.step != self._position:
+        if self._issued.pop(self._position, None) is not batch:
             raise SparseDPError(
-                f"step: got the batch of step {batch.step}, expected step {self._position}; "
-                "take each batch of the trainer once, in order"
+                f"step: got the batch of step {batch.step}, expected the one this trainer gave for step "
+                f"{self._position}; take each batch of `for batch in trainer` once, in order"
             )
         rates = self._learner.learning_rates
         self._between_steps = False
@@ -226,6 +223,13 @@ class Trainer:
 
     def __exit__(self, *_: object) -> None:
         self.pause()
+
+    def _next_batch(self, batches: Iterator[LogicalBatch]) -> LogicalBatch | None:
+        if self._workers == 0:
+            return next(batches, None)
+        # Starting workers draws from torch's global generator.
+        with own_generators(self._public.torch_seed((self._position, 1)), self._device):
+            return next(batches, None)
 
     def _start(self, out: Path | str | None) -> tuple[RunFolder | None, Spending]:
         if out is None:
