@@ -34,6 +34,8 @@ logger = logging.getLogger("sparsedp")
 
 CHUNK_BYTES = {"cpu": 32 << 20, "cuda": 1 << 30}
 """Activations and explicit gradients of one chunk aim at this size: the last-level cache, or a share of a GPU."""
+CALLS_PER_CHUNK = 3
+"""Every so many layer calls a chunk grows by its size again: with many small layers, overhead outweighs the cache."""
 FIRST_CHUNK, LEAST_CHUNK, MOST_CHUNK = 16, 16, 4096
 """Samples in the measuring chunk, and the bounds on all others."""
 
@@ -170,7 +172,8 @@ class BookkeepingEngine:
         kind = _kind(pytree.tree_leaves(chunk.rows), query)
         if kind not in prepared.chunk_rows:
             each = _bytes_per_sample(tape.calls, sources, samples, query)
-            rows = min(max(_chunk_bytes(losses.device) // max(each, 1), LEAST_CHUNK), MOST_CHUNK)
+            room = _chunk_bytes(losses.device) * max(1, len(tape.calls) // CALLS_PER_CHUNK)
+            rows = min(max(room // max(each, 1), LEAST_CHUNK), MOST_CHUNK)
             prepared.chunk_rows[kind] = 1 << (rows.bit_length() - 1)
         return Chunk(samples, chunk.units, sources)
 
