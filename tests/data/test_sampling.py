@@ -1,0 +1,266 @@
+"""Poisson sampling: the exact rate, whole units, and the same batches however they are loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+from torch import Tensor
+from torch.utils.data import Dataset, TensorDataset
+
+from sparsedp.core.batch import MicroBatch
+from sparsedp.core.errors import DataError, PrivacyError
+from sparsedp.core.randomness import SeededRandomness, SystemRandomness
+from sparsedp.data.sampling import PoissonSampler
+
+ALARM = 1e-9
+"""False-alarm rate of each statistical test here; there are fewer than twenty."""
+
+
+class Numbers(Dataset):
+    """Row i is the number i, as a pair, a dict or a plain tensor."""
+
+    def __init__(self, size: int, form: str = "tensor") -> None:
+        self.size, self.form = size, form
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> object:
+        row = torch.tensor([float(index)])
+        return {"tensor": row, "tuple": (row, index), "dict": {"inputs": row, "labels": index}}[self.form]
+
+
+def rows_of(batch: MicroBatch) -> list[int]:
+    rows = batch.rows
+    numbers = (
+        rows["inputs"] if isinstance(rows, dict) else rows[0] if isinstance(rows, (tuple, list)) else rows
+    )
+    return [int(number) for number in numbers.flatten()]
+
+
+def drawn(sampler: PoissonSampler, steps: int) -> Iterator[list[int]]:
+    """Row numbers of every step."""
+    for batch in sampler.batches(0, steps):
+        yield [row for micro in batch for row in rows_of(micro)]
+
+
+def sampler(
+    size: int, rate: float, seed: int | None = 0, form: str = "tensor", **more: object
+) -> PoissonSampler:
+    randomness = SystemRandomness() if seed is None else SeededRandomness(seed)
+    return PoissonSampler(Numbers(size, form), sampling_rate=rate, randomness=randomness, **more)
+
+
+@pytest.mark.parametrize("seed", [None, 0], ids=["system", "seeded"])
+@pytest.mark.parametrize("rate", [0.02, 0.5])
+def test_every_row_joins_every_step_at_exactly_the_rate(rate, seed):
+    counts = np.zeros(100, dtype=np.int64)
+    sizes = []
+    for rows in drawn(sampler(100, rate, seed), 600):
+        assert len(set(rows)) == len(rows)
+        counts[rows] += 1
+        sizes.append(len(rows))
+    assert stats.binomtest(int(counts.sum()), 60_000, rate).pvalue > ALARM
+    per_row = (counts - 600 * rate) ** 2 / (600 * rate * (1 - rate))
+    assert stats.chi2.sf(per_row.sum(), df=100) > ALARM
+    # Independent rows: the size of a batch is binomial, so its variance is 100 q (1 - q).
+    spread = 599 * np.var(sizes, ddof=1) / (100 * rate * (1 - rate))
+    assert 2 * min(stats.chi2.sf(spread, 599), stats.chi2.cdf(spread, 599)) > ALARM
+
+
+def test_rows_are_independent_of_each_other():
+    together = sum({0, 1} <= set(rows) for rows in drawn(sampler(2, 0.5), 4000))
+    assert stats.binomtest(together, 4000, 0.25).pvalue > ALARM
+
+
+def test_a_rate_of_one_takes_every_row():
+    assert list(drawn(sampler(7, 1.0), 2)) == [list(range(7))] * 2
+
+
+def test_empty_batches_are_yielded_as_steps():
+    batches = list(sampler(3, 0.05).batches(0, 60))
+    assert [batch.step for batch in batches] == list(range(60))
+    sizes = [len(list(batch)) for batch in batches]
+    assert 0 in sizes
+    assert 1 in sizes
+
+
+def test_steps_can_start_anywhere_and_replay():
+    whole = list(drawn(sampler(50, 0.3), 6))
+    tail = [[row for micro in batch for row in rows_of(micro)] for batch in sampler(50, 0.3).batches(4, 6)]
+    assert tail == whole[4:]
+    assert whole[0] != whole[1]
+
+
+def test_the_system_source_never_repeats_a_run():
+    assert list(drawn(sampler(200, 0.5, None), 2)) != list(drawn(sampler(200, 0.5, None), 2))
+
+
+@pytest.mark.parametrize("form", ["tensor", "tuple", "dict"])
+@pytest.mark.parametrize("most", [None, 4])
+def test_workers_load_the_batches_that_would_be_loaded_without_them(form, most):
+    alone, helped = (
+        sampler(40, 0.2, form=form, max_physical_batch=most, workers=workers).batches(0, 6)
+        for workers in (0, 2)
+    )
+    for one, other in zip(alone, helped, strict=True):
+        assert one.step == other.step
+        for mine, theirs in zip(one, other, strict=True):
+            assert rows_of(mine) == rows_of(theirs)
+
+
+def test_workers_keep_in_step_when_a_batch_is_not_consumed():
+    helped = sampler(40, 0.2, max_physical_batch=3, workers=1)
+    seen = [rows_of(next(iter(batch))) for batch in helped.batches(0, 5)]
+    expected = [rows_of(next(iter(batch))) for batch in sampler(40, 0.2, max_physical_batch=3).batches(0, 5)]
+    assert seen == expected
+
+
+def test_workers_survive_empty_batches():
+    rate = 0.02
+    assert list(drawn(sampler(20, rate, workers=1), 12)) == list(drawn(sampler(20, rate), 12))
+
+
+@given(st.integers(1, 9), st.integers(0, 50))
+@settings(max_examples=20)
+def test_physical_batches_are_full_but_the_last_and_together_are_the_logical_one(most, seed):
+    whole = next(drawn(sampler(60, 0.3, seed), 1))
+    parts = [rows_of(micro) for micro in next(sampler(60, 0.3, seed, max_physical_batch=most).batches(0, 1))]
+    assert [row for part in parts for row in part] == whole
+    assert all(len(part) == most for part in parts[:-1])
+    assert all(0 < len(part) <= most for part in parts)
+
+
+@pytest.mark.parametrize("form", ["tuple", "dict"])
+def test_any_map_style_data_set_is_collated(form):
+    micro = next(iter(next(sampler(30, 0.5, form=form).batches(0, 1))))
+    labels = micro.rows["labels"] if form == "dict" else micro.rows[1]
+    assert labels.tolist() == rows_of(micro)
+
+
+def test_a_collate_function_of_the_users_own_is_used():
+    def collate(rows: list[Tensor]) -> Tensor:
+        return torch.stack(rows) + 1000
+
+    assert min(next(drawn(sampler(30, 0.5, collate=collate), 1))) >= 1000
+
+
+def test_tensor_data_sets_are_gathered_at_once_and_alike():
+    inputs = torch.arange(30.0).reshape(30, 1)
+    labels = torch.arange(30)
+    gathered = PoissonSampler(
+        TensorDataset(inputs, labels), sampling_rate=0.4, randomness=SeededRandomness(0)
+    )
+    micro = next(iter(next(gathered.batches(0, 1))))
+    assert rows_of(micro) == next(drawn(sampler(30, 0.4), 1)) == micro.rows[1].tolist()
+
+
+UNITS = [5, 5, 5, 9, 2, 2, 7, 9, 9, 9, 2, 4]
+"""Unit ids in any order: 5 has three rows, 9 four, 2 three, 7 and 4 one each."""
+
+
+def by_units(rate: float, rows_per_unit: int, seed: int | None = 0, **more: object) -> PoissonSampler:
+    return sampler(12, rate, seed, units=UNITS, rows_per_unit=rows_per_unit, **more)
+
+
+def test_units_are_counted_not_rows():
+    assert by_units(0.5, 1).unit_count == 5
+    assert by_units(0.5, 1).expected_batch_size == 2.5
+    assert sampler(12, 0.5).expected_batch_size == 6
+
+
+@pytest.mark.parametrize("seed", [None, 0], ids=["system", "seeded"])
+def test_a_sampled_unit_gives_one_row_each_as_often_as_the_others(seed):
+    counts = np.zeros(12, dtype=np.int64)
+    joined = {unit: 0 for unit in set(UNITS)}
+    for rows in drawn(by_units(0.5, 1, seed), 3000):
+        units = [UNITS[row] for row in rows]
+        assert len(set(units)) == len(units)
+        counts[rows] += 1
+        for unit in units:
+            joined[unit] += 1
+    for unit, times in joined.items():
+        assert stats.binomtest(times, 3000, 0.5).pvalue > ALARM
+        mine = counts[np.equal(UNITS, unit)]
+        assert len(mine) == 1 or stats.chisquare(mine).pvalue > ALARM
+
+
+def test_several_rows_of_a_unit_are_distinct_and_all_equally_likely():
+    counts = np.zeros(12, dtype=np.int64)
+    for batch in by_units(1.0, 2).batches(0, 2000):
+        (micro,) = batch
+        rows = rows_of(micro)
+        counts[rows] += 1
+        for number in set(micro.units.tolist()):
+            mine = [row for row, unit in zip(rows, micro.units.tolist(), strict=True) if unit == number]
+            (unit,) = {UNITS[row] for row in mine}
+            assert len(set(mine)) == len(mine) == min(2, UNITS.count(unit))
+    for unit in (5, 9, 2):
+        assert stats.chisquare(counts[np.equal(UNITS, unit)]).pvalue > ALARM
+
+
+@given(st.integers(2, 4), st.integers(4, 9), st.integers(0, 100))
+@settings(max_examples=30)
+def test_a_unit_is_never_split_between_micro_batches(rows_per_unit, most, seed):
+    batch = next(by_units(0.8, rows_per_unit, seed, max_physical_batch=most).batches(0, 1))
+    seen: set[int] = set()
+    for micro in batch:
+        rows = rows_of(micro)
+        assert len(rows) <= most
+        units = {UNITS[row] for row in rows}
+        assert not units & seen
+        seen |= units
+        assert int(micro.units[-1]) + 1 == len(units)
+
+
+def test_workers_load_units_alike():
+    settings = {"max_physical_batch": 6, "rows_per_unit": 3}
+    for one, other in zip(
+        by_units(0.7, **settings).batches(0, 5),
+        by_units(0.7, workers=2, **settings).batches(0, 5),
+        strict=True,
+    ):
+        for mine, theirs in zip(one, other, strict=True):
+            assert rows_of(mine) == rows_of(theirs)
+            assert torch.equal(mine.units, theirs.units)
+
+
+def test_unit_ids_may_be_a_tensor_or_text():
+    as_text = sampler(12, 0.5, units=[f"patient {unit}" for unit in UNITS])
+    as_tensor = sampler(12, 0.5, units=torch.tensor(UNITS))
+    assert as_text.unit_count == as_tensor.unit_count == 5
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "complaint"),
+    [
+        (lambda: sampler(0, 0.5), DataError, "empty"),
+        (lambda: sampler(5, 0.0), PrivacyError, "sampling_rate"),
+        (lambda: sampler(5, 1.5), PrivacyError, "sampling_rate"),
+        (lambda: sampler(5, float("nan")), PrivacyError, "sampling_rate"),
+        (lambda: sampler(5, 0.5, units=[0, 1]), DataError, "one id for each of 5 rows"),
+        (lambda: sampler(2, 0.5, units=[0.0, float("nan")]), DataError, "NaN"),
+        (lambda: sampler(5, 0.5, rows_per_unit=0), DataError, "rows_per_unit"),
+        (
+            lambda: sampler(5, 0.5, units=[0] * 5, rows_per_unit=3, max_physical_batch=2),
+            DataError,
+            "max_physical",
+        ),
+        (lambda: sampler(5, 0.5, max_physical_batch=0), DataError, "max_physical"),
+    ],
+)
+def test_misuse_is_refused_with_what_was_expected(make, error, complaint):
+    with pytest.raises(error, match=complaint):
+        make()
+
+
+def test_a_logical_batch_does_not_show_its_size():
+    batch = next(sampler(30, 0.5).batches(3, 4))
+    assert repr(batch) == "LogicalBatch(step=3)"
+    assert not hasattr(batch, "__len__")
