@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparsedp.core.errors import SparseDPError
+from sparsedp.core.ratio import exact_ratio
 from sparsedp.methods.clock import EverySteps, PerEpoch
-from sparsedp.methods.schedules import Constant, Cooling, Listed, Release, active_count, exact_ratio
+from sparsedp.methods.schedules import Constant, Cooling, Listed, Release, active_count
 
 
 def ratios(schedule, periods, target):

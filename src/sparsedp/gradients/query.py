@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -15,6 +14,7 @@ from sparsedp.core.clip import Clip
 from sparsedp.core.errors import SparseDPError
 from sparsedp.core.geometry import Geometry, Identity, Standardized
 from sparsedp.core.layout import Layout
+from sparsedp.core.ratio import exact_ratio, share_of
 from sparsedp.core.support import Support
 
 
@@ -37,15 +37,15 @@ class Query:
                 f"the geometry has {self.geometry.scale.numel()} coordinates, the support {self.support.size}; "
                 "they must be aligned"
             )
-        if self.per_sample_top is not None and not 0 < self.per_sample_top <= 1:
-            raise SparseDPError(f"per_sample_top: got {self.per_sample_top}, expected a fraction in (0, 1]")
+        if self.per_sample_top is not None:
+            exact_ratio(self.per_sample_top, "per_sample_top")
 
     @property
     def kept_per_unit(self) -> int:
         """How many coordinates of a unit survive the per-unit top-r."""
         if self.per_sample_top is None or self.support.size == 0:
             return self.support.size
-        return max(1, math.floor(self.per_sample_top * self.support.size))
+        return max(1, share_of(exact_ratio(self.per_sample_top, "per_sample_top"), self.support.size))
 
 
 class Engine(Protocol):

@@ -14,6 +14,7 @@ from sparsedp.core.errors import SparseDPError
 from sparsedp.core.geometry import Geometry, Identity
 from sparsedp.core.layout import Layout
 from sparsedp.core.randomness import PublicRandomness
+from sparsedp.core.ratio import exact_ratio
 from sparsedp.core.support import Support
 from sparsedp.methods.autoratio import AutoRatio, best_count
 from sparsedp.methods.clock import Refresh
@@ -22,7 +23,7 @@ from sparsedp.methods.granularity import order_by_score, random_order
 from sparsedp.methods.method import AUTO, GeometryRule, Method
 from sparsedp.methods.observation import Observation, observe_dense, observe_released
 from sparsedp.methods.options import MethodOptions, configure
-from sparsedp.methods.schedules import active_count, exact_ratio
+from sparsedp.methods.schedules import active_count
 from sparsedp.methods.scores import RandomOrder, Score, ScoreState
 from sparsedp.methods.setting import ControllerState, StepSetting, SupportChange
 from sparsedp.methods.standardization import Statistics

@@ -7,9 +7,10 @@ from enum import Enum
 from typing import Literal
 
 from sparsedp.core.errors import SparseDPError
+from sparsedp.core.ratio import exact_ratio
 from sparsedp.methods.clock import Clock, PerEpoch, Refresh
 from sparsedp.methods.granularity import Granularity
-from sparsedp.methods.schedules import Constant, Listed, Release, Schedule, exact_ratio
+from sparsedp.methods.schedules import Constant, Listed, Release, Schedule
 from sparsedp.methods.scores import RandomOrder, Ranking
 from sparsedp.methods.standardization import Decays
 

@@ -1,19 +1,17 @@
 """Ratio schedules: which share of the coordinates is active in each period of the main phase.
 
-Ratios are exact fractions: 0.29 means 29/100, so that `floor(0.29 * 100)` is 29 and not, as in floating point, 28.
+Ratios are exact fractions: see `sparsedp.core.ratio`.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
 from typing import Protocol
 
 from sparsedp.core.errors import SparseDPError
-
-_FLOAT_ROUNDING = Fraction(1, 2**52)
+from sparsedp.core.ratio import exact_ratio, share_of
 
 
 class Schedule(Protocol):
@@ -99,22 +97,13 @@ class Listed:
         return exact_ratio(self.ratios[min(period, len(self.ratios) - 1)], "listed schedule")
 
 
-def exact_ratio(value: float, what: str = "active_ratio") -> Fraction:
-    """A ratio in (0, 1] as the decimal number it was written as."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 1:
-        raise SparseDPError(f"{what}: got {value!r}, expected a share of the coordinates in (0, 1]")
-    return Fraction(repr(value))
-
-
 def active_count(ratio: Fraction, dimension: int) -> int:
-    """`k = floor(rho * d)`, where a product short of a whole number by no more than a float's rounding is whole.
-
-    So 11/30, which as a float is a little less, keeps 11 of 30.
+    """`k = floor(rho * d)`.
 
     Raises:
         SparseDPError: no coordinate would be active.
     """
-    count = math.floor((ratio + _FLOAT_ROUNDING) * dimension)
+    count = share_of(ratio, dimension)
     if count == 0:
         raise SparseDPError(
             f"active_ratio: {float(ratio):.3g} of d={dimension} coordinates is none; "
