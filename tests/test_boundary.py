@@ -1,0 +1,157 @@
+"""The boundary, made structural: who may touch raw gradients, the seal and randomness is a list, and here it is.
+
+A file that has to be added below should be read by a second pair of eyes first. (That `Released` cannot be built
+without the seal is tested in privacy/test_released.py.)
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[1] / "src" / "sparsedp"
+
+RAW_GRADIENTS = {
+    "grad": {
+        "gradients/layers/fallback.py",
+        "gradients/reference.py",
+        "gradients/tape.py",
+        "training/apply.py",  # hands the released gradient to the optimizer
+    },
+    "vmap": {"gradients/layers/fallback.py", "gradients/reference.py"},
+    "backward": {"gradients/bookkeeping.py"},
+    "autograd": {"gradients/bookkeeping.py", "gradients/tape.py"},
+    "get_gradient_edge": {"gradients/tape.py"},
+    "clipped_sum": {"gradients/bookkeeping.py", "privacy/mechanism.py"},
+    "vjp": set(),
+    "jvp": set(),
+    "jacrev": set(),
+    "jacfwd": set(),
+    "hessian": set(),
+    "grad_sample": set(),
+    "retain_grad": set(),
+    "register_hook": set(),
+    "register_full_backward_hook": set(),
+    "register_post_accumulate_grad_hook": set(),
+}
+"""Ways to get at a gradient before the mechanism has seen it."""
+
+THE_SEAL = {
+    "_SEAL": {"privacy/mechanism.py"},
+    "__new__": set(),
+    "__setattr__": {
+        "privacy/plan.py",  # checks and converts its own fields
+        "privacy/released.py",
+    },
+}
+"""The seal beyond its definition in privacy/released.py, and ways around a constructor or a read-only object."""
+
+RANDOM_DRAWS = {
+    "normal": {
+        "methods/controller.py",  # public noise on frozen coordinates (RS Alg. 4)
+        "privacy/mechanism.py",
+    },
+    "standard_normal": {"core/randomness.py"},
+    "default_rng": set(),
+    "RAND_bytes": {"core/randomness.py"},
+    "urandom": set(),
+    "PCG64": {"core/randomness.py"},
+    "randn": set(),
+    "randn_like": set(),
+    "normal_": set(),
+    "rand": set(),
+    "rand_like": set(),
+    "multinomial": set(),
+    "bernoulli": {"data/sampling.py"},
+    "bernoulli_": set(),
+    "uniform_": set(),
+    "randperm": set(),
+    "gauss": set(),
+    "normalvariate": set(),
+}
+"""Ways to draw noise or a sample; initial weights (models/) are the layers' own."""
+
+NO_GRADIENTS_IN = ["core", "data", "methods", "models", "report", "cli"]
+"""Packages that do not import the gradient engine."""
+
+
+def files() -> Iterator[tuple[str, ast.Module]]:
+    for path in sorted(SOURCE.rglob("*.py")):
+        yield path.relative_to(SOURCE).as_posix(), ast.parse(path.read_text(encoding="utf-8"))
+
+
+def names_used(tree: ast.Module) -> Iterator[str]:
+    """Attributes, imported names and modules, and names given to getattr and its kin."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            yield node.attr
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            yield from (getattr(node, "module", None) or "").split(".")
+            yield from (part for alias in node.names for part in alias.name.split("."))
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id.endswith("attr"):
+            yield from (str(a.value) for a in node.args if isinstance(a, ast.Constant))
+
+
+def modules_imported(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module or ""
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+@pytest.mark.parametrize("table", [RAW_GRADIENTS, THE_SEAL, RANDOM_DRAWS], ids=["gradients", "seal", "draws"])
+def test_only_the_listed_files_use_it(table):
+    found: dict[str, set[str]] = {name: set() for name in table}
+    for path, tree in files():
+        for name in set(names_used(tree)) & found.keys():
+            found[name].add(path)
+    assert found == table  # a file too many: remove the use; one too few: shorten the list
+
+
+def test_released_values_are_made_in_one_place():
+    makers = {
+        path
+        for path, tree in files()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Released"
+    }
+    assert makers == {"privacy/mechanism.py"}
+
+
+@pytest.mark.parametrize("package", NO_GRADIENTS_IN)
+def test_the_package_does_not_import_the_gradient_engine(package):
+    guilty = {
+        path
+        for path, tree in files()
+        if path.startswith(f"{package}/")
+        and any(name.startswith("sparsedp.gradients") for name in modules_imported(tree))
+    }
+    assert guilty == set()
+
+
+def test_training_does_not_import_diagnostics():
+    guilty = {
+        path
+        for path, tree in files()
+        if path.startswith(("training/", "privacy/", "methods/", "gradients/", "core/"))
+        and any(name.startswith("sparsedp.diagnostics") for name in modules_imported(tree))
+    }
+    assert guilty == set()
+
+
+def test_the_walk_sees_through_disguises():
+    disguises = [
+        "import torch.func",
+        "from torch.func import vmap as v",
+        "torch.autograd.grad(x, y)",
+        "getattr(loss, 'backward')()",
+        "from torch import autograd",
+    ]
+    for code in disguises:
+        used = set(names_used(ast.parse(code)))
+        assert used & (RAW_GRADIENTS.keys() | {"func"}), code
