@@ -1,0 +1,305 @@
+"""A scikit-learn classifier trained with differential privacy."""
+
+from __future__ import annotations
+
+import numbers
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from scipy import sparse
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.utils import Tags, check_random_state
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted, validate_data
+from torch import nn
+
+from sparsedp.core.errors import PrivacyError, PrivacyWarning, SparseDPError
+from sparsedp.core.randomness import PublicRandomness
+from sparsedp.data.bundle import Split
+from sparsedp.methods import Listed, MethodOptions, configure, get_method
+from sparsedp.methods.method import ActiveRatio
+from sparsedp.models.heads import parameter_count
+from sparsedp.models.tabular import logistic, mlp
+from sparsedp.privacy.summary import guarantee
+from sparsedp.sklearn.inputs import class_weights, encode_labels, encode_units, refuse_weights, to_features
+from sparsedp.sklearn.scaling import (
+    INSTEAD,
+    Matrix,
+    looks_standardized,
+    normalization,
+    refuse_standardizing,
+    scale_to_bounds,
+)
+from sparsedp.sklearn.surroundings import check_surroundings
+from sparsedp.training.fit import fit
+from sparsedp.training.record import About
+from sparsedp.training.result import Result
+from sparsedp.training.state import own_generators
+
+Floats = npt.NDArray[np.float64]
+
+_ROWS_AT_ONCE = 4096
+_FEWEST_COORDINATES = 32
+
+
+class SparseDPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+    """Logistic regression, or a small network, trained with differential privacy by any of the methods.
+
+    >>> model = SparseDPClassifier(epsilon=1.0, classes=[0, 1], feature_bounds=(0, 120))
+    >>> model.fit(X, y).predict_proba(X_new)  # doctest: +SKIP
+
+    Args:
+        epsilon: the budget of one fit. Never exceeded.
+        delta: of the guarantee; if not given, a power of ten at most 1/(10 N) and at most 1e-5.
+        method: a private method's name; see `sparsedp.all_methods()`.
+        classes: all labels there can be. If not given they are read off y, with a warning: a rare class leaks.
+        unit: what is protected, such as "patient", when a unit has several rows; then `fit` needs `units`.
+        rows_per_unit: rows drawn of a sampled unit; their mean gradient is clipped once.
+        feature_bounds: (low, high), numbers or one for each feature: clamped and mapped to [-1, 1].
+        normalize: "record" scales each record to L2 norm one (after the bounds); None does not.
+        standardize: refused, with an explanation; it is here to be found.
+        class_weight: public weights {label: weight} on the loss; "balanced" is refused.
+        hidden: widths of hidden layers; () is logistic regression.
+        epochs: passes over the data, on average.
+        batch_size: expected batch size, in units; if not given, the power of two nearest to 4 sqrt(N).
+        lr: learning rate of SGD with momentum 0.9; 0.2 / clip_norm if not given.
+        clip_norm: L2 bound on each unit's gradient.
+        active_ratio: share of the coordinates trained, or "auto" where the method can choose; if not given, the
+            method's own, but never fewer than 32 coordinates: there is nothing to gain in a handful.
+        options: further changes to the method.
+        accountant: "pld", "rdp" or "rdp-classic".
+        random_state: None draws noise from the operating system. A number or a RandomState makes the fit
+            reproducible, and not for release.
+        out: run directory to make, with plan, ledger and record, for `sparsedp verify`. Never overwritten.
+        verbose: 1 shows a progress bar on a terminal.
+
+    Attributes:
+        epsilon_: what the fit spent.
+        delta_: the delta of the guarantee.
+        guarantee_: the guarantee in a sentence.
+        for_release_: False if `random_state` was given.
+        classes_: the classes, sorted; columns of `predict_proba`.
+        model_: the trained PyTorch model, on scaled features.
+        result_: everything the run gave back.
+        n_units_: number N of units.
+        n_iter_: epochs trained.
+        n_features_in_: number of features.
+        feature_names_in_: their names, if X had names.
+
+    **Privacy.** (epsilon_, delta_) under adding or removing one unit, for the fitted attributes. N, the number of
+    features, the classes and every argument here are taken to be public. Several fits on the same data add up.
+    **Edge cases.** NaN is refused. Values outside the bounds are clamped. Sparse matrices stay sparse but for the
+    batch at hand.
+    """
+
+    def __init__(
+        self,
+        *,
+        epsilon: float = 3.0,
+        delta: float | None = None,
+        method: str = "tp-coherent",
+        classes: npt.ArrayLike | None = None,
+        unit: str | None = None,
+        rows_per_unit: int = 1,
+        feature_bounds: tuple[npt.ArrayLike, npt.ArrayLike] | None = None,
+        normalize: str | None = None,
+        standardize: bool = False,
+        class_weight: Mapping[Any, float] | None = None,
+        hidden: Sequence[int] = (),
+        epochs: int = 20,
+        batch_size: int | None = None,
+        lr: float | None = None,
+        clip_norm: float = 1.0,
+        active_ratio: ActiveRatio | None = None,
+        options: MethodOptions | None = None,
+        accountant: str = "pld",
+        random_state: int | np.random.RandomState | None = None,
+        out: str | Path | None = None,
+        verbose: int = 0,
+    ) -> None:
+        self.epsilon = epsilon
+        self.delta = delta
+        self.method = method
+        self.classes = classes
+        self.unit = unit
+        self.rows_per_unit = rows_per_unit
+        self.feature_bounds = feature_bounds
+        self.normalize = normalize
+        self.standardize = standardize
+        self.class_weight = class_weight
+        self.hidden = hidden
+        self.epochs = epochs
+        self.batch_size = batch_size
+        self.lr = lr
+        self.clip_norm = clip_norm
+        self.active_ratio = active_ratio
+        self.options = options
+        self.accountant = accountant
+        self.random_state = random_state
+        self.out = out
+        self.verbose = verbose
+
+    def fit(self, X: Matrix, y: Any, *, units: Any = None, sample_weight: Any = None) -> Self:
+        """Train on (X, y).
+
+        Args:
+            X: features, an array or a sparse matrix.
+            y: labels.
+            units: the id of the unit (patient, user) each row belongs to; without it each row is protected alone.
+            sample_weight: refused, with an explanation.
+
+        Raises:
+            PrivacyError: what is asked for would break the guarantee.
+            DataError: labels, units or bounds do not fit.
+        """
+        refuse_weights(sample_weight)
+        refuse_standardizing(self.standardize)
+        self._check_method()
+        check_surroundings()
+        X, y = validate_data(self, X, y, accept_sparse="csr", dtype=(np.float64, np.float32))
+        check_classification_targets(y)
+        if looks_standardized(X):
+            warnings.warn(
+                "every column of X has mean 0 and deviation 1, as after a StandardScaler: if it was fitted on these "
+                f"rows, its means and deviations are not private, and epsilon does not cover them. {INSTEAD}",
+                PrivacyWarning,
+                stacklevel=2,
+            )
+        self.classes_, targets = encode_labels(y, self.classes)
+        seed = _seed(self.random_state)
+        result = self._train(to_features(self._scaled(X)), targets, encode_units(units, len(y)), seed)
+        self._keep(result)
+        return self
+
+    def decision_function(self, X: Matrix) -> Floats:
+        """Logits: one column per class, or for two classes that of the second against the first."""
+        logits = self._logits(X)
+        return logits[:, 1] - logits[:, 0] if logits.shape[1] == 2 else logits
+
+    def predict_proba(self, X: Matrix) -> Floats:
+        """The probability of each class, in the order of `classes_`."""
+        return torch.from_numpy(self._logits(X)).softmax(dim=1).numpy()
+
+    def predict(self, X: Matrix) -> npt.NDArray[Any]:
+        """The most probable class of each row."""
+        best = self._logits(X).argmax(axis=1)
+        return np.asarray(self.classes_[best])
+
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        return tags
+
+    def _check_method(self) -> None:
+        if isinstance(self.epsilon, bool) or not isinstance(self.epsilon, numbers.Real):
+            raise PrivacyError(f"epsilon: got {self.epsilon!r}, expected a number > 0")
+        if not get_method(self.method).private:
+            raise PrivacyError(
+                f"method {self.method!r} protects nobody: it is an ablation for sparsedp.fit; choose a private one, "
+                "or sklearn.linear_model.LogisticRegression for a baseline without privacy"
+            )
+
+    def _scaled(self, X: Matrix) -> Matrix:
+        """The features as the model eats them; every record by itself."""
+        normalized = normalization(self.normalize)
+        return normalized(X if self.feature_bounds is None else scale_to_bounds(X, self.feature_bounds))
+
+    def _train(
+        self, features: Any, targets: torch.Tensor, units: torch.Tensor | None, seed: int | None
+    ) -> Result:
+        classes = self.classes_
+        model = _new_model(features.shape, len(classes), self.hidden, seed)
+        return fit(
+            model,
+            Split(features, targets),
+            nn.CrossEntropyLoss(weight=class_weights(self.class_weight, classes), reduction="none"),
+            method=self.method,
+            epsilon=float(self.epsilon),
+            delta=self.delta,
+            epochs=self.epochs,
+            batch_size=self.batch_size,
+            lr=self.lr,
+            clip_norm=self.clip_norm,
+            active_ratio=self._ratio(parameter_count(model)),
+            options=self.options,
+            out=self.out,
+            seed=seed,
+            units=units,
+            unit=self.unit,
+            rows_per_unit=self.rows_per_unit,
+            accountant=self.accountant,
+            progress=bool(self.verbose),
+            about=About(schema=self._schema()),
+        )
+
+    def _ratio(self, coordinates: int) -> ActiveRatio | None:
+        """The ratio given, or none to leave the method its own, or one that keeps a small model whole."""
+        row = configure(get_method(self.method), self.options)
+        fixed = self.active_ratio is not None or row.ranking is None or isinstance(row.schedule, Listed)
+        if (
+            fixed
+            or isinstance(row.active_ratio, str)
+            or row.active_ratio * coordinates >= _FEWEST_COORDINATES
+        ):
+            return self.active_ratio
+        return min(1.0, max(row.active_ratio, _FEWEST_COORDINATES / coordinates))
+
+    def _schema(self) -> dict[str, Any]:
+        bounds = self.feature_bounds
+        return {
+            "classes": self.classes_.tolist() if self.classes is not None else None,
+            "features": self.n_features_in_,
+            "feature_bounds": None if bounds is None else [np.asarray(side).tolist() for side in bounds],
+            "normalize": self.normalize,
+        }
+
+    def _keep(self, result: Result) -> None:
+        self.result_ = result
+        self.model_ = result.model.double()
+        self.epsilon_ = result.epsilon
+        self.delta_ = result.delta
+        self.for_release_ = result.for_release
+        seeded = "" if result.for_release else " Seeded: reproducible, not for release."
+        self.guarantee_ = guarantee(result.plan) + seeded
+        self.n_units_ = result.plan.units
+        self.n_iter_ = len(result.history)
+
+    @torch.no_grad()
+    def _logits(self, X: Matrix) -> Floats:
+        check_is_fitted(self)
+        X = validate_data(self, X, accept_sparse="csr", dtype=(np.float64, np.float32), reset=False)
+        X = self._scaled(X)
+        parts = []
+        for start in range(0, X.shape[0], _ROWS_AT_ONCE):
+            rows = X[start : start + _ROWS_AT_ONCE]
+            dense = rows.toarray() if sparse.issparse(rows) else rows
+            parts.append(self.model_(torch.from_numpy(np.array(dense, dtype=np.float64, order="C"))).numpy())
+        return np.concatenate(parts)
+
+
+def _new_model(shape: tuple[int, ...], classes: int, hidden: Sequence[int], seed: int | None) -> nn.Module:
+    """A model whose random start, if it has one, follows from the seed; the global generators are left alone."""
+    widths = tuple(hidden)
+    if not all(isinstance(width, numbers.Integral) and width > 0 for width in widths):
+        raise SparseDPError(
+            f"hidden: got {hidden!r}, expected whole numbers > 0, or () for logistic regression"
+        )
+    if not widths:
+        return logistic(shape, classes)
+    public = PublicRandomness.fresh() if seed is None else PublicRandomness(seed)
+    with own_generators(public.torch_seed((0, 3)), torch.device("cpu")):
+        return mlp(shape, classes, tuple(int(width) for width in widths))
+
+
+def _seed(random_state: Any) -> int | None:
+    """None, the number given, or one drawn from a RandomState."""
+    if random_state is None:
+        return None
+    if isinstance(random_state, numbers.Integral):
+        return int(random_state)
+    return int(check_random_state(random_state).randint(np.iinfo(np.int32).max))
