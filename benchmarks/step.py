@@ -107,19 +107,14 @@ def measure(jobs: Sequence[Job], effort: Effort, threads: int) -> list[dict[str,
 def _started(job: Job, threads: int) -> Iterator[Worker]:
     root = str(Path(__file__).parents[1])
     path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
-    process = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-m", "benchmarks.worker", json.dumps({"job": asdict(job), "threads": threads})],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": str(threads)},
-    )
-    try:
+    ) as process:
         yield Worker(job, process)
-    finally:
-        assert process.stdin is not None
-        process.stdin.close()
-        process.wait()
 
 
 def _arguments() -> argparse.Namespace:
