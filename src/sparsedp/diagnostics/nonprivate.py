@@ -1,0 +1,124 @@
+"""The mark that every value derived from un-noised gradients wears, and the one file such values are written to."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Generic, TypeVar, final
+
+from sparsedp.core.errors import SparseDPError
+from sparsedp.training.files import write_json
+
+FILE = "nonprivate.json"
+"""The only file of a run's folder that holds non-private values; reports open it only when asked to."""
+
+FORMAT = 1
+
+T = TypeVar("T")
+U = TypeVar("U")
+V = TypeVar("V")
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class NonPrivate(Generic[T]):
+    """A value that touched data without noise. Not for release, and not for choosing anything in a private run.
+
+    Attributes:
+        value: the value itself; taking it out is a deliberate act.
+        touched: what it was computed from, in words.
+    """
+
+    value: T
+    touched: str
+
+    def __post_init__(self) -> None:
+        if not self.touched.strip():
+            raise SparseDPError("NonPrivate: say what the value touched, for example 'gradients of 512 rows'")
+
+    @property
+    def banner(self) -> str:
+        """The sentence to show wherever the value is shown."""
+        return f"Not private: computed from {self.touched}, without noise. Do not publish it or choose by it."
+
+    def map(self, function: Callable[[T], U]) -> NonPrivate[U]:
+        """What follows from the value, marked as it is."""
+        return NonPrivate(function(self.value), self.touched)
+
+    def join(self, other: NonPrivate[U], function: Callable[[T, U], V]) -> NonPrivate[V]:
+        """What follows from two marked values; it touched what both touched."""
+        touched = self.touched if self.touched == other.touched else f"{self.touched}; {other.touched}"
+        return NonPrivate(function(self.value, other.value), touched)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One named line of a figure."""
+
+    name: str
+    x: Sequence[float]
+    y: Sequence[float]
+
+    def to_json(self) -> dict[str, Any]:
+        """As the report reads it."""
+        if len(self.x) != len(self.y) or not len(self.x):
+            raise SparseDPError(
+                f"line {self.name!r}: got {len(self.x)} x and {len(self.y)} y, expected as many"
+            )
+        return {"name": self.name, "x": _finite(self.x, self.name), "y": _finite(self.y, self.name)}
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """Lines over one axis, for the report's non-private section."""
+
+    title: str
+    x: str
+    y: str
+    lines: Sequence[Line] = field(repr=False)
+    note: str = ""
+
+
+def write_nonprivate(
+    folder: Path | str,
+    values: Mapping[str, NonPrivate[float]],
+    figures: Sequence[NonPrivate[Figure]] = (),
+) -> Path:
+    """Write marked values to `nonprivate.json` in a run's folder, each with its banner; gives the file.
+
+    **Privacy.** The file is not private and nothing else in the folder refers to it; delete it before sharing a run.
+    **Edge cases.** An earlier file is replaced whole. A value that is not finite is an error.
+    """
+    document = {
+        "format": FORMAT,
+        "values": [
+            {"name": name, "value": _finite([marked.value], name)[0], "note": marked.banner}
+            for name, marked in values.items()
+        ],
+        "figures": [_figure(marked) for marked in figures],
+    }
+    path = Path(folder) / FILE
+    write_json(path, document)
+    return path
+
+
+def _figure(marked: NonPrivate[Figure]) -> dict[str, Any]:
+    shown = marked.value
+    return {
+        "title": shown.title,
+        "note": f"{shown.note} {marked.banner}".strip(),
+        "x": shown.x,
+        "y": shown.y,
+        "series": [line.to_json() for line in shown.lines],
+    }
+
+
+def _finite(numbers: Sequence[float], name: str) -> list[float]:
+    plain = [float(number) for number in numbers]
+    if not all(map(math.isfinite, plain)):
+        raise SparseDPError(f"{name!r} holds a number that is not finite; leave it out")
+    return plain
