@@ -1,0 +1,236 @@
+"""The report of many runs: methods at matched privacy, over seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import final
+
+from sparsedp.core.errors import DataError
+from sparsedp.privacy.plan import Plan
+from sparsedp.report.comparison_figures import (
+    curves_figure,
+    epsilon_curve,
+    epsilon_table,
+    layers_card,
+    noise_card,
+)
+from sparsedp.report.coordinates import layers_figure, score_figure
+from sparsedp.report.figure import Table, badge, bullets, card, grid, tile
+from sparsedp.report.groups import BASELINE, Group, group_records
+from sparsedp.report.interval_figures import differences_figure, means_figure, means_table
+from sparsedp.report.markup import Child, Html, join, tag
+from sparsedp.report.metric import leading
+from sparsedp.report.numbers import NONE, count, epsilon_text, percent
+from sparsedp.report.page import Page, Section
+from sparsedp.report.promises import banner, guarantee_cards, reproduce_cards, statement
+from sparsedp.report.run import Record, read_record, read_run, title_of
+from sparsedp.report.words import in_words
+from sparsedp.training.folder import RunFolder
+from sparsedp.training.reports import EpochReport
+
+MOST_DETAILS = 16
+"""Single runs shown in detail; beyond, the page would be too long to read."""
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class _Entry:
+    """A run as the comparison needs it."""
+
+    path: Path
+    record: Record
+    plan: Plan
+    epochs: tuple[EpochReport, ...]
+
+
+def comparison_page(name: str, folders: Sequence[Path]) -> Page:
+    """All there is to say about some runs side by side.
+
+    Raises:
+        DataError: none of them is finished and evaluated, or a file is damaged.
+    """
+    entries = [_read(path) for path in folders]
+    groups = group_records(entry.record for entry in entries)
+    if not groups:
+        raise DataError(
+            f"{name}: none of the {len(entries)} runs is finished and was evaluated; there is nothing to compare. "
+            "Report on one of them by its own folder"
+        )
+    by_record = {id(entry.record): entry for entry in entries}
+    sections: list[Section | None] = [*_overviews(groups)]
+    sections += [*(_group_section(i, group, by_record) for i, group in enumerate(groups))]
+    sections += [
+        _details_section(groups, by_record),
+        _guarantee_section(groups, by_record),
+        _runs_section(entries),
+    ]
+    return Page(
+        title=_title(groups),
+        subtitle=_subtitle(groups, entries),
+        head=join(_badges(entries), _tiles(groups, entries)),
+        sections=[section for section in sections if section is not None],
+        footer="Made from the runs' own files. This page loads nothing from the network.",
+    )
+
+
+def _read(path: Path) -> _Entry:
+    folder = RunFolder.open(path)
+    return _Entry(path, read_record(path), folder.plan(), folder.metrics())
+
+
+def _title(groups: Sequence[Group]) -> str:
+    what = list(dict.fromkeys(group.task.what for group in groups))
+    return f"Methods compared on {what[0]}" if len(what) == 1 else f"Methods compared on {len(what)} tasks"
+
+
+def _subtitle(groups: Sequence[Group], entries: Sequence[_Entry]) -> str:
+    methods = {arm.method for group in groups for arm in group.arms}
+    budgets = list(dict.fromkeys(group.task.privacy for group in groups))
+    return f"{len(methods)} methods at {', '.join(budgets)}; {len(entries)} runs"
+
+
+def _badges(entries: Sequence[_Entry]) -> Html:
+    seeded = sum(entry.record["seed"] is not None for entry in entries)
+    unfinished = sum(entry.record["status"] != "finished" for entry in entries)
+    marks = [badge(f"{len(entries) - unfinished} finished", "good")]
+    if unfinished:
+        marks.append(badge(f"{unfinished} not finished, left out", "warn"))
+    if seeded:
+        marks.append(badge(f"{seeded} seeded: not for release", "warn"))
+    return tag("div", {"class": "badges"}, marks)
+
+
+def _tiles(groups: Sequence[Group], entries: Sequence[_Entry]) -> Html:
+    tiles: list[Child] = []
+    for group in groups[:4]:
+        best = max(group.arms, key=lambda arm: arm.estimate.mean)
+        dense = (
+            ""
+            if group.baseline is None
+            else f"; {BASELINE} {group.metric.text(group.baseline.estimate.mean)}"
+        )
+        label = f"highest mean at {group.task.privacy}"
+        tiles.append(tile(label, group.metric.text(best.estimate.mean), f"{best.label}{dense}"))
+    return tag("div", {"class": "tiles"}, tiles)
+
+
+def _overviews(groups: Sequence[Group]) -> Iterator[Section]:
+    private = [group for group in groups if group.task.epsilon is not None]
+    for number, (_, members) in enumerate(
+        groupby(private, key=lambda group: (group.task.what, group.task.unit))
+    ):
+        found = list(members)
+        drawn = epsilon_curve(found)
+        if drawn is not None:
+            title = f"{found[0].metric.title} against epsilon"
+            table = card("Mean and standard deviation", epsilon_table(found).html(title))
+            heading = f"{found[0].task.what}: what privacy costs"
+            yield Section(f"overview-{number}", f"{heading[0].upper()}{heading[1:]}", grid(drawn, table))
+
+
+def _group_section(number: int, group: Group, by_record: dict[int, _Entry]) -> Section:
+    curves = {key: entry.epochs for key, entry in by_record.items()}
+    plans = {key: entry.plan for key, entry in by_record.items()}
+    table = card("In numbers", means_table(group).html(f"Methods at {group.task.privacy}"))
+    return Section(
+        f"group-{number}",
+        f"{group.task.privacy[0].upper()}{group.task.privacy[1:]}",
+        tag(
+            "div",
+            {"class": "stack"},
+            grid(
+                means_figure(group),
+                differences_figure(group),
+                curves_figure(group, curves),
+                noise_card(group, plans),
+            ),
+            table,
+            layers_card(group),
+        ),
+        lead=f"{group.task.what}. Every method has the same guarantee here.",
+    )
+
+
+def _details_section(groups: Sequence[Group], by_record: dict[int, _Entry]) -> Section | None:
+    arms = [(group, arm) for group in groups for arm in group.arms]
+    if len(arms) > MOST_DETAILS:
+        return None
+    folded = []
+    for group, arm in arms:
+        run = read_run(by_record[id(arm.records[0])].path)
+        title = f"{arm.label}, {group.task.privacy}, run {run.name}"
+        sparse = [] if run.support.is_full else [layers_figure(run)]
+        scored = [] if run.scores is None else [score_figure(run)]
+        shown = grid(scored, sparse, reproduce_cards(run))
+        folded.append(tag("details", {"class": "card"}, tag("summary", None, title), shown))
+    return Section(
+        "details",
+        "One run of each method",
+        tag("div", {"class": "stack"}, folded),
+        lead="The first seed: its scores, which coordinates stayed active, and how to run it again.",
+    )
+
+
+def _guarantee_section(groups: Sequence[Group], by_record: dict[int, _Entry]) -> Section:
+    parts: list[Child] = []
+    seeded = any(entry.record["seed"] is not None for entry in by_record.values())
+    for group in groups:
+        plan = by_record[id(group.arms[0].records[0])].plan
+        words = in_words(plan, seeded=seeded, complete=True, evaluated=True)
+        parts.append(statement(words, f"{group.task.what}, {group.task.privacy}"))
+    first = by_record[id(groups[0].arms[0].records[0])].plan
+    words = in_words(first, seeded=seeded, complete=True, evaluated=True)
+    which = f", at {groups[0].task.privacy}" if len(groups) > 1 else ""
+    together = card(
+        "All runs together",
+        bullets(
+            [
+                f"Each statement is about one run alone. The {len(by_record)} runs here were made on the same data: "
+                "releasing several costs more than any one of them, and choosing the best by its accuracy is a "
+                "release too.",
+                "Compare on public data, or plan the whole comparison as one budget.",
+            ]
+        ),
+    )
+    warning = banner(words.warning, "warn" if first.is_private else "bad")
+    return Section(
+        "guarantee",
+        "The guarantee, in words",
+        join(warning, parts, grid(together, guarantee_cards(words, which))),
+    )
+
+
+def _runs_section(entries: Sequence[_Entry]) -> Section:
+    rows = tuple(_run_row(entry) for entry in entries)
+    headings = ("run", "what", "seed", "status", "epsilon", "target", "delta", "active", "held-out")
+    table = Table(headings, rows, frozenset({0, 1, 3}))
+    text = tag(
+        "p",
+        None,
+        "Each folder holds its own plan, ledger and settings. ",
+        tag("code", None, "sparsedp report RUN"),
+        " shows one in full, ",
+        tag("code", None, "sparsedp verify RUN"),
+        " checks its epsilon.",
+    )
+    listed = tag("details", None, tag("summary", None, f"Show all {len(entries)}"), table.html("All runs"))
+    return Section("runs", "All runs", card(None, text, listed))
+
+
+def _run_row(entry: _Entry) -> tuple[Child, ...]:
+    record = entry.record
+    metric = leading([record["metrics"]]) if record["metrics"] else None
+    return (
+        entry.path.name,
+        title_of(record),
+        NONE if record["seed"] is None else str(record["seed"]),
+        record["status"],
+        epsilon_text(record["epsilon"]),
+        epsilon_text(record["target_epsilon"]),
+        NONE if record["delta"] is None else f"{record['delta']:g}",
+        NONE if record["k"] is None else f"{count(record['k'])} ({percent(record['active_ratio'], 0)})",
+        NONE if metric is None else f"{metric.text(record['metrics'][metric.key])}",
+    )

@@ -1,0 +1,58 @@
+"""Noise energy: how much noise a step adds, k nu^2 on the support against d nu^2 on everything."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import final
+
+from sparsedp.methods.timeline import noise_on_mean
+from sparsedp.privacy.plan import Plan
+from sparsedp.training.reports import SupportSpan
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Consecutive steps with one support size and one noise level.
+
+    Attributes:
+        first: its first step.
+        steps: how many there are.
+        phase: the plan's phase.
+        active: k.
+        noise_std: nu, the noise on each coordinate of the released mean gradient, before any standardization.
+    """
+
+    first: int
+    steps: int
+    phase: str
+    active: int
+    noise_std: float
+
+    @property
+    def energy(self) -> float:
+        """K nu^2: the expected squared length of a step's noise."""
+        return self.active * self.noise_std**2
+
+
+def stretches(plan: Plan, spans: Sequence[SupportSpan], dimension: int, stop: int) -> tuple[Stretch, ...]:
+    """The steps 0 .. stop-1 of a run, cut where the phase or the support changes.
+
+    **Edge cases.** Steps before the first known support count as dense.
+    """
+    starts = {plan.first_step(phase.name) for phase in plan.phases}
+    cuts = sorted({0, stop} | {cut for cut in starts | {span.step for span in spans} if cut < stop})
+    parts = []
+    for first, end in pairwise(cuts):
+        active = next((span.active for span in reversed(spans) if span.step <= first), dimension)
+        phase = plan.phase_at(first)
+        parts.append(Stretch(first, end - first, phase.name, active, noise_on_mean(plan, phase)))
+    return tuple(parts)
+
+
+def energy_share(parts: Sequence[Stretch], dimension: int) -> float | None:
+    """Noise energy of some steps as a share of what they would add on all coordinates; None without noise."""
+    dense = sum(part.steps * dimension * part.noise_std**2 for part in parts)
+    return sum(part.steps * part.energy for part in parts) / dense if dense else None

@@ -1,0 +1,69 @@
+"""Which held-out number a report leads with, and how each reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import final
+
+from sparsedp.report.numbers import percent, significant
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """A held-out number.
+
+    Attributes:
+        key: its name in `metrics`.
+        title: what people call it.
+        share: whether it lies in 0..1 and reads as a percentage.
+        unit: what differences of it are counted in.
+    """
+
+    key: str
+    title: str
+    share: bool
+    unit: str
+
+    def text(self, value: float) -> str:
+        """A value of it."""
+        return percent(value) if self.share else significant(value, 4)
+
+    def tick(self, value: float) -> str:
+        """A value of it on an axis."""
+        return f"{100 * value:.4g} %" if self.share else significant(value)
+
+    def difference(self, value: float) -> str:
+        """A difference of two values, with its sign; shares in percentage points."""
+        return f"{100 * value:+.2f}" if self.share else f"{value:+.4f}"
+
+
+ACCURACY = Metric("accuracy", "held-out accuracy", share=True, unit="percentage points")
+AUC = Metric("auc", "held-out AUC", share=False, unit="AUC")
+_NAMED = {
+    metric.key: metric
+    for metric in (
+        AUC,
+        ACCURACY,
+        Metric("balanced_accuracy", "balanced accuracy", share=True, unit="percentage points"),
+        Metric("sensitivity", "sensitivity", share=True, unit="percentage points"),
+        Metric("specificity", "specificity", share=True, unit="percentage points"),
+        Metric("loss", "held-out loss", share=False, unit="loss"),
+    )
+}
+
+
+def metric_named(key: str) -> Metric:
+    """A metric by its key; an unknown one is a plain number."""
+    return _NAMED.get(key, Metric(key, key.replace("_", " "), share=False, unit=key))
+
+
+def leading(metrics: Iterable[Mapping[str, float | None]]) -> Metric | None:
+    """The number to lead with, present in all of them: AUC for two classes, else accuracy, else what comes first."""
+    given = [{key for key, value in entry.items() if value is not None} for entry in metrics]
+    common = set.intersection(*given) if given else set()
+    for key in (*_NAMED, *sorted(common)):
+        if key in common:
+            return metric_named(key)
+    return None

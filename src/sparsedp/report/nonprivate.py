@@ -1,0 +1,93 @@
+"""Non-private diagnostics: shown only when asked for, under a banner.
+
+They live in a file of their own, `nonprivate.json`, which no other part of a report opens:
+
+    {"format": 1,
+     "values": [{"name": "...", "value": 0.5, "note": "..."}],
+     "figures": [{"title": "...", "note": "...", "x": "epoch", "y": "training loss",
+                  "series": [{"name": "...", "x": [0, 1], "y": [2.3, 1.9]}]}]}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+from sparsedp.core.errors import DataError
+from sparsedp.report.chart import Series, line_chart
+from sparsedp.report.figure import Legend, Table, card, figure, grid
+from sparsedp.report.markup import Html, join, tag
+from sparsedp.report.numbers import significant
+from sparsedp.report.page import Section
+from sparsedp.report.scale import linear_axis
+from sparsedp.training.files import read_json
+
+FILE = "nonprivate.json"
+FORMAT = 1
+WARNING = (
+    "Not private. Everything in this section was computed from the training data without noise. Publishing it, or "
+    "choosing anything by it, breaks the guarantee above."
+)
+STYLES = ("main", "second", "third", "fourth", "fifth", "quiet")
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Diagnostics:
+    """What a run's `nonprivate.json` holds; empty if there is none."""
+
+    values: tuple[Mapping[str, Any], ...] = ()
+    figures: tuple[Mapping[str, Any], ...] = ()
+
+
+def read_diagnostics(folder: Path) -> Diagnostics:
+    """The non-private values of a run, if any were kept.
+
+    Raises:
+        DataError: the file is damaged or of another format.
+    """
+    file = folder / FILE
+    if not file.exists():
+        return Diagnostics()
+    content = read_json(file)
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise DataError(f"{file}: expected format {FORMAT}; make it again with this version of sparsedp")
+    return Diagnostics(tuple(content.get("values", ())), tuple(content.get("figures", ())))
+
+
+def diagnostics_section(found: Diagnostics) -> Section:
+    """The section with its banner, also when there is nothing to show."""
+    banner = tag("p", {"class": "banner bad", "role": "note"}, WARNING)
+    shown: list[Html] = []
+    if found.values:
+        rows = tuple(
+            (str(v["name"]), significant(float(v["value"]), 4), str(v.get("note", ""))) for v in found.values
+        )
+        shown.append(card("Values", Table(("name", "value", "note"), rows, frozenset({0, 2})).html("Values")))
+    shown += [_figure(entry) for entry in found.figures]
+    if not shown:
+        shown = [card(None, tag("p", None, f"This run kept no non-private diagnostics (no {FILE})."))]
+    return Section("nonprivate", "Non-private diagnostics", join(banner, grid(shown)))
+
+
+def _figure(entry: Mapping[str, Any]) -> Html:
+    series = [
+        Series(
+            str(line["name"]), tuple(zip(map(float, line["x"]), map(float, line["y"]), strict=True)), style
+        )
+        for line, style in zip(entry["series"], STYLES, strict=False)
+    ]
+    points = [point for line in series for point in line.points]
+    x = linear_axis(str(entry["x"]), min(p[0] for p in points), max(p[0] for p in points))
+    y = linear_axis(str(entry["y"]), min(p[1] for p in points), max(p[1] for p in points))
+    rows = tuple((line.name, significant(a, 4), significant(b, 4)) for line in series for a, b in line.points)
+    title = f"{entry['title']} (not private)"
+    return figure(
+        title,
+        lambda width: line_chart(width, x, y, series, f"{title}: {y.label} against {x.label}."),
+        str(entry.get("note", "")),
+        Table(("line", x.label, y.label), rows),
+        Legend(tuple((line.name, line.style) for line in series)),
+    )

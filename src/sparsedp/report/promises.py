@@ -1,0 +1,163 @@
+"""What is guaranteed, what was planned and spent, and how to run it again."""
+
+from __future__ import annotations
+
+import json
+
+from sparsedp.methods.timeline import noise_on_mean
+from sparsedp.privacy.plan import Phase, Plan
+from sparsedp.privacy.summary import summarize
+from sparsedp.report.figure import Table, bullets, card, pair
+from sparsedp.report.markup import Child, Html, join, tag
+from sparsedp.report.numbers import NONE, count, epsilon_text, significant
+from sparsedp.report.reproduce import recipe
+from sparsedp.report.run import Run
+from sparsedp.report.words import Words, in_words
+
+ACCOUNTANT_NAMES = {
+    "pld": "PLD, the tightest",
+    "rdp": "RDP, tight conversion",
+    "rdp-classic": "RDP, classic conversion",
+}
+
+
+def words_of(run: Run) -> Words:
+    """The guarantee of a run in words."""
+    evaluated = any(report.metrics for report in run.epochs)
+    return in_words(run.plan, seeded=run.seeded, complete=run.complete, evaluated=evaluated)
+
+
+def guarantee_cards(words: Words, which: str = "") -> list[Html]:
+    """What is promised and what is not; `which` says for which of several guarantees."""
+    cards = [card("What it does not cover", bullets(words.limits))] if words.limits else []
+    return [card(f"What is promised{which}", bullets(words.promises)), *cards] if words.promises else cards
+
+
+def banner(text: str | None, kind: str = "warn") -> Html | None:
+    """A remark nobody may overlook."""
+    return tag("p", {"class": f"banner {kind}", "role": "note"}, text) if text else None
+
+
+def plan_card(plan: Plan) -> Html:
+    """The phases and their noise, and epsilon by every accountant."""
+    table = Table(
+        (
+            "phase",
+            "support",
+            "steps",
+            "sampling rate",
+            "expected batch",
+            "clip norm",
+            "noise multiplier",
+            "ν",
+        ),
+        tuple(_phase_row(plan, phase) for phase in plan.phases),
+        frozenset({0, 1}),
+    )
+    parts: list[Child] = [table.html("The plan's phases")]
+    summary = summarize(plan)
+    if summary.epsilons and plan.is_private:
+        rows = tuple(
+            (ACCOUNTANT_NAMES.get(name, name), epsilon_text(value))
+            for name, value in summary.epsilons.items()
+        )
+        parts += [
+            tag("p", None, "Epsilon of the whole plan by each accountant:"),
+            Table(("accountant", f"epsilon at delta {significant(plan.delta or 0)}"), rows).html(
+                "Epsilon by accountant"
+            ),
+        ]
+    return card("The plan", *parts)
+
+
+def ledger_card(run: Run) -> Html:
+    """What the ledger says was spent, and what it was checked against."""
+    record, ledger, plan = run.record, run.ledger, run.plan
+    if ledger is None:
+        return card(
+            "The ledger",
+            tag(
+                "p",
+                None,
+                f"This run kept no folder, so its ledger lived in memory: {count(record['steps_charged'])} of "
+                f"{count(plan.total_steps)} planned steps were charged. Nothing is left to verify.",
+            ),
+        )
+    torn = " Its torn last line counts as a whole block." if ledger.torn else ""
+    spent = record.get("epsilon_spent")
+    return card(
+        "The ledger",
+        tag(
+            "p",
+            None,
+            "Every block of steps was written down before it was released. When this report was made, the hash chain "
+            f"was whole and agreed with plan, checkpoint and record.{torn}",
+        ),
+        tag(
+            "dl",
+            None,
+            pair("steps charged", f"{count(ledger.charged)} of {count(ledger.planned_steps)} planned"),
+            pair("epsilon of the charged steps", epsilon_text(spent) if plan.is_private else "∞")
+            if spent is not None or not plan.is_private
+            else None,
+            pair("lines", count(ledger.length)),
+            pair("last line's hash", tag("code", {"class": "hash"}, ledger.head)),
+            pair("plan's hash", tag("code", {"class": "hash"}, ledger.plan)),
+            pair("begun", ledger.created),
+        ),
+        tag("p", {"class": "note"}, "To check it again: ", tag("code", None, f"sparsedp verify {run.name}")),
+    )
+
+
+def reproduce_cards(run: Run) -> list[Html]:
+    """The command line and the Python that make this run again, and all its settings."""
+    cards = []
+    found = recipe(run)
+    if found is not None:
+        if found.command is not None:
+            cards.append(card("Command line", _code(found.command, "Command line")))
+        notes = [tag("p", {"class": "note"}, note) for note in found.notes]
+        cards.append(card("Python", _code(found.python, "Python"), *notes))
+    settings = {
+        name: run.record[name]
+        for name in ("settings", "schema", "checksum", "versions", "public_seed")
+        if run.record.get(name) is not None
+    }
+    settings["plan"] = json.loads(run.plan.to_json())
+    folded = tag(
+        "details", None, tag("summary", None, "Show"), _code(json.dumps(settings, indent=2), "Settings")
+    )
+    cards.append(card("All settings, plan and versions", folded))
+    return cards
+
+
+def _phase_row(plan: Plan, phase: Phase) -> tuple[Child, ...]:
+    return (
+        phase.name,
+        _support(phase),
+        count(phase.steps),
+        significant(phase.sampling_rate, 4),
+        significant(plan.expected_batch_size(phase), 5),
+        NONE if phase.clip_norm is None else significant(phase.clip_norm),
+        significant(phase.noise_multiplier, 4) if phase.noise_multiplier else NONE,
+        significant(noise_on_mean(plan, phase)),
+    )
+
+
+def _support(phase: Phase) -> str:
+    rule = phase.support.plain()
+    if rule["rule"] == "full":
+        return "all coordinates"
+    ranking = rule["rule"]["name"] if isinstance(rule["rule"], dict) else rule["rule"]
+    schedule = rule.get("schedule", {}).get("name", "")
+    return f"{ranking}, {schedule} {rule.get('active_ratio', '')}".strip()
+
+
+def _code(text: str, label: str) -> Html:
+    return tag("pre", {"tabindex": "0", "role": "region", "aria-label": label}, tag("code", None, text))
+
+
+def statement(words: Words, name: str | None = None) -> Html:
+    """The guarantee in a sentence."""
+    lead = join(tag("strong", None, f"{name}: ")) if name else None
+    return tag("p", {"class": "statement"}, lead, words.statement)

@@ -1,0 +1,87 @@
+"""The report of one run."""
+
+from __future__ import annotations
+
+from sparsedp.report.coordinates import layers_figure, score_figure
+from sparsedp.report.energy import energy_share
+from sparsedp.report.figure import badge, grid, tile
+from sparsedp.report.markup import Child, Html, join, tag
+from sparsedp.report.metric import leading
+from sparsedp.report.nonprivate import Diagnostics, diagnostics_section
+from sparsedp.report.numbers import count, epsilon_text, percent, significant
+from sparsedp.report.page import Page, Section
+from sparsedp.report.promises import (
+    banner,
+    guarantee_cards,
+    ledger_card,
+    plan_card,
+    reproduce_cards,
+    statement,
+    words_of,
+)
+from sparsedp.report.run import Run
+from sparsedp.report.trajectory import accuracy_figure, energy_figure, epsilon_figure, run_stretches
+
+
+def run_page(run: Run, diagnostics: Diagnostics | None = None) -> Page:
+    """All there is to say about one run."""
+    words = words_of(run)
+    warning = banner(words.warning, "warn" if run.plan.is_private else "bad")
+    sections = [
+        Section("progress", "How it went", grid(accuracy_figure(run), epsilon_figure(run))),
+        Section(
+            "coordinates",
+            "Which coordinates it trained",
+            grid(energy_figure(run), score_figure(run), layers_figure(run)),
+        ),
+        Section("guarantee", "The guarantee, in words", join(statement(words), grid(guarantee_cards(words)))),
+        Section(
+            "plan", "Plan and ledger", tag("div", {"class": "stack"}, plan_card(run.plan), ledger_card(run))
+        ),
+        Section("again", "Run it again", tag("div", {"class": "stack"}, reproduce_cards(run))),
+    ]
+    if diagnostics is not None:
+        sections.append(diagnostics_section(diagnostics))
+    head = join(_badges(run), statement(words), warning, _tiles(run))
+    versions = run.record["versions"]
+    made = f"sparsedp {versions['sparsedp']}, PyTorch {versions['torch']}" if versions else "sparsedp"
+    return Page(
+        title=run.title,
+        subtitle=f"Differentially private training of {run.record['model']}, {count(run.layout.dimension)} trainable "
+        f"numbers, {count(run.plan.units)} {run.plan.unit}s",
+        head=head,
+        sections=sections,
+        footer=f"Made from the run's own files ({made}). This page loads nothing from the network.",
+    )
+
+
+def _badges(run: Run) -> Html:
+    status = run.record["status"]
+    marks = [badge(status, "good" if status == "finished" else "warn")]
+    if not run.plan.is_private:
+        marks.append(badge("not private", "bad"))
+    elif run.seeded:
+        marks.append(badge("reproducible, not for release", "warn"))
+    else:
+        marks.append(badge("noise from the operating system", "good"))
+    marks.append(badge(f"protects each {run.plan.unit}", "plain") if run.plan.is_private else Html(""))
+    return tag("div", {"class": "badges"}, marks)
+
+
+def _tiles(run: Run) -> Html:
+    plan, k, d = run.plan, run.support.size, run.layout.dimension
+    tiles: list[Child] = []
+    metric = leading([run.metrics])
+    value = run.metrics.get(metric.key) if metric else None
+    if metric and value is not None:
+        tiles.append(tile(metric.title, metric.text(value), "after the last step; outside the guarantee"))
+    epsilon = run.record.get("epsilon") if plan.is_private else None
+    if plan.is_private and epsilon is None:
+        epsilon = plan.target_epsilon
+    cost = f"at delta {significant(plan.delta)}, for one {plan.unit}" if plan.delta else "protects nobody"
+    tiles.append(tile("epsilon", epsilon_text(epsilon), cost))
+    tiles.append(tile("active at the end", percent(k / d), f"{count(k)} of {count(d)} coordinates"))
+    share = energy_share(run_stretches(run), d)
+    if share is not None:
+        tiles.append(tile("noise energy", percent(share), "of dense training's, over the run"))
+    return tag("div", {"class": "tiles"}, tiles)
