@@ -1,6 +1,7 @@
 """Coordinate-sparse differentially private training for PyTorch.
 
-`fit` trains a model in one call, `Trainer` leaves the loop to you, `all_methods()` lists the choices.
+`fit` trains a model in one call, `Trainer` leaves the loop to you, `all_methods()` lists the choices,
+`write_report` makes a page of a run.
 Names are loaded when they are first used, so that importing this package costs next to nothing.
 """
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from sparsedp.methods import all_methods as all_methods
     from sparsedp.methods import build_plan as build_plan
     from sparsedp.methods import get_method as get_method
+    from sparsedp.report import write_report as write_report
     from sparsedp.training.batches import Loading as Loading
     from sparsedp.training.checkpoint import load_weights as load_weights
     from sparsedp.training.evaluate import held_out as held_out
@@ -54,6 +56,7 @@ _HOMES = {
     "get_method": "sparsedp.methods",
     "held_out": "sparsedp.training.evaluate",
     "load_weights": "sparsedp.training.checkpoint",
+    "write_report": "sparsedp.report",
 }
 
 __all__ = sorted(_HOMES)

@@ -86,7 +86,7 @@ def score_figure(run: Run) -> Html:
             threshold=split,
         ),
         "The scores the last ranking was made from. They come from released, noisy gradients, so showing them costs "
-        "nothing. A score near 0 is a coordinate that looks like noise alone.",
+        f"nothing.{' A score near 0 is a coordinate that looks like noise alone.' if _floor_removed(run) else ''}",
         _score_table(scores, kept),
         Legend((("active", "kept"), ("frozen", "frozen"))),
     )
@@ -143,6 +143,12 @@ def _bar(share: float, average: float) -> Html:
     mark: Attributes = {"x": 100 * average - 0.15, "y": 0, "width": 0.3, "height": 1, "class": "mark"}
     filled: Attributes = {"x": 0, "y": 0, "width": 100 * share, "height": 1, "class": "filled"}
     return tag("svg", whole, tag("rect", filled), tag("rect", mark))
+
+
+def _floor_removed(run: Run) -> bool:
+    """Whether the score is an energy with the noise's share taken off."""
+    rule = run.plan.phases[-1].support.plain()["rule"]
+    return isinstance(rule, dict) and rule["name"] in ("energy", "coherent", "block-coherent")
 
 
 def _moves(run: Run) -> bool:

@@ -45,9 +45,10 @@ def run_page(run: Run, diagnostics: Diagnostics | None = None) -> Page:
     head = join(_badges(run), statement(words), warning, _tiles(run))
     versions = run.record["versions"]
     made = f"sparsedp {versions['sparsedp']}, PyTorch {versions['torch']}" if versions else "sparsedp"
+    kind = "Differentially private training" if run.plan.is_private else "Training without privacy"
     return Page(
         title=run.title,
-        subtitle=f"Differentially private training of {run.record['model']}, {count(run.layout.dimension)} trainable "
+        subtitle=f"{kind} of {run.record['model']}, {count(run.layout.dimension)} trainable "
         f"numbers, {count(run.plan.units)} {run.plan.unit}s",
         head=head,
         sections=sections,

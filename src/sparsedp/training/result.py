@@ -75,3 +75,14 @@ class Result:
     plan: Plan = field(repr=False)
     ledger: LedgerSummary
     out: Path | None
+
+    def report(self, out: Path | str | None = None, nonprivate: bool = False) -> Path:
+        """Write the HTML report of this run, and say where it is; see `sparsedp.write_report`.
+
+        Args:
+            out: the file to write; `report.html` in the run directory if not given.
+            nonprivate: also show non-private diagnostics, under a banner.
+        """
+        from sparsedp.report import write_report  # upwards, for convenience alone: see pyproject.toml
+
+        return write_report(self, out, nonprivate)
