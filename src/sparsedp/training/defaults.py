@@ -30,7 +30,11 @@ def default_batch_size(units: int) -> int:
 
 
 def default_optimizer(lr: float | None, plan: Plan) -> OptimizerChoice:
-    """SGD with momentum. The default rate undoes the clip norm, which scales every update."""
-    clip_norm = plan.phases[-1].clip_norm or CLIP_NORM
-    rate = 0.2 / clip_norm if lr is None else lr
-    return functools.partial(torch.optim.SGD, lr=rate, momentum=MOMENTUM)
+    """SGD with momentum 0.9, at a rate of `0.2 sqrt(B / 128) / clip_norm` if none is given.
+
+    Clipped updates scale with the clip norm, and their noise falls with the batch size. Found on digits (B = 128 and
+    256) and MNIST (B = 1024) at epsilon 3.
+    """
+    last = plan.phases[-1]
+    scale = math.sqrt(plan.expected_batch_size(last) / 128) / (last.clip_norm or CLIP_NORM)
+    return functools.partial(torch.optim.SGD, lr=0.2 * scale if lr is None else lr, momentum=MOMENTUM)

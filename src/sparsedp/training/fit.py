@@ -84,7 +84,7 @@ def fit(
         delta: of the guarantee; if not given, a power of ten at most 1/(10 N) and at most 1e-5, and a log line.
         epochs: 20 if not given.
         batch_size: expected size of a batch; if not given, the power of two nearest to 4 sqrt(N).
-        lr: learning rate of the default optimizer, SGD with momentum 0.9; 0.2 / clip_norm if not given.
+        lr: rate of the default optimizer, SGD with momentum 0.9; 0.2 sqrt(batch_size / 128) / clip_norm if not given.
         clip_norm: L2 bound on each unit's gradient; 1 if not given. A pair is for warm-up and main phase.
         active_ratio: share of the coordinates trained, or "auto" where the method can choose; else the method's own.
         options: further changes to the method.

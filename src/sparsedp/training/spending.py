@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, final
 
-from sparsedp.privacy.accountants import accountant, epsilon_by_epoch
+from sparsedp.privacy.accountants import accountant_for, epsilon_by_epoch
 from sparsedp.privacy.ledger import Charge, FileLedger, MemoryLedger
 from sparsedp.privacy.plan import Plan
 from sparsedp.training.result import LedgerSummary
@@ -45,11 +45,7 @@ class Spending:
 
     @cached_property
     def _by_epoch_end(self) -> Mapping[int, float]:
-        return dict(zip(self.plan.epoch_ends(), epsilon_by_epoch(self.plan, self._accountant), strict=True))
-
-    @property
-    def _accountant(self) -> str:
-        return self.plan.accountant or "pld"
+        return dict(zip(self.plan.epoch_ends(), epsilon_by_epoch(self.plan), strict=True))
 
     def at_epoch_end(self, step: int) -> float | None:
         """Epsilon of the plan's first steps, up to the end of an epoch; None when not private."""
@@ -76,7 +72,7 @@ class Spending:
     def _epsilon(self, event: Any) -> float:
         if not self.plan.is_private or self.plan.delta is None:
             return math.inf
-        return accountant(self._accountant).epsilon(event, self.plan.delta)
+        return accountant_for(self.plan).epsilon(event, self.plan.delta)
 
     def close(self) -> None:
         """Release the ledger file."""

@@ -177,12 +177,12 @@ class Trainer:
         self._learner.after_step()
         self._position += 1
         self._journal.note(released)
-        self._between_steps = True
         epoch = bisect_left(self._epoch_ends, self._position) + 1
         report = StepReport(batch.step, epoch, released.phase, released, rates)
         self._tell(report)
         if self._position == self._epoch_ends[epoch - 1]:
             self._end_epoch(report)
+        self._between_steps = True
         if self._position == self._spending.charged:
             self.save()
         return report
@@ -193,13 +193,17 @@ class Trainer:
             write_checkpoint(self._folder.checkpoint_file, self._state(self._spending.place))
 
     def pause(self) -> None:
-        """Save and close, so that a later `resume=True` goes on from here. Steps paid for and not taken are lost."""
-        if self._result is None:
-            if self._between_steps:
-                self.save()
-                last = self._journal.epochs[-1].metrics if self._journal.epochs else {}
-                self._write_record(STOPPED, self._snapshot(last))
-            self.close()
+        """Save and close, so that a later `resume=True` goes on from here. Steps paid for and not taken are lost.
+
+        **Edge cases.** After an error inside a step nothing is saved: the last checkpoint stands.
+        """
+        if self._closed:
+            return
+        if self._between_steps:
+            self.save()
+            last = self._journal.epochs[-1].metrics if self._journal.epochs else {}
+            self._write_record(STOPPED, self._snapshot(last))
+        self.close()
 
     def finish(self) -> Result:
         """Evaluate, save, write the record and close; further calls give the same result."""
@@ -250,6 +254,7 @@ class Trainer:
             self._learner.skip(self._position - saved.step)
         found.folder.rewrite_metrics(self._journal.epochs)
         self._earlier_seconds = found.folder.record()["timing"]["seconds"]
+        write_json(found.folder.record_file, self._facts.record(RUNNING, self._earlier_seconds, None))
         return found.folder, Spending(self._plan, ledger)
 
     def _state(self, ledger: Mapping[str, object]) -> Checkpoint:
