@@ -1,0 +1,94 @@
+"""The application: its commands, and how mistakes are shown."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import warnings
+from typing import Annotated
+
+import typer
+from rich.logging import RichHandler
+from rich.text import Text
+
+from sparsedp.cli.compare import compare
+from sparsedp.cli.data import data_app
+from sparsedp.cli.demo import demo
+from sparsedp.cli.methods import methods
+from sparsedp.cli.output import EXIT_CODES, Exit, aside
+from sparsedp.cli.plan import plan
+from sparsedp.cli.report import report
+from sparsedp.cli.sweep import sweep
+from sparsedp.cli.train import train
+from sparsedp.cli.verify import verify
+from sparsedp.core.errors import DataError, PrivacyError, SparseDPError
+
+_EPILOG = "Exit codes: " + "; ".join(f"{code.value} {words}" for code, words in EXIT_CODES.items()) + "."
+
+app = typer.Typer(
+    name="sparsedp",
+    help=(
+        "Train PyTorch models with differential privacy, updating and noising only the coordinates that matter.\n\n"
+        "Start with [bold]sparsedp demo[/bold]: two minutes, nothing to download. Then "
+        "[bold]sparsedp train --dataset mnist --method tp-topk --epsilon 3[/bold]."
+    ),
+    epilog=_EPILOG,
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for command in (demo, train, compare, plan, verify, report, methods, sweep):
+    app.command()(command)
+app.add_typer(data_app, name="data")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from sparsedp import __version__
+
+        sys.stdout.write(f"sparsedp {__version__}\n")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """What comes before any command."""
+
+
+def main() -> None:
+    """The entry point: one clear message for mistakes, a traceback for bugs."""
+    warnings.showwarning = _show_warning
+    logging.basicConfig(
+        level=logging.WARNING,
+        format="%(message)s",
+        handlers=[RichHandler(console=aside(), show_path=False, show_time=False)],
+    )
+    logging.getLogger("sparsedp").setLevel(logging.INFO)
+    try:
+        app()
+    except SparseDPError as error:
+        aside().print(Text.assemble(("Error: ", "bold red"), str(error)), soft_wrap=True)
+        sys.exit(_code(error))
+
+
+def _code(error: SparseDPError) -> Exit:
+    if isinstance(error, DataError):
+        return Exit.DATA
+    return Exit.PRIVACY if isinstance(error, PrivacyError) else Exit.USAGE
+
+
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: object = None,
+    line: object = None,
+) -> None:
+    aside().print(Text.assemble(("Warning: ", "bold yellow"), str(message)), soft_wrap=True)

@@ -1,0 +1,127 @@
+"""Options that several commands share, and how they become settings."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from sparsedp.core.errors import SparseDPError
+
+Json = Annotated[
+    bool, typer.Option("--json", help="Print one JSON document on standard output, and nothing else.")
+]
+Dataset = Annotated[
+    str | None,
+    typer.Option(
+        "--dataset",
+        "-d",
+        help="A data set (`sparsedp data` lists them), an .npz file or a folder of pictures.",
+    ),
+]
+Model = Annotated[
+    str | None, typer.Option("--model", "-m", help="A model's name; the data set has a default.")
+]
+Delta = Annotated[float | None, typer.Option(help="Of the guarantee; by default well below 1/N.")]
+Epochs = Annotated[int | None, typer.Option(help="Passes over the data.")]
+BatchSize = Annotated[int | None, typer.Option(help="Expected size of a batch (Poisson sampling).")]
+Lr = Annotated[float | None, typer.Option(help="Learning rate.")]
+ClipNorm = Annotated[
+    str | None,
+    typer.Option(metavar="C|C1,C2", help="Bound on a unit's gradient; two for warm-up and main phase."),
+]
+ActiveRatio = Annotated[
+    str | None,
+    typer.Option(metavar="RATIO|auto", help="Share of the coordinates trained; the method has a default."),
+]
+Classes = Annotated[
+    str | None,
+    typer.Option(metavar="A,B,...", help="Names of the classes, for an .npz file: they are public."),
+]
+Set = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Any other setting of docs/experiments.md, such as momentum=0.5."
+    ),
+]
+Workers = Annotated[int | None, typer.Option(help="Processes; one per core by default.")]
+
+
+def listed(text: str) -> list[str]:
+    """The items of a list with commas."""
+    return [item.strip() for item in text.split(",") if item.strip()]
+
+
+def numbers(text: str, name: str) -> list[float]:
+    """The numbers of a list with commas."""
+    try:
+        found = [float(item) for item in listed(text)]
+    except ValueError as error:
+        raise SparseDPError(f"{name}: got {text!r}, expected numbers with commas, such as 1,3,8") from error
+    if not found:
+        raise SparseDPError(f"{name}: got {text!r}, expected at least one number")
+    return found
+
+
+def ratio(text: str | None) -> float | str | None:
+    """An active ratio as typed."""
+    if text is None or text == "auto":
+        return text
+    return numbers(text, "active-ratio")[0]
+
+
+def bounds(text: str | None) -> float | list[float] | None:
+    """A clip norm as typed, or a pair of them."""
+    if text is None:
+        return None
+    found = numbers(text, "clip-norm")
+    return found[0] if len(found) == 1 else found
+
+
+def names(text: str | None) -> list[str] | None:
+    """Names as typed."""
+    return None if text is None else listed(text)
+
+
+def given(settings: Mapping[str, Any], others: list[str] | None = None) -> dict[str, Any]:
+    """The settings that were given as flags, and those given with `--set`."""
+    chosen = {name: value for name, value in settings.items() if value is not None}
+    for item in others or []:
+        name, equals, value = item.partition("=")
+        if not equals:
+            raise SparseDPError(f"--set: got {item!r}, expected KEY=VALUE, such as momentum=0.5")
+        chosen[name.strip().replace("-", "_")] = _value(value.strip())
+    return chosen
+
+
+def from_file(path: Path | None) -> dict[str, Any]:
+    """The settings in a file: its `[base]` table, or the file itself where there is none."""
+    if path is None:
+        return {}
+    from sparsedp.experiments.config import read_toml
+
+    content = read_toml(path)
+    base = content.get("base", content)
+    if not isinstance(base, dict):
+        raise SparseDPError(f"{path}: base is {base!r}, expected a table of settings")
+    return base
+
+
+def _value(text: str) -> Any:
+    """A TOML value, or the text itself where it is none."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def processes(wanted: int | None) -> int:
+    """How many workers: as told, or one per core this process may use."""
+    import os
+
+    if wanted is not None and wanted < 1:
+        raise SparseDPError(f"workers: got {wanted}, expected at least 1")
+    return wanted or len(os.sched_getaffinity(0))

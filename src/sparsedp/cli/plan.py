@@ -1,0 +1,140 @@
+"""`sparsedp plan`: what a run would cost, without touching data."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from sparsedp.cli import options
+from sparsedp.cli.output import emit, people
+from sparsedp.core.errors import SparseDPError
+
+_OTHER_BUDGETS = "0.5,1,2,4,8"
+_CURVE_ROWS = 10
+
+
+def plan(
+    records: Annotated[int, typer.Option(help="Number of records; of people, where each has several rows.")],
+    batch_size: Annotated[int, typer.Option(help="Expected size of a batch.")],
+    epochs: Annotated[int, typer.Option(help="Passes over the data.")],
+    epsilon: Annotated[float, typer.Option("--epsilon", "-e", help="The budget.")] = 3.0,
+    delta: options.Delta = None,
+    method: Annotated[str, typer.Option(help="A method; `sparsedp methods` lists them.")] = "tp-topk",
+    active_ratio: options.ActiveRatio = None,
+    phase1_epochs: Annotated[
+        float | None, typer.Option(help="Epochs of warm-up; 30 % of all by default.")
+    ] = None,
+    phase1_budget: Annotated[
+        float | None, typer.Option(help="Share of epsilon the warm-up alone may cost (the papers' split).")
+    ] = None,
+    equal_noise: Annotated[
+        bool, typer.Option("--equal-noise", help="The same noise in both phases. This is the default.")
+    ] = False,
+    clip_norm: options.ClipNorm = None,
+    accountant: Annotated[str, typer.Option(help="pld, rdp or rdp-classic.")] = "pld",
+    unit: Annotated[str, typer.Option(help="What one record is: row, patient, ...")] = "row",
+    parameters: Annotated[
+        int | None, typer.Option(help="Number d of parameters, for the noise energy.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="Or the name of a model, to count them.")] = None,
+    other_budgets: Annotated[
+        str, typer.Option(metavar="E1,E2,...", help="Other epsilons to compare with; empty for none.")
+    ] = _OTHER_BUDGETS,
+    as_json: options.Json = False,
+) -> None:
+    """Say what noise a budget takes and what a run would cost, from public numbers alone.
+
+    Example: `sparsedp plan --records 60000 --batch-size 1024 --epochs 20 --epsilon 3 --model mnist-cnn`
+
+    The papers' split: add `--phase1-epochs 6 --phase1-budget 0.3`. The table of other budgets answers what epsilon 1
+    would cost.
+    """
+    if equal_noise and phase1_budget is not None:
+        raise SparseDPError(
+            "give --equal-noise or --phase1-budget, not both: they are two ways to split the budget"
+        )
+    from sparsedp.cli.planning import Question, answer, count_parameters, warmup_share
+    from sparsedp.methods import Protection, get_method
+
+    clips = get_method(method).protection is not Protection.NO_CLIP
+    found = options.bounds(clip_norm) if clip_norm is not None or not clips else 1.0
+    question = Question(
+        records=records,
+        batch_size=batch_size,
+        epochs=epochs,
+        epsilon=epsilon,
+        delta=delta,
+        method=method,
+        active_ratio=options.ratio(active_ratio),
+        clip_norm=tuple(found) if isinstance(found, list) else found,  # type: ignore[arg-type]
+        accountant=accountant,
+        warmup_fraction=warmup_share(phase1_epochs, epochs),
+        phase1_budget=phase1_budget,
+        unit=unit,
+        dimension=count_parameters(model) if model is not None else parameters,
+    )
+    others = options.numbers(other_budgets, "other-budgets") if other_budgets.strip() else []
+    answered = answer(question, others)
+    if as_json:
+        emit(answered)
+    else:
+        _show(answered, people(as_json))
+
+
+def _show(answer: dict[str, Any], screen: Console) -> None:
+    screen.print(f"[bold]{answer['guarantee']}[/bold]")
+    phases = Table(
+        "phase", "steps", "sampling rate", "noise multiplier", "clip norm", "noise on each coordinate"
+    )
+    for phase in answer["phases"]:
+        numbers = (
+            phase["sampling_rate"],
+            phase["noise_multiplier"],
+            phase["clip_norm"],
+            phase["noise_on_mean"],
+        )
+        phases.add_row(phase["name"], str(phase["steps"]), *(f"{value:.4g}" for value in numbers))
+    screen.print(phases)
+    if answer["epsilons"]:
+        spent = ", ".join(f"{name} {value:.4f}" for name, value in answer["epsilons"].items())
+        screen.print(f"Epsilon by accountant: {spent} (delta {answer['delta']:g})")
+    _show_energy(answer["noise_energy"], screen)
+    _show_curve(answer["curve"], screen)
+    if answer["other_budgets"]:
+        table = Table(
+            "epsilon",
+            "noise multiplier",
+            "noise energy, compared with this plan",
+            title="What another epsilon costs",
+        )
+        for other in answer["other_budgets"]:
+            noise = ", ".join(f"{value:.4g}" for value in other["noise_multipliers"])
+            table.add_row(f"{other['epsilon']:g}", noise, f"x {other['noise_energy_factor']:.3g}")
+        screen.print(table)
+
+
+def _show_energy(energy: dict[str, Any] | None, screen: Console) -> None:
+    if energy is None:
+        screen.print("Noise energy: give --parameters or --model (and an active ratio that is a number).")
+        return
+    screen.print(
+        f"Noise energy of a step: {energy['dense']:.4g} on all d={energy['d']:,} coordinates, {energy['sparse']:.4g} "
+        f"on the k={energy['k']:,} active ones: {energy['sparse'] / energy['dense']:.1%} of it."
+    )
+
+
+def _show_curve(curve: list[dict[str, Any]], screen: Console) -> None:
+    if not curve:
+        return
+    stride = -(-len(curve) // _CURVE_ROWS)
+    shown = [point for point in curve if point["epoch"] % stride == 0 or point is curve[-1]]
+    top = curve[-1]["epsilon"]
+    table = Table("epoch", "epsilon", "", title="Cost over time")
+    for point in shown:
+        table.add_row(
+            str(point["epoch"]), f"{point['epsilon']:.3f}", "#" * round(30 * point["epsilon"] / top)
+        )
+    screen.print(table)

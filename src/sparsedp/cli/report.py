@@ -1,0 +1,39 @@
+"""`sparsedp report`: one self-contained HTML file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sparsedp.cli import options
+from sparsedp.cli.output import emit, people
+from sparsedp.core.errors import DataError, SparseDPError
+
+
+def report(
+    path: Annotated[Path, typer.Argument(metavar="RUN|DIR", help="A run, or a folder of runs.")],
+    out: Annotated[
+        Path | None, typer.Option(help="The file to write; report.html in the folder by default.")
+    ] = None,
+    nonprivate: Annotated[
+        bool, typer.Option("--nonprivate", help="Also show diagnostics that are not private, under a banner.")
+    ] = False,
+    as_json: options.Json = False,
+) -> None:
+    """Write the report of a run, or the comparison of several, as one HTML file.
+
+    Examples: `sparsedp report runs/mnist-tp-topk-eps3`, `sparsedp report runs/demo --out demo.html`.
+    """
+    if not path.is_dir():
+        raise DataError(f"{path} is no folder; give the folder of a run, or one that holds runs")
+    from sparsedp.report import write_report
+
+    try:
+        written = write_report(path, out=out, nonprivate=nonprivate)
+    except OSError as error:
+        raise SparseDPError(f"the report cannot be written ({error}); give another --out") from error
+    if as_json:
+        emit({"report": str(written)})
+    people(as_json).print(f"Report: {written}")

@@ -1,0 +1,85 @@
+"""`sparsedp sweep`: an experiment from a config file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from sparsedp.cli import options
+from sparsedp.cli.output import Exit, aside, emit, people
+
+_SMOKE = {"epochs": 1, "subset": 256, "batch_size": 32}
+
+
+def sweep(
+    config: Annotated[
+        Path, typer.Argument(metavar="CONFIG.toml", help="The experiment; see docs/experiments.md.")
+    ],
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the records; results/NAME/records by default.")
+    ] = None,
+    work: Annotated[
+        Path | None, typer.Option(help="Folder of unfinished runs; runs/NAME by default.")
+    ] = None,
+    seeds: Annotated[int | None, typer.Option(help="How many seeds, instead of the config's.")] = None,
+    keep_runs: Annotated[
+        bool, typer.Option("--keep-runs", help="Keep every run's folder (checkpoint, ledger).")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check the config and say what there is to do.")
+    ] = False,
+    smoke: Annotated[
+        bool,
+        typer.Option("--smoke", help="One epoch on 256 records of each run, to see that all of it works."),
+    ] = False,
+    workers: options.Workers = None,
+    as_json: options.Json = False,
+) -> None:
+    """Run every cell of an experiment, seed by seed, and keep one small record per run.
+
+    Example: `sparsedp sweep configs/mnist.toml`
+
+    What has a record is skipped, so the same command goes on after a stop or a kill, and a partial sweep is already a
+    table: all cells at the first seed come first.
+    """
+    from dataclasses import replace
+
+    from sparsedp.cli.running import results_table, rows_of, run_on_screen, summary
+    from sparsedp.experiments.config import read_experiment, read_seeds
+    from sparsedp.experiments.records import Results
+    from sparsedp.experiments.runner import Status, Workplace
+
+    experiment = read_experiment(config)
+    if seeds is not None:
+        experiment = replace(experiment, seeds=read_seeds(seeds))
+    name = f"{experiment.name}-smoke" if smoke else experiment.name
+    runs = experiment.runs()
+    if smoke:
+        runs = tuple(run.with_settings(**_SMOKE) for run in runs if run.seed == experiment.seeds[0])
+    results = Results(out or (Path("runs" if smoke else "results") / name / "records"))
+    place = Workplace(results, work or Path("runs") / name, keep_runs, options.processes(workers))
+    if dry_run:
+        found: dict[int, Any] = {
+            number: record for number, run in enumerate(runs) if (record := results.find(run)) is not None
+        }
+        status = Status(len(runs), records=found)
+    else:
+        status = run_on_screen(experiment, runs, place, as_json)
+    strangers = len(results.strangers(runs))
+    if as_json:
+        emit({**summary(experiment, status, place), "left": status.left, "other_records": strangers})
+    else:
+        screen = people(as_json)
+        if status.records:
+            screen.print(results_table(experiment, rows_of(experiment, status)))
+        screen.print(
+            f"{len(status.records)} of {status.total} runs done, records in {results.path}", soft_wrap=True
+        )
+        if strangers:
+            aside().print(
+                f"{strangers} other records there belong to another config or an older one; left alone."
+            )
+    if status.failures:
+        raise typer.Exit(Exit.FAILED_RUNS)

@@ -1,0 +1,154 @@
+"""`sparsedp train`: one private run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sparsedp.cli import options
+from sparsedp.cli.output import Exit, aside, emit, people
+from sparsedp.core.errors import SparseDPError
+
+if TYPE_CHECKING:
+    from sparsedp.training.reports import Callback
+
+
+def train(
+    dataset: options.Dataset = None,
+    model: options.Model = None,
+    method: Annotated[str | None, typer.Option(help="A method; `sparsedp methods` lists them.")] = None,
+    epsilon: Annotated[
+        float | None, typer.Option("--epsilon", "-e", help="The budget; 3 if not given.")
+    ] = None,
+    delta: options.Delta = None,
+    epochs: options.Epochs = None,
+    batch_size: options.BatchSize = None,
+    lr: options.Lr = None,
+    clip_norm: options.ClipNorm = None,
+    active_ratio: options.ActiveRatio = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            help="Makes the run reproducible, and not for release: a known seed gives the noise away."
+        ),
+    ] = None,
+    classes: options.Classes = None,
+    set_: options.Set = None,
+    config: Annotated[Path | None, typer.Option(help="A TOML file with settings; flags come on top.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The run's folder; never overwritten. Named for you if not given.")
+    ] = None,
+    resume: Annotated[
+        Path | None, typer.Option(metavar="RUN", help="Go on with a stopped run, and nothing else.")
+    ] = None,
+    tensorboard: Annotated[
+        bool,
+        typer.Option(
+            "--tensorboard", help="Also log released and public numbers for TensorBoard, in RUN/tensorboard."
+        ),
+    ] = False,
+    as_json: options.Json = False,
+) -> None:
+    """Train a model with differential privacy and keep its plan, ledger, checkpoint and record in a folder.
+
+    Example: `sparsedp train --dataset mnist --method tp-topk --epsilon 3`
+
+    Your own data: `sparsedp train --dataset mine.npz --classes no,yes --epsilon 1`
+
+    Ctrl-C stops between two steps; `sparsedp train --resume RUN` goes on. Where a data set knows whose rows are whose
+    (patients), people are protected, not rows.
+    """
+    flags = {
+        "dataset": dataset,
+        "model": model,
+        "method": method,
+        "epsilon": epsilon,
+        "delta": delta,
+        "epochs": epochs,
+        "batch_size": batch_size,
+        "lr": lr,
+        "clip_norm": options.bounds(clip_norm),
+        "active_ratio": options.ratio(active_ratio),
+        "classes": options.names(classes),
+        "seed": seed,
+    }
+    chosen = options.given(flags, set_)
+    if resume is not None:
+        if chosen or config is not None or out is not None:
+            raise SparseDPError(
+                "--resume goes on with a run as it was planned; drop the other settings, or start a new run"
+            )
+        _go(_saved_settings(resume), resume, resume=True, tensorboard=tensorboard, as_json=as_json)
+        return
+    values = {**options.from_file(config), **chosen}
+    if "dataset" not in values:
+        raise SparseDPError("give --dataset (`sparsedp data` lists them), --config FILE, or --resume RUN")
+    _go(values, out, resume=False, tensorboard=tensorboard, as_json=as_json)
+
+
+def _go(values: dict[str, Any], out: Path | None, *, resume: bool, tensorboard: bool, as_json: bool) -> None:
+    from sparsedp.cli.training import EpochLines, tensorboard_log
+    from sparsedp.experiments.execute import check, execute
+    from sparsedp.experiments.settings import Settings
+    from sparsedp.training.folder import check_new
+
+    settings = check(Settings.from_json(values))
+    folder = out or free_folder(
+        Path("runs"), f"{Path(settings.dataset).stem}-{settings.method}-eps{settings.epsilon:g}"
+    )
+    if not resume:
+        check_new(folder)
+    screen = aside()
+    watched = screen.is_terminal and not as_json
+    callbacks: list[Callback] = [] if watched or as_json else [EpochLines(screen, settings.epochs)]
+    if tensorboard:
+        callbacks.append(tensorboard_log(folder / "tensorboard"))
+    if not as_json:
+        what = "Going on with" if resume else "Training"
+        screen.print(f"{what} {settings.model} on {settings.dataset} by {settings.method}, in {folder}")
+    try:
+        result = execute(settings, out=folder, resume=resume, callbacks=callbacks, progress=watched)
+    except KeyboardInterrupt as interrupt:
+        _stopped(folder, as_json)
+        raise typer.Exit(Exit.INTERRUPTED) from interrupt
+    if as_json:
+        emit(_record(folder))
+    else:
+        from sparsedp.cli.training import show_result
+
+        show_result(result, folder, people(as_json))
+
+
+def free_folder(parent: Path, name: str) -> Path:
+    """A folder of that name, or with a number behind it, that does not exist yet."""
+    candidates = [parent / name, *(parent / f"{name}-{number}" for number in range(2, 10_000))]
+    return next(path for path in candidates if not path.exists())
+
+
+def _saved_settings(run: Path) -> dict[str, Any]:
+    """The settings a run was started with, from its record."""
+    from sparsedp.training.folder import RunFolder
+
+    found = RunFolder.open(run).record().get("config")
+    if not isinstance(found, dict):
+        raise SparseDPError(
+            f"{run}: its record holds no settings, so it was not started by `sparsedp train`; resume it from Python"
+        )
+    return found
+
+
+def _stopped(folder: Path, as_json: bool) -> None:
+    if not (folder / "plan.json").exists():
+        aside().print("Stopped before the first step; nothing was spent.")
+        return
+    if as_json:
+        emit(_record(folder))
+    aside().print(f"Stopped with a checkpoint. Go on with: sparsedp train --resume {folder}", soft_wrap=True)
+
+
+def _record(folder: Path) -> dict[str, Any]:
+    from sparsedp.training.folder import RunFolder
+
+    return {"run": str(folder), **RunFolder(folder).record()}

@@ -1,0 +1,95 @@
+"""`sparsedp verify`: recompute what a run spent, and check that its files agree."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sparsedp.cli import options
+from sparsedp.cli.output import Exit, emit, people
+from sparsedp.core.errors import DataError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from sparsedp.cli.verification import Verification
+
+
+def verify(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
+    as_json: options.Json = False,
+) -> None:
+    """Recompute a run's epsilon from its ledger alone, check its files, and say what is guaranteed and what is not.
+
+    Example: `sparsedp verify runs/mnist-tp-topk-eps3`
+
+    Checks the ledger's hash chain; the plan, checkpoint, support and record against the ledger; and epsilon by two or
+    more independent accountants. Exits with 5 if anything does not fit, and names it.
+    """
+    if not run.is_dir():
+        raise DataError(f"{run} is no folder; give the folder of a run")
+    if not (run / "ledger.jsonl").exists() and not (run / "plan.json").exists():
+        raise DataError(f"{run} holds no run (no ledger.jsonl and no plan.json)")
+    from sparsedp.cli.verification import verify_run
+
+    found = verify_run(run)
+    if as_json:
+        emit({"run": str(run), **_as_json(found)})
+    else:
+        _show(run, found, people(as_json))
+    if not found.passed:
+        raise typer.Exit(Exit.MISMATCH)
+
+
+def _as_json(found: Verification) -> dict[str, object]:
+    from sparsedp.cli.words import not_covered, promised, run_in_words
+
+    ledger, plan = found.ledger, found.plan
+    words = None if plan is None else run_in_words(plan, ledger, found.record)
+    return {
+        "passed": found.passed,
+        "checks": [{"what": c.what, "passed": c.passed, "problem": c.problem} for c in found.checks],
+        "epsilons": dict(found.epsilons),
+        "delta": None if ledger is None else ledger.delta,
+        "steps_charged": None if ledger is None else ledger.charged,
+        "steps_planned": None if ledger is None else ledger.planned_steps,
+        "unit": None if ledger is None else ledger.unit,
+        "units": None if ledger is None else ledger.units,
+        "guaranteed": promised(words) if words is not None and found.passed else [],
+        "not_guaranteed": not_covered(words) if words is not None else [],
+    }
+
+
+def _show(run: Path, found: Verification, screen: Console) -> None:
+    from rich.table import Table
+
+    from sparsedp.cli.words import not_covered, promised, run_in_words
+
+    for check in found.checks:
+        mark = "[green]ok[/green]      " if check.passed else "[bold red]MISMATCH[/bold red]"
+        screen.print(f"{mark} {check.what}", soft_wrap=True)
+        if not check.passed:
+            screen.print(f"         {check.problem}", style="red", markup=False, soft_wrap=True)
+    if found.epsilons and found.ledger is not None:
+        title = (
+            f"Epsilon of the {found.ledger.charged:,} steps in the ledger, at delta {found.ledger.delta:g}"
+        )
+        table = Table("accountant", "epsilon", title=title)
+        for name, value in found.epsilons.items():
+            table.add_row(name, f"{value:.4f}")
+        screen.print(table)
+    if found.plan is not None:
+        words = run_in_words(found.plan, found.ledger, found.record)
+        if found.passed:
+            _list("Guaranteed", promised(words), screen)
+        _list("Not guaranteed", not_covered(words), screen)
+    verdict = "[bold green]Verified[/bold green]" if found.passed else "[bold red]Not verified[/bold red]"
+    screen.print(f"{verdict}: {run}", soft_wrap=True)
+
+
+def _list(title: str, lines: list[str], screen: Console) -> None:
+    screen.print(f"[bold]{title}[/bold]")
+    for line in lines:
+        screen.print(f"- {line}", markup=False)

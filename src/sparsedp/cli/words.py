@@ -1,0 +1,37 @@
+"""The guarantee of a verified run in words: what holds, and what does not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sparsedp.privacy import LedgerRecord, Plan
+from sparsedp.report.words import Words, in_words
+
+BEYOND_FILES = (
+    "Choices made by looking at the same data elsewhere (tuning of hyperparameters, other runs, picking this run "
+    "among several) cost privacy that this ledger does not hold.",
+    "The order of the data set's rows does not matter to the guarantee. Who can watch the process (timing, memory, "
+    "which rows are loaded, training loss on a screen) is not kept out by it.",
+    "Files rewritten all together, or a copied run continued twice: no file can show that it was not so.",
+)
+
+
+def run_in_words(plan: Plan, ledger: LedgerRecord | None, record: Mapping[str, Any] | None) -> Words:
+    """The guarantee of a run; a run whose record cannot be read counts as seeded."""
+    return in_words(
+        plan,
+        seeded=record is None or record.get("seed") is not None,
+        complete=ledger is not None and ledger.charged >= plan.total_steps,
+        evaluated=record is None or bool(record.get("metrics")),
+    )
+
+
+def promised(words: Words) -> list[str]:
+    """What is guaranteed."""
+    return [words.statement, *words.promises]
+
+
+def not_covered(words: Words) -> list[str]:
+    """What is not; the seed and missing privacy first."""
+    return [*([words.warning] if words.warning else []), *words.limits, *BEYOND_FILES]

@@ -1,0 +1,1 @@
+"""Experiments: settings of a run, grids of runs, the processes that run them, and the statistics over seeds."""

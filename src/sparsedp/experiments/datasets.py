@@ -1,0 +1,137 @@
+"""The data of a run: a named data set with options, or the user's own files. Loaded once per process."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import lru_cache, partial
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import torch
+
+from sparsedp import data
+from sparsedp.core.errors import DataError, SparseDPError
+from sparsedp.core.randomness import PublicRandomness
+from sparsedp.data.bundle import DataBundle, Split
+from sparsedp.experiments.settings import Settings
+from sparsedp.privacy.canonical import FrozenMap
+
+_LOADERS: Mapping[str, Callable[..., DataBundle]] = MappingProxyType(
+    {
+        "mnist": data.mnist,
+        "fashion-mnist": data.fashion_mnist,
+        "cifar10": data.cifar10,
+        "svhn": data.svhn,
+        "eyepacs": data.eyepacs,
+        "diabetes130": data.diabetes130,
+        "imdb": data.imdb,
+        "imdb-tokens": data.imdb_tokens,
+    }
+)
+"""The loaders that take options."""
+
+_PIXELS = MappingProxyType(
+    {
+        "unit": data.UNIT,
+        "centred": data.CENTRED,
+        "mnist-published": data.MNIST_PUBLISHED,
+        "cifar10-published": data.CIFAR10_PUBLISHED,
+    }
+)
+_SCATTERING = "-scattering"
+_SPLIT_SEED = 0
+_SUBSET_KEY = (1,)
+
+
+def load_data(settings: Settings) -> DataBundle:
+    """The data set the settings name: its validation split in place of the test set, and a subset, if asked for."""
+    return _load(
+        settings.dataset, settings.data_options, settings.classes, settings.validation, settings.subset
+    )
+
+
+def check_dataset(name: str) -> None:
+    """Refuse a data set that is neither in the table nor a file or folder.
+
+    Raises:
+        DataError: with the names there are.
+    """
+    if name not in data.DATASETS and not Path(name).exists():
+        raise DataError(
+            f"no data set named {name!r}, and no file or folder of that name; there are {', '.join(data.DATASETS)}"
+        )
+
+
+@lru_cache(maxsize=2)
+def _load(
+    name: str,
+    options: FrozenMap,
+    classes: tuple[str, ...] | None,
+    validation: float | None,
+    subset: int | None,
+) -> DataBundle:
+    check_dataset(name)
+    bundle = (
+        _named(name, options.plain()) if name in data.DATASETS else _own(Path(name), options.plain(), classes)
+    )
+    if validation is not None:
+        bundle = bundle.validated(validation, _SPLIT_SEED)
+    if subset is None:
+        return bundle
+    notes = (*bundle.notes, f"a public random subset of at most {subset} {bundle.unit}s a side")
+    train, test = _some(bundle.train, subset), _some(bundle.test, subset)
+    return replace(bundle, train=train, test=test, notes=notes, fingerprint=None)
+
+
+def _named(name: str, options: dict[str, Any]) -> DataBundle:
+    if not options:
+        return data.load(name)
+    base = name.removesuffix(_SCATTERING)
+    scattered = name.endswith(_SCATTERING)
+    if base not in _LOADERS:
+        raise SparseDPError(
+            f"data_options: {name} takes none; the data sets that do are {', '.join(_LOADERS)} (and their scattering)"
+        )
+    features = {key: options.pop(key) for key in ("groups",) if scattered and key in options}
+    bundle = _call(_LOADERS[base], options, base)
+    return data.scattering_bundle(bundle, **features) if scattered else bundle
+
+
+def _own(path: Path, options: dict[str, Any], classes: tuple[str, ...] | None) -> DataBundle:
+    if path.suffix != ".npz":
+        return _call(partial(data.image_folder, path), {"size": 32, **options}, str(path))
+    if classes is None:
+        raise DataError(
+            f"{path}: name its classes (classes, or --classes a,b,c): they are public, and counting them would look "
+            "at the data"
+        )
+    return _call(partial(data.npz, path, classes), options, str(path))
+
+
+def _call(loader: Callable[..., DataBundle], options: dict[str, Any], what: str) -> DataBundle:
+    """Call a loader with options that its signature knows."""
+    pixels = options.get("pixels", "unit")
+    if pixels not in _PIXELS:
+        raise SparseDPError(f"pixels: got {pixels!r}, expected one of {', '.join(_PIXELS)}")
+    known = set(inspect.signature(loader).parameters) - {"root", "unit_of"}
+    unknown = sorted(set(options) - known)
+    if unknown:
+        raise SparseDPError(f"data_options: {what} knows no {unknown}; expected some of {sorted(known)}")
+    given = {**options, "pixels": _PIXELS[pixels]} if "pixels" in options else options
+    return loader(**given)
+
+
+def _some(split: Split, count: int) -> Split:
+    """The rows of at most `count` units, in their old order."""
+    if split.units is None:
+        owner = torch.arange(len(split))
+    else:
+        owner = torch.from_numpy(np.unique(split.units.numpy(), return_inverse=True)[1])
+    units = int(owner.max()) + 1
+    chosen = torch.zeros(units, dtype=torch.bool)
+    chosen[PublicRandomness(_SPLIT_SEED).permutation(units, key=_SUBSET_KEY)[:count]] = True
+    return split.select(chosen[owner].nonzero().squeeze(1))

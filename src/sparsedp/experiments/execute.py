@@ -1,0 +1,127 @@
+"""Running settings: from a few names and numbers to a trained model."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, LRScheduler
+
+from sparsedp.data.bundle import DataBundle
+from sparsedp.experiments.datasets import check_dataset, load_data
+from sparsedp.experiments.evaluation import evaluator
+from sparsedp.experiments.networks import build_model, check_model
+from sparsedp.experiments.settings import Settings
+from sparsedp.methods import MethodOptions
+from sparsedp.privacy.calibrate import EqualNoise, NominalSplit
+from sparsedp.training.choices import OptimizerChoice
+from sparsedp.training.fit import fit
+from sparsedp.training.record import About
+from sparsedp.training.reports import Callback
+from sparsedp.training.result import Result
+
+_OPTIMIZERS: Mapping[str, Callable[[Settings], OptimizerChoice]] = MappingProxyType(
+    {
+        "sgd": lambda s: functools.partial(
+            torch.optim.SGD, lr=_rate(s), momentum=s.momentum or 0.0, weight_decay=s.weight_decay
+        ),
+        "adam": lambda s: functools.partial(torch.optim.Adam, lr=_rate(s), weight_decay=s.weight_decay),
+        "adamw": lambda s: functools.partial(torch.optim.AdamW, lr=_rate(s), weight_decay=s.weight_decay),
+    }
+)
+
+_SCHEDULERS: Mapping[str, Callable[[Optimizer, int], LRScheduler] | None] = MappingProxyType(
+    {
+        "constant": None,
+        "cosine": lambda optimizer, steps: CosineAnnealingLR(optimizer, steps),
+        "linear": lambda optimizer, steps: LinearLR(optimizer, 1.0, 1.0 / steps, steps),
+    }
+)
+
+
+def check(settings: Settings) -> Settings:
+    """Settings with recipe and every name checked, before any data is loaded."""
+    check_dataset(settings.dataset)
+    found = settings.resolved()
+    check_model(found.model or "", found.model_options)
+    return found
+
+
+def execute(
+    settings: Settings,
+    *,
+    out: Path | str | None = None,
+    resume: bool = False,
+    callbacks: Sequence[Callback] = (),
+    progress: bool = False,
+) -> Result:
+    """Load, build, train, evaluate.
+
+    **Privacy.** Where the data set knows whose rows are whose, people are protected, unless `unit="row"` says rows.
+    """
+    found = check(settings)
+    bundle = load_data(found)
+    by_row = found.unit == "row"
+    return fit(
+        build_model(
+            found.model or "", found.model_options, bundle.input_shape, len(bundle.classes), found.seed
+        ),
+        bundle.train,
+        nn.CrossEntropyLoss(reduction="none"),
+        method=found.method,
+        epsilon=None if found.epsilon == math.inf else found.epsilon,
+        delta=found.delta,
+        epochs=found.epochs,
+        batch_size=found.batch_size,
+        clip_norm=found.clip_norm,
+        active_ratio=found.active_ratio,
+        options=MethodOptions.from_json(found.options) if found.options else None,
+        optimizer=_OPTIMIZERS[found.optimizer](found),
+        scheduler=_SCHEDULERS[found.scheduler],
+        evaluate=evaluator(bundle.test),
+        out=out,
+        resume=resume,
+        seed=found.seed,
+        units=None if by_row else bundle.train.units,
+        unit=None if by_row or bundle.train.units is None else bundle.unit,
+        rows_per_unit=found.rows_per_unit,
+        warmup_fraction=found.warmup_fraction,
+        split=EqualNoise() if found.phase1_budget is None else NominalSplit(found.phase1_budget),
+        noise_std=found.noise_std,
+        accountant=found.accountant,
+        engine=found.engine,
+        max_physical_batch=found.max_physical_batch,
+        ema_decay=found.ema_decay,
+        callbacks=callbacks,
+        progress=progress,
+        about=about(found, bundle),
+    )
+
+
+def about(settings: Settings, bundle: DataBundle) -> About:
+    """Names for the record: what is declared, nothing read from the rows."""
+    schema: dict[str, Any] = {
+        "classes": list(bundle.classes),
+        "input_shape": list(bundle.input_shape),
+        "data_variant": bundle.variant,
+        "notes": list(bundle.notes),
+        "evaluated_on": "test" if settings.validation is None else "validation",
+    }
+    return About(
+        dataset=settings.dataset,
+        model=settings.model,
+        schema=schema,
+        config=settings.to_json(),
+    )
+
+
+def _rate(settings: Settings) -> float:
+    assert settings.lr is not None
+    return settings.lr

@@ -1,0 +1,185 @@
+"""The settings of one run: what a config file, a grid cell and the command line all come down to."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from types import MappingProxyType
+from typing import Any, Literal
+
+from sparsedp.core.errors import SparseDPError
+from sparsedp.experiments import kinds
+from sparsedp.experiments.recipes import recipe_for
+from sparsedp.privacy.canonical import FrozenMap, canonical, sha256
+
+_NOTHING = FrozenMap({})
+
+EPSILON = 3.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Everything that decides what a run does. None leaves the choice to the data set's recipe, then to `fit`.
+
+    Attributes:
+        dataset: a name from `sparsedp data`, or a path: an `.npz` file, or a folder or zip of pictures.
+        data_options: arguments of the loader, such as `prevalence` or `groups`.
+        classes: names of the classes, for an `.npz` file.
+        validation: share of the training units to evaluate on instead of the test set.
+        subset: use only so many units of each side, chosen by a public seed.
+        model: a name from the models table.
+        model_options: arguments of the model, such as `hidden` or `activation`.
+        method: a name from `sparsedp methods`.
+        active_ratio: share of the coordinates trained, or "auto".
+        options: further changes to the method.
+        epsilon: the budget; inf for a method that is not private.
+        delta: of the guarantee.
+        accountant: "pld", "rdp" or "rdp-classic".
+        unit: "row" to protect rows of a data set that knows whose they are.
+        rows_per_unit: rows drawn of a sampled unit.
+        epochs: passes over the data.
+        batch_size: expected number of units in a batch.
+        clip_norm: bound on a unit's gradient; a pair is for warm-up and main phase.
+        noise_std: noise on the sum of gradients, for `noisy-sgd` only.
+        warmup_fraction: share of the steps of a two-phase method's warm-up.
+        phase1_budget: share of epsilon the warm-up alone may cost; None for equal noise.
+        optimizer: "sgd", "adam" or "adamw".
+        lr: learning rate.
+        momentum: of SGD.
+        weight_decay: of the optimizer.
+        scheduler: "constant", "cosine" or "linear", over all steps.
+        ema_decay: average the weights.
+        engine: "bookkeeping" or "reference".
+        max_physical_batch: most rows loaded at once.
+        seed: makes the run reproducible, and not for release.
+    """
+
+    dataset: str
+    data_options: FrozenMap = _NOTHING
+    classes: tuple[str, ...] | None = None
+    validation: float | None = None
+    subset: int | None = None
+    model: str | None = None
+    model_options: FrozenMap = _NOTHING
+    method: str = "tp-topk"
+    active_ratio: float | Literal["auto"] | None = None
+    options: FrozenMap = _NOTHING
+    epsilon: float | None = None
+    delta: float | None = None
+    accountant: str = "pld"
+    unit: str | None = None
+    rows_per_unit: int = 1
+    epochs: int | None = None
+    batch_size: int | None = None
+    clip_norm: float | tuple[float, float] | None = None
+    noise_std: float | None = None
+    warmup_fraction: float = 0.3
+    phase1_budget: float | None = None
+    optimizer: str = "sgd"
+    lr: float | None = None
+    momentum: float | None = None
+    weight_decay: float = 0.0
+    scheduler: str = "constant"
+    ema_decay: float | None = None
+    engine: str = "bookkeeping"
+    max_physical_batch: int | None = None
+    seed: int | None = None
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Settings:
+        """Settings from what a user wrote or `to_json` gave.
+
+        Raises:
+            SparseDPError: an unknown name, or a value of the wrong kind.
+        """
+        if "dataset" not in values:
+            raise SparseDPError("dataset: not given; name one (`sparsedp data` lists them)")
+        return cls(**{name: checked(name, value) for name, value in values.items()})
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON values of every setting that has one."""
+        found = {entry.name: getattr(self, entry.name) for entry in fields(self)}
+        return {
+            name: _plain(value) for name, value in found.items() if value is not None and value != _NOTHING
+        }
+
+    @property
+    def digest(self) -> str:
+        """A hash of all settings, the seed included: names the run."""
+        return sha256(canonical(self.to_json()))
+
+    def resolved(self) -> Settings:
+        """The same with the data set's recipe filled in, and every name checked.
+
+        Raises:
+            SparseDPError: an unknown method, model, data set or option.
+        """
+        from sparsedp.methods import MethodOptions, configure, get_method
+
+        method = get_method(self.method)
+        configure(method, MethodOptions.from_json(self.options))
+        recipe = recipe_for(self.dataset, self.model, self.optimizer)
+        filled: dict[str, Any] = {name: v for name, v in recipe.items() if getattr(self, name) is None}
+        if not method.private:
+            filled |= {"epsilon": math.inf} if self.epsilon is None else {}
+            if self.noise_std is not None:
+                filled.pop("clip_norm", None)
+        elif self.epsilon is None:
+            filled["epsilon"] = EPSILON
+        return replace(self, **filled)
+
+
+def checked(name: str, value: Any) -> Any:
+    """A setting's value, if there is such a setting and the value is of its kind."""
+    if name not in KINDS:
+        near = difflib.get_close_matches(name, KINDS, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(KINDS)}"
+        raise SparseDPError(f"there is no setting {name!r}; {hint}")
+    return KINDS[name].check(name, value)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, FrozenMap):
+        return value.plain()
+    if isinstance(value, tuple):
+        return list(value)
+    return "inf" if value == math.inf else value
+
+
+KINDS: Mapping[str, kinds.Kind] = MappingProxyType(
+    {
+        "dataset": kinds.TEXT,
+        "data_options": kinds.TABLE,
+        "classes": kinds.NAMES,
+        "validation": kinds.NUMBER,
+        "subset": kinds.COUNT,
+        "model": kinds.TEXT,
+        "model_options": kinds.TABLE,
+        "method": kinds.TEXT,
+        "active_ratio": kinds.RATIO,
+        "options": kinds.TABLE,
+        "epsilon": kinds.BUDGET,
+        "delta": kinds.NUMBER,
+        "accountant": kinds.choice("pld", "rdp", "rdp-classic"),
+        "unit": kinds.choice("row"),
+        "rows_per_unit": kinds.COUNT,
+        "epochs": kinds.COUNT,
+        "batch_size": kinds.COUNT,
+        "clip_norm": kinds.BOUNDS,
+        "noise_std": kinds.NUMBER,
+        "warmup_fraction": kinds.NUMBER,
+        "phase1_budget": kinds.NUMBER,
+        "optimizer": kinds.choice("sgd", "adam", "adamw"),
+        "lr": kinds.NUMBER,
+        "momentum": kinds.NUMBER,
+        "weight_decay": kinds.NUMBER,
+        "scheduler": kinds.choice("constant", "cosine", "linear"),
+        "ema_decay": kinds.NUMBER,
+        "engine": kinds.choice("bookkeeping", "reference"),
+        "max_physical_batch": kinds.COUNT,
+        "seed": kinds.WHOLE,
+    }
+)
+"""Every setting and what it may be, in the order they are shown."""
