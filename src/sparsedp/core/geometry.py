@@ -24,7 +24,7 @@ class Identity:
 
     def noise_scale(self, noise_std: float, size: int) -> Tensor:
         """Standard deviation of the restored noise on each of `size` active coordinates."""
-        return torch.full((size,), noise_std, dtype=torch.float64)
+        return torch.tensor(noise_std, dtype=torch.float64).expand(size)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -50,7 +50,7 @@ def private_sum(
     ledger.charge(charge)
     total = query.compute()
     noise = randomness.normal(total.numel(), key=(charge.step,)).to(total)
-    return total + std * noise, std
+    return torch.add(total, noise, alpha=std), std
 
 
 def privatize(
@@ -82,7 +82,7 @@ def privatize(
     )
     return Released(
         support=query.support,
-        mean=query.geometry.inverse(total / expected_batch_size),
+        mean=query.geometry.inverse(total.div_(expected_batch_size)),
         noise_scale=query.geometry.noise_scale(std / expected_batch_size, query.support.size),
         phase=charge.phase,
         step=charge.step,

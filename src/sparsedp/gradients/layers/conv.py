@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sparsedp.gradients.blocks import Block
-from sparsedp.gradients.layers.source import Explicit, Family, Source, never, rows_of, silence, working
+from sparsedp.gradients.layers.source import Explicit, Family, Source, keep, never, silence, working
 from sparsedp.gradients.tape import Call, CannotBookError
 from sparsedp.gradients.workspace import Space
 
@@ -128,11 +128,10 @@ def conv_source(call: Call, parameter: str, block: Block, space: Space) -> Sourc
     if parameter == "bias":
         return Explicit(b.flatten(2).sum(2))
     a = working(call.input)
-    if block.columns is not None:
-        a = a.index_select(1, block.columns)
+    a = keep(a, 1, block.columns)
     return ConvWeight(
         _pad(module, a, space),
-        rows_of(b, block).contiguous(),
+        keep(b, 1, block.rows).contiguous(),
         tuple(module.kernel_size),
         tuple(module.stride),
         tuple(module.dilation),

@@ -16,6 +16,7 @@ from sparsedp.gradients.layers.source import (
     Family,
     Source,
     as_it_is,
+    keep,
     never,
     one_plane,
     silence,
@@ -124,10 +125,7 @@ def linear_source(call: Call, parameter: str, block: Block, space: Space) -> Sou
     if parameter == "bias":
         return Explicit(b.flatten(1, -2).sum(1) if b.dim() > 2 else b)
     a = working(call.input)
-    if block.columns is not None:
-        a = a.index_select(-1, block.columns)
-    if block.rows is not None:
-        b = b.index_select(-1, block.rows)
+    a, b = keep(a, -1, block.columns), keep(b, -1, block.rows)
     if a.dim() == 2:
         return Outer(a, b, space)
     return SequenceOuter(a.flatten(1, -2), b.flatten(1, -2), space)

@@ -123,9 +123,14 @@ def silence(values: Tensor, factors: Tensor) -> Tensor:
     return values.masked_fill(quiet.reshape(-1, *[1] * (values.dim() - 1)), 0)
 
 
-def rows_of(tensor: Tensor, block: Block) -> Tensor:
-    """Keep the block's rows along axis 1 (the output features or channels of a batch)."""
-    return tensor if block.rows is None else tensor.index_select(1, block.rows)
+def keep(tensor: Tensor, axis: int, indices: Tensor | None) -> Tensor:
+    """Some slices along an axis (None: all): a view where they stand side by side, else a copy."""
+    if indices is None:
+        return tensor
+    first, count = int(indices[0]), indices.numel()
+    if int(indices[-1]) - first + 1 == count:
+        return tensor.narrow(axis, first, count)
+    return tensor.index_select(axis, indices)
 
 
 def working(tensor: Tensor) -> Tensor:
