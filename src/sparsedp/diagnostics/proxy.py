@@ -1,8 +1,8 @@
 """DP-visible proxy concentration (TP-TopK, Sec. 7.4): what it is under pure noise, and the split version.
 
 `rho_sig` ranks and measures with the same scores, so noise passes for signal: with no signal at all it is 0.7 to 0.8
-at k/d = 0.2 for the energy score of ten steps or more, and 0.93 for the coherent score. Compare it with that null, not with
-k/d; the split version may be compared with k/d.
+at k/d = 0.2 for the energy score of ten steps or more, and 0.93 for the coherent score. Compare it with that null,
+not with k/d; the split version may be compared with k/d.
 """
 
 from __future__ import annotations

@@ -1,0 +1,185 @@
+"""When random sparsification pays: kappa, Delta_C, Delta_sigma, the best rate and the bounds of the RS paper.
+
+In the paper's words G is the smoothness, gamma the learning rate, r the share of frozen coordinates, and the bounds
+are on `mean_t P(||xi|| < 3C/4) h(grad) ||grad||` with `h(grad) = min(||grad||, C/4)` and xi a sample's deviation from
+the mean gradient; Theorem 3.2 is on `mean_t ||grad||^2`. `loss_gap` is the starting loss less the least possible one.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+
+from sparsedp.core.errors import SparseDPError
+from sparsedp.core.randomness import PublicRandomness
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Descent:
+    """A run of DP-SGD as the bounds see it.
+
+    Attributes:
+        loss_gap: Delta_L, starting loss less the least loss.
+        smoothness: G, the Lipschitz constant of the gradient.
+        learning_rate: gamma.
+        clip_norm: C.
+        noise_multiplier: the noise on the sum over C.
+        dimension: d.
+        batch_size: B.
+        steps: T.
+        symmetry_error: mean over steps of `E_m[b'_t]`, what the asymmetry of the deviations adds; 0 if symmetric.
+    """
+
+    loss_gap: float
+    smoothness: float
+    learning_rate: float
+    clip_norm: float
+    noise_multiplier: float
+    dimension: int
+    batch_size: float
+    steps: int
+    symmetry_error: float = 0.0
+
+    @property
+    def enlarged(self) -> float:
+        """Delta_C (RS, App. G): the terms that sparsification enlarges."""
+        progress = self.loss_gap / (self.learning_rate * self.steps)
+        return progress + self.learning_rate * self.smoothness * self.clip_norm**2 / 2 - self.symmetry_error
+
+    @property
+    def noise(self) -> float:
+        """Delta_sigma (RS, Lemma 3.4): `C^2 noise_multiplier^2 d G / (2 B^2)`."""
+        noise_energy = (self.clip_norm * self.noise_multiplier / self.batch_size) ** 2 * self.dimension
+        return noise_energy * self.smoothness / 2
+
+    @property
+    def best_rate(self) -> float:
+        """`r* = max(0, 1 - Delta_C/(gamma Delta_sigma))`, the rate of the least bound when kappa is sqrt(1 - r).
+
+        **Deviations.** RS, eq. 114 to 116 drop the gamma that Theorem 3.5 has before Delta_sigma.
+        """
+        scaled = self.learning_rate * self.noise
+        return max(0.0, 1 - self.enlarged / scaled) if scaled else 0.0
+
+    def clipped_bound(self, kappa: float) -> float:
+        """The bound of RS, Theorem 3.4 (clipping, no noise): `Delta_C/kappa`."""
+        return self.enlarged / _positive(kappa)
+
+    def private_bound(self, rate: float, kappa: float) -> float:
+        """The bound of RS, Theorem 3.5: `(Delta_C + (1-r) gamma Delta_sigma)/kappa`; with r=0, kappa=1 its eq. 15."""
+        _check_rate(rate)
+        return (self.enlarged + (1 - rate) * self.learning_rate * self.noise) / _positive(kappa)
+
+
+def noisy_bound(
+    *,
+    loss_gap: float,
+    smoothness: float,
+    deviation_bound: float,
+    noise_std: float,
+    dimension: int,
+    batch_size: float,
+    steps: int,
+    rate: float,
+) -> float:
+    """The bound of RS, Theorem 3.2 on `mean_t ||grad||^2` of noisy SGD, unclipped, with rate `1/(G sqrt(T))`.
+
+    Args:
+        loss_gap: starting loss less the least loss.
+        smoothness: G.
+        deviation_bound: bound on the norm of a sample's deviation from the mean gradient.
+        noise_std: of the noise on each coordinate of the summed gradient.
+        dimension: d.
+        batch_size: B.
+        steps: T.
+        rate: r, the share of frozen coordinates.
+    """
+    _check_rate(rate)
+    spread = deviation_bound**2 / batch_size + dimension * noise_std**2 / batch_size**2
+    return (2 * smoothness * loss_gap / (1 - rate) + spread) / math.sqrt(steps)
+
+
+def budget_bound(
+    run: Descent,
+    rate: float,
+    kappa: float,
+    *,
+    epsilon: float,
+    delta: float,
+    sampling_rate: float,
+    constant: float,
+) -> float:
+    """The bound of RS, Corollary C.1.1, where learning rate, batch size and noise follow from T and the budget.
+
+    They are `1/(G sqrt(T))`, `sqrt(T)` and `u q sqrt(T log(1/delta))/epsilon`, with `constant` the u of Abadi et al.,
+    Theorem 1; those of `run` are not used.
+    """
+    _check_rate(rate)
+    root = math.sqrt(run.steps)
+    private = (
+        run.dimension
+        * (run.clip_norm * constant * sampling_rate / epsilon) ** 2
+        * math.log(1 / delta)
+        / (2 * root)
+    )
+    rest = run.loss_gap * run.smoothness / root + run.clip_norm**2 / (2 * root) - run.symmetry_error
+    return (rest + (1 - rate) * private) / _positive(kappa)
+
+
+def progress_measure(gradient: Tensor, deviations: Tensor, clip_norm: float) -> float:
+    """`P(||xi|| < 3C/4) min(||grad||, C/4) ||grad||`: the left side of the bounds at one step."""
+    norm = float(torch.linalg.vector_norm(gradient))
+    near = float((torch.linalg.vector_norm(deviations, dim=1) < 0.75 * clip_norm).double().mean())
+    return near * min(norm, clip_norm / 4) * norm
+
+
+def kappa(
+    gradient: Tensor,
+    deviations: Tensor,
+    clip_norm: float,
+    rate: float,
+    public: PublicRandomness,
+    masks: int = 64,
+) -> float:
+    """kappa_t of RS, Lemma 3.3, averaged over random masks: how much of the progress measure sparsification leaves.
+
+    Args:
+        gradient: the mean gradient.
+        deviations: one sample's deviation from it per row.
+        clip_norm: C.
+        rate: r.
+        public: where random masks come from.
+        masks: how many to average over.
+
+    **Edge cases.** Over all masks it is at least 1 - r, and at most 1 when P(||xi|| < 3C/4) is at least sqrt(1 - r).
+
+    Raises:
+        SparseDPError: the measure is zero (no deviation is short enough, or no gradient), so there is no ratio.
+    """
+    _check_rate(rate)
+    whole = progress_measure(gradient, deviations, clip_norm)
+    if whole == 0:
+        raise SparseDPError("kappa: no deviation is within 3/4 of clip_norm, or the gradient is zero")
+    d = gradient.numel()
+    kept = round((1 - rate) * d)
+    total = 0.0
+    for mask in range(masks):
+        active = public.permutation(d, (mask,))[:kept]
+        total += progress_measure(gradient[active], deviations[:, active], clip_norm)
+    return total / masks / whole
+
+
+def _check_rate(rate: float) -> None:
+    if not 0 <= rate < 1:
+        raise SparseDPError(f"rate: got {rate}, expected the share of frozen coordinates, 0 <= r < 1")
+
+
+def _positive(value: float) -> float:
+    if not value > 0:
+        raise SparseDPError(f"kappa: got {value}, expected a number > 0")
+    return value
