@@ -1,0 +1,52 @@
+"""The live screen shows public numbers."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from runs import a_plan, a_trainer, advance
+
+from sparsedp.core.errors import DataError
+from sparsedp.methods import get_method
+from sparsedp.training.folder import RunFolder
+from sparsedp.training.progress import live
+
+
+def test_the_bar_shows_step_epoch_epsilon_ratio_accuracy_and_nothing_private() -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=160)
+    with live(a_plan(get_method("tp-topk")), console) as show:
+        result = advance(a_trainer(callbacks=[show])).finish()
+    text = console.file.getvalue()
+    for words in ("tp-topk", "15/15", "epoch 5/5", "epsilon", "active 18%", "held-out accuracy"):
+        assert words in text
+    assert result.k == 7
+    assert "loss" not in text
+
+
+def test_an_ablation_shows_no_epsilon() -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=160)
+    with live(a_plan(get_method("clipped-sgd")), console) as show:
+        advance(a_trainer("clipped-sgd", callbacks=[show]))
+    assert "epsilon" not in console.file.getvalue()
+
+
+def test_a_run_folder_reads_back_what_was_written(tmp_path: Path) -> None:
+    trainer = a_trainer(out=tmp_path / "run")
+    result = advance(trainer).finish()
+    folder = RunFolder.open(tmp_path / "run")
+    assert folder.metrics() == result.history
+    assert folder.plan() == result.plan
+    assert folder.record()["status"] == "finished"
+    assert folder.checkpoint().step == 15
+    folder.metrics_file.write_text('{"epoch": 1')
+    with pytest.raises(DataError, match="damaged"):
+        folder.metrics()
+    folder.record_file.write_text("{")
+    with pytest.raises(DataError, match="not JSON"):
+        folder.record()
+    folder.record_file.unlink()
+    with pytest.raises(DataError, match="missing"):
+        folder.record()
