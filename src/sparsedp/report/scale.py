@@ -57,7 +57,7 @@ def linear_axis(
     if whole:
         step = max(1.0, float(round(step)))
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    marks = tuple(step * i for i in range(first, last + 1))
+    marks = tuple(step * i for i in range(first, max(last, first + 1) + 1))
     return Axis(label, marks[0], marks[-1], marks, text)
 
 

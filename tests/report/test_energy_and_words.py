@@ -1,0 +1,95 @@
+"""Noise energy against what was really released, and the guarantee in words."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from report_runs import train
+
+import sparsedp
+from sparsedp import Result, StepReport
+from sparsedp.methods import build_plan, get_method
+from sparsedp.privacy.plan import Plan
+from sparsedp.report.energy import energy_share, stretches
+from sparsedp.report.words import in_words
+
+
+def a_plan(unit: str = "row", epsilon: float = 3.0) -> Plan:
+    return build_plan(
+        get_method("tp-topk"),
+        units=500,
+        batch_size=50,
+        epochs=4,
+        epsilon=epsilon,
+        delta=1e-4,
+        clip_norm=1.0,
+        unit=unit,
+        accountant="rdp",
+    )
+
+
+@pytest.mark.parametrize("method", ["dp-sgd", "tp-topk", "on-rand", "ranked"])
+def test_the_stretches_add_up_to_the_noise_every_release_carried(method):
+    released: list[float] = []
+
+    def watch(event: object) -> None:
+        if isinstance(event, StepReport):
+            released.append(float(event.released.noise_scale.square().sum()))
+
+    result: Result = train(method, seed=0, callbacks=[watch])
+    parts = stretches(result.plan, result.supports, result.d, result.plan.total_steps)
+    assert sum(part.steps for part in parts) == result.plan.total_steps
+    by_step = [part.energy for part in parts for _ in range(part.steps)]
+    assert by_step == pytest.approx(released, rel=1e-9)
+    share = energy_share(parts, result.d)
+    assert share == pytest.approx(
+        sum(released) / sum(result.d * part.noise_std**2 * part.steps for part in parts)
+    )
+    assert (share == pytest.approx(1.0)) == (method == "dp-sgd")
+
+
+def test_no_noise_has_no_share():
+    result = train("clipped-sgd", epsilon=None, seed=0)
+    assert energy_share(stretches(result.plan, result.supports, result.d, 5), result.d) is None
+
+
+def test_words_name_the_unit_the_relation_and_the_odds():
+    words = in_words(a_plan(), seeded=False, complete=True, evaluated=True)
+    said = " ".join(words.promises)
+    assert words.warning is None
+    assert f"{math.exp(3.0):.3g}" in said
+    assert "one row added or removed" in said
+    assert "The unit is a row, not a person or patient" in said
+    patients = " ".join(in_words(a_plan("patient"), seeded=False, complete=True, evaluated=False).promises)
+    assert "one patient with all its rows: 500" in patients
+    assert "not a person" not in patients
+
+
+def test_words_warn_of_seeds_of_early_stops_and_of_exact_held_out_numbers():
+    plain = in_words(a_plan(), seeded=False, complete=True, evaluated=False)
+    seeded = in_words(a_plan(), seeded=True, complete=False, evaluated=True)
+    assert seeded.warning is not None
+    assert "not for release" in seeded.warning
+    extra = [limit for limit in seeded.limits if limit not in plain.limits]
+    assert len(extra) == 2
+    assert any("stopped before" in limit for limit in extra)
+    assert any("Held-out" in limit for limit in extra)
+    assert any("Tuning" in limit for limit in plain.limits)
+    assert any("floating point" in limit for limit in plain.limits)
+
+
+def test_a_plan_that_protects_nobody_promises_nothing():
+    plan = build_plan(
+        sparsedp.get_method("clipped-sgd"),
+        units=50,
+        batch_size=5,
+        epochs=1,
+        epsilon=None,
+        delta=None,
+        clip_norm=1.0,
+    )
+    words = in_words(plan, seeded=True, complete=True, evaluated=True)
+    assert words.promises == ()
+    assert words.warning is not None
+    assert "protects nobody" in words.warning

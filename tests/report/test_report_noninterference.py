@@ -1,0 +1,43 @@
+"""Design section 2, lock 4, for reports: with the mechanism's output fixed, two data sets give the same page."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from report_runs import a_run, data
+
+from sparsedp import write_report
+from sparsedp.core.randomness import PublicRandomness
+from sparsedp.methods import all_methods
+from sparsedp.privacy import ledger, mechanism
+
+PRIVATE = [method.name for method in all_methods() if method.private]
+
+
+class _NoClock:
+    @staticmethod
+    def now(zone: Any) -> datetime:
+        return datetime(2025, 1, 1, tzinfo=UTC)
+
+
+@pytest.mark.parametrize("method", PRIVATE)
+def test_the_page_does_not_depend_on_the_data_but_through_releases(method, tmp_path: Path, monkeypatch):
+    real = mechanism.private_sum
+
+    def fixed(query: Any, **how: Any) -> tuple[torch.Tensor, float]:
+        total, std = real(query, **how)
+        numbers = torch.randn(total.numel(), generator=torch.Generator().manual_seed(how["charge"].step))
+        return 3.0 * numbers.to(total), std
+
+    monkeypatch.setattr(mechanism, "private_sum", fixed)
+    monkeypatch.setattr(ledger, "datetime", _NoClock)
+    monkeypatch.setattr(PublicRandomness, "fresh", classmethod(lambda cls: cls(5)))
+    pages = [
+        write_report(a_run(tmp_path / name / "run", method, dataset=data(seed), epochs=3)).read_bytes()
+        for name, seed in (("one", 1), ("other", 11))
+    ]
+    assert pages[0] == pages[1]
