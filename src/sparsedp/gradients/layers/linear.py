@@ -68,7 +68,9 @@ class Outer:
         if metric.weight is None:
             a_norm, b_norm = torch.linalg.vector_norm(self.a, dim=1), torch.linalg.vector_norm(self.b, dim=1)
             squared: Tensor = (a_norm.double() * b_norm.double()).square()
-            return squared
+            if self.a.dtype == torch.float64:
+                return squared
+            return squared.masked_fill((a_norm > EXTREME) | (b_norm > EXTREME), torch.inf)
         rows, step = metric.squared_rows.to(self.a.dtype), cached_rows()
         parts = [self.a[start : start + step] for start in range(0, len(self.a), step)]
         products = torch.cat([self._products(part, rows) for part in parts])
