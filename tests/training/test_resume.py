@@ -15,6 +15,7 @@ from torch import nn
 from sparsedp.core.errors import DataError, PrivacyError, SparseDPError
 from sparsedp.methods import AUTO, MethodOptions, all_methods
 from sparsedp.privacy.ledger import FileLedger
+from sparsedp.training.reports import Event, StepReport
 from sparsedp.training.result import Result
 
 METHODS = [method.name for method in all_methods()]
@@ -200,3 +201,17 @@ def test_a_missing_run_or_ledger_is_named(tmp_path: Path) -> None:
     (tmp_path / "run" / "ledger.jsonl").unlink()
     with pytest.raises(PrivacyError, match="no ledger"):
         a_trainer(out=tmp_path / "run", resume=True)
+
+
+def test_a_line_cut_short_in_the_ledger_counts_as_spent(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    advance(a_trainer(out=run, seed=None), 4).close()
+    with open(run / "ledger.jsonl", "ab") as file:
+        file.write(b'{"first_step":4,"ha')
+    taken: list[Event] = []
+    resumed = a_trainer(out=run, seed=None, resume=True, callbacks=[taken.append])
+    assert resumed.position == 5
+    result = advance(resumed).finish()
+    assert [event.step for event in taken if isinstance(event, StepReport)] == list(range(5, 15))
+    assert result.ledger.steps == 15
+    assert result.ledger.epsilon <= 8.0
