@@ -7,6 +7,7 @@ import pytest
 import torch
 from scipy import stats
 
+from sparsedp.core import randomness
 from sparsedp.core.errors import SparseDPError
 from sparsedp.core.randomness import PrivateRandomness, PublicRandomness, SeededRandomness, SystemRandomness
 
@@ -32,6 +33,13 @@ def test_both_halves_of_box_muller_are_normal_and_uncorrelated():
     assert stats.kstest(second, "norm").pvalue > ALARM
     assert stats.pearsonr(first, second).pvalue > ALARM
     assert stats.pearsonr(first**2, second**2).pvalue > ALARM
+
+
+def test_draws_longer_than_one_request_of_bytes_are_fresh_throughout(monkeypatch):
+    monkeypatch.setattr(randomness, "_MOST_BYTES", 8 * 100)
+    draws = SystemRandomness().normal(2001, key=(0,))
+    assert len(set(draws.tolist())) == 2001
+    assert stats.kstest(draws.numpy(), "norm").pvalue > ALARM
 
 
 @pytest.mark.parametrize("size", [0, 1, 2, 3])

@@ -166,3 +166,28 @@ def test_contributions_that_nearly_undo_themselves_are_bounded_all_the_same(laye
             query = Query(Support.full(engine.layout.dimension), FlatClip(clip_norm))
             total = engine.clipped_sum([MicroBatch((inputs.contiguous(), gradients.contiguous()))], query)
             assert float(total.norm()) <= clip_norm * (1 + 1e-5)
+
+
+@pytest.mark.parametrize("kind", ENGINES)
+@pytest.mark.parametrize("support", ["full", "random"])
+@pytest.mark.parametrize("layer", ["linear", "linear-sequence", "conv", "embedding"])
+def test_the_product_of_something_tiny_and_something_huge_is_bounded(layer, support, kind):
+    """A square may underflow to zero in float32 where its product with a companion would not be small at all."""
+    model = {
+        "linear": nn.Linear(5, 6, bias=False),
+        "linear-sequence": nn.Linear(5, 6, bias=False),
+        "conv": nn.Conv1d(5, 6, 1, bias=False),
+        "embedding": nn.Embedding(2, 6),
+    }[layer]
+    shapes = {"linear": ((5,), (6,)), "linear-sequence": ((3, 5), (3, 6)), "conv": ((5, 3), (6, 3))}
+    engine = ENGINES[kind](model, position_weighted)
+    for tiny, huge in [(a, b) for a in range(-40, 1, 4) for b in range(0, 39, 3)]:
+        if layer == "embedding":
+            rows = torch.zeros(1, 3, dtype=torch.int64), torch.full((1, 3, 6), 10.0 ** (tiny + huge))
+        else:
+            rows = tuple(
+                torch.full((1, *s), 10.0**p) for s, p in zip(shapes[layer], (tiny, huge), strict=True)
+            )
+        for clip_norm in (1e-6, 1.0):
+            query = Query(supports(engine.layout)[support], FlatClip(clip_norm))
+            assert float(engine.clipped_sum([MicroBatch(rows)], query).norm()) <= clip_norm * (1 + 1e-5)
