@@ -16,6 +16,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "sparsedp"
 
 RAW_GRADIENTS = {
     "grad": {
+        "diagnostics/curvature.py",  # Hessian-vector products, on request
         "gradients/layers/fallback.py",
         "gradients/reference.py",
         "gradients/tape.py",
@@ -23,9 +24,9 @@ RAW_GRADIENTS = {
     },
     "vmap": {"gradients/layers/fallback.py", "gradients/reference.py"},
     "backward": {"gradients/bookkeeping.py"},
-    "autograd": {"gradients/bookkeeping.py", "gradients/tape.py"},
+    "autograd": {"diagnostics/curvature.py", "gradients/bookkeeping.py", "gradients/tape.py"},
     "get_gradient_edge": {"gradients/tape.py"},
-    "clipped_sum": {"gradients/bookkeeping.py", "privacy/mechanism.py"},
+    "clipped_sum": {"diagnostics/oracle.py", "gradients/bookkeeping.py", "privacy/mechanism.py"},
     "vjp": set(),
     "jvp": set(),
     "jacrev": set(),
@@ -37,7 +38,7 @@ RAW_GRADIENTS = {
     "register_full_backward_hook": set(),
     "register_post_accumulate_grad_hook": set(),
 }
-"""Ways to get at a gradient before the mechanism has seen it."""
+"""Ways to get at a gradient before the mechanism has seen it. What diagnostics get is marked `NonPrivate`."""
 
 THE_SEAL = {
     "_SEAL": {"privacy/mechanism.py"},
@@ -51,6 +52,8 @@ THE_SEAL = {
 
 RANDOM_DRAWS = {
     "normal": {
+        "diagnostics/curvature.py",  # public: where power iteration starts
+        "diagnostics/oracle.py",  # public: random projections and sign flips
         "methods/controller.py",  # public noise on frozen coordinates (RS Alg. 4)
         "privacy/mechanism.py",
     },
