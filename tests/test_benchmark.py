@@ -18,25 +18,25 @@ from sparsedp.models import parameter_count
 PARAMETERS = {"mnist-cnn": 26_010, "scatter-linear": 39_700, "scatter-cnn": 187_210, "dp-cnn": 550_570}
 
 
-def test_two_steps_of_two_contenders_give_two_rows(capsys):
-    jobs = [Job("scatter-linear", "sgd", rows=16), Job("scatter-linear", "sparsedp", 0.2, "random", rows=16)]
-    rows = measure(jobs, Effort(turns=2, seconds=0.0, ratios=()), threads=1)
-    for job, row in zip(jobs, json.loads(json.dumps(rows)), strict=True):
+def test_contenders_take_turns_and_one_that_cannot_run_says_why(capsys):
+    jobs = [
+        Job("scatter-linear", "sgd", rows=16),
+        Job("scatter-linear", "opacus-hooks", rows=-1),
+        Job("scatter-linear", "sparsedp", 0.2, "random", rows=16),
+    ]
+    rows = json.loads(json.dumps(measure(jobs, Effort(turns=2, seconds=0.0, ratios=()), threads=1)))
+    for job, row in zip(jobs, rows, strict=True):
         assert (row["model"], row["contender"]) == ("scatter-linear", job.contender)
         assert (row["active_ratio"], row["support"]) == (job.active_ratio, job.support)
+    sgd, failed, ours = rows
+    for row in (sgd, ours):
         assert row["steps"] == 2
         assert 0 < row["quartile_seconds"][0] <= row["median_seconds"] <= row["quartile_seconds"][1]
         assert row["peak_rss_mb"] > 50
+    assert failed["median_seconds"] is None
+    assert "negative dimension" in failed["error"]
     print_report(rows)
-    assert "scatter-linear" in capsys.readouterr().out
-
-
-def test_a_contender_that_cannot_run_says_why_and_spoils_nothing():
-    jobs = [Job("scatter-linear", "sgd", rows=16), Job("scatter-linear", "sgd", rows=-1)]
-    good, bad = measure(jobs, Effort(turns=1, seconds=0.0, ratios=()), threads=1)
-    assert good["median_seconds"] > 0
-    assert bad["median_seconds"] is None
-    assert "negative dimension" in str(bad["error"])
+    assert "negative dimension" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("model", WORKLOADS)
