@@ -17,6 +17,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "sparsedp"
 RAW_GRADIENTS = {
     "grad": {
         "diagnostics/curvature.py",  # Hessian-vector products, on request
+        "diagnostics/inversion.py",  # the attacker's, on request
         "gradients/layers/fallback.py",
         "gradients/reference.py",
         "gradients/tape.py",
@@ -24,7 +25,12 @@ RAW_GRADIENTS = {
     },
     "vmap": {"gradients/layers/fallback.py", "gradients/reference.py"},
     "backward": {"gradients/bookkeeping.py"},
-    "autograd": {"diagnostics/curvature.py", "gradients/bookkeeping.py", "gradients/tape.py"},
+    "autograd": {
+        "diagnostics/curvature.py",
+        "diagnostics/inversion.py",
+        "gradients/bookkeeping.py",
+        "gradients/tape.py",
+    },
     "get_gradient_edge": {"gradients/tape.py"},
     "clipped_sum": {"diagnostics/oracle.py", "gradients/bookkeeping.py", "privacy/mechanism.py"},
     "vjp": set(),
@@ -53,6 +59,7 @@ THE_SEAL = {
 RANDOM_DRAWS = {
     "normal": {
         "diagnostics/curvature.py",  # public: where power iteration starts
+        "diagnostics/inversion.py",  # public: the attacker's start, and noise in a simulated observation
         "diagnostics/oracle.py",  # public: random projections and sign flips
         "methods/controller.py",  # public noise on frozen coordinates (RS Alg. 4)
         "privacy/mechanism.py",
