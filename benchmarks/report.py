@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 Row = Mapping[str, Any]
@@ -113,14 +114,15 @@ def print_report(rows: Sequence[Row]) -> None:
 def _table(model: str, rows: Sequence[Row]) -> Table:
     ran = ModelRows([row for row in rows if "error" not in row])
     opacus = ran.fastest_opacus
-    table = Table(title=f"{model}, batch size {rows[0]['batch_size']}")
+    cannot = "\n".join(f"{row['contender']} cannot: {row['error']}" for row in rows if "error" in row)
+    table = Table(title=f"{model}, batch size {rows[0]['batch_size']}", caption=escape(cannot) or None)
     table.add_column("contender")
     for heading in ("ratio", "support", "ms", "quartiles", "over SGD", "Opacus over it", "MB", "MB over SGD"):
         table.add_column(heading, justify="right")
     for row in rows:
         name = (row["contender"], f"{row['active_ratio']:g}", row["support"])
         if "error" in row:
-            table.add_row(*name, f"[dim]{row['error'][:60]}")
+            table.add_row(*name, "cannot")
             continue
         low, high = row["quartile_seconds"]
         table.add_row(
