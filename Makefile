@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format bench build clean
+.PHONY: help setup demo test lint format bench readme build clean
 
 help: ## Show this help
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -35,6 +35,9 @@ format: $(READY) ## Format the code
 
 bench: $(READY) ## Time one step against SGD and Opacus
 	$(BIN)/python -m benchmarks.step
+
+readme: $(READY) ## Make README's tables from the committed measurements
+	$(BIN)/python -m benchmarks.readme
 
 build: $(READY) ## Build the wheel
 	$(BIN)/python -m build --wheel

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from html.parser import HTMLParser
 from itertools import pairwise
 
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparsedp.report.frame import LETTER, ticks_that_fit
+from sparsedp.report.interval_chart import Interval, interval_chart
 from sparsedp.report.markup import Html, join, plain, tag
 from sparsedp.report.numbers import significant
 from sparsedp.report.scale import linear_axis, round_step, symmetric_log_axis
@@ -119,3 +121,16 @@ def test_ticks_that_are_drawn_do_not_overlap(above, room):
 )
 def test_numbers_read_as_people_write_them(value, text):
     assert significant(value) == text
+
+
+def test_an_interval_beyond_the_axis_is_cut_without_an_end_mark():
+    axis = linear_axis("accuracy", 0.6, 1.0)
+    row = Interval("a", (0.8, 0.9), 0.85, 0.2, 0.95, "m0", "")
+    drawn = interval_chart(520, axis, [row], "alt").text
+    ends = [float(x) for x in re.findall(r'<line x1="([\d.]+)"[^>]*class="cap', drawn)]
+    left, right = re.search(r'<line x1="([\d.]+)" x2="([\d.]+)"[^>]*class="whisker', drawn).groups()
+    assert len(ends) == 1
+    assert float(right) == ends[0]
+    assert float(left) == pytest.approx(14 + LETTER, abs=0.01)
+    both = interval_chart(520, axis, [Interval("a", (), 0.85, 0.7, 0.95, "m0", "")], "alt").text
+    assert both.count('class="cap') == 2

@@ -190,6 +190,6 @@ def _settings(record: Record) -> dict[str, Any]:
             stack += [(f"{name}.{key}" if name else str(key), item) for key, item in value.items()]
         elif isinstance(value, list):
             stack += [(f"{name}.{number}", item) for number, item in enumerate(value)]
-        else:
+        elif name != "seed":
             flat[name] = value
     return flat

@@ -33,7 +33,8 @@ def interval_chart(
 ) -> Html:
     """One row per name: a dot for each value, a diamond for the mean, a bar for the interval.
 
-    Names stand on the left, or above their rows where they are too long for that.
+    Names stand on the left, or above their rows where they are too long for that. An interval that reaches beyond the
+    axis is cut there, without an end mark.
     """
     left = 14 + LETTER * max(len(row.name) for row in rows)
     above = left > 0.42 * width
@@ -62,11 +63,16 @@ def _upright(frame: Frame, value: float, style: str) -> Html:
 def _interval(frame: Frame, row: Interval, y: float, name: Html) -> Html:
     parts: list[Child] = [name]
     if row.low is not None and row.high is not None:
-        low, high = frame.across(row.low), frame.across(row.high)
-        parts.append(tag("line", {"x1": low, "x2": high, "y1": y, "y2": y, "class": f"whisker {row.style}"}))
-        for end in (low, high):
-            cap: Attributes = {"x1": end, "x2": end, "y1": y - 5, "y2": y + 5, "class": f"cap {row.style}"}
-            parts.append(tag("line", cap))
+        axis = frame.x
+        start, stop = frame.across(max(row.low, axis.low)), frame.across(min(row.high, axis.high))
+        parts.append(
+            tag("line", {"x1": start, "x2": stop, "y1": y, "y2": y, "class": f"whisker {row.style}"})
+        )
+        for end in (row.low, row.high):
+            if axis.low <= end <= axis.high:
+                at = frame.across(end)
+                cap: Attributes = {"x1": at, "x2": at, "y1": y - 5, "y2": y + 5, "class": f"cap {row.style}"}
+                parts.append(tag("line", cap))
     for value in row.dots:
         dot: Attributes = {"cx": frame.across(value), "cy": y + 10, "r": 2.4, "class": f"seed {row.style}"}
         parts.append(tag("circle", dot))

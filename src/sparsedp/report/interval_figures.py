@@ -30,7 +30,7 @@ def means_figure(group: Group) -> Html:
         for arm in group.arms
     ]
     ends = [v for row in rows for v in (*row.dots, row.mean, row.low, row.high) if v is not None]
-    x = linear_axis(metric.title, min(ends), max(ends), text=metric.tick)
+    x = linear_axis(metric.title, metric.within(min(ends)), metric.within(max(ends)), text=metric.tick)
     best = max(group.arms, key=lambda arm: arm.estimate.mean)
     return figure(
         f"{metric.title[0].upper()}{metric.title[1:]}",

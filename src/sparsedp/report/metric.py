@@ -17,14 +17,20 @@ class Metric:
     Attributes:
         key: its name in `metrics`.
         title: what people call it.
-        share: whether it lies in 0..1 and reads as a percentage.
+        share: whether it reads as a percentage.
         unit: what differences of it are counted in.
+        bounded: whether it lies in 0..1.
     """
 
     key: str
     title: str
     share: bool
     unit: str
+    bounded: bool = True
+
+    def within(self, value: float) -> float:
+        """A value moved to where the metric can be; an interval may reach beyond."""
+        return min(max(value, 0.0), 1.0) if self.bounded else value
 
     def text(self, value: float) -> str:
         """A value of it."""
@@ -49,14 +55,14 @@ _NAMED = {
         Metric("balanced_accuracy", "balanced accuracy", share=True, unit="percentage points"),
         Metric("sensitivity", "sensitivity", share=True, unit="percentage points"),
         Metric("specificity", "specificity", share=True, unit="percentage points"),
-        Metric("loss", "held-out loss", share=False, unit="loss"),
+        Metric("loss", "held-out loss", share=False, unit="loss", bounded=False),
     )
 }
 
 
 def metric_named(key: str) -> Metric:
     """A metric by its key; an unknown one is a plain number."""
-    return _NAMED.get(key, Metric(key, key.replace("_", " "), share=False, unit=key))
+    return _NAMED.get(key, Metric(key, key.replace("_", " "), share=False, unit=key, bounded=False))
 
 
 def leading(metrics: Iterable[Mapping[str, float | None]]) -> Metric | None:
