@@ -67,7 +67,7 @@ class SparseDPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         hidden: widths of hidden layers; () is logistic regression.
         epochs: passes over the data, on average.
         batch_size: expected batch size, in units; if not given, the power of two nearest to 4 sqrt(N).
-        lr: learning rate of SGD with momentum 0.9; 0.2 / clip_norm if not given.
+        lr: rate of SGD with momentum 0.9; 0.2 sqrt(batch_size / 128) / clip_norm if not given.
         clip_norm: L2 bound on each unit's gradient.
         active_ratio: share of the coordinates trained, or "auto" where the method can choose; if not given, the
             method's own, but never fewer than 32 coordinates: there is nothing to gain in a handful.

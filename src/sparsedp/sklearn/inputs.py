@@ -46,7 +46,7 @@ def encode_labels(y: npt.NDArray[Any], declared: Any) -> tuple[npt.NDArray[Any],
         )
     if not known.all():
         raise DataError(
-            f"y has the label {y[~known][0]!r}, which is not among the declared classes {classes.tolist()}; "
+            f"y has the label {y[~known].tolist()[0]!r}, which is not among the declared classes {classes.tolist()}; "
             "declare it, or drop those rows"
         )
     return classes, torch.from_numpy(np.searchsorted(classes, y).astype(np.int64))
@@ -113,7 +113,8 @@ def to_features(X: Matrix) -> Features:
     Raises:
         ValueError: a value does not fit into single precision.
     """
-    X = check_array(X, accept_sparse="csr", dtype=np.float32)
+    with np.errstate(over="ignore"):
+        X = check_array(X, accept_sparse="csr", dtype=np.float32)
     if not sparse.issparse(X):
         return Dense(torch.from_numpy(np.array(X, order="C")))
     X = X.copy()

@@ -133,7 +133,8 @@ def looks_standardized(X: Matrix) -> bool:
     if sparse.issparse(X) or len(X) < 3:
         return False
     tolerance = 1e-4 if X.dtype == np.float32 else 1e-6
-    mean, deviation = X.mean(axis=0, dtype=np.float64), X.std(axis=0, dtype=np.float64)
+    with np.errstate(over="ignore", invalid="ignore"):
+        mean, deviation = X.mean(axis=0, dtype=np.float64), X.std(axis=0, dtype=np.float64)
     varies = deviation > tolerance
     return bool(
         varies.any()

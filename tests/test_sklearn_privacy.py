@@ -1,0 +1,297 @@
+"""SparseDPClassifier: what must be public, and what is refused or warned of."""
+
+import warnings
+
+import joblib
+import numpy as np
+import pytest
+from scipy import sparse
+from sklearn import config_context
+from sklearn.base import clone
+from sklearn.compose import ColumnTransformer
+from sklearn.decomposition import PCA
+from sklearn.ensemble import VotingClassifier
+from sklearn.frozen import FrozenEstimator
+from sklearn.impute import SimpleImputer
+from sklearn.model_selection import GridSearchCV, GroupKFold, cross_val_score
+from sklearn.pipeline import FeatureUnion, make_pipeline
+from sklearn.preprocessing import MinMaxScaler, Normalizer, OneHotEncoder, StandardScaler
+
+from sklearn_tools import classifier, table, weights
+from sparsedp import DataError, PrivacyError, PrivacyWarning, SparseDPError
+from sparsedp.sklearn import BoundedScaler
+
+# Classes
+
+
+def test_classes_read_off_the_labels_are_warned_of():
+    X, y = table()
+    with pytest.warns(PrivacyWarning, match="classes was not given"):
+        model = classifier(classes=None).fit(X, y)
+    np.testing.assert_array_equal(model.classes_, [0, 1])
+
+
+def test_declared_classes_are_kept_sorted_also_when_no_record_has_one():
+    X, y = table()
+    model = classifier(classes=[2, 0, 1]).fit(X, y)
+    np.testing.assert_array_equal(model.classes_, [0, 1, 2])
+    assert model.predict_proba(X).shape == (80, 3)
+
+
+@pytest.mark.parametrize(
+    ("classes", "message"),
+    [([0, 2], "label 1, which is not"), ([0], "at least 2"), (["0", "1"], "which is not")],
+)
+def test_classes_that_do_not_fit_the_labels_are_refused(classes, message):
+    with pytest.raises(DataError, match=message):
+        classifier(classes=classes).fit(*table())
+
+
+def test_public_class_weights_move_predictions_towards_the_class():
+    X, y = np.zeros((200, 1)), np.arange(200) % 2
+    settings = {
+        "epsilon": 20.0,
+        "epochs": 20,
+        "clip_norm": 3.0,
+        "lr": 0.1,
+        "batch_size": 64,
+        "method": "dp-sgd",
+    }
+    plain = classifier(**settings).fit(X, y).predict_proba(X)[0, 1]
+    weighted = classifier(**settings, class_weight={1: 4.0}).fit(X, y).predict_proba(X)[0, 1]
+    assert plain == pytest.approx(0.5, abs=0.1)
+    assert weighted == pytest.approx(0.8, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("balanced", "count the training labels"),
+        ({1: 0.0}, "> 0"),
+        ({1: np.inf}, "> 0"),
+        ({7: 1.0}, "some of the"),
+    ],
+)
+def test_class_weights_that_are_not_public_positive_numbers_are_refused(given, message):
+    with pytest.raises(SparseDPError, match=message):
+        classifier(class_weight=given).fit(*table())
+
+
+# Units
+
+
+def test_units_of_any_type_are_the_same_units():
+    X, y = table()
+    ids = np.random.default_rng(0).integers(0, 30, size=80)
+    models = [
+        classifier(unit="patient").fit(X, y, units=given)
+        for given in (
+            ids,
+            [f"p{one:02d}" for one in ids],
+            np.array([f"p{one:02d}" for one in ids], dtype=object),
+        )
+    ]
+    for model in models[1:]:
+        np.testing.assert_array_equal(weights(model), weights(models[0]))
+    assert models[0].n_units_ == len(np.unique(ids))
+    assert "removing one patient of" in models[0].guarantee_
+
+
+def test_without_units_the_guarantee_says_row():
+    assert "removing one row of 80" in classifier().fit(*table()).guarantee_
+
+
+def test_a_promised_unit_needs_ids():
+    with pytest.raises(PrivacyError, match="units"):
+        classifier(unit="patient").fit(*table())
+
+
+@pytest.mark.parametrize(
+    ("units", "message"),
+    [
+        ([1, 2], "2 ids for 80 rows"),
+        ([None] * 80, "missing"),
+        ([np.nan] * 80, "missing"),
+        ([1, "a"] * 40, "type"),
+    ],
+)
+def test_units_that_do_not_name_every_row_are_refused(units, message):
+    given = np.array(units, dtype=object)
+    with pytest.raises(DataError, match=message):
+        classifier(unit="patient").fit(*table(), units=given)
+
+
+def test_units_pass_through_a_search_of_a_pipeline():
+    X, y = table()
+    ids = np.arange(80) // 4
+    search = GridSearchCV(
+        make_pipeline(BoundedScaler(-1, 1), classifier(unit="patient", batch_size=4, method="dp-sgd")),
+        {"sparsedpclassifier__lr": [0.1, 1.0]},
+        cv=GroupKFold(2),
+        error_score="raise",
+    )
+    with pytest.warns(PrivacyWarning, match="search or cross-validation"):
+        search.fit(X, y, groups=ids, sparsedpclassifier__units=ids)
+    assert search.best_estimator_[-1].n_units_ == 20
+    assert 0 <= search.best_score_ <= 1
+
+
+def test_units_are_routed_as_metadata_when_requested():
+    X, y = table()
+    ids = np.arange(80) // 4
+    with config_context(enable_metadata_routing=True):
+        model = classifier(batch_size=4, method="dp-sgd").set_fit_request(units=True)
+        with pytest.warns(PrivacyWarning):
+            search = GridSearchCV(model, {"lr": [0.1]}, cv=2, error_score="raise").fit(X, y, units=ids)
+    assert search.best_estimator_.n_units_ == 20
+
+
+# Scaling
+
+
+@pytest.mark.parametrize("kind", [np.asarray, sparse.csr_array])
+def test_bounded_scaler_agrees_with_scikit_learns_scaler_fitted_on_the_bounds(kind):
+    X = np.random.default_rng(0).normal(size=(50, 3)) * 4
+    high = np.array([1.0, 2.5, 7.0])
+    oracle = MinMaxScaler((-1, 1), clip=True).fit(np.stack([-high, high]))
+    scaled = BoundedScaler(-high, high).fit_transform(kind(X))
+    np.testing.assert_allclose(
+        np.asarray(scaled.todense() if kind is not np.asarray else scaled), oracle.transform(X)
+    )
+
+
+def test_bounded_scaler_is_the_same_whatever_it_was_fitted_on():
+    X = np.random.default_rng(0).normal(size=(20, 2))
+    scaler = BoundedScaler(0, [1, 3])
+    expected = scaler.transform(X)
+    np.testing.assert_array_equal(clone(scaler).fit(1000 * X).transform(X), expected)
+    np.testing.assert_array_equal(BoundedScaler(0, 1).transform([[-5.0, 0.25, 1.0, 9.0]]), [[-1, -0.5, 1, 1]])
+
+
+@pytest.mark.parametrize("bounds", [(1, 1), (0, np.inf), (np.nan, 1), ([0, 0], 1), 3, (0, 1, 2), ("a", "b")])
+def test_bounds_that_do_not_fit_are_refused(bounds):
+    with pytest.raises(DataError, match="feature bounds"):
+        classifier(feature_bounds=bounds).fit(*table())
+
+
+def test_bounds_that_move_zero_are_refused_for_sparse_features():
+    X, y = table()
+    with pytest.raises(DataError, match="zero"):
+        classifier(feature_bounds=(0, 1)).fit(sparse.csr_matrix(X), y)
+
+
+def test_records_are_normalized_one_by_one():
+    X, y = table()
+    long = classifier(normalize="record").fit(1000 * X, y)
+    np.testing.assert_allclose(weights(long), weights(classifier(normalize="record").fit(X, y)), atol=1e-6)
+    np.testing.assert_allclose(long.predict_proba(X[:1]), long.predict_proba(50 * X)[:1])
+
+
+@pytest.mark.parametrize(
+    "choice", [{"standardize": True}, {"normalize": "standard"}, {"normalize": ["record"]}]
+)
+def test_standardizing_is_refused_with_the_reason_and_what_to_do(choice):
+    with pytest.raises(PrivacyError, match=r"computed exactly from the training data.*feature_bounds"):
+        classifier(**choice).fit(*table())
+
+
+def test_data_standardized_by_hand_is_warned_of():
+    X, y = table()
+    for scaled in (StandardScaler().fit_transform(X), StandardScaler().fit_transform(X).astype(np.float32)):
+        with pytest.warns(PrivacyWarning, match="mean 0 and deviation 1"):
+            classifier().fit(scaled, y)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, 1e300])
+def test_values_that_are_no_numbers_or_too_large_are_refused(value):
+    X, y = table()
+    X[7, 1] = value
+    with pytest.raises(ValueError, match=r"NaN|infinity"):
+        classifier().fit(X, y)
+
+
+# Surroundings
+
+
+def columns(*steps):
+    return ColumnTransformer([(f"part{place}", step, [place]) for place, step in enumerate(steps)])
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        StandardScaler(),
+        make_pipeline(BoundedScaler(), MinMaxScaler()),
+        columns(BoundedScaler(), StandardScaler(), "passthrough"),
+        FeatureUnion([("bounds", BoundedScaler()), ("moments", StandardScaler())]),
+    ],
+)
+def test_a_pipeline_that_scales_by_exact_statistics_is_refused(step):
+    with pytest.raises(PrivacyError, match=r"pipeline scales with \w+Scaler, which computes"):
+        make_pipeline(step, classifier()).fit(*table())
+
+
+@pytest.mark.parametrize("step", [PCA(2), OneHotEncoder(), SimpleImputer(), columns(SimpleImputer())])
+def test_other_steps_that_learn_from_the_data_are_warned_of(step):
+    X, y = table()
+    with pytest.warns(PrivacyWarning, match="what it learns is not private"):
+        make_pipeline(step, classifier()).fit(np.round(X), y)
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        "passthrough",
+        BoundedScaler(),
+        Normalizer(),
+        FrozenEstimator(StandardScaler().fit(table(seed=9)[0])),
+        OneHotEncoder(categories=[[-1, 0, 1]] * 3),
+        SimpleImputer(strategy="constant", keep_empty_features=True),
+        columns(OneHotEncoder(categories=[[-1, 0, 1]]), BoundedScaler(), "drop"),
+    ],
+)
+def test_steps_with_fixed_rules_pass_without_a_word(step):
+    X, y = table()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fitted = make_pipeline(step, classifier()).fit(np.round(X), y)
+    assert fitted.predict(np.round(X)).shape == (80,)
+
+
+@pytest.mark.parametrize(
+    ("around", "what"),
+    [
+        (lambda model, X, y: cross_val_score(model, X, y, cv=2, error_score="raise"), "cross-validation"),
+        (
+            lambda model, X, y: GridSearchCV(model, {"lr": [0.1]}, cv=2, error_score="raise").fit(X, y),
+            "search",
+        ),
+    ],
+)
+def test_repeated_fits_on_the_same_data_are_warned_of(around, what):
+    with pytest.warns(PrivacyWarning, match=f"{what}.*n fits cost up to n times epsilon") as caught:
+        around(classifier(), *table())
+    assert len(caught) >= 2
+
+
+def test_repeated_fits_in_threads_are_warned_of():
+    with joblib.parallel_backend("threading"), pytest.warns(PrivacyWarning, match="cross-validation"):
+        cross_val_score(classifier(), *table(), cv=2, n_jobs=2, error_score="raise")
+
+
+def test_the_fits_of_an_ensemble_are_warned_of():
+    vote = VotingClassifier([("one", classifier()), ("two", classifier(lr=1.0))])
+    with pytest.warns(PrivacyWarning, match="an ensemble"):
+        vote.fit(*table())
+
+
+def test_one_plain_fit_is_not_warned_of():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        classifier().fit(*table())
+
+
+def test_weights_of_single_records_are_refused_with_the_way_out():
+    X, y = table()
+    with pytest.raises(PrivacyError, match=r"sample_weight is refused.*class_weight"):
+        classifier().fit(X, y, sample_weight=np.ones(80))
