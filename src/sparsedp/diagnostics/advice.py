@@ -1,0 +1,231 @@
+"""Advice from what a run released: would fewer coordinates have sufficed, which, and how sure is that.
+
+It rests on the split estimates of the warm-up (`warmup.py`) and the one-step criterion (TP-TopK, Prop. 5.1) alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+from scipy import special
+
+from sparsedp.core.ratio import exact_ratio, share_of
+from sparsedp.core.support import Support
+from sparsedp.diagnostics.criteria import Estimate, SplitEnergies
+from sparsedp.diagnostics.proxy import split_concentration
+from sparsedp.diagnostics.warmup import WarmupStatistics, looked_at, read_statistics
+from sparsedp.methods.timeline import noise_on_mean
+from sparsedp.privacy.plan import Plan
+from sparsedp.training.folder import RunFolder
+
+RATIOS = (0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9)
+
+CAVEATS = (
+    "The criterion looks one step ahead at the weights of the warm-up; a support that holds more energy there need "
+    "not train better over a whole run.",
+    "The advice costs no privacy, but a new run on the same data does: the two budgets add up.",
+)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One ranking at one ratio.
+
+    Attributes:
+        ranking: "energy", "coherent", or "random".
+        ratio: k/d.
+        gain: noise energy saved less gradient energy lost, per step; positive when it pays.
+        relative: the gain over the noise energy of a dense step.
+    """
+
+    ranking: str
+    ratio: float
+    gain: Estimate
+    relative: float
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """What to do, why, and how sure that is.
+
+    Attributes:
+        recommendation: one sentence.
+        confidence: the probability that its main claim is right as far as noise goes, corrected for the choice
+            among the options.
+        sure: that in words.
+        reasons: what was found, a sentence each.
+        options: everything that was compared.
+        caveats: what it does not say.
+    """
+
+    recommendation: str
+    confidence: float
+    sure: str
+    reasons: tuple[str, ...]
+    options: tuple[Option, ...]
+    caveats: tuple[str, ...] = CAVEATS
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON values."""
+        options = [
+            {
+                "ranking": o.ranking,
+                "ratio": o.ratio,
+                "gain": o.gain.value,
+                "std": o.gain.std,
+                "relative": o.relative,
+            }
+            for o in self.options
+        ]
+        return {
+            "recommendation": self.recommendation,
+            "confidence": self.confidence,
+            "sure": self.sure,
+            "reasons": list(self.reasons),
+            "caveats": list(self.caveats),
+            "options": options,
+        }
+
+    def text(self) -> str:
+        """In plain words."""
+        reasons = "\n".join(f"- {reason}" for reason in self.reasons)
+        return f"{self.recommendation} ({self.sure}.)\n\n{reasons}\n\n" + "\n".join(self.caveats) + "\n"
+
+
+def advise_run(folder: Path | str) -> Advice:
+    """Advice from a run's folder.
+
+    Raises:
+        DataError: there is no run, or it kept no warm-up statistics.
+    """
+    plan = RunFolder.open(folder).plan()
+    return advise(read_statistics(folder), plan)
+
+
+def advise(found: WarmupStatistics, plan: Plan) -> Advice:
+    """Advice for the noise of the plan's last phase."""
+    noise_std = noise_on_mean(plan, plan.phases[-1])
+    options = tuple(_options(found, noise_std))
+    best = _best(options, found)
+    dense = best.gain.value <= 0
+    compared = len(options)
+    confidence = _corrected(-best.gain.value if dense else best.gain.value, best.gain.std, compared)
+    split = next(iter(found.splits.values()))
+    reasons = (
+        _energy_against_noise(split, noise_std),
+        *(_ranking_against_chance(name, found.splits[name]) for name in found.splits),
+        _about_split(plan, noise_std),
+        f"Seen: {found.steps} of {found.planned} warm-up steps.",
+    )
+    return Advice(
+        _recommendation(best, confidence, dense), confidence, in_words(confidence), reasons, options
+    )
+
+
+def in_words(confidence: float) -> str:
+    """How sure, for people."""
+    for least, words in ((0.997, "very sure"), (0.95, "fairly sure"), (0.8, "leaning this way")):
+        if confidence >= least:
+            return words
+    return "noise could have made this up"
+
+
+def _options(found: WarmupStatistics, noise_std: float) -> Sequence[Option]:
+    """Every ranking at every ratio, and random supports."""
+    options = []
+    one = next(iter(found.splits.values()))
+    d = one.dimension
+    dense_noise = d * noise_std**2
+    total = one.energy(Support.full(d))
+    for ratio in RATIOS:
+        k = max(1, share_of(exact_ratio(ratio), d))
+        left = 1 - k / d
+        chance = Estimate(left * (dense_noise - total.value), left * total.std)
+        gains = {"random": chance} | {name: split.gain(k, noise_std) for name, split in found.splits.items()}
+        options += [
+            Option(name, k / d, gain, gain.value / dense_noise if dense_noise else 0.0)
+            for name, gain in gains.items()
+        ]
+    return options
+
+
+def _best(options: Sequence[Option], found: WarmupStatistics) -> Option:
+    """The largest gain; a ranking that cannot be told from chance at its ratio gives way to random supports."""
+    best = max(options, key=lambda option: option.gain.value)
+    if best.ranking == "random":
+        return best
+    split = found.splits[best.ranking]
+    k = round(best.ratio * split.dimension)
+    inside = split.energy(split.support(k))
+    outside = split.energy(Support(split.order[k:], split.dimension))
+    above = (1 - best.ratio) * inside.value - best.ratio * outside.value
+    std = math.hypot((1 - best.ratio) * inside.std, best.ratio * outside.std)
+    if above > 3 * std:
+        return best
+    return next(option for option in options if option.ranking == "random" and option.ratio == best.ratio)
+
+
+def _recommendation(best: Option, confidence: float, dense: bool) -> str:
+    if confidence < 0.8:
+        return "The warm-up does not tell whether fewer coordinates suffice; keep what you have, or compare seeds."
+    if dense:
+        return "Keep every coordinate: each ratio tried would lose more gradient than the noise it saves."
+    how = "and random ones do as well as any" if best.ranking == "random" else f"ranked by {best.ranking}"
+    share = f"{best.ratio:.0%} of the coordinates, {how}"
+    return f"Sparsity pays at this noise: train {share}; a step's error falls by {best.relative:.0%} of dense noise."
+
+
+def _energy_against_noise(split: SplitEnergies, noise_std: float) -> str:
+    total = split.energy(Support.full(split.dimension))
+    noise = split.dimension * noise_std**2
+    ratio, spread = (total.value / noise, total.std / noise) if noise else (math.inf, 0.0)
+    return (
+        f"The gradient's energy is {ratio:.2g} of a dense step's noise energy (give or take {2 * spread:.1g}); "
+        "below 1, even random sparsity saves more noise than it loses signal."
+    )
+
+
+def _ranking_against_chance(name: str, split: SplitEnergies) -> str:
+    k = max(1, split.dimension // 5)
+    found = split_concentration(split, k)
+    if found.share is None:
+        return f"Ranking by {name}: too little energy stands out from the noise to say what it captures."
+    share, std = found.share.value, found.share.std
+    verdict = (
+        "clearly better than chance"
+        if share - 3 * std > found.active_ratio
+        else "not told apart from chance"
+        if share + 3 * std > found.active_ratio
+        else "worse than chance"
+    )
+    return (
+        f"Ranking by {name}: the best {found.active_ratio:.0%} hold {share:.0%} of the energy "
+        f"(give or take {2 * std:.0%}), {verdict}."
+    )
+
+
+def _about_split(plan: Plan, noise_std: float) -> str:
+    first = noise_on_mean(plan, looked_at(plan))
+    if noise_std and first > 1.1 * noise_std:
+        return (
+            f"The warm-up was {first / noise_std:.1f} times as noisy as the main phase; with equal noise in both "
+            "(the default) the ranking would be sharper."
+        )
+    if noise_std and first < 0.9 * noise_std:
+        return (
+            "The warm-up was quieter than the main phase: its ranking took budget that training then lacked."
+        )
+    return "Warm-up and main phase have the same noise, which is what we recommend."
+
+
+def _corrected(gain: float, std: float, compared: int) -> float:
+    """One-sided normal confidence, Bonferroni over what was compared."""
+    if std == 0:
+        return 1.0 if gain > 0 else 0.0
+    return max(0.0, 1 - compared * float(special.ndtr(-gain / std)))

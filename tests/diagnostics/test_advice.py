@@ -1,0 +1,156 @@
+import numpy as np
+import pytest
+import torch
+from diagnostic_probes import network, rows
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import sparsedp
+from sparsedp.core.errors import DataError
+from sparsedp.core.layout import Layout
+from sparsedp.diagnostics.advice import RATIOS, advise, advise_run, in_words
+from sparsedp.diagnostics.criteria import SplitEnergies
+from sparsedp.diagnostics.warmup import (
+    FILE,
+    WarmupRecorder,
+    WarmupStatistics,
+    read_statistics,
+    write_statistics,
+)
+from sparsedp.methods import build_plan, get_method
+from sparsedp.training.reports import StepReport
+
+PLAN = build_plan(
+    get_method("tp-topk"), None, units=1000, batch_size=100, epochs=10, epsilon=3.0, delta=1e-5, clip_norm=1.0,
+    accountant="rdp",
+)  # fmt: skip
+NOISE = PLAN.phases[-1].noise_multiplier / 100
+
+
+def statistics(gradient, seed, steps=40, noise=NOISE):
+    """A simulated warm-up of a fixed gradient."""
+    rng = np.random.default_rng(seed)
+    released = gradient + noise * rng.standard_normal((steps, gradient.size))
+    first, rest = released[: steps // 2], released[steps // 2 :]
+    orders = {"energy": -(first**2).mean(0), "coherent": -(first.mean(0) ** 2)}
+    even, odd = (torch.from_numpy(rest[i::2].mean(0)) for i in range(2))
+    v = noise**2 / (steps // 4)
+    splits = {
+        name: SplitEnergies(torch.from_numpy(np.argsort(key, kind="stable")), even, odd, v, v)
+        for name, key in orders.items()
+    }
+    return WarmupStatistics(splits, steps, steps, noise)
+
+
+def test_a_few_strong_coordinates_are_found_and_recommended():
+    gradient = np.zeros(2000)
+    gradient[:60] = 8 * NOISE
+    advice = advise(statistics(gradient, 0), PLAN)
+    assert "Sparsity pays" in advice.recommendation
+    assert "random" not in advice.recommendation
+    assert advice.sure == "very sure"
+    best = max(advice.options, key=lambda o: o.gain.value)
+    assert best.ratio == 0.05
+    assert any("clearly better than chance" in reason for reason in advice.reasons)
+    assert len(advice.options) == 3 * len(RATIOS)
+
+
+def test_energy_everywhere_above_the_noise_means_keep_every_coordinate():
+    gradient = 3 * NOISE * np.sign(np.random.default_rng(1).standard_normal(2000))
+    advice = advise(statistics(gradient, 1), PLAN)
+    assert advice.recommendation.startswith("Keep every coordinate")
+    assert advice.confidence > 0.99
+
+
+def test_without_signal_a_ranking_is_not_told_apart_from_chance():
+    advice = advise(statistics(np.zeros(2000), 2), PLAN)
+    assert not any("clearly better" in reason for reason in advice.reasons)
+    assert any("too little energy" in reason for reason in advice.reasons)
+    assert "Sparsity pays" in advice.recommendation  # any coordinate frozen saves noise and loses nothing
+    assert "random ones do as well" in advice.recommendation
+
+
+def test_signal_at_the_break_even_point_is_not_oversold():
+    """At gain zero for every option a confidence of 0.95 has probability at most 0.05 each; 8 of 40 below 1e-3."""
+    claims = 0
+    for seed in range(40):
+        advice = advise(statistics(NOISE * np.ones(500), seed), PLAN)
+        claims += advice.confidence >= 0.95
+    assert claims < 8
+
+
+def test_gains_are_those_of_the_split_estimates():
+    found = statistics(np.random.default_rng(3).standard_normal(400) * NOISE, 3)
+    advice = advise(found, PLAN)
+    for option in advice.options:
+        k = round(option.ratio * 400)
+        if option.ranking == "random":
+            total = float(found.splits["energy"].energies.sum())
+            assert option.gain.value == pytest.approx((1 - k / 400) * (400 * NOISE**2 - total))
+        else:
+            assert option.gain == found.splits[option.ranking].gain(k, NOISE)
+
+
+def test_words_follow_the_confidence():
+    assert [in_words(c) for c in (0.999, 0.96, 0.85, 0.3)] == [
+        "very sure", "fairly sure", "leaning this way", "noise could have made this up",
+    ]  # fmt: skip
+
+
+def a_run(out, method="tp-topk", callbacks=()):
+    model = network()
+    result = sparsedp.fit(
+        model, TensorDataset(*rows(80)), nn.CrossEntropyLoss(reduction="none"), method=method, epsilon=8.0,
+        delta=1e-3, epochs=5, batch_size=20, clip_norm=0.5, seed=3, progress=False, accountant="rdp",
+        out=out, callbacks=callbacks,
+    )  # fmt: skip
+    return Layout.of(model).flatten(result.model)
+
+
+@pytest.mark.parametrize("method", ["tp-topk", "dp-sgd"])
+def test_a_run_keeps_its_warm_up_and_is_the_same_without(tmp_path, method):
+    released = []
+
+    def keep(event):
+        if isinstance(event, StepReport):
+            released.append(event.released.dense())
+
+    out = tmp_path / "run"
+    watched = a_run(out, method, (WarmupRecorder(out), keep))
+    assert torch.equal(watched, a_run(tmp_path / "plain", method))
+    found = read_statistics(out)
+    assert (found.steps, found.planned) == (6, 6)
+    seen = torch.stack(released[:6]).double()
+    split = found.splits["energy"]
+    torch.testing.assert_close(split.first, seen[4])
+    torch.testing.assert_close(split.second, seen[[3, 5]].mean(0))
+    energy_order = torch.sort((seen[:3] ** 2).mean(0), descending=True, stable=True).indices
+    assert torch.equal(split.order, energy_order)
+    coherent_order = torch.sort(seen[:3].mean(0) ** 2, descending=True, stable=True).indices
+    assert torch.equal(found.splits["coherent"].order, coherent_order)
+    advice = advise_run(out)
+    assert advice.text().startswith(advice.recommendation)
+    assert set(advice.to_json()) == {
+        "recommendation", "confidence", "sure", "reasons", "caveats", "options",
+    }  # fmt: skip
+
+
+def test_a_method_that_is_sparse_from_the_start_keeps_nothing(tmp_path):
+    out = tmp_path / "run"
+    a_run(out, "on-rand", (WarmupRecorder(out),))
+    with pytest.raises(DataError, match="WarmupRecorder"):
+        advise_run(out)
+
+
+def test_statistics_come_back_to_the_bit_and_damage_is_noticed(tmp_path):
+    found = statistics(np.ones(30), 4)
+    path = write_statistics(tmp_path, found)
+    again = read_statistics(tmp_path)
+    for name, split in found.splits.items():
+        assert torch.equal(again.splits[name].order, split.order)
+        assert torch.equal(again.splits[name].first, split.first)
+        assert again.splits[name].second_variance == split.second_variance
+    path.write_bytes(path.read_bytes()[:50])
+    with pytest.raises(DataError, match="damaged"):
+        read_statistics(tmp_path)
+    assert path.name == FILE
