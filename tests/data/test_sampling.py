@@ -10,13 +10,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
 from sparsedp.core.batch import MicroBatch
+from sparsedp.core.clip import FlatClip
 from sparsedp.core.errors import DataError, PrivacyError
 from sparsedp.core.randomness import SeededRandomness, SystemRandomness
+from sparsedp.core.support import Support
 from sparsedp.data.sampling import PoissonSampler
+from sparsedp.gradients import ENGINES, Query
 
 ALARM = 1e-9
 """False-alarm rate of each statistical test here; there are fewer than twenty."""
@@ -135,6 +138,22 @@ def test_physical_batches_are_full_but_the_last_and_together_are_the_logical_one
     assert [row for part in parts for row in part] == whole
     assert all(len(part) == most for part in parts[:-1])
     assert all(0 < len(part) <= most for part in parts)
+
+
+@pytest.mark.parametrize("kind", ENGINES)
+@pytest.mark.parametrize("units", [None, [i // 3 for i in range(60)]], ids=["rows", "units"])
+def test_the_physical_batch_size_changes_memory_and_not_the_sum(kind, units):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.Linear(8, 2)).double()
+    engine = ENGINES[kind](model, lambda model, rows: model(rows.double() / 10).square().sum(1))
+    query = Query(Support.full(engine.layout.dimension), FlatClip(0.5))
+    settings = {"units": units, "rows_per_unit": 1 if units is None else 2}
+    whole, *others = (
+        engine.clipped_sum(next(sampler(60, 0.5, max_physical_batch=most, **settings).batches(0, 1)), query)
+        for most in (None, 2, 7, 100)
+    )
+    for other in others:
+        torch.testing.assert_close(other, whole, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("form", ["tuple", "dict"])

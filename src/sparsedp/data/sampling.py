@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler, TensorDataset, defaul
 from sparsedp.core.batch import MicroBatch, Rows
 from sparsedp.core.errors import DataError, PrivacyError
 from sparsedp.core.randomness import PrivateRandomness
+from sparsedp.data.shapes import FixedShapes
 
 Indices = npt.NDArray[np.int64]
 
@@ -24,9 +25,13 @@ Indices = npt.NDArray[np.int64]
 class BatchFetch(Protocol):
     """A data set that can gather many rows at once."""
 
-    def batch(self, indices: Tensor) -> Rows:
+    def rows_at(self, indices: Tensor) -> Rows:
         """The rows at these indices, already stacked."""
         ...
+
+
+Collate = Callable[[list[Any]], Rows]
+"""Makes a batch of items of a data set, as in a `DataLoader`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +58,8 @@ class PoissonSampler:
 
     **Privacy.** Each unit is included independently with probability `sampling_rate`. A unit is a row unless `units`
     names one for every row; then `rows_per_unit` rows of a sampled unit are drawn at random without replacement
-    (all of them if it has fewer), and the engine clips their mean gradient once.
+    (all of them if it has fewer), and the engine clips their mean gradient once. A row is loaded the same whatever
+    else is in its batch: `FixedShapes` refuses padding to the longest row of a batch.
     **Edge cases.** A batch may be empty; it still is a step.
     """
 
@@ -67,7 +73,8 @@ class PoissonSampler:
         rows_per_unit: int = 1,
         max_physical_batch: int | None = None,
         workers: int = 0,
-        collate: Callable[[list[Any]], Rows] | None = None,
+        collate: Collate | None = None,
+        shapes: FixedShapes | None = None,
     ) -> None:
         rows = len(cast("Any", dataset))
         if rows == 0:
@@ -88,7 +95,8 @@ class PoissonSampler:
         self._rows_per_unit = rows_per_unit
         self._max_physical = max_physical_batch
         self._workers = workers
-        self._collate = collate or default_collate
+        self._collate = collate
+        self._shapes = shapes or FixedShapes()
 
     @property
     def unit_count(self) -> int:
@@ -119,42 +127,43 @@ class PoissonSampler:
         return self._draw_several(chosen, step)
 
     def _draw_several(self, chosen: Indices, step: int) -> list[_Chunk]:
-        """Up to m rows of every chosen unit; a unit never crosses a micro-batch."""
+        """Up to m rows of every chosen unit; a unit never crosses a micro-batch, and the cuts change no draw."""
         assert self._index is not None
+        sizes = self._index.sizes[chosen]
+        owner = np.repeat(np.arange(len(chosen)), sizes)
+        within = np.arange(len(owner)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        rows = self._index.order[np.repeat(self._index.starts[chosen], sizes) + within]
+        lottery = self._randomness.below(np.full(len(rows), 2**52), key=(step,))
+        kept = np.lexsort((lottery, owner))[within < self._rows_per_unit]
+        rows, owner = rows[kept], owner[kept]
         limit = None if self._max_physical is None else self._max_physical // self._rows_per_unit
         chunks = []
-        for number, part in enumerate(_split(chosen, limit)):
-            sizes = self._index.sizes[part]
-            owner = np.repeat(np.arange(len(part)), sizes)
-            within = np.arange(len(owner)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-            rows = self._index.order[np.repeat(self._index.starts[part], sizes) + within]
-            lottery = self._randomness.below(np.full(len(rows), 2**52), key=(step, number))
-            order = np.lexsort((lottery, owner))
-            kept = order[within < self._rows_per_unit]
-            chunks.append(_Chunk(rows[kept], owner[kept]))
+        for part in _split(np.arange(len(chosen)), limit):
+            mine = slice(*np.searchsorted(owner, [part[0], part[-1] + 1]))
+            chunks.append(_Chunk(rows[mine], owner[mine] - part[0]))
         return chunks
 
     def _load(self, chunk: _Chunk) -> MicroBatch:
-        return _micro_batch(self._fetch(chunk.rows), chunk.units)
+        return self._micro_batch(fetch_rows(self._dataset, chunk.rows, self._collate), chunk)
 
-    def _fetch(self, rows: Indices) -> Rows:
-        if isinstance(self._dataset, BatchFetch):
-            return self._dataset.batch(torch.from_numpy(rows))
-        if isinstance(self._dataset, TensorDataset):
-            index = torch.from_numpy(rows)
-            return tuple(tensor[index] for tensor in self._dataset.tensors)
-        return self._collate([self._dataset[int(i)] for i in rows])
+    def _micro_batch(self, rows: Rows, chunk: _Chunk) -> MicroBatch:
+        self._shapes.check(rows, len(chunk.rows))
+        return MicroBatch(rows, None if chunk.units is None else torch.from_numpy(chunk.units))
 
     def _batches_from_workers(self, first_step: int, stop_step: int) -> Iterator[LogicalBatch]:
         schedule = _Schedule(self, first_step, stop_step)
         loader: DataLoader[Any] = DataLoader(
-            self._dataset, batch_sampler=schedule, num_workers=self._workers, collate_fn=self._collate
+            _Fetching(self._dataset, self._collate),
+            batch_size=None,
+            sampler=schedule,
+            num_workers=self._workers,
+            collate_fn=_as_it_is,
         )
         loaded = iter(loader)
 
         def load(chunks: list[_Chunk]) -> Iterator[MicroBatch]:
             for chunk in chunks:
-                yield _micro_batch(next(loaded), chunk.units)
+                yield self._micro_batch(next(loaded), chunk)
 
         for step in range(first_step, stop_step):
             chunks = schedule.take()
@@ -164,21 +173,48 @@ class PoissonSampler:
                 pass
 
 
-class _Schedule(Sampler[list[int]]):
+def fetch_rows(dataset: Dataset[Any], indices: Indices, collate: Collate | None) -> Rows:
+    """The rows at these indices as one batch: by the user's `collate` if there is one, else gathered at once if the
+    data set can, else item by item.
+    """
+    if collate is None and isinstance(dataset, BatchFetch):
+        return dataset.rows_at(torch.from_numpy(indices))
+    if collate is None and type(dataset) is TensorDataset:
+        index = torch.from_numpy(indices)
+        return tuple(tensor[index] for tensor in dataset.tensors)
+    return (collate or default_collate)([dataset[int(i)] for i in indices])
+
+
+@dataclass(frozen=True, slots=True)
+class _Fetching(Dataset[Any]):
+    """What a worker runs: the row indices of a micro-batch in, its rows out, exactly as without workers."""
+
+    dataset: Dataset[Any]
+    collate: Collate | None
+
+    def __getitem__(self, indices: Indices) -> Rows:
+        return fetch_rows(self.dataset, indices, self.collate)
+
+
+def _as_it_is(rows: Rows) -> Rows:
+    return rows
+
+
+class _Schedule(Sampler[Indices]):
     """Hands row indices to the workers, running ahead, and remembers which steps they belong to."""
 
     def __init__(self, sampler: PoissonSampler, first_step: int, stop_step: int) -> None:
         self._draws = (sampler._draw(step) for step in range(first_step, stop_step))
         self._pending: deque[list[_Chunk]] = deque()
 
-    def __iter__(self) -> Iterator[list[int]]:
+    def __iter__(self) -> Iterator[Indices]:
         for chunks in self._draws:
             self._pending.append(chunks)
             for chunk in chunks:
-                yield chunk.rows.tolist()
+                yield chunk.rows
 
     def take(self) -> list[_Chunk]:
-        """The chunks of the next step, drawing it now if the workers have not come so far."""
+        """The chunks of the next step. The loader asks for indices ahead of the steps, so they were drawn already."""
         if not self._pending:
             raise RuntimeError("the workers' schedule is behind the steps; this is a bug in sparsedp")
         return self._pending.popleft()
@@ -216,6 +252,3 @@ def _split(indices: Indices, most: int | None) -> list[Indices]:
         return [indices]
     return [indices[i : i + most] for i in range(0, len(indices), most)]
 
-
-def _micro_batch(rows: Rows, units: Indices | None) -> MicroBatch:
-    return MicroBatch(rows, None if units is None else torch.from_numpy(units))
