@@ -131,7 +131,7 @@ def noise_card(group: Group, plans: Mapping[int, Plan]) -> Html:
 
 
 def layers_card(group: Group) -> Html | None:
-    """Each arm's final share of every parameter, averaged over seeds; darker is more."""
+    """Each arm's final share of every parameter, averaged over seeds; stronger is more."""
     sizes = _sizes(group)
     if sizes is None:
         return None

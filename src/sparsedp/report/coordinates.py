@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from sparsedp.core.layout import Slot
@@ -11,11 +12,14 @@ from sparsedp.report.figure import Legend, Table, card, figure, numbers
 from sparsedp.report.markup import Attributes, Child, Html, tag
 from sparsedp.report.numbers import count, percent, significant
 from sparsedp.report.run import Run
-from sparsedp.report.scale import linear_axis, symmetric_log_axis
+from sparsedp.report.scale import Axis, linear_axis, symmetric_log_axis
 
 MOST_CELLS = 128
 """Rows of a layer beyond this many are shown in groups."""
 BINS = 44
+SEVERAL_DECADES = 100
+Floats = npt.NDArray[np.float64]
+Flags = npt.NDArray[np.bool_]
 
 
 def layers_figure(run: Run) -> Html:
@@ -47,7 +51,7 @@ def layers_figure(run: Run) -> Html:
             "figcaption",
             None,
             f"{overall} The bar is a parameter's share; the mark on it is the average. Each cell of the strip is a "
-            f"row (an output unit, a filter, an entry of a bias), darker where more of it is active.{over_time}",
+            f"row (an output unit, a filter, an entry of a bias), stronger where more of it is active.{over_time}",
         ),
         tag("ul", {"class": "layers"}, items),
         numbers("Active coordinates by parameter", table),
@@ -63,14 +67,8 @@ def score_figure(run: Run) -> Html:
         )
     scores = run.scores.double().numpy()
     kept = run.support.mask().numpy()
-    unit = float(np.median(np.abs(scores))) or float(np.abs(scores).max()) or 1.0
-    bent = np.arcsinh(scores / unit)
-    edges = np.linspace(bent.min(), max(bent.max(), bent.min() + 1e-6), BINS + 1)
-    below, above = (np.histogram(bent[part], edges)[0] for part in (kept, ~kept))
-    values = np.sinh(edges) * unit
-    x = symmetric_log_axis("score, linear near 0 and logarithmic beyond", values[0], values[-1], unit)
-    y = linear_axis("coordinates", 0, float((below + above).max()), text=count)
-    bars = Bars(tuple(map(float, values)), tuple(map(int, below)), tuple(map(int, above)))
+    x, bars = score_bars(scores, kept)
+    y = linear_axis("coordinates", 0, max(map(sum, zip(bars.below, bars.above, strict=True))), text=count)
     split = None
     if kept.any() and not kept.all() and scores[kept].min() >= scores[~kept].max():
         split = float(scores[kept].min())
@@ -90,6 +88,24 @@ def score_figure(run: Run) -> Html:
         _score_table(scores, kept),
         Legend((("active", "kept"), ("frozen", "frozen"))),
     )
+
+
+def score_bars(scores: Floats, kept: Flags) -> tuple[Axis, Bars]:
+    """A histogram of scores, kept ones below; its axis is bent where scores change sign or span several decades."""
+    size = np.abs(scores)
+    unit = float(np.median(size)) or float(size.max()) or 1.0
+    if scores.min() < 0 or size.max() > SEVERAL_DECADES * unit:
+        bent = np.arcsinh(scores / unit)
+        edges = np.linspace(bent.min(), max(bent.max(), bent.min() + 1e-6), BINS + 1)
+        ends = np.sinh(edges[[0, -1]]) * unit
+        axis = symmetric_log_axis("score, linear near 0 and logarithmic beyond", ends[0], ends[1], unit)
+        places = np.sinh(edges) * unit
+    else:
+        bent = scores
+        axis = linear_axis("score", float(scores.min()), float(scores.max()))
+        places = edges = np.linspace(axis.low, axis.high, BINS + 1)
+    below, above = (np.histogram(bent[part], edges)[0] for part in (kept, ~kept))
+    return axis, Bars(tuple(map(float, places)), tuple(map(int, below)), tuple(map(int, above)))
 
 
 def row_shares(mask: torch.Tensor) -> list[float]:
@@ -163,7 +179,7 @@ def _share(mask: torch.Tensor) -> str:
     return percent(float(mask.double().mean()))
 
 
-def _score_table(scores: np.ndarray, kept: np.ndarray) -> Table:
+def _score_table(scores: Floats, kept: Flags) -> Table:
     quantiles = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
     groups = [("all", scores), ("active", scores[kept]), ("frozen", scores[~kept])]
     return Table(
