@@ -29,7 +29,7 @@ def sparse_rows():
 
 def test_bytes_become_floats_between_zero_and_one():
     split = byte_split()
-    inputs, targets = split.batch(torch.tensor([5, 0]))
+    inputs, targets = split.rows_at(torch.tensor([5, 0]))
     assert inputs.dtype == torch.float32
     torch.testing.assert_close(inputs[1], torch.arange(8).reshape(2, 2, 2) / 255)
     assert targets.tolist() == [1, 0]

@@ -58,7 +58,7 @@ def some_records(patients=60):
 
 
 def dense_row(names, split, row):
-    inputs, _ = split.batch(torch.tensor([row]))
+    inputs, _ = split.rows_at(torch.tensor([row]))
     return {name: value for name, value in zip(names, inputs[0].tolist(), strict=True) if value}
 
 

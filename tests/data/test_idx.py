@@ -144,6 +144,6 @@ def test_the_real_files_are_complete(real_data, name, smallest_class):
     bundle = load(name, real_data)
     assert (len(bundle.train), len(bundle.test)) == (60_000, 10_000)
     assert torch.bincount(bundle.train.targets).min() == smallest_class
-    inputs, _ = bundle.train.batch(torch.arange(1000))
+    inputs, _ = bundle.train.rows_at(torch.arange(1000))
     assert inputs.min() == 0
     assert inputs.max() == 1

@@ -79,7 +79,7 @@ def test_the_archive_is_read_in_the_official_layout(tmp_path):
     assert sorted(bundle.train.targets.tolist()) == [0, 1]
     assert bundle.input_shape == (16_384,)
     positive = bundle.train.targets.tolist().index(1)
-    row, _ = bundle.train.batch(torch.tensor([positive]))
+    row, _ = bundle.train.rows_at(torch.tensor([positive]))
     words = {"great", "film", "i", "don't", "regret", "it"}
     assert set(row[0].nonzero().flatten().tolist()) == {zlib.crc32(word.encode()) % 16_384 for word in words}
     ids = imdb_tokens(tmp_path, length=4).train.features.values[positive]

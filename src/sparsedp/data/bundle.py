@@ -43,21 +43,21 @@ class Split(Dataset[tuple[Tensor, Tensor]]):
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         if not -len(self) <= index < len(self):
             raise IndexError(f"record {index} of {len(self)}")
-        inputs, targets = self.batch(torch.tensor([index % len(self)]))
+        inputs, targets = self.rows_at(torch.tensor([index % len(self)]))
         return inputs[0], targets[0]
 
     def __getitems__(self, indices: list[int]) -> list[tuple[Tensor, Tensor]]:
         """Many records at once, for PyTorch's data loader."""
-        inputs, targets = self.batch(torch.tensor(indices, dtype=torch.int64))
+        inputs, targets = self.rows_at(torch.tensor(indices, dtype=torch.int64))
         return list(zip(inputs, targets, strict=True))
 
-    def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+    def rows_at(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         """Inputs and targets at these indices, stacked."""
         return self.features.batch(indices), self.targets[indices]
 
     @property
     def inputs(self) -> Tensor:
-        """Every input as one dense tensor, made anew each time. Large data sets: prefer `batch`."""
+        """Every input as one dense tensor, made anew each time. Large data sets: prefer `rows_at`."""
         return self.features.batch(torch.arange(len(self)))
 
     @property

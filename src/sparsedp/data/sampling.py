@@ -174,8 +174,9 @@ class PoissonSampler:
 
 
 def fetch_rows(dataset: Dataset[Any], indices: Indices, collate: Collate | None) -> Rows:
-    """The rows at these indices as one batch: by the user's `collate` if there is one, else gathered at once if the
-    data set can, else item by item.
+    """The rows at these indices as one batch.
+
+    Items go through the user's `collate` if there is one; without it rows are gathered at once where that works.
     """
     if collate is None and isinstance(dataset, BatchFetch):
         return dataset.rows_at(torch.from_numpy(indices))
@@ -251,4 +252,3 @@ def _split(indices: Indices, most: int | None) -> list[Indices]:
     if most is None or len(indices) <= most:
         return [indices]
     return [indices[i : i + most] for i in range(0, len(indices), most)]
-

@@ -22,7 +22,7 @@ def evaluator(split: Split) -> Evaluator:
 
     def evaluate(model: nn.Module) -> Metrics:
         starts = range(0, len(split), _BATCH)
-        logits = torch.cat([model(split.batch(_range(start, len(split)))[0]) for start in starts])
+        logits = torch.cat([model(split.rows_at(_range(start, len(split)))[0]) for start in starts])
         loss = float(functional.cross_entropy(logits.double(), split.targets))
         metrics = {"loss": loss, **classification_metrics(logits, split.targets)}
         if "auc" in metrics:
