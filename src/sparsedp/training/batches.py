@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast, final
 
-import torch
+import numpy as np
 from torch import Tensor
-from torch.utils.data import Dataset, TensorDataset, default_collate
+from torch.utils.data import Dataset
 
 from sparsedp.core.batch import Rows
 from sparsedp.core.randomness import PrivateRandomness
-from sparsedp.data.sampling import BatchFetch, LogicalBatch, PoissonSampler
+from sparsedp.data.sampling import Collate, LogicalBatch, PoissonSampler, fetch_rows
+from sparsedp.data.shapes import FixedShapes
 from sparsedp.privacy.plan import Plan
 from sparsedp.training.identity import check_plan
+from sparsedp.training.standing_alone import check_rows_stand_alone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -26,27 +28,30 @@ class Loading:
         rows_per_unit: how many rows of a sampled unit are drawn; their mean gradient is clipped once.
         max_physical_batch: most rows loaded at once; changes nothing but memory.
         workers: loading processes. A data set with random augmentation replays exactly only with 0.
-        collate: makes a batch of items of the data set, as in a `DataLoader`.
+        collate: makes a batch of items of the data set, as in a `DataLoader`. Each row from its own item alone: pad
+            to one fixed length, never to the longest of the batch.
     """
 
     units: Tensor | Sequence[int] | None = None
     rows_per_unit: int = 1
     max_physical_batch: int | None = None
     workers: int = 0
-    collate: Callable[[list[Any]], Rows] | None = None
+    collate: Collate | None = None
 
 
 @final
 class Batches:
     """Draws every step's batch as the plan says.
 
-    **Privacy.** The rate comes from the plan that the ledger is charged by, and N is checked against it.
+    **Privacy.** The rate comes from the plan that the ledger is charged by, and N is checked against it. Rows that
+    look different in different company are refused: the first ones here, by their shapes in every batch.
     """
 
     def __init__(
         self, dataset: Dataset[Any], plan: Plan, randomness: PrivateRandomness, loading: Loading
     ) -> None:
         self._dataset, self._plan, self._collate = dataset, plan, loading.collate
+        shapes = FixedShapes()
         self._samplers = {
             phase.name: PoissonSampler(
                 dataset,
@@ -57,10 +62,12 @@ class Batches:
                 max_physical_batch=loading.max_physical_batch,
                 workers=loading.workers,
                 collate=loading.collate,
+                shapes=shapes,
             )
             for phase in plan.phases
         }
         check_plan(plan, next(iter(self._samplers.values())).unit_count)
+        check_rows_stand_alone(dataset, loading.collate, shapes)
 
     def first_rows(self, count: int) -> Rows:
         """The first rows of the data set, for a trial. Private."""
@@ -76,14 +83,8 @@ class Batches:
 
 
 def rows_in_order(
-    dataset: Dataset[Any], size: int, batch_size: int, collate: Callable[[list[Any]], Rows] | None
+    dataset: Dataset[Any], size: int, batch_size: int, collate: Collate | None
 ) -> Iterator[Rows]:
     """The first `size` rows of a data set, batch by batch, without drawing from any generator."""
     for start in range(0, size, batch_size):
-        stop = min(start + batch_size, size)
-        if isinstance(dataset, TensorDataset):
-            yield tuple(tensor[start:stop] for tensor in dataset.tensors)
-        elif isinstance(dataset, BatchFetch):
-            yield dataset.batch(torch.arange(start, stop))
-        else:
-            yield (collate or default_collate)([dataset[i] for i in range(start, stop)])
+        yield fetch_rows(dataset, np.arange(start, min(start + batch_size, size)), collate)
