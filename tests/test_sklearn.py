@@ -226,9 +226,12 @@ def test_a_handful_of_coordinates_is_trained_whole_unless_told_otherwise():
     few, many = table(features=3), table(features=400)
     assert classifier().fit(*few).result_.k == 4
     assert classifier(active_ratio=0.5).fit(*few).result_.k == 2
-    assert classifier(options=MethodOptions(active_ratio=0.5)).fit(*few).result_.k == 4
+    assert classifier(options=MethodOptions(active_ratio=0.5)).fit(*few).result_.k == 2
+    assert classifier(options=MethodOptions(ranking="energy")).fit(*few).result_.k == 4
     assert classifier().fit(*many).result_.k == 80
     assert classifier(method="dp-sgd").fit(*few).result_.k == 4
+    with pytest.raises(SparseDPError, match="ratio"):
+        classifier(active_ratio=0.0).fit(*few)
 
 
 # Copies

@@ -21,7 +21,7 @@ from torch import nn
 from sparsedp.core.errors import PrivacyError, PrivacyWarning, SparseDPError
 from sparsedp.core.randomness import PublicRandomness
 from sparsedp.data.bundle import Split
-from sparsedp.methods import Listed, MethodOptions, configure, get_method
+from sparsedp.methods import AUTO, Listed, MethodOptions, configure, get_method
 from sparsedp.methods.method import ActiveRatio
 from sparsedp.models.heads import parameter_count
 from sparsedp.models.tabular import logistic, mlp
@@ -238,16 +238,14 @@ class SparseDPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         )
 
     def _ratio(self, coordinates: int) -> ActiveRatio | None:
-        """The ratio given, or none to leave the method its own, or one that keeps a small model whole."""
+        """The ratio given, or None for the method's own, or one that leaves a small model enough coordinates."""
         row = configure(get_method(self.method), self.options)
-        fixed = self.active_ratio is not None or row.ranking is None or isinstance(row.schedule, Listed)
-        if (
-            fixed
-            or isinstance(row.active_ratio, str)
-            or row.active_ratio * coordinates >= _FEWEST_COORDINATES
-        ):
+        chosen = self.options is not None and self.options.active_ratio is not None
+        given = self.active_ratio is not None or chosen or isinstance(row.schedule, Listed)
+        if given or row.ranking is None or row.active_ratio == AUTO:
             return self.active_ratio
-        return min(1.0, max(row.active_ratio, _FEWEST_COORDINATES / coordinates))
+        fewest = min(1.0, _FEWEST_COORDINATES / coordinates)
+        return fewest if row.active_ratio < fewest else None
 
     def _schema(self) -> dict[str, Any]:
         bounds = self.feature_bounds
