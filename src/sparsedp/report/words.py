@@ -71,7 +71,7 @@ def _promises(plan: Plan) -> tuple[str, ...]:
         "changes and costs up to twice the epsilon.",
         _about_unit(plan),
         "It covers everything made from the training data here: weights, supports, scores, and every number of the "
-        "training phase in this run's files. Using them in any way costs nothing more.",
+        "training phase in this run's files but the time it took. Using them in any way costs nothing more.",
     )
 
 
