@@ -35,7 +35,7 @@ class Effort:
 
 
 FULL = Effort(turns=9, seconds=0.5, ratios=MASKED_RATIOS)
-QUICK = Effort(turns=4, seconds=0.25, ratios=QUICK_RATIOS)
+QUICK = Effort(turns=2, seconds=0.5, ratios=QUICK_RATIOS)
 
 
 @dataclass(slots=True)
