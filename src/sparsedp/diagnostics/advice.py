@@ -1,12 +1,13 @@
 """Advice from what a run released: would fewer coordinates have sufficed, which, and how sure is that.
 
-It rests on the split estimates of the warm-up (`warmup.py`) and the one-step criterion (TP-TopK, Prop. 5.1) alone.
+It rests on the split estimates of the warm-up (`warmup.py`) alone. The ratio is chosen by progress per step at the
+best step size (`criteria.py`); what the one-step criterion of TP-TopK (Prop. 5.1) says is reported beside it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
@@ -25,8 +26,8 @@ from sparsedp.training.folder import RunFolder
 RATIOS = (0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9)
 
 CAVEATS = (
-    "The criterion looks one step ahead at the weights of the warm-up; a support that holds more energy there need "
-    "not train better over a whole run.",
+    "The estimate looks one step ahead at the weights of the warm-up; a support that holds more energy there need "
+    "not train better over a whole run. It leaves out what a smaller support does to clipping.",
     "The advice costs no privacy, but a new run on the same data does: the two budgets add up.",
 )
 
@@ -39,14 +40,14 @@ class Option:
     Attributes:
         ranking: "energy", "coherent", or "random".
         ratio: k/d.
-        gain: noise energy saved less gradient energy lost, per step; positive when it pays.
-        relative: the gain over the noise energy of a dense step.
+        progress: of a step, at its best size, over that of a dense step; above 1 when it pays.
+        gain: noise energy saved less gradient energy lost (Prop. 5.1), over a dense step's noise energy.
     """
 
     ranking: str
     ratio: float
-    gain: Estimate
-    relative: float
+    progress: Estimate
+    gain: float
 
 
 @final
@@ -77,9 +78,9 @@ class Advice:
             {
                 "ranking": o.ranking,
                 "ratio": o.ratio,
-                "gain": o.gain.value,
-                "std": o.gain.std,
-                "relative": o.relative,
+                "progress": o.progress.value,
+                "progress_std": o.progress.std,
+                "gain": o.gain,
             }
             for o in self.options
         ]
@@ -112,10 +113,6 @@ def advise(found: WarmupStatistics, plan: Plan) -> Advice:
     """Advice for the noise of the plan's last phase."""
     noise_std = noise_on_mean(plan, plan.phases[-1])
     options = tuple(_options(found, noise_std))
-    best = _best(options, found)
-    dense = best.gain.value <= 0
-    compared = len(options)
-    confidence = _corrected(-best.gain.value if dense else best.gain.value, best.gain.std, compared)
     split = next(iter(found.splits.values()))
     reasons = (
         _energy_against_noise(split, noise_std),
@@ -123,9 +120,13 @@ def advise(found: WarmupStatistics, plan: Plan) -> Advice:
         _about_split(plan, noise_std),
         f"Seen: {found.steps} of {found.planned} warm-up steps.",
     )
-    return Advice(
-        _recommendation(best, confidence, dense), confidence, in_words(confidence), reasons, options
-    )
+    if not options:
+        return Advice(_UNKNOWN, 0.0, in_words(0.0), reasons, options)
+    best = max(options, key=lambda option: option.progress.value)
+    pays = best.progress.value > 1
+    confidence = _corrected(abs(best.progress.value - 1), best.progress.std, len(options))
+    reasons = (*reasons[:-1], _one_step(best), reasons[-1])
+    return Advice(_recommendation(best, confidence, pays), confidence, in_words(confidence), reasons, options)
 
 
 def in_words(confidence: float) -> str:
@@ -136,59 +137,47 @@ def in_words(confidence: float) -> str:
     return "noise could have made this up"
 
 
-def _options(found: WarmupStatistics, noise_std: float) -> Sequence[Option]:
-    """Every ranking at every ratio, and random supports."""
-    options = []
-    one = next(iter(found.splits.values()))
-    d = one.dimension
-    dense_noise = d * noise_std**2
-    total = one.energy(Support.full(d))
-    for ratio in RATIOS:
-        k = max(1, share_of(exact_ratio(ratio), d))
-        left = 1 - k / d
-        chance = Estimate(left * (dense_noise - total.value), left * total.std)
-        gains = {"random": chance} | {name: split.gain(k, noise_std) for name, split in found.splits.items()}
-        options += [
-            Option(name, k / d, gain, gain.value / dense_noise if dense_noise else 0.0)
-            for name, gain in gains.items()
-        ]
-    return options
+def _options(found: WarmupStatistics, noise_std: float) -> Iterator[Option]:
+    """Every ranking at every ratio; none when no energy stands out from the noise."""
+    for name, split in found.splits.items():
+        d = split.dimension
+        for ratio in RATIOS:
+            k = max(1, share_of(exact_ratio(ratio), d))
+            progress = split.progress(k, noise_std)
+            if progress is not None:
+                noise = d * noise_std**2
+                yield Option(name, k / d, progress, split.gain(k, noise_std).value / noise if noise else 0.0)
 
 
-def _best(options: Sequence[Option], found: WarmupStatistics) -> Option:
-    """The largest gain; a ranking that cannot be told from chance at its ratio gives way to random supports."""
-    best = max(options, key=lambda option: option.gain.value)
-    if best.ranking == "random":
-        return best
-    split = found.splits[best.ranking]
-    k = round(best.ratio * split.dimension)
-    inside = split.energy(split.support(k))
-    outside = split.energy(Support(split.order[k:], split.dimension))
-    above = (1 - best.ratio) * inside.value - best.ratio * outside.value
-    std = math.hypot((1 - best.ratio) * inside.std, best.ratio * outside.std)
-    if above > 3 * std:
-        return best
-    return next(option for option in options if option.ranking == "random" and option.ratio == best.ratio)
+_UNKNOWN = (
+    "The warm-up does not tell whether fewer coordinates suffice; keep what you have, or compare seeds."
+)
 
 
-def _recommendation(best: Option, confidence: float, dense: bool) -> str:
+def _recommendation(best: Option, confidence: float, pays: bool) -> str:
     if confidence < 0.8:
-        return "The warm-up does not tell whether fewer coordinates suffice; keep what you have, or compare seeds."
-    if dense:
-        return "Keep every coordinate: each ratio tried would lose more gradient than the noise it saves."
-    how = "and random ones do as well as any" if best.ranking == "random" else f"ranked by {best.ranking}"
-    share = f"{best.ratio:.0%} of the coordinates, {how}"
-    return f"Sparsity pays at this noise: train {share}; a step's error falls by {best.relative:.0%} of dense noise."
+        return _UNKNOWN
+    if not pays:
+        return "Keep every coordinate: no ranking holds enough of the gradient in few coordinates to pay."
+    return (
+        f"Fewer coordinates suffice: train {best.ratio:.0%} of them, ranked by {best.ranking}, and tune the "
+        f"learning rate again; a step then makes about {best.progress.value:.1f} times the progress of a dense one."
+    )
+
+
+def _one_step(best: Option) -> str:
+    change = "falls" if best.gain > 0 else "rises"
+    return (
+        f"By the one-step criterion (Prop. 5.1) the squared error {change} by {abs(best.gain):.0%} of the "
+        f"dense noise with {best.ratio:.0%} of the coordinates."
+    )
 
 
 def _energy_against_noise(split: SplitEnergies, noise_std: float) -> str:
     total = split.energy(Support.full(split.dimension))
     noise = split.dimension * noise_std**2
     ratio, spread = (total.value / noise, total.std / noise) if noise else (math.inf, 0.0)
-    return (
-        f"The gradient's energy is {ratio:.2g} of a dense step's noise energy (give or take {2 * spread:.1g}); "
-        "below 1, even random sparsity saves more noise than it loses signal."
-    )
+    return f"The gradient's energy is {ratio:.2g} of a dense step's noise energy (give or take {2 * spread:.1g})."
 
 
 def _ranking_against_chance(name: str, split: SplitEnergies) -> str:
