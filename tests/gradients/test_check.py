@@ -37,6 +37,56 @@ class RemembersData(nn.Module):
         return x
 
 
+class RemembersInAFrozenParameter(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.centre = nn.Parameter(torch.zeros(3, 1, 1), requires_grad=False)
+
+    def forward(self, x):
+        with torch.no_grad():
+            self.centre.copy_(x.mean((0, 2, 3)).reshape(3, 1, 1))
+        return x
+
+
+class RemembersInAnAttribute(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.average = torch.zeros(1)
+
+    def forward(self, x):
+        if self.training:
+            self.average = 0.9 * self.average + 0.1 * x.detach().mean(0)
+        return x - self.average
+
+
+class MixesInTrainingBehindDropout(nn.Module):
+    def forward(self, x):
+        if self.training:
+            x = x - x.mean(0, keepdim=True)
+        return F.dropout(x, 0.1, self.training)
+
+
+class MixesBehindAZeroBranch(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.branch = nn.Linear(48, 48)
+        self.head = nn.Linear(48, 3)
+        nn.init.zeros_(self.branch.weight)
+
+    def forward(self, x):
+        x = x.flatten(1)
+        return self.head(x + self.branch(x.mean(0).expand_as(x)))
+
+
+class DividesByTheBatchSize(nn.Module):
+    def forward(self, x):
+        return x / x.shape[0]
+
+
+class RenamedEmbedding(nn.Embedding):
+    pass
+
+
 class FunctionalDropout(nn.Module):
     def forward(self, x):
         return F.dropout(x, 0.5, self.training)
@@ -61,8 +111,20 @@ def head(*layers):
         (head(SubtractBatchMean()), "module '0' (SubtractBatchMean)"),
         (nn.Sequential(head(nn.Tanh()), SubtractBatchMean()), "module '1' (SubtractBatchMean)"),
         (MixesByHand(), "the model itself (MixesByHand)"),
+        (head(MixesInTrainingBehindDropout()), "module '0' (MixesInTrainingBehindDropout)"),
+        (MixesBehindAZeroBranch(), "module 'branch' (Linear) mixes samples, or is handed mixed ones"),
+        (head(DividesByTheBatchSize()), "module '0' (DividesByTheBatchSize)"),
     ],
-    ids=["batch norm", "batch norm without memory", "batch mean", "batch mean last", "by hand"],
+    ids=[
+        "batch norm",
+        "batch norm without memory",
+        "batch mean",
+        "batch mean last",
+        "by hand",
+        "only in training, behind dropout",
+        "behind a branch that starts at zero",
+        "by the number of rows",
+    ],
 )
 def test_a_model_that_mixes_samples_is_refused_by_name_and_with_a_remedy(model, culprit):
     with pytest.raises(ModelError) as refused:
@@ -76,14 +138,32 @@ def test_a_model_that_mixes_samples_is_refused_by_name_and_with_a_remedy(model, 
     [
         (head(nn.InstanceNorm2d(3, track_running_stats=True)), "'0.running_mean'"),
         (head(RemembersData()), "'0.largest'"),
+        (head(RemembersInAFrozenParameter()), "'0.centre'"),
     ],
-    ids=["running statistics", "hand-written"],
+    ids=["running statistics", "hand-written", "frozen parameter"],
 )
-def test_a_module_that_updates_a_buffer_is_refused_and_the_buffer_put_back(model, culprit):
-    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+def test_a_module_that_writes_to_its_state_is_refused_and_the_state_put_back(model, culprit):
+    before = {name: value.clone() for name, value in model.state_dict().items()}
     with pytest.raises(ModelError, match=culprit):
         check_model(model, LOSS, rows())
-    assert all(torch.equal(before[name], buffer) for name, buffer in model.named_buffers())
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+
+
+def test_a_module_that_remembers_in_a_plain_attribute_is_refused():
+    with pytest.raises(ModelError, match="remembers earlier batches"):
+        check_model(head(RemembersInAnAttribute()), LOSS, rows())
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("kind", [nn.Embedding, RenamedEmbedding])
+def test_an_embedding_that_rewrites_its_rows_is_refused_whatever_its_class(kind, frozen):
+    embedding = kind(10, 4, max_norm=1.0)
+    embedding.weight.requires_grad_(not frozen)
+    model = nn.Sequential(embedding, nn.Flatten(), nn.Linear(12, 3))
+    before = embedding.weight.detach().clone()
+    with pytest.raises(ModelError, match="max_norm"):
+        check_model(model, LOSS, (torch.randint(0, 10, (6, 3)), torch.randint(0, 3, (6,))))
+    assert torch.equal(embedding.weight, before)
 
 
 @pytest.mark.parametrize(

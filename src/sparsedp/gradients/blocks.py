@@ -82,7 +82,7 @@ class Metric:
     def apply_to_sum(self, total: Tensor, factor_sum: Tensor) -> Tensor:
         """The clipped sum of z from the factor-weighted sum of raw gradients."""
         if self.centre is not None:
-            total = total - factor_sum * self.centre.reshape(total.shape)
+            total = total - factor_sum * self.centre.reshape(total.shape).to(total.dtype)
         return total if self.weight is None else total * self.weight.reshape(total.shape)
 
 

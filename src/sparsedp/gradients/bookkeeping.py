@@ -22,8 +22,8 @@ from sparsedp.core.support import Support
 from sparsedp.gradients.blocks import Block, Metrics, make_blocks
 from sparsedp.gradients.clipping import Chunk, ClippedSum
 from sparsedp.gradients.layers.fallback import module_gradients
-from sparsedp.gradients.layers.source import ClosedNorm, Source
-from sparsedp.gradients.partition import Layer, droppable_axes, partition
+from sparsedp.gradients.layers.source import Closed, Source
+from sparsedp.gradients.partition import Layer, droppable_axes, overlap, partition
 from sparsedp.gradients.query import Query
 from sparsedp.gradients.reference import ReferenceEngine
 from sparsedp.gradients.skinny import quick_forward
@@ -68,6 +68,8 @@ class BookkeepingEngine:
         self._prepared: _Prepared | None = None
         self._reference: ReferenceEngine | None = None
         self._workspace = Workspace()
+        if (shared := overlap(self._layers)) is not None:
+            self._give_way(f"layer {shared!r} is used inside and outside a module without a fast path")
 
     @property
     def layout(self) -> Layout:
@@ -149,9 +151,12 @@ class BookkeepingEngine:
         try:
             return self._try_record(chunk, prepared, query)
         except CannotBookError as reason:
-            logger.warning("the fast engine gives way to the reference engine: %s", reason)
-            self._reference = ReferenceEngine(self._model, self._loss)
+            self._give_way(str(reason))
             return None
+
+    def _give_way(self, reason: str) -> None:
+        logger.warning("the fast engine gives way to the reference engine: %s", reason)
+        self._reference = ReferenceEngine(self._model, self._loss)
 
     def _try_record(self, chunk: MicroBatch, prepared: _Prepared, query: Query) -> Chunk:
         samples = chunk.row_count
@@ -204,10 +209,7 @@ def _bytes_per_sample(calls: list[Call], sources: dict[str, list[Source]], sampl
     """Activations, their gradients and explicit per-sample gradients. Depends on shapes alone, never on values."""
     seen = sum(call.input.numel() + sum(g.numel() for g in call.gradients.values()) for call in calls)
     explicit = sum(
-        source.block_size
-        for many in sources.values()
-        for source in many
-        if not isinstance(source, ClosedNorm)
+        source.block_size for many in sources.values() for source in many if not isinstance(source, Closed)
     )
     if query.kept_per_unit < query.support.size:
         explicit += 4 * query.support.size

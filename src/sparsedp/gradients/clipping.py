@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sparsedp.gradients.blocks import Block, Metrics
-from sparsedp.gradients.layers.source import ClosedNorm, Source, one_plane
+from sparsedp.gradients.layers.source import Closed, Source, one_plane, squared_norms_of
 from sparsedp.gradients.query import Query, sum_clipped_rows
 
 
@@ -54,7 +54,8 @@ class ClippedSum:
     """Adds up clipped gradients over chunks. Each parameter's sum stays in the order it is produced in till the end.
 
     `keep` bounds the bytes of explicit gradients held between a parameter's norm and its sum. What does not fit is
-    formed a few samples at a time for the norm, and summed as an ordinary weight gradient.
+    formed a few samples at a time for the norm, and once more for the sum: both must see the same numbers, or samples
+    whose positions cancel would slip past the clip.
     """
 
     def __init__(self, blocks: Mapping[str, Block], metrics: Metrics, query: Query, keep: int) -> None:
@@ -76,21 +77,26 @@ class ClippedSum:
             return
         squared, kept = self._squared_norms(chunk)
         factors = self._query.clip.factors(squared.sqrt())
-        per_sample = factors if chunk.units is None else factors[chunk.units]
-        any_quiet = bool((factors == 0).any())
         for name, block in self._blocks.items():
             if name in kept:
-                z = kept[name]
-                if any_quiet:
-                    z[:, factors == 0] = 0
-                _accumulate(self._measured, name, torch.matmul(factors.to(z), z))
-                self._sources[name] = chunk.sole_source(name)
-                continue
-            _accumulate(self._raw_factors, name, factors.sum())
-            for source in chunk.sources.get(name, ()):
+                self._add_measured(chunk, name, kept[name], factors)
+            elif (closed := self._closed(chunk, name)) is not None:
                 if name not in self._raw:
                     self._raw[name] = torch.zeros(block.size, dtype=torch.float64, device=factors.device)
-                source.add_weighted_sum(per_sample, self._raw[name])
+                closed.add_weighted_sum(factors, self._raw[name], self._metrics.of(name))
+                _accumulate(self._raw_factors, name, factors.sum())
+            elif name in chunk.sources:
+                for span in self._spans(chunk, name):
+                    self._add_measured(chunk, name, self._measure(chunk, name, span), factors[span])
+            else:
+                _accumulate(self._raw_factors, name, factors.sum())
+
+    def _add_measured(self, chunk: Chunk, name: str, z: Tensor, factors: Tensor) -> None:
+        quiet = factors == 0
+        if bool(quiet.any()):
+            z[:, quiet] = 0
+        _accumulate(self._measured, name, torch.matmul(factors.to(z), z))
+        self._sources[name] = chunk.sole_source(name)
 
     def total(self, device: torch.device) -> Tensor:
         """The clipped sum on the support, a float64 k-vector."""
@@ -117,23 +123,32 @@ class ClippedSum:
             if name not in chunk.sources:
                 squared = squared + self._metrics.of(name).squared_constant()
                 continue
-            source = chunk.sole_source(name)
-            if chunk.units is None and isinstance(source, ClosedNorm):
-                squared = squared + source.squared_norms(self._metrics.of(name)).double()
-                continue
-            bytes_each = 4 * chunk.sources[name][0].block_size
-            if chunk.units is not None or bytes_each * chunk.samples <= self._keep:
+            if (closed := self._closed(chunk, name)) is not None:
+                squared = squared + closed.squared_norms(self._metrics.of(name)).double()
+            elif chunk.units is not None or self._bytes_each(chunk, name) * chunk.samples <= self._keep:
                 kept[name] = self._measure(chunk, name, slice(None))
-                squared = squared + _row_squares(kept[name])
+                squared = squared + squared_norms_of(kept[name]).sum(0)
             else:
-                step = max(1, self._keep // bytes_each)
-                spans = [slice(start, start + step) for start in range(0, chunk.samples, step)]
-                squared = squared + torch.cat(
-                    [_row_squares(self._measure(chunk, name, span)) for span in spans]
-                )
+                parts = (self._measure(chunk, name, span) for span in self._spans(chunk, name))
+                squared = squared + torch.cat([squared_norms_of(z).sum(0) for z in parts])
         if isinstance(squared, float):
             squared = torch.full((chunk.unit_count,), squared, dtype=torch.float64)
         return squared, kept
+
+    @staticmethod
+    def _closed(chunk: Chunk, name: str) -> Closed | None:
+        if chunk.units is not None or name not in chunk.sources:
+            return None
+        source = chunk.sole_source(name)
+        return source if isinstance(source, Closed) else None
+
+    @staticmethod
+    def _bytes_each(chunk: Chunk, name: str) -> int:
+        return 4 * chunk.sources[name][0].block_size
+
+    def _spans(self, chunk: Chunk, name: str) -> list[slice]:
+        step = max(1, self._keep // self._bytes_each(chunk, name))
+        return [slice(start, start + step) for start in range(0, chunk.samples, step)]
 
     def _measure(self, chunk: Chunk, name: str, span: slice) -> Tensor:
         source = chunk.sole_source(name)
@@ -146,11 +161,6 @@ def _accumulate(sums: dict[str, Tensor], name: str, value: Tensor) -> None:
         sums[name] += value
     else:
         sums[name] = value.to(torch.float64, copy=True)
-
-
-def _row_squares(z: Tensor) -> Tensor:
-    norms: Tensor = torch.linalg.vector_norm(z, dim=2).to(torch.float64)
-    return norms.square().sum(0)
 
 
 def _in_block_order(source: Source, span: slice) -> Tensor:

@@ -12,6 +12,7 @@ from sparsedp.core.errors import ModelError
 from sparsedp.core.layout import Layout
 from sparsedp.gradients.layers.source import Family
 from sparsedp.gradients.layers.table import family_of
+from sparsedp.gradients.vectorised import places
 
 logger = logging.getLogger("sparsedp")
 
@@ -56,15 +57,19 @@ def _layers(name: str, module: nn.Module, flat_names: dict[int, str], seen: set[
     if own and family is not None:
         yield Layer(name, module, family, own)
     elif own:
-        below = {
-            local: flat_names[id(p)]
-            for local, p in module.named_parameters(remove_duplicate=False)
-            if id(p) in flat_names
-        }
+        below = {place: flat_names[id(p)] for place, p in places(module).items() if id(p) in flat_names}
         yield Layer(name, module, None, below)
     else:
         for child_name, child in module.named_children():
             yield from _layers(f"{name}.{child_name}" if name else child_name, child, flat_names, seen)
+
+
+def overlap(layers: tuple[Layer, ...]) -> str | None:
+    """The name of a layer that is also part of another, unknown one, so that its calls would be counted twice."""
+    inside = {
+        id(part) for x in layers if x.family is None for part in x.module.modules() if part is not x.module
+    }
+    return next((x.name for x in layers if id(x.module) in inside), None)
 
 
 def droppable_axes(layers: tuple[Layer, ...]) -> dict[str, int]:

@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
+from torch.func import grad, vmap
 from torch.utils import _pytree as pytree
 
 from sparsedp.core.batch import MicroBatch, PerSampleLoss, Rows, check_losses, to_device
 from sparsedp.core.layout import Layout
 from sparsedp.gradients.query import Query, mean_by_unit, sum_clipped_rows
-from sparsedp.gradients.vectorised import detached_and_quiet
+from sparsedp.gradients.vectorised import call_with, detached_and_quiet, places
 
 logger = logging.getLogger("sparsedp")
 
@@ -78,8 +78,11 @@ class ReferenceEngine:
 
 
 def _call_with(model: nn.Module, values: dict[str, Tensor]) -> Callable[..., Any]:
+    first_name = {id(p): name for name, p in model.named_parameters()}
+    names = {place: first_name[id(p)] for place, p in places(model).items() if first_name[id(p)] in values}
+
     def call(*args: Any, **kwargs: Any) -> Any:
-        return functional_call(model, values, args, kwargs)
+        return call_with(model, {place: values[name] for place, name in names.items()}, args, kwargs)
 
     return call
 

@@ -114,7 +114,8 @@ class Tape:
 
 def graph_leaf(parameter: nn.Parameter) -> Node:
     """The node of the autograd graph in which a parameter's uses end; it stays the same while it is held."""
-    return get_gradient_edge(parameter).node
+    with torch.enable_grad():
+        return get_gradient_edge(parameter).node
 
 
 def _arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sparsedp.gradients.blocks import Block
-from sparsedp.gradients.layers.source import Explicit, Family, Source, keep, never, silence, working
+from sparsedp.gradients.layers.source import Explicit, Family, Source, keep, never, working
 from sparsedp.gradients.tape import Call, CannotBookError
 from sparsedp.gradients.workspace import Space
 
@@ -67,19 +67,6 @@ class ConvWeight:
         """Per-sample weight gradients: one plane, or one plane per kernel offset."""
         a, b = self.a[span], self.b[span]
         return self._by_shifts(a, b) if self._shifts else self._by_patches(a, b)
-
-    def add_weighted_sum(self, factors: Tensor, total: Tensor) -> None:
-        """One ordinary weight gradient on the scaled output gradients."""
-        spatial = len(self.kernel)
-        a = silence(self.a, factors)
-        b = silence(self.b, factors) * factors.to(self.b).reshape(-1, *[1] * (spatial + 1))
-        weight = a.new_empty(b.shape[1], a.shape[1] // self.groups, *self.kernel)
-        mask = [False, True, False]
-        zeros = [0] * spatial
-        gradients = torch.ops.aten.convolution_backward(
-            b, a, weight, None, self.stride, zeros, self.dilation, False, zeros, self.groups, mask
-        )
-        total += gradients[1].flatten()
 
     def _by_patches(self, a: Tensor, b: Tensor) -> Tensor:
         n, channels, outputs = a.shape[0], a.shape[1] // self.groups, b.shape[1]

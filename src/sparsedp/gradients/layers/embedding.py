@@ -57,7 +57,7 @@ class TokenRows:
         change = ((whole - shift) * scale).square() - (shift * scale).square()
         return (change.sum(2) / self.places).sum(1) + metric.squared_constant()
 
-    def add_weighted_sum(self, factors: Tensor, total: Tensor) -> None:
+    def add_weighted_sum(self, factors: Tensor, total: Tensor, metric: Metric) -> None:
         """Add every token's scaled gradient to its row."""
         scaled = silence(self.b, factors) * factors.to(self.b).reshape(-1, 1, 1)
         total.view(self.rows, -1).index_add_(0, self.ids.flatten(), scaled.flatten(0, 1).to(total.dtype))

@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
+from torch.func import grad, vmap
 from torch.utils import _pytree as pytree
 
 from sparsedp.gradients.layers.source import Explicit
 from sparsedp.gradients.tape import Call, CannotBookError
-from sparsedp.gradients.vectorised import detached_and_quiet
+from sparsedp.gradients.vectorised import call_with, detached_and_quiet
 
 logger = logging.getLogger("sparsedp")
 
@@ -48,7 +48,7 @@ def module_gradients(call: Call, parameters: dict[str, nn.Parameter], samples: i
 
     def product(weights: dict[str, Tensor], inputs: list[Any], outs: list[Tensor]) -> Tensor:
         args, kwargs = pytree.tree_unflatten(inputs, tree)
-        output = functional_call(call.module, weights, args, kwargs)
+        output = call_with(call.module, weights, args, kwargs)
         found = [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor)]
         return torch.stack([(found[i] * out).sum() for i, out in zip(places, outs, strict=True)]).sum()
 

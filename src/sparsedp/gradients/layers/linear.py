@@ -20,12 +20,15 @@ from sparsedp.gradients.layers.source import (
     never,
     one_plane,
     silence,
+    squared_norms_of,
     working,
 )
 from sparsedp.gradients.skinny import cached_rows, inner_products, outer_sum
 from sparsedp.gradients.tape import Call
 from sparsedp.gradients.workspace import Space
 
+WIDE = 8192
+"""Inputs whose products are summed in float32 before the sum goes on in float64."""
 EXTREME = 2.0**40
 """Beyond this size squares of companions may underflow in float32: such a sample counts as not finite."""
 
@@ -66,11 +69,11 @@ class Outer:
 
     def _plain_norms(self, metric: Metric) -> Tensor:
         if metric.weight is None:
-            a_norm, b_norm = torch.linalg.vector_norm(self.a, dim=1), torch.linalg.vector_norm(self.b, dim=1)
-            squared: Tensor = (a_norm.double() * b_norm.double()).square()
+            a_squared, b_squared = squared_norms_of(self.a), squared_norms_of(self.b)
+            squared = a_squared * b_squared
             if self.a.dtype == torch.float64:
                 return squared
-            return squared.masked_fill((a_norm > EXTREME) | (b_norm > EXTREME), torch.inf)
+            return squared.masked_fill((a_squared > EXTREME**2) | (b_squared > EXTREME**2), torch.inf)
         rows, step = metric.squared_rows.to(self.a.dtype), cached_rows()
         parts = [self.a[start : start + step] for start in range(0, len(self.a), step)]
         products = torch.cat([self._products(part, rows) for part in parts])
@@ -83,12 +86,19 @@ class Outer:
 
     def _products(self, a: Tensor, rows: Tensor) -> Tensor:
         squares = torch.mul(a, a, out=self.space.scratch(tuple(a.shape), a))
-        return inner_products(squares, rows)
+        if a.shape[1] <= WIDE:
+            return inner_products(squares, rows)
+        spans = [slice(start, start + WIDE) for start in range(0, a.shape[1], WIDE)]
+        return (
+            torch.stack([(squares[:, span] @ rows[:, span].T).double() for span in spans]).sum(0).to(a.dtype)
+        )
 
-    def add_weighted_sum(self, factors: Tensor, total: Tensor) -> None:
+    def add_weighted_sum(self, factors: Tensor, total: Tensor, metric: Metric) -> None:
         """One ordinary weight gradient on the scaled output gradients."""
-        scaled = silence(self.b, factors) * factors.to(self.b).unsqueeze(1)
-        total += outer_sum(scaled, silence(self.a, factors)).flatten()
+        a, b = silence(self.a, factors), silence(self.b, factors)
+        if metric.centre is not None:
+            a, b = a.double(), b.double()
+        total += outer_sum(b * factors.to(b).unsqueeze(1), a).flatten()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -112,11 +122,6 @@ class SequenceOuter:
         a, b = self.a[span], self.b[span].transpose(1, 2)
         room = self.space.result((a.shape[0], b.shape[1], a.shape[2]), a)
         return torch.bmm(b, a, out=room).flatten(1).unsqueeze(0)
-
-    def add_weighted_sum(self, factors: Tensor, total: Tensor) -> None:
-        """One ordinary weight gradient on the scaled output gradients."""
-        scaled = silence(self.b, factors) * factors.to(self.b).reshape(-1, 1, 1)
-        total += (scaled.flatten(0, 1).T @ silence(self.a, factors).flatten(0, 1)).flatten()
 
 
 def linear_source(call: Call, parameter: str, block: Block, space: Space) -> Source:

@@ -38,14 +38,10 @@ class Source(Protocol):
         """A tensor in plane order back in block order (flat or shaped)."""
         ...
 
-    def add_weighted_sum(self, factors: Tensor, total: Tensor) -> None:
-        """Add the factor-weighted sum over samples to a flat float64 total; factor zero silences even a NaN."""
-        ...
-
 
 @runtime_checkable
-class ClosedNorm(Protocol):
-    """A source with a formula for its norms, so that explicit gradients are never formed."""
+class Closed(Protocol):
+    """A source with formulas for its norms and sums, so that explicit gradients are never formed."""
 
     def squared_norms(self, metric: Metric) -> Tensor:
         """Squared norms in the metric, one per sample.
@@ -54,6 +50,17 @@ class ClosedNorm(Protocol):
         """
         ...
 
+    def add_weighted_sum(self, factors: Tensor, total: Tensor, metric: Metric) -> None:
+        """Add the factor-weighted sum over samples of the raw gradients to a flat float64 total.
+
+        A zero factor silences even a NaN. Where the metric has a centre, it will be subtracted: the sum must then be
+        exact enough to survive the cancellation.
+        """
+        ...
+
+
+STRETCH = 1024
+"""Scalars summed in float32 before the sum goes on in float64."""
 
 MakeSource = Callable[[Call, str, Block, Space], Source]
 
@@ -109,11 +116,6 @@ class Explicit:
         """The gradients of some samples."""
         return self.values[span].reshape(1, -1, self.block_size).clone()
 
-    def add_weighted_sum(self, factors: Tensor, total: Tensor) -> None:
-        """Sum over samples."""
-        quiet = silence(self.values, factors)
-        total += factors.to(quiet) @ quiet.reshape(quiet.shape[0], -1)
-
 
 def silence(values: Tensor, factors: Tensor) -> Tensor:
     """Zero the samples whose factor is zero, so that 0 * NaN cannot appear; free when there are none."""
@@ -121,6 +123,19 @@ def silence(values: Tensor, factors: Tensor) -> Tensor:
     if not bool(quiet.any()):
         return values
     return values.masked_fill(quiet.reshape(-1, *[1] * (values.dim() - 1)), 0)
+
+
+def squared_norms_of(rows: Tensor) -> Tensor:
+    """Squared norms along the last axis, in float64.
+
+    Long float32 sums fall short of the truth by more than the clip's margin, so only short stretches are summed so.
+    """
+    stretches = rows.shape[-1] // STRETCH
+    whole = stretches * STRETCH
+    head = torch.linalg.vector_norm(rows[..., :whole].reshape(*rows.shape[:-1], stretches, STRETCH), dim=-1)
+    tail = torch.linalg.vector_norm(rows[..., whole:], dim=-1)
+    squared: Tensor = head.double().square().sum(-1) + tail.double().square()
+    return squared
 
 
 def keep(tensor: Tensor, axis: int, indices: Tensor | None) -> Tensor:
