@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from sparsedp.core.errors import PrivacyError, SparseDPError
 from sparsedp.privacy import Continuation, Phase, Plan, guarantee, summarize
+from sparsedp.privacy.accountants import plan_epsilon
 
 WARM_UP = Phase("warm-up", 30, 0.01, 1.0, 1.5)
 MAIN = Phase(
@@ -235,13 +236,31 @@ def test_a_phase_without_clip_or_noise_makes_the_plan_non_private(phase):
 
 
 def test_the_summary_names_unit_relation_delta_and_accountant():
-    calibrated = replace(PLAN, target_epsilon=3.0, accountant="rdp")
+    cost = plan_epsilon(PLAN, "rdp")
+    calibrated = replace(PLAN, target_epsilon=cost * 1.001, accountant="rdp")
     assert guarantee(calibrated) == (
-        "At most (3, 1e-05)-differential privacy for adding or removing one patient of 1000, by the rdp accountant."
+        f"At most ({cost * 1.001:.4g}, 1e-05)-differential privacy for adding or removing one patient of 1000, by "
+        "the rdp accountant."
     )
     continued = replace(calibrated, accountant="rdp-filter", continuation=Continuation(4.5, 0.1, ("ab",)))
     assert "together with 1 earlier run for adding" in guarantee(continued)
     assert set(summarize(calibrated).epsilons) == {"pld", "rdp", "rdp-classic"}
+
+
+@pytest.mark.parametrize("noise", [1.0, 0.8, 0.6, 5.0])
+def test_the_sentence_of_an_edited_plan_says_what_it_costs_not_what_it_aimed_at(noise):
+    edited = replace(
+        PLAN, phases=(WARM_UP, replace(MAIN, noise_multiplier=noise)), target_epsilon=1.0, accountant="rdp"
+    )
+    accountant = dp.rdp.RdpAccountant()
+    for rate, multiplier, steps in ((0.01, 1.5, 30), (0.02, noise, 70)):
+        accountant.compose(dp.PoissonSampledDpEvent(rate, dp.GaussianDpEvent(multiplier)), steps)
+    cost = accountant.get_epsilon(1e-5)
+    sentence = guarantee(edited)
+    stated = float(sentence.split("(")[1].split(",")[0])
+    assert cost <= stated * (1 + 1e-9)
+    assert stated == pytest.approx(cost, rel=1e-3)
+    assert ("more than its target of 1." in sentence) == (cost > 1)
 
 
 def test_with_noise_replaces_noise_and_forgets_the_target():

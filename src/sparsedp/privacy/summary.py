@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import final
 
 from sparsedp.privacy.accountants import ACCOUNTANTS, plan_epsilon
+from sparsedp.privacy.calibrate import UNDERSHOOT
 from sparsedp.privacy.plan import Phase, Plan
+
+ROUNDING = 1e-6
+"""Relative excess over a target that rounding on another machine may explain."""
 
 
 @final
@@ -41,23 +46,44 @@ def summarize(plan: Plan) -> PlanSummary:
 
 
 def guarantee(plan: Plan) -> str:
-    """The guarantee in a sentence; it never leaves out what a unit is."""
+    """The guarantee in a sentence; it never leaves out what a unit is.
+
+    **Privacy.** Epsilon is accounted for anew. The target is named in its place only when the plan costs just that,
+    to the accuracy of calibration, so that a plan edited by hand says what it costs and not what it once aimed at.
+    """
     if not plan.is_private:
         reasons = [reason for phase in plan.phases if (reason := _not_private(phase))]
         return f"Not private (epsilon is infinite): {'; '.join(reasons)}."
     if plan.delta is None:
         return f"Noise without a target: epsilon for one {plan.unit} of {plan.units} depends on the delta chosen."
-    if plan.target_epsilon is None:
+    cost, target = plan_epsilon(plan), plan.target_epsilon
+    if target is None:
         return (
-            f"({plan_epsilon(plan):.4g}, {plan.delta:g})-differential privacy for adding or removing one {plan.unit} "
-            f"of {plan.units}, by the pld accountant."
+            f"({_rounded_up(cost)}, {plan.delta:g})-differential privacy for adding or removing one {plan.unit} of "
+            f"{plan.units}, by the pld accountant."
         )
+    calibrated = (1 - UNDERSHOOT) * target <= cost <= target
+    epsilon = f"{target:.4g}" if calibrated else _rounded_up(cost)
     earlier = len(plan.continuation.ledgers) if plan.continuation else 0
     whole = f" together with {earlier} earlier run{'s' if earlier > 1 else ''}" if earlier else ""
+    excess = f" That is more than its target of {target:.4g}." if exceeds_target(plan, cost) else ""
     return (
-        f"At most ({plan.target_epsilon:.4g}, {plan.delta:g})-differential privacy{whole} for adding or removing one "
-        f"{plan.unit} of {plan.units}, by the {plan.accountant} accountant."
+        f"At most ({epsilon}, {plan.delta:g})-differential privacy{whole} for adding or removing one {plan.unit} of "
+        f"{plan.units}, by the {plan.accountant} accountant.{excess}"
     )
+
+
+def exceeds_target(plan: Plan, cost: float) -> bool:
+    """Whether a plan costs more than it was calibrated to, beyond rounding; False without a target."""
+    return plan.target_epsilon is not None and not cost <= plan.target_epsilon * (1 + ROUNDING)
+
+
+def _rounded_up(epsilon: float) -> str:
+    """Four significant digits, never less than the number itself."""
+    if not 0 < epsilon < math.inf:
+        return f"{epsilon:g}"
+    unit = 10.0 ** (math.floor(math.log10(epsilon)) - 3)
+    return f"{math.ceil(epsilon / unit) * unit:.4g}"
 
 
 def _not_private(phase: Phase) -> str:
