@@ -15,6 +15,7 @@ from torch import nn
 from sparsedp.core.errors import DataError, PrivacyError, SparseDPError
 from sparsedp.methods import AUTO, MethodOptions, all_methods
 from sparsedp.privacy.ledger import FileLedger
+from sparsedp.training.batches import Loading
 from sparsedp.training.reports import Event, StepReport
 from sparsedp.training.result import Result
 
@@ -160,6 +161,12 @@ REFUSED: dict[str, tuple[dict[str, object], type[SparseDPError], str]] = {
         "optimizer SGD and got Adam",
     ),
     "another average": ({"ema_decay": 0.9}, SparseDPError, "ema_decay was null and is 0.9"),
+    "another engine": ({"engine": "reference"}, SparseDPError, 'engine was "bookkeeping" and is "reference"'),
+    "other rows of a unit": (
+        {"loading": Loading(rows_per_unit=2)},
+        SparseDPError,
+        "rows_per_unit was 1 and is 2",
+    ),
     "another scheduler": ({"scheduler": cosine}, SparseDPError, "no scheduler"),
 }
 

@@ -66,7 +66,8 @@ class Batches:
             )
             for phase in plan.phases
         }
-        check_plan(plan, next(iter(self._samplers.values())).unit_count)
+        units = next(iter(self._samplers.values())).unit_count
+        check_plan(plan, units, rows_are_units=loading.units is None)
         check_rows_stand_alone(dataset, loading.collate, shapes)
 
     def first_rows(self, count: int) -> Rows:

@@ -10,22 +10,30 @@ from sparsedp.core.errors import DataError, PrivacyError, SparseDPError
 from sparsedp.core.layout import Layout
 from sparsedp.methods.describe import describe
 from sparsedp.methods.method import Method
+from sparsedp.privacy.accountants import plan_epsilon
 from sparsedp.privacy.plan import Plan
+from sparsedp.privacy.summary import exceeds_target
 from sparsedp.training.checkpoint import describe_layout
 from sparsedp.training.files import Json
 
 
 def identity_of(
-    plan: Plan, method: Method, layout: Layout, seed: int | None, public_seed: int, ema_decay: float | None
+    plan: Plan,
+    method: Method,
+    layout: Layout,
+    *,
+    seed: int | None,
+    public_seed: int,
+    setup: Mapping[str, Json],
 ) -> dict[str, Json]:
-    """Everything that must stay the same for a run to go on."""
+    """Everything that must stay the same for a run to go on; `setup` are the trainer's own choices."""
     return {
         "plan": plan.fingerprint,
         "method": describe(method),
         "layout": describe_layout(layout),
         "seed": seed,
         "public_seed": public_seed,
-        "ema_decay": ema_decay,
+        **setup,
     }
 
 
@@ -48,22 +56,33 @@ def check_identity(saved: Mapping[str, Json], now: Mapping[str, Json]) -> None:
     )
 
 
-def check_plan(plan: Plan, units: int) -> None:
-    """Refuse a plan that is not for this data, or that has phases this loop does not run.
+def check_plan(plan: Plan, units: int, *, rows_are_units: bool) -> None:
+    """Refuse a plan that is not for this data, or promises more than it keeps, or has phases this loop does not run.
 
     Raises:
         DataError: the plan counts other units.
-        PrivacyError: a phase that does not train.
+        PrivacyError: it costs more than its target, protects units that nothing names, or has a phase that does not
+            train.
     """
     if plan.units != units:
         raise DataError(
             f"the plan is for {plan.units} units ({plan.unit}) and the data set has {units}; the sampling rate would "
             "not be the planned one. Make a plan for this data, or give the units it counts"
         )
+    if rows_are_units and plan.unit != "row":
+        raise PrivacyError(
+            f"the plan promises to protect each {plan.unit}, which takes the {plan.unit} of every row: give "
+            "Loading(units=...), or make a plan for rows"
+        )
     other = [phase.name for phase in plan.phases if not phase.trains]
     if other:
         raise PrivacyError(
             f"the phases {other} do not train; release them on their own and leave them out of this plan"
+        )
+    if plan.target_epsilon is not None and exceeds_target(plan, cost := plan_epsilon(plan)):
+        raise PrivacyError(
+            f"the plan costs epsilon {cost:.6g} by {plan.accountant} and its target is {plan.target_epsilon:g}: it "
+            "was changed after it was calibrated. Calibrate it again"
         )
 
 

@@ -114,7 +114,9 @@ class Trainer:
             public_seed=public.seed,
             setup={**learner.describe(), **setup},
         )
-        self._identity = identity_of(plan, controller.method, layout, seed, public.seed, ema_decay)
+        self._identity = identity_of(
+            plan, controller.method, layout, seed=seed, public_seed=public.seed, setup=setup
+        )
         self._plan, self._layout, self._public, self._learner = plan, layout, public, learner
         self._evaluate, self._callbacks = evaluate, tuple(callbacks)
         self._epoch_ends = plan.epoch_ends()
