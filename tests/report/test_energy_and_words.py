@@ -8,9 +8,10 @@ import pytest
 from report_runs import train
 
 import sparsedp
-from sparsedp import Result, StepReport
-from sparsedp.methods import build_plan, get_method
+from sparsedp import MethodOptions, Result, StepReport
+from sparsedp.methods import Constant, EverySteps, build_plan, get_method
 from sparsedp.privacy.plan import Plan
+from sparsedp.report import trajectory
 from sparsedp.report.energy import energy_share, stretches
 from sparsedp.report.words import in_words
 
@@ -93,3 +94,17 @@ def test_a_plan_that_protects_nobody_promises_nothing():
     assert words.promises == ()
     assert words.warning is not None
     assert "protects nobody" in words.warning
+
+
+def test_a_support_that_changes_at_every_step_keeps_the_page_small(tmp_path, monkeypatch):
+    monkeypatch.setattr(trajectory, "MOST_ROWS", 20)
+    result = train("on-rand", seed=0, options=MethodOptions(clock=EverySteps(1)), epochs=50)
+    assert len(result.supports) > 190
+    page = result.report(tmp_path / "report.html")
+    assert page.stat().st_size < 200_000
+    assert "more, in record.json" in page.read_text()
+    constant = MethodOptions(clock=EverySteps(1), schedule=Constant(), active_ratio=0.5)
+    steady = train("on-rand", seed=0, options=constant, epochs=20)
+    parts = stretches(steady.plan, steady.supports, steady.d, steady.plan.total_steps)
+    assert len(steady.supports) > 70
+    assert [(part.steps, part.active) for part in parts] == [(80, steady.d // 2)]

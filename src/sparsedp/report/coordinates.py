@@ -15,7 +15,7 @@ from sparsedp.report.run import Run
 from sparsedp.report.scale import Axis, linear_axis, symmetric_log_axis
 
 MOST_CELLS = 128
-"""Rows of a layer beyond this many are shown in groups."""
+"""Rows of a layer, and supports of a run, beyond this many are shown in groups."""
 BINS = 44
 SEVERAL_DECADES = 100
 Floats = npt.NDArray[np.float64]
@@ -110,8 +110,11 @@ def score_bars(scores: Floats, kept: Flags) -> tuple[Axis, Bars]:
 
 def row_shares(mask: torch.Tensor) -> list[float]:
     """The active share of each row (first axis) of a parameter, in groups where there are very many."""
-    rows = mask.reshape(mask.shape[0] if mask.dim() else 1, -1).double().mean(dim=1)
-    groups = np.array_split(rows.numpy(), min(len(rows), MOST_CELLS))
+    return _cells(mask.reshape(mask.shape[0] if mask.dim() else 1, -1).double().mean(dim=1).numpy())
+
+
+def _cells(shares: Floats) -> list[float]:
+    groups = np.array_split(shares, min(len(shares), MOST_CELLS))
     return [round(float(group.mean()), 2) for group in groups]
 
 
@@ -126,7 +129,7 @@ def _layer(run: Run, slot: Slot, mask: torch.Tensor) -> Html:
         parts = [span.by_parameter.get(slot.name, 0) / slot.size for span in run.spans]
         strips.append(
             strip(
-                [round(part, 2) for part in parts],
+                _cells(np.array(parts)),
                 f"Active share of {slot.name} over {len(parts)} supports: from {percent(parts[0], 0)} to "
                 f"{percent(parts[-1], 0)}.",
                 "strip time",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import final
 
@@ -38,17 +39,22 @@ class Stretch:
 
 
 def stretches(plan: Plan, spans: Sequence[SupportSpan], dimension: int, stop: int) -> tuple[Stretch, ...]:
-    """The steps 0 .. stop-1 of a run, cut where the phase or the support changes.
+    """The steps 0 .. stop-1 of a run, cut where the phase or the size of the support changes.
 
     **Edge cases.** Steps before the first known support count as dense.
     """
     starts = {plan.first_step(phase.name) for phase in plan.phases}
     cuts = sorted({0, stop} | {cut for cut in starts | {span.step for span in spans} if cut < stop})
-    parts = []
+    places = [span.step for span in spans]
+    parts: list[Stretch] = []
     for first, end in pairwise(cuts):
-        active = next((span.active for span in reversed(spans) if span.step <= first), dimension)
+        known = bisect_right(places, first)
+        active = spans[known - 1].active if known else dimension
         phase = plan.phase_at(first)
-        parts.append(Stretch(first, end - first, phase.name, active, noise_on_mean(plan, phase)))
+        if parts and (parts[-1].phase, parts[-1].active) == (phase.name, active):
+            parts[-1] = replace(parts[-1], steps=parts[-1].steps + end - first)
+        else:
+            parts.append(Stretch(first, end - first, phase.name, active, noise_on_mean(plan, phase)))
     return tuple(parts)
 
 

@@ -17,6 +17,8 @@ from sparsedp.report.scale import linear_axis
 from sparsedp.training.reports import EpochReport
 
 MORE_METRICS = ("accuracy", "balanced_accuracy", "sensitivity", "specificity")
+MOST_ROWS = 200
+"""Of the table of noise energies; a support may change at every step."""
 STYLES = ("main", "second", "third", "fourth", "fifth")
 
 
@@ -112,8 +114,10 @@ def energy_figure(run: Run) -> Html:
             significant(part.energy),
             percent(part.active / d),
         )
-        for part in parts
+        for part in parts[:MOST_ROWS]
     )
+    if len(parts) > MOST_ROWS:
+        rows += ((f"and {count(len(parts) - MOST_ROWS)} more, in record.json", "", "", "", "", ""),)
     standardized = any(phase.geometry != "identity" for phase in run.plan.phases)
     extra = " Standardized coordinates rescale their own noise; that is not shown." if standardized else ""
     return figure(
