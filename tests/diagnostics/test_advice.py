@@ -139,6 +139,7 @@ def test_statistics_come_back_to_the_bit_and_damage_is_noticed(tmp_path):
     found = statistics(np.ones(30), 4)
     path = write_statistics(tmp_path, found)
     again = read_statistics(tmp_path)
+    assert list(again.splits) == list(found.splits)
     for name, split in found.splits.items():
         assert torch.equal(again.splits[name].order, split.order)
         assert torch.equal(again.splits[name].first, split.first)

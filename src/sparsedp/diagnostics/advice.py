@@ -26,8 +26,9 @@ from sparsedp.training.folder import RunFolder
 RATIOS = (0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9)
 
 CAVEATS = (
-    "The estimate looks one step ahead at the weights of the warm-up; a support that holds more energy there need "
-    "not train better over a whole run. It leaves out what a smaller support does to clipping.",
+    "The estimate looks one step ahead at the weights of the warm-up. Energy moves to other coordinates as training "
+    "goes on, so a support that holds more of it now need not train better over a whole run; and what a smaller "
+    "support does to clipping is left out. Try it against a larger ratio before you believe it.",
     "The advice costs no privacy, but a new run on the same data does: the two budgets add up.",
 )
 
@@ -96,7 +97,11 @@ class Advice:
     def text(self) -> str:
         """In plain words."""
         reasons = "\n".join(f"- {reason}" for reason in self.reasons)
-        return f"{self.recommendation} ({self.sure}.)\n\n{reasons}\n\n" + "\n".join(self.caveats) + "\n"
+        return (
+            f"{self.recommendation} (As far as noise goes: {self.sure}.)\n\n{reasons}\n\n"
+            + "\n".join(self.caveats)
+            + "\n"
+        )
 
 
 def advise_run(folder: Path | str) -> Advice:
@@ -159,8 +164,9 @@ def _recommendation(best: Option, confidence: float, pays: bool) -> str:
         return _UNKNOWN
     if not pays:
         return "Keep every coordinate: no ranking holds enough of the gradient in few coordinates to pay."
+    share = f"{best.ratio:.0%} of them" + (", the least tried" if best.ratio <= RATIOS[0] else "")
     return (
-        f"Fewer coordinates suffice: train {best.ratio:.0%} of them, ranked by {best.ranking}, and tune the "
+        f"Fewer coordinates suffice: train {share}, ranked by {best.ranking}, and tune the "
         f"learning rate again; a step then makes about {best.progress.value:.1f} times the progress of a dense one."
     )
 

@@ -3,9 +3,9 @@
 TP-TopK's one-step criterion (Prop. 5.1) compares squared errors. Whenever the noise energy `d nu^2` exceeds the
 gradient's it favours moving hardly anything, since not moving at all has error `||G||^2` only. The other one, ours,
 compares progress: a step of size eta on a support lowers a beta-smooth loss by at least
-`eta c - beta eta^2/2 (c + k nu^2)` with `c = ||P G||^2`, which at the best eta is `c^2/(2 beta (c + k nu^2))`. Relative
-to all coordinates beta cancels; random supports then make k/d of the progress, and a learned one that captures the
-share alpha pays under heavy noise when `alpha^2 > k/d`.
+`eta c - beta eta^2/2 (c + k nu^2)` with `c = ||P G||^2`, which at the best eta is `c^2/(2 beta (c + k nu^2))`.
+Relative to all coordinates beta cancels; random supports then make k/d of the progress, and a learned one that
+captures the share alpha pays under heavy noise when `alpha^2 > k/d`.
 """
 
 from __future__ import annotations

@@ -117,6 +117,7 @@ def write_statistics(folder: Path | str, found: WarmupStatistics) -> Path:
     tensors |= {"first": one.first.contiguous(), "second": one.second.contiguous()}
     facts = {
         "format": FORMAT,
+        "rankings": list(found.splits),
         "steps": found.steps,
         "planned": found.planned,
         "noise_std": found.noise_std,
@@ -148,11 +149,14 @@ def read_statistics(folder: Path | str) -> WarmupStatistics:
     if facts.get("format") != FORMAT:
         raise DataError(f"{path}: expected format {FORMAT}, got {facts.get('format')}")
     splits = {
-        name.removeprefix("order."): SplitEnergies(
-            order, tensors["first"], tensors["second"], facts["first_variance"], facts["second_variance"]
+        name: SplitEnergies(
+            tensors[f"order.{name}"],
+            tensors["first"],
+            tensors["second"],
+            facts["first_variance"],
+            facts["second_variance"],
         )
-        for name, order in tensors.items()
-        if name.startswith("order.")
+        for name in facts["rankings"]
     }
     return WarmupStatistics(splits, facts["steps"], facts["planned"], facts["noise_std"])
 
