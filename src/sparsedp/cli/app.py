@@ -8,7 +8,6 @@ import warnings
 from typing import Annotated
 
 import typer
-from rich.logging import RichHandler
 from rich.text import Text
 
 from sparsedp.cli.compare import compare
@@ -64,11 +63,7 @@ def root(
 def main() -> None:
     """The entry point: one clear message for mistakes, a traceback for bugs."""
     warnings.showwarning = _show_warning
-    logging.basicConfig(
-        level=logging.WARNING,
-        format="%(message)s",
-        handlers=[RichHandler(console=aside(), show_path=False, show_time=False)],
-    )
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     logging.getLogger("sparsedp").setLevel(logging.INFO)
     try:
         app()

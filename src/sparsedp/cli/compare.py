@@ -110,12 +110,14 @@ def write_report_of(folder: Path) -> Path | None:
 
 
 def _show(experiment: Experiment, status: Status, place: Workplace, report: Any) -> None:
-    from sparsedp.cli.running import results_table, rows_of
+    from sparsedp.cli.running import resolved, results_table, rows_of
 
-    screen = people(False)
-    screen.print(results_table(experiment, rows_of(experiment, status)))
+    screen, rows = people(False), rows_of(experiment, status)
+    screen.print(results_table(experiment, rows))
+    screen.print(resolved(rows, experiment.contrast.baseline))
     screen.print(
-        "Final epoch on held-out data, which is outside the guarantee. Runs are seeded, so they are not for release."
+        "Mean ± standard deviation at the final epoch on held-out data, which is outside the guarantee; paired "
+        "difference with its 95 % interval; epsilon spent. Seeded runs are not for release."
     )
     screen.print(f"Runs: {place.runs}", soft_wrap=True)
     if report is not None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import typer
-from rich.box import SIMPLE
+from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group
 from rich.live import Live
 from rich.progress_bar import ProgressBar
@@ -20,7 +20,7 @@ from sparsedp.experiments.config import Experiment
 from sparsedp.experiments.grid import Run
 from sparsedp.experiments.records import Results
 from sparsedp.experiments.runner import Status, Workplace, run_all
-from sparsedp.experiments.table import Row, make_rows
+from sparsedp.experiments.table import UNRESOLVED, Row, make_rows, verdict
 from sparsedp.report.statistics import Estimate
 
 _REFRESH_SECONDS = 0.25
@@ -70,22 +70,43 @@ def seconds_left(status: Status, runs: Sequence[Run], workers: int) -> float | N
 
 
 def results_table(experiment: Experiment, rows: Sequence[Row]) -> Table:
-    """Mean, spread and paired difference to the baseline."""
+    """Mean and spread over seeds, and the paired difference to the baseline with its 95 % interval."""
     axes = [axis.name for axis in experiment.axes]
-    rival = f"to {experiment.contrast.baseline}, paired, 95 %"
-    measured = ("n", f"{experiment.metric}, std", rival, "spent", "active")
-    table = Table(*axes, *measured, title=experiment.title, box=SIMPLE)
+    counts = {len(row.seeds) for row in rows}
+    uneven = ["seeds"] if len(counts) > 1 else []
+    seeds = "" if uneven else f", {min(counts, default=0)} seeds"
+    table = Table(
+        *(*axes, *uneven, experiment.metric, f"minus {experiment.contrast.baseline}", "spent", "active"),
+        title=f"{experiment.title}{seeds}",
+        box=SIMPLE_HEAD,
+        pad_edge=False,
+        collapse_padding=True,
+    )
     for row in rows:
         deviation = "" if row.score.std is None else f" ± {row.score.std:.4f}"
         table.add_row(
             *(row.cell[axis] for axis in axes),
-            str(len(row.seeds)),
+            *([str(len(row.seeds))] if uneven else []),
             f"{row.score.mean:.4f}{deviation}",
             _difference(row.difference),
             "not private" if row.epsilon is None else f"{row.epsilon:.3f}",
             f"{row.active_ratio:.0%}",
         )
     return table
+
+
+def resolved(rows: Sequence[Row], baseline: str) -> str:
+    """In words, which differences the seeds resolve."""
+    found = [
+        f"{', '.join(row.cell.values())} is {verdict(row.difference)}"
+        for row in rows
+        if row.difference is not None and verdict(row.difference) != UNRESOLVED
+    ]
+    if not any(row.difference is not None and row.difference.low is not None for row in rows):
+        return f"One seed resolves no difference to {baseline}; give more."
+    if not found:
+        return f"No difference to {baseline} is resolved by these seeds."
+    return f"Resolved at 95 %, one cell at a time: {'; '.join(found)}."
 
 
 def summary(experiment: Experiment, status: Status, place: Workplace) -> dict[str, Any]:
@@ -171,6 +192,5 @@ class _LineView:
         value = status.records[finished]["metrics"].get(self._metric)
         score = "" if value is None else f"{self._metric} {value:.4f}, "
         left = _duration(seconds_left(status, self._runs, self._workers))
-        self._screen.print(
-            f"[{done}/{status.total}] {self._runs[finished].title}: {score}{left}", markup=False
-        )
+        line = f"[{done}/{status.total}] {self._runs[finished].title}: {score}{left}"
+        self._screen.print(line, markup=False, soft_wrap=True)

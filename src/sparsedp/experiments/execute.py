@@ -14,6 +14,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, LRScheduler
 
+from sparsedp.core.errors import SparseDPError
 from sparsedp.data.bundle import DataBundle
 from sparsedp.experiments.datasets import check_dataset, load_data
 from sparsedp.experiments.evaluation import evaluator
@@ -22,18 +23,19 @@ from sparsedp.experiments.settings import Settings
 from sparsedp.methods import MethodOptions
 from sparsedp.privacy.calibrate import EqualNoise, NominalSplit
 from sparsedp.training.choices import OptimizerChoice
+from sparsedp.training.defaults import MOMENTUM
 from sparsedp.training.fit import fit
 from sparsedp.training.record import About
 from sparsedp.training.reports import Callback
 from sparsedp.training.result import Result
 
-_OPTIMIZERS: Mapping[str, Callable[[Settings], OptimizerChoice]] = MappingProxyType(
+_OPTIMIZERS: Mapping[str, Callable[[Settings, float], OptimizerChoice]] = MappingProxyType(
     {
-        "sgd": lambda s: functools.partial(
-            torch.optim.SGD, lr=_rate(s), momentum=s.momentum or 0.0, weight_decay=s.weight_decay
+        "sgd": lambda s, lr: functools.partial(
+            torch.optim.SGD, lr=lr, momentum=s.momentum or 0.0, weight_decay=s.weight_decay
         ),
-        "adam": lambda s: functools.partial(torch.optim.Adam, lr=_rate(s), weight_decay=s.weight_decay),
-        "adamw": lambda s: functools.partial(torch.optim.AdamW, lr=_rate(s), weight_decay=s.weight_decay),
+        "adam": lambda s, lr: functools.partial(torch.optim.Adam, lr=lr, weight_decay=s.weight_decay),
+        "adamw": lambda s, lr: functools.partial(torch.optim.AdamW, lr=lr, weight_decay=s.weight_decay),
     }
 )
 
@@ -83,7 +85,7 @@ def execute(
         clip_norm=found.clip_norm,
         active_ratio=found.active_ratio,
         options=MethodOptions.from_json(found.options) if found.options else None,
-        optimizer=_OPTIMIZERS[found.optimizer](found),
+        optimizer=_optimizer(found),
         scheduler=_SCHEDULERS[found.scheduler],
         evaluate=evaluator(bundle.test),
         out=out,
@@ -122,6 +124,13 @@ def about(settings: Settings, bundle: DataBundle) -> About:
     )
 
 
-def _rate(settings: Settings) -> float:
-    assert settings.lr is not None
-    return settings.lr
+def _optimizer(settings: Settings) -> OptimizerChoice | None:
+    """The optimizer asked for; None leaves it, and its rate, to `fit`."""
+    if settings.lr is not None:
+        return _OPTIMIZERS[settings.optimizer](settings, settings.lr)
+    if settings.momentum != MOMENTUM or settings.weight_decay:
+        raise SparseDPError(
+            f"lr: not given, and there is no default for momentum {settings.momentum} and weight decay "
+            f"{settings.weight_decay:g}; give one"
+        )
+    return None

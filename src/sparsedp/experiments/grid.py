@@ -74,7 +74,10 @@ class Run:
     @property
     def name(self) -> str:
         """Labels, seed and the start of the settings' hash."""
-        parts = [_slug(label) for label in self.cell.values()]
+        parts = [
+            _slug(label if any(map(str.isalpha, label)) else f"{axis}{label}")
+            for axis, label in self.cell.items()
+        ]
         return "-".join([*parts, f"seed{self.seed}", self.settings.digest[:8]])
 
     def with_settings(self, **changes: Any) -> Run:

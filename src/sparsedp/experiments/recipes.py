@@ -33,10 +33,11 @@ DEFAULT_MODEL: Mapping[str, str] = MappingProxyType(
 OWN_FILES_MODEL = "mlp"
 
 _ANY: Mapping[str, Value] = {"epochs": 20, "clip_norm": 1.0, "momentum": 0.9}
+_ADAPTIVE_RATE = 0.001
 
 RECIPES: Mapping[tuple[str, str], Mapping[str, Value]] = MappingProxyType(
     {
-        ("digits", "mlp"): {"epochs": 30, "batch_size": 128, "lr": 1.0, "clip_norm": 0.5},
+        ("digits", "mlp"): {"epochs": 30, "batch_size": 128, "lr": 0.5, "clip_norm": 0.25},
         ("mnist", "mnist-cnn"): {"epochs": 20, "batch_size": 1024, "lr": 1.0, "clip_norm": 0.1},
         ("fashion-mnist", "mnist-cnn"): {"epochs": 20, "batch_size": 2048, "lr": 4.0, "clip_norm": 0.1},
         ("cifar10", "adadpigu-cnn"): {"epochs": 30, "batch_size": 1024, "lr": 1.0, "clip_norm": 0.1},
@@ -60,10 +61,8 @@ RECIPES: Mapping[tuple[str, str], Mapping[str, Value]] = MappingProxyType(
 def recipe_for(dataset: str, model: str | None, optimizer: str = "sgd") -> dict[str, Value]:
     """Settings for a data set and a model; the data set's own model if none is named.
 
-    What the table does not know gets values that follow from public numbers: see `sparsedp.fit`.
+    What the table does not know is left to `fit`, which takes values that follow from public numbers.
     """
     chosen = model or DEFAULT_MODEL.get(dataset, OWN_FILES_MODEL)
     known = {**_ANY, **RECIPES.get((dataset, chosen), {}), "model": chosen}
-    if optimizer != "sgd":
-        return {**known, "lr": 0.001}
-    return {"lr": 0.2 / float(known["clip_norm"]), **known}
+    return known if optimizer == "sgd" else {**known, "lr": _ADAPTIVE_RATE}

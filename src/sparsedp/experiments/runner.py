@@ -166,6 +166,8 @@ def _alone(folder: Path) -> Iterator[None]:
             f"another process is at work in {folder}; wait for it, or give another folder"
         ) from error
     try:
+        for log in folder.glob("worker-*.log"):
+            log.unlink(missing_ok=True)
         yield
     finally:
         os.close(file)

@@ -11,6 +11,8 @@ from sparsedp.report.statistics import Estimate, estimate, paired_difference
 
 Record = Mapping[str, Any]
 
+UNRESOLVED = "not resolved"
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -47,7 +49,7 @@ def verdict(difference: Estimate) -> str:
     """What a paired difference says: "higher", "lower", or "not resolved" when its interval holds zero."""
     low, high = difference.low, difference.high
     if low is None or high is None or low <= 0 <= high:
-        return "not resolved"
+        return UNRESOLVED
     return "higher" if low > 0 else "lower"
 
 
