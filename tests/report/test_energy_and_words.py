@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from report_runs import train
@@ -10,9 +11,11 @@ from report_runs import train
 import sparsedp
 from sparsedp import MethodOptions, Result, StepReport
 from sparsedp.methods import Constant, EverySteps, build_plan, get_method
+from sparsedp.privacy import plan_epsilon
 from sparsedp.privacy.plan import Plan
 from sparsedp.report import trajectory
 from sparsedp.report.energy import energy_share, stretches
+from sparsedp.report.numbers import significant
 from sparsedp.report.words import in_words
 
 
@@ -65,6 +68,16 @@ def test_words_name_the_unit_the_relation_and_the_odds():
     patients = " ".join(in_words(a_plan("patient"), seeded=False, complete=True, evaluated=False).promises)
     assert "one patient with all its rows: 500" in patients
     assert "not a person" not in patients
+
+
+def test_the_odds_of_a_plan_with_less_noise_than_it_was_calibrated_to_are_those_it_has():
+    plan = a_plan()
+    louder = replace(
+        plan, phases=tuple(replace(p, noise_multiplier=p.noise_multiplier / 2) for p in plan.phases)
+    )
+    said = in_words(louder, seeded=False, complete=True, evaluated=False).promises[0]
+    assert significant(math.exp(plan_epsilon(louder))) in said
+    assert significant(math.exp(3.0)) not in said
 
 
 def test_words_warn_of_seeds_of_early_stops_and_of_exact_held_out_numbers():

@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import final
 
+from sparsedp.privacy.accountants import plan_epsilon
+from sparsedp.privacy.calibrate import UNDERSHOOT
 from sparsedp.privacy.plan import Plan
 from sparsedp.privacy.summary import guarantee
 from sparsedp.report.numbers import count, significant
@@ -57,9 +59,10 @@ def _warning(plan: Plan, seeded: bool) -> str | None:
 def _promises(plan: Plan) -> tuple[str, ...]:
     if not plan.is_private:
         return ()
-    unit, epsilon, delta = plan.unit, plan.target_epsilon, plan.delta
+    unit, delta = plan.unit, plan.delta
     odds = []
-    if epsilon is not None and delta is not None:
+    if delta is not None:
+        epsilon = _stated_epsilon(plan)
         odds.append(
             f"Whatever anybody concludes from what this run released is at most e^{epsilon:.4g} = "
             f"{significant(math.exp(epsilon))} times as likely with any one {unit} in the training data as without "
@@ -73,6 +76,12 @@ def _promises(plan: Plan) -> tuple[str, ...]:
         "It covers everything made from the training data here: weights, supports, scores, and every number of the "
         "training phase in this run's files but the time it took. Using them in any way costs nothing more.",
     )
+
+
+def _stated_epsilon(plan: Plan) -> float:
+    """The target where the plan costs just that, to the accuracy of calibration; else what it costs."""
+    cost, target = plan_epsilon(plan), plan.target_epsilon
+    return target if target is not None and (1 - UNDERSHOOT) * target <= cost <= target else cost
 
 
 def _about_unit(plan: Plan) -> str:
