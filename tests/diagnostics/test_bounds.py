@@ -191,6 +191,16 @@ def test_hand_computed_terms_and_the_best_rate():
     assert rates[int(np.argmin(bounds))] == pytest.approx(A_RUN.best_rate, abs=2e-3)
 
 
+def test_hand_computed_terms_of_theorem_6_3():
+    bound = projected_bound(
+        loss_gap=3.0, smoothness=2.0, learning_rate=0.25, steps=12, squared_biases=[0.1, 0.3], batch_variance=0.4,
+        mean_active=50, noise_std=0.1,
+    )  # fmt: skip
+    terms = (bound.progress, bound.clipping_bias, bound.mini_batch, bound.dp_noise)
+    assert terms == pytest.approx((2.0, 0.2, 0.2, 0.25))
+    assert bound.full_gradient(0.5) == pytest.approx(2 * 2.65)
+
+
 def test_quiet_noise_leaves_nothing_to_sparsify():
     quiet = Descent(
         loss_gap=2.0, smoothness=4.0, learning_rate=0.5, clip_norm=1.0, noise_multiplier=0.1,
