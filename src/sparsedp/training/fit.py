@@ -26,6 +26,7 @@ from sparsedp.training.defaults import default_optimizer
 from sparsedp.training.evaluate import Evaluator, held_out
 from sparsedp.training.folder import check_new
 from sparsedp.training.interrupt import deferred_interrupt
+from sparsedp.training.overlap import refuse_training_rows
 from sparsedp.training.progress import live
 from sparsedp.training.record import About
 from sparsedp.training.reports import Callback
@@ -90,7 +91,7 @@ def fit(
         options: further changes to the method.
         optimizer: any `torch.optim` optimizer, or a function that makes one from the parameters.
         scheduler: a function (optimizer, steps) that makes a learning-rate scheduler; it moves every step.
-        eval_dataset: held-out data, evaluated every epoch. Outside the guarantee.
+        eval_dataset: held-out data, evaluated every epoch. Outside the guarantee, so no rows of `train_dataset`.
         evaluate: your own evaluation instead: model to named numbers.
         out: run directory to make: plan, ledger, checkpoint, metrics, record. Never overwritten.
         resume: go on with the run at `out`; give the same arguments.
@@ -144,6 +145,7 @@ def fit(
         check_new(out)
     plan = request.saved_plan(out) if resume and out is not None else request.new_plan()
     if evaluate is None and eval_dataset is not None:
+        refuse_training_rows(train_dataset, eval_dataset)
         evaluate = held_out(eval_dataset, per_sample_loss(loss_fn), collate=collate)
     model.train()
     with ExitStack() as stack:
