@@ -40,7 +40,7 @@ def test_declared_classes_are_kept_sorted_also_when_no_record_has_one():
 
 @pytest.mark.parametrize(
     ("classes", "message"),
-    [([0, 2], "label 1, which is not"), ([0], "at least 2"), (["0", "1"], "which is not")],
+    [([0, 2], "not among the declared"), ([0], "at least 2"), (["0", "1"], "not among the declared")],
 )
 def test_classes_that_do_not_fit_the_labels_are_refused(classes, message):
     with pytest.raises(DataError, match=message):

@@ -46,8 +46,8 @@ def encode_labels(y: npt.NDArray[Any], declared: Any) -> tuple[npt.NDArray[Any],
         )
     if not known.all():
         raise DataError(
-            f"y has the label {y[~known].tolist()[0]!r}, which is not among the declared classes {classes.tolist()}; "
-            "declare it, or drop those rows"
+            f"y has a label that is not among the declared classes {classes.tolist()} (which one is private, and not "
+            "said here); declare every class there can be, or drop the rows of others"
         )
     return classes, torch.from_numpy(np.searchsorted(classes, y).astype(np.int64))
 
