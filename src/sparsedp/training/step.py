@@ -17,7 +17,7 @@ from sparsedp.privacy.mechanism import privatize
 from sparsedp.privacy.plan import Phase, Plan
 from sparsedp.privacy.released import Released
 from sparsedp.training.apply import SupportOptimizer, set_to_zero
-from sparsedp.training.guard import ModelGuard, buffers_untouched
+from sparsedp.training.guard import ModelGuard, StateGuard
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +26,7 @@ class PrivateStep:
 
     model: nn.Module
     guard: ModelGuard
+    state: StateGuard
     plan: Plan
     controller: Controller
     engine: Engine
@@ -43,7 +44,7 @@ class PrivateStep:
         setting = self.controller.setting(step)
         if setting.change is not None and setting.change.prune:
             set_to_zero(self.model, self.engine.layout, setting.change.left)
-        with buffers_untouched(self.model):
+        with self.state.untouched(last_of_epoch=step + 1 in self.plan.epoch_ends()):
             released = privatize(
                 self.engine,
                 batch,

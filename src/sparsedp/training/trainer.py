@@ -28,7 +28,7 @@ from sparsedp.training.choices import OptimizerChoice, SchedulerChoice
 from sparsedp.training.evaluate import Evaluator
 from sparsedp.training.files import write_json
 from sparsedp.training.folder import ExistingRun, RunFolder, find_run
-from sparsedp.training.guard import ModelGuard
+from sparsedp.training.guard import ModelGuard, StateGuard
 from sparsedp.training.identity import check_identity, identity_of
 from sparsedp.training.journal import Journal
 from sparsedp.training.learner import Learner
@@ -128,7 +128,15 @@ class Trainer:
         self._earlier_seconds = 0.0
         self._folder, self._spending = self._start(out) if found is None else self._go_on(found)
         self._private_step = PrivateStep(
-            model, guard, plan, controller, computing, learner.applier, self._spending, private
+            model,
+            guard,
+            StateGuard(model),
+            plan,
+            controller,
+            computing,
+            learner.applier,
+            self._spending,
+            private,
         )
 
     @property
