@@ -46,16 +46,26 @@ def adam(parameters: object) -> torch.optim.Optimizer:
     return torch.optim.Adam(parameters, lr=0.01)
 
 
-def kill_and_look(out: Path, seed: int | None, log: Path, delay: float) -> dict[str, object]:
-    """One child, killed after `delay` seconds; then what its files say."""
+def drawn_steps(log: Path) -> list[int]:
+    return [int(line) for line in log.read_text().split()] if log.exists() else []
+
+
+def kill_and_look(out: Path, seed: int | None, log: Path, steps: int, delay: float) -> dict[str, object]:
+    """One child, killed `delay` seconds after that many more draws of noise; then what its files say.
+
+    Waiting for draws, not for time, makes the moment independent of how busy the machine is.
+    """
+    goal = len(drawn_steps(log)) + steps
     child = os.fork()
     if child == 0:
         train(out, seed, log)
         os._exit(0)
+    while len(drawn_steps(log)) < goal and os.waitpid(child, os.WNOHANG) == (0, 0):
+        time.sleep(0.001)
     time.sleep(delay)
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
-    drawn = [int(line) for line in log.read_text().split()] if log.exists() else []
+    drawn = drawn_steps(log)
     if not out.exists():
         return {"drawn": drawn, "charged": 0, "saved": 0}
     folder = RunFolder(out)
@@ -76,7 +86,8 @@ def main() -> None:
     alone = advance(a_trainer(**make)).finish()  # and what is slow once, before the first fork
     chance = random.Random(7)
     looks = [
-        kill_and_look(folder / "run", seed, folder / "log", chance.uniform(0.01, 0.4)) for _ in range(kills)
+        kill_and_look(folder / "run", seed, folder / "log", chance.randrange(8), chance.uniform(0, 0.02))
+        for _ in range(kills)
     ]
     result = advance(a_trainer(out=folder / "run", resume=True, **make)).finish()
     seen = {
