@@ -74,7 +74,8 @@ def results_table(experiment: Experiment, rows: Sequence[Row]) -> Table:
     axes = [axis.name for axis in experiment.axes]
     counts = {len(row.seeds) for row in rows}
     uneven = ["seeds"] if len(counts) > 1 else []
-    seeds = "" if uneven else f", {min(counts, default=0)} seeds"
+    n = min(counts, default=0)
+    seeds = "" if uneven else f", {n} seed" + ("" if n == 1 else "s")
     table = Table(
         *(*axes, *uneven, experiment.metric, f"minus {experiment.contrast.baseline}", "spent", "active"),
         title=f"{experiment.title}{seeds}",

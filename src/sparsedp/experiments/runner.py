@@ -76,11 +76,12 @@ def run_all(experiment: str, runs: Sequence[Run], place: Workplace, watch: Watch
         SparseDPError: the data of a run cannot be loaded, or another process is at work here.
     """
     status = Status(len(runs))
-    for number, run in enumerate(runs):
-        record = place.results.find(run)
-        if record is not None:
-            status.records[number] = record
     with _alone(place.runs):
+        for number, run in enumerate(runs):
+            record = place.results.find(run)
+            if record is not None:
+                status.records[number] = record
+                _tidy(place, run)
         pool = Pool(min(place.workers, max(1, status.left)), place.runs)
         try:
             _prepare(runs, place, pool, status, watch)
@@ -136,14 +137,19 @@ def _run(
             if isinstance(message, Done):
                 record = make_record(experiment, runs[number], message.record, message.noise)
                 place.results.keep(runs[number], record)
-                if not place.keep_runs:
-                    shutil.rmtree(place.folder(runs[number]))
+                _tidy(place, runs[number])
                 status.records[number] = record
                 status.new[number] = time.monotonic() - began[number]
                 status.warnings.update(message.warnings)
             else:
                 status.failures[number] = message.message
             watch(status, number)
+
+
+def _tidy(place: Workplace, run: Run) -> None:
+    """Remove the folder of a run that has its record, unless it is to be kept."""
+    if not place.keep_runs and place.folder(run).is_dir():
+        shutil.rmtree(place.folder(run))
 
 
 @contextmanager

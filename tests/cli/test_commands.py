@@ -1,0 +1,184 @@
+"""Each command once, as a user types it."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from sparsedp.cli.app import app
+from sparsedp.cli.output import EXIT_CODES
+from sparsedp.methods import all_methods, build_plan, get_method
+from sparsedp.models import build, parameter_count
+from sparsedp.privacy import plan_epsilon
+from sparsedp.training.checkpoint import load_weights
+
+COMMANDS = ("demo", "train", "compare", "plan", "verify", "report", "data", "methods", "sweep")
+
+
+def test_help_lists_every_command_and_exit_code_without_loading_torch(shell):
+    shown = shell("--help")
+    assert shown.code == 0
+    assert all(f" {name} " in shown.out for name in COMMANDS)
+    assert all(f"{code.value} " in shown.out for code in EXIT_CODES)
+    loaded = subprocess.run(
+        [sys.executable, "-c", "import sys, sparsedp.cli; print('torch' in sys.modules)"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert loaded.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_takes_json_and_explains_itself(command):
+    shown = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "200"})
+    assert shown.exit_code == 0
+    assert "--json" in shown.output
+    assert "sparsedp" in shown.output or command == "demo"
+
+
+def test_train_prints_the_record_of_a_run_that_keeps_its_promise(trained):
+    folder, record = trained
+    assert record["status"] == "finished"
+    assert record["dataset"] == "digits"
+    assert record["method"] == "tp-topk"
+    assert record["epsilon_spent"] <= record["target_epsilon"] == 3.0
+    assert record["unit"] == "row"
+    assert record["config"]["seed"] == record["seed"] == 0
+    assert not record["for_release"]
+    model = build("mlp", (1, 8, 8), 10)
+    load_weights(folder, model)
+    assert parameter_count(model) == record["d"]
+
+
+def test_plan_gives_the_noise_of_the_plan_that_training_uses(shell):
+    question = (
+        "--records",
+        "60000",
+        "--batch-size",
+        "1024",
+        "--epochs",
+        "4",
+        "--epsilon",
+        "3",
+        "--delta",
+        "1e-5",
+    )
+    ways = ("--method", "tp-topk", "--active-ratio", "0.1", "--phase1-epochs", "1", "--phase1-budget", "0.3")
+    answer = shell("plan", *question, *ways, "--parameters", "1000", "--other-budgets", "", "--json").json
+    assert set(answer) >= {"epsilon", "delta", "accountant", "phases"}
+    assert [phase["name"] for phase in answer["phases"]] == ["warm-up", "main"]
+    assert [phase["steps"] for phase in answer["phases"]] == [59, 177]
+    for phase in answer["phases"]:
+        assert set(phase) >= {"name", "steps", "sampling_rate", "noise_multiplier", "clip_norm"}
+        assert phase["sampling_rate"] == 1024 / 60000
+    assert 0.995 * 3 <= answer["epsilon"] <= 3
+    assert answer["epsilons"]["pld"] < answer["epsilons"]["rdp"] < answer["epsilons"]["rdp-classic"]
+    noise = answer["phases"][-1]["noise_multiplier"] / 1024
+    assert answer["noise_energy"]["dense"] == pytest.approx(1000 * noise**2)
+    assert answer["noise_energy"]["sparse"] == pytest.approx(100 * noise**2)
+    assert len(answer["curve"]) == 4
+    assert answer["curve"][-1]["epsilon"] == pytest.approx(answer["epsilon"], rel=1e-3)
+    assert answer["other_budgets"] == []
+
+
+def test_plan_without_a_split_is_equal_noise_and_says_what_another_budget_costs(typed):
+    question = ("--records", "2000", "--batch-size", "100", "--epochs", "2", "--other-budgets", "1")
+    answer = typed("plan", *question, "--json").json
+    sizes = {"units": 2000, "batch_size": 100, "epochs": 2, "delta": 1e-5, "clip_norm": 1.0}
+    plan, dearer = (build_plan(get_method("tp-topk"), epsilon=epsilon, **sizes) for epsilon in (3.0, 1.0))
+    assert [phase["noise_multiplier"] for phase in answer["phases"]] == [
+        p.noise_multiplier for p in plan.phases
+    ]
+    assert answer["epsilon"] == plan_epsilon(plan)
+    assert answer["noise_energy"] is None
+    (other,) = answer["other_budgets"]
+    louder = dearer.phases[-1].noise_multiplier / plan.phases[-1].noise_multiplier
+    assert other["noise_energy_factor"] == pytest.approx(louder**2)
+    shown = typed("plan", *question)
+    assert "What another epsilon costs" in shown.out
+
+
+def test_methods_lists_the_whole_table(shell):
+    listed = shell("methods", "--json").json
+    assert [row["name"] for row in listed] == [method.name for method in all_methods()]
+
+
+def test_data_says_what_is_missing_and_how_to_get_it(shell):
+    shown = shell("data")
+    assert shown.code == 0
+    flat = " ".join(shown.out.split())
+    assert "sparsedp data get mnist" in flat
+    assert str(shell.folder / "no-data") in shown.out.replace("\n", "")
+    listed = CliRunner().invoke(
+        app, ["data", "--json"], env={"SPARSEDP_DATA": str(shell.folder), "SPARSEDP_CACHE": str(shell.folder)}
+    )
+    sources = {one["name"]: one for one in json.loads(listed.output)["sources"]}
+    assert not sources["mnist"]["complete"]
+    assert sources["mnist"]["missing"][0] == "train-images-idx3-ubyte.gz"
+
+
+def test_report_writes_one_html_file(trained, typed, tmp_path):
+    done = typed("report", trained[0], "--out", tmp_path / "page.html", "--json")
+    assert done.json == {"report": str(tmp_path / "page.html")}
+    assert (tmp_path / "page.html").read_text().startswith("<!")
+
+
+def test_compare_stops_on_ctrl_c_goes_on_and_pairs_methods_by_seed(shell):
+    asked = (
+        "compare",
+        "--dataset",
+        "digits",
+        "--methods",
+        "dp-sgd,tp-rand",
+        "--epsilons",
+        "8",
+        "--epochs",
+        "4",
+    )
+    small = (
+        "--set",
+        "subset=200",
+        "--batch-size",
+        "25",
+        "--out",
+        "compared",
+        "--workers",
+        "1",
+        "--seeds",
+        "2",
+    )
+    process = shell.start(*asked, *small)
+    kept = shell.folder / "compared" / "records"
+    while not list(kept.glob("*.json")):
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate()
+    assert process.returncode == 130
+    assert "Traceback" not in err
+    assert "The same command goes on" in " ".join(err.split())
+    before = {file: file.stat().st_mtime_ns for file in kept.glob("*.json")}
+    assert 0 < len(before) < 4
+
+    done = shell(*asked, *small, "--json").json
+    assert (done["runs"], done["done"], done["failed"]) == (4, 4, [])
+    dense, sparse = done["rows"]
+    assert dense["difference"] is None
+    assert sparse["difference"]["count"] == 2
+    assert all(row["epsilon"] <= 8 for row in done["rows"])
+    assert Path(shell.folder, done["report"]).read_text().startswith("<!")
+    assert len(list((shell.folder / "compared").glob("*/ledger.jsonl"))) == 4
+    assert before == {file: file.stat().st_mtime_ns for file in before}
+
+
+def test_the_demo_ships_with_the_package_and_is_the_committed_config():
+    packaged = files("sparsedp.cli") / "demo.toml"
+    committed = Path(__file__).parents[2] / "configs" / "demo.toml"
+    assert packaged.read_text() == committed.read_text()

@@ -1,0 +1,111 @@
+"""User mistakes: one clear message, a documented exit code, no traceback."""
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from sparsedp.cli import app as application
+from sparsedp.cli.output import Exit
+from sparsedp.core.errors import SparseDPError
+
+
+def test_a_wrong_flag_is_a_usage_error(shell):
+    shell("train", "--datset", "digits").failed_with(Exit.USAGE, "No such option", "--dataset")
+
+
+def test_an_unknown_method_is_told_the_methods(shell):
+    shell("train", "--dataset", "digits", "--method", "tp-top").failed_with(Exit.USAGE, "tp-top", "tp-topk")
+
+
+def test_missing_data_says_where_it_looked_and_what_to_do(shell):
+    done = shell("train", "--dataset", "mnist", "--out", "never")
+    done.failed_with(Exit.DATA, "train-images", str(shell.folder / "no-data"), "sparsedp data get mnist")
+    assert not (shell.folder / "never").exists()
+
+
+def test_a_run_is_never_overwritten(trained, shell):
+    before = {path.name: path.read_bytes() for path in trained[0].iterdir() if path.is_file()}
+    shell(*shell.train, "--out", trained[0]).failed_with(Exit.USAGE, "never overwritten")
+    assert before == {path.name: path.read_bytes() for path in trained[0].iterdir() if path.is_file()}
+
+
+@pytest.mark.parametrize("command", ["train", "compare"])
+def test_a_folder_that_cannot_be_made_is_named(typed, tmp_path, command):
+    (tmp_path / "file").write_text("not a folder")
+    wrong = tmp_path / "file" / "run"
+    typed(command, "--dataset", "digits", "--out", wrong).failed_with(
+        Exit.USAGE, str(wrong), "another folder"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        ("train --dataset mnits", Exit.DATA, "mnits"),
+        ("train --dataset digits --model cnn", Exit.USAGE, "mnist-cnn"),
+        ("train --dataset digits --clip-norm a", Exit.USAGE, "clip-norm"),
+        ("train --dataset digits --active-ratio half", Exit.USAGE, "active-ratio"),
+        ("train --dataset digits --set moment=0.9", Exit.USAGE, "did you mean 'momentum'"),
+        ("train --dataset digits --set epochs=many", Exit.USAGE, "whole number"),
+        ("train --dataset digits --set epochs", Exit.USAGE, "KEY=VALUE"),
+        ("train --dataset digits --epsilon -1", Exit.PRIVACY, "epsilon"),
+        ("train --dataset digits --batch-size 100000", Exit.PRIVACY, "batch_size"),
+        ("train --method dp-sgd", Exit.USAGE, "--dataset"),
+        ("train --resume nowhere", Exit.DATA, "nowhere"),
+        ("train --resume nowhere --epochs 3", Exit.USAGE, "--resume"),
+        ("train --config nowhere.toml", Exit.USAGE, "nowhere.toml"),
+        ("train --dataset digits --tensorboard --out never", Exit.USAGE, "pip install"),
+        ("compare --dataset digits --methods dp-sgd,noisy-sgd", Exit.USAGE, "not private"),
+        ("compare --dataset digits --epsilons three", Exit.USAGE, "epsilons"),
+        ("compare --dataset digits --set epsilon=3", Exit.USAGE, "--epsilons"),
+        ("compare --dataset digits --workers 0", Exit.USAGE, "workers"),
+        (
+            "plan --records 100 --batch-size 10 --epochs 2 --equal-noise --phase1-budget 0.3",
+            Exit.USAGE,
+            "not both",
+        ),
+        ("plan --records 100 --batch-size 10 --epochs 2 --phase1-epochs 2", Exit.USAGE, "phase1-epochs"),
+        ("plan --records 100 --batch-size 10 --epochs 2 --model mlp", Exit.USAGE, "--parameters"),
+        ("plan --records 100 --batch-size 200 --epochs 2", Exit.PRIVACY, "batch_size"),
+        ("verify nowhere", Exit.DATA, "nowhere"),
+        ("report nowhere", Exit.DATA, "nowhere"),
+        ("sweep nowhere.toml", Exit.USAGE, "nowhere.toml"),
+        ("data get eyepacs", Exit.DATA, "Kaggle"),
+        ("data get mnits", Exit.DATA, "mnist"),
+    ],
+)
+def test_a_mistake_gets_a_message_and_a_code(monkeypatch, typed, tmp_path, arguments, code, words):
+    monkeypatch.chdir(tmp_path)
+    typed(*arguments.split()).failed_with(code, words)
+    assert not (tmp_path / "never").exists()
+
+
+def test_a_comparison_with_other_settings_gets_another_folder(monkeypatch, typed, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs/compare-digits").mkdir(parents=True)
+    (tmp_path / "runs/compare-digits/comparison.json").write_text('{"base": {}, "rules": []}')
+    typed("compare", "--dataset", "digits").failed_with(Exit.USAGE, "other settings")
+
+
+def test_a_bug_is_not_dressed_up_as_a_mistake(monkeypatch):
+    broken = typer.Typer()
+
+    @broken.command()
+    def crash() -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(application, "app", lambda: broken([], standalone_mode=False))
+    with pytest.raises(ZeroDivisionError):
+        application.main()
+
+
+def test_every_error_class_has_a_code_of_its_own_kind():
+    from sparsedp.core.errors import DataError, ModelError, PrivacyError
+
+    codes = [application._code(kind("")) for kind in (DataError, PrivacyError, ModelError, SparseDPError)]
+    assert codes == [Exit.DATA, Exit.PRIVACY, Exit.USAGE, Exit.USAGE]
+
+
+def test_no_arguments_show_the_help():
+    shown = CliRunner().invoke(application.app, [])
+    assert "Usage" in shown.output

@@ -1,0 +1,132 @@
+"""`verify`: a good run passes, every kind of spoilt run fails and is named."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from sparsedp.cli.output import Exit
+from sparsedp.cli.verification import independent_epsilons, verify_run
+from sparsedp.privacy import Charge, FileLedger, Phase, Plan
+from sparsedp.training.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
+
+
+def test_a_good_run_is_verified_by_independent_accountants_and_explained(trained, shell):
+    done = shell("verify", trained[0], "--json")
+    assert done.code == 0, done.err
+    found = done.json
+    assert found["passed"]
+    assert all(check["passed"] for check in found["checks"])
+    assert found["epsilons"]["PLD (dp-accounting)"] == pytest.approx(trained[1]["epsilon_spent"], rel=0.005)
+    assert found["epsilons"]["RDP (dp-accounting)"] > found["epsilons"]["PLD (dp-accounting)"]
+    promised, limits = " ".join(found["guaranteed"]), " ".join(found["not_guaranteed"])
+    assert "adding or removing one row" in promised
+    assert "not a person or patient" in promised
+    assert "not for release" in limits
+    assert "outside the guarantee" in limits
+    assert "Tuning" in limits
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Verification without the seconds that four accountants take."""
+    spent = {"PLD (dp-accounting)": 2.99, "RDP (dp-accounting)": 3.3}
+    monkeypatch.setattr("sparsedp.cli.verification.independent_epsilons", lambda ledger: spent)
+
+
+def test_a_corrupted_ledger_line_fails_and_is_named(run_copy, typed):
+    ledger = run_copy / "ledger.jsonl"
+    lines = ledger.read_text().splitlines(keepends=True)
+    lines[3] = lines[3].replace('"steps":1', '"steps":0', 1)
+    ledger.write_text("".join(lines))
+    done = typed("verify", run_copy)
+    assert done.code == Exit.MISMATCH
+    assert "ledger.jsonl, line 4" in done.out
+    assert "Not verified" in done.out
+    assert "Traceback" not in done.err
+
+
+def test_a_checkpoint_from_another_model_is_refused_by_verify_and_by_resume(run_copy, typed, quick):
+    file = run_copy / "checkpoint.safetensors"
+    saved = read_checkpoint(file)
+    layout = [[name, [size + 1 for size in shape]] for name, shape in saved.identity["layout"]]
+    write_checkpoint(file, Checkpoint(saved.step, {**saved.identity, "layout": layout}, saved.state))
+    problems = [check.problem for check in verify_run(run_copy).checks if not check.passed]
+    assert problems
+    typed("train", "--resume", run_copy).failed_with(Exit.USAGE, "another model")
+
+
+def spoil_json(name: str, **changes: object):
+    def spoil(run: Path) -> None:
+        file = run / name
+        file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+
+    return spoil
+
+
+def drop_last_lines(run: Path) -> None:
+    file = run / "ledger.jsonl"
+    file.write_text("".join(file.read_text().splitlines(keepends=True)[:-5]))
+
+
+def other_runs_checkpoint(run: Path) -> None:
+    file = run / "checkpoint.safetensors"
+    saved = read_checkpoint(file)
+    write_checkpoint(file, Checkpoint(saved.step, {**saved.identity, "plan": "0" * 64}, saved.state))
+
+
+def larger_support(run: Path) -> None:
+    file = run / "checkpoint.safetensors"
+    saved = read_checkpoint(file)
+    journal = saved.state["journal"]
+    everything = {**journal, "support": journal["support"][:-1]}
+    write_checkpoint(file, Checkpoint(saved.step, saved.identity, {**saved.state, "journal": everything}))
+
+
+def flip_a_byte(run: Path) -> None:
+    file = run / "checkpoint.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "named"),
+    [
+        (spoil_json("record.json", epsilon_spent=1.0), "the record's epsilon spent"),
+        (spoil_json("record.json", target_epsilon=1.0), "the record's target epsilon"),
+        (spoil_json("record.json", delta=1e-9), "the record's delta"),
+        (spoil_json("record.json", unit="patient"), "the record's unit"),
+        (spoil_json("record.json", seed=None), "the record's seed"),
+        (spoil_json("record.json", d=3), "the record's number of parameters"),
+        (spoil_json("record.json", steps_charged=3), "the record's count of steps charged"),
+        (spoil_json("plan.json", units=10**6), "the ledger was opened for this plan"),
+        (spoil_json("plan.json", delta=1e-9), "delta"),
+        (drop_last_lines, "the ledger goes on from where the checkpoint knew it"),
+        (other_runs_checkpoint, "the checkpoint's plan is the ledger's"),
+        (larger_support, "the checkpoint's support fits the plan"),
+        (flip_a_byte, "the checkpoint's checksum"),
+        (lambda run: (run / "ledger.jsonl").unlink(), "the ledger's hash chain"),
+        (lambda run: (run / "record.json").write_text("{"), "the record can be read"),
+    ],
+)
+def test_whatever_does_not_fit_is_named(run_copy, quick, spoil, named):
+    assert verify_run(run_copy).passed
+    spoil(run_copy)
+    failed = [check.what for check in verify_run(run_copy).checks if not check.passed]
+    assert named in failed
+
+
+def test_independent_accountants_agree_on_a_published_number(tmp_path):
+    """Noise 1.5, rate 0.04, 2,250 steps, delta 1e-5: RDP 7.3291, PRV 6.779, PLD 6.769 (Opacus, dp-accounting)."""
+
+    phase = Phase(name="train", steps=2250, sampling_rate=0.04, clip_norm=1.0, noise_multiplier=1.5)
+    plan = Plan(method="dp-sgd", phases=(phase,), units=1000, steps_per_epoch=25, delta=1e-5)
+    with FileLedger.create(tmp_path / "ledger.jsonl", plan) as ledger:
+        for step in range(2250):
+            ledger.charge(Charge("train", step, 0.04, 1.5))
+    found = independent_epsilons(FileLedger.read(tmp_path / "ledger.jsonl"))
+    assert found["RDP (dp-accounting)"] == pytest.approx(7.3291, abs=1e-3)
+    assert found["PLD (dp-accounting)"] == pytest.approx(6.769, abs=5e-3)
+    assert found["RDP (Opacus)"] == pytest.approx(7.3291, abs=1e-3)
+    assert found["PRV (Opacus)"] == pytest.approx(6.779, abs=5e-3)

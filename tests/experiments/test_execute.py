@@ -1,0 +1,142 @@
+"""Settings carried out: data, model, privacy unit and optimizer are those asked for."""
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+
+from sparsedp.core.errors import DataError, ModelError, PrivacyWarning, SparseDPError
+from sparsedp.experiments.datasets import load_data
+from sparsedp.experiments.execute import execute
+from sparsedp.experiments.networks import build_model
+from sparsedp.experiments.settings import Settings
+
+TINY = {"dataset": "digits", "subset": 120, "epochs": 1, "batch_size": 30, "epsilon": 8.0, "seed": 0}
+
+
+def settings(**changes):
+    return Settings.from_json({**TINY, **changes})
+
+
+@pytest.fixture
+def patients(tmp_path):
+    """60 rows of 20 patients to train on, 20 rows of 10 others to test on."""
+    generator = np.random.default_rng(0)
+    arrays = {}
+    for side, rows, people, first in (("train", 60, 20, 0), ("test", 20, 10, 100)):
+        arrays[f"x_{side}"] = generator.random((rows, 4), dtype=np.float32)
+        arrays[f"y_{side}"] = np.arange(rows) % 2
+        arrays[f"units_{side}"] = first + np.arange(rows) % people
+    np.savez(tmp_path / "clinic.npz", **arrays)
+    return {
+        "dataset": str(tmp_path / "clinic.npz"),
+        "classes": ["well", "ill"],
+        "epochs": 1,
+        "batch_size": 5,
+        "seed": 0,
+    }
+
+
+def test_people_are_protected_where_the_data_knows_them(patients):
+    result = execute(Settings.from_json({**patients, "data_options": {"unit": "patient"}}))
+    assert (result.unit, result.plan.units) == ("patient", 20)
+    assert set(result.metrics) >= {
+        "auc",
+        "average_precision",
+        "balanced_accuracy",
+        "sensitivity",
+        "specificity",
+    }
+
+
+def test_rows_are_protected_only_when_asked_for_and_with_a_warning(patients):
+    with pytest.warns(PrivacyWarning, match="rows are protected"):
+        result = execute(Settings.from_json({**patients, "unit": "row"}))
+    assert (result.unit, result.plan.units) == ("row", 60)
+
+
+def test_an_npz_needs_its_classes_declared(patients):
+    del patients["classes"]
+    with pytest.raises(DataError, match="name its classes"):
+        execute(Settings.from_json(patients))
+
+
+def test_a_seed_decides_everything():
+    first, again, other = (execute(settings(seed=seed)) for seed in (3, 3, 4))
+    weights = [
+        torch.cat([p.flatten() for p in result.model.parameters()]) for result in (first, again, other)
+    ]
+    assert torch.equal(weights[0], weights[1])
+    assert not torch.equal(weights[0], weights[2])
+
+
+def test_initial_weights_come_from_the_seed_and_leave_torch_alone():
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    one, two = (build_model("mlp", {"hidden": [4]}, (1, 8, 8), 10, seed=1) for _ in range(2))
+    assert torch.equal(torch.rand(3), expected)
+    assert torch.equal(one[1].weight, two[1].weight)
+    assert one[1].weight.shape == (4, 64)
+
+
+def test_a_validation_split_takes_the_test_sets_place():
+    whole, split = (
+        load_data(settings(subset=None or 10**6)),
+        load_data(settings(subset=10**6, validation=0.25)),
+    )
+    assert len(split.train) + len(split.test) == len(whole.train)
+    assert abs(len(split.test) - 0.25 * len(whole.train)) < 1
+    kept = {tuple(row) for row in whole.train.inputs.flatten(1).tolist()}
+    assert {tuple(row) for row in split.test.inputs.flatten(1).tolist()} <= kept
+
+
+def test_a_subset_takes_whole_units(patients):
+    bundle = load_data(Settings.from_json({**patients, "subset": 7}))
+    assert (bundle.train.unit_count, bundle.test.unit_count) == (7, 7)
+    assert len(bundle.train) == 21
+    assert any("subset" in note for note in bundle.notes)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
+@pytest.mark.parametrize("scheduler", ["constant", "cosine", "linear"])
+def test_every_optimizer_and_scheduler_runs_and_is_recorded(optimizer, scheduler, tmp_path):
+    from sparsedp.training.folder import RunFolder
+
+    execute(settings(optimizer=optimizer, scheduler=scheduler, subset=60), out=tmp_path / "run")
+    saved = RunFolder(tmp_path / "run").record()
+    assert saved["settings"]["optimizer"]["class"].lower() == optimizer
+    assert (saved["settings"]["scheduler"] is None) == (scheduler == "constant")
+    assert saved["config"]["optimizer"] == optimizer
+
+
+def test_a_nominal_split_and_two_clips_reach_the_plan():
+    plan = execute(settings(epochs=3, phase1_budget=0.3, clip_norm=[1.0, 0.5])).plan
+    assert [phase.clip_norm for phase in plan.phases] == [1.0, 0.5]
+    assert plan.phases[0].noise_multiplier != plan.phases[1].noise_multiplier
+
+
+def test_an_ablation_runs_with_an_infinite_epsilon():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", PrivacyWarning)
+        plain = {key: value for key, value in TINY.items() if key != "epsilon"}
+        result = execute(Settings.from_json({**plain, "method": "noisy-sgd", "noise_std": 0.0}))
+    assert not result.private
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "words"),
+    [
+        ({"model": "cnn"}, ModelError, "mnist-cnn"),
+        ({"model_options": {"width": 3}}, ModelError, "knows no"),
+        ({"model": "mnist-cnn", "model_options": {"activation": "sin"}}, SparseDPError, "activation"),
+        ({"data_options": {"pixels": "unit"}}, SparseDPError, "takes none"),
+        ({"momentum": 0.5, "model": "logistic"}, SparseDPError, "lr: not given"),
+        ({"dataset": "mnist", "data_options": {"colour": 1}}, SparseDPError, "knows no"),
+        ({"dataset": "mnist", "data_options": {"pixels": "bright"}}, SparseDPError, "pixels"),
+    ],
+)
+def test_what_cannot_be_done_is_said(changes, error, words):
+    with pytest.raises(error, match=words):
+        execute(settings(**changes))

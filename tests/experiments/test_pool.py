@@ -1,0 +1,51 @@
+"""Worker processes: they die with a message and are replaced."""
+
+import os
+import signal
+import time
+
+from sparsedp.experiments.pool import Pool
+from sparsedp.experiments.settings import Settings
+from sparsedp.experiments.worker import Done, Failed, Job, Progress
+
+TINY = {"dataset": "digits", "subset": 60, "epochs": 1, "batch_size": 20, "seed": 0}
+
+
+def outcome(pool: Pool) -> tuple[int, object]:
+    while True:
+        for task, message in pool.messages(1.0):
+            if not isinstance(message, Progress):
+                return task, message
+
+
+def test_a_killed_worker_is_reported_and_replaced(tmp_path):
+    settings = Settings.from_json(TINY).resolved().to_json()
+    pool = Pool(1, tmp_path)
+    try:
+        pool.start(7, Job(settings, str(tmp_path / "never")))
+        assert (pool.busy, pool.has_room) == ((7,), False)
+        os.kill(pool._workers[0].process.pid, signal.SIGKILL)
+        task, message = outcome(pool)
+        assert task == 7
+        assert isinstance(message, Failed)
+        assert "signal 9" in message.message
+        assert pool.has_room
+
+        pool.start(8, Job({**settings, "method": "nonsense"}, str(tmp_path / "never")))
+        task, message = outcome(pool)
+        assert isinstance(message, Failed)
+        assert "nonsense" in message.message
+
+        pool.start(9, Job(settings, str(tmp_path / "run")))
+        task, message = outcome(pool)
+        assert task == 9
+        assert isinstance(message, Done)
+        assert message.record["status"] == "finished"
+        assert set(message.noise) == {"warm-up", "main"}
+        processes = [worker.process for worker in pool._workers]
+    finally:
+        pool.close()
+    deadline = time.monotonic() + 10
+    while any(process.is_alive() for process in processes) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not any(process.is_alive() for process in processes)
