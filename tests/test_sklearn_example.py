@@ -7,8 +7,10 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from scipy import sparse
+from scipy.stats import ttest_rel
 
 from sparsedp.data import DataBundle, Sparse, Split
 from sparsedp.sklearn import SparseDPClassifier
@@ -40,14 +42,27 @@ def test_the_code_on_the_page_runs_as_it_stands():
     assert done.returncode == 0, done.stderr
 
 
-def test_the_table_on_the_page_is_made_from_the_committed_results():
-    results = hospital.Results(ROOT / "results" / "hospital-sklearn.jsonl")
-    assert hospital.markdown(results.rows()) in (ROOT / "docs" / "sklearn.md").read_text()
+@pytest.mark.parametrize("table", [hospital.table, hospital.against_dense])
+def test_the_tables_on_the_page_are_made_from_the_committed_results(table):
+    rows = hospital.Results(ROOT / "results" / "hospital-sklearn.jsonl").rows()
+    assert hospital.markdown(table(rows)) in (ROOT / "docs" / "sklearn.md").read_text()
 
 
-def test_the_page_lists_every_parameter():
+def test_differences_are_paired_by_seed_with_students_interval():
+    rows = [
+        {"stage": "test", "method": method, "epsilon": 1.0, "seed": seed, "auc": auc}
+        for method, aucs in {"dp-sgd": (0.60, 0.70, 0.65), "other": (0.61, 0.72, 0.68)}.items()
+        for seed, auc in enumerate(aucs)
+    ]
+    lines = hospital.against_dense(rows)
+    interval = ttest_rel((0.61, 0.72, 0.68), (0.60, 0.70, 0.65)).confidence_interval(0.95)
+    assert lines[1:] == [["other", f"+0.0200 ± {(interval.high - interval.low) / 2:.4f}"]]
+
+
+def test_the_page_lists_every_parameter_and_the_default_method():
     page = (ROOT / "docs" / "sklearn.md").read_text()
-    assert [name for name in SparseDPClassifier().get_params() if f"`{name}`" not in page] == []
+    assert [name for name in SparseDPClassifier().get_params() if f"| `{name}` |" not in page] == []
+    assert f'| `method` | "{SparseDPClassifier().method}" |' in page
 
 
 def hospital_split(rows, first_patient):
@@ -76,7 +91,9 @@ def test_the_hospital_example_tunes_before_it_tests_and_goes_on_where_it_stopped
     assert {row["patients"] for row in rows if "patients" in row} == {40}
     assert hospital.compare(bundle, results, ["dp-sgd"], [3.0], [0, 1]) == rows
     assert results.path.read_text() == written
-    assert hospital.markdown(rows).startswith("| method | AUC, epsilon 3 | recall, epsilon 3 |")
+    assert hospital.markdown(hospital.table(rows)).startswith(
+        "| method | AUC, epsilon 3 | recall, epsilon 3 |"
+    )
 
 
 def test_recall_counts_readmissions_among_the_fifth_with_the_highest_scores():
