@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format bench readme build clean
+.PHONY: help setup demo test lint format bench readme results build clean
 
 help: ## Show this help
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -38,6 +38,9 @@ bench: $(READY) ## Time one step against SGD and Opacus
 
 readme: $(READY) ## Make README's tables from the committed measurements
 	$(BIN)/python -m benchmarks.readme
+
+results: $(READY) ## Make docs/results.md and README's tables from the records
+	$(BIN)/python -m studies.tables
 
 build: $(READY) ## Build the wheel
 	$(BIN)/python -m build --wheel
