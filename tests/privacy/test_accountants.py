@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import dp_accounting as dp
+import mpmath
 import numpy as np
 import pytest
 from dp_accounting.pld import PLDAccountant
@@ -50,7 +51,7 @@ def gaussian_epsilon(noise, delta):
             norm.cdf(0.5 / noise - eps * noise) - math.exp(eps) * norm.cdf(-0.5 / noise - eps * noise) - delta
         )
 
-    return brentq(excess, 0, 400)
+    return brentq(excess, 0, 700)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +67,9 @@ def test_golden_values(name, spend, published, tolerance):
     assert epsilon(name, spend) == pytest.approx(published, abs=tolerance)
 
 
-@pytest.mark.parametrize(("noise", "steps"), [(5.0, 10), (0.7, 1), (40.0, 400), (100.0, 1)])
+@pytest.mark.parametrize(
+    ("noise", "steps"), [(5.0, 10), (0.7, 1), (40.0, 400), (100.0, 1), (0.2, 1), (0.1, 10)]
+)
 @pytest.mark.parametrize("delta", [1e-3, 1e-5, 1e-9])
 def test_plain_gaussian_releases_cost_what_the_closed_form_says(noise, steps, delta):
     exact = gaussian_epsilon(noise / math.sqrt(steps), delta)
@@ -151,6 +154,26 @@ def test_divergences_of_one_step_agree_with_quadrature(rate, noise):
         assert addition_divergence(rate, noise, asked)[0] == pytest.approx(
             hockey_stick(without, with_unit, eps), abs=1e-11
         )
+
+
+@pytest.mark.parametrize(("rate", "noise"), [(1.0, 0.05), (1 - 1e-10, 0.2), (0.99, 0.3), (0.5, 0.1)])
+def test_divergences_of_one_step_are_exact_where_doubles_cancel_or_overflow(rate, noise):
+    with mpmath.workdps(400):
+        q, scale = mpmath.mpf(rate), mpmath.mpf(noise)
+
+        def beyond(eps, sign):
+            height = mpmath.expm1(sign * eps) + q
+            if height <= 0:
+                return 0 if sign < 0 else -mpmath.expm1(eps)
+            x = 0.5 + scale**2 * mpmath.log(height / q)
+            with_unit = q * mpmath.ncdf(sign * (1 - x) / scale)
+            without = height * mpmath.ncdf(-sign * x / scale)
+            return with_unit - without if sign > 0 else mpmath.exp(eps) * (without - with_unit)
+
+        for sign, divergence in ((1, removal_divergence), (-1, addition_divergence)):
+            asked = np.asarray([-750, -100, -20, -4, -1, 1, 4, 12, 20, 22, 30, 100, 200, 750], dtype=float)
+            exact = np.asarray([float(beyond(mpmath.mpf(eps), sign)) for eps in asked])
+            assert np.abs(divergence(rate, noise, asked) - exact).max() < 1e-14
 
 
 @pytest.mark.parametrize(("rate", "noise"), [(0.1, 2.0), (0.01, 1.0), (0.3, 5.0)])

@@ -50,6 +50,12 @@ def test_the_calibrated_plan_costs_the_target_and_never_more(epsilon, delta, rat
     assert (found.target_epsilon, found.delta, found.accountant) == (epsilon, delta, name)
 
 
+@pytest.mark.parametrize("epsilon", [30.0, 200.0])
+def test_full_batches_can_be_calibrated_to_large_epsilons_too(epsilon):
+    found = calibrate(plan(11, rate=1.0, units=100), epsilon, DELTA)
+    assert (1 - 0.005) * epsilon <= plan_epsilon(found) <= epsilon
+
+
 def test_the_cost_is_within_the_target_by_the_accountant_of_the_library_too():
     found = calibrate(plan(300, 700, rate=0.05), 2.0, DELTA)
     assert PLDAccountant(value_discretization_interval=2e-4).compose(found.event()).get_epsilon(DELTA) <= 2.0

@@ -163,13 +163,12 @@ def removal_divergence(rate: float, noise: float, epsilons: Vector) -> Vector:
 
     The loss grows with x and passes epsilon where q exp((2x - 1) / (2 noise^2)) = e^epsilon - 1 + q.
     """
-    from scipy.special import ndtr
+    from scipy.special import log_ndtr, ndtr
 
-    height = np.expm1(epsilons) + rate
-    with np.errstate(divide="ignore", invalid="ignore"):
-        x = 0.5 + noise**2 * np.log(height / rate)
-    beyond = rate * ndtr((1 - x) / noise) - height * ndtr(-x / noise)
-    return np.clip(np.where(height > 0, beyond, -np.expm1(epsilons)), 0.0, 1.0)
+    height = _log_height(rate, epsilons)
+    x = 0.5 + noise**2 * (height - math.log(rate))
+    beyond = rate * ndtr((1 - x) / noise) - np.exp(height + log_ndtr(-x / noise))
+    return np.clip(np.where(np.isfinite(height), beyond, -np.expm1(np.minimum(0.0, epsilons))), 0.0, 1.0)
 
 
 def addition_divergence(rate: float, noise: float, epsilons: Vector) -> Vector:
@@ -178,13 +177,23 @@ def addition_divergence(rate: float, noise: float, epsilons: Vector) -> Vector:
     The loss falls with x and passes epsilon where q exp((2x - 1) / (2 noise^2)) = e^-epsilon - 1 + q; it never
     exceeds -log(1-q).
     """
-    from scipy.special import ndtr
+    from scipy.special import log_ndtr, ndtr
 
-    height = np.expm1(-epsilons) + rate
-    with np.errstate(divide="ignore", invalid="ignore"):
-        x = 0.5 + noise**2 * np.log(height / rate)
-    below = np.exp(epsilons) * (height * ndtr(x / noise) - rate * ndtr((x - 1) / noise))
-    return np.clip(np.where(height > 0, below, 0.0), 0.0, 1.0)
+    height = _log_height(rate, -epsilons)
+    x = 0.5 + noise**2 * (height - math.log(rate))
+    below = np.exp(epsilons + height) * ndtr(x / noise) - rate * np.exp(epsilons + log_ndtr((x - 1) / noise))
+    return np.asarray(np.clip(below, 0.0, 1.0))
+
+
+def _log_height(rate: float, epsilons: Vector) -> Vector:
+    """log(e^epsilon - 1 + q), minus infinity where that is not positive.
+
+    Without the logarithm it cancels at rates near 1 and overflows at large epsilons.
+    """
+    unsampled = math.log1p(-rate) if rate < 1 else -math.inf
+    with np.errstate(divide="ignore"):
+        above = np.log(-np.expm1(np.minimum(0.0, unsampled - epsilons)))
+    return np.asarray(epsilons + above)
 
 
 def _releases(spend: Spend) -> tuple[int, float]:
