@@ -136,7 +136,7 @@ def test_a_run_keeps_its_warm_up_and_is_the_same_without(tmp_path, method):
 def test_a_method_that_is_sparse_from_the_start_keeps_nothing(tmp_path):
     out = tmp_path / "run"
     a_run(out, "on-rand", (WarmupRecorder(out),))
-    with pytest.raises(DataError, match="WarmupRecorder"):
+    with pytest.raises(DataError, match="on-rand has no warm-up"):
         advise_run(out)
 
 

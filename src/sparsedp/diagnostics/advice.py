@@ -1,6 +1,6 @@
 """Advice from what a run released: would fewer coordinates have sufficed, which, and how sure is that.
 
-It rests on the split estimates of the warm-up (`warmup.py`) alone. The ratio is chosen by progress per step at the
+It rests on the split estimates of the warm-up (`splits.py`) alone. The ratio is chosen by progress per step at the
 best step size (`criteria.py`); what the one-step criterion of TP-TopK (Prop. 5.1) says is reported beside it.
 """
 
@@ -18,7 +18,7 @@ from sparsedp.core.ratio import exact_ratio, share_of
 from sparsedp.core.support import Support
 from sparsedp.diagnostics.criteria import Estimate, SplitEnergies
 from sparsedp.diagnostics.proxy import split_concentration
-from sparsedp.diagnostics.warmup import WarmupStatistics, looked_at, read_statistics
+from sparsedp.diagnostics.splits import WarmupStatistics, looked_at, read_statistics
 from sparsedp.methods.timeline import noise_on_mean
 from sparsedp.privacy.plan import Plan
 from sparsedp.training.folder import RunFolder

@@ -1,0 +1,59 @@
+"""What a warm-up shows, in a small file for reports: the share of energy by ranking and ratio, and the advice."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from sparsedp.core.ratio import exact_ratio, share_of
+from sparsedp.diagnostics.advice import advise
+from sparsedp.diagnostics.criteria import SplitEnergies
+from sparsedp.diagnostics.proxy import split_concentration
+from sparsedp.diagnostics.splits import WarmupStatistics
+from sparsedp.privacy.plan import Plan
+from sparsedp.training.files import write_json
+
+FILE = "warmup.json"
+FORMAT = 1
+SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+
+
+def write_summary(folder: Path | str, found: WarmupStatistics, plan: Plan) -> Path:
+    """Write the summary into a run's folder.
+
+    **Privacy.** Post-processing of releases, as public as the run.
+    """
+    advice = advise(found, plan)
+    document = {
+        "format": FORMAT,
+        "steps": found.steps,
+        "planned": found.planned,
+        "noise_std": found.noise_std,
+        "advice": {
+            "recommendation": advice.recommendation,
+            "sure": advice.sure,
+            "reasons": list(advice.reasons),
+        },
+        "curves": [split_curve(name, split) for name, split in found.splits.items()],
+    }
+    path = Path(folder) / FILE
+    write_json(path, document)
+    return path
+
+
+def split_curve(ranking: str, split: SplitEnergies) -> Mapping[str, Any]:
+    """The share of energy the best x of coordinates hold, by the split estimate, and its standard deviation.
+
+    **Edge cases.** Empty lists when the energy does not stand out from the noise.
+    """
+    d = split.dimension
+    sizes = sorted({max(1, share_of(exact_ratio(share), d)) for share in SHARES})
+    points = [(size / d, split_concentration(split, size).share) for size in sizes]
+    known = [(ratio, share) for ratio, share in points if share is not None]
+    return {
+        "ranking": ranking,
+        "ratio": [ratio for ratio, _ in known],
+        "share": [share.value for _, share in known],
+        "std": [share.std for _, share in known],
+    }
