@@ -11,17 +11,20 @@ from runs import a_plan, a_trainer, advance
 
 from sparsedp.core.errors import DataError
 from sparsedp.methods import get_method
+from sparsedp.privacy import plan_epsilon
 from sparsedp.training.folder import RunFolder
 from sparsedp.training.progress import live
 
 
 def test_the_bar_shows_step_epoch_epsilon_ratio_accuracy_and_nothing_private() -> None:
     console = Console(file=io.StringIO(), force_terminal=True, width=160)
-    with live(a_plan(get_method("tp-topk")), console) as show:
+    plan = a_plan(get_method("tp-topk"))
+    with live(plan, console) as show:
         result = advance(a_trainer(callbacks=[show])).finish()
     text = console.file.getvalue()
     for words in ("tp-topk", "15/15", "epoch 5/5", "epsilon", "active 18%", "held-out accuracy"):
         assert words in text
+    assert f"epsilon ≤ {plan_epsilon(plan):.2f}" in text
     assert result.k == 7
     assert "loss" not in text
 

@@ -5,40 +5,46 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from rich.console import Console
+from rich.console import Console, Group
+from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.text import Text
 
+from sparsedp.privacy.accountants import epsilon_by_epoch
 from sparsedp.privacy.plan import Plan
-from sparsedp.training.reports import Callback, EpochReport, Event, StepReport
+from sparsedp.training.reports import Callback, EpochReport, Event
 
 
 @contextmanager
 def live(plan: Plan, console: Console) -> Iterator[Callback]:
-    """A progress bar as a callback: step, epoch, epsilon so far, active ratio, held-out accuracy, time left."""
+    """A callback that shows step and time left, and below epoch, epsilon so far, active ratio, held-out accuracy.
+
+    The epsilon is a bound on what is spent so far: the plan's, up to the end of the epoch at work.
+    """
     bar = Progress(
         TextColumn("[bold]{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("{task.fields[facts]}"),
+        TextColumn("steps,"),
         TimeRemainingColumn(),
-        console=console,
-        transient=True,
+        TextColumn("left"),
     )
+    task = bar.add_task(plan.method, total=plan.total_steps)
+    facts = Text()
+    private = plan.is_private and plan.delta is not None
+    epsilons = [f"epsilon ≤ {bound:.2f}" for bound in epsilon_by_epoch(plan)] if private else []
     epochs = len(plan.epoch_ends())
-    with bar:
-        task = bar.add_task(plan.method, total=plan.total_steps, facts="")
-        shown = {"epsilon": "", "accuracy": ""}
+    accuracy: list[str] = []
 
-        def show(event: Event) -> None:
-            if isinstance(event, EpochReport):
-                if event.epsilon is not None:
-                    shown["epsilon"] = f"epsilon {event.epsilon:.2f}  "
-                accuracy = event.metrics.get("accuracy")
-                if accuracy is not None:
-                    shown["accuracy"] = f"held-out accuracy {accuracy:.1%}  "
-            elif isinstance(event, StepReport):
-                ratio = f"active {event.released.support.active_ratio:.0%}  "
-                facts = f"epoch {event.epoch}/{epochs}  {shown['epsilon']}{ratio}{shown['accuracy']}"
-                bar.update(task, completed=event.step + 1, facts=facts)
+    def show(event: Event) -> None:
+        if isinstance(event, EpochReport):
+            found = event.metrics.get("accuracy")
+            accuracy[:] = [] if found is None else [f"held-out accuracy {found:.1%}"]
+            return
+        bar.update(task, completed=event.step + 1)
+        epsilon = epsilons[event.epoch - 1 : event.epoch]
+        ratio = f"active {event.released.support.active_ratio:.0%}"
+        facts.plain = "  ".join([f"epoch {event.epoch}/{epochs}", *epsilon, ratio, *accuracy])
 
+    with Live(Group(bar, facts), console=console, transient=True, refresh_per_second=10):
         yield show
