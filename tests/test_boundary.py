@@ -61,6 +61,7 @@ RANDOM_DRAWS = {
         "diagnostics/curvature.py",  # public: where power iteration starts
         "diagnostics/inversion.py",  # public: the attacker's start, and noise in a simulated observation
         "diagnostics/oracle.py",  # public: random projections and sign flips
+        "diagnostics/symmetry.py",  # public: sign flips
         "gradients/check.py",  # public: perturbs the parameters for a second probe
         "methods/controller.py",  # public noise on frozen coordinates (RS Alg. 4)
         "privacy/mechanism.py",
