@@ -1,0 +1,1 @@
+"""The papers' figures, measured on real data: `python -m studies.figures.run`, or `make figures`."""

@@ -1,0 +1,76 @@
+"""Records: one small JSON file for every point of a study."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+from sparsedp.core.errors import DataError
+from sparsedp.training.files import read_json, write_json
+from studies.figures.config import Point, Study, record_name
+
+FORMAT = 1
+DIGITS = 5
+"""Significant digits of a kept number: more than any interval over seeds resolves, and small files."""
+
+Record = Mapping[str, Any]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Store:
+    """The folder of all studies' records, `<study>/records/<point>.json`."""
+
+    root: Path
+
+    def file(self, study: Study, point: Point) -> Path:
+        """Where a point's record is."""
+        return self.root / study.name / "records" / f"{record_name(point)}.json"
+
+    def find(self, study: Study, point: Point) -> Record | None:
+        """A point's record, if it is there and was measured as the study says now."""
+        file = self.file(study, point)
+        if not file.is_file():
+            return None
+        found = read_json(file)
+        same = isinstance(found, dict) and found.get("config_hash") == study.digest(point)
+        return found if same else None
+
+    def keep(self, study: Study, point: Point, measured: Mapping[str, Any], commit: str | None) -> None:
+        """Write a point's record."""
+        file = self.file(study, point)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        head = {"format": FORMAT, "study": study.name, "config_hash": study.digest(point), "commit": commit}
+        write_json(file, {**head, "point": dict(point), **rounded(dict(measured))})
+
+    def records(self, study: Study) -> list[Record]:
+        """Every record of a study that there is, in the grid's order."""
+        found = [self.find(study, point) for point in study.points()]
+        return [record for record in found if record is not None]
+
+    def all_of(self, study: Study) -> list[Record]:
+        """Every record of a study.
+
+        Raises:
+            DataError: some are missing.
+        """
+        found = self.records(study)
+        if len(found) != len(study.points()):
+            raise DataError(
+                f"{study.name}: {len(found)} of {len(study.points())} records are here; "
+                "run `python -m studies.figures.run measure` first"
+            )
+        return found
+
+
+def rounded(value: Any) -> Any:
+    """Numbers to `DIGITS` significant digits, in lists and tables too; integers as they are."""
+    if isinstance(value, float):
+        return float(f"{value:.{DIGITS}g}")
+    if isinstance(value, Mapping):
+        return {name: rounded(inner) for name, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [rounded(inner) for inner in value]
+    return value
