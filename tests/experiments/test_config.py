@@ -7,7 +7,8 @@ import pytest
 from sparsedp.core.errors import SparseDPError
 from sparsedp.experiments.config import parse_experiment, read_experiment
 
-CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("**/*.toml"))
+FOLDER = Path(__file__).parents[2] / "configs"
+CONFIGS = sorted(set(FOLDER.glob("**/*.toml")) - set(FOLDER.glob("figures/*.toml")))  # those are no experiments
 
 
 def experiment(**content):
