@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sparsedp.core.clip import FlatClip
 from sparsedp.core.randomness import PublicRandomness
 from sparsedp.core.ratio import exact_ratio, share_of
 from sparsedp.core.support import Support
@@ -41,14 +42,23 @@ def measure(study: Study, point: Point) -> dict[str, Any]:
     with costs.of("held-out gradient"):
         engine = make_engine(model, LOSS)
         gradients = torch.stack([mean_gradient(engine, [batch]).value for batch in batches])
+        clip = FlatClip(plan.phases[0].clip_norm or 1.0)
+        clipped = mean_gradient(engine, batches, clip).value ** 2
     energies = gradients.mean(0) ** 2
     fair = gradients[0::2].mean(0) * gradients[1::2].mean(0)
     with costs.of("scores of the warm-up"):
         scores = {score.name: scored(score, seen, nu) for score in SCORES}
     with costs.of("concentration and recovery curves"):
-        curves = _curves(energies, (gradients**2).mean(0), scores, options["shares"], int(point["seed"]))
+        shown = {
+            "mean gradient": energies,
+            "mini-batch gradients": (gradients**2).mean(0),
+            "clipped": clipped,
+        }
+        curves = _curves(shown, scores, options["shares"], int(point["seed"]))
     with costs.of("rho_sig, its null and its split version"):
-        supports = [_at_ratio(ratio, scores, seen, nu, energies, fair) for ratio in options["ratios"]]
+        supports = [
+            _at_ratio(ratio, scores, seen, nu, energies, fair, clipped) for ratio in options["ratios"]
+        ]
     total = float(energies.sum())
     return {
         "d": seen.shape[1],
@@ -59,7 +69,8 @@ def measure(study: Study, point: Point) -> dict[str, Any]:
         "held_out_units": options["held_out"],
         "energy": total,
         "energy_less_sampling": float(fair.sum()),
-        "energy_over_noise": float(fair.sum()) / (seen.shape[1] * nu**2),
+        "clipped_energy": float(clipped.sum()),
+        "clipped_energy_over_noise": float(clipped.sum()) / (seen.shape[1] * nu**2),
         **curves,
         "supports": supports,
         "costs": costs.to_json(),
@@ -81,17 +92,15 @@ def ranked(scores: Tensor) -> Tensor:
 
 
 def _curves(
-    energies: Tensor, batch_energies: Tensor, scores: dict[str, Tensor], shares: Sequence[float], seed: int
+    shown: dict[str, Tensor], scores: dict[str, Tensor], shares: Sequence[float], seed: int
 ) -> dict[str, Any]:
+    energies = shown["mean gradient"]
     curves = {name: recovery_curve(energies, ranked(found), shares) for name, found in scores.items()}
     first = next(iter(curves.values()))
     chance = PublicRandomness(seed).permutation(energies.numel(), (8,))
     return {
         "shares": list(shares),
-        "concentration": {
-            "mean gradient": concentration_curve(energies, shares),
-            "mini-batch gradients": concentration_curve(batch_energies, shares),
-        },
+        "concentration": {name: concentration_curve(values, shares) for name, values in shown.items()},
         "recovery": {
             **{name: [step.learned for step in curve] for name, curve in curves.items()},
             "random": [step.learned for step in recovery_curve(energies, chance, shares)],
@@ -101,7 +110,13 @@ def _curves(
 
 
 def _at_ratio(
-    ratio: float, scores: dict[str, Tensor], seen: Tensor, nu: float, energies: Tensor, fair: Tensor
+    ratio: float,
+    scores: dict[str, Tensor],
+    seen: Tensor,
+    nu: float,
+    energies: Tensor,
+    fair: Tensor,
+    clipped: Tensor,
 ) -> dict[str, Any]:
     d, steps = energies.numel(), seen.shape[0]
     k = max(1, share_of(exact_ratio(ratio), d))
@@ -123,6 +138,7 @@ def _at_ratio(
         found["by"][score.name] = {
             "alpha": energy_captured(energies, support),
             "alpha_less_sampling": float(support.gather(fair).sum() / fair.sum()),
+            "alpha_clipped": energy_captured(clipped, support),
             "rho_sig": proxy_concentration(scores[score.name], support),
             "null": null.mean,
             "null_std": null.std,
