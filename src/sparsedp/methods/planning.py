@@ -12,6 +12,7 @@ from sparsedp.methods.options import MethodOptions, configure
 from sparsedp.methods.timeline import WARM_UP, phase_names
 from sparsedp.privacy.calibrate import EqualNoise, Split, calibrate
 from sparsedp.privacy.canonical import FrozenMap
+from sparsedp.privacy.normalisation import PrivateNormalisation
 from sparsedp.privacy.plan import Phase, Plan
 
 ClipNorm = float | tuple[float, float]
@@ -33,11 +34,13 @@ def build_plan(
     warmup_fraction: float = 0.3,
     split: Split = EqualNoise(),  # noqa: B008
     noise_std: float | None = None,
+    normalise: PrivateNormalisation | None = None,
 ) -> Plan:
     """A plan calibrated to `epsilon` at `delta`, with phases "warm-up" and "main", or "train" alone.
 
     `split` says how a two-phase method divides its budget; with one phase there is nothing to divide. The ablations
     take `epsilon=None`; `noisy-sgd` takes `noise_std`, the noise on its sum of gradients, in place of `clip_norm`.
+    With `normalise` a phase of that name comes first; training gets the noise that fills up the budget.
 
     **Privacy.** Never more than `epsilon`. Whatever the options, the cost is that of the steps, rate and noise:
     support, geometry and ratio are post-processing.
@@ -56,6 +59,7 @@ def build_plan(
         unit=unit,
         warmup_fraction=warmup_fraction,
         noise_std=noise_std,
+        normalise=normalise,
     )
     if not method.private:
         if epsilon is not None:
@@ -67,7 +71,7 @@ def build_plan(
         raise PrivacyError(
             f"{method.name}: got epsilon={epsilon} and delta={delta}, expected a number for each"
         )
-    return calibrate(draft, epsilon, delta, accountant, split if len(draft.phases) > 1 else EqualNoise())
+    return calibrate(draft, epsilon, delta, accountant, split if len(draft.training) > 1 else EqualNoise())
 
 
 def draft_plan(
@@ -82,6 +86,7 @@ def draft_plan(
     unit: str = "row",
     warmup_fraction: float = 0.3,
     noise_std: float | None = None,
+    normalise: PrivateNormalisation | None = None,
 ) -> Plan:
     """The plan before its noise is known: phases, steps, sampling rate, clip, and the method's support rule.
 
@@ -107,7 +112,12 @@ def draft_plan(
         for name, count, clip in zip(names, steps, clips, strict=True)
     )
     return Plan(
-        method=row.name, phases=phases, units=units, steps_per_epoch=steps_per_epoch, unit=unit, delta=delta
+        method=row.name,
+        phases=phases if normalise is None else (normalise.phase(), *phases),
+        units=units,
+        steps_per_epoch=steps_per_epoch,
+        unit=unit,
+        delta=delta,
     )
 
 

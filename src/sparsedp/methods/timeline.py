@@ -53,7 +53,7 @@ class Timeline:
         Raises:
             SparseDPError: the plan was made for another method or other options.
         """
-        training = [phase for phase in plan.phases if phase.trains]
+        training = plan.training
         names = tuple(phase.name for phase in training)
         if plan.method != method.name or names != phase_names(method):
             raise SparseDPError(

@@ -16,6 +16,7 @@ from sparsedp.privacy.calibrate import EqualNoise, NominalSplit, Split, calibrat
 from sparsedp.privacy.filters import RdpFilter
 from sparsedp.privacy.ledger import Charge, FileLedger, Ledger, MemoryLedger
 from sparsedp.privacy.ledger_record import LedgerRecord
+from sparsedp.privacy.normalisation import PrivateNormalisation
 from sparsedp.privacy.plan import Continuation, Phase, Plan
 from sparsedp.privacy.summary import PlanSummary, guarantee, summarize
 
@@ -33,6 +34,7 @@ __all__ = [
     "Phase",
     "Plan",
     "PlanSummary",
+    "PrivateNormalisation",
     "RdpFilter",
     "Split",
     "accountant",

@@ -13,7 +13,9 @@ from torch import Tensor
 from sparsedp.core.batch import MicroBatch
 from sparsedp.core.clip import Clip
 from sparsedp.core.errors import PrivacyError
+from sparsedp.core.geometry import Geometry, Identity
 from sparsedp.core.randomness import PrivateRandomness
+from sparsedp.core.support import Support
 from sparsedp.gradients.query import Engine, Query
 from sparsedp.privacy.ledger import Charge, Ledger
 from sparsedp.privacy.released import _SEAL, Released
@@ -71,19 +73,62 @@ def privatize(
     **Edge cases.** An empty batch releases noise alone; an empty support releases an empty vector and is still
     charged.
     """
-    if not (math.isfinite(expected_batch_size) and expected_batch_size > 0):
-        raise PrivacyError(f"expected_batch_size: got {expected_batch_size}, expected a finite number > 0")
-    total, std = private_sum(
+    return _mean(
         _GradientSum(engine, batches, query),
+        query.support,
+        query.geometry,
+        expected_batch_size=expected_batch_size,
         charge=charge,
         ledger=ledger,
         randomness=randomness,
         absolute_noise_std=absolute_noise_std,
     )
+
+
+def private_mean(
+    query: BoundedSum,
+    size: int,
+    *,
+    expected_batch_size: float,
+    charge: Charge,
+    ledger: Ledger,
+    randomness: PrivateRandomness,
+) -> Released:
+    """The mean over units of explicit vectors of `size` numbers: bounded sum, noise, expected number of units.
+
+    **Privacy.** That of `private_sum`. Every number of the vector gets noise: the support is all of it.
+    """
+    return _mean(
+        query,
+        Support.full(size),
+        Identity(),
+        expected_batch_size=expected_batch_size,
+        charge=charge,
+        ledger=ledger,
+        randomness=randomness,
+    )
+
+
+def _mean(
+    query: BoundedSum,
+    support: Support,
+    geometry: Geometry,
+    *,
+    expected_batch_size: float,
+    charge: Charge,
+    ledger: Ledger,
+    randomness: PrivateRandomness,
+    absolute_noise_std: float = 0.0,
+) -> Released:
+    if not (math.isfinite(expected_batch_size) and expected_batch_size > 0):
+        raise PrivacyError(f"expected_batch_size: got {expected_batch_size}, expected a finite number > 0")
+    total, std = private_sum(
+        query, charge=charge, ledger=ledger, randomness=randomness, absolute_noise_std=absolute_noise_std
+    )
     return Released(
-        support=query.support,
-        mean=query.geometry.inverse(total.div_(expected_batch_size)),
-        noise_scale=query.geometry.noise_scale(std / expected_batch_size, query.support.size),
+        support=support,
+        mean=geometry.inverse(total.div_(expected_batch_size)),
+        noise_scale=geometry.noise_scale(std / expected_batch_size, support.size),
         phase=charge.phase,
         step=charge.step,
         for_release=randomness.for_release,

@@ -170,6 +170,16 @@ class Plan:
         return sum(phase.steps for phase in self.phases)
 
     @property
+    def training(self) -> tuple[Phase, ...]:
+        """The phases that train, in order."""
+        return tuple(phase for phase in self.phases if phase.trains)
+
+    @property
+    def training_steps(self) -> int:
+        """Releases of the phases that train."""
+        return sum(phase.steps for phase in self.training)
+
+    @property
     def is_private(self) -> bool:
         """Whether every phase is."""
         return all(phase.is_private for phase in self.phases)

@@ -1,0 +1,89 @@
+"""Sums of channel statistics over units, bounded unit by unit: what private normalisation releases."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+
+from sparsedp.core.batch import MicroBatch, Rows
+from sparsedp.core.clip import Clip
+from sparsedp.core.errors import DataError
+from sparsedp.privacy.mechanism import ClippedRows
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class ChannelSum:
+    """The clipped sum over units of their channels' means, or of their spreads around a centre.
+
+    A row of shape [channels, ...] gives one number per channel: the mean over its positions, or the root mean square
+    of its distance from `centre`. A unit gives the mean over its rows, clipped once.
+
+    **Privacy.** What a unit adds follows from its own rows and the public centre, and is clipped last: adding or
+    removing one unit moves the sum by at most the clip norm.
+    **Edge cases.** A unit with a number that is not finite adds zero.
+
+    Attributes:
+        batches: the units. Private.
+        channels: how many; public.
+        clip: the bound on a unit's vector.
+        centre: one public number per channel; None for the means.
+    """
+
+    batches: Iterable[MicroBatch]
+    channels: int
+    clip: Clip
+    centre: Tensor | None = None
+
+    @property
+    def sensitivity(self) -> float:
+        """The clip's."""
+        return self.clip.sensitivity
+
+    def compute(self) -> Tensor:
+        """The exact sum, micro-batch by micro-batch."""
+        total = torch.zeros(self.channels, dtype=torch.float64)
+        for batch in self.batches:
+            inputs = inputs_of(batch.rows)
+            if inputs.shape[1] != self.channels:
+                raise DataError(f"inputs: got {inputs.shape[1]} channels, expected {self.channels}")
+            values = self._statistic(inputs.to("cpu", torch.float64))
+            total += ClippedRows(_mean_by_unit(values, batch.units), self.clip).compute()
+        return total
+
+    def _statistic(self, inputs: Tensor) -> Tensor:
+        positions = inputs.unsqueeze(2).flatten(2)
+        if self.centre is None:
+            return positions.mean(dim=2)
+        distances = positions - self.centre.to(positions).unsqueeze(1)
+        return distances.square().mean(dim=2).sqrt()
+
+
+def inputs_of(rows: Rows) -> Tensor:
+    """The inputs of a batch: its first tensor.
+
+    Raises:
+        DataError: the batch is not (inputs, ...), or the inputs are not real numbers of shape [rows, channels, ...].
+    """
+    inputs = rows[0] if isinstance(rows, (tuple, list)) and rows else rows
+    if not isinstance(inputs, Tensor) or not inputs.is_floating_point() or inputs.dim() < 2:
+        found = (
+            f"{inputs.dtype} {tuple(inputs.shape)}" if isinstance(inputs, Tensor) else type(inputs).__name__
+        )
+        raise DataError(
+            f"normalise: got inputs {found}, expected batches of (inputs, ...) with inputs of real numbers and shape "
+            "[rows, channels, ...]; leave it out for other data"
+        )
+    return inputs
+
+
+def _mean_by_unit(values: Tensor, units: Tensor | None) -> Tensor:
+    if units is None:
+        return values
+    counts = torch.bincount(units)
+    sums = values.new_zeros(len(counts), values.shape[1]).index_add_(0, units, values)
+    return sums / counts.unsqueeze(1)
