@@ -22,11 +22,13 @@ if TYPE_CHECKING:
     from sparsedp.methods import all_methods as all_methods
     from sparsedp.methods import build_plan as build_plan
     from sparsedp.methods import get_method as get_method
+    from sparsedp.privacy.normalisation import PrivateNormalisation as PrivateNormalisation
     from sparsedp.report import write_report as write_report
     from sparsedp.training.batches import Loading as Loading
     from sparsedp.training.checkpoint import load_weights as load_weights
     from sparsedp.training.evaluate import held_out as held_out
     from sparsedp.training.fit import fit as fit
+    from sparsedp.training.normalised import Normalised as Normalised
     from sparsedp.training.record import About as About
     from sparsedp.training.reports import EpochReport as EpochReport
     from sparsedp.training.reports import StepReport as StepReport
@@ -42,9 +44,11 @@ _HOMES = {
     "Loading": "sparsedp.training.batches",
     "MethodOptions": "sparsedp.methods",
     "ModelError": "sparsedp.core.errors",
+    "Normalised": "sparsedp.training.normalised",
     "PerSample": "sparsedp.core.batch",
     "PrivacyError": "sparsedp.core.errors",
     "PrivacyWarning": "sparsedp.core.errors",
+    "PrivateNormalisation": "sparsedp.privacy.normalisation",
     "Result": "sparsedp.training.result",
     "SparseDPError": "sparsedp.core.errors",
     "StepReport": "sparsedp.training.reports",

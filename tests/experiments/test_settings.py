@@ -30,6 +30,7 @@ EVERYTHING = {
     "batch_size": 10,
     "clip_norm": [1.0, 0.5],
     "noise_std": 0.5,
+    "normalise": {"noise_multiplier": 8.0, "clip_norm": 0.5},
     "warmup_fraction": 0.2,
     "phase1_budget": 0.4,
     "optimizer": "adam",

@@ -33,12 +33,13 @@ def scattering_bundle(bundle: DataBundle, groups: int | None = 27) -> DataBundle
     """Scattering features of a data set of square images, normalised within each sample.
 
     `groups` is the number of channel groups of a GroupNorm without parameters (27 in Tramèr and Boneh's Fashion-MNIST
-    setting); None keeps the raw features. Cached on disk when the bundle came from files.
+    setting); None or 0 keeps the raw features. Cached on disk when the bundle came from files.
     **Privacy.** Each record's features depend on that record alone: no privacy cost. The cached file holds them.
     """
     shape = bundle.input_shape
     if len(shape) != 3 or shape[1] != shape[2]:
         raise DataError(f"scattering: {bundle.name} has inputs of shape {shape}, expected square images")
+    groups = groups or None
     if groups is not None and (groups < 1 or (shape[0] * MAPS) % groups):
         raise DataError(f"scattering: {shape[0] * MAPS} channels cannot be split into {groups} groups")
     transform = Scattering(shape[1])

@@ -22,6 +22,7 @@ from sparsedp.experiments.networks import build_model, check_model
 from sparsedp.experiments.settings import Settings
 from sparsedp.methods import MethodOptions
 from sparsedp.privacy.calibrate import EqualNoise, NominalSplit
+from sparsedp.privacy.normalisation import PrivateNormalisation
 from sparsedp.training.choices import OptimizerChoice
 from sparsedp.training.defaults import MOMENTUM
 from sparsedp.training.fit import fit
@@ -62,19 +63,21 @@ def execute(
     out: Path | str | None = None,
     resume: bool = False,
     callbacks: Sequence[Callback] = (),
+    watch: Callable[[nn.Module], Sequence[Callback]] = lambda _: (),
     progress: bool = False,
 ) -> Result:
-    """Load, build, train, evaluate.
+    """Load, build, train, evaluate; `watch` makes further callbacks, which look at the model's public weights.
 
     **Privacy.** Where the data set knows whose rows are whose, people are protected, unless `unit="row"` says rows.
     """
     found = check(settings)
     bundle = load_data(found)
     by_row = found.unit == "row"
+    model = build_model(
+        found.model or "", found.model_options, bundle.input_shape, len(bundle.classes), found.seed
+    )
     return fit(
-        build_model(
-            found.model or "", found.model_options, bundle.input_shape, len(bundle.classes), found.seed
-        ),
+        model,
         bundle.train,
         nn.CrossEntropyLoss(reduction="none"),
         method=found.method,
@@ -97,11 +100,12 @@ def execute(
         warmup_fraction=found.warmup_fraction,
         split=EqualNoise() if found.phase1_budget is None else NominalSplit(found.phase1_budget),
         noise_std=found.noise_std,
+        normalise=PrivateNormalisation.from_json(found.normalise) if found.normalise else None,
         accountant=found.accountant,
         engine=found.engine,
         max_physical_batch=found.max_physical_batch,
         ema_decay=found.ema_decay,
-        callbacks=callbacks,
+        callbacks=(*callbacks, *watch(model)),
         progress=progress,
         about=about(found, bundle),
     )

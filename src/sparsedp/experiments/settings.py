@@ -13,6 +13,7 @@ from sparsedp.core.errors import SparseDPError
 from sparsedp.experiments import kinds
 from sparsedp.experiments.recipes import recipe_for
 from sparsedp.privacy.canonical import FrozenMap, canonical, sha256
+from sparsedp.privacy.normalisation import PrivateNormalisation
 
 _NOTHING = FrozenMap({})
 
@@ -43,6 +44,7 @@ class Settings:
         batch_size: expected number of units in a batch.
         clip_norm: bound on a unit's gradient; a pair is for warm-up and main phase.
         noise_std: noise on the sum of gradients, for `noisy-sgd` only.
+        normalise: normalise the inputs privately: `noise_multiplier` and `clip_norm` of that release.
         warmup_fraction: share of the steps of a two-phase method's warm-up.
         phase1_budget: share of epsilon the warm-up alone may cost; None for equal noise.
         optimizer: "sgd", "adam" or "adamw".
@@ -75,6 +77,7 @@ class Settings:
     batch_size: int | None = None
     clip_norm: float | tuple[float, float] | None = None
     noise_std: float | None = None
+    normalise: FrozenMap = _NOTHING
     warmup_fraction: float = 0.3
     phase1_budget: float | None = None
     optimizer: str = "sgd"
@@ -120,6 +123,7 @@ class Settings:
 
         method = get_method(self.method)
         configure(method, MethodOptions.from_json(self.options))
+        PrivateNormalisation.from_json(self.normalise)
         recipe = recipe_for(self.dataset, self.model, self.optimizer)
         filled: dict[str, Any] = {name: v for name, v in recipe.items() if getattr(self, name) is None}
         if not method.private:
@@ -169,6 +173,7 @@ KINDS: Mapping[str, kinds.Kind] = MappingProxyType(
         "batch_size": kinds.COUNT,
         "clip_norm": kinds.BOUNDS,
         "noise_std": kinds.NUMBER,
+        "normalise": kinds.TABLE,
         "warmup_fraction": kinds.NUMBER,
         "phase1_budget": kinds.NUMBER,
         "optimizer": kinds.choice("sgd", "adam", "adamw"),

@@ -39,12 +39,16 @@ class Stretch:
 
 
 def stretches(plan: Plan, spans: Sequence[SupportSpan], dimension: int, stop: int) -> tuple[Stretch, ...]:
-    """The steps 0 .. stop-1 of a run, cut where the phase or the size of the support changes.
+    """The training steps before `stop`, cut where the phase or the size of the support changes.
 
     **Edge cases.** Steps before the first known support count as dense.
     """
-    starts = {plan.first_step(phase.name) for phase in plan.phases}
-    cuts = sorted({0, stop} | {cut for cut in starts | {span.step for span in spans} if cut < stop})
+    starts = {plan.first_step(phase.name) for phase in plan.training}
+    first_step = min(starts)
+    cuts = sorted(
+        {first_step, max(first_step, stop)}
+        | {cut for cut in starts | {span.step for span in spans} if cut < stop}
+    )
     places = [span.step for span in spans]
     parts: list[Stretch] = []
     for first, end in pairwise(cuts):

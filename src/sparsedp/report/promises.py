@@ -146,6 +146,8 @@ def _phase_row(plan: Plan, phase: Phase) -> tuple[Child, ...]:
 
 def _support(phase: Phase) -> str:
     rule = phase.support.plain()
+    if not phase.trains:
+        return "statistics of the inputs"
     if rule["rule"] == "full":
         return "all coordinates"
     ranking = rule["rule"]["name"] if isinstance(rule["rule"], dict) else rule["rule"]

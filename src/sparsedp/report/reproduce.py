@@ -18,6 +18,7 @@ from sparsedp.methods.options import MethodOptions, configure
 from sparsedp.methods.registry import all_methods
 from sparsedp.methods.timeline import WARM_UP
 from sparsedp.privacy.accountants import accountant_for
+from sparsedp.privacy.events import Spend, event_of
 from sparsedp.privacy.plan import Plan
 from sparsedp.report.run import Run
 
@@ -97,7 +98,7 @@ _OPTIONS = {"ranking": _ranking, "clock": _clock, "decays": _decays}
 
 def _privacy(plan: Plan) -> dict[str, str]:
     main = plan.phases[-1]
-    clips = [phase.clip_norm for phase in plan.phases]
+    clips = [phase.clip_norm for phase in plan.training]
     arguments = {
         "method": repr(plan.method),
         "epsilon": repr(plan.target_epsilon),
@@ -110,20 +111,24 @@ def _privacy(plan: Plan) -> dict[str, str]:
         arguments["noise_std"] = repr(main.noise_std)
     if plan.accountant not in (None, "pld"):
         arguments["accountant"] = repr(plan.accountant)
-    if plan.phases[0].name == WARM_UP and len(plan.phases) == 2:
+    if plan.training[0].name == WARM_UP and len(plan.training) == 2:
         arguments.update(_two_phases(plan))
+    if not plan.phases[0].trains:
+        first = plan.phases[0]
+        arguments["normalise"] = f"PrivateNormalisation({first.noise_multiplier!r}, {first.clip_norm!r})"
     if plan.unit != "row":
         arguments.update(units="units", unit=repr(plan.unit))
     return {name: value for name, value in arguments.items() if value != "None"}
 
 
 def _two_phases(plan: Plan) -> dict[str, str]:
-    first, second = plan.phases
+    first, second = plan.training
     arguments = {}
-    if math.floor(DEFAULT_WARM_UP * plan.total_steps + Fraction(1, 2)) != first.steps:
-        arguments["warmup_fraction"] = repr(first.steps / plan.total_steps)
+    if math.floor(DEFAULT_WARM_UP * plan.training_steps + Fraction(1, 2)) != first.steps:
+        arguments["warmup_fraction"] = repr(first.steps / plan.training_steps)
     if first.noise_multiplier != second.noise_multiplier and plan.delta and plan.target_epsilon:
-        alone = accountant_for(plan).epsilon(plan.event(first.steps), plan.delta)
+        warm_up = event_of([Spend(first.sampling_rate, first.noise_multiplier, first.steps)])
+        alone = accountant_for(plan).epsilon(warm_up, plan.delta)
         arguments["split"] = f"NominalSplit({round(alone / plan.target_epsilon, 2)})"
     return arguments
 
@@ -166,9 +171,15 @@ def _differs(default: Any, value: Any) -> bool:
 
 
 def _python(run: Run, arguments: Mapping[str, str]) -> str:
-    imports = ["import torch"] + (
-        ["from sparsedp.privacy import NominalSplit"] if "split" in arguments else []
-    )
+    needed = {"normalise": "PrivateNormalisation", "split": "NominalSplit"}
+    imports = [
+        "import torch",
+        *(
+            f"from sparsedp.privacy import {name}"
+            for argument, name in needed.items()
+            if argument in arguments
+        ),
+    ]
     lines = [f"    {name}={value}," for name, value in arguments.items()]
     model = run.record["model"]
     data = run.record["dataset"] or "your data"

@@ -146,7 +146,7 @@ def run_stretches(run: Run) -> tuple[Stretch, ...]:
 
 def warm_up_bands(plan: Plan) -> tuple[Band, ...]:
     """The warm-up, if there is one, in epochs."""
-    first = plan.phases[0]
+    first = plan.training[0]
     if first.name != WARM_UP:
         return ()
     return (Band(0, first.steps / plan.steps_per_epoch, "warm-up"),)

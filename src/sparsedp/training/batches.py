@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, cast, final
 
 import numpy as np
+import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
@@ -14,9 +15,14 @@ from sparsedp.core.batch import Rows
 from sparsedp.core.randomness import PrivateRandomness
 from sparsedp.data.sampling import Collate, LogicalBatch, PoissonSampler, fetch_rows
 from sparsedp.data.shapes import FixedShapes
-from sparsedp.privacy.plan import Plan
+from sparsedp.privacy.channels import inputs_of
+from sparsedp.privacy.plan import Phase, Plan
 from sparsedp.training.identity import check_plan
 from sparsedp.training.standing_alone import check_rows_stand_alone
+from sparsedp.training.state import own_generators
+
+STATISTICS_ROWS = 1024
+"""Most rows at once in a phase that does not train, unless told."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -59,7 +65,7 @@ class Batches:
                 randomness=randomness,
                 units=loading.units,
                 rows_per_unit=loading.rows_per_unit,
-                max_physical_batch=loading.max_physical_batch,
+                max_physical_batch=_at_once(loading, phase),
                 workers=loading.workers,
                 collate=loading.collate,
                 shapes=shapes,
@@ -81,6 +87,19 @@ class Batches:
             first = self._plan.first_step(phase.name)
             if step < first + phase.steps:
                 yield from self._samplers[phase.name].batches(max(step, first), first + phase.steps)
+
+
+def _at_once(loading: Loading, phase: Phase) -> int | None:
+    """Most rows at once: as told. A phase that does not train takes all units, so then there is a limit anyway."""
+    if loading.max_physical_batch is not None or phase.trains:
+        return loading.max_physical_batch
+    return max(STATISTICS_ROWS, loading.rows_per_unit)
+
+
+def count_channels(dataset: Dataset[Any], collate: Collate | None) -> int:
+    """How many channels the inputs have: a shape, which is public."""
+    with own_generators(0, torch.device("cpu")):
+        return int(inputs_of(next(rows_in_order(dataset, 1, 1, collate))).shape[1])
 
 
 def rows_in_order(

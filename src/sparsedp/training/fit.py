@@ -20,12 +20,14 @@ from sparsedp.methods import AUTO, Method, MethodOptions, get_method
 from sparsedp.methods.method import ActiveRatio
 from sparsedp.methods.planning import ClipNorm
 from sparsedp.privacy.calibrate import EqualNoise, Split
-from sparsedp.training.batches import Loading
+from sparsedp.privacy.normalisation import PrivateNormalisation
+from sparsedp.training.batches import Loading, count_channels
 from sparsedp.training.choices import OptimizerChoice, SchedulerChoice
 from sparsedp.training.defaults import default_optimizer
 from sparsedp.training.evaluate import Evaluator, held_out
 from sparsedp.training.folder import check_new
 from sparsedp.training.interrupt import deferred_interrupt
+from sparsedp.training.normalised import Normalised
 from sparsedp.training.overlap import refuse_training_rows
 from sparsedp.training.progress import live
 from sparsedp.training.record import About
@@ -62,6 +64,7 @@ def fit(
     warmup_fraction: float = 0.3,
     split: Split = EqualNoise(),  # noqa: B008
     noise_std: float | None = None,
+    normalise: PrivateNormalisation | None = None,
     accountant: str = "pld",
     engine: str = "bookkeeping",
     max_physical_batch: int | None = None,
@@ -102,6 +105,8 @@ def fit(
         warmup_fraction: share of the steps of a two-phase method's warm-up.
         split: how a two-phase method divides its budget.
         noise_std: for the ablation `noisy-sgd` only.
+        normalise: centre and scale the inputs by statistics released first, within the same budget; the model given
+            back is then `Normalised(model, channels)`.
         accountant: "pld", "rdp" or "rdp-classic".
         engine: "bookkeeping", or "reference".
         max_physical_batch: most rows loaded at once; changes nothing but memory.
@@ -138,6 +143,7 @@ def fit(
         split=split,
         noise_std=noise_std,
         accountant=accountant,
+        normalise=normalise,
     )
     if optimizer is not None and lr is not None:
         raise SparseDPError(f"lr={lr} is for the default optimizer; give your optimizer its own rate")
@@ -147,6 +153,8 @@ def fit(
     if evaluate is None and eval_dataset is not None:
         refuse_training_rows(train_dataset, eval_dataset)
         evaluate = held_out(eval_dataset, per_sample_loss(loss_fn), collate=collate)
+    if normalise is not None:
+        model = Normalised(model, count_channels(train_dataset, collate))
     model.train()
     with ExitStack() as stack:
         screen = Console(stderr=True)

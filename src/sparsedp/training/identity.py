@@ -57,12 +57,11 @@ def check_identity(saved: Mapping[str, Json], now: Mapping[str, Json]) -> None:
 
 
 def check_plan(plan: Plan, units: int, *, rows_are_units: bool) -> None:
-    """Refuse a plan that is not for this data, or promises more than it keeps, or has phases this loop does not run.
+    """Refuse a plan that is not for this data, or promises more than it keeps.
 
     Raises:
         DataError: the plan counts other units.
-        PrivacyError: it costs more than its target, protects units that nothing names, or has a phase that does not
-            train.
+        PrivacyError: it costs more than its target, or protects units that nothing names.
     """
     if plan.units != units:
         raise DataError(
@@ -73,11 +72,6 @@ def check_plan(plan: Plan, units: int, *, rows_are_units: bool) -> None:
         raise PrivacyError(
             f"the plan promises to protect each {plan.unit}, which takes the {plan.unit} of every row: give "
             "Loading(units=...), or make a plan for rows"
-        )
-    other = [phase.name for phase in plan.phases if not phase.trains]
-    if other:
-        raise PrivacyError(
-            f"the phases {other} do not train; release them on their own and leave them out of this plan"
         )
     if plan.target_epsilon is not None and exceeds_target(plan, cost := plan_epsilon(plan)):
         raise PrivacyError(
@@ -92,7 +86,7 @@ def same_request(saved: Plan, asked: Plan) -> None:
     Raises:
         PrivacyError: they differ, and in what.
     """
-    noise = {phase.name: 0.0 for phase in saved.phases}
+    noise = {phase.name: 0.0 for phase in saved.training}
     one, other = (json.loads(plan.to_json()) for plan in (saved.with_noise(noise), asked))
     ignored = {"target_epsilon", "accountant"}
     differing = [name for name in one if name not in ignored and one[name] != other[name]]

@@ -94,7 +94,7 @@ class RunFacts:
             "units": plan.units,
             **outcome,
             "d": self.dimension,
-            "batch_size": plan.expected_batch_size(plan.phases[0]),
+            "batch_size": plan.expected_batch_size(plan.training[0]),
             "epochs": len(plan.epoch_ends()),
             "steps": plan.total_steps,
             "plan": plan.fingerprint,

@@ -10,6 +10,7 @@ from sparsedp.core.errors import PrivacyError
 from sparsedp.methods import Method, MethodOptions, Protection
 from sparsedp.methods.planning import ClipNorm, build_plan, draft_plan
 from sparsedp.privacy.calibrate import Split
+from sparsedp.privacy.normalisation import PrivateNormalisation
 from sparsedp.privacy.plan import Plan
 from sparsedp.training.defaults import CLIP_NORM, EPOCHS, EPSILON, default_batch_size, default_delta
 from sparsedp.training.folder import RunFolder
@@ -35,6 +36,7 @@ class Request:
     split: Split
     noise_std: float | None
     accountant: str
+    normalise: PrivateNormalisation | None = None
 
     def new_plan(self) -> Plan:
         """The calibrated plan."""
@@ -53,6 +55,7 @@ class Request:
             warmup_fraction=self.warmup_fraction,
             split=self.split,
             noise_std=self.noise_std,
+            normalise=self.normalise,
         )
 
     def saved_plan(self, out: Path | str) -> Plan:
@@ -83,6 +86,7 @@ class Request:
             unit=self.unit,
             warmup_fraction=self.warmup_fraction,
             noise_std=self.noise_std,
+            normalise=self.normalise,
         )
 
     @property

@@ -32,6 +32,13 @@ from sparsedp.training.guard import ModelGuard, StateGuard
 from sparsedp.training.identity import check_identity, identity_of
 from sparsedp.training.journal import Journal
 from sparsedp.training.learner import Learner
+from sparsedp.training.normalised import (
+    Normalised,
+    check_normalisation,
+    check_not_lost,
+    normalisation_phase,
+    release_statistics,
+)
 from sparsedp.training.record import FINISHED, RUNNING, STOPPED, About, RunFacts
 from sparsedp.training.reports import Callback, EpochReport, Event, StepReport
 from sparsedp.training.result import Result
@@ -92,6 +99,7 @@ class Trainer:
         about: About = About(),  # noqa: B008
     ) -> None:
         self._clock = time.monotonic()
+        check_normalisation(plan, model)
         found = find_run(out, resume, plan, replay=seed is not None)
         private = SystemRandomness() if seed is None else SeededRandomness(seed)
         public = _public_randomness(seed, found)
@@ -102,11 +110,11 @@ class Trainer:
         computing = make_engine(model, per_sample, engine)
         layout = computing.layout
         controller = Controller(method, options, layout, plan, public)
-        learner = Learner(model, layout, controller, optimizer, scheduler, plan.total_steps, ema_decay)
+        learner = Learner(model, layout, controller, optimizer, scheduler, plan.training_steps, ema_decay)
         setup = {"engine": engine, "ema_decay": ema_decay, "rows_per_unit": loading.rows_per_unit}
         self._facts = RunFacts(
             about=about,
-            model_class=type(model).__name__,
+            model_class=type(model.model if isinstance(model, Normalised) else model).__name__,
             plan=plan,
             method=controller.method,
             dimension=layout.dimension,
@@ -165,8 +173,9 @@ class Trainer:
         return tuple(self._journal.epochs)
 
     def __iter__(self) -> Iterator[LogicalBatch]:
-        """The batches still to be stepped through, in order."""
+        """The batches still to be stepped through, in order; before the first, the plan's normalisation if any."""
         self._check_open()
+        self._normalise()
         batches = self._batches.starting_at(self._position)
         while (batch := self._next_batch(batches)) is not None:
             self._issued[batch.step] = batch
@@ -238,6 +247,24 @@ class Trainer:
     def __exit__(self, *_: object) -> None:
         self.pause()
 
+    def _normalise(self) -> None:
+        """The releases before training: steps of the plan that no report shows, saved at once."""
+        phase, model = normalisation_phase(self._plan), self._learner.model
+        if phase is None or self._position > 0 or not isinstance(model, Normalised):
+            return
+        self._between_steps = False
+        with own_generators(self._public.torch_seed((0, 0)), self._device):
+            release_statistics(
+                model,
+                self._batches.starting_at(0),
+                self._plan,
+                phase,
+                ledger=self._spending,
+                randomness=self._private_step.randomness,
+            )
+        self._position, self._between_steps = phase.steps, True
+        self.save()
+
     def _next_batch(self, batches: Iterator[LogicalBatch]) -> LogicalBatch | None:
         if self._workers == 0:
             return next(batches, None)
@@ -260,6 +287,7 @@ class Trainer:
         self._journal.restore(saved.state["journal"])
         self._position = saved.step
         if self._facts.seed is None:
+            check_not_lost(self._plan, saved.step, ledger.next_step)
             self._position = ledger.next_step
             self._learner.skip(self._position - saved.step)
         found.folder.rewrite_metrics(self._journal.epochs)

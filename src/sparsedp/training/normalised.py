@@ -1,0 +1,139 @@
+"""A model with its inputs normalised by constants that were released privately, and the release itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+
+from sparsedp.core.errors import ModelError, PrivacyError
+from sparsedp.core.randomness import PrivateRandomness
+from sparsedp.data.sampling import LogicalBatch
+from sparsedp.privacy.channels import ChannelSum
+from sparsedp.privacy.ledger import Charge, Ledger
+from sparsedp.privacy.mechanism import private_mean
+from sparsedp.privacy.normalisation import NORMALISE, RELEASES
+from sparsedp.privacy.plan import Phase, Plan
+from sparsedp.privacy.released import Released
+from sparsedp.training.step import clip_of
+
+
+@final
+class Normalised(nn.Module):
+    """A model behind `(inputs - centre) / scale`, channel by channel: axis 1 of the inputs.
+
+    The constants are buffers, so they are saved, loaded and moved with the weights. They are 0 and 1 until a run
+    whose plan has a normalisation sets them.
+
+    Args:
+        model: gets the normalised inputs, and further arguments as they are.
+        channels: how many the inputs have; public.
+    """
+
+    centre: Tensor
+    scale: Tensor
+
+    def __init__(self, model: nn.Module, channels: int) -> None:
+        super().__init__()
+        self.model = model
+        like = next(model.parameters(), torch.empty(0))
+        self.register_buffer("centre", torch.zeros(channels).to(like))
+        self.register_buffer("scale", torch.ones(channels).to(like))
+
+    def forward(self, inputs: Tensor, *more: Any) -> Any:
+        """The model's output for normalised inputs."""
+        channels = self.centre.numel()
+        if inputs.dim() < 2 or inputs.shape[1] != channels:
+            raise ModelError(
+                f"Normalised: got inputs of shape {tuple(inputs.shape)}, expected [rows, {channels}, ...]"
+            )
+        shape = (channels, *[1] * (inputs.dim() - 2))
+        return self.model((inputs - self.centre.view(shape)) / self.scale.view(shape), *more)
+
+    @torch.no_grad()
+    def set_constants(self, means: Released, spreads: Released) -> None:
+        """Take released means and spreads; a spread below its own noise counts as that noise.
+
+        **Privacy.** Post-processing: released values and their public noise.
+        """
+        self.centre.copy_(means.mean)
+        self.scale.copy_(torch.maximum(spreads.mean, spreads.noise_scale))
+
+
+def normalisation_phase(plan: Plan) -> Phase | None:
+    """The plan's normalisation, if it has one."""
+    return next((phase for phase in plan.phases if phase.name == NORMALISE and not phase.trains), None)
+
+
+def check_normalisation(plan: Plan, model: nn.Module) -> None:
+    """Refuse phases without training that are not a normalisation at the start, or one that the model cannot take.
+
+    Raises:
+        PrivacyError: the plan has another phase that does not train.
+        ModelError: the model is not `Normalised`.
+    """
+    phase = normalisation_phase(plan)
+    others = [other.name for other in plan.phases if not other.trains and other is not phase]
+    if others:
+        raise PrivacyError(
+            f"the phases {others} do not train; release them on their own and leave them out of this plan"
+        )
+    if phase is None:
+        return
+    if plan.phases[0] is not phase or phase.steps != RELEASES or phase.clip_norm is None:
+        raise PrivacyError(
+            f"the phase {NORMALISE!r} comes first and has {RELEASES} releases and a clip norm; make the plan with "
+            "build_plan(normalise=...)"
+        )
+    if not isinstance(model, Normalised):
+        raise ModelError(
+            f"the plan normalises the inputs, and {type(model).__name__} has no place for the constants; give "
+            "Normalised(model, channels)"
+        )
+
+
+def release_statistics(
+    model: Normalised,
+    batches: Iterator[LogicalBatch],
+    plan: Plan,
+    phase: Phase,
+    *,
+    ledger: Ledger,
+    randomness: PrivateRandomness,
+) -> None:
+    """Release the channels' means, then their spreads around those means, and set the model's constants to them.
+
+    **Privacy.** Two (Poisson-sampled) Gaussian releases of sensitivity `clip_norm`; the second is adaptive, which
+    composition allows.
+    """
+    channels, clip = model.centre.numel(), clip_of(phase)
+
+    def released(centre: Tensor | None) -> Released:
+        batch = next(batches)
+        return private_mean(
+            ChannelSum(batch, channels, clip, centre),
+            channels,
+            expected_batch_size=plan.expected_batch_size(phase),
+            charge=Charge(phase.name, batch.step, phase.sampling_rate, phase.noise_multiplier),
+            ledger=ledger,
+            randomness=randomness,
+        )
+
+    means = released(None)
+    model.set_constants(means, released(means.mean))
+
+
+def check_not_lost(plan: Plan, saved: int, paid: int) -> None:
+    """Refuse to go on after a crash between paying for the normalisation and saving it, without a seed to replay it.
+
+    Raises:
+        PrivacyError: the constants are gone, and releasing them again would cost again.
+    """
+    phase = normalisation_phase(plan)
+    if phase is not None and saved < phase.steps and paid > saved:
+        raise PrivacyError(
+            "the run was interrupted after it paid for its normalisation and before that was saved; releasing it "
+            "again would cost again. Start a new run; what this one paid stays spent"
+        )
