@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -49,6 +49,13 @@ def train(
             "--tensorboard", help="Also log released and public numbers for TensorBoard, in RUN/tensorboard."
         ),
     ] = False,
+    snapshots: Annotated[
+        bool,
+        typer.Option(
+            "--snapshots",
+            help="Also keep the weights of 20 steps of the last phase, in RUN/snapshots, for `sparsedp diagnose`.",
+        ),
+    ] = False,
     as_json: options.Json = False,
 ) -> None:
     """Train a model with differential privacy and keep its plan, ledger, checkpoint and record in a folder.
@@ -80,16 +87,26 @@ def train(
             raise SparseDPError(
                 "--resume goes on with a run as it was planned; drop the other settings, or start a new run"
             )
-        _go(_saved_settings(resume), resume, resume=True, tensorboard=tensorboard, as_json=as_json)
+        extras = _Extras(tensorboard, snapshots, as_json)
+        _go(saved_settings(resume), resume, extras, resume=True)
         return
     values = {**options.from_file(config), **chosen}
     if "dataset" not in values:
         raise SparseDPError("give --dataset (`sparsedp data` lists them), --config FILE, or --resume RUN")
-    _go(values, out, resume=False, tensorboard=tensorboard, as_json=as_json)
+    _go(values, out, _Extras(tensorboard, snapshots, as_json), resume=False)
 
 
-def _go(values: dict[str, Any], out: Path | None, *, resume: bool, tensorboard: bool, as_json: bool) -> None:
-    from sparsedp.cli.training import EpochLines, tensorboard_log
+class _Extras(NamedTuple):
+    """What to keep and show besides the run itself."""
+
+    tensorboard: bool
+    snapshots: bool
+    as_json: bool
+
+
+def _go(values: dict[str, Any], out: Path | None, extras: _Extras, *, resume: bool) -> None:
+    from sparsedp.cli.training import EpochLines, tensorboard_log, watching
+    from sparsedp.diagnostics.warmup import WarmupRecorder
     from sparsedp.experiments.execute import check, execute
     from sparsedp.experiments.settings import Settings
     from sparsedp.training.folder import check_new
@@ -100,17 +117,28 @@ def _go(values: dict[str, Any], out: Path | None, *, resume: bool, tensorboard: 
     )
     if not resume:
         check_new(folder)
-    screen = aside()
+    screen, as_json = aside(), extras.as_json
     watched = screen.is_terminal and not as_json
-    callbacks: list[Callback] = [] if watched or as_json else [EpochLines(screen, settings.epochs)]
-    if tensorboard:
+    recorder = WarmupRecorder(folder)
+    callbacks: list[Callback] = [recorder]
+    if not watched and not as_json:
+        callbacks.append(EpochLines(screen, settings.epochs))
+    if extras.tensorboard:
         callbacks.append(tensorboard_log(folder / "tensorboard"))
     if not as_json:
         what = "Going on with" if resume else "Training"
         screen.print(f"{what} {settings.model} on {settings.dataset} by {settings.method}, in {folder}")
     try:
-        result = execute(settings, out=folder, resume=resume, callbacks=callbacks, progress=watched)
+        result = execute(
+            settings,
+            out=folder,
+            resume=resume,
+            callbacks=callbacks,
+            watch=watching(folder, extras.snapshots),
+            progress=watched,
+        )
     except KeyboardInterrupt as interrupt:
+        recorder.save()
         _stopped(folder, as_json)
         raise typer.Exit(Exit.INTERRUPTED) from interrupt
     if as_json:
@@ -127,14 +155,14 @@ def free_folder(parent: Path, name: str) -> Path:
     return next(path for path in candidates if not path.exists())
 
 
-def _saved_settings(run: Path) -> dict[str, Any]:
+def saved_settings(run: Path) -> dict[str, Any]:
     """The settings a run was started with, from its record."""
     from sparsedp.training.folder import RunFolder
 
     found = RunFolder.open(run).record().get("config")
     if not isinstance(found, dict):
         raise SparseDPError(
-            f"{run}: its record holds no settings, so it was not started by `sparsedp train`; resume it from Python"
+            f"{run}: its record holds no settings, so it was not started by `sparsedp train`; use it from Python"
         )
     return found
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, final
 
 from rich.console import Console
 from rich.table import Table
+from torch import nn
 
 from sparsedp.core.errors import SparseDPError
 from sparsedp.privacy import guarantee
-from sparsedp.training.reports import EpochReport, Event, StepReport
+from sparsedp.training.reports import Callback, EpochReport, Event, StepReport
 from sparsedp.training.result import Result
 
 
@@ -79,6 +80,14 @@ def tensorboard_log(folder: Path) -> ScalarLog:
     return ScalarLog(lambda: SummaryWriter(log_dir=str(folder)))
 
 
+def watching(folder: Path, snapshots: bool) -> Callable[[nn.Module], Sequence[Callback]]:
+    """What looks at the model of a run: snapshots of its weights, if asked for now or when the run began."""
+    from sparsedp.diagnostics.snapshots import FOLDER, SnapshotFiles
+
+    wanted = snapshots or (folder / FOLDER).is_dir()
+    return lambda model: [SnapshotFiles(model, folder)] if wanted else []
+
+
 def show_result(result: Result, folder: Path, screen: Console) -> None:
     """What came out, what it cost, and what to do with it."""
     table = Table(title=f"{result.method}", show_header=False)
@@ -96,4 +105,6 @@ def show_result(result: Result, folder: Path, screen: Console) -> None:
             "[yellow]Reproducible, not for release:[/yellow] a seed was given, or the method is not private."
         )
     screen.print(f"Run: {folder}")
-    screen.print(f"Next: sparsedp verify {folder}; sparsedp report {folder}", soft_wrap=True)
+    screen.print(
+        f"Next: sparsedp verify {folder}; sparsedp report {folder}; sparsedp advise {folder}", soft_wrap=True
+    )

@@ -1,0 +1,90 @@
+"""Snapshots of a run's weights, kept in its folder: what the energy captured along a run is measured from afterwards.
+
+**Privacy.** The guarantee of DP-SGD is for all its iterates: every step's weights follow from the releases up to it.
+So snapshots are post-processing, cost nothing, and are as public as the final weights.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import final
+
+import torch
+from torch import nn
+
+from sparsedp.core.errors import DataError, SparseDPError
+from sparsedp.core.layout import Layout
+from sparsedp.core.support import Support
+from sparsedp.diagnostics.splits import read_facts, write_facts
+from sparsedp.diagnostics.trajectory import Snapshot
+from sparsedp.privacy.plan import Plan
+from sparsedp.training.folder import RunFolder
+from sparsedp.training.reports import EpochReport, StepReport
+
+FOLDER = "snapshots"
+FORMAT = 1
+COUNT = 20
+
+
+def snapshot_steps(plan: Plan, count: int = COUNT) -> tuple[int, ...]:
+    """At most `count` steps spread evenly over the last phase, its first and last step among them."""
+    if count < 2:
+        raise SparseDPError(f"count: got {count}, expected at least 2 snapshots")
+    phase = plan.phases[-1]
+    first, last = plan.first_step(phase.name), phase.steps - 1
+    return tuple(sorted({first + round(i * last / (count - 1)) for i in range(count)}))
+
+
+@final
+class SnapshotFiles:
+    """A callback for a run with `out=`: keeps the weights of some steps of the last phase in the run's folder.
+
+    A snapshot takes 4 bytes a coordinate, and 4 more for each active one.
+    **Edge cases.** A replayed step writes the same file again; a lost one has none.
+    """
+
+    def __init__(self, model: nn.Module, out: Path | str, count: int = COUNT) -> None:
+        self._model, self._layout, self._count = model, Layout.of(model), count
+        self._run = Path(out)
+        self._steps: frozenset[int] | None = None
+
+    def __call__(self, event: StepReport | EpochReport) -> None:
+        """Keep the weights if it is time."""
+        if not isinstance(event, StepReport):
+            return
+        if self._steps is None:
+            self._steps = frozenset(snapshot_steps(RunFolder.open(self._run).plan(), self._count))
+            (self._run / FOLDER).mkdir(exist_ok=True)
+        if event.step in self._steps:
+            weights = self._layout.flatten(self._model)
+            write_snapshot(self._run, Snapshot(event.step, event.phase, event.released.support, weights))
+
+
+def write_snapshot(folder: Path | str, snapshot: Snapshot) -> Path:
+    """Write one snapshot into a run's folder."""
+    path = Path(folder) / FOLDER / f"step-{snapshot.step:08d}.safetensors"
+    support = snapshot.support
+    tensors = {"weights": snapshot.weights.cpu().contiguous()}
+    if not support.is_full:
+        tensors["support"] = support.indices.to(torch.int32)
+    facts = {"format": FORMAT, "step": snapshot.step, "phase": snapshot.phase, "d": support.dimension}
+    write_facts(path, tensors, facts)
+    return path
+
+
+def read_snapshots(folder: Path | str) -> tuple[Snapshot, ...]:
+    """The snapshots a run kept, in order; none if it kept none.
+
+    Raises:
+        DataError: one is damaged or of another format.
+    """
+    return tuple(_read(path) for path in sorted((Path(folder) / FOLDER).glob("step-*.safetensors")))
+
+
+def _read(path: Path) -> Snapshot:
+    tensors, facts = read_facts(path)
+    if facts.get("format") != FORMAT:
+        raise DataError(f"{path}: expected format {FORMAT}, got {facts.get('format')}")
+    d = facts["d"]
+    support = Support(tensors["support"], d) if "support" in tensors else Support.full(d)
+    return Snapshot(facts["step"], facts["phase"], support, tensors["weights"])
