@@ -49,3 +49,15 @@ def test_a_killed_worker_is_reported_and_replaced(tmp_path):
     while any(process.is_alive() for process in processes) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not any(process.is_alive() for process in processes)
+
+
+def test_a_worker_interrupted_while_it_starts_ends_without_a_traceback(tmp_path, capfd):
+    pool = Pool(1, tmp_path)
+    try:
+        pool.start(1, Job(Settings.from_json(TINY).resolved().to_json(), str(tmp_path / "never")))
+        pool.interrupt()
+        assert pool.busy == ()
+    finally:
+        pool.close()
+    assert capfd.readouterr().err == ""
+    assert "".join(log.read_text() for log in tmp_path.glob("*.log")) == ""

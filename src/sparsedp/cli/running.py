@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 from rich.box import SIMPLE_HEAD
-from rich.console import Console, Group
+from rich.console import Console
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -171,13 +171,15 @@ class _LiveView:
         self._last = now
         done = len(status.records) + len(status.failures)
         head = f"{done} of {status.total} runs, {_duration(seconds_left(status, self._runs, self._workers))}"
-        lines: list[Any] = [ProgressBar(total=max(1, status.total), completed=done, width=60), Text(head)]
+        lines = Table.grid()
+        lines.add_row(ProgressBar(total=max(1, status.total), completed=done, width=60))
+        lines.add_row(Text(head))
         if status.preparing:
-            lines.append(Text(f"  loading {status.preparing}"))
+            lines.add_row(Text(f"  loading {status.preparing}"))
         for number, epoch in sorted(status.at_work.items()):
             run = self._runs[number]
-            lines.append(Text(f"  {run.title}: epoch {epoch} of {run.settings.epochs}"))
-        self._live.update(Group(*lines), refresh=True)
+            lines.add_row(Text(f"  {run.title}: epoch {epoch} of {run.settings.epochs}"))
+        self._live.update(lines, refresh=True)
 
 
 class _LineView:

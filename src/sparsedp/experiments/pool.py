@@ -7,8 +7,9 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from multiprocessing import connection
+from multiprocessing import connection, resource_tracker
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import final
@@ -110,11 +111,23 @@ class Pool:
         self._logs.mkdir(parents=True, exist_ok=True)
         log = self._logs / f"worker-{os.getpid()}-{len(list(self._logs.glob('worker-*.log')))}.log"
         process = self._context.Process(target=work, args=(theirs, str(log)), daemon=True)
-        process.start()
+        with _interrupts_held_back():
+            process.start()
         theirs.close()
         worker = _Worker(process, ours, log)
         self._workers.append(worker)
         return worker
+
+
+@contextmanager
+def _interrupts_held_back() -> Iterator[None]:
+    """For a process to start with Ctrl-C held back until it can answer it: `work` lets it through."""
+    resource_tracker.ensure_running()  # started later, it would let interrupts through again
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _say_goodbye(worker: _Worker) -> None:

@@ -76,6 +76,7 @@ def work(pipe: connection.Connection, log: str) -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
     _write_to(log)
     try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         while (job := pipe.recv()) is not None:
             pipe.send(_outcome(job, pipe))
     except (KeyboardInterrupt, EOFError, BrokenPipeError):
