@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format bench readme results build clean
+.PHONY: help setup demo test lint format bench readme results figures build clean
 
 help: ## Show this help
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -41,6 +41,9 @@ readme: $(READY) ## Make README's tables from the committed measurements
 
 results: $(READY) ## Make docs/results.md and README's tables from the records
 	$(BIN)/python -m studies.tables
+
+figures: $(READY) ## Measure what has no record yet, draw the figures and docs/gallery.md
+	$(BIN)/python -m studies.figures.run
 
 build: $(READY) ## Build the wheel
 	$(BIN)/python -m build --wheel
