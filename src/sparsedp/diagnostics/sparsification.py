@@ -76,6 +76,16 @@ class Descent:
         return (self.enlarged + (1 - rate) * self.learning_rate * self.noise) / _positive(kappa)
 
 
+def best_rate_at_most(*, noise_multiplier: float, dimension: int, batch_size: float) -> float:
+    """A bound on r* from public numbers alone: `max(0, 1 - B^2/(noise_multiplier^2 d))`.
+
+    Delta_C is at least `gamma G C^2/2`, as no loss is below the least one, if the deviations are symmetric. Over
+    `gamma Delta_sigma` the smoothness, learning rate and clip cancel.
+    """
+    noise = noise_multiplier**2 * dimension
+    return max(0.0, 1 - batch_size**2 / noise) if noise else 0.0
+
+
 def noisy_bound(
     *,
     loss_gap: float,

@@ -88,7 +88,7 @@ def read_statistics(folder: Path | str) -> WarmupStatistics:
     """
     path = Path(folder) / FILE
     if not path.is_file():
-        raise DataError(_why_nothing(path.parent))
+        raise DataError(why_nothing(path.parent))
     tensors, facts = read_facts(path)
     if facts.get("format") != FORMAT:
         raise DataError(f"{path}: expected format {FORMAT}, got {facts.get('format')}")
@@ -124,7 +124,7 @@ def read_facts(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raise DataError(f"{path} is damaged ({error}); train again to make it anew") from error
 
 
-def _why_nothing(folder: Path) -> str:
+def why_nothing(folder: Path) -> str:
     """Why a run has no statistics, and what to do."""
     run = RunFolder.open(folder)
     plan, record = run.plan(), run.record()

@@ -10,11 +10,12 @@ from typing import Any, final
 from torch import Tensor
 
 from sparsedp.core.errors import DataError, PrivacyError
-from sparsedp.core.layout import Layout, Slot
+from sparsedp.core.layout import Layout
 from sparsedp.core.support import Support
 from sparsedp.privacy.ledger import FileLedger
 from sparsedp.privacy.ledger_record import LedgerRecord
 from sparsedp.privacy.plan import Plan
+from sparsedp.training.checkpoint import read_layout
 from sparsedp.training.folder import RunFolder
 from sparsedp.training.reports import EpochReport, SupportSpan
 from sparsedp.training.result import Result
@@ -90,7 +91,7 @@ def read_run(path: Path) -> Run:
     record, plan, checkpoint = read_record(path), folder.plan(), folder.checkpoint()
     ledger = FileLedger.read(folder.ledger_file)
     _check_ledger(ledger, plan, [checkpoint.state["ledger"], record["ledger"]])
-    layout = _layout(checkpoint.identity["layout"])
+    layout = read_layout(checkpoint.identity["layout"])
     journal = checkpoint.state["journal"]
     return Run(
         name=path.resolve().name,
@@ -175,12 +176,3 @@ def _check_ledger(ledger: LedgerRecord, plan: Plan, known: Iterable[Mapping[str,
     for place in known:
         if place is not None:
             ledger.expect(place["head"], place["length"])
-
-
-def _layout(saved: Iterable[tuple[str, list[int]]]) -> Layout:
-    slots, offset = [], 0
-    for name, shape in saved:
-        slot = Slot(name, tuple(shape), offset)
-        slots.append(slot)
-        offset += slot.size
-    return Layout(tuple(slots))

@@ -16,7 +16,7 @@ from safetensors.torch import load, save
 from torch import nn
 
 from sparsedp.core.errors import DataError, ModelError
-from sparsedp.core.layout import Layout
+from sparsedp.core.layout import Layout, Slot
 from sparsedp.training.files import Json, write_atomically
 from sparsedp.training.packing import Tensors, pack, unpack
 
@@ -93,6 +93,14 @@ def read_checkpoint(path: Path) -> Checkpoint:
 def describe_layout(layout: Layout) -> Json:
     """The layout as JSON, to tell one model from another."""
     return [[slot.name, list(slot.shape)] for slot in layout]
+
+
+def read_layout(described: Json) -> Layout:
+    """The layout that `describe_layout` described, as a checkpoint's identity holds it."""
+    slots: list[Slot] = []
+    for name, shape in described:
+        slots.append(Slot(name, tuple(shape), slots[-1].span.stop if slots else 0))
+    return Layout(tuple(slots))
 
 
 def load_weights(path: Path | str, model: nn.Module) -> None:

@@ -1,0 +1,229 @@
+"""What anyone who has a run's folder can say about its support: from releases and public numbers alone, so free."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, final
+
+import torch
+
+from sparsedp.core.support import Support
+from sparsedp.diagnostics.diagnose import Proxy, RunView
+from sparsedp.diagnostics.misranking import (
+    Pair,
+    misranking_bernstein,
+    misranking_chebyshev,
+    misranking_coherent,
+    misranking_energy,
+)
+from sparsedp.diagnostics.proxy import SplitConcentration, split_concentration
+from sparsedp.diagnostics.quality import LayerShare, Overlap, overlap, support_per_layer
+from sparsedp.diagnostics.snapshots import read_snapshots
+from sparsedp.diagnostics.sparsification import best_rate_at_most
+from sparsedp.diagnostics.splits import FILE, WarmupStatistics, read_statistics, why_nothing
+from sparsedp.diagnostics.wire import Traffic, encode_values, traffic
+from sparsedp.methods.timeline import noise_on_mean
+from sparsedp.training.checkpoint import Checkpoint, read_layout
+from sparsedp.training.folder import RunFolder
+
+DENSE_LOOK = 5
+"""A dense run is looked at as if it kept one coordinate in this many."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class NoiseFacts:
+    """What the plan alone says about the last phase.
+
+    Attributes:
+        noise_std: nu, on each coordinate of a released mean gradient.
+        sparse_energy: `k nu^2`, the noise energy of a step.
+        dense_energy: `d nu^2`, what it would be on all coordinates.
+        least_kappa: `k/d`: RS's kappa lies between this and 1 (Theorem 3.4).
+        best_rate_at_most: a bound on RS's r*, the best share of frozen coordinates; None without clip or noise.
+    """
+
+    noise_std: float
+    sparse_energy: float
+    dense_energy: float
+    least_kappa: float
+    best_rate_at_most: float | None
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Odds:
+    """How likely the warm-up's noise is to swap an average active coordinate with an average frozen one.
+
+    Attributes:
+        larger: the active one's |G|, from the split estimate.
+        smaller: the frozen one's.
+        energy: the exact probability for the energy score.
+        coherent: that for the coherent score.
+        chebyshev: the bound of TP-TopK, Prop. 5.3, cut at 1.
+        bernstein: that of its Remark B.1.
+    """
+
+    larger: float
+    smaller: float
+    energy: float
+    coherent: float
+    chebyshev: float
+    bernstein: float
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Visible:
+    """The DP-visible diagnostics of a run.
+
+    Attributes:
+        size: k of the support that is looked at: the last one, or a fifth of the coordinates of a dense run.
+        dimension: d.
+        proxy: `rho_sig` against its pure-noise null; None for rankings that are no energies.
+        splits: by ranking, the share of energy the best k hold by the split estimate; compare with k/d.
+        missing: why there is no split estimate; None if there is one.
+        odds: by ranking, the odds of misranking; only where the split estimate tells the two kinds apart.
+        layers: the last support by parameter.
+        overlaps: pairs of supports by name, and what they share.
+        wire: bytes of an update on the last support, its indices spread over the steps between two refreshes.
+        noise: what the plan says.
+    """
+
+    size: int
+    dimension: int
+    proxy: Proxy | None
+    splits: Mapping[str, SplitConcentration]
+    missing: str | None
+    odds: Mapping[str, Odds]
+    layers: tuple[LayerShare, ...] = field(repr=False)
+    overlaps: tuple[tuple[str, str, Overlap], ...]
+    wire: Traffic
+    noise: NoiseFacts
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON values."""
+        proxy = self.proxy
+        return {
+            "k": self.size,
+            "d": self.dimension,
+            "proxy": None
+            if proxy is None
+            else {**asdict(proxy), "surprise": proxy.null.surprise(proxy.seen)},
+            "splits": {name: asdict(split) for name, split in self.splits.items()},
+            "missing": self.missing,
+            "odds": {name: asdict(odds) for name, odds in self.odds.items()},
+            "layers": [{**asdict(layer), "active_ratio": layer.active_ratio} for layer in self.layers],
+            "overlaps": [{"first": a, "second": b, **asdict(shared)} for a, b, shared in self.overlaps],
+            "wire": {**asdict(self.wire), "per_step": self.wire.per_step, "share": self.wire.share},
+            "noise": asdict(self.noise),
+        }
+
+
+def look(folder: Path | str) -> Visible:
+    """The DP-visible diagnostics of the run in a folder.
+
+    **Privacy.** Post-processing of releases and public numbers: free, and as public as the run.
+
+    Raises:
+        DataError: there is no run, or one of its files is damaged.
+    """
+    view, checkpoint = RunView.of(folder), RunFolder.open(folder).checkpoint()
+    d = view.support.dimension
+    size = view.support.size if not view.support.is_full else max(1, d // DENSE_LOOK)
+    found, missing = _statistics(Path(folder))
+    odds = {} if found is None else {name: _odds(found, name, size) for name in found.splits}
+    return Visible(
+        size=size,
+        dimension=d,
+        proxy=view.proxy(),
+        splits={}
+        if found is None
+        else {name: split_concentration(split, size) for name, split in found.splits.items()},
+        missing=missing,
+        odds={name: one for name, one in odds.items() if one is not None},
+        layers=support_per_layer(view.support, read_layout(checkpoint.identity["layout"])),
+        overlaps=tuple(_overlaps(folder, view.support, found)),
+        wire=_wire(view, checkpoint),
+        noise=_noise(view),
+    )
+
+
+def _statistics(folder: Path) -> tuple[WarmupStatistics | None, str | None]:
+    """What the warm-up showed, or why nothing is known of it; a damaged file is an error."""
+    if not (folder / FILE).is_file():
+        return None, why_nothing(folder)
+    return read_statistics(folder), None
+
+
+def _odds(found: WarmupStatistics, ranking: str, size: int) -> Odds | None:
+    split = found.splits[ranking]
+    concentration, left = split_concentration(split, size), split.dimension - size
+    if concentration.share is None or not left or not found.noise_std:
+        return None
+    inside = concentration.share.value * concentration.total.value
+    larger = math.sqrt(max(inside, 0.0) / size)
+    smaller = math.sqrt(max(concentration.total.value - inside, 0.0) / left)
+    if not smaller < larger:
+        return None
+    pair = Pair(larger, smaller, found.noise_std, found.planned)
+    return Odds(
+        larger,
+        smaller,
+        energy=misranking_energy(pair),
+        coherent=misranking_coherent(pair),
+        chebyshev=min(1.0, misranking_chebyshev(pair)),
+        bernstein=misranking_bernstein(pair),
+    )
+
+
+def _overlaps(
+    folder: Path | str, support: Support, found: WarmupStatistics | None
+) -> Iterator[tuple[str, str, Overlap]]:
+    """The last support against what the warm-up's rankings would keep, and supports along the run."""
+    if not support.is_full:
+        for name, split in {} if found is None else found.splits.items():
+            yield (
+                "last support",
+                f"{name}, by half a warm-up",
+                overlap(support, split.support(support.size)),
+            )
+    kept = [shot for shot in read_snapshots(folder) if not shot.support.is_full]
+    for before, after in pairwise(kept):
+        if before.support != after.support:
+            yield f"step {before.step}", f"step {after.step}", overlap(before.support, after.support)
+
+
+def _wire(view: RunView, checkpoint: Checkpoint) -> Traffic:
+    """Encode the last support and the weights on it, as many times as it was used."""
+    layout, weights = read_layout(checkpoint.identity["layout"]), checkpoint.state["model"]
+    flat = torch.cat([weights[slot.name].reshape(-1).float() for slot in layout])
+    phase = view.plan.phases[-1]
+    first = view.plan.first_step(phase.name)
+    refreshes = sum(span["step"] >= first for span in checkpoint.state["journal"]["spans"])
+    steps = max(1, phase.steps // max(1, refreshes))
+    message = encode_values(view.support.gather(flat))
+    return traffic([view.support] * steps, [message] * steps)
+
+
+def _noise(view: RunView) -> NoiseFacts:
+    phase, k, d = view.plan.phases[-1], view.support.size, view.support.dimension
+    nu = noise_on_mean(view.plan, phase)
+    clipped = phase.clip_norm is not None and phase.noise_multiplier > 0
+    return NoiseFacts(
+        nu,
+        k * nu**2,
+        d * nu**2,
+        k / d,
+        best_rate_at_most(
+            noise_multiplier=phase.noise_multiplier,
+            dimension=d,
+            batch_size=view.plan.expected_batch_size(phase),
+        )
+        if clipped
+        else None,
+    )
