@@ -51,12 +51,13 @@ def test_a_killed_worker_is_reported_and_replaced(tmp_path):
     assert not any(process.is_alive() for process in processes)
 
 
-def test_a_worker_interrupted_while_it_starts_ends_without_a_traceback(tmp_path, capfd):
+def test_a_worker_interrupted_while_it_starts_ends_by_itself_without_a_traceback(tmp_path, capfd):
     pool = Pool(1, tmp_path)
     try:
         pool.start(1, Job(Settings.from_json(TINY).resolved().to_json(), str(tmp_path / "never")))
+        process = pool._workers[0].process
         pool.interrupt()
-        assert pool.busy == ()
+        assert (pool.busy, process.exitcode) == ((), 0)
     finally:
         pool.close()
     assert capfd.readouterr().err == ""
