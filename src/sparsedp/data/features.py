@@ -111,10 +111,10 @@ class Dense:
 def _gather(values: Tensor, rows: Tensor) -> Tensor:
     """Chosen records, bytes and half floats as float32; in slices, because touching fresh memory takes the time."""
     if values.dtype not in (torch.float16, torch.bfloat16, torch.uint8):
-        return values[rows]
+        return values.index_select(0, rows)
     out = torch.empty(len(rows), *values.shape[1:])
     for start in range(0, len(rows), _SLICE):
-        out[start : start + _SLICE] = values[rows[start : start + _SLICE]]
+        out[start : start + _SLICE] = values.index_select(0, rows[start : start + _SLICE])
     return out
 
 
