@@ -25,10 +25,13 @@ from sparsedp.core.errors import SparseDPError
 from sparsedp.experiments.records import commit
 from studies.figures.config import Study, load_studies, record_name
 from studies.figures.measures import KINDS
+from studies.figures.page import whole, write
 from studies.figures.store import Store
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = ROOT / "configs" / "figures"
+TEXT = CONFIGS / "gallery.md"
+DOCS = ROOT / "docs"
 STORE = Store(ROOT / "results" / "figures")
 
 
@@ -80,6 +83,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         studies = chosen(load_studies(CONFIGS), given.studies)
         if given.step in ("measure", "all"):
             measure(studies, STORE, screen)
+        if given.step in ("draw", "all"):
+            write(TEXT.read_text(), whole(load_studies(CONFIGS), STORE), DOCS)
+            screen.print(f"wrote {DOCS / 'gallery.md'}")
     except SparseDPError as error:
         screen.print(f"[bold red]error[/] {error}", highlight=False)
         return 1

@@ -1,0 +1,75 @@
+"""The gallery page: hand-written text with figures, tables and numbers put in from the records."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from sparsedp.core.errors import SparseDPError
+from studies.figures.config import Study
+from studies.figures.plots import PLOTS
+from studies.figures.store import Record, Store
+from studies.figures.tables import TABLES
+from studies.figures.words import filled
+
+Records = Mapping[str, Sequence[Record]]
+
+FOLDER = "figures"
+_HEAD = "<!-- Made by `make figures` from configs/figures/gallery.md and results/figures; edit those. -->\n"
+
+
+def whole(studies: Sequence[Study], store: Store) -> dict[str, list[Record]]:
+    """The records of every study, in order; none of a study that is not complete."""
+    found = {study.name: store.records(study) for study in studies}
+    return {
+        study.name: found[study.name] if len(found[study.name]) == len(study.points()) else []
+        for study in studies
+    }
+
+
+def drawn(records: Records) -> dict[str, str]:
+    """The figures whose studies are all there: file name and text."""
+    ready = {name: plot for name, plot in PLOTS.items() if all(records[study] for study in plot.studies)}
+    return {f"{name}.svg": plot.draw(records) for name, plot in ready.items()}
+
+
+def page(text: str, records: Records) -> str:
+    """The page.
+
+    Raises:
+        SparseDPError: the text names a figure or table that does not exist, or leaves a figure out.
+    """
+    shown = []
+
+    def figure(records: Records, name: str) -> str:
+        if name not in PLOTS:
+            raise SparseDPError(f"no figure named {name!r}; there are {', '.join(PLOTS)}")
+        shown.append(name)
+        missing = [study for study in PLOTS[name].studies if not records[study]]
+        if missing:
+            return f"*Not measured yet: {', '.join(missing)}.*"
+        return f"![{name.replace('-', ' ')}]({FOLDER}/{name}.svg)"
+
+    def table(records: Records, name: str) -> str:
+        if name not in TABLES:
+            raise SparseDPError(f"no table named {name!r}; there are {', '.join(TABLES)}")
+        return TABLES[name](records)
+
+    made = filled(text, records, {"figure": figure, "table": table})
+    left_out = sorted(set(PLOTS) - set(shown))
+    if left_out:
+        raise SparseDPError(f"the gallery's text shows no {', '.join(left_out)}; add {{{{figure NAME}}}}")
+    return _HEAD + made
+
+
+def write(text: str, records: Records, docs: Path) -> None:
+    """Write the page and its figures; figures of old are removed."""
+    folder = docs / FOLDER
+    folder.mkdir(parents=True, exist_ok=True)
+    made = drawn(records)
+    for old in folder.glob("*.svg"):
+        if old.name not in made:
+            old.unlink()
+    for name, svg in made.items():
+        (folder / name).write_text(svg)
+    (docs / "gallery.md").write_text(page(text, records))

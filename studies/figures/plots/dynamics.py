@@ -1,0 +1,102 @@
+"""Along training: freezing, symmetry of deviations, bytes on the wire (RS, Fig. 12, Fig. 6 to 9, Sec. 5)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from sparsedp.report.numbers import count
+from sparsedp.report.scale import Axis, linear_axis
+from studies.figures.drawing.marks import DASHED, DOTTED, Cloud, Curve, Mark
+from studies.figures.drawing.sheet import Key, Panel, sheet
+from studies.figures.drawing.style import BLUE, GREY, ORANGE, PINK, TEAL
+from studies.figures.store import Record
+
+Records = Mapping[str, Sequence[Record]]
+
+
+def freezing(records: Records) -> str:
+    """Fig. 12: how many coordinates were frozen how often."""
+    found = {(r["point"]["method"], r["point"]["epsilon"]): r for r in records["freezing"]}
+    panels = []
+    for epsilon in sorted({epsilon for _, epsilon in found}):
+        ranked, random = found["ranked", epsilon], found["on-rand", epsilon]
+        series = (
+            (random["histograms"]["as it was"], GREY, ""),
+            (ranked["histograms"]["as it was"], BLUE, ""),
+            (ranked["histograms"]["ranked without noise"], ORANGE, DASHED),
+        )
+        top = max(max(values) for values, _, _ in series[:2])
+        chance = [ranked["d"] * share for share in ranked["by_chance"]]
+        marks: list[Mark] = [Curve(list(enumerate(chance)), PINK, DOTTED)]
+        marks += [Curve(list(enumerate(values)), colour, line) for values, colour, line in series]
+        x = linear_axis("epochs frozen", 0, ranked["epochs"], whole=True)
+        y = linear_axis("coordinates", 0, 1.15 * top, text=count)
+        panels.append(Panel(f"ε = {epsilon}", x, y, marks))
+    keys = [
+        Key("random (on-rand)", GREY),
+        Key("ranked by released gradients", BLUE),
+        Key("ranked without noise (not private)", ORANGE, DASHED),
+        Key("exact law of random freezing", PINK, DOTTED),
+    ]
+    alt = "How many epochs each coordinate was frozen: ranked, at random, and ranked without noise."
+    return sheet(alt, panels, keys, columns=2, width=480, height=280)
+
+
+def symmetry(records: Records) -> str:
+    """Fig. 6 to 9: deviations on a random plane."""
+    panels = []
+    for record in records["symmetry"]:
+        for stop in record["stops"]:
+            mean = sum(stop["lopsidedness"]) / len(stop["lopsidedness"])
+            chance = sum(stop["by_chance"]) / len(stop["by_chance"])
+            x = Axis(f"lopsided {mean:.2f}, by chance {chance:.2f}", -5.0, 5.0, (-4.0, 0.0, 4.0))
+            y = Axis("", -5.0, 5.0, (-4.0, 0.0, 4.0))
+            cloud = Cloud(
+                [(px, py) for px, py in stop["points"]],
+                BLUE if record["point"]["method"] == "dp-sgd" else TEAL,
+            )
+            title = f"{record['point']['method']}, {_after(stop['epoch'])}"
+            panels.append(Panel(title, x, y, [cloud]))
+    alt = "Deviations of single gradients from their mean, projected to a random plane, along two runs."
+    return sheet(alt, panels, columns=4, width=240, height=250)
+
+
+def _after(epoch: int) -> str:
+    return "at the start" if epoch == 0 else f"after {epoch} epoch{'s' if epoch > 1 else ''}"
+
+
+def wire(records: Records) -> str:
+    """Bytes of sparse updates over those of dense ones."""
+    marks: list[Mark] = []
+    by_method = {
+        method: [r for r in records["wire"] if r["point"]["method"] == method]
+        for method in ("tp-topk", "on-rand")
+    }
+    x = [math.log10(r["k"] / r["d"]) for r in by_method["tp-topk"]]
+    ideal = [math.log10(r["k"] / r["d"]) for r in by_method["tp-topk"]]
+    naive = [math.log10(2 * r["k"] / r["d"]) for r in by_method["tp-topk"]]
+    marks.append(Curve(list(zip(x, naive, strict=True)), GREY, DASHED))
+    marks.append(Curve(list(zip(x, ideal, strict=True)), GREY, DOTTED))
+    for (_, found), colour in zip(by_method.items(), (BLUE, ORANGE), strict=True):
+        places = [(math.log10(r["k"] / r["d"]), math.log10(r["share"])) for r in found]
+        marks.append(Curve(places, colour, dots=True))
+    ticks = tuple(math.log10(share) for share in (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0))
+
+    def text(value: float) -> str:
+        return f"{100 * 10**value:.3g}%"
+
+    panel = Panel(
+        "Bytes of an update over those of a dense one",
+        Axis("active ratio k/d", math.log10(0.009), math.log10(0.45), ticks[:-1], text),
+        Axis("share of dense traffic", math.log10(0.008), 0.0, ticks, text),
+        marks,
+    )
+    keys = [
+        Key("tp-topk, one support", BLUE),
+        Key("on-rand, a support every epoch", ORANGE),
+        Key("values alone", GREY, DOTTED),
+        Key("values and 4-byte indices every step", GREY, DASHED),
+    ]
+    alt = "Bytes per step of encoded sparse updates as a share of dense ones, over active ratio."
+    return sheet(alt, [panel], keys, columns=1, width=620, height=300)
