@@ -1,9 +1,8 @@
 """Bring README's tables up to date with the committed measurements: `python -m benchmarks.readme [--check]`.
 
 What stands between `<!-- begin NAME -->` and `<!-- end NAME -->` is made from files: `speed` from
-`benchmarks/results/step.json`, `results` from the records in `results/*/records/`. The marker may name the
-experiments to show, `<!-- begin results table2 hospital -->`; without names it shows all. Where there is no file, it
-says so.
+`benchmarks/results/step.json`, `results` from the configs and the records in `results/*/records/`
+(`studies/tables/readme.py`). Where there is no file, it says so.
 """
 
 from __future__ import annotations
@@ -16,58 +15,27 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from studies.tables.readme import results
+
 from benchmarks.report import ModelRows, Row
-from sparsedp.report.groups import Arm, Group, group_records
-from sparsedp.report.interval_figures import difference_text
 
 ROOT = Path(__file__).parents[1]
 SPEED_FILE = "benchmarks/results/step.json"
 SHOWN_RATIO = 0.2
 
-_PART = re.compile(r"(<!-- begin (\w+)((?: [\w.-]+)*) -->\n).*?(<!-- end \2 -->)", re.DOTALL)
+_PART = re.compile(r"(<!-- begin (\w+) -->\n).*?(<!-- end \2 -->)", re.DOTALL)
 
 
 def updated(text: str, root: Path = ROOT) -> str:
     """A text with every marked part made anew."""
 
     def part(found: re.Match[str]) -> str:
-        return f"{found[1]}{_PARTS[found[2]](root, found[3].split())}{found[4]}"
+        return f"{found[1]}{_PARTS[found[2]](root)}{found[3]}"
 
     return _PART.sub(part, text)
 
 
-def _results(root: Path, names: Sequence[str]) -> str:
-    parts = []
-    for folder in sorted((root / "results").glob("*/records")):
-        name = folder.parent.name
-        if not names or name in names:
-            records = [json.loads(file.read_text()) for file in sorted(folder.glob("*.json"))]
-            parts += [_results_table(name, group) for group in group_records(records)]
-    if not parts:
-        return "Results on real data are on the way: no record is committed yet, so there is no number to show.\n"
-    return "\n".join(parts)
-
-
-def _results_table(name: str, group: Group) -> str:
-    title = (
-        f"**{group.task.what}, {group.task.privacy}**, {group.metric.title}, final epoch (`results/{name}`):"
-    )
-    rows = [
-        "| method | seeds | mean ± standard deviation | paired difference to dp-sgd (95 % interval) |",
-        "|---|---|---|---|",
-    ]
-    return "\n".join([title, "", *rows, *(_arm_row(arm, group) for arm in group.arms), ""])
-
-
-def _arm_row(arm: Arm, group: Group) -> str:
-    found, metric = arm.estimate, group.metric
-    spread = "" if found.std is None else f" ± {metric.difference(found.std).lstrip('+')}"
-    difference = None if group.baseline in (None, arm) else arm.against(group.baseline)
-    said = "" if difference is None else difference_text(difference, metric)
-    return f"| {arm.label} | {found.count} | {metric.text(found.mean)}{spread} | {said} |"
-
-
-def _speed(root: Path, names: Sequence[str]) -> str:
+def _speed(root: Path) -> str:
     file = root / SPEED_FILE
     if not file.exists():
         return "No measurement has been committed yet; `make bench` makes one on your machine.\n"
@@ -106,7 +74,7 @@ def _milliseconds(row: Row | None) -> str:
     return "-" if row is None else f"{1e3 * row['median_seconds']:,.0f} ms"
 
 
-_PARTS: dict[str, Callable[[Path, Sequence[str]], str]] = {"results": _results, "speed": _speed}
+_PARTS: dict[str, Callable[[Path], str]] = {"results": results, "speed": _speed}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -23,7 +23,7 @@ class Estimate:
         count: how many values.
         mean: their mean.
         std: their standard deviation (n - 1); None for a single value.
-        low: lower end of the 95 % interval of the mean (Student's t); None for a single value.
+        low: lower end of the interval of the mean (Student's t); None for a single value.
         high: upper end.
     """
 
@@ -34,8 +34,8 @@ class Estimate:
     high: float | None
 
 
-def estimate(values: Sequence[float]) -> Estimate:
-    """Mean, standard deviation and 95 % interval of some values.
+def estimate(values: Sequence[float], confidence: float = CONFIDENCE) -> Estimate:
+    """Mean, standard deviation and interval of some values, 95 % unless told otherwise.
 
     >>> found = estimate([1.0, 2.0, 3.0])
     >>> found.mean, found.std, round(found.high, 3)
@@ -48,7 +48,7 @@ def estimate(values: Sequence[float]) -> Estimate:
     if n == 1:
         return Estimate(1, mean, None, None, None)
     std = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (n - 1))
-    half = float(stdtrit(n - 1, (1 + CONFIDENCE) / 2)) * std / math.sqrt(n)
+    half = float(stdtrit(n - 1, (1 + confidence) / 2)) * std / math.sqrt(n)
     return Estimate(n, mean, std, mean - half, mean + half)
 
 

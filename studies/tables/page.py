@@ -1,0 +1,147 @@
+"""docs/results.md: the verdicts, then every experiment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from sparsedp.report.numbers import NONE
+from studies.tables import words
+from studies.tables.chart import picture
+from studies.tables.noise import noise_table
+from studies.tables.paper import FILES, read_paper, text_lines
+from studies.tables.section import TEXTS, incomplete, results_table, section
+from studies.tables.study import TUNING, Study
+from studies.tables.tuning import tuning_section
+from studies.tables.verdicts import Ruling, Verdict, judge, read_claims
+
+HIDDEN = ("demo",)
+"""Experiments that are not results: what `make demo` runs."""
+CHAPTERS: Mapping[str, str] = {
+    "tp-topk": "TP-TopK: When Do Fewer Coordinates Suffice in DP-SGD?",
+    "rs": "RS: Random Sparsification",
+    "adadpigu": "AdaDPIGU",
+    "": "Ours",
+}
+
+
+def page(studies: Mapping[str, Study], root: Path) -> str:
+    """The whole page."""
+    shown = {name: study for name, study in studies.items() if not name.startswith(HIDDEN)}
+    verdicts = [judge(claim, shown) for claim in read_claims()]
+    lines = [_text("introduction"), "", "## Verdicts", "", _text("reading-verdicts"), ""]
+    lines += [*verdict_table(verdicts), ""]
+    lacking = incomplete(list(shown.values()))
+    if lacking:
+        lines += ["## Not run, or partly run", "", *lacking, ""]
+    for prefix, title in CHAPTERS.items():
+        lines += _chapter(prefix, title, shown, root)
+    lines += ["## Claims, cell by cell", "", *details(verdicts)]
+    tuning = [study for study in shown.values() if study.is_tuning and study.records]
+    if tuning:
+        lines += ["## Tuning", ""]
+        for study in tuning:
+            lines += tuning_section(study)
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def verdict_table(verdicts: Sequence[Verdict]) -> list[str]:
+    """Every claim with its ruling and interval."""
+    rows = []
+    for verdict in verdicts:
+        claim = verdict.claim
+        rows.append(
+            [
+                claim.says,
+                f"{claim.paper}, {claim.where}",
+                f"**{verdict.ruling.value}**",
+                _interval(verdict),
+                _basis(verdict),
+            ]
+        )
+    return words.markdown_table(["claim", "whose", "verdict", "interval", "decided by"], rows)
+
+
+def details(verdicts: Sequence[Verdict]) -> list[str]:
+    """The contrast of every claim in every place it was measured."""
+    lines = []
+    for verdict in verdicts:
+        if verdict.ruling is Ruling.NOT_RUN:
+            continue
+        claim = verdict.claim
+        versus = f" Strongest rival: {verdict.rival}." if verdict.rival else ""
+        lines += [f"**{claim.says}** {claim.decides}.{versus}", ""]
+        rows = [
+            [
+                f"`{part.study}`",
+                words.place_text(part.place) or NONE,
+                str(len(part.values)),
+                words.difference_text(part.estimate, claim.metric),
+            ]
+            for part in verdict.parts
+        ]
+        lines += [*words.markdown_table(["experiment", "where", "seeds", "difference"], rows), ""]
+    return lines
+
+
+def side_files(studies: Mapping[str, Study]) -> dict[Path, str]:
+    """What stands beside the records: every experiment's table and picture."""
+    files: dict[Path, str] = {}
+    for study in studies.values():
+        if study.rows and not study.name.startswith(HIDDEN):
+            folder = Path("results") / study.name
+            jpeg = [words.JPEG, ""] if words.is_cifar(study) else []
+            table = [f"# {study.experiment.title}", "", *jpeg, *results_table(study)]
+            files[folder / "table.md"] = "\n".join(table) + "\n"
+            drawn = picture(study) if not study.is_tuning else None
+            if drawn is not None:
+                files[folder / "figure.svg"] = drawn
+    return files
+
+
+def _chapter(prefix: str, title: str, studies: Mapping[str, Study], root: Path) -> list[str]:
+    own = [
+        study
+        for name, study in sorted(studies.items())
+        if study.records and not study.is_tuning and _prefix(name) == prefix
+    ]
+    lines = [f"## {title}", ""]
+    if prefix:
+        paper = read_paper(prefix)
+        lines += [f"{paper.reference}.", "", *text_lines(paper), ""]
+    if prefix == "adadpigu":
+        lines += _noise_section(root)
+    if not own:
+        return [*lines, "No experiment of this part has records yet.", ""]
+    for study in own:
+        drawn = f"../results/{study.name}/figure.svg" if picture(study) is not None else None
+        lines += section(study, f"{study.name}{TUNING}" in studies, drawn, TEXTS)
+    return lines
+
+
+def _noise_section(root: Path) -> list[str]:
+    heading = "### AdaDPIGU Table 3: the noise for its epsilons"
+    return [heading, "", *noise_table(root), "", _text("adadpigu-table3"), ""]
+
+
+def _text(name: str) -> str:
+    return (TEXTS / f"{name}.md").read_text(encoding="utf-8").strip()
+
+
+def _prefix(name: str) -> str:
+    return next((prefix for prefix in FILES if name.startswith(f"{prefix}-")), "")
+
+
+def _interval(verdict: Verdict) -> str:
+    if verdict.pooled is None:
+        return NONE
+    return f"{words.difference_text(verdict.pooled, verdict.claim.metric)} {words.unit_text(verdict.claim.metric)}"
+
+
+def _basis(verdict: Verdict) -> str:
+    names = ", ".join(f"`{one}`" for one in dict.fromkeys(e.experiment for e in verdict.claim.evidence))
+    if verdict.pooled is None:
+        return f"{verdict.claim.decides}; {names}"
+    cells = f"{verdict.used} cell{'s' * (verdict.used > 1)}, {verdict.pooled.count} seeds"
+    used = ", ".join(f"`{name}`" for name in dict.fromkeys(part.study for part in verdict.parts))
+    return f"{verdict.claim.decides}; {used}, {cells}"

@@ -1,0 +1,141 @@
+"""A study: an experiment file with the records there are for it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from sparsedp.experiments.config import Experiment, read_experiment, read_toml
+from sparsedp.experiments.grid import Run
+from sparsedp.experiments.records import Results
+from sparsedp.experiments.table import Row, make_rows
+
+Record = Mapping[str, Any]
+Cell = Mapping[str, str]
+
+ROOT = Path(__file__).parents[2]
+OTHERS = ("figures",)
+"""Folders of configs that other programs read."""
+TUNING = "-tuning"
+
+
+@dataclass(frozen=True)
+class Study:
+    """An experiment and what is known of it.
+
+    Attributes:
+        experiment: from the config.
+        description: the config's own words: the comment it begins with, and its description.
+        runs: every run the config asks for.
+        records: those of them that are done, in the order of the runs.
+        strangers: records in its folder that are of none of its runs; they are not used.
+    """
+
+    experiment: Experiment
+    description: str
+    runs: tuple[Run, ...]
+    records: tuple[Record, ...]
+    strangers: tuple[Path, ...]
+
+    @property
+    def name(self) -> str:
+        """Of the config and of the folder of results."""
+        return self.experiment.name
+
+    @property
+    def is_tuning(self) -> bool:
+        """Whether it chose settings on a validation split."""
+        return self.name.endswith(TUNING)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every run is done."""
+        return len(self.records) == len(self.runs)
+
+    @cached_property
+    def cells(self) -> tuple[Cell, ...]:
+        """Every cell of the grid, in its order."""
+        return tuple({tuple(run.cell.items()): run.cell for run in self.runs}.values())
+
+    @cached_property
+    def rows(self) -> tuple[Row, ...]:
+        """The results of every cell that has some."""
+        return self.rows_of(self.experiment.metric)
+
+    def rows_of(self, metric: str) -> tuple[Row, ...]:
+        """The results by some metric, in the order of the grid."""
+        found = {
+            tuple(row.cell.items()): row for row in make_rows(self.records, metric, self.experiment.contrast)
+        }
+        return tuple(found[key] for cell in self.cells if (key := tuple(cell.items())) in found)
+
+    @cached_property
+    def _settings(self) -> Mapping[tuple[tuple[str, str], ...], Mapping[str, Any]]:
+        first = {tuple(run.cell.items()): run for run in reversed(self.runs)}
+        return {
+            cell: {name: value for name, value in run.settings.to_json().items() if name != "seed"}
+            for cell, run in first.items()
+        }
+
+    def settings_of(self, cell: Cell) -> Mapping[str, Any]:
+        """The settings of a cell, without the seed."""
+        return self._settings[tuple(cell.items())]
+
+    def missing(self) -> dict[tuple[tuple[str, str], ...], int]:
+        """How many seeds each unfinished cell lacks."""
+        done = {record["config_hash"] for record in self.records}
+        lacking = {tuple(cell.items()): 0 for cell in self.cells}
+        for run in self.runs:
+            lacking[tuple(run.cell.items())] += run.settings.digest not in done
+        return {cell: seeds for cell, seeds in lacking.items() if seeds}
+
+
+def read_study(config: Path, results: Path) -> Study:
+    """The study of a config, with the records under `results`."""
+    experiment = read_experiment(config)
+    runs = experiment.runs()
+    folder = Results(results / experiment.name / "records")
+    found = [folder.find(run) for run in runs]
+    return Study(
+        experiment,
+        " ".join([_head_comment(config), str(read_toml(config).get("description", "")).strip()]).strip(),
+        runs,
+        tuple(record for record in found if record is not None),
+        tuple(folder.strangers(runs)) + tuple(_stale(folder, runs)),
+    )
+
+
+def read_studies(root: Path = ROOT) -> dict[str, Study]:
+    """Every study of the repository by name."""
+    found: dict[str, Study] = {}
+    for config in configs(root):
+        study = read_study(config, root / "results")
+        found[study.name] = study
+    return found
+
+
+def configs(root: Path = ROOT) -> list[Path]:
+    """Every experiment file, in whatever folder of configs it is."""
+    folder = root / "configs"
+    return [
+        file for file in sorted(folder.rglob("*.toml")) if file.relative_to(folder).parts[0] not in OTHERS
+    ]
+
+
+def _head_comment(config: Path) -> str:
+    """What a config says about itself before its first setting."""
+    lines = itertools.takewhile(
+        lambda line: line.startswith("#"), config.read_text(encoding="utf-8").splitlines()
+    )
+    return " ".join(line.removeprefix("#").strip() for line in lines)
+
+
+def _stale(folder: Results, runs: tuple[Run, ...]) -> Iterator[Path]:
+    """Files that have a run's name and other settings inside."""
+    for run in runs:
+        if folder.file(run).exists() and folder.find(run) is None:
+            yield folder.file(run)

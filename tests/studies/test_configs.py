@@ -1,0 +1,76 @@
+"""Every experiment file parses, names what the claims ask of it, and runs an epoch on a few records."""
+
+import math
+
+import pytest
+import small_data
+from studies.tables.study import ROOT, configs, read_study
+from studies.tables.verdicts import read_claims
+
+from sparsedp.experiments import datasets
+from sparsedp.experiments.config import read_experiment
+from sparsedp.experiments.execute import execute
+
+CONFIGS = configs()
+SMOKE = {"epochs": 1, "subset": 64, "batch_size": 16}
+"""As `sparsedp sweep --smoke`, on fewer records."""
+
+
+@pytest.fixture(scope="module")
+def small_files(tmp_path_factory):
+    """Small data in the official formats, and a cache of its own for features and noise."""
+    root = tmp_path_factory.mktemp("small")
+    small_data.write_all(root / "data")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SPARSEDP_DATA", str(root / "data"))
+        patch.setenv("SPARSEDP_CACHE", str(root / "cache"))
+        datasets._load.cache_clear()
+        yield
+    datasets._load.cache_clear()
+
+
+def kinds_of_runs(experiment):
+    """One run for each data set, model and method of an experiment."""
+    found = {}
+    for run in experiment.runs():
+        settings = run.settings
+        found.setdefault((settings.dataset, settings.model, settings.method), run)
+    return found.values()
+
+
+@pytest.mark.filterwarnings("ignore:the data set knows which unit")  # hospital-row protects rows on purpose
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.stem)
+def test_one_run_of_every_data_set_model_and_method_takes_an_epoch(config, small_files):
+    experiment = read_experiment(config)
+    for run in kinds_of_runs(experiment):
+        settings = run.with_settings(**SMOKE).settings
+        result = execute(settings)
+        assert math.isfinite(result.metrics[experiment.metric]), run.title
+        if settings.epsilon != math.inf:
+            assert result.epsilon <= settings.epsilon, run.title
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.stem)
+def test_tests_use_other_seeds_than_tuning_and_never_the_validation_split(config):
+    experiment = read_experiment(config)
+    tuning = config.stem.endswith("-tuning")
+    assert all((run.settings.validation is not None) == tuning for run in experiment.runs())
+    if tuning:
+        final = config.with_name(f"{config.stem.removesuffix('-tuning')}.toml")
+        if final.exists():
+            assert not set(experiment.seeds) & set(read_experiment(final).seeds)
+
+
+def test_every_claim_names_cells_that_its_experiment_has():
+    known = {config.stem: read_study(config, ROOT / "no-results") for config in CONFIGS}
+    for claim in read_claims():
+        for evidence in claim.evidence:
+            study = known.get(evidence.experiment)
+            if study is None:
+                continue
+            terms = [evidence.best] if evidence.contrast is None else [t for _, t in evidence.contrast.terms]
+            for labels in terms:
+                assert any(labels.items() <= dict(cell).items() for cell in study.cells), (claim.id, labels)
+            axes = {axis.name: {level.label for level in axis.levels} for axis in study.experiment.axes}
+            assert all(set(labels) <= axes[axis] for axis, labels in evidence.only.items()), claim.id
+            assert set(evidence.among) <= set(axes)
