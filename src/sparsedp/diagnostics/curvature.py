@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -61,8 +61,11 @@ def smoothness(
     *,
     iterations: int = 50,
     tolerance: float = 1e-3,
+    progress: Callable[[int, int], None] | None = None,
 ) -> NonPrivate[Smoothness]:
     """Power iteration from a random start, until the estimate moves by less than `tolerance` of itself.
+
+    `progress` is called with (done, at most) after each product.
 
     **Edge cases.** A loss without curvature has smoothness 0.
     """
@@ -77,6 +80,8 @@ def smoothness(
         product = _product(model, loss, batches, vector, rows)
         before, value = value, float(torch.linalg.vector_norm(product))
         residual = float(torch.linalg.vector_norm(product - (vector @ product) * vector))
+        if progress is not None:
+            progress(done, iterations)
         if value == 0 or abs(value - before) <= tolerance * value:
             break
         vector = product / value

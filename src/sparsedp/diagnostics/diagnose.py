@@ -1,11 +1,11 @@
-"""All diagnostics of one run: what its releases show, and, on request and marked, what un-noised gradients show."""
+"""What un-noised gradients show about a finished run: on request, marked, and in a file of its own."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, final
+from typing import final
 
 import torch
 from torch import Tensor, nn
@@ -13,80 +13,71 @@ from torch import Tensor, nn
 from sparsedp.core.batch import MicroBatch, PerSampleLoss
 from sparsedp.core.clip import FlatClip
 from sparsedp.core.randomness import PublicRandomness
-from sparsedp.core.support import Support
-from sparsedp.diagnostics.criteria import one_step
-from sparsedp.diagnostics.curvature import smoothness
-from sparsedp.diagnostics.nonprivate import Figure, Line, NonPrivate, write_nonprivate
-from sparsedp.diagnostics.oracle import ClippingReport, clipping_report, mean_gradient
-from sparsedp.diagnostics.proxy import PureNoise, proxy_concentration, pure_noise
-from sparsedp.diagnostics.quality import (
-    concentration_curve,
-    energy_captured,
-    random_capture,
-    recovery_curve,
-)
+from sparsedp.diagnostics.convergence import retained_energy
+from sparsedp.diagnostics.curvature import mean_loss, smoothness
+from sparsedp.diagnostics.measured_bounds import Measured, bound_findings
+from sparsedp.diagnostics.measured_support import capture_findings, clipping_findings, criterion_findings
+from sparsedp.diagnostics.measured_symmetry import symmetry_findings
+from sparsedp.diagnostics.measured_trajectory import trajectory_findings
+from sparsedp.diagnostics.nonprivate import Findings, NonPrivate, write_nonprivate
+from sparsedp.diagnostics.oracle import clipping_report, deviations, mean_gradient, projected_deviations
+from sparsedp.diagnostics.quality import energy_captured
+from sparsedp.diagnostics.snapshots import read_snapshots
+from sparsedp.diagnostics.sparsification import kappa, progress_measure
+from sparsedp.diagnostics.symmetry import symmetry_error
+from sparsedp.diagnostics.trajectory import Waypoint, energy_capture, measure
+from sparsedp.diagnostics.view import Proxy, RunView
 from sparsedp.gradients import make_engine
-from sparsedp.methods.timeline import WARM_UP, noise_on_mean
-from sparsedp.privacy.plan import Plan
+from sparsedp.gradients.query import Engine
+from sparsedp.methods.timeline import noise_on_mean
 from sparsedp.training.checkpoint import load_weights
-from sparsedp.training.folder import RunFolder
 
-SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
-
-_SQUARES: Mapping[str, Callable[[int, Mapping[str, Any]], int]] = {
-    "energy": lambda steps, ranking: steps,
-    "coherent": lambda steps, ranking: 1,
-    "block-coherent": lambda steps, ranking: max(1, steps // ranking["block"]),
-}
-"""How many independent squares a score averages over a warm-up; rankings not listed have no proxy energy."""
+__all__ = ["Limits", "Proxy", "RunView", "diagnose_nonprivate"]
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class Proxy:
-    """`rho_sig` of a run's support, and what pure noise would give."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """How much the slow parts look at.
 
-    seen: float
-    null: PureNoise
+    Attributes:
+        curvature_rows: rows of the smoothness.
+        unit_rows: rows whose units are looked at one by one.
+        snapshot_rows: the same, at each snapshot of a run.
+        deviations: numbers in the matrix of deviations, units times d; 8 bytes each.
+        deviating_units: most units in it.
+    """
+
+    curvature_rows: int = 512
+    unit_rows: int = 1024
+    snapshot_rows: int = 256
+    deviations: int = 2**24
+    deviating_units: int = 256
 
 
 @final
 @dataclass(frozen=True, slots=True, eq=False)
-class RunView:
-    """The public state of a run that diagnostics start from.
+class _Subject:
+    """What is looked at, and who is told."""
 
-    Attributes:
-        plan: the run's.
-        support: the last one.
-        scores: what the last ranking was made from; None for random and dense methods.
-        ranking: the method's ranking, as the record describes it; None for dense methods.
-    """
+    model: nn.Module
+    loss: PerSampleLoss
+    engine: Engine
+    batches: Sequence[MicroBatch] = field(repr=False)
+    view: RunView
+    public: PublicRandomness
+    limits: Limits
+    say: Callable[[str], None]
+    progress: Callable[[int, int], None] | None
 
-    plan: Plan
-    support: Support
-    scores: Tensor | None
-    ranking: Mapping[str, Any] | None
-
-    @classmethod
-    def of(cls, folder: Path | str) -> RunView:
-        """Read a run's folder."""
-        run = RunFolder.open(folder)
-        state = run.checkpoint().state
-        tensors, values = state["controller"]["tensors"], state["controller"]["values"]
-        support = Support(tensors["support"], int(values["dimension"]))
-        return cls(run.plan(), support, tensors.get("scores"), values["method"]["ranking"])
-
-    def proxy(self) -> Proxy | None:
-        """DP-visible concentration against its null; None without a warm-up or for scores that are no energies."""
-        warm_up = next((phase for phase in self.plan.phases if phase.name == WARM_UP), None)
-        if self.scores is None or self.ranking is None or warm_up is None:
-            return None
-        squares_of = _SQUARES.get(self.ranking["name"])
-        if squares_of is None:
-            return None
-        squares = squares_of(warm_up.steps, self.ranking)
-        null = pure_noise(self.support.size, self.support.dimension, squares)
-        return Proxy(proxy_concentration(self.scores, self.support), null)
+    def some(self, rows: int) -> list[MicroBatch]:
+        """The first batches that hold at least so many rows."""
+        kept: list[MicroBatch] = []
+        for batch in self.batches:
+            if sum(b.row_count for b in kept) >= rows:
+                break
+            kept.append(batch)
+        return kept
 
 
 def diagnose_nonprivate(
@@ -96,6 +87,10 @@ def diagnose_nonprivate(
     batches: Sequence[MicroBatch],
     public: PublicRandomness,
     say: Callable[[str], None] = lambda _: None,
+    *,
+    progress: Callable[[int, int], None] | None = None,
+    fresh: nn.Module | None = None,
+    limits: Limits = Limits(),  # noqa: B008
 ) -> Path:
     """Measure a finished run with un-noised gradients at its final weights, into the run's `nonprivate.json`.
 
@@ -104,87 +99,114 @@ def diagnose_nonprivate(
         model: of the run's architecture; gets its weights, and evaluation mode.
         loss: the per-sample loss.
         batches: rows to measure on: held-out ones for the support's quality (TP-TopK, Sec. 7.4).
-        public: where power iteration starts.
+        public: where power iteration, projections and masks come from.
         say: told what is being done.
+        progress: called with (done, all) within a stage.
+        fresh: a model as the run began; without one, and without snapshots, there are no bounds.
+        limits: how much the slow parts look at.
 
     **Privacy.** The file is not private, whatever rows were used; nothing of it flows back.
     """
     view = RunView.of(folder)
     load_weights(folder, model)
     model.eval()
-    engine = make_engine(model, loss)
+    subject = _Subject(model, loss, make_engine(model, loss), batches, view, public, limits, say, progress)
     say("mean gradient")
-    gradient = mean_gradient(engine, batches)
-    values, figures = _support_values(gradient, view), _support_figures(gradient, view)
+    gradient = mean_gradient(subject.engine, batches)
+    found = capture_findings(gradient, view)
     phase = view.plan.phases[-1]
-    if phase.clip_norm is not None:
-        clip = FlatClip(phase.clip_norm)
-        say("clipped mean gradient")
-        clipped = mean_gradient(engine, batches, clip)
-        values |= _criterion_values(clipped, view.support, noise_on_mean(view.plan, phase))
-        say("clipping, unit by unit")
-        values |= _clipping_values(clipping_report(engine, batches, view.support, clip))
-    say("smoothness")
-    values["smoothness (largest curvature)"] = smoothness(model, loss, batches, public).map(lambda s: s.value)
-    return write_nonprivate(folder, values, figures)
+    if phase.clip_norm is None:
+        found |= _curvature(subject)[1] | _symmetry(subject)
+    else:
+        found |= _clipped(folder, subject, gradient, FlatClip(phase.clip_norm), fresh)
+    return write_nonprivate(folder, found.values, found.figures, found.remarks)
 
 
-def _support_values(gradient: NonPrivate[Tensor], view: RunView) -> dict[str, NonPrivate[float]]:
-    support = view.support
-
-    def edge(side: int) -> Callable[[Tensor], float]:
-        return lambda g: random_capture(g**2, support.size).interval()[side]
-
-    return {
-        "gradient energy on the support (alpha_oracle)": gradient.map(
-            lambda g: energy_captured(g**2, support)
-        ),
-        "random support, lower end of 95 %": gradient.map(edge(0)),
-        "random support, upper end of 95 %": gradient.map(edge(1)),
-        "squared gradient norm": gradient.map(lambda g: float((g**2).sum())),
-    }
-
-
-def _support_figures(gradient: NonPrivate[Tensor], view: RunView) -> list[NonPrivate[Figure]]:
-    figures = [gradient.map(_concentration)]
-    scores = view.scores
-    if scores is not None:
-        order = torch.sort(scores, descending=True, stable=True).indices
-        figures.append(gradient.map(lambda g: _recovery(g, order)))
-    return figures
-
-
-def _concentration(gradient: Tensor) -> Figure:
-    top = concentration_curve(gradient**2, SHARES)
-    lines = [Line("largest coordinates", SHARES, top), Line("random coordinates", SHARES, SHARES)]
-    note = "Share of the gradient's energy in the largest coordinates (TP-TopK, Fig. 1a)."
-    return Figure("Energy concentration", "share of coordinates", "share of energy", lines, note)
-
-
-def _recovery(gradient: Tensor, order: Tensor) -> Figure:
-    curve = recovery_curve(gradient**2, order, SHARES)
-    lines = [
-        Line("ranked by the run", SHARES, [point.learned for point in curve]),
-        Line("random", SHARES, [point.random.mean for point in curve]),
-        Line("oracle", SHARES, [point.oracle for point in curve]),
-    ]
-    note = "Energy that supports of each size recover at the final weights (TP-TopK, Fig. 1b is at the warm-up's)."
-    return Figure("Energy recovered", "active ratio", "share of energy", lines, note)
-
-
-def _criterion_values(
-    clipped: NonPrivate[Tensor], support: Support, noise_std: float
-) -> dict[str, NonPrivate[float]]:
-    step = clipped.map(lambda g: one_step(g, support, noise_std))
-    return {
-        "signal loss of the support": step.map(lambda s: s.signal_loss),
-        "noise saved by the support": step.map(lambda s: s.noise_saved),
-    }
+def _clipped(
+    folder: Path | str,
+    subject: _Subject,
+    gradient: NonPrivate[Tensor],
+    clip: FlatClip,
+    fresh: nn.Module | None,
+) -> Findings:
+    """What there is to say about a run that clips."""
+    view, engine = subject.view, subject.engine
+    subject.say("clipped mean gradient")
+    clipped = mean_gradient(engine, subject.batches, clip)
+    found = criterion_findings(clipped, view, noise_on_mean(view.plan, view.plan.phases[-1]))
+    subject.say("clipping, unit by unit")
+    report = clipping_report(
+        engine, subject.some(subject.limits.unit_rows), view.support, clip, subject.progress
+    )
+    found |= clipping_findings(report, clip.norm)
+    beta, curved = _curvature(subject)
+    found |= curved | _symmetry(subject)
+    points = _along(folder, subject, clip)
+    if points is not None:
+        found |= trajectory_findings(points, view.support.dimension)
+    start = _start_loss(subject, points, fresh)
+    if start is None:
+        return found | Findings(remarks=("No bounds: the loss at the start of the run is not known.",))
+    subject.say("deviations and bounds")
+    spread, off, share = _deviations(subject, clip)
+    end = mean_loss(subject.model, subject.loss, subject.batches)
+    along = [] if points is None else list(points.value)
+    measured = Measured(
+        smoothness=beta.value,
+        start_loss=start.value,
+        end_loss=end.value,
+        retained=retained_energy(clipped.value, view.support),
+        captured=energy_capture(along) if along else energy_captured(gradient.value**2, view.support),
+        largest_deviation=spread,
+        symmetry_error=off,
+        kappa=share,
+        squared_biases=tuple(p.bias**2 for p in along) or (report.value.bias**2,),
+        unit_variance=max((p.unit_variance for p in along), default=report.value.unit_variance),
+    )
+    touched = "; ".join(dict.fromkeys([report.touched, beta.touched, start.touched]))
+    values = {"loss where the run began": start, "loss at the final weights": end}
+    return found | Findings(values) | bound_findings(NonPrivate(measured, touched), view)
 
 
-def _clipping_values(report: NonPrivate[ClippingReport]) -> dict[str, NonPrivate[float]]:
-    return {
-        "clipping bias": report.map(lambda r: r.bias),
-        "bound on the clipping bias (Lemma 6.4)": report.map(lambda r: r.bias_bound),
-        "variance of a clipped gradient": report.map(lambda r: r.unit_variance),
-    }
+def _curvature(subject: _Subject) -> tuple[NonPrivate[float], Findings]:
+    subject.say("smoothness")
+    rows = subject.some(subject.limits.curvature_rows)
+    found = smoothness(subject.model, subject.loss, rows, subject.public, progress=subject.progress)
+    value = found.map(lambda s: s.value)
+    return value, Findings({"smoothness (largest curvature)": value})
+
+
+def _symmetry(subject: _Subject) -> Findings:
+    subject.say("symmetry of deviations")
+    rows = subject.some(subject.limits.unit_rows)
+    points = projected_deviations(subject.engine, rows, subject.public, subject.progress)
+    return symmetry_findings(points, subject.public)
+
+
+def _along(folder: Path | str, subject: _Subject, clip: FlatClip) -> NonPrivate[tuple[Waypoint, ...]] | None:
+    snapshots = read_snapshots(folder)
+    if not snapshots:
+        return None
+    subject.say("gradients along the run")
+    rows = subject.some(subject.limits.snapshot_rows)
+    return measure(subject.model, subject.loss, snapshots, rows, clip, subject.progress)
+
+
+def _start_loss(
+    subject: _Subject, points: NonPrivate[tuple[Waypoint, ...]] | None, fresh: nn.Module | None
+) -> NonPrivate[float] | None:
+    if points is not None:
+        return points.map(lambda p: p[0].loss)
+    return None if fresh is None else mean_loss(fresh.eval(), subject.loss, subject.batches)
+
+
+def _deviations(subject: _Subject, clip: FlatClip) -> tuple[float, float, float | None]:
+    """The longest deviation, RS's symmetry error and its kappa, where it can be measured. Not private."""
+    limits, d = subject.limits, subject.view.support.dimension
+    most = max(2, min(limits.deviating_units, limits.deviations // d))
+    mean, rows = deviations(subject.engine, subject.batches, most, subject.progress).value
+    longest = float(torch.linalg.vector_norm(rows, dim=1).max())
+    rate = 1 - subject.view.support.active_ratio
+    measurable = progress_measure(mean, rows, clip.norm) > 0
+    share = kappa(mean, rows, clip.norm, rate, subject.public) if measurable else None
+    return longest, symmetry_error(mean, rows, clip), share

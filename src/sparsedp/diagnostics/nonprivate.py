@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, TypeVar, final
+from typing import Any, Generic, Literal, TypeVar, final
 
 from sparsedp.core.errors import SparseDPError
 from sparsedp.training.files import write_json
@@ -74,19 +74,45 @@ class Line:
 @final
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """Lines over one axis, for the report's non-private section."""
+    """Lines over one axis, or clouds of points, for the report's non-private section."""
 
     title: str
     x: str
     y: str
     lines: Sequence[Line] = field(repr=False)
     note: str = ""
+    kind: Literal["lines", "points"] = "lines"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """What one part of a diagnosis found.
+
+    Attributes:
+        values: by name.
+        figures: to draw.
+        remarks: what could not be computed and why, or what a value leaves out. They hold no numbers from data.
+    """
+
+    values: Mapping[str, NonPrivate[float]] = field(default_factory=dict)
+    figures: tuple[NonPrivate[Figure], ...] = ()
+    remarks: tuple[str, ...] = ()
+
+    def __or__(self, other: Findings) -> Findings:
+        """Both parts."""
+        return Findings(
+            {**self.values, **other.values},
+            (*self.figures, *other.figures),
+            (*self.remarks, *other.remarks),
+        )
 
 
 def write_nonprivate(
     folder: Path | str,
     values: Mapping[str, NonPrivate[float]],
     figures: Sequence[NonPrivate[Figure]] = (),
+    remarks: Sequence[str] = (),
 ) -> Path:
     """Write marked values to `nonprivate.json` in a run's folder, each with its banner; gives the file.
 
@@ -100,6 +126,7 @@ def write_nonprivate(
             for name, marked in values.items()
         ],
         "figures": [_figure(marked) for marked in figures],
+        "remarks": list(remarks),
     }
     path = Path(folder) / FILE
     write_json(path, document)
@@ -110,6 +137,7 @@ def _figure(marked: NonPrivate[Figure]) -> dict[str, Any]:
     shown = marked.value
     return {
         "title": shown.title,
+        "kind": shown.kind,
         "note": f"{shown.note} {marked.banner}".strip(),
         "x": shown.x,
         "y": shown.y,

@@ -5,9 +5,9 @@ The model is used as it is: call `model.eval()` first to leave dropout out.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import final
 
 import torch
@@ -22,6 +22,9 @@ from sparsedp.diagnostics.convergence import clipping_bias_bound
 from sparsedp.diagnostics.nonprivate import NonPrivate
 from sparsedp.diagnostics.quality import energy_captured
 from sparsedp.gradients.query import Engine, Query
+
+Progress = Callable[[int, int], None]
+"""Called with (done, all) as work goes on."""
 
 
 def mean_gradient(
@@ -63,7 +66,11 @@ class ClippingReport:
 
 
 def clipping_report(
-    engine: Engine, batches: Sequence[MicroBatch], support: Support, clip: FlatClip
+    engine: Engine,
+    batches: Sequence[MicroBatch],
+    support: Support,
+    clip: FlatClip,
+    progress: Progress | None = None,
 ) -> NonPrivate[ClippingReport]:
     """Clipping bias, its bound and the spread of clipped gradients, unit by unit.
 
@@ -74,7 +81,7 @@ def clipping_report(
     effective = clip.norm / (1 + ROUNDING_MARGIN)
     plain = torch.zeros(support.size, dtype=torch.float64)
     clipped, squares, norms = torch.zeros_like(plain), 0.0, []
-    for gradient in _each_unit(engine, batches, support):
+    for gradient in _each_unit(engine, batches, support, progress):
         norm = float(torch.linalg.vector_norm(gradient))
         kept = gradient * min(1.0, effective / norm) if norm else gradient
         plain += gradient
@@ -93,14 +100,32 @@ def clipping_report(
 
 
 def projected_deviations(
-    engine: Engine, batches: Sequence[MicroBatch], public: PublicRandomness
+    engine: Engine,
+    batches: Sequence[MicroBatch],
+    public: PublicRandomness,
+    progress: Progress | None = None,
 ) -> NonPrivate[Tensor]:
     """Each unit's deviation from the mean gradient, on two random directions: `[units, 2]` (RS, App. F)."""
     full = Support.full(engine.layout.dimension)
     directions = torch.stack([public.normal(full.dimension, (axis,)) for axis in range(2)], dim=1)
     directions /= torch.linalg.vector_norm(directions, dim=0)
-    points = torch.stack([gradient @ directions for gradient in _each_unit(engine, batches, full)])
+    each = _each_unit(engine, batches, full, progress)
+    points = torch.stack([gradient @ directions for gradient in each])
     return NonPrivate(points - points.mean(dim=0), f"gradients of {len(points)} units")
+
+
+def deviations(
+    engine: Engine, batches: Sequence[MicroBatch], most: int, progress: Progress | None = None
+) -> NonPrivate[tuple[Tensor, Tensor]]:
+    """The mean gradient of the first `most` units and each one's deviation from it: a d-vector and `[units, d]`.
+
+    It takes 8 bytes for each unit and coordinate.
+    """
+    full, few = Support.full(engine.layout.dimension), min(most, _count_units(batches))
+    each = _each_unit(engine, batches, full, None if progress is None else lambda i, _: progress(i, few))
+    gradients = torch.stack(list(islice(each, few)))
+    mean = gradients.mean(dim=0)
+    return NonPrivate((mean, gradients - mean), f"gradients of {few} units")
 
 
 def asymmetry_p_value(points: Tensor, public: PublicRandomness, flips: int = 999) -> float:
@@ -116,12 +141,16 @@ def asymmetry_p_value(points: Tensor, public: PublicRandomness, flips: int = 999
     return (1 + int((chance >= seen).sum())) / (1 + flips)
 
 
-def _each_unit(engine: Engine, batches: Iterable[MicroBatch], support: Support) -> Iterator[Tensor]:
+def _each_unit(
+    engine: Engine, batches: Sequence[MicroBatch], support: Support, progress: Progress | None = None
+) -> Iterator[Tensor]:
     """One unclipped gradient per unit, on the support, float64, on the CPU."""
-    query = Query(support, NoClip())
-    for batch in batches:
-        for single in _single_units(batch):
-            yield engine.clipped_sum([single], query).cpu()
+    query, units = Query(support, NoClip()), _count_units(batches)
+    singles = (single for batch in batches for single in _single_units(batch))
+    for done, single in enumerate(singles, start=1):
+        yield engine.clipped_sum([single], query).cpu()
+        if progress is not None:
+            progress(done, units)
 
 
 def _single_units(batch: MicroBatch) -> Iterator[MicroBatch]:

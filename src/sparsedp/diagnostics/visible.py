@@ -12,7 +12,6 @@ from typing import Any, final
 import torch
 
 from sparsedp.core.support import Support
-from sparsedp.diagnostics.diagnose import Proxy, RunView
 from sparsedp.diagnostics.misranking import (
     Pair,
     misranking_bernstein,
@@ -25,6 +24,7 @@ from sparsedp.diagnostics.quality import LayerShare, Overlap, overlap, support_p
 from sparsedp.diagnostics.snapshots import read_snapshots
 from sparsedp.diagnostics.sparsification import best_rate_at_most
 from sparsedp.diagnostics.splits import FILE, WarmupStatistics, read_statistics, why_nothing
+from sparsedp.diagnostics.view import Proxy, RunView
 from sparsedp.diagnostics.wire import Traffic, encode_values, traffic
 from sparsedp.methods.timeline import noise_on_mean
 from sparsedp.training.checkpoint import Checkpoint, read_layout
