@@ -10,9 +10,11 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
+from sparsedp.cli.advise import advise
 from sparsedp.cli.compare import compare
 from sparsedp.cli.data import data_app
 from sparsedp.cli.demo import demo
+from sparsedp.cli.diagnose import diagnose
 from sparsedp.cli.methods import methods
 from sparsedp.cli.output import EXIT_CODES, Exit, aside
 from sparsedp.cli.plan import plan
@@ -38,7 +40,7 @@ app = typer.Typer(
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (demo, train, compare, plan, verify, report, methods, sweep):
+for command in (demo, train, compare, plan, verify, report, advise, diagnose, methods, sweep):
     app.command()(command)
 app.add_typer(data_app, name="data")
 

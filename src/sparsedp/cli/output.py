@@ -7,9 +7,12 @@ import math
 import sys
 from collections.abc import Mapping
 from enum import IntEnum
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+
+from sparsedp.core.errors import DataError
 
 
 class Exit(IntEnum):
@@ -35,6 +38,19 @@ EXIT_CODES: Mapping[Exit, str] = {
     Exit.FAILED_RUNS: "some runs of a comparison or a sweep failed",
     Exit.INTERRUPTED: "stopped by Ctrl-C; it can be continued",
 }
+
+
+def run_folder(path: Path) -> Path:
+    """The folder of a run, as typed.
+
+    Raises:
+        DataError: there is no run.
+    """
+    if not path.is_dir():
+        raise DataError(f"{path} is no folder; give the folder of a run")
+    if not (path / "plan.json").is_file():
+        raise DataError(f"{path} holds no run (no plan.json); give the folder of a run")
+    return path
 
 
 def people(as_json: bool) -> Console:
