@@ -14,7 +14,7 @@ from sparsedp.report.scale import Axis
 @final
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One line: its name, its points in order, and the style-sheet class that colours it."""
+    """One line, or a cloud of points that are not joined: its name, its points, and the class that colours it."""
 
     name: str
     points: tuple[Point, ...]
@@ -22,6 +22,7 @@ class Series:
     filled: bool = False
     dashed: bool = False
     dots: bool = True
+    joined: bool = True
 
 
 @final
@@ -129,7 +130,7 @@ def _line(frame: Frame, series: Series) -> list[Html]:
     places = [frame.at(*point) for point in series.points]
     shape: Attributes = {"points": " ".join(f"{plain(x)},{plain(y)}" for x, y in places), "fill": "none"}
     style = f"stroke {series.style}{' dashed' if series.dashed else ''}"
-    parts = [tag("polyline", {**shape, "class": style})] if len(places) > 1 else []
+    parts = [tag("polyline", {**shape, "class": style})] if series.joined and len(places) > 1 else []
     if series.dots:
         for (value_x, value_y), (x, y) in zip(series.points, places, strict=True):
             said = f"{series.name}: {frame.y.text(value_y)} at {frame.x.text(value_x)}"

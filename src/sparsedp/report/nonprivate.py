@@ -4,8 +4,11 @@ They live in a file of their own, `nonprivate.json`, which no other part of a re
 
     {"format": 1,
      "values": [{"name": "...", "value": 0.5, "note": "..."}],
-     "figures": [{"title": "...", "note": "...", "x": "epoch", "y": "training loss",
-                  "series": [{"name": "...", "x": [0, 1], "y": [2.3, 1.9]}]}]}
+     "figures": [{"title": "...", "note": "...", "x": "epoch", "y": "training loss", "kind": "lines",
+                  "series": [{"name": "...", "x": [0, 1], "y": [2.3, 1.9]}]}],
+     "remarks": ["..."]}
+
+A figure of the kind "points" is a cloud; its points are not joined.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from typing import Any, final
 
 from sparsedp.core.errors import DataError
 from sparsedp.report.chart import Series, line_chart
-from sparsedp.report.figure import Legend, Table, card, figure, grid
+from sparsedp.report.figure import Legend, Table, bullets, card, figure, grid
 from sparsedp.report.markup import Html, join, tag
 from sparsedp.report.numbers import significant
 from sparsedp.report.page import Section
@@ -27,8 +30,8 @@ from sparsedp.training.files import read_json
 FILE = "nonprivate.json"
 FORMAT = 1
 WARNING = (
-    "Not private. Everything in this section was computed from the training data without noise. Publishing it, or "
-    "choosing anything by it, breaks the guarantee above."
+    "Not private. Everything in this section was computed from data without noise. Publishing it, or choosing "
+    "anything by it, breaks the guarantee above."
 )
 STYLES = ("main", "second", "third", "fourth", "fifth", "quiet")
 
@@ -40,6 +43,7 @@ class Diagnostics:
 
     values: tuple[Mapping[str, Any], ...] = ()
     figures: tuple[Mapping[str, Any], ...] = ()
+    remarks: tuple[str, ...] = ()
 
 
 def read_diagnostics(folder: Path) -> Diagnostics:
@@ -54,7 +58,8 @@ def read_diagnostics(folder: Path) -> Diagnostics:
     content = read_json(file)
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise DataError(f"{file}: expected format {FORMAT}; make it again with this version of sparsedp")
-    return Diagnostics(tuple(content.get("values", ())), tuple(content.get("figures", ())))
+    parts = (tuple(content.get(name, ())) for name in ("values", "figures", "remarks"))
+    return Diagnostics(*parts)
 
 
 def diagnostics_section(found: Diagnostics) -> Section:
@@ -65,17 +70,24 @@ def diagnostics_section(found: Diagnostics) -> Section:
         rows = tuple(
             (str(v["name"]), significant(float(v["value"]), 4), str(v.get("note", ""))) for v in found.values
         )
-        shown.append(card("Values", Table(("name", "value", "note"), rows, frozenset({0, 2})).html("Values")))
+        table = Table(("name", "value", "note"), rows, frozenset({0, 2})).html("Values")
+        shown.append(tag("div", {"class": "card full"}, tag("h3", None, "Values"), table))
     shown += [_figure(entry) for entry in found.figures]
+    if found.remarks:
+        shown.append(card("Remarks", bullets(found.remarks)))
     if not shown:
         shown = [card(None, tag("p", None, f"This run kept no non-private diagnostics (no {FILE})."))]
     return Section("nonprivate", "Non-private diagnostics", join(banner, grid(shown)))
 
 
 def _figure(entry: Mapping[str, Any]) -> Html:
+    joined = entry.get("kind", "lines") == "lines"
     series = [
         Series(
-            str(line["name"]), tuple(zip(map(float, line["x"]), map(float, line["y"]), strict=True)), style
+            str(line["name"]),
+            tuple(zip(map(float, line["x"]), map(float, line["y"]), strict=True)),
+            style,
+            joined=joined,
         )
         for line, style in zip(entry["series"], STYLES, strict=False)
     ]

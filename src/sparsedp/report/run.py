@@ -16,12 +16,14 @@ from sparsedp.privacy.ledger import FileLedger
 from sparsedp.privacy.ledger_record import LedgerRecord
 from sparsedp.privacy.plan import Plan
 from sparsedp.training.checkpoint import read_layout
+from sparsedp.training.files import read_json
 from sparsedp.training.folder import RunFolder
 from sparsedp.training.reports import EpochReport, SupportSpan
 from sparsedp.training.result import Result
 
 Record = Mapping[str, Any]
 RECORD_FORMAT = 1
+WARMUP, WARMUP_FORMAT = "warmup.json", 1
 
 
 @final
@@ -39,6 +41,7 @@ class Run:
         support: the last one.
         scores: what the last ranking was made from; None for dense and random methods.
         ledger: the verified ledger; None without a folder.
+        warmup: what `warmup.json` holds; None if the run kept none.
     """
 
     name: str
@@ -50,6 +53,7 @@ class Run:
     support: Support
     scores: Tensor | None = field(repr=False)
     ledger: LedgerRecord | None = field(repr=False)
+    warmup: Mapping[str, Any] | None = field(default=None, repr=False)
 
     @property
     def metrics(self) -> Mapping[str, float | None]:
@@ -103,6 +107,7 @@ def read_run(path: Path) -> Run:
         support=Support(journal["support"], layout.dimension),
         scores=checkpoint.state["controller"]["tensors"].get("scores"),
         ledger=ledger,
+        warmup=_read_warmup(path / WARMUP),
     )
 
 
@@ -168,6 +173,15 @@ def find_runs(path: Path) -> list[Path]:
     if not found:
         raise DataError(f"{path} holds no run (no record.json at or below it); give the folder of a run")
     return found
+
+
+def _read_warmup(file: Path) -> Mapping[str, Any] | None:
+    if not file.is_file():
+        return None
+    content = read_json(file)
+    if not isinstance(content, dict) or content.get("format") != WARMUP_FORMAT:
+        raise DataError(f"{file}: expected format {WARMUP_FORMAT}; read it with the sparsedp that wrote it")
+    return content
 
 
 def _check_ledger(ledger: LedgerRecord, plan: Plan, known: Iterable[Mapping[str, Any] | None]) -> None:

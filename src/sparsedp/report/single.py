@@ -21,6 +21,7 @@ from sparsedp.report.promises import (
 )
 from sparsedp.report.run import Run
 from sparsedp.report.trajectory import accuracy_figure, energy_figure, epsilon_figure, run_stretches
+from sparsedp.report.warmup import warmup_figure
 
 
 def run_page(run: Run, diagnostics: Diagnostics | None = None) -> Page:
@@ -32,7 +33,7 @@ def run_page(run: Run, diagnostics: Diagnostics | None = None) -> Page:
         Section(
             "coordinates",
             "Which coordinates it trained",
-            grid(energy_figure(run), score_figure(run), layers_figure(run)),
+            grid(energy_figure(run), score_figure(run), warmup_figure(run), layers_figure(run)),
         ),
         Section("guarantee", "The guarantee, in words", join(statement(words), grid(guarantee_cards(words)))),
         Section(
