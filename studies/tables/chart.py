@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -16,7 +17,7 @@ from studies.tables import words
 from studies.tables.paper import number_for
 from studies.tables.study import Cell, Study
 
-PANEL_WIDTH, PANEL_HEIGHT, LEGEND_ROW, TITLE = 420, 270, 20, 24
+PANEL_WIDTH, PANEL_HEIGHT, LINE = 420, 270, 20
 MOST_PANELS, LEAST_POINTS = 12, 3
 _COLOURS = (
     "#59636f", "#2f5fd0", "#b9430b", "#9a1a63", "#0d7068", "#6d3fc0",
@@ -77,20 +78,25 @@ def picture(study: Study) -> str | None:
         return None
     columns = min(2, len(filled))
     width = PANEL_WIDTH * columns
-    legend = _legend(styles, width)
-    top = TITLE + LEGEND_ROW * len(legend) + 4
-    parts = [tag("text", {"x": 12, "y": 17, "class": "name"}, _title(study)), *itertools.chain(*legend)]
+    titles = _titles(study, width)
+    legend = _legend(layout.lines, styles, width, LINE * len(titles))
+    top = LINE * (len(titles) + len(legend)) + 10
+    parts = [
+        tag("text", {"x": 12, "y": LINE * i + 16, "class": look}, line)
+        for i, (look, line) in enumerate(titles)
+    ]
+    parts += itertools.chain(*legend)
     for i, (place, rows) in enumerate(filled):
-        corner = {"x": PANEL_WIDTH * (i % columns), "y": top + (PANEL_HEIGHT + TITLE) * (i // columns)}
+        corner = {"x": PANEL_WIDTH * (i % columns), "y": top + PANEL_HEIGHT * (i // columns)}
         parts.append(tag("svg", corner, _panel(study, layout, axes[layout.x], place, rows, styles)))
-    height = top + (PANEL_HEIGHT + TITLE) * -(-len(filled) // columns)
+    height = top + PANEL_HEIGHT * -(-len(filled) // columns)
     box: Attributes = {
         "xmlns": "http://www.w3.org/2000/svg",
         "viewBox": f"0 0 {width} {height}",
         "width": width,
         "height": height,
         "role": "img",
-        "aria-label": _title(study),
+        "aria-label": study.experiment.title,
     }
     ground = tag("rect", {"width": width, "height": height, "fill": "#ffffff"})
     return tag("svg", box, tag("style", None, Html(_STYLE)), ground, *parts).text + "\n"
@@ -175,24 +181,37 @@ def _rows_at(study: Study, place: Cell) -> list[Row]:
     return [row for row in study.rows if all(row.cell[axis] == found for axis, found in place.items())]
 
 
-def _legend(styles: Mapping[str, str], width: int) -> list[list[Html]]:
-    """Names with their colours, in as many rows as they need."""
+def _legend(axis: str | None, styles: Mapping[str, str], width: int, top: int) -> list[list[Html]]:
+    """Names with their colours, in as many rows as they need; none for a single line."""
+    if axis is None:
+        return []
     rows: list[list[Html]] = [[]]
     x = 12.0
-    for name, colour in styles.items():
+    for label, colour in styles.items():
+        name = label if any(map(str.isalpha, label)) else f"{axis} {label}"
         need = 30 + LETTER * len(name) + 14
         if x + need > width and rows[-1]:
             rows.append([])
             x = 12.0
-        y = TITLE + LEGEND_ROW * (len(rows) - 1) + 10
+        y = top + LINE * (len(rows) - 1) + 12
         key: Attributes = {"x1": x, "x2": x + 20, "y1": y, "y2": y, "stroke": colour, "stroke-width": 3}
         rows[-1] += [tag("line", key), tag("text", {"x": x + 26, "y": y + 4, "class": "name"}, name)]
         x += need
     return rows
 
 
-def _title(study: Study) -> str:
-    return f"{study.experiment.title}. {words.JPEG}" if words.is_cifar(study) else study.experiment.title
+def _titles(study: Study, width: int) -> list[tuple[str, str]]:
+    """Lines above the picture, each with its style: what it is, how to read it, what must be said."""
+    numbers = (
+        number_for(study.name, row.cell, study.settings_of(row.cell), study.experiment.metric)
+        for row in study.rows
+    )
+    theirs = "; dashed: the paper" if any(number is not None for number in numbers) else ""
+    reading = f"{words.metric_title(study.experiment.metric)}, final epoch, bars are 95 % intervals{theirs}"
+    room = int((width - 24) / LETTER)
+    lines = [("name axis", line) for line in textwrap.wrap(study.experiment.title, room)]
+    lines += [("", line) for line in textwrap.wrap(reading, room)]
+    return lines + ([("", words.JPEG)] if words.is_cifar(study) else [])
 
 
 def _colour(axis: str | None, name: str, place: int) -> str:

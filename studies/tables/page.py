@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from sparsedp.report.numbers import NONE
 from studies.tables import words
 from studies.tables.chart import picture
 from studies.tables.noise import noise_table
-from studies.tables.paper import FILES, read_paper, text_lines
+from studies.tables.paper import FILES, Paper, label, read_paper, text_lines
+from studies.tables.partition import partition_table
 from studies.tables.section import TEXTS, incomplete, results_table, section
 from studies.tables.study import TUNING, Study
 from studies.tables.tuning import tuning_section
@@ -84,6 +85,27 @@ def details(verdicts: Sequence[Verdict]) -> list[str]:
     return lines
 
 
+def context_tables(paper: Paper) -> list[str]:
+    """What a paper reports of methods that are not here: a row for each, a column for each epsilon."""
+    lines: list[str] = []
+    for table in paper.tables:
+        if table.context:
+            place = table.keys.index("epsilon")
+            columns = list(dict.fromkeys(key[place] for key in table.rows))
+            rests = list(dict.fromkeys((*key[:place], *key[place + 1 :]) for key in table.rows))
+            found = {
+                rest: [table.rows.get((*rest[:place], one, *rest[place:])) for one in columns]
+                for rest in rests
+            }
+            rows = [
+                [*rest, *(words.paper_text(number, "accuracy") for number in found[rest])] for rest in rests
+            ]
+            names = [key for key in table.keys if key != "epsilon"]
+            headings = [*names, *(f"epsilon {label(one)}" for one in columns)]
+            lines += [f"{table.where}, {table.what}:", "", *words.markdown_table(headings, rows), ""]
+    return lines
+
+
 def side_files(studies: Mapping[str, Study]) -> dict[Path, str]:
     """What stands beside the records: every experiment's table and picture."""
     files: dict[Path, str] = {}
@@ -109,8 +131,8 @@ def _chapter(prefix: str, title: str, studies: Mapping[str, Study], root: Path) 
     if prefix:
         paper = read_paper(prefix)
         lines += [f"{paper.reference}.", "", *text_lines(paper), ""]
-    if prefix == "adadpigu":
-        lines += _noise_section(root)
+        lines += context_tables(paper)
+    lines += _COMPUTED[prefix](root) if prefix in _COMPUTED else []
     if not own:
         return [*lines, "No experiment of this part has records yet.", ""]
     for study in own:
@@ -122,6 +144,15 @@ def _chapter(prefix: str, title: str, studies: Mapping[str, Study], root: Path) 
 def _noise_section(root: Path) -> list[str]:
     heading = "### AdaDPIGU Table 3: the noise for its epsilons"
     return [heading, "", *noise_table(root), "", _text("adadpigu-table3"), ""]
+
+
+def _partition_section(root: Path) -> list[str]:
+    heading = "### RS Table 3: what sampling by partition costs"
+    return [heading, "", *partition_table(), "", _text("rs-table3"), ""]
+
+
+_COMPUTED: Mapping[str, Callable[[Path], list[str]]] = {"adadpigu": _noise_section, "rs": _partition_section}
+"""What needs no training, by paper."""
 
 
 def _text(name: str) -> str:

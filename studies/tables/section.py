@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from sparsedp.experiments.settings import Settings
 from sparsedp.experiments.table import Row
+from sparsedp.methods import get_method
 from sparsedp.report.numbers import NONE, epsilon_text, significant
 from sparsedp.report.statistics import CONFIDENCE
 from studies.tables import words
@@ -64,7 +67,7 @@ def what_was_run(study: Study, has_tuning: bool) -> str:
     parts += [f"{shared['epochs']} epochs"] if "epochs" in shared else ["epochs by cell"]
     parts += [f"batch {words.count_text(shared['batch_size'])}"] if "batch_size" in shared else []
     parts += [_privacy(study, shared)]
-    parts += [words.settings_text(shared, [name for name in _ALSO if name in shared])]
+    parts += [words.settings_text(shared, [name for name in _ALSO if _is_worth_saying(study, name, shared)])]
     seeds = len(study.experiment.seeds)
     lines = [
         f"{'; '.join(part for part in parts if part and part != NONE)}; {seeds} seed{'s' * (seeds > 1)}."
@@ -81,11 +84,11 @@ def what_was_run(study: Study, has_tuning: bool) -> str:
 
 def caption(study: Study) -> list[str]:
     """What the table shows, in one line, and what must be said beside it."""
-    metric, contrast = study.experiment.metric, study.experiment.contrast
+    metric = study.experiment.metric
     side = "validation" if study.is_tuning else "test"
     said = (
         f"Final epoch, {side} {words.metric_title(metric)}, mean ± standard deviation over seeds; paired difference "
-        f"to {contrast.baseline} with {100 * CONFIDENCE:g} % interval."
+        f"to {words.baseline_text(study)} with {100 * CONFIDENCE:g} % interval."
     )
     return [f"{said} {words.JPEG}" if words.is_cifar(study) else said, ""]
 
@@ -98,7 +101,7 @@ def results_table(study: Study) -> list[str]:
     with_paper = any(number is not None for number in numbers)
     with_difference = any(row.difference is not None for row in study.rows)
     headings = [*axes, "seeds", words.metric_title(metric)]
-    headings += [f"less {study.experiment.contrast.baseline}"] if with_difference else []
+    headings += [f"less {words.baseline_text(study)}"] if with_difference else []
     headings += ["paper", "ours less paper"] if with_paper else []
     headings += ["epsilon spent", *(["settings"] if extra else [])]
     rows = []
@@ -182,6 +185,16 @@ def alt_text(study: Study) -> str:
 
 _ALSO = ("active_ratio", "options", "clip_norm", "lr", "momentum", "optimizer", "scheduler", "warmup_fraction",
          "phase1_budget", "ema_decay", "noise_std", "unit", "rows_per_unit", "subset", "validation")  # fmt: skip
+
+
+_DEFAULTS = {entry.name: entry.default for entry in fields(Settings)}
+
+
+def _is_worth_saying(study: Study, name: str, shared: Mapping[str, Any]) -> bool:
+    """Whether a setting all cells share is not the default, or is one a two-phase method should state."""
+    if name == "warmup_fraction":
+        return name in shared and any(get_method(run.settings.method).warm_up for run in study.runs)
+    return name in shared and shared[name] != _DEFAULTS[name]
 
 
 def _models(study: Study) -> str:

@@ -83,11 +83,23 @@ def settings_text(settings: Mapping[str, Any], names: Iterable[str]) -> str:
 
 
 def varying(study: Study) -> list[str]:
-    """Settings that differ between cells and are not an axis by themselves."""
+    """Settings that differ between cells and that no axis shows by its labels."""
     axes = {axis.name for axis in study.experiment.axes}
-    every = [study.settings_of(cell) for cell in study.cells]
-    names = list(dict.fromkeys(name for settings in every for name in settings))
-    return [name for name in names if name not in axes and len({repr(one.get(name)) for one in every}) > 1]
+    every = [(study.settings_of(cell), cell) for cell in study.cells]
+    names = list(dict.fromkeys(name for settings, _ in every for name in settings))
+
+    def is_shown(name: str) -> bool:
+        return any(all(label(one.get(name)) == cell[axis] for one, cell in every) for axis in axes)
+
+    return [
+        name for name in names if len({repr(one.get(name)) for one, _ in every}) > 1 and not is_shown(name)
+    ]
+
+
+def baseline_text(study: Study) -> str:
+    """What the cells of a study are compared with."""
+    axis, baseline = study.experiment.contrast.axis, study.experiment.contrast.baseline
+    return baseline if any(map(str.isalpha, baseline)) else f"{axis} {baseline}"
 
 
 def place_text(cell: Cell) -> str:

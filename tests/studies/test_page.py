@@ -8,7 +8,8 @@ from handmade import CONFIG, make_study, record_of
 from studies.tables import noise
 from studies.tables.__main__ import PAGE, leftovers, made_files, out_of_date
 from studies.tables.chart import layout_of, picture
-from studies.tables.page import page, side_files
+from studies.tables.page import context_tables, page, side_files
+from studies.tables.paper import number_for, read_paper
 from studies.tables.readme import results
 from studies.tables.section import results_table, section
 from studies.tables.study import ROOT, read_studies, read_study
@@ -215,3 +216,11 @@ def test_tables_of_records_that_are_gone_are_found(tmp_path):
     (tmp_path / "results" / "gone").mkdir()
     (tmp_path / "results" / "gone" / "table.md").write_text("old")
     assert [path.as_posix() for path in leftovers(tmp_path, files)] == ["results/gone/table.md"]
+
+
+def test_methods_of_others_are_shown_as_context_and_never_beside_ours():
+    text = "\n".join(context_tables(read_paper("tp-topk")))
+    assert "| dataset | method | epsilon 1 | epsilon 3 | epsilon 8 |" in text
+    assert "| cifar10 | SA-DP-SGD | 50.53 | 56.89 | 60.97 |" in text
+    settings = {"dataset": "mnist", "epsilon": 1.0, "method": "AUTO-S"}
+    assert number_for("tp-topk-table6", {}, settings, "accuracy") is None

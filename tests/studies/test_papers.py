@@ -3,6 +3,7 @@
 import pytest
 from studies.tables.noise import TRAINING, noise_multiplier
 from studies.tables.paper import FILES, label, number_for, read_paper
+from studies.tables.partition import costs, gaussian_epsilon
 
 from sparsedp.core.errors import SparseDPError
 from sparsedp.privacy.accountants import accountant
@@ -132,3 +133,14 @@ def test_adadpigus_noise_is_that_of_classic_rdp_at_the_steps_found(dataset, epsi
     spent = accountant("rdp-classic").epsilon(event_of((Spend(rate, ours, steps),)), 1e-5)
     assert 0.995 * epsilon <= spent <= epsilon
     assert noise_multiplier(training, epsilon, "pld") < ours
+
+
+@pytest.mark.parametrize(("noise", "epochs"), [(1.65, 48), (4.0, 48), (1.0, 1)])
+def test_partitions_cost_what_an_independent_accountant_says_of_so_many_gaussians(noise, epochs):
+    ours = gaussian_epsilon(noise, epochs)
+    theirs = accountant("pld").epsilon(event_of((Spend(1.0, noise, epochs),)), 1e-5)
+    assert ours == pytest.approx(theirs, rel=2e-3)
+
+
+def test_partitions_cost_more_than_poisson_samples_at_equal_noise():
+    assert all(one.partition_epsilon > 2 * one.epsilon for one in costs())
