@@ -52,7 +52,8 @@ class Trainer:
     """Private training step by step: `for batch in trainer: trainer.step(batch)`, then `trainer.finish()`.
 
     Args:
-        model: trained in place; its modes (`train`, `eval`) are left as you set them.
+        model: trained in place; its modes (`train`, `eval`) are left as you set them. For a plan that normalises
+            the inputs, `Normalised(model, channels)`.
         dataset: map-style. Each row is protected, or each unit if `loading` names one for every row.
         loss: a criterion on (output, target) with `reduction="none"`, or `PerSample(lambda model, rows: ...)`.
         plan: from `build_plan`, for the same method and options.
