@@ -46,6 +46,11 @@ class Study:
             dict(zip(self.grid, values, strict=True)) for values in itertools.product(*self.grid.values())
         ]
 
+    def by_seed(self) -> list[list[Point]]:
+        """The points, those of one seed together; all of them if the grid has no seeds."""
+        seeds = self.grid.get("seed", [None])
+        return [[point for point in self.points() if point.get("seed") == seed] for seed in seeds]
+
     def run_settings(self, point: Point) -> Settings:
         """The settings of the run at a point: what the grid names and a run knows replaces what the file says."""
         known = {name: value for name, value in point.items() if name in Settings.__slots__}

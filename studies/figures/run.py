@@ -36,8 +36,14 @@ STORE = Store(ROOT / "results" / "figures")
 
 
 def measure(studies: Sequence[Study], store: Store, screen: Console) -> None:
-    """Measure every point that has no record yet, with a bar that says how long it will take."""
-    todo = [(study, point) for study in studies for point in study.points() if not store.find(study, point)]
+    """Measure every point that has no record yet, seed by seed, with a bar that says how long it will take."""
+    todo = [
+        (study, point)
+        for study in studies
+        for points in study.by_seed()
+        for point in points
+        if not store.find(study, point)
+    ]
     bar = Progress(
         TextColumn("{task.description}"),
         BarColumn(),

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
-from sparsedp.core.errors import DataError
 from sparsedp.training.files import read_json, write_json
 from studies.figures.config import Point, Study, record_name
 
@@ -46,23 +45,9 @@ class Store:
         write_json(file, {**head, "point": dict(point), **rounded(dict(measured))})
 
     def records(self, study: Study) -> list[Record]:
-        """Every record of a study that there is, in the grid's order."""
-        found = [self.find(study, point) for point in study.points()]
-        return [record for record in found if record is not None]
-
-    def all_of(self, study: Study) -> list[Record]:
-        """Every record of a study.
-
-        Raises:
-            DataError: some are missing.
-        """
-        found = self.records(study)
-        if len(found) != len(study.points()):
-            raise DataError(
-                f"{study.name}: {len(found)} of {len(study.points())} records are here; "
-                "run `python -m studies.figures.run measure` first"
-            )
-        return found
+        """The records of a study's complete seeds: those of which every point has been measured."""
+        found = [[self.find(study, point) for point in points] for points in study.by_seed()]
+        return [record for seed in found if all(seed) for record in seed if record is not None]
 
 
 def rounded(value: Any) -> Any:

@@ -23,22 +23,28 @@ def support(records: Records) -> str:
                 rows.append([title, str(epsilon), str(len(found)), *_quality(found)])
     head = [
         "data, model", "ε", "seeds", "alpha, energy score", "alpha, coherent score", "rho_sig", "its null",
-        "split version", "alpha of that ranking",
+        "split version, energy score", "split version, coherent score",
     ]  # fmt: skip
     return markdown(head, rows)
 
 
 def _quality(found: Sequence[Mapping[str, Mapping[str, float]]]) -> list[str]:
     energy = [by["energy"] for by in found]
-    splits = [by["split"] for by in energy if by["split"] is not None]
     return [
         with_interval([by["alpha"] for by in energy]),
         with_interval([by["coherent"]["alpha"] for by in found]),
         with_interval([by["rho_sig"] for by in energy]),
         short(energy[0]["null"]),
-        with_interval(splits) if splits else "too noisy",
-        with_interval([by["alpha_of_first_half"] for by in energy]),
+        _split(energy),
+        _split([by["coherent"] for by in found]),
     ]
+
+
+def _split(found: Sequence[Mapping[str, float]]) -> str:
+    told = [by["split"] for by in found if by["split"] is not None]
+    if not told:
+        return "too noisy"
+    return with_interval(told) + ("" if len(told) == len(found) else f", {len(told)} seeds")
 
 
 def ratios(records: Records) -> str:

@@ -112,13 +112,23 @@ def test_measuring_skips_what_is_there_and_measures_again_what_the_study_changed
     store.file(study, {"seed": 1}).unlink()
     measure([study], store, screen)
     assert calls == [0, 1, 1]
-    assert [record["value"] for record in store.all_of(study)] == [3.0, 3.3333]
+    assert [record["value"] for record in store.records(study)] == [3.0, 3.3333]
     measure([replace(study, measure={"size": 4})], store, screen)
     assert calls == [0, 1, 1, 0, 1]
     assert read_json(store.file(study, {"seed": 0}))["value"] == 4
     assert store.records(study) == []
-    with pytest.raises(SparseDPError, match="0 of 2 records"):
-        store.all_of(study)
+
+
+def test_only_seeds_of_which_every_point_is_there_are_shown(tmp_path):
+    study = Study("toy", "toy", "Toy", {}, {"epsilon": [1, 3], "seed": [0, 1]}, {})
+    store = Store(tmp_path)
+    for point in ({"epsilon": 1, "seed": 0}, {"epsilon": 1, "seed": 1}, {"epsilon": 3, "seed": 1}):
+        store.keep(study, point, {}, None)
+    assert [record["point"] for record in store.records(study)] == [
+        {"epsilon": 1, "seed": 1},
+        {"epsilon": 3, "seed": 1},
+    ]
+    assert [len(points) for points in replace(study, grid={"epsilon": [1, 3]}).by_seed()] == [2]
 
 
 def test_numbers_keep_five_digits_and_integers_all():

@@ -60,7 +60,7 @@ def inversion(records: Records) -> str:
         ("clipped", "Clipped to C = 0.1, as in training"),
     ):
         marks: list[Mark] = [Level(guess, "the mean training image")]
-        for multiplier, colour in zip(multipliers, (GREY, TEAL, PINK), strict=False):
+        for multiplier, colour in zip(multipliers, (TEAL, PINK, GREY), strict=False):
             kind = clipping if multiplier else "clipped"
             columns = [[_mse(record, kind, multiplier, ratio) for ratio in ratios] for record in found]
             marks.append(seeded(x, columns, colour, dots=True))
@@ -69,7 +69,7 @@ def inversion(records: Records) -> str:
         panels.append(Panel(title, axis, linear_axis("mean squared error", 0, min(top, 0.25)), marks))
     keys = [
         Key(f"noise {multiplier:g} of the bound" if multiplier else "no noise", colour)
-        for multiplier, colour in zip(multipliers, (GREY, TEAL, PINK), strict=False)
+        for multiplier, colour in zip(multipliers, (TEAL, PINK, GREY), strict=False)
     ]
     alt = "Mean squared error of reconstructed images over active ratio, for three noise levels."
     return sheet(alt, panels, keys, columns=2, width=480, height=280)

@@ -124,6 +124,18 @@ def alpha(records: Records) -> str:
     return sheet(alt, panels, keys, columns=3)
 
 
+def _tells(record: Record) -> bool:
+    """Whether the split version found energy above the noise at every ratio."""
+    return all(found["by"]["energy"]["split"] is not None for found in record["supports"])
+
+
+def _over_ratios(found: Sequence[Record], what: str, colour: str, line: str = "") -> Curve:
+    """Something of the energy score's supports, over the ratios."""
+    x = [math.log10(ratio) for ratio in _RATIO_TICKS]
+    columns = [[at_ratio(record, ratio)["by"]["energy"][what] for ratio in _RATIO_TICKS] for record in found]
+    return seeded(x, columns, colour, line, dots=not line)
+
+
 def rho_sig(records: Records) -> str:
     """rho_sig against its null, the split version against the truth."""
     panels = []
@@ -131,25 +143,15 @@ def rho_sig(records: Records) -> str:
     for name, title in DATA.items():
         for epsilon in EPSILONS:
             found = at_epsilon(records[name], epsilon)
-
-            def line(what: str, colour: str, style: str = "", found: list[Record] = found) -> Curve:
-                columns = [
-                    [at_ratio(r, ratio)["by"]["energy"][what] for ratio in _RATIO_TICKS] for r in found
-                ]
-                return seeded(x, columns, colour, style, dots=not style)
-
+            told = [record for record in found if _tells(record)]
             lines: list[Mark] = [
                 Curve([(at, 10**at) for at in x], GREY, DOTTED),
-                line("null", PINK, DASHED),
-                line("rho_sig", PINK),
-                line("alpha_of_first_half", BLUE),
+                _over_ratios(found, "null", PINK, DASHED),
+                _over_ratios(found, "rho_sig", PINK),
+                _over_ratios(found, "alpha_of_first_half", BLUE),
             ]
-            if all(
-                at_ratio(r, ratio)["by"]["energy"]["split"] is not None
-                for r in found
-                for ratio in _RATIO_TICKS
-            ):
-                lines.append(line("split", TEAL))
+            if len(told) > 1:
+                lines.append(_over_ratios(told, "split", TEAL))
             lines.append(Level(1.0))
             axis = Axis("share", 0.0, 1.2, (0.0, 0.2, 0.4, 0.6, 0.8, 1.0), lambda v: f"{v:.1f}")
             panels.append(Panel(f"{title}, ε = {epsilon}", _ratio_axis(), axis, lines))

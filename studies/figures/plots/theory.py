@@ -12,7 +12,7 @@ from sparsedp.report.statistics import estimate
 from studies.figures.drawing.marks import DASHED, DOTTED, Bar, Curve, Level, Mark, Upright, Whisker
 from studies.figures.drawing.sheet import Key, Panel, fractions, log10, powers, sheet
 from studies.figures.drawing.style import BLUE, GOLD, GREY, ORANGE, PINK, TEAL, VIOLET
-from studies.figures.plots.support import at_epsilon
+from studies.figures.plots.support import SHOWN_EPSILON, at_epsilon
 from studies.figures.store import Record
 
 Records = Mapping[str, Sequence[Record]]
@@ -46,9 +46,9 @@ def misranking(records: Records) -> str:
                     Whisker(math.log10(row["strength"]), log10(share), log10(low), log10(high), PINK)
                 )
         for place, (name, label) in enumerate(_MARKED.items()):
-            strength = _strength(records[name], 1)
+            strength = _strength(records[name], SHOWN_EPSILON)
             if strength is not None:
-                marks.append(Upright(log10(strength), f"{label}, ε = 1", place))
+                marks.append(Upright(log10(strength), f"{label}, ε = {SHOWN_EPSILON}", place))
         panels.append(
             Panel(
                 f"{record['steps']} warm-up steps",
