@@ -154,7 +154,7 @@ def _judge_best(claim: Claim, studies: Mapping[str, Study]) -> Verdict:
     """Holds if the intervals of the lead over all others are above zero, fails if one is all below.
 
     With m others every interval has the confidence 1 - 0.05/m, so that all of them hold together 95 times in 100.
-    The number shown is the lead over the strongest other.
+    The number shown is the lead over the strongest other. While some other is not run, the claim cannot hold.
     """
     by_rival: dict[str, list[Part]] = {}
     for one in claim.evidence:
@@ -162,23 +162,22 @@ def _judge_best(claim: Claim, studies: Mapping[str, Study]) -> Verdict:
             for rival, parts in _against_all(one, studies[one.experiment], claim.metric).items():
                 by_rival.setdefault(rival, []).extend(parts)
     confidence = 1 - (1 - CONFIDENCE) / max(1, len(by_rival))
-    found = {rival: pooled(parts, confidence) for rival, parts in by_rival.items()}
-    leads = {rival: lead for rival, lead in found.items() if lead is not None}
+    leads = {
+        rival: lead for rival, parts in by_rival.items() if (lead := pooled(parts, confidence)) is not None
+    }
     if not leads:
         return Verdict(claim, Ruling.NOT_RUN, None, (), 0)
-    rulings = {above(lead) for lead, _ in leads.values()}
-    ruling = Ruling.OPEN
-    if Ruling.FAILS in rulings:
-        ruling = Ruling.FAILS
-    elif rulings == {Ruling.HOLDS}:
-        ruling = Ruling.HOLDS
-    strongest = min(leads, key=lambda rival: leads[rival][0].mean)
+    rulings = {rival: above(lead) for rival, (lead, _) in leads.items()}
+    failed = [rival for rival, ruling in rulings.items() if ruling is Ruling.FAILS]
+    strongest = min(failed or leads, key=lambda rival: leads[rival][0].mean)
+    complete = len(leads) == len(by_rival) and set(rulings.values()) == {Ruling.HOLDS}
+    ruling = Ruling.FAILS if failed else Ruling.HOLDS if complete else Ruling.OPEN
     lead, used = leads[strongest]
     return Verdict(claim, ruling, lead, tuple(by_rival[strongest]), used, strongest)
 
 
 def _against_all(evidence: Evidence, study: Study, metric: str) -> dict[str, tuple[Part, ...]]:
-    """The lead of the claimed best over every other choice on the axes among which it is best."""
+    """The lead of the claimed best over every other choice; empty for those not run."""
     levels = {axis.name: [level.label for level in axis.levels] for axis in study.experiment.axes}
     found: dict[str, tuple[Part, ...]] = {}
     for labels in itertools.product(*(levels.get(axis, []) for axis in evidence.among)):
@@ -188,9 +187,8 @@ def _against_all(evidence: Evidence, study: Study, metric: str) -> dict[str, tup
         if any(rival.get(axis, wanted[0]) not in wanted for axis, wanted in evidence.only.items()):
             continue
         contrast = Contrast((evidence.best,), ({**evidence.best, **rival},), None, None, evidence.only)
-        parts = parts_of(contrast, study, metric)
-        if parts:
-            found[", ".join(f"{axis} {value}" for axis, value in rival.items())] = parts
+        name = ", ".join(f"{axis} {value}" for axis, value in rival.items())
+        found[name] = parts_of(contrast, study, metric)
     return found
 
 

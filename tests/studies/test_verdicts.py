@@ -165,6 +165,14 @@ def test_the_best_must_lead_all_others_and_falls_to_any(tmp_path, level, ruling,
     assert (verdict.ruling, verdict.rival) == (ruling, rival)
 
 
+def test_the_best_cannot_hold_while_a_rival_is_not_run(tmp_path):
+    def score(cell, seed):
+        level = {"tp-topk": 0.9, "tp-rand": 0.8}.get(cell["method"])
+        return None if level is None else level + NOISE[0, 0, seed] * (cell["method"] == "tp-topk")
+
+    assert judge(best_claim(tmp_path), {"small": make_study(tmp_path, score)}).ruling is Ruling.OPEN
+
+
 def test_leads_of_the_best_are_widened_for_the_number_of_rivals(tmp_path):
     study = make_study(tmp_path, noisy(0.0))
     verdict = judge(best_claim(tmp_path), {"small": study})
