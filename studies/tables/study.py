@@ -18,7 +18,7 @@ Record = Mapping[str, Any]
 Cell = Mapping[str, str]
 
 ROOT = Path(__file__).parents[2]
-OTHERS = ("figures",)
+OTHERS = ("figures", "partition")
 """Folders of configs that other programs read."""
 TUNING = "-tuning"
 
