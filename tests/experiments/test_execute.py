@@ -56,6 +56,26 @@ def test_rows_are_protected_only_when_asked_for_and_with_a_warning(patients):
     assert (result.unit, result.plan.units) == ("row", 60)
 
 
+def test_inputs_are_normalised_for_each_patient_where_that_is_asked_for(patients):
+    asked = {"normalise": {"noise_multiplier": 6.0}, "data_options": {"unit": "patient"}, "epsilon": 8.0}
+    result = execute(Settings.from_json({**patients, **asked, "rows_per_unit": 3}))
+    first = result.plan.phases[0]
+    assert (first.name, first.noise_multiplier, first.clip_norm, first.trains) == (
+        "normalise",
+        6.0,
+        1.0,
+        False,
+    )
+    assert result.plan.expected_batch_size(first) == 20
+    assert result.epsilon <= 8.0
+    assert result.model.centre.shape == (4,)
+
+
+def test_a_normalisation_is_checked_before_anything_is_loaded(patients):
+    with pytest.raises(SparseDPError, match="normalise: got \\['sigmas'\\]"):
+        Settings.from_json({**patients, "normalise": {"sigmas": 8}}).resolved()
+
+
 def test_an_npz_needs_its_classes_declared(patients):
     del patients["classes"]
     with pytest.raises(DataError, match="name its classes"):
