@@ -44,7 +44,7 @@ def layout_of(study: Study) -> Layout | None:
 
     None where there is no axis of three numbers, or too many panels.
     """
-    axes = {axis.name: [level.label for level in axis.levels] for axis in study.experiment.axes}
+    axes = study.axes
     numeric = [
         name for name, labels in axes.items() if len(labels) >= LEAST_POINTS and all(map(_is_number, labels))
     ]
@@ -66,7 +66,7 @@ def picture(study: Study) -> str | None:
     layout = layout_of(study)
     if layout is None or not study.rows:
         return None
-    axes = {axis.name: [level.label for level in axis.levels] for axis in study.experiment.axes}
+    axes = study.axes
     names = axes[layout.lines] if layout.lines else [study.name]
     styles = {name: _colour(layout.lines, name, i) for i, name in enumerate(names)}
     places = [

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from sparsedp.report.statistics import CONFIDENCE, Estimate, estimate
-from studies.tables.study import Cell, Record, Study
+from studies.tables.study import Cell, Measured, Record
 
 Labels = Mapping[str, str]
 """A label on some axes."""
@@ -57,12 +57,12 @@ class Part:
         return estimate([self.values[seed] for seed in sorted(self.values)])
 
 
-def parts_of(contrast: Contrast, study: Study, metric: str) -> tuple[Part, ...]:
+def parts_of(contrast: Contrast, study: Measured, metric: str) -> tuple[Part, ...]:
     """The contrast at every combination of the free axes where all its cells share a seed."""
     scores = _scores(study.records, metric)
     named = {axis for _, labels in contrast.terms for axis in labels}
-    free = [axis.name for axis in study.experiment.axes if axis.name not in named]
-    choices = [[level.label for level in axis.levels] for axis in study.experiment.axes if axis.name in free]
+    free = [axis for axis in study.axes if axis not in named]
+    choices = [study.axes[axis] for axis in free]
     parts = []
     for labels in itertools.product(*choices):
         place = dict(zip(free, labels, strict=True))

@@ -6,11 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from sparsedp.report.numbers import NONE
+from sparsedp.report.statistics import Estimate
 from studies.tables import words
 from studies.tables.chart import picture
+from studies.tables.contrast import pooled
 from studies.tables.noise import noise_table
 from studies.tables.paper import FILES, Paper, label, read_paper, text_lines
-from studies.tables.partition import partition_table
+from studies.tables.partition import price_table, read_partitions, trained_table
 from studies.tables.section import TEXTS, incomplete, results_table, section
 from studies.tables.study import TUNING, Study
 from studies.tables.tuning import tuning_section
@@ -29,14 +31,15 @@ CHAPTERS: Mapping[str, str] = {
 def page(studies: Mapping[str, Study], root: Path) -> str:
     """The whole page."""
     shown = {name: study for name, study in studies.items() if not name.startswith(HIDDEN)}
-    verdicts = [judge(claim, shown) for claim in read_claims()]
+    partitions = read_partitions(root)
+    verdicts = [judge(claim, {**shown, partitions.name: partitions}) for claim in read_claims()]
     lines = [_text("introduction"), "", "## Verdicts", "", _text("reading-verdicts"), ""]
     lines += [*verdict_table(verdicts), ""]
     lacking = incomplete(list(shown.values()))
     if lacking:
         lines += ["## Not run, or partly run", "", *lacking, ""]
     for prefix, title in CHAPTERS.items():
-        lines += _chapter(prefix, title, shown, root)
+        lines += _chapter(prefix, title, shown, verdicts, root)
     lines += ["## Claims, cell by cell", "", *details(verdicts)]
     tuning = [study for study in shown.values() if study.is_tuning and study.records]
     if tuning:
@@ -121,7 +124,24 @@ def side_files(studies: Mapping[str, Study]) -> dict[Path, str]:
     return files
 
 
-def _chapter(prefix: str, title: str, studies: Mapping[str, Study], root: Path) -> list[str]:
+def claims_of(study: Study, verdicts: Sequence[Verdict]) -> list[str]:
+    """What an experiment says about the claims it helps to decide, as a list."""
+    lines = []
+    for verdict in verdicts:
+        own = [part for part in verdict.parts if part.study == study.name]
+        found = pooled(own) if len(own) < len(verdict.parts) else None
+        if own:
+            here = "" if found is None else f"; here alone {_difference(found[0], verdict.claim.metric)}"
+            lines.append(
+                f"- {verdict.claim.says} **{_capital(verdict.ruling.value)}**, {_interval(verdict)} "
+                f"({verdict.claim.decides}){here}."
+            )
+    return ["What it says about the claims:", "", *lines, ""] if lines else []
+
+
+def _chapter(
+    prefix: str, title: str, studies: Mapping[str, Study], verdicts: Sequence[Verdict], root: Path
+) -> list[str]:
     own = [
         study
         for name, study in sorted(studies.items())
@@ -137,7 +157,7 @@ def _chapter(prefix: str, title: str, studies: Mapping[str, Study], root: Path) 
         return [*lines, "No experiment of this part has records yet.", ""]
     for study in own:
         drawn = f"../results/{study.name}/figure.svg" if picture(study) is not None else None
-        lines += section(study, f"{study.name}{TUNING}" in studies, drawn, TEXTS)
+        lines += section(study, f"{study.name}{TUNING}" in studies, drawn, claims_of(study, verdicts))
     return lines
 
 
@@ -147,8 +167,8 @@ def _noise_section(root: Path) -> list[str]:
 
 
 def _partition_section(root: Path) -> list[str]:
-    heading = "### RS Table 3: what sampling by partition costs"
-    return [heading, "", *partition_table(), "", _text("rs-table3"), ""]
+    heading = "### RS Table 3: Poisson sampling against partitions"
+    return [heading, "", *price_table(), "", *trained_table(read_partitions(root)), _text("rs-table3"), ""]
 
 
 _COMPUTED: Mapping[str, Callable[[Path], list[str]]] = {"adadpigu": _noise_section, "rs": _partition_section}
@@ -164,9 +184,15 @@ def _prefix(name: str) -> str:
 
 
 def _interval(verdict: Verdict) -> str:
-    if verdict.pooled is None:
-        return NONE
-    return f"{words.difference_text(verdict.pooled, verdict.claim.metric)} {words.unit_text(verdict.claim.metric)}"
+    return NONE if verdict.pooled is None else _difference(verdict.pooled, verdict.claim.metric)
+
+
+def _difference(found: Estimate, metric: str) -> str:
+    return f"{words.difference_text(found, metric)} {words.unit_text(metric)}"
+
+
+def _capital(text: str) -> str:
+    return text[0].upper() + text[1:]
 
 
 def _basis(verdict: Verdict) -> str:

@@ -1,15 +1,24 @@
-"""RS's Table 3: what sampling by partition costs when no amplification is claimed for it. Needs no training."""
+"""RS's Table 3: what sampling by partition costs without amplification, and what it does to accuracy."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from scipy.optimize import brentq
 from scipy.special import log_ndtr
 
+from sparsedp.experiments.config import Contrast
+from sparsedp.experiments.table import make_rows
+from sparsedp.report.numbers import NONE
+from sparsedp.training.files import read_json
 from studies.tables import words
 from studies.tables.noise import Training, noise_multiplier
+from studies.tables.paper import label
+from studies.tables.study import Record
 
 DELTA = 1e-5
 UNITS, BATCH_SIZE, EPOCHS = 50_000, 1000, 48
@@ -52,8 +61,8 @@ def costs() -> tuple[Cost, ...]:
     return tuple(found)
 
 
-def partition_table() -> list[str]:
-    """The table."""
+def price_table() -> list[str]:
+    """What partitions cost with the noise of Poisson sampling. Needs no training."""
     rows = [
         [
             f"{one.epsilon:g}",
@@ -65,3 +74,63 @@ def partition_table() -> list[str]:
     ]
     headings = ["epsilon, Poisson", "accountant", "noise multiplier", "epsilon of partitions with that noise"]
     return words.markdown_table(headings, rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Partitions:
+    """The trainings of `studies/partition`, as a claim can be tested on them."""
+
+    axes: Mapping[str, Sequence[str]]
+    records: tuple[Record, ...]
+    name: str = "rs-table3"
+
+
+def read_partitions(root: Path) -> Partitions:
+    """Every record of `studies/partition` there is."""
+    files = sorted((root / "results" / "rs-table3" / "records").glob("*.json"))
+    records = [_as_record(read_json(file)) for file in files]
+    axes: dict[str, list[str]] = {"epsilon": [], "method": [], "sampling": []}
+    for record in records:
+        for axis, found in record["cell"].items():
+            axes[axis] += [] if found in axes[axis] else [found]
+    return Partitions(axes, tuple(records))
+
+
+def trained_table(found: Partitions) -> list[str]:
+    """Accuracy with both kinds of batches at the same noise, and the epsilon each really has."""
+    if not found.records:
+        return []
+    first = found.records[0]["settings"]
+    rows = [
+        [
+            *row.cell.values(),
+            str(row.score.count),
+            words.mean_text(row.score, "accuracy"),
+            words.difference_text(row.difference, "accuracy"),
+            NONE if row.epsilon is None else f"{row.epsilon:.4g}",
+        ]
+        for row in make_rows(found.records, "accuracy", Contrast("sampling", "Poisson"))
+    ]
+    said = (
+        f"Trained with both (`{first['model']}` on `{first['dataset']}`, {first['epochs']} epochs, batch "
+        f"{first['batch_size']:,}; `configs/partition/rs-table3.toml`), test accuracy, final epoch, at the noise "
+        "Poisson sampling needs for the epsilon named:"
+    )
+    headings = ["epsilon named", "method", "sampling", "seeds", "accuracy, %", "less Poisson", "true epsilon"]
+    return [said, "", *words.markdown_table(headings, rows), ""]
+
+
+def _as_record(content: Mapping[str, Any]) -> Record:
+    settings = content["settings"]
+    return {
+        "cell": {
+            "epsilon": label(settings["epsilon"]),
+            "method": settings["method"],
+            "sampling": settings["sampling"],
+        },
+        "seed": settings["seed"],
+        "metrics": {"accuracy": content["accuracy"]},
+        "epsilon_spent": content["epsilon"],
+        "active_ratio": settings["active_ratio"],
+        "settings": settings,
+    }

@@ -10,7 +10,8 @@ from sparsedp.experiments.table import Row
 from sparsedp.report.numbers import NONE, epsilon_text
 from studies.tables import words
 from studies.tables.paper import number_for
-from studies.tables.study import Study, read_studies
+from studies.tables.partition import read_partitions
+from studies.tables.study import Measured, Study, read_studies
 from studies.tables.verdicts import Ruling, judge, read_claims
 
 TABLE2 = ("tp-topk-table2-mnist", "tp-topk-table2-fashion-mnist", "tp-topk-table2-cifar10")
@@ -26,7 +27,10 @@ def results(root: Path) -> str:
     parts = [part for part in (_table2(studies), _hospital(studies)) if part]
     if not parts:
         return NOTHING
-    return "\n".join([*(f"{part}\n" for part in parts), _claims(studies), ""])
+    partitions = read_partitions(root)
+    return "\n".join(
+        [*(f"{part}\n" for part in parts), _claims({**studies, partitions.name: partitions}), ""]
+    )
 
 
 def _table2(studies: Mapping[str, Study]) -> str:
@@ -112,7 +116,7 @@ def _hospital(studies: Mapping[str, Study]) -> str:
     return "\n".join([head, "", *words.markdown_table(headings, rows)])
 
 
-def _claims(studies: Mapping[str, Study]) -> str:
+def _claims(studies: Mapping[str, Measured]) -> str:
     counts = Counter(judge(claim, studies).ruling for claim in read_claims())
     said = ", ".join(f"{counts[ruling]} {_SAID[ruling]}" for ruling in Ruling if counts[ruling])
     return (

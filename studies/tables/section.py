@@ -29,7 +29,7 @@ SIDE_METRICS = (
 MISSING_SHOWN = 6
 
 
-def section(study: Study, has_tuning: bool, picture: str | None, texts: Path = TEXTS) -> list[str]:
+def section(study: Study, has_tuning: bool, picture: str | None, claims: Sequence[str] = ()) -> list[str]:
     """Everything about one experiment."""
     lines = [f"### {heading(study)}", ""]
     if study.description:
@@ -44,7 +44,8 @@ def section(study: Study, has_tuning: bool, picture: str | None, texts: Path = T
         lines += [f"![{alt_text(study)}]({picture})", ""]
         lines += [words.JPEG, ""] if words.is_cifar(study) else []
     lines += [*shortcomings(study)]
-    said = texts / f"{study.name}.md"
+    lines += claims
+    said = TEXTS / f"{study.name}.md"
     if said.exists():
         lines += [said.read_text(encoding="utf-8").strip(), ""]
     return lines

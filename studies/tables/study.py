@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from sparsedp.experiments.config import Experiment, read_experiment, read_toml
 from sparsedp.experiments.grid import Run
@@ -21,6 +21,22 @@ ROOT = Path(__file__).parents[2]
 OTHERS = ("figures", "partition")
 """Folders of configs that other programs read."""
 TUNING = "-tuning"
+
+
+class Measured(Protocol):
+    """What a claim can be tested on: cells by label, and records with a cell, a seed and metrics."""
+
+    @property
+    def name(self) -> str:
+        """Of the experiment."""
+
+    @property
+    def axes(self) -> Mapping[str, Sequence[str]]:
+        """The labels of every axis."""
+
+    @property
+    def records(self) -> Sequence[Record]:
+        """What is done."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +61,11 @@ class Study:
     def name(self) -> str:
         """Of the config and of the folder of results."""
         return self.experiment.name
+
+    @property
+    def axes(self) -> Mapping[str, Sequence[str]]:
+        """The labels of every axis of the grid."""
+        return {axis.name: [level.label for level in axis.levels] for axis in self.experiment.axes}
 
     @property
     def is_tuning(self) -> bool:

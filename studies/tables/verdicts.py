@@ -15,7 +15,7 @@ from sparsedp.experiments.config import read_toml
 from sparsedp.report.statistics import CONFIDENCE, Estimate
 from studies.tables.contrast import Contrast, Labels, Part, parts_of, pooled
 from studies.tables.paper import CLAIMS, PAPERS, label
-from studies.tables.study import Study
+from studies.tables.study import Measured
 
 _KEYS = {"id", "paper", "where", "says", "decides", "kind", "margin", "metric", "evidence"}
 _EVIDENCE = {"experiment", "better", "worse", "at", "less_at", "best", "among", "only"}
@@ -110,7 +110,7 @@ def read_claims(file: Path = PAPERS / f"{CLAIMS}.toml") -> tuple[Claim, ...]:
     return claims
 
 
-def judge(claim: Claim, studies: Mapping[str, Study]) -> Verdict:
+def judge(claim: Claim, studies: Mapping[str, Measured]) -> Verdict:
     """The verdict of the records there are."""
     if claim.kind == "best":
         return _judge_best(claim, studies)
@@ -150,7 +150,7 @@ def no_loss(found: Estimate, margin: float) -> Ruling:
     return Ruling.HOLDS if found.low > -margin else Ruling.FAILS
 
 
-def _judge_best(claim: Claim, studies: Mapping[str, Study]) -> Verdict:
+def _judge_best(claim: Claim, studies: Mapping[str, Measured]) -> Verdict:
     """Holds if the intervals of the lead over all others are above zero, fails if one is all below.
 
     With m others every interval has the confidence 1 - 0.05/m, so that all of them hold together 95 times in 100.
@@ -172,15 +172,14 @@ def _judge_best(claim: Claim, studies: Mapping[str, Study]) -> Verdict:
     strongest = min(failed or leads, key=lambda rival: leads[rival][0].mean)
     complete = len(leads) == len(by_rival) and set(rulings.values()) == {Ruling.HOLDS}
     ruling = Ruling.FAILS if failed else Ruling.HOLDS if complete else Ruling.OPEN
-    lead, used = leads[strongest]
-    return Verdict(claim, ruling, lead, tuple(by_rival[strongest]), used, strongest)
+    shown, used = leads[strongest]
+    return Verdict(claim, ruling, shown, tuple(by_rival[strongest]), used, strongest)
 
 
-def _against_all(evidence: Evidence, study: Study, metric: str) -> dict[str, tuple[Part, ...]]:
+def _against_all(evidence: Evidence, study: Measured, metric: str) -> dict[str, tuple[Part, ...]]:
     """The lead of the claimed best over every other choice; empty for those not run."""
-    levels = {axis.name: [level.label for level in axis.levels] for axis in study.experiment.axes}
     found: dict[str, tuple[Part, ...]] = {}
-    for labels in itertools.product(*(levels.get(axis, []) for axis in evidence.among)):
+    for labels in itertools.product(*(study.axes.get(axis, []) for axis in evidence.among)):
         rival = dict(zip(evidence.among, labels, strict=True))
         if all(evidence.best.get(axis) == value for axis, value in rival.items()):
             continue

@@ -19,6 +19,7 @@ from studies.tables.words import JPEG, difference_text, mean_text, signed
 from sparsedp.experiments.config import read_experiment
 from sparsedp.experiments.records import Results
 from sparsedp.report.statistics import estimate
+from sparsedp.training.files import write_json
 
 LEVEL = {"dp-sgd": 0.80, "tp-rand": 0.81, "tp-topk": 0.85}
 TABLE2 = "tp-topk-table2-mnist"
@@ -224,3 +225,25 @@ def test_methods_of_others_are_shown_as_context_and_never_beside_ours():
     assert "| cifar10 | SA-DP-SGD | 50.53 | 56.89 | 60.97 |" in text
     settings = {"dataset": "mnist", "epsilon": 1.0, "method": "AUTO-S"}
     assert number_for("tp-topk-table6", {}, settings, "accuracy") is None
+
+
+def test_trainings_with_partitions_are_shown_and_decide_their_claim(root):
+    records = root / "results" / "rs-table3" / "records"
+    records.mkdir(parents=True)
+    shared = {
+        "model": "m",
+        "dataset": "mnist",
+        "epochs": 2,
+        "batch_size": 4096,
+        "method": "dp-sgd",
+        "active_ratio": 1.0,
+    }
+    for sampling, epsilon, gain in (("Poisson", 3.0, 0.0), ("partition", 25.0, 0.001)):
+        for seed in range(3):
+            settings = {**shared, "epsilon": 3.0, "sampling": sampling, "seed": seed}
+            content = {"settings": settings, "accuracy": 0.8 + 0.01 * seed + gain, "epsilon": epsilon}
+            write_json(records / f"{sampling}{seed}.json", content)
+    text = page(read_studies(root), root)
+    assert "| 3 | dp-sgd | partition | 3 | 81.10 ± 1.00 | +0.10 (+0.10 to +0.10) | 25 |" in text
+    line = next(line for line in text.splitlines() if line.startswith("| Sampling by partition and Poisson"))
+    assert "**holds** | +0.10 (+0.10 to +0.10) points" in line
