@@ -7,6 +7,7 @@ from pathlib import Path
 
 from sparsedp.report.numbers import NONE
 from sparsedp.report.statistics import Estimate
+from studies.partition.__main__ import read_config, trainings
 from studies.tables import words
 from studies.tables.chart import picture
 from studies.tables.contrast import pooled
@@ -35,7 +36,13 @@ def page(studies: Mapping[str, Study], root: Path) -> str:
     verdicts = [judge(claim, {**shown, partitions.name: partitions}) for claim in read_claims()]
     lines = [_text("introduction"), "", "## Verdicts", "", _text("reading-verdicts"), ""]
     lines += [*verdict_table(verdicts), ""]
-    lacking = incomplete(list(shown.values()))
+    asked = sum(1 for _ in trainings(read_config()))
+    lacking = incomplete(
+        [
+            *((s.name, len(s.records), len(s.runs)) for s in shown.values()),
+            (partitions.name, len(partitions.records), asked),
+        ]
+    )
     if lacking:
         lines += ["## Not run, or partly run", "", *lacking, ""]
     for prefix, title in CHAPTERS.items():

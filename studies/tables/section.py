@@ -241,15 +241,11 @@ def _spent(row: Row) -> str:
     return "not private" if row.epsilon is None else epsilon_text(row.epsilon)
 
 
-def incomplete(studies: Sequence[Study]) -> list[str]:
-    """Experiments not run or partly run, one line each."""
+def incomplete(counts: Sequence[tuple[str, int, int]]) -> list[str]:
+    """Experiments not run or partly run, from their name, the runs done and the runs asked for."""
     rows = [
-        [
-            f"`{study.name}`",
-            f"{len(study.records)} of {len(study.runs)}",
-            "not run" if not study.records else "partly run",
-        ]
-        for study in studies
-        if not study.is_complete
+        [f"`{name}`", f"{done} of {asked}", "partly run" if done else "not run"]
+        for name, done, asked in counts
+        if done < asked
     ]
     return words.markdown_table(["experiment", "runs done", ""], rows) if rows else []

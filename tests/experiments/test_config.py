@@ -8,9 +8,7 @@ from sparsedp.core.errors import SparseDPError
 from sparsedp.experiments.config import parse_experiment, read_experiment
 
 FOLDER = Path(__file__).parents[2] / "configs"
-CONFIGS = sorted(
-    set(FOLDER.glob("**/*.toml")) - set(FOLDER.glob("figures/*.toml"))
-)  # those are no experiments
+CONFIGS = sorted(FOLDER.glob("*.toml"))  # its folders hold what other programs read
 
 
 def experiment(**content):
