@@ -35,15 +35,15 @@ DOCS = ROOT / "docs"
 STORE = Store(ROOT / "results" / "figures")
 
 
-def measure(studies: Sequence[Study], store: Store, screen: Console) -> None:
-    """Measure every point that has no record yet, seed by seed, with a bar that says how long it will take."""
+def measure(studies: Sequence[Study], store: Store, screen: Console, most: int | None = None) -> None:
+    """Measure the points that have no record yet, `most` of them, seed by seed, and show the time left."""
     todo = [
         (study, point)
         for study in studies
         for points in study.by_seed()
         for point in points
         if not store.find(study, point)
-    ]
+    ][:most]
     bar = Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -83,12 +83,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("step", choices=("measure", "draw", "all"), nargs="?", default="all")
     parser.add_argument("studies", nargs="*", help="names of files in configs/figures")
+    parser.add_argument("--most", type=int, help="measure at most so many points now")
     given = parser.parse_args(arguments)
     screen = Console(stderr=True)
     try:
         studies = chosen(load_studies(CONFIGS), given.studies)
         if given.step in ("measure", "all"):
-            measure(studies, STORE, screen)
+            measure(studies, STORE, screen, given.most)
         if given.step in ("draw", "all"):
             write(TEXT.read_text(), whole(load_studies(CONFIGS), STORE), DOCS)
             screen.print(f"wrote {DOCS / 'gallery.md'}")

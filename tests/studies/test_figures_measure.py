@@ -108,6 +108,8 @@ def test_measuring_skips_what_is_there_and_measures_again_what_the_study_changed
     monkeypatch.setattr("studies.figures.run.KINDS", {"toy": toy})
     screen = Console(file=io.StringIO())
     store = Store(tmp_path / "records")
+    measure([study], store, screen, most=1)
+    assert calls == [0]
     measure([study], store, screen)
     store.file(study, {"seed": 1}).unlink()
     measure([study], store, screen)

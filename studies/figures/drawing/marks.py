@@ -124,7 +124,7 @@ class Level:
 @final
 @dataclass(frozen=True, slots=True)
 class Upright:
-    """A dashed line from top to bottom with a name beside it, `row` lines below the top."""
+    """A dashed line from top to bottom with a name beside it, `row` lines above the floor."""
 
     value: float
     label: str
@@ -137,7 +137,7 @@ class Upright:
         near_end = x > frame.left + 0.6 * (frame.width - frame.left - frame.right)
         place: Attributes = {
             "x": x + (-5 if near_end else 5),
-            "y": frame.top + 11 + 14 * self.row,
+            "y": frame.floor - 8 - 14 * self.row,
             "class": "note end" if near_end else "note",
         }
         return [tag("line", line), tag("text", place, self.label)]

@@ -27,6 +27,7 @@ _MARKED = {
     "warmup-fashion-scattering": "scattering",
 }
 _TOP = 0.1
+_LOWEST = -4
 
 
 def misranking(records: Records) -> str:
@@ -35,7 +36,15 @@ def misranking(records: Records) -> str:
     for record in records["misranking"]:
         rows = record["pairs"]
         marks: list[Mark] = [
-            Curve([(math.log10(row["strength"]), log10(row[name])) for row in rows], colour, line)
+            Curve(
+                [
+                    (math.log10(row["strength"]), log10(row[name]))
+                    for row in rows
+                    if row[name] >= 10.0**_LOWEST
+                ],
+                colour,
+                line,
+            )
             for name, colour, line in _BOUNDS
         ]
         for row in rows:
@@ -47,13 +56,13 @@ def misranking(records: Records) -> str:
                 )
         for place, (name, label) in enumerate(_MARKED.items()):
             strength = _strength(records[name], SHOWN_EPSILON)
-            if strength is not None:
-                marks.append(Upright(log10(strength), f"{label}, ε = {SHOWN_EPSILON}", place))
+            if strength is not None and strength < 1:
+                marks.append(Upright(log10(strength), f"top tenth of {label}, ε = {SHOWN_EPSILON}", place))
         panels.append(
             Panel(
                 f"{record['steps']} warm-up steps",
                 powers("G²/ν²", -3, 0),
-                powers("probability", -4, 0),
+                powers("probability", _LOWEST, 0),
                 marks,
             )
         )
