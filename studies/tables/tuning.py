@@ -46,6 +46,7 @@ def tuning_section(study: Study) -> list[str]:
             for key, (row, count) in best.items()
         ]
         lines += [*words.markdown_table(headings, rows), ""]
+        lines += shared_choices(study)
     if not study.is_complete:
         lines += [f"**Partly run.** {sum(study.missing().values())} runs are missing.", ""]
     return lines
@@ -59,6 +60,31 @@ def best_choices(study: Study, names: list[str]) -> Mapping[Key, tuple[Row, int]
         rival, count = best.get(key, (row, 0))
         best[key] = (row if row.score.mean > rival.score.mean else rival, count + 1)
     return best
+
+
+def shared_choices(study: Study) -> list[str]:
+    """The choice with the best mean over methods, for each task: what one setting for all methods would be."""
+    if "method" not in study.axes:
+        return []
+    scores: dict[Key, dict[Key, list[float]]] = {}
+    shown = [name for name in KEYS[:-1] if len({_key(study, cell, (name,)) for cell in study.cells}) > 1]
+    for row in study.rows:
+        rest = {axis: found for axis, found in row.cell.items() if axis not in (*shown, "method")}
+        choices = scores.setdefault(_key(study, row.cell, shown), {})
+        choices.setdefault((words.place_text(rest),), []).append(row.score.mean)
+    rows = []
+    for key, choices in scores.items():
+        most = max(map(len, choices.values()))
+        means = {choice[0]: sum(found) / most for choice, found in choices.items() if len(found) == most}
+        best = max(means, key=lambda choice: means[choice])
+        rows.append([*key, best, words.value_text(means[best], study.experiment.metric), str(most)])
+    headings = [
+        *shown,
+        "best for all methods together",
+        words.metric_title(study.experiment.metric),
+        "methods",
+    ]
+    return [*words.markdown_table(headings, rows), ""]
 
 
 def _key(study: Study, cell: Cell, names: list[str] | tuple[str, ...]) -> Key:

@@ -177,6 +177,7 @@ def test_tuning_shows_the_best_choice_of_every_method(tmp_path):
     text = "\n".join(tuning_section(study))
     assert "| 1 | tp-topk | 2 | lr 1 | 88.00 ± 1.00 | 3 |" in text
     assert "None of it is in epsilon" in text
+    assert "| 1 | lr 1 | 85.00 | 3 |" in text  # mean of 83, 84 and 88 for all methods together
 
 
 @pytest.mark.parametrize("score", [steady, first_seed, lambda cell, seed: None])
