@@ -140,6 +140,15 @@ def test_a_saved_model_stands_alone(tmp_path):
         load_weights(tmp_path / "run", network())
 
 
+def test_a_model_that_is_normalised_already_is_not_wrapped_again():
+    model = Normalised(network(), FEATURES)
+    result = fit(
+        model, rows(1), loss_fn, method="dp-sgd", epsilon=8, delta=1e-3, epochs=1, batch_size=20,
+        accountant="rdp", normalise=ASKED, seed=0,
+    )  # fmt: skip
+    assert result.model is model
+
+
 def test_patients_are_clipped_as_a_whole_and_counted_once():
     """Forty rows of one patient far out, twenty patients with one row: N is 21, and the crowd counts once."""
     inputs = torch.cat([torch.full((40, FEATURES), 50.0), torch.zeros(20, FEATURES)])

@@ -153,7 +153,7 @@ def fit(
     if evaluate is None and eval_dataset is not None:
         refuse_training_rows(train_dataset, eval_dataset)
         evaluate = held_out(eval_dataset, per_sample_loss(loss_fn), collate=collate)
-    if normalise is not None:
+    if normalise is not None and not isinstance(model, Normalised):
         model = Normalised(model, count_channels(train_dataset, collate))
     model.train()
     with ExitStack() as stack:
