@@ -5,8 +5,11 @@ import typer
 from typer.testing import CliRunner
 
 from sparsedp.cli import app as application
+from sparsedp.cli.comparing import comparison
 from sparsedp.cli.output import Exit
+from sparsedp.cli.running import rows_of
 from sparsedp.core.errors import SparseDPError
+from sparsedp.experiments.runner import Status
 
 
 def test_a_wrong_flag_is_a_usage_error(shell):
@@ -17,10 +20,11 @@ def test_an_unknown_method_is_told_the_methods(shell):
     shell("train", "--dataset", "digits", "--method", "tp-top").failed_with(Exit.USAGE, "tp-top", "tp-topk")
 
 
-def test_missing_data_says_where_it_looked_and_what_to_do(shell):
-    done = shell("train", "--dataset", "mnist", "--out", "never")
+@pytest.mark.parametrize("command", ["train", "compare"])
+def test_missing_data_says_where_it_looked_and_what_to_do(shell, command):
+    done = shell(command, "--dataset", "mnist", "--out", f"never-{command}")
     done.failed_with(Exit.DATA, "train-images", str(shell.folder / "no-data"), "sparsedp data get mnist")
-    assert not (shell.folder / "never").exists()
+    assert not list(shell.folder.glob(f"never-{command}/**/plan.json"))
 
 
 def test_a_run_is_never_overwritten(trained, shell):
@@ -48,7 +52,14 @@ def test_a_folder_that_cannot_be_made_is_named(typed, tmp_path, command):
         ("train --dataset digits --set moment=0.9", Exit.USAGE, "did you mean 'momentum'"),
         ("train --dataset digits --set epochs=many", Exit.USAGE, "whole number"),
         ("train --dataset digits --set epochs", Exit.USAGE, "KEY=VALUE"),
+        ("train --dataset digits --lr -1", Exit.USAGE, "a number > 0"),
+        ("train --dataset digits --set momentum=1", Exit.USAGE, "[0, 1)"),
+        ("train --dataset digits --set weight_decay=-1", Exit.USAGE, "a number >= 0"),
+        ("train --dataset digits --classes a,b --out never", Exit.USAGE, ".npz"),
+        ("train --dataset digits --set model_options={hidden=0} --out never", Exit.USAGE, "'hidden': 0"),
+        ("train --dataset digits --method noisy-sgd --out never", Exit.PRIVACY, "got no noise_std"),
         ("train --dataset digits --epsilon -1", Exit.PRIVACY, "epsilon"),
+        ("train --dataset digits --epsilon inf", Exit.PRIVACY, "clipped-sgd"),
         ("train --dataset digits --batch-size 100000", Exit.PRIVACY, "batch_size"),
         ("train --method dp-sgd", Exit.USAGE, "--dataset"),
         ("train --resume nowhere", Exit.DATA, "nowhere"),
@@ -57,6 +68,7 @@ def test_a_folder_that_cannot_be_made_is_named(typed, tmp_path, command):
         ("train --dataset digits --tensorboard --out never", Exit.USAGE, "pip install"),
         ("compare --dataset digits --methods dp-sgd,noisy-sgd", Exit.USAGE, "not private"),
         ("compare --dataset digits --epsilons three", Exit.USAGE, "epsilons"),
+        ("compare --dataset digits --epsilons 3,0", Exit.PRIVACY, "finite number > 0"),
         ("compare --dataset digits --set epsilon=3", Exit.USAGE, "--epsilons"),
         ("compare --dataset digits --workers 0", Exit.USAGE, "workers"),
         (
@@ -65,6 +77,12 @@ def test_a_folder_that_cannot_be_made_is_named(typed, tmp_path, command):
             "not both",
         ),
         ("plan --records 100 --batch-size 10 --epochs 2 --phase1-epochs 2", Exit.USAGE, "phase1-epochs"),
+        ("plan --records 0 --batch-size 10 --epochs 2", Exit.USAGE, "--records"),
+        (
+            "plan --records 100 --batch-size 10 --epochs 2 --method dp-sgd --phase1-budget 0.3",
+            Exit.USAGE,
+            "one phase",
+        ),
         ("plan --records 100 --batch-size 10 --epochs 2 --model mlp", Exit.USAGE, "--parameters"),
         ("plan --records 100 --batch-size 200 --epochs 2", Exit.PRIVACY, "batch_size"),
         ("verify nowhere", Exit.DATA, "nowhere"),
@@ -78,6 +96,20 @@ def test_a_mistake_gets_a_message_and_a_code(monkeypatch, typed, tmp_path, argum
     monkeypatch.chdir(tmp_path)
     typed(*arguments.split()).failed_with(code, words)
     assert not (tmp_path / "never").exists()
+
+
+def test_a_folder_for_records_is_made_before_any_run(typed, tmp_path):
+    (tmp_path / "small.toml").write_text('[base]\ndataset = "digits"\n[grid]\nmethod = ["dp-sgd"]\n')
+    (tmp_path / "file").write_text("not a folder")
+    wrong = tmp_path / "file" / "records"
+    done = typed("sweep", tmp_path / "small.toml", "--out", wrong, "--work", tmp_path / "work")
+    done.failed_with(Exit.USAGE, str(wrong), "another folder")
+
+
+def test_a_metric_no_run_has_is_told_those_there_are():
+    asked = comparison("two", {"dataset": "digits"}, ["dp-sgd"], [3.0], 1, "auc")
+    with pytest.raises(SparseDPError, match="'auc'; expected one of accuracy, loss"):
+        rows_of(asked, Status(1, records={0: {"metrics": {"loss": 1.0, "accuracy": 0.5}}}))
 
 
 def test_a_comparison_with_other_settings_gets_another_folder(monkeypatch, typed, tmp_path):

@@ -9,6 +9,7 @@ from typing import Any
 from sparsedp.core.errors import SparseDPError
 from sparsedp.experiments.config import Experiment, parse_experiment
 from sparsedp.methods import get_method
+from sparsedp.privacy import checks
 from sparsedp.training.files import read_json, write_json
 
 BASELINE = "dp-sgd"
@@ -27,12 +28,15 @@ def comparison(
 
     Raises:
         SparseDPError: an unknown method, or one that is not private and so has no budget to match.
+        PrivacyError: a budget that is none.
     """
     for method in methods:
         if not get_method(method).private:
             raise SparseDPError(
                 f"{method} is not private, so there is no privacy to match; use `sparsedp sweep`"
             )
+    for epsilon in epsilons:
+        checks.number(epsilon, "epsilons", above=0.0)
     shared = {key: value for key, value in base.items() if key != "active_ratio"}
     ratio = base.get("active_ratio")
     sparse = [method for method in methods if get_method(method).ranking is not None]

@@ -17,7 +17,9 @@ _CURVE_ROWS = 10
 
 
 def plan(
-    records: Annotated[int, typer.Option(help="Number of records; of people, where each has several rows.")],
+    records: Annotated[
+        int, typer.Option(min=1, help="Number of records; of people, where each has several rows.")
+    ],
     batch_size: Annotated[int, typer.Option(help="Expected size of a batch.")],
     epochs: Annotated[int, typer.Option(help="Passes over the data.")],
     epsilon: Annotated[float, typer.Option("--epsilon", "-e", help="The budget.")] = 3.0,
@@ -37,7 +39,7 @@ def plan(
     accountant: Annotated[str, typer.Option(help="pld, rdp or rdp-classic.")] = "pld",
     unit: Annotated[str, typer.Option(help="What one record is: row, patient, ...")] = "row",
     parameters: Annotated[
-        int | None, typer.Option(help="Number d of parameters, for the noise energy.")
+        int | None, typer.Option(min=1, help="Number d of parameters, for the noise energy.")
     ] = None,
     model: Annotated[str | None, typer.Option(help="Or the name of a model, to count them.")] = None,
     other_budgets: Annotated[
@@ -59,7 +61,13 @@ def plan(
     from sparsedp.cli.planning import Question, answer, count_parameters, warmup_share
     from sparsedp.methods import Protection, get_method
 
-    clips = get_method(method).protection is not Protection.NO_CLIP
+    row = get_method(method)
+    if not row.warm_up and (phase1_epochs is not None or phase1_budget is not None or equal_noise):
+        raise SparseDPError(
+            f"{method} has one phase: --phase1-epochs, --phase1-budget and --equal-noise are for methods with a "
+            "warm-up, such as tp-topk; drop them"
+        )
+    clips = row.protection is not Protection.NO_CLIP
     found = options.bounds(clip_norm) if clip_norm is not None or not clips else 1.0
     question = Question(
         records=records,

@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sparsedp.cli.output import Exit, aside
+from sparsedp.core.errors import SparseDPError
 from sparsedp.experiments.config import Experiment
 from sparsedp.experiments.grid import Run
 from sparsedp.experiments.records import Results
@@ -127,9 +128,17 @@ def summary(experiment: Experiment, status: Status, place: Workplace) -> dict[st
 
 
 def rows_of(experiment: Experiment, status: Status) -> tuple[Row, ...]:
-    """The table's rows, in the grid's order."""
+    """The table's rows, in the grid's order.
+
+    Raises:
+        SparseDPError: no run has the metric.
+    """
     ordered = [status.records[number] for number in sorted(status.records)]
-    return make_rows(ordered, experiment.metric, experiment.contrast)
+    rows = make_rows(ordered, experiment.metric, experiment.contrast)
+    if ordered and not rows:
+        known = sorted({name for record in ordered for name in record["metrics"]})
+        raise SparseDPError(f"metric: no run has {experiment.metric!r}; expected one of {', '.join(known)}")
+    return rows
 
 
 def _files(results: Results, records: Mapping[int, Any]) -> list[Path]:

@@ -64,7 +64,7 @@ class Search:
             looked = ", ".join(str(base) for base in search_roots(root))
             raise DataError(
                 f"{self.name}: found none of {', '.join(candidates)} in {looked} (in {', '.join(self.folders)}). "
-                f"{self.remedy} Point {DATA_VARIABLE} at the folder that holds it, or pass root="
+                f"{self.remedy} Point {DATA_VARIABLE} at the folder that holds it"
             )
         return found
 

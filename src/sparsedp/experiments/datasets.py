@@ -75,6 +75,8 @@ def _load(
     subset: int | None,
 ) -> DataBundle:
     check_dataset(name)
+    if classes is not None and Path(name).suffix != ".npz":
+        raise SparseDPError(f"classes: {name} has its own; they are named for an .npz file only")
     bundle = (
         _named(name, options.plain()) if name in data.DATASETS else _own(Path(name), options.plain(), classes)
     )

@@ -40,6 +40,14 @@ def _finite(value: Any) -> float | None:
     return found if found is not None and math.isfinite(found) else None
 
 
+def _finite_where(holds: Callable[[float], bool]) -> Callable[[Any], float | None]:
+    def read(value: Any) -> float | None:
+        found = _finite(value)
+        return found if found is not None and holds(found) else None
+
+    return read
+
+
 def _budget(value: Any) -> float | None:
     return math.inf if value == "inf" else _number(value)
 
@@ -84,6 +92,9 @@ def _names(value: Any) -> tuple[str, ...] | None:
 TEXT = Kind("a name", _text)
 FLAG = Kind("true or false", _flag)
 NUMBER = Kind("a number", _finite)
+POSITIVE = Kind("a number > 0", _finite_where(lambda value: value > 0))
+NOT_NEGATIVE = Kind("a number >= 0", _finite_where(lambda value: value >= 0))
+DECAY = Kind("a number in [0, 1)", _finite_where(lambda value: 0 <= value < 1))
 WHOLE = Kind("a whole number >= 0", _whole)
 COUNT = Kind("a whole number >= 1", _count)
 BUDGET = Kind("a number, or inf for a method that is not private", _budget)

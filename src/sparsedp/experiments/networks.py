@@ -45,7 +45,14 @@ def build_model(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(public.torch_seed(_INITIAL_WEIGHTS))
         build: Any = MODELS[name].build
-        made: nn.Module = build(input_shape, classes, **_arguments(options))
+        try:
+            made: nn.Module = build(input_shape, classes, **_arguments(options))
+        except (TypeError, ValueError, RuntimeError) as error:
+            if not options:
+                raise
+            raise ModelError(
+                f"model_options: {name} cannot be built with {dict(options)} ({error})"
+            ) from error
     return made
 
 

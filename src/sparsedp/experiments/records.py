@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import sparsedp
+from sparsedp.core.errors import SparseDPError
 from sparsedp.experiments.grid import Run
 from sparsedp.training.files import read_json, write_json
 
@@ -29,6 +30,17 @@ class Results:
 
     path: Path
 
+    def make(self) -> None:
+        """Make the folder, before hours of work are done for it.
+
+        Raises:
+            SparseDPError: it cannot be made.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise SparseDPError(f"cannot write to {self.path} ({error}); give another folder") from error
+
     def file(self, run: Run) -> Path:
         """Where a run's record is."""
         return self.path / f"{run.name}.json"
@@ -44,7 +56,7 @@ class Results:
 
     def keep(self, run: Run, record: Mapping[str, Any]) -> None:
         """Write a run's record."""
-        self.path.mkdir(parents=True, exist_ok=True)
+        self.make()
         write_json(self.file(run), dict(record))
 
     def strangers(self, runs: Iterable[Run]) -> list[Path]:

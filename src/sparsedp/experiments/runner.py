@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sparsedp.core.errors import SparseDPError
+from sparsedp.core.errors import DataError, SparseDPError
 from sparsedp.experiments.grid import Run
 from sparsedp.experiments.pool import Pool
 from sparsedp.experiments.records import Results, make_record
@@ -73,10 +73,12 @@ def run_all(experiment: str, runs: Sequence[Run], place: Workplace, watch: Watch
 
     Raises:
         KeyboardInterrupt: Ctrl-C; runs at work were stopped with a checkpoint and go on next time.
-        SparseDPError: the data of a run cannot be loaded, or another process is at work here.
+        DataError: the data of a run cannot be loaded.
+        SparseDPError: another process is at work here, or a folder cannot be written.
     """
     status = Status(len(runs))
     with _alone(place.runs):
+        place.results.make()
         for number, run in enumerate(runs):
             record = place.results.find(run)
             if record is not None:
@@ -109,7 +111,8 @@ def _prepare(runs: Sequence[Run], place: Workplace, pool: Pool, status: Status, 
         watch(status, None)
         for number, message in pool.messages(_TICK_SECONDS):
             if isinstance(message, Failed):
-                raise SparseDPError(f"{runs[number].settings.dataset}: {message.message}")
+                name = runs[number].settings.dataset
+                raise DataError(f"{name}: {message.message.removeprefix(f'{name}: ')}")
             if isinstance(message, Stopped):
                 raise KeyboardInterrupt
     status.preparing = None

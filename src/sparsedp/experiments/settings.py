@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields, replace
 from types import MappingProxyType
 from typing import Any, Literal
 
-from sparsedp.core.errors import SparseDPError
+from sparsedp.core.errors import PrivacyError, SparseDPError
 from sparsedp.experiments import kinds
 from sparsedp.experiments.recipes import recipe_for
 from sparsedp.privacy.canonical import FrozenMap, canonical, sha256
@@ -117,9 +117,9 @@ class Settings:
         """The same with the data set's recipe filled in, and every name checked.
 
         Raises:
-            SparseDPError: an unknown method, model, data set or option.
+            SparseDPError: an unknown method, model, data set or option, or a private method without a budget.
         """
-        from sparsedp.methods import MethodOptions, configure, get_method
+        from sparsedp.methods import MethodOptions, Protection, configure, get_method
 
         method = get_method(self.method)
         configure(method, MethodOptions.from_json(self.options))
@@ -128,10 +128,15 @@ class Settings:
         filled: dict[str, Any] = {name: v for name, v in recipe.items() if getattr(self, name) is None}
         if not method.private:
             filled |= {"epsilon": math.inf} if self.epsilon is None else {}
-            if self.noise_std is not None:
+            if method.protection is Protection.NO_CLIP:
                 filled.pop("clip_norm", None)
         elif self.epsilon is None:
             filled["epsilon"] = EPSILON
+        elif self.epsilon == math.inf:
+            raise PrivacyError(
+                f"epsilon: got inf, but {method.name} is private; give a number, or a method that is not private, "
+                "such as clipped-sgd"
+            )
         return replace(self, **filled)
 
 
@@ -177,9 +182,9 @@ KINDS: Mapping[str, kinds.Kind] = MappingProxyType(
         "warmup_fraction": kinds.NUMBER,
         "phase1_budget": kinds.NUMBER,
         "optimizer": kinds.choice("sgd", "adam", "adamw"),
-        "lr": kinds.NUMBER,
-        "momentum": kinds.NUMBER,
-        "weight_decay": kinds.NUMBER,
+        "lr": kinds.POSITIVE,
+        "momentum": kinds.DECAY,
+        "weight_decay": kinds.NOT_NEGATIVE,
         "scheduler": kinds.choice("constant", "cosine", "linear"),
         "ema_decay": kinds.NUMBER,
         "engine": kinds.choice("bookkeeping", "reference"),

@@ -141,7 +141,7 @@ class LedgerRecord:
             )
         if length < 1 or self.heads[length - 1] != head:
             raise PrivacyError(
-                f"the ledger's line {length} is not the one known before: the file was rewritten"
+                f"the ledger's line {length} is not the one known before: the file was rewritten; restore it"
             )
 
 
@@ -208,7 +208,7 @@ def parse(data: bytes, name: str) -> LedgerRecord:
             lost = sha256(data[lost_from[1] : offset])
             if content.get("kind") != "torn" or content.get("lost_sha256") != lost:
                 raise PrivacyError(
-                    f"{name}, line {lost_from[0]}: not a JSON object, and no repair accounts for it"
+                    f"{name}, line {lost_from[0]}: not a JSON object, and no repair accounts for it; restore the file"
                 )
         elif content.get("kind") != "block":
             raise PrivacyError(f"{where}: kind is {content.get('kind')!r}, expected a block")
@@ -252,10 +252,12 @@ def _unsealed(content: dict[str, Any], line: bytes, previous: str, where: str) -
     text, digest = seal(inner, previous)
     if content["hash"] != digest:
         raise PrivacyError(
-            f"{where}: the hash does not follow from the lines before: changed, moved or removed lines"
+            f"{where}: the hash does not follow from the lines before: some were changed, moved or removed; restore them"
         )
     if line != text.encode():
-        raise PrivacyError(f"{where}: not in canonical form, so this library did not write it")
+        raise PrivacyError(
+            f"{where}: not in canonical form, so this library did not write it; restore the file"
+        )
     return inner
 
 

@@ -156,7 +156,7 @@ def check_new(path: Path | str) -> Path:
         what = "a run" if (final / "plan.json").exists() else "something"
         raise SparseDPError(
             f"out: there is {what} at {final} already, and runs are never overwritten; give another folder, "
-            "or resume=True to go on with that run"
+            "or resume that run"
         )
     return final
 
