@@ -252,7 +252,7 @@ def _unsealed(content: dict[str, Any], line: bytes, previous: str, where: str) -
     text, digest = seal(inner, previous)
     if content["hash"] != digest:
         raise PrivacyError(
-            f"{where}: the hash does not follow from the lines before: some were changed, moved or removed; restore them"
+            f"{where}: the hash does not follow from the lines before: changed, moved or removed lines; restore them"
         )
     if line != text.encode():
         raise PrivacyError(
