@@ -84,7 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("step", choices=("measure", "draw", "all"), nargs="?", default="all")
     parser.add_argument("studies", nargs="*", help="names of files in configs/figures")
     parser.add_argument("--most", type=int, help="measure at most so many points now")
-    given = parser.parse_args(arguments)
+    given = parser.parse_intermixed_args(arguments)
     screen = Console(stderr=True)
     try:
         studies = chosen(load_studies(CONFIGS), given.studies)

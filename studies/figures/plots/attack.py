@@ -59,7 +59,7 @@ def inversion(records: Records) -> str:
         ("unclipped", "Gradients as they are"),
         ("clipped", "Clipped to C = 0.1, as in training"),
     ):
-        marks: list[Mark] = [Level(guess, "the mean training image")]
+        marks: list[Mark] = [Level(guess)]
         for multiplier, colour in zip(multipliers, (TEAL, PINK, GREY), strict=False):
             kind = clipping if multiplier else "clipped"
             columns = [[_mse(record, kind, multiplier, ratio) for ratio in ratios] for record in found]
@@ -68,8 +68,11 @@ def inversion(records: Records) -> str:
         axis = Axis("active ratio", x[0] - 0.05, x[-1] + 0.05, ticks, lambda v: f"{100 * 10**v:.3g}%")
         panels.append(Panel(title, axis, linear_axis("mean squared error", 0, min(top, 0.25)), marks))
     keys = [
-        Key(f"noise {multiplier:g} of the bound" if multiplier else "no noise", colour)
-        for multiplier, colour in zip(multipliers, (TEAL, PINK, GREY), strict=False)
+        *(
+            Key(f"noise {multiplier:g} of the bound" if multiplier else "no noise", colour)
+            for multiplier, colour in zip(multipliers, (TEAL, PINK, GREY), strict=False)
+        ),
+        Key("the mean training image, which needs no gradient", GREY, DOTTED),
     ]
     alt = "Mean squared error of reconstructed images over active ratio, for three noise levels."
     return sheet(alt, panels, keys, columns=2, width=480, height=280)

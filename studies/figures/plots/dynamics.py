@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from sparsedp.report.numbers import count
 from sparsedp.report.scale import Axis, linear_axis
 from studies.figures.drawing.marks import DASHED, DOTTED, Cloud, Curve, Mark
-from studies.figures.drawing.sheet import Key, Panel, sheet
+from studies.figures.drawing.sheet import Key, Panel, powers, sheet
 from studies.figures.drawing.style import BLUE, GREY, ORANGE, PINK, TEAL
 from studies.figures.store import Record
 
@@ -67,36 +67,40 @@ def _after(epoch: int) -> str:
 
 
 def wire(records: Records) -> str:
-    """Bytes of sparse updates over those of dense ones."""
-    marks: list[Mark] = []
-    by_method = {
-        method: [r for r in records["wire"] if r["point"]["method"] == method]
-        for method in ("tp-topk", "on-rand")
-    }
-    x = [math.log10(r["k"] / r["d"]) for r in by_method["tp-topk"]]
-    ideal = [math.log10(r["k"] / r["d"]) for r in by_method["tp-topk"]]
-    naive = [math.log10(2 * r["k"] / r["d"]) for r in by_method["tp-topk"]]
-    marks.append(Curve(list(zip(x, naive, strict=True)), GREY, DASHED))
-    marks.append(Curve(list(zip(x, ideal, strict=True)), GREY, DOTTED))
-    for (_, found), colour in zip(by_method.items(), (BLUE, ORANGE), strict=True):
-        places = [(math.log10(r["k"] / r["d"]), math.log10(r["share"])) for r in found]
-        marks.append(Curve(places, colour, dots=True))
-    ticks = tuple(math.log10(share) for share in (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0))
-
-    def text(value: float) -> str:
-        return f"{100 * 10**value:.3g}%"
-
-    panel = Panel(
-        "Bytes of an update over those of a dense one",
-        Axis("active ratio k/d", math.log10(0.009), math.log10(0.45), ticks[:-1], text),
-        Axis("share of dense traffic", math.log10(0.008), 0.0, ticks, text),
-        marks,
+    """Bytes of sparse updates over those of dense ones, and of one support."""
+    once, often = (
+        [r for r in records["wire"] if r["point"]["method"] == method] for method in ("tp-topk", "on-rand")
     )
+    ticks = tuple(math.log10(share) for share in (0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 1.0))
+    x = Axis("active ratio k/d", math.log10(0.009), math.log10(0.45), ticks[:-1], _percent)
+
+    def over_ratio(found: Sequence[Record], bytes_of: Callable[[Record], float]) -> list[tuple[float, float]]:
+        return [(math.log10(r["k"] / r["d"]), math.log10(bytes_of(r))) for r in found]
+
+    first: list[Mark] = [
+        Curve(over_ratio(once, lambda r: 2 * r["k"] / r["d"]), GREY, DASHED),
+        Curve(over_ratio(once, lambda r: r["share"]), BLUE, dots=True),
+        Curve(over_ratio(often, lambda r: r["share"]), ORANGE, DOTTED),
+    ]
+    second: list[Mark] = [
+        Curve(over_ratio(once, lambda r: r["four_byte_indices"]), GREY, DASHED),
+        Curve(over_ratio(once, lambda r: r["d"] / 8), PINK, DOTTED),
+        Curve(over_ratio(once, lambda r: r["one_support_bytes"]), BLUE, dots=True),
+        Curve(over_ratio(often, lambda r: r["one_support_bytes"]), ORANGE, DOTTED),
+    ]
+    panels = [
+        Panel("An update over a dense one", x, Axis("share", math.log10(0.008), 0.0, ticks, _percent), first),
+        Panel("The indices of one support", x, powers("bytes", 2, 5), second),
+    ]
     keys = [
         Key("tp-topk, one support", BLUE),
-        Key("on-rand, a support every epoch", ORANGE),
-        Key("values alone", GREY, DOTTED),
-        Key("values and 4-byte indices every step", GREY, DASHED),
+        Key("on-rand, a support every epoch", ORANGE, DOTTED),
+        Key("4-byte indices (left: with the values of every step)", GREY, DASHED),
+        Key("a bitmap", PINK, DOTTED),
     ]
-    alt = "Bytes per step of encoded sparse updates as a share of dense ones, over active ratio."
-    return sheet(alt, [panel], keys, columns=1, width=620, height=300)
+    alt = "Bytes per step of encoded sparse updates as a share of dense ones, and bytes of one support."
+    return sheet(alt, panels, keys, columns=2, width=480, height=280)
+
+
+def _percent(value: float) -> str:
+    return f"{100 * 10**value:.3g}%"
