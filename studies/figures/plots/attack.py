@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from sparsedp.report.markup import Attributes, Child, tag
 from sparsedp.report.scale import Axis, linear_axis
 from sparsedp.report.statistics import estimate
-from studies.figures.drawing.marks import DASHED, Curve, Level, Mark, Whisker, seeded
+from studies.figures.drawing.marks import DASHED, DOTTED, Curve, Level, Mark, Whisker, seeded
 from studies.figures.drawing.png import data_address, grey_png
 from studies.figures.drawing.sheet import MARGIN, Key, Panel, card, sheet
 from studies.figures.drawing.style import BLUE, GREY, ORANGE, PINK, TEAL
