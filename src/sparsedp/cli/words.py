@@ -9,10 +9,7 @@ from sparsedp.privacy import LedgerRecord, Plan
 from sparsedp.report.words import Words, in_words
 
 BEYOND_FILES = (
-    "Choices made by looking at the same data elsewhere (tuning of hyperparameters, other runs, picking this run "
-    "among several) cost privacy that this ledger does not hold.",
-    "The order of the data set's rows does not matter to the guarantee. Who can watch the process (timing, memory, "
-    "which rows are loaded, training loss on a screen) is not kept out by it.",
+    "Who can watch the process at work (its memory, which rows it loads) is not kept out.",
     "Files rewritten all together, or a copied run continued twice: no file can show that it was not so.",
 )
 

@@ -107,11 +107,8 @@ def _tiles(groups: Sequence[Group], entries: Sequence[_Entry]) -> Html:
     tiles: list[Child] = []
     for group in groups[:4]:
         best = max(group.arms, key=lambda arm: arm.estimate.mean)
-        dense = (
-            ""
-            if group.baseline is None
-            else f"; {BASELINE} {group.metric.text(group.baseline.estimate.mean)}"
-        )
+        rival = None if best is group.baseline else group.baseline
+        dense = "" if rival is None else f"; {BASELINE} {group.metric.text(rival.estimate.mean)}"
         label = f"highest mean at {group.task.privacy}"
         tiles.append(tile(label, group.metric.text(best.estimate.mean), f"{best.label}{dense}"))
     return tag("div", {"class": "tiles"}, tiles)

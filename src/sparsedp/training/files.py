@@ -30,15 +30,6 @@ def write_atomically(path: Path, content: bytes) -> None:
         raise
 
 
-def sync_folder(folder: Path) -> None:
-    """Make the names in a folder durable."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def write_json(path: Path, value: Json) -> None:
     """Write a JSON document atomically, for people to read."""
     write_atomically(path, (json.dumps(value, indent=2, allow_nan=False) + "\n").encode())

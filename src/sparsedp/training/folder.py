@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sparsedp.core.errors import DataError, SparseDPError
+from sparsedp.privacy.durable import sync_directory
 from sparsedp.privacy.ledger import FileLedger
 from sparsedp.privacy.plan import Plan
 from sparsedp.training.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
-from sparsedp.training.files import Json, read_json, sync_folder, write_atomically, write_json
+from sparsedp.training.files import Json, read_json, write_atomically, write_json
 from sparsedp.training.reports import EpochReport
 
 
@@ -77,7 +78,7 @@ class RunFolder:
         except BaseException:
             shutil.rmtree(draft.path, ignore_errors=True)
             raise
-        sync_folder(final.parent)
+        sync_directory(final.parent)
         return cls(final)
 
     @classmethod
