@@ -1,7 +1,7 @@
 """Coordinate-sparse differentially private training for PyTorch.
 
 `fit` trains a model in one call, `Trainer` leaves the loop to you, `all_methods()` lists the choices,
-`write_report` makes a page of a run.
+`write_report` makes a page of a run, `sparsedp.sklearn.SparseDPClassifier` is for tables.
 Names are loaded when they are first used, so that importing this package costs next to nothing.
 """
 
@@ -63,10 +63,14 @@ _HOMES = {
     "write_report": "sparsedp.report",
 }
 
+_PACKAGES = ("data", "models", "sklearn")
+
 __all__ = sorted(_HOMES)
 
 
 def __getattr__(name: str) -> Any:
+    if name in _PACKAGES:
+        return import_module(f"sparsedp.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'sparsedp' has no attribute {name!r}")
     value = getattr(import_module(_HOMES[name]), name)
@@ -75,4 +79,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOMES})
+    return sorted({*globals(), *_HOMES, *_PACKAGES})

@@ -35,10 +35,11 @@ def test_the_names_for_type_checkers_are_the_names_at_run_time() -> None:
 def test_importing_the_package_loads_nothing_heavy() -> None:
     check = (
         "import sys, sparsedp; print([m for m in ('torch', 'rich') if m in sys.modules]);"
-        "sparsedp.fit; print([m for m in ('dp_accounting', 'sklearn', 'scipy', 'matplotlib') if m in sys.modules])"
+        "sparsedp.fit; print([m for m in ('dp_accounting', 'sklearn', 'scipy', 'matplotlib') if m in sys.modules]);"
+        "print(sparsedp.sklearn.SparseDPClassifier.__name__)"
     )
     done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
-    assert done.stdout.split("\n")[:2] == ["[]", "[]"]
+    assert done.stdout.split("\n")[:3] == ["[]", "[]", "SparseDPClassifier"]
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
