@@ -18,7 +18,9 @@ from sparsedp.models import build, parameter_count
 from sparsedp.privacy import plan_epsilon
 from sparsedp.training.checkpoint import load_weights
 
-COMMANDS = ("demo", "train", "compare", "plan", "verify", "report", "data", "methods", "sweep")
+COMMANDS = (
+    "demo", "train", "compare", "plan", "verify", "report", "advise", "diagnose", "data", "methods", "sweep",
+)  # fmt: skip
 
 
 def test_help_lists_every_command_and_exit_code_without_loading_torch(shell):

@@ -148,9 +148,10 @@ def _each_unit(
     query, units = Query(support, NoClip()), _count_units(batches)
     singles = (single for batch in batches for single in _single_units(batch))
     for done, single in enumerate(singles, start=1):
-        yield engine.clipped_sum([single], query).cpu()
+        gradient = engine.clipped_sum([single], query).cpu()
         if progress is not None:
             progress(done, units)
+        yield gradient
 
 
 def _single_units(batch: MicroBatch) -> Iterator[MicroBatch]:

@@ -1,0 +1,157 @@
+"""`advise` and `diagnose` as typed, and what `train` keeps for them."""
+
+import json
+
+import pytest
+import torch
+
+from sparsedp.cli.output import Exit
+from sparsedp.diagnostics.advice import advise_run
+from sparsedp.diagnostics.snapshots import snapshot_steps
+from sparsedp.diagnostics.splits import STATE, read_statistics
+from sparsedp.diagnostics.warmup import WarmupRecorder
+from sparsedp.experiments.execute import execute
+from sparsedp.experiments.settings import Settings
+from sparsedp.report.nonprivate import WARNING
+from sparsedp.training.folder import RunFolder
+
+SMALL = ("--dataset", "digits", "--epochs", "4", "--set", "subset=150", "--batch-size", "30", "--seed", "1")
+
+
+@pytest.fixture(scope="session")
+def watched(shell):
+    """A small run with snapshots, that each refresh of its support can be seen in."""
+    done = shell("train", *SMALL, "--method", "on-topk", "--snapshots", "--out", "watched", "--json")
+    assert done.code == 0, done.err
+    return shell.folder / "watched"
+
+
+def test_a_run_stopped_by_ctrl_c_and_resumed_keeps_its_whole_warm_up(trained, typed):
+    folder, record = trained
+    found, plan = read_statistics(folder), RunFolder.open(folder).plan()
+    assert found.steps == found.planned == plan.phases[0].steps
+    assert not (folder / STATE).exists()
+    told = typed("advise", folder, "--json").json
+    assert told == {"run": str(folder), **advise_run(folder).to_json()}
+    assert record["status"] == "finished"
+
+
+def test_watching_changes_no_weight(shell, tmp_path):
+    settings = Settings.from_json(
+        {"dataset": "digits", "epochs": 2, "batch_size": 64, "subset": 150, "seed": 1}
+    )
+    out = tmp_path / "watched"
+    models = [
+        execute(settings, out=out, callbacks=[WarmupRecorder(out)]).model,
+        execute(settings, out=tmp_path / "alone").model,
+    ]
+    for one, other in zip(*(model.state_dict().values() for model in models), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_advice_for_people_has_its_reasons_and_caveats(trained, typed):
+    shown = " ".join(typed("advise", trained[0]).out.split())
+    advice = advise_run(trained[0])
+    assert advice.sure in shown
+    assert "The advice costs no privacy" in shown
+    assert all(option.ranking in shown for option in advice.options)
+
+
+def test_diagnose_reads_releases_only_and_writes_nothing(trained, typed):
+    folder, record = trained
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    seen = typed("diagnose", folder, "--json").json
+    assert set(seen) == {"run", "visible"}
+    visible = seen["visible"]
+    assert (visible["k"], visible["d"]) == (record["k"], record["d"])
+    assert 0 < visible["proxy"]["null"]["mean"] < 1
+    assert sum(layer["active"] for layer in visible["layers"]) == record["k"]
+    assert visible["wire"]["values"] == 4 * record["k"] * visible["wire"]["steps"]
+    assert visible["missing"] is None
+    shown = typed("diagnose", folder).out
+    assert "pure noise gives" in shown
+    assert "On the wire" in shown
+    assert before == {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_snapshots_are_kept_and_show_how_supports_change(watched, typed):
+    plan = RunFolder.open(watched).plan()
+    files = sorted(path.name for path in (watched / "snapshots").iterdir())
+    assert files == [f"step-{step:08d}.safetensors" for step in snapshot_steps(plan)]
+    visible = typed("diagnose", watched, "--json").json["visible"]
+    assert "on-topk has no warm-up" in visible["missing"]
+    assert visible["splits"] == {}
+    assert visible["proxy"] is None
+    # The first epoch is dense, so three supports, one after the other.
+    changes = [(shared["first"], shared["second"]) for shared in visible["overlaps"]]
+    assert changes == [("step 9", "step 10"), ("step 14", "step 15")]
+    assert "dropped" in typed("diagnose", watched).out
+
+
+def test_nonprivate_diagnostics_are_written_marked_and_reported(watched, typed, tmp_path):
+    typed("report", watched, "--out", tmp_path / "before.html")
+    done = typed("diagnose", watched, "--nonprivate", "--rows", "40", "--json")
+    assert done.code == 0, done.err
+    assert "Not private" in done.err
+    written = json.loads((watched / "nonprivate.json").read_text())
+    assert done.json["nonprivate"] == written
+    values = {entry["name"]: entry["value"] for entry in written["values"]}
+    assert 0 <= values["energy captured along the run (alpha_T)"] <= 1
+    assert all("40 units" in e["note"] or "rows" in e["note"] for e in written["values"])
+    stages = [stage["stage"] for stage in done.json["stages"]]
+    assert "gradients along the run" in stages
+    assert all(stage["seconds"] >= 0 for stage in done.json["stages"])
+
+    typed("report", watched, "--out", tmp_path / "plain.html")
+    assert (tmp_path / "plain.html").read_bytes() == (tmp_path / "before.html").read_bytes()
+    typed("report", watched, "--nonprivate", "--out", tmp_path / "all.html")
+    page = (tmp_path / "all.html").read_text()
+    assert WARNING in page
+    assert all(f"{figure['title']} (not private)" in page for figure in written["figures"])
+    assert {figure["kind"] for figure in written["figures"]} == {"lines", "points"}
+
+
+def test_training_rows_can_be_looked_at_and_people_see_the_times(watched, typed):
+    done = typed("diagnose", watched, "--nonprivate", "--rows", "20", "--data", "train")
+    assert done.code == 0, done.err
+    assert "smoothness: " in done.err
+    assert "NOT PRIVATE" in done.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        ("advise nowhere", Exit.DATA, "nowhere is no folder"),
+        ("diagnose nowhere", Exit.DATA, "nowhere is no folder"),
+        ("advise empty", Exit.DATA, "holds no run"),
+        ("diagnose empty --nonprivate", Exit.DATA, "holds no run"),
+        ("advise watched", Exit.DATA, "on-topk has no warm-up"),
+        ("diagnose watched --data test", Exit.USAGE, "add --nonprivate"),
+        ("diagnose watched --rows 5", Exit.USAGE, "add --nonprivate"),
+        ("diagnose watched --nonprivate --rows 1", Exit.USAGE, "at least 2"),
+        ("diagnose watched --nonprivate --data all", Exit.USAGE, "test"),
+    ],
+)
+def test_mistakes_get_a_message_and_a_code(
+    watched, shell, typed, monkeypatch, tmp_path, arguments, code, words
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "watched").symlink_to(watched)
+    typed(*arguments.split()).failed_with(code, words)
+
+
+def test_a_data_set_that_is_gone_is_named(run_copy, typed):
+    record = json.loads((run_copy / "record.json").read_text())
+    record["config"] |= {"dataset": "mnist", "model": "mnist-cnn"}
+    (run_copy / "record.json").write_text(json.dumps(record))
+    typed("diagnose", run_copy, "--nonprivate").failed_with(Exit.DATA, "sparsedp data get mnist")
+    assert not (run_copy / "nonprivate.json").exists()
+
+
+def test_a_run_from_python_has_no_settings_to_load_data_by(run_copy, typed):
+    record = json.loads((run_copy / "record.json").read_text())
+    record["config"] = None
+    (run_copy / "record.json").write_text(json.dumps(record))
+    assert typed("diagnose", run_copy, "--json").code == 0
+    typed("diagnose", run_copy, "--nonprivate").failed_with(Exit.USAGE, "use it from Python")
