@@ -164,7 +164,8 @@ def _chapter(
         return [*lines, "No experiment of this part has records yet.", ""]
     for study in own:
         drawn = f"../results/{study.name}/figure.svg" if picture(study) is not None else None
-        lines += section(study, f"{study.name}{TUNING}" in studies, drawn, claims_of(study, verdicts))
+        tuning = [name for name in studies if name.startswith(study.name) and name.endswith(TUNING)]
+        lines += section(study, tuning, drawn, claims_of(study, verdicts))
     return lines
 
 

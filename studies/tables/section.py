@@ -14,7 +14,7 @@ from sparsedp.report.numbers import NONE, epsilon_text, significant
 from sparsedp.report.statistics import CONFIDENCE
 from studies.tables import words
 from studies.tables.paper import number_for, paper_of
-from studies.tables.study import TUNING, Study
+from studies.tables.study import Study
 
 TEXTS = Path(__file__).parent / "text"
 SIDE_METRICS = (
@@ -29,12 +29,14 @@ SIDE_METRICS = (
 MISSING_SHOWN = 6
 
 
-def section(study: Study, has_tuning: bool, picture: str | None, claims: Sequence[str] = ()) -> list[str]:
+def section(
+    study: Study, tuning: Sequence[str], picture: str | None, claims: Sequence[str] = ()
+) -> list[str]:
     """Everything about one experiment."""
     lines = [f"### {heading(study)}", ""]
     if study.description:
         lines += [study.description, ""]
-    lines += [what_was_run(study, has_tuning), ""]
+    lines += [what_was_run(study, tuning), ""]
     if study.rows:
         lines += [*caption(study), *results_table(study), ""]
         side = side_table(study)
@@ -56,7 +58,7 @@ def heading(study: Study) -> str:
     return study.experiment.title
 
 
-def what_was_run(study: Study, has_tuning: bool) -> str:
+def what_was_run(study: Study, tuning: Sequence[str]) -> str:
     """Model, data, epochs, batch, seeds, privacy and where all of it is kept, in a few sentences."""
     settings = [study.settings_of(cell) for cell in study.cells]
     shared = {
@@ -73,10 +75,10 @@ def what_was_run(study: Study, has_tuning: bool) -> str:
     lines = [
         f"{'; '.join(part for part in parts if part and part != NONE)}; {seeds} seed{'s' * (seeds > 1)}."
     ]
-    if has_tuning:
+    if tuning:
+        files = ", ".join(f"`configs/{name}.toml`" for name in tuning)
         lines.append(
-            f"Settings were chosen on a validation split (`configs/{study.name}{TUNING}.toml`, under Tuning below); "
-            "that is not in epsilon."
+            f"Settings were chosen on a validation split ({files}, under Tuning below); that is not in epsilon."
         )
     done = f"{len(study.records)} of {len(study.runs)} runs, {words.hours_text(study)}"
     lines.append(f"Config `configs/{study.name}.toml`, records in `results/{study.name}/records` ({done}).")
@@ -184,10 +186,11 @@ def alt_text(study: Study) -> str:
     return f"{study.experiment.title}: {words.metric_title(study.experiment.metric)} by cell"
 
 
-_ALSO = ("active_ratio", "options", "clip_norm", "lr", "momentum", "optimizer", "scheduler", "warmup_fraction",
-         "phase1_budget", "ema_decay", "noise_std", "unit", "rows_per_unit", "subset", "validation")  # fmt: skip
-
-
+_ALSO = (
+    "active_ratio", "options", "data_options", "model_options", "normalise", "clip_norm", "lr", "momentum",
+    "optimizer", "scheduler", "warmup_fraction", "phase1_budget", "ema_decay", "noise_std", "unit",
+    "rows_per_unit", "subset", "validation",
+)  # fmt: skip
 _DEFAULTS = {entry.name: entry.default for entry in fields(Settings)}
 
 

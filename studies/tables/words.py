@@ -145,7 +145,8 @@ def _is_cifar(dataset: str) -> bool:
 
 def _setting(name: str, value: Any) -> str:
     if isinstance(value, Mapping):
-        return ", ".join(f"{key} {_plain(inner)}" for key, inner in value.items())
+        inside = ", ".join(f"{key} {_plain(inner)}" for key, inner in value.items())
+        return inside if name.endswith("options") else f"{name} ({inside})"
     return f"{_SHORT.get(name, name)} {_plain(value)}"
 
 

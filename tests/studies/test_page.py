@@ -42,7 +42,7 @@ def root(tmp_path):
 
 
 def text_of(study):
-    return "\n".join(section(study, has_tuning=False, picture=None))
+    return "\n".join(section(study, tuning=(), picture=None))
 
 
 def test_everything_is_up_to_date_with_the_records():
