@@ -66,7 +66,6 @@ def freezing(records: Records) -> str:
     """How far from random the freezing was."""
     rows = [
         [
-            str(r["point"]["method"]),
             str(r["point"]["epsilon"]),
             short(r["variance"]["as it was"] / _chance_variance(r)),
             short(r["variance"]["ranked without noise"] / _chance_variance(r)),
@@ -76,7 +75,7 @@ def freezing(records: Records) -> str:
         for r in records["freezing"]
     ]
     head = [
-        "method", "ε", "variance of the count over random's", "same, ranked without noise",
+        "ε", "variance of the count over random's", "same, ranked without noise",
         "share of the support the clean ranking agrees with", "by chance",
     ]  # fmt: skip
     return markdown(head, rows)

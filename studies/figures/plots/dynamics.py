@@ -17,27 +17,22 @@ Records = Mapping[str, Sequence[Record]]
 
 def freezing(records: Records) -> str:
     """Fig. 12: how many coordinates were frozen how often."""
-    found = {(r["point"]["method"], r["point"]["epsilon"]): r for r in records["freezing"]}
     panels = []
-    for epsilon in sorted({epsilon for _, epsilon in found}):
-        ranked, random = found["ranked", epsilon], found["on-rand", epsilon]
-        series = (
-            (random["histograms"]["as it was"], GREY, ""),
-            (ranked["histograms"]["as it was"], BLUE, ""),
-            (ranked["histograms"]["ranked without noise"], ORANGE, DASHED),
-        )
-        top = max(max(values) for values, _, _ in series[:2])
-        chance = [ranked["d"] * share for share in ranked["by_chance"]]
-        marks: list[Mark] = [Curve(list(enumerate(chance)), PINK, DOTTED)]
-        marks += [Curve(list(enumerate(values)), colour, line) for values, colour, line in series]
-        x = linear_axis("epochs frozen", 0, ranked["epochs"], whole=True)
-        y = linear_axis("coordinates", 0, 1.15 * top, text=count)
-        panels.append(Panel(f"ε = {epsilon}", x, y, marks))
+    for record in records["freezing"]:
+        ranked = record["histograms"]["as it was"]
+        chance = [record["d"] * share for share in record["by_chance"]]
+        marks: list[Mark] = [
+            Curve(list(enumerate(chance)), GREY),
+            Curve(list(enumerate(ranked)), BLUE),
+            Curve(list(enumerate(record["histograms"]["ranked without noise"])), ORANGE, DASHED),
+        ]
+        x = linear_axis("epochs frozen", 0, record["epochs"], whole=True)
+        y = linear_axis("coordinates", 0, 1.1 * max(*ranked, *chance), text=count)
+        panels.append(Panel(f"ε = {record['point']['epsilon']}", x, y, marks))
     keys = [
-        Key("random (on-rand)", GREY),
+        Key("frozen at random (exact law)", GREY),
         Key("ranked by released gradients", BLUE),
         Key("ranked without noise (not private)", ORANGE, DASHED),
-        Key("exact law of random freezing", PINK, DOTTED),
     ]
     alt = "How many epochs each coordinate was frozen: ranked, at random, and ranked without noise."
     return sheet(alt, panels, keys, columns=2, width=480, height=280)
