@@ -1,0 +1,73 @@
+"""The card on the warm-up: drawn from its file, and from nothing else."""
+
+import json
+import shutil
+
+import pytest
+from test_report_page import Outline
+
+from sparsedp import DataError, write_report
+from sparsedp.report.warmup import TITLE
+
+
+def summary(**changes):
+    curve = {
+        "ranking": "coherent",
+        "ratio": [0.1, 0.5, 1.0],
+        "share": [0.4, 0.8, 1.0],
+        "std": [0.05, 0.1, 0.0],
+    }
+    content = {
+        "format": 1,
+        "steps": 9,
+        "planned": 10,
+        "noise_std": 0.1,
+        "advice": {"recommendation": "Keep every coordinate.", "sure": "fairly sure", "reasons": []},
+        "curves": [curve],
+    }
+    return {**content, **changes}
+
+
+@pytest.fixture
+def run(single, tmp_path):
+    return shutil.copytree(single, tmp_path / "run")
+
+
+def page(run, content):
+    (run / "warmup.json").write_text(json.dumps(content))
+    return Outline(write_report(run).read_text())
+
+
+def test_a_run_that_kept_its_warm_up_shows_the_curve_its_interval_and_the_advice(run):
+    assert TITLE not in Outline(write_report(run).read_text()).text
+    shown = page(run, summary())
+    assert TITLE in shown.text
+    assert "Advice: Keep every coordinate. (As far as noise goes: fairly sure.)" in shown.text
+    assert "30.2 % to 49.8 %" in shown.text.replace("\u00a0", " ")  # 40 % and 1.96 times 5 %
+
+
+def test_energy_lost_in_noise_is_said_in_words(run):
+    curve = {"ranking": "energy", "ratio": [], "share": [], "std": []}
+    shown = page(run, summary(curves=[curve]))
+    assert "does not stand out from the noise" in shown.text
+    assert "Keep every coordinate." in shown.text
+
+
+def test_another_format_is_refused(run):
+    with pytest.raises(DataError, match=r"warmup\.json"):
+        page(run, summary(format=2))
+
+
+def test_points_of_a_cloud_are_not_joined(run):
+    def drawn(kind):
+        series = [{"name": "unit", "x": [0.0, 1.0, 2.0], "y": [0.0, 5.0, 1.0]}]
+        figure = {"title": "Cloud", "x": "a", "y": "b", "series": series, **kind}
+        content = {"format": 1, "figures": [figure], "remarks": ["Nothing else was looked at."]}
+        (run / "nonprivate.json").write_text(json.dumps(content))
+        text = write_report(run, nonprivate=True).read_text()
+        assert "Nothing else was looked at." in text
+        section = text[text.index('id="nonprivate"') :]
+        return section.count("<polyline"), section.count("<circle")
+
+    assert drawn({"kind": "points"}) == (0, 6)
+    assert drawn({"kind": "lines"}) == drawn({}) == (2, 6)
