@@ -14,7 +14,7 @@ import torch
 from sparsedp.core.errors import DataError
 from sparsedp.data import DATASETS, SOURCES, Checksum, get, load, npz, status
 from sparsedp.data.cache import cache_path, cached_arrays
-from sparsedp.data.download import compare
+from sparsedp.data.download import compare, public_checksum
 from sparsedp.data.locate import cache_dir, fingerprint
 from sparsedp.data.sources import Source, SourceFile
 
@@ -218,6 +218,18 @@ def test_the_original_is_known_through_its_compression(tmp_path):
     assert compare(tmp_path / "a.zip", known) is Checksum.OFFICIAL
     assert compare(tmp_path / "b.gz", known) is Checksum.DIFFERENT
     assert compare(tmp_path / "a.gz", ()) is Checksum.UNKNOWN
+
+
+def test_a_record_gets_the_published_checksums_and_nothing_of_other_files(tmp_path, monkeypatch):
+    spec = toy_source(monkeypatch, tmp_path)
+    for root, content in (("original", b"payload"), ("mine", b"private rows")):
+        (tmp_path / root / "toys").mkdir(parents=True)
+        (tmp_path / root / "toys" / "toy.bin").write_bytes(content)
+    (file,) = spec.forms["official"]
+    published = hashlib.sha256(file.sha256[0].encode()).hexdigest()
+    assert public_checksum("toy", tmp_path / "original") == published
+    assert public_checksum("toy", tmp_path / "mine") is None
+    assert public_checksum("toy", tmp_path / "nowhere") is None
 
 
 @pytest.mark.data

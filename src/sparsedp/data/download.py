@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 from pathlib import Path
 from typing import IO, cast
 
@@ -62,6 +63,19 @@ class SourceStatus:
 def status(root: Path | str | None = None) -> list[SourceStatus]:
     """What there is of every public data set. Reads each file once, for its checksum."""
     return [_status_of(spec, root) for spec in SOURCES.values()]
+
+
+@lru_cache(maxsize=8)
+def public_checksum(name: str, root: Path | str | None = None) -> str | None:
+    """The checksum of a public data set whose files are the originals: SHA-256 of theirs, one a line; else None.
+
+    **Privacy.** It is made of the published checksums, so files that differ leave no trace but None.
+    """
+    found = _status_of(source(name), root)
+    if not found.complete or any(file.checksum is not Checksum.OFFICIAL for file in found.found):
+        return None
+    published = "\n".join(file.sha256[0] for file in found.source.forms[found.form])
+    return hashlib.sha256(published.encode()).hexdigest()
 
 
 def get(

@@ -15,7 +15,9 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, LRScheduler
 
 from sparsedp.core.errors import SparseDPError
+from sparsedp.data import DATASETS
 from sparsedp.data.bundle import DataBundle
+from sparsedp.data.download import public_checksum
 from sparsedp.experiments.datasets import check_dataset, load_data
 from sparsedp.experiments.evaluation import evaluator
 from sparsedp.experiments.networks import build_model, check_model
@@ -124,8 +126,15 @@ def about(settings: Settings, bundle: DataBundle) -> About:
         dataset=settings.dataset,
         model=settings.model,
         schema=schema,
+        checksum=_checksum(settings.dataset),
         config=settings.to_json(),
     )
+
+
+def _checksum(dataset: str) -> str | None:
+    """Of a public data set by name; nothing is hashed of a user's own files."""
+    public = DATASETS.get(dataset)
+    return None if public is None or public.source is None else public_checksum(public.source)
 
 
 def _optimizer(settings: Settings) -> OptimizerChoice | None:
