@@ -251,6 +251,17 @@ def test_a_run_stopped_early_keeps_its_planned_epsilon(tmp_path):
     assert "At most (8, 0.001)" in outline.text
 
 
+def test_a_run_stopped_in_its_first_epoch_is_not_called_unprotected(tmp_path):
+    def stop(event: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train("tp-topk", out=tmp_path / "run", seed=0, callbacks=[stop])
+    outline = Outline(write_report(tmp_path / "run").read_text())
+    assert outline.text.count("No epoch of this run is done yet") == 3
+    assert "is not private" not in outline.text
+
+
 def test_two_classes_lead_with_the_area_under_the_curve(tmp_path):
     folder = a_run(tmp_path / "run", "tp-topk", classes=2, seed=0)
     record = json.loads((folder / "record.json").read_text())

@@ -24,6 +24,8 @@ STYLES = ("main", "second", "third", "fourth", "fifth")
 
 def accuracy_figure(run: Run) -> Html:
     """Held-out numbers epoch by epoch."""
+    if not run.epochs:
+        return _nothing_yet("Held-out numbers")
     metric = leading([report.metrics for report in run.epochs])
     if metric is None:
         return card("Held-out numbers", tag("p", None, "This run was not evaluated on held-out data."))
@@ -60,6 +62,8 @@ def accuracy_figure(run: Run) -> Html:
 
 def epsilon_figure(run: Run) -> Html:
     """The plan's epsilon epoch by epoch, under its target."""
+    if not run.epochs and run.plan.is_private:
+        return _nothing_yet("Privacy spent")
     points = tuple((float(r.epoch), r.epsilon) for r in run.epochs if r.epsilon is not None)
     if not points:
         return card(
@@ -91,6 +95,8 @@ def epsilon_figure(run: Run) -> Html:
 
 def energy_figure(run: Run) -> Html:
     """Noise energy of every step on the support, against what it would be on all coordinates."""
+    if not run.epochs and run.plan.is_private:
+        return _nothing_yet("Noise energy")
     parts = run_stretches(run)
     d = run.layout.dimension
     share = energy_share(parts, d)
@@ -136,6 +142,10 @@ def energy_figure(run: Run) -> Html:
         Table(("steps", "phase", "k", "ν", "k·ν²", "of d·ν²"), rows, frozenset({0, 1})),
         Legend(tuple((line.name, f"{line.style}{' dashed' if line.dashed else ''}") for line in series)),
     )
+
+
+def _nothing_yet(title: str) -> Html:
+    return card(title, tag("p", None, "No epoch of this run is done yet, and this is shown epoch by epoch."))
 
 
 def run_stretches(run: Run) -> tuple[Stretch, ...]:
