@@ -90,7 +90,8 @@ def test_what_cannot_be_measured_is_said():
     assert value(unknown, "kappa (RS), measured or sqrt(k/d)") == pytest.approx(math.sqrt(0.2))
     assert any("kappa cannot be measured" in remark for remark in unknown.remarks)
     assert "another optimizer" in found(rate=None).remarks[0]
-    assert "no curvature" in found(changed(smoothness=0.0)).remarks[0]
+    for flat in (0.0, math.nan, math.inf):
+        assert "no curvature" in found(changed(smoothness=flat)).remarks[0]
     empty = found(changed(retained=0.0, captured=0.0))
     assert "bound of AdaDPIGU, Theorem 16" not in empty.values
     assert "bound of Corollary 6.6 (whole gradient)" not in empty.values
@@ -173,3 +174,16 @@ def test_without_snapshots_bounds_start_from_a_fresh_model_or_are_left_out(run, 
     expected = float(nn.functional.cross_entropy(network(9)(x), y).detach())
     assert values["loss where the run began"] == pytest.approx(expected, rel=1e-5)
     assert "bound of RS, Theorem 3.5" in values
+
+
+def test_a_value_that_is_not_finite_is_left_out_and_said(run, tmp_path):
+    out = shutil.copytree(run, tmp_path / "run")
+    shutil.rmtree(out / "snapshots")
+    diverged = network(9)
+    with torch.no_grad():
+        diverged[0].weight.fill_(math.nan)
+    values, document, *_ = diagnosed(out, fresh=diverged)
+    assert "loss where the run began" not in values
+    assert "bound of RS, Theorem 3.5" not in values
+    assert "smoothness (largest curvature)" in values
+    assert any("left out: loss where the run began" in remark for remark in document["remarks"])

@@ -40,7 +40,8 @@ def _show(advice: Advice, screen: Console) -> None:
     from rich.panel import Panel
     from rich.table import Table
 
-    how_sure = f"As far as noise goes: {advice.sure} (confidence {advice.confidence:.0%})."
+    confidence = "above 99.9%" if advice.confidence > 0.999 else f"{advice.confidence:.1%}"
+    how_sure = f"As far as noise goes: {advice.sure} (confidence {confidence})."
     screen.print(Panel(f"[bold]{advice.recommendation}[/bold]\n{how_sure}", title="Advice", expand=False))
     for reason in advice.reasons:
         screen.print(f"- {reason}", markup=False)

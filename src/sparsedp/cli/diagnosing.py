@@ -86,10 +86,9 @@ def show_visible(seen: Visible, screen: Console) -> None:
         f"{significant(noise.dense_energy)} on all coordinates."
     )
     if noise.best_rate_at_most is not None:
-        screen.print(
-            f"Random sparsification: freezing more than {percent(noise.best_rate_at_most)} cannot be best by RS's "
-            f"bound; its kappa here is at least {significant(noise.least_kappa)}."
-        )
+        most = noise.best_rate_at_most
+        verdict = f"freezing more than {percent(most)}" if most else "freezing any coordinate at random"
+        screen.print(f"By RS's bound {verdict} cannot pay at this noise.")
 
 
 def _show_splits(seen: Visible, screen: Console) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -106,6 +107,7 @@ def diagnose_nonprivate(
         limits: how much the slow parts look at.
 
     **Privacy.** The file is not private, whatever rows were used; nothing of it flows back.
+    **Edge cases.** A value that is not finite, as diverged weights give, is left out with a remark.
     """
     view = RunView.of(folder)
     load_weights(folder, model)
@@ -119,6 +121,7 @@ def diagnose_nonprivate(
         found |= _curvature(subject)[1] | _symmetry(subject)
     else:
         found |= _clipped(folder, subject, gradient, FlatClip(phase.clip_norm), fresh)
+    found = _finite(found)
     return write_nonprivate(folder, found.values, found.figures, found.remarks)
 
 
@@ -166,6 +169,13 @@ def _clipped(
     touched = "; ".join(dict.fromkeys([report.touched, beta.touched, start.touched]))
     values = {"loss where the run began": start, "loss at the final weights": end}
     return found | Findings(values) | bound_findings(NonPrivate(measured, touched), view)
+
+
+def _finite(found: Findings) -> Findings:
+    lost = [name for name, marked in found.values.items() if not math.isfinite(marked.value)]
+    kept = {name: marked for name, marked in found.values.items() if name not in lost}
+    remarks = (f"Not a finite number, so left out: {name}. Have the weights diverged?" for name in lost)
+    return Findings(kept, found.figures, (*found.remarks, *remarks))
 
 
 def _curvature(subject: _Subject) -> tuple[NonPrivate[float], Findings]:

@@ -87,8 +87,8 @@ def bound_findings(measured: NonPrivate[Measured], view: RunView) -> Findings:
         return Findings(remarks=("No bounds: this run did not clip.",))
     if view.learning_rate is None:
         return Findings(remarks=("No bounds: they are for SGD, and this run had another optimizer.",))
-    if measured.value.smoothness <= 0:
-        return Findings(remarks=("No bounds: the loss shows no curvature here.",))
+    if not 0 < measured.value.smoothness < math.inf:
+        return Findings(remarks=("No bounds: the loss shows no curvature here, or no finite one.",))
     known = _Setting(
         view.plan, phase, phase.clip_norm, view.learning_rate, view.support.size, view.support.dimension
     )
