@@ -19,7 +19,7 @@ _HEAD = "<!-- Made by `make figures` from configs/figures/gallery.md and results
 
 
 def whole(studies: Sequence[Study], store: Store) -> dict[str, list[Record]]:
-    """The records of every study: of its complete seeds."""
+    """The records of every study."""
     return {study.name: store.records(study) for study in studies}
 
 

@@ -45,9 +45,12 @@ class Store:
         write_json(file, {**head, "point": dict(point), **rounded(dict(measured))})
 
     def records(self, study: Study) -> list[Record]:
-        """The records of a study's complete seeds: those of which every point has been measured."""
-        found = [[self.find(study, point) for point in points] for points in study.by_seed()]
-        return [record for seed in found if all(seed) for record in seed if record is not None]
+        """The records of a study that there are, in the grid's order; none before every cell has a seed."""
+        found = [(point, self.find(study, point)) for point in study.points()]
+        cells = [{name: point[name] for name in point if name != "seed"} for point, _ in found]
+        measured = [cell for cell, (_, record) in zip(cells, found, strict=True) if record is not None]
+        whole = all(cell in measured for cell in cells)
+        return [record for _, record in found if record is not None] if whole else []
 
 
 def rounded(value: Any) -> Any:

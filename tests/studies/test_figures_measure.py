@@ -121,15 +121,14 @@ def test_measuring_skips_what_is_there_and_measures_again_what_the_study_changed
     assert store.records(study) == []
 
 
-def test_only_seeds_of_which_every_point_is_there_are_shown(tmp_path):
+def test_a_study_is_shown_once_every_cell_of_its_grid_has_a_seed(tmp_path):
     study = Study("toy", "toy", "Toy", {}, {"epsilon": [1, 3], "seed": [0, 1]}, {})
     store = Store(tmp_path)
-    for point in ({"epsilon": 1, "seed": 0}, {"epsilon": 1, "seed": 1}, {"epsilon": 3, "seed": 1}):
-        store.keep(study, point, {}, None)
-    assert [record["point"] for record in store.records(study)] == [
-        {"epsilon": 1, "seed": 1},
-        {"epsilon": 3, "seed": 1},
-    ]
+    for seed in (0, 1):
+        store.keep(study, {"epsilon": 1, "seed": seed}, {}, None)
+    assert store.records(study) == []
+    store.keep(study, {"epsilon": 3, "seed": 1}, {}, None)
+    assert [tuple(record["point"].values()) for record in store.records(study)] == [(1, 0), (1, 1), (3, 1)]
     assert [len(points) for points in replace(study, grid={"epsilon": [1, 3]}).by_seed()] == [2]
 
 
