@@ -4,8 +4,10 @@ import json
 
 import pytest
 import torch
+from torch import nn
 
 from sparsedp.cli.output import Exit
+from sparsedp.cli.training import watching
 from sparsedp.diagnostics.advice import advise_run
 from sparsedp.diagnostics.snapshots import snapshot_steps
 from sparsedp.diagnostics.splits import STATE, read_statistics
@@ -86,6 +88,13 @@ def test_snapshots_are_kept_and_show_how_supports_change(watched, typed):
     changes = [(shared["first"], shared["second"]) for shared in visible["overlaps"]]
     assert changes == [("step 9", "step 10"), ("step 14", "step 15")]
     assert "dropped" in typed("diagnose", watched).out
+
+
+def test_a_resumed_run_goes_on_with_its_snapshots_without_being_told(tmp_path):
+    assert watching(tmp_path, snapshots=False)(nn.Linear(1, 1)) == []
+    assert len(watching(tmp_path, snapshots=True)(nn.Linear(1, 1))) == 1
+    (tmp_path / "snapshots").mkdir()
+    assert len(watching(tmp_path, snapshots=False)(nn.Linear(1, 1))) == 1
 
 
 def test_nonprivate_diagnostics_are_written_marked_and_reported(watched, typed, tmp_path):
