@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 from types import MappingProxyType
 
-from studies.figures.plots.support import DATA, EPSILONS, at_epsilon, at_ratio
+from studies.figures.plots.support import DATA, EPSILONS, FEW, at_epsilon, at_ratio
 from studies.figures.store import Record
 from studies.figures.words import short, with_interval
 
@@ -44,7 +44,10 @@ def _split(found: Sequence[Mapping[str, float]]) -> str:
     told = [by["split"] for by in found if by["split"] is not None]
     if not told:
         return "too noisy"
-    return with_interval(told) + ("" if len(told) == len(found) else f", {len(told)} seeds")
+    if len(told) == len(found):
+        return with_interval(told)
+    shown = with_interval(told) if len(told) > FEW else short(sum(told) / len(told))
+    return f"{shown}, {len(told)} of {len(found)} seeds"
 
 
 def ratios(records: Records) -> str:

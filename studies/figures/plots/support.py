@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -22,6 +23,8 @@ DATA: Mapping[str, str] = MappingProxyType(
 )
 EPSILONS = (1, 3, 8)
 SHOWN_EPSILON = 3
+FEW = 2
+"""An interval over so many seeds says nothing."""
 
 Records = Mapping[str, Sequence[Record]]
 
@@ -150,8 +153,9 @@ def rho_sig(records: Records) -> str:
                 _over_ratios(found, "rho_sig", PINK),
                 _over_ratios(found, "alpha_of_first_half", BLUE),
             ]
-            if len(told) > 1:
-                lines.append(_over_ratios(told, "split", TEAL))
+            if told:
+                split = _over_ratios(told, "split", TEAL)
+                lines.append(split if len(told) > FEW else replace(split, low=(), high=()))
             lines.append(Level(1.0))
             axis = Axis("share", 0.0, 1.2, (0.0, 0.2, 0.4, 0.6, 0.8, 1.0), lambda v: f"{v:.1f}")
             panels.append(Panel(f"{title}, ε = {epsilon}", _ratio_axis(), axis, lines))
