@@ -14,6 +14,8 @@ from sparsedp.experiments.execute import execute
 CONFIGS = configs()
 SMOKE = {"epochs": 1, "subset": 64, "batch_size": 16}
 """As `sparsedp sweep --smoke`, on fewer records."""
+SLOW = {"eyepacs": {"subset": 12, "batch_size": 6}, "eyepacs-natural": {"subset": 12, "batch_size": 6}}
+"""Fewer still where a picture takes long."""
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +45,7 @@ def kinds_of_runs(experiment):
 def test_one_run_of_every_data_set_model_and_method_takes_an_epoch(config, small_files):
     experiment = read_experiment(config)
     for run in kinds_of_runs(experiment):
-        settings = run.with_settings(**SMOKE).settings
+        settings = run.with_settings(**{**SMOKE, **SLOW.get(run.settings.dataset, {})}).settings
         result = execute(settings)
         assert math.isfinite(result.metrics[experiment.metric]), run.title
         if settings.epsilon != math.inf:
