@@ -207,6 +207,6 @@ def _basis(verdict: Verdict) -> str:
     names = ", ".join(f"`{one}`" for one in dict.fromkeys(e.experiment for e in verdict.claim.evidence))
     if verdict.pooled is None:
         return f"{verdict.claim.decides}; {names}"
-    cells = f"{verdict.used} cell{'s' * (verdict.used > 1)}, {verdict.pooled.count} seeds"
+    cells = f"{verdict.used} cell{'s' * (verdict.used > 1)}, {words.seeds_text(verdict.pooled.count)}"
     used = ", ".join(f"`{name}`" for name in dict.fromkeys(part.study for part in verdict.parts))
     return f"{verdict.claim.decides}; {used}, {cells}"

@@ -41,13 +41,13 @@ def _table2(studies: Mapping[str, Study]) -> str:
             rows += _comparison(studies[name], seeds)
     if not rows:
         return ""
-    count = f"{min(seeds)}" if len(seeds) == 1 else f"{min(seeds)} to {max(seeds)}"
+    count = words.seeds_text(max(seeds)) if len(seeds) == 1 else f"{min(seeds)} to {max(seeds)} seeds"
     jpeg = (
         f" {words.JPEG}" if any(words.is_cifar(studies[name]) for name in TABLE2 if name in studies) else ""
     )
     head = (
         "TP-TopK's main table (its Table 2), test accuracy in percent, delta 1e-5, the paper's numbers beside ours:\n"
-        f"final epoch, mean ± standard deviation over {count} seeds, settings tuned on a validation split (not in\n"
+        f"final epoch, mean ± standard deviation over {count}, settings tuned on a validation split (not in\n"
         f"epsilon).{jpeg}"
     )
     headings = [
@@ -97,7 +97,7 @@ def _hospital(studies: Mapping[str, Study]) -> str:
     counts = {row.score.count for row in study.rows}
     head = (
         f"Hospital table (readmission within 30 days, epsilon per {unit}), test {words.metric_title(metric)}, "
-        f"{max(counts)} seeds, all arms tuned alike:"
+        f"{words.seeds_text(max(counts))}, all arms tuned alike:"
     )
     axes = [axis.name for axis in study.experiment.axes]
     rows = [

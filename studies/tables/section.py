@@ -72,9 +72,7 @@ def what_was_run(study: Study, tuning: Sequence[str]) -> str:
     parts += [_privacy(study, shared)]
     parts += [words.settings_text(shared, [name for name in _ALSO if _is_worth_saying(study, name, shared)])]
     seeds = len(study.experiment.seeds)
-    lines = [
-        f"{'; '.join(part for part in parts if part and part != NONE)}; {seeds} seed{'s' * (seeds > 1)}."
-    ]
+    lines = [f"{'; '.join(part for part in parts if part and part != NONE)}; {words.seeds_text(seeds)}."]
     if tuning:
         files = ", ".join(f"`configs/{name}.toml`" for name in tuning)
         lines.append(
@@ -166,7 +164,7 @@ def shortcomings(study: Study) -> list[str]:
     lacking = study.missing()
     if lacking:
         shown = [
-            f"{words.place_text(dict(cell)) or 'all'} ({seeds} seed{'s' * (seeds > 1)})"
+            f"{words.place_text(dict(cell)) or 'all'} ({words.seeds_text(seeds)})"
             for cell, seeds in list(lacking.items())[:MISSING_SHOWN]
         ]
         more = len(lacking) - len(shown)
@@ -215,13 +213,10 @@ def _models(study: Study) -> str:
 
 
 def _data(study: Study) -> str:
-    found: dict[str, Any] = {run.settings.dataset: None for run in study.runs}
+    found: dict[str, dict[str, None]] = {run.settings.dataset: {} for run in study.runs}
     for record in study.records:
-        found[record["dataset"]] = record
-    said = []
-    for name, record in found.items():
-        known = "" if record is None else f" ({record['data_variant']}, {_units(record)})"
-        said.append(f"`{name}`{known}")
+        found[record["dataset"]][f"{record['data_variant']}, {_units(record)}"] = None
+    said = [f"`{name}` ({'; or '.join(known)})" if known else f"`{name}`" for name, known in found.items()]
     return f"data {', '.join(said)}"
 
 

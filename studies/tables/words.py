@@ -134,6 +134,11 @@ def hours_text(study: Study) -> str:
     return f"{hours:.1f} core hours" if hours >= 0.1 else "minutes"
 
 
+def seeds_text(count: int) -> str:
+    """So many seeds."""
+    return f"{count} seed{'s' * (count != 1)}"
+
+
 def count_text(value: float) -> str:
     """A whole number."""
     return count(value)
