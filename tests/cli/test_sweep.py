@@ -30,9 +30,10 @@ method = ["dp-sgd", "tp-topk"]
 
 
 def records(folder: Path) -> dict[str, dict]:
-    """Every record without what may differ between two equal runs: how long it took."""
+    """Every record without what may differ between two equal runs: how long it took, and a commit made meanwhile."""
     found = {file.name: json.loads(file.read_text()) for file in folder.glob("*.json")}
-    return {name: {k: v for k, v in record.items() if k != "seconds"} for name, record in found.items()}
+    equal = {name: {**record, "commit": type(record["commit"])} for name, record in found.items()}
+    return {name: {k: v for k, v in record.items() if k != "seconds"} for name, record in equal.items()}
 
 
 @pytest.fixture(scope="module")
