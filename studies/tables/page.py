@@ -81,7 +81,7 @@ def details(verdicts: Sequence[Verdict]) -> list[str]:
             continue
         claim = verdict.claim
         versus = f" Strongest rival: {verdict.rival}." if verdict.rival else ""
-        lines += [f"**{claim.says}** {claim.decides}.{versus}", ""]
+        lines += [f"**{claim.says}** {_capital(claim.decides)}.{versus}", ""]
         rows = [
             [
                 f"`{part.study}`",
@@ -196,7 +196,7 @@ def _interval(verdict: Verdict) -> str:
 
 
 def _difference(found: Estimate, metric: str) -> str:
-    return f"{words.difference_text(found, metric)} {words.unit_text(metric)}"
+    return f"{words.difference_text(found, metric)} {words.unit_text(metric)}".strip()
 
 
 def _capital(text: str) -> str:

@@ -74,7 +74,7 @@ def metric_title(metric: str) -> str:
 
 def unit_text(metric: str) -> str:
     """What differences of a metric are counted in."""
-    return "points" if _known(metric).share else _known(metric).unit
+    return "points" if _known(metric).share else "AUC" if metric == "auc" else ""
 
 
 def settings_text(settings: Mapping[str, Any], names: Iterable[str]) -> str:
