@@ -266,6 +266,7 @@ def test_unit_ids_may_be_a_tensor_or_text():
         (lambda: sampler(5, 0.5, units=[0, 1]), DataError, "one id for each of 5 rows"),
         (lambda: sampler(2, 0.5, units=[0.0, float("nan")]), DataError, "NaN"),
         (lambda: sampler(5, 0.5, rows_per_unit=0), DataError, "rows_per_unit"),
+        (lambda: sampler(5, 0.5, rows_per_unit=2), DataError, "each row is a unit"),
         (
             lambda: sampler(5, 0.5, units=[0] * 5, rows_per_unit=3, max_physical_batch=2),
             DataError,

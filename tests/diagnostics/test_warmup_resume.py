@@ -149,3 +149,14 @@ def test_a_summary_without_clear_energy_has_no_curve(whole):
     assert [curve["ranking"] for curve in summary["curves"]] == ["energy", "coherent"]
     assert all(curve["ratio"] == curve["share"] == [] for curve in summary["curves"])
     assert "does not tell" in summary["advice"]["recommendation"]
+
+
+def test_a_run_that_is_not_private_leaves_no_statistics_behind(tmp_path):
+    folder = tmp_path / "run"
+    sparsedp.fit(
+        network(), TensorDataset(*rows(80)), nn.CrossEntropyLoss(reduction="none"), method="clipped-sgd", epochs=12,
+        batch_size=8, clip_norm=0.5, seed=3, progress=False, out=folder, callbacks=[WarmupRecorder(folder)],
+    )  # fmt: skip
+    assert not (folder / SUMMARY).exists()
+    with pytest.raises(DataError, match="not private"):
+        advise_run(folder)

@@ -83,6 +83,10 @@ class PoissonSampler:
             raise PrivacyError(f"sampling_rate: got {sampling_rate}, expected a number in (0, 1]")
         if rows_per_unit < 1:
             raise DataError(f"rows_per_unit: got {rows_per_unit}, expected a whole number >= 1")
+        if rows_per_unit > 1 and units is None:
+            raise DataError(
+                f"rows_per_unit: got {rows_per_unit}, but each row is a unit of its own; give units, or drop it"
+            )
         if max_physical_batch is not None and max_physical_batch < rows_per_unit:
             raise DataError(
                 f"max_physical_batch: got {max_physical_batch}, expected at least rows_per_unit={rows_per_unit}"

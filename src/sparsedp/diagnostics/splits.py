@@ -130,6 +130,8 @@ def why_nothing(folder: Path) -> str:
     plan, record = run.plan(), run.record()
     steps, first = steps_looked_at(plan), plan.first_step(looked_at(plan).name)
     nothing = f"{folder} has no warm-up statistics (no {FILE}): "
+    if not plan.is_private:
+        return f"{nothing}{plan.method} is not private, so its gradients are no releases; train by a private method"
     if steps < MINIMUM_WARMUP:
         return f"{nothing}{steps} steps are too few to split, {MINIMUM_WARMUP} are the least; train longer"
     if record["status"] != "finished" and (folder / STATE).is_file():

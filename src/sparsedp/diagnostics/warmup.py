@@ -95,7 +95,7 @@ class WarmupRecorder:
     def _begin(self, plan: Plan, dimension: int, step: int) -> None:
         self._first, self._planned = plan.first_step(looked_at(plan).name), steps_looked_at(plan)
         # A replay may start before the end of a warm-up whose statistics are there already.
-        if self._planned < MINIMUM_WARMUP or (self._out / FILE).is_file():
+        if not plan.is_private or self._planned < MINIMUM_WARMUP or (self._out / FILE).is_file():
             return
         autos = [AutoRatio(score, self._planned) for score in RANKINGS]
         self._states = [(auto, auto.init(dimension)) for auto in autos]
