@@ -117,7 +117,7 @@ def criterion(records: Records) -> str:
         "Progress of a step over a dense one's",
         x,
         linear_axis("ratio", 0, top),
-        [Level(1.0, "a dense step"), Curve(shown, BLUE, dots=True)],
+        [Level(1.0, "a dense step", at_end=True), Curve(shown, BLUE, dots=True)],
     )
     keys = [
         Key("noise saved (d - k) ν²", TEAL),
