@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from sparsedp.core.errors import SparseDPError
 from studies.figures.config import Study
 from studies.figures.plots import PLOTS
-from studies.figures.store import Record, Store
+from studies.figures.store import Record, Records, Store
 from studies.figures.tables import TABLES
 from studies.figures.words import filled
-
-Records = Mapping[str, Sequence[Record]]
 
 FOLDER = "figures"
 _HEAD = "<!-- Made by `make figures` from configs/figures/gallery.md and results/figures; edit those. -->\n"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
@@ -15,6 +15,8 @@ DIGITS = 5
 """Significant digits of a kept number: more than any interval over seeds resolves, and small files."""
 
 Record = Mapping[str, Any]
+Records = Mapping[str, Sequence[Record]]
+"""By study."""
 
 
 @final

@@ -7,10 +7,8 @@ from statistics import median
 from types import MappingProxyType
 
 from studies.figures.plots.support import DATA, EPSILONS, FEW, at_epsilon, at_ratio
-from studies.figures.store import Record
+from studies.figures.store import Record, Records
 from studies.figures.words import short, with_interval
-
-Records = Mapping[str, Sequence[Record]]
 
 
 def support(records: Records) -> str:

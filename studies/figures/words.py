@@ -12,9 +12,7 @@ from sparsedp.report.numbers import significant
 from sparsedp.report.statistics import estimate
 from studies.figures.config import record_name
 from studies.figures.plots.support import at_epsilon, at_ratio
-from studies.figures.store import Record
-
-Records = Mapping[str, Sequence[Record]]
+from studies.figures.store import Records
 
 MISSING = "(not measured yet)"
 _WORD = re.compile(r"\{\{(\w[\w-]*)((?: [^ {}]+)*)\}\}")

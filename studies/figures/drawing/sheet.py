@@ -9,7 +9,6 @@ from typing import final
 
 from sparsedp.report.frame import LETTER, Frame
 from sparsedp.report.markup import Attributes, Child, Html, tag
-from sparsedp.report.numbers import significant
 from sparsedp.report.scale import Axis
 from studies.figures.drawing.marks import Mark
 from studies.figures.drawing.style import SHEET
@@ -148,11 +147,6 @@ def powers(label: str, low: int, high: int, step: int = 1) -> Axis:
     """A logarithmic axis between powers of ten; give it logarithms to base 10."""
     ticks = tuple(float(power) for power in range(low, high + 1, step))
     return Axis(label, float(low), float(high), ticks, lambda v: "10" + f"{v:.0f}".translate(_SUPERSCRIPT))
-
-
-def plainly(value: float) -> str:
-    """A number for a table."""
-    return significant(value, 3)
 
 
 def log10(value: float, least: float = 1e-30) -> float:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import final
 
 from studies.figures.plots import attack, dynamics, support, theory
-from studies.figures.store import Record
-
-Records = Mapping[str, Sequence[Record]]
-"""Records by study."""
+from studies.figures.store import Records
 
 
 @final

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from sparsedp.report.markup import Attributes, Child, tag
 from sparsedp.report.scale import Axis, linear_axis
@@ -13,9 +13,8 @@ from studies.figures.drawing.marks import DASHED, DOTTED, Curve, Level, Mark, Wh
 from studies.figures.drawing.png import data_address, grey_png
 from studies.figures.drawing.sheet import MARGIN, Key, Panel, card, sheet
 from studies.figures.drawing.style import BLUE, GREY, ORANGE, PINK, TEAL
-from studies.figures.store import Record
+from studies.figures.store import Record, Records
 
-Records = Mapping[str, Sequence[Record]]
 _TILE, _LABELS = 46, 84
 
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from sparsedp.report.numbers import count
 from sparsedp.report.scale import Axis, linear_axis
 from studies.figures.drawing.marks import DASHED, DOTTED, Cloud, Curve, Mark
 from studies.figures.drawing.sheet import Key, Panel, powers, sheet
 from studies.figures.drawing.style import BLUE, GREY, ORANGE, PINK, TEAL
-from studies.figures.store import Record
-
-Records = Mapping[str, Sequence[Record]]
+from studies.figures.store import Record, Records
 
 
 def freezing(records: Records) -> str:

@@ -12,7 +12,7 @@ from sparsedp.report.scale import Axis
 from studies.figures.drawing.marks import DASHED, DOTTED, Curve, Level, Mark, seeded
 from studies.figures.drawing.sheet import Key, Panel, fractions, shares, sheet
 from studies.figures.drawing.style import BLUE, GREY, ORANGE, PINK, TEAL, VIOLET
-from studies.figures.store import Record
+from studies.figures.store import Record, Records
 
 DATA: Mapping[str, str] = MappingProxyType(
     {
@@ -25,8 +25,6 @@ EPSILONS = (1, 3, 8)
 SHOWN_EPSILON = 3
 FEW = 2
 """An interval over so many seeds says nothing."""
-
-Records = Mapping[str, Sequence[Record]]
 
 
 def at_epsilon(records: Sequence[Record], epsilon: float) -> list[Record]:

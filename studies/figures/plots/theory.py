@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from scipy import stats
 
@@ -13,9 +13,7 @@ from studies.figures.drawing.marks import DASHED, DOTTED, Bar, Curve, Level, Mar
 from studies.figures.drawing.sheet import Key, Panel, fractions, log10, powers, sheet
 from studies.figures.drawing.style import BLUE, GOLD, GREY, ORANGE, PINK, TEAL, VIOLET
 from studies.figures.plots.support import SHOWN_EPSILON, at_epsilon
-from studies.figures.store import Record
-
-Records = Mapping[str, Sequence[Record]]
+from studies.figures.store import Record, Records
 
 _BOUNDS = (
     ("chebyshev", GREY, DASHED), ("bernstein", GOLD, DASHED), ("chernoff", TEAL, DASHED),
