@@ -21,6 +21,10 @@ _KEYS = {"id", "paper", "where", "says", "decides", "kind", "margin", "metric", 
 _EVIDENCE = {"experiment", "better", "worse", "at", "less_at", "best", "among", "only"}
 
 
+SEEDS = 3
+"""Fewer decide nothing."""
+
+
 class Ruling(Enum):
     """What the records say about a claim."""
 
@@ -129,14 +133,14 @@ def judge(claim: Claim, studies: Mapping[str, Measured]) -> Verdict:
 
 def above(found: Estimate, margin: float = 0.0) -> Ruling:
     """Holds if the whole interval is above zero, fails if all of it is below."""
-    if found.low is None or found.high is None or found.low <= 0 <= found.high:
+    if found.low is None or found.high is None or found.count < SEEDS or found.low <= 0 <= found.high:
         return Ruling.OPEN
     return Ruling.HOLDS if found.low > 0 else Ruling.FAILS
 
 
 def equal(found: Estimate, margin: float) -> Ruling:
     """Holds if the whole interval is within the margin, fails if all of it is outside on one side."""
-    if found.low is None or found.high is None:
+    if found.low is None or found.high is None or found.count < SEEDS:
         return Ruling.OPEN
     if -margin <= found.low and found.high <= margin:
         return Ruling.HOLDS
@@ -145,7 +149,8 @@ def equal(found: Estimate, margin: float) -> Ruling:
 
 def no_loss(found: Estimate, margin: float) -> Ruling:
     """Holds if the whole interval is above a loss of the margin, fails if all of it is below."""
-    if found.low is None or found.high is None or found.low <= -margin <= found.high:
+    few = found.count < SEEDS
+    if few or found.low is None or found.high is None or found.low <= -margin <= found.high:
         return Ruling.OPEN
     return Ruling.HOLDS if found.low > -margin else Ruling.FAILS
 

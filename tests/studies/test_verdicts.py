@@ -121,8 +121,9 @@ def test_a_ruling_follows_from_the_interval_and_the_margin(rule, low, high, ruli
 
 
 @pytest.mark.parametrize("rule", [above, equal, no_loss])
-def test_one_seed_decides_nothing(rule):
-    assert rule(estimate([0.5]), 0.9) is Ruling.OPEN
+@pytest.mark.parametrize("values", [[0.5], [0.5, 0.5]])
+def test_fewer_than_three_seeds_decide_nothing(rule, values):
+    assert rule(estimate(values), 0.9) is Ruling.OPEN
 
 
 @pytest.mark.parametrize(
