@@ -92,7 +92,6 @@ def symmetry(records: Records) -> str:
     for record in records["symmetry"]:
         for stop in record["stops"]:
             low = sum(p < 0.05 for p in stop["p_values"])
-            relative = stop["symmetry_error"] / stop["progress"] if stop["progress"] else 0.0
             rows.append(
                 [
                     str(record["point"]["method"]),
@@ -100,13 +99,14 @@ def symmetry(records: Records) -> str:
                     with_interval(stop["lopsidedness"]),
                     short(sum(stop["by_chance_95"]) / len(stop["by_chance_95"])),
                     f"{low} of {len(stop['p_values'])}",
-                    f"{100 * relative:+.1f} %",
+                    short(stop["progress"]),
+                    short(stop["symmetry_error"]),
                     short(stop["near"]),
                 ]
             )
     head = [
         "method", "epochs", "lopsidedness over planes", "95 % of symmetric clouds stay below", "planes with p < 0.05",
-        "symmetry error b over progress", "P(‖ξ‖ < 3C/4)",
+        "progress E⟨∇L, clipped g⟩", "of it by asymmetry, b", "P(‖ξ‖ < 3C/4)",
     ]  # fmt: skip
     return markdown(head, rows)
 
