@@ -70,16 +70,13 @@ class Cloud:
 
     points: Sequence[Point]
     colour: str
-    radius: float = 1.6
 
     def draw(self, frame: Frame) -> list[Child]:
-        """As markup; dots outside the axes are left out."""
-        kept = [
-            p
-            for p in self.points
-            if frame.x.low <= p[0] <= frame.x.high and frame.y.low <= p[1] <= frame.y.high
-        ]
-        return [_dot(*frame.at(*p), self.radius, f"faint {self.colour}") for p in kept]
+        """As markup, one path for all; dots outside the axes are left out."""
+        x, y = frame.x, frame.y
+        kept = [frame.at(*p) for p in self.points if x.low <= p[0] <= x.high and y.low <= p[1] <= y.high]
+        path = "".join(f"M{plain(across)} {plain(down)}h0" for across, down in kept)
+        return [tag("path", {"d": path, "class": f"cloud {self.colour}"})]
 
 
 @final

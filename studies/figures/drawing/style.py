@@ -34,7 +34,8 @@ SHEET = (
     f"{_CLASSES}"
     ".stroke{stroke:var(--c);stroke-width:2;stroke-linejoin:round;stroke-linecap:round}"
     ".dashed{stroke-dasharray:6 5}.dotted{stroke-dasharray:1.5 4}"
-    ".dot{fill:var(--c)}.faint{fill:var(--c);fill-opacity:.45}.band{fill:var(--c);fill-opacity:.16}"
+    ".dot{fill:var(--c)}.cloud{fill:none;stroke:var(--c);stroke-width:3.4;stroke-linecap:round;stroke-opacity:.55}"
+    ".band{fill:var(--c);fill-opacity:.16}"
     ".bar{fill:var(--c)}.whisker{stroke:var(--c);stroke-width:1.5}"
 )
 """Colours follow the reader's choice of light or dark."""
