@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from runs import a_trainer, advance, network, weights
+from runs import ROWS, a_trainer, advance, network, weights
 from torch import nn
 
 from sparsedp.core.errors import DataError, PrivacyError, SparseDPError
-from sparsedp.methods import AUTO, MethodOptions, all_methods
+from sparsedp.methods import AUTO, MethodOptions, all_methods, build_plan, get_method
 from sparsedp.privacy.ledger import FileLedger
 from sparsedp.training.batches import Loading
 from sparsedp.training.reports import Event, StepReport
@@ -162,11 +162,6 @@ REFUSED: dict[str, tuple[dict[str, object], type[SparseDPError], str]] = {
     ),
     "another average": ({"ema_decay": 0.9}, SparseDPError, "ema_decay was null and is 0.9"),
     "another engine": ({"engine": "reference"}, SparseDPError, 'engine was "bookkeeping" and is "reference"'),
-    "other rows of a unit": (
-        {"loading": Loading(rows_per_unit=2)},
-        SparseDPError,
-        "rows_per_unit was 1 and is 2",
-    ),
     "another scheduler": ({"scheduler": cosine}, SparseDPError, "no scheduler"),
 }
 
@@ -179,6 +174,18 @@ def test_what_does_not_belong_to_the_run_is_refused(what: str, tmp_path: Path) -
     with pytest.raises(error, match=words):
         a_trainer(out=tmp_path / "run", resume=True, **changed)
     assert (tmp_path / "run" / "ledger.jsonl").read_bytes() == before
+
+
+def test_another_number_of_rows_of_a_unit_is_refused(tmp_path: Path) -> None:
+    row, patients = get_method("dp-sgd"), torch.arange(ROWS) // 3
+    plan = build_plan(
+        row, units=20, batch_size=10, epochs=2, epsilon=8.0, delta=1e-3, clip_norm=1.0, unit="patient",
+        accountant="rdp",
+    )  # fmt: skip
+    advance(a_trainer("dp-sgd", plan=plan, loading=Loading(units=patients), out=tmp_path / "run"), 2).close()
+    loading = Loading(units=patients, rows_per_unit=2)
+    with pytest.raises(SparseDPError, match="rows_per_unit was 1 and is 2"):
+        a_trainer("dp-sgd", plan=plan, loading=loading, out=tmp_path / "run", resume=True)
 
 
 def test_a_damaged_checkpoint_is_refused(tmp_path: Path) -> None:
