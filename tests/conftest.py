@@ -1,5 +1,7 @@
-"""For all tests: the repository on the path (for `benchmarks`), one thread each, hypothesis without deadlines."""
+"""For all tests: the repository on the path (for `benchmarks`), one thread each, hypothesis without deadlines, and Ctrl-C
+heard even where the tests run as a background job, which shells start with SIGINT ignored."""
 
+import signal
 import sys
 from pathlib import Path
 
@@ -8,6 +10,7 @@ from hypothesis import HealthCheck, settings
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 torch.set_num_threads(1)
+signal.signal(signal.SIGINT, signal.default_int_handler)
 settings.register_profile(
     "sparsedp", deadline=None, max_examples=30, suppress_health_check=[HealthCheck.too_slow]
 )
