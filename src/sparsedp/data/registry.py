@@ -54,6 +54,9 @@ DATASETS: Mapping[str, DatasetSpec] = MappingProxyType(
             "eyepacs",
             lambda root: eyepacs(root, prevalence="natural"),
         ),
+        "eyepacs-scattering": DatasetSpec(
+            "EyePACS, scattering features", "eyepacs", lambda root: scattering_bundle(eyepacs(root))
+        ),
         "diabetes130": DatasetSpec("hospital table, readmitted within 30 days", "diabetes130", diabetes130),
         "diabetes130-pooled": DatasetSpec(
             "hospital table, the three diagnosis columns pooled",

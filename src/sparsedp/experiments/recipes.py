@@ -23,6 +23,7 @@ DEFAULT_MODEL: Mapping[str, str] = MappingProxyType(
         "cifar10-scattering": "scatter-linear",
         "eyepacs": "resnet-gn",
         "eyepacs-natural": "resnet-gn",
+        "eyepacs-scattering": "scatter-linear",
         "diabetes130": "logistic",
         "diabetes130-pooled": "logistic",
         "imdb": "bag-of-words",
