@@ -1,5 +1,7 @@
-"""For all tests: the repository on the path (for `benchmarks`), one thread each, hypothesis without deadlines, and Ctrl-C
-heard even where the tests run as a background job, which shells start with SIGINT ignored."""
+"""For all tests: the repository on the path (for `benchmarks`), one thread each, no deadlines, Ctrl-C heard.
+
+Shells start background jobs with SIGINT ignored; the tests of interrupts need it.
+"""
 
 import signal
 import sys

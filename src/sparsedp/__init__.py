@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from sparsedp.core.errors import PrivacyError as PrivacyError
     from sparsedp.core.errors import PrivacyWarning as PrivacyWarning
     from sparsedp.core.errors import SparseDPError as SparseDPError
+    from sparsedp.core.memory import keep_freed_memory as keep_freed_memory
     from sparsedp.core.support import Support as Support
     from sparsedp.methods import MethodOptions as MethodOptions
     from sparsedp.methods import all_methods as all_methods
@@ -59,6 +60,7 @@ _HOMES = {
     "fit": "sparsedp.training.fit",
     "get_method": "sparsedp.methods",
     "held_out": "sparsedp.training.evaluate",
+    "keep_freed_memory": "sparsedp.core.memory",
     "load_weights": "sparsedp.training.checkpoint",
     "write_report": "sparsedp.report",
 }

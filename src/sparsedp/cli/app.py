@@ -23,6 +23,7 @@ from sparsedp.cli.sweep import sweep
 from sparsedp.cli.train import train
 from sparsedp.cli.verify import verify
 from sparsedp.core.errors import DataError, PrivacyError, SparseDPError
+from sparsedp.core.memory import keep_freed_memory
 
 _EPILOG = "Exit codes: " + "; ".join(f"{code.value} {words}" for code, words in EXIT_CODES.items()) + "."
 
@@ -64,6 +65,7 @@ def root(
 
 def main() -> None:
     """The entry point: one clear message for mistakes, a traceback for bugs."""
+    keep_freed_memory()
     warnings.showwarning = _show_warning
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     logging.getLogger("sparsedp").setLevel(logging.INFO)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from sparsedp.core.errors import SparseDPError
+from sparsedp.core.memory import keep_freed_memory
 
 _TELL_EVERY_SECONDS = 0.2
 
@@ -74,6 +75,7 @@ def work(pipe: connection.Connection, log: str) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     threading.Thread(target=_die_with_parent, daemon=True).start()
     os.environ["OMP_NUM_THREADS"] = "1"
+    keep_freed_memory()
     _write_to(log)
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})

@@ -14,6 +14,9 @@ from sparsedp.core.clip import Clip
 from sparsedp.core.errors import DataError
 from sparsedp.privacy.mechanism import ClippedRows
 
+_ROWS_AT_ONCE = 16
+"""Few enough for the cache in float64."""
+
 
 @final
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,7 +54,8 @@ class ChannelSum:
             inputs = inputs_of(batch.rows)
             if inputs.shape[1] != self.channels:
                 raise DataError(f"inputs: got {inputs.shape[1]} channels, expected {self.channels}")
-            values = self._statistic(inputs.to("cpu", torch.float64))
+            parts = torch.split(inputs, _ROWS_AT_ONCE)
+            values = torch.cat([self._statistic(part.to("cpu", torch.float64)) for part in parts])
             total += ClippedRows(_mean_by_unit(values, batch.units), self.clip).compute()
         return total
 

@@ -50,7 +50,7 @@ class Normalised(nn.Module):
                 f"Normalised: got inputs of shape {tuple(inputs.shape)}, expected [rows, {channels}, ...]"
             )
         shape = (channels, *[1] * (inputs.dim() - 2))
-        return self.model((inputs - self.centre.view(shape)) / self.scale.view(shape), *more)
+        return self.model((inputs - self.centre.view(shape)).div_(self.scale.view(shape)), *more)
 
     @torch.no_grad()
     def set_constants(self, means: Released, spreads: Released) -> None:

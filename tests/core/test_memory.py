@@ -1,0 +1,42 @@
+"""Memory that is freed and asked for again costs page faults only once."""
+
+import subprocess
+import sys
+
+import pytest
+
+from sparsedp.core.memory import keep_freed_memory
+
+FAULTS = """
+import resource, sys
+import torch
+from sparsedp import keep_freed_memory
+
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+if sys.argv[1] == "keep":
+    assert keep_freed_memory()
+for _ in range(10):
+    torch.ones(20_000_000).add(1)
+before = faults()
+for _ in range(5):
+    torch.ones(20_000_000).add(1)
+print(faults() - before)
+"""
+
+
+def faults_of_five_batches(word):
+    done = subprocess.run([sys.executable, "-c", FAULTS, word], capture_output=True, text=True, check=True)
+    return int(done.stdout)
+
+
+def test_batches_after_the_first_find_their_memory_in_place():
+    if not keep_freed_memory():
+        pytest.skip("the C library has no mallopt")
+    assert faults_of_five_batches("keep") < 0.1 * faults_of_five_batches("leave")
+
+
+def test_other_c_libraries_are_left_alone(monkeypatch):
+    monkeypatch.setattr("sparsedp.core.memory.ctypes.CDLL", lambda name: object())
+    assert keep_freed_memory() is False
