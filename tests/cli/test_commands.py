@@ -16,6 +16,7 @@ from sparsedp.cli.output import EXIT_CODES
 from sparsedp.methods import all_methods, build_plan, get_method
 from sparsedp.models import build, parameter_count
 from sparsedp.privacy import plan_epsilon
+from sparsedp.privacy.normalisation import PrivateNormalisation
 from sparsedp.training.checkpoint import load_weights
 
 COMMANDS = (
@@ -105,6 +106,21 @@ def test_plan_without_a_split_is_equal_noise_and_says_what_another_budget_costs(
     assert other["noise_energy_factor"] == pytest.approx(louder**2)
     shown = typed("plan", *question)
     assert "What another epsilon costs" in shown.out
+
+
+def test_plan_counts_a_normalisation_and_says_which_budgets_it_puts_out_of_reach(typed):
+    sizes = {"units": 2000, "batch_size": 100, "epochs": 2, "delta": 1e-5, "clip_norm": 1.0}
+    question = ("--records", "2000", "--batch-size", "100", "--epochs", "2", "--accountant", "rdp")
+    asked = (*question, "--normalise", "8", "--other-budgets", "0.1,2")
+    answer = typed("plan", *asked, "--json").json
+    plan = build_plan(
+        get_method("tp-topk"), epsilon=3.0, accountant="rdp", normalise=PrivateNormalisation(8.0), **sizes
+    )
+    assert [(p["name"], p["noise_multiplier"]) for p in answer["phases"]] == [
+        (p.name, p.noise_multiplier) for p in plan.phases
+    ]
+    assert [other["noise_multipliers"] == [] for other in answer["other_budgets"]] == [True, False]
+    assert "out of reach" in typed("plan", *asked).out
 
 
 def test_methods_lists_the_whole_table(shell):

@@ -36,6 +36,12 @@ def plan(
         bool, typer.Option("--equal-noise", help="The same noise in both phases. This is the default.")
     ] = False,
     clip_norm: options.ClipNorm = None,
+    normalise: Annotated[
+        float | None,
+        typer.Option(
+            metavar="NOISE", help="Normalise the inputs privately first, with this noise multiplier (8)."
+        ),
+    ] = None,
     accountant: Annotated[str, typer.Option(help="pld, rdp or rdp-classic.")] = "pld",
     unit: Annotated[str, typer.Option(help="What one record is: row, patient, ...")] = "row",
     parameters: Annotated[
@@ -81,6 +87,7 @@ def plan(
         accountant=accountant,
         warmup_fraction=warmup_share(phase1_epochs, epochs),
         phase1_budget=phase1_budget,
+        normalise=normalise,
         unit=unit,
         dimension=count_parameters(model) if model is not None else parameters,
     )
@@ -120,7 +127,10 @@ def _show(answer: dict[str, Any], screen: Console) -> None:
         )
         for other in answer["other_budgets"]:
             noise = ", ".join(f"{value:.4g}" for value in other["noise_multipliers"])
-            table.add_row(f"{other['epsilon']:g}", noise, f"x {other['noise_energy_factor']:.3g}")
+            factor = other["noise_energy_factor"]
+            table.add_row(
+                f"{other['epsilon']:g}", noise or "out of reach", "" if factor is None else f"x {factor:.3g}"
+            )
         screen.print(table)
 
 

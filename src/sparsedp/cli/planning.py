@@ -8,13 +8,14 @@ from fractions import Fraction
 from types import MappingProxyType
 from typing import Any
 
-from sparsedp.core.errors import SparseDPError
+from sparsedp.core.errors import PrivacyError, SparseDPError
 from sparsedp.core.ratio import exact_ratio
 from sparsedp.methods import AUTO, MethodOptions, build_plan, configure, get_method
 from sparsedp.methods.method import Method
 from sparsedp.methods.schedules import active_count
 from sparsedp.methods.timeline import noise_on_mean
 from sparsedp.privacy import EqualNoise, NominalSplit, Plan, epsilon_by_epoch, guarantee, summarize
+from sparsedp.privacy.normalisation import PrivateNormalisation
 from sparsedp.training.defaults import default_delta
 
 SHAPES: Mapping[str, tuple[tuple[int, ...], int]] = MappingProxyType(
@@ -48,6 +49,7 @@ class Question:
     accountant: str
     warmup_fraction: float
     phase1_budget: float | None
+    normalise: float | None
     unit: str
     dimension: int | None
 
@@ -81,6 +83,7 @@ class Question:
             accountant=self.accountant,
             warmup_fraction=self.warmup_fraction,
             split=EqualNoise() if self.phase1_budget is None else NominalSplit(self.phase1_budget),
+            normalise=None if self.normalise is None else PrivateNormalisation(self.normalise),
         )
 
 
@@ -163,8 +166,14 @@ def _curve(plan: Plan) -> list[dict[str, Any]]:
 
 
 def _other(question: Question, plan: Plan, epsilon: float) -> dict[str, Any]:
-    """What another budget would cost: its noise, and its noise energy over that of the plan asked for."""
-    other = replace(question, epsilon=epsilon).plan()
+    """What another budget would cost: its noise, and its noise energy over that of the plan asked for.
+
+    A budget that no noise reaches has neither.
+    """
+    try:
+        other = replace(question, epsilon=epsilon).plan()
+    except PrivacyError:
+        return {"epsilon": epsilon, "noise_multipliers": [], "noise_energy_factor": None}
     louder = noise_on_mean(other, other.phases[-1]) / noise_on_mean(plan, plan.phases[-1])
     return {
         "epsilon": epsilon,

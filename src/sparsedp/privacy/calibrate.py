@@ -68,9 +68,21 @@ def calibrate(
     }
     solved = _trusted(cache.load(request), spends, goal)
     if solved is None:
+        _check_room_is_left(plan, spends, goal)
         solved = split.solve(spends, goal)
         cache.store(request, [spend.noise_multiplier for spend in solved])
     return replace(with_spends(plan, solved), delta=chosen, target_epsilon=target, accountant=accountant)
+
+
+def _check_room_is_left(plan: Plan, spends: tuple[Spend, ...], goal: Goal) -> None:
+    fixed = tuple(spend for spend in spends if spend.noise_multiplier > 0)
+    if not fixed or (alone := goal.cost(fixed)) < goal.limit:
+        return
+    names = ", ".join(phase.name for phase in plan.phases if phase.noise_multiplier > 0)
+    raise PrivacyError(
+        f"{goal.what}: {names} alone costs {alone:.3g} with the noise it has, which leaves nothing for training; "
+        "raise its noise multiplier, leave it out, or raise epsilon"
+    )
 
 
 def as_spends(plan: Plan) -> tuple[Spend, ...]:
