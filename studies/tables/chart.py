@@ -13,6 +13,7 @@ from sparsedp.report.frame import LETTER, Frame
 from sparsedp.report.markup import Attributes, Html, plain, tag
 from sparsedp.report.metric import metric_named
 from sparsedp.report.scale import Axis, linear_axis
+from studies.svg import svg_document
 from studies.tables import words
 from studies.tables.paper import number_for
 from studies.tables.study import Cell, Study
@@ -90,16 +91,8 @@ def picture(study: Study) -> str | None:
         corner = {"x": PANEL_WIDTH * (i % columns), "y": top + PANEL_HEIGHT * (i // columns)}
         parts.append(tag("svg", corner, _panel(study, layout, axes[layout.x], place, rows, styles)))
     height = top + PANEL_HEIGHT * -(-len(filled) // columns)
-    box: Attributes = {
-        "xmlns": "http://www.w3.org/2000/svg",
-        "viewBox": f"0 0 {width} {height}",
-        "width": width,
-        "height": height,
-        "role": "img",
-        "aria-label": study.experiment.title,
-    }
     ground = tag("rect", {"width": width, "height": height, "fill": "#ffffff"})
-    return tag("svg", box, tag("style", None, Html(_STYLE)), ground, *parts).text + "\n"
+    return svg_document(study.experiment.title, width, height, _STYLE, ground, *parts)
 
 
 def _panel(

@@ -12,6 +12,7 @@ from sparsedp.report.markup import Attributes, Child, Html, tag
 from sparsedp.report.scale import Axis
 from studies.figures.drawing.marks import Mark
 from studies.figures.drawing.style import SHEET
+from studies.svg import svg_document
 
 MARGIN, GAP = 16, 10
 _LINE = 22
@@ -90,16 +91,7 @@ def card(alt: str, width: int, height: int, body: Child) -> str:
         "rx": 10,
         "class": "card",
     }
-    box: Attributes = {
-        "xmlns": "http://www.w3.org/2000/svg",
-        "viewBox": f"0 0 {width} {height}",
-        "width": width,
-        "height": height,
-        "role": "img",
-        "aria-label": alt,
-    }
-    style = tag("style", None, Html(SHEET))
-    return tag("svg", box, style, tag("rect", edge), body).text + "\n"
+    return svg_document(alt, width, height, SHEET, tag("rect", edge), body)
 
 
 def _legend(keys: Sequence[Key], room: float) -> tuple[Child, int]:
