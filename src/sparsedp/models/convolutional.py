@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from sparsedp.core.errors import ModelError
 from sparsedp.models.heads import InputShape, check_shape, classifier_head, flat_size
+from sparsedp.models.pooling import MaxPool2d
 
 Activation = type[nn.Module]
 
@@ -25,10 +26,10 @@ def mnist_cnn(input_shape: InputShape, classes: int, activation: Activation = nn
     features = nn.Sequential(
         nn.Conv2d(input_shape[0], 16, kernel_size=8, stride=2, padding=2),
         activation(),
-        nn.MaxPool2d(kernel_size=2, stride=1),
+        MaxPool2d(kernel_size=2, stride=1),
         nn.Conv2d(16, 32, kernel_size=4, stride=2),
         activation(),
-        nn.MaxPool2d(kernel_size=2, stride=1),
+        MaxPool2d(kernel_size=2, stride=1),
         nn.Flatten(),
     )
     size = flat_size(features, input_shape)
@@ -110,8 +111,8 @@ def _conv3x3(channels: int, width: int, stride: int = 1) -> nn.Conv2d:
     return nn.Conv2d(channels, width, kernel_size=3, stride=stride, padding=1)
 
 
-def _halve() -> nn.MaxPool2d:
-    return nn.MaxPool2d(kernel_size=2, stride=2)
+def _halve() -> nn.Module:
+    return MaxPool2d(kernel_size=2, stride=2)
 
 
 def _with_hidden_layer(

@@ -9,6 +9,7 @@ from __future__ import annotations
 from torch import nn
 
 from sparsedp.models.heads import InputShape, check_shape, classifier_head, flat_size
+from sparsedp.models.pooling import MaxPool2d
 
 _GREY_CHANNELS = 81
 
@@ -57,7 +58,7 @@ def _colour_body(channels: int) -> list[nn.Module]:
     return [
         nn.Conv2d(channels, 64, kernel_size=3, padding=1),
         nn.Tanh(),
-        nn.MaxPool2d(kernel_size=2, stride=2),
+        MaxPool2d(kernel_size=2, stride=2),
         nn.Conv2d(64, 64, kernel_size=3, padding=1),
         nn.Tanh(),
     ]
