@@ -1,4 +1,4 @@
-"""Pooling with the channels last gives what PyTorch's own layer gives, ties, NaN and per-sample gradients included."""
+"""Pooling with the channels last gives what PyTorch's own layer gives: ties, NaN and per-sample gradients, too."""
 
 import pytest
 import torch
@@ -22,7 +22,9 @@ def test_values_and_gradients_are_those_of_pytorch(stride, values):
     found, expected = ours(leaves[0]), theirs(leaves[1])
     assert found.is_contiguous()
     assert torch.equal(found.nan_to_num(nan=99.0), expected.nan_to_num(nan=99.0))
-    weights = torch.randint(1, 9, expected.shape, generator=generator).float()  # sums of whole numbers are exact
+    weights = torch.randint(
+        1, 9, expected.shape, generator=generator
+    ).float()  # sums of whole numbers are exact
     found.backward(weights)
     expected.backward(weights)
     assert torch.equal(leaves[0].grad, leaves[1].grad)

@@ -16,7 +16,7 @@ class MaxPool2d(nn.MaxPool2d):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """The largest of each window."""
-        if inputs.dim() != 4 or inputs.device.type != "cpu":
-            return super().forward(inputs)
-        channels_last = inputs.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
-        return super().forward(channels_last).contiguous()
+        usual = inputs.dim() != 4 or inputs.device.type != "cpu"
+        laid_out = inputs if usual else inputs.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
+        pooled: Tensor = super().forward(laid_out)
+        return pooled.contiguous()
