@@ -121,6 +121,9 @@ def test_plan_counts_a_normalisation_and_says_which_budgets_it_puts_out_of_reach
     ]
     assert [other["noise_multipliers"] == [] for other in answer["other_budgets"]] == [True, False]
     assert "out of reach" in typed("plan", *asked).out
+    refused = typed("plan", *question, "--other-budgets", "2,-1")
+    assert refused.code != 0
+    assert "out of reach" not in refused.out
 
 
 def test_methods_lists_the_whole_table(shell):

@@ -8,7 +8,7 @@ from fractions import Fraction
 from types import MappingProxyType
 from typing import Any
 
-from sparsedp.core.errors import PrivacyError, SparseDPError
+from sparsedp.core.errors import OutOfReachError, SparseDPError
 from sparsedp.core.ratio import exact_ratio
 from sparsedp.methods import AUTO, MethodOptions, build_plan, configure, get_method
 from sparsedp.methods.method import Method
@@ -172,7 +172,7 @@ def _other(question: Question, plan: Plan, epsilon: float) -> dict[str, Any]:
     """
     try:
         other = replace(question, epsilon=epsilon).plan()
-    except PrivacyError:
+    except OutOfReachError:
         return {"epsilon": epsilon, "noise_multipliers": [], "noise_energy_factor": None}
     louder = noise_on_mean(other, other.phases[-1]) / noise_on_mean(plan, plan.phases[-1])
     return {

@@ -17,5 +17,9 @@ class PrivacyError(SparseDPError):
     """A request that would break, overstate or overspend the privacy guarantee."""
 
 
+class OutOfReachError(PrivacyError):
+    """A budget so small that no noise keeps to it."""
+
+
 class PrivacyWarning(UserWarning):
     """A request that is honoured but gives a weaker guarantee than it seems to."""

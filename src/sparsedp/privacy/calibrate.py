@@ -9,7 +9,7 @@ from dataclasses import replace
 from importlib.metadata import version
 from typing import Any
 
-from sparsedp.core.errors import PrivacyError, PrivacyWarning
+from sparsedp.core.errors import OutOfReachError, PrivacyError, PrivacyWarning
 from sparsedp.privacy import cache, checks
 from sparsedp.privacy.accountants import accountant as accountant_named
 from sparsedp.privacy.events import Spend, event_of
@@ -79,7 +79,7 @@ def _check_room_is_left(plan: Plan, spends: tuple[Spend, ...], goal: Goal) -> No
     if not fixed or (alone := goal.cost(fixed)) < goal.limit:
         return
     names = ", ".join(phase.name for phase in plan.phases if phase.noise_multiplier > 0)
-    raise PrivacyError(
+    raise OutOfReachError(
         f"{goal.what}: {names} alone costs {alone:.3g} with the noise it has, which leaves nothing for training; "
         "raise its noise multiplier, leave it out, or raise epsilon"
     )

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-from sparsedp.core.errors import PrivacyError
+from sparsedp.core.errors import OutOfReachError, PrivacyError
 
 LEAST_NOISE, MOST_NOISE = 0.1, 10_000.0
 """Noise multipliers outside protect nobody, or leave nothing to learn."""
@@ -73,7 +73,7 @@ def _clamp(place: float) -> float:
 
 def _check_reachable(place: float, within: bool, what: str) -> None:
     if not within and place >= math.log(MOST_NOISE):
-        raise PrivacyError(
+        raise OutOfReachError(
             f"{what}: too small: even a noise multiplier of {MOST_NOISE:g} costs more. "
             "Raise epsilon or delta, take fewer steps, or sample fewer units per step"
         )
