@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from sparsedp.methods import get_method as get_method
     from sparsedp.privacy.normalisation import PrivateNormalisation as PrivateNormalisation
     from sparsedp.report import write_report as write_report
+    from sparsedp.runs.checkpoint import load_weights as load_weights
+    from sparsedp.runs.history import EpochReport as EpochReport
+    from sparsedp.runs.record import About as About
     from sparsedp.training.batches import Loading as Loading
-    from sparsedp.training.checkpoint import load_weights as load_weights
     from sparsedp.training.evaluate import held_out as held_out
     from sparsedp.training.fit import fit as fit
     from sparsedp.training.normalised import Normalised as Normalised
-    from sparsedp.training.record import About as About
-    from sparsedp.training.reports import EpochReport as EpochReport
     from sparsedp.training.reports import StepReport as StepReport
     from sparsedp.training.result import Result as Result
     from sparsedp.training.trainer import Trainer as Trainer
@@ -39,9 +39,9 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "About": "sparsedp.training.record",
+    "About": "sparsedp.runs.record",
     "DataError": "sparsedp.core.errors",
-    "EpochReport": "sparsedp.training.reports",
+    "EpochReport": "sparsedp.runs.history",
     "Loading": "sparsedp.training.batches",
     "MethodOptions": "sparsedp.methods",
     "ModelError": "sparsedp.core.errors",
@@ -61,7 +61,7 @@ _HOMES = {
     "get_method": "sparsedp.methods",
     "held_out": "sparsedp.training.evaluate",
     "keep_freed_memory": "sparsedp.core.memory",
-    "load_weights": "sparsedp.training.checkpoint",
+    "load_weights": "sparsedp.runs.checkpoint",
     "write_report": "sparsedp.report",
 }
 

@@ -21,8 +21,9 @@ from sparsedp.gradients.query import Engine
 from sparsedp.methods import MethodOptions, get_method
 from sparsedp.methods.timeline import WARM_UP
 from sparsedp.privacy.calibrate import EqualNoise
+from sparsedp.runs.history import EpochReport
 from sparsedp.training.batches import Loading
-from sparsedp.training.reports import Callback, EpochReport, StepReport
+from sparsedp.training.reports import Callback, StepReport
 from sparsedp.training.request import Request
 from sparsedp.training.trainer import Trainer
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
-from sparsedp.training.files import read_json, write_json
+from sparsedp.core.files import read_json, write_json
 from studies.figures.config import Point, Study, record_name
 
 FORMAT = 1

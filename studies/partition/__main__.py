@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from rich.progress import track
 
+from sparsedp.core.files import write_json
 from sparsedp.experiments.datasets import load_data
 from sparsedp.experiments.records import commit
 from sparsedp.experiments.settings import Settings
-from sparsedp.training.files import write_json
 from studies.partition.train import Training, train
 
 ROOT = Path(__file__).parents[2]

@@ -9,9 +9,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from sparsedp.core.files import read_json, write_json
 from sparsedp.methods import get_method
 from sparsedp.methods.planning import build_plan
-from sparsedp.training.files import read_json, write_json
 from studies.tables import words
 from studies.tables.paper import read_paper
 

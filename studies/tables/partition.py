@@ -11,10 +11,10 @@ from typing import Any
 from scipy.optimize import brentq
 from scipy.special import log_ndtr
 
+from sparsedp.core.files import read_json
 from sparsedp.experiments.config import Contrast
 from sparsedp.experiments.table import make_rows
 from sparsedp.report.numbers import NONE
-from sparsedp.training.files import read_json
 from studies.tables import words
 from studies.tables.noise import Training, noise_multiplier
 from studies.tables.paper import label

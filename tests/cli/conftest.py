@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from sparsedp.cli import main
-from sparsedp.training.checkpoint import read_checkpoint
+from sparsedp.runs.checkpoint import read_checkpoint
 
 SCRIPT = Path(sys.executable).parent / "sparsedp"
 

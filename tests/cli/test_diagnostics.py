@@ -15,7 +15,7 @@ from sparsedp.diagnostics.warmup import WarmupRecorder
 from sparsedp.experiments.execute import execute
 from sparsedp.experiments.settings import Settings
 from sparsedp.report.nonprivate import WARNING
-from sparsedp.training.folder import RunFolder
+from sparsedp.runs.folder import RunFolder
 
 SMALL = ("--dataset", "digits", "--epochs", "4", "--set", "subset=150", "--batch-size", "30", "--seed", "1")
 

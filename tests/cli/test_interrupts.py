@@ -2,7 +2,7 @@
 
 from sparsedp.experiments.execute import execute
 from sparsedp.experiments.settings import Settings
-from sparsedp.training.checkpoint import read_checkpoint
+from sparsedp.runs.checkpoint import read_checkpoint
 
 
 def test_ctrl_c_stops_between_two_steps_and_says_how_to_go_on(stopped):

@@ -12,7 +12,7 @@ from sparsedp.experiments.config import read_experiment
 from sparsedp.experiments.execute import execute
 from sparsedp.experiments.records import Results, make_record
 from sparsedp.experiments.runner import _alone
-from sparsedp.training.folder import RunFolder
+from sparsedp.runs.folder import RunFolder
 
 CONFIG = """
 title = "a small sweep"

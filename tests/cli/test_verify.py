@@ -8,7 +8,7 @@ import pytest
 from sparsedp.cli.output import Exit
 from sparsedp.cli.verification import independent_epsilons, verify_run
 from sparsedp.privacy import Charge, FileLedger, Phase, Plan
-from sparsedp.training.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
+from sparsedp.runs.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 
 
 def test_a_good_run_is_verified_by_independent_accountants_and_explained(trained, shell):

@@ -18,7 +18,7 @@ from sparsedp.diagnostics.warmup import (
     write_statistics,
 )
 from sparsedp.methods import build_plan, get_method
-from sparsedp.training.folder import RunFolder
+from sparsedp.runs.folder import RunFolder
 from sparsedp.training.reports import StepReport
 
 PLAN = build_plan(

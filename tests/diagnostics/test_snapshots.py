@@ -18,7 +18,7 @@ from sparsedp.diagnostics.snapshots import (
     write_snapshot,
 )
 from sparsedp.diagnostics.trajectory import Snapshot
-from sparsedp.training.folder import RunFolder
+from sparsedp.runs.folder import RunFolder
 
 
 def a_run(out, watch=lambda model: (), method="tp-topk"):

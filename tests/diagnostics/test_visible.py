@@ -18,7 +18,7 @@ from sparsedp.diagnostics.splits import WarmupStatistics, write_statistics
 from sparsedp.diagnostics.view import RunView
 from sparsedp.diagnostics.visible import look
 from sparsedp.diagnostics.wire import encode_support
-from sparsedp.training.folder import RunFolder
+from sparsedp.runs.folder import RunFolder
 
 
 def a_run(out, method="tp-topk", **more):

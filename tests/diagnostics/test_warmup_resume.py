@@ -19,7 +19,7 @@ from sparsedp.diagnostics.splits import STATE, WarmupStatistics, read_statistics
 from sparsedp.diagnostics.summary import FILE as SUMMARY
 from sparsedp.diagnostics.summary import write_summary
 from sparsedp.diagnostics.warmup import WarmupRecorder
-from sparsedp.training.folder import RunFolder
+from sparsedp.runs.folder import RunFolder
 from sparsedp.training.reports import StepReport
 
 STEPS, WARM_UP = 300, 90

@@ -122,7 +122,7 @@ def test_a_subset_takes_whole_units(patients):
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
 @pytest.mark.parametrize("scheduler", ["constant", "cosine", "linear"])
 def test_every_optimizer_and_scheduler_runs_and_is_recorded(optimizer, scheduler, tmp_path):
-    from sparsedp.training.folder import RunFolder
+    from sparsedp.runs.folder import RunFolder
 
     execute(settings(optimizer=optimizer, scheduler=scheduler, subset=60), out=tmp_path / "run")
     saved = RunFolder(tmp_path / "run").record()

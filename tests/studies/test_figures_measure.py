@@ -21,7 +21,7 @@ from studies.figures.runs import held_out
 from studies.figures.store import Store, rounded
 
 from sparsedp.core.errors import SparseDPError
-from sparsedp.training.files import read_json
+from sparsedp.core.files import read_json
 
 STUDIES = load_studies(CONFIGS)
 SMALL_RUN = {

@@ -16,10 +16,10 @@ from studies.tables.study import ROOT, read_studies, read_study
 from studies.tables.tuning import best_choices, tuning_section
 from studies.tables.words import JPEG, difference_text, mean_text, signed
 
+from sparsedp.core.files import write_json
 from sparsedp.experiments.config import read_experiment
 from sparsedp.experiments.records import Results
 from sparsedp.report.statistics import estimate
-from sparsedp.training.files import write_json
 
 LEVEL = {"dp-sgd": 0.80, "tp-rand": 0.81, "tp-topk": 0.85}
 TABLE2 = "tp-topk-table2-mnist"

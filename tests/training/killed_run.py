@@ -19,8 +19,8 @@ from runs import a_trainer, advance, weights
 
 from sparsedp.core import randomness
 from sparsedp.privacy.ledger import FileLedger
-from sparsedp.training.checkpoint import read_checkpoint
-from sparsedp.training.folder import RunFolder
+from sparsedp.runs.checkpoint import read_checkpoint
+from sparsedp.runs.folder import RunFolder
 
 EPOCHS = 70
 """210 steps, blocks of two."""

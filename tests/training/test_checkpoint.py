@@ -13,14 +13,14 @@ from torch import nn
 
 from sparsedp.core.errors import DataError, ModelError, SparseDPError
 from sparsedp.core.layout import Layout
-from sparsedp.training.checkpoint import (
+from sparsedp.runs.checkpoint import (
     Checkpoint,
     describe_layout,
     load_weights,
     read_checkpoint,
     write_checkpoint,
 )
-from sparsedp.training.packing import pack, unpack
+from sparsedp.runs.packing import pack, unpack
 from sparsedp.training.state import optimizer_state, restore_optimizer, restore_scheduler, scheduler_state
 
 STATE: dict[str, Any] = {

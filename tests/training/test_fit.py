@@ -25,7 +25,7 @@ from sparsedp.privacy.accountants import accountant
 from sparsedp.privacy.calibrate import NominalSplit
 from sparsedp.privacy.ledger import FileLedger
 from sparsedp.privacy.plan import Plan
-from sparsedp.training.checkpoint import load_weights
+from sparsedp.runs.checkpoint import load_weights
 from sparsedp.training.defaults import default_batch_size, default_delta
 from sparsedp.training.interrupt import deferred_interrupt
 from sparsedp.training.reports import Event, StepReport

@@ -25,7 +25,7 @@ from sparsedp.methods import build_plan, get_method
 from sparsedp.privacy import mechanism
 from sparsedp.privacy.ledger import FileLedger
 from sparsedp.privacy.plan import Phase
-from sparsedp.training.checkpoint import read_checkpoint
+from sparsedp.runs.checkpoint import read_checkpoint
 from sparsedp.training.result import Result
 from sparsedp.training.trainer import Trainer
 

@@ -12,7 +12,7 @@ from runs import a_plan, a_trainer, advance
 from sparsedp.core.errors import DataError
 from sparsedp.methods import get_method
 from sparsedp.privacy import plan_epsilon
-from sparsedp.training.folder import RunFolder
+from sparsedp.runs.folder import RunFolder
 from sparsedp.training.progress import live
 
 

@@ -17,9 +17,10 @@ from sparsedp.core.randomness import SeededRandomness
 from sparsedp.data.sampling import LogicalBatch, PoissonSampler
 from sparsedp.methods import MethodOptions, OffSupport, all_methods, build_plan, get_method
 from sparsedp.privacy.plan import Plan
+from sparsedp.runs.checkpoint import read_checkpoint
+from sparsedp.runs.history import EpochReport
 from sparsedp.training.batches import Loading
-from sparsedp.training.checkpoint import read_checkpoint
-from sparsedp.training.reports import EpochReport, Event, StepReport
+from sparsedp.training.reports import Event, StepReport
 from sparsedp.training.trainer import Trainer
 
 OPTIMIZERS = {

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from sparsedp.core.errors import SparseDPError
+from sparsedp.core.files import read_json, write_json
 from sparsedp.experiments.config import Experiment, parse_experiment
 from sparsedp.methods import get_method
 from sparsedp.privacy import checks
-from sparsedp.training.files import read_json, write_json
 
 BASELINE = "dp-sgd"
 _CLAIM = "comparison.json"

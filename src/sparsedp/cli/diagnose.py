@@ -74,7 +74,7 @@ def diagnose(
 
 def _without_noise(folder: Path, data: Data, rows: int, as_json: bool) -> dict[str, Any]:
     from sparsedp.cli.diagnosing import Stages, show_nonprivate
-    from sparsedp.training.files import read_json
+    from sparsedp.core.files import read_json
 
     screen = aside()
     screen.print(BANNER, style="bold red")

@@ -109,7 +109,7 @@ def _go(values: dict[str, Any], out: Path | None, extras: _Extras, *, resume: bo
     from sparsedp.diagnostics.warmup import WarmupRecorder
     from sparsedp.experiments.execute import check, execute
     from sparsedp.experiments.settings import Settings
-    from sparsedp.training.folder import check_new
+    from sparsedp.runs.folder import check_new
 
     settings = check(Settings.from_json(values))
     folder = out or free_folder(
@@ -157,7 +157,7 @@ def free_folder(parent: Path, name: str) -> Path:
 
 def saved_settings(run: Path) -> dict[str, Any]:
     """The settings a run was started with, from its record."""
-    from sparsedp.training.folder import RunFolder
+    from sparsedp.runs.folder import RunFolder
 
     found = RunFolder.open(run).record().get("config")
     if not isinstance(found, dict):
@@ -177,6 +177,6 @@ def _stopped(folder: Path, as_json: bool) -> None:
 
 
 def _record(folder: Path) -> dict[str, Any]:
-    from sparsedp.training.folder import RunFolder
+    from sparsedp.runs.folder import RunFolder
 
     return {"run": str(folder), **RunFolder(folder).record()}

@@ -12,7 +12,8 @@ from torch import nn
 
 from sparsedp.core.errors import SparseDPError
 from sparsedp.privacy import guarantee
-from sparsedp.training.reports import Callback, EpochReport, Event, StepReport
+from sparsedp.runs.history import EpochReport
+from sparsedp.training.reports import Callback, Event, StepReport
 from sparsedp.training.result import Result
 
 

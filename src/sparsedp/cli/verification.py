@@ -15,8 +15,8 @@ from sparsedp.methods import AUTO, Granularity
 from sparsedp.methods.schedules import active_count
 from sparsedp.privacy import FileLedger, LedgerRecord, Plan, accountant, accountant_for
 from sparsedp.privacy.quiet import quiet
-from sparsedp.training.checkpoint import Checkpoint, read_checkpoint
-from sparsedp.training.folder import RunFolder
+from sparsedp.runs.checkpoint import Checkpoint, read_checkpoint
+from sparsedp.runs.folder import RunFolder
 
 TOLERANCE = 0.01
 """How far apart two accountants that bound the same number by privacy loss distributions may be."""

@@ -21,7 +21,7 @@ from sparsedp.diagnostics.proxy import split_concentration
 from sparsedp.diagnostics.splits import WarmupStatistics, looked_at, read_statistics
 from sparsedp.methods.timeline import noise_on_mean
 from sparsedp.privacy.plan import Plan
-from sparsedp.training.folder import RunFolder
+from sparsedp.runs.folder import RunFolder
 
 RATIOS = (0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9)
 

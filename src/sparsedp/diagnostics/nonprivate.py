@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar, final
 
 from sparsedp.core.errors import SparseDPError
-from sparsedp.training.files import write_json
+from sparsedp.core.files import write_json
 
 FILE = "nonprivate.json"
 """The only file of a run's folder that holds non-private values; reports open it only when asked to."""

@@ -18,8 +18,9 @@ from sparsedp.core.support import Support
 from sparsedp.diagnostics.splits import read_facts, write_facts
 from sparsedp.diagnostics.trajectory import Snapshot
 from sparsedp.privacy.plan import Plan
-from sparsedp.training.folder import RunFolder
-from sparsedp.training.reports import EpochReport, StepReport
+from sparsedp.runs.folder import RunFolder
+from sparsedp.runs.history import EpochReport
+from sparsedp.training.reports import StepReport
 
 FOLDER = "snapshots"
 FORMAT = 1

@@ -17,12 +17,12 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from sparsedp.core.errors import DataError
+from sparsedp.core.files import write_atomically
 from sparsedp.diagnostics.criteria import SplitEnergies
 from sparsedp.methods.autoratio import MINIMUM_WARMUP
 from sparsedp.methods.timeline import WARM_UP
 from sparsedp.privacy.plan import Phase, Plan
-from sparsedp.training.files import write_atomically
-from sparsedp.training.folder import RunFolder
+from sparsedp.runs.folder import RunFolder
 
 FILE = "warmup.safetensors"
 STATE = "warmup-state.safetensors"

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from sparsedp.core.files import write_json
 from sparsedp.core.ratio import exact_ratio, share_of
 from sparsedp.diagnostics.advice import advise
 from sparsedp.diagnostics.criteria import SplitEnergies
 from sparsedp.diagnostics.proxy import split_concentration
 from sparsedp.diagnostics.splits import WarmupStatistics
 from sparsedp.privacy.plan import Plan
-from sparsedp.training.files import write_json
 
 FILE = "warmup.json"
 FORMAT = 1

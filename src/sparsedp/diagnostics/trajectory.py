@@ -25,7 +25,8 @@ from sparsedp.diagnostics.nonprivate import NonPrivate
 from sparsedp.diagnostics.oracle import clipping_report, mean_gradient
 from sparsedp.diagnostics.quality import energy_captured, trajectory_capture
 from sparsedp.gradients import make_engine
-from sparsedp.training.reports import EpochReport, StepReport
+from sparsedp.runs.history import EpochReport
+from sparsedp.training.reports import StepReport
 
 
 @final

@@ -13,7 +13,7 @@ from sparsedp.core.support import Support
 from sparsedp.diagnostics.proxy import PureNoise, proxy_concentration, pure_noise
 from sparsedp.methods.timeline import WARM_UP
 from sparsedp.privacy.plan import Plan
-from sparsedp.training.folder import RunFolder
+from sparsedp.runs.folder import RunFolder
 
 _SQUARES: Mapping[str, Callable[[int, Mapping[str, Any]], int]] = {
     "energy": lambda steps, ranking: steps,

@@ -27,8 +27,8 @@ from sparsedp.diagnostics.splits import FILE, WarmupStatistics, read_statistics,
 from sparsedp.diagnostics.view import Proxy, RunView
 from sparsedp.diagnostics.wire import Traffic, encode_values, traffic
 from sparsedp.methods.timeline import noise_on_mean
-from sparsedp.training.checkpoint import Checkpoint, read_layout
-from sparsedp.training.folder import RunFolder
+from sparsedp.runs.checkpoint import Checkpoint, read_layout
+from sparsedp.runs.folder import RunFolder
 
 DENSE_LOOK = 5
 """A dense run is looked at as if it kept one coordinate in this many."""

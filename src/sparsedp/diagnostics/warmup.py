@@ -32,8 +32,9 @@ from sparsedp.methods.observation import observe_dense
 from sparsedp.methods.scores import Coherent, Energy, Score
 from sparsedp.methods.timeline import noise_on_mean
 from sparsedp.privacy.plan import Plan
-from sparsedp.training.folder import RunFolder
-from sparsedp.training.reports import EpochReport, StepReport
+from sparsedp.runs.folder import RunFolder
+from sparsedp.runs.history import EpochReport
+from sparsedp.training.reports import StepReport
 
 __all__ = ["FILE", "WarmupRecorder", "WarmupStatistics", "looked_at", "read_statistics", "write_statistics"]
 

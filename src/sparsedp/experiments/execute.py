@@ -25,10 +25,10 @@ from sparsedp.experiments.settings import Settings
 from sparsedp.methods import MethodOptions
 from sparsedp.privacy.calibrate import EqualNoise, NominalSplit
 from sparsedp.privacy.normalisation import PrivateNormalisation
+from sparsedp.runs.record import About
 from sparsedp.training.choices import OptimizerChoice
 from sparsedp.training.defaults import MOMENTUM
 from sparsedp.training.fit import fit
-from sparsedp.training.record import About
 from sparsedp.training.reports import Callback
 from sparsedp.training.result import Result
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import sparsedp
 from sparsedp.core.errors import SparseDPError
+from sparsedp.core.files import read_json, write_json
 from sparsedp.experiments.grid import Run
-from sparsedp.training.files import read_json, write_json
 
 FORMAT = 1
 

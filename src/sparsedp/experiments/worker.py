@@ -103,7 +103,7 @@ def _perform(job: Job, pipe: connection.Connection) -> tuple[dict[str, Any], dic
     from sparsedp.experiments.datasets import load_data
     from sparsedp.experiments.execute import execute
     from sparsedp.experiments.settings import Settings
-    from sparsedp.training.folder import RunFolder
+    from sparsedp.runs.folder import RunFolder
 
     torch.set_num_threads(1)
     settings = Settings.from_json(job.settings)

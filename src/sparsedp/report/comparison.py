@@ -28,8 +28,8 @@ from sparsedp.report.page import Page, Section
 from sparsedp.report.promises import banner, guarantee_cards, reproduce_cards, statement
 from sparsedp.report.run import Record, read_record, read_run, title_of
 from sparsedp.report.words import in_words
-from sparsedp.training.folder import RunFolder
-from sparsedp.training.reports import EpochReport
+from sparsedp.runs.folder import RunFolder
+from sparsedp.runs.history import EpochReport
 
 MOST_DETAILS = 16
 """Single runs shown in detail; beyond, the page would be too long to read."""

@@ -15,7 +15,7 @@ from sparsedp.report.numbers import NONE, count, epsilon_text, percent, signific
 from sparsedp.report.run import Record
 from sparsedp.report.scale import Axis, linear_axis
 from sparsedp.report.statistics import Estimate
-from sparsedp.training.reports import EpochReport, SupportSpan
+from sparsedp.runs.history import EpochReport, SupportSpan
 
 Curves = Mapping[int, tuple[EpochReport, ...]]
 """The epochs of a run, by the identity of its record."""

@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any, final
 
 from sparsedp.core.errors import DataError
+from sparsedp.core.files import read_json
 from sparsedp.report.chart import Series, line_chart
 from sparsedp.report.figure import Legend, Table, bullets, card, figure, grid
 from sparsedp.report.markup import Html, join, tag
 from sparsedp.report.numbers import significant
 from sparsedp.report.page import Section
 from sparsedp.report.scale import linear_axis
-from sparsedp.training.files import read_json
 
 FILE = "nonprivate.json"
 FORMAT = 1

@@ -10,15 +10,15 @@ from typing import Any, final
 from torch import Tensor
 
 from sparsedp.core.errors import DataError, PrivacyError
+from sparsedp.core.files import read_json
 from sparsedp.core.layout import Layout
 from sparsedp.core.support import Support
 from sparsedp.privacy.ledger import FileLedger
 from sparsedp.privacy.ledger_record import LedgerRecord
 from sparsedp.privacy.plan import Plan
-from sparsedp.training.checkpoint import read_layout
-from sparsedp.training.files import read_json
-from sparsedp.training.folder import RunFolder
-from sparsedp.training.reports import EpochReport, SupportSpan
+from sparsedp.runs.checkpoint import read_layout
+from sparsedp.runs.folder import RunFolder
+from sparsedp.runs.history import EpochReport, SupportSpan
 from sparsedp.training.result import Result
 
 Record = Mapping[str, Any]

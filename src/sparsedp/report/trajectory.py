@@ -14,7 +14,7 @@ from sparsedp.report.metric import leading, metric_named
 from sparsedp.report.numbers import NONE, count, epsilon_text, percent, significant
 from sparsedp.report.run import Run
 from sparsedp.report.scale import linear_axis
-from sparsedp.training.reports import EpochReport
+from sparsedp.runs.history import EpochReport
 
 MORE_METRICS = ("accuracy", "balanced_accuracy", "sensitivity", "specificity")
 MOST_ROWS = 200

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from sparsedp.core.errors import SparseDPError
+from sparsedp.core.files import write_atomically
 from sparsedp.report.comparison import comparison_page
 from sparsedp.report.nonprivate import read_diagnostics
 from sparsedp.report.page import Page
 from sparsedp.report.run import find_runs, read_run, run_of
 from sparsedp.report.single import run_page
-from sparsedp.training.files import write_atomically
 from sparsedp.training.result import Result
 
 FILE = "report.html"

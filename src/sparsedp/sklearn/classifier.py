@@ -26,6 +26,7 @@ from sparsedp.methods.method import ActiveRatio
 from sparsedp.models.heads import parameter_count
 from sparsedp.models.tabular import logistic, mlp
 from sparsedp.privacy.summary import guarantee
+from sparsedp.runs.record import About
 from sparsedp.sklearn.inputs import class_weights, encode_labels, encode_units, refuse_weights, to_features
 from sparsedp.sklearn.scaling import (
     INSTEAD,
@@ -37,7 +38,6 @@ from sparsedp.sklearn.scaling import (
 )
 from sparsedp.sklearn.surroundings import check_surroundings
 from sparsedp.training.fit import fit
-from sparsedp.training.record import About
 from sparsedp.training.result import Result
 from sparsedp.training.state import own_generators
 

@@ -21,16 +21,16 @@ from sparsedp.methods.method import ActiveRatio
 from sparsedp.methods.planning import ClipNorm
 from sparsedp.privacy.calibrate import EqualNoise, Split
 from sparsedp.privacy.normalisation import PrivateNormalisation
+from sparsedp.runs.folder import check_new
+from sparsedp.runs.record import About
 from sparsedp.training.batches import Loading, count_channels
 from sparsedp.training.choices import OptimizerChoice, SchedulerChoice
 from sparsedp.training.defaults import default_optimizer
 from sparsedp.training.evaluate import Evaluator, held_out
-from sparsedp.training.folder import check_new
 from sparsedp.training.interrupt import deferred_interrupt
 from sparsedp.training.normalised import Normalised
 from sparsedp.training.overlap import refuse_training_rows
 from sparsedp.training.progress import live
-from sparsedp.training.record import About
 from sparsedp.training.reports import Callback
 from sparsedp.training.request import Request
 from sparsedp.training.result import Result

@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from sparsedp.core.errors import DataError, PrivacyError, SparseDPError
+from sparsedp.core.files import Json
 from sparsedp.core.layout import Layout
 from sparsedp.methods.describe import describe
 from sparsedp.methods.method import Method
 from sparsedp.privacy.accountants import plan_epsilon
 from sparsedp.privacy.plan import Plan
 from sparsedp.privacy.summary import exceeds_target
-from sparsedp.training.checkpoint import describe_layout
-from sparsedp.training.files import Json
+from sparsedp.runs.checkpoint import describe_layout
 
 
 def identity_of(

@@ -8,7 +8,7 @@ from typing import Any, final
 from sparsedp.core.layout import Layout
 from sparsedp.core.support import Support
 from sparsedp.privacy.released import Released
-from sparsedp.training.reports import EpochReport, SupportSpan
+from sparsedp.runs.history import EpochReport, SupportSpan
 
 
 @final

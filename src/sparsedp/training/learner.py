@@ -8,16 +8,16 @@ from contextlib import contextmanager
 from typing import Any, final
 
 from torch import nn
+from torch.optim import Optimizer
 
+from sparsedp.core.files import Json
 from sparsedp.core.layout import Layout
 from sparsedp.methods import Controller, ControllerState, OffSupport
+from sparsedp.runs.checkpoint import Checkpoint, load_model_state
 from sparsedp.training.apply import SupportOptimizer
 from sparsedp.training.average import WeightAverage
-from sparsedp.training.checkpoint import Checkpoint, load_model_state
 from sparsedp.training.choices import OptimizerChoice, SchedulerChoice, make_optimizer, make_scheduler
 from sparsedp.training.evaluate import evaluation_mode
-from sparsedp.training.files import Json
-from sparsedp.training.record import describe_optimizer
 from sparsedp.training.state import optimizer_state, restore_optimizer, restore_scheduler, scheduler_state
 
 
@@ -114,3 +114,13 @@ class Learner:
             "optimizer": describe_optimizer(self._optimizer),
             "scheduler": None if self._scheduler is None else type(self._scheduler).__name__,
         }
+
+
+def describe_optimizer(optimizer: Optimizer) -> Json:
+    """Class and hyperparameters of each parameter group."""
+    plain = (bool, int, float, str, list, tuple, type(None))
+    groups = [
+        {name: value for name, value in group.items() if name != "params" and isinstance(value, plain)}
+        for group in optimizer.param_groups
+    ]
+    return {"class": type(optimizer).__name__, "groups": groups}

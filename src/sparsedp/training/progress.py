@@ -12,7 +12,8 @@ from rich.text import Text
 
 from sparsedp.privacy.accountants import epsilon_by_epoch
 from sparsedp.privacy.plan import Plan
-from sparsedp.training.reports import Callback, EpochReport, Event
+from sparsedp.runs.history import EpochReport
+from sparsedp.training.reports import Callback, Event
 
 
 @contextmanager

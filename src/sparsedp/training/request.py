@@ -12,8 +12,8 @@ from sparsedp.methods.planning import ClipNorm, build_plan, draft_plan
 from sparsedp.privacy.calibrate import Split
 from sparsedp.privacy.normalisation import PrivateNormalisation
 from sparsedp.privacy.plan import Plan
+from sparsedp.runs.folder import RunFolder
 from sparsedp.training.defaults import CLIP_NORM, EPOCHS, EPSILON, default_batch_size, default_delta
-from sparsedp.training.folder import RunFolder
 from sparsedp.training.identity import same_request
 
 logger = logging.getLogger("sparsedp")

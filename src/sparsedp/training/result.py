@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from sparsedp.core.support import Support
 from sparsedp.privacy.plan import Plan
-from sparsedp.training.reports import EpochReport, SupportSpan
+from sparsedp.runs.history import EpochReport, SupportSpan
+from sparsedp.runs.record import Outcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,21 @@ class Result:
     plan: Plan = field(repr=False)
     ledger: LedgerSummary
     out: Path | None
+
+    @property
+    def outcome(self) -> Outcome:
+        """What the record says of it."""
+        return Outcome(
+            epsilon=self.epsilon,
+            epsilon_spent=self.ledger.epsilon,
+            steps_charged=self.ledger.steps,
+            metrics=self.metrics,
+            k=self.k,
+            d=self.d,
+            supports=self.supports,
+            head=self.ledger.head,
+            length=self.ledger.entries,
+        )
 
     def report(self, out: Path | str | None = None, nonprivate: bool = False) -> Path:
         """Write the HTML report of this run, and say where it is; see `sparsedp.write_report`.

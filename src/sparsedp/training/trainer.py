@@ -14,6 +14,7 @@ from torch.utils.data import Dataset
 
 from sparsedp.core.batch import PerSample, per_sample_loss
 from sparsedp.core.errors import SparseDPError
+from sparsedp.core.files import write_json
 from sparsedp.core.randomness import PublicRandomness, SeededRandomness, SystemRandomness
 from sparsedp.core.support import Support
 from sparsedp.data.sampling import LogicalBatch
@@ -22,12 +23,13 @@ from sparsedp.gradients.check import PROBE_ROWS
 from sparsedp.methods import Controller, Method, MethodOptions
 from sparsedp.privacy.ledger import FileLedger, MemoryLedger
 from sparsedp.privacy.plan import Plan
+from sparsedp.runs.checkpoint import Checkpoint, write_checkpoint
+from sparsedp.runs.folder import ExistingRun, RunFolder, find_run
+from sparsedp.runs.history import EpochReport
+from sparsedp.runs.record import FINISHED, RUNNING, STOPPED, About, RunFacts
 from sparsedp.training.batches import Batches, Loading
-from sparsedp.training.checkpoint import Checkpoint, write_checkpoint
 from sparsedp.training.choices import OptimizerChoice, SchedulerChoice
 from sparsedp.training.evaluate import Evaluator
-from sparsedp.training.files import write_json
-from sparsedp.training.folder import ExistingRun, RunFolder, find_run
 from sparsedp.training.guard import ModelGuard, StateGuard
 from sparsedp.training.identity import check_identity, identity_of
 from sparsedp.training.journal import Journal
@@ -39,8 +41,7 @@ from sparsedp.training.normalised import (
     normalisation_phase,
     release_statistics,
 )
-from sparsedp.training.record import FINISHED, RUNNING, STOPPED, About, RunFacts
-from sparsedp.training.reports import Callback, EpochReport, Event, StepReport
+from sparsedp.training.reports import Callback, Event, StepReport
 from sparsedp.training.result import Result
 from sparsedp.training.spending import Spending
 from sparsedp.training.state import own_generators
@@ -358,7 +359,7 @@ class Trainer:
     def _write_record(self, status: str, result: Result) -> None:
         if self._folder is not None:
             seconds = self._earlier_seconds + time.monotonic() - self._clock
-            write_json(self._folder.record_file, self._facts.record(status, seconds, result))
+            write_json(self._folder.record_file, self._facts.record(status, seconds, result.outcome))
 
     def _check_open(self) -> None:
         if self._closed:

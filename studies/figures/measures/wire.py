@@ -6,7 +6,8 @@ from typing import Any, final
 
 from sparsedp.core.support import Support
 from sparsedp.diagnostics.wire import decode_support, encode_support, encode_values, traffic
-from sparsedp.training.reports import EpochReport, StepReport
+from sparsedp.runs.history import EpochReport
+from sparsedp.training.reports import StepReport
 from studies.figures.config import Point, Study
 from studies.figures.cost import Costs
 from studies.figures.runs import open_trainer, train_until

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import math
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import metadata
 from typing import Any
 
-from torch.optim import Optimizer
-
+from sparsedp.core.files import Json
 from sparsedp.methods.describe import describe
 from sparsedp.methods.method import Method
 from sparsedp.privacy.plan import Plan
-from sparsedp.training.files import Json
-from sparsedp.training.result import Result
+from sparsedp.runs.history import SupportSpan
 
 FORMAT = 1
 
@@ -42,6 +40,54 @@ class About:
     schema: Mapping[str, Any] | None = None
     checksum: str | None = None
     config: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What a run knows when it stops or ends.
+
+    Attributes:
+        epsilon: of the whole plan; infinite when not private.
+        epsilon_spent: of the steps charged.
+        steps_charged: how many those are.
+        metrics: the last evaluation on held-out data.
+        k: active coordinates at the end.
+        d: trainable scalars.
+        supports: when the support changed.
+        head: the ledger's.
+        length: the ledger's.
+    """
+
+    epsilon: float
+    epsilon_spent: float
+    steps_charged: int
+    metrics: Mapping[str, float | None]
+    k: int
+    d: int
+    supports: Sequence[SupportSpan]
+    head: str | None
+    length: int
+
+    def to_json(self) -> dict[str, Json]:
+        """The record's keys for it; infinite epsilon is null."""
+        values = (
+            _finite(self.epsilon),
+            _finite(self.epsilon_spent),
+            self.steps_charged,
+            self.metrics.get("accuracy"),
+            dict(self.metrics),
+            self.k,
+            self.k / self.d,
+            [span.to_json() for span in self.supports],
+            {"head": self.head, "length": self.length},
+        )
+        return dict(zip(OUTCOME, values, strict=True))
+
+
+OUTCOME = (
+    "epsilon", "epsilon_spent", "steps_charged", "test_accuracy", "metrics",
+    "k", "active_ratio", "supports", "ledger",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,10 +119,9 @@ class RunFacts:
         """Whether what the run gives may be released with its guarantee: private, and nobody knows its noise."""
         return self.seed is None and self.plan.is_private
 
-    def record(self, status: str, seconds: float, result: Result | None) -> dict[str, Json]:
-        """The record's JSON; without a result, what is not known yet is null."""
+    def record(self, status: str, seconds: float, outcome: Outcome | None) -> dict[str, Json]:
+        """The record's JSON; without an outcome, what is not known yet is null."""
         plan, about = self.plan, self.about
-        outcome = _outcome(result) if result is not None else dict.fromkeys(_OUTCOME)
         return {
             "format": FORMAT,
             "status": status,
@@ -92,7 +137,7 @@ class RunFacts:
             "accountant": plan.accountant,
             "unit": plan.unit,
             "units": plan.units,
-            **outcome,
+            **(dict.fromkeys(OUTCOME) if outcome is None else outcome.to_json()),
             "d": self.dimension,
             "batch_size": plan.expected_batch_size(plan.training[0]),
             "epochs": len(plan.epoch_ends()),
@@ -108,29 +153,6 @@ class RunFacts:
         }
 
 
-_OUTCOME = (
-    "epsilon", "epsilon_spent", "steps_charged", "test_accuracy", "metrics",
-    "k", "active_ratio", "supports", "ledger",
-)  # fmt: skip
-
-
-def _outcome(result: Result) -> dict[str, Json]:
-    """What a result adds; infinite epsilon is null."""
-    ledger = result.ledger
-    values = (
-        _finite(result.epsilon),
-        _finite(ledger.epsilon),
-        ledger.steps,
-        result.metrics.get("accuracy"),
-        dict(result.metrics),
-        result.k,
-        result.k / result.d,
-        [span.to_json() for span in result.supports],
-        {"head": ledger.head, "length": ledger.entries},
-    )
-    return dict(zip(_OUTCOME, values, strict=True))
-
-
 def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
@@ -140,13 +162,3 @@ def versions() -> Mapping[str, str]:
     """The versions that decide what a run computes."""
     packages = ("sparsedp", "torch", "numpy", "dp-accounting", "safetensors")
     return {"python": platform.python_version(), **{name: metadata.version(name) for name in packages}}
-
-
-def describe_optimizer(optimizer: Optimizer) -> Json:
-    """Class and hyperparameters of each parameter group."""
-    plain = (bool, int, float, str, list, tuple, type(None))
-    groups = [
-        {name: value for name, value in group.items() if name != "params" and isinstance(value, plain)}
-        for group in optimizer.param_groups
-    ]
-    return {"class": type(optimizer).__name__, "groups": groups}

@@ -16,9 +16,9 @@ from safetensors.torch import load, save
 from torch import nn
 
 from sparsedp.core.errors import DataError, ModelError
+from sparsedp.core.files import Json, write_atomically
 from sparsedp.core.layout import Layout, Slot
-from sparsedp.training.files import Json, write_atomically
-from sparsedp.training.packing import Tensors, pack, unpack
+from sparsedp.runs.packing import Tensors, pack, unpack
 
 FORMAT = "sparsedp checkpoint"
 VERSION = 1

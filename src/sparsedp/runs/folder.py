@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sparsedp.core.errors import DataError, SparseDPError
+from sparsedp.core.files import Json, read_json, write_atomically, write_json
 from sparsedp.privacy.durable import sync_directory
 from sparsedp.privacy.ledger import FileLedger
 from sparsedp.privacy.plan import Plan
-from sparsedp.training.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
-from sparsedp.training.files import Json, read_json, write_atomically, write_json
-from sparsedp.training.reports import EpochReport
+from sparsedp.runs.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
+from sparsedp.runs.history import EpochReport
 
 
 @dataclass(frozen=True, slots=True)

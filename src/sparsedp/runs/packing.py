@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sparsedp.core.errors import DataError, SparseDPError
-from sparsedp.training.files import Json
+from sparsedp.core.files import Json
 
 Tensors = dict[str, Tensor]
 
