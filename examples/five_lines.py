@@ -6,9 +6,9 @@ Run: python examples/five_lines.py
 from torch import nn
 
 import sparsedp
-from sparsedp import data
+from sparsedp import datasets
 
-digits = data.digits()
+digits = datasets.digits()
 model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
 loss = nn.CrossEntropyLoss(reduction="none")
 result = sparsedp.fit(model, digits.train, loss, method="tp-topk", epsilon=3, eval_dataset=digits.test)

@@ -34,7 +34,7 @@ from sklearn.metrics import roc_auc_score
 from sklearn.preprocessing import normalize
 
 from sparsedp import all_methods
-from sparsedp.data import DataBundle, Split, diabetes130
+from sparsedp.datasets import DataBundle, Split, diabetes130
 from sparsedp.sklearn import SparseDPClassifier
 
 EPSILONS = (1.0, 3.0, 8.0)

@@ -6,12 +6,12 @@ Run: python examples/own_loop.py
 import torch
 from torch import nn
 
-from sparsedp import Trainer, build_plan, data, get_method, held_out
+from sparsedp import Trainer, build_plan, datasets, get_method, held_out
 from sparsedp.core.batch import supervised
 
 
 def main() -> None:
-    digits = data.digits()
+    digits = datasets.digits()
     loss = nn.CrossEntropyLoss(reduction="none")
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 10))
     method = get_method("on-topk")

@@ -14,14 +14,14 @@ from opacus.accountants import PRVAccountant, RDPAccountant
 from torch import nn
 
 import sparsedp
-from sparsedp import data, models
+from sparsedp import datasets, models
 from sparsedp.privacy.ledger import FileLedger
 
 METHODS = ("dp-sgd", "tp-topk", "tp-coherent", "tp-rand", "on-rand", "on-topk", "ranked", "adadpigu")
 LOSS = nn.CrossEntropyLoss(reduction="none")
 
 
-def train(method: str, mnist: data.DataBundle, epochs: int, epsilon: float, out: Path) -> sparsedp.Result:
+def train(method: str, mnist: datasets.DataBundle, epochs: int, epsilon: float, out: Path) -> sparsedp.Result:
     torch.manual_seed(0)
     return sparsedp.fit(
         models.mnist_cnn((1, 28, 28), 10),
@@ -57,7 +57,7 @@ def main() -> None:
     parser.add_argument("--epsilon", type=float, default=3.0)
     parser.add_argument("--out", type=Path)
     chosen = parser.parse_args()
-    mnist = data.mnist()
+    mnist = datasets.mnist()
     with TemporaryDirectory() as scratch:
         out = chosen.out or Path(scratch)
         print(

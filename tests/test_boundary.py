@@ -86,7 +86,7 @@ RANDOM_DRAWS = {
 }
 """Ways to draw noise or a sample; initial weights (models/) are the layers' own."""
 
-NO_GRADIENTS_IN = ["core", "data", "methods", "models", "report", "cli"]
+NO_GRADIENTS_IN = ["core", "data", "datasets", "methods", "models", "report", "cli"]
 """Packages that do not import the gradient engine."""
 
 

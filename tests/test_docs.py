@@ -162,7 +162,7 @@ def test_the_run_format_is_that_of_a_real_run(tmp_path):
     from torch import nn
 
     import sparsedp
-    from sparsedp.data import digits
+    from sparsedp.datasets import digits
     from sparsedp.diagnostics.warmup import WarmupRecorder
 
     data = digits()

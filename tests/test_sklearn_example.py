@@ -12,7 +12,7 @@ import torch
 from scipy import sparse
 from scipy.stats import ttest_rel
 
-from sparsedp.data import DataBundle, Sparse, Split
+from sparsedp.datasets import DataBundle, Sparse, Split
 from sparsedp.sklearn import SparseDPClassifier
 
 ROOT = Path(__file__).parents[1]

@@ -65,7 +65,7 @@ _HOMES = {
     "write_report": "sparsedp.report",
 }
 
-_PACKAGES = ("data", "models", "sklearn")
+_PACKAGES = ("datasets", "models", "sklearn")
 
 __all__ = sorted(_HOMES)
 

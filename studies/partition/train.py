@@ -16,8 +16,8 @@ from sparsedp.core.batch import MicroBatch, supervised
 from sparsedp.core.clip import FlatClip
 from sparsedp.core.layout import Layout
 from sparsedp.core.randomness import PublicRandomness, SeededRandomness
-from sparsedp.data.bundle import DataBundle
 from sparsedp.data.sampling import LogicalBatch, PoissonSampler
+from sparsedp.datasets.bundle import DataBundle
 from sparsedp.experiments.evaluation import evaluator
 from sparsedp.experiments.networks import build_model
 from sparsedp.gradients import Query, make_engine

@@ -8,7 +8,7 @@ import torch
 from scipy import stats
 from sklearn import metrics
 
-from sparsedp.data import digits
+from sparsedp.datasets import digits
 from sparsedp.experiments.config import Contrast
 from sparsedp.experiments.evaluation import evaluator, ranking_metrics
 from sparsedp.experiments.networks import build_model

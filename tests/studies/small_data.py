@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from sparsedp.data.cifar import CLASSES
-from sparsedp.data.encoding import Number
-from sparsedp.data.hospital import schema
+from sparsedp.datasets.cifar import CLASSES
+from sparsedp.datasets.encoding import Number
+from sparsedp.datasets.hospital import schema
 
 TRAIN, TEST = 288, 64
 

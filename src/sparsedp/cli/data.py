@@ -11,7 +11,7 @@ from sparsedp.cli import options
 from sparsedp.cli.output import Exit, aside, emit, people
 
 if TYPE_CHECKING:
-    from sparsedp.data import Source
+    from sparsedp.datasets import Source
 
 data_app = typer.Typer(help="List data sets, check their files, download them.", rich_markup_mode="rich")
 
@@ -31,8 +31,8 @@ def data(
     """
     if context.invoked_subcommand is not None:
         return
-    from sparsedp.data.locate import search_roots
-    from sparsedp.data.sources import SOURCES
+    from sparsedp.datasets.locate import search_roots
+    from sparsedp.datasets.sources import SOURCES
 
     found = [_status(spec, check) for spec in SOURCES.values()]
     if as_json:
@@ -52,7 +52,7 @@ def get(
 
     Example: `sparsedp data get fashion-mnist`
     """
-    from sparsedp.data.download import get as download
+    from sparsedp.datasets.download import get as download
 
     shown: dict[str, int] = {}
 
@@ -71,7 +71,7 @@ def get(
 
 def _status(spec: Source, check: bool) -> dict[str, Any]:
     """What there is of a data set: the first complete form, else the first."""
-    from sparsedp.data.download import Checksum, compare
+    from sparsedp.datasets.download import Checksum, compare
 
     words = {Checksum.OFFICIAL: "official", Checksum.DIFFERENT: "different", Checksum.UNKNOWN: "unknown"}
     forms = []
@@ -99,7 +99,7 @@ def _status(spec: Source, check: bool) -> dict[str, Any]:
 
 
 def _names() -> list[dict[str, Any]]:
-    from sparsedp.data import DATASETS
+    from sparsedp.datasets import DATASETS
 
     return [{"name": name, "title": spec.title, "source": spec.source} for name, spec in DATASETS.items()]
 
@@ -107,7 +107,7 @@ def _names() -> list[dict[str, Any]]:
 def _show(found: list[dict[str, Any]], check: bool) -> None:
     from rich.table import Table
 
-    from sparsedp.data.locate import DATA_VARIABLE, search_roots
+    from sparsedp.datasets.locate import DATA_VARIABLE, search_roots
 
     screen = people(False)
     there = {one["name"]: one for one in found}

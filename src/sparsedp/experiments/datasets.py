@@ -13,33 +13,33 @@ from typing import Any
 import numpy as np
 import torch
 
-from sparsedp import data
+from sparsedp import datasets
 from sparsedp.core.errors import DataError, SparseDPError
 from sparsedp.core.randomness import PublicRandomness
-from sparsedp.data.bundle import DataBundle, Split
+from sparsedp.datasets.bundle import DataBundle, Split
 from sparsedp.experiments.settings import Settings
 from sparsedp.privacy.canonical import FrozenMap
 
 _LOADERS: Mapping[str, Callable[..., DataBundle]] = MappingProxyType(
     {
-        "mnist": data.mnist,
-        "fashion-mnist": data.fashion_mnist,
-        "cifar10": data.cifar10,
-        "svhn": data.svhn,
-        "eyepacs": data.eyepacs,
-        "diabetes130": data.diabetes130,
-        "imdb": data.imdb,
-        "imdb-tokens": data.imdb_tokens,
+        "mnist": datasets.mnist,
+        "fashion-mnist": datasets.fashion_mnist,
+        "cifar10": datasets.cifar10,
+        "svhn": datasets.svhn,
+        "eyepacs": datasets.eyepacs,
+        "diabetes130": datasets.diabetes130,
+        "imdb": datasets.imdb,
+        "imdb-tokens": datasets.imdb_tokens,
     }
 )
 """The loaders that take options."""
 
 _PIXELS = MappingProxyType(
     {
-        "unit": data.UNIT,
-        "centred": data.CENTRED,
-        "mnist-published": data.MNIST_PUBLISHED,
-        "cifar10-published": data.CIFAR10_PUBLISHED,
+        "unit": datasets.UNIT,
+        "centred": datasets.CENTRED,
+        "mnist-published": datasets.MNIST_PUBLISHED,
+        "cifar10-published": datasets.CIFAR10_PUBLISHED,
     }
 )
 _SCATTERING = "-scattering"
@@ -60,9 +60,10 @@ def check_dataset(name: str) -> None:
     Raises:
         DataError: with the names there are.
     """
-    if name not in data.DATASETS and not Path(name).exists():
+    if name not in datasets.DATASETS and not Path(name).exists():
         raise DataError(
-            f"no data set named {name!r}, and no file or folder of that name; there are {', '.join(data.DATASETS)}"
+            f"no data set named {name!r}, and no file or folder of that name; there are "
+            f"{', '.join(datasets.DATASETS)}"
         )
 
 
@@ -78,7 +79,9 @@ def _load(
     if classes is not None and Path(name).suffix != ".npz":
         raise SparseDPError(f"classes: {name} has its own; they are named for an .npz file only")
     bundle = (
-        _named(name, options.plain()) if name in data.DATASETS else _own(Path(name), options.plain(), classes)
+        _named(name, options.plain())
+        if name in datasets.DATASETS
+        else _own(Path(name), options.plain(), classes)
     )
     if validation is not None:
         bundle = bundle.validated(validation, _SPLIT_SEED)
@@ -91,7 +94,7 @@ def _load(
 
 def _named(name: str, options: dict[str, Any]) -> DataBundle:
     if not options:
-        return data.load(name)
+        return datasets.load(name)
     base = name.removesuffix(_SCATTERING)
     scattered = name.endswith(_SCATTERING)
     if base not in _LOADERS:
@@ -100,18 +103,18 @@ def _named(name: str, options: dict[str, Any]) -> DataBundle:
         )
     features = {key: options.pop(key) for key in ("groups",) if scattered and key in options}
     bundle = _call(_LOADERS[base], options, base)
-    return data.scattering_bundle(bundle, **features) if scattered else bundle
+    return datasets.scattering_bundle(bundle, **features) if scattered else bundle
 
 
 def _own(path: Path, options: dict[str, Any], classes: tuple[str, ...] | None) -> DataBundle:
     if path.suffix != ".npz":
-        return _call(partial(data.image_folder, path), {"size": 32, **options}, str(path))
+        return _call(partial(datasets.image_folder, path), {"size": 32, **options}, str(path))
     if classes is None:
         raise DataError(
             f"{path}: name its classes (classes, or --classes a,b,c): they are public, and counting them would look "
             "at the data"
         )
-    return _call(partial(data.npz, path, classes), options, str(path))
+    return _call(partial(datasets.npz, path, classes), options, str(path))
 
 
 def _call(loader: Callable[..., DataBundle], options: dict[str, Any], what: str) -> DataBundle:

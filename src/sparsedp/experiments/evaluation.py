@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from sparsedp.data.bundle import Split
+from sparsedp.datasets.bundle import Split
 from sparsedp.training.evaluate import Evaluator, Metrics, classification_metrics
 
 _BATCH = 1024

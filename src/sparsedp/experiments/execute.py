@@ -15,9 +15,9 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, LRScheduler
 
 from sparsedp.core.errors import SparseDPError
-from sparsedp.data import DATASETS
-from sparsedp.data.bundle import DataBundle
-from sparsedp.data.download import public_checksum
+from sparsedp.datasets import DATASETS
+from sparsedp.datasets.bundle import DataBundle
+from sparsedp.datasets.download import public_checksum
 from sparsedp.experiments.datasets import check_dataset, load_data
 from sparsedp.experiments.evaluation import evaluator
 from sparsedp.experiments.networks import build_model, check_model

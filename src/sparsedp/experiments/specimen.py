@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from sparsedp.core.batch import MicroBatch, PerSampleLoss, supervised
 from sparsedp.core.errors import SparseDPError
 from sparsedp.core.randomness import PublicRandomness
-from sparsedp.data.bundle import Split
+from sparsedp.datasets.bundle import Split
 from sparsedp.experiments.datasets import load_data
 from sparsedp.experiments.networks import build_model
 from sparsedp.experiments.settings import Settings

@@ -1,7 +1,7 @@
 """Classifiers on scattering features (Tramèr and Boneh, ICLR 2021).
 
 `groups` puts their per-sample GroupNorm (without parameters, so nothing is learned from the data) in front. The
-features of `sparsedp.data.scattering_bundle` are normalised already: they need none.
+features of `sparsedp.datasets.scattering_bundle` are normalised already: they need none.
 """
 
 from __future__ import annotations

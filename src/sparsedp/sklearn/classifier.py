@@ -20,7 +20,7 @@ from torch import nn
 
 from sparsedp.core.errors import PrivacyError, PrivacyWarning, SparseDPError
 from sparsedp.core.randomness import PublicRandomness
-from sparsedp.data.bundle import Split
+from sparsedp.datasets.bundle import Split
 from sparsedp.methods import AUTO, Listed, MethodOptions, configure, get_method
 from sparsedp.methods.method import ActiveRatio
 from sparsedp.models.heads import parameter_count

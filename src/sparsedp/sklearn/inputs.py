@@ -14,7 +14,7 @@ from sklearn.utils import check_array
 from sklearn.utils.validation import column_or_1d
 
 from sparsedp.core.errors import DataError, PrivacyError, PrivacyWarning
-from sparsedp.data.features import Dense, Features, Sparse
+from sparsedp.datasets.features import Dense, Features, Sparse
 from sparsedp.sklearn.scaling import Matrix
 
 

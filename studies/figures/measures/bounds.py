@@ -12,7 +12,7 @@ from sparsedp.core.batch import MicroBatch
 from sparsedp.core.clip import FlatClip
 from sparsedp.core.errors import SparseDPError
 from sparsedp.core.randomness import PublicRandomness
-from sparsedp.data.bundle import Split
+from sparsedp.datasets.bundle import Split
 from sparsedp.diagnostics.criteria import one_step, random_signal_loss, step_progress
 from sparsedp.diagnostics.curvature import mean_loss, smoothness
 from sparsedp.diagnostics.oracle import mean_gradient

@@ -13,10 +13,10 @@ import numpy.typing as npt
 import torch
 
 from sparsedp.core.errors import DataError
-from sparsedp.data.bundle import DataBundle, Split
-from sparsedp.data.features import UNIT, Dense, PixelScale
-from sparsedp.data.locate import fingerprint
-from sparsedp.data.sources import source
+from sparsedp.datasets.bundle import DataBundle, Split
+from sparsedp.datasets.features import UNIT, Dense, PixelScale
+from sparsedp.datasets.locate import fingerprint
+from sparsedp.datasets.sources import source
 
 _UNSIGNED_BYTE = 0x08
 _GZIP_MAGIC = b"\x1f\x8b"

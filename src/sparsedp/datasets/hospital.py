@@ -13,13 +13,13 @@ import numpy as np
 import torch
 
 from sparsedp.core.errors import DataError
-from sparsedp.data.archives import open_tree
-from sparsedp.data.bundle import DataBundle, Split
-from sparsedp.data.encoding import Block, Category, Diagnoses, Entries, Hashed, Number, Ordinal, Table
-from sparsedp.data.features import Sparse
-from sparsedp.data.images import TEST_FRACTION, public_share
-from sparsedp.data.locate import fingerprint
-from sparsedp.data.sources import source
+from sparsedp.datasets.archives import open_tree
+from sparsedp.datasets.bundle import DataBundle, Split
+from sparsedp.datasets.encoding import Block, Category, Diagnoses, Entries, Hashed, Number, Ordinal, Table
+from sparsedp.datasets.features import Sparse
+from sparsedp.datasets.images import TEST_FRACTION, public_share
+from sparsedp.datasets.locate import fingerprint
+from sparsedp.datasets.sources import source
 
 CLASSES = ("not readmitted within 30 days", "readmitted within 30 days")
 

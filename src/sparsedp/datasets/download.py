@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import IO, cast
 
 from sparsedp.core.errors import DataError
-from sparsedp.data.cache import replaced
-from sparsedp.data.locate import download_dir, search_roots
-from sparsedp.data.sources import SOURCES, Source, SourceFile, source
+from sparsedp.datasets.cache import replaced
+from sparsedp.datasets.locate import download_dir, search_roots
+from sparsedp.datasets.sources import SOURCES, Source, SourceFile, source
 
 _BLOCK = 1 << 20
 _TIMEOUT_SECONDS = 60

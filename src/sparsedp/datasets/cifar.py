@@ -14,13 +14,13 @@ import numpy.typing as npt
 import torch
 
 from sparsedp.core.errors import DataError
-from sparsedp.data.archives import open_tree, tar_files
-from sparsedp.data.bundle import DataBundle, Split
-from sparsedp.data.cache import Arrays, cached_arrays
-from sparsedp.data.features import UNIT, Dense, PixelScale
-from sparsedp.data.images import decode_all
-from sparsedp.data.locate import fingerprint
-from sparsedp.data.sources import source
+from sparsedp.datasets.archives import open_tree, tar_files
+from sparsedp.datasets.bundle import DataBundle, Split
+from sparsedp.datasets.cache import Arrays, cached_arrays
+from sparsedp.datasets.features import UNIT, Dense, PixelScale
+from sparsedp.datasets.images import decode_all
+from sparsedp.datasets.locate import fingerprint
+from sparsedp.datasets.sources import source
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 JPEG_NOTE = (

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from sparsedp.data.bundle import DataBundle, Split
-from sparsedp.data.features import Dense
-from sparsedp.data.idx import DIGITS
+from sparsedp.datasets.bundle import DataBundle, Split
+from sparsedp.datasets.features import Dense
+from sparsedp.datasets.idx import DIGITS
 
 _LARGEST_PIXEL = 16.0
 _TEST_EVERY = 5

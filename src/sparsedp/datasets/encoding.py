@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparsedp.core.errors import DataError
-from sparsedp.data import icd9
+from sparsedp.datasets import icd9
 
 MISSING = "?"
 

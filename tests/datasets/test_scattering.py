@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from sparsedp.core.errors import DataError
-from sparsedp.data import UNIT, DataBundle, Dense, Sparse, Split, load, scattering_bundle
-from sparsedp.data.scattering import MAPS, Scattering
-from sparsedp.data.wavelets import ANGLES, low_pass, morlet
+from sparsedp.datasets import UNIT, DataBundle, Dense, Sparse, Split, load, scattering_bundle
+from sparsedp.datasets.scattering import MAPS, Scattering
+from sparsedp.datasets.wavelets import ANGLES, low_pass, morlet
 
 GOLDENS = Path(__file__).parent / "goldens" / "scattering.npz"
 
@@ -112,7 +112,7 @@ def test_features_are_computed_once_and_then_mapped_from_disk(monkeypatch, priva
     first = scattering_bundle(bundle)
     assert len(list((private_cache / "decoded").glob("*.npy"))) == 2
     monkeypatch.setattr(
-        "sparsedp.data.scattering_features._compute", lambda *_: pytest.fail("computed again")
+        "sparsedp.datasets.scattering_features._compute", lambda *_: pytest.fail("computed again")
     )
     again = scattering_bundle(bundle)
     assert torch.equal(again.train.inputs, first.train.inputs)

@@ -17,11 +17,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from sparsedp.core.errors import DataError
-from sparsedp.data.bundle import DataBundle, Split
-from sparsedp.data.cache import cache_path, replaced
-from sparsedp.data.features import Dense
-from sparsedp.data.progress import shown
-from sparsedp.data.scattering import MAPS, Scattering
+from sparsedp.datasets.bundle import DataBundle, Split
+from sparsedp.datasets.cache import cache_path, replaced
+from sparsedp.datasets.features import Dense
+from sparsedp.datasets.progress import shown
+from sparsedp.datasets.scattering import MAPS, Scattering
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from sparsedp.core.errors import DataError
-from sparsedp.data import digits, fashion_mnist, load, mnist
+from sparsedp.datasets import digits, fashion_mnist, load, mnist
 
 NAMES = {
     "train_images": "train-images-idx3-ubyte",

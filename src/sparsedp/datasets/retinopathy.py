@@ -11,13 +11,13 @@ from types import MappingProxyType
 import torch
 
 from sparsedp.core.errors import DataError
-from sparsedp.data.archives import FileTree, open_tree
-from sparsedp.data.bundle import DataBundle, Split
-from sparsedp.data.cache import cached_arrays
-from sparsedp.data.features import UNIT, Dense, PixelScale
-from sparsedp.data.images import TEST_FRACTION, decode_all, hash_names, public_share
-from sparsedp.data.locate import fingerprint
-from sparsedp.data.sources import source
+from sparsedp.datasets.archives import FileTree, open_tree
+from sparsedp.datasets.bundle import DataBundle, Split
+from sparsedp.datasets.cache import cached_arrays
+from sparsedp.datasets.features import UNIT, Dense, PixelScale
+from sparsedp.datasets.images import TEST_FRACTION, decode_all, hash_names, public_share
+from sparsedp.datasets.locate import fingerprint
+from sparsedp.datasets.sources import source
 
 CLASSES = ("no retinopathy", "any retinopathy")
 LABEL_FILES: Mapping[str, str] = MappingProxyType({"all": "trainLabels.csv", "natural": "naturalLabels.csv"})

@@ -12,9 +12,9 @@ import numpy.typing as npt
 import torch
 
 from sparsedp.core.errors import DataError
-from sparsedp.data.bundle import DataBundle, Split
-from sparsedp.data.features import UNIT, Dense, PixelScale
-from sparsedp.data.locate import fingerprint
+from sparsedp.datasets.bundle import DataBundle, Split
+from sparsedp.datasets.features import UNIT, Dense, PixelScale
+from sparsedp.datasets.locate import fingerprint
 
 _REQUIRED = ("x_train", "y_train", "x_test", "y_test")
 

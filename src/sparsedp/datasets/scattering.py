@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from sparsedp.core.errors import DataError
-from sparsedp.data.wavelets import ANGLES, BORDER, low_pass, morlet
+from sparsedp.datasets.wavelets import ANGLES, BORDER, low_pass, morlet
 
 MAPS = 1 + 2 * ANGLES + ANGLES**2
 """Maps per input channel: 81."""

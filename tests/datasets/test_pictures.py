@@ -10,9 +10,9 @@ from PIL import Image
 from scipy.io import savemat
 
 from sparsedp.core.errors import DataError
-from sparsedp.data import eyepacs, image_folder, load, svhn
-from sparsedp.data.images import decode, public_share
-from sparsedp.data.retinopathy import read_grades
+from sparsedp.datasets import eyepacs, image_folder, load, svhn
+from sparsedp.datasets.images import decode, public_share
+from sparsedp.datasets.retinopathy import read_grades
 
 
 def picture(colour=(10, 20, 30), size=(8, 8), kind="PNG"):

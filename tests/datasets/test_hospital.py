@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from sparsedp.core.errors import DataError
-from sparsedp.data import diabetes130, icd9
-from sparsedp.data.encoding import Category, Diagnoses, Hashed, Number, Ordinal
-from sparsedp.data.hospital import encode, feature_names, schema
+from sparsedp.datasets import diabetes130, icd9
+from sparsedp.datasets.encoding import Category, Diagnoses, Hashed, Number, Ordinal
+from sparsedp.datasets.hospital import encode, feature_names, schema
 
 COLUMNS = [
     "encounter_id", "patient_nbr", "race", "gender", "age", "weight", "admission_type_id",

@@ -12,7 +12,7 @@ from torch.utils.data import Dataset
 
 from sparsedp.core.errors import DataError
 from sparsedp.core.randomness import PublicRandomness
-from sparsedp.data.features import Features
+from sparsedp.datasets.features import Features
 
 
 @final

@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from sparsedp.core.errors import DataError
-from sparsedp.data import DATASETS, SOURCES, Checksum, get, load, npz, status
-from sparsedp.data.cache import cache_path, cached_arrays
-from sparsedp.data.download import compare, public_checksum
-from sparsedp.data.locate import cache_dir, fingerprint
-from sparsedp.data.sources import Source, SourceFile
+from sparsedp.datasets import DATASETS, SOURCES, Checksum, get, load, npz, status
+from sparsedp.datasets.cache import cache_path, cached_arrays
+from sparsedp.datasets.download import compare, public_checksum
+from sparsedp.datasets.locate import cache_dir, fingerprint
+from sparsedp.datasets.sources import Source, SourceFile
 
 
 def write_npz(path, **changes):
@@ -153,8 +153,8 @@ def toy_source(monkeypatch, folder, content=b"payload", digest=None):
     digest = digest or hashlib.sha256(content).hexdigest()
     file = SourceFile(("toy.bin",), (digest,), (folder / "remote" / "toy.bin").as_uri())
     spec = Source("toy", "Toy", "1", "none", "the toy shop", ("toys",), {"official": (file,)})
-    monkeypatch.setattr("sparsedp.data.sources.SOURCES", {"toy": spec})
-    monkeypatch.setattr("sparsedp.data.download.SOURCES", {"toy": spec})
+    monkeypatch.setattr("sparsedp.datasets.sources.SOURCES", {"toy": spec})
+    monkeypatch.setattr("sparsedp.datasets.download.SOURCES", {"toy": spec})
     return spec
 
 

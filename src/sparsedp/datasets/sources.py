@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from sparsedp.core.errors import DataError
-from sparsedp.data.locate import Search
+from sparsedp.datasets.locate import Search
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 
 from sparsedp.core.errors import DataError
-from sparsedp.data.features import Dense, Sparse
+from sparsedp.datasets.features import Dense, Sparse
 
 BUCKETS = 2**14
 """Default number of hash buckets; for token ids, of ids with padding included."""

@@ -9,11 +9,11 @@ import numpy.typing as npt
 import torch
 
 from sparsedp.core.errors import DataError
-from sparsedp.data.bundle import DataBundle, Split
-from sparsedp.data.features import UNIT, Dense, PixelScale
-from sparsedp.data.idx import DIGITS
-from sparsedp.data.locate import fingerprint
-from sparsedp.data.sources import source
+from sparsedp.datasets.bundle import DataBundle, Split
+from sparsedp.datasets.features import UNIT, Dense, PixelScale
+from sparsedp.datasets.idx import DIGITS
+from sparsedp.datasets.locate import fingerprint
+from sparsedp.datasets.sources import source
 
 
 def svhn(root: Path | str | None = None, pixels: PixelScale = UNIT) -> DataBundle:

@@ -10,13 +10,13 @@ import numpy as np
 import torch
 
 from sparsedp.core.errors import DataError
-from sparsedp.data.archives import tar_files
-from sparsedp.data.bundle import DataBundle, Split
-from sparsedp.data.cache import Arrays, cached_arrays
-from sparsedp.data.features import Features
-from sparsedp.data.locate import fingerprint
-from sparsedp.data.sources import source
-from sparsedp.data.text import BUCKETS, HashedTexts, bag_of_words, token_ids
+from sparsedp.datasets.archives import tar_files
+from sparsedp.datasets.bundle import DataBundle, Split
+from sparsedp.datasets.cache import Arrays, cached_arrays
+from sparsedp.datasets.features import Features
+from sparsedp.datasets.locate import fingerprint
+from sparsedp.datasets.sources import source
+from sparsedp.datasets.text import BUCKETS, HashedTexts, bag_of_words, token_ids
 
 CLASSES = ("negative", "positive")
 

@@ -8,15 +8,15 @@ from pathlib import Path
 from types import MappingProxyType
 
 from sparsedp.core.errors import DataError
-from sparsedp.data.bundle import DataBundle
-from sparsedp.data.cifar import cifar10
-from sparsedp.data.hospital import diabetes130
-from sparsedp.data.house_numbers import svhn
-from sparsedp.data.idx import fashion_mnist, mnist
-from sparsedp.data.retinopathy import eyepacs
-from sparsedp.data.reviews import imdb, imdb_tokens
-from sparsedp.data.scattering_features import scattering_bundle
-from sparsedp.data.sklearn_digits import digits
+from sparsedp.datasets.bundle import DataBundle
+from sparsedp.datasets.cifar import cifar10
+from sparsedp.datasets.hospital import diabetes130
+from sparsedp.datasets.house_numbers import svhn
+from sparsedp.datasets.idx import fashion_mnist, mnist
+from sparsedp.datasets.retinopathy import eyepacs
+from sparsedp.datasets.reviews import imdb, imdb_tokens
+from sparsedp.datasets.scattering_features import scattering_bundle
+from sparsedp.datasets.sklearn_digits import digits
 
 Loader = Callable[[Path | str | None], DataBundle]
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from sparsedp.core.errors import DataError
-from sparsedp.data import imdb, imdb_tokens, load
-from sparsedp.data.text import BUCKETS, HashedTexts, bag_of_words, token_ids, tokens
+from sparsedp.datasets import imdb, imdb_tokens, load
+from sparsedp.datasets.text import BUCKETS, HashedTexts, bag_of_words, token_ids, tokens
 from sparsedp.models.text import PADDING, VOCABULARY
 
 REVIEWS = {
@@ -89,7 +89,7 @@ def test_the_archive_is_read_in_the_official_layout(tmp_path):
 def test_read_once_then_from_the_cache(tmp_path, monkeypatch):
     write_archive(tmp_path / "aclImdb_v1.tar.gz", REVIEWS)
     first = imdb(tmp_path).train.inputs
-    monkeypatch.setattr("sparsedp.data.reviews.read_archive", lambda _: pytest.fail("read again"))
+    monkeypatch.setattr("sparsedp.datasets.reviews.read_archive", lambda _: pytest.fail("read again"))
     assert torch.equal(imdb(tmp_path).train.inputs, first)
 
 

@@ -1,0 +1,61 @@
+"""Data sets, how they are sampled, and data-independent features."""
+
+from sparsedp.datasets.arrays import npz
+from sparsedp.datasets.bundle import DataBundle, Split, holdout
+from sparsedp.datasets.cifar import cifar10
+from sparsedp.datasets.download import Checksum, SourceStatus, get, status
+from sparsedp.datasets.features import (
+    CENTRED,
+    CIFAR10_PUBLISHED,
+    MNIST_PUBLISHED,
+    UNIT,
+    Dense,
+    Features,
+    PixelScale,
+    Sparse,
+)
+from sparsedp.datasets.hospital import diabetes130
+from sparsedp.datasets.house_numbers import svhn
+from sparsedp.datasets.idx import fashion_mnist, mnist
+from sparsedp.datasets.images import image_folder
+from sparsedp.datasets.registry import DATASETS, DatasetSpec, load
+from sparsedp.datasets.retinopathy import eyepacs
+from sparsedp.datasets.reviews import imdb, imdb_tokens
+from sparsedp.datasets.scattering_features import scattering_bundle
+from sparsedp.datasets.sklearn_digits import digits
+from sparsedp.datasets.sources import SOURCES, Source
+
+__all__ = [
+    "CENTRED",
+    "CIFAR10_PUBLISHED",
+    "DATASETS",
+    "MNIST_PUBLISHED",
+    "SOURCES",
+    "UNIT",
+    "Checksum",
+    "DataBundle",
+    "DatasetSpec",
+    "Dense",
+    "Features",
+    "PixelScale",
+    "Source",
+    "SourceStatus",
+    "Sparse",
+    "Split",
+    "cifar10",
+    "diabetes130",
+    "digits",
+    "eyepacs",
+    "fashion_mnist",
+    "get",
+    "holdout",
+    "image_folder",
+    "imdb",
+    "imdb_tokens",
+    "load",
+    "mnist",
+    "npz",
+    "scattering_bundle",
+    "status",
+    "svhn",
+]
