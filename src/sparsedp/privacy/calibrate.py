@@ -18,7 +18,7 @@ from sparsedp.privacy.splits import EqualNoise, Goal, NominalSplit, Split
 
 __all__ = ["EqualNoise", "NominalSplit", "Split", "as_spends", "calibrate", "warn_if_large", "with_spends"]
 
-CACHE_FORMAT = 2
+CACHE_FORMAT = 3
 """Raise it when an accountant's numbers change."""
 
 UNDERSHOOT = 0.005

@@ -24,6 +24,13 @@ ROUNDING = 1e-15
 """Added per step: above the rounding error of the library's divergences, below anything that shows."""
 
 
+QUADRATURE = 1e-14
+"""Added to the logarithm of an integral: above the rounding error of its sum."""
+
+LEAST_INTEGRATED = 0.05
+"""Below this noise multiplier, which protects nobody, the integral would take too many points."""
+
+
 @final
 @dataclass(frozen=True, slots=True)
 class Conversion:
@@ -60,10 +67,30 @@ def _per_step(rate: float, noise: float, orders: tuple[float, ...]) -> tuple[flo
         return (math.inf,) * len(orders)
     import dp_accounting as dp
 
-    accountant = dp.rdp.RdpAccountant(list(orders), dp.NeighboringRelation.ADD_OR_REMOVE_ONE)
+    known = [order for order in orders if order == int(order) or rate == 1 or noise < LEAST_INTEGRATED]
+    accountant = dp.rdp.RdpAccountant(known or [2.0], dp.NeighboringRelation.ADD_OR_REMOVE_ONE)
     with quiet(), np.errstate(all="ignore"):
         accountant.compose(dp.PoissonSampledDpEvent(rate, dp.GaussianDpEvent(noise)))
-    return tuple(float(value) if value >= 0 else 0.0 for value in accountant.rdp)
+    values = (float(value) if value >= 0 else 0.0 for value in accountant.rdp)
+    found = dict(zip(known, values, strict=False))
+    return tuple(found[a] if a in found else _fractional(rate, noise, a) for a in orders)
+
+
+def _fractional(rate: float, noise: float, order: float) -> float:
+    """`log(E[(1 - q + q exp((2x - 1) / 2s^2))^a]) / (a - 1)` for x normal with deviation s (Mironov et al. 2019).
+
+    By the trapezoid rule, which for such integrands is exact to the last digits: the step is well below the width of
+    the Gaussian and the distance of the nearest singularity, `pi s^2`. The library sums the absolute values of an
+    alternating series instead: too large, for sampling rates from 0.1 on by a lot, and infinite for small orders.
+    """
+    width = min(noise / 4, noise**2 / 2)
+    x = np.arange(-12 * noise, order + 12 * noise + width, width)
+    density = -((x / noise) ** 2) / 2 + math.log(width / (noise * math.sqrt(2 * math.pi)))
+    ratio = np.logaddexp(math.log1p(-rate), math.log(rate) + (2 * x - 1) / (2 * noise**2))
+    terms = density + order * ratio
+    largest = float(terms.max())
+    total = largest + math.log(math.fsum(np.exp(terms - largest)))
+    return max(0.0, total + QUADRATURE * (1 + abs(total))) / (order - 1)
 
 
 @final
