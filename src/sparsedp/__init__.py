@@ -1,7 +1,8 @@
 """Coordinate-sparse differentially private training for PyTorch.
 
 `fit` trains a model in one call, `Trainer` leaves the loop to you, `all_methods()` lists the choices,
-`write_report` makes a page of a run, `sparsedp.sklearn.SparseDPClassifier` is for tables.
+`audit` attacks what `fit` would run, `write_report` makes a page of a run,
+`sparsedp.sklearn.SparseDPClassifier` is for tables.
 Names are loaded when they are first used, so that importing this package costs next to nothing.
 """
 
@@ -11,6 +12,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from sparsedp.auditing import AuditResult as AuditResult
+    from sparsedp.auditing import audit as audit
     from sparsedp.core.batch import PerSample as PerSample
     from sparsedp.core.errors import DataError as DataError
     from sparsedp.core.errors import ModelError as ModelError
@@ -40,6 +43,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "About": "sparsedp.runs.record",
+    "AuditResult": "sparsedp.auditing",
     "DataError": "sparsedp.core.errors",
     "EpochReport": "sparsedp.runs.history",
     "Loading": "sparsedp.training.batches",
@@ -56,6 +60,7 @@ _HOMES = {
     "Support": "sparsedp.core.support",
     "Trainer": "sparsedp.training.trainer",
     "all_methods": "sparsedp.methods",
+    "audit": "sparsedp.auditing",
     "build_plan": "sparsedp.methods",
     "fit": "sparsedp.training.fit",
     "get_method": "sparsedp.methods",

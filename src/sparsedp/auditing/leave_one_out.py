@@ -1,0 +1,201 @@
+"""The leave-one-out audit: how far one unit moves the clipped sum of a real batch of the user's data and model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from typing import Any, final
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+from torch.utils.data import Dataset
+
+from sparsedp.auditing.canaries import Indices
+from sparsedp.auditing.coins import FixedCoins
+from sparsedp.auditing.subject import Setting, Subject, device_of
+from sparsedp.core.randomness import PublicRandomness
+from sparsedp.data.sampling import LogicalBatch, PoissonSampler
+from sparsedp.gradients.query import Engine, Query
+from sparsedp.training.state import own_generators
+
+LARGEST_BATCH = 2048
+SLACK = 1e-9
+"""Relative; the stated sensitivity already has room for rounding."""
+
+CRAFTED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "not a number": lambda own, _: torch.full_like(own, math.nan),
+    "infinite": lambda own, _: torch.full_like(own, math.inf),
+    "a million times as large": lambda own, _: own * 1e6,
+    "all zero": lambda own, _: torch.zeros_like(own),
+    "negated": lambda own, _: -own,
+    "a copy of another": lambda _, other: other.clone(),
+}
+"""What is made of a unit's real numbers; the second argument is another row's."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Movement:
+    """The farthest a unit moved a sum.
+
+    Attributes:
+        ratio: distance over the stated sensitivity; more than one breaks the guarantee.
+        unit: what unit did it.
+        batch: how many units were in the batch.
+        phase: of the plan.
+        tried: how many pairs of sums were compared.
+    """
+
+    ratio: float
+    unit: str
+    batch: int
+    phase: str
+    tried: int
+
+    @property
+    def within(self) -> bool:
+        """Whether it is as stated."""
+        return self.ratio <= 1 + SLACK
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class Crafted(Dataset[Any]):
+    """A data set in which the real numbers of some rows are replaced; stacked item by item."""
+
+    base: Dataset[Any]
+    rows: frozenset[int]
+    other: int
+    change: Callable[[Tensor, Tensor], Tensor]
+
+    def __len__(self) -> int:
+        """As before."""
+        return len(self.base)  # type: ignore[arg-type]
+
+    def __getitem__(self, index: int) -> Any:
+        """The item, changed if its row is one of those."""
+        if index not in self.rows:
+            return self.base[index]
+        leaves, shape = pytree.tree_flatten(self.base[index])
+        others = pytree.tree_leaves(self.base[self.other])
+        return pytree.tree_unflatten(
+            [self.change(a, b) if _real(a) else a for a, b in zip(leaves, others, strict=True)], shape
+        )
+
+
+def leave_one_out(
+    subject: Subject, settings: list[Setting], *, units: int, tick: Callable[[int], None]
+) -> Movement:
+    """Compare sums with and without a unit, in batches of several sizes, for random units and for crafted ones.
+
+    Batches are drawn by the real sampler, which is told whom to draw; rows go through the user's collate, the model
+    and the engine, under the generators a step has. Modes and state of the model are left as they are.
+    """
+    engine, worst = subject.make_engine(), Movement(0.0, "none", 0, "", 0)
+    tried = 0
+    for setting in settings:
+        for batch, unit, moved in _movements(subject, setting, engine, units):
+            tried += 1
+            tick(1)
+            ratio = moved / setting.clip.sensitivity if math.isfinite(moved) else math.inf
+            if ratio > worst.ratio:
+                worst = Movement(ratio, unit, batch, setting.phase.name, tried)
+    return replace(worst, tried=tried)
+
+
+def count_pairs(subject: Subject, phases: int, units: int) -> int:
+    """How many pairs of sums `leave_one_out` compares."""
+    return phases * (len(_sizes(subject)) * units + len(CRAFTED))
+
+
+def _movements(
+    subject: Subject, setting: Setting, engine: Engine, units: int
+) -> Iterator[tuple[int, str, float]]:
+    public, total = PublicRandomness.fresh(), subject.plan.units
+    sizes = _sizes(subject)
+    query = Query(setting.support, setting.clip, setting.geometry, setting.per_sample_top)
+
+    def moved(dataset: Dataset[Any], company: Indices, unit: int, seed: int) -> float:
+        sums = [_sum(subject, dataset, engine, query, company, extra, seed) for extra in (None, unit)]
+        return float(torch.linalg.vector_norm(sums[1] - sums[0]))
+
+    for size in sizes:
+        order = public.permutation(total, (size,)).numpy()
+        for number in range(units):
+            unit = int(order[(size + number) % total])
+            company = order[:size][order[:size] != unit]
+            yield size, "a unit of the data", moved(subject.dataset, company, unit, seed=number)
+    order = public.permutation(total, (0,)).numpy()
+    unit, company = int(order[0]), order[1 : 1 + min(32, total - 1)]
+    rows, other = _rows_of(subject, unit), _rows_of(subject, int(order[-1]))
+    for name, change in CRAFTED.items():
+        crafted = Crafted(subject.dataset, frozenset(rows), other[0], change)
+        yield len(company), f"a unit made {name}", moved(crafted, company, unit, seed=0)
+
+
+def _sum(
+    subject: Subject,
+    dataset: Dataset[Any],
+    engine: Engine,
+    query: Query,
+    company: Indices,
+    extra: int | None,
+    seed: int,
+) -> Tensor:
+    """The clipped sum of a batch of these units, as a step would compute it."""
+    units = company if extra is None else np.append(company, extra)
+    with generators_of_a_step(subject, seed):
+        return engine.clipped_sum(batch_of(subject, dataset, units, seed), query)
+
+
+def generators_of_a_step(subject: Subject, seed: int) -> AbstractContextManager[None]:
+    """The global generators as a trainer sets them for a step."""
+    return own_generators(PublicRandomness(seed).torch_seed((0, 0)), device_of(subject.model))
+
+
+def batch_of(subject: Subject, dataset: Dataset[Any], units: Indices, seed: int) -> LogicalBatch:
+    """The batch the real sampler makes when it draws exactly these units."""
+    loading = subject.loading
+    chosen = np.zeros(subject.plan.units, dtype=bool)
+    chosen[units] = True
+    sampler = PoissonSampler(
+        dataset,
+        sampling_rate=1.0,
+        randomness=FixedCoins(chosen, _unit_sizes(subject), seed),
+        units=loading.units,
+        rows_per_unit=loading.rows_per_unit,
+        max_physical_batch=loading.max_physical_batch,
+        collate=loading.collate,
+    )
+    (batch,) = sampler.batches(0, 1)
+    return batch
+
+
+def _sizes(subject: Subject) -> list[int]:
+    """Batch sizes: alone, few, and as many as a step expects."""
+    expected = max(round(subject.plan.expected_batch_size(phase)) for phase in subject.phases)
+    most = min(LARGEST_BATCH, subject.plan.units - 1, max(expected, 64))
+    return sorted({size for size in (0, 7, 40, most) if size <= most})
+
+
+def _unit_sizes(subject: Subject) -> Indices:
+    units = subject.loading.units
+    if units is None:
+        return np.ones(subject.plan.units, dtype=np.int64)
+    return np.unique(np.asarray(units), return_counts=True)[1].astype(np.int64)
+
+
+def _rows_of(subject: Subject, unit: int) -> list[int]:
+    units = subject.loading.units
+    if units is None:
+        return [unit]
+    names = np.asarray(units)
+    return np.flatnonzero(names == np.unique(names)[unit]).tolist()
+
+
+def _real(leaf: object) -> bool:
+    return isinstance(leaf, Tensor) and leaf.is_floating_point()

@@ -1,0 +1,176 @@
+"""What an audit found: numbers for machines, sentences for people, a folder of its own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, final
+
+from sparsedp.core.errors import SparseDPError
+from sparsedp.core.files import read_json, write_json
+
+FORMAT = 1
+FILE = "audit.json"
+MARK = "NOT-FOR-RELEASE.txt"
+WARNING = (
+    "Not for release: an audit looks at private records without noise and plants records of its own. Nothing in\n"
+    "this folder is covered by the guarantee of the run it audits, and that run was not touched.\n"
+)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing that was tried, and what should not have been seen."""
+
+    what: str
+    problem: str | None = None
+
+    @property
+    def passed(self) -> bool:
+        """Whether nothing wrong was seen."""
+        return self.problem is None
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditResult:
+    """An empirical lower bound on epsilon beside the claim.
+
+    Attributes:
+        method: of the plan.
+        unit: what is protected.
+        delta: of the claim and of every bound.
+        claimed_epsilon: what the plan guarantees.
+        lower_bound: what an attack achieved, at the confidence; infinite where a unit can be told for certain.
+        one_step: claim and lower bound for a single step of the phase that leaks most.
+        estimates: the bounds the lower bound is the largest of, by the way they were made.
+        confidence: chance that an honest mechanism stays below its claim in this audit.
+        canaries: how many were scored.
+        steps: of the plan that were run with canaries.
+        planned_steps: of the plan.
+        dimension: of the model.
+        checks: everything tried.
+        run: the audited run's ledger head, if it was one.
+        model: what the model audit found, if it was asked for.
+    """
+
+    method: str
+    unit: str
+    delta: float
+    claimed_epsilon: float
+    lower_bound: float
+    one_step: Mapping[str, float]
+    estimates: Mapping[str, float]
+    confidence: float
+    canaries: int
+    steps: int
+    planned_steps: int
+    dimension: int
+    checks: tuple[Check, ...]
+    run: str | None = None
+    model: Mapping[str, Any] | None = field(default=None, repr=False)
+
+    @property
+    def passed(self) -> bool:
+        """Whether no bound passes its claim and no check found anything."""
+        return self.lower_bound <= self.claimed_epsilon and all(check.passed for check in self.checks)
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON values; an infinite bound is the word."""
+        values = {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name != "checks"}
+        checks = [{"what": c.what, "passed": c.passed, "problem": c.problem} for c in self.checks]
+        return {
+            "format": FORMAT,
+            "passed": self.passed,
+            **_plain(values),
+            "checks": checks,
+            "words": self.words(),
+        }
+
+    def words(self) -> list[str]:
+        """What was tried, what it shows and what it cannot show, for people who answer for privacy."""
+        return [*self._verdict(), *self._tried(), *CANNOT]
+
+    def _verdict(self) -> list[str]:
+        found = [check for check in self.checks if not check.passed]
+        if self.passed:
+            verdict = (
+                "No leak beyond the claim was found: the attack shows epsilon of at least "
+                f"{_number(self.lower_bound)}, the plan claims {_number(self.claimed_epsilon)} per "
+                f"{self.unit}, at delta {self.delta:g}."
+            )
+        elif found and self.lower_bound <= self.claimed_epsilon:
+            verdict = (
+                "The claim does not stand as it is: something was seen that an honest mechanism never shows."
+            )
+        else:
+            verdict = (
+                f"The claim is broken: the attack shows epsilon of at least {_number(self.lower_bound)}, more than "
+                f"the {_number(self.claimed_epsilon)} claimed per {self.unit}, at delta {self.delta:g}."
+            )
+        return [verdict, *(f"{check.what}: {check.problem}." for check in found)]
+
+    def _tried(self) -> list[str]:
+        return [
+            f"{self.canaries:,} canaries (planted {self.unit}s with gradients the attacker knows) went through the "
+            f"real sampling, clipping and noise, one step at a time and over {self.steps} of the plan's "
+            f"{self.planned_steps} steps, on a model of {self.dimension:,} numbers.",
+            f"If everything is as claimed, an audit like this raises an alarm with a chance of at most "
+            f"{1 - self.confidence:.3g}.",
+        ]
+
+
+CANNOT = (
+    "An audit can find a leak; it cannot prove that there is none. A bound below the claim says that these attacks "
+    "did no better, not that others could not.",
+    "It does not see what happens around training: data copied elsewhere, timing, memory, other runs on the same "
+    "data.",
+)
+
+
+def audit_folder(run: Path) -> Path:
+    """Where the audit of a run lies: beside it, never in it."""
+    path = run.resolve()
+    return path.with_name(f"{path.name}-audit")
+
+
+def save(result: AuditResult, folder: Path, figure: str | None = None) -> Path:
+    """Write an audit to a folder of its own, marked as not for release.
+
+    Raises:
+        SparseDPError: the folder holds a run or something else.
+    """
+    there = folder.exists() and any(folder.iterdir())
+    if there and not (folder / MARK).is_file():
+        raise SparseDPError(f"out: {folder} holds something that is no audit; give another folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / MARK).write_text(WARNING)
+    write_json(folder / FILE, result.to_json())
+    if figure is not None:
+        (folder / "canaries.svg").write_text(figure)
+    return folder / FILE
+
+
+def saved_audit(run: Path, head: str | None) -> dict[str, Any] | None:
+    """The audit that lies beside a run and was made of it as it is (by its ledger's head); None without one."""
+    file = audit_folder(run) / FILE
+    if not file.is_file():
+        return None
+    found = read_json(file)
+    known = isinstance(found, dict) and found.get("format") == FORMAT and isinstance(found.get("words"), list)
+    return found if known and head is not None and found.get("run") == head else None
+
+
+def _number(value: float) -> str:
+    return "any size" if math.isinf(value) else f"{value:.3g}"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _plain(inner) for name, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(inner) for inner in value]
+    return "inf" if isinstance(value, float) and math.isinf(value) else value

@@ -1,0 +1,140 @@
+"""`audit`: attack a plan, a model and a data set, and put what was achieved beside what is claimed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from sparsedp.auditing.attack import STEPS, attack
+from sparsedp.auditing.result import AuditResult
+from sparsedp.auditing.subject import Subject
+from sparsedp.core.batch import PerSample, Rows, per_sample_loss
+from sparsedp.core.errors import PrivacyError, SparseDPError
+from sparsedp.methods import Method, MethodOptions, build_plan, get_method
+from sparsedp.methods.planning import ClipNorm
+from sparsedp.privacy.plan import Plan
+from sparsedp.training.batches import Loading
+from sparsedp.training.defaults import CLIP_NORM, EPOCHS, EPSILON, default_batch_size, default_delta
+
+
+def audit(
+    model: nn.Module,
+    train_dataset: Dataset[Any],
+    loss_fn: Callable[[Any, Tensor], Tensor] | PerSample,
+    plan: Plan | None = None,
+    *,
+    method: str | Method | None = None,
+    options: MethodOptions | None = None,
+    epsilon: float | None = None,
+    delta: float | None = None,
+    epochs: int | None = None,
+    batch_size: int | None = None,
+    clip_norm: ClipNorm | None = None,
+    units: Tensor | Sequence[int] | None = None,
+    rows_per_unit: int = 1,
+    max_physical_batch: int | None = None,
+    collate: Callable[[list[Any]], Rows] | None = None,
+    engine: str = "bookkeeping",
+    confidence: float = 0.95,
+    steps: int = STEPS,
+    progress: bool = True,
+    run: str | None = None,
+) -> AuditResult:
+    """Attack what `fit` would run, and give an empirical lower bound on epsilon beside the claim.
+
+    >>> result = audit(model, data, nn.CrossEntropyLoss(reduction="none"), epsilon=3)  # doctest: +SKIP
+
+    Args:
+        model: as it would be trained; it is not moved, and the checks that `fit` makes first are left out.
+        train_dataset: the data that would be protected.
+        loss_fn: as for `fit`.
+        plan: the claim, from `build_plan` or of a run; if not given, made of the next arguments as `fit` does.
+        method: the plan's own if not given; without a plan "tp-topk".
+        options: changes to the method.
+        epsilon: as for `fit`; not with a plan.
+        delta: as for `fit`; not with a plan.
+        epochs: as for `fit`; not with a plan.
+        batch_size: as for `fit`; not with a plan.
+        clip_norm: as for `fit`; not with a plan.
+        units: the unit each row belongs to.
+        rows_per_unit: rows drawn of a sampled unit.
+        max_physical_batch: most rows loaded at once.
+        collate: makes a batch of items of the data set.
+        engine: "bookkeeping", or "reference".
+        confidence: chance that an honest mechanism raises no alarm; 0.95 by default, `1 - 1e-6` for a gate.
+        steps: run at most so many steps of the plan with canaries.
+        progress: show a progress bar on a terminal.
+        run: head of the ledger of the run that is audited, for the record.
+
+    **Privacy.** It looks at private rows without noise: the result is for whoever answers for the guarantee, and not
+    for release. Nothing is charged, and no run is touched.
+
+    Raises:
+        PrivacyError: the plan claims nothing.
+    """
+    if not 0 < confidence < 1:
+        raise SparseDPError(f"confidence: got {confidence}, expected a number in (0, 1), such as 0.95")
+    if steps < 2:
+        raise SparseDPError(f"steps: got {steps}, expected at least 2")
+    asked = {
+        "epsilon": epsilon,
+        "delta": delta,
+        "epochs": epochs,
+        "batch_size": batch_size,
+        "clip_norm": clip_norm,
+    }
+    given = {name: value for name, value in asked.items() if value is not None}
+    if plan is not None and given:
+        raise SparseDPError(
+            f"audit: got a plan and {sorted(given)}; the plan has its own, so drop them or it"
+        )
+    row = _row(method, plan)
+    claimed = plan or _plan(row, options, _count(train_dataset, units), **given)
+    if not claimed.is_private or claimed.delta is None:
+        raise PrivacyError(
+            f"audit: {claimed.method} claims no privacy, so there is nothing to audit; give a private method"
+        )
+    loading = Loading(
+        units=units, rows_per_unit=rows_per_unit, max_physical_batch=max_physical_batch, collate=collate
+    )
+    subject = Subject(
+        model=model,
+        dataset=train_dataset,
+        loss=per_sample_loss(loss_fn),
+        plan=claimed,
+        method=row,
+        options=options,
+        loading=loading,
+        engine=engine,
+    )
+    found = _count(train_dataset, units)
+    if found != claimed.units:
+        raise SparseDPError(f"audit: the data set has {found} units, the plan is for {claimed.units}")
+    return attack(subject, confidence=confidence, steps=steps, progress=progress, run=run)
+
+
+def _row(method: str | Method | None, plan: Plan | None) -> Method:
+    if isinstance(method, Method):
+        return method
+    return get_method(method or (plan.method if plan is not None else "tp-topk"))
+
+
+def _plan(method: Method, options: MethodOptions | None, units: int, **given: Any) -> Plan:
+    return build_plan(
+        method,
+        options,
+        units=units,
+        batch_size=given.get("batch_size", default_batch_size(units)),
+        epochs=given.get("epochs", EPOCHS),
+        epsilon=given.get("epsilon", EPSILON) if method.private else None,
+        delta=given.get("delta", default_delta(units)),
+        clip_norm=given.get("clip_norm", CLIP_NORM),
+    )
+
+
+def _count(dataset: Dataset[Any], units: Tensor | Sequence[int] | None) -> int:
+    return len(dataset) if units is None else len(np.unique(np.asarray(units)))  # type: ignore[arg-type]

@@ -1,0 +1,98 @@
+"""What is audited: a plan, a model and a data set, through the code that would train them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, final
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+
+from sparsedp.core.batch import PerSampleLoss
+from sparsedp.core.clip import Clip
+from sparsedp.core.geometry import Geometry
+from sparsedp.core.layout import Layout
+from sparsedp.core.randomness import PublicRandomness
+from sparsedp.core.support import Support
+from sparsedp.gradients import make_engine
+from sparsedp.gradients.query import Engine
+from sparsedp.methods import Controller, Method, MethodOptions
+from sparsedp.privacy.plan import Phase, Plan
+from sparsedp.training.batches import Loading
+from sparsedp.training.step import clip_of
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Subject:
+    """Everything a run would be made of.
+
+    Attributes:
+        model: the user's; never moved.
+        dataset: the user's.
+        loss: one loss per row.
+        plan: what is claimed.
+        method: the row of the methods table.
+        options: changes to it.
+        loading: units and how rows become batches.
+        engine: the engine's name.
+    """
+
+    model: nn.Module
+    dataset: Dataset[Any]
+    loss: PerSampleLoss
+    plan: Plan
+    method: Method
+    options: MethodOptions | None
+    loading: Loading
+    engine: str
+
+    def make_engine(self) -> Engine:
+        """The engine that would train the model, without the checks that come before training."""
+        return make_engine(self.model, self.loss, self.engine)
+
+    def controller(self, layout: Layout) -> Controller:
+        """The method at work on this plan, with fresh public randomness."""
+        return Controller(self.method, self.options, layout, self.plan, PublicRandomness.fresh())
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        """The phases that train."""
+        return self.plan.training
+
+    def some_steps(self, most: int) -> list[int]:
+        """About so many steps of the training phases, spread evenly, the first and last of each phase among them."""
+        chosen: set[int] = set()
+        for phase in self.phases:
+            first, share = (
+                self.plan.first_step(phase.name),
+                max(2, most * phase.steps // self.plan.training_steps),
+            )
+            chosen |= set(
+                np.unique(np.linspace(first, first + phase.steps - 1, share).round()).astype(int).tolist()
+            )
+        return sorted(chosen)
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class Setting:
+    """What a step of some phase asks of the mechanism."""
+
+    phase: Phase
+    step: int
+    support: Support
+    geometry: Geometry
+    per_sample_top: float | None
+
+    @property
+    def clip(self) -> Clip:
+        """The phase's."""
+        return clip_of(self.phase)
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Where the model lives."""
+    return next(model.parameters()).device

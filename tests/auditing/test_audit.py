@@ -1,0 +1,157 @@
+"""The audit on honest code, and on code with a leak in it."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from audited import CONFIDENCE, audited, data, problems
+from torch import nn
+
+from sparsedp.core.errors import PrivacyError, SparseDPError
+from sparsedp.core.randomness import SystemRandomness
+from sparsedp.data.sampling import PoissonSampler
+from sparsedp.methods import build_plan, get_method
+
+
+@pytest.mark.parametrize("method", ["dp-sgd", "tp-topk", "on-rand", "adadpigu"])
+def test_an_honest_step_is_bounded_closely_and_never_beyond_its_claim(method):
+    result = audited(method=method)
+    assert result.passed, problems(result)
+    assert 0.75 * result.one_step["claimed_epsilon"] <= result.one_step["lower_bound"]
+    assert result.one_step["lower_bound"] <= result.one_step["claimed_epsilon"]
+    assert 0.75 * result.claimed_epsilon <= result.lower_bound <= result.claimed_epsilon
+    assert max(result.estimates["guesses"], result.estimates["threshold"]) <= result.claimed_epsilon
+
+
+def leaky_noise(monkeypatch, change):
+    honest = SystemRandomness.normal
+    monkeypatch.setattr(SystemRandomness, "normal", lambda self, size, key: change(honest(self, size, key)))
+
+
+def test_noise_too_small_by_the_root_of_two_is_found(monkeypatch):
+    leaky_noise(monkeypatch, lambda noise: noise / math.sqrt(2))
+    result = audited()
+    assert result.lower_bound > 1.2 * result.claimed_epsilon
+    assert not result.passed
+
+
+@pytest.mark.usefixtures("quick")
+def test_one_coordinate_without_noise_is_found_and_named(monkeypatch):
+    def silent(noise):
+        noise[17:18] = 0
+        return noise
+
+    leaky_noise(monkeypatch, silent)
+    result = audited()
+    assert result.lower_bound == math.inf
+    assert "coordinate 17 " in problems(result)
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda noise: noise[torch.arange(len(noise)) % 400], "get the same noise"),
+        (
+            lambda noise: torch.cat(
+                [noise[: len(noise) // 2 + 1], -noise[: len(noise) - len(noise) // 2 - 1]]
+            ),
+            "same",
+        ),
+        (lambda noise: (noise + noise.roll(3)) / math.sqrt(2), "3 apart"),
+        (lambda noise: (noise + REPEATED[: len(noise)]) / math.sqrt(2), "two releases"),
+    ],
+    ids=["repeated", "negated", "echo", "reused"],
+)
+def test_noise_with_a_pattern_is_found(monkeypatch, change, words):
+    leaky_noise(monkeypatch, change)
+    assert words in problems(audited())
+
+
+REPEATED = torch.randn(5000, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda coins, other: coins | other, "more often than planned"),
+        (lambda coins, other: np.concatenate([coins[:-1], coins[:1]]), "share a coin"),
+        (lambda coins, other: np.roll(np.arange(len(coins)) < 40, int(other.argmax())), "vary less"),
+        (lambda coins, other: np.repeat(coins[:8], math.ceil(len(coins) / 8))[: len(coins)], "vary more"),
+    ],
+    ids=["too often", "one shared coin", "fixed size", "few coins"],
+)
+def test_a_sampler_that_is_not_poissons_is_found(monkeypatch, change, words):
+    honest = SystemRandomness.bernoulli
+
+    def coins(self, probability, size, key):
+        drawn = honest(self, probability, size, key)
+        return change(drawn, honest(self, probability, size, key)) if size == len(data()) else drawn
+
+    monkeypatch.setattr(SystemRandomness, "bernoulli", coins)
+    assert words in problems(audited(steps=40))
+
+
+def test_a_sampler_that_never_draws_some_is_not_taken_for_a_leak_of_others(monkeypatch):
+    """Too few is no leak."""
+    honest = PoissonSampler.__init__
+    monkeypatch.setattr(
+        PoissonSampler,
+        "__init__",
+        lambda self, *a, **k: honest(self, *a, **{**k, "sampling_rate": k["sampling_rate"] / 2}),
+    )
+    result = audited()
+    assert result.lower_bound < result.claimed_epsilon
+
+
+@pytest.mark.usefixtures("quick")
+def test_the_same_audit_from_a_plan_and_as_json():
+    plan = build_plan(
+        get_method("tp-topk"), units=400, batch_size=40, epochs=4, epsilon=8.0, delta=1e-5, clip_norm=0.5
+    )
+    nothing = {
+        "method": None,
+        "epsilon": None,
+        "delta": None,
+        "epochs": None,
+        "batch_size": None,
+        "clip_norm": None,
+    }
+    result = audited(plan=plan, **nothing, steps=10)
+    said = json.loads(json.dumps(result.to_json(), allow_nan=False))
+    assert said["claimed_epsilon"] == pytest.approx(8.0, rel=0.006)
+    assert (said["method"], said["confidence"], said["passed"]) == ("tp-topk", CONFIDENCE, True)
+    assert said["steps"] <= 12
+    assert said["canaries"] > 1000
+    assert any("cannot prove" in line for line in said["words"])
+
+
+@pytest.mark.usefixtures("quick")
+def test_the_model_and_its_generators_are_left_alone():
+    model = nn.Linear(24, 2)
+    before, state = {n: v.clone() for n, v in model.state_dict().items()}, torch.get_rng_state()
+    audited(model, steps=4)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "words"),
+    [
+        ({"confidence": 1.0}, SparseDPError, "confidence"),
+        ({"steps": 1}, SparseDPError, "steps"),
+        ({"method": "clipped-sgd", "epsilon": None}, PrivacyError, "nothing to audit"),
+        ({"dataset": data(300), "plan": "same"}, SparseDPError, "drop them or it"),
+    ],
+)
+def test_mistakes_are_said(changes, error, words):
+    if changes.get("plan") == "same":
+        changes["plan"] = build_plan(
+            get_method("dp-sgd"), units=400, batch_size=40, epochs=1, epsilon=8.0, delta=1e-5, clip_norm=1.0
+        )
+    with pytest.raises(error, match=words):
+        audited(**changes)
