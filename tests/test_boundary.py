@@ -21,7 +21,8 @@ RAW_GRADIENTS = {
         "gradients/layers/fallback.py",
         "gradients/reference.py",
         "gradients/tape.py",
-        "training/apply.py",  # hands the released gradient to the optimizer
+        "training/compact.py",  # hands the released gradient to the optimizer
+        "training/masked.py",  # as well
     },
     "vmap": {"gradients/layers/fallback.py", "gradients/reference.py"},
     "backward": {"gradients/bookkeeping.py"},

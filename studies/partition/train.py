@@ -26,7 +26,7 @@ from sparsedp.privacy.canonical import FrozenMap
 from sparsedp.privacy.ledger import Charge, MemoryLedger
 from sparsedp.privacy.mechanism import privatize
 from sparsedp.privacy.plan import Plan
-from sparsedp.training.apply import SupportOptimizer
+from sparsedp.training.apply import support_optimizer
 from studies.tables.partition import gaussian_epsilon
 
 POISSON, PARTITION = "Poisson", "partition"
@@ -85,7 +85,7 @@ def train(training: Training, bundle: DataBundle) -> Trained:
     layout, (phase,) = Layout.of(model), plan.phases
     engine = make_engine(model, supervised(nn.CrossEntropyLoss(reduction="none")))
     controller = Controller(method, options, layout, plan, PublicRandomness(training.seed))
-    learn = SupportOptimizer(
+    learn = support_optimizer(
         model,
         layout,
         torch.optim.SGD(model.parameters(), lr=training.lr, momentum=training.momentum),

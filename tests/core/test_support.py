@@ -155,3 +155,13 @@ def test_per_parameter_masks_have_the_parameters_shapes_and_together_are_the_sup
 def test_misuse_is_refused_with_what_was_expected(build, complaint):
     with pytest.raises(SparseDPError, match=complaint):
         build()
+
+
+def test_split_gives_each_parameters_own_places() -> None:
+    layout = Layout.of(nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2, bias=False)))
+    support = Support([0, 4, 6, 8, 11], layout.dimension)
+    split = support.split(layout)
+    masks = support.per_parameter(layout)
+    assert {name: places.tolist() for name, places in split.items()} == {
+        name: mask.reshape(-1).nonzero().reshape(-1).tolist() for name, mask in masks.items()
+    }

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from sparsedp.core.errors import ModelError, SparseDPError
 from sparsedp.core.layout import Layout
 from sparsedp.core.support import Support
-from sparsedp.training.apply import SupportOptimizer, set_to_zero
+from sparsedp.training.apply import set_to_zero, support_optimizer
 
 Factory = Callable[[Iterable[nn.Parameter]], Optimizer]
 optim = torch.optim
@@ -92,7 +92,7 @@ def test_frozen_coordinates_do_not_move_by_one_bit_and_keep_no_state(name: str) 
     layout = Layout.of(model)
     d = layout.dimension
     optimizer = DROPPING[name](model.parameters())
-    applier = SupportOptimizer(model, layout, optimizer, coasts=False)
+    applier = support_optimizer(model, layout, optimizer, coasts=False)
     values = gradients(d, 9)
     for step in range(3):
         applier.apply(release(layout, Support.full(d), values[step], step))
@@ -105,6 +105,7 @@ def test_frozen_coordinates_do_not_move_by_one_bit_and_keep_no_state(name: str) 
         after = layout.flatten(model)
         assert torch.equal(after[off].view(torch.int32), frozen.view(torch.int32))
         assert not torch.equal(after[~off], before[~off])
+        applier.hand_back()
         for (parameter, _), value in states(optimizer, layout, model).items():
             span = layout.slot(parameter).span
             assert (value[off[span]] == 0).all()
@@ -118,7 +119,7 @@ def test_the_support_moves_as_if_the_frozen_coordinates_were_not_there(name: str
     d = layout.dimension
     support = random_support(d, 24, seed=3)
     mask = support.mask()
-    applier = SupportOptimizer(model, layout, DROPPING[name](model.parameters()), coasts=False)
+    applier = support_optimizer(model, layout, DROPPING[name](model.parameters()), coasts=False)
     reference = DROPPING[name](plain.parameters())
     for step, value in enumerate(gradients(d, 5)):
         applier.apply(release(layout, support, value, step))
@@ -132,7 +133,7 @@ def test_the_support_moves_as_if_the_frozen_coordinates_were_not_there(name: str
 def test_a_full_support_is_the_plain_optimizer_to_the_bit(name: str, coasts: bool) -> None:
     model, plain = Net(), Net()
     layout = Layout.of(model)
-    applier = SupportOptimizer(model, layout, OPTIMIZERS[name](model.parameters()), coasts=coasts)
+    applier = support_optimizer(model, layout, OPTIMIZERS[name](model.parameters()), coasts=coasts)
     reference = OPTIMIZERS[name](plain.parameters())
     support = Support.full(layout.dimension)
     for step, value in enumerate(gradients(layout.dimension, 4)):
@@ -149,7 +150,7 @@ def test_a_coasting_coordinate_moves_as_with_zero_gradient_and_no_weight_decay(n
     layout = Layout.of(model)
     d = layout.dimension
     optimizer = OPTIMIZERS[name](model.parameters())
-    applier = SupportOptimizer(model, layout, optimizer, coasts=True)
+    applier = support_optimizer(model, layout, optimizer, coasts=True)
     values = gradients(d, 6)
     for step in range(3):
         applier.apply(release(layout, Support.full(d), values[step], step))
@@ -175,7 +176,7 @@ def test_without_velocity_a_coasting_coordinate_stays() -> None:
     model = Net()
     layout = Layout.of(model)
     support = random_support(layout.dimension, 10, seed=5)
-    applier = SupportOptimizer(
+    applier = support_optimizer(
         model, layout, optim.SGD(model.parameters(), lr=0.5, weight_decay=1.0), coasts=True
     )
     before = layout.flatten(model)
@@ -190,11 +191,13 @@ def test_a_coordinate_that_returns_starts_from_zero_state(name: str) -> None:
     layout = Layout.of(model)
     d = layout.dimension
     optimizer = OPTIMIZERS[name](model.parameters())
-    applier = SupportOptimizer(model, layout, optimizer, coasts=False)
+    applier = support_optimizer(model, layout, optimizer, coasts=False)
     values = gradients(d, 3)
     applier.apply(release(layout, Support.full(d), values[0]))
     applier.apply(release(layout, Support([0], d), values[1], 1))
+    applier.hand_back()
     away = states(optimizer, layout, model)
+    assert away
     assert all(
         (value[1 if parameter == "weight" else 0 :] == 0).all() for (parameter, _), value in away.items()
     )
@@ -210,7 +213,7 @@ def test_parameter_groups_keep_their_own_learning_rates() -> None:
         {"params": [model.bias], "lr": 1.0},
         {"params": [model.weight, model.kernel, model.gain], "lr": 0.25},
     ]
-    applier = SupportOptimizer(model, layout, optim.SGD(groups), coasts=False)
+    applier = support_optimizer(model, layout, optim.SGD(groups), coasts=False)
     support = random_support(layout.dimension, 30, seed=6)
     before = layout.flatten(model)
     applier.apply(release(layout, support, torch.ones(layout.dimension)))
@@ -224,7 +227,7 @@ def test_half_precision_parameters_are_moved_in_their_own_type() -> None:
     layout = Layout.of(model)
     support = random_support(layout.dimension, 30, seed=6)
     frozen = layout.flatten(model)[~support.mask()]
-    applier = SupportOptimizer(model, layout, optim.AdamW(model.parameters(), lr=0.1), coasts=False)
+    applier = support_optimizer(model, layout, optim.AdamW(model.parameters(), lr=0.1), coasts=False)
     applier.apply(release(layout, support, gradients(layout.dimension, 1)[0]))
     assert model.weight.dtype == torch.bfloat16
     assert torch.equal(layout.flatten(model)[~support.mask()], frozen)
@@ -233,7 +236,7 @@ def test_half_precision_parameters_are_moved_in_their_own_type() -> None:
 def test_gradients_are_gone_after_a_step() -> None:
     model = Net()
     layout = Layout.of(model)
-    applier = SupportOptimizer(model, layout, optim.SGD(model.parameters(), lr=0.1), coasts=False)
+    applier = support_optimizer(model, layout, optim.SGD(model.parameters(), lr=0.1), coasts=False)
     applier.apply(release(layout, Support.full(layout.dimension), torch.ones(layout.dimension)))
     assert all(p.grad is None for p in model.parameters())
 
@@ -260,13 +263,13 @@ def test_an_optimizer_that_cannot_honour_a_support_is_refused_with_the_reason() 
     ]
     for optimizer, coasts, error, words in refused:
         with pytest.raises(error, match=words):
-            SupportOptimizer(model, layout, optimizer, coasts=coasts)
+            support_optimizer(model, layout, optimizer, coasts=coasts)
 
 
 def test_a_release_of_another_dimension_is_refused() -> None:
     model = Net()
     layout = Layout.of(model)
-    applier = SupportOptimizer(model, layout, optim.SGD(model.parameters(), lr=0.1), coasts=False)
+    applier = support_optimizer(model, layout, optim.SGD(model.parameters(), lr=0.1), coasts=False)
     other = Layout.of(nn.Linear(2, 2))
     with pytest.raises(SparseDPError, match="d=6"):
         applier.apply(release(other, Support.full(6), torch.ones(6)))

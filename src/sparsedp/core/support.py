@@ -126,16 +126,28 @@ class Support:
 
     def per_parameter(self, layout: Layout, device: torch.device | str = "cpu") -> dict[str, Tensor]:
         """One boolean mask per parameter, in the parameter's shape."""
-        if layout.dimension != self._dimension:
-            raise SparseDPError(f"the support has d={self._dimension}, the layout d={layout.dimension}")
+        self._check_layout(layout)
         mask = self.mask(device)
         return {slot.name: mask[slot.span].reshape(slot.shape) for slot in layout}
+
+    def split(self, layout: Layout) -> dict[str, Tensor]:
+        """The active places inside each parameter, as sorted flat positions: costs k, never d."""
+        self._check_layout(layout)
+        cuts = torch.tensor([*(slot.offset for slot in layout), layout.dimension])
+        bounds = torch.searchsorted(self._indices, cuts).tolist()
+        return {
+            slot.name: self._indices[bounds[i] : bounds[i + 1]] - slot.offset for i, slot in enumerate(layout)
+        }
 
     def overlap(self, other: Support) -> int:
         """How many coordinates two supports share."""
         if other.dimension != self._dimension:
             raise SparseDPError(f"supports of d={self._dimension} and d={other.dimension} cannot be compared")
         return int((self.mask() & other.mask()).sum())
+
+    def _check_layout(self, layout: Layout) -> None:
+        if layout.dimension != self._dimension:
+            raise SparseDPError(f"the support has d={self._dimension}, the layout d={layout.dimension}")
 
     def _on(self, device: torch.device) -> Tensor:
         if device.type == "cpu":

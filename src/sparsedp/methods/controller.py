@@ -88,6 +88,11 @@ class Controller:
         return self._method
 
     @property
+    def support(self) -> Support:
+        """The support of the step last set; all coordinates before the first."""
+        return self._support
+
+    @property
     def auto_count(self) -> int | None:
         """The k the automatic ratio chose; None before that, and without it."""
         return self._auto_count

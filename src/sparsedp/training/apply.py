@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, final
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
 from sparsedp.core.errors import ModelError, SparseDPError
 from sparsedp.core.layout import Layout
 from sparsedp.core.support import Support
 from sparsedp.privacy.released import Released
-
-_PER_PARAMETER_STATE = frozenset({"step", "mu_product", "eta", "mu"})
-"""Names of optimizer state that belongs to a whole parameter even when the parameter is a single scalar."""
+from sparsedp.training.compact import ELEMENTWISE, CompactOptimizer
+from sparsedp.training.masked import WEIGHT_DECAY, MaskedOptimizer
+from sparsedp.training.places import places_in
 
 _GRADIENT_DECAY: tuple[type[Optimizer], ...] = (
     torch.optim.SGD,
@@ -32,159 +30,55 @@ _GRADIENT_DECAY: tuple[type[Optimizer], ...] = (
 )
 """Optimizers whose weight decay is added to the gradient, unless their group says `decoupled_weight_decay`."""
 
-_WEIGHT_DECAY: tuple[type[Optimizer], ...] = tuple(
-    getattr(torch.optim, name) for name in ("AdamW", "Adafactor", "Muon") if hasattr(torch.optim, name)
-)
-"""Optimizers whose weight decay shrinks the parameter itself."""
 
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """One parameter and where in it the support is not; no mask when all of it or nothing of it is active."""
-
-    parameter: nn.Parameter
-    span: slice
-    active: bool
-    frozen: Tensor | None
-
-
-@final
-class SupportOptimizer:
-    """Moves the support by a torch optimizer, and nothing else but for coasting velocity.
-
-    Off the support a coordinate either *stays* (its value does not change by one bit and its optimizer state is
-    zeroed when it leaves and kept at zero) or, with `coasts=True`, gets a zero gradient and goes on moving by its
-    velocity alone (RS Sec. 4). Weight decay acts on the support only, in both cases.
+class SupportOptimizer(Protocol):
+    """A torch optimizer behind a support.
 
     **Privacy.** Post-processing of a release.
-    **Edge cases.** State that an optimizer shares between coordinates (step counts, Adafactor's rows and columns) is
-    left to it. A coordinate that comes back starts with zero state but the parameter's old step count.
     """
 
-    def __init__(self, model: nn.Module, layout: Layout, optimizer: Optimizer, *, coasts: bool) -> None:
-        _check_optimizer(model, layout, optimizer, coasts)
-        self._parameters = layout.parameters(model)
-        self._layout = layout
-        self._optimizer = optimizer
-        self._coasts = coasts
-        self._support: Support | None = None
-        self._parts: list[_Part] = []
-
     def apply(self, released: Released) -> None:
-        """One optimizer step with the released gradient; the parameters' `grad` is None afterwards."""
-        self._enter(released.support)
-        gradient = released.dense()
-        for part in self._parts:
-            part.parameter.grad = self._gradient(part, gradient)
-        if self._coasts:
-            with self._decay_on_support_only():
-                self._optimizer.step()
-        else:
-            self._step_keeping_the_rest()
-        for part in self._parts:
-            part.parameter.grad = None
+        """One optimizer step with the released gradient; no `grad` is left afterwards."""
+        ...
 
-    def _gradient(self, part: _Part, gradient: Tensor) -> Tensor | None:
-        if not part.active and not self._coasts:
-            return None
-        p = part.parameter.detach()
-        # Fused optimizers walk memory, so the gradient must have the parameter's strides, not only its shape.
-        return torch.empty_like(p).copy_(gradient[part.span].reshape(p.shape))
+    def hand_back(self) -> None:
+        """Leave the optimizer over the model's own parameters, as it was given."""
+        ...
 
-    def _step_keeping_the_rest(self) -> None:
-        mixed = [(part, part.frozen) for part in self._parts if part.frozen is not None]
-        before = [part.parameter.detach().clone() for part, _ in mixed]
-        self._optimizer.step()
-        for (part, frozen), old in zip(mixed, before, strict=True):
-            moved = part.parameter.detach()
-            torch.where(frozen, old, moved, out=moved)
-            self._forget(part)
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps."""
+        ...
 
-    def _enter(self, support: Support) -> None:
-        """Split a new support by parameter, and forget the state of what is not on it."""
-        if support is self._support:
-            return
-        if support.dimension != self._layout.dimension:
-            raise SparseDPError(
-                f"the release has d={support.dimension}, the model d={self._layout.dimension}; "
-                "apply a release to the model it was computed for"
-            )
-        if support != self._support:
-            device = self._parameters[0].device
-            masks = support.per_parameter(self._layout, device)
-            self._parts = [
-                _part(parameter, slot.span, masks[slot.name])
-                for parameter, slot in zip(self._parameters, self._layout, strict=True)
-            ]
-            if not self._coasts:
-                for part in self._parts:
-                    self._forget(part)
-        self._support = support
+    def restore(self, saved: Mapping[str, Any], support: Support) -> None:
+        """Go on from a checkpoint taken on this support."""
+        ...
 
-    def _forget(self, part: _Part) -> None:
-        """Zero the optimizer's state of a parameter's coordinates off the support."""
-        if part.active and part.frozen is None:
-            return
-        p = part.parameter
-        for name, value in self._optimizer.state.get(p, {}).items():
-            if not isinstance(value, Tensor) or value.shape != p.shape or name in _PER_PARAMETER_STATE:
-                continue
-            if part.frozen is None:
-                value.zero_()
-            else:
-                value.masked_fill_(part.frozen, 0)
 
-    @contextmanager
-    def _decay_on_support_only(self) -> Iterator[None]:
-        """Do the optimizer's weight decay ourselves, on the support, and switch its own off for one step."""
-        parts = {part.parameter: part for part in self._parts}
-        groups = [g for g in self._optimizer.param_groups if g.get("weight_decay", 0) != 0]
-        if not groups or (self._support is not None and self._support.is_full):
-            yield
-            return
-        kept = [group["weight_decay"] for group in groups]
-        try:
-            for group in groups:
-                decoupled = isinstance(self._optimizer, _WEIGHT_DECAY) or group.get("decoupled_weight_decay")
-                for p in group["params"]:
-                    if p in parts and parts[p].active:
-                        (_decay_parameter if decoupled else _decay_gradient)(parts[p], group)
-                group["weight_decay"] = 0.0
-            yield
-        finally:
-            for group, value in zip(groups, kept, strict=True):
-                group["weight_decay"] = value
+def support_optimizer(
+    model: nn.Module, layout: Layout, optimizer: Optimizer, *, coasts: bool
+) -> SupportOptimizer:
+    """The optimizer that moves a support only: over the active entries alone wherever that gives the same.
+
+    Raises:
+        SparseDPError: the optimizer cannot honour a support, and why.
+        ModelError: it holds other parameters than the model's.
+    """
+    _check_optimizer(model, layout, optimizer, coasts)
+    if coasts or type(optimizer) not in ELEMENTWISE:
+        return MaskedOptimizer(model, layout, optimizer, coasts=coasts)
+    return CompactOptimizer(model, layout, optimizer)
 
 
 @torch.no_grad()
 def set_to_zero(model: nn.Module, layout: Layout, support: Support) -> None:
     """Set these coordinates of a model to exactly zero (AdaDPIGU's pruning, m * theta)."""
-    parameters = layout.parameters(model)
-    masks = support.per_parameter(layout, parameters[0].device)
-    for slot, parameter in zip(layout, parameters, strict=True):
-        parameter.masked_fill_(masks[slot.name], 0)
-
-
-def _part(parameter: nn.Parameter, span: slice, mask: Tensor) -> _Part:
-    everything, something = bool(mask.all()), bool(mask.any())
-    return _Part(parameter, span, something, None if everything or not something else ~mask)
-
-
-@torch.no_grad()
-def _decay_gradient(part: _Part, group: dict[str, Any]) -> None:
-    p = part.parameter
-    assert p.grad is not None
-    decay = p * group["weight_decay"]
-    if part.frozen is not None:
-        decay.masked_fill_(part.frozen, 0)
-    p.grad = p.grad - decay if group.get("maximize") else p.grad + decay
-
-
-@torch.no_grad()
-def _decay_parameter(part: _Part, group: dict[str, Any]) -> None:
-    p = part.parameter
-    shrunk = p * (1 - group["lr"] * group["weight_decay"])
-    p.copy_(shrunk if part.frozen is None else torch.where(part.frozen, p, shrunk))
+    split = support.split(layout)
+    for slot, parameter in zip(layout, layout.parameters(model), strict=True):
+        places = places_in(split[slot.name], slot.shape, parameter.device)
+        if places is None:
+            parameter.zero_()
+        else:
+            places.write(parameter, parameter.new_zeros(places.shape))
 
 
 def _check_optimizer(model: nn.Module, layout: Layout, optimizer: Optimizer, coasts: bool) -> None:
@@ -219,7 +113,7 @@ def _check_optimizer(model: nn.Module, layout: Layout, optimizer: Optimizer, coa
 def _check_coasting(optimizer: Optimizer, name: str) -> None:
     decays = any(group.get("weight_decay", 0) != 0 for group in optimizer.param_groups)
     if isinstance(optimizer, torch.optim.ASGD) or (
-        decays and not isinstance(optimizer, _GRADIENT_DECAY + _WEIGHT_DECAY)
+        decays and not isinstance(optimizer, _GRADIENT_DECAY + WEIGHT_DECAY)
     ):
         raise SparseDPError(
             f"this method lets coordinates off the support coast by their velocity, and {name} would also decay "

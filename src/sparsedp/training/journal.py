@@ -33,8 +33,7 @@ class Journal:
         if self.spans and (support is self.support or support == self.support):
             return
         self.support = support
-        masks = support.per_parameter(self._layout)
-        counts = {name: int(mask.sum()) for name, mask in masks.items()}
+        counts = {name: places.numel() for name, places in support.split(self._layout).items()}
         self.spans.append(SupportSpan(released.step, support.size, counts))
 
     def state(self) -> dict[str, Any]:

@@ -14,11 +14,11 @@ from sparsedp.core.files import Json
 from sparsedp.core.layout import Layout
 from sparsedp.methods import Controller, ControllerState, OffSupport
 from sparsedp.runs.checkpoint import Checkpoint, load_model_state
-from sparsedp.training.apply import SupportOptimizer
+from sparsedp.training.apply import support_optimizer
 from sparsedp.training.average import WeightAverage
 from sparsedp.training.choices import OptimizerChoice, SchedulerChoice, make_optimizer, make_scheduler
 from sparsedp.training.evaluate import evaluation_mode
-from sparsedp.training.state import optimizer_state, restore_optimizer, restore_scheduler, scheduler_state
+from sparsedp.training.state import restore_scheduler, scheduler_state
 
 
 @final
@@ -39,7 +39,7 @@ class Learner:
         self.controller = controller
         self._optimizer = make_optimizer(optimizer, model)
         coasts = controller.method.off_support is OffSupport.COASTS
-        self.applier = SupportOptimizer(model, layout, self._optimizer, coasts=coasts)
+        self.applier = support_optimizer(model, layout, self._optimizer, coasts=coasts)
         self._scheduler = make_scheduler(scheduler, self._optimizer, steps)
         self._average = None if ema_decay is None else WeightAverage(model, layout, ema_decay)
 
@@ -86,7 +86,7 @@ class Learner:
         controller = self.controller.state()
         return {
             "model": dict(self.model.state_dict()),
-            "optimizer": optimizer_state(self._optimizer),
+            "optimizer": self.applier.state(),
             "scheduler": scheduler_state(self._scheduler),
             "average": None if self._average is None else self._average.state(),
             "controller": {"tensors": dict(controller.tensors), "values": dict(controller.values)},
@@ -101,12 +101,12 @@ class Learner:
         """
         state: Mapping[str, Any] = checkpoint.state
         load_model_state(self.model, checkpoint)
-        restore_optimizer(self._optimizer, state["optimizer"])
         restore_scheduler(self._scheduler, state["scheduler"])
         if self._average is not None:
             self._average.restore(state["average"])
         saved = state["controller"]
         self.controller.restore(ControllerState(saved["tensors"], saved["values"]))
+        self.applier.restore(state["optimizer"], self.controller.support)
 
     def describe(self) -> dict[str, Json]:
         """Optimizer and scheduler, for the record."""

@@ -241,6 +241,7 @@ class Trainer:
     def close(self) -> None:
         """Release the ledger; steps already paid for and not taken are lost to an unseeded run."""
         self._closed = True
+        self._learner.applier.hand_back()
         self._spending.close()
 
     def __enter__(self) -> Self:

@@ -1,0 +1,102 @@
+"""Where in a parameter its active entries lie, and how to read and write them without touching the others."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WholeRows:
+    """Entries that fill whole slices along the first axis."""
+
+    rows: Tensor
+    row_shape: tuple[int, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the active entries as one tensor."""
+        return (self.rows.numel(), *self.row_shape)
+
+    @property
+    def flat(self) -> Tensor:
+        """Their sorted flat positions in the parameter."""
+        width = math.prod(self.row_shape)
+        return (self.rows.unsqueeze(1) * width + torch.arange(width, device=self.rows.device)).reshape(-1)
+
+    def read(self, full: Tensor) -> Tensor:
+        """The active entries of a tensor of the parameter's shape."""
+        return full.index_select(0, self.rows)
+
+    def write(self, full: Tensor, values: Tensor) -> None:
+        """Put values into the active entries, and leave every other bit alone."""
+        full.index_copy_(0, self.rows, values)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Scattered:
+    """Entries anywhere, by sorted flat position."""
+
+    flat: Tensor
+    full_shape: tuple[int, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the active entries as one tensor."""
+        return (self.flat.numel(),)
+
+    def read(self, full: Tensor) -> Tensor:
+        """The active entries of a tensor of the parameter's shape."""
+        if full.is_contiguous():
+            return full.view(-1).index_select(0, self.flat)
+        return full[torch.unravel_index(self.flat, self.full_shape)]
+
+    def write(self, full: Tensor, values: Tensor) -> None:
+        """Put values into the active entries, and leave every other bit alone."""
+        if full.is_contiguous():
+            full.view(-1).index_copy_(0, self.flat, values)
+        else:
+            full.index_put_(torch.unravel_index(self.flat, self.full_shape), values)
+
+
+Places = WholeRows | Scattered
+
+
+def places_in(flat: Tensor, shape: tuple[int, ...], device: torch.device) -> Places | None:
+    """The places of sorted flat positions in a parameter; None when they are all of it."""
+    if flat.numel() == math.prod(shape):
+        return None
+    width = math.prod(shape[1:])
+    if flat.numel() and width > 1 and flat.numel() % width == 0:
+        rows = flat[::width] // width
+        whole = WholeRows(rows, shape[1:])
+        if torch.equal(whole.flat, flat):
+            return WholeRows(rows.to(device), shape[1:])
+    return Scattered(flat.to(device), shape)
+
+
+def moved(values: Tensor, old: Places | None, new: Places | None, full: Tensor) -> Tensor:
+    """Values held for the old places, for the new ones: kept where both have them, zero where only the new do.
+
+    `full` gives the parameter's shape and strides.
+    """
+    if old is None and new is None:
+        return values
+    if old is None:
+        assert new is not None
+        return new.read(values)
+    if new is None:
+        whole = torch.zeros_like(full, dtype=values.dtype)
+        old.write(whole, values)
+        return whole
+    out = torch.zeros(new.shape, dtype=values.dtype, device=values.device)
+    before, after = old.flat, new.flat
+    if not before.numel() or not after.numel():
+        return out
+    place = torch.searchsorted(after, before).clamp_(max=after.numel() - 1)
+    kept = after[place] == before
+    out.view(-1)[place[kept]] = values.reshape(-1)[kept]
+    return out

@@ -1,0 +1,140 @@
+"""The optimizer over the active entries alone gives, to the bit, what one over all coordinates with a mask gives."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from releases import release
+from test_apply import DROPPING, Net, gradients, random_support
+from torch import Tensor, nn
+
+from sparsedp.core.layout import Layout
+from sparsedp.core.support import Support
+from sparsedp.training.apply import set_to_zero, support_optimizer
+from sparsedp.training.compact import ELEMENTWISE, CompactOptimizer
+from sparsedp.training.masked import MaskedOptimizer
+from sparsedp.training.places import WholeRows, places_in
+
+ONE_BY_ONE = [name for name in DROPPING if type(DROPPING[name]([nn.Parameter(torch.ones(2))])) in ELEMENTWISE]
+
+
+def supports(layout: Layout) -> list[Support]:
+    """Everything, scattered, whole rows, overlapping, one parameter alone, nothing, and back."""
+    d = layout.dimension
+    weight, kernel, bias = (layout.slot(name).offset for name in ("weight", "kernel", "bias"))
+    rows = Support([*range(weight + 6, weight + 18), *range(kernel, kernel + 12), bias], d)
+    return [
+        Support.full(d),
+        random_support(d, 20, seed=1),
+        rows,
+        random_support(d, 30, seed=2),
+        Support([bias, bias + 3], d),
+        Support.empty(d),
+        random_support(d, 25, seed=3),
+        Support.full(d),
+    ]
+
+
+def bits(model: nn.Module) -> list[Tensor]:
+    return [p.detach().view(torch.int32) for p in model.parameters()]
+
+
+@pytest.mark.parametrize("name", ONE_BY_ONE)
+def test_compact_and_masked_agree_to_the_bit_across_support_changes(name: str) -> None:
+    compact_model, masked_model = Net(), Net()
+    layout = Layout.of(compact_model)
+    compact = CompactOptimizer(compact_model, layout, DROPPING[name](compact_model.parameters()))
+    masked = MaskedOptimizer(masked_model, layout, DROPPING[name](masked_model.parameters()), coasts=False)
+    every = supports(layout)
+    for step, value in enumerate(gradients(layout.dimension, 3 * len(every))):
+        for applier in (compact, masked):
+            applier.apply(release(layout, every[step // 3], value, step))
+        assert all(map(torch.equal, bits(compact_model), bits(masked_model))), f"step {step}"
+
+
+@pytest.mark.parametrize("name", ONE_BY_ONE)
+@pytest.mark.parametrize("stop", [5, 7, 13])
+def test_a_resumed_optimizer_goes_on_to_the_same_bits(name: str, stop: int) -> None:
+    model = Net()
+    layout = Layout.of(model)
+    applier = CompactOptimizer(model, layout, DROPPING[name](model.parameters()))
+    every = supports(layout)
+    for step, value in enumerate(gradients(layout.dimension, 3 * len(every))):
+        if step == stop:
+            saved, twin = copy.deepcopy(applier.state()), copy.deepcopy(model)
+            resumed = CompactOptimizer(twin, layout, DROPPING[name](twin.parameters()))
+            resumed.restore(saved, every[(step - 1) // 3])
+        applier.apply(release(layout, every[step // 3], value, step))
+        if step >= stop:
+            resumed.apply(release(layout, every[step // 3], value, step))
+            assert all(map(torch.equal, bits(model), bits(twin)))
+
+
+@pytest.mark.parametrize("name", ["momentum", "adam", "adagrad"])
+def test_a_checkpoint_with_state_for_every_coordinate_can_be_gone_on_from(name: str) -> None:
+    """That is what version 0.1 wrote."""
+    model = Net()
+    layout = Layout.of(model)
+    masked = MaskedOptimizer(model, layout, DROPPING[name](model.parameters()), coasts=False)
+    support = random_support(layout.dimension, 20, seed=1)
+    values = gradients(layout.dimension, 6)
+    for step in range(3):
+        masked.apply(release(layout, support, values[step], step))
+    twin = copy.deepcopy(model)
+    compact = CompactOptimizer(twin, layout, DROPPING[name](twin.parameters()))
+    compact.restore(copy.deepcopy(masked.state()), support)
+    for step in range(3, 6):
+        for applier in (masked, compact):
+            applier.apply(release(layout, support, values[step], step))
+    assert all(map(torch.equal, bits(model), bits(twin)))
+
+
+def test_adam_keeps_two_numbers_for_each_active_coordinate_and_none_for_the_rest() -> None:
+    model = Net()
+    layout = Layout.of(model)
+    optimizer = torch.optim.Adam(model.parameters())
+    applier = support_optimizer(model, layout, optimizer, coasts=False)
+    support = random_support(layout.dimension, 11, seed=1)
+    applier.apply(release(layout, Support.full(layout.dimension), gradients(layout.dimension, 1)[0]))
+    applier.apply(release(layout, support, gradients(layout.dimension, 1)[0], 1))
+    kept = [v for state in optimizer.state.values() for name, v in state.items() if name != "step"]
+    assert sum(value.numel() for value in kept) == 2 * support.size
+
+
+def test_after_a_run_the_optimizer_holds_the_models_own_parameters() -> None:
+    model = Net()
+    layout = Layout.of(model)
+    optimizer = torch.optim.Adam(
+        [{"params": [model.bias]}, {"params": [model.weight, model.kernel, model.gain]}]
+    )
+    applier = support_optimizer(model, layout, optimizer, coasts=False)
+    applier.apply(
+        release(layout, random_support(layout.dimension, 11, seed=1), gradients(layout.dimension, 1)[0])
+    )
+    applier.hand_back()
+    held = [p for group in optimizer.param_groups for p in group["params"]]
+    assert all(
+        a is b for a, b in zip(held, [model.bias, model.weight, model.kernel, model.gain], strict=True)
+    )
+    assert all(v.shape == p.shape for p in held for n, v in optimizer.state[p].items() if n != "step")
+
+
+def test_weights_changed_between_steps_are_followed() -> None:
+    model = Net()
+    layout = Layout.of(model)
+    applier = support_optimizer(model, layout, torch.optim.SGD(model.parameters(), lr=1.0), coasts=False)
+    support = random_support(layout.dimension, 20, seed=1)
+    zero = torch.zeros(layout.dimension)
+    applier.apply(release(layout, support, zero))
+    set_to_zero(model, layout, support)
+    applier.apply(release(layout, support, zero, 1))
+    assert (layout.flatten(model)[support.mask()] == 0).all()
+
+
+def test_whole_rows_are_known_as_such_and_other_entries_are_not() -> None:
+    device = torch.device("cpu")
+    assert isinstance(places_in(torch.tensor([3, 4, 5, 9, 10, 11]), (5, 3), device), WholeRows)
+    assert not isinstance(places_in(torch.tensor([2, 3, 4, 9, 10, 11]), (5, 3), device), WholeRows)
+    assert places_in(torch.arange(15), (5, 3), device) is None
