@@ -20,6 +20,7 @@ RAW_GRADIENTS = {
         "diagnostics/inversion.py",  # the attacker's, on request
         "gradients/layers/fallback.py",
         "gradients/reference.py",
+        "gradients/rowwise.py",
         "gradients/tape.py",
         "training/compact.py",  # hands the released gradient to the optimizer
         "training/masked.py",  # as well
@@ -30,9 +31,12 @@ RAW_GRADIENTS = {
         "diagnostics/curvature.py",
         "diagnostics/inversion.py",
         "gradients/bookkeeping.py",
+        "gradients/graph.py",
+        "gradients/hooks.py",
+        "gradients/rowwise.py",
         "gradients/tape.py",
     },
-    "get_gradient_edge": {"gradients/tape.py"},
+    "get_gradient_edge": {"gradients/graph.py", "gradients/rowwise.py", "gradients/tape.py"},
     "clipped_sum": {
         "auditing/leave_one_out.py",  # sums with and without a unit; the result is not for release
         "auditing/records.py",  # what the attacker knows
@@ -47,7 +51,7 @@ RAW_GRADIENTS = {
     "hessian": set(),
     "grad_sample": set(),
     "retain_grad": set(),
-    "register_hook": set(),
+    "register_hook": {"gradients/hooks.py"},  # to see whether a model has some; registers nothing that stays
     "register_full_backward_hook": set(),
     "register_post_accumulate_grad_hook": set(),
 }

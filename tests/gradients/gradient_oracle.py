@@ -20,7 +20,7 @@ def plain_loop(model: nn.Module, loss: Loss, rows: Sequence[Tensor]) -> np.ndarr
         for p in trainable:
             p.grad = None
         loss(model, tuple(part[i : i + 1] for part in rows)).sum().backward()
-        parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in trainable]
+        parts = [torch.zeros_like(p) if p.grad is None else p.grad.to_dense() for p in trainable]
         gradients.append(np.concatenate([part.double().numpy().ravel() for part in parts]))
     for p in trainable:
         p.grad = None

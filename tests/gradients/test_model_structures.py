@@ -203,9 +203,7 @@ def test_activation_checkpointing():
         lambda m, x: checkpoint(m.body, x, use_reentrant=False),
         body=nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)),
     )
-    assert_right(
-        model, inputs(4), kinds=["bookkeeping"]
-    )  # torch.func, the reference's tool, refuses checkpoints
+    assert_right(model, inputs(4))
 
 
 def test_a_layer_with_a_forward_hook_of_the_users_own():

@@ -21,13 +21,16 @@ from sparsedp.core.layout import Layout
 from sparsedp.core.support import Support
 from sparsedp.gradients.blocks import Block, Metrics, make_blocks
 from sparsedp.gradients.clipping import Chunk, ClippedSum
+from sparsedp.gradients.graph import CannotBookError, Leaf, graph_leaf
+from sparsedp.gradients.hooks import standing_hooks
 from sparsedp.gradients.layers.fallback import module_gradients
 from sparsedp.gradients.layers.source import Closed, Source
+from sparsedp.gradients.layers.table import family_of
 from sparsedp.gradients.partition import Layer, droppable_axes, overlap, partition
 from sparsedp.gradients.query import Query
 from sparsedp.gradients.reference import ReferenceEngine
 from sparsedp.gradients.skinny import quick_forward
-from sparsedp.gradients.tape import Call, CannotBookError, Tape, graph_leaf
+from sparsedp.gradients.tape import Call, Tape, batched_arguments
 from sparsedp.gradients.workspace import Space, Workspace
 
 logger = logging.getLogger("sparsedp")
@@ -40,6 +43,17 @@ FIRST_CHUNK, LEAST_CHUNK, MOST_CHUNK = 16, 16, 4096
 """Samples in the measuring chunk, and the bounds on all others."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    """What two forwards of different length told about one kind of rows.
+
+    `batched` says of every tensor among each call's arguments whether its first axis is the samples.
+    """
+
+    chunk_rows: int
+    batched: tuple[tuple[bool, ...], ...]
+
+
 @dataclass(slots=True, eq=False)
 class _Prepared:
     """What depends on the support alone, kept while the support stays."""
@@ -48,9 +62,9 @@ class _Prepared:
     blocks: dict[str, Block]
     layers: dict[str, Layer]
     parameters: dict[str, nn.Parameter]
-    leaves: dict[Node, str]
+    leaves: dict[Node, Leaf]
     plain_metrics: Metrics
-    chunk_rows: dict[object, int] = field(default_factory=dict)
+    measured: dict[object, _Measured] = field(default_factory=dict)
 
 
 class BookkeepingEngine:
@@ -79,6 +93,8 @@ class BookkeepingEngine:
     def clipped_sum(self, batches: Iterable[MicroBatch], query: Query) -> Tensor:
         """The sum over all units of their clipped gradients on the support."""
         prepared = self._prepare(query.support)
+        if self._reference is None and (reason := self._why_not()) is not None:
+            self._give_way(reason)
         device = next(iter(self._layout.parameters(self._model))).device
         metrics = prepared.plain_metrics
         if not isinstance(query.geometry, Identity):
@@ -97,6 +113,18 @@ class BookkeepingEngine:
                     by_reference += self._reference.clipped_sum([rows], query)
         return running.total(device) + by_reference
 
+    def _why_not(self) -> str | None:
+        """What the user has hung on the model that this engine's formulas would miss, in words."""
+        if (reason := standing_hooks(self._model)) is not None:
+            return reason
+        for layer in self._layers:
+            part = layer.module
+            if layer.family is not None and family_of(part) is not layer.family:
+                return f"layer {layer.name!r} is no longer what it was"
+            if layer.family is None and (part._forward_hooks or part._forward_pre_hooks):
+                return f"layer {layer.name!r} has a forward hook, and no fast path"
+        return None
+
     def _dtype(self) -> torch.dtype:
         dtype = torch.float32
         for parameter in self._layout.parameters(self._model):
@@ -112,7 +140,12 @@ class BookkeepingEngine:
             }
             named = {s.name: p for s, p in zip(self._layout, parameters, strict=True) if s.name in blocks}
             metrics = Metrics(blocks, Identity(), self._dtype())
-            leaves = {graph_leaf(p): name for name, p in named.items()}
+            leaves = {
+                graph_leaf(p): Leaf(
+                    name, frozenset(x.name for x in self._layers if name in x.parameters.values())
+                )
+                for name, p in named.items()
+            }
             self._prepared = _Prepared(support, blocks, layers, named, leaves, metrics)
         return self._prepared
 
@@ -129,66 +162,98 @@ class BookkeepingEngine:
             return MicroBatch(pytree.tree_unflatten(part, tree), units)
 
         start, count = 0, batch.row_count
-        if count and kind not in prepared.chunk_rows:
-            # Measured apart from the sum, which so never depends on what this engine has seen before: a resumed
-            # run gives the same bits. The generator is put back for the same reason. Two numbers of rows, because
-            # an axis that is not the samples' may be as long as one of them, but not as both.
-            with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-                for times in (2, 3):
-                    copies = [
-                        torch.cat([leaf[:1]] * times) if isinstance(leaf, Tensor) else leaf for leaf in leaves
-                    ]
-                    self._record(MicroBatch(pytree.tree_unflatten(copies, tree)), prepared, query)
+        if count and self._reference is None and kind not in prepared.measured:
+            self._measure(leaves, tree, prepared, query, device)
         while start < count:
-            stop = _unit_boundary(batch, start + prepared.chunk_rows.get(kind, FIRST_CHUNK))
+            measured = prepared.measured.get(kind)
+            rows = FIRST_CHUNK if measured is None else measured.chunk_rows
+            stop = _unit_boundary(batch, start + rows)
             yield between(start, stop)
             start = stop
+
+    def _measure(
+        self,
+        leaves: list[object],
+        tree: pytree.TreeSpec,
+        prepared: _Prepared,
+        query: Query,
+        device: torch.device,
+    ) -> None:
+        """Learn what a kind of rows costs, and which arguments of which calls have the samples on their first axis.
+
+        Apart from the sum, which so never depends on what this engine has seen before: a resumed run gives the same
+        bits. The generator is put back for the same reason. Two numbers of rows, because an axis that is not the
+        samples' may be as long as one of them, but not as both.
+        """
+        chunks = []
+        for times in (2, 3):
+            copies = [torch.cat([leaf[:1]] * times) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+            chunks.append(MicroBatch(pytree.tree_unflatten(copies, tree)))
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            try:
+                two, three = (self._tape(chunk, prepared, thorough=True) for chunk in chunks)
+                batched = batched_arguments(two.calls, three.calls)
+                self._sources(two, 2, prepared, batched)
+                sources = self._sources(three, 3, prepared, batched)
+            except CannotBookError as reason:
+                self._give_way(str(reason))
+                return
+        each = _bytes_per_sample(three.calls, sources, 3, query)
+        room = _chunk_bytes(device) * max(1, len(three.calls) // CALLS_PER_CHUNK)
+        rows = min(max(room // max(each, 1), LEAST_CHUNK), MOST_CHUNK)
+        measured = _Measured(1 << (rows.bit_length() - 1), batched)
+        prepared.measured[_kind(leaves, query)] = measured
 
     def _record(self, chunk: MicroBatch, prepared: _Prepared, query: Query) -> Chunk | None:
         """Forward and backward over one chunk; None, from now on, if the model needs the reference engine."""
         if self._reference is not None:
             return None
+        measured = prepared.measured[_kind(pytree.tree_leaves(chunk.rows), query)]
         try:
-            return self._try_record(chunk, prepared, query)
+            tape = self._tape(chunk, prepared)
+            sources = self._sources(tape, chunk.row_count, prepared, measured.batched)
         except CannotBookError as reason:
             self._give_way(str(reason))
             return None
+        return Chunk(chunk.row_count, chunk.units, sources)
 
     def _give_way(self, reason: str) -> None:
         logger.warning("the fast engine gives way to the reference engine: %s", reason)
         self._reference = ReferenceEngine(self._model, self._loss)
 
-    def _try_record(self, chunk: MicroBatch, prepared: _Prepared, query: Query) -> Chunk:
-        samples = chunk.row_count
+    def _tape(self, chunk: MicroBatch, prepared: _Prepared, thorough: bool = False) -> Tape:
+        """Forward and backward over some rows."""
         tape = Tape()
         modules = {x.name: x.module for x in prepared.layers.values()}
         with torch.enable_grad(), tape.recording(modules), quick_forward(modules.values()):
-            losses = check_losses(self._loss(self._model, chunk.rows), samples)
-        tape.check_nothing_escaped(losses, prepared.leaves)
+            losses = check_losses(self._loss(self._model, chunk.rows), chunk.row_count)
+        tape.check_graph(losses, prepared.leaves, thorough)
         tape.backward(losses, _row_weights(chunk.units))
         tape.check_inputs_unchanged()
+        return tape
+
+    def _sources(
+        self, tape: Tape, samples: int, prepared: _Prepared, batched: tuple[tuple[bool, ...], ...]
+    ) -> dict[str, list[Source]]:
+        if len(tape.calls) != len(batched):
+            raise CannotBookError(f"its layers were called {len(tape.calls)} times, at first {len(batched)}")
         sources: dict[str, list[Source]] = {}
         for number, call in enumerate(tape.calls):
             if call.gradients:
-                for flat, source in _sources(
-                    call, prepared, samples, Space(self._workspace, f"{call.name}#{number}")
-                ):
+                space = Space(self._workspace, f"{call.name}#{number}")
+                for flat, source in _sources_of(call, prepared, samples, batched[number], space):
                     sources.setdefault(flat, []).append(source)
-        kind = _kind(pytree.tree_leaves(chunk.rows), query)
-        if kind not in prepared.chunk_rows:
-            each = _bytes_per_sample(tape.calls, sources, samples, query)
-            room = _chunk_bytes(losses.device) * max(1, len(tape.calls) // CALLS_PER_CHUNK)
-            rows = min(max(room // max(each, 1), LEAST_CHUNK), MOST_CHUNK)
-            prepared.chunk_rows[kind] = 1 << (rows.bit_length() - 1)
-        return Chunk(samples, chunk.units, sources)
+        return sources
 
 
-def _sources(call: Call, prepared: _Prepared, samples: int, space: Space) -> Iterator[tuple[str, Source]]:
+def _sources_of(
+    call: Call, prepared: _Prepared, samples: int, batched: tuple[bool, ...], space: Space
+) -> Iterator[tuple[str, Source]]:
     layer = prepared.layers[call.name]
     active = {local: flat for local, flat in layer.parameters.items() if flat in prepared.blocks}
     if layer.family is None:
         weights = {local: prepared.parameters[flat] for local, flat in active.items()}
-        gradients = module_gradients(call, weights, samples)
+        gradients = module_gradients(call, weights, samples, batched)
         for local, flat in active.items():
             yield flat, gradients.source(local)
         return
@@ -207,7 +272,10 @@ def _kind(leaves: list[object], query: Query) -> object:
 
 def _bytes_per_sample(calls: list[Call], sources: dict[str, list[Source]], samples: int, query: Query) -> int:
     """Activations, their gradients and explicit per-sample gradients. Depends on shapes alone, never on values."""
-    seen = sum(call.input.numel() + sum(g.numel() for g in call.gradients.values()) for call in calls)
+    seen = sum(
+        sum(t.numel() for t in call.tensors) + sum(g.numel() for g in call.gradients.values())
+        for call in calls
+    )
     explicit = sum(
         source.block_size for many in sources.values() for source in many if not isinstance(source, Closed)
     )

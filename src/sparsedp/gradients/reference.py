@@ -1,4 +1,4 @@
-"""The reference engine: `vmap(grad)`, any model, slow. The executable specification of the fast one."""
+"""The reference engine: per-sample gradients, any model, slow. The executable specification of the fast one."""
 
 from __future__ import annotations
 
@@ -11,22 +11,27 @@ from torch import Tensor, nn
 from torch.func import grad, vmap
 from torch.utils import _pytree as pytree
 
-from sparsedp.core.batch import MicroBatch, PerSampleLoss, Rows, check_losses, to_device
+from sparsedp.core.batch import MicroBatch, PerSampleLoss, Rows, check_losses, row_count, to_device
 from sparsedp.core.layout import Layout
 from sparsedp.gradients.query import Query, mean_by_unit, sum_clipped_rows
+from sparsedp.gradients.rowwise import RowByRow
 from sparsedp.gradients.vectorised import call_with, detached_and_quiet, places
 
 logger = logging.getLogger("sparsedp")
 
 
 class ReferenceEngine:
-    """Per-sample gradients one by one in vectorised form, then the query word for word."""
+    """Per-sample gradients one by one, then the query word for word.
+
+    `vmap(grad)` where that can stand for a plain loop of `autograd.grad` over the rows, else the loop.
+    """
 
     def __init__(self, model: nn.Module, loss: PerSampleLoss) -> None:
         self._model = model
         self._loss = loss
         self._layout = Layout.of(model)
-        self._vectorised = True
+        self._row_by_row = RowByRow(model, loss, self._layout)
+        self._vectorised: bool | None = None
 
     @property
     def layout(self) -> Layout:
@@ -48,6 +53,25 @@ class ReferenceEngine:
 
     def _per_sample_gradients(self, rows: Rows) -> Tensor:
         """The [n, d] matrix of per-sample gradients."""
+        if self._vectorised is not False and (reason := self._row_by_row.why_needed(rows)) is not None:
+            self._loop_from_now_on(reason)
+        if self._vectorised is not False:
+            try:
+                gradients = self._vectorised_gradients(rows)
+            except (
+                Exception
+            ) as error:  # whatever vmap cannot do; an error of the model's own comes up again below
+                self._loop_from_now_on(str(error))
+            else:
+                self._vectorised = True
+                return gradients
+        return self._row_by_row.gradients(rows)
+
+    def _loop_from_now_on(self, reason: str) -> None:
+        logger.info("the reference engine loops over samples: %s", reason)
+        self._vectorised = False
+
+    def _vectorised_gradients(self, rows: Rows) -> Tensor:
         parameters = {
             slot.name: p.detach()
             for slot, p in zip(self._layout, self._layout.parameters(self._model), strict=True)
@@ -58,22 +82,11 @@ class ReferenceEngine:
             losses = self._loss(_call_with(self._model, values), single)
             return check_losses(losses, 1)[0]
 
-        leaves = [leaf for leaf in pytree.tree_leaves(rows) if isinstance(leaf, Tensor)]
-        count = leaves[0].shape[0]
-        if self._vectorised:
-            try:
-                by_name = vmap(grad(loss_of_one), in_dims=(None, 0), randomness="different")(parameters, rows)
-                return self._flat(by_name, count)
-            except RuntimeError as error:
-                logger.info("vmap cannot run this model (%s); the reference engine loops over samples", error)
-                self._vectorised = False
-        looped = [grad(loss_of_one)(parameters, _row(rows, i)) for i in range(count)]
-        return torch.stack([self._flat({n: g.unsqueeze(0) for n, g in one.items()}, 1)[0] for one in looped])
-
-    def _flat(self, by_name: dict[str, Tensor], count: int) -> Tensor:
+        by_name = vmap(grad(loss_of_one), in_dims=(None, 0), randomness="different")(parameters, rows)
         wide = torch.float32
         for value in by_name.values():
             wide = torch.promote_types(wide, value.dtype)
+        count = row_count(rows)
         return torch.cat([by_name[slot.name].reshape(count, -1).to(wide) for slot in self._layout], dim=1)
 
 
@@ -85,7 +98,3 @@ def _call_with(model: nn.Module, values: dict[str, Tensor]) -> Callable[..., Any
         return call_with(model, {place: values[name] for place, name in names.items()}, args, kwargs)
 
     return call
-
-
-def _row(rows: Rows, index: int) -> Rows:
-    return pytree.tree_map_only(Tensor, lambda leaf: leaf[index], rows)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,17 +13,17 @@ from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from torch.utils import _pytree as pytree
 
 from sparsedp.core.errors import ModelError
-
-
-class CannotBookError(ModelError):
-    """The fast path does not understand this model; the reference path may."""
+from sparsedp.gradients.graph import CannotBookError, Ends, Leaf, Place, place_of, walk
+from sparsedp.gradients.hooks import custom_backward, refuse_inside_a_function, tensor_hooks_noted
 
 
 @dataclass(slots=True)
 class Call:
     """One call of one layer: its arguments, and the gradients of the loss with respect to its outputs. Private.
 
-    Edges and gradients are keyed by the place of the output among the tensors the layer returned.
+    Edges and gradients are keyed by the place of the output among the tensors the layer returned. `hidden_inputs`
+    tells that it used what another layer computed without being given it, `nested_outputs` that one output was
+    computed from another, so that their gradients count some paths twice.
     """
 
     name: str
@@ -31,8 +31,16 @@ class Call:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     versions: tuple[int, ...]
+    ends: Ends
     edges: dict[int, GradientEdge]
     gradients: dict[int, Tensor] = field(default_factory=dict)
+    hidden_inputs: bool = False
+    nested_outputs: bool = False
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All tensors among the arguments."""
+        return _tensors((self.args, self.kwargs))
 
     @property
     def input(self) -> Tensor:
@@ -52,28 +60,35 @@ class Tape:
 
     def __init__(self) -> None:
         self.calls: list[Call] = []
-        self._claimed: set[tuple[Node, int]] = set()
+        self._begun: list[tuple[tuple[int, ...], frozenset[Place]]] = []
+        self._tensor_hooks: list[str] = []
 
     @contextmanager
     def recording(self, layers: Mapping[str, nn.Module]) -> Iterator[None]:
         """Record every call of these layers; leaves no trace on them afterwards."""
-        handles = [
-            layer.register_forward_hook(self._hook(name), with_kwargs=True, prepend=True)
-            for name, layer in layers.items()
-        ]
+        handles = []
+        for name, layer in layers.items():
+            handles.append(layer.register_forward_pre_hook(self._begin, with_kwargs=True))
+            handles.append(layer.register_forward_hook(self._end(name), with_kwargs=True, prepend=True))
         try:
-            yield
+            with tensor_hooks_noted() as self._tensor_hooks:
+                yield
         finally:
             for handle in handles:
                 handle.remove()
 
-    def _hook(self, name: str) -> Callable[..., None]:
+    def _begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        inputs = _arguments(args, kwargs)
+        places = frozenset(place_of(get_gradient_edge(t)) for t in inputs if t.requires_grad)
+        self._begun.append((tuple(t._version for t in inputs), places))
+
+    def _end(self, name: str) -> Callable[..., None]:
         def record(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-            inputs = _arguments(args, kwargs)
+            refuse_inside_a_function(name)
+            versions, inputs = self._begun.pop()
             edges = {i: get_gradient_edge(t) for i, t in enumerate(_tensors(output)) if t.requires_grad}
-            self.calls.append(Call(name, module, args, kwargs, tuple(t._version for t in inputs), edges))
-            stop = {t.grad_fn for t in inputs if t.grad_fn is not None}
-            self._claimed |= set(_edges_to_leaves([e.node for e in edges.values()], stop))
+            ends = Ends(name, frozenset(map(place_of, edges.values())), inputs)
+            self.calls.append(Call(name, module, args, kwargs, versions, ends, edges))
 
         return record
 
@@ -88,18 +103,24 @@ class Tape:
             taken = {place: next(found) for place in call.edges}
             call.gradients = {place: g for place, g in taken.items() if g is not None}
 
-    def check_nothing_escaped(self, losses: Tensor, leaves: Mapping[Node, str]) -> None:
-        """Every use of these parameters (by their graph leaves) in the loss must be inside a recorded call.
+    def check_graph(self, losses: Tensor, leaves: Mapping[Node, Leaf], thorough: bool) -> None:
+        """Every use of these parameters in the loss must be inside a recorded call of a layer of theirs.
 
         Raises:
-            CannotBookError: a parameter is used by hand (for example `F.linear(x, self.embedding.weight)`).
+            CannotBookError: it is not, or code of the user's own runs in the backward pass (hooks on nodes are looked
+                for only where `thorough`, as that takes longer).
         """
-        if losses.grad_fn is None:
+        if self._tensor_hooks:
+            raise CannotBookError(self._tensor_hooks[0])
+        if not losses.requires_grad:
             return
-        for node, place in _edges_to_leaves([losses.grad_fn], set()):
-            leaf = node.next_functions[place][0]
-            if leaf is not None and leaf in leaves and (node, place) not in self._claimed:
-                raise CannotBookError(f"parameter {leaves[leaf]!r} is used outside its layer's forward")
+        found = walk(get_gradient_edge(losses), [call.ends for call in self.calls], leaves)
+        if (reason := custom_backward(found.nodes, thorough)) is not None:
+            raise CannotBookError(reason)
+        for number in found.hidden_inputs:
+            self.calls[number].hidden_inputs = True
+        for number in found.nested_outputs:
+            self.calls[number].nested_outputs = True
 
     def check_inputs_unchanged(self) -> None:
         """Refuse a forward that overwrites what a layer has read, as autograd itself would."""
@@ -112,10 +133,22 @@ class Tape:
                 )
 
 
-def graph_leaf(parameter: nn.Parameter) -> Node:
-    """The node of the autograd graph in which a parameter's uses end; it stays the same while it is held."""
-    with torch.enable_grad():
-        return get_gradient_edge(parameter).node
+def batched_arguments(two: list[Call], three: list[Call]) -> tuple[tuple[bool, ...], ...]:
+    """For every tensor among the arguments of each call with a gradient: is its first axis the samples?
+
+    Raises:
+        CannotBookError: the calls differ, or an argument is neither one row per sample nor the same for all.
+    """
+    if [call.name for call in two] != [call.name for call in three]:
+        raise CannotBookError("which layers are called depends on the number of rows")
+    batched = []
+    for small, large in zip(two, three, strict=True):
+        shapes = [(a.shape, b.shape) for a, b in zip(small.tensors, large.tensors, strict=False)]
+        for a, b in shapes:
+            if a != b and (a[:1] != (2,) or b[:1] != (3,)) and small.gradients:
+                raise CannotBookError(f"an argument of {small.name!r} has {a} entries for 2 rows, {b} for 3")
+        batched.append(tuple(a != b for a, b in shapes))
+    return tuple(batched)
 
 
 def _arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
@@ -126,20 +159,3 @@ def _tensors(tree: Any) -> list[Tensor]:
     if isinstance(tree, Tensor):
         return [tree]
     return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
-
-
-def _edges_to_leaves(starts: Iterable[Node], stop: set[Node]) -> Iterator[tuple[Node, int]]:
-    """All edges (node, place) of the graph above `starts` that end in a leaf, not walking past `stop`."""
-    seen = set(stop)
-    stack = [node for node in starts if node not in seen]
-    seen.update(stack)
-    while stack:
-        node = stack.pop()
-        for place, (following, _) in enumerate(node.next_functions):
-            if following is None:
-                continue
-            if not following.next_functions:
-                yield node, place
-            elif following not in seen:
-                seen.add(following)
-                stack.append(following)

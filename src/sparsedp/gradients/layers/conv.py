@@ -18,8 +18,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sparsedp.gradients.blocks import Block
+from sparsedp.gradients.graph import CannotBookError
 from sparsedp.gradients.layers.source import Explicit, Family, Source, keep, never, working
-from sparsedp.gradients.tape import Call, CannotBookError
+from sparsedp.gradients.tape import Call
 from sparsedp.gradients.workspace import Space
 
 ConvModule = nn.Conv1d | nn.Conv2d | nn.Conv3d

@@ -6,8 +6,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sparsedp.gradients.blocks import Block
+from sparsedp.gradients.graph import CannotBookError
 from sparsedp.gradients.layers.source import Explicit, Family, Source, never, no_axes, working
-from sparsedp.gradients.tape import Call, CannotBookError
+from sparsedp.gradients.tape import Call
 from sparsedp.gradients.workspace import Space
 
 InstanceNorm = nn.InstanceNorm1d | nn.InstanceNorm2d | nn.InstanceNorm3d

@@ -24,12 +24,17 @@ FAMILIES: dict[type[nn.Module], Family] = {
     nn.InstanceNorm3d: CHANNEL_NORM,
 }
 
+_FORWARDS = {kind: kind.forward for kind in FAMILIES}
+
 
 def family_of(module: nn.Module) -> Family | None:
     """The family of a module, if it is exactly one of the known layers with its ordinary parameters.
 
-    A subclass may compute anything, and a re-parametrised layer has other parameters: both are unknown.
+    A subclass or an instance's own `forward` may compute anything, and a re-parametrised layer has other parameters:
+    all are unknown.
     """
+    if "forward" in vars(module) or type(module).forward is not _FORWARDS.get(type(module)):
+        return None
     family = FAMILIES.get(type(module))
     own = {name for name, _ in module.named_parameters(recurse=False)}
     return family if family is not None and own <= family.parameters else None

@@ -1,0 +1,93 @@
+"""A plain loop of `autograd.grad` over the rows, on the model as it stands: what every other way must agree with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
+
+from sparsedp.core.batch import PerSampleLoss, Rows, check_losses, row_count, select_rows
+from sparsedp.core.layout import Layout
+from sparsedp.gradients.graph import walk
+from sparsedp.gradients.hooks import (
+    custom_backward,
+    refuse_inside_a_function,
+    standing_hooks,
+    tensor_hooks_noted,
+)
+
+
+class RowByRow:
+    """Per-sample gradients of a model, one backward pass each.
+
+    Hooks, custom backward functions, sparse gradients, checkpointing and gradients inside the loss all keep the
+    meaning they have in ordinary training with batches of one row.
+    """
+
+    def __init__(self, model: nn.Module, loss: PerSampleLoss, layout: Layout) -> None:
+        self._model = model
+        self._loss = loss
+        self._layout = layout
+        self._examined = False
+        self._owners = {
+            name: part
+            for name, part in model.named_modules()
+            if any(p.requires_grad for p in part.parameters(recurse=False))
+        }
+
+    def why_needed(self, rows: Rows) -> str | None:
+        """What only this loop gets right about the model, in words: hooks, or a backward of its own."""
+        if (reason := standing_hooks(self._model)) is not None or self._examined:
+            return reason
+        self._examined = True
+        device = self._layout.parameters(self._model)[0].device
+        devices = [device] if device.type == "cuda" else []
+        with torch.random.fork_rng(devices=devices), torch.enable_grad(), tensor_hooks_noted() as noted:
+            losses = check_losses(self._loss(self._model, select_rows(rows, slice(0, 1))), 1)
+        if noted:
+            return noted[0]
+        if not losses.requires_grad:
+            return None
+        return custom_backward(walk(get_gradient_edge(losses), [], {}).nodes, node_hooks=True)
+
+    def gradients(self, rows: Rows) -> Tensor:
+        """The [n, d] matrix of per-sample gradients, in float32 or wider."""
+        with torch.enable_grad(), self._hidden_calls_refused():
+            return torch.stack(
+                [self._one(select_rows(rows, slice(i, i + 1))) for i in range(row_count(rows))]
+            )
+
+    def _one(self, row: Rows) -> Tensor:
+        parameters = self._layout.parameters(self._model)
+        losses = check_losses(self._loss(self._model, row), 1)
+        found: list[Tensor | None] = [None] * len(parameters)
+        if losses.requires_grad:
+            found = list(torch.autograd.grad(losses.sum(), parameters, allow_unused=True))
+        wide = torch.float32
+        for parameter in parameters:
+            wide = torch.promote_types(wide, parameter.dtype)
+        parts = [
+            torch.zeros_like(p) if g is None else g.to_dense() if g.is_sparse else g
+            for p, g in zip(parameters, found, strict=True)
+        ]
+        return torch.cat([part.detach().reshape(-1).to(wide) for part in parts])
+
+    @contextmanager
+    def _hidden_calls_refused(self) -> Iterator[None]:
+        handles = [part.register_forward_hook(_refuse(name)) for name, part in self._owners.items()]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+
+def _refuse(name: str) -> Callable[..., None]:
+    def hook(module: nn.Module, args: Any, output: Any) -> None:
+        refuse_inside_a_function(name)
+
+    return hook
