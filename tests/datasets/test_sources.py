@@ -12,11 +12,12 @@ import pytest
 import torch
 
 from sparsedp.core.errors import DataError
+from sparsedp.core.folders import cache_dir
 from sparsedp.datasets import DATASETS, SOURCES, Checksum, get, load, npz, status
 from sparsedp.datasets.cache import cache_path, cached_arrays
 from sparsedp.datasets.download import compare, public_checksum
-from sparsedp.datasets.locate import cache_dir, fingerprint
-from sparsedp.datasets.sources import Source, SourceFile
+from sparsedp.datasets.files import fingerprint
+from sparsedp.datasets.row import Source, SourceFile
 
 
 def write_npz(path, **changes):
@@ -76,8 +77,9 @@ def test_an_unknown_name_lists_the_known_ones():
         load("cats")
 
 
-def test_every_registered_data_set_names_a_known_source():
-    assert {spec.source for spec in DATASETS.values() if spec.source} == set(SOURCES)
+def test_rows_of_one_source_share_it():
+    assert {row.source.name: row.source for row in DATASETS.values() if row.source} == SOURCES
+    assert all(SOURCES[row.source.name] is row.source for row in DATASETS.values() if row.source)
     assert len(load("digits").train) == 1437
 
 
@@ -97,6 +99,8 @@ def test_cache_folder_follows_the_variables(monkeypatch, tmp_path):
     assert cache_dir() == tmp_path / "xdg" / "sparsedp"
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
+    assert cache_dir() == tmp_path / ".cache" / "sparsedp"
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative/is/ignored")
     assert cache_dir() == tmp_path / ".cache" / "sparsedp"
 
 
@@ -153,7 +157,7 @@ def toy_source(monkeypatch, folder, content=b"payload", digest=None):
     digest = digest or hashlib.sha256(content).hexdigest()
     file = SourceFile(("toy.bin",), (digest,), (folder / "remote" / "toy.bin").as_uri())
     spec = Source("toy", "Toy", "1", "none", "the toy shop", ("toys",), {"official": (file,)})
-    monkeypatch.setattr("sparsedp.datasets.sources.SOURCES", {"toy": spec})
+    monkeypatch.setattr("sparsedp.datasets.table.SOURCES", {"toy": spec})
     monkeypatch.setattr("sparsedp.datasets.download.SOURCES", {"toy": spec})
     return spec
 

@@ -6,7 +6,7 @@ import math
 import pytest
 
 from sparsedp.core.errors import SparseDPError
-from sparsedp.experiments.recipes import DEFAULT_MODEL, RECIPES
+from sparsedp.datasets import DATASETS
 from sparsedp.experiments.settings import KINDS, Settings
 from sparsedp.models import MODELS
 
@@ -102,7 +102,7 @@ def test_an_unknown_setting_is_refused_with_the_nearest_one():
 
 def test_a_recipe_fills_gaps_and_only_gaps():
     plain = Settings.from_json({"dataset": "mnist"}).resolved()
-    recipe = RECIPES["mnist", "mnist-cnn"]
+    recipe = DATASETS["mnist"].recipes["mnist-cnn"]
     assert {name: getattr(plain, name) for name in recipe} == recipe
     assert (plain.model, plain.epsilon, plain.momentum) == ("mnist-cnn", 3.0, 0.9)
     own = Settings.from_json({"dataset": "mnist", "epochs": 1, "epsilon": 8, "momentum": 0.0}).resolved()
@@ -126,5 +126,5 @@ def test_a_wrong_method_or_option_is_found_before_anything_runs(wrong):
 
 
 def test_every_recipe_names_a_model_that_exists():
-    assert set(DEFAULT_MODEL.values()) | {model for _, model in RECIPES} <= set(MODELS)
-    assert {dataset for dataset, _ in RECIPES} <= set(DEFAULT_MODEL)
+    for row in DATASETS.values():
+        assert {row.model, *row.recipes} <= set(MODELS)

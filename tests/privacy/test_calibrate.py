@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sparsedp.core.errors import PrivacyError, PrivacyWarning
+from sparsedp.core.folders import cache_dir
 from sparsedp.privacy import ACCOUNTANTS, EqualNoise, NominalSplit, Phase, Plan, calibrate, plan_epsilon
-from sparsedp.privacy.cache import directory
 from sparsedp.privacy.search import Found, least_noise
 
 DELTA = 1e-5
@@ -136,7 +136,7 @@ def test_a_delta_of_one_over_n_or_more_warns(units):
 
 
 def cached_files():
-    return list((directory() / "calibration").glob("*.json"))
+    return list((cache_dir() / "calibration").glob("*.json"))
 
 
 def test_a_second_calibration_searches_no_more(monkeypatch):
@@ -204,17 +204,6 @@ def test_a_cache_that_cannot_be_written_or_read_changes_nothing(tmp_path, monkey
     monkeypatch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(PermissionError()))
     assert calibrate(plan(100), 1.0, DELTA, "rdp") == first
     assert list((tmp_path / "dir" / "calibration").iterdir()) == []
-
-
-def test_the_cache_follows_the_environment(monkeypatch, tmp_path):
-    monkeypatch.setenv("SPARSEDP_CACHE", "/somewhere")
-    assert str(directory()) == "/somewhere"
-    monkeypatch.delenv("SPARSEDP_CACHE")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert directory() == tmp_path / "sparsedp"
-    monkeypatch.setenv("XDG_CACHE_HOME", "relative/is/ignored")
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    assert directory() == tmp_path / "home" / ".cache" / "sparsedp"
 
 
 @pytest.mark.parametrize(

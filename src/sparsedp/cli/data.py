@@ -31,8 +31,8 @@ def data(
     """
     if context.invoked_subcommand is not None:
         return
-    from sparsedp.datasets.locate import search_roots
-    from sparsedp.datasets.sources import SOURCES
+    from sparsedp.datasets.files import search_roots
+    from sparsedp.datasets.table import SOURCES
 
     found = [_status(spec, check) for spec in SOURCES.values()]
     if as_json:
@@ -101,13 +101,16 @@ def _status(spec: Source, check: bool) -> dict[str, Any]:
 def _names() -> list[dict[str, Any]]:
     from sparsedp.datasets import DATASETS
 
-    return [{"name": name, "title": spec.title, "source": spec.source} for name, spec in DATASETS.items()]
+    return [
+        {"name": name, "title": spec.title, "source": spec.source and spec.source.name}
+        for name, spec in DATASETS.items()
+    ]
 
 
 def _show(found: list[dict[str, Any]], check: bool) -> None:
     from rich.table import Table
 
-    from sparsedp.datasets.locate import DATA_VARIABLE, search_roots
+    from sparsedp.datasets.files import DATA_VARIABLE, search_roots
 
     screen = people(False)
     there = {one["name"]: one for one in found}

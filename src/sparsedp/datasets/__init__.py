@@ -1,4 +1,4 @@
-"""Data sets, how they are sampled, and data-independent features."""
+"""Data sets, and data-independent features of them."""
 
 from sparsedp.datasets.arrays import npz
 from sparsedp.datasets.bundle import DataBundle, Split, holdout
@@ -18,12 +18,12 @@ from sparsedp.datasets.hospital import diabetes130
 from sparsedp.datasets.house_numbers import svhn
 from sparsedp.datasets.idx import fashion_mnist, mnist
 from sparsedp.datasets.images import image_folder
-from sparsedp.datasets.registry import DATASETS, DatasetSpec, load
 from sparsedp.datasets.retinopathy import eyepacs
 from sparsedp.datasets.reviews import imdb, imdb_tokens
+from sparsedp.datasets.row import DatasetRow, Source
 from sparsedp.datasets.scattering_features import scattering_bundle
 from sparsedp.datasets.sklearn_digits import digits
-from sparsedp.datasets.sources import SOURCES, Source
+from sparsedp.datasets.table import DATASETS, SOURCES, load
 
 __all__ = [
     "CENTRED",
@@ -34,7 +34,7 @@ __all__ = [
     "UNIT",
     "Checksum",
     "DataBundle",
-    "DatasetSpec",
+    "DatasetRow",
     "Dense",
     "Features",
     "PixelScale",

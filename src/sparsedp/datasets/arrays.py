@@ -14,7 +14,7 @@ import torch
 from sparsedp.core.errors import DataError
 from sparsedp.datasets.bundle import DataBundle, Split
 from sparsedp.datasets.features import UNIT, Dense, PixelScale
-from sparsedp.datasets.locate import fingerprint
+from sparsedp.datasets.files import fingerprint
 
 _REQUIRED = ("x_train", "y_train", "x_test", "y_test")
 

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from sparsedp.datasets.locate import cache_dir
+from sparsedp.core.folders import cache_dir
 
 logger = logging.getLogger(__name__)
 

@@ -14,13 +14,12 @@ import numpy.typing as npt
 import torch
 
 from sparsedp.core.errors import DataError
-from sparsedp.datasets.archives import open_tree, tar_files
 from sparsedp.datasets.bundle import DataBundle, Split
 from sparsedp.datasets.cache import Arrays, cached_arrays
 from sparsedp.datasets.features import UNIT, Dense, PixelScale
+from sparsedp.datasets.files import fingerprint, open_tree, tar_files
 from sparsedp.datasets.images import decode_all
-from sparsedp.datasets.locate import fingerprint
-from sparsedp.datasets.sources import source
+from sparsedp.datasets.row import DatasetRow, Source, SourceFile, scattering_of
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 JPEG_NOTE = (
@@ -38,9 +37,8 @@ def cifar10(root: Path | str | None = None, pixels: PixelScale = UNIT) -> DataBu
 
     Decoded once and cached.
     """
-    spec = source("cifar10")
-    by_name = {name: form for form, (file,) in spec.forms.items() for name in file.candidates}
-    path = spec.search.require(tuple(by_name), root)
+    by_name = {name: form for form, (file,) in _CIFAR10.forms.items() for name in file.candidates}
+    path = _CIFAR10.search.require(tuple(by_name), root)
     form = by_name[path.name]
     key = fingerprint([path], "cifar10", 1)
     arrays = cached_arrays(key, _ARRAYS, lambda: _READERS[form](path))
@@ -185,3 +183,43 @@ _READERS: Mapping[str, Callable[[Path], Arrays]] = MappingProxyType(
         "jpeg": _read_jpeg,
     }
 )
+
+
+_CIFAR10 = Source(
+    "cifar10",
+    "CIFAR-10 small colour photographs",
+    "50,000 + 10,000 images, 3x32x32",
+    "10 classes",
+    "the University of Toronto (Krizhevsky); a JPEG copy loses some of each picture",
+    ("cifar10",),
+    {
+        "official": (
+            SourceFile(
+                ("cifar-10-batches-py", "cifar-10-python.tar.gz"),
+                ("6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce",),
+                "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
+            ),
+        ),
+        "official binary": (
+            SourceFile(
+                ("cifar-10-batches-bin", "cifar-10-binary.tar.gz"),
+                ("c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",),
+                "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
+            ),
+        ),
+        "jpeg": (SourceFile(("cifar10-jpeg.zip",)),),
+    },
+)
+
+_ROW = DatasetRow(
+    name="cifar10",
+    title="CIFAR-10, exact or from JPEG",
+    source=_CIFAR10,
+    loader=cifar10,
+    model="adadpigu-cnn",
+    recipes={
+        "adadpigu-cnn": {"epochs": 30, "batch_size": 1024, "lr": 1.0, "clip_norm": 0.1},
+        "dp-cnn": {"epochs": 30, "batch_size": 1024, "lr": 1.0, "clip_norm": 0.1},
+    },
+)
+ROWS = (_ROW, scattering_of(_ROW, {"epochs": 40, "batch_size": 8192, "lr": 4.0, "clip_norm": 0.1}))

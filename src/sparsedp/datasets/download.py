@@ -17,8 +17,9 @@ from typing import IO, cast
 
 from sparsedp.core.errors import DataError
 from sparsedp.datasets.cache import replaced
-from sparsedp.datasets.locate import download_dir, search_roots
-from sparsedp.datasets.sources import SOURCES, Source, SourceFile, source
+from sparsedp.datasets.files import download_dir, search_roots
+from sparsedp.datasets.row import Source, SourceFile
+from sparsedp.datasets.table import SOURCES, source
 
 _BLOCK = 1 << 20
 _TIMEOUT_SECONDS = 60

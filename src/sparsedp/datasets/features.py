@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Protocol
 
 import torch
@@ -61,6 +63,16 @@ MNIST_PUBLISHED = PixelScale.from_moments((0.1307,), (0.3081,))
 
 CIFAR10_PUBLISHED = PixelScale.from_moments((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
 """The moments everyone uses for CIFAR-10, with the same reservation."""
+
+PIXELS: Mapping[str, PixelScale] = MappingProxyType(
+    {
+        "unit": UNIT,
+        "centred": CENTRED,
+        "mnist-published": MNIST_PUBLISHED,
+        "cifar10-published": CIFAR10_PUBLISHED,
+    }
+)
+"""The pixel scales by the names configurations use."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -13,13 +13,12 @@ import numpy as np
 import torch
 
 from sparsedp.core.errors import DataError
-from sparsedp.datasets.archives import open_tree
 from sparsedp.datasets.bundle import DataBundle, Split
 from sparsedp.datasets.encoding import Block, Category, Diagnoses, Entries, Hashed, Number, Ordinal, Table
 from sparsedp.datasets.features import Sparse
+from sparsedp.datasets.files import fingerprint, open_tree
 from sparsedp.datasets.images import TEST_FRACTION, public_share
-from sparsedp.datasets.locate import fingerprint
-from sparsedp.datasets.sources import source
+from sparsedp.datasets.row import DatasetRow, Source, SourceFile
 
 CLASSES = ("not readmitted within 30 days", "readmitted within 30 days")
 
@@ -100,9 +99,8 @@ def diabetes130(
     **Privacy.** The encoding is fixed by `schema`: nothing is learned from the rows. The unit is the patient, who has
     up to 40 rows.
     """
-    spec = source("diabetes130")
     blocks = schema(ordered, diagnoses)
-    path = spec.search.require(spec.forms["official"][0].candidates, root)
+    path = _SOURCE.search.require(_SOURCE.forms["official"][0].candidates, root)
     table = read_table(path)
     features = encode(table, blocks, unit_norm)
     targets = torch.tensor([_TARGETS[value] for value in table["readmitted"]])
@@ -197,3 +195,45 @@ def _open_csv(path: Path) -> io.TextIOBase:
         if not members:
             raise DataError(f"{path}: no diabetic_data.csv in it")
         return io.TextIOWrapper(io.BytesIO(tree.read(members[0])), encoding="utf-8", newline="")
+
+
+_SOURCE = Source(
+    "diabetes130",
+    "130 US hospitals 1999-2008, diabetic inpatients",
+    "101,766 encounters of 71,518 patients",
+    "readmitted within 30 days, per patient",
+    "the UCI repository, data set 296 (Strack et al. 2014)",
+    ("diabetes130",),
+    {
+        "official": (
+            SourceFile(
+                (
+                    "diabetic_data.csv",
+                    "diabetic_data.csv.zip",
+                    "diabetes+130-us+hospitals+for+years+1999-2008.zip",
+                ),
+                (
+                    "f82ac129da2ddd2299391ff6fbae3a6a58b3edcf59ac9d7bd480c00fe453112a",
+                    "0689e7ec031237dc63031b938805c48377748761a3b26acab621567afa24df97",
+                ),
+                "https://archive.ics.uci.edu/static/public/296/diabetes+130-us+hospitals+for+years+1999-2008.zip",
+            ),
+        )
+    },
+)
+
+_BY_POSITION = DatasetRow(
+    name="diabetes130",
+    title="hospital table, readmitted within 30 days",
+    source=_SOURCE,
+    loader=diabetes130,
+    model="logistic",
+    recipes={"logistic": {"epochs": 10, "batch_size": 2048, "lr": 4.0, "clip_norm": 0.5}},
+)
+_POOLED = replace(
+    _BY_POSITION,
+    name="diabetes130-pooled",
+    title="hospital table, the three diagnosis columns pooled",
+    chosen={"diagnoses": "pooled"},
+)
+ROWS = (_BY_POSITION, _POOLED)

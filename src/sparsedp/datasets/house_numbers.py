@@ -11,15 +11,14 @@ import torch
 from sparsedp.core.errors import DataError
 from sparsedp.datasets.bundle import DataBundle, Split
 from sparsedp.datasets.features import UNIT, Dense, PixelScale
+from sparsedp.datasets.files import fingerprint
 from sparsedp.datasets.idx import DIGITS
-from sparsedp.datasets.locate import fingerprint
-from sparsedp.datasets.sources import source
+from sparsedp.datasets.row import DatasetRow, Source, SourceFile
 
 
 def svhn(root: Path | str | None = None, pixels: PixelScale = UNIT) -> DataBundle:
     """SVHN, format 2 (32x32), from `train_32x32.mat` and `test_32x32.mat`."""
-    spec = source("svhn")
-    train, test = (spec.search.require(file.candidates, root) for file in spec.forms["official"])
+    train, test = (_SVHN.search.require(file.candidates, root) for file in _SVHN.forms["official"])
     return DataBundle(
         name="svhn",
         variant="official",
@@ -56,3 +55,31 @@ def read_svhn(path: Path) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]
 def _split(path: Path, pixels: PixelScale) -> Split:
     images, labels = read_svhn(path)
     return Split(Dense(torch.from_numpy(images), pixels), torch.from_numpy(labels))
+
+
+_SVHN = Source(
+    "svhn",
+    "Street View House Numbers, cropped digits",
+    "73,257 + 26,032 images, 3x32x32",
+    "10 classes",
+    "Stanford (Netzer et al.)",
+    ("svhn",),
+    {
+        "official": (
+            SourceFile(
+                ("train_32x32.mat",),
+                ("435e94d69a87fde4fd4d7f3dd208dfc32cb6ae8af2240d066de1df7508d083b8",),
+                "http://ufldl.stanford.edu/housenumbers/train_32x32.mat",
+            ),
+            SourceFile(
+                ("test_32x32.mat",),
+                ("cdce80dfb2a2c4c6160906d0bd7c68ec5a99d7ca4831afa54f09182025b6a75b",),
+                "http://ufldl.stanford.edu/housenumbers/test_32x32.mat",
+            ),
+        )
+    },
+)
+
+ROWS = (
+    DatasetRow(name="svhn", title="SVHN, cropped digits", source=_SVHN, loader=svhn, model="adadpigu-cnn"),
+)

@@ -13,12 +13,10 @@ import torch
 from PIL import Image
 
 from sparsedp.core.errors import DataError
-from sparsedp.datasets.archives import FileTree, open_tree
 from sparsedp.datasets.bundle import DataBundle, Split
 from sparsedp.datasets.cache import cached_arrays
 from sparsedp.datasets.features import UNIT, Dense, PixelScale
-from sparsedp.datasets.locate import fingerprint
-from sparsedp.datasets.progress import shown
+from sparsedp.datasets.files import FileTree, fingerprint, open_tree, shown
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".pgm")
 TEST_FRACTION = 0.2

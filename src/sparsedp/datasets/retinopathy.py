@@ -5,19 +5,19 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 
 import torch
 
 from sparsedp.core.errors import DataError
-from sparsedp.datasets.archives import FileTree, open_tree
 from sparsedp.datasets.bundle import DataBundle, Split
 from sparsedp.datasets.cache import cached_arrays
 from sparsedp.datasets.features import UNIT, Dense, PixelScale
+from sparsedp.datasets.files import FileTree, fingerprint, open_tree
 from sparsedp.datasets.images import TEST_FRACTION, decode_all, hash_names, public_share
-from sparsedp.datasets.locate import fingerprint
-from sparsedp.datasets.sources import source
+from sparsedp.datasets.row import DatasetRow, Source, SourceFile, scattering_of
 
 CLASSES = ("no retinopathy", "any retinopathy")
 LABEL_FILES: Mapping[str, str] = MappingProxyType({"all": "trainLabels.csv", "natural": "naturalLabels.csv"})
@@ -36,9 +36,8 @@ def eyepacs(
     """
     if prevalence not in LABEL_FILES:
         raise DataError(f"eyepacs: got prevalence {prevalence!r}, expected one of {', '.join(LABEL_FILES)}")
-    spec = source("eyepacs")
-    labels_path = spec.search.require((LABEL_FILES[prevalence],), root)
-    pictures_path = spec.search.require(spec.forms["kaggle"][1].candidates, root)
+    labels_path = _EYEPACS.search.require((LABEL_FILES[prevalence],), root)
+    pictures_path = _EYEPACS.search.require(_EYEPACS.forms["kaggle"][1].candidates, root)
     grades = read_grades(labels_path)
     with open_tree(pictures_path) as tree:
         by_image = _by_image(tree)
@@ -114,3 +113,29 @@ def _by_image(tree: FileTree) -> dict[str, str]:
     """Image name (10_left) to file name, for every eye picture of the tree."""
     stems = ((PurePosixPath(name).stem, name) for name in tree.names)
     return {stem: name for stem, name in stems if _IMAGE.fullmatch(stem)}
+
+
+_EYEPACS = Source(
+    "eyepacs",
+    "EyePACS fundus photographs, diabetic retinopathy",
+    "35,126 labelled images (Kaggle's training set, or any part of it)",
+    "any retinopathy (level > 0), per patient",
+    "Kaggle, competition diabetic-retinopathy-detection (trainLabels.csv and the train images)",
+    ("eyepacs",),
+    {"kaggle": (SourceFile(("trainLabels.csv",)), SourceFile(("train.zip", "train")))},
+)
+
+_ALL = DatasetRow(
+    name="eyepacs",
+    title="EyePACS, any retinopathy, all labelled images",
+    source=_EYEPACS,
+    loader=eyepacs,
+    model="resnet-gn",
+)
+_NATURAL = replace(
+    _ALL,
+    name="eyepacs-natural",
+    title="EyePACS, any retinopathy, at the original prevalence",
+    chosen={"prevalence": "natural"},
+)
+ROWS = (_ALL, _NATURAL, scattering_of(_ALL))

@@ -10,12 +10,11 @@ import numpy as np
 import torch
 
 from sparsedp.core.errors import DataError
-from sparsedp.datasets.archives import tar_files
 from sparsedp.datasets.bundle import DataBundle, Split
 from sparsedp.datasets.cache import Arrays, cached_arrays
 from sparsedp.datasets.features import Features
-from sparsedp.datasets.locate import fingerprint
-from sparsedp.datasets.sources import source
+from sparsedp.datasets.files import fingerprint, tar_files
+from sparsedp.datasets.row import DatasetRow, Source, SourceFile
 from sparsedp.datasets.text import BUCKETS, HashedTexts, bag_of_words, token_ids
 
 CLASSES = ("negative", "positive")
@@ -46,8 +45,7 @@ def imdb_tokens(root: Path | str | None = None, length: int = 256, vocabulary: i
 def _bundle(
     root: Path | str | None, variant: str, featurize: Callable[[HashedTexts], Features]
 ) -> DataBundle:
-    spec = source("imdb")
-    path = spec.search.require(spec.forms["official"][0].candidates, root)
+    path = _SOURCE.search.require(_SOURCE.forms["official"][0].candidates, root)
     key = fingerprint([path], "imdb", 1)
     arrays = cached_arrays(key, _ARRAYS, lambda: read_archive(path))
 
@@ -86,3 +84,40 @@ def read_archive(path: Path) -> Arrays:
         arrays[f"{side}_hashes"], arrays[f"{side}_starts"] = hashed.hashes, hashed.starts
         arrays[f"{side}_labels"] = np.array(labels[side], dtype=np.int64)
     return arrays
+
+
+_SOURCE = Source(
+    "imdb",
+    "Large Movie Review data",
+    "25,000 + 25,000 reviews",
+    "positive or negative",
+    "Stanford (Maas et al. 2011)",
+    ("imdb",),
+    {
+        "official": (
+            SourceFile(
+                ("aclImdb_v1.tar.gz",),
+                ("c40f74a18d3b61f90feba1e17730e0d38e8b97c05fde7008942e91923d1658fe",),
+                "https://ai.stanford.edu/~amaas/data/sentiment/aclImdb_v1.tar.gz",
+            ),
+        )
+    },
+)
+
+ROWS = (
+    DatasetRow(
+        name="imdb",
+        title="movie reviews, hashed bag of words",
+        source=_SOURCE,
+        loader=imdb,
+        model="bag-of-words",
+        recipes={"bag-of-words": {"epochs": 10, "batch_size": 1024, "lr": 8.0, "clip_norm": 0.5}},
+    ),
+    DatasetRow(
+        name="imdb-tokens",
+        title="movie reviews, hashed token ids",
+        source=_SOURCE,
+        loader=imdb_tokens,
+        model="embedding-bag",
+    ),
+)

@@ -20,7 +20,7 @@ from sparsedp.core.errors import DataError
 from sparsedp.datasets.bundle import DataBundle, Split
 from sparsedp.datasets.cache import cache_path, replaced
 from sparsedp.datasets.features import Dense
-from sparsedp.datasets.progress import shown
+from sparsedp.datasets.files import shown
 from sparsedp.datasets.scattering import MAPS, Scattering
 
 logger = logging.getLogger(__name__)

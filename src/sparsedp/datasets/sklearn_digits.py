@@ -8,6 +8,7 @@ import torch
 from sparsedp.datasets.bundle import DataBundle, Split
 from sparsedp.datasets.features import Dense
 from sparsedp.datasets.idx import DIGITS
+from sparsedp.datasets.row import DatasetRow
 
 _LARGEST_PIXEL = 16.0
 _TEST_EVERY = 5
@@ -28,3 +29,15 @@ def digits() -> DataBundle:
         test=Split(Dense(images[test]), targets[test]),
         classes=DIGITS,
     )
+
+
+ROWS = (
+    DatasetRow(
+        name="digits",
+        title="scikit-learn's 8x8 digits, nothing to download",
+        source=None,
+        loader=lambda root: digits(),
+        model="mlp",
+        recipes={"mlp": {"epochs": 30, "batch_size": 128, "lr": 0.5, "clip_norm": 0.25}},
+    ),
+)

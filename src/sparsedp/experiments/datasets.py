@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -17,32 +14,10 @@ from sparsedp import datasets
 from sparsedp.core.errors import DataError, SparseDPError
 from sparsedp.core.randomness import PublicRandomness
 from sparsedp.datasets.bundle import DataBundle, Split
+from sparsedp.datasets.row import check_options, options_of, with_pixels
 from sparsedp.experiments.settings import Settings
 from sparsedp.privacy.canonical import FrozenMap
 
-_LOADERS: Mapping[str, Callable[..., DataBundle]] = MappingProxyType(
-    {
-        "mnist": datasets.mnist,
-        "fashion-mnist": datasets.fashion_mnist,
-        "cifar10": datasets.cifar10,
-        "svhn": datasets.svhn,
-        "eyepacs": datasets.eyepacs,
-        "diabetes130": datasets.diabetes130,
-        "imdb": datasets.imdb,
-        "imdb-tokens": datasets.imdb_tokens,
-    }
-)
-"""The loaders that take options."""
-
-_PIXELS = MappingProxyType(
-    {
-        "unit": datasets.UNIT,
-        "centred": datasets.CENTRED,
-        "mnist-published": datasets.MNIST_PUBLISHED,
-        "cifar10-published": datasets.CIFAR10_PUBLISHED,
-    }
-)
-_SCATTERING = "-scattering"
 _SPLIT_SEED = 0
 _SUBSET_KEY = (1,)
 
@@ -79,7 +54,7 @@ def _load(
     if classes is not None and Path(name).suffix != ".npz":
         raise SparseDPError(f"classes: {name} has its own; they are named for an .npz file only")
     bundle = (
-        _named(name, options.plain())
+        datasets.load(name, **options.plain())
         if name in datasets.DATASETS
         else _own(Path(name), options.plain(), classes)
     )
@@ -92,42 +67,17 @@ def _load(
     return replace(bundle, train=train, test=test, notes=notes, fingerprint=None)
 
 
-def _named(name: str, options: dict[str, Any]) -> DataBundle:
-    if not options:
-        return datasets.load(name)
-    base = name.removesuffix(_SCATTERING)
-    scattered = name.endswith(_SCATTERING)
-    if base not in _LOADERS:
-        raise SparseDPError(
-            f"data_options: {name} takes none; the data sets that do are {', '.join(_LOADERS)} (and their scattering)"
-        )
-    features = {key: options.pop(key) for key in ("groups",) if scattered and key in options}
-    bundle = _call(_LOADERS[base], options, base)
-    return datasets.scattering_bundle(bundle, **features) if scattered else bundle
-
-
 def _own(path: Path, options: dict[str, Any], classes: tuple[str, ...] | None) -> DataBundle:
     if path.suffix != ".npz":
-        return _call(partial(datasets.image_folder, path), {"size": 32, **options}, str(path))
+        check_options(str(path), options, options_of(datasets.image_folder))
+        return datasets.image_folder(path, **with_pixels({"size": 32, **options}))
     if classes is None:
         raise DataError(
             f"{path}: name its classes (classes, or --classes a,b,c): they are public, and counting them would look "
             "at the data"
         )
-    return _call(partial(datasets.npz, path, classes), options, str(path))
-
-
-def _call(loader: Callable[..., DataBundle], options: dict[str, Any], what: str) -> DataBundle:
-    """Call a loader with options that its signature knows."""
-    pixels = options.get("pixels", "unit")
-    if pixels not in _PIXELS:
-        raise SparseDPError(f"pixels: got {pixels!r}, expected one of {', '.join(_PIXELS)}")
-    known = set(inspect.signature(loader).parameters) - {"root", "unit_of"}
-    unknown = sorted(set(options) - known)
-    if unknown:
-        raise SparseDPError(f"data_options: {what} knows no {unknown}; expected some of {sorted(known)}")
-    given = {**options, "pixels": _PIXELS[pixels]} if "pixels" in options else options
-    return loader(**given)
+    check_options(str(path), options, options_of(datasets.npz))
+    return datasets.npz(path, classes, **with_pixels(options))
 
 
 def _some(split: Split, count: int) -> Split:

@@ -134,7 +134,7 @@ def about(settings: Settings, bundle: DataBundle) -> About:
 def _checksum(dataset: str) -> str | None:
     """Of a public data set by name; nothing is hashed of a user's own files."""
     public = DATASETS.get(dataset)
-    return None if public is None or public.source is None else public_checksum(public.source)
+    return None if public is None or public.source is None else public_checksum(public.source.name)
 
 
 def _optimizer(settings: Settings) -> OptimizerChoice | None:

@@ -8,16 +8,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from sparsedp.core.folders import cache_dir
 from sparsedp.privacy.canonical import canonical, sha256
-
-
-def directory() -> Path:
-    """`$SPARSEDP_CACHE`, else `$XDG_CACHE_HOME/sparsedp`, else `~/.cache/sparsedp`."""
-    chosen = os.environ.get("SPARSEDP_CACHE")
-    if chosen:
-        return Path(chosen)
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    return Path(base if os.path.isabs(base) else os.path.expanduser("~/.cache")) / "sparsedp"
 
 
 def load(request: dict[str, Any]) -> Any:
@@ -48,4 +40,4 @@ def store(request: dict[str, Any], answer: Any) -> None:
 
 
 def _path(request: dict[str, Any]) -> Path:
-    return directory() / "calibration" / f"{sha256(canonical(request))}.json"
+    return cache_dir() / "calibration" / f"{sha256(canonical(request))}.json"

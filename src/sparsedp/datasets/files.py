@@ -1,0 +1,157 @@
+"""Where data files are looked for, and reading them out of folders, zips and tars without ever extracting them."""
+
+from __future__ import annotations
+
+import os
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import TypeVar
+
+from rich.console import Console
+from rich.progress import track
+
+from sparsedp.core.errors import DataError
+from sparsedp.core.folders import cache_dir
+
+DATA_VARIABLE = "SPARSEDP_DATA"
+
+Item = TypeVar("Item")
+
+
+def download_dir() -> Path:
+    """Where `get` puts the files it downloads."""
+    return cache_dir() / "datasets"
+
+
+def search_roots(root: Path | str | None) -> tuple[Path, ...]:
+    """Folders to look in: the given one alone, else SPARSEDP_DATA and then the per-user cache.
+
+    A given root is not backed up by the others: whoever names a folder means that folder.
+    """
+    if root is not None:
+        return (Path(root),)
+    named = os.environ.get(DATA_VARIABLE)
+    return (*([Path(named)] if named else []), download_dir())
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """One data set's possible folders under each root: `folders` relative to it, the root itself last."""
+
+    name: str
+    folders: tuple[str, ...]
+    remedy: str
+
+    def places(self, root: Path | str | None) -> list[Path]:
+        """Every folder to look in, in order."""
+        return [base / folder for base in search_roots(root) for folder in (*self.folders, ".")]
+
+    def first(self, candidates: Sequence[str], root: Path | str | None) -> Path | None:
+        """The first of the candidate paths that exists; all candidates are tried in one folder before the next."""
+        for place in self.places(root):
+            for candidate in candidates:
+                if (place / candidate).exists():
+                    return place / candidate
+        return None
+
+    def require(self, candidates: Sequence[str], root: Path | str | None) -> Path:
+        """The first of the candidate paths that exists, or an error that says where it looked and what to do."""
+        found = self.first(candidates, root)
+        if found is None:
+            looked = ", ".join(str(base) for base in search_roots(root))
+            raise DataError(
+                f"{self.name}: found none of {', '.join(candidates)} in {looked} (in {', '.join(self.folders)}). "
+                f"{self.remedy} Point {DATA_VARIABLE} at the folder that holds it"
+            )
+        return found
+
+
+def fingerprint(paths: Sequence[Path], *details: object) -> str:
+    """A name for these files as they are now (path, size, time of change) and for what is made of them.
+
+    **Privacy.** Contents are not hashed: a hash of private data would be a release.
+    """
+    parts = [str(detail) for detail in details]
+    for path in paths:
+        stat = path.stat()
+        parts.append(f"{path.resolve()}:{stat.st_size}:{stat.st_mtime_ns}")
+    return "|".join(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class FileTree:
+    """Named files somewhere: `names` are relative paths with slashes, sorted; `read` gives one file's bytes."""
+
+    origin: Path
+    names: tuple[str, ...]
+    read: Callable[[str], bytes] = field(repr=False)
+
+
+@contextmanager
+def open_tree(path: Path) -> Iterator[FileTree]:
+    """A folder or a zip as a file tree.
+
+    Raises:
+        DataError: the zip is damaged, a member cannot be read, or a member's name leaves the archive. It names both.
+    """
+    if path.is_dir():
+        names = sorted(entry.relative_to(path).as_posix() for entry in path.rglob("*") if entry.is_file())
+        yield FileTree(path, tuple(names), lambda name: (path / name).read_bytes())
+        return
+    try:
+        archive = zipfile.ZipFile(path)
+    except (zipfile.BadZipFile, OSError) as error:
+        raise DataError(f"{path}: cannot be opened as a zip ({error}); it is truncated or damaged") from error
+    with archive:
+        names = sorted(info.filename for info in archive.infolist() if not info.is_dir())
+        for name in names:
+            check_member(path, name)
+        yield FileTree(path, tuple(names), lambda name: _read_zip(archive, path, name))
+
+
+def tar_files(path: Path) -> Iterator[tuple[str, bytes]]:
+    """Name and content of each regular file of a tar (compressed or not), in the order it has them.
+
+    Raises:
+        DataError: the archive is damaged or truncated, or a member's name leaves it.
+    """
+    try:
+        with tarfile.open(path, mode="r|*") as archive:
+            for member in archive:
+                check_member(path, member.name)
+                if member.isfile():
+                    stream = archive.extractfile(member)
+                    if stream is not None:
+                        yield member.name, stream.read()
+    except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
+        raise DataError(f"{path}: cannot be read as a tar ({error}); it is truncated or damaged") from error
+
+
+def check_member(path: Path, name: str) -> None:
+    """Refuse archive members with absolute names or names that climb out."""
+    parts = PurePosixPath(name.replace("\\", "/"))
+    if parts.is_absolute() or ".." in parts.parts or (parts.parts and parts.parts[0].endswith(":")):
+        raise DataError(
+            f"{path}: member {name!r} points outside the archive; this is no honest copy: do not use it"
+        )
+
+
+def _read_zip(archive: zipfile.ZipFile, path: Path, name: str) -> bytes:
+    try:
+        return archive.read(name)
+    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError, NotImplementedError) as error:
+        raise DataError(f"{path}: member {name!r} cannot be read ({error}); the zip is damaged") from error
+
+
+def shown(items: Sequence[Item], title: str) -> Iterator[Item]:
+    """The items, with a bar that vanishes when they are done; silent where nobody watches."""
+    console = Console(stderr=True)
+    watched: Iterable[Item] = track(
+        items, description=title, console=console, transient=True, disable=not console.is_terminal
+    )
+    yield from watched

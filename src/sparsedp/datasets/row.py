@@ -1,0 +1,136 @@
+"""A row of the table of data sets: its files and their checksums, its loader, its model and settings that work."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from sparsedp.core.errors import SparseDPError
+from sparsedp.datasets.bundle import DataBundle
+from sparsedp.datasets.features import PIXELS, UNIT, PixelScale
+from sparsedp.datasets.files import Search
+from sparsedp.datasets.scattering_features import scattering_bundle
+
+Value = float | int | str
+
+_NOT_OPTIONS = {"root", "path", "classes", "unit_of"}
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFile:
+    """One file of a data set: the names it may have, its known checksums, and where it can be downloaded.
+
+    Checksums are of the public originals, as published by several independent projects; a file that can be told apart
+    after decompression (IDX, the hospital table) also lists the checksum of its content.
+    """
+
+    candidates: tuple[str, ...]
+    sha256: tuple[str, ...] = ()
+    url: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The public files behind a data set: forms are alternatives, the first complete one is loaded."""
+
+    name: str
+    title: str
+    records: str
+    task: str
+    origin: str
+    folders: tuple[str, ...]
+    forms: Mapping[str, tuple[SourceFile, ...]]
+
+    @property
+    def search(self) -> Search:
+        """Where its files are looked for."""
+        downloadable = any(file.url for files in self.forms.values() for file in files)
+        command = (
+            f"`sparsedp data get {self.name}` downloads it where there is a network. " if downloadable else ""
+        )
+        return Search(self.name, self.folders, f"{command}It comes from {self.origin}.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatasetRow:
+    """What a name stands for.
+
+    Attributes:
+        name: as in `--dataset`.
+        title: one line for the listing.
+        source: the public files behind it; None where there is nothing to fetch.
+        loader: called with a root and the options.
+        chosen: options that the name stands for.
+        scattered: whether its scattering features are loaded instead of its images.
+        model: the model trained when none is named.
+        recipes: settings that work, by model. Found on validation splits of the training data, or published (Tramèr
+            and Boneh, ICLR 2021; RS; AdaDPIGU). Finding them spent privacy that no epsilon here counts.
+    """
+
+    name: str
+    title: str
+    source: Source | None
+    loader: Callable[..., DataBundle]
+    model: str
+    chosen: Mapping[str, Any] = field(default_factory=dict)
+    scattered: bool = False
+    recipes: Mapping[str, Mapping[str, Value]] = field(default_factory=dict)
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """The names of the options it takes."""
+        own = options_of(self.loader)
+        return (*own, "groups") if self.scattered else own
+
+    def load(self, root: Path | str | None = None, **options: Any) -> DataBundle:
+        """The data set, with options of its loader (and `groups` of scattering features) given by name."""
+        check_options(self.name, options, self.options)
+        given = {**self.chosen, **options}
+        groups = {"groups": given.pop("groups")} if self.scattered and "groups" in given else {}
+        bundle = self.loader(root, **with_pixels(given))
+        return scattering_bundle(bundle, **groups) if self.scattered else bundle
+
+
+def scattering_of(row: DatasetRow, recipe: Mapping[str, Value] | None = None) -> DatasetRow:
+    """The row of an image data set's scattering features, with a linear model."""
+    title = f"{row.title.partition(',')[0]}, scattering features"
+    recipes = {} if recipe is None else {"scatter-linear": recipe}
+    return replace(
+        row,
+        name=f"{row.name}-scattering",
+        title=title,
+        scattered=True,
+        model="scatter-linear",
+        recipes=recipes,
+    )
+
+
+def options_of(loader: Callable[..., DataBundle]) -> tuple[str, ...]:
+    """The options of a loader, by its signature."""
+    return tuple(name for name in inspect.signature(loader).parameters if name not in _NOT_OPTIONS)
+
+
+def check_options(what: str, given: Mapping[str, Any], known: tuple[str, ...]) -> None:
+    """Refuse options that are not known.
+
+    Raises:
+        SparseDPError: with those that are.
+    """
+    unknown = sorted(set(given) - set(known))
+    if unknown and not known:
+        raise SparseDPError(f"data_options: {what} takes none, got {unknown}")
+    if unknown:
+        raise SparseDPError(f"data_options: {what} knows no {unknown}; expected some of {sorted(known)}")
+
+
+def with_pixels(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options with the pixel scale put in for its name."""
+    pixels = options.get("pixels", UNIT)
+    if isinstance(pixels, PixelScale):
+        return dict(options)
+    if pixels not in PIXELS:
+        raise SparseDPError(f"pixels: got {pixels!r}, expected one of {', '.join(PIXELS)}")
+    return {**options, "pixels": PIXELS[pixels]}
