@@ -14,7 +14,7 @@ from sparsedp.privacy.accountants import (
 )
 from sparsedp.privacy.calibrate import EqualNoise, NominalSplit, Split, calibrate
 from sparsedp.privacy.filters import RdpFilter
-from sparsedp.privacy.ledger import Charge, FileLedger, Ledger, MemoryLedger
+from sparsedp.privacy.ledger import Charge, FileLedger, Ledger, MemoryLedger, RunLedger
 from sparsedp.privacy.ledger_record import LedgerRecord
 from sparsedp.privacy.normalisation import PrivateNormalisation
 from sparsedp.privacy.plan import Continuation, Phase, Plan
@@ -36,6 +36,7 @@ __all__ = [
     "PlanSummary",
     "PrivateNormalisation",
     "RdpFilter",
+    "RunLedger",
     "Split",
     "accountant",
     "accountant_for",

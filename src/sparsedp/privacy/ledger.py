@@ -40,9 +40,41 @@ class Ledger(Protocol):
         ...
 
 
+class RunLedger(Ledger, Protocol):
+    """The ledger of a whole run: what a mechanism needs, and what a run asks of it."""
+
+    @property
+    def charged(self) -> int:
+        """Steps paid for; an open block counts whole."""
+        ...
+
+    @property
+    def next_step(self) -> int:
+        """The first step that can still be released."""
+        ...
+
+    @property
+    def head(self) -> str | None:
+        """Hash of the last line; None without a file."""
+        ...
+
+    @property
+    def length(self) -> int:
+        """Number of lines; 0 without a file."""
+        ...
+
+    def event(self) -> Any:
+        """Everything charged, as a `dp_accounting` event."""
+        ...
+
+    def close(self) -> None:
+        """Charging is over."""
+        ...
+
+
 @dataclass(slots=True)
 class MemoryLedger:
-    """A ledger that lives as long as the process: for tests and short scripts."""
+    """A ledger that lives as long as the process: for runs without a folder, tests and short scripts."""
 
     charges: list[Charge] = field(default_factory=list)
 
@@ -50,9 +82,32 @@ class MemoryLedger:
         """Append the charge."""
         self.charges.append(charge)
 
+    @property
+    def charged(self) -> int:
+        """Steps paid for."""
+        return len(self.charges)
+
+    @property
+    def next_step(self) -> int:
+        """The step after the last one charged."""
+        return self.charges[-1].step + 1 if self.charges else 0
+
+    @property
+    def head(self) -> None:
+        """There is no file."""
+        return None
+
+    @property
+    def length(self) -> int:
+        """There is no file."""
+        return 0
+
     def event(self) -> Any:
         """Everything charged, as a `dp_accounting` event."""
         return event_of(merged(Spend(c.sampling_rate, c.noise_multiplier, 1) for c in self.charges))
+
+    def close(self) -> None:
+        """Nothing to release."""
 
 
 @final

@@ -9,7 +9,6 @@ import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
 
 from sparsedp.core.errors import DataError, SparseDPError
 from sparsedp.core.files import Json, read_json, write_atomically, write_json
@@ -113,35 +112,9 @@ class RunFolder:
         except (json.JSONDecodeError, TypeError) as error:
             raise DataError(f"{self.metrics_file} is damaged ({error})") from error
 
-    def append_metrics(self, report: EpochReport) -> None:
-        """Add an epoch."""
-        with open(self.metrics_file, "a") as file:
-            file.write(_line(report))
-
-    def rewrite_metrics(self, reports: Iterable[EpochReport]) -> None:
-        """Go back to these epochs: a resumed run takes up where its checkpoint is."""
+    def write_metrics(self, reports: Iterable[EpochReport]) -> None:
+        """Write all epochs so far."""
         write_atomically(self.metrics_file, "".join(map(_line, reports)).encode())
-
-
-class ExistingRun(NamedTuple):
-    """A run to go on with: its ledger is locked, so nobody else goes on with it."""
-
-    folder: RunFolder
-    ledger: FileLedger
-    checkpoint: Checkpoint
-
-
-def find_run(out: Path | str | None, resume: bool, plan: Plan, *, replay: bool) -> ExistingRun | None:
-    """The run to resume; None for a new one, after checking that there is room for it."""
-    if not resume:
-        if out is not None:
-            check_new(out)
-        return None
-    if out is None:
-        raise SparseDPError("resume: got no out, expected the folder of the run to go on with")
-    folder = RunFolder.open(out)
-    ledger = FileLedger.resume(folder.ledger_file, plan, replay=replay)
-    return ExistingRun(folder, ledger, folder.checkpoint())
 
 
 def check_new(path: Path | str) -> Path:

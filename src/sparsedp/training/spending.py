@@ -1,4 +1,4 @@
-"""What a run has spent: its ledger, on disk or in memory, read against its plan."""
+"""What a run has spent: its ledger, read against its plan."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any, final
 
 from sparsedp.privacy.accountants import accountant_for, epsilon_by_epoch
-from sparsedp.privacy.ledger import Charge, FileLedger, MemoryLedger
+from sparsedp.privacy.ledger import RunLedger
 from sparsedp.privacy.plan import Plan
 from sparsedp.training.result import LedgerSummary
 
@@ -25,23 +25,7 @@ class Spending:
     """
 
     plan: Plan
-    ledger: FileLedger | MemoryLedger
-
-    def charge(self, charge: Charge) -> None:
-        """Pay for one release before it is made."""
-        self.ledger.charge(charge)
-
-    @property
-    def charged(self) -> int:
-        """Steps paid for, the open block whole."""
-        return self.ledger.charged if isinstance(self.ledger, FileLedger) else len(self.ledger.charges)
-
-    @property
-    def place(self) -> Mapping[str, object]:
-        """Head and length of the ledger file, for a checkpoint."""
-        if isinstance(self.ledger, FileLedger):
-            return {"head": self.ledger.head, "length": self.ledger.length}
-        return {"head": None, "length": 0}
+    ledger: RunLedger
 
     @cached_property
     def _by_epoch_end(self) -> Mapping[int, float]:
@@ -59,22 +43,15 @@ class Spending:
 
     def summary(self) -> LedgerSummary:
         """What the ledger says."""
-        place = self.place
-        head, length = place["head"], place["length"]
         return LedgerSummary(
-            steps=self.charged,
+            steps=self.ledger.charged,
             planned=self.plan.total_steps,
             epsilon=self._epsilon(self.ledger.event()),
-            entries=int(str(length)),
-            head=None if head is None else str(head),
+            entries=self.ledger.length,
+            head=self.ledger.head,
         )
 
     def _epsilon(self, event: Any) -> float:
         if not self.plan.is_private or self.plan.delta is None:
             return math.inf
         return accountant_for(self.plan).epsilon(event, self.plan.delta)
-
-    def close(self) -> None:
-        """Release the ledger file."""
-        if isinstance(self.ledger, FileLedger):
-            self.ledger.close()

@@ -14,19 +14,17 @@ from torch.utils.data import Dataset
 
 from sparsedp.core.batch import PerSample, per_sample_loss
 from sparsedp.core.errors import SparseDPError
-from sparsedp.core.files import write_json
 from sparsedp.core.randomness import PublicRandomness, SeededRandomness, SystemRandomness
 from sparsedp.core.support import Support
 from sparsedp.data.sampling import LogicalBatch
 from sparsedp.gradients import make_engine
 from sparsedp.gradients.check import PROBE_ROWS
 from sparsedp.methods import Controller, Method, MethodOptions
-from sparsedp.privacy.ledger import FileLedger, MemoryLedger
 from sparsedp.privacy.plan import Plan
-from sparsedp.runs.checkpoint import Checkpoint, write_checkpoint
-from sparsedp.runs.folder import ExistingRun, RunFolder, find_run
+from sparsedp.runs.checkpoint import Checkpoint
 from sparsedp.runs.history import EpochReport
 from sparsedp.runs.record import FINISHED, RUNNING, STOPPED, About, RunFacts
+from sparsedp.runs.store import ExistingRun, find_run, new_store
 from sparsedp.training.batches import Batches, Loading
 from sparsedp.training.choices import OptimizerChoice, SchedulerChoice
 from sparsedp.training.evaluate import Evaluator
@@ -135,8 +133,13 @@ class Trainer:
         self._journal = Journal(layout)
         self._issued: dict[int, LogicalBatch] = {}
         self._result: Result | None = None
-        self._earlier_seconds = 0.0
-        self._folder, self._spending = self._start(out) if found is None else self._go_on(found)
+        if found is None:
+            start, record = self._state(), self._facts.record(RUNNING, 0.0, None)
+            self._store = new_store(out, plan, start, record, replay=seed is not None)
+        else:
+            self._store = found.store
+            self._go_on(found.checkpoint)
+        self._spending = Spending(plan, self._store.ledger)
         self._private_step = PrivateStep(
             model,
             guard,
@@ -145,7 +148,7 @@ class Trainer:
             controller,
             computing,
             learner.applier,
-            self._spending,
+            self._store.ledger,
             private,
         )
 
@@ -204,14 +207,13 @@ class Trainer:
         if self._position == self._epoch_ends[epoch - 1]:
             self._end_epoch(report)
         self._between_steps = True
-        if self._position == self._spending.charged:
+        if self._position == self._store.ledger.charged:
             self.save()
         return report
 
     def save(self) -> None:
         """Write a checkpoint now; does nothing without a run directory."""
-        if self._folder is not None:
-            write_checkpoint(self._folder.checkpoint_file, self._state(self._spending.place))
+        self._store.save(self._state())
 
     def pause(self) -> None:
         """Save and close, so that a later `resume=True` goes on from here. Steps paid for and not taken are lost.
@@ -242,7 +244,7 @@ class Trainer:
         """Release the ledger; steps already paid for and not taken are lost to an unseeded run."""
         self._closed = True
         self._learner.applier.hand_back()
-        self._spending.close()
+        self._store.close()
 
     def __enter__(self) -> Self:
         return self
@@ -262,7 +264,7 @@ class Trainer:
                 self._batches.starting_at(0),
                 self._plan,
                 phase,
-                ledger=self._spending,
+                ledger=self._store.ledger,
                 randomness=self._private_step.randomness,
             )
         self._position, self._between_steps = phase.steps, True
@@ -275,31 +277,22 @@ class Trainer:
         with own_generators(self._public.torch_seed((self._position, 1)), self._device):
             return next(batches, None)
 
-    def _start(self, out: Path | str | None) -> tuple[RunFolder | None, Spending]:
-        if out is None:
-            return None, Spending(self._plan, MemoryLedger())
-        folder = RunFolder.create(out, self._plan, self._state({}), self._facts.record(RUNNING, 0.0, None))
-        ledger = FileLedger.resume(folder.ledger_file, self._plan, replay=self._facts.seed is not None)
-        return folder, Spending(self._plan, ledger)
-
-    def _go_on(self, found: ExistingRun) -> tuple[RunFolder, Spending]:
-        saved, ledger = found.checkpoint, found.ledger
+    def _go_on(self, saved: Checkpoint) -> None:
+        """Take up a run at its checkpoint, past the steps that were paid for and lost."""
         check_identity(saved.identity, self._identity)
-        ledger.expect(saved.state["ledger"]["head"], saved.state["ledger"]["length"])
         self._learner.restore(saved)
         self._journal.restore(saved.state["journal"])
         self._position = saved.step
         if self._facts.seed is None:
-            check_not_lost(self._plan, saved.step, ledger.next_step)
-            self._position = ledger.next_step
-            self._learner.skip(self._position - saved.step)
-        found.folder.rewrite_metrics(self._journal.epochs)
-        self._earlier_seconds = found.folder.record()["timing"]["seconds"]
-        write_json(found.folder.record_file, self._facts.record(RUNNING, self._earlier_seconds, None))
-        return found.folder, Spending(self._plan, ledger)
+            paid = self._store.ledger.next_step
+            check_not_lost(self._plan, saved.step, paid)
+            self._position = paid
+            self._learner.skip(paid - saved.step)
+        self._store.keep_epochs(self._journal.epochs)
+        self._store.keep_record(self._facts.record(RUNNING, self._store.seconds, None))
 
-    def _state(self, ledger: Mapping[str, object]) -> Checkpoint:
-        state = {**self._learner.state(), "journal": self._journal.state(), "ledger": dict(ledger)}
+    def _state(self) -> Checkpoint:
+        state = {**self._learner.state(), "journal": self._journal.state()}
         return Checkpoint(self._position, self._identity, state)
 
     def _end_epoch(self, last: StepReport) -> None:
@@ -314,8 +307,7 @@ class Trainer:
             metrics=self._metrics(),
         )
         self._journal.epochs.append(report)
-        if self._folder is not None:
-            self._folder.append_metrics(report)
+        self._store.keep_epochs(self._journal.epochs)
         self._tell(report)
 
     def _metrics(self) -> Mapping[str, float | None]:
@@ -354,13 +346,12 @@ class Trainer:
             metrics=metrics,
             plan=plan,
             ledger=self._spending.summary(),
-            out=None if self._folder is None else self._folder.path,
+            out=self._store.path,
         )
 
     def _write_record(self, status: str, result: Result) -> None:
-        if self._folder is not None:
-            seconds = self._earlier_seconds + time.monotonic() - self._clock
-            write_json(self._folder.record_file, self._facts.record(status, seconds, result.outcome))
+        seconds = self._store.seconds + time.monotonic() - self._clock
+        self._store.keep_record(self._facts.record(status, seconds, result.outcome))
 
     def _check_open(self) -> None:
         if self._closed:
