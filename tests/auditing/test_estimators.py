@@ -11,6 +11,7 @@ from scipy import stats
 from sparsedp.auditing.estimators import (
     Scores,
     epsilon_by_guesses,
+    epsilon_by_shape,
     epsilon_by_threshold,
     epsilon_of_guesses,
     gaussian_delta,
@@ -93,3 +94,30 @@ def test_thresholds_bound_a_gaussian_from_below():
     truth = gaussian_epsilon(1.0, 1e-3)
     found = epsilon_by_threshold(gaussian_scores(1.0, 20_000, 5), 1e-3, 1e-7)
     assert 0.4 * truth < found <= truth
+
+
+@pytest.mark.parametrize("rate", [0.02, 0.3, 1.0])
+@pytest.mark.parametrize("noise", [0.6, 1.0, 4.0])
+@pytest.mark.parametrize("steps", [20, 200])
+def test_the_distance_of_summed_evidence_never_promises_more_than_the_plan_leaks(rate, noise, steps):
+    """Means and variances of the evidence by integration, as if there were infinitely many canaries."""
+    x = np.linspace(-40, 41, 200_001) * noise
+    evidence = (2 * x - 1) / (2 * noise**2)
+    if rate < 1:
+        evidence = np.logaddexp(math.log1p(-rate), math.log(rate) + evidence)
+    outside = stats.norm.pdf(x, 0, noise)
+    inside = (1 - rate) * outside + rate * stats.norm.pdf(x, 1, noise)
+    means = [np.trapezoid(density * evidence, x) for density in (inside, outside)]
+    squares = [np.trapezoid(density * evidence**2, x) for density in (inside, outside)]
+    variance = sum(s - m**2 for s, m in zip(squares, means, strict=True)) / 2
+    shown = gaussian_epsilon(math.sqrt(steps / variance) * (means[0] - means[1]), 1e-5)
+    claimed = accountant("pld").epsilon(event_of([Spend(rate, noise, steps)]), 1e-5)
+    assert shown <= claimed * 1.0001
+    assert rate < 1 or shown > 0.999 * claimed
+
+
+def test_the_shape_of_many_scores_comes_close():
+    truth = gaussian_epsilon(0.5, 1e-5)
+    assert 0.9 * truth < epsilon_by_shape(gaussian_scores(2.0, 40_000, 6), 1e-5, 1e-6) <= truth
+    assert epsilon_by_shape(Scores(np.ones(9), np.zeros(9)), 1e-5, 0.05) == math.inf
+    assert epsilon_by_shape(Scores(np.zeros(9), np.ones(9)), 1e-5, 0.05) == 0.0

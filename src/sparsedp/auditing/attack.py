@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from sparsedp.auditing.draws import Draws
-from sparsedp.auditing.estimators import epsilon_by_guesses, epsilon_by_threshold, noise_at_most
+from sparsedp.auditing.estimators import epsilons_of, noise_at_most
 from sparsedp.auditing.leave_one_out import Movement, count_pairs, leave_one_out
 from sparsedp.auditing.mechanism import PhaseFinding, audit_phase, count_releases, run_plan
 from sparsedp.auditing.records import record_scores
@@ -34,7 +34,8 @@ def attack(
 ) -> AuditResult:
     """The leave-one-out audit, then the mechanism audit one step at a time and over the plan.
 
-    Of the chance of a false alarm, half goes to single steps, half to the whole plan: guesses, thresholds, sampling.
+    Of the chance of a false alarm, half goes to single steps; an eighth each to sampling, and to the guesses, the
+    thresholds and the shape of the scores of the whole plan.
     """
     risk, plan = 1 - confidence, subject.plan
     layout = subject.make_engine().layout
@@ -46,12 +47,11 @@ def attack(
         share = risk / 2 / count
         phases = [audit_phase(subject, one, layout, share * 0.8, tick("noise")) for one in settings]
         records = _records(subject, settings, share * 0.2, tick("records"))
-    rates, odd_draws = _sampling(whole.draws, risk / 6 / count)
+    rates, odd_draws = _sampling(whole.draws, risk / 8 / count)
     noise = {found.name: _effective(found, records[found.name], moved) for found in phases}
     estimates = {
-        "shape": _epsilon(subject, rates, noise, lambda phase_steps: phase_steps),
-        "threshold": epsilon_by_threshold(whole.scores, plan.delta or 0.0, risk / 6),
-        "guesses": epsilon_by_guesses(whole.scores, plan.delta or 0.0, risk / 6),
+        "composed": _epsilon(subject, rates, noise),
+        **epsilons_of(whole.scores, plan.delta or 0.0, risk * 3 / 8),
     }
     claimed = plan_epsilon(plan)
     return AuditResult(
@@ -95,12 +95,10 @@ def _effective(found: PhaseFinding, record: float, moved: Movement) -> float:
     return min(found.noise, found.worst_noise, record) / max(1.0, moved.ratio if not moved.within else 1.0)
 
 
-def _epsilon(
-    subject: Subject, rates: Mapping[str, float], noise: Mapping[str, float], steps: Callable[[int], int]
-) -> float:
+def _epsilon(subject: Subject, rates: Mapping[str, float], noise: Mapping[str, float]) -> float:
     """Epsilon of releases with the rates and noise found; what could not be measured counts as released to nobody."""
     spends = [
-        Spend(rates[phase.name], noise[phase.name], steps(phase.steps))
+        Spend(rates[phase.name], noise[phase.name], phase.steps)
         for phase in subject.phases
         if math.isfinite(noise[phase.name]) and rates[phase.name] > 0
     ]

@@ -1,7 +1,8 @@
 """From what an attacker scored to a lower bound on epsilon, at a stated confidence.
 
-Three ways, from the tightest to the one that assumes least. *Shape*: the releases are Gaussian around the sum, so a
-bound on their effective noise is a bound on epsilon (Andrew et al. 2023, arXiv 2302.03098, call it the GDP estimate).
+From the tightest to the one that assumes least. *GDP*: scores are Gaussian, so the distance of their means over their
+spread bounds epsilon (Andrew et al. 2023, arXiv 2302.03098); exact for a release of its own, and below the truth for
+sums of evidence from sampled steps, whose tails are heavier (tests compare the two on a grid of plans).
 *Thresholds*: error rates of a test, by Clopper-Pearson (Nasr et al. 2023, arXiv 2302.07956). *Guesses*: how many of
 many coins were guessed in one run (Steinke, Nasr and Jagielski 2023, arXiv 2305.08846, Theorem 5.2).
 """
@@ -87,6 +88,21 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     if not math.isfinite(mu) or gaussian_delta(mu, HIGHEST) > delta:
         return math.inf
     return float(optimize.brentq(lambda epsilon: gaussian_delta(mu, epsilon) - delta, 0.0, HIGHEST))
+
+
+def epsilons_of(scores: Scores, delta: float, risk: float) -> dict[str, float]:
+    """Lower bounds from the canaries of a whole plan, each with a third of the risk."""
+    return {
+        "gdp": epsilon_by_shape(scores, delta, risk / 3),
+        "threshold": epsilon_by_threshold(scores, delta, risk / 3),
+        "guesses": epsilon_by_guesses(scores, delta, risk / 3),
+    }
+
+
+def epsilon_by_shape(scores: Scores, delta: float, risk: float) -> float:
+    """A lower bound for scores that are Gaussian with and without the canary."""
+    noise = noise_at_most(scores, risk)
+    return gaussian_epsilon(1 / noise, delta) if noise > 0 else math.inf
 
 
 def epsilon_by_threshold(scores: Scores, delta: float, risk: float) -> float:

@@ -69,7 +69,7 @@ def count_releases(phase: Phase, canaries: int = MOST_CANARIES) -> int:
 def audit_phase(subject: Subject, setting: Setting, layout: Layout, risk: float, tick: Tick) -> PhaseFinding:
     """Release the same step over and over, dense and single-coordinate canaries in turn, each in by a fair coin.
 
-    A third of the risk goes to each kind of canary, and a third to the noise of all coordinates together.
+    A quarter of the risk goes to each kind of canary, to the noise of all coordinates together, and to patterns.
     """
     plan, phase, size = subject.plan, setting.phase, setting.support.size
     most = min(MOST_CANARIES, max(1, size))
@@ -100,9 +100,9 @@ def audit_phase(subject: Subject, setting: Setting, layout: Layout, risk: float,
         tick(1)
     if len(sizes) > 1:
         problems.append("the stated noise differs between releases of one step")
-    problems += patterns.problems(risk / 3)
-    noise = min((noise_at_most(_joined(some), risk / 3) for some in taken.values() if some), default=math.inf)
-    worst, where = _worst(squares, releases, risk / 3)
+    problems += patterns.problems(risk / 4)
+    noise = min((noise_at_most(_joined(some), risk / 4) for some in taken.values() if some), default=math.inf)
+    worst, where = _worst(squares, releases, risk / 4)
     return PhaseFinding(
         name=phase.name,
         active=size,
@@ -146,13 +146,17 @@ class WholePlan:
 
 
 def run_plan(subject: Subject, layout: Layout, most_steps: int, tick: Tick) -> WholePlan:
-    """Take steps of the plan with canaries alone, and score each by the likelihood of all releases it saw."""
+    """Take steps of the plan with canaries alone, and score each by the likelihood of all releases it saw.
+
+    A support with fewer coordinates than canaries has directions for some of them only; scored are those that had one
+    in every step.
+    """
     plan = subject.plan
     steps = subject.some_steps(most_steps)
     controller = subject.controller(layout)
     many = min(MOST_CANARIES, layout.dimension, plan.units)
     truth = fair_coins(many)
-    evidence = np.zeros(many)
+    evidence, seen = np.zeros(many), many
     draws = {phase.name: Draws(phase, plan.units) for phase in subject.phases}
     settings: dict[str, Setting] = {}
     for step in steps:
@@ -169,10 +173,12 @@ def run_plan(subject: Subject, layout: Layout, most_steps: int, tick: Tick) -> W
             SystemRandomness(),
         )
         scores = directions.scores(noisy_sum(plan, setting, released))
+        seen = min(seen, len(scores))
         evidence[: len(scores)] += _evidence(scores, phase.sampling_rate, phase.noise_multiplier)
         settings[phase.name] = setting
         controller.observe(released)
         tick(1)
+    evidence, truth = evidence[:seen], truth[:seen]
     return WholePlan(Scores(evidence[truth], evidence[~truth]), settings, len(steps), draws)
 
 

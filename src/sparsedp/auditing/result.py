@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, final
 
-from sparsedp.core.errors import SparseDPError
+from sparsedp.core.errors import DataError, SparseDPError
 from sparsedp.core.files import read_json, write_json
 
 FORMAT = 1
@@ -114,14 +114,27 @@ class AuditResult:
         return [verdict, *(f"{check.what}: {check.problem}." for check in found)]
 
     def _tried(self) -> list[str]:
+        found = self.estimates
         return [
             f"{self.canaries:,} canaries (planted {self.unit}s with gradients the attacker knows) went through the "
             f"real sampling, clipping and noise, one step at a time and over {self.steps} of the plan's "
             f"{self.planned_steps} steps, on a model of {self.dimension:,} numbers.",
+            "Single steps, measured and put together for the whole plan, show epsilon of at least "
+            f"{_number(found['composed'])}. The {self.steps} steps attacked in one go show {_number(found['gdp'])} "
+            "if scores are taken as normally distributed, and "
+            f"{_number(max(found['threshold'], found['guesses']))} if nothing is taken for granted.",
             f"If everything is as claimed, an audit like this raises an alarm with a chance of at most "
             f"{1 - self.confidence:.3g}.",
         ]
 
+
+WAYS = {
+    "composed": "single steps measured, put together",
+    "gdp": "the steps in one go, scores taken as normal",
+    "threshold": "the steps in one go, by error rates",
+    "guesses": "the steps in one go, by guesses of coins",
+}
+"""The estimates in words."""
 
 CANNOT = (
     "An audit can find a leak; it cannot prove that there is none. A bound below the claim says that these attacks "
@@ -137,7 +150,7 @@ def audit_folder(run: Path) -> Path:
     return path.with_name(f"{path.name}-audit")
 
 
-def save(result: AuditResult, folder: Path, figure: str | None = None) -> Path:
+def save(result: AuditResult, folder: Path) -> Path:
     """Write an audit to a folder of its own, marked as not for release.
 
     Raises:
@@ -149,19 +162,23 @@ def save(result: AuditResult, folder: Path, figure: str | None = None) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / MARK).write_text(WARNING)
     write_json(folder / FILE, result.to_json())
-    if figure is not None:
-        (folder / "canaries.svg").write_text(figure)
     return folder / FILE
 
 
 def saved_audit(run: Path, head: str | None) -> dict[str, Any] | None:
     """The audit that lies beside a run and was made of it as it is (by its ledger's head); None without one."""
     file = audit_folder(run) / FILE
-    if not file.is_file():
+    if head is None or not file.is_file():
         return None
-    found = read_json(file)
-    known = isinstance(found, dict) and found.get("format") == FORMAT and isinstance(found.get("words"), list)
-    return found if known and head is not None and found.get("run") == head else None
+    try:
+        found = read_json(file)
+    except DataError:
+        return None
+    if not isinstance(found, dict) or (found.get("format"), found.get("run")) != (FORMAT, head):
+        return None
+    words = found.get("words")
+    readable = isinstance(words, list) and all(isinstance(line, str) for line in words)
+    return found if readable and isinstance(found.get("passed"), bool) else None
 
 
 def _number(value: float) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +18,10 @@ from sparsedp.core.batch import PerSample, Rows, per_sample_loss
 from sparsedp.core.errors import PrivacyError, SparseDPError
 from sparsedp.methods import Method, MethodOptions, build_plan, get_method
 from sparsedp.methods.planning import ClipNorm
+from sparsedp.privacy.ledger import FileLedger
 from sparsedp.privacy.plan import Plan
+from sparsedp.runs.checkpoint import load_weights
+from sparsedp.runs.folder import RunFolder
 from sparsedp.training.batches import Loading
 from sparsedp.training.defaults import CLIP_NORM, EPOCHS, EPSILON, default_batch_size, default_delta
 
@@ -42,7 +47,7 @@ def audit(
     confidence: float = 0.95,
     steps: int = STEPS,
     progress: bool = True,
-    run: str | None = None,
+    run: Path | str | None = None,
 ) -> AuditResult:
     """Attack what `fit` would run, and give an empirical lower bound on epsilon beside the claim.
 
@@ -68,13 +73,15 @@ def audit(
         confidence: chance that an honest mechanism raises no alarm; 0.95 by default, `1 - 1e-6` for a gate.
         steps: run at most so many steps of the plan with canaries.
         progress: show a progress bar on a terminal.
-        run: head of the ledger of the run that is audited, for the record.
+        run: the folder of a run: its plan is the claim, and a copy of the model with its weights is audited. Give the
+            method's options as `fit` got them.
 
     **Privacy.** It looks at private rows without noise: the result is for whoever answers for the guarantee, and not
     for release. Nothing is charged, and no run is touched.
 
     Raises:
         PrivacyError: the plan claims nothing.
+        DataError: there is no run in the folder, or it is damaged.
     """
     if not 0 < confidence < 1:
         raise SparseDPError(f"confidence: got {confidence}, expected a number in (0, 1), such as 0.95")
@@ -88,6 +95,11 @@ def audit(
         "clip_norm": clip_norm,
     }
     given = {name: value for name, value in asked.items() if value is not None}
+    head = None
+    if run is not None:
+        if plan is not None:
+            raise SparseDPError("audit: got a run and a plan; the run has its own, so drop one of them")
+        plan, model, head = _of_run(Path(run), model)
     if plan is not None and given:
         raise SparseDPError(
             f"audit: got a plan and {sorted(given)}; the plan has its own, so drop them or it"
@@ -114,7 +126,15 @@ def audit(
     found = _count(train_dataset, units)
     if found != claimed.units:
         raise SparseDPError(f"audit: the data set has {found} units, the plan is for {claimed.units}")
-    return attack(subject, confidence=confidence, steps=steps, progress=progress, run=run)
+    return attack(subject, confidence=confidence, steps=steps, progress=progress, run=head)
+
+
+def _of_run(folder: Path, model: nn.Module) -> tuple[Plan, nn.Module, str]:
+    """What a run claims, a copy of the model with its weights, and where its ledger ends; nothing is written."""
+    there = RunFolder.open(folder)
+    trained = copy.deepcopy(model)
+    load_weights(folder, trained)
+    return there.plan(), trained, FileLedger.read(there.ledger_file).head
 
 
 def _row(method: str | Method | None, plan: Plan | None) -> Method:

@@ -11,6 +11,7 @@ import typer
 from rich.text import Text
 
 from sparsedp.cli.advise import advise
+from sparsedp.cli.audit import audit
 from sparsedp.cli.compare import compare
 from sparsedp.cli.data import data_app
 from sparsedp.cli.demo import demo
@@ -41,7 +42,7 @@ app = typer.Typer(
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (demo, train, compare, plan, verify, report, advise, diagnose, methods, sweep):
+for command in (demo, train, compare, plan, verify, audit, report, advise, diagnose, methods, sweep):
     app.command()(command)
 app.add_typer(data_app, name="data")
 

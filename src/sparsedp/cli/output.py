@@ -34,7 +34,7 @@ EXIT_CODES: Mapping[Exit, str] = {
     Exit.USAGE: "a wrong flag, name or value; or a folder that cannot be used",
     Exit.DATA: "data or a file of a run is missing or damaged",
     Exit.PRIVACY: "refused: it would break, overstate or overspend a guarantee",
-    Exit.MISMATCH: "verify found something that does not fit",
+    Exit.MISMATCH: "verify found something that does not fit, or audit a leak",
     Exit.FAILED_RUNS: "some runs of a comparison or a sweep failed",
     Exit.INTERRUPTED: "stopped by Ctrl-C; it can be continued",
 }

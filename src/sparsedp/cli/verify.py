@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -36,14 +36,14 @@ def verify(
 
     found = verify_run(run)
     if as_json:
-        emit({"run": str(run), **_as_json(found)})
+        emit({"run": str(run), **_as_json(run, found)})
     else:
         _show(run, found, people(as_json))
     if not found.passed:
         raise typer.Exit(Exit.MISMATCH)
 
 
-def _as_json(found: Verification) -> dict[str, object]:
+def _as_json(run: Path, found: Verification) -> dict[str, object]:
     from sparsedp.cli.words import not_covered, promised, run_in_words
 
     ledger, plan = found.ledger, found.plan
@@ -59,7 +59,15 @@ def _as_json(found: Verification) -> dict[str, object]:
         "units": None if ledger is None else ledger.units,
         "guaranteed": promised(words) if words is not None and found.passed else [],
         "not_guaranteed": not_covered(words) if words is not None else [],
+        "audit": _audit(run, found),
     }
+
+
+def _audit(run: Path, found: Verification) -> dict[str, Any] | None:
+    """What an audit of the run as it is found; it lies beside the run and decides nothing here."""
+    from sparsedp.auditing.result import saved_audit
+
+    return None if found.ledger is None else saved_audit(run, found.ledger.head)
 
 
 def _show(run: Path, found: Verification, screen: Console) -> None:
@@ -85,6 +93,9 @@ def _show(run: Path, found: Verification, screen: Console) -> None:
         if found.passed:
             _list("Guaranteed", promised(words), screen)
         _list("Not guaranteed", not_covered(words), screen)
+    audit = _audit(run, found)
+    if audit is not None:
+        _list("Attacked from outside (sparsedp audit)", audit["words"], screen)
     verdict = "[bold green]Verified[/bold green]" if found.passed else "[bold red]Not verified[/bold red]"
     screen.print(f"{verdict}: {run}", soft_wrap=True)
 

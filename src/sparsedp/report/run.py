@@ -9,6 +9,7 @@ from typing import Any, final
 
 from torch import Tensor
 
+from sparsedp.auditing.result import saved_audit
 from sparsedp.core.errors import DataError, PrivacyError
 from sparsedp.core.files import read_json
 from sparsedp.core.layout import Layout
@@ -42,6 +43,7 @@ class Run:
         scores: what the last ranking was made from; None for dense and random methods.
         ledger: the verified ledger; None without a folder.
         warmup: what `warmup.json` holds; None if the run kept none.
+        audit: what an audit of the run as it is found; None without one.
     """
 
     name: str
@@ -54,6 +56,7 @@ class Run:
     scores: Tensor | None = field(repr=False)
     ledger: LedgerRecord | None = field(repr=False)
     warmup: Mapping[str, Any] | None = field(default=None, repr=False)
+    audit: Mapping[str, Any] | None = field(default=None, repr=False)
 
     @property
     def metrics(self) -> Mapping[str, float | None]:
@@ -108,6 +111,7 @@ def read_run(path: Path) -> Run:
         scores=checkpoint.state["controller"]["tensors"].get("scores"),
         ledger=ledger,
         warmup=_read_warmup(path / WARMUP),
+        audit=saved_audit(path, ledger.head),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sparsedp.report.audit import audit_card
 from sparsedp.report.coordinates import layers_figure, score_figure
 from sparsedp.report.energy import energy_share
 from sparsedp.report.figure import badge, grid, tile
@@ -22,6 +23,7 @@ from sparsedp.report.promises import (
 from sparsedp.report.run import Run
 from sparsedp.report.trajectory import accuracy_figure, energy_figure, epsilon_figure, run_stretches
 from sparsedp.report.warmup import warmup_figure
+from sparsedp.report.words import Words
 
 
 def run_page(run: Run, diagnostics: Diagnostics | None = None) -> Page:
@@ -35,7 +37,7 @@ def run_page(run: Run, diagnostics: Diagnostics | None = None) -> Page:
             "Which coordinates it trained",
             grid(energy_figure(run), score_figure(run), warmup_figure(run), layers_figure(run)),
         ),
-        Section("guarantee", "The guarantee, in words", join(statement(words), grid(guarantee_cards(words)))),
+        Section("guarantee", "The guarantee, in words", join(statement(words), grid(_promises(run, words)))),
         Section(
             "plan", "Plan and ledger", tag("div", {"class": "stack"}, plan_card(run.plan), ledger_card(run))
         ),
@@ -55,6 +57,10 @@ def run_page(run: Run, diagnostics: Diagnostics | None = None) -> Page:
         sections=sections,
         footer=f"Made from the run's own files ({made}). This page loads nothing from the network.",
     )
+
+
+def _promises(run: Run, words: Words) -> list[Html]:
+    return [*guarantee_cards(words), *([audit_card(run.audit)] if run.audit is not None else [])]
 
 
 def _badges(run: Run) -> Html:

@@ -1,0 +1,134 @@
+"""`sparsedp audit`: attack a plan or a run, and put what was achieved beside what is claimed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sparsedp.cli import options
+from sparsedp.cli.output import Exit, aside, emit, people, run_folder
+from sparsedp.core.errors import SparseDPError
+
+if TYPE_CHECKING:
+    from sparsedp.auditing import AuditResult
+
+BANNER = (
+    "Not for release: an audit looks at the training data without noise. Its results are for whoever answers for the "
+    "guarantee."
+)
+
+
+def audit(
+    run: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[RUN]", help="The folder of a run: plan, model and weights are taken from it."
+        ),
+    ] = None,
+    dataset: options.Dataset = None,
+    model: options.Model = None,
+    method: Annotated[str | None, typer.Option(help="A method; `sparsedp methods` lists them.")] = None,
+    epsilon: Annotated[
+        float | None, typer.Option("--epsilon", "-e", help="The budget to be claimed; 3 if not given.")
+    ] = None,
+    delta: options.Delta = None,
+    epochs: options.Epochs = None,
+    batch_size: options.BatchSize = None,
+    clip_norm: options.ClipNorm = None,
+    active_ratio: options.ActiveRatio = None,
+    classes: options.Classes = None,
+    set_: options.Set = None,
+    config: Annotated[Path | None, typer.Option(help="A TOML file with settings; flags come on top.")] = None,
+    confidence: Annotated[
+        float,
+        typer.Option(help="Chance that honest code raises no alarm; 0.999999 for a gate that runs often."),
+    ] = 0.95,
+    steps: Annotated[int, typer.Option(help="Run at most so many steps of the plan with canaries.")] = 200,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="A folder for the audit, marked as not for release; RUN-audit beside a run."),
+    ] = None,
+    as_json: options.Json = False,
+) -> None:
+    """Attack what would be trained, and show a lower bound on epsilon beside the epsilon that is claimed.
+
+    Before a run: `sparsedp audit --dataset digits --method tp-topk --epsilon 3`
+
+    After it: `sparsedp audit runs/digits-tp-topk-eps3`; then `verify` and `report` of that run show the result.
+
+    Planted units (canaries) go through the real sampler, engine, clip and noise, and an attacker who sees every
+    release tells which took part. Units of your data are left out one by one, to see that none moves a sum by more
+    than the clip norm. Noise and sampling are measured, coordinate by coordinate and unit by unit. A bound above the
+    claim, or a check that fails, is a leak: the command names it and exits with 5. A bound below the claim shows that
+    these attacks did no better; it proves nothing about others. The run is read and never touched.
+    """
+    flags = {
+        "dataset": dataset,
+        "model": model,
+        "method": method,
+        "epsilon": epsilon,
+        "delta": delta,
+        "epochs": epochs,
+        "batch_size": batch_size,
+        "clip_norm": options.bounds(clip_norm),
+        "active_ratio": options.ratio(active_ratio),
+        "classes": options.names(classes),
+    }
+    chosen = options.given(flags, set_)
+    values = _values(run, chosen, config)
+    if not as_json:
+        aside().print(BANNER, style="yellow")
+    try:
+        found = _attack(values, run, confidence, steps, progress=not as_json)
+    except KeyboardInterrupt as interrupt:
+        aside().print("Stopped; nothing was written.")
+        raise typer.Exit(Exit.INTERRUPTED) from interrupt
+    folder = _save(found, run, out)
+    if as_json:
+        emit({**found.to_json(), "folder": None if folder is None else str(folder)})
+    else:
+        from sparsedp.cli.auditing import show_audit
+
+        show_audit(found, folder, people(as_json))
+    if not found.passed:
+        raise typer.Exit(Exit.MISMATCH)
+
+
+def _values(run: Path | None, chosen: dict[str, Any], config: Path | None) -> dict[str, Any]:
+    """The settings of what is audited: a run's own, or those given."""
+    if run is None:
+        values = {**options.from_file(config), **chosen}
+        if "dataset" not in values:
+            raise SparseDPError("give RUN, the folder of a run, or --dataset (`sparsedp data` lists them)")
+        return values
+    if chosen or config is not None:
+        raise SparseDPError(
+            "audit: got a run and settings; a run is audited as it was planned, so drop one or the other"
+        )
+    from sparsedp.cli.train import saved_settings
+
+    return saved_settings(run_folder(run))
+
+
+def _attack(
+    values: dict[str, Any], run: Path | None, confidence: float, steps: int, *, progress: bool
+) -> AuditResult:
+    from sparsedp.experiments.audited import audit_settings
+    from sparsedp.experiments.settings import Settings
+
+    settings = Settings.from_json(values)
+    return audit_settings(settings, run=run, confidence=confidence, steps=steps, progress=progress)
+
+
+def _save(found: AuditResult, run: Path | None, out: Path | None) -> Path | None:
+    from sparsedp.auditing.result import audit_folder, save
+    from sparsedp.report.audit import write_audit_page
+
+    if run is None and out is None:
+        return None
+    folder = out or audit_folder(run or Path())
+    save(found, folder)
+    write_audit_page(found.to_json(), folder)
+    return folder

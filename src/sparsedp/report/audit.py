@@ -1,0 +1,81 @@
+"""An audit in a report: a card beside the run's guarantee, and a page of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from sparsedp.core.files import write_atomically
+from sparsedp.report.figure import Table, badge, bullets, card, tile
+from sparsedp.report.markup import Child, Html, join, tag
+from sparsedp.report.numbers import count, significant
+from sparsedp.report.page import Page, Section
+from sparsedp.report.promises import banner
+
+PAGE = "audit.html"
+WARNING = (
+    "Not for release. An audit looks at private records without noise; this page is for whoever answers for the "
+    "guarantee."
+)
+Audit = Mapping[str, Any]
+
+
+def audit_card(found: Audit) -> Html:
+    """What an audit of the run said."""
+    return card(
+        "Attacked from outside",
+        tag("div", {"class": "badges"}, _verdict(found)),
+        bullets([str(line) for line in found["words"]]),
+    )
+
+
+def audit_page(found: Audit) -> Page:
+    """All there is to say about one audit."""
+    tiles = [
+        tile("claimed epsilon", _number(found["claimed_epsilon"]), f"per {found['unit']}"),
+        tile("shown by attack", _number(found["lower_bound"]), f"at confidence {found['confidence']:.7g}"),
+        tile("one step, claimed", _number(found["one_step"]["claimed_epsilon"]), "the step that costs most"),
+        tile("one step, shown", _number(found["one_step"]["lower_bound"]), "by attack"),
+    ]
+    checks = Table(
+        ("tried", "", "what was found"),
+        tuple((c["what"], badge(*_mark(c["passed"])), c["problem"] or "") for c in found["checks"]),
+        frozenset({0, 1, 2}),
+    )
+    sections = [
+        Section("words", "In words", bullets([str(line) for line in found["words"]])),
+        Section("checks", "What was tried", checks.html("What was tried")),
+    ]
+    head: Child = join(
+        tag("div", {"class": "badges"}, _verdict(found)),
+        banner(WARNING, "bad"),
+        tag("div", {"class": "tiles"}, tiles),
+    )
+    return Page(
+        title=f"Audit of {found['method']}",
+        subtitle=f"{count(found['canaries'])} canaries, {count(found['steps'])} of {count(found['planned_steps'])} "
+        f"steps, {count(found['dimension'])} trainable numbers, delta {significant(found['delta'])}",
+        head=head,
+        sections=sections,
+        footer="Made by sparsedp audit. This page loads nothing from the network.",
+    )
+
+
+def write_audit_page(found: Audit, folder: Path) -> Path:
+    """Write the page into an audit's folder."""
+    file = folder / PAGE
+    write_atomically(file, audit_page(found).html().encode())
+    return file
+
+
+def _verdict(found: Audit) -> Html:
+    return badge("no leak found", "good") if found["passed"] else badge("leak found", "bad")
+
+
+def _mark(passed: bool) -> tuple[str, str]:
+    return ("ok", "good") if passed else ("leak", "bad")
+
+
+def _number(value: float | str) -> str:
+    return "∞" if isinstance(value, str) else significant(value, 4)

@@ -1,0 +1,89 @@
+"""`sparsedp audit` as a user types it: before a run, after one, and with mistakes."""
+
+import math
+
+import pytest
+
+from sparsedp.auditing import draws, mechanism
+from sparsedp.cli.output import Exit
+from sparsedp.core.randomness import SystemRandomness
+
+DIGITS = ("audit", "--dataset", "digits", "--method", "tp-topk", "--epochs", "2")
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(mechanism, "MOST_RELEASES", 40)
+    monkeypatch.setattr(draws, "HITS", 4000)
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_plan_is_audited_before_it_runs(typed):
+    done = typed(*DIGITS, "--epsilon", "3", "--steps", "20", "--confidence", "0.9999999", "--json")
+    assert done.code == 0, done
+    found = done.json
+    assert found["claimed_epsilon"] == pytest.approx(3, rel=0.006)
+    assert 0 < found["lower_bound"] <= found["claimed_epsilon"]
+    assert (found["confidence"], found["method"], found["folder"]) == (0.9999999, "tp-topk", None)
+    assert found["canaries"] > 1000
+    assert 2 <= found["steps"] <= 24
+
+
+def test_a_run_is_audited_and_left_as_it_was_and_verify_and_report_tell(typed, run_copy):
+    before = contents(run_copy)
+    done = typed("audit", run_copy, "--steps", "20", "--confidence", "0.9999999")
+    assert done.code == 0, done
+    assert "No leak found" in done.out
+    assert contents(run_copy) == before
+    folder = run_copy.with_name("run-audit")
+    assert "Not for release" in (folder / "NOT-FOR-RELEASE.txt").read_text()
+    assert "no leak found" in (folder / "audit.html").read_text()
+    assert "Attacked from outside" in typed("verify", run_copy).out
+    assert typed("verify", run_copy, "--json").json["audit"]["passed"]
+    typed("report", run_copy)
+    assert "Attacked from outside" in (run_copy / "report.html").read_text()
+    again = typed("audit", run_copy, "--steps", "4", "--out", run_copy)
+    again.failed_with(Exit.USAGE, "holds something that is no audit")
+
+
+def test_an_audit_of_another_run_is_not_shown(typed, run_copy):
+    folder = run_copy.with_name("run-audit")
+    folder.mkdir()
+    (folder / "audit.json").write_text(
+        '{"format": 1, "run": "other", "passed": true, "words": ["all is well"]}'
+    )
+    shown = typed("verify", run_copy)
+    assert "all is well" not in shown.out
+    assert shown.code == 0
+
+
+def test_a_leak_is_named_and_has_an_exit_code(typed, monkeypatch, tmp_path):
+    honest = SystemRandomness.normal
+    monkeypatch.setattr(
+        SystemRandomness, "normal", lambda self, size, key: honest(self, size, key) / math.sqrt(3)
+    )
+    done = typed(*DIGITS, "--steps", "4", "--out", tmp_path / "found")
+    assert done.code == Exit.MISMATCH
+    assert "LEAK" in done.out
+    assert "leak found" in (tmp_path / "found" / "audit.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (("audit",), Exit.USAGE, "give RUN"),
+        (("audit", "nowhere"), Exit.DATA, "nowhere is no folder"),
+        (("audit", "--dataset", "digits", "--confidence", "2"), Exit.USAGE, "confidence: got 2.0"),
+        (("audit", "--dataset", "digits", "--method", "clipped-sgd"), Exit.PRIVACY, "nothing to audit"),
+        (("audit", "--dataset", "digits", "--method", "tp-top"), Exit.USAGE, "tp-topk"),
+    ],
+)
+def test_mistakes_are_told(typed, arguments, code, words):
+    typed(*arguments).failed_with(code, words)
+
+
+def test_a_run_is_audited_as_it_was_planned(typed, run_copy):
+    typed("audit", run_copy, "--epsilon", "1").failed_with(Exit.USAGE, "got a run and settings")
