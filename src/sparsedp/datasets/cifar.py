@@ -19,7 +19,7 @@ from sparsedp.datasets.cache import Arrays, cached_arrays
 from sparsedp.datasets.features import UNIT, Dense, PixelScale
 from sparsedp.datasets.files import fingerprint, open_tree, tar_files
 from sparsedp.datasets.images import decode_all
-from sparsedp.datasets.row import DatasetRow, Source, SourceFile, scattering_of
+from sparsedp.datasets.row import DatasetRow, Source, SourceFile, lite0_of, scattering_of
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 JPEG_NOTE = (
@@ -222,4 +222,8 @@ _ROW = DatasetRow(
         "dp-cnn": {"epochs": 30, "batch_size": 1024, "lr": 1.0, "clip_norm": 0.1},
     },
 )
-ROWS = (_ROW, scattering_of(_ROW, {"epochs": 40, "batch_size": 8192, "lr": 4.0, "clip_norm": 0.1}))
+ROWS = (
+    _ROW,
+    scattering_of(_ROW, {"epochs": 40, "batch_size": 8192, "lr": 4.0, "clip_norm": 0.1}),
+    lite0_of(_ROW),
+)

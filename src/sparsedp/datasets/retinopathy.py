@@ -17,7 +17,7 @@ from sparsedp.datasets.cache import cached_arrays
 from sparsedp.datasets.features import UNIT, Dense, PixelScale
 from sparsedp.datasets.files import FileTree, fingerprint, open_tree
 from sparsedp.datasets.images import TEST_FRACTION, decode_all, hash_names, public_share
-from sparsedp.datasets.row import DatasetRow, Source, SourceFile, scattering_of
+from sparsedp.datasets.row import DatasetRow, Source, SourceFile, lite0_of, scattering_of
 
 CLASSES = ("no retinopathy", "any retinopathy")
 LABEL_FILES: Mapping[str, str] = MappingProxyType({"all": "trainLabels.csv", "natural": "naturalLabels.csv"})
@@ -138,4 +138,4 @@ _NATURAL = replace(
     title="EyePACS, any retinopathy, at the original prevalence",
     chosen={"prevalence": "natural"},
 )
-ROWS = (_ALL, _NATURAL, scattering_of(_ALL))
+ROWS = (_ALL, _NATURAL, scattering_of(_ALL), lite0_of(_ALL), lite0_of(_NATURAL))

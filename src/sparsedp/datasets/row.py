@@ -12,11 +12,12 @@ from sparsedp.core.errors import SparseDPError
 from sparsedp.datasets.bundle import DataBundle
 from sparsedp.datasets.features import PIXELS, UNIT, PixelScale
 from sparsedp.datasets.files import Search
+from sparsedp.datasets.pretrained_features import lite0_bundle
 from sparsedp.datasets.scattering_features import scattering_bundle
 
 Value = float | int | str
 
-_NOT_OPTIONS = {"root", "path", "classes", "unit_of"}
+_NOT_OPTIONS = {"root", "path", "classes", "unit_of", "bundle"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,7 @@ class DatasetRow:
         source: the public files behind it; None where there is nothing to fetch.
         loader: called with a root and the options.
         chosen: options that the name stands for.
-        scattered: whether its scattering features are loaded instead of its images.
+        features: what is loaded instead of its images, with options of its own; None for the images.
         model: the model trained when none is named.
         recipes: settings that work, by model. Found on validation splits of the training data, or published (Tramèr
             and Boneh, ICLR 2021; RS; AdaDPIGU). Finding them spent privacy that no epsilon here counts.
@@ -76,22 +77,25 @@ class DatasetRow:
     loader: Callable[..., DataBundle]
     model: str
     chosen: Mapping[str, Any] = field(default_factory=dict)
-    scattered: bool = False
+    features: Callable[..., DataBundle] | None = None
     recipes: Mapping[str, Mapping[str, Value]] = field(default_factory=dict)
 
     @property
     def options(self) -> tuple[str, ...]:
         """The names of the options it takes."""
-        own = options_of(self.loader)
-        return (*own, "groups") if self.scattered else own
+        return (*options_of(self.loader), *self._feature_options)
+
+    @property
+    def _feature_options(self) -> tuple[str, ...]:
+        return () if self.features is None else options_of(self.features)
 
     def load(self, root: Path | str | None = None, **options: Any) -> DataBundle:
-        """The data set, with options of its loader (and `groups` of scattering features) given by name."""
+        """The data set, with options of its loader and of its features given by name."""
         check_options(self.name, options, self.options)
         given = {**self.chosen, **options}
-        groups = {"groups": given.pop("groups")} if self.scattered and "groups" in given else {}
+        featured = {name: given.pop(name) for name in self._feature_options if name in given}
         bundle = self.loader(root, **with_pixels(given))
-        return scattering_bundle(bundle, **groups) if self.scattered else bundle
+        return bundle if self.features is None else self.features(bundle, **featured)
 
 
 def scattering_of(row: DatasetRow, recipe: Mapping[str, Value] | None = None) -> DatasetRow:
@@ -102,8 +106,22 @@ def scattering_of(row: DatasetRow, recipe: Mapping[str, Value] | None = None) ->
         row,
         name=f"{row.name}-scattering",
         title=title,
-        scattered=True,
+        features=scattering_bundle,
         model="scatter-linear",
+        recipes=recipes,
+    )
+
+
+def lite0_of(row: DatasetRow, recipe: Mapping[str, Value] | None = None) -> DatasetRow:
+    """The row of an image data set's features by a pretrained network, with a linear model."""
+    title = f"{row.title.partition(',')[0]}, features of a pretrained EfficientNet-Lite0"
+    recipes = {} if recipe is None else {"logistic": recipe}
+    return replace(
+        row,
+        name=f"{row.name}-lite0",
+        title=title,
+        features=lite0_bundle,
+        model="logistic",
         recipes=recipes,
     )
 

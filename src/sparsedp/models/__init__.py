@@ -1,7 +1,10 @@
 """The papers' networks and a few more, by name or as functions of an input shape and a number of classes."""
 
 from sparsedp.models.convolutional import adadpigu_cnn, dp_cnn, mnist_cnn, resnet_gn
+from sparsedp.models.folding import fold_batch_norm, freeze_batch_norm
 from sparsedp.models.heads import classifier_head, parameter_count
+from sparsedp.models.least_squares import LeastSquares, least_squares
+from sparsedp.models.pretrained import PRETRAINED, pretrained, train_from
 from sparsedp.models.registry import MODELS, ModelSpec, build
 from sparsedp.models.scattering import scatter_cnn, scatter_linear
 from sparsedp.models.tabular import bag_of_words, logistic, mlp
@@ -9,6 +12,8 @@ from sparsedp.models.text import embedding_bag, transformer
 
 __all__ = [
     "MODELS",
+    "PRETRAINED",
+    "LeastSquares",
     "ModelSpec",
     "adadpigu_cnn",
     "bag_of_words",
@@ -16,12 +21,17 @@ __all__ = [
     "classifier_head",
     "dp_cnn",
     "embedding_bag",
+    "fold_batch_norm",
+    "freeze_batch_norm",
+    "least_squares",
     "logistic",
     "mlp",
     "mnist_cnn",
     "parameter_count",
+    "pretrained",
     "resnet_gn",
     "scatter_cnn",
     "scatter_linear",
+    "train_from",
     "transformer",
 ]

@@ -11,6 +11,8 @@ from torch import nn
 from sparsedp.core.errors import ModelError
 from sparsedp.models.convolutional import adadpigu_cnn, dp_cnn, mnist_cnn, resnet_gn
 from sparsedp.models.heads import InputShape
+from sparsedp.models.least_squares import least_squares
+from sparsedp.models.pretrained import lite0, lite0_top
 from sparsedp.models.scattering import scatter_cnn, scatter_linear
 from sparsedp.models.tabular import bag_of_words, logistic, mlp
 from sparsedp.models.text import embedding_bag, transformer
@@ -36,6 +38,9 @@ MODELS: Mapping[str, ModelSpec] = MappingProxyType(
         "scatter-linear": ModelSpec("linear classifier on scattering features", scatter_linear),
         "scatter-cnn": ModelSpec("small CNN on scattering features, Tanh", scatter_cnn),
         "resnet-gn": ModelSpec("small pre-activation ResNet with GroupNorm", resnet_gn),
+        "lite0": ModelSpec("EfficientNet-Lite0 pretrained on ImageNet, its head or more trained", lite0),
+        "lite0-top": ModelSpec("the part of EfficientNet-Lite0 above a cut, on kept features", lite0_top),
+        "least-squares": ModelSpec("ridge classifier from one release of second moments", least_squares),
         "logistic": ModelSpec("logistic regression", logistic),
         "mlp": ModelSpec("perceptron with one hidden layer of 64, Tanh", mlp),
         "bag-of-words": ModelSpec("linear classifier on hashed word counts", bag_of_words),

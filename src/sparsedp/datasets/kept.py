@@ -1,0 +1,83 @@
+"""Features that take long to compute, kept on disk in a file that is mapped into memory.
+
+**Privacy.** The file holds private records, one by one. It stays on this machine, in a folder of mode 700.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from sparsedp.datasets.cache import cache_path, replaced
+from sparsedp.datasets.files import shown
+
+logger = logging.getLogger(__name__)
+
+STEP = 512
+"""Records computed at once."""
+
+
+def kept_features(
+    compute: Callable[[Tensor], Tensor],
+    shape: tuple[int, ...],
+    dtype: npt.DTypeLike,
+    key: str | None,
+    title: str,
+) -> Tensor:
+    """Features of all `shape[0]` records, from their file or computed into it; in memory where there can be none.
+
+    Args:
+        compute: the features of the records at some indices.
+        shape: of all features, records first.
+        dtype: they are kept in.
+        key: what they depend on; None keeps nothing on disk.
+        title: of the progress bar.
+    """
+    path = None if key is None else cache_path(key, ".npy")
+    if path is not None:
+        existing = _mapped(path, shape, dtype)
+        if existing is not None:
+            return torch.from_numpy(existing)
+        try:
+            with replaced(path) as partial:
+                room = np.lib.format.open_memmap(partial, mode="w+", dtype=dtype, shape=shape)
+                _fill(compute, room, title)
+                room.flush()
+            written = _mapped(path, shape, dtype)
+            if written is not None:
+                return torch.from_numpy(written)
+        except OSError as error:
+            logger.warning("features cannot be kept in %s (%s): they stay in memory", path, error)
+    memory = np.empty(shape, dtype=dtype)
+    _fill(compute, memory, title)
+    return torch.from_numpy(memory)
+
+
+def _fill(compute: Callable[[Tensor], Tensor], room: npt.NDArray[Any], title: str) -> None:
+    for start in shown(range(0, len(room), STEP), title):
+        stop = min(start + STEP, len(room))
+        room[start:stop] = compute(torch.arange(start, stop)).numpy()
+
+
+def _mapped(path: Path, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any] | None:
+    """The file mapped into memory (changes stay private), or None when it is not there or not what it should be."""
+    if not path.exists():
+        return None
+    try:
+        values: npt.NDArray[Any] = np.load(path, mmap_mode="c", allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        logger.warning("cache file %s cannot be read (%s): made again", path, error)
+        return None
+    if values.dtype != dtype or values.shape != shape:
+        logger.warning(
+            "cache file %s holds %s %s, expected %s %s", path, values.dtype, values.shape, dtype, shape
+        )
+        return None
+    return values

@@ -1,0 +1,63 @@
+"""A data set of images as what a pretrained network makes of them, computed once and kept on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from sparsedp.core.errors import DataError
+from sparsedp.datasets.bundle import DataBundle, Split
+from sparsedp.datasets.features import Dense
+from sparsedp.datasets.kept import kept_features
+from sparsedp.models.pretrained import PRETRAINED, parts_before, pretrained
+
+_VERSION = 1
+_NETWORK = "efficientnet-lite0"
+
+
+def lite0_bundle(bundle: DataBundle, resize: int = 96, cut: str = "head") -> DataBundle:
+    """What EfficientNet-Lite0, pretrained on ImageNet, hands to its part `cut`, for pictures resized to `resize`.
+
+    **Privacy.** The network is public and each record's features depend on that record alone: no privacy cost.
+    """
+    if len(bundle.input_shape) != 3:
+        raise DataError(f"lite0: {bundle.name} has inputs of shape {bundle.input_shape}, expected images")
+    weights = PRETRAINED[_NETWORK]
+    below = parts_before(pretrained(_NETWORK, classes=2, size=resize), cut).eval()
+    below.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    with torch.no_grad():
+        shape = tuple(below(torch.zeros(1, *bundle.input_shape)).shape[1:])
+    told = f"{resize} px, before {cut!r}"
+    key = None if bundle.fingerprint is None else f"{bundle.fingerprint}|lite0 {_VERSION}|{told}"
+
+    def featurize(split: Split, side: str) -> Split:
+        values = kept_features(
+            _compute(below, split),
+            (len(split), *shape),
+            np.float32,
+            None if key is None else f"{key}|{side}|{len(split)}",
+            f"Lite0 features of {bundle.name}, {side}",
+        )
+        return replace(split, features=Dense(values))
+
+    return replace(
+        bundle,
+        variant=f"{bundle.variant}, {weights.name} features, {told}",
+        train=featurize(bundle.train, "train"),
+        test=featurize(bundle.test, "test"),
+        notes=(*bundle.notes, str(weights)),
+        fingerprint=key,
+    )
+
+
+def _compute(below: nn.Module, split: Split) -> Callable[[Tensor], Tensor]:
+    def features(indices: Tensor) -> Tensor:
+        with torch.no_grad():
+            pictures = [split.features.batch(part) for part in torch.split(indices, 64)]
+            return torch.cat([below(part).contiguous() for part in pictures])
+
+    return features

@@ -1,0 +1,100 @@
+"""Least squares from released moments: the closed form, the norm of a record, the ledger, and a private run."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+
+import sparsedp
+from sparsedp.models.least_squares import LeastSquares, keep_noise_down, moments_loss
+
+
+def problem(rows=300, features=6, classes=3, seed=4):
+    truth = torch.randn(features, classes, generator=torch.Generator().manual_seed(3))
+    x = torch.randn(rows, features, generator=torch.Generator().manual_seed(seed))
+    return x, (x @ truth).argmax(1)
+
+
+def by_hand(x, y, classes, ridge):
+    """Ridge regression of centred one-hot targets on unit records with a constant, in NumPy, from the data."""
+    x, y = x.double().numpy(), y.numpy()
+    records = np.hstack([x / np.linalg.norm(x, axis=1, keepdims=True), np.ones((len(x), 1))]) / math.sqrt(2)
+    targets = np.eye(classes)[y] - 1 / classes
+    gram = records.T @ records / len(x) + ridge * np.eye(records.shape[1])
+    return np.linalg.solve(gram, records.T @ targets / len(x))
+
+
+def filled(x, y, classes, ridge=1e-3):
+    """The model after one exact full-batch step of rate one."""
+    model = LeastSquares(x.shape[1], classes, ridge)
+    loss = moments_loss().loss(model, (x, y)).mean()
+    loss.backward()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.sub_(parameter.grad)
+    return model
+
+
+def test_without_noise_it_is_ridge_regression():
+    x, y = problem()
+    found = filled(x, y, 3).solution().numpy()
+    np.testing.assert_allclose(found, by_hand(x, y, 3, 1e-3), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("classes", [2, 3, 7])
+def test_every_record_adds_a_vector_of_the_same_public_norm(classes):
+    x, y = problem(20, classes=classes)
+    model = LeastSquares(x.shape[1], classes)
+    for row in range(20):
+        loss = moments_loss().loss(model, (x[row : row + 1], y[row : row + 1])).sum()
+        norm = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))]).norm()
+        assert float(norm) == pytest.approx(model.record_norm, rel=1e-5)
+
+
+def run(x, y, out, **settings):
+    torch.manual_seed(0)
+    model = LeastSquares(x.shape[1], 3)
+    return sparsedp.fit(
+        model,
+        TensorDataset(x, y),
+        moments_loss(),
+        method="dp-sgd",
+        epochs=1,
+        batch_size=len(x),
+        clip_norm=model.record_norm,
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=1.0),
+        callbacks=[keep_noise_down(model)],
+        out=out,
+        progress=False,
+        **settings,
+    )
+
+
+def test_a_private_run_is_one_release_in_the_ledger_and_learns(tmp_path):
+    x, y = problem(20_000)
+    result = run(x, y, tmp_path / "run", epsilon=1.0, delta=1e-5)
+    assert result.ledger.steps == result.plan.total_steps == 1
+    assert result.plan.phases[0].sampling_rate == 1.0
+    assert result.epsilon <= 1.0
+    held_x, held_y = problem(2000, seed=5)
+    accuracy = float((result.model(held_x).argmax(1) == held_y).float().mean())
+    assert accuracy > 0.8
+    assert float(result.model.ridge) > 1e-6
+
+
+def test_the_released_moments_are_the_true_ones_plus_noise_of_the_planned_size(tmp_path):
+    x, y = problem(5000)
+    result = run(x, y, tmp_path / "run", epsilon=2.0, delta=1e-5, seed=1)
+    exact = filled(x, y, 3)
+    noise = torch.cat(
+        [
+            (a - b).detach().flatten()
+            for a, b in zip(result.model.parameters(), exact.parameters(), strict=True)
+        ]
+    )
+    planned = result.plan.phases[0].noise_multiplier * exact.record_norm / len(x)
+    assert float(noise.std()) == pytest.approx(planned, rel=0.35)  # 70 draws: three sigma is 0.25
