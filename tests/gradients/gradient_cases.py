@@ -92,6 +92,54 @@ class Recurrent(nn.Module):
         return hidden.transpose(0, 1) if self.final_state else outputs
 
 
+class WeightedBag(nn.Module):
+    """A bag whose weights are computed from its tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bag = nn.EmbeddingBag(6, 3, mode="sum", padding_idx=2)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        weights = (1.0 + ids + torch.arange(ids.shape[1])).to(self.bag.weight).cos()
+        return self.bag(ids, per_sample_weights=weights)
+
+
+class BagsByOffsets(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.bag = nn.EmbeddingBag(6, 3)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.bag(ids.reshape(-1), torch.arange(len(ids)) * ids.shape[1])
+
+
+class Tables(nn.Module):
+    """Two tables, one of them looked up three times and once as a bag of its own weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.items = nn.Embedding(9, 3, padding_idx=0)
+        self.bag = nn.EmbeddingBag(9, 3, mode="sum", padding_idx=0)
+        self.bag.weight = self.items.weight
+        self.users = nn.Embedding(9, 3)
+        self.head = nn.Linear(3, 2)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        sequence = self.items(ids[:, :3]).sum(1) + self.items(ids[:, 1]).tanh() * self.items(ids[:, 2])
+        return self.head((sequence + self.bag(ids[:, 2:])) * self.users(ids[:, 0]))
+
+
+class TiedToOutput(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(8, 3)
+        self.out = nn.Linear(3, 8, bias=False)
+        self.out.weight = self.tokens.weight
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.out(self.tokens(ids).mean(1).tanh())
+
+
 def conv(dims: int, *args: object, **kwargs: object) -> Callable[[], nn.Module]:
     return lambda: (nn.Conv1d, nn.Conv2d, nn.Conv3d)[dims - 1](*args, **kwargs)
 
@@ -142,6 +190,11 @@ EMBEDDINGS = {
     "embedding-padding": Case(lambda: nn.Embedding(5, 3, padding_idx=1), (6,), tokens=5),
     "embedding-one-token": Case(lambda: nn.Embedding(9, 3), (), tokens=9),
     "embedding-grid": Case(lambda: nn.Embedding(6, 3), (2, 3), tokens=6),
+    "embedding-long-sequence": Case(lambda: nn.Embedding(40, 2), (300,), tokens=40),
+    "embedding-bag": Case(lambda: nn.EmbeddingBag(6, 3), (4,), tokens=6),
+    "embedding-bag-sum": Case(lambda: nn.EmbeddingBag(4, 3, mode="sum"), (7,), tokens=4),
+    "embedding-bag-padding": Case(lambda: nn.EmbeddingBag(4, 3, padding_idx=1), (5,), tokens=4),
+    "embedding-bag-weights": Case(WeightedBag, (5,), tokens=6),
 }
 
 NORMS = {
@@ -167,7 +220,6 @@ UNKNOWN = {
     "lstm": Case(lambda: Recurrent(nn.LSTM, final_state=False), (3, 3)),
     "lstm-final-state": Case(lambda: Recurrent(nn.LSTM, final_state=True), (3, 3)),
     "gru": Case(lambda: Recurrent(nn.GRU, final_state=False), (3, 3)),
-    "embedding-bag": Case(lambda: nn.EmbeddingBag(6, 3), (4,), tokens=6),
     "conv-transpose": Case(lambda: nn.ConvTranspose2d(2, 3, 3, stride=2), (2, 3, 2)),
     "weight-norm": Case(lambda: nn.utils.parametrizations.weight_norm(nn.Linear(4, 3)), (4,)),
 }
@@ -194,10 +246,17 @@ NETWORKS = {
         (5,),
         tokens=7,
     ),
+    "tables": Case(Tables, (5,), tokens=9),
+    "tied-to-output": Case(TiedToOutput, (4,), tokens=8),
+}
+
+GIVES_WAY = {
+    "bag-of-the-largest": Case(lambda: nn.EmbeddingBag(6, 3, mode="max"), (4,), tokens=6),
+    "bags-by-offsets": Case(BagsByOffsets, (4,), tokens=6),
 }
 
 KNOWN = LINEAR | CONVOLUTIONS | EMBEDDINGS | NORMS
-CASES = KNOWN | UNKNOWN | NETWORKS
+CASES = KNOWN | UNKNOWN | NETWORKS | GIVES_WAY
 
 
 def supports(layout: Layout) -> dict[str, Support]:

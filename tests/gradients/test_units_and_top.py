@@ -27,6 +27,10 @@ SOME += [
     "perceptron",
     "cnn",
     "text",
+    "embedding-padding",
+    "embedding-bag-weights",
+    "tables",
+    "tied-to-output",
 ]
 
 

@@ -16,12 +16,13 @@ from sparsedp.core.layout import Layout
 class Support:
     """An immutable set of coordinates of a d-dimensional vector, kept as sorted unique indices.
 
-    Build one with `Support(indices, dimension)`, `full`, `empty`, `from_mask` or `top_k`.
+    Build one with `Support(indices, dimension)`, `full`, `empty`, `from_mask` or `top_k`. It holds k
+    numbers; the full one holds none, and makes its indices anew when asked for them.
     """
 
-    __slots__ = ("_by_device", "_dimension", "_hash", "_indices")
+    __slots__ = ("_by_device", "_dimension", "_hash", "_held")
 
-    _indices: Tensor
+    _held: Tensor | None
     _dimension: int
 
     def __init__(self, indices: Tensor | Sequence[int], dimension: int) -> None:
@@ -35,7 +36,10 @@ class Support:
         unique = torch.unique(given.to("cpu", torch.int64), sorted=True)
         if dimension < 0 or (unique.numel() and (int(unique[0]) < 0 or int(unique[-1]) >= dimension)):
             raise SparseDPError(f"Support: every index must lie in 0..{dimension - 1}")
-        self._indices = unique.clone()
+        self._fill(None if unique.numel() == dimension else unique.clone(), dimension)
+
+    def _fill(self, held: Tensor | None, dimension: int) -> None:
+        self._held = held
         self._dimension = dimension
         self._by_device: dict[torch.device, Tensor] = {}
         self._hash: int | None = None
@@ -43,7 +47,9 @@ class Support:
     @classmethod
     def full(cls, dimension: int) -> Support:
         """Every coordinate."""
-        return cls(torch.arange(dimension), dimension)
+        support = cls.empty(dimension)
+        support._fill(None, dimension)
+        return support
 
     @classmethod
     def empty(cls, dimension: int) -> Support:
@@ -83,7 +89,7 @@ class Support:
     @property
     def size(self) -> int:
         """The number k of active coordinates."""
-        return self._indices.numel()
+        return self._dimension if self._held is None else self._held.numel()
 
     @property
     def active_ratio(self) -> float:
@@ -93,12 +99,16 @@ class Support:
     @property
     def is_full(self) -> bool:
         """Whether every coordinate is active."""
-        return self.size == self._dimension
+        return self._held is None
 
     @property
     def indices(self) -> Tensor:
         """A copy of the sorted indices (int64, on the CPU)."""
-        return self._indices.clone()
+        return torch.arange(self._dimension) if self._held is None else self._held.clone()
+
+    @property
+    def _indices(self) -> Tensor:
+        return torch.arange(self._dimension) if self._held is None else self._held
 
     def mask(self, device: torch.device | str = "cpu") -> Tensor:
         """The support as a boolean mask of length d."""
@@ -131,8 +141,10 @@ class Support:
         return {slot.name: mask[slot.span].reshape(slot.shape) for slot in layout}
 
     def split(self, layout: Layout) -> dict[str, Tensor]:
-        """The active places inside each parameter, as sorted flat positions: costs k, never d."""
+        """The active places inside each parameter, as sorted flat positions: costs k, not d."""
         self._check_layout(layout)
+        if self.is_full:
+            return {slot.name: torch.arange(slot.size) for slot in layout}
         cuts = torch.tensor([*(slot.offset for slot in layout), layout.dimension])
         bounds = torch.searchsorted(self._indices, cuts).tolist()
         return {
@@ -143,7 +155,23 @@ class Support:
         """How many coordinates two supports share."""
         if other.dimension != self._dimension:
             raise SparseDPError(f"supports of d={self._dimension} and d={other.dimension} cannot be compared")
-        return int((self.mask() & other.mask()).sum())
+        return self.size - self.without(other).size
+
+    def without(self, other: Support) -> Support:
+        """The coordinates of this support that are not in the other."""
+        if other.is_full or not self.size:
+            return Support.empty(self._dimension)
+        if not other.size:
+            return self
+        mine = self._indices
+        place = torch.searchsorted(other._indices, mine).clamp_(max=other.size - 1)
+        return Support(mine[other._indices[place] != mine], self._dimension)
+
+    def union(self, other: Support) -> Support:
+        """The coordinates of either support."""
+        if self.is_full or other.is_full:
+            return Support.full(self._dimension)
+        return Support(torch.cat([self._indices, other._indices]), self._dimension)
 
     def _check_layout(self, layout: Layout) -> None:
         if layout.dimension != self._dimension:
@@ -166,7 +194,9 @@ class Support:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Support):
             return NotImplemented
-        return self._dimension == other._dimension and torch.equal(self._indices, other._indices)
+        if self is other or self._dimension != other._dimension or self.size != other.size:
+            return self is other
+        return self._held is None or torch.equal(self._indices, other._indices)
 
     def __hash__(self) -> int:
         if self._hash is None:

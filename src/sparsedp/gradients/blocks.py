@@ -18,29 +18,48 @@ DENSE_ENOUGH = 0.7
 """Rows or columns are dropped when at most this share of them is active; above, the copy costs more than it saves."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Block:
     """One parameter restricted to the rows and columns that hold an active coordinate.
 
-    `shape` is the block's own shape, `mask` its active coordinates (None when all are), `places` their flat positions
-    inside the block, in the order of the support, and `span` the slice of the support's k-vector they fill.
+    `shape` is the block's own shape, `row_count` the parameter's number of rows, `places` the flat positions of the
+    active coordinates inside the block, in the order of the support (None when all are active), and `span` the slice
+    of the support's k-vector they fill.
     """
 
     shape: tuple[int, ...]
+    row_count: int
     rows: Tensor | None
     columns: Tensor | None
-    mask: Tensor | None
-    places: Tensor
+    places: Tensor | None
     span: slice
+    device: torch.device
 
     @property
     def size(self) -> int:
         """Scalars in the block."""
         return math.prod(self.shape)
 
+    @property
+    def active_count(self) -> int:
+        """Active coordinates in the block."""
+        return self.span.stop - self.span.start
+
     def active(self, flat: Tensor) -> Tensor:
-        """The active entries of a flat block, in the order of the support."""
-        return flat if self.mask is None else flat[self.places]
+        """The active entries of the last axis of flat blocks, in the order of the support."""
+        return flat if self.places is None else flat[..., self.places]
+
+    @functools.cached_property
+    def place_of_row(self) -> Tensor | None:
+        """For every row of the parameter its place in the block, -1 for dropped ones; None when none are.
+
+        The one thing that is as long as a table has rows: made once per support, then only looked up.
+        """
+        if self.rows is None:
+            return None
+        lookup = torch.full((self.row_count,), -1, dtype=torch.int32, device=self.device)
+        lookup[self.rows] = torch.arange(self.rows.numel(), dtype=torch.int32, device=self.device)
+        return lookup
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,13 +112,19 @@ def make_blocks(
 
     `restrictable` says along how many leading axes (0, 1 or 2) a parameter's layer can drop inactive slices.
     """
-    mask = support.mask(device)
     blocks: dict[str, Block] = {}
     filled = 0
+    if support.is_full:
+        for slot in layout:
+            if slot.size:
+                span = slice(filled, filled + slot.size)
+                blocks[slot.name] = Block(slot.shape, _row_count(slot), None, None, None, span, device)
+            filled += slot.size
+        return blocks
+    split = support.split(layout)
     for slot in layout:
-        active = mask[slot.span]
-        count = int(active.sum())
-        if count:
+        active = split[slot.name].to(device)
+        if count := active.numel():
             span = slice(filled, filled + count)
             blocks[slot.name] = _make_block(slot, active, restrictable.get(slot.name, 0), span)
         filled += count
@@ -107,24 +132,32 @@ def make_blocks(
 
 
 def _make_block(slot: Slot, active: Tensor, axes: int, span: slice) -> Block:
-    mask = active.reshape(slot.shape)
-    if bool(active.all()):
-        return Block(slot.shape, None, None, None, torch.arange(slot.size, device=active.device), span)
-    rows = _active_slices(mask, 0) if axes >= 1 else None
-    if rows is not None:
-        mask = mask.index_select(0, rows)
-    columns = _active_slices(mask, 1) if axes >= 2 else None
-    if columns is not None:
-        mask = mask.index_select(1, columns)
-    places = mask.reshape(-1).nonzero().reshape(-1)
-    full = places.numel() == mask.numel()
-    return Block(tuple(mask.shape), rows, columns, None if full else mask, places, span)
+    """The block of sorted flat positions; costs their number, whatever the parameter's size."""
+    if active.numel() == slot.size:
+        return Block(slot.shape, _row_count(slot), None, None, None, span, active.device)
+    shape = list(slot.shape)
+    kept: list[Tensor | None] = [None, None]
+    places = [active] if not shape else list(torch.unravel_index(active, slot.shape))
+    for axis in range(axes):
+        kept[axis], shape[axis], places[axis] = _active_slices(places[axis], shape[axis])
+    flat = places[0]
+    for place, length in zip(places[1:], shape[1:], strict=True):
+        flat = flat * length + place
+    inside = None if flat.numel() == math.prod(shape) else flat
+    rows, columns = kept
+    return Block(tuple(shape), _row_count(slot), rows, columns, inside, span, active.device)
 
 
-def _active_slices(mask: Tensor, axis: int) -> Tensor | None:
-    moved = mask.movedim(axis, 0).reshape(mask.shape[axis], -1)
-    active = moved.any(dim=1).nonzero().reshape(-1)
-    return active if active.numel() <= DENSE_ENOUGH * mask.shape[axis] else None
+def _row_count(slot: Slot) -> int:
+    return slot.shape[0] if slot.shape else 1
+
+
+def _active_slices(places: Tensor, length: int) -> tuple[Tensor | None, int, Tensor]:
+    """Along one axis: which slices to keep (None: all), how many those are, and the places among them."""
+    active, within = torch.unique(places, return_inverse=True)
+    if active.numel() > DENSE_ENOUGH * length:
+        return None, length, places
+    return active, active.numel(), within
 
 
 class Metrics:
@@ -151,12 +184,17 @@ class Metrics:
 
 def _make_metric(block: Block, geometry: Geometry, dtype: torch.dtype) -> Metric:
     if isinstance(geometry, Identity):
-        return Metric(None if block.mask is None else block.mask.to(dtype), None)
+        if block.places is None:
+            return Metric(None, None)
+        return Metric(_fill(block, torch.ones(block.active_count), dtype), None)
     inverse_scale = geometry.scale[block.span].reciprocal()
     return Metric(_fill(block, inverse_scale, dtype), _fill(block, geometry.centre[block.span], dtype))
 
 
 def _fill(block: Block, values: Tensor, dtype: torch.dtype) -> Tensor:
-    flat = torch.zeros(block.size, dtype=dtype, device=block.places.device)
+    """Values on the active coordinates as a block, zero elsewhere."""
+    if block.places is None:
+        return values.to(block.device, dtype).reshape(block.shape)
+    flat = torch.zeros(block.size, dtype=dtype, device=block.device)
     flat[block.places] = values.to(flat)
     return flat.reshape(block.shape)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from sparsedp.gradients.blocks import Block, Metrics
-from sparsedp.gradients.layers.source import Closed, Source, one_plane, squared_norms_of
+from sparsedp.gradients.layers.source import Closed, Mergeable, Source, one_plane, squared_norms_of
 from sparsedp.gradients.query import Query, sum_clipped_rows
 
 
@@ -24,6 +24,7 @@ class Chunk:
     samples: int
     units: Tensor | None
     sources: Mapping[str, list[Source]]
+    _merged: dict[str, Mergeable] = field(default_factory=dict, init=False)
 
     @property
     def unit_count(self) -> int:
@@ -43,6 +44,15 @@ class Chunk:
             return gradients
         merged = gradients.new_zeros(gradients.shape[0], self.unit_count, gradients.shape[2])
         return merged.index_add_(1, self.units, gradients)
+
+    def closed(self, name: str) -> Closed | None:
+        """The parameter's gradients, per unit where there are units, if they have formulas; the same object again."""
+        first, *others = self.sources[name]
+        if isinstance(first, Mergeable) and all(type(other) is type(first) for other in others):
+            if name not in self._merged:
+                self._merged[name] = first.joined(others).merged(self.units, self.unit_count)
+            return self._merged[name]
+        return first if isinstance(first, Closed) and self.units is None and not others else None
 
     def sole_source(self, name: str) -> Source | None:
         """The parameter's source if it has just one."""
@@ -137,10 +147,7 @@ class ClippedSum:
 
     @staticmethod
     def _closed(chunk: Chunk, name: str) -> Closed | None:
-        if chunk.units is not None or name not in chunk.sources:
-            return None
-        source = chunk.sole_source(name)
-        return source if isinstance(source, Closed) else None
+        return chunk.closed(name) if name in chunk.sources else None
 
     @staticmethod
     def _bytes_each(chunk: Chunk, name: str) -> int:
@@ -177,12 +184,12 @@ def _restricted_rows(chunk: Chunk, blocks: Mapping[str, Block], size: int) -> Te
     parts = []
     for name, block in blocks.items():
         if name not in chunk.sources:
-            parts.append(torch.zeros(chunk.unit_count, block.places.numel(), device=block.places.device))
+            parts.append(torch.zeros(chunk.unit_count, block.active_count, device=block.device))
             continue
         planes = chunk.explicit(name, slice(None))
         source = chunk.sole_source(name)
         if source is not None and planes.shape[0] > 1:
             rows = [source.from_planes(planes[:, i]).reshape(-1) for i in range(planes.shape[1])]
             planes = torch.stack(rows).unsqueeze(0)
-        parts.append(planes[0][:, block.places])
+        parts.append(block.active(planes[0]))
     return torch.cat([part.to(torch.float64) for part in parts], dim=1)

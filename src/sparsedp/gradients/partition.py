@@ -73,11 +73,10 @@ def overlap(layers: tuple[Layer, ...]) -> str | None:
 
 
 def droppable_axes(layers: tuple[Layer, ...]) -> dict[str, int]:
-    """Along how many leading axes a parameter's inactive slices may be left out: 0 where several layers share it."""
+    """Along how many leading axes a parameter's inactive slices may be left out, in every layer that shares it."""
     axes: dict[str, int] = {}
     for layer in layers:
         for local, flat in layer.parameters.items():
-            shared = flat in axes
-            known = layer.family is not None and not shared
-            axes[flat] = layer.family.droppable_axes(layer.module, local) if known and layer.family else 0
+            own = 0 if layer.family is None else layer.family.droppable_axes(layer.module, local)
+            axes[flat] = min(own, axes.get(flat, own))
     return axes

@@ -50,6 +50,10 @@ class Space:
         """Room for this source's explicit gradients; valid until the next chunk."""
         return self.workspace.take(f"{self.name}/result", shape, like)
 
+    def part(self, part: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
+        """Room for something else of this source's own; valid until the next chunk."""
+        return self.workspace.take(f"{self.name}/{part}", shape, like)
+
     def framed(self, part: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
         """Room for a zero-framed copy, this source's own."""
         return self.workspace.take_framed(f"{self.name}/{part}", shape, like)

@@ -213,7 +213,7 @@ class Controller:
         if after == self._support:
             return None
         prune = self._method.prune and not self._pruned
-        change = SupportChange.between(self._support, after, self._method.off_support, prune)
+        change = SupportChange(self._support, after, self._method.off_support, prune)
         self._pruned = self._pruned or prune
         self._support = after
         self._statistics = self._statistics.restricted(after)

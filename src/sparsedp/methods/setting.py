@@ -18,22 +18,26 @@ class SupportChange:
     """How the support differs from the step before.
 
     Attributes:
-        left: coordinates that were active and are frozen from now on.
-        entered: coordinates that were frozen and are active from now on.
+        before: the support till now.
+        after: the support from now on.
         off_support: what becomes of those that left.
         prune: set the coordinates that left to zero, now.
     """
 
-    left: Support
-    entered: Support
+    before: Support
+    after: Support
     off_support: OffSupport
     prune: bool
 
-    @classmethod
-    def between(cls, before: Support, after: Support, off_support: OffSupport, prune: bool) -> SupportChange:
-        """The change from one support to the next."""
-        old, new = before.mask(), after.mask()
-        return cls(Support.from_mask(old & ~new), Support.from_mask(new & ~old), off_support, prune)
+    @property
+    def left(self) -> Support:
+        """Coordinates that were active and are frozen from now on."""
+        return self.before.without(self.after)
+
+    @property
+    def entered(self) -> Support:
+        """Coordinates that were frozen and are active from now on."""
+        return self.after.without(self.before)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,33 +1,47 @@
 """Embeddings: the per-sample gradient touches only the rows of the tokens a sample holds.
 
-Index conventions: n sample, t and s positions, v vocabulary row, e embedding feature.
+Index conventions: n sample, t position, m entry (one active token of one sample), r active row, e embedding feature.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 from torch import Tensor, nn
 
 from sparsedp.gradients.blocks import Block, Metric
-from sparsedp.gradients.layers.source import Family, Source, as_it_is, no_axes, one_plane, silence, working
+from sparsedp.gradients.graph import CannotBookError
+from sparsedp.gradients.layers.source import Family, Source, as_it_is, one_plane, squared_norms_of, working
 from sparsedp.gradients.tape import Call
 from sparsedp.gradients.workspace import Space
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class TokenRows:
-    """Token ids [n, t] and gradients [n, t, e]: at each position its share of the gradient of its token's row.
+class Pairs:
+    """The gradient [p, e] of every pair of an active row and an owner whose tokens touch it. Each pair comes once."""
 
-    All places of a token in a sample carry the same share; `places` [n, t] is their number. Gradients as they come
-    may nearly undo each other between places, and norms and sums in different orders would then disagree.
+    rows: Tensor
+    owners: Tensor
+    gradients: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class TokenRows:
+    """Entries: the place of an active row in the block [m], the sample that holds the token [m], the gradient [m, e].
+
+    Everything costs the number of entries and of active rows; tokens whose row is not active have no entry.
     """
 
-    ids: Tensor
-    b: Tensor
     places: Tensor
+    owners: Tensor
+    gradients: Tensor
+    samples: int
     rows: int
+    space: Space
 
     to_planes = staticmethod(one_plane)
     from_planes = staticmethod(as_it_is)
@@ -35,51 +49,147 @@ class TokenRows:
     @property
     def block_size(self) -> int:
         """Scalars per sample."""
-        return self.rows * self.b.shape[2]
+        return self.rows * self.gradients.shape[1]
 
     def explicit(self, span: slice) -> Tensor:
-        """Dense per-sample gradients [n, v, e]."""
-        ids, b = self.ids[span], self.b[span]
-        dense = b.new_zeros(b.shape[0], self.rows, b.shape[2])
-        return dense.scatter_add_(1, ids.unsqueeze(2).expand_as(b), b).flatten(1).unsqueeze(0)
+        """Dense per-sample gradients [n, r * e]."""
+        start, stop, _ = span.indices(self.samples)
+        within = ((self.owners >= start) & (self.owners < stop)).nonzero().squeeze(1)
+        where = (self.owners[within] - start) * self.rows + self.places[within]
+        dense = self.gradients.new_zeros((stop - start) * self.rows, self.gradients.shape[1])
+        return dense.index_add_(0, where, self.gradients[within]).reshape(1, stop - start, -1)
+
+    def joined(self, others: Sequence[Self]) -> Self:
+        """With the entries of the same parameter's other calls."""
+        if not others:
+            return self
+        all_calls = [self, *others]
+        return replace(
+            self,
+            places=torch.cat([x.places for x in all_calls]),
+            owners=torch.cat([x.owners for x in all_calls]),
+            gradients=torch.cat([x.gradients for x in all_calls]),
+        )
+
+    def merged(self, units: Tensor | None, count: int) -> Self:
+        """By unit, given each sample's; the samples of a unit are added up."""
+        return self if units is None else replace(self, owners=units[self.owners], samples=count)
+
+    @functools.cached_property
+    def pairs(self) -> Pairs:
+        """A row's tokens in a sample, added up before anything is measured.
+
+        Gradients may nearly undo each other between places; norms and sums in different orders would then disagree.
+        """
+        keys = self.places * self.samples + self.owners
+        found, inverse = torch.unique(keys, return_inverse=True)
+        if found.numel() == keys.numel():
+            return Pairs(self.places, self.owners, self.gradients)
+        room = self.space.part("pairs", (found.numel(), self.gradients.shape[1]), self.gradients)
+        total = room.zero_().index_add_(0, inverse, self.gradients)
+        return Pairs(found // self.samples, found % self.samples, total)
 
     def squared_norms(self, metric: Metric) -> Tensor:
-        """Every position counts for its share of its token's row."""
-        weight, centre = metric.weight, metric.centre
-        b = self.b if centre is None else self.b.double()
+        """Those of a sample's pairs, added up in float64."""
+        pairs, weight, centre = self.pairs, metric.weight, metric.centre
         if weight is None:
-            return (b.square().sum(2) * self.places).sum(1)
-        scale = weight[self.ids].to(b)
-        if centre is None:
-            return ((b * scale).square().sum(2) * self.places).sum(1)
-        whole = b * self.places.unsqueeze(2)
-        shift = centre[self.ids].to(b)
-        change = ((whole - shift) * scale).square() - (shift * scale).square()
-        return (change.sum(2) / self.places).sum(1) + metric.squared_constant()
+            squares = squared_norms_of(pairs.gradients)
+        elif centre is None:
+            squares = squared_norms_of(pairs.gradients * weight[pairs.rows].to(pairs.gradients))
+        else:
+            scale, shift = weight[pairs.rows].double(), centre[pairs.rows].double()
+            whole = pairs.gradients.double()
+            squares = (((whole - shift) * scale).square() - (shift * scale).square()).sum(1)
+            # What is too extreme for its own dtype counts as not finite, in every geometry.
+            squares.masked_fill_(~squared_norms_of(pairs.gradients).isfinite(), torch.inf)
+        start = metric.squared_constant()
+        norms = torch.full((self.samples,), start, dtype=torch.float64, device=squares.device)
+        return norms.index_add_(0, pairs.owners, squares)
 
     def add_weighted_sum(self, factors: Tensor, total: Tensor, metric: Metric) -> None:
-        """Add every token's scaled gradient to its row."""
-        scaled = silence(self.b, factors) * factors.to(self.b).reshape(-1, 1, 1)
-        total.view(self.rows, -1).index_add_(0, self.ids.flatten(), scaled.flatten(0, 1).to(total.dtype))
+        """Add every pair's scaled gradient to its row; rows no token touched are not looked at."""
+        pairs, weights = self.pairs, factors[self.pairs.owners]
+        if bool((weights == 0).any()):
+            heard = weights.nonzero().squeeze(1)
+            pairs = Pairs(pairs.rows[heard], pairs.owners[heard], pairs.gradients[heard])
+            weights = weights[heard]
+        touched, within = torch.unique(pairs.rows, return_inverse=True)
+        wide = pairs.gradients if metric.centre is None else pairs.gradients.double()
+        room = self.space.part("scaled", tuple(wide.shape), wide)
+        scaled = torch.mul(wide, weights.to(wide).unsqueeze(1), out=room)
+        sums = self.space.part("sums", (touched.numel(), wide.shape[1]), wide).zero_()
+        sums.index_add_(0, within, scaled)
+        total.view(self.rows, -1).index_add_(0, touched, sums.to(total.dtype))
 
 
 def embedding_source(call: Call, parameter: str, block: Block, space: Space) -> Source:
     """Per-sample gradients of an Embedding's weight."""
-    gradient = call.output_gradient
-    module = call.module
+    gradient, module = call.output_gradient, call.module
     assert gradient is not None
     assert isinstance(module, nn.Embedding)
-    ids = call.input.reshape(gradient.shape[0], -1)
-    b = working(gradient).reshape(*ids.shape, -1)
+    samples = gradient.shape[0]
+    ids = call.input.reshape(-1)
+    places, kept = _active(ids, module.padding_idx, block)
+    vectors = working(gradient).reshape(ids.numel(), module.embedding_dim)
+    each = max(1, ids.numel() // samples) if samples else 1
+    owners = torch.arange(ids.numel(), device=ids.device) if kept is None else kept
+    if kept is not None:
+        room = space.part("entries", (kept.numel(), vectors.shape[1]), vectors)
+        vectors = torch.index_select(vectors, 0, kept, out=room)
+    return TokenRows(places, owners // each, vectors, samples, block.shape[0], space)
+
+
+def bag_source(call: Call, parameter: str, block: Block, space: Space) -> Source:
+    """Per-sample gradients of an EmbeddingBag's weight, for bags that are the rows of a matrix of ids.
+
+    Raises:
+        CannotBookError: bags are given by offsets, or `mode="max"`.
+    """
+    gradient, module = call.output_gradient, call.module
+    assert gradient is not None
+    assert isinstance(module, nn.EmbeddingBag)
+    ids = call.input
+    if ids.dim() != 2 or module.mode == "max":
+        raise CannotBookError(f"layer {call.name!r} takes the largest of a bag, or has bags given by offsets")
+    b, (samples, length) = working(gradient), ids.shape
+    shares = _shares(call, ids, module, b)
+    places, kept = _active(ids.reshape(-1), module.padding_idx, block)
+    entries = torch.arange(ids.numel(), device=ids.device) if kept is None else kept
+    found, inverse = torch.unique(places * samples + entries // max(length, 1), return_inverse=True)
+    share = b.new_zeros(found.numel()).index_add_(0, inverse, shares.reshape(-1)[entries])
+    owners = found % samples
+    return TokenRows(found // samples, owners, b[owners] * share.unsqueeze(1), samples, block.shape[0], space)
+
+
+def _shares(call: Call, ids: Tensor, module: nn.EmbeddingBag, like: Tensor) -> Tensor:
+    """What each place of a bag contributes to its sum: one, its weight, or one over the bag's size."""
+    names = dict(zip(("input", "offsets", "per_sample_weights"), call.args, strict=False)) | call.kwargs
+    weights = names.get("per_sample_weights")
+    if weights is not None:
+        return working(weights.detach()).to(like)
+    ones = torch.ones(ids.shape, dtype=like.dtype, device=like.device)
+    if module.mode == "sum":
+        return ones
     if module.padding_idx is not None:
-        b = b.masked_fill((ids == module.padding_idx).unsqueeze(2), 0)
-    same = (ids.unsqueeze(1) == ids.unsqueeze(2)).to(b)
-    places = same.sum(2)
-    return TokenRows(ids, torch.bmm(same, b) / places.unsqueeze(2), places, module.num_embeddings)
+        ones = (ids != module.padding_idx).to(like)
+    return ones / ones.sum(1, keepdim=True).clamp_(min=1)
+
+
+def _active(ids: Tensor, padding: int | None, block: Block) -> tuple[Tensor, Tensor | None]:
+    """The places in the block of the ids whose rows are active, and which ids those are (None: all)."""
+    lookup = block.place_of_row
+    places = ids.long() if lookup is None else lookup[ids].long()
+    active = places >= 0
+    if padding is not None:
+        active &= ids != padding
+    if bool(active.all()):
+        return places, None
+    kept = active.nonzero().squeeze(1)
+    return places[kept], kept
 
 
 def _refuse(module: nn.Module) -> str | None:
-    assert isinstance(module, nn.Embedding)
+    assert isinstance(module, nn.Embedding | nn.EmbeddingBag)
     if module.scale_grad_by_freq:
         return "scale_grad_by_freq=True weighs a sample's gradient by other samples' tokens; turn it off"
     if module.max_norm is not None:
@@ -87,4 +197,9 @@ def _refuse(module: nn.Module) -> str | None:
     return None
 
 
-EMBEDDING = Family(frozenset({"weight"}), embedding_source, no_axes, _refuse)
+def _rows(module: nn.Module, parameter: str) -> int:
+    return 1
+
+
+EMBEDDING = Family(frozenset({"weight"}), embedding_source, _rows, _refuse)
+EMBEDDING_BAG = Family(frozenset({"weight"}), bag_source, _rows, _refuse)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -56,6 +56,19 @@ class Closed(Protocol):
         A zero factor silences even a NaN. Where the metric has a centre, it will be subtracted: the sum must then be
         exact enough to survive the cancellation.
         """
+        ...
+
+
+@runtime_checkable
+class Mergeable(Closed, Protocol):
+    """A closed source that stays closed when a parameter's calls are joined and when samples are added up by unit."""
+
+    def joined(self, others: Sequence[Any]) -> Mergeable:
+        """With what the same parameter's other calls contribute, of the same kind."""
+        ...
+
+    def merged(self, units: Tensor | None, count: int) -> Mergeable:
+        """By unit, given each sample's unit; as it is without units."""
         ...
 
 

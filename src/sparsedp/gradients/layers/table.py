@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from sparsedp.gradients.layers.conv import CONV
-from sparsedp.gradients.layers.embedding import EMBEDDING
+from sparsedp.gradients.layers.embedding import EMBEDDING, EMBEDDING_BAG
 from sparsedp.gradients.layers.linear import LINEAR
 from sparsedp.gradients.layers.norm import CHANNEL_NORM, TRAILING_NORM
 from sparsedp.gradients.layers.source import Family
@@ -16,6 +16,7 @@ FAMILIES: dict[type[nn.Module], Family] = {
     nn.Conv2d: CONV,
     nn.Conv3d: CONV,
     nn.Embedding: EMBEDDING,
+    nn.EmbeddingBag: EMBEDDING_BAG,
     nn.LayerNorm: TRAILING_NORM,
     nn.RMSNorm: TRAILING_NORM,
     nn.GroupNorm: CHANNEL_NORM,
