@@ -22,7 +22,8 @@ def problem(rows=300, features=6, classes=3, seed=4):
 def by_hand(x, y, classes, ridge):
     """Ridge regression of centred one-hot targets on unit records with a constant, in NumPy, from the data."""
     x, y = x.double().numpy(), y.numpy()
-    records = np.hstack([x / np.linalg.norm(x, axis=1, keepdims=True), np.ones((len(x), 1))]) / math.sqrt(2)
+    unit = x / np.linalg.norm(x, axis=1, keepdims=True)
+    records = np.hstack([unit, np.full((len(x), 1), 0.1)]) / math.sqrt(1.01)
     targets = np.eye(classes)[y] - 1 / classes
     gram = records.T @ records / len(x) + ridge * np.eye(records.shape[1])
     return np.linalg.solve(gram, records.T @ targets / len(x))
