@@ -12,6 +12,7 @@ from torch.utils.data import Dataset, TensorDataset
 from sparsedp.core.batch import supervised
 from sparsedp.core.errors import DataError
 from sparsedp.core.layout import Layout
+from sparsedp.core.support import Support
 from sparsedp.training.average import WeightAverage
 from sparsedp.training.evaluate import classification_metrics, evaluation_mode, held_out
 
@@ -92,6 +93,7 @@ def test_evaluation_switches_dropout_off_and_puts_every_mode_back() -> None:
 def test_the_average_follows_its_recursion_and_the_model_gets_its_own_weights_back() -> None:
     model = nn.Linear(2, 1, bias=False)
     average = WeightAverage(model, Layout.of(model), decay=0.5)
+    average.follow(Support.full(2))
     expected = model.weight.detach().clone()
     for update in range(12):
         with torch.no_grad():
@@ -105,3 +107,26 @@ def test_the_average_follows_its_recursion_and_the_model_gets_its_own_weights_ba
     assert torch.equal(model.weight, raw)
     average.install()
     torch.testing.assert_close(model.weight.detach(), expected)
+
+
+def test_an_average_on_growing_supports_equals_the_dense_one_to_the_bit() -> None:
+    torch.manual_seed(0)
+    model, twin = nn.Embedding(6, 2), nn.Embedding(6, 2)
+    twin.load_state_dict(model.state_dict())
+    sparse, dense = (WeightAverage(m, Layout.of(m), decay=0.9) for m in (model, twin))
+    dense.follow(Support.full(12))
+    for support in (Support([2, 3], 12), Support([2, 3], 12), Support([3, 4, 5, 10], 12), Support([0], 12)):
+        sparse.follow(support)
+        with torch.no_grad():
+            for m in (model, twin):
+                m.weight.view(-1)[support.indices] += 0.3
+        sparse.update()
+        dense.update()
+    assert sum(t.numel() for t in sparse._weights.values()) == 6
+    resumed = WeightAverage(model, Layout.of(model), decay=0.9)
+    resumed.restore(sparse.state())
+    for average, m in ((sparse, model), (resumed, model), (dense, twin)):
+        with average.in_place():
+            assert m.weight.shape == (6, 2)
+            found = m.weight.detach().clone()
+        assert torch.equal(found, dense.state()["weights"]["weight"])

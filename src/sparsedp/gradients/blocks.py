@@ -43,7 +43,8 @@ class Block:
     @property
     def active_count(self) -> int:
         """Active coordinates in the block."""
-        return self.span.stop - self.span.start
+        count: int = self.span.stop - self.span.start
+        return count
 
     def active(self, flat: Tensor) -> Tensor:
         """The active entries of the last axis of flat blocks, in the order of the support."""

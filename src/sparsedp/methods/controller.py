@@ -80,7 +80,7 @@ class Controller:
         self._scored_steps = 0
         self._score_state: ScoreState = self._score.init(d) if self._score else {}
         self._auto_state: Mapping[str, Tensor] = self._auto.init(d) if self._auto else {}
-        self._statistics = Statistics.fresh(d)
+        self._statistics: Statistics | None = None
 
     @property
     def method(self) -> Method:
@@ -140,7 +140,7 @@ class Controller:
                 self._auto_state = self._auto.update(
                     self._auto_state, released.step - self._timeline.first, seen
                 )
-        if self._method.geometry is GeometryRule.STANDARDIZED and not warming:
+        if self._statistics is not None and not warming:
             self._statistics = self._statistics.updated(released, self._method.decays)
 
     def state(self) -> ControllerState:
@@ -151,11 +151,11 @@ class Controller:
             )
         tensors = {
             "support": self._support.indices,
-            "alpha": self._statistics.alpha.clone(),
-            "beta": self._statistics.beta.clone(),
             **{f"score.{name}": value.clone() for name, value in self._score_state.items()},
             **{f"auto.{name}": value.clone() for name, value in self._auto_state.items()},
         }
+        if self._statistics is not None:
+            tensors |= {"alpha": self._statistics.alpha.clone(), "beta": self._statistics.beta.clone()}
         if self._order is not None:
             tensors["order"] = self._order.clone()
         if self._last_scores is not None:
@@ -186,7 +186,8 @@ class Controller:
         self._scored_steps, self._pruned = values["scored_steps"], values["pruned"]
         self._auto_count = values["auto_count"]
         self._support = Support(tensors["support"], self._layout.dimension)
-        self._statistics = Statistics(tensors["alpha"].clone(), tensors["beta"].clone())
+        if "alpha" in tensors:
+            self._statistics = Statistics(self._support, tensors["alpha"].clone(), tensors["beta"].clone())
         self._score_state = _under(tensors, "score.")
         self._auto_state = _under(tensors, "auto.")
         self._order = tensors["order"].clone() if "order" in tensors else None
@@ -216,7 +217,6 @@ class Controller:
         change = SupportChange(self._support, after, self._method.off_support, prune)
         self._pruned = self._pruned or prune
         self._support = after
-        self._statistics = self._statistics.restricted(after)
         return change
 
     def _rank(self, period: int) -> None:
@@ -226,7 +226,8 @@ class Controller:
         elif self._score and self._scored_steps:
             self._last_scores = self._score.scores(self._score_state)
             self._order = order_by_score(self._last_scores, self._layout, self._method.granularity)
-            self._score_state = self._score.init(self._layout.dimension)
+            again = self._method.refresh is Refresh.EVERY_PERIOD
+            self._score_state = self._score.init(self._layout.dimension) if again else {}
             self._scored_steps = 0
             if self._auto and self._auto_count is None:
                 self._choose_count(self._auto)
@@ -243,7 +244,7 @@ class Controller:
                 "too many warm-up steps were lost to estimate a ratio; all coordinates stay active"
             )
             self._auto_count = d
-        self._auto_state = auto.init(d)
+        self._auto_state = {}
 
     def _select(self, period: int) -> Support:
         d = self._layout.dimension
@@ -259,7 +260,9 @@ class Controller:
 
     def _geometry(self, main: bool) -> Geometry:
         if main and self._method.geometry is GeometryRule.STANDARDIZED:
-            return self._statistics.geometry(self._support, self._method.decays)
+            known = self._statistics or Statistics.fresh(self._support)
+            self._statistics = known.moved_to(self._support)
+            return self._statistics.geometry(self._method.decays)
         return Identity()
 
     def _observation(self, released: Released) -> Observation:

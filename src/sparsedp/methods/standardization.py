@@ -31,36 +31,39 @@ class Decays:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Statistics:
-    """Running mean `alpha` and variance `beta` of the released gradient, d numbers each, float64.
+    """Running mean `alpha` and variance `beta` of the released gradient, k numbers each on a support, float64.
 
     Off the support they are 0 and 1: a coordinate that enters, or comes back, starts afresh.
     """
 
+    support: Support
     alpha: Tensor
     beta: Tensor
 
     @classmethod
-    def fresh(cls, dimension: int) -> Statistics:
+    def fresh(cls, support: Support) -> Statistics:
         """`alpha = 0`, `beta = 1`: as at the switch from the warm-up."""
-        return cls(torch.zeros(dimension, dtype=torch.float64), torch.ones(dimension, dtype=torch.float64))
+        alpha = torch.zeros(support.size, dtype=torch.float64)
+        return cls(support, alpha, torch.ones_like(alpha))
 
-    def geometry(self, support: Support, decays: Decays) -> Standardized:
+    def geometry(self, decays: Decays) -> Standardized:
         """`z = (g - alpha) / (sqrt(beta) + mu)` on the support (Alg. 2 line 9)."""
-        scale = torch.sqrt(support.gather(self.beta)) + decays.stabilizer
-        return Standardized(centre=support.gather(self.alpha), scale=scale)
+        return Standardized(centre=self.alpha, scale=torch.sqrt(self.beta) + decays.stabilizer)
 
-    def restricted(self, support: Support) -> Statistics:
-        """The statistics with every coordinate off `support` back at its start."""
-        alpha, beta = support.gather(self.alpha), support.gather(self.beta)
-        return Statistics(support.scatter(alpha), support.scatter(beta, fill=1.0))
+    def moved_to(self, support: Support) -> Statistics:
+        """The statistics on another support: coordinates in both keep theirs, the others start."""
+        if support == self.support:
+            return self
+        there = Statistics.fresh(support)
+        old, new = self.support.indices, support.indices
+        if old.numel() and new.numel():
+            place = torch.searchsorted(new, old).clamp_(max=new.numel() - 1)
+            both = new[place] == old
+            there.alpha[place[both]], there.beta[place[both]] = self.alpha[both], self.beta[both]
+        return there
 
     def updated(self, released: Released, decays: Decays) -> Statistics:
-        """After one release (Alg. 2 line 15); `beta` moves with the old `alpha`. Only the support moves."""
-        support = released.support
-        gradient = released.mean.to("cpu", torch.float64)
-        alpha, beta = support.gather(self.alpha), support.gather(self.beta)
-        beta = decays.variance * beta + (1 - decays.variance) * (gradient - alpha) ** 2
-        alpha = decays.centre * alpha + (1 - decays.centre) * gradient
-        return Statistics(
-            self.alpha.index_copy(0, support.indices, alpha), self.beta.index_copy(0, support.indices, beta)
-        )
+        """The moving averages after a release (Alg. 2 line 15); `beta` moves with the old `alpha`."""
+        gradient, alpha = released.mean.to("cpu", torch.float64), self.alpha
+        beta = decays.variance * self.beta + (1 - decays.variance) * (gradient - alpha) ** 2
+        return Statistics(self.support, decays.centre * alpha + (1 - decays.centre) * gradient, beta)

@@ -11,13 +11,16 @@ from torch import Tensor, nn
 
 from sparsedp.core.errors import SparseDPError
 from sparsedp.core.layout import Layout
+from sparsedp.core.support import Support
+from sparsedp.training.places import Places, places_in
 
 
 @final
 class WeightAverage:
     """Exponential moving average of the trainable weights, `decay` per step (De et al. 2022, Sec. 3).
 
-    The first steps use `min(decay, (1 + t)/(10 + t))`, so that the initial weights are soon forgotten.
+    The first steps use `min(decay, (1 + t)/(10 + t))`, so that the initial weights are soon forgotten. Only
+    coordinates that were in a support so far are held: elsewhere the average is the weight itself, to the bit.
     **Privacy.** Post-processing of releases.
     """
 
@@ -26,44 +29,92 @@ class WeightAverage:
             raise SparseDPError(
                 f"ema_decay: got {decay}, expected a number strictly between 0 and 1, such as 0.99"
             )
+        self._layout = layout
         self._parameters = dict(zip((s.name for s in layout), layout.parameters(model), strict=True))
         self._decay = decay
         self._updates = 0
-        self._weights = {name: p.detach().clone() for name, p in self._parameters.items()}
+        self._last: Support | None = None
+        self._moved = Support.empty(layout.dimension)
+        self._places: dict[str, Places | None] = {}
+        self._weights: dict[str, Tensor] = {}
+
+    def follow(self, support: Support) -> None:
+        """Hold these coordinates from now on; to be called before they move for the first time."""
+        if support is self._last:
+            return
+        self._last = support
+        moved = self._moved.union(support)
+        if moved == self._moved:
+            return
+        whole = self._whole()
+        self._moved, split = moved, moved.split(self._layout)
+        self._places = {
+            slot.name: places_in(split[slot.name], slot.shape, self._parameters[slot.name].device)
+            for slot in self._layout
+            if split[slot.name].numel()
+        }
+        held = {name: whole.get(name, self._parameters[name].detach()) for name in self._places}
+        self._weights = {name: _read(held[name], places).clone() for name, places in self._places.items()}
 
     @torch.no_grad()
     def update(self) -> None:
         """Move the average towards the weights as they are now."""
         decay = min(self._decay, (1 + self._updates) / (10 + self._updates))
-        for name, parameter in self._parameters.items():
-            self._weights[name].lerp_(parameter, 1 - decay)
+        for name, places in self._places.items():
+            self._weights[name].lerp_(_read(self._parameters[name].detach(), places), 1 - decay)
         self._updates += 1
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
         """The model with the averaged weights, for the length of a `with` block."""
-        raw = {name: p.detach().clone() for name, p in self._parameters.items()}
+        raw = {
+            name: _read(self._parameters[name].detach(), places).clone()
+            for name, places in self._places.items()
+        }
         try:
             self.install()
             yield
         finally:
-            _copy(raw, self._parameters)
+            self._write(raw)
 
     def install(self) -> None:
         """Put the averaged weights into the model for good."""
-        _copy(self._weights, self._parameters)
+        self._write(self._weights)
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps."""
-        return {"weights": self._weights, "updates": self._updates}
+        moved = None if self._moved.is_full else self._moved.indices
+        weights = {name: p.detach().clone() for name, p in self._parameters.items()} | self._whole()
+        return {"weights": weights, "updates": self._updates, "moved": moved}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from a checkpoint."""
-        self._weights = {name: state["weights"][name].to(p) for name, p in self._parameters.items()}
+        """Go on from a checkpoint; the model has its weights already."""
+        d, moved = self._layout.dimension, state["moved"]
+        self.follow(Support.full(d) if moved is None else Support(moved, d))
+        self._weights = {
+            name: _read(state["weights"][name].to(self._parameters[name]), places).clone()
+            for name, places in self._places.items()
+        }
         self._updates = state["updates"]
 
+    def _whole(self) -> dict[str, Tensor]:
+        """The averages of parameters that moved, in the parameters' own shapes."""
+        whole = {name: self._parameters[name].detach().clone() for name in self._places}
+        for name, places in self._places.items():
+            _write(whole[name], places, self._weights[name])
+        return whole
 
-@torch.no_grad()
-def _copy(values: dict[str, Tensor], parameters: dict[str, nn.Parameter]) -> None:
-    for name, parameter in parameters.items():
-        parameter.copy_(values[name])
+    def _write(self, values: dict[str, Tensor]) -> None:
+        for name, places in self._places.items():
+            _write(self._parameters[name].detach(), places, values[name])
+
+
+def _read(full: Tensor, places: Places | None) -> Tensor:
+    return full if places is None else places.read(full)
+
+
+def _write(full: Tensor, places: Places | None, values: Tensor) -> None:
+    if places is None:
+        full.copy_(values)
+    else:
+        places.write(full, values)

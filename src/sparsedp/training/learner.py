@@ -12,7 +12,9 @@ from torch.optim import Optimizer
 
 from sparsedp.core.files import Json
 from sparsedp.core.layout import Layout
+from sparsedp.core.support import Support
 from sparsedp.methods import Controller, ControllerState, OffSupport
+from sparsedp.privacy.released import Released
 from sparsedp.runs.checkpoint import Checkpoint, load_model_state
 from sparsedp.training.apply import support_optimizer
 from sparsedp.training.average import WeightAverage
@@ -42,11 +44,19 @@ class Learner:
         self.applier = support_optimizer(model, layout, self._optimizer, coasts=coasts)
         self._scheduler = make_scheduler(scheduler, self._optimizer, steps)
         self._average = None if ema_decay is None else WeightAverage(model, layout, ema_decay)
+        if self._average is not None and coasts:
+            self._average.follow(Support.full(layout.dimension))
 
     @property
     def learning_rates(self) -> tuple[float, ...]:
         """One per parameter group, for the next step."""
         return tuple(float(group["lr"]) for group in self._optimizer.param_groups)
+
+    def apply(self, released: Released) -> None:
+        """Move the support by a release."""
+        if self._average is not None:
+            self._average.follow(released.support)
+        self.applier.apply(released)
 
     def after_step(self) -> None:
         """Move the schedule and the average."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from torch import nn
@@ -16,7 +16,7 @@ from sparsedp.privacy.ledger import Charge, Ledger
 from sparsedp.privacy.mechanism import privatize
 from sparsedp.privacy.plan import Phase, Plan
 from sparsedp.privacy.released import Released
-from sparsedp.training.apply import SupportOptimizer, set_to_zero
+from sparsedp.training.apply import set_to_zero
 from sparsedp.training.guard import ModelGuard, StateGuard
 
 
@@ -30,7 +30,7 @@ class PrivateStep:
     plan: Plan
     controller: Controller
     engine: Engine
-    optimizer: SupportOptimizer
+    move: Callable[[Released], None]
     ledger: Ledger
     randomness: PrivateRandomness
 
@@ -55,7 +55,7 @@ class PrivateStep:
                 randomness=self.randomness,
                 absolute_noise_std=phase.noise_std or 0.0,
             )
-        self.optimizer.apply(released)
+        self.move(released)
         self.controller.observe(released)
         return released
 

@@ -147,7 +147,7 @@ class Trainer:
             plan,
             controller,
             computing,
-            learner.applier,
+            learner.apply,
             self._store.ledger,
             private,
         )

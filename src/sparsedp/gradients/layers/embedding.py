@@ -178,7 +178,7 @@ def _shares(call: Call, ids: Tensor, module: nn.EmbeddingBag, like: Tensor) -> T
 def _active(ids: Tensor, padding: int | None, block: Block) -> tuple[Tensor, Tensor | None]:
     """The places in the block of the ids whose rows are active, and which ids those are (None: all)."""
     lookup = block.place_of_row
-    places = ids.long() if lookup is None else lookup[ids].long()
+    places = ids.long() if lookup is None else lookup.index_select(0, ids).long()
     active = places >= 0
     if padding is not None:
         active &= ids != padding

@@ -1,0 +1,145 @@
+"""What a step costs, by counting: with k fixed, nothing grows with d and nothing but the table has d elements."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from sparsedp.core.batch import MicroBatch
+from sparsedp.core.clip import FlatClip
+from sparsedp.core.geometry import Identity
+from sparsedp.core.randomness import SeededRandomness
+from sparsedp.core.support import Support
+from sparsedp.gradients import BookkeepingEngine, Query
+from sparsedp.methods.standardization import Decays, Statistics
+from sparsedp.privacy.ledger import Charge, MemoryLedger
+from sparsedp.privacy.mechanism import privatize
+from sparsedp.privacy.released import Released
+from sparsedp.training.apply import support_optimizer
+from sparsedp.training.average import WeightAverage
+from sparsedp.training.guard import StateGuard
+from sparsedp.training.journal import Journal
+
+WIDTH, ACTIVE_ROWS = 16, 300
+
+BY_INDEX = {"embedding", "_embedding_bag", "index_select", "index_copy_", "detach", "view"}
+"""Operators that may be handed a whole table: they read or write some of its rows, or rename it."""
+
+
+class Words(nn.Module):
+    def __init__(self, rows: int) -> None:
+        super().__init__()
+        self.table = nn.Embedding(rows, WIDTH)
+        self.bag = nn.EmbeddingBag(rows, WIDTH)
+        self.head = nn.Linear(WIDTH, 2)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head(self.table(ids).mean(1) + self.bag(ids))
+
+
+def loss(model: Callable[[Tensor], Tensor], rows: tuple[Tensor, Tensor]) -> Tensor:
+    return F.cross_entropy(model(rows[0]), rows[1], reduction="none")
+
+
+def some_rows(rows: int) -> Tensor:
+    """Active rows spread over a table, at the same places among its first ones whatever its size."""
+    return torch.arange(ACTIVE_ROWS) * 7 % min(rows, 10_000)
+
+
+def steps(rows: int, optimizer: str, geometry: str) -> Iterator[Released]:
+    """Everything a training step does on a fixed support, with the same batch for every size of table."""
+    torch.manual_seed(0)
+    model = Words(rows)
+    engine = BookkeepingEngine(model, loss)
+    d = engine.layout.dimension
+    within = (some_rows(rows).unsqueeze(1) * WIDTH + torch.arange(WIDTH)).reshape(-1)
+    second, head = engine.layout.slots[1].offset, engine.layout.slots[2].offset
+    support = Support(torch.cat([within, second + within, torch.arange(head, d)]), d)
+    mover = support_optimizer(
+        model, engine.layout, getattr(torch.optim, optimizer)(model.parameters(), lr=0.1), coasts=False
+    )
+    average, journal, guard = (
+        WeightAverage(model, engine.layout, 0.9),
+        Journal(engine.layout),
+        StateGuard(model),
+    )
+    statistics, decays = Statistics.fresh(support), Decays()
+    generator = torch.Generator().manual_seed(1)
+    ids = torch.randint(0, 3000, (64, 12), generator=generator)
+    batch = MicroBatch((ids, torch.randint(0, 2, (64,), generator=generator)))
+    ledger, randomness, number = MemoryLedger(), SeededRandomness(0), 0
+    while True:
+        space = Identity() if geometry == "identity" else statistics.geometry(decays)
+        with guard.untouched(last_of_epoch=False):
+            released = privatize(
+                engine,
+                [batch],
+                Query(support, FlatClip(1.0), space),
+                expected_batch_size=64.0,
+                charge=Charge("train", number, 0.01, 1.0),
+                ledger=ledger,
+                randomness=randomness,
+            )
+        average.follow(support)
+        mover.apply(released)
+        average.update()
+        journal.note(released)
+        statistics = statistics.moved_to(support).updated(released, decays)
+        number += 1
+        yield released
+
+
+class Sizes(TorchDispatchMode):
+    """Records every operator that sees a tensor of at least `limit` elements, and the largest other one."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__()
+        self.limit, self.largest, self.operators = limit, 0, set[str]()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for leaf in pytree.tree_leaves((args, kwargs, result)):
+            if isinstance(leaf, Tensor) and leaf.numel() >= self.limit:
+                self.operators.add(func.overloadpacket.__name__)
+            elif isinstance(leaf, Tensor):
+                self.largest = max(self.largest, leaf.numel())
+        return result
+
+
+def allocated(step: Iterator[Released]) -> int:
+    """Bytes the allocator handed out during a step, as it counts them itself."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
+        next(step)
+    own = [event.self_cpu_memory_usage for event in record.events() if event.name != "[memory]"]
+    return sum(size for size in own if size > 0)
+
+
+@pytest.mark.parametrize("geometry", ["identity", "standardized"])
+@pytest.mark.parametrize("optimizer", ["SGD", "Adam"])
+def test_no_operator_of_a_step_sees_d_elements_but_to_index_the_table(optimizer, geometry):
+    rows = 60_000
+    step = steps(rows, optimizer, geometry)
+    k = next(step).support.size
+    with Sizes(limit=rows) as sizes:  # already a number for every row is too much
+        next(step)
+    assert sizes.operators <= BY_INDEX
+    assert "embedding" in sizes.operators  # the recorder records
+    assert sizes.largest <= 3 * max(k, 64 * 12 * WIDTH)
+
+
+def test_a_step_allocates_the_same_for_a_million_and_for_ten_million_coordinates():
+    amounts = []
+    for rows in (31_250, 312_500):  # two tables each
+        step = steps(rows, "Adam", "standardized")
+        next(step)
+        next(step)
+        amounts.append(allocated(step))
+    assert amounts[0] == amounts[1] > 0
