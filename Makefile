@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format bench readme results figures build clean
+.PHONY: help setup demo test mutants lint format bench readme results figures build clean
 
 help: ## Show this help
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -22,6 +22,9 @@ demo: $(READY) ## Train the methods on scikit-learn's digits and compare them
 
 test: $(READY) ## Run the tests on all cores
 	$(BIN)/python -m pytest -n 2
+
+mutants: $(READY) ## Plant leaks and see that all are caught
+	$(BIN)/python -m mutants
 
 lint: $(READY) ## Check style, types and the direction of imports
 	$(BIN)/ruff check .

@@ -72,6 +72,13 @@ def test_the_ablations_are_marked_as_not_private(method: str, more: dict[str, fl
     assert not record["for_release"]
 
 
+def test_a_seeded_run_is_marked_as_not_for_release(tmp_path: Path) -> None:
+    for seed in (3, None):
+        result = quick_fit(method="dp-sgd", epochs=1, seed=seed, out=tmp_path / str(seed))
+        record = json.loads((tmp_path / str(seed) / "record.json").read_text())
+        assert record["for_release"] == result.for_release == (seed is None)
+
+
 def test_a_model_with_signal_learns() -> None:
     result = quick_fit(epsilon=50.0, epochs=30, lr=0.5)
     assert result.metrics["accuracy"] > 0.8

@@ -1,0 +1,1 @@
+"""The leaks, by where they are planted."""

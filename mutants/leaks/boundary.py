@@ -1,0 +1,146 @@
+"""Data that gets past the mechanism: into scores, statistics, divisors, files, the choice of what is evaluated."""
+
+from mutants.mutant import Edit, Mutant, mutant
+
+BITS = "tests/training/test_noninterference.py::test_two_data_sets_leave_the_same_bits"
+KEEP_RAW = Edit(
+    "gradients/clipping.py",
+    "block.active(flat)\n        return total\n",
+    "block.active(flat)\n        torch._raw = total.clone()\n        return total\n",
+)
+"""The clipped sum before any noise, where the leaks below find it."""
+KEEP_SIZE = Edit(
+    "data/sampling.py",
+    "        if self._index is None:\n            return [_Chunk(rows, None)",
+    "        torch._size = len(chosen)\n        if self._index is None:\n            return [_Chunk(rows, None)",
+)
+"""The realised batch size, as well."""
+
+MUTANTS = [
+    Mutant(
+        "scores-from-raw-gradients",
+        "Coordinates are ranked by the sum before noise",
+        (
+            KEEP_RAW,
+            Edit(
+                "methods/observation.py",
+                'released.mean.to("cpu", torch.float64), released.noise_scale',
+                'torch._raw.to("cpu", torch.float64), released.noise_scale',
+            ),
+        ),
+        (f"{BITS}[tp-topk]",),
+    ),
+    Mutant(
+        "statistics-from-raw-gradients",
+        "AdaDPIGU's statistics move with the sum before noise",
+        (
+            KEEP_RAW,
+            Edit(
+                "methods/standardization.py",
+                'gradient = released.mean.to("cpu", torch.float64)',
+                'gradient = torch._raw.to("cpu", torch.float64)',
+            ),
+        ),
+        (f"{BITS}[adadpigu]",),
+    ),
+    Mutant(
+        "realised-batch-size",
+        "The sum is divided by the number of rows that were drawn",
+        (
+            Edit(
+                "training/step.py",
+                "                self.engine,\n                batch,\n",
+                "                self.engine,\n                (batch := list(batch)),\n",
+            ),
+            Edit(
+                "training/step.py",
+                "expected_batch_size=self.plan.expected_batch_size(phase)",
+                "expected_batch_size=max(1, sum(part.row_count for part in batch))",
+            ),
+        ),
+        (
+            "tests/training/test_trainer.py::"
+            "test_a_sampled_batch_is_divided_by_the_expected_size_never_by_its_own",
+        ),
+    ),
+    Mutant(
+        "gradients-in-the-checkpoint",
+        "The checkpoint keeps the last sum before noise",
+        (
+            KEEP_RAW,
+            Edit(
+                "training/journal.py",
+                '            "support": self.support.indices,\n        }\n',
+                '            "support": self.support.indices,\n'
+                '            "last": getattr(__import__("torch"), "_raw", self.support.indices),\n        }\n',
+            ),
+        ),
+        (f"{BITS}[dp-sgd]",),
+    ),
+    Mutant(
+        "batch-size-in-the-metrics",
+        "An epoch's line tells how many rows its last batch had",
+        (
+            KEEP_SIZE,
+            Edit(
+                "training/trainer.py",
+                "            metrics=self._metrics(),\n",
+                '            metrics={**self._metrics(), "rows": float(__import__("torch")._size)},\n',
+            ),
+        ),
+        (f"{BITS}[dp-sgd]",),
+    ),
+    Mutant(
+        "batch-size-in-the-timing",
+        "The seconds a run took hide a batch size in their last digits",
+        (
+            KEEP_SIZE,
+            Edit(
+                "runs/record.py",
+                '"timing": {"seconds": round(seconds, 3)}',
+                '"timing": {"seconds": round(seconds, 3) + 1e-6 * getattr(__import__("torch"), "_size", 0)}',
+            ),
+        ),
+        (f"{BITS}[dp-sgd]",),
+    ),
+    mutant(
+        "anybody-may-release",
+        "A released value can be made without the mechanism",
+        "privacy/released.py",
+        "        if seal is not _SEAL:\n",
+        "        if seal is None:\n",
+        "tests/privacy/test_released.py::test_it_cannot_be_built_without_the_seal",
+    ),
+    mutant(
+        "methods-see-the-engine",
+        "A file of the methods imports the gradient engine",
+        "methods/scores.py",
+        "import torch\nfrom torch import Tensor\n",
+        "import torch\nfrom torch import Tensor\n\nfrom sparsedp.gradients import make_engine\n",
+        "tests/test_boundary.py::test_the_package_does_not_import_the_gradient_engine[methods]",
+    ),
+    mutant(
+        "noise-drawn-elsewhere",
+        "A file that is not listed draws normal numbers",
+        "methods/standardization.py",
+        "        gradient = released.mean.to",
+        "        torch.randn(1)\n        gradient = released.mean.to",
+        "tests/test_boundary.py::test_only_the_listed_files_use_it[draws]",
+    ),
+    mutant(
+        "training-rows-evaluated",
+        "Rows of the training data are evaluated exactly, and the result is written down",
+        "training/fit.py",
+        "        refuse_training_rows(train_dataset, eval_dataset)\n",
+        "",
+        "tests/training/test_overlap.py::test_fit_refuses_its_training_data_for_evaluation_and_writes_nothing",
+    ),
+    mutant(
+        "buffers-may-watch",
+        "A buffer that remembers private rows is not noticed",
+        "training/guard.py",
+        "        if changed:\n",
+        "        if False:\n",
+        "tests/training/test_guard.py::test_a_write_is_refused_in_the_step_it_happens",
+    ),
+]

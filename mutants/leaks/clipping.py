@@ -1,0 +1,172 @@
+"""One unit moves the sum by more than is stated: the clip, the norms, the units."""
+
+from mutants.mutant import Edit, Mutant, mutant
+
+GEOMETRY = "tests/core/test_geometry_and_clip.py::"
+EDGES = "tests/gradients/test_edge_cases.py::"
+UNITS = "tests/gradients/test_units_and_top.py::"
+LOOP = "tests/gradients/test_layers.py::test_the_engine_equals_a_plain_loop"
+NOT_FINITE = EDGES + "test_a_sample_that_is_not_finite_contributes_exactly_zero"
+
+MUTANTS = [
+    mutant(
+        "clip-one-percent-loose",
+        "The clip lets contributions be one percent longer than stated",
+        "core/clip.py",
+        "bound = self.norm / (1 + ROUNDING_MARGIN)",
+        "bound = self.norm * 1.01",
+        GEOMETRY + "test_a_clipped_contribution_never_exceeds_the_sensitivity",
+    ),
+    mutant(
+        "no-rounding-margin",
+        "The clip leaves no room for rounding",
+        "core/clip.py",
+        "bound = self.norm / (1 + ROUNDING_MARGIN)",
+        "bound = self.norm * (1 + 1e-7)",
+        GEOMETRY + "test_a_clipped_contribution_never_exceeds_the_sensitivity",
+    ),
+    mutant(
+        "sensitivity-halved",
+        "The sensitivity that scales the noise is half the clip norm",
+        "core/clip.py",
+        "        return self.norm\n",
+        "        return self.norm / 2\n",
+        GEOMETRY + "test_a_clipped_contribution_never_exceeds_the_sensitivity",
+    ),
+    mutant(
+        "clip-larger-norms-only",
+        "Contributions up to twice the clip norm pass as they are",
+        "core/clip.py",
+        "factors = torch.clamp(bound / norms, max=1.0)",
+        "factors = torch.where(norms > 2 * bound, bound / norms, torch.ones_like(norms))",
+        GEOMETRY + "test_a_contribution_above_the_bound_is_scaled_down_to_it_but_for_the_margin",
+    ),
+    mutant(
+        "non-finite-passes",
+        "A contribution that is not finite is not dropped",
+        "core/clip.py",
+        "return torch.where(norms.isfinite(), factors, torch.zeros_like(norms))",
+        "return torch.where(norms.isnan(), torch.ones_like(norms), factors)",
+        GEOMETRY + "test_a_contribution_that_is_not_finite_counts_as_absent",
+    ),
+    mutant(
+        "non-finite-row-in-the-sum",
+        "A row that is not finite gets factor zero and is added all the same: zero times infinity",
+        "gradients/query.py",
+        "    z = torch.where((factors > 0).unsqueeze(1), z, torch.zeros_like(z))\n",
+        "",
+        NOT_FINITE + "[reference-linear-identity-nan]",
+    ),
+    mutant(
+        "non-finite-row-in-the-fast-sum",
+        "The same in the fast engine",
+        "gradients/clipping.py",
+        "        if bool(quiet.any()):\n            z[:, quiet] = 0\n",
+        "",
+        NOT_FINITE + "[bookkeeping-linear-identity-nan]",
+    ),
+    mutant(
+        "rows-clipped-not-units",
+        "Each row of a unit is clipped by itself, so a unit counts several times",
+        "gradients/reference.py",
+        "sum_clipped_rows(mean_by_unit(gradients, units), query)",
+        "sum_clipped_rows(gradients, query)",
+        UNITS + "test_a_units_mean_gradient_is_clipped_once[reference-linear-identity]",
+    ),
+    mutant(
+        "rows-clipped-not-units-fast",
+        "The same in the fast engine",
+        "gradients/bookkeeping.py",
+        "return Chunk(chunk.row_count, chunk.units, sources)",
+        "return Chunk(chunk.row_count, None, sources)",
+        UNITS + "test_a_units_mean_gradient_is_clipped_once[bookkeeping-linear-identity]",
+    ),
+    mutant(
+        "unit-sums-not-means",
+        "A unit's rows are added up before the clip, not averaged, in the fast engine alone",
+        "gradients/bookkeeping.py",
+        "return None if units is None else (1.0 / torch.bincount(units).to(torch.float64))[units]",
+        "return None if units is None else torch.ones(len(units), dtype=torch.float64)",
+        UNITS + "test_a_units_mean_gradient_is_clipped_once[bookkeeping-linear-identity]",
+    ),
+    mutant(
+        "norm-of-half-the-coordinates",
+        "The norm that decides the clip leaves out half of the active coordinates",
+        "gradients/query.py",
+        "query.clip.factors(torch.linalg.vector_norm(z, dim=1))",
+        "query.clip.factors(torch.linalg.vector_norm(z[:, : (z.shape[1] + 1) // 2], dim=1))",
+        LOOP + "[reference-linear-identity-float32]",
+    ),
+    mutant(
+        "norm-of-a-layer-too-small",
+        "The fast engine halves the norm of linear layers",
+        "gradients/clipping.py",
+        "closed.squared_norms(self._metrics.of(name)).double()",
+        "closed.squared_norms(self._metrics.of(name)).double() / 4",
+        LOOP + "[bookkeeping-linear-identity-float32]",
+    ),
+    mutant(
+        "norm-misses-a-parameter",
+        "The fast engine leaves the last parameter out of the norm, but not out of the sum",
+        "gradients/clipping.py",
+        "squared + squared_norms_of(kept[name]).sum(0)\n",
+        "squared + squared_norms_of(kept[name]).sum(0) * (name != list(self._blocks)[-1])\n",
+        LOOP + "[bookkeeping-linear-identity-float32]",
+    ),
+    mutant(
+        "standardized-after-the-clip",
+        "The geometry is applied after the clip, so its scale undoes the bound",
+        "gradients/query.py",
+        "    return factors @ z\n",
+        "    factors = query.clip.factors(torch.linalg.vector_norm(gradients.double(), dim=1))\n"
+        "    return factors @ z\n",
+        LOOP + "[reference-linear-standardized-float32]",
+    ),
+    mutant(
+        "top-r-after-the-clip",
+        "The per-sample top-r comes after the norm was taken",
+        "gradients/query.py",
+        "    z = keep_largest(z, query.kept_per_unit)\n"
+        "    factors = query.clip.factors(torch.linalg.vector_norm(z, dim=1))\n",
+        "    factors = query.clip.factors(torch.linalg.vector_norm(z, dim=1))\n"
+        "    z = keep_largest(z, query.kept_per_unit)\n",
+        UNITS + "test_the_largest_magnitudes_of_each_sample_are_kept[bookkeeping-linear-0.01-identity]",
+    ),
+    mutant(
+        "top-r-of-the-batch",
+        "The top-r is chosen by the mean over the batch: every row's choice depends on the others",
+        "gradients/query.py",
+        "    magnitude = rows.abs()\n",
+        "    magnitude = rows.abs().mean(0, keepdim=True).expand_as(rows)\n",
+        UNITS + "test_the_largest_magnitudes_of_each_sample_are_kept[bookkeeping-linear-0.01-identity]",
+    ),
+    mutant(
+        "support-moves-between-micro-batches",
+        "The second micro-batch of a step is restricted to other coordinates",
+        "gradients/reference.py",
+        "            units = None if batch.units is None else batch.units.to(device)\n",
+        "            units = None if batch.units is None else batch.units.to(device)\n"
+        "            gradients = gradients.roll(int(bool(total.any())), 1)\n",
+        EDGES + "test_any_split_into_micro_batches_gives_the_same_sum",
+    ),
+    mutant(
+        "patients-counted-by-rows",
+        "Private normalisation clips rows instead of patients",
+        "privacy/channels.py",
+        "    if units is None:\n        return values\n",
+        "    if True:\n        return values\n",
+        "tests/privacy/test_normalisation.py::test_one_more_patient_moves_the_sum_by_at_most_the_clip",
+    ),
+    Mutant(
+        "unclipped-statistics",
+        "Private normalisation does not clip",
+        (
+            Edit(
+                "privacy/mechanism.py",
+                "factors = self.clip.factors(torch.linalg.vector_norm(rows, dim=1))",
+                "factors = torch.ones(len(rows), dtype=rows.dtype)",
+            ),
+        ),
+        ("tests/privacy/test_normalisation.py::test_one_more_patient_moves_the_sum_by_at_most_the_clip",),
+    ),
+]

@@ -1,0 +1,105 @@
+"""Steps that are released and not, or not durably, paid for."""
+
+from mutants.mutant import mutant
+
+TESTS = "tests/privacy/test_ledger.py::"
+
+MUTANTS = [
+    mutant(
+        "ledger-off-by-one",
+        "A step that was just released can be released again",
+        "privacy/ledger.py",
+        "        self._next = charge.step + 1\n",
+        "        self._next = charge.step\n",
+        TESTS + "test_a_step_cannot_be_released_twice",
+    ),
+    mutant(
+        "steps-may-be-skipped",
+        "A step far ahead is paid for by the block before it",
+        "privacy/ledger.py",
+        "        if charge.step > covered:\n",
+        "        if False:\n",
+        TESTS + "test_a_charge_that_is_not_the_plans_is_refused_and_writes_nothing",
+    ),
+    mutant(
+        "charge-not-compared-with-the-plan",
+        "Less noise than planned is charged as planned",
+        "privacy/ledger.py",
+        "        if charge != planned:\n",
+        "        if False:\n",
+        TESTS + "test_a_charge_that_is_not_the_plans_is_refused_and_writes_nothing",
+    ),
+    mutant(
+        "not-on-disk",
+        "A charge returns before it is on disk",
+        "privacy/durable.py",
+        "        data = data[os.write(file, data) :]\n    os.fsync(file)\n",
+        "        data = data[os.write(file, data) :]\n",
+        TESTS + "test_every_write_is_flushed_to_disk_before_the_charge_returns",
+    ),
+    mutant(
+        "two-writers",
+        "Two processes may spend from one ledger",
+        "privacy/durable.py",
+        "        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)\n",
+        "        pass\n",
+        TESTS + "test_a_ledger_has_one_writer",
+    ),
+    mutant(
+        "torn-line-is-free",
+        "A line cut short by a kill counts as nothing",
+        "privacy/ledger_record.py",
+        "return (*self.sealed, self.torn.block) if self.torn else self.sealed",
+        "return self.sealed",
+        TESTS + "test_zeros_left_by_a_power_cut_count_as_torn",
+        TESTS + "test_a_torn_last_line_counts_as_a_block_wherever_it_broke",
+    ),
+    mutant(
+        "chain-without-links",
+        "A line's hash does not depend on the lines before it",
+        "privacy/ledger_record.py",
+        "digest = sha256(previous + canonical(content))",
+        "digest = sha256(canonical(content))",
+        TESTS + "test_a_truncated_ledger_is_found_by_the_head_and_length_kept_elsewhere",
+    ),
+    mutant(
+        "truncation-unseen",
+        "A ledger shorter than the checkpoint knew it is accepted",
+        "privacy/ledger_record.py",
+        "        if length > self.length:\n",
+        "        if length > self.length:\n            return\n        if False:\n",
+        TESTS + "test_a_truncated_ledger_is_found_by_the_head_and_length_kept_elsewhere",
+    ),
+    mutant(
+        "rewritten-lines-unseen",
+        "A ledger rewritten since the checkpoint is accepted",
+        "privacy/ledger_record.py",
+        "        if length < 1 or self.heads[length - 1] != head:\n",
+        "        if False:\n",
+        TESTS + "test_a_truncated_ledger_is_found_by_the_head_and_length_kept_elsewhere",
+    ),
+    mutant(
+        "last-block-not-counted",
+        "What was spent leaves out the last block",
+        "privacy/ledger_record.py",
+        "b.steps) for b in self.blocks))",
+        "b.steps) for b in self.blocks[:-1]))",
+        TESTS + "test_a_whole_run_charges_exactly_its_plan",
+    ),
+    mutant(
+        "unseeded-steps-replayed",
+        "An unseeded run takes lost steps again for free, with fresh noise",
+        "training/trainer.py",
+        "            self._position = paid\n",
+        "            self._store.ledger._replay = True\n            paid = saved.step\n",
+        "tests/training/test_resume.py::test_an_unseeded_run_counts_what_it_lost_and_never_takes_a_step_twice",
+    ),
+    mutant(
+        "phase-of-another-step",
+        "The plan's last step is outside of every phase, and the first of the second is in the first",
+        "privacy/plan.py",
+        "            if 0 <= step < end:\n",
+        "            if 0 <= step <= end:\n",
+        "tests/privacy/test_plan.py::test_phase_at_and_first_step_agree_with_counting",
+    ),
+]
