@@ -6,7 +6,7 @@ Run: python examples/own_loop.py
 import torch
 from torch import nn
 
-from sparsedp import Trainer, build_plan, datasets, get_method, held_out
+from sparsedp import Trainer, build_plan, datasets, held_out
 from sparsedp.core.batch import supervised
 
 
@@ -14,16 +14,14 @@ def main() -> None:
     digits = datasets.digits()
     loss = nn.CrossEntropyLoss(reduction="none")
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 10))
-    method = get_method("on-topk")
     plan = build_plan(
-        method, units=len(digits.train), batch_size=256, epochs=30, epsilon=8.0, delta=1e-5, clip_norm=1.0
+        "on-topk", units=len(digits.train), batch_size=256, epochs=30, epsilon=8.0, delta=1e-5, clip_norm=1.0
     )
     trainer = Trainer(
         model,
         digits.train,
         loss,
         plan=plan,
-        method=method,
         optimizer=lambda parameters: torch.optim.Adam(parameters, lr=0.01),
         scheduler=lambda optimizer, steps: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps),
         evaluate=held_out(digits.test, supervised(loss)),

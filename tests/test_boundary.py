@@ -61,7 +61,7 @@ THE_SEAL = {
     "_SEAL": {"privacy/mechanism.py"},
     "__new__": set(),
     "__setattr__": {
-        "privacy/plan.py",  # checks and converts its own fields
+        "privacy/phase.py",  # plans and phases check and convert their own fields
         "privacy/released.py",
     },
 }

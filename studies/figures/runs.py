@@ -18,13 +18,11 @@ from sparsedp.experiments.datasets import load_data
 from sparsedp.experiments.networks import build_model
 from sparsedp.experiments.settings import Settings
 from sparsedp.gradients.query import Engine
-from sparsedp.methods import MethodOptions, get_method
+from sparsedp.methods import build_plan
 from sparsedp.methods.timeline import WARM_UP
-from sparsedp.privacy.calibrate import EqualNoise
 from sparsedp.runs.history import EpochReport
 from sparsedp.training.batches import Loading
 from sparsedp.training.reports import Callback, StepReport
-from sparsedp.training.request import Request
 from sparsedp.training.trainer import Trainer
 
 CRITERION = nn.CrossEntropyLoss(reduction="none")
@@ -33,34 +31,15 @@ _HELD_OUT = 7
 
 
 def open_trainer(settings: Settings) -> tuple[Trainer, DataBundle]:
-    """A trainer of these settings, as `sparsedp train` would make it, and its data. SGD, equal noise."""
+    """A trainer of these settings, as `sparsedp train` would make it, and its data. SGD."""
     found = settings.resolved()
     bundle = load_data(found)
     train, rate = bundle.train, found.lr
     if rate is None:
         raise SparseDPError(f"lr: not given, and {found.dataset} has no recipe for {found.model}; give one")
-    method = get_method(found.method)
-    options = MethodOptions.from_json(
-        {
-            **found.options.plain(),
-            **({} if found.active_ratio is None else {"active_ratio": found.active_ratio}),
-        }
+    plan = build_plan(
+        found.method, found.method_options(), units=train.unit_count, unit=bundle.unit, **found.asked()
     )
-    plan = Request(
-        method=method,
-        options=options,
-        units=train.unit_count,
-        unit=bundle.unit,
-        epsilon=found.epsilon if method.private else None,
-        delta=found.delta,
-        epochs=found.epochs,
-        batch_size=found.batch_size,
-        clip_norm=found.clip_norm,
-        warmup_fraction=found.warmup_fraction,
-        split=EqualNoise(),
-        noise_std=found.noise_std,
-        accountant=found.accountant,
-    ).new_plan()
     model = build_model(
         found.model or "", found.model_options, bundle.input_shape, len(bundle.classes), found.seed
     )
@@ -70,8 +49,6 @@ def open_trainer(settings: Settings) -> tuple[Trainer, DataBundle]:
         train,
         CRITERION,
         plan=plan,
-        method=method,
-        options=options,
         optimizer=functools.partial(torch.optim.SGD, lr=rate, momentum=found.momentum or 0.0),
         loading=Loading(units=train.units, max_physical_batch=found.max_physical_batch),
         seed=found.seed,

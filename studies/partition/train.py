@@ -84,7 +84,7 @@ def train(training: Training, bundle: DataBundle) -> Trained:
     model = build_model(training.model, FrozenMap({}), bundle.input_shape, len(bundle.classes), training.seed)
     layout, (phase,) = Layout.of(model), plan.phases
     engine = make_engine(model, supervised(nn.CrossEntropyLoss(reduction="none")))
-    controller = Controller(method, options, layout, plan, PublicRandomness(training.seed))
+    controller = Controller(plan, layout, PublicRandomness(training.seed))
     learn = support_optimizer(
         model,
         layout,

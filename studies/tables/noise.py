@@ -11,7 +11,7 @@ from typing import Any
 
 from sparsedp.core.files import read_json, write_json
 from sparsedp.methods import get_method
-from sparsedp.methods.planning import build_plan
+from sparsedp.methods.spec import build_plan
 from studies.tables import words
 from studies.tables.paper import read_paper
 

@@ -144,7 +144,7 @@ def drive(
     With `replace`, the mechanism runs on the data but what it releases is swapped for that.
     """
     engine = engine or TorchModel()
-    controller = Controller(method, options, engine.layout, plan, PUBLIC)
+    controller = Controller(plan, engine.layout, PUBLIC)
     injected, ledger = InjectedNoise(problem.noise), MemoryLedger()
     inputs, labels = (torch.from_numpy(array) for array in problem.data)
     theta, velocity = torch.from_numpy(problem.theta.copy()), torch.zeros(NETWORK.dimension).double()

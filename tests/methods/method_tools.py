@@ -15,8 +15,8 @@ from sparsedp.core.support import Support
 from sparsedp.methods.controller import Controller
 from sparsedp.methods.method import Method, Protection
 from sparsedp.methods.options import MethodOptions
-from sparsedp.methods.planning import draft_plan
 from sparsedp.methods.setting import StepSetting
+from sparsedp.methods.spec import PlanSpec
 from sparsedp.privacy.plan import Plan
 from sparsedp.privacy.released import _SEAL, Released
 
@@ -61,7 +61,7 @@ def plan_of(
 ) -> Plan:
     """A plan of any method with made-up noise, for 10 expected units a batch."""
     unclipped = method.protection is Protection.NO_CLIP
-    plan = draft_plan(
+    plan = PlanSpec.asked(
         method,
         options,
         units=10 * steps_per_epoch,
@@ -70,7 +70,7 @@ def plan_of(
         clip_norm=None if unclipped else clip_norm,
         noise_std=noise if unclipped else None,
         warmup_fraction=warmup_fraction,
-    )
+    ).draft()
     if method.protection is not Protection.PRIVATE:
         return plan
     return plan.with_noise({phase.name: noise for phase in plan.phases})
@@ -108,7 +108,7 @@ def run(
     """Every step of a plan, on releases from `make(seed, step, setting)`."""
     layout = layout or layout_of((6, 7), (6,), (3, 6), (3,))
     plan = plan_of(method, options, **plan_settings)
-    controller = Controller(method, options, layout, plan, PublicRandomness(5))
+    controller = Controller(plan, layout, PublicRandomness(5))
     settings = []
     for step in range(plan.total_steps):
         settings.append(controller.setting(step))

@@ -6,15 +6,15 @@ import pytest
 import torch
 from method_tools import layout_of, plan_of, random_release, release, run
 
-from sparsedp.core.errors import SparseDPError
+from sparsedp.core.errors import PrivacyError, SparseDPError
 from sparsedp.core.randomness import PublicRandomness
 from sparsedp.methods.clock import PerEpoch, Refresh
 from sparsedp.methods.controller import Controller
 from sparsedp.methods.granularity import Granularity
 from sparsedp.methods.method import AUTO, OffSupport
 from sparsedp.methods.options import MethodOptions
-from sparsedp.methods.registry import get_method
 from sparsedp.methods.schedules import Cooling, Listed, Release
+from sparsedp.methods.table import get_method
 from sparsedp.privacy.plan import Phase
 
 TEN = layout_of((10,))
@@ -49,7 +49,7 @@ def test_tp_topk_keeps_the_coordinates_with_the_most_energy_and_remembers_their_
 
 def test_scores_are_there_from_the_ranking_on_and_never_for_a_random_one():
     method = get_method("tp-topk")
-    controller = Controller(method, None, TEN, plan_of(method), PUBLIC)
+    controller = Controller(plan_of(method), TEN, PUBLIC)
     for step in range(6):
         controller.observe(random_release(0, step, controller.setting(step)))
     assert controller.scores() is None
@@ -180,7 +180,7 @@ def test_an_automatic_ratio_after_a_preliminary_release_uses_the_same_steps():
     longer = dataclasses.replace(plan, phases=(statistics, *plan.phases))
     counts = []
     for chosen, first in ((plan, 0), (longer, 3)):
-        controller = Controller(method, options, layout_of((200,)), chosen, PUBLIC)
+        controller = Controller(chosen, layout_of((200,)), PUBLIC)
         for step in range(first, first + 6):
             setting = controller.setting(step)
             seen = random_release(0, step - first, setting)
@@ -207,7 +207,7 @@ def test_frozen_noise_has_the_scale_of_the_missing_noise_also_without_a_clip():
 
 def test_an_automatic_ratio_whose_steps_were_lost_stays_dense_and_says_so(caplog):
     method, options = get_method("tp-topk"), MethodOptions(active_ratio=AUTO)
-    controller = Controller(method, options, TEN, plan_of(method, options), PUBLIC)
+    controller = Controller(plan_of(method, options), TEN, PUBLIC)
     for step in (0, 1, 2, 3):
         controller.observe(random_release(0, step, controller.setting(step)))
     with caplog.at_level(logging.WARNING, logger="sparsedp"):
@@ -218,7 +218,7 @@ def test_an_automatic_ratio_whose_steps_were_lost_stays_dense_and_says_so(caplog
 
 def test_restoring_an_earlier_state_forgets_a_ratio_chosen_since():
     method, options = get_method("tp-topk"), MethodOptions(active_ratio=AUTO)
-    controller = Controller(method, options, TEN, plan_of(method, options), PUBLIC)
+    controller = Controller(plan_of(method, options), TEN, PUBLIC)
     begun = controller.state()
     for step in range(8):
         controller.observe(random_release(0, step, controller.setting(step)))
@@ -233,7 +233,7 @@ def test_a_preliminary_release_comes_before_the_methods_steps():
     plan = plan_of(method)
     statistics = Phase("features", 2, 1.0, 1.0, noise_multiplier=5.0, trains=False)
     longer = dataclasses.replace(plan, phases=(statistics, *plan.phases))
-    controller = Controller(method, None, TEN, longer, PUBLIC)
+    controller = Controller(longer, TEN, PUBLIC)
     sizes = []
     for step in range(2, 22):
         setting = controller.setting(step)
@@ -242,30 +242,32 @@ def test_a_preliminary_release_comes_before_the_methods_steps():
     assert sizes == [10] * 6 + [2] * 14
     between = dataclasses.replace(plan, phases=(plan.phases[0], statistics, plan.phases[1]))
     with pytest.raises(SparseDPError, match="put it before the warm-up"):
-        Controller(method, None, TEN, between, PUBLIC)
+        Controller(between, TEN, PUBLIC)
 
 
-def test_a_plan_for_another_method_or_other_options_is_refused():
-    method = get_method("tp-topk")
-    with pytest.raises(SparseDPError, match="the plan is for 'dp-sgd'"):
-        Controller(method, None, TEN, plan_of(get_method("dp-sgd")), PUBLIC)
-    with pytest.raises(SparseDPError, match=r"make it with build_plan and the\s+same method and options"):
-        Controller(method, MethodOptions(active_ratio=0.5), TEN, plan_of(method), PUBLIC)
+def test_a_plan_that_carries_no_method_or_has_other_phases_is_refused():
+    plan = plan_of(get_method("tp-topk"))
+    with pytest.raises(PrivacyError, match="does not say what it was made from"):
+        Controller(dataclasses.replace(plan, spec=None), TEN, PUBLIC)
+    with pytest.raises(
+        SparseDPError, match=r"training phases are \['main'\], expected \['warm-up', 'main'\]"
+    ):
+        Controller(dataclasses.replace(plan, phases=plan.phases[1:]), TEN, PUBLIC)
 
 
 def test_a_ratio_that_leaves_nothing_is_refused_at_once():
     method, options = get_method("on-rand"), MethodOptions(active_ratio=0.09)
     with pytest.raises(SparseDPError, match="of d=10 coordinates is none"):
-        Controller(method, options, TEN, plan_of(method, options), PUBLIC)
+        Controller(plan_of(method, options), TEN, PUBLIC)
 
 
 @pytest.mark.parametrize("part", ["options", "layout", "plan", "seed"])
 def test_a_state_of_another_run_is_refused(part):
     method = get_method("tp-topk")
-    state = Controller(method, None, TEN, plan_of(method), PUBLIC).state()
+    state = Controller(plan_of(method), TEN, PUBLIC).state()
     options = MethodOptions(active_ratio=0.5) if part == "options" else None
     layout = layout_of((11,)) if part == "layout" else TEN
     plan = plan_of(method, options, noise=2.0 if part == "plan" else 1.0)
-    other = Controller(method, options, layout, plan, PublicRandomness(6 if part == "seed" else 5))
+    other = Controller(plan, layout, PublicRandomness(6 if part == "seed" else 5))
     with pytest.raises(SparseDPError, match="the saved state differs in"):
         other.restore(state)

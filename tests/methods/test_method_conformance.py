@@ -17,14 +17,14 @@ from sparsedp.core.geometry import Identity, Standardized
 from sparsedp.core.randomness import PublicRandomness
 from sparsedp.methods.clock import EverySteps, PerEpoch, Refresh
 from sparsedp.methods.controller import Controller
-from sparsedp.methods.describe import describe
 from sparsedp.methods.granularity import Granularity
-from sparsedp.methods.method import AUTO, GeometryRule
+from sparsedp.methods.method import AUTO
 from sparsedp.methods.options import MethodOptions, configure
-from sparsedp.methods.registry import all_methods, get_method
+from sparsedp.methods.rankings import RandomOrder, ranking_names
+from sparsedp.methods.rules import GeometryRule
 from sparsedp.methods.schedules import Constant, Cooling, Listed, Release
-from sparsedp.methods.scores import RandomOrder, ranking_names
 from sparsedp.methods.setting import ControllerState
+from sparsedp.methods.table import all_methods, get_method
 from sparsedp.privacy.plan import Plan
 
 LAYOUT = layout_of((6, 7), (6,), (3, 6), (3,))
@@ -73,12 +73,12 @@ def test_what_it_decides_depends_on_released_values_and_public_randomness_alone(
 def test_a_restored_controller_goes_on_exactly_as_if_it_had_never_stopped(method, cut):
     whole = run(method, seed=2)
     plan = plan_of(method)
-    first = Controller(method, None, LAYOUT, plan, PublicRandomness(5))
+    first = Controller(plan, LAYOUT, PublicRandomness(5))
     for step in range(cut):
         first.observe(random_release(2, step, first.setting(step)))
     saved = first.state()
     through_files = ControllerState(load(save(dict(saved.tensors))), json.loads(json.dumps(saved.values)))
-    second = Controller(method, None, LAYOUT, plan, PublicRandomness(5))
+    second = Controller(plan, LAYOUT, PublicRandomness(5))
     second.restore(through_files)
     for step in range(cut, plan.total_steps):
         setting = second.setting(step)
@@ -142,7 +142,7 @@ def test_non_interference_the_data_reaches_the_controller_only_through_releases(
 
 @every_method
 def test_its_row_and_its_plan_survive_json(method):
-    assert json.loads(json.dumps(describe(method))) == describe(method)
+    assert json.loads(json.dumps(method.to_json())) == method.to_json()
     plan = plan_of(method)
     assert Plan.from_json(plan.to_json()) == plan
     assert method.summary
@@ -153,7 +153,7 @@ def test_its_row_and_its_plan_survive_json(method):
 
 @every_method
 def test_a_step_is_set_once_in_order_and_observed_before_the_next(method):
-    controller = Controller(method, None, LAYOUT, plan_of(method), PublicRandomness(5))
+    controller = Controller(plan_of(method), LAYOUT, PublicRandomness(5))
     setting = controller.setting(0)
     with pytest.raises(SparseDPError, match="has not been observed"):
         controller.setting(1)
@@ -173,7 +173,7 @@ def test_a_step_is_set_once_in_order_and_observed_before_the_next(method):
 @every_method
 def test_a_run_that_lost_steps_goes_on_with_what_it_has(method):
     """Steps 3 to 8 were paid for and lost: over the switch, and over the start of an epoch."""
-    controller = Controller(method, None, LAYOUT, plan_of(method), PublicRandomness(5))
+    controller = Controller(plan_of(method), LAYOUT, PublicRandomness(5))
     for step in [0, 1, 2, *range(9, 20)]:
         setting = controller.setting(step)
         controller.observe(random_release(0, step, setting))

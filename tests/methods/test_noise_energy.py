@@ -10,8 +10,8 @@ from sparsedp.core.geometry import Standardized
 from sparsedp.core.randomness import SystemRandomness
 from sparsedp.methods.method import GeometryRule, Protection
 from sparsedp.methods.options import MethodOptions
-from sparsedp.methods.planning import draft_plan
-from sparsedp.methods.registry import all_methods
+from sparsedp.methods.spec import PlanSpec
+from sparsedp.methods.table import all_methods
 
 STEPS, NOISE, CLIP, BATCH = 200, 0.8, 0.6, 8
 Z = 5.1
@@ -23,10 +23,10 @@ def measured(method):
     if method.geometry is GeometryRule.STANDARDIZED:
         options = MethodOptions(active_ratio=0.3, variance_decay=0.9)
     unclipped = method.protection is Protection.NO_CLIP
-    plan = draft_plan(
+    plan = PlanSpec.asked(
         method, options, units=40, batch_size=BATCH, epochs=STEPS // 5,
         clip_norm=None if unclipped else CLIP, noise_std=NOISE * CLIP if unclipped else None,
-    )  # fmt: skip
+    ).draft()  # fmt: skip
     if method.private:
         plan = plan.with_noise({phase.name: NOISE for phase in plan.phases})
     return drive(

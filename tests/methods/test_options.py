@@ -7,10 +7,11 @@ from sparsedp.methods.clock import EverySteps, PerEpoch, Refresh
 from sparsedp.methods.granularity import Granularity
 from sparsedp.methods.method import AUTO, GeometryRule, Method, OffSupport
 from sparsedp.methods.options import MethodOptions, configure
-from sparsedp.methods.registry import all_methods, get_method, register
+from sparsedp.methods.rankings import RandomOrder
 from sparsedp.methods.schedules import Constant, Cooling, Listed, Release
-from sparsedp.methods.scores import BlockCoherent, Coherent, Energy, RandomOrder
+from sparsedp.methods.scores import BlockCoherent, Coherent, Energy
 from sparsedp.methods.standardization import Decays
+from sparsedp.methods.table import all_methods, get_method, register
 
 FULL = MethodOptions(
     active_ratio=0.25,
@@ -57,7 +58,7 @@ def test_a_name_is_registered_once():
     row = get_method("dp-sgd")
     assert register(row) is row
     with pytest.raises(SparseDPError, match="taken"):
-        register(Method(name="dp-sgd", summary="another", paper="none", warm_up=False, ranking=None))
+        register(Method(name="dp-sgd", ranking=RandomOrder()))
 
 
 @pytest.mark.parametrize(

@@ -12,16 +12,16 @@ from sparsedp.methods.clock import EverySteps, PerEpoch
 from sparsedp.methods.controller import FROZEN_NOISE
 from sparsedp.methods.method import Protection
 from sparsedp.methods.options import MethodOptions
-from sparsedp.methods.planning import draft_plan
-from sparsedp.methods.registry import get_method
 from sparsedp.methods.schedules import Release
+from sparsedp.methods.spec import PlanSpec
+from sparsedp.methods.table import get_method
 
 D = NETWORK.dimension
 STEPS_PER_EPOCH = 5
 
 
 def plan_for(method, options, problem, epochs, noise, clip_norm=1.0, **settings):
-    plan = draft_plan(
+    plan = PlanSpec.asked(
         method,
         options,
         units=problem.units,
@@ -29,7 +29,7 @@ def plan_for(method, options, problem, epochs, noise, clip_norm=1.0, **settings)
         epochs=epochs,
         clip_norm=clip_norm,
         **settings,
-    )
+    ).draft()
     assert plan.steps_per_epoch == STEPS_PER_EPOCH
     assert plan.total_steps == problem.steps
     return plan.with_noise(noise) if method.protection is Protection.PRIVATE else plan

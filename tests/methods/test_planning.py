@@ -1,3 +1,5 @@
+import dataclasses
+import json
 import math
 
 import pytest
@@ -5,13 +7,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparsedp.core.errors import PrivacyError, SparseDPError
-from sparsedp.methods.method import GeometryRule
+from sparsedp.methods.clock import EverySteps
+from sparsedp.methods.granularity import Granularity
 from sparsedp.methods.options import MethodOptions
-from sparsedp.methods.planning import build_plan, draft_plan
-from sparsedp.methods.registry import all_methods, get_method
-from sparsedp.methods.schedules import Cooling
+from sparsedp.methods.rules import GeometryRule
+from sparsedp.methods.schedules import Cooling, Listed
+from sparsedp.methods.scores import Energy
+from sparsedp.methods.spec import PlanSpec, build_plan
+from sparsedp.methods.table import all_methods, get_method
 from sparsedp.privacy.accountants import accountant
 from sparsedp.privacy.calibrate import EqualNoise, NominalSplit
+from sparsedp.privacy.normalisation import PrivateNormalisation
+from sparsedp.privacy.plan import Plan
 
 SIZES = {"units": 1000, "batch_size": 100, "epochs": 3}
 private_methods = [method for method in all_methods() if method.private]
@@ -25,7 +32,9 @@ def test_an_epoch_is_units_over_batch_size_to_the_nearest_step():
         (7, 7, 1),
         (10, 7, 1),
     ]:
-        plan = draft_plan(get_method("dp-sgd"), units=units, batch_size=batch_size, epochs=2, clip_norm=1.0)
+        plan = PlanSpec.asked(
+            get_method("dp-sgd"), units=units, batch_size=batch_size, epochs=2, clip_norm=1.0
+        ).draft()
         assert plan.steps_per_epoch == expected
         assert plan.total_steps == 2 * expected
         assert plan.phases[0].sampling_rate == batch_size / units
@@ -33,7 +42,7 @@ def test_an_epoch_is_units_over_batch_size_to_the_nearest_step():
 
 def test_the_warm_up_is_its_share_of_all_steps_to_the_nearest():
     for fraction, expected in [(0.3, 9), (0.29, 9), (0.05, 2), (0.35, 11), (0.97, 29)]:
-        plan = draft_plan(get_method("tp-topk"), **SIZES, clip_norm=1.0, warmup_fraction=fraction)
+        plan = PlanSpec.asked(get_method("tp-topk"), **SIZES, clip_norm=1.0, warmup_fraction=fraction).draft()
         assert [(phase.name, phase.steps) for phase in plan.phases] == [
             ("warm-up", expected),
             ("main", 30 - expected),
@@ -47,10 +56,10 @@ def test_steps_add_up_whatever_the_sizes(units, batch_size, epochs, fraction):
         return
     total = epochs * max(1, math.floor(units / batch_size + 0.5))
     try:
-        plan = draft_plan(
+        plan = PlanSpec.asked(
             get_method("tp-topk"), units=units, batch_size=batch_size, epochs=epochs, clip_norm=1.0,
             warmup_fraction=fraction,
-        )  # fmt: skip
+        ).draft()  # fmt: skip
     except SparseDPError:
         assert round(fraction * total) in (0, total)
         return
@@ -95,10 +104,10 @@ def test_the_split_divides_two_phases_and_leaves_one_alone():
 
 
 def test_each_phase_may_have_its_own_clip():
-    plan = draft_plan(get_method("tp-topk"), **SIZES, clip_norm=(1.0, 0.5))
+    plan = PlanSpec.asked(get_method("tp-topk"), **SIZES, clip_norm=(1.0, 0.5)).draft()
     assert [phase.clip_norm for phase in plan.phases] == [1.0, 0.5]
     with pytest.raises(PrivacyError, match="one number for each of 1 phases"):
-        draft_plan(get_method("dp-sgd"), **SIZES, clip_norm=(1.0, 0.5))
+        PlanSpec.asked(get_method("dp-sgd"), **SIZES, clip_norm=(1.0, 0.5)).draft()
 
 
 def test_the_ablations_have_no_epsilon():
@@ -116,13 +125,11 @@ def test_the_ablations_have_no_epsilon():
 @pytest.mark.parametrize(
     ("name", "settings", "message"),
     [
-        ("dp-sgd", {"epsilon": None}, "expected a number for each"),
-        ("dp-sgd", {"delta": None}, "expected a number for each"),
-        ("dp-sgd", {"clip_norm": None}, "got no clip_norm"),
         ("dp-sgd", {"noise_std": 1.0}, "it is for noisy-sgd"),
         ("dp-sgd", {"batch_size": 1001}, "expected at most the number of units, 1000"),
         ("dp-sgd", {"batch_size": 0}, "batch_size: got 0"),
         ("dp-sgd", {"epochs": 1.5}, "epochs: got 1.5"),
+        ("dp-sgd", {"accountant": "moments"}, "accountant: got 'moments'"),
         ("tp-topk", {"warmup_fraction": 1.0}, "warmup_fraction: got 1.0"),
         ("tp-topk", {"warmup_fraction": 0.01}, "both phases need at least one"),
         ("clipped-sgd", {}, "protects nobody"),
@@ -134,3 +141,94 @@ def test_requests_without_meaning_are_refused(name, settings, message):
     request = {**SIZES, "epsilon": 1.0, "delta": 1e-5, "clip_norm": 1.0, **settings}
     with pytest.raises(SparseDPError, match=message):
         build_plan(get_method(name), **request)
+
+
+@pytest.mark.parametrize("missing", ["epsilon", "delta", "clip_norm"])
+def test_a_spec_has_no_gaps(missing):
+    spec = PlanSpec.asked("dp-sgd", **SIZES)
+    with pytest.raises(PrivacyError, match="expected a number"):
+        dataclasses.replace(spec, **{missing: None}).plan()
+
+
+def test_what_is_not_given_is_filled_in_from_public_numbers():
+    spec = PlanSpec.asked(units=60_000)
+    assert (spec.method.name, spec.unit, spec.epsilon, spec.delta) == ("tp-topk", "row", 3.0, 1e-6)
+    assert (spec.epochs, spec.batch_size, spec.clip_norm, spec.warmup_fraction) == (20, 1024, 1.0, 0.3)
+    assert (spec.split, spec.accountant, spec.normalise, spec.noise_std) == (EqualNoise(), "pld", None, None)
+    ablation = PlanSpec.asked("noisy-sgd", units=60_000, noise_std=2.0)
+    assert (ablation.epsilon, ablation.delta, ablation.clip_norm) == (None, None, None)
+
+
+SPECS = {
+    **{method.name: {"method": method} for method in all_methods()},
+    "everything": {
+        "method": "tp-topk",
+        "options": MethodOptions(
+            ranking="block-coherent",
+            block_size=3,
+            schedule=Listed((0.5, 0.25)),
+            clock=EverySteps(4),
+            granularity=Granularity.ROWS,
+            geometry=GeometryRule.STANDARDIZED,
+            centre_decay=0.5,
+        ),
+        "unit": "patient",
+        "epsilon": 2.0,
+        "delta": 1e-4,
+        "clip_norm": (1.0, 0.5),
+        "warmup_fraction": 0.4,
+        "split": NominalSplit(0.2),
+        "accountant": "rdp",
+        "normalise": PrivateNormalisation(9.0, 2.0),
+    },
+}
+
+
+@pytest.mark.parametrize("case", SPECS)
+def test_a_spec_goes_to_json_and_back_and_its_plan_carries_it(case):
+    noise = {"noise_std": 1.0} if case == "noisy-sgd" else {}
+    spec = PlanSpec.asked(**SPECS[case], **SIZES, **noise)
+    assert PlanSpec.from_json(json.loads(json.dumps(spec.to_json()))) == spec
+    draft = spec.draft()
+    assert Plan.from_json(draft.to_json()) == draft
+    assert PlanSpec.of(Plan.from_json(draft.to_json())) == spec
+    spec.check(draft)
+    others = {name: value for name, value in spec.to_json().items() if name != "epochs"}
+    with pytest.raises(SparseDPError, match="what a plan was made from"):
+        PlanSpec.from_json(others)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda plan: dataclasses.replace(plan, unit="patient"),
+        lambda plan: dataclasses.replace(plan, units=999),
+        lambda plan: dataclasses.replace(plan, method="tp-rand"),
+        lambda plan: dataclasses.replace(plan, phases=plan.phases[::-1]),
+        lambda plan: dataclasses.replace(
+            plan, phases=(plan.phases[0], dataclasses.replace(plan.phases[1], clip_norm=2.0))
+        ),
+    ],
+)
+def test_a_plan_that_is_not_what_it_was_made_from_is_refused(change):
+    spec = PlanSpec.asked("tp-topk", **SIZES)
+    with pytest.raises(PrivacyError, match="changed afterwards"):
+        spec.check(change(spec.draft()))
+    spec.check(spec.draft().with_noise({"main": 3.0}))
+
+
+def test_a_piece_under_anothers_name_is_refused():
+    @dataclasses.dataclass(frozen=True, slots=True)
+    class Impostor(Energy):
+        floor: float = 0.5
+
+    method = dataclasses.replace(get_method("tp-topk"), ranking=Impostor())
+    with pytest.raises(SparseDPError, match="has no \\['floor'\\]"):
+        PlanSpec.asked(method, **SIZES)
+
+    @dataclasses.dataclass(frozen=True, slots=True)
+    class Twin(Energy):
+        pass
+
+    with pytest.raises(SparseDPError, match="has the name of another"):
+        PlanSpec.asked(dataclasses.replace(method, ranking=Twin()), **SIZES)

@@ -10,20 +10,10 @@ from method_tools import release
 from sparsedp.core.errors import SparseDPError
 from sparsedp.core.support import Support
 from sparsedp.methods.observation import Observation, observe_dense, observe_released
-from sparsedp.methods.scores import (
-    BlockCoherent,
-    Coherent,
-    Energy,
-    Magnitude,
-    RandomOrder,
-    Ranked,
-    Score,
-    get_ranking,
-    ranking_names,
-    register_ranking,
-)
+from sparsedp.methods.rankings import ByScore, RandomOrder, get_ranking, ranking_names, register_ranking
+from sparsedp.methods.scores import BlockCoherent, Coherent, Energy, Magnitude, Ranked
 
-SCORES: list[Score] = [Energy(), Magnitude(), Ranked(), Coherent(), BlockCoherent(3)]
+SCORES: list[ByScore] = [Energy(), Magnitude(), Ranked(), Coherent(), BlockCoherent(3)]
 by_name = pytest.mark.parametrize("score", SCORES, ids=lambda score: score.name)
 
 

@@ -41,7 +41,12 @@ def sgd(parameters: Iterable[nn.Parameter]) -> Optimizer:
 
 
 def a_plan(
-    method: Method, options: MethodOptions | None = None, *, epochs: int = 5, batch_size: int = 20
+    method: Method,
+    options: MethodOptions | None = None,
+    *,
+    epochs: int = 5,
+    batch_size: int = 20,
+    unit: str = "row",
 ) -> Plan:
     """A plan of `3 * epochs` steps; RDP, which calibrates at once."""
     private = method.private
@@ -57,6 +62,7 @@ def a_plan(
         clip_norm=1.0 if clips else None,
         noise_std=None if clips else 0.5,
         accountant="rdp",
+        unit=unit,
     )
 
 
@@ -81,8 +87,6 @@ def a_trainer(
         rows(data_seed),
         loss_fn,
         plan=a_plan(row, options, epochs=epochs) if plan is None else plan,
-        method=row,
-        options=options,
         optimizer=optimizer,
         out=out,
         resume=resume,

@@ -115,7 +115,7 @@ def test_the_epsilon_of_a_run_has_the_normalisation_in_it_and_every_file_agrees(
     found = verify_run(tmp_path / "run")
     assert found.passed, found.checks
     assert result.report().stat().st_size > 10_000
-    assert "PrivateNormalisation(3.0, 2.0)" in result.report().read_text()
+    assert "PrivateNormalisation(noise_multiplier=3.0, clip_norm=2.0)" in result.report().read_text()
 
 
 def test_a_ledger_that_says_the_normalisation_had_more_noise_is_found_out(tmp_path):
@@ -290,8 +290,7 @@ def plan_with(*phases: Phase) -> Any:
 def test_other_phases_that_do_not_train_are_refused(phase, named):
     with pytest.raises(PrivacyError, match=named):
         Trainer(
-            Normalised(network(), FEATURES), rows(1), loss_fn, plan=plan_with(phase),
-            method=get_method("dp-sgd"), optimizer=sgd,
+            Normalised(network(), FEATURES), rows(1), loss_fn, plan=plan_with(phase), optimizer=sgd,
         )  # fmt: skip
 
 
@@ -301,7 +300,7 @@ def test_a_model_without_a_place_for_the_constants_is_refused():
         accountant="rdp", normalise=ASKED,
     )  # fmt: skip
     with pytest.raises(ModelError, match="Normalised\\(model, channels\\)"):
-        Trainer(network(), rows(1), loss_fn, plan=plan, method=get_method("dp-sgd"), optimizer=sgd)
+        Trainer(network(), rows(1), loss_fn, plan=plan, optimizer=sgd)
 
 
 def test_data_without_channels_is_refused_before_anything_is_spent(tmp_path):

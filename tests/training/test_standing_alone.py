@@ -71,7 +71,6 @@ def run(collate: Callable[[Items], object], long_row: int | None, workers: int =
         Sequences(long_row),
         loss_fn,
         plan=a_plan(row),
-        method=row,
         optimizer=sgd,
         loading=Loading(collate=collate, workers=workers),
         seed=0,
@@ -112,4 +111,4 @@ class Gathered(Sequences):
 def test_a_data_set_that_mixes_the_rows_it_gathers_is_refused():
     row = get_method("dp-sgd")
     with pytest.raises(PrivacyError, match="rows_at makes something else"):
-        Trainer(Pooled(), Gathered(None), loss_fn, plan=a_plan(row), method=row, optimizer=sgd, seed=0)
+        Trainer(Pooled(), Gathered(None), loss_fn, plan=a_plan(row), optimizer=sgd, seed=0)

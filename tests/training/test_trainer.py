@@ -280,7 +280,6 @@ def test_a_general_loss_trains_too() -> None:
         rows(1),
         PerSample(loss),
         plan=a_plan(row),
-        method=row,
         optimizer=OPTIMIZERS["momentum"],
         seed=0,
     )

@@ -16,14 +16,13 @@ from sparsedp.auditing.result import AuditResult
 from sparsedp.auditing.subject import Subject
 from sparsedp.core.batch import PerSample, Rows, per_sample_loss
 from sparsedp.core.errors import PrivacyError, SparseDPError
-from sparsedp.methods import Method, MethodOptions, build_plan, get_method
-from sparsedp.methods.planning import ClipNorm
+from sparsedp.methods import Method, MethodOptions, build_plan
+from sparsedp.methods.spec import METHOD, ClipNorm
 from sparsedp.privacy.ledger import FileLedger
 from sparsedp.privacy.plan import Plan
 from sparsedp.runs.checkpoint import load_weights
 from sparsedp.runs.folder import RunFolder
 from sparsedp.training.batches import Loading
-from sparsedp.training.defaults import CLIP_NORM, EPOCHS, EPSILON, default_batch_size, default_delta
 
 
 def audit(
@@ -58,8 +57,8 @@ def audit(
         train_dataset: the data that would be protected.
         loss_fn: as for `fit`.
         plan: the claim, from `build_plan` or of a run; if not given, made of the next arguments as `fit` does.
-        method: the plan's own if not given; without a plan "tp-topk".
-        options: changes to the method.
+        method: as for `fit`; not with a plan, which has its own.
+        options: changes to the method; not with a plan.
         epsilon: as for `fit`; not with a plan.
         delta: as for `fit`; not with a plan.
         epochs: as for `fit`; not with a plan.
@@ -88,13 +87,15 @@ def audit(
     if steps < 2:
         raise SparseDPError(f"steps: got {steps}, expected at least 2")
     asked = {
+        "method": method,
+        "options": options,
         "epsilon": epsilon,
         "delta": delta,
         "epochs": epochs,
         "batch_size": batch_size,
         "clip_norm": clip_norm,
     }
-    given = {name: value for name, value in asked.items() if value is not None}
+    given: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
     head = None
     if run is not None:
         if plan is not None:
@@ -104,8 +105,7 @@ def audit(
         raise SparseDPError(
             f"audit: got a plan and {sorted(given)}; the plan has its own, so drop them or it"
         )
-    row = _row(method, plan)
-    claimed = plan or _plan(row, options, _count(train_dataset, units), **given)
+    claimed = plan or build_plan(**{"method": METHOD, **given}, units=_count(train_dataset, units))
     if not claimed.is_private or claimed.delta is None:
         raise PrivacyError(
             f"audit: {claimed.method} claims no privacy, so there is nothing to audit; give a private method"
@@ -118,8 +118,6 @@ def audit(
         dataset=train_dataset,
         loss=per_sample_loss(loss_fn),
         plan=claimed,
-        method=row,
-        options=options,
         loading=loading,
         engine=engine,
     )
@@ -135,25 +133,6 @@ def _of_run(folder: Path, model: nn.Module) -> tuple[Plan, nn.Module, str]:
     trained = copy.deepcopy(model)
     load_weights(folder, trained)
     return there.plan(), trained, FileLedger.read(there.ledger_file).head
-
-
-def _row(method: str | Method | None, plan: Plan | None) -> Method:
-    if isinstance(method, Method):
-        return method
-    return get_method(method or (plan.method if plan is not None else "tp-topk"))
-
-
-def _plan(method: Method, options: MethodOptions | None, units: int, **given: Any) -> Plan:
-    return build_plan(
-        method,
-        options,
-        units=units,
-        batch_size=given.get("batch_size", default_batch_size(units)),
-        epochs=given.get("epochs", EPOCHS),
-        epsilon=given.get("epsilon", EPSILON) if method.private else None,
-        delta=given.get("delta", default_delta(units)),
-        clip_norm=given.get("clip_norm", CLIP_NORM),
-    )
 
 
 def _count(dataset: Dataset[Any], units: Tensor | Sequence[int] | None) -> int:

@@ -18,7 +18,7 @@ from sparsedp.core.randomness import PublicRandomness
 from sparsedp.core.support import Support
 from sparsedp.gradients import make_engine
 from sparsedp.gradients.query import Engine
-from sparsedp.methods import Controller, Method, MethodOptions
+from sparsedp.methods import Controller
 from sparsedp.privacy.plan import Phase, Plan
 from sparsedp.training.batches import Loading
 from sparsedp.training.step import clip_of
@@ -34,8 +34,6 @@ class Subject:
         dataset: the user's.
         loss: one loss per row.
         plan: what is claimed.
-        method: the row of the methods table.
-        options: changes to it.
         loading: units and how rows become batches.
         engine: the engine's name.
     """
@@ -44,8 +42,6 @@ class Subject:
     dataset: Dataset[Any]
     loss: PerSampleLoss
     plan: Plan
-    method: Method
-    options: MethodOptions | None
     loading: Loading
     engine: str
 
@@ -55,7 +51,7 @@ class Subject:
 
     def controller(self, layout: Layout) -> Controller:
         """The method at work on this plan, with fresh public randomness."""
-        return Controller(self.method, self.options, layout, self.plan, PublicRandomness.fresh())
+        return Controller(self.plan, layout, PublicRandomness.fresh())
 
     @property
     def phases(self) -> tuple[Phase, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import Annotated, Any
 
 import typer
@@ -22,9 +23,13 @@ def plan(
     ],
     batch_size: Annotated[int, typer.Option(help="Expected size of a batch.")],
     epochs: Annotated[int, typer.Option(help="Passes over the data.")],
-    epsilon: Annotated[float, typer.Option("--epsilon", "-e", help="The budget.")] = 3.0,
+    epsilon: Annotated[
+        float | None, typer.Option("--epsilon", "-e", help="The budget; 3 if not given.")
+    ] = None,
     delta: options.Delta = None,
-    method: Annotated[str, typer.Option(help="A method; `sparsedp methods` lists them.")] = "tp-topk",
+    method: Annotated[
+        str | None, typer.Option(help="A method, tp-topk if not given; `sparsedp methods` lists them.")
+    ] = None,
     active_ratio: options.ActiveRatio = None,
     phase1_epochs: Annotated[
         float | None, typer.Option(help="Epochs of warm-up; 30 % of all by default.")
@@ -42,7 +47,7 @@ def plan(
             metavar="NOISE", help="Normalise the inputs privately first, with this noise multiplier (8)."
         ),
     ] = None,
-    accountant: Annotated[str, typer.Option(help="pld, rdp or rdp-classic.")] = "pld",
+    accountant: Annotated[str | None, typer.Option(help="pld if not given, rdp or rdp-classic.")] = None,
     unit: Annotated[str, typer.Option(help="What one record is: row, patient, ...")] = "row",
     parameters: Annotated[
         int | None, typer.Option(min=1, help="Number d of parameters, for the noise energy.")
@@ -64,39 +69,52 @@ def plan(
         raise SparseDPError(
             "give --equal-noise or --phase1-budget, not both: they are two ways to split the budget"
         )
-    from sparsedp.cli.planning import Question, answer, count_parameters, warmup_share
-    from sparsedp.methods import Protection, get_method
+    from sparsedp.methods import MethodOptions, PlanSpec, get_method
+    from sparsedp.methods.quote import quote
+    from sparsedp.methods.spec import METHOD
+    from sparsedp.models import usual_size
+    from sparsedp.privacy import NominalSplit, PrivateNormalisation
 
-    row = get_method(method)
+    row = get_method(METHOD if method is None else method)
     if not row.warm_up and (phase1_epochs is not None or phase1_budget is not None or equal_noise):
         raise SparseDPError(
-            f"{method} has one phase: --phase1-epochs, --phase1-budget and --equal-noise are for methods with a "
+            f"{row.name} has one phase: --phase1-epochs, --phase1-budget and --equal-noise are for methods with a "
             "warm-up, such as tp-topk; drop them"
         )
-    clips = row.protection is not Protection.NO_CLIP
-    found = options.bounds(clip_norm) if clip_norm is not None or not clips else 1.0
-    question = Question(
-        records=records,
+    ratio, clip = options.ratio(active_ratio), options.bounds(clip_norm)
+    spec = PlanSpec.asked(
+        row,
+        None if ratio is None else MethodOptions.from_json({"active_ratio": ratio}),
+        units=records,
+        unit=unit,
         batch_size=batch_size,
         epochs=epochs,
-        epsilon=epsilon,
+        epsilon=epsilon if row.private else None,
         delta=delta,
-        method=method,
-        active_ratio=options.ratio(active_ratio),
-        clip_norm=tuple(found) if isinstance(found, list) else found,  # type: ignore[arg-type]
+        clip_norm=(clip[0], clip[1]) if isinstance(clip, list) else clip,
         accountant=accountant,
-        warmup_fraction=warmup_share(phase1_epochs, epochs),
-        phase1_budget=phase1_budget,
-        normalise=normalise,
-        unit=unit,
-        dimension=count_parameters(model) if model is not None else parameters,
+        warmup_fraction=_warmup_share(phase1_epochs, epochs),
+        split=None if phase1_budget is None else NominalSplit(phase1_budget),
+        normalise=None if normalise is None else PrivateNormalisation(normalise),
     )
+    dimension = usual_size(model) if model is not None else parameters
     others = options.numbers(other_budgets, "other-budgets") if other_budgets.strip() else []
-    answered = answer(question, others)
+    answered = quote(spec, dimension, others)
     if as_json:
         emit(answered)
     else:
         _show(answered, people(as_json))
+
+
+def _warmup_share(phase1_epochs: float | None, epochs: int) -> float | None:
+    """The warm-up's share of the steps, if it was told."""
+    if phase1_epochs is None:
+        return None
+    if not 0 < phase1_epochs < epochs:
+        raise SparseDPError(
+            f"phase1-epochs: got {phase1_epochs:g}, expected more than 0 and fewer than {epochs}"
+        )
+    return float(Fraction(repr(phase1_epochs)) / epochs)
 
 
 def _show(answer: dict[str, Any], screen: Console) -> None:

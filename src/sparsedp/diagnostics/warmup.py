@@ -29,7 +29,8 @@ from sparsedp.diagnostics.splits import (
 from sparsedp.diagnostics.summary import write_summary
 from sparsedp.methods.autoratio import MINIMUM_WARMUP, AutoRatio
 from sparsedp.methods.observation import observe_dense
-from sparsedp.methods.scores import Coherent, Energy, Score
+from sparsedp.methods.rankings import ByScore
+from sparsedp.methods.scores import Coherent, Energy
 from sparsedp.methods.timeline import noise_on_mean
 from sparsedp.privacy.plan import Plan
 from sparsedp.runs.folder import RunFolder
@@ -38,7 +39,7 @@ from sparsedp.training.reports import StepReport
 
 __all__ = ["FILE", "WarmupRecorder", "WarmupStatistics", "looked_at", "read_statistics", "write_statistics"]
 
-RANKINGS: tuple[Score, ...] = (Energy(), Coherent())
+RANKINGS: tuple[ByScore, ...] = (Energy(), Coherent())
 logger = logging.getLogger("sparsedp")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -22,9 +21,6 @@ from sparsedp.experiments.datasets import check_dataset, load_data
 from sparsedp.experiments.evaluation import evaluator
 from sparsedp.experiments.networks import build_model, check_model
 from sparsedp.experiments.settings import Settings
-from sparsedp.methods import MethodOptions
-from sparsedp.privacy.calibrate import EqualNoise, NominalSplit
-from sparsedp.privacy.normalisation import PrivateNormalisation
 from sparsedp.runs.record import About
 from sparsedp.training.choices import OptimizerChoice
 from sparsedp.training.defaults import MOMENTUM
@@ -83,13 +79,7 @@ def execute(
         bundle.train,
         nn.CrossEntropyLoss(reduction="none"),
         method=found.method,
-        epsilon=None if found.epsilon == math.inf else found.epsilon,
-        delta=found.delta,
-        epochs=found.epochs,
-        batch_size=found.batch_size,
-        clip_norm=found.clip_norm,
-        active_ratio=found.active_ratio,
-        options=MethodOptions.from_json(found.options) if found.options else None,
+        options=found.method_options(),
         optimizer=_optimizer(found),
         scheduler=_SCHEDULERS[found.scheduler],
         evaluate=evaluator(bundle.test),
@@ -99,17 +89,13 @@ def execute(
         units=None if by_row else bundle.train.units,
         unit=None if by_row or bundle.train.units is None else bundle.unit,
         rows_per_unit=found.rows_per_unit,
-        warmup_fraction=found.warmup_fraction,
-        split=EqualNoise() if found.phase1_budget is None else NominalSplit(found.phase1_budget),
-        noise_std=found.noise_std,
-        normalise=PrivateNormalisation.from_json(found.normalise) if found.normalise else None,
-        accountant=found.accountant,
         engine=found.engine,
         max_physical_batch=found.max_physical_batch,
         ema_decay=found.ema_decay,
         callbacks=(*callbacks, *watch(model)),
         progress=progress,
         about=about(found, bundle),
+        **found.asked(),
     )
 
 

@@ -6,10 +6,12 @@ from collections.abc import Mapping
 
 from sparsedp.datasets import DATASETS
 from sparsedp.datasets.row import Value
+from sparsedp.methods.spec import CLIP_NORM, EPOCHS
+from sparsedp.training.defaults import MOMENTUM
 
 OWN_FILES_MODEL = "mlp"
 
-_ANY: Mapping[str, Value] = {"epochs": 20, "clip_norm": 1.0, "momentum": 0.9}
+_ANY: Mapping[str, Value] = {"epochs": EPOCHS, "clip_norm": CLIP_NORM, "momentum": MOMENTUM}
 _ADAPTIVE_RATE = 0.001
 
 

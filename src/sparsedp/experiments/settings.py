@@ -12,12 +12,13 @@ from typing import Any, Literal
 from sparsedp.core.errors import PrivacyError, SparseDPError
 from sparsedp.experiments import kinds
 from sparsedp.experiments.recipes import recipe_for
+from sparsedp.methods import MethodOptions, Protection, configure, get_method
+from sparsedp.methods.spec import ACCOUNTANT, EPSILON, METHOD, WARMUP_FRACTION, Asked
 from sparsedp.privacy.canonical import FrozenMap, canonical, sha256
 from sparsedp.privacy.normalisation import PrivateNormalisation
+from sparsedp.privacy.splits import EqualNoise, NominalSplit
 
 _NOTHING = FrozenMap({})
-
-EPSILON = 3.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,12 +66,12 @@ class Settings:
     subset: int | None = None
     model: str | None = None
     model_options: FrozenMap = _NOTHING
-    method: str = "tp-topk"
+    method: str = METHOD
     active_ratio: float | Literal["auto"] | None = None
     options: FrozenMap = _NOTHING
     epsilon: float | None = None
     delta: float | None = None
-    accountant: str = "pld"
+    accountant: str = ACCOUNTANT
     unit: str | None = None
     rows_per_unit: int = 1
     epochs: int | None = None
@@ -78,7 +79,7 @@ class Settings:
     clip_norm: float | tuple[float, float] | None = None
     noise_std: float | None = None
     normalise: FrozenMap = _NOTHING
-    warmup_fraction: float = 0.3
+    warmup_fraction: float = WARMUP_FRACTION
     phase1_budget: float | None = None
     optimizer: str = "sgd"
     lr: float | None = None
@@ -108,6 +109,26 @@ class Settings:
             name: _plain(value) for name, value in found.items() if value is not None and value != _NOTHING
         }
 
+    def method_options(self) -> MethodOptions:
+        """The changes to the method, its ratio among them."""
+        ratio = {} if self.active_ratio is None else {"active_ratio": self.active_ratio}
+        return MethodOptions.from_json({**self.options.plain(), **ratio})
+
+    def asked(self) -> Asked:
+        """What they ask of a plan, but for units and method; a budget of inf is none."""
+        return Asked(
+            epsilon=None if self.epsilon == math.inf else self.epsilon,
+            delta=self.delta,
+            epochs=self.epochs,
+            batch_size=self.batch_size,
+            clip_norm=self.clip_norm,
+            warmup_fraction=self.warmup_fraction,
+            split=EqualNoise() if self.phase1_budget is None else NominalSplit(self.phase1_budget),
+            accountant=self.accountant,
+            normalise=PrivateNormalisation.from_json(self.normalise) if self.normalise else None,
+            noise_std=self.noise_std,
+        )
+
     @property
     def digest(self) -> str:
         """A hash of all settings, the seed included: names the run."""
@@ -119,10 +140,8 @@ class Settings:
         Raises:
             SparseDPError: an unknown method, model, data set or option, or a private method without a budget.
         """
-        from sparsedp.methods import MethodOptions, Protection, configure, get_method
-
         method = get_method(self.method)
-        configure(method, MethodOptions.from_json(self.options))
+        configure(method, self.method_options())
         PrivateNormalisation.from_json(self.normalise)
         recipe = recipe_for(self.dataset, self.model, self.optimizer)
         filled: dict[str, Any] = {name: v for name, v in recipe.items() if getattr(self, name) is None}

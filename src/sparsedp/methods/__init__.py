@@ -3,26 +3,25 @@
 from sparsedp.methods.clock import EverySteps, PerEpoch, Refresh
 from sparsedp.methods.controller import Controller
 from sparsedp.methods.granularity import Granularity
-from sparsedp.methods.method import AUTO, GeometryRule, Method, OffSupport, Protection
+from sparsedp.methods.method import AUTO, Method
 from sparsedp.methods.options import MethodOptions, configure
-from sparsedp.methods.planning import build_plan
-from sparsedp.methods.registry import all_methods, get_method, register
-from sparsedp.methods.schedules import Constant, Cooling, Listed, Release
-from sparsedp.methods.scores import (
-    BlockCoherent,
-    Coherent,
-    Energy,
-    Magnitude,
-    RandomOrder,
-    Ranked,
-    Score,
-    register_ranking,
-)
+from sparsedp.methods.rankings import ByScore, RandomOrder, Ranking, register_ranking
+from sparsedp.methods.rules import GeometryRule, OffSupport, Protection
+from sparsedp.methods.schedules import Constant, Cooling, Listed, Release, register_schedule
+from sparsedp.methods.scores import BlockCoherent, Coherent, Energy, Magnitude, Ranked
 from sparsedp.methods.setting import ControllerState, StepSetting, SupportChange
+from sparsedp.methods.spec import PlanSpec, build_plan
+from sparsedp.methods.stages import HEAD, MAIN, SELECT, WARM_UP, Moves, Stage
+from sparsedp.methods.table import all_methods, get_method, register
 
 __all__ = [
     "AUTO",
+    "HEAD",
+    "MAIN",
+    "SELECT",
+    "WARM_UP",
     "BlockCoherent",
+    "ByScore",
     "Coherent",
     "Constant",
     "Controller",
@@ -36,14 +35,17 @@ __all__ = [
     "Magnitude",
     "Method",
     "MethodOptions",
+    "Moves",
     "OffSupport",
     "PerEpoch",
+    "PlanSpec",
     "Protection",
     "RandomOrder",
     "Ranked",
+    "Ranking",
     "Refresh",
     "Release",
-    "Score",
+    "Stage",
     "StepSetting",
     "SupportChange",
     "all_methods",
@@ -52,4 +54,5 @@ __all__ = [
     "get_method",
     "register",
     "register_ranking",
+    "register_schedule",
 ]

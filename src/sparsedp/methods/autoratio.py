@@ -16,7 +16,7 @@ from torch import Tensor
 
 from sparsedp.core.errors import SparseDPError
 from sparsedp.methods.observation import Observation
-from sparsedp.methods.scores import Score
+from sparsedp.methods.rankings import ByScore
 
 MINIMUM_WARMUP = 3
 """One step to rank by and two to estimate with."""
@@ -26,7 +26,7 @@ MINIMUM_WARMUP = 3
 class AutoRatio:
     """The accumulator behind the automatic ratio, for a warm-up of `steps` steps ranked by `score`."""
 
-    score: Score
+    score: ByScore
     steps: int
 
     def __post_init__(self) -> None:

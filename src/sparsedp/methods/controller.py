@@ -18,14 +18,14 @@ from sparsedp.core.ratio import exact_ratio
 from sparsedp.core.support import Support
 from sparsedp.methods.autoratio import AutoRatio, best_count
 from sparsedp.methods.clock import Refresh
-from sparsedp.methods.describe import describe
-from sparsedp.methods.granularity import order_by_score, random_order
-from sparsedp.methods.method import AUTO, GeometryRule, Method
+from sparsedp.methods.granularity import order_by_score
+from sparsedp.methods.method import AUTO, Method
 from sparsedp.methods.observation import Observation, observe_dense, observe_released
-from sparsedp.methods.options import MethodOptions, configure
+from sparsedp.methods.rankings import ByScore, Place, RankingState, Source
+from sparsedp.methods.rules import GeometryRule
 from sparsedp.methods.schedules import active_count
-from sparsedp.methods.scores import RandomOrder, Score, ScoreState
 from sparsedp.methods.setting import ControllerState, StepSetting, SupportChange
+from sparsedp.methods.spec import PlanSpec
 from sparsedp.methods.standardization import Statistics
 from sparsedp.methods.timeline import Timeline
 from sparsedp.privacy.plan import Plan
@@ -40,7 +40,7 @@ FROZEN_NOISE = 2
 
 @final
 class Controller:
-    """Runs one method over one plan: `setting(step)` before each release, `observe(released)` after it.
+    """Runs the method of a plan: `setting(step)` before each release, `observe(released)` after it.
 
     Steps come in order; a resumed run may leave some out (they were paid for and lost).
 
@@ -48,21 +48,14 @@ class Controller:
     period, so whatever it decides is post-processing, and a replay decides the same.
     """
 
-    def __init__(
-        self,
-        method: Method,
-        options: MethodOptions | None,
-        layout: Layout,
-        plan: Plan,
-        public: PublicRandomness,
-    ) -> None:
-        self._method = configure(method, options)
+    def __init__(self, plan: Plan, layout: Layout, public: PublicRandomness) -> None:
+        self._method = PlanSpec.of(plan).method
         self._layout = layout
         self._public = public
         self._timeline = Timeline.of(plan, self._method)
         self._starts = self._method.clock.starts(self._timeline.main_steps, self._timeline.steps_per_epoch)
-        ranking = self._method.ranking
-        self._score: Score | None = None if isinstance(ranking, RandomOrder) else ranking
+        self._ranking = self._method.ranking
+        self._by_gradients = self._ranking is not None and self._ranking.source is Source.GRADIENTS
         self._auto = self._auto_ratio()
         self._begin()
         self._check_counts()
@@ -78,7 +71,7 @@ class Controller:
         self._order: Tensor | None = None
         self._last_scores: Tensor | None = None
         self._scored_steps = 0
-        self._score_state: ScoreState = self._score.init(d) if self._score else {}
+        self._score_state: RankingState = self._ranking.init(d) if self._ranking else {}
         self._auto_state: Mapping[str, Tensor] = self._auto.init(d) if self._auto else {}
         self._statistics: Statistics | None = None
 
@@ -132,9 +125,10 @@ class Controller:
             )
         self._awaited = None
         warming = self._period == _WARM_UP
-        if self._score and (self._order is None or self._method.refresh is Refresh.EVERY_PERIOD):
+        ranks_again = self._order is None or self._method.refresh is Refresh.EVERY_PERIOD
+        if self._ranking and self._by_gradients and ranks_again:
             seen = self._observation(released)
-            self._score_state = self._score.update(self._score_state, seen)
+            self._score_state = self._ranking.update(self._score_state, seen)
             self._scored_steps += 1
             if self._auto and warming:
                 self._auto_state = self._auto.update(
@@ -195,7 +189,7 @@ class Controller:
 
     def _identity(self) -> dict[str, Any]:
         return {
-            "method": describe(self._method),
+            "method": self._method.to_json(),
             "timeline": self._timeline.to_json(),
             "dimension": self._layout.dimension,
             "public_seed": self._public.seed,
@@ -221,16 +215,17 @@ class Controller:
 
     def _rank(self, period: int) -> None:
         """A new order of the coordinates; the old one stays when nothing was scored since."""
-        if isinstance(self._method.ranking, RandomOrder):
-            self._order = random_order(self._public, (period,), self._layout, self._method.granularity)
-        elif self._score and self._scored_steps:
-            self._last_scores = self._score.scores(self._score_state)
-            self._order = order_by_score(self._last_scores, self._layout, self._method.granularity)
-            again = self._method.refresh is Refresh.EVERY_PERIOD
-            self._score_state = self._score.init(self._layout.dimension) if again else {}
-            self._scored_steps = 0
-            if self._auto and self._auto_count is None:
-                self._choose_count(self._auto)
+        ranking = self._ranking
+        if ranking is None or (self._by_gradients and not self._scored_steps):
+            return
+        place = Place(self._layout, self._method.granularity, self._public, period)
+        self._last_scores = ranking.scores(self._score_state)
+        self._order = ranking.order(self._score_state, place)
+        again = self._method.refresh is Refresh.EVERY_PERIOD
+        self._score_state = ranking.init(self._layout.dimension) if again else {}
+        self._scored_steps = 0
+        if self._auto and self._auto_count is None:
+            self._choose_count(self._auto)
 
     def _choose_count(self, auto: AutoRatio) -> None:
         d = self._layout.dimension
@@ -272,9 +267,9 @@ class Controller:
         return observe_released(released, noise, self._timeline.main_noise_std)
 
     def _auto_ratio(self) -> AutoRatio | None:
-        if self._method.active_ratio != AUTO or self._score is None:
+        if self._method.active_ratio != AUTO or not isinstance(self._ranking, ByScore):
             return None
-        return AutoRatio(self._score, self._timeline.warmup_steps)
+        return AutoRatio(self._ranking, self._timeline.warmup_steps)
 
     def _check_counts(self) -> None:
         """Refuse at once a schedule that would leave nothing to train."""

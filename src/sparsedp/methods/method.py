@@ -1,47 +1,26 @@
-"""A method is data: a ranking, a ratio schedule, a refresh rule, a geometry."""
+"""A method is data: a few stages, a ranking, a ratio schedule, a refresh rule, a geometry."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from enum import Enum
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
 
 from sparsedp.core.errors import SparseDPError
 from sparsedp.core.ratio import exact_ratio
+from sparsedp.methods import codec
 from sparsedp.methods.clock import Clock, PerEpoch, Refresh
 from sparsedp.methods.granularity import Granularity
+from sparsedp.methods.rankings import Ranking, Source
+from sparsedp.methods.rules import GeometryRule, OffSupport, Protection
 from sparsedp.methods.schedules import Constant, Listed, Release, Schedule
-from sparsedp.methods.scores import RandomOrder, Ranking
+from sparsedp.methods.stages import MAIN, WARM_UP, Stage, check_stages
 from sparsedp.methods.standardization import Decays
+
+_SUPPORT_RULE = ("schedule", "active_ratio", "refresh", "clock", "granularity")
 
 AUTO: Literal["auto"] = "auto"
 ActiveRatio = float | Literal["auto"]
-
-
-class GeometryRule(Enum):
-    """The space the main phase clips in; a warm-up always clips gradients as they are."""
-
-    IDENTITY = "identity"
-    STANDARDIZED = "standardized"
-
-
-class OffSupport(Enum):
-    """What happens to a coordinate that leaves the support.
-
-    Dropped: its optimizer state is zeroed and it does not move. Coasts: it may still move by its velocity, which is
-    public (RS, Sec. 4).
-    """
-
-    DROPPED = "dropped"
-    COASTS = "coasts"
-
-
-class Protection(Enum):
-    """Clip and noise, or one of the two ablations of RS App. E, which protect nobody."""
-
-    PRIVATE = "private"
-    NO_CLIP = "no clip"
-    NO_NOISE = "no noise"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +31,7 @@ class Method:
         name: what users type.
         summary: one line for lists.
         paper: where it comes from.
-        warm_up: whether a dense first phase comes before the main one.
+        stages: what it does one after the other; the main one is last.
         ranking: what orders the coordinates; None trains all of them always.
         refresh: whether each period brings a new ranking.
         clock: the periods of the main phase; the ratio moves with them.
@@ -70,10 +49,10 @@ class Method:
     """
 
     name: str
-    summary: str
-    paper: str
-    warm_up: bool
-    ranking: Ranking | None
+    summary: str = field(default="", compare=False)
+    paper: str = field(default="", compare=False)
+    stages: tuple[Stage, ...] = (MAIN,)
+    ranking: Ranking | None = None
     refresh: Refresh = Refresh.ONCE
     clock: Clock = field(default_factory=PerEpoch)
     schedule: Schedule = field(default_factory=Constant)
@@ -91,6 +70,7 @@ class Method:
             exact_ratio(self.active_ratio)
         if self.per_sample_top is not None:
             exact_ratio(self.per_sample_top, "per_sample_top")
+        check_stages(self.stages, self.name)
         for check in (_check_dense, _check_auto, _check_release, _check_prune):
             check(self)
 
@@ -98,6 +78,34 @@ class Method:
     def private(self) -> bool:
         """Whether it guarantees anything at all."""
         return self.protection is Protection.PRIVATE
+
+    @property
+    def warm_up(self) -> bool:
+        """Whether a dense stage comes before the main one."""
+        return WARM_UP in self.stages
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything that decides what it does, as JSON values; prose is left out."""
+        return {entry.name: codec.write(getattr(self, entry.name)) for entry in fields(self) if entry.compare}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Method:
+        """The row `to_json` wrote.
+
+        Raises:
+            SparseDPError: unknown or missing fields, or a value that is none of the choices.
+        """
+        known = {entry.name for entry in fields(cls) if entry.compare}
+        if set(values) != known:
+            raise SparseDPError(f"method: got the fields {sorted(values)}, expected {sorted(known)}")
+        return cls(**{name: codec.read(name, value) for name, value in values.items()})
+
+    def support_rule(self) -> dict[str, Any]:
+        """How the main stage chooses its support, as a plan states it."""
+        if self.ranking is None:
+            return {"rule": "full"}
+        row = self.to_json()
+        return {"rule": row["ranking"], **{name: row[name] for name in _SUPPORT_RULE}}
 
 
 def _check_dense(method: Method) -> None:
@@ -112,7 +120,7 @@ def _check_dense(method: Method) -> None:
 def _check_auto(method: Method) -> None:
     if method.active_ratio != AUTO:
         return
-    if not method.warm_up or isinstance(method.ranking, RandomOrder):
+    if not method.warm_up or method.ranking is None or method.ranking.source is not Source.GRADIENTS:
         raise SparseDPError(
             f"{method.name}: active_ratio='auto' is estimated from a warm-up, for a ranking by score; "
             "give a number, or choose a two-phase method such as tp-topk"

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from sparsedp.core.errors import SparseDPError
-from sparsedp.methods.clock import Clock, EverySteps, PerEpoch, Refresh
+from sparsedp.methods import codec
+from sparsedp.methods.clock import Clock, Refresh
 from sparsedp.methods.granularity import Granularity
-from sparsedp.methods.method import ActiveRatio, GeometryRule, Method, OffSupport
-from sparsedp.methods.schedules import Constant, Cooling, Listed, Release, Schedule
-from sparsedp.methods.scores import BlockCoherent, get_ranking
+from sparsedp.methods.method import ActiveRatio, Method
+from sparsedp.methods.rankings import Ranking, get_ranking
+from sparsedp.methods.rules import GeometryRule, OffSupport
+from sparsedp.methods.schedules import Schedule
+from sparsedp.methods.scores import BlockCoherent
+from sparsedp.methods.stages import WARM_UP, Stage
 from sparsedp.methods.standardization import Decays
 
 _ABOUT_SUPPORT = ("refresh", "clock", "schedule", "off_support", "granularity", "prune")
@@ -21,14 +25,14 @@ _ABOUT_SUPPORT = ("refresh", "clock", "schedule", "off_support", "granularity", 
 class MethodOptions:
     """Overrides of a method's row; None leaves the row as it is. See `Method` for the meaning of each.
 
-    `ranking` is a name ("energy", "magnitude", "ranked", "coherent", "block-coherent", "random"), `block_size` the
-    number of steps of block-coherent's blocks; `centre_decay`, `variance_decay` and `stabilizer` are the constants of
-    the standardized geometry.
+    `ranking` may be a name ("energy", "magnitude", "ranked", "coherent", "block-coherent", "random"). Four more are
+    short for a part of a field: `warm_up` puts that stage in or leaves it out, `block_size` is the number of steps of
+    block-coherent's blocks, `centre_decay`, `variance_decay` and `stabilizer` are the constants in `decays`.
     """
 
     active_ratio: ActiveRatio | None = None
-    ranking: str | None = None
-    warm_up: bool | None = None
+    stages: tuple[Stage, ...] | None = None
+    ranking: str | Ranking | None = None
     refresh: Refresh | None = None
     clock: Clock | None = None
     schedule: Schedule | None = None
@@ -37,6 +41,8 @@ class MethodOptions:
     granularity: Granularity | None = None
     prune: bool | None = None
     per_sample_top: float | None = None
+    decays: Decays | None = None
+    warm_up: bool | None = None
     block_size: int | None = None
     centre_decay: float | None = None
     variance_decay: float | None = None
@@ -45,9 +51,7 @@ class MethodOptions:
     def to_json(self) -> dict[str, Any]:
         """The overrides that are set, as JSON values."""
         chosen = {f.name: getattr(self, f.name) for f in fields(self)}
-        return {
-            name: _WRITERS.get(name, _plain)(value) for name, value in chosen.items() if value is not None
-        }
+        return {name: codec.write(value) for name, value in chosen.items() if value is not None}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> MethodOptions:
@@ -60,17 +64,26 @@ class MethodOptions:
         unknown = sorted(set(values) - set(known))
         if unknown:
             raise SparseDPError(f"method options: got {unknown}, expected some of {known}")
-        return cls(**{name: _READERS.get(name, _plain)(value) for name, value in values.items()})
+        named = isinstance(values.get("ranking"), str)
+        read = {
+            name: value if named and name == "ranking" else codec.read(name, value)
+            for name, value in values.items()
+        }
+        return cls(**read)
 
 
 def configure(method: Method, options: MethodOptions | None = None) -> Method:
     """The method's row with the options put in."""
     if options is None:
         return method
-    names = (*_ABOUT_SUPPORT, "active_ratio", "warm_up", "geometry", "per_sample_top")
+    names = (*_ABOUT_SUPPORT, "active_ratio", "geometry", "per_sample_top", "stages")
     chosen = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+    if options.warm_up is not None:
+        others = tuple(stage for stage in chosen.get("stages", method.stages) if stage != WARM_UP)
+        chosen["stages"] = (*others[:-1], WARM_UP, others[-1]) if options.warm_up else others
     if options.ranking is not None:
-        chosen["ranking"] = get_ranking(options.ranking)
+        given = options.ranking
+        chosen["ranking"] = get_ranking(given) if isinstance(given, str) else given
     if method.ranking is None and options.ranking is None:
         _check_dense(method, chosen)
     decays = _decays(method, options)
@@ -98,7 +111,9 @@ def _decays(method: Method, options: MethodOptions) -> Decays:
         "variance": options.variance_decay,
         "stabilizer": options.stabilizer,
     }
-    return replace(method.decays, **{name: value for name, value in given.items() if value is not None})
+    return replace(
+        options.decays or method.decays, **{name: value for name, value in given.items() if value is not None}
+    )
 
 
 def _with_block_size(method: Method, block_size: int | None) -> Method:
@@ -110,73 +125,3 @@ def _with_block_size(method: Method, block_size: int | None) -> Method:
             'ranking="block-coherent"'
         )
     return replace(method, ranking=replace(method.ranking, block=block_size))
-
-
-def _plain(value: Any) -> Any:
-    return value
-
-
-def _write_enum(value: Any) -> str:
-    return str(value.value)
-
-
-def _enum_reader(choices: Any, name: str) -> Callable[[Any], Any]:
-    def read(value: Any) -> Any:
-        known = [choice.value for choice in choices]
-        if value not in known:
-            raise SparseDPError(f"{name}: got {value!r}, expected one of {known}")
-        return choices(value)
-
-    return read
-
-
-def _write_clock(clock: Clock) -> dict[str, int]:
-    return {"per_epoch": clock.times} if isinstance(clock, PerEpoch) else {"every_steps": clock.steps}
-
-
-def _read_clock(value: Any) -> Clock:
-    if isinstance(value, Mapping) and list(value) == ["per_epoch"]:
-        return PerEpoch(value["per_epoch"])
-    if isinstance(value, Mapping) and list(value) == ["every_steps"]:
-        return EverySteps(value["every_steps"])
-    raise SparseDPError(f'clock: got {value!r}, expected {{"per_epoch": n}} or {{"every_steps": n}}')
-
-
-def _write_schedule(schedule: Schedule) -> dict[str, Any]:
-    ratios = {"ratios": list(schedule.ratios)} if isinstance(schedule, (Release, Listed)) else {}
-    return {"name": schedule.name, **ratios}
-
-
-_SCHEDULES: dict[str, Callable[[tuple[float, ...]], Schedule]] = {
-    "constant": lambda ratios: Constant(),
-    "cooling": lambda ratios: Cooling(),
-    "release": Release,
-    "listed": Listed,
-}
-
-
-def _read_schedule(value: Any) -> Schedule:
-    given: Any = {"name": value} if isinstance(value, str) else value
-    if not isinstance(given, Mapping) or given.get("name") not in _SCHEDULES:
-        raise SparseDPError(
-            f'schedule: got {value!r}, expected {{"name": one of {sorted(_SCHEDULES)}, "ratios": [...]}}'
-        )
-    return _SCHEDULES[given["name"]](tuple(given.get("ratios", ())))
-
-
-_WRITERS: dict[str, Callable[[Any], Any]] = {
-    "refresh": _write_enum,
-    "clock": _write_clock,
-    "schedule": _write_schedule,
-    "geometry": _write_enum,
-    "off_support": _write_enum,
-    "granularity": _write_enum,
-}
-_READERS: dict[str, Callable[[Any], Any]] = {
-    "refresh": _enum_reader(Refresh, "refresh"),
-    "clock": _read_clock,
-    "schedule": _read_schedule,
-    "geometry": _enum_reader(GeometryRule, "geometry"),
-    "off_support": _enum_reader(OffSupport, "off_support"),
-    "granularity": _enum_reader(Granularity, "granularity"),
-}

@@ -97,6 +97,34 @@ class Listed:
         return exact_ratio(self.ratios[min(period, len(self.ratios) - 1)], "listed schedule")
 
 
+_SCHEDULES: dict[str, Schedule] = {}
+
+
+def register_schedule(schedule: Schedule) -> Schedule:
+    """Make a schedule available by name: to options in JSON, and to plans read from their files.
+
+    It is a frozen dataclass; other values of its fields, such as `ratios`, are put in as they are read.
+    """
+    if schedule.name in _SCHEDULES and type(_SCHEDULES[schedule.name]) is not type(schedule):
+        raise SparseDPError(f"schedule: the name {schedule.name!r} is taken; choose another")
+    _SCHEDULES[schedule.name] = schedule
+    return schedule
+
+
+def get_schedule(name: str) -> Schedule:
+    """The schedule of that name."""
+    if name not in _SCHEDULES:
+        raise SparseDPError(
+            f"schedule: got {name!r}, expected one of {sorted(_SCHEDULES)}; one of your own is made known by "
+            "register_schedule"
+        )
+    return _SCHEDULES[name]
+
+
+for _schedule in (Constant(), Cooling(), Release(), Listed((1.0,))):
+    register_schedule(_schedule)
+
+
 def active_count(ratio: Fraction, dimension: int) -> int:
     """`k = floor(rho * d)`.
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sparsedp.core.geometry import Geometry
 from sparsedp.core.support import Support
-from sparsedp.methods.method import OffSupport
+from sparsedp.methods.rules import OffSupport
 
 
 @dataclass(frozen=True, slots=True)

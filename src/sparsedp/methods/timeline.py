@@ -6,17 +6,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from sparsedp.core.errors import SparseDPError
-from sparsedp.methods.describe import support_rule
+from sparsedp.methods import stages
 from sparsedp.methods.method import Method
 from sparsedp.privacy.plan import Phase, Plan
 
-WARM_UP, MAIN, TRAIN = "warm-up", "main", "train"
-"""Names of the training phases: warm-up and main, or train alone."""
-
-
-def phase_names(method: Method) -> tuple[str, ...]:
-    """The training phases a method has, in order."""
-    return (WARM_UP, MAIN) if method.warm_up else (TRAIN,)
+WARM_UP = stages.WARM_UP.name
+"""The phase of a dense warm-up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,22 +46,16 @@ class Timeline:
         """Read a plan made for this method.
 
         Raises:
-            SparseDPError: the plan was made for another method or other options.
+            SparseDPError: its phases are not those of the method's stages.
         """
         training = plan.training
-        names = tuple(phase.name for phase in training)
-        if plan.method != method.name or names != phase_names(method):
+        names, expected = tuple(phase.name for phase in training), stages.phase_names(method.stages)
+        if names != expected:
             raise SparseDPError(
-                f"the plan is for {plan.method!r} with training phases {list(names)}, expected {method.name!r} with "
-                f"{list(phase_names(method))}; make it with build_plan and the same method and options"
+                f"the plan's training phases are {list(names)}, expected {list(expected)} for {method.name!r}; "
+                "make it with build_plan"
             )
         main = training[-1]
-        if main.support.plain() != support_rule(method) or main.geometry != method.geometry.value:
-            raise SparseDPError(
-                f"the plan's phase {main.name!r} has support {main.support.plain()} and geometry {main.geometry!r}, "
-                f"expected {support_rule(method)} and {method.geometry.value!r}; make it with build_plan and the "
-                "same method and options"
-            )
         first, main_start = plan.first_step(training[0].name), plan.first_step(main.name)
         if main_start - first != sum(phase.steps for phase in training[:-1]):
             raise SparseDPError(

@@ -55,6 +55,10 @@ class PrivateNormalisation:
             trains=False,
         )
 
+    def to_json(self) -> dict[str, Any]:
+        """Names and numbers."""
+        return {entry.name: getattr(self, entry.name) for entry in fields(self)}
+
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> PrivateNormalisation:
         """From names and numbers, as in an experiment file.

@@ -4,103 +4,25 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, final
 
 from sparsedp.core.errors import PrivacyError
 from sparsedp.privacy import checks
 from sparsedp.privacy.canonical import FrozenMap, canonical, sha256
 from sparsedp.privacy.events import Spend, event_of
+from sparsedp.privacy.phase import Continuation, Phase, keyed, set_fields, values_of
+
+__all__ = ["FILTER", "Continuation", "Phase", "Plan"]
 
 FILTER = "rdp-filter"
 """The accountant of plans that continue earlier runs."""
 
-FORMAT = 1
-"""Version of the JSON form; another one is refused."""
+FORMAT = 2
+"""Version of the JSON form."""
 
-
-@final
-@dataclass(frozen=True, slots=True)
-class Phase:
-    """Some consecutive steps of one mechanism.
-
-    Attributes:
-        name: unique in its plan; charges carry it.
-        steps: how many releases it makes.
-        sampling_rate: Poisson probability q of each unit in each step; 1 is a plain Gaussian release.
-        clip_norm: L2 bound on a unit's contribution; None for no bound (not private).
-        noise_multiplier: noise standard deviation over `clip_norm`; 0 for none, or not calibrated yet.
-        noise_std: absolute noise on an unclipped sum, for the `noisy-sgd` ablation only.
-        support: the method's support rule, as JSON, e.g. {"rule": "top-k", "ratio": 0.2}.
-        geometry: name of the space gradients are clipped in.
-        trains: False for a preliminary release (feature statistics), which counts in no epoch.
-    """
-
-    name: str
-    steps: int
-    sampling_rate: float
-    clip_norm: float | None
-    noise_multiplier: float = 0.0
-    noise_std: float | None = None
-    support: FrozenMap = field(default_factory=lambda: FrozenMap({"rule": "full"}))
-    geometry: str = "identity"
-    trains: bool = True
-
-    def __post_init__(self) -> None:
-        where = f"phase {self.name!r}"
-        checks.text(self.name, "phase name")
-        checks.text(self.geometry, f"{where}: geometry")
-        clip, std = self.clip_norm, self.noise_std
-        if not isinstance(self.support, Mapping):
-            raise PrivacyError(f"{where}: support is {self.support!r}, expected a mapping of JSON values")
-        if not isinstance(self.trains, bool):
-            raise PrivacyError(f"{where}: trains is {self.trains!r}, expected True or False")
-        _set(
-            self,
-            steps=checks.whole(self.steps, f"{where}: steps", at_least=1),
-            sampling_rate=checks.probability(self.sampling_rate, f"{where}: sampling_rate"),
-            clip_norm=None if clip is None else checks.number(clip, f"{where}: clip_norm", above=0.0),
-            noise_multiplier=checks.number(self.noise_multiplier, f"{where}: noise_multiplier", at_least=0.0),
-            noise_std=None if std is None else checks.number(std, f"{where}: noise_std", at_least=0.0),
-            support=FrozenMap(self.support),
-        )
-        if clip is None and self.noise_multiplier > 0:
-            raise PrivacyError(
-                f"{where}: a noise_multiplier needs a clip_norm; for noise without a clip use noise_std"
-            )
-        if clip is not None and std is not None:
-            raise PrivacyError(
-                f"{where}: noise_std is for unclipped sums; with a clip_norm give a noise_multiplier"
-            )
-
-    @property
-    def is_private(self) -> bool:
-        """Whether its releases are clipped and noised in proportion."""
-        return self.clip_norm is not None and self.noise_multiplier > 0
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Continuation:
-    """What earlier runs on the same units spent, and the cap over all of them; made by `RdpFilter.calibrate`.
-
-    Attributes:
-        order: the filter's fixed Renyi order.
-        spent: Renyi divergence of that order spent by the earlier runs.
-        ledgers: heads of the earlier runs' ledgers.
-    """
-
-    order: float
-    spent: float
-    ledgers: tuple[str, ...]
-
-    def __post_init__(self) -> None:
-        _set(
-            self,
-            order=checks.number(self.order, "continuation: order", above=1.0),
-            spent=checks.number(self.spent, "continuation: spent", at_least=0.0),
-            ledgers=tuple(checks.text(head, "continuation: ledger head") for head in self.ledgers),
-        )
+WITHOUT_SPEC = 1
+"""The form of plans that do not say what they were made from: those of sparsedp 0.1. Other versions are refused."""
 
 
 @final
@@ -118,6 +40,7 @@ class Plan:
         target_epsilon: what the noise was calibrated to; None when it was not.
         accountant: the accountant it was calibrated with; set exactly when `target_epsilon` is.
         continuation: set when the plan continues earlier runs: target and delta then cap the total.
+        spec: what it was made from, as JSON, the method's row included; read by `methods.PlanSpec`.
     """
 
     method: str
@@ -129,6 +52,7 @@ class Plan:
     target_epsilon: float | None = None
     accountant: str | None = None
     continuation: Continuation | None = None
+    spec: FrozenMap | None = None
 
     def __post_init__(self) -> None:
         checks.text(self.method, "method")
@@ -139,13 +63,14 @@ class Plan:
                 f"phases: got the names {names}, expected at least one phase and no name twice"
             )
         target, delta = self.target_epsilon, self.delta
-        _set(
+        set_fields(
             self,
             phases=tuple(self.phases),
             units=checks.whole(self.units, "units", at_least=1),
             steps_per_epoch=checks.whole(self.steps_per_epoch, "steps_per_epoch", at_least=1),
             delta=None if delta is None else checks.delta_in_range(delta),
             target_epsilon=None if target is None else checks.positive_epsilon(target),
+            spec=None if self.spec is None else FrozenMap(self.spec),
         )
         if (target is None) != (self.accountant is None):
             raise PrivacyError("target_epsilon and accountant come together; calibrate sets both")
@@ -247,9 +172,13 @@ class Plan:
 
     def to_json(self) -> str:
         """Canonical JSON; `from_json` gives back an equal plan."""
-        phases = [{**_values(phase), "support": phase.support.plain()} for phase in self.phases]
-        continuation = None if self.continuation is None else _values(self.continuation)
-        return canonical({**_values(self), "format": FORMAT, "phases": phases, "continuation": continuation})
+        phases = [{**values_of(phase), "support": phase.support.plain()} for phase in self.phases]
+        continuation = None if self.continuation is None else values_of(self.continuation)
+        values = {**values_of(self), "phases": phases, "continuation": continuation}
+        spec = values.pop("spec")
+        if spec is None:
+            return canonical({**values, "format": WITHOUT_SPEC})
+        return canonical({**values, "format": FORMAT, "spec": spec.plain()})
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
@@ -262,40 +191,26 @@ class Plan:
             value = json.loads(text)
         except (ValueError, RecursionError) as error:
             raise PrivacyError(f"the plan is not JSON: {error}") from error
-        if not isinstance(value, dict) or value.get("format") != FORMAT:
+        if not isinstance(value, dict) or value.get("format") not in (WITHOUT_SPEC, FORMAT):
             found = value.get("format") if isinstance(value, dict) else type(value).__name__
             raise PrivacyError(
-                f"plan format: got {found!r}, expected {FORMAT}; load it with the version that wrote it"
+                f"plan format: got {found!r}, expected at most {FORMAT}; load it with the version that wrote it"
             )
-        value = _keyed(value, cls, "plan", extra={"format"})
+        bare = value["format"] == WITHOUT_SPEC
+        if bare == ("spec" in value) or not (bare or isinstance(value["spec"], dict)):
+            raise PrivacyError(
+                f"plan: format {value['format']} and spec {value.get('spec')!r} do not go together"
+            )
+        value = keyed({"spec": None, **value}, cls, "plan", extra={"format"})
         if not isinstance(value["phases"], list):
             raise PrivacyError(f"phases: got {value['phases']!r}, expected a list")
-        phases = tuple(Phase(**_keyed(phase, Phase, "phase")) for phase in value.pop("phases"))
-        continuation = value.pop("continuation")
+        phases = tuple(Phase(**keyed(phase, Phase, "phase")) for phase in value.pop("phases"))
+        continuation, spec = value.pop("continuation"), value.pop("spec")
         if continuation is not None:
-            continuation = Continuation(**_keyed(continuation, Continuation, "continuation"))
-        return cls(phases=phases, continuation=continuation, **value)
+            continuation = Continuation(**keyed(continuation, Continuation, "continuation"))
+        return cls(phases=phases, continuation=continuation, spec=spec, **value)
 
     @property
     def fingerprint(self) -> str:
         """SHA-256 of the canonical JSON."""
         return sha256(self.to_json())
-
-
-def _values(item: Any) -> dict[str, Any]:
-    return {entry.name: getattr(item, entry.name) for entry in fields(item)}
-
-
-def _keyed(
-    value: Any, kind: type, what: str, extra: frozenset[str] | set[str] = frozenset()
-) -> dict[str, Any]:
-    expected = {entry.name for entry in fields(kind)} | extra
-    if not isinstance(value, dict) or set(value) != expected:
-        found = sorted(value) if isinstance(value, dict) else value
-        raise PrivacyError(f"{what}: got the keys {found}, expected {sorted(expected)}")
-    return {key: value[key] for key in expected - extra}
-
-
-def _set(item: object, **values: object) -> None:
-    for name, value in values.items():
-        object.__setattr__(item, name, value)

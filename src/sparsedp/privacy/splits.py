@@ -82,6 +82,20 @@ class NominalSplit:
 Split = EqualNoise | NominalSplit
 
 
+def read_split(value: Any) -> Split:
+    """The split that `to_json` described.
+
+    Raises:
+        PrivacyError: there is no such split.
+    """
+    match value:
+        case {"split": "equal-noise"} if len(value) == 1:
+            return EqualNoise()
+        case {"split": "nominal", "phase1_budget": share} if len(value) == 2:
+            return NominalSplit(share)
+    raise PrivacyError(f"split: got {value!r}, expected what EqualNoise or NominalSplit writes")
+
+
 def _common_noise(spends: Sequence[Spend], goal: Goal) -> float:
     """The one missing noise: a search on the quick estimate, finished on the real cost."""
     strength = math.sqrt(sum(s.steps * s.sampling_rate**2 for s in spends if s.noise_multiplier == 0))

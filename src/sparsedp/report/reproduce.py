@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import inspect
 import json
-import math
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import Any, final
 
 import torch
 
-from sparsedp.methods.describe import describe
-from sparsedp.methods.options import MethodOptions, configure
-from sparsedp.methods.registry import all_methods
-from sparsedp.methods.timeline import WARM_UP
-from sparsedp.privacy.accountants import accountant_for
-from sparsedp.privacy.events import Spend, event_of
-from sparsedp.privacy.plan import Plan
+from sparsedp.methods.method import Method
+from sparsedp.methods.options import MethodOptions
+from sparsedp.methods.spec import Asked, PlanSpec
+from sparsedp.methods.table import all_methods
 from sparsedp.report.run import Run
 
-DEFAULT_WARM_UP = Fraction(3, 10)
 _FLAGS = frozenset(
     {"dataset", "model", "method", "epsilon", "delta", "epochs", "batch_size", "lr", "clip_norm"}
     | {"active_ratio", "seed", "classes"}
@@ -47,90 +41,46 @@ class Recipe:
 
 
 def recipe(run: Run) -> Recipe | None:
-    """How to run it again; None for a run without a folder, or with a plan or method only its author can make."""
+    """How to run it again; None for a run without a folder, or with a plan or method only its author can make.
+
+    **Edge cases.** A plan of sparsedp 0.1 does not say what it was made from, and has no recipe.
+    """
     settings = run.record["settings"]
-    if settings is None or run.plan.continuation is not None:
+    if settings is None or run.plan.spec is None or run.plan.continuation is not None:
         return None
-    changed = changed_options(settings["method"])
+    spec = PlanSpec.of(run.plan)
+    changed = changed_options(spec.method)
     if changed is None:
         return None
-    arguments = {**_privacy(run.plan), **_method(changed), **_training(run)}
+    arguments = {**_privacy(spec), **_method(changed), **_training(run)}
     config = run.record.get("config")
     command = None if config is None else _command(config)
     return Recipe(command, _python(run, arguments), _notes(run))
 
 
-def changed_options(described: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The options that turn a method's row into the described one, as JSON; None if it is no row of this library."""
-    row = next((method for method in all_methods() if method.name == described["name"]), None)
+def changed_options(method: Method) -> dict[str, Any] | None:
+    """The options that turn a row of this library into a method, as JSON; None if it is none of its rows."""
+    row = next((known for known in all_methods() if known.name == method.name), None)
     if row is None:
         return None
-    plain = describe(row)
-    differing = {name: described[name] for name in plain if described.get(name) != plain[name]}
-    options: dict[str, Any] = {}
-    for name, value in differing.items():
-        options.update(_OPTIONS.get(name, lambda v, name=name: {name: v})(value))
-    if not set(options) <= set(MethodOptions.__slots__):
-        return None
-    rebuilt = describe(configure(row, MethodOptions.from_json(options)))
-    return options if rebuilt == dict(described) else None
+    plain = row.to_json()
+    differing = {name: value for name, value in method.to_json().items() if value != plain[name]}
+    return differing if set(differing) <= set(MethodOptions.__slots__) else None
 
 
-def _ranking(value: Mapping[str, Any]) -> dict[str, Any]:
-    block = {"block_size": value["block"]} if "block" in value else {}
-    return {"ranking": value["name"], **block}
-
-
-def _clock(value: Mapping[str, Any]) -> dict[str, Any]:
-    return {"clock": {"per_epoch": value["times"]} if "times" in value else {"every_steps": value["steps"]}}
-
-
-def _decays(value: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "centre_decay": value["centre"],
-        "variance_decay": value["variance"],
-        "stabilizer": value["stabilizer"],
-    }
-
-
-_OPTIONS = {"ranking": _ranking, "clock": _clock, "decays": _decays}
-
-
-def _privacy(plan: Plan) -> dict[str, str]:
-    main = plan.phases[-1]
-    clips = [phase.clip_norm for phase in plan.training]
-    arguments = {
-        "method": repr(plan.method),
-        "epsilon": repr(plan.target_epsilon),
-        "delta": repr(plan.delta),
-        "epochs": repr(len(plan.epoch_ends())),
-        "batch_size": repr(round(plan.expected_batch_size(main))),
-        "clip_norm": repr(clips[0] if len(set(clips)) == 1 else tuple(clips)),
-    }
-    if main.noise_std is not None:
-        arguments["noise_std"] = repr(main.noise_std)
-    if plan.accountant not in (None, "pld"):
-        arguments["accountant"] = repr(plan.accountant)
-    if plan.training[0].name == WARM_UP and len(plan.training) == 2:
-        arguments.update(_two_phases(plan))
-    if not plan.phases[0].trains:
-        first = plan.phases[0]
-        arguments["normalise"] = f"PrivateNormalisation({first.noise_multiplier!r}, {first.clip_norm!r})"
-    if plan.unit != "row":
-        arguments.update(units="units", unit=repr(plan.unit))
+def _privacy(spec: PlanSpec) -> dict[str, str]:
+    """The arguments that are not what `fit` takes anyway; the budget and the sizes always."""
+    usual = PlanSpec.asked(spec.method, units=spec.units, delta=spec.delta)
+    always = {"epsilon", "delta", "epochs", "batch_size", "clip_norm"}
+    shown = (name for name in Asked.__annotations__ if name in always or _asks(spec, usual, name))
+    arguments = {"method": repr(spec.method.name), **{name: repr(getattr(spec, name)) for name in shown}}
+    if spec.unit != "row":
+        arguments.update(units="units", unit=repr(spec.unit))
     return {name: value for name, value in arguments.items() if value != "None"}
 
 
-def _two_phases(plan: Plan) -> dict[str, str]:
-    first, second = plan.training
-    arguments = {}
-    if math.floor(DEFAULT_WARM_UP * plan.training_steps + Fraction(1, 2)) != first.steps:
-        arguments["warmup_fraction"] = repr(first.steps / plan.training_steps)
-    if first.noise_multiplier != second.noise_multiplier and plan.delta and plan.target_epsilon:
-        warm_up = event_of([Spend(first.sampling_rate, first.noise_multiplier, first.steps)])
-        alone = accountant_for(plan).epsilon(warm_up, plan.delta)
-        arguments["split"] = f"NominalSplit({round(alone / plan.target_epsilon, 2)})"
-    return arguments
+def _asks(spec: PlanSpec, usual: PlanSpec, name: str) -> bool:
+    return bool(getattr(spec, name) != getattr(usual, name))
 
 
 def _method(changed: Mapping[str, Any]) -> dict[str, str]:

@@ -11,7 +11,6 @@ from importlib import metadata
 from typing import Any
 
 from sparsedp.core.files import Json
-from sparsedp.methods.describe import describe
 from sparsedp.methods.method import Method
 from sparsedp.privacy.plan import Plan
 from sparsedp.runs.history import SupportSpan
@@ -144,7 +143,7 @@ class RunFacts:
             "steps": plan.total_steps,
             "plan": plan.fingerprint,
             "public_seed": self.public_seed,
-            "settings": {"method": describe(self.method), **self.setup},
+            "settings": {"method": self.method.to_json(), **self.setup},
             "schema": None if about.schema is None else dict(about.schema),
             "checksum": about.checksum,
             "config": None if about.config is None else dict(about.config),

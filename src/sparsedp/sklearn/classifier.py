@@ -23,6 +23,7 @@ from sparsedp.core.randomness import PublicRandomness
 from sparsedp.datasets.bundle import Split
 from sparsedp.methods import AUTO, Listed, MethodOptions, configure, get_method
 from sparsedp.methods.method import ActiveRatio
+from sparsedp.methods.spec import ACCOUNTANT, CLIP_NORM, EPOCHS, EPSILON
 from sparsedp.models.heads import parameter_count
 from sparsedp.models.tabular import logistic, mlp
 from sparsedp.privacy.summary import guarantee
@@ -100,7 +101,7 @@ class SparseDPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def __init__(
         self,
         *,
-        epsilon: float = 3.0,
+        epsilon: float = EPSILON,
         delta: float | None = None,
         method: str = "tp-coherent",
         classes: npt.ArrayLike | None = None,
@@ -111,13 +112,13 @@ class SparseDPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         standardize: bool = False,
         class_weight: Mapping[Any, float] | None = None,
         hidden: Sequence[int] = (),
-        epochs: int = 20,
+        epochs: int = EPOCHS,
         batch_size: int | None = None,
         lr: float | None = None,
-        clip_norm: float = 1.0,
+        clip_norm: float = CLIP_NORM,
         active_ratio: ActiveRatio | None = None,
         options: MethodOptions | None = None,
-        accountant: str = "pld",
+        accountant: str = ACCOUNTANT,
         random_state: int | np.random.RandomState | None = None,
         out: str | Path | None = None,
         verbose: int = 0,

@@ -1,4 +1,4 @@
-"""What `fit` takes when it is not told. All of it follows from public numbers."""
+"""The optimizer that `fit` takes when it is not told: it follows from public numbers, as the plan's defaults do."""
 
 from __future__ import annotations
 
@@ -7,26 +7,11 @@ import math
 
 import torch
 
+from sparsedp.methods.spec import CLIP_NORM
 from sparsedp.privacy.plan import Plan
 from sparsedp.training.choices import OptimizerChoice
 
-EPSILON = 3.0
-EPOCHS = 20
-CLIP_NORM = 1.0
 MOMENTUM = 0.9
-
-
-def default_delta(units: int) -> float:
-    """The largest power of ten that is at most a tenth of 1/N, and at most 1e-5.
-
-    A delta near 1/N would allow publishing somebody's record outright.
-    """
-    return 10.0 ** min(-5, math.floor(-math.log10(10 * units)))
-
-
-def default_batch_size(units: int) -> int:
-    """The power of two nearest to 4 sqrt(N), at most N: large batches drown the noise, small ones sample less."""
-    return min(units, 1 << round(math.log2(4 * math.sqrt(units))))
 
 
 def default_optimizer(lr: float | None, plan: Plan) -> OptimizerChoice:

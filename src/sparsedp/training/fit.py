@@ -16,10 +16,10 @@ from torch.utils.data import Dataset
 
 from sparsedp.core.batch import PerSample, Rows, per_sample_loss
 from sparsedp.core.errors import DataError, PrivacyError, PrivacyWarning, SparseDPError
-from sparsedp.methods import AUTO, Method, MethodOptions, get_method
+from sparsedp.methods import AUTO, Method, MethodOptions
 from sparsedp.methods.method import ActiveRatio
-from sparsedp.methods.planning import ClipNorm
-from sparsedp.privacy.calibrate import EqualNoise, Split
+from sparsedp.methods.spec import METHOD, ClipNorm, PlanSpec
+from sparsedp.privacy.calibrate import Split
 from sparsedp.privacy.normalisation import PrivateNormalisation
 from sparsedp.runs.folder import check_new
 from sparsedp.runs.record import About
@@ -27,12 +27,12 @@ from sparsedp.training.batches import Loading, count_channels
 from sparsedp.training.choices import OptimizerChoice, SchedulerChoice
 from sparsedp.training.defaults import default_optimizer
 from sparsedp.training.evaluate import Evaluator, held_out
+from sparsedp.training.identity import saved_plan
 from sparsedp.training.interrupt import deferred_interrupt
 from sparsedp.training.normalised import Normalised
 from sparsedp.training.overlap import refuse_training_rows
 from sparsedp.training.progress import live
 from sparsedp.training.reports import Callback
-from sparsedp.training.request import Request
 from sparsedp.training.result import Result
 from sparsedp.training.trainer import Trainer
 
@@ -42,7 +42,7 @@ def fit(
     train_dataset: Dataset[Any],
     loss_fn: Callable[[Any, Tensor], Tensor] | PerSample,
     *,
-    method: str | Method = "tp-topk",
+    method: str | Method = METHOD,
     epsilon: float | None = None,
     delta: float | None = None,
     epochs: int | None = None,
@@ -61,11 +61,11 @@ def fit(
     units: Tensor | Sequence[int] | None = None,
     unit: str | None = None,
     rows_per_unit: int = 1,
-    warmup_fraction: float = 0.3,
-    split: Split = EqualNoise(),  # noqa: B008
+    warmup_fraction: float | None = None,
+    split: Split | None = None,
     noise_std: float | None = None,
     normalise: PrivateNormalisation | None = None,
-    accountant: str = "pld",
+    accountant: str | None = None,
     engine: str = "bookkeeping",
     max_physical_batch: int | None = None,
     workers: int = 0,
@@ -102,12 +102,12 @@ def fit(
         units: the unit (patient, user) each row belongs to; then units are protected, not rows.
         unit: what a unit is called.
         rows_per_unit: rows drawn of a sampled unit.
-        warmup_fraction: share of the steps of a two-phase method's warm-up.
-        split: how a two-phase method divides its budget.
+        warmup_fraction: share of the steps of a two-phase method's warm-up; 0.3 if not given.
+        split: how a two-phase method divides its budget; equal noise if not given.
         noise_std: for the ablation `noisy-sgd` only.
         normalise: centre and scale the inputs by statistics released first, within the same budget; the model given
             back is then `Normalised(model, channels)`.
-        accountant: "pld", "rdp" or "rdp-classic".
+        accountant: "pld" if not given, "rdp" or "rdp-classic".
         engine: "bookkeeping", or "reference".
         max_physical_batch: most rows loaded at once; changes nothing but memory.
         workers: loading processes.
@@ -121,7 +121,6 @@ def fit(
     what is said of `eval_dataset`. Tuning on the same data costs extra and is not counted.
     **Edge cases.** Ctrl-C stops after the step in progress, with a checkpoint if there is a run directory.
     """
-    row = method if isinstance(method, Method) else get_method(method)
     loading = Loading(
         units=units,
         rows_per_unit=rows_per_unit,
@@ -129,9 +128,9 @@ def fit(
         workers=workers,
         collate=collate,
     )
-    request = Request(
-        method=row,
-        options=_with_ratio(options, active_ratio),
+    spec = PlanSpec.asked(
+        method,
+        _with_ratio(options, active_ratio),
         units=_count_units(train_dataset, units),
         unit=_name_of_unit(unit, train_dataset, units),
         epsilon=epsilon,
@@ -149,7 +148,7 @@ def fit(
         raise SparseDPError(f"lr={lr} is for the default optimizer; give your optimizer its own rate")
     if out is not None and not resume:
         check_new(out)
-    plan = request.saved_plan(out) if resume and out is not None else request.new_plan()
+    plan = saved_plan(spec, out) if resume and out is not None else spec.plan()
     if evaluate is None and eval_dataset is not None:
         refuse_training_rows(train_dataset, eval_dataset)
         evaluate = held_out(eval_dataset, per_sample_loss(loss_fn), collate=collate)
@@ -164,8 +163,6 @@ def fit(
             train_dataset,
             loss_fn,
             plan=plan,
-            method=row,
-            options=request.options,
             optimizer=optimizer or default_optimizer(lr, plan),
             scheduler=scheduler,
             loading=loading,

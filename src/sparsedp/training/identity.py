@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from sparsedp.core.errors import DataError, PrivacyError, SparseDPError
 from sparsedp.core.files import Json
 from sparsedp.core.layout import Layout
-from sparsedp.methods.describe import describe
 from sparsedp.methods.method import Method
+from sparsedp.methods.spec import PlanSpec
 from sparsedp.privacy.accountants import plan_epsilon
 from sparsedp.privacy.plan import Plan
 from sparsedp.privacy.summary import exceeds_target
 from sparsedp.runs.checkpoint import describe_layout
+from sparsedp.runs.folder import RunFolder
 
 
 def identity_of(
@@ -29,7 +31,7 @@ def identity_of(
     """Everything that must stay the same for a run to go on; `setup` are the trainer's own choices."""
     return {
         "plan": plan.fingerprint,
-        "method": describe(method),
+        "method": method.to_json(),
         "layout": describe_layout(layout),
         "seed": seed,
         "public_seed": public_seed,
@@ -47,10 +49,7 @@ def check_identity(saved: Mapping[str, Json], now: Mapping[str, Json]) -> None:
     differing = [name for name in same if name != "layout" and saved.get(name) != same[name]]
     if not differing:
         return
-    if differing == ["method"]:
-        old, new = saved["method"], same["method"]
-        differing = [f"method.{name}" for name in new if old.get(name) != new[name]]
-    details = "; ".join(f"{name} was {_short(saved, name)} and is {_short(same, name)}" for name in differing)
+    details = "; ".join(f"{name} was {_short(saved[name])} and is {_short(same[name])}" for name in differing)
     raise SparseDPError(
         f"this is not the run that was saved: {details}. Resume with what it was started with"
     )
@@ -61,8 +60,10 @@ def check_plan(plan: Plan, units: int, *, rows_are_units: bool) -> None:
 
     Raises:
         DataError: the plan counts other units.
-        PrivacyError: it costs more than its target, or protects units that nothing names.
+        PrivacyError: it is not what it was made from, costs more than its target, or protects units that nothing
+            names.
     """
+    PlanSpec.of(plan).check(plan)
     if plan.units != units:
         raise DataError(
             f"the plan is for {plan.units} units ({plan.unit}) and the data set has {units}; the sampling rate would "
@@ -80,24 +81,34 @@ def check_plan(plan: Plan, units: int, *, rows_are_units: bool) -> None:
         )
 
 
-def same_request(saved: Plan, asked: Plan) -> None:
-    """Refuse to resume a run whose plan is not the one asked for; calibrated noise is taken from the saved one.
+def saved_plan(asked: PlanSpec, out: Path | str) -> Plan:
+    """The plan of the run at `out`, if that is what is asked for; its noise is kept as it was calibrated.
 
     Raises:
-        PrivacyError: they differ, and in what.
+        PrivacyError: it is another plan, and in what it differs.
     """
-    noise = {phase.name: 0.0 for phase in saved.training}
-    one, other = (json.loads(plan.to_json()) for plan in (saved.with_noise(noise), asked))
-    ignored = {"target_epsilon", "accountant"}
-    differing = [name for name in one if name not in ignored and one[name] != other[name]]
-    if differing:
-        details = "; ".join(f"{name} was {one[name]} and is {other[name]}" for name in differing)
+    saved = RunFolder.open(out).plan()
+    planned = PlanSpec.of(saved)
+    if planned != asked:
+        details = "; ".join(
+            f"{name} was {_short(one)} and is {_short(other)}"
+            for name, one, other in _differences(planned.to_json(), asked.to_json())
+        )
         raise PrivacyError(f"the run was planned otherwise: {details}. A plan is never changed on the way")
+    return saved
 
 
-def _short(values: Mapping[str, Any], name: str) -> str:
-    value: Any = values
-    for part in name.split("."):
-        value = value.get(part) if isinstance(value, Mapping) else None
+def _differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    for name, value in one.items():
+        if name == "method":
+            same = value["name"] == other[name]["name"]
+            yield from (
+                _differences(value, other[name]) if same else [(name, value["name"], other[name]["name"])]
+            )
+        elif value != other[name]:
+            yield name, value, other[name]
+
+
+def _short(value: Any) -> str:
     text = json.dumps(value)
     return text if len(text) <= 60 else text[:57] + "..."

@@ -19,7 +19,7 @@ from sparsedp.core.support import Support
 from sparsedp.data.sampling import LogicalBatch
 from sparsedp.gradients import make_engine
 from sparsedp.gradients.check import PROBE_ROWS
-from sparsedp.methods import Controller, Method, MethodOptions
+from sparsedp.methods import Controller
 from sparsedp.privacy.plan import Plan
 from sparsedp.runs.checkpoint import Checkpoint
 from sparsedp.runs.history import EpochReport
@@ -55,9 +55,7 @@ class Trainer:
             the inputs, `Normalised(model, channels)`.
         dataset: map-style. Each row is protected, or each unit if `loading` names one for every row.
         loss: a criterion on (output, target) with `reduction="none"`, or `PerSample(lambda model, rows: ...)`.
-        plan: from `build_plan`, for the same method and options.
-        method: a row of the methods table.
-        options: changes to that row.
+        plan: from `build_plan`; it carries the method.
         optimizer: any `torch.optim` optimizer over the model's parameters, or a function that makes one.
         scheduler: any scheduler that needs no metric, or a function (optimizer, steps); moves every step.
         loading: units, and how rows are loaded.
@@ -84,9 +82,7 @@ class Trainer:
         loss: Callable[[Any, Tensor], Tensor] | PerSample,
         *,
         plan: Plan,
-        method: Method,
         optimizer: OptimizerChoice,
-        options: MethodOptions | None = None,
         scheduler: SchedulerChoice = None,
         loading: Loading = Loading(),  # noqa: B008
         evaluate: Evaluator | None = None,
@@ -109,7 +105,7 @@ class Trainer:
         guard.check()
         computing = make_engine(model, per_sample, engine)
         layout = computing.layout
-        controller = Controller(method, options, layout, plan, public)
+        controller = Controller(plan, layout, public)
         learner = Learner(model, layout, controller, optimizer, scheduler, plan.training_steps, ema_decay)
         setup = {"engine": engine, "ema_decay": ema_decay, "rows_per_unit": loading.rows_per_unit}
         self._facts = RunFacts(

@@ -30,7 +30,8 @@ from sparsedp.diagnostics.trajectory import (
 from sparsedp.diagnostics.trajectory import measure as walk
 from sparsedp.gradients import make_engine
 from sparsedp.methods.scores import Energy
-from sparsedp.methods.timeline import MAIN, noise_on_mean
+from sparsedp.methods.stages import MAIN
+from sparsedp.methods.timeline import noise_on_mean
 from sparsedp.privacy.plan import Phase, Plan
 from studies.figures.config import Point, Study
 from studies.figures.cost import Costs
@@ -68,7 +69,7 @@ def measure(study: Study, point: Point) -> dict[str, Any]:
         | _deviations(snapshot, model, bundle.test, clip, options, seed, costs)
         for snapshot in kept.kept
     ]
-    main = [snapshot for snapshot in kept.kept if snapshot.phase == MAIN]
+    main = [snapshot for snapshot in kept.kept if snapshot.phase == MAIN.name]
     with costs.of(f"clipping, energy and loss at {len(main)} snapshots"):
         waypoints = walk(model, LOSS, main, few, clip).value
     smooth = max(row["smoothness"] for row in rows)

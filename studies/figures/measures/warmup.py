@@ -17,13 +17,14 @@ from sparsedp.diagnostics.proxy import proxy_concentration, pure_noise, split_co
 from sparsedp.diagnostics.quality import concentration_curve, energy_captured, random_capture, recovery_curve
 from sparsedp.gradients import make_engine
 from sparsedp.methods.observation import Observation
-from sparsedp.methods.scores import Coherent, Energy, Score
+from sparsedp.methods.rankings import ByScore
+from sparsedp.methods.scores import Coherent, Energy
 from sparsedp.methods.timeline import noise_on_mean
 from studies.figures.config import Point, Study
 from studies.figures.cost import Costs
 from studies.figures.runs import LOSS, Releases, held_out, open_trainer, switch_of, train_until
 
-SCORES: tuple[Score, ...] = (Energy(), Coherent())
+SCORES: tuple[ByScore, ...] = (Energy(), Coherent())
 
 
 def measure(study: Study, point: Point) -> dict[str, Any]:
@@ -77,7 +78,7 @@ def measure(study: Study, point: Point) -> dict[str, Any]:
     }
 
 
-def scored(score: Score, seen: Tensor, noise_std: float) -> Tensor:
+def scored(score: ByScore, seen: Tensor, noise_std: float) -> Tensor:
     """The scores of a stack of dense releases."""
     state = score.init(seen.shape[1])
     variance = torch.full((seen.shape[1],), noise_std**2, dtype=torch.float64)

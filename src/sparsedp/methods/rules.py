@@ -1,0 +1,31 @@
+"""The small choices of a method's row: where it clips, what becomes of a coordinate that leaves, what protects."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class GeometryRule(Enum):
+    """The space the main stage clips in; earlier stages always clip gradients as they are."""
+
+    IDENTITY = "identity"
+    STANDARDIZED = "standardized"
+
+
+class OffSupport(Enum):
+    """What happens to a coordinate that leaves the support.
+
+    Dropped: its optimizer state is zeroed and it does not move. Coasts: it may still move by its velocity, which is
+    public (RS, Sec. 4).
+    """
+
+    DROPPED = "dropped"
+    COASTS = "coasts"
+
+
+class Protection(Enum):
+    """Clip and noise, or one of the two ablations of RS App. E, which protect nobody."""
+
+    PRIVATE = "private"
+    NO_CLIP = "no clip"
+    NO_NOISE = "no noise"

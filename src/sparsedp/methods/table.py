@@ -1,0 +1,80 @@
+"""The table of methods: one row each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sparsedp.core.errors import SparseDPError
+from sparsedp.methods.clock import Refresh
+from sparsedp.methods.method import Method
+from sparsedp.methods.rankings import RandomOrder
+from sparsedp.methods.rules import GeometryRule, OffSupport, Protection
+from sparsedp.methods.schedules import Cooling, Release
+from sparsedp.methods.scores import BlockCoherent, Coherent, Energy, Magnitude, Ranked
+from sparsedp.methods.stages import MAIN, WARM_UP
+
+_TP = "Zhang and Xie 2026, arXiv 2606.04375"
+_OURS = "ours, after Zhang and Xie 2026, Sec. 5"
+_RS = "Zhu and Blaschko 2023"
+_TWO_PHASES: dict[str, Any] = {"stages": (WARM_UP, MAIN), "active_ratio": 0.2}
+_EVERY_EPOCH: dict[str, Any] = {
+    "refresh": Refresh.EVERY_PERIOD,
+    "schedule": Cooling(),
+    "off_support": OffSupport.COASTS,
+}
+_ABLATION: dict[str, Any] = {"ranking": RandomOrder(), **_EVERY_EPOCH}
+
+# fmt: off
+_ROWS = (
+    Method(name="dp-sgd", paper="Abadi et al. 2016",
+           summary="Every coordinate, all the time: the dense baseline."),
+    Method(name="tp-topk", paper=f"{_TP}, Alg. 1", ranking=Energy(), **_TWO_PHASES,
+           summary="Warm-up, then the coordinates with the most denoised squared gradient."),
+    Method(name="tp-coherent", paper=_OURS, ranking=Coherent(), **_TWO_PHASES,
+           summary="Warm-up, then the coordinates with the largest squared mean gradient."),
+    Method(name="tp-block-coherent", paper=_OURS, ranking=BlockCoherent(), **_TWO_PHASES,
+           summary="Warm-up, then the largest squared means over short runs of steps."),
+    Method(name="tp-rand", paper=f"{_TP}, Sec. 7.1", ranking=RandomOrder(), **_TWO_PHASES,
+           summary="Warm-up, then random coordinates: the control for tp-topk."),
+    Method(name="on-rand", paper=f"{_RS}, Alg. 1", ranking=RandomOrder(), active_ratio=0.2, **_EVERY_EPOCH,
+           summary="A fresh random support every epoch, gradually smaller: random sparsification."),
+    Method(name="on-topk", paper=f"{_TP}, Sec. 7.1", ranking=Energy(), active_ratio=0.2, **_EVERY_EPOCH,
+           summary="Every epoch the coordinates with the most denoised squared gradient in the last one."),
+    Method(name="ranked", paper=f"{_RS}, Alg. 4", ranking=Ranked(), active_ratio=0.2, **_EVERY_EPOCH,
+           summary="Every epoch the coordinates with the largest summed gradient in the last one."),
+    Method(name="adadpigu", paper="Zhang and Xie 2025, Alg. 1 and 2", stages=(WARM_UP, MAIN), ranking=Magnitude(),
+           schedule=Release(), active_ratio=0.6, geometry=GeometryRule.STANDARDIZED,
+           summary="Warm-up, then the coordinates of largest mean magnitude, clipped in standardized space."),
+    # The ablations of the random sparsification paper; with `active_ratio` below 1 they sparsify at random.
+    Method(name="noisy-sgd", paper=f"{_RS}, Alg. 2", protection=Protection.NO_CLIP, **_ABLATION,
+           summary="NOT PRIVATE. Noise of a given standard deviation, no clipping."),
+    Method(name="clipped-sgd", paper=f"{_RS}, Alg. 3", protection=Protection.NO_NOISE, **_ABLATION,
+           summary="NOT PRIVATE. Clipping, no noise."),
+)
+# fmt: on
+
+_METHODS = {row.name: row for row in _ROWS}
+
+
+def register(method: Method) -> Method:
+    """Add a row to the table.
+
+    Raises:
+        SparseDPError: the name is taken by another method.
+    """
+    if method.name in _METHODS and _METHODS[method.name] != method:
+        raise SparseDPError(f"method: the name {method.name!r} is taken; choose another")
+    _METHODS[method.name] = method
+    return method
+
+
+def get_method(name: str) -> Method:
+    """The method of that name."""
+    if name not in _METHODS:
+        raise SparseDPError(f"method: got {name!r}, expected one of {sorted(_METHODS)}")
+    return _METHODS[name]
+
+
+def all_methods() -> tuple[Method, ...]:
+    """Every registered method, by name."""
+    return tuple(_METHODS[name] for name in sorted(_METHODS))
