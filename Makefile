@@ -38,6 +38,7 @@ format: $(READY) ## Format the code
 
 bench: $(READY) ## Time one step against SGD and Opacus
 	$(BIN)/python -m benchmarks.step
+	$(BIN)/python -m benchmarks.tables
 
 readme: $(READY) ## Make README's tables from the committed measurements
 	$(BIN)/python -m benchmarks.readme

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.optim import SGD
 from torch.utils.data import DataLoader, TensorDataset
 
-from benchmarks.supports import SUPPORTS
-from benchmarks.workloads import WORKLOADS, per_sample_loss
+from benchmarks.supports import support_of
+from benchmarks.workloads import per_sample_loss, workload_of
 
 Batch = tuple[Tensor, Tensor]
 Step = Callable[[], None]
@@ -40,17 +40,17 @@ class Job:
 
 def make_step(job: Job) -> Step:
     """A function that takes one step of the job's contender on its model's batch."""
-    workload = WORKLOADS[job.model]
+    workload = workload_of(job.model)
     model, batch = workload.model(), workload.batch(job.rows)
-    return CONTENDERS[job.contender](job, model, batch)
+    return ALL_CONTENDERS[job.contender](job, model, batch)
 
 
-def _optimizer(model: nn.Module) -> SGD:
-    return SGD(model.parameters(), lr=1e-3, momentum=0.9)
+def _optimizer(job: Job, model: nn.Module) -> SGD:
+    return SGD(model.parameters(), lr=1e-3, momentum=workload_of(job.model).momentum)
 
 
 def _sgd(job: Job, model: nn.Module, batch: Batch) -> Step:
-    optimizer = _optimizer(model)
+    optimizer = _optimizer(job, model)
     inputs, targets = batch
 
     def step() -> None:
@@ -61,6 +61,14 @@ def _sgd(job: Job, model: nn.Module, batch: Batch) -> Step:
     return step
 
 
+def _sgd_sparse(job: Job, model: nn.Module, batch: Batch) -> Step:
+    """SGD that touches only the rows of the batch: PyTorch's sparse gradients."""
+    for module in model.modules():
+        if isinstance(module, nn.Embedding):
+            module.sparse = True
+    return _sgd(job, model, batch)
+
+
 def _opacus(mode: str, job: Job, model: nn.Module, batch: Batch) -> Step:
     """Opacus as its users set it up, but for Poisson sampling: the batch is given."""
     from opacus import PrivacyEngine
@@ -69,7 +77,7 @@ def _opacus(mode: str, job: Job, model: nn.Module, batch: Batch) -> Step:
     criterion: Callable[[Tensor, Tensor], Tensor] = nn.CrossEntropyLoss()
     wrapped, optimizer, *rest = PrivacyEngine().make_private(
         module=model,
-        optimizer=_optimizer(model),
+        optimizer=_optimizer(job, model),
         criterion=criterion,
         data_loader=DataLoader(TensorDataset(*batch), batch_size=batch[0].shape[0]),
         noise_multiplier=NOISE_MULTIPLIER,
@@ -96,11 +104,11 @@ def _sparsedp(job: Job, model: nn.Module, batch: Batch) -> Step:
     from sparsedp.gradients import BookkeepingEngine, Query
     from sparsedp.privacy.ledger import Charge, MemoryLedger
     from sparsedp.privacy.mechanism import privatize
-    from sparsedp.training.apply import SupportOptimizer
+    from sparsedp.training.apply import support_optimizer
 
     engine = BookkeepingEngine(model, per_sample_loss)
-    query = Query(SUPPORTS[job.support](engine.layout, job.active_ratio), FlatClip(CLIP_NORM))
-    optimizer = SupportOptimizer(model, engine.layout, _optimizer(model), coasts=False)
+    query = Query(support_of(job.support, engine.layout, job.active_ratio), FlatClip(CLIP_NORM))
+    optimizer = support_optimizer(model, engine.layout, _optimizer(job, model), coasts=False)
     ledger, randomness = MemoryLedger(), SystemRandomness()
     steps = itertools.count()
 
@@ -126,3 +134,5 @@ CONTENDERS: dict[str, Callable[[Job, nn.Module, Batch], Step]] = {
     "opacus-ghost": partial(_opacus, "ghost"),
     "sparsedp": _sparsedp,
 }
+ALL_CONTENDERS = {**CONTENDERS, "sgd-sparse": _sgd_sparse}
+"""With the one that takes embedding tables only."""

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.contenders import CONTENDERS, Job
-from benchmarks.workloads import WORKLOADS
+from benchmarks.workloads import WORKLOADS, workload_of
 
 MASKED_RATIOS = (0.5, 0.2, 0.05, 0.01)
 QUICK_RATIOS = (0.2, 0.01)
@@ -46,6 +46,7 @@ class Worker:
     process: subprocess.Popen[str]
     seconds: list[float] = field(default_factory=list)
     peak_rss_mb: float | None = None
+    ready_rss_mb: float | None = None
     error: str | None = None
 
     def receive(self) -> None:
@@ -56,6 +57,7 @@ class Worker:
         self.error = answer.get("error")
         self.seconds += answer.get("seconds", [])
         self.peak_rss_mb = answer.get("peak_rss_mb", self.peak_rss_mb)
+        self.ready_rss_mb = answer.get("ready_rss_mb", self.ready_rss_mb)
 
     def take_turn(self, seconds: float) -> None:
         """Let the process work for a while, alone."""
@@ -69,7 +71,7 @@ class Worker:
         """The measurement as a row of the report."""
         fields = asdict(self.job)
         rows = fields.pop("rows")
-        row = {**fields, "batch_size": rows or WORKLOADS[self.job.model].batch_size}
+        row = {**fields, "batch_size": rows or workload_of(self.job.model).batch_size}
         if self.error is not None:
             return {**row, "median_seconds": None, "peak_rss_mb": None, "error": self.error}
         low, median, high = np.quantile(self.seconds, [0.25, 0.5, 0.75])
@@ -79,6 +81,7 @@ class Worker:
             "quartile_seconds": [float(low), float(high)],
             "steps": len(self.seconds),
             "peak_rss_mb": self.peak_rss_mb,
+            "ready_rss_mb": self.ready_rss_mb,
         }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from benchmarks.table_workloads import frequent_rows
 from sparsedp.core.layout import Layout
 from sparsedp.core.randomness import PublicRandomness
 from sparsedp.core.support import Support
@@ -35,3 +36,10 @@ SUPPORTS = {
     "random": random_support,
     "clustered": clustered_support,
 }
+
+
+def support_of(kind: str, layout: Layout, active_ratio: float) -> Support:
+    """A support by its kind; `frequent:N` are the rows of an embedding table's N most frequent words."""
+    if kind.startswith("frequent:"):
+        return frequent_rows(layout, int(kind.partition(":")[2]))
+    return SUPPORTS[kind](layout, active_ratio)

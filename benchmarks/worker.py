@@ -12,6 +12,7 @@ import os
 import resource
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,7 +21,18 @@ from benchmarks.contenders import Job, Step, make_step
 
 MOST_STEPS = 20
 """In one turn."""
-CANNOT_RUN = (RuntimeError, ValueError, TypeError, AttributeError, IndexError, KeyError, AssertionError)
+MOST_OF_THE_MACHINE = 0.8
+"""Of its memory, for one contender."""
+CANNOT_RUN = (
+    RuntimeError,
+    ValueError,
+    TypeError,
+    AttributeError,
+    IndexError,
+    MemoryError,
+    KeyError,
+    AssertionError,
+)
 """How a contender says that a model is not for it."""
 
 
@@ -40,6 +52,18 @@ def peak_rss_mb() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
+def rss_mb() -> float:
+    """The memory this process holds now."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize() / 2**20
+
+
+def stay_within_memory() -> None:
+    """Refuse what the machine cannot hold with an error, instead of bringing it down."""
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    resource.setrlimit(resource.RLIMIT_AS, (int(MOST_OF_THE_MACHINE * machine), resource.RLIM_INFINITY))
+
+
 def main() -> None:
     """Set up the job given as JSON in the only argument, then serve turns until the input ends."""
     answers = os.fdopen(os.dup(1), "w")
@@ -51,13 +75,17 @@ def main() -> None:
     given = json.loads(sys.argv[1])
     torch.set_num_threads(given["threads"])
     answer(ready=True)
+    stay_within_memory()
     step: Step | None = None
+    ready = 0.0
     for line in sys.stdin:
         try:
             if step is None:
                 step = make_step(Job(**given["job"]))
+                ready = rss_mb()
                 step()
-            answer(seconds=take_turn(step, float(line)), peak_rss_mb=peak_rss_mb())
+            seconds = take_turn(step, float(line))
+            answer(seconds=seconds, peak_rss_mb=peak_rss_mb(), ready_rss_mb=ready)
         except CANNOT_RUN as error:
             answer(error=f"{type(error).__name__}: {str(error).strip().splitlines()[0]}")
             return

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from benchmarks.table_workloads import TableWorkload
 from sparsedp.core.batch import Rows
 from sparsedp.models import dp_cnn, mnist_cnn, scatter_cnn, scatter_linear, transformer
 from sparsedp.models.text import VOCABULARY
@@ -25,6 +26,7 @@ class Workload:
     classes: int
     batch_size: int
     tokens: bool = False
+    momentum: float = 0.9
 
     def model(self) -> nn.Module:
         """The model, with the same initial values in every process."""
@@ -50,6 +52,11 @@ WORKLOADS = {
     "dp-cnn": Workload(dp_cnn, (3, 32, 32), classes=10, batch_size=256),
     "transformer": Workload(transformer, (64,), classes=2, batch_size=128, tokens=True),
 }
+
+
+def workload_of(name: str) -> Workload | TableWorkload:
+    """A model of the benchmark by its name, or an embedding table."""
+    return TableWorkload.named(name) if name.startswith("table:") else WORKLOADS[name]
 
 
 def per_sample_loss(model: Callable[..., Tensor], rows: Rows) -> Tensor:

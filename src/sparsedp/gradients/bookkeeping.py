@@ -100,7 +100,7 @@ class BookkeepingEngine:
         if not isinstance(query.geometry, Identity):
             metrics = Metrics(prepared.blocks, query.geometry, self._dtype())
         running = ClippedSum(prepared.blocks, metrics, query, _chunk_bytes(device))
-        by_reference = torch.zeros(query.support.size, dtype=torch.float64, device=device)
+        by_reference: Tensor | None = None
         for batch in batches:
             if query.support.size == 0:
                 continue
@@ -110,8 +110,10 @@ class BookkeepingEngine:
                     running.add(gradients)
                 else:
                     assert self._reference is not None
-                    by_reference += self._reference.clipped_sum([rows], query)
-        return running.total(device) + by_reference
+                    part = self._reference.clipped_sum([rows], query)
+                    by_reference = part if by_reference is None else by_reference + part
+        total = running.total(device)
+        return total if by_reference is None else total + by_reference
 
     def _why_not(self) -> str | None:
         """What the user has hung on the model that this engine's formulas would miss, in words."""

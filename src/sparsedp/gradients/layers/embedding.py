@@ -185,7 +185,7 @@ def _active(ids: Tensor, padding: int | None, block: Block) -> tuple[Tensor, Ten
     if bool(active.all()):
         return places, None
     kept = active.nonzero().squeeze(1)
-    return places[kept], kept
+    return places.index_select(0, kept), kept
 
 
 def _refuse(module: nn.Module) -> str | None:
