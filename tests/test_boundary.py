@@ -18,21 +18,25 @@ RAW_GRADIENTS = {
     "grad": {
         "diagnostics/curvature.py",  # Hessian-vector products, on request
         "diagnostics/inversion.py",  # the attacker's, on request
-        "gradients/layers/fallback.py",
+        "gradients/layers/shared.py",
         "gradients/reference.py",
         "gradients/rowwise.py",
         "gradients/tape.py",
         "training/compact.py",  # hands the released gradient to the optimizer
         "training/masked.py",  # as well
     },
-    "vmap": {"gradients/layers/fallback.py", "gradients/reference.py"},
+    "vmap": {"gradients/reference.py"},
     "backward": {"gradients/bookkeeping.py"},
     "autograd": {
         "diagnostics/curvature.py",
         "diagnostics/inversion.py",
         "gradients/bookkeeping.py",
+        "gradients/forward.py",
         "gradients/graph.py",
         "gradients/hooks.py",
+        "gradients/layers/operations.py",
+        "gradients/layers/shared.py",
+        "gradients/reading.py",
         "gradients/rowwise.py",
         "gradients/tape.py",
     },

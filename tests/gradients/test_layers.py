@@ -7,12 +7,13 @@ import logging
 import numpy as np
 import pytest
 import torch
-from gradient_cases import CASES, GEOMETRIES, KNOWN, NETWORKS, UNKNOWN, loss, supports
+from gradient_cases import CASES, GEOMETRIES, KNOWN, NETWORKS, Case, loss, supports
 from gradient_oracle import clipped_sum, measured, median_norm, plain_loop
+from torch import Tensor, nn
 
 from sparsedp.core.batch import MicroBatch
 from sparsedp.core.clip import FlatClip
-from sparsedp.core.geometry import Standardized
+from sparsedp.core.geometry import Identity, Standardized
 from sparsedp.gradients import ENGINES, Query
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
@@ -76,10 +77,20 @@ def test_known_layers_need_no_reference_path(case, caplog):
     assert caplog.records == []
 
 
-@pytest.mark.parametrize("case", UNKNOWN)
-def test_unknown_modules_are_named_in_the_log(case, caplog):
-    model, _ = CASES[case].make(torch.float32)
-    with caplog.at_level(logging.INFO, logger="sparsedp"):
-        ENGINES["bookkeeping"](model, loss)
+def test_an_operation_without_a_formula_is_named_in_the_log(caplog):
+    class Blends(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.target = nn.Parameter(torch.ones(4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.lerp(x, self.target, 0.3)
+
+    model, rows = Case(Blends, (4,)).make(torch.float64)
+    engine = ENGINES["bookkeeping"](model, loss)
+    support = supports(engine.layout)["full"]
+    with caplog.at_level(logging.WARNING, logger="sparsedp"):
+        check(engine, rows, plain_loop(model, loss, rows), support, Identity(), 1e-9)
     assert len(caplog.records) == 1
-    assert "reference path" in caplog.text
+    assert "'target'" in caplog.text
+    assert "LerpBackward0 has no formula" in caplog.text

@@ -7,7 +7,7 @@ gradients live only inside a chunk, and only where no formula gives their norm d
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -21,16 +21,18 @@ from sparsedp.core.layout import Layout
 from sparsedp.core.support import Support
 from sparsedp.gradients.blocks import Block, Metrics, make_blocks
 from sparsedp.gradients.clipping import Chunk, ClippedSum
-from sparsedp.gradients.graph import CannotBookError, Leaf, graph_leaf
+from sparsedp.gradients.forward import Forward, calls_not_by_row, check_samples_apart
+from sparsedp.gradients.graph import CannotBookError, Leaf, UnfitLayerError, graph_leaf
 from sparsedp.gradients.hooks import standing_hooks
-from sparsedp.gradients.layers.fallback import module_gradients
+from sparsedp.gradients.layers.shared import Use, shared_sources
 from sparsedp.gradients.layers.source import Closed, Source
 from sparsedp.gradients.layers.table import family_of
-from sparsedp.gradients.partition import Layer, droppable_axes, overlap, partition
+from sparsedp.gradients.partition import Layer, droppable_axes, partition
+from sparsedp.gradients.plain import plain_forward
 from sparsedp.gradients.query import Query
+from sparsedp.gradients.reading import Reading, read
 from sparsedp.gradients.reference import ReferenceEngine
-from sparsedp.gradients.skinny import quick_forward
-from sparsedp.gradients.tape import Call, Tape, batched_arguments
+from sparsedp.gradients.tape import Call, Tape
 from sparsedp.gradients.workspace import Space, Workspace
 
 logger = logging.getLogger("sparsedp")
@@ -45,13 +47,10 @@ FIRST_CHUNK, LEAST_CHUNK, MOST_CHUNK = 16, 16, 4096
 
 @dataclass(frozen=True, slots=True)
 class _Measured:
-    """What two forwards of different length told about one kind of rows.
-
-    `batched` says of every tensor among each call's arguments whether its first axis is the samples.
-    """
+    """What two forwards of different length told about one kind of rows."""
 
     chunk_rows: int
-    batched: tuple[tuple[bool, ...], ...]
+    reading: Reading
 
 
 @dataclass(slots=True, eq=False)
@@ -60,7 +59,6 @@ class _Prepared:
 
     support: Support
     blocks: dict[str, Block]
-    layers: dict[str, Layer]
     parameters: dict[str, nn.Parameter]
     leaves: dict[Node, Leaf]
     plain_metrics: Metrics
@@ -78,12 +76,13 @@ class BookkeepingEngine:
         self._loss = loss
         self._layout = Layout.of(model)
         self._layers = partition(model, self._layout)
-        self._axes = droppable_axes(self._layers)
+        self._axes = droppable_axes(self._layout, self._layers)
+        self._loosened: set[str] = set()
         self._prepared: _Prepared | None = None
-        self._reference: ReferenceEngine | None = None
+        self._reference = ReferenceEngine(model, loss)
+        self._gave_way = False
+        self._said: set[str] = set()
         self._workspace = Workspace()
-        if (shared := overlap(self._layers)) is not None:
-            self._give_way(f"layer {shared!r} is used inside and outside a module without a fast path")
 
     @property
     def layout(self) -> Layout:
@@ -93,7 +92,7 @@ class BookkeepingEngine:
     def clipped_sum(self, batches: Iterable[MicroBatch], query: Query) -> Tensor:
         """The sum over all units of their clipped gradients on the support."""
         prepared = self._prepare(query.support)
-        if self._reference is None and (reason := self._why_not()) is not None:
+        if not self._gave_way and (reason := self._why_not()) is not None:
             self._give_way(reason)
         device = next(iter(self._layout.parameters(self._model))).device
         metrics = prepared.plain_metrics
@@ -109,7 +108,6 @@ class BookkeepingEngine:
                 if gradients is not None:
                     running.add(gradients)
                 else:
-                    assert self._reference is not None
                     part = self._reference.clipped_sum([rows], query)
                     by_reference = part if by_reference is None else by_reference + part
         total = running.total(device)
@@ -120,11 +118,8 @@ class BookkeepingEngine:
         if (reason := standing_hooks(self._model)) is not None:
             return reason
         for layer in self._layers:
-            part = layer.module
-            if layer.family is not None and family_of(part) is not layer.family:
+            if family_of(layer.module) is not layer.family:
                 return f"layer {layer.name!r} is no longer what it was"
-            if layer.family is None and (part._forward_hooks or part._forward_pre_hooks):
-                return f"layer {layer.name!r} has a forward hook, and no fast path"
         return None
 
     def _dtype(self) -> torch.dtype:
@@ -137,19 +132,26 @@ class BookkeepingEngine:
         parameters = self._layout.parameters(self._model)
         if self._prepared is None or self._prepared.support is not support:
             blocks = make_blocks(self._layout, support, self._axes, parameters[0].device)
-            layers = {
-                x.name: x for x in self._layers if any(flat in blocks for flat in x.parameters.values())
-            }
-            named = {s.name: p for s, p in zip(self._layout, parameters, strict=True) if s.name in blocks}
+            named = {s.name: p for s, p in zip(self._layout, parameters, strict=True)}
             metrics = Metrics(blocks, Identity(), self._dtype())
+            owners = {name: frozenset(self._owners(name)) for name in named}
             leaves = {
-                graph_leaf(p): Leaf(
-                    name, frozenset(x.name for x in self._layers if name in x.parameters.values())
-                )
-                for name, p in named.items()
+                graph_leaf(p): Leaf(name, owners[name], active=name in blocks) for name, p in named.items()
             }
-            self._prepared = _Prepared(support, blocks, layers, named, leaves, metrics)
+            self._prepared = _Prepared(support, blocks, named, leaves, metrics)
         return self._prepared
+
+    def _owners(self, parameter: str) -> list[str]:
+        return [layer.name for layer in self._layers if parameter in layer.parameters.values()]
+
+    def _recorded(self, prepared: _Prepared) -> dict[str, Layer]:
+        """The layers whose calls are recorded: those with an active coordinate and formulas that hold."""
+        return {
+            layer.name: layer
+            for layer in self._layers
+            if layer.name not in self._loosened
+            and any(flat in prepared.blocks for flat in layer.parameters.values())
+        }
 
     def _chunks(
         self, batch: MicroBatch, query: Query, prepared: _Prepared, device: torch.device
@@ -164,12 +166,14 @@ class BookkeepingEngine:
             return MicroBatch(pytree.tree_unflatten(part, tree), units)
 
         start, count = 0, batch.row_count
-        if count and self._reference is None and kind not in prepared.measured:
+        if count and not self._gave_way and kind not in prepared.measured:
             self._measure(leaves, tree, prepared, query, device)
         while start < count:
             measured = prepared.measured.get(kind)
             rows = FIRST_CHUNK if measured is None else measured.chunk_rows
             stop = _unit_boundary(batch, start + rows)
+            if stop == count - 1 and measured is not None and measured.reading.meetings:
+                stop = count  # a single row is often computed in another way, and the graph would differ
             yield between(start, stop)
             start = stop
 
@@ -193,77 +197,107 @@ class BookkeepingEngine:
             chunks.append(MicroBatch(pytree.tree_unflatten(copies, tree)))
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             try:
-                two, three = (self._tape(chunk, prepared, thorough=True) for chunk in chunks)
-                batched = batched_arguments(two.calls, three.calls)
-                self._sources(two, 2, prepared, batched)
-                sources = self._sources(three, 3, prepared, batched)
+                three, reading, uses, sources = self._survey(chunks, prepared)
             except CannotBookError as reason:
                 self._give_way(str(reason))
                 return
-        each = _bytes_per_sample(three.calls, sources, 3, query)
-        room = _chunk_bytes(device) * max(1, len(three.calls) // CALLS_PER_CHUNK)
+        self._say_what_is_slow(uses, prepared)
+        each = _bytes_per_sample(three.tape.calls, uses, sources, 3, query)
+        room = _chunk_bytes(device) * max(1, (len(three.tape.calls) + len(uses)) // CALLS_PER_CHUNK)
         rows = min(max(room // max(each, 1), LEAST_CHUNK), MOST_CHUNK)
-        measured = _Measured(1 << (rows.bit_length() - 1), batched)
+        measured = _Measured(1 << (rows.bit_length() - 1), reading)
         prepared.measured[_kind(leaves, query)] = measured
 
+    def _survey(
+        self, chunks: list[MicroBatch], prepared: _Prepared
+    ) -> tuple[Forward, Reading, list[Use], dict[str, list[Source]]]:
+        """Read forwards of two and three rows, once every layer whose formulas do not hold is left to the graph."""
+        while True:
+            two, three = (self._forward(chunk, prepared, thorough=True) for chunk in chunks)
+            unfit = two.claims.unfit | three.claims.unfit | calls_not_by_row(two.tape.calls, three.tape.calls)
+            try:
+                if not unfit:
+                    reading = read(two.graph, three.graph, three.claims, prepared.leaves)
+                    uses = three.uses(reading)
+                    return three, reading, uses, self._tried(three, uses, prepared)
+            except UnfitLayerError as error:
+                unfit = {error.layer: str(error)}
+            self._loosened.update(unfit)
+            prepared.measured.clear()
+
+    def _tried(self, three: Forward, uses: list[Use], prepared: _Prepared) -> dict[str, list[Source]]:
+        """The sources of three rows, once what was read of them has been put to the test."""
+        check_samples_apart(three.losses, three.tape.calls, uses)
+        three.tape.backward(three.losses, None, uses, keep_graph=True)
+        for use in uses:
+            use.check_formulas(three.samples, Space(self._workspace, "check"))
+        return self._sources(three, uses, prepared)
+
     def _record(self, chunk: MicroBatch, prepared: _Prepared, query: Query) -> Chunk | None:
-        """Forward and backward over one chunk; None, from now on, if the model needs the reference engine."""
-        if self._reference is not None:
+        """Forward and backward over one chunk; None if it needs the reference engine."""
+        if self._gave_way:
             return None
-        measured = prepared.measured[_kind(pytree.tree_leaves(chunk.rows), query)]
+        reading = prepared.measured[_kind(pytree.tree_leaves(chunk.rows), query)].reading
         try:
-            tape = self._tape(chunk, prepared)
-            sources = self._sources(tape, chunk.row_count, prepared, measured.batched)
+            forward = self._forward(chunk, prepared)
+            uses = forward.uses(reading)
+            forward.tape.backward(forward.losses, _row_weights(chunk.units), uses)
+            forward.tape.check_inputs_unchanged()
+            sources = self._sources(forward, uses, prepared)
         except CannotBookError as reason:
-            self._give_way(str(reason))
+            self._say(f"some rows go through the reference engine: {reason}")
             return None
         return Chunk(chunk.row_count, chunk.units, sources)
 
     def _give_way(self, reason: str) -> None:
-        logger.warning("the fast engine gives way to the reference engine: %s", reason)
-        self._reference = ReferenceEngine(self._model, self._loss)
+        self._say(f"the fast engine gives way to the reference engine: {reason}")
+        self._gave_way = True
 
-    def _tape(self, chunk: MicroBatch, prepared: _Prepared, thorough: bool = False) -> Tape:
-        """Forward and backward over some rows."""
+    def _say_what_is_slow(self, uses: Sequence[Use], prepared: _Prepared) -> None:
+        for use in uses:
+            if not use.has_formula:
+                names = ", ".join(repr(leaf.parameter) for leaf in use.leaves(prepared.leaves))
+                self._say(
+                    f"{names}: {use.node.name()} has no formula; its backward runs once for each sample"
+                )
+
+    def _say(self, what: str) -> None:
+        if what not in self._said:
+            self._said.add(what)
+            logger.warning("%s", what)
+
+    def _forward(self, chunk: MicroBatch, prepared: _Prepared, thorough: bool = False) -> Forward:
+        """Forward over some rows."""
         tape = Tape()
-        modules = {x.name: x.module for x in prepared.layers.values()}
-        with torch.enable_grad(), tape.recording(modules), quick_forward(modules.values()):
+        modules = {x.name: x.module for x in self._recorded(prepared).values()}
+        with torch.enable_grad(), tape.recording(modules), plain_forward(self._model):
             losses = check_losses(self._loss(self._model, chunk.rows), chunk.row_count)
-        tape.check_graph(losses, prepared.leaves, thorough)
-        tape.backward(losses, _row_weights(chunk.units))
-        tape.check_inputs_unchanged()
-        return tape
+        return Forward.of(tape, losses, prepared.leaves, thorough)
 
-    def _sources(
-        self, tape: Tape, samples: int, prepared: _Prepared, batched: tuple[tuple[bool, ...], ...]
-    ) -> dict[str, list[Source]]:
-        if len(tape.calls) != len(batched):
-            raise CannotBookError(f"its layers were called {len(tape.calls)} times, at first {len(batched)}")
+    def _sources(self, forward: Forward, uses: Sequence[Use], prepared: _Prepared) -> dict[str, list[Source]]:
+        samples = forward.samples
+        layers = self._recorded(prepared)
         sources: dict[str, list[Source]] = {}
-        for number, call in enumerate(tape.calls):
-            if call.gradients:
-                space = Space(self._workspace, f"{call.name}#{number}")
-                for flat, source in _sources_of(call, prepared, samples, batched[number], space):
-                    sources.setdefault(flat, []).append(source)
+        for number, call in enumerate(forward.tape.calls):
+            if call.output_gradient is None:
+                continue
+            seen = call.input.shape[:1] + call.output_gradient.shape[:1]
+            if seen != (samples, samples):
+                raise CannotBookError(f"layer {call.name!r} saw {seen[0]} rows for {samples} samples")
+            space, layer = Space(self._workspace, f"{call.name}#{number}"), layers[call.name]
+            for local, flat in layer.parameters.items():
+                if flat not in prepared.blocks:
+                    continue
+                try:
+                    source = layer.family.source(call, local, prepared.blocks[flat], space)
+                except CannotBookError as reason:
+                    raise UnfitLayerError(call.name, reason) from reason
+                sources.setdefault(flat, []).append(source)
+        names = {node: leaf.parameter for node, leaf in prepared.leaves.items() if leaf.active}
+        space = Space(self._workspace, "shared")
+        for flat, source in shared_sources(uses, samples, names, prepared.parameters, prepared.blocks, space):
+            sources.setdefault(flat, []).append(source)
         return sources
-
-
-def _sources_of(
-    call: Call, prepared: _Prepared, samples: int, batched: tuple[bool, ...], space: Space
-) -> Iterator[tuple[str, Source]]:
-    layer = prepared.layers[call.name]
-    active = {local: flat for local, flat in layer.parameters.items() if flat in prepared.blocks}
-    if layer.family is None:
-        weights = {local: prepared.parameters[flat] for local, flat in active.items()}
-        gradients = module_gradients(call, weights, samples, batched)
-        for local, flat in active.items():
-            yield flat, gradients.source(local)
-        return
-    seen = call.input.shape[:1] + next(iter(call.gradients.values())).shape[:1]
-    if seen != (samples, samples):
-        raise CannotBookError(f"layer {call.name!r} saw {seen[0]} rows for {samples} samples")
-    for local, flat in active.items():
-        yield flat, layer.family.source(call, local, prepared.blocks[flat], space)
 
 
 def _kind(leaves: list[object], query: Query) -> object:
@@ -272,12 +306,15 @@ def _kind(leaves: list[object], query: Query) -> object:
     return shapes, query.kept_per_unit < query.support.size
 
 
-def _bytes_per_sample(calls: list[Call], sources: dict[str, list[Source]], samples: int, query: Query) -> int:
+def _bytes_per_sample(
+    calls: list[Call], uses: Sequence[Use], sources: dict[str, list[Source]], samples: int, query: Query
+) -> int:
     """Activations, their gradients and explicit per-sample gradients. Depends on shapes alone, never on values."""
-    seen = sum(
-        sum(t.numel() for t in call.tensors) + sum(g.numel() for g in call.gradients.values())
-        for call in calls
-    )
+    seen = 0
+    for call in calls:
+        seen += call.input.numel() + (0 if call.output_gradient is None else call.output_gradient.numel())
+    for use in uses:
+        seen += 2 * sum(gradient.numel() for gradient in use.gradients.values())
     explicit = sum(
         source.block_size for many in sources.values() for source in many if not isinstance(source, Closed)
     )

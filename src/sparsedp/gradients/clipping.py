@@ -9,7 +9,14 @@ import torch
 from torch import Tensor
 
 from sparsedp.gradients.blocks import Block, Metrics
-from sparsedp.gradients.layers.source import Closed, Mergeable, Source, one_plane, squared_norms_of
+from sparsedp.gradients.layers.source import (
+    Closed,
+    Mergeable,
+    Source,
+    in_block_order,
+    one_plane,
+    squared_norms_of,
+)
 from sparsedp.gradients.query import Query, sum_clipped_rows
 
 
@@ -35,9 +42,9 @@ class Chunk:
         """One parameter's gradients for some samples, or per unit for all, [planes, contributions, scalars]."""
         first, *others = self.sources[name]
         if others:
-            gradients = _in_block_order(first, span)
+            gradients = in_block_order(first, span)
             for source in others:
-                gradients += _in_block_order(source, span)
+                gradients += in_block_order(source, span)
         else:
             gradients = first.explicit(span)
         if self.units is None:
@@ -168,15 +175,6 @@ def _accumulate(sums: dict[str, Tensor], name: str, value: Tensor) -> None:
         sums[name] += value
     else:
         sums[name] = value.to(torch.float64, copy=True)
-
-
-def _in_block_order(source: Source, span: slice) -> Tensor:
-    """Explicit gradients as one plane in the block's own order."""
-    planes = source.explicit(span)
-    if planes.shape[0] == 1:
-        return planes
-    rows = [source.from_planes(planes[:, i]).reshape(-1) for i in range(planes.shape[1])]
-    return torch.stack(rows).unsqueeze(0)
 
 
 def _restricted_rows(chunk: Chunk, blocks: Mapping[str, Block], size: int) -> Tensor:

@@ -1,9 +1,9 @@
-"""A walk over the autograd graph of the losses: is every use of every parameter inside a recorded call?"""
+"""The autograd graph of the losses: which nodes recorded calls account for, and which use parameters on their own."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import nn
@@ -13,10 +13,23 @@ from sparsedp.core.errors import ModelError
 
 Place = tuple[Node, int]
 """One output of one node."""
+Spot = tuple[int, int]
+"""The same, the node by its number in the graph."""
+
+WEIGHT_AS_USED = frozenset({"TBackward0", "ToCopyBackward0"})
+"""A weight turned or cast on its way into a layer; autocast and second derivatives share these between uses."""
 
 
 class CannotBookError(ModelError):
     """The fast path does not understand this model; the reference path may."""
+
+
+class UnfitLayerError(CannotBookError):
+    """A layer's formulas do not cover how it is used here; its operations may be followed one by one."""
+
+    def __init__(self, layer: str, reason: object) -> None:
+        super().__init__(f"layer {layer!r}: {reason}")
+        self.layer = layer
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,23 +43,135 @@ class Ends:
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """A parameter, and the layers that answer for it."""
+    """A trainable parameter, the layers that answer for it, and whether it has an active coordinate."""
 
     parameter: str
     layers: frozenset[str]
+    active: bool = True
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Graph:
+    """All nodes between the losses and the leaves, each after those it leads to, in an order of its own making.
+
+    `above` holds, for every input of a node, where it comes from (None: nothing that needs a gradient).
+    """
+
+    nodes: list[Node]
+    numbers: dict[Node, int]
+    above: list[tuple[Spot | None, ...]]
+
+    @classmethod
+    def of(cls, start: GradientEdge) -> Graph:
+        """The graph from an edge on."""
+        graph = cls([], {}, [])
+        open_nodes = {start.node}
+        stack = [(start.node, iter(start.node.next_functions))]
+        while stack:
+            node, rest = stack[-1]
+            for following, _ in rest:
+                if following is not None and following not in open_nodes:
+                    open_nodes.add(following)
+                    stack.append((following, iter(following.next_functions)))
+                    break
+            else:
+                stack.pop()
+                graph._add(node)
+        return graph
+
+    def _add(self, node: Node) -> None:
+        self.numbers[node] = len(self.nodes)
+        self.nodes.append(node)
+        self.above.append(
+            tuple(None if x is None else (self.numbers[x], place) for x, place in node.next_functions)
+        )
+
+    def spot(self, place: Place) -> Spot | None:
+        """A place by number; None if the losses do not depend on it."""
+        number = self.numbers.get(place[0])
+        return None if number is None else (number, place[1])
+
+    def names(self) -> list[str]:
+        """What kind of node each is."""
+        return [node.name() for node in self.nodes]
 
 
 @dataclass(frozen=True, slots=True)
-class Walk:
-    """The nodes met, and what was noticed about some calls (by number).
+class Claims:
+    """What the recorded calls account for: their nodes, the layers whose calls are not closed, uses outside.
 
-    `hidden_inputs` used what another call computed without being given it; of `nested_outputs` one is computed from
-    another.
+    `unfit` says of a layer why its formulas cannot stand for it; `outside` holds nodes outside all calls that use an
+    active parameter directly.
     """
 
-    nodes: set[Node]
-    hidden_inputs: set[int]
-    nested_outputs: set[int]
+    nodes: frozenset[int]
+    unfit: dict[str, str]
+    outside: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class _Search:
+    graph: Graph
+    leaves: dict[int, Leaf]
+    recorded: set[Spot]
+    owner: dict[int, int] = field(default_factory=dict)
+    unfit: dict[str, str] = field(default_factory=dict)
+
+
+def claims(graph: Graph, calls: Sequence[Ends], leaves: Mapping[Node, Leaf]) -> Claims:
+    """Go into every recorded call that the losses depend on, from its output to its inputs.
+
+    A call is fit for its layer's formulas if all parameters inside are the layer's own, and nothing outside uses what
+    lies inside.
+    """
+    numbered = {graph.numbers[node]: leaf for node, leaf in leaves.items() if node in graph.numbers}
+    spots = [{graph.spot(place) for place in call.outputs} - {None} for call in calls]
+    search = _Search(graph, numbered, {x for many in spots for x in many if x is not None})
+    ends: set[Spot] = set()
+    for number, call in enumerate(calls):
+        outputs = {x for x in spots[number] if x is not None and x[0] not in numbered}
+        if outputs:
+            _enter(search, number, call, outputs)
+            ends |= outputs
+    outside = []
+    for number, inputs in enumerate(graph.above):
+        mine = search.owner.get(number)
+        direct = False
+        for spot in inputs:
+            if spot is None:
+                continue
+            if spot[0] in numbered:
+                direct |= numbered[spot[0]].active
+            elif (theirs := search.owner.get(spot[0])) not in (None, mine) and spot not in ends:
+                if graph.nodes[spot[0]].name() in WEIGHT_AS_USED:
+                    direct = True
+                elif theirs is not None:
+                    layer = calls[theirs].layer
+                    search.unfit[layer] = "a tensor inside it is used elsewhere"
+        if direct and mine is None:
+            outside.append(number)
+    return Claims(frozenset(search.owner), search.unfit, tuple(outside))
+
+
+def _enter(search: _Search, number: int, call: Ends, outputs: set[Spot]) -> None:
+    """Claim the nodes between one call's outputs and its inputs."""
+    inputs = {search.graph.spot(place) for place in call.inputs}
+    stack = [node for node, place in outputs if (node, place) not in inputs]
+    seen = set(stack)
+    while stack:
+        node = stack.pop()
+        search.owner.setdefault(node, number)
+        for spot in search.graph.above[node]:
+            if spot is None or spot in inputs or spot[0] in seen:
+                continue
+            if (leaf := search.leaves.get(spot[0])) is not None:
+                if call.layer not in leaf.layers:
+                    search.unfit[call.layer] = f"it uses parameter {leaf.parameter!r}"
+            elif spot in search.recorded:
+                search.unfit[call.layer] = "it uses what another layer computed without being given it"
+            else:
+                seen.add(spot[0])
+                stack.append(spot[0])
 
 
 def place_of(edge: GradientEdge) -> Place:
@@ -58,78 +183,3 @@ def graph_leaf(parameter: nn.Parameter) -> Node:
     """The node of the autograd graph in which a parameter's uses end; it stays the same while it is held."""
     with torch.enable_grad():
         return get_gradient_edge(parameter).node
-
-
-def walk(start: GradientEdge, calls: Sequence[Ends], leaves: Mapping[Node, Leaf]) -> Walk:
-    """From the losses to recorded outputs, inside each of these calls to its inputs, and on from there.
-
-    A leaf met outside every call, or inside the call of a layer that does not answer for it, is a use that the
-    layers' formulas would miss.
-
-    Raises:
-        CannotBookError: a parameter is used by hand (for example `F.linear(x, self.embedding.weight)`), a tensor
-            inside a layer is used elsewhere.
-    """
-    recorded: dict[Place, list[int]] = {}
-    for number, call in enumerate(calls):
-        for place in call.outputs:
-            if place[0] not in leaves:
-                recorded.setdefault(place, []).append(number)
-    found = Walk(set(), set(), set())
-    outside: set[Node] = set()
-    reached: set[int] = set()
-    stack = [place_of(start)]
-    while stack:
-        place = stack.pop()
-        node = place[0]
-        if place in recorded:
-            for number in recorded[place]:
-                if number not in reached:
-                    reached.add(number)
-                    stack += _inside(number, calls[number], recorded, leaves, found)
-        elif node in leaves:
-            raise CannotBookError(f"parameter {leaves[node].parameter!r} is used outside its layer's forward")
-        elif node not in outside:
-            outside.add(node)
-            stack += _above(node)
-    found.nodes.update(outside)
-    return found
-
-
-def _inside(
-    number: int,
-    call: Ends,
-    recorded: Mapping[Place, list[int]],
-    leaves: Mapping[Node, Leaf],
-    found: Walk,
-) -> set[Place]:
-    """From one call's outputs to its inputs; returns where the walk goes on."""
-    exits = set(call.inputs)
-    stack = [node for node, _ in call.outputs - call.inputs]
-    seen = set(stack)
-    while stack:
-        for place in _above(stack.pop()):
-            node = place[0]
-            if place in call.inputs or node in seen:
-                continue
-            if node in leaves:
-                if call.layer not in leaves[node].layers:
-                    raise CannotBookError(
-                        f"parameter {leaves[node].parameter!r} is used inside {call.layer!r}"
-                    )
-            elif place in recorded:
-                exits.add(place)
-                found.hidden_inputs.add(number)
-            else:
-                seen.add(node)
-                stack.append(node)
-    if len(call.outputs) > 1 and any(
-        above in call.outputs and above not in call.inputs for node in seen for above in _above(node)
-    ):
-        found.nested_outputs.add(number)
-    found.nodes.update(seen)
-    return exits
-
-
-def _above(node: Node) -> list[Place]:
-    return [(following, place) for following, place in node.next_functions if following is not None]

@@ -12,7 +12,7 @@ from torch.autograd.graph import get_gradient_edge
 
 from sparsedp.core.batch import PerSampleLoss, Rows, check_losses, row_count, select_rows
 from sparsedp.core.layout import Layout
-from sparsedp.gradients.graph import walk
+from sparsedp.gradients.graph import Graph
 from sparsedp.gradients.hooks import (
     custom_backward,
     refuse_inside_a_function,
@@ -52,7 +52,7 @@ class RowByRow:
             return noted[0]
         if not losses.requires_grad:
             return None
-        return custom_backward(walk(get_gradient_edge(losses), [], {}).nodes, node_hooks=True)
+        return custom_backward(Graph.of(get_gradient_edge(losses)).nodes, node_hooks=True)
 
     def gradients(self, rows: Rows) -> Tensor:
         """The [n, d] matrix of per-sample gradients, in float32 or wider."""

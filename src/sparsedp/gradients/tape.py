@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils import _pytree as pytree
 
 from sparsedp.core.errors import ModelError
-from sparsedp.gradients.graph import CannotBookError, Ends, Leaf, Place, place_of, walk
+from sparsedp.gradients.graph import CannotBookError, Ends, Graph, Place, place_of
 from sparsedp.gradients.hooks import custom_backward, refuse_inside_a_function, tensor_hooks_noted
+
+if TYPE_CHECKING:
+    from sparsedp.gradients.layers.shared import Use
 
 
 @dataclass(slots=True)
 class Call:
-    """One call of one layer: its arguments, and the gradients of the loss with respect to its outputs. Private.
-
-    Edges and gradients are keyed by the place of the output among the tensors the layer returned. `hidden_inputs`
-    tells that it used what another layer computed without being given it, `nested_outputs` that one output was
-    computed from another, so that their gradients count some paths twice.
-    """
+    """One call of one layer: its arguments, and the gradient of the loss with respect to its output. Private."""
 
     name: str
     module: nn.Module
@@ -32,15 +30,13 @@ class Call:
     kwargs: dict[str, Any]
     versions: tuple[int, ...]
     ends: Ends
-    edges: dict[int, GradientEdge]
-    gradients: dict[int, Tensor] = field(default_factory=dict)
-    hidden_inputs: bool = False
-    nested_outputs: bool = False
+    edge: GradientEdge | None
+    output_gradient: Tensor | None = None
 
-    @property
-    def tensors(self) -> list[Tensor]:
-        """All tensors among the arguments."""
-        return _tensors((self.args, self.kwargs))
+    @classmethod
+    def of(cls, module: nn.Module, input: Tensor, output_gradient: Tensor) -> Call:
+        """A call that was never recorded, for a layer's formulas on tensors found elsewhere."""
+        return cls("", module, (input,), {}, (), Ends("", frozenset(), frozenset()), None, output_gradient)
 
     @property
     def input(self) -> Tensor:
@@ -50,9 +46,10 @@ class Call:
         return first.detach()
 
     @property
-    def output_gradient(self) -> Tensor | None:
-        """The gradient with respect to the output, for layers that give one tensor; None if the loss ignores it."""
-        return self.gradients.get(0)
+    def shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The shapes of input and output."""
+        assert self.edge is not None
+        return tuple(self.input.shape), tuple(self.edge.node._input_metadata[self.edge.output_nr].shape)
 
 
 class Tape:
@@ -86,41 +83,41 @@ class Tape:
         def record(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
             refuse_inside_a_function(name)
             versions, inputs = self._begun.pop()
-            edges = {i: get_gradient_edge(t) for i, t in enumerate(_tensors(output)) if t.requires_grad}
-            ends = Ends(name, frozenset(map(place_of, edges.values())), inputs)
-            self.calls.append(Call(name, module, args, kwargs, versions, ends, edges))
+            tensors = [t for t in _tensors(output) if t.requires_grad]
+            edge = get_gradient_edge(tensors[0]) if tensors else None
+            ends = Ends(name, frozenset() if edge is None else frozenset({place_of(edge)}), inputs)
+            self.calls.append(Call(name, module, args, kwargs, versions, ends, edge))
 
         return record
 
-    def backward(self, losses: Tensor, weights: Tensor | None) -> None:
-        """Fill in every call's output gradients, computing no weight gradient at all."""
-        edges = [edge for call in self.calls for edge in call.edges.values()]
-        if not edges or not losses.requires_grad:
-            return
-        start = torch.ones_like(losses) if weights is None else weights.to(losses)
-        found = iter(torch.autograd.grad(losses, edges, start, allow_unused=True))
-        for call in self.calls:
-            taken = {place: next(found) for place in call.edges}
-            call.gradients = {place: g for place, g in taken.items() if g is not None}
-
-    def check_graph(self, losses: Tensor, leaves: Mapping[Node, Leaf], thorough: bool) -> None:
-        """Every use of these parameters in the loss must be inside a recorded call of a layer of theirs.
+    def graph(self, losses: Tensor, thorough: bool) -> Graph:
+        """The graph of the losses; empty where they need no gradient.
 
         Raises:
-            CannotBookError: it is not, or code of the user's own runs in the backward pass (hooks on nodes are looked
-                for only where `thorough`, as that takes longer).
+            CannotBookError: code of the user's own runs in the backward pass (hooks on nodes are looked for only
+                where `thorough`, as that takes longer).
         """
         if self._tensor_hooks:
             raise CannotBookError(self._tensor_hooks[0])
         if not losses.requires_grad:
-            return
-        found = walk(get_gradient_edge(losses), [call.ends for call in self.calls], leaves)
-        if (reason := custom_backward(found.nodes, thorough)) is not None:
+            return Graph([], {}, [])
+        graph = Graph.of(get_gradient_edge(losses))
+        if (reason := custom_backward(graph.nodes, thorough)) is not None:
             raise CannotBookError(reason)
-        for number in found.hidden_inputs:
-            self.calls[number].hidden_inputs = True
-        for number in found.nested_outputs:
-            self.calls[number].nested_outputs = True
+        return graph
+
+    def backward(
+        self, losses: Tensor, weights: Tensor | None, uses: Sequence[Use], keep_graph: bool = False
+    ) -> None:
+        """Fill in the output gradients of all calls and uses, computing no weight gradient at all."""
+        start = torch.ones_like(losses) if weights is None else weights.to(losses)
+        again = keep_graph or not all(use.has_formula for use in uses)
+        found = iter(output_gradients(losses, start, self.calls, uses, keep_graph=again))
+        for call in self.calls:
+            call.output_gradient = None if call.edge is None else next(found)
+        for use in uses:
+            taken = {place: next(found) for place, _ in use.meeting.outputs}
+            use.gradients = {place: g for place, g in taken.items() if g is not None}
 
     def check_inputs_unchanged(self) -> None:
         """Refuse a forward that overwrites what a layer has read, as autograd itself would."""
@@ -133,22 +130,14 @@ class Tape:
                 )
 
 
-def batched_arguments(two: list[Call], three: list[Call]) -> tuple[tuple[bool, ...], ...]:
-    """For every tensor among the arguments of each call with a gradient: is its first axis the samples?
-
-    Raises:
-        CannotBookError: the calls differ, or an argument is neither one row per sample nor the same for all.
-    """
-    if [call.name for call in two] != [call.name for call in three]:
-        raise CannotBookError("which layers are called depends on the number of rows")
-    batched = []
-    for small, large in zip(two, three, strict=True):
-        shapes = [(a.shape, b.shape) for a, b in zip(small.tensors, large.tensors, strict=False)]
-        for a, b in shapes:
-            if a != b and (a[:1] != (2,) or b[:1] != (3,)) and small.gradients:
-                raise CannotBookError(f"an argument of {small.name!r} has {a} entries for 2 rows, {b} for 3")
-        batched.append(tuple(a != b for a, b in shapes))
-    return tuple(batched)
+def output_gradients(
+    losses: Tensor, start: Tensor, calls: Sequence[Call], uses: Sequence[Use], keep_graph: bool
+) -> tuple[Tensor | None, ...]:
+    """The gradients of the outputs of all calls, then of all uses; None where the losses do not depend on them."""
+    edges = [call.edge for call in calls if call.edge is not None] + [e for use in uses for e in use.edges]
+    if not edges or not losses.requires_grad:
+        return (None,) * len(edges)
+    return torch.autograd.grad(losses, edges, start, allow_unused=True, retain_graph=keep_graph)
 
 
 def _arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:

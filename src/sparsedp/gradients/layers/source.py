@@ -151,6 +151,15 @@ def squared_norms_of(rows: Tensor) -> Tensor:
     return squared
 
 
+def in_block_order(source: Source, span: slice) -> Tensor:
+    """Explicit gradients as one plane in the block's own order."""
+    planes = source.explicit(span)
+    if planes.shape[0] == 1:
+        return planes
+    rows = [source.from_planes(planes[:, i]).reshape(-1) for i in range(planes.shape[1])]
+    return torch.stack(rows).unsqueeze(0)
+
+
 def keep(tensor: Tensor, axis: int, indices: Tensor | None) -> Tensor:
     """Some slices along an axis (None: all): a view where they stand side by side, else a copy."""
     if indices is None:
