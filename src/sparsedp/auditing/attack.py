@@ -8,11 +8,13 @@ from contextlib import contextmanager
 
 from rich.console import Console
 from rich.progress import Progress
+from torch import nn
 
 from sparsedp.auditing.draws import Draws
 from sparsedp.auditing.estimators import epsilons_of, noise_at_most
 from sparsedp.auditing.leave_one_out import Movement, count_pairs, leave_one_out
 from sparsedp.auditing.mechanism import PhaseFinding, audit_phase, count_releases, run_plan
+from sparsedp.auditing.model import Training, audit_model
 from sparsedp.auditing.records import record_scores
 from sparsedp.auditing.result import AuditResult, Check
 from sparsedp.auditing.subject import Setting, Subject
@@ -30,28 +32,42 @@ Tick = Callable[[int], None]
 
 
 def attack(
-    subject: Subject, *, confidence: float, steps: int, progress: bool, run: str | None
+    subject: Subject,
+    *,
+    confidence: float,
+    steps: int,
+    progress: bool,
+    run: str | None,
+    fresh: nn.Module,
+    training: Training | None,
 ) -> AuditResult:
     """The leave-one-out audit, then the mechanism audit one step at a time and over the plan.
 
     Of the chance of a false alarm, half goes to single steps; an eighth each to sampling, and to the guesses, the
-    thresholds and the shape of the scores of the whole plan.
+    thresholds and the shape of the scores of the whole plan. Models that are trained take an eighth beforehand.
     """
-    risk, plan = 1 - confidence, subject.plan
+    whole_risk, plan = 1 - confidence, subject.plan
+    risk = whole_risk if training is None else whole_risk * 7 / 8
     layout = subject.make_engine().layout
     count = len(subject.phases)
-    with _bar(progress, count, subject, steps) as tick:
+    with _bar(progress, count, subject, steps, training) as tick:
         whole = run_plan(subject, layout, steps, tick("plan"))
         settings = list(whole.settings.values())
         moved = leave_one_out(subject, settings, units=UNITS_LEFT_OUT, tick=tick("units"))
         share = risk / 2 / count
         phases = [audit_phase(subject, one, layout, share * 0.8, tick("noise")) for one in settings]
         records = _records(subject, settings, share * 0.2, tick("records"))
+        models = (
+            None
+            if training is None
+            else audit_model(subject, fresh, training, whole_risk - risk, tick("models"))
+        )
     rates, odd_draws = _sampling(whole.draws, risk / 8 / count)
     noise = {found.name: _effective(found, records[found.name], moved) for found in phases}
     estimates = {
         "composed": _epsilon(subject, rates, noise),
         **epsilons_of(whole.scores, plan.delta or 0.0, risk * 3 / 8),
+        **({} if models is None else {"models": models.lower_bound}),
     }
     claimed = plan_epsilon(plan)
     return AuditResult(
@@ -69,6 +85,7 @@ def attack(
         dimension=layout.dimension,
         checks=_checks(phases, moved, odd_draws, estimates, claimed, noise, subject),
         run=run,
+        model=None if models is None else models.to_json(),
     )
 
 
@@ -167,7 +184,9 @@ def _checks(
 
 
 @contextmanager
-def _bar(shown: bool, phases: int, subject: Subject, steps: int) -> Iterator[Callable[[str], Tick]]:
+def _bar(
+    shown: bool, phases: int, subject: Subject, steps: int, training: Training | None
+) -> Iterator[Callable[[str], Tick]]:
     """A progress bar with a line for each part, where there is a terminal."""
     console = Console(stderr=True)
     totals = {
@@ -176,6 +195,8 @@ def _bar(shown: bool, phases: int, subject: Subject, steps: int) -> Iterator[Cal
         "noise": ("releases of one step", sum(map(count_releases, subject.phases))),
         "records": ("records through the engine", phases * RECORD_RELEASES),
     }
+    if training is not None:
+        totals["models"] = ("models with planted records", training.trainings * subject.plan.training_steps)
     with Progress(console=console, transient=True, disable=not (shown and console.is_terminal)) as bar:
         tasks = {name: bar.add_task(words, total=total) for name, (words, total) in totals.items()}
         yield lambda name: lambda done: bar.advance(tasks[name], done)

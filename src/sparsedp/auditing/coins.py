@@ -23,6 +23,24 @@ def fair_coins(count: int) -> Coins:
 
 @final
 @dataclass(frozen=True, slots=True, eq=False)
+class AbsentUnits(SystemRandomness):
+    """The operating system's randomness, but for units that are not there: their coins never land.
+
+    Attributes:
+        present: one flag per unit.
+    """
+
+    present: Coins
+
+    def bernoulli(self, probability: float, size: int, key: Sequence[int]) -> Coins:
+        """Independent coins; an absent unit's is never true."""
+        if size != len(self.present):
+            raise SparseDPError(f"absent units: got {size} units, expected {len(self.present)}")
+        return SystemRandomness.bernoulli(self, probability, size, key) & self.present
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
 class FixedCoins:
     """Makes the real sampler draw the units it is told to, each with the same rows in whatever company.
 

@@ -131,7 +131,7 @@ def _movements(
             yield size, "a unit of the data", moved(subject.dataset, company, unit, seed=number)
     order = public.permutation(total, (0,)).numpy()
     unit, company = int(order[0]), order[1 : 1 + min(32, total - 1)]
-    rows, other = _rows_of(subject, unit), _rows_of(subject, int(order[-1]))
+    rows, other = rows_of(subject, unit), rows_of(subject, int(order[-1]))
     for name, change in CRAFTED.items():
         crafted = Crafted(subject.dataset, frozenset(rows), other[0], change)
         yield len(company), f"a unit made {name}", moved(crafted, company, unit, seed=0)
@@ -189,7 +189,8 @@ def _unit_sizes(subject: Subject) -> Indices:
     return np.unique(np.asarray(units), return_counts=True)[1].astype(np.int64)
 
 
-def _rows_of(subject: Subject, unit: int) -> list[int]:
+def rows_of(subject: Subject, unit: int) -> list[int]:
+    """The rows of a unit."""
     units = subject.loading.units
     if units is None:
         return [unit]

@@ -123,8 +123,19 @@ class AuditResult:
             f"{_number(found['composed'])}. The {self.steps} steps attacked in one go show {_number(found['gdp'])} "
             "if scores are taken as normally distributed, and "
             f"{_number(max(found['threshold'], found['guesses']))} if nothing is taken for granted.",
+            *self._models(),
             f"If everything is as claimed, an audit like this raises an alarm with a chance of at most "
             f"{1 - self.confidence:.3g}.",
+        ]
+
+    def _models(self) -> list[str]:
+        if self.model is None:
+            return []
+        return [
+            f"{self.model['canaries']:,} {self.unit}s with wrong labels were planted in the training data of "
+            f"{self.model['trainings']} models, each by a fair coin. Who sees only the models' losses on them shows "
+            f"epsilon of at least {_number(self.model['lower_bound'])}. Such an attacker sees far less than the "
+            "guarantee allows for, so a small number is what to expect.",
         ]
 
 
@@ -133,6 +144,7 @@ WAYS = {
     "gdp": "the steps in one go, scores taken as normal",
     "threshold": "the steps in one go, by error rates",
     "guesses": "the steps in one go, by guesses of coins",
+    "models": "records planted, losses of trained models seen",
 }
 """The estimates in words."""
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from sparsedp.auditing.attack import STEPS, attack
+from sparsedp.auditing.model import Training
 from sparsedp.auditing.result import AuditResult
 from sparsedp.auditing.subject import Subject
 from sparsedp.core.batch import PerSample, Rows, per_sample_loss
@@ -45,6 +46,7 @@ def audit(
     engine: str = "bookkeeping",
     confidence: float = 0.95,
     steps: int = STEPS,
+    training: Training | None = None,
     progress: bool = True,
     run: Path | str | None = None,
 ) -> AuditResult:
@@ -71,6 +73,7 @@ def audit(
         engine: "bookkeeping", or "reference".
         confidence: chance that an honest mechanism raises no alarm; 0.95 by default, `1 - 1e-6` for a gate.
         steps: run at most so many steps of the plan with canaries.
+        training: also train models with planted records, and tell those from the models' losses alone: minutes.
         progress: show a progress bar on a terminal.
         run: the folder of a run: its plan is the claim, and a copy of the model with its weights is audited. Give the
             method's options as `fit` got them.
@@ -96,11 +99,11 @@ def audit(
         "clip_norm": clip_norm,
     }
     given: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
-    head = None
+    head, trained = None, model
     if run is not None:
         if plan is not None:
             raise SparseDPError("audit: got a run and a plan; the run has its own, so drop one of them")
-        plan, model, head = _of_run(Path(run), model)
+        plan, trained, head = _of_run(Path(run), model)
     if plan is not None and given:
         raise SparseDPError(
             f"audit: got a plan and {sorted(given)}; the plan has its own, so drop them or it"
@@ -114,7 +117,7 @@ def audit(
         units=units, rows_per_unit=rows_per_unit, max_physical_batch=max_physical_batch, collate=collate
     )
     subject = Subject(
-        model=model,
+        model=trained,
         dataset=train_dataset,
         loss=per_sample_loss(loss_fn),
         plan=claimed,
@@ -124,7 +127,15 @@ def audit(
     found = _count(train_dataset, units)
     if found != claimed.units:
         raise SparseDPError(f"audit: the data set has {found} units, the plan is for {claimed.units}")
-    return attack(subject, confidence=confidence, steps=steps, progress=progress, run=head)
+    return attack(
+        subject,
+        confidence=confidence,
+        steps=steps,
+        progress=progress,
+        run=head,
+        fresh=model,
+        training=training,
+    )
 
 
 def _of_run(folder: Path, model: nn.Module) -> tuple[Plan, nn.Module, str]:

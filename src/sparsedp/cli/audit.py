@@ -46,6 +46,11 @@ def audit(
         typer.Option(help="Chance that honest code raises no alarm; 0.999999 for a gate that runs often."),
     ] = 0.95,
     steps: Annotated[int, typer.Option(help="Run at most so many steps of the plan with canaries.")] = 200,
+    records: Annotated[
+        int,
+        typer.Option(help="Also train models with so many wrongly labelled records planted; takes minutes."),
+    ] = 0,
+    trainings: Annotated[int, typer.Option(help="With --records: train so many models.")] = 1,
     out: Annotated[
         Path | None,
         typer.Option(help="A folder for the audit, marked as not for release; RUN-audit beside a run."),
@@ -60,9 +65,10 @@ def audit(
 
     Planted units (canaries) go through the real sampler, engine, clip and noise, and an attacker who sees every
     release tells which took part. Units of your data are left out one by one, to see that none moves a sum by more
-    than the clip norm. Noise and sampling are measured, coordinate by coordinate and unit by unit. A bound above the
-    claim, or a check that fails, is a leak: the command names it and exits with 5. A bound below the claim shows that
-    these attacks did no better; it proves nothing about others. The run is read and never touched.
+    than the clip norm. Noise and sampling are measured, coordinate by coordinate and unit by unit. With --records,
+    models are trained too, and planted records told by their losses. A bound above the claim, or a check that fails,
+    is a leak: the command names it and exits with 5. A bound below the claim shows that these attacks did no better;
+    it proves nothing about others. The run is read and never touched.
     """
     flags = {
         "dataset": dataset,
@@ -81,7 +87,15 @@ def audit(
     if not as_json:
         aside().print(BANNER, style="yellow")
     try:
-        found = _attack(values, run, confidence, steps, progress=not as_json)
+        found = _attack(
+            values,
+            run=run,
+            confidence=confidence,
+            steps=steps,
+            records=records,
+            trainings=trainings,
+            progress=not as_json,
+        )
     except KeyboardInterrupt as interrupt:
         aside().print("Stopped; nothing was written.")
         raise typer.Exit(Exit.INTERRUPTED) from interrupt
@@ -112,14 +126,11 @@ def _values(run: Path | None, chosen: dict[str, Any], config: Path | None) -> di
     return saved_settings(run_folder(run))
 
 
-def _attack(
-    values: dict[str, Any], run: Path | None, confidence: float, steps: int, *, progress: bool
-) -> AuditResult:
+def _attack(values: dict[str, Any], **how: Any) -> AuditResult:
     from sparsedp.experiments.audited import audit_settings
     from sparsedp.experiments.settings import Settings
 
-    settings = Settings.from_json(values)
-    return audit_settings(settings, run=run, confidence=confidence, steps=steps, progress=progress)
+    return audit_settings(Settings.from_json(values), **how)
 
 
 def _save(found: AuditResult, run: Path | None, out: Path | None) -> Path | None:

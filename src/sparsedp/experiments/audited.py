@@ -6,17 +6,24 @@ from pathlib import Path
 
 from torch import nn
 
-from sparsedp.auditing import AuditResult, audit
+from sparsedp.auditing import AuditResult, Training, audit
 from sparsedp.datasets.bundle import DataBundle
 from sparsedp.experiments.datasets import load_data
-from sparsedp.experiments.execute import check
+from sparsedp.experiments.execute import check, optimizer_of
 from sparsedp.experiments.settings import Settings
 from sparsedp.experiments.specimen import model_of
 from sparsedp.methods.spec import PlanSpec
 
 
 def audit_settings(
-    settings: Settings, *, run: Path | None = None, confidence: float, steps: int, progress: bool
+    settings: Settings,
+    *,
+    run: Path | None = None,
+    confidence: float = 0.95,
+    steps: int = 200,
+    records: int = 0,
+    trainings: int = 1,
+    progress: bool = False,
 ) -> AuditResult:
     """Attack what `execute` would run with these settings, or the run in a folder that it made with them."""
     found = check(settings)
@@ -34,6 +41,9 @@ def audit_settings(
         engine=found.engine,
         confidence=confidence,
         steps=steps,
+        training=Training(records=records, trainings=trainings, optimizer=optimizer_of(found))
+        if records
+        else None,
         progress=progress,
     )
 

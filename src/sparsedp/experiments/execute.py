@@ -80,7 +80,7 @@ def execute(
         nn.CrossEntropyLoss(reduction="none"),
         method=found.method,
         options=found.method_options(),
-        optimizer=_optimizer(found),
+        optimizer=optimizer_of(found),
         scheduler=_SCHEDULERS[found.scheduler],
         evaluate=evaluator(bundle.test),
         out=out,
@@ -123,7 +123,7 @@ def _checksum(dataset: str) -> str | None:
     return None if public is None or public.source is None else public_checksum(public.source.name)
 
 
-def _optimizer(settings: Settings) -> OptimizerChoice | None:
+def optimizer_of(settings: Settings) -> OptimizerChoice | None:
     """The optimizer asked for; None leaves it, and its rate, to `fit`."""
     if settings.lr is not None:
         return _OPTIMIZERS[settings.optimizer](settings, settings.lr)

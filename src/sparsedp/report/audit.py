@@ -6,14 +6,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from sparsedp.core.files import write_atomically
-from sparsedp.report.figure import Table, badge, bullets, card, tile
+from sparsedp.report.chart import Bars, histogram
+from sparsedp.report.figure import Legend, Table, badge, bullets, card, figure, tile
 from sparsedp.report.markup import Child, Html, join, tag
 from sparsedp.report.numbers import count, significant
 from sparsedp.report.page import Page, Section
 from sparsedp.report.promises import banner
+from sparsedp.report.scale import linear_axis
 
 PAGE = "audit.html"
+BINS = 30
 WARNING = (
     "Not for release. An audit looks at private records without noise; this page is for whoever answers for the "
     "guarantee."
@@ -47,6 +52,8 @@ def audit_page(found: Audit) -> Page:
         Section("words", "In words", bullets([str(line) for line in found["words"]])),
         Section("checks", "What was tried", checks.html("What was tried")),
     ]
+    if found.get("model"):
+        sections.insert(1, Section("models", "What trained models tell", _losses_figure(found["model"])))
     head: Child = join(
         tag("div", {"class": "badges"}, _verdict(found)),
         banner(WARNING, "bad"),
@@ -59,6 +66,34 @@ def audit_page(found: Audit) -> Page:
         head=head,
         sections=sections,
         footer="Made by sparsedp audit. This page loads nothing from the network.",
+    )
+
+
+def _losses_figure(found: Audit) -> Html:
+    """How far the losses of planted records fell, for those that were in the data and those that were not."""
+    inside, outside = (np.asarray(found[side]) for side in ("inside", "outside"))
+    x = linear_axis(
+        "fall of the loss in training", *(float(f(np.append(inside, outside))) for f in (np.min, np.max))
+    )
+    edges = np.linspace(x.low, x.high, BINS + 1)
+    below, above = (np.histogram(side, edges)[0] for side in (inside, outside))
+    bars = Bars(tuple(map(float, edges)), tuple(map(int, below)), tuple(map(int, above)))
+    y = linear_axis("records", 0, int((below + above).max()), text=count)
+    rows = tuple(
+        (significant(low), significant(high), count(a), count(b))
+        for low, high, a, b in zip(edges, edges[1:], below, above, strict=False)
+    )
+    return figure(
+        "Planted records",
+        lambda width: histogram(
+            width, x, y, bars, f"Histogram of {count(found['canaries'])} falls of the loss."
+        ),
+        f"Wrongly labelled records, planted by fair coins in the data of {count(found['trainings'])} models. The "
+        "more the two parts differ, the more a model tells of who was in its data. Shown by guesses alone: epsilon "
+        f"of at least {_number(found['lower_bound'])}; if scores were normal and independent it would be "
+        f"{_number(found['estimate'])}.",
+        Table(("from", "to", "in the data", "not in it"), rows, frozenset()),
+        Legend((("in the data", "kept"), ("not in it", "frozen"))),
     )
 
 
