@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
-from torch import nn
+from torch import Tensor, nn
 
 from sparsedp.core.errors import DataError, ModelError
 from sparsedp.core.files import Json, write_atomically
@@ -135,10 +135,22 @@ def load_model_state(model: nn.Module, checkpoint: Checkpoint) -> None:
             "the checkpoint belongs to another model: they differ in the trainable parameters "
             f"{differing[:6]}; build the model as it was when the run started"
         )
+    state = checkpoint.state["model"]
+    frozen = {name: value for name, value in model.state_dict().items() if name not in actual}
     try:
-        model.load_state_dict(checkpoint.state["model"])
+        # What a run with kept features never held, because it was frozen below them, stays as the model has it.
+        model.load_state_dict({**(frozen if _is_above(state, model) else {}), **state})
     except RuntimeError as error:
         raise ModelError(f"the checkpoint belongs to another model: {error}") from error
+
+
+def _is_above(state: Mapping[str, Tensor], model: nn.Module) -> bool:
+    """Whether a state is that of a row's last parts, complete."""
+    if not isinstance(model, nn.Sequential):
+        return False
+    parts = {name.split(".")[0] for name in state}
+    held = [name in parts for name, part in model.named_children() if part.state_dict()]
+    return held == sorted(held)
 
 
 def _digest(document: str, tensors: Tensors) -> str:

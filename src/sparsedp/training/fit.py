@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -26,9 +26,10 @@ from sparsedp.runs.record import About
 from sparsedp.training.batches import Loading, count_channels
 from sparsedp.training.choices import OptimizerChoice, SchedulerChoice
 from sparsedp.training.defaults import default_optimizer
-from sparsedp.training.evaluate import Evaluator, held_out
+from sparsedp.training.evaluate import Evaluator, evaluation_mode, held_out
 from sparsedp.training.identity import saved_plan
 from sparsedp.training.interrupt import deferred_interrupt
+from sparsedp.training.kept_features import keep_below
 from sparsedp.training.normalised import Normalised
 from sparsedp.training.overlap import refuse_training_rows
 from sparsedp.training.progress import live
@@ -71,6 +72,7 @@ def fit(
     workers: int = 0,
     collate: Callable[[list[Any]], Rows] | None = None,
     ema_decay: float | None = None,
+    cache_features: Path | str | None = None,
     callbacks: Sequence[Callback] = (),
     progress: bool = True,
     about: About = About(),  # noqa: B008
@@ -113,6 +115,8 @@ def fit(
         workers: loading processes.
         collate: makes a batch of items of the data set, as in a `DataLoader`.
         ema_decay: keep an exponential average of the weights, and give that back.
+        cache_features: run the frozen first parts of an `nn.Sequential` once, keep what they give in this folder (or,
+            with "auto", in the user's cache) and train on that. It holds private records in another form.
         callbacks: see every step and epoch.
         progress: show a progress bar on a terminal.
         about: names for the record.
@@ -149,8 +153,16 @@ def fit(
     if out is not None and not resume:
         check_new(out)
     plan = saved_plan(spec, out) if resume and out is not None else spec.plan()
-    if evaluate is None and eval_dataset is not None:
+    if eval_dataset is not None:
         refuse_training_rows(train_dataset, eval_dataset)
+    whole = model
+    kept = keep_below(model, train_dataset, eval_dataset, collate, cache_features) if cache_features else None
+    if kept is not None:
+        model, train_dataset, eval_dataset, collate = kept.above, kept.train, kept.held_out, None
+        evaluate = None if evaluate is None else _of_the_whole(evaluate, whole)
+        loading = replace(loading, collate=None)
+        about = replace(about, schema={**(about.schema or {}), "frozen_part": kept.below})
+    if evaluate is None and eval_dataset is not None:
         evaluate = held_out(eval_dataset, per_sample_loss(loss_fn), collate=collate)
     if normalise is not None and not isinstance(model, Normalised):
         model = Normalised(model, count_channels(train_dataset, collate))
@@ -175,7 +187,18 @@ def fit(
             callbacks=(*callbacks, *shown),
             about=about,
         )
-        return _run(trainer)
+        result = _run(trainer)
+    return result if kept is None else replace(result, model=whole.eval())
+
+
+def _of_the_whole(evaluate: Evaluator, model: nn.Module) -> Evaluator:
+    """The user's evaluation looks at the whole model, whatever part of it is trained."""
+
+    def evaluate_whole(_above: nn.Module) -> Mapping[str, float]:
+        with evaluation_mode(model):
+            return evaluate(model)
+
+    return evaluate_whole
 
 
 def _run(trainer: Trainer) -> Result:
