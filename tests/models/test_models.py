@@ -38,6 +38,7 @@ INPUT_SHAPES = {
     "mlp": (12,),
     "bag-of-words": (50,),
     "embedding-bag": (9,),
+    "factorization": (9,),
     "transformer": (9,),
 }
 TOKEN_MODELS = {"embedding-bag", "transformer"}
@@ -48,7 +49,7 @@ TRAINED_BY_LOGITS = [name for name in MODELS if name != "least-squares"]
 def sample_inputs(name, count, seed=0):
     generator = torch.Generator().manual_seed(seed)
     shape = (count, *INPUT_SHAPES[name])
-    if name in TOKEN_MODELS:
+    if name in {*TOKEN_MODELS, "factorization"}:
         return torch.randint(0, 40, shape, generator=generator)
     return torch.randn(shape, generator=generator)
 

@@ -78,7 +78,8 @@ class DataBundle:
 
     `variant` says which form was loaded ("official", "jpeg"), `unit` what one unit is ("row" or "patient"), `notes`
     what must be said beside every figure. `fingerprint` names the files it came from by path, size and time, never by
-    content; it keys the disk cache.
+    content; it keys the disk cache. `vocabulary` is the number of ids where inputs are ids, and `ranked` says that a
+    unit's records are to be ranked among each other, as a recommender's are.
     """
 
     name: str
@@ -89,6 +90,8 @@ class DataBundle:
     unit: str = "row"
     notes: tuple[str, ...] = ()
     fingerprint: str | None = None
+    vocabulary: int | None = None
+    ranked: bool = False
 
     def __post_init__(self) -> None:
         if self.train.features.shape != self.test.features.shape:

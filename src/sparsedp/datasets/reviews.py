@@ -39,11 +39,15 @@ def imdb_tokens(root: Path | str | None = None, length: int = 256, vocabulary: i
         root,
         f"token ids, length {length}, vocabulary {vocabulary}",
         lambda texts: token_ids(texts, length, vocabulary),
+        vocabulary,
     )
 
 
 def _bundle(
-    root: Path | str | None, variant: str, featurize: Callable[[HashedTexts], Features]
+    root: Path | str | None,
+    variant: str,
+    featurize: Callable[[HashedTexts], Features],
+    vocabulary: int | None = None,
 ) -> DataBundle:
     path = _SOURCE.search.require(_SOURCE.forms["official"][0].candidates, root)
     key = fingerprint([path], "imdb", 1)
@@ -54,7 +58,8 @@ def _bundle(
         return Split(featurize(texts), torch.from_numpy(arrays[f"{side}_labels"]))
 
     train, test = part("train"), part("test")
-    return DataBundle("imdb", variant, train, test, CLASSES, fingerprint=f"{key}|{variant}")
+    named = f"{key}|{variant}"
+    return DataBundle("imdb", variant, train, test, CLASSES, fingerprint=named, vocabulary=vocabulary)
 
 
 def read_archive(path: Path) -> Arrays:
@@ -119,5 +124,16 @@ ROWS = (
         source=_SOURCE,
         loader=imdb_tokens,
         model="embedding-bag",
+    ),
+    *(
+        DatasetRow(
+            name=f"imdb-words-{bits}",
+            title=f"movie reviews, words hashed to 2^{bits} rows",
+            source=_SOURCE,
+            loader=imdb_tokens,
+            chosen={"vocabulary": 2**bits},
+            model="embedding-bag",
+        )
+        for bits in (15, 18)
     ),
 )

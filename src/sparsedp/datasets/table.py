@@ -8,7 +8,18 @@ from types import MappingProxyType
 from typing import Any
 
 from sparsedp.core.errors import DataError
-from sparsedp.datasets import cifar, hospital, house_numbers, idx, retinopathy, reviews, sklearn_digits
+from sparsedp.datasets import (
+    cifar,
+    clicks,
+    hospital,
+    house_numbers,
+    idx,
+    ratings,
+    retinopathy,
+    reviews,
+    sklearn_digits,
+    zipf,
+)
 from sparsedp.datasets.bundle import DataBundle
 from sparsedp.datasets.row import DatasetRow, Source
 
@@ -20,6 +31,9 @@ _ROWS: tuple[DatasetRow, ...] = (
     *retinopathy.ROWS,
     *hospital.ROWS,
     *reviews.ROWS,
+    *ratings.ROWS,
+    *clicks.ROWS,
+    *zipf.ROWS,
 )
 
 DATASETS: Mapping[str, DatasetRow] = MappingProxyType({row.name: row for row in _ROWS})

@@ -30,7 +30,7 @@ def audit_settings(
     bundle = load_data(found)
     units = None if found.unit == "row" else bundle.train.units
     return audit(
-        model_of(found, bundle.input_shape, len(bundle.classes)).train(),
+        model_of(found, bundle.input_shape, len(bundle.classes), bundle.vocabulary).train(),
         bundle.train,
         nn.CrossEntropyLoss(reduction="none"),
         plan=_spec(found, bundle).plan() if run is None else None,

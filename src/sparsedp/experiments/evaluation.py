@@ -14,10 +14,11 @@ SPECIFICITY = 0.9
 """Where `recall_at_90_specificity` is read off."""
 
 
-def evaluator(split: Split) -> Evaluator:
+def evaluator(split: Split, *, ranked: bool = False) -> Evaluator:
     """Loss and accuracy on a split; two classes add AUC, average precision and the threshold metrics.
 
-    Sensitivity, specificity and balanced accuracy are at the fixed threshold of 1/2.
+    Sensitivity, specificity and balanced accuracy are at the fixed threshold of 1/2. `ranked` adds `recall_at_10`:
+    each unit's records are ranked among each other.
     """
 
     def evaluate(model: nn.Module) -> Metrics:
@@ -26,7 +27,10 @@ def evaluator(split: Split) -> Evaluator:
         loss = float(functional.cross_entropy(logits.double(), split.targets))
         metrics = {"loss": loss, **classification_metrics(logits, split.targets)}
         if "auc" in metrics:
-            metrics |= ranking_metrics(logits[:, 1] - logits[:, 0], split.targets == 1)
+            scores = logits[:, 1] - logits[:, 0]
+            metrics |= ranking_metrics(scores, split.targets == 1)
+            if ranked and split.units is not None:
+                metrics["recall_at_10"] = recall_at(10, scores, split.targets == 1, split.units)
         return metrics
 
     return evaluate
@@ -50,6 +54,22 @@ def ranking_metrics(scores: Tensor, positive: Tensor) -> dict[str, float]:
         "average_precision": float((gained * precision).sum()),
         "recall_at_90_specificity": float(allowed[-1]) if len(allowed) else 0.0,
     }
+
+
+def recall_at(most: int, scores: Tensor, positive: Tensor, units: Tensor) -> float:
+    """The share of a unit's positives among its `most` best-scored records, of as many as could be there.
+
+    The mean over units with a positive; of tied scores the earlier record is taken first.
+    """
+    _, owner = torch.unique(units, return_inverse=True)
+    best = torch.argsort(scores, descending=True, stable=True)
+    order = best[torch.argsort(owner[best], stable=True)]
+    owner, hits = owner[order], positive[order].double()
+    place = torch.arange(len(owner)) - torch.searchsorted(owner, owner)
+    found = torch.bincount(owner, weights=hits * (place < most))
+    there = torch.bincount(owner, weights=hits)
+    some = there > 0
+    return float((found[some] / there[some].clamp(max=most)).mean())
 
 
 def _range(start: int, size: int) -> Tensor:

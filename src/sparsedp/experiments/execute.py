@@ -72,7 +72,12 @@ def execute(
     bundle = load_data(found)
     by_row = found.unit == "row"
     model = build_model(
-        found.model or "", found.model_options, bundle.input_shape, len(bundle.classes), found.seed
+        found.model or "",
+        found.model_options,
+        bundle.input_shape,
+        len(bundle.classes),
+        found.seed,
+        bundle.vocabulary,
     )
     return fit(
         model,
@@ -82,7 +87,7 @@ def execute(
         options=found.method_options(),
         optimizer=optimizer_of(found),
         scheduler=_SCHEDULERS[found.scheduler],
-        evaluate=evaluator(bundle.test),
+        evaluate=evaluator(bundle.test, ranked=bundle.ranked),
         out=out,
         resume=resume,
         seed=found.seed,

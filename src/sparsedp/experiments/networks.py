@@ -37,10 +37,20 @@ def check_model(name: str, options: Mapping[str, Any]) -> None:
 
 
 def build_model(
-    name: str, options: Mapping[str, Any], input_shape: tuple[int, ...], classes: int, seed: int | None
+    name: str,
+    options: Mapping[str, Any],
+    input_shape: tuple[int, ...],
+    classes: int,
+    seed: int | None,
+    vocabulary: int | None = None,
 ) -> nn.Module:
-    """A fresh model. Its initial weights are public: from the seed, or from a new public one."""
+    """A fresh model. Its initial weights are public: from the seed, or from a new public one.
+
+    A model that looks ids up gets the data's `vocabulary`, unless its options name one.
+    """
     check_model(name, options)
+    if vocabulary is not None and "vocabulary" in inspect.signature(MODELS[name].build).parameters:
+        options = {"vocabulary": vocabulary, **options}
     public = PublicRandomness.fresh() if seed is None else PublicRandomness(seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(public.torch_seed(_INITIAL_WEIGHTS))

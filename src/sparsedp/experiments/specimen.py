@@ -51,7 +51,9 @@ def specimen(settings: Settings, side: Side, rows: int) -> Specimen:
     bundle = load_data(found)
     split = {"test": bundle.test, "train": bundle.train}[side]
     units = None if found.unit == "row" else split.units
-    model, fresh = (model_of(found, bundle.input_shape, len(bundle.classes)) for _ in range(2))
+    model, fresh = (
+        model_of(found, bundle.input_shape, len(bundle.classes), bundle.vocabulary) for _ in range(2)
+    )
     chosen = choose_rows(len(split), units, found.rows_per_unit, rows)
     loss = supervised(nn.CrossEntropyLoss(reduction="none"))
     return Specimen(model, fresh, loss, _batches(split, units, chosen))
@@ -72,9 +74,13 @@ def choose_rows(count: int, units: Tensor | None, per_unit: int, most: int) -> T
     return kept[torch.sort(units[kept], stable=True).indices]
 
 
-def model_of(settings: Settings, shape: tuple[int, ...], classes: int) -> nn.Module:
+def model_of(
+    settings: Settings, shape: tuple[int, ...], classes: int, vocabulary: int | None = None
+) -> nn.Module:
     """A fresh model of a run's architecture."""
-    model = build_model(settings.model or "", settings.model_options, shape, classes, settings.seed)
+    model = build_model(
+        settings.model or "", settings.model_options, shape, classes, settings.seed, vocabulary
+    )
     return Normalised(model, shape[0]) if settings.normalise else model
 
 

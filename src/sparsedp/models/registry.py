@@ -10,6 +10,7 @@ from torch import nn
 
 from sparsedp.core.errors import ModelError
 from sparsedp.models.convolutional import adadpigu_cnn, dp_cnn, mnist_cnn, resnet_gn
+from sparsedp.models.factorization import factorization
 from sparsedp.models.heads import InputShape, parameter_count
 from sparsedp.models.least_squares import least_squares
 from sparsedp.models.pretrained import lite0, lite0_top
@@ -56,6 +57,9 @@ MODELS: Mapping[str, ModelSpec] = MappingProxyType(
         "mlp": ModelSpec("perceptron with one hidden layer of 64, Tanh", mlp),
         "bag-of-words": ModelSpec("linear classifier on hashed word counts", bag_of_words, ((16384,), 2)),
         "embedding-bag": ModelSpec("mean of hashed token embeddings, then linear", embedding_bag, _TEXT),
+        "factorization": ModelSpec(
+            "factorization machine on ids, for recommenders and clicks", factorization
+        ),
         "transformer": ModelSpec("two-layer transformer encoder on hashed tokens", transformer, _TEXT),
     }
 )
