@@ -39,6 +39,7 @@ format: $(READY) ## Format the code
 bench: $(READY) ## Time one step against SGD and Opacus
 	$(BIN)/python -m benchmarks.step
 	$(BIN)/python -m benchmarks.tables
+	$(BIN)/python -m benchmarks.models
 
 readme: $(READY) ## Make README's tables from the committed measurements
 	$(BIN)/python -m benchmarks.readme

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,17 +94,20 @@ def verdicts(model: str, rows: Sequence[Row]) -> Iterator[Verdict]:
             yield Verdict(f"{model}: step at 0.01 over step at 0.2, clustered", value, CLEARLY_BELOW)
 
 
-def print_report(rows: Sequence[Row]) -> None:
+Bars = Callable[[str, Sequence[Row]], Iterator[Verdict]]
+
+
+def print_report(rows: Sequence[Row], bars_of: Bars = verdicts, least: float = LEAST_SPEEDUP) -> None:
     """Tables and verdicts for people."""
     console = Console(width=max(Console().width, TABLE_WIDTH))
     models = list(dict.fromkeys(row["model"] for row in rows))
     for model in models:
         console.print(_table(model, [row for row in rows if row["model"] == model]))
-    bars = Table(title=f"Bars (speed-up: at least {LEAST_SPEEDUP}, aim {AIMED_SPEEDUP})")
+    bars = Table(title=f"Bars (speed-up: at least {least}, aim {AIMED_SPEEDUP})")
     for heading in ("bar", "value", "limit", "verdict"):
         bars.add_column(heading, justify="left" if heading == "bar" else "right")
     for model in models:
-        for verdict in verdicts(model, [row for row in rows if row["model"] == model]):
+        for verdict in bars_of(model, [row for row in rows if row["model"] == model]):
             sign = ">=" if verdict.at_least else "<="
             said = "[green]met" if verdict.met else f"[red]missed by {verdict.missed_by:.0%}"
             bars.add_row(verdict.bar, f"{verdict.value:.2f}", f"{sign} {verdict.limit}", said)

@@ -55,8 +55,10 @@ WORKLOADS = {
 
 
 def workload_of(name: str) -> Workload | TableWorkload:
-    """A model of the benchmark by its name, or an embedding table."""
-    return TableWorkload.named(name) if name.startswith("table:") else WORKLOADS[name]
+    """A model of one of the benchmarks by its name, or an embedding table."""
+    from benchmarks.model_workloads import MODELS
+
+    return TableWorkload.named(name) if name.startswith("table:") else (WORKLOADS | MODELS)[name]
 
 
 def per_sample_loss(model: Callable[..., Tensor], rows: Rows) -> Tensor:

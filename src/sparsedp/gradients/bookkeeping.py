@@ -81,13 +81,18 @@ class BookkeepingEngine:
         self._prepared: _Prepared | None = None
         self._reference = ReferenceEngine(model, loss)
         self._gave_way = False
-        self._said: set[str] = set()
+        self._notes: dict[str, None] = {}
         self._workspace = Workspace()
 
     @property
     def layout(self) -> Layout:
         """The flat coordinates of the model's trainable parameters."""
         return self._layout
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was not on the fast path so far, and why, in words; empty where all was."""
+        return tuple(self._notes)
 
     def clipped_sum(self, batches: Iterable[MicroBatch], query: Query) -> Tensor:
         """The sum over all units of their clipped gradients on the support."""
@@ -262,8 +267,8 @@ class BookkeepingEngine:
                 )
 
     def _say(self, what: str) -> None:
-        if what not in self._said:
-            self._said.add(what)
+        if what not in self._notes:
+            self._notes[what] = None
             logger.warning("%s", what)
 
     def _forward(self, chunk: MicroBatch, prepared: _Prepared, thorough: bool = False) -> Forward:

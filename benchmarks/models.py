@@ -1,0 +1,78 @@
+"""Time one step on the models people bring: `python -m benchmarks.models`.
+
+Transformers, residual and recurrent networks (`benchmarks/model_shapes.py`): plain SGD, Opacus in three modes, ours
+dense and on whole rows. Every row is measured in a process of its own; the processes of a model take turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+
+from benchmarks.contenders import Job
+from benchmarks.model_workloads import MODELS
+from benchmarks.report import ModelRows, Row, Verdict, print_report
+from benchmarks.step import Effort, measure
+
+RATIOS = (0.2, 0.02)
+DENSE = ("sgd", "opacus-hooks", "opacus-ew", "opacus-ghost", "sparsedp")
+LEAST_SPEEDUP, MOST_OVER_SGD, MOST_MEMORY_OVER_SGD = 1.3, 2.0, 1.3
+FULL = Effort(turns=7, seconds=1.0, ratios=RATIOS)
+QUICK = Effort(turns=2, seconds=0.3, ratios=RATIOS)
+
+
+def jobs_of(model: str, rows: int | None = None) -> list[Job]:
+    """The dense contenders, then ours on whole rows."""
+    dense = [Job(model, contender, rows=rows) for contender in DENSE]
+    return dense + [Job(model, "sparsedp", ratio, "clustered", rows) for ratio in RATIOS]
+
+
+def verdicts(model: str, rows: Sequence[Row]) -> Iterator[Verdict]:
+    """Every bar that applies to a model."""
+    ran = ModelRows([row for row in rows if "error" not in row])
+    sgd, opacus = ran.sgd, ran.fastest_opacus
+    for row in ran.ours():
+        seconds, kind = row["median_seconds"], f"{row['support']} {row['active_ratio']:g}"
+        if opacus:
+            value = opacus["median_seconds"] / seconds
+            yield Verdict(f"{model}: speed-up over {opacus['contender']}, {kind}", value, LEAST_SPEEDUP, True)
+        yield Verdict(f"{model}: step over SGD's, {kind}", seconds / sgd["median_seconds"], MOST_OVER_SGD)
+        memory = row["peak_rss_mb"] / sgd["peak_rss_mb"]
+        yield Verdict(f"{model}: peak memory over SGD's, {kind}", memory, MOST_MEMORY_OVER_SGD)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--models", default=",".join(MODELS), help="comma-separated, of %(default)s")
+    parser.add_argument("--quick", action="store_true", help="five minutes or so: fewer steps")
+    parser.add_argument("--json", action="store_true", help="only JSON on standard output")
+    parser.add_argument(
+        "--threads", type=int, default=len(os.sched_getaffinity(0)), help="default: all cores"
+    )
+    arguments = parser.parse_args()
+    arguments.models = arguments.models.split(",")
+    if unknown := sorted(set(arguments.models) - set(MODELS)):
+        parser.error(f"no model named {', '.join(unknown)}; there are {', '.join(MODELS)}")
+    return arguments
+
+
+def main() -> None:
+    """Measure, then print the table and the verdicts, or JSON."""
+    arguments = _arguments()
+    effort = QUICK if arguments.quick else FULL
+    rows: list[dict[str, object]] = []
+    for model in arguments.models:
+        load = f"load average {os.getloadavg()[0]:.1f} before it"
+        print(f"{model}: {effort.turns} turns, {load}", file=sys.stderr, flush=True)
+        rows += measure(jobs_of(model), effort, arguments.threads)
+    if arguments.json:
+        print(json.dumps({"rows": rows}, indent=1))
+    else:
+        print_report(rows, verdicts, LEAST_SPEEDUP)
+
+
+if __name__ == "__main__":
+    main()
