@@ -18,6 +18,7 @@ RAW_GRADIENTS = {
     "grad": {
         "diagnostics/curvature.py",  # Hessian-vector products, on request
         "diagnostics/inversion.py",  # the attacker's, on request
+        "gradients/alone.py",
         "gradients/layers/shared.py",
         "gradients/reference.py",
         "gradients/rowwise.py",
@@ -30,6 +31,7 @@ RAW_GRADIENTS = {
     "autograd": {
         "diagnostics/curvature.py",
         "diagnostics/inversion.py",
+        "gradients/alone.py",
         "gradients/bookkeeping.py",
         "gradients/forward.py",
         "gradients/graph.py",
@@ -46,6 +48,8 @@ RAW_GRADIENTS = {
         "auditing/records.py",  # what the attacker knows
         "diagnostics/oracle.py",
         "gradients/bookkeeping.py",
+        "gradients/trial.py",  # rows in company and alone, before training; only whether they agree is told
+        "gradients/witness.py",  # as well, in a step
         "privacy/mechanism.py",
     },
     "vjp": set(),
@@ -78,6 +82,7 @@ RANDOM_DRAWS = {
         "diagnostics/oracle.py",  # public: random projections and sign flips
         "diagnostics/symmetry.py",  # public: sign flips
         "gradients/check.py",  # public: perturbs the parameters for a second probe
+        "gradients/company.py",  # public: jitters rows for it
         "methods/controller.py",  # public noise on frozen coordinates (RS Alg. 4)
         "privacy/mechanism.py",
     },

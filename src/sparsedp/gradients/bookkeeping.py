@@ -7,7 +7,7 @@ gradients live only inside a chunk, and only where no formula gives their norm d
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -29,7 +29,7 @@ from sparsedp.gradients.layers.source import Closed, Source
 from sparsedp.gradients.layers.table import family_of
 from sparsedp.gradients.partition import Layer, droppable_axes, partition
 from sparsedp.gradients.plain import plain_forward
-from sparsedp.gradients.query import Query
+from sparsedp.gradients.query import Query, See
 from sparsedp.gradients.reading import Reading, read
 from sparsedp.gradients.reference import ReferenceEngine
 from sparsedp.gradients.tape import Call, Tape
@@ -94,8 +94,19 @@ class BookkeepingEngine:
         """What was not on the fast path so far, and why, in words; empty where all was."""
         return tuple(self._notes)
 
-    def clipped_sum(self, batches: Iterable[MicroBatch], query: Query) -> Tensor:
-        """The sum over all units of their clipped gradients on the support."""
+    @property
+    def gave_way(self) -> bool:
+        """Whether the reference engine answers for this model."""
+        return self._gave_way
+
+    @property
+    def largest_chunk(self) -> int | None:
+        """Most rows that went or will go through the model at once; None before it has seen any."""
+        sizes = [] if self._prepared is None else [m.chunk_rows for m in self._prepared.measured.values()]
+        return max(sizes, default=None)
+
+    def clipped_sum(self, batches: Iterable[MicroBatch], query: Query, see: See | None = None) -> Tensor:
+        """The sum over all units of their clipped gradients on the support; `see` is shown every chunk."""
         prepared = self._prepare(query.support)
         if not self._gave_way and (reason := self._why_not()) is not None:
             self._give_way(reason)
@@ -110,11 +121,13 @@ class BookkeepingEngine:
                 continue
             for rows in self._chunks(batch, query, prepared, device):
                 gradients = self._record(rows, prepared, query)
-                if gradients is not None:
-                    running.add(gradients)
-                else:
-                    part = self._reference.clipped_sum([rows], query)
+                if gradients is None:
+                    part = self._reference.clipped_sum([rows], query, see)
                     by_reference = part if by_reference is None else by_reference + part
+                    continue
+                norms = running.add(gradients)
+                if see is not None:
+                    see(rows, _each_row(rows, gradients, prepared), norms if rows.units is None else None)
         total = running.total(device)
         return total if by_reference is None else total + by_reference
 
@@ -303,6 +316,18 @@ class BookkeepingEngine:
         for flat, source in shared_sources(uses, samples, names, prepared.parameters, prepared.blocks, space):
             sources.setdefault(flat, []).append(source)
         return sources
+
+
+def _each_row(rows: MicroBatch, chunk: Chunk, prepared: _Prepared) -> Callable[[int], Tensor]:
+    """Each row's own gradient on the support, whatever unit it belongs to."""
+    weights = _row_weights(rows.units)
+    by_row = Chunk(chunk.samples, None, chunk.sources)
+
+    def gradient(place: int) -> Tensor:
+        found = by_row.restricted(prepared.blocks, slice(place, place + 1))[0]
+        return found if weights is None else found / weights[place]
+
+    return gradient
 
 
 def _kind(leaves: list[object], query: Query) -> object:

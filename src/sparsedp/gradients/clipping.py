@@ -66,6 +66,21 @@ class Chunk:
         sources = self.sources[name]
         return sources[0] if len(sources) == 1 else None
 
+    def restricted(self, blocks: Mapping[str, Block], span: slice) -> Tensor:
+        """The explicit [contributions, k] matrix of some samples, or of all units, on the support."""
+        count = len(range(*span.indices(self.unit_count)))
+        parts = []
+        for name, block in blocks.items():
+            if name not in self.sources:
+                parts.append(torch.zeros(count, block.active_count, device=block.device))
+                continue
+            planes = self.explicit(name, span)
+            source = self.sole_source(name)
+            if source is not None and planes.shape[0] > 1:
+                planes = _one_plane(source, planes)
+            parts.append(block.active(planes[0]))
+        return torch.cat([part.to(torch.float64) for part in parts], dim=1)
+
 
 class ClippedSum:
     """Adds up clipped gradients over chunks. Each parameter's sum stays in the order it is produced in till the end.
@@ -86,14 +101,15 @@ class ClippedSum:
         self._raw_factors: dict[str, Tensor] = {}
         self._rows: Tensor | None = None
 
-    def add(self, chunk: Chunk) -> None:
-        """Clip and add one chunk."""
+    def add(self, chunk: Chunk) -> Tensor | None:
+        """Clip and add one chunk; returns the norms it was clipped by, None where units keep their largest alone."""
         if self._query.kept_per_unit < self._query.support.size:
-            rows = _restricted_rows(chunk, self._blocks, self._query.support.size)
+            rows = chunk.restricted(self._blocks, slice(None))
             self._rows = sum_clipped_rows(rows, self._query) + (0 if self._rows is None else self._rows)
-            return
+            return None
         squared, kept = self._squared_norms(chunk)
-        factors = self._query.clip.factors(squared.sqrt())
+        norms = squared.sqrt()
+        factors = self._query.clip.factors(norms)
         for name, block in self._blocks.items():
             if name in kept:
                 self._add_measured(chunk, name, kept[name], factors)
@@ -107,6 +123,7 @@ class ClippedSum:
                     self._add_measured(chunk, name, self._measure(chunk, name, span), factors[span])
             else:
                 _accumulate(self._raw_factors, name, factors.sum())
+        return norms
 
     def _add_measured(self, chunk: Chunk, name: str, z: Tensor, factors: Tensor) -> None:
         quiet = factors == 0
@@ -177,17 +194,6 @@ def _accumulate(sums: dict[str, Tensor], name: str, value: Tensor) -> None:
         sums[name] = value.to(torch.float64, copy=True)
 
 
-def _restricted_rows(chunk: Chunk, blocks: Mapping[str, Block], size: int) -> Tensor:
-    """The explicit [contributions, k] matrix of one chunk: what the per-sample top-r cannot do without."""
-    parts = []
-    for name, block in blocks.items():
-        if name not in chunk.sources:
-            parts.append(torch.zeros(chunk.unit_count, block.active_count, device=block.device))
-            continue
-        planes = chunk.explicit(name, slice(None))
-        source = chunk.sole_source(name)
-        if source is not None and planes.shape[0] > 1:
-            rows = [source.from_planes(planes[:, i]).reshape(-1) for i in range(planes.shape[1])]
-            planes = torch.stack(rows).unsqueeze(0)
-        parts.append(block.active(planes[0]))
-    return torch.cat([part.to(torch.float64) for part in parts], dim=1)
+def _one_plane(source: Source, planes: Tensor) -> Tensor:
+    rows = [source.from_planes(planes[:, i]).reshape(-1) for i in range(planes.shape[1])]
+    return torch.stack(rows).unsqueeze(0)

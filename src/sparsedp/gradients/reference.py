@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from sparsedp.core.batch import MicroBatch, PerSampleLoss, Rows, check_losses, row_count, to_device
 from sparsedp.core.layout import Layout
-from sparsedp.gradients.query import Query, mean_by_unit, sum_clipped_rows
+from sparsedp.gradients.query import Query, See, mean_by_unit, sum_clipped_rows
 from sparsedp.gradients.rowwise import RowByRow
 from sparsedp.gradients.vectorised import call_with, detached_and_quiet, places
 
@@ -38,8 +38,8 @@ class ReferenceEngine:
         """The flat coordinates of the model's trainable parameters."""
         return self._layout
 
-    def clipped_sum(self, batches: Iterable[MicroBatch], query: Query) -> Tensor:
-        """The sum over all units of their clipped gradients on the support."""
+    def clipped_sum(self, batches: Iterable[MicroBatch], query: Query, see: See | None = None) -> Tensor:
+        """The sum over all units of their clipped gradients on the support; `see` is shown every chunk."""
         device = self._layout.parameters(self._model)[0].device
         total = torch.zeros(query.support.size, dtype=torch.float64, device=device)
         for batch in batches:
@@ -47,6 +47,8 @@ class ReferenceEngine:
                 continue
             with detached_and_quiet():
                 gradients = query.support.gather(self._per_sample_gradients(to_device(batch.rows, device)))
+            if see is not None:
+                see(MicroBatch(to_device(batch.rows, device)), gradients.__getitem__, None)
             units = None if batch.units is None else batch.units.to(device)
             total += sum_clipped_rows(mean_by_unit(gradients, units), query)
         return total
@@ -79,7 +81,7 @@ class ReferenceEngine:
 
         def loss_of_one(values: dict[str, Tensor], row: Rows) -> Tensor:
             single = pytree.tree_map_only(Tensor, lambda leaf: leaf.unsqueeze(0), row)
-            losses = self._loss(_call_with(self._model, values), single)
+            losses = self._loss(call_in_place(self._model, values), single)
             return check_losses(losses, 1)[0]
 
         by_name = vmap(grad(loss_of_one), in_dims=(None, 0), randomness="different")(parameters, rows)
@@ -90,7 +92,8 @@ class ReferenceEngine:
         return torch.cat([by_name[slot.name].reshape(count, -1).to(wide) for slot in self._layout], dim=1)
 
 
-def _call_with(model: nn.Module, values: dict[str, Tensor]) -> Callable[..., Any]:
+def call_in_place(model: nn.Module, values: dict[str, Tensor]) -> Callable[..., Any]:
+    """The model with other values for some of its parameters, by their first names, in every place they are held."""
     first_name = {id(p): name for name, p in model.named_parameters()}
     names = {place: first_name[id(p)] for place, p in places(model).items() if first_name[id(p)] in values}
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from sparsedp.core.batch import Rows
-from sparsedp.core.randomness import PrivateRandomness
+from sparsedp.core.randomness import PrivateRandomness, PublicRandomness
 from sparsedp.data.sampling import Collate, LogicalBatch, PoissonSampler, fetch_rows
 from sparsedp.data.shapes import FixedShapes
 from sparsedp.privacy.channels import inputs_of
@@ -21,6 +21,8 @@ from sparsedp.training.identity import check_plan
 from sparsedp.training.standing_alone import check_rows_stand_alone
 from sparsedp.training.state import own_generators
 
+TRIAL_DRAW = 7
+"""Keeps the draw of rows for a trial apart from other public draws."""
 STATISTICS_ROWS = 1024
 """Most rows at once in a phase that does not train, unless told."""
 
@@ -76,10 +78,16 @@ class Batches:
         check_plan(plan, units, rows_are_units=loading.units is None)
         check_rows_stand_alone(dataset, loading.collate, shapes)
 
-    def first_rows(self, count: int) -> Rows:
-        """The first rows of the data set, for a trial. Private."""
-        size = min(count, len(cast("Any", self._dataset)))
-        return next(rows_in_order(self._dataset, size, size, self._collate))
+    def rows_for_a_trial(self, count: int, public: PublicRandomness) -> Rows:
+        """Rows from all over the data set, in the order of a public draw; they themselves are private."""
+        everywhere = public.permutation(len(cast("Any", self._dataset)), key=(0, 0, TRIAL_DRAW)).numpy()
+        with own_generators(0, torch.device("cpu")):
+            return fetch_rows(self._dataset, everywhere[:count], self._collate)
+
+    @property
+    def most_rows(self) -> int:
+        """About the most rows that are loaded at once. Public."""
+        return max(self._samplers[phase.name].most_rows for phase in self._plan.phases if phase.trains)
 
     def starting_at(self, step: int) -> Iterator[LogicalBatch]:
         """The batches of this step and all after it, phase by phase."""

@@ -17,7 +17,7 @@ from sparsedp.privacy.mechanism import privatize
 from sparsedp.privacy.plan import Phase, Plan
 from sparsedp.privacy.released import Released
 from sparsedp.training.apply import set_to_zero
-from sparsedp.training.guard import ModelGuard, StateGuard
+from sparsedp.training.guard import CompanyGuard, ModelGuard, StateGuard
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +27,7 @@ class PrivateStep:
     model: nn.Module
     guard: ModelGuard
     state: StateGuard
+    company: CompanyGuard
     plan: Plan
     controller: Controller
     engine: Engine
@@ -46,7 +47,7 @@ class PrivateStep:
             set_to_zero(self.model, self.engine.layout, setting.change.left)
         with self.state.untouched(last_of_epoch=step + 1 in self.plan.epoch_ends()):
             released = privatize(
-                self.engine,
+                self.company.engine_for(step),
                 batch,
                 Query(setting.support, clip_of(phase), setting.geometry, setting.per_sample_top),
                 expected_batch_size=self.plan.expected_batch_size(phase),

@@ -28,7 +28,7 @@ from sparsedp.runs.store import ExistingRun, find_run, new_store
 from sparsedp.training.batches import Batches, Loading
 from sparsedp.training.choices import OptimizerChoice, SchedulerChoice
 from sparsedp.training.evaluate import Evaluator
-from sparsedp.training.guard import ModelGuard, StateGuard
+from sparsedp.training.guard import CompanyGuard, ModelGuard, StateGuard
 from sparsedp.training.identity import check_identity, identity_of
 from sparsedp.training.journal import Journal
 from sparsedp.training.learner import Learner
@@ -101,7 +101,13 @@ class Trainer:
         public = _public_randomness(seed, found)
         self._batches = Batches(dataset, plan, private, loading)
         per_sample = per_sample_loss(loss)
-        guard = ModelGuard(model, per_sample, lambda: self._batches.first_rows(PROBE_ROWS))
+        guard = ModelGuard(
+            model,
+            per_sample,
+            lambda: self._batches.rows_for_a_trial(PROBE_ROWS, public),
+            fast=engine != "reference",
+            largest=self._batches.most_rows,
+        )
         guard.check()
         computing = make_engine(model, per_sample, engine)
         layout = computing.layout
@@ -140,6 +146,7 @@ class Trainer:
             model,
             guard,
             StateGuard(model),
+            CompanyGuard(computing, model, per_sample, self._epoch_ends, private),
             plan,
             controller,
             computing,

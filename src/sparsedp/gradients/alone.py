@@ -1,0 +1,128 @@
+"""Single rows with nothing beside them: the gradient that a row must have in any company, and how exact it can be."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from sparsedp.core.batch import PerSampleLoss, Rows
+from sparsedp.core.layout import Layout
+from sparsedp.gradients.reference import call_in_place
+from sparsedp.gradients.rowwise import RowByRow
+
+TOLERANCES = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 0.15}
+"""Relative difference between a row alone and in company that rounding in a dtype explains."""
+JITTER = 4
+"""How many units of rounding parameters are moved by, to see what rounding does to a row's gradient."""
+
+
+class RowsAlone:
+    """Gradients of single rows by plain autograd, on the model as it stands. Private.
+
+    The global generators are put back afterwards, so that looking changes no seeded run.
+    """
+
+    def __init__(self, model: nn.Module, loss: PerSampleLoss) -> None:
+        self._model = model
+        self._loss = loss
+        self._layout = Layout.of(model)
+        self._row_by_row = RowByRow(model, loss, self._layout)
+
+    @property
+    def layout(self) -> Layout:
+        """The flat coordinates of the model's trainable parameters."""
+        return self._layout
+
+    @property
+    def tolerance(self) -> float:
+        """For the coarsest dtype of the trainable parameters."""
+        return max(tolerance(p.dtype) for p in self._layout.parameters(self._model))
+
+    def gradient(self, row: Rows) -> Tensor:
+        """The d-vector of one row."""
+        with generators_put_back(self._device):
+            return self._row_by_row.gradients(row)[0]
+
+    def draws_random_numbers(self, row: Rows) -> bool:
+        """Whether the model draws from torch's generator: then a row alone has other draws than in company."""
+        with generators_put_back(self._device), torch.no_grad():
+            before = torch.random.get_rng_state()
+            self._loss(self._model, row)
+            return not torch.equal(before, torch.random.get_rng_state())
+
+    def jittered(self, row: Rows) -> list[Tensor]:
+        """The row's gradient with every parameter moved by a few units of rounding, up and down; [] if that fails.
+
+        What this does to a gradient (logits that nearly cancel, a unit at its kink), rounding may do as well.
+        """
+        parameters = self._layout.parameters(self._model)
+        return [
+            found
+            for stretch in (1, 2, 3)
+            if (
+                found := self._moved(
+                    row,
+                    {
+                        slot.name: _move(p.detach(), stretch).requires_grad_()
+                        for slot, p in zip(self._layout, parameters, strict=True)
+                    },
+                )
+            )
+            is not None
+        ]
+
+    def _moved(self, row: Rows, values: dict[str, Tensor]) -> Tensor | None:
+        with generators_put_back(self._device), torch.enable_grad():
+            try:
+                losses = self._loss(call_in_place(self._model, values), row)
+                found = torch.autograd.grad(losses.sum(), list(values.values()), allow_unused=True)
+            except Exception:  # a loss that wants the model itself, and not just something to call
+                return None
+        parts = [
+            torch.zeros_like(p) if g is None else g.to_dense() if g.is_sparse else g
+            for p, g in zip(values.values(), found, strict=True)
+        ]
+        return torch.cat([part.detach().reshape(-1).double() for part in parts])
+
+    @property
+    def _device(self) -> torch.device:
+        return self._layout.parameters(self._model)[0].device
+
+
+def tolerance(dtype: torch.dtype) -> float:
+    """The tolerance of a dtype; float32's for those not in the table."""
+    return TOLERANCES.get(dtype, TOLERANCES[torch.float32])
+
+
+def distances(one: Tensor, other: Tensor) -> Tensor:
+    """How far apart vectors are, along the last axis: zero where both are not finite, infinite where just one is."""
+    broken = ~one.isfinite().all(-1), ~other.isfinite().all(-1)
+    apart = torch.linalg.vector_norm(one.double() - other.double(), dim=-1)
+    apart = torch.where(broken[0] | broken[1], torch.inf, apart)
+    return torch.where(broken[0] & broken[1], 0.0, apart)
+
+
+@contextmanager
+def generators_put_back(device: torch.device) -> Iterator[None]:
+    """Leave the global generators of torch, NumPy and Python as they were found."""
+    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(numpy)  # noqa: NPY002
+
+
+def _move(values: Tensor, stretch: int) -> Tensor:
+    """Every value up or down by a few units of rounding, in a pattern of stripes."""
+    if not values.is_floating_point():
+        return values.clone()
+    places = torch.arange(values.numel(), device=values.device) // stretch % 2
+    signs = (2 * places - 1).reshape(values.shape).to(values)
+    return values * (1 + JITTER * torch.finfo(values.dtype).eps * signs)
