@@ -37,7 +37,7 @@ QUICK: dict[str, Any] = {
 
 
 def quick_fit(**changed: Any) -> Result:
-    arguments = {"eval_dataset": rows(7, 30), **QUICK, **changed}
+    arguments = {"eval_dataset": rows(7, 30), "method": "tp-topk", **QUICK, **changed}
     data = arguments.pop("data", rows(1))
     return fit(network(), data, loss_fn, **arguments)
 

@@ -135,6 +135,11 @@ def _show(answer: dict[str, Any], screen: Console) -> None:
         spent = ", ".join(f"{name} {value:.4f}" for name, value in answer["epsilons"].items())
         screen.print(f"Epsilon by accountant: {spent} (delta {answer['delta']:g})")
     _show_energy(answer["noise_energy"], screen)
+    for row in answer["noise_ratios"]:
+        screen.print(
+            f"Noise over clip norm, r, for {row['which']} ({row['coordinates']:,} coordinates): "
+            f"{row['noise_ratio']:.2f}, {row['means']}."
+        )
     _show_curve(answer["curve"], screen)
     if answer["other_budgets"]:
         table = Table(

@@ -8,6 +8,7 @@ from typing import Any
 
 from sparsedp.core.errors import OutOfReachError
 from sparsedp.core.ratio import exact_ratio
+from sparsedp.methods.choice import in_words, noise_ratio
 from sparsedp.methods.method import AUTO, Method
 from sparsedp.methods.schedules import active_count
 from sparsedp.methods.spec import PlanSpec
@@ -34,6 +35,7 @@ def quote(spec: PlanSpec, dimension: int | None, other_budgets: Iterable[float])
         "guarantee": guarantee(plan),
         "epsilons": epsilons,
         "noise_energy": noise_energy(plan, spec.method, dimension),
+        "noise_ratios": noise_ratios(plan, spec.method, dimension),
         "curve": _curve(plan),
         "other_budgets": [_other(spec, plan, epsilon) for epsilon in other_budgets]
         if plan.is_private
@@ -51,6 +53,26 @@ def noise_energy(plan: Plan, method: Method, dimension: int | None) -> dict[str,
     variance = noise_on_mean(plan, plan.phases[-1]) ** 2
     active = active_count(exact_ratio(method.active_ratio), dimension)
     return {"d": dimension, "k": active, "dense": dimension * variance, "sparse": active * variance}
+
+
+def noise_ratios(plan: Plan, method: Method, dimension: int | None) -> list[dict[str, Any]]:
+    """r, the noise norm over the clip norm, for all coordinates and for what is active in the end."""
+    if dimension is None or not plan.is_private:
+        return []
+    counts = {"all": dimension}
+    if method.active_ratio not in (AUTO, 1.0):
+        counts[f"{method.name}, ratio {method.active_ratio}"] = active_count(
+            exact_ratio(method.active_ratio), dimension
+        )
+    return [
+        {
+            "which": name,
+            "coordinates": count,
+            "noise_ratio": noise_ratio(plan, count),
+            "means": in_words(plan, count),
+        }
+        for name, count in counts.items()
+    ]
 
 
 def _phase(plan: Plan, number: int) -> dict[str, Any]:

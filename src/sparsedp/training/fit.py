@@ -17,8 +17,9 @@ from torch.utils.data import Dataset
 from sparsedp.core.batch import PerSample, Rows, per_sample_loss
 from sparsedp.core.errors import DataError, PrivacyError, PrivacyWarning, SparseDPError
 from sparsedp.methods import AUTO, Method, MethodOptions
+from sparsedp.methods.choice import AUTO_METHOD, choose_method
 from sparsedp.methods.method import ActiveRatio
-from sparsedp.methods.spec import METHOD, ClipNorm, PlanSpec
+from sparsedp.methods.spec import METHOD, Asked, ClipNorm, PlanSpec
 from sparsedp.privacy.calibrate import Split
 from sparsedp.privacy.normalisation import PrivateNormalisation
 from sparsedp.runs.folder import check_new
@@ -43,7 +44,7 @@ def fit(
     train_dataset: Dataset[Any],
     loss_fn: Callable[[Any, Tensor], Tensor] | PerSample,
     *,
-    method: str | Method = METHOD,
+    method: str | Method = AUTO_METHOD,
     epsilon: float | None = None,
     delta: float | None = None,
     epochs: int | None = None,
@@ -85,7 +86,7 @@ def fit(
         model: trained in place, and given back in evaluation mode.
         train_dataset: map-style; the data that is protected.
         loss_fn: a criterion on (output, target) with `reduction="none"`, or `PerSample(lambda model, rows: ...)`.
-        method: a name from `sparsedp.methods`, or your own `Method`.
+        method: a name from `sparsedp.methods`, your own `Method`, or "auto": dense or sparse, by public numbers.
         epsilon: the budget; 3 if not given. Never exceeded.
         delta: of the guarantee; if not given, a power of ten at most 1/(10 N) and at most 1e-5, and a log line.
         epochs: 20 if not given.
@@ -132,11 +133,7 @@ def fit(
         workers=workers,
         collate=collate,
     )
-    spec = PlanSpec.asked(
-        method,
-        _with_ratio(options, active_ratio),
-        units=_count_units(train_dataset, units),
-        unit=_name_of_unit(unit, train_dataset, units),
+    asked = Asked(
         epsilon=epsilon,
         delta=delta,
         epochs=epochs,
@@ -148,12 +145,19 @@ def fit(
         accountant=accountant,
         normalise=normalise,
     )
+    changes = _with_ratio(options, active_ratio)
+    protected, called = _count_units(train_dataset, units), _name_of_unit(unit, train_dataset, units)
+    if method == AUTO_METHOD:
+        trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+        told = changes is not None or isinstance(clip_norm, tuple)  # what is said of a support asks for one
+        method = METHOD if told else choose_method(trained, units=protected, unit=called, **asked)
+    spec = PlanSpec.asked(method, changes, units=protected, unit=called, **asked)
     if optimizer is not None and lr is not None:
         raise SparseDPError(f"lr={lr} is for the default optimizer; give your optimizer its own rate")
     if out is not None and not resume:
         check_new(out)
     plan = saved_plan(spec, out) if resume and out is not None else spec.plan()
-    if eval_dataset is not None:
+    if evaluate is None and eval_dataset is not None:
         refuse_training_rows(train_dataset, eval_dataset)
     whole = model
     kept = keep_below(model, train_dataset, eval_dataset, collate, cache_features) if cache_features else None

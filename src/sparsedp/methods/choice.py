@@ -1,0 +1,71 @@
+"""Which method, from public numbers alone: is the noise of a step loud enough that fewer coordinates can pay?"""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import Unpack
+
+from sparsedp.methods.method import Method
+from sparsedp.methods.options import MethodOptions, configure
+from sparsedp.methods.spec import Asked, PlanSpec
+from sparsedp.methods.table import get_method
+from sparsedp.methods.timeline import noise_on_mean
+from sparsedp.privacy.plan import Plan
+
+logger = logging.getLogger("sparsedp")
+
+AUTO_METHOD = "auto"
+"""The name under which `choose_method` is asked for."""
+LOUD = 0.4
+"""The noise ratio r of a dense step from which on a learned support gained in our tables; below, it did not."""
+TOO_LOUD = 1.0
+"""From here on one step shows nothing but noise; a pretrained network's head alone did better than all of it."""
+SPARSE, SPARSE_RATIO = "tp-topk", 0.4
+"""What gained there: TP-TopK's own setting."""
+
+
+def noise_ratio(plan: Plan, active: int) -> float:
+    """r: the norm of the noise on `active` coordinates over the clip norm, in a step of the plan's last phase.
+
+    A step's mean gradient has norm at most the clip norm, so r above 1 means that noise is all there is to see in one
+    step; it averages out over steps. Public: it follows from plan and model size.
+    """
+    phase = plan.phases[-1]
+    return noise_on_mean(plan, phase) * math.sqrt(active) / phase.clip_norm if phase.clip_norm else math.inf
+
+
+def in_words(plan: Plan, active: int) -> str:
+    """What the noise ratio of so many coordinates means, after docs/fine-tuning.md and docs/results.md."""
+    ratio = noise_ratio(plan, active)
+    if ratio < LOUD:
+        return "quiet: training all of them is as good as any part, and sparse supports save only time"
+    if ratio < TOO_LOUD:
+        return "loud: a learned support of two fifths gained in our tables"
+    return "too loud: train less of it (the head of a pretrained network, frequent rows), or larger batches"
+
+
+def choose_method(dimension: int, *, units: int, unit: str = "row", **asked: Unpack[Asked]) -> Method:
+    """Dense DP-SGD where a step's noise is small beside its clip norm, a learned support where it is loud.
+
+    Args:
+        dimension: number of trainable scalars.
+        units: as for `PlanSpec.asked`.
+        unit: as for `PlanSpec.asked`.
+        asked: as for `PlanSpec.asked`.
+
+    **Privacy.** Only public numbers are looked at: size of the model, number of units, batch size, epochs and budget.
+    """
+    dense = PlanSpec.asked("dp-sgd", units=units, unit=unit, **asked).plan()
+    loudness = noise_ratio(dense, dimension)
+    loud = loudness >= LOUD
+    method = (
+        configure(get_method(SPARSE), MethodOptions(active_ratio=SPARSE_RATIO))
+        if loud
+        else get_method("dp-sgd")
+    )
+    logger.info(
+        "method auto: %s, as the noise of a dense step is %.2f of the clip norm (from %.1f on: %s at ratio %.1f)",
+        method.name, loudness, LOUD, SPARSE, SPARSE_RATIO,
+    )  # fmt: skip
+    return method

@@ -1,0 +1,52 @@
+"""The automatic method: r by hand, the choice on both sides of the threshold, and nothing but public numbers."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import sparsedp
+from sparsedp.methods import build_plan, get_method
+from sparsedp.methods.choice import LOUD, choose_method, noise_ratio
+
+CIFAR = {"units": 50_000, "batch_size": 2048, "epochs": 10, "delta": 1e-5, "accountant": "rdp"}
+
+
+def test_r_is_the_expected_norm_of_the_noise_over_the_clip_norm():
+    plan = build_plan("dp-sgd", epsilon=1.0, clip_norm=0.1, **CIFAR)
+    std = plan.phases[0].noise_multiplier * 0.1
+    norms = (std * torch.randn(200, 1000, generator=torch.Generator().manual_seed(0)) / 2048).norm(dim=1)
+    assert noise_ratio(plan, 1000) == pytest.approx(float(norms.mean()) / 0.1, rel=0.02)
+
+
+def test_loud_noise_chooses_a_learned_support_and_quiet_noise_all_coordinates():
+    assert choose_method(155_530, epsilon=1.0, clip_norm=0.1, **CIFAR).name == "tp-topk"
+    assert choose_method(155_530, epsilon=1.0, clip_norm=0.1, **CIFAR).active_ratio == 0.4
+    assert choose_method(155_530, epsilon=8.0, clip_norm=0.1, **CIFAR) == get_method("dp-sgd")
+
+
+def test_the_threshold_is_where_it_is_said_to_be():
+    plan = build_plan("dp-sgd", epsilon=3.0, **CIFAR)
+    at = (LOUD / noise_ratio(plan, 1)) ** 2
+    assert choose_method(math.floor(at) - 1, epsilon=3.0, **CIFAR).name == "dp-sgd"
+    assert choose_method(math.ceil(at) + 1, epsilon=3.0, **CIFAR).name == "tp-topk"
+
+
+def data(rows=200):
+    return TensorDataset(torch.rand(rows, 6), torch.arange(rows) % 3)
+
+
+def fit(**settings):
+    return sparsedp.fit(
+        nn.Linear(6, 3), data(), nn.CrossEntropyLoss(reduction="none"), epochs=2, accountant="rdp", **settings
+    )
+
+
+def test_fit_chooses_by_itself_and_keeps_to_what_is_said_of_a_support():
+    assert fit(epsilon=8.0).method == "dp-sgd"
+    assert fit(epsilon=8.0, active_ratio=0.5).method == "tp-topk"
+    assert fit(epsilon=8.0, method="on-rand").method == "on-rand"
