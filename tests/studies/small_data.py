@@ -26,6 +26,7 @@ def write_all(root: Path) -> None:
     write_eyepacs(root / "eyepacs")
     write_hospital(root / "diabetes130")
     write_imdb(root / "imdb")
+    write_movielens(root / "movielens" / "ml-100k")
 
 
 def write_idx(folder: Path) -> None:
@@ -82,6 +83,16 @@ def write_imdb(folder: Path) -> None:
                 info = tarfile.TarInfo(f"aclImdb/{side}/{kind}/{number}_{9 if good else 2}.txt")
                 info.size = len(text)
                 archive.addfile(info, io.BytesIO(text))
+
+
+def write_movielens(folder: Path) -> None:
+    folder.mkdir(parents=True)
+    users = range(1, TRAIN + 1)
+    (folder / "u.user").write_text(
+        "\n".join(f"{u}|{10 + u % 60}|{'MF'[u % 2]}|student|{u % 10}1234" for u in users)
+    )
+    ratings = [f"{u}\t{1 + (u * step) % 1682}\t{1 + (u + step) % 5}\t0" for u in users for step in (1, 7, 40)]
+    (folder / "u.data").write_text("\n".join(ratings))
 
 
 def _jpeg(size: int, red: int, green: int) -> bytes:

@@ -34,6 +34,12 @@ def run_example(name: str, *arguments: str) -> str:
     return done.stdout
 
 
+def test_the_table_example_trains_dense_and_by_rows() -> None:
+    shown = run_example("embedding_table.py", "--records", "2000", "--vocabulary", "500", "--epochs", "2")
+    assert re.search(r"dp-sgd +epsilon 3.00  active 8,017 of 8,017 ", shown), shown
+    assert re.search(r"tp-coherent +epsilon 3.00  active 160 of 8,017 ", shown), shown
+
+
 @pytest.mark.parametrize(
     ("name", "epsilon", "accuracy"), [("five_lines.py", 3.0, 0.8), ("own_loop.py", 8.0, 0.8)]
 )
