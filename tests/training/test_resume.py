@@ -158,11 +158,25 @@ REFUSED: dict[str, tuple[dict[str, object], type[SparseDPError], str]] = {
     "another optimizer": (
         {"optimizer": lambda p: torch.optim.Adam(p)},
         SparseDPError,
-        "optimizer SGD and got Adam",
+        'optimizer.class was "SGD" and is "Adam"',
+    ),
+    "another learning rate": (
+        {"optimizer": lambda p: torch.optim.SGD(p, lr=0.4, momentum=0.9)},
+        SparseDPError,
+        r"optimizer.groups.0.lr was 0.2 and is 0.4",
+    ),
+    "a parameter in another group": (
+        {"optimizer": lambda p: torch.optim.SGD([{"params": list(p)[::-1]}], lr=0.2, momentum=0.9)},
+        SparseDPError,
+        "details.parameters",
     ),
     "another average": ({"ema_decay": 0.9}, SparseDPError, "ema_decay was null and is 0.9"),
     "another engine": ({"engine": "reference"}, SparseDPError, 'engine was "bookkeeping" and is "reference"'),
-    "another scheduler": ({"scheduler": cosine}, SparseDPError, "no scheduler"),
+    "another scheduler": (
+        {"scheduler": cosine},
+        SparseDPError,
+        'scheduler was null and is "CosineAnnealingLR"',
+    ),
 }
 
 
@@ -174,6 +188,20 @@ def test_what_does_not_belong_to_the_run_is_refused(what: str, tmp_path: Path) -
     with pytest.raises(error, match=words):
         a_trainer(out=tmp_path / "run", resume=True, **changed)
     assert (tmp_path / "run" / "ledger.jsonl").read_bytes() == before
+
+
+def test_a_finished_run_is_not_resumed_at_another_rate_and_keeps_its_record(tmp_path: Path) -> None:
+    advance(a_trainer(out=tmp_path / "run")).finish()
+    before = (tmp_path / "run" / "record.json").read_bytes()
+    with pytest.raises(SparseDPError, match=r"lr was 0.2 and is 0.4"):
+        a_trainer(out=tmp_path / "run", resume=True, optimizer=lambda p: torch.optim.SGD(p, 0.4, 0.9))
+    assert (tmp_path / "run" / "record.json").read_bytes() == before
+
+
+def test_a_schedule_of_another_length_is_refused(tmp_path: Path) -> None:
+    advance(a_trainer(out=tmp_path / "run", scheduler=cosine), 4).close()
+    with pytest.raises(SparseDPError, match=r"details.schedule.state.T_max was 15 and is 30"):
+        a_trainer(out=tmp_path / "run", resume=True, scheduler=lambda one, steps: cosine(one, 2 * steps))
 
 
 def test_another_number_of_rows_of_a_unit_is_refused(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from importlib import metadata
 from typing import Any
 
 from sparsedp.core.files import Json
+from sparsedp.core.layout import Layout
 from sparsedp.methods.method import Method
 from sparsedp.privacy.plan import Plan
 from sparsedp.runs.history import SupportSpan
@@ -98,20 +99,22 @@ class RunFacts:
         model_class: what the model is called if no name was given.
         plan: what was planned.
         method: the row of the methods table, options put in.
-        dimension: number of trainable scalars.
+        layout: the trainable parameters.
         seed: the user's, or None.
         public_seed: of random supports.
-        setup: optimizer, scheduler, engine and the like.
+        setup: optimizer, scheduler, engine and the like, as the record shows them.
+        details: what else decides the training: the scheduler's numbers, and which parameters are in which group.
     """
 
     about: About
     model_class: str
     plan: Plan
     method: Method
-    dimension: int
+    layout: Layout
     seed: int | None
     public_seed: int
     setup: Mapping[str, Json] = field(default_factory=dict)
+    details: Mapping[str, Json] = field(default_factory=dict)
 
     @property
     def for_release(self) -> bool:
@@ -137,7 +140,7 @@ class RunFacts:
             "unit": plan.unit,
             "units": plan.units,
             **(dict.fromkeys(OUTCOME) if outcome is None else outcome.to_json()),
-            "d": self.dimension,
+            "d": self.layout.dimension,
             "batch_size": plan.expected_batch_size(plan.training[0]),
             "epochs": len(plan.epoch_ends()),
             "steps": plan.total_steps,

@@ -14,6 +14,7 @@ from sparsedp.privacy.plan import Plan
 from sparsedp.runs.checkpoint import Checkpoint, write_checkpoint
 from sparsedp.runs.folder import RunFolder, check_new
 from sparsedp.runs.history import EpochReport
+from sparsedp.runs.identity import SETUP
 
 
 class RunStore(Protocol):
@@ -129,8 +130,10 @@ def find_run(out: Path | str | None, resume: bool, plan: Plan, *, replay: bool) 
     ledger = FileLedger.resume(folder.ledger_file, plan, replay=replay)
     checkpoint = folder.checkpoint()
     ledger.expect(checkpoint.state["ledger"]["head"], checkpoint.state["ledger"]["length"])
-    store = FolderStore(folder, ledger, folder.record()["timing"]["seconds"])
-    return ExistingRun(store, checkpoint)
+    record = folder.record()
+    older = {name: record["settings"][name] for name in SETUP if name not in checkpoint.identity}
+    checkpoint = replace(checkpoint, identity={**checkpoint.identity, **older})
+    return ExistingRun(FolderStore(folder, ledger, record["timing"]["seconds"]), checkpoint)
 
 
 def new_store(

@@ -1,4 +1,4 @@
-"""What a checkpoint belongs to, and why another one is refused."""
+"""Plans that are not for this data, promise too much, or are not the one a run was planned with."""
 
 from __future__ import annotations
 
@@ -7,52 +7,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from sparsedp.core.errors import DataError, PrivacyError, SparseDPError
-from sparsedp.core.files import Json
-from sparsedp.core.layout import Layout
-from sparsedp.methods.method import Method
+from sparsedp.core.errors import DataError, PrivacyError
 from sparsedp.methods.spec import PlanSpec
 from sparsedp.privacy.accountants import plan_epsilon
 from sparsedp.privacy.plan import Plan
 from sparsedp.privacy.summary import exceeds_target
-from sparsedp.runs.checkpoint import describe_layout
 from sparsedp.runs.folder import RunFolder
-
-
-def identity_of(
-    plan: Plan,
-    method: Method,
-    layout: Layout,
-    *,
-    seed: int | None,
-    public_seed: int,
-    setup: Mapping[str, Json],
-) -> dict[str, Json]:
-    """Everything that must stay the same for a run to go on; `setup` are the trainer's own choices."""
-    return {
-        "plan": plan.fingerprint,
-        "method": method.to_json(),
-        "layout": describe_layout(layout),
-        "seed": seed,
-        "public_seed": public_seed,
-        **setup,
-    }
-
-
-def check_identity(saved: Mapping[str, Json], now: Mapping[str, Json]) -> None:
-    """Refuse a checkpoint of another run, naming what differs.
-
-    Raises:
-        SparseDPError: the two are not the same run. Another model is left to the loading of its weights.
-    """
-    same = json.loads(json.dumps(dict(now)))
-    differing = [name for name in same if name != "layout" and saved.get(name) != same[name]]
-    if not differing:
-        return
-    details = "; ".join(f"{name} was {_short(saved[name])} and is {_short(same[name])}" for name in differing)
-    raise SparseDPError(
-        f"this is not the run that was saved: {details}. Resume with what it was started with"
-    )
 
 
 def check_plan(plan: Plan, units: int, *, rows_are_units: bool) -> None:

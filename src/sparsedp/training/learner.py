@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, final
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sparsedp.core.files import Json
@@ -40,12 +41,18 @@ class Learner:
         self.model = model
         self.controller = controller
         self._optimizer = make_optimizer(optimizer, model)
+        self._members = group_members(self._optimizer, model)
         coasts = controller.method.off_support is OffSupport.COASTS
         self.applier = support_optimizer(model, layout, self._optimizer, coasts=coasts)
         self._scheduler = make_scheduler(scheduler, self._optimizer, steps)
         self._average = None if ema_decay is None else WeightAverage(model, layout, ema_decay)
         if self._average is not None and coasts:
             self._average.follow(Support.full(layout.dimension))
+        self._setup = {
+            "optimizer": describe_optimizer(self._optimizer),
+            "scheduler": None if self._scheduler is None else type(self._scheduler).__name__,
+        }
+        self._schedule = plain(scheduler_state(self._scheduler))
 
     @property
     def learning_rates(self) -> tuple[float, ...]:
@@ -119,18 +126,41 @@ class Learner:
         self.applier.restore(state["optimizer"], self.controller.support)
 
     def describe(self) -> dict[str, Json]:
-        """Optimizer and scheduler, for the record."""
-        return {
-            "optimizer": describe_optimizer(self._optimizer),
-            "scheduler": None if self._scheduler is None else type(self._scheduler).__name__,
-        }
+        """Optimizer and scheduler as they were given, for the record."""
+        return dict(self._setup)
+
+    def details(self) -> dict[str, Json]:
+        """What else of them decides the training: a run resumes with the same alone."""
+        return {"schedule": self._schedule, "parameters": self._members}
 
 
 def describe_optimizer(optimizer: Optimizer) -> Json:
     """Class and hyperparameters of each parameter group."""
-    plain = (bool, int, float, str, list, tuple, type(None))
     groups = [
-        {name: value for name, value in group.items() if name != "params" and isinstance(value, plain)}
+        plain({name: value for name, value in group.items() if name != "params"})
         for group in optimizer.param_groups
     ]
     return {"class": type(optimizer).__name__, "groups": groups}
+
+
+def group_members(optimizer: Optimizer, model: nn.Module) -> Json:
+    """The names of the parameters in each group."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    return [[names.get(id(p)) for p in group["params"]] for group in optimizer.param_groups]
+
+
+def plain(value: Any) -> Json:
+    """The part of a nested value that JSON can say; functions and large tensors are left out."""
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items() if _sayable(item)}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value if _sayable(item)]
+    if isinstance(value, float) and not math.isfinite(value):
+        return repr(value)
+    return value.item() if isinstance(value, Tensor) else value
+
+
+def _sayable(value: object) -> bool:
+    if isinstance(value, Tensor):
+        return value.numel() == 1
+    return value is None or isinstance(value, (bool, int, float, str, list, tuple, dict))

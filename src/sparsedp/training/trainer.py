@@ -23,13 +23,13 @@ from sparsedp.methods import Controller
 from sparsedp.privacy.plan import Plan
 from sparsedp.runs.checkpoint import Checkpoint
 from sparsedp.runs.history import EpochReport
+from sparsedp.runs.identity import check_identity, identity_of
 from sparsedp.runs.record import FINISHED, RUNNING, STOPPED, About, RunFacts
 from sparsedp.runs.store import ExistingRun, find_run, new_store
 from sparsedp.training.batches import Batches, Loading
 from sparsedp.training.choices import OptimizerChoice, SchedulerChoice
 from sparsedp.training.evaluate import Evaluator
 from sparsedp.training.guard import CompanyGuard, ModelGuard, StateGuard
-from sparsedp.training.identity import check_identity, identity_of
 from sparsedp.training.journal import Journal
 from sparsedp.training.learner import Learner
 from sparsedp.training.normalised import (
@@ -119,14 +119,13 @@ class Trainer:
             model_class=type(model.model if isinstance(model, Normalised) else model).__name__,
             plan=plan,
             method=controller.method,
-            dimension=layout.dimension,
+            layout=layout,
             seed=seed,
             public_seed=public.seed,
             setup={**learner.describe(), **setup},
+            details=learner.details(),
         )
-        self._identity = identity_of(
-            plan, controller.method, layout, seed=seed, public_seed=public.seed, setup=setup
-        )
+        self._identity = identity_of(self._facts)
         self._plan, self._layout, self._public, self._learner = plan, layout, public, learner
         self._evaluate, self._callbacks = evaluate, tuple(callbacks)
         self._epoch_ends = plan.epoch_ends()

@@ -1,0 +1,73 @@
+"""What a checkpoint belongs to, and why another one is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+
+from sparsedp.core.errors import SparseDPError
+from sparsedp.core.files import Json
+from sparsedp.runs.checkpoint import describe_layout
+from sparsedp.runs.record import RunFacts
+
+SETUP = ("optimizer", "scheduler", "engine", "ema_decay", "rows_per_unit")
+"""The trainer's own choices: in the record's settings and in the identity alike."""
+
+
+def identity_of(facts: RunFacts) -> dict[str, Json]:
+    """Everything that decides what a run computes and that must stay the same for it to go on."""
+    return {
+        "plan": facts.plan.fingerprint,
+        "method": facts.method.to_json(),
+        "layout": describe_layout(facts.layout),
+        "seed": facts.seed,
+        "public_seed": facts.public_seed,
+        **facts.setup,
+        "details": dict(facts.details),
+    }
+
+
+def check_identity(saved: Mapping[str, Json], now: Mapping[str, Json]) -> None:
+    """Refuse a checkpoint of another run, naming what differs.
+
+    **Edge cases.** What a checkpoint of an older version does not name is not compared.
+
+    Raises:
+        SparseDPError: the two are not the same run. Another model is left to the loading of its weights.
+    """
+    same = json.loads(json.dumps(dict(now)))
+    if not alike(saved.get("layout"), same["layout"]):
+        return
+    known = {name: value for name, value in same.items() if name in saved}
+    differing = list(_differences({name: saved[name] for name in known}, known))
+    if differing:
+        words = "; ".join(
+            f"{name} was {_short(old)} and is {_short(new)}" for name, old, new in differing[:6]
+        )
+        raise SparseDPError(
+            f"this is not the run that was saved: {words}. Resume with what it was started with"
+        )
+
+
+def alike(one: Json, other: Json) -> bool:
+    """Whether two JSON values have one text."""
+    return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
+
+
+def _differences(one: Json, other: Json, name: str = "") -> Iterator[tuple[str, Json, Json]]:
+    """Where two JSON values differ, by dotted names, and what stands there."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        pairs = [(key, one.get(key), other.get(key)) for key in dict.fromkeys([*one, *other])]
+    elif isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
+        pairs = [(str(i), old, new) for i, (old, new) in enumerate(zip(one, other, strict=True))]
+    else:
+        if not alike(one, other):
+            yield name, one, other
+        return
+    for key, old, new in pairs:
+        yield from _differences(old, new, f"{name}.{key}" if name else key)
+
+
+def _short(value: Json) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else text[:57] + "..."
