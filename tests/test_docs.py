@@ -179,11 +179,13 @@ def test_the_run_format_is_that_of_a_real_run(tmp_path):
         callbacks=[WarmupRecorder(run)],
     ).report()
     plan = json.loads((run / "plan.json").read_text())
-    header, block = (json.loads(line) for line in (run / "ledger.jsonl").read_text().splitlines()[:2])
+    header, written, block = (
+        json.loads(line) for line in (run / "ledger.jsonl").read_text().splitlines()[:3]
+    )
     line = json.loads((run / "metrics.jsonl").read_text().splitlines()[0])
     record = json.loads((run / "record.json").read_text())
     assert keys_under("plan.json") == [set(plan), set(plan["phases"][0])]
-    assert keys_under("ledger.jsonl") == [set(header), set(block)]
+    assert keys_under("ledger.jsonl") == [set(header), set(block), set(written)]
     assert keys_under("metrics.jsonl") == [set(line)]
     assert keys_under("record.json") == [set(record)]
     assert keys_under("warmup.safetensors") == [set(json.loads((run / "warmup.json").read_text()))]

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from sparsedp.runs.checkpoint import load_weights as load_weights
     from sparsedp.runs.history import EpochReport as EpochReport
     from sparsedp.runs.record import About as About
+    from sparsedp.runs.verify import Verification as Verification
+    from sparsedp.runs.verify import verify as verify
     from sparsedp.training.batches import Loading as Loading
     from sparsedp.training.evaluate import held_out as held_out
     from sparsedp.training.fit import fit as fit
@@ -59,6 +61,7 @@ _HOMES = {
     "StepReport": "sparsedp.training.reports",
     "Support": "sparsedp.core.support",
     "Trainer": "sparsedp.training.trainer",
+    "Verification": "sparsedp.runs.verify",
     "all_methods": "sparsedp.methods",
     "audit": "sparsedp.auditing",
     "build_plan": "sparsedp.methods",
@@ -67,6 +70,7 @@ _HOMES = {
     "held_out": "sparsedp.training.evaluate",
     "keep_freed_memory": "sparsedp.core.memory",
     "load_weights": "sparsedp.runs.checkpoint",
+    "verify": "sparsedp.runs.verify",
     "write_report": "sparsedp.report",
 }
 

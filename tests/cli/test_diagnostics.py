@@ -15,7 +15,7 @@ from sparsedp.diagnostics.warmup import WarmupRecorder
 from sparsedp.experiments.execute import execute
 from sparsedp.experiments.settings import Settings
 from sparsedp.report.nonprivate import WARNING
-from sparsedp.runs.folder import RunFolder
+from sparsedp.runs.reader import Run
 
 SMALL = ("--dataset", "digits", "--epochs", "4", "--set", "subset=150", "--batch-size", "30", "--seed", "1")
 
@@ -30,7 +30,7 @@ def watched(shell):
 
 def test_a_run_stopped_by_ctrl_c_and_resumed_keeps_its_whole_warm_up(trained, typed):
     folder, record = trained
-    found, plan = read_statistics(folder), RunFolder.open(folder).plan()
+    found, plan = read_statistics(folder), Run.open(folder).plan
     assert found.steps == found.planned == plan.phases[0].steps
     assert not (folder / STATE).exists()
     told = typed("advise", folder, "--json").json
@@ -77,7 +77,7 @@ def test_diagnose_reads_releases_only_and_writes_nothing(trained, typed):
 
 
 def test_snapshots_are_kept_and_show_how_supports_change(watched, typed):
-    plan = RunFolder.open(watched).plan()
+    plan = Run.open(watched).plan
     files = sorted(path.name for path in (watched / "snapshots").iterdir())
     assert files == [f"step-{step:08d}.safetensors" for step in snapshot_steps(plan)]
     visible = typed("diagnose", watched, "--json").json["visible"]

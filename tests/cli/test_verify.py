@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from sparsedp.cli.output import Exit
-from sparsedp.cli.verification import independent_epsilons, verify_run
 from sparsedp.privacy import Charge, FileLedger, Phase, Plan
 from sparsedp.runs.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
+from sparsedp.runs.independent import independent_epsilons
+from sparsedp.runs.verify import verify
 
 
 def test_a_good_run_is_verified_by_independent_accountants_and_explained(trained, shell):
@@ -31,7 +32,7 @@ def test_a_good_run_is_verified_by_independent_accountants_and_explained(trained
 def quick(monkeypatch):
     """Verification without the seconds that four accountants take."""
     spent = {"PLD (dp-accounting)": 2.99, "RDP (dp-accounting)": 3.3}
-    monkeypatch.setattr("sparsedp.cli.verification.independent_epsilons", lambda ledger: spent)
+    monkeypatch.setattr("sparsedp.runs.verify.independent_epsilons", lambda ledger: spent)
 
 
 def test_a_corrupted_ledger_line_fails_and_is_named(run_copy, typed):
@@ -51,7 +52,7 @@ def test_a_checkpoint_from_another_model_is_refused_by_verify_and_by_resume(run_
     saved = read_checkpoint(file)
     layout = [[name, [size + 1 for size in shape]] for name, shape in saved.identity["layout"]]
     write_checkpoint(file, Checkpoint(saved.step, {**saved.identity, "layout": layout}, saved.state))
-    problems = [check.problem for check in verify_run(run_copy).checks if not check.passed]
+    problems = [check.problem for check in verify(run_copy).checks if not check.passed]
     assert problems
     typed("train", "--resume", run_copy).failed_with(Exit.USAGE, "another model")
 
@@ -93,13 +94,13 @@ def flip_a_byte(run: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "named"),
     [
-        (spoil_json("record.json", epsilon_spent=1.0), "the record's epsilon spent"),
-        (spoil_json("record.json", target_epsilon=1.0), "the record's target epsilon"),
+        (spoil_json("record.json", epsilon_spent=1.0), "the record's epsilon_spent"),
+        (spoil_json("record.json", target_epsilon=1.0), "the record's target_epsilon"),
         (spoil_json("record.json", delta=1e-9), "the record's delta"),
         (spoil_json("record.json", unit="patient"), "the record's unit"),
         (spoil_json("record.json", seed=None), "the record's seed"),
-        (spoil_json("record.json", d=3), "the record's number of parameters"),
-        (spoil_json("record.json", steps_charged=3), "the record's count of steps charged"),
+        (spoil_json("record.json", d=3), "the record's d"),
+        (spoil_json("record.json", steps_charged=3), "the record's steps_charged"),
         (spoil_json("plan.json", units=10**6), "the ledger was opened for this plan"),
         (spoil_json("plan.json", delta=1e-9), "delta"),
         (drop_last_lines, "the ledger goes on from where the checkpoint knew it"),
@@ -111,9 +112,9 @@ def flip_a_byte(run: Path) -> None:
     ],
 )
 def test_whatever_does_not_fit_is_named(run_copy, quick, spoil, named):
-    assert verify_run(run_copy).passed
+    assert verify(run_copy).passed
     spoil(run_copy)
-    failed = [check.what for check in verify_run(run_copy).checks if not check.passed]
+    failed = [check.what for check in verify(run_copy).checks if not check.passed]
     assert named in failed
 
 

@@ -18,7 +18,7 @@ from sparsedp.diagnostics.warmup import (
     write_statistics,
 )
 from sparsedp.methods import build_plan, get_method
-from sparsedp.runs.folder import RunFolder
+from sparsedp.runs.reader import Run
 from sparsedp.training.reports import StepReport
 
 PLAN = build_plan(
@@ -122,7 +122,7 @@ def test_a_run_keeps_its_warm_up_and_is_the_same_without(tmp_path, method):
     assert torch.equal(split.order, energy_order)
     coherent_order = torch.sort(seen[:3].mean(0) ** 2, descending=True, stable=True).indices
     assert torch.equal(found.splits["coherent"].order, coherent_order)
-    phase = RunFolder.open(out).plan().phases[0]
+    phase = Run.open(out).plan.phases[0]
     noise = phase.noise_multiplier * phase.clip_norm / 20
     assert found.noise_std == pytest.approx(noise)
     assert (split.first_variance, split.second_variance) == pytest.approx((noise**2, noise**2 / 2))

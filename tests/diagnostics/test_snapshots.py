@@ -11,14 +11,13 @@ from sparsedp.core.errors import DataError, SparseDPError
 from sparsedp.core.layout import Layout
 from sparsedp.core.support import Support
 from sparsedp.diagnostics.snapshots import (
-    FOLDER,
     SnapshotFiles,
     read_snapshots,
     snapshot_steps,
     write_snapshot,
 )
 from sparsedp.diagnostics.trajectory import Snapshot
-from sparsedp.runs.folder import RunFolder
+from sparsedp.runs.reader import Run
 
 
 def a_run(out, watch=lambda model: (), method="tp-topk"):
@@ -47,7 +46,7 @@ def test_snapshots_are_the_weights_of_the_last_phase_and_training_is_the_same_wi
 
 def test_steps_are_spread_over_the_last_phase_with_both_ends(tmp_path):
     a_run(tmp_path / "run")
-    plan = RunFolder.open(tmp_path / "run").plan()
+    plan = Run.open(tmp_path / "run").plan
     assert snapshot_steps(plan, 2) == (4, 11)
     assert snapshot_steps(plan) == tuple(range(4, 12))
     with pytest.raises(SparseDPError, match="at least 2"):
@@ -55,7 +54,7 @@ def test_steps_are_spread_over_the_last_phase_with_both_ends(tmp_path):
 
 
 def test_a_snapshot_comes_back_whole_and_damage_is_noticed(tmp_path):
-    (tmp_path / FOLDER).mkdir()
+    (tmp_path / "snapshots").mkdir()
     full = Snapshot(7, "train", Support.full(3), torch.tensor([1.0, 2.0, 3.0]))
     sparse = Snapshot(70, "train", Support([0, 2], 3), torch.tensor([4.0, 5.0, 6.0]))
     path = write_snapshot(tmp_path, sparse)

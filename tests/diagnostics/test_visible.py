@@ -18,7 +18,7 @@ from sparsedp.diagnostics.splits import WarmupStatistics, write_statistics
 from sparsedp.diagnostics.view import RunView
 from sparsedp.diagnostics.visible import look
 from sparsedp.diagnostics.wire import encode_support
-from sparsedp.runs.folder import RunFolder
+from sparsedp.runs.reader import Run
 
 
 def a_run(out, method="tp-topk", **more):
@@ -136,7 +136,7 @@ def test_the_learning_rate_of_the_bounds_counts_momentum(tmp_path, optimizer, ra
 
 def test_a_support_that_is_full_has_no_misranking_odds(tmp_path):
     a_run(tmp_path / "run", "tp-topk", active_ratio=1.0)
-    assert RunFolder.open(tmp_path / "run").plan().phases[-1].steps > 0
+    assert Run.open(tmp_path / "run").plan.phases[-1].steps > 0
     seen = look(tmp_path / "run")
     assert seen.odds == {}
     assert RunView.of(tmp_path / "run").support == Support.full(43)

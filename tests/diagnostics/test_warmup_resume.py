@@ -19,7 +19,7 @@ from sparsedp.diagnostics.splits import STATE, WarmupStatistics, read_statistics
 from sparsedp.diagnostics.summary import FILE as SUMMARY
 from sparsedp.diagnostics.summary import write_summary
 from sparsedp.diagnostics.warmup import WarmupRecorder
-from sparsedp.runs.folder import RunFolder
+from sparsedp.runs.reader import Run
 from sparsedp.training.reports import StepReport
 
 STEPS, WARM_UP = 300, 90
@@ -128,7 +128,7 @@ def a_split(seed, dimension=50):
 
 
 def test_the_summary_holds_the_split_estimates_and_the_advice(whole, tmp_path):
-    plan = RunFolder.open(whole[0]).plan()
+    plan = Run.open(whole[0]).plan
     found = WarmupStatistics({"energy": a_split(0), "coherent": a_split(0)}, 9, 10, 0.1)
     summary = json.loads(write_summary(tmp_path, found, plan).read_text())
     assert summary["advice"]["recommendation"] == advise(found, plan).recommendation

@@ -122,10 +122,10 @@ def test_a_subset_takes_whole_units(patients):
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
 @pytest.mark.parametrize("scheduler", ["constant", "cosine", "linear"])
 def test_every_optimizer_and_scheduler_runs_and_is_recorded(optimizer, scheduler, tmp_path):
-    from sparsedp.runs.folder import RunFolder
+    from sparsedp.runs.reader import Run
 
     execute(settings(optimizer=optimizer, scheduler=scheduler, subset=60), out=tmp_path / "run")
-    saved = RunFolder(tmp_path / "run").record()
+    saved = Run.open(tmp_path / "run").record
     assert saved["settings"]["optimizer"]["class"].lower() == optimizer
     assert (saved["settings"]["scheduler"] is None) == (scheduler == "constant")
     assert saved["config"]["optimizer"] == optimizer

@@ -134,7 +134,8 @@ def _content(result: sparsedp.Result, supports: list[Tensor] | None, out: Path) 
 
 def _charges(out: Path) -> list[list[object]]:
     """What every step cost: the ledger's content, however it is cut into blocks."""
-    _, *blocks = [json.loads(line) for line in (out / "ledger.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in (out / "ledger.jsonl").read_text().splitlines()]
+    blocks = [line for line in lines if line["kind"] == "block"]
     return [
         [block["phase"], step, block["sampling_rate"], block["noise_multiplier"]]
         for block in blocks

@@ -342,7 +342,7 @@ def test_tampering_is_found_and_its_line_named(written, tamper, number):
 
 def test_lines_rewritten_with_right_hashes_but_wrong_numbers_are_found(path):
     """Who can compute the chain still cannot leave steps out or change the plan's costs."""
-    from sparsedp.privacy.ledger_record import seal
+    from sparsedp.privacy.ledger_lines import seal
 
     with FileLedger.create(path, PLAN) as ledger:
         head = ledger.head
@@ -398,12 +398,12 @@ def test_a_file_without_a_header_is_a_clear_error(path, content):
 
 
 def test_a_ledger_of_another_version_is_a_clear_error(written):
-    from sparsedp.privacy.ledger_record import seal
+    from sparsedp.privacy.ledger_lines import seal
 
     content = {key: value for key, value in json.loads(lines_of(written)[0]).items() if key != "hash"}
-    line, _ = seal({**content, "format": 2}, "")
+    line, _ = seal({**content, "format": 3}, "")
     written.write_text(line + "\n")
-    with pytest.raises(PrivacyError, match="format 2"):
+    with pytest.raises(PrivacyError, match="format 3"):
         FileLedger.read(written)
 
 

@@ -72,6 +72,8 @@ def test_a_run_that_is_not_finished_is_left_out_and_counted(several, tmp_path):
     assert [len(arm.records) for arm in group.arms] == [2, 1, 2]
     text = Outline(write_report(folder).read_text()).text
     assert "1 not finished, left out" in text
+    assert "Not verified" in text
+    assert "tp-topk-8-1" in text
 
 
 def test_settings_that_differ_become_part_of_the_label(tmp_path):

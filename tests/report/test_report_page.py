@@ -177,10 +177,23 @@ def test_a_run_whose_ledger_does_not_verify_gets_no_report(single, tmp_path):
     ledger.write_text("\n".join([lines[0], *lines[2:]]) + "\n")
     with pytest.raises(PrivacyError):
         write_report(run, tmp_path / "report.html")
-    ledger.write_text("\n".join(lines[:-1]) + "\n")
+    ledger.write_text("\n".join(lines[:-6]) + "\n")
     with pytest.raises(PrivacyError, match="removed"):
         write_report(run, tmp_path / "report.html")
     assert not (tmp_path / "report.html").exists()
+
+
+def test_a_run_whose_files_do_not_agree_says_so_in_red_on_top(single, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(single, run)
+    page = write_report(run, tmp_path / "report.html").read_text()
+    assert "Not verified" not in page
+    record = json.loads((run / "record.json").read_text())
+    (run / "record.json").write_text(json.dumps({**record, "epsilon": 0.1}, indent=2) + "\n")
+    page = write_report(run, tmp_path / "report.html").read_text()
+    assert page.index('class="banner bad"') < page.index('class="badges"')
+    assert "Not verified" in page
+    assert "the record&#x27;s epsilon: it says 0.1" in page or "the record's epsilon: it says 0.1" in page
 
 
 def test_files_of_two_runs_are_not_taken_for_one(single, several, tmp_path):

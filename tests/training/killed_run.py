@@ -18,9 +18,8 @@ import torch
 from runs import a_trainer, advance, weights
 
 from sparsedp.core import randomness
-from sparsedp.privacy.ledger import FileLedger
-from sparsedp.runs.checkpoint import read_checkpoint
-from sparsedp.runs.folder import RunFolder
+from sparsedp.runs.reader import Run
+from sparsedp.runs.verify import verify
 
 EPOCHS = 70
 """210 steps, blocks of two."""
@@ -67,12 +66,10 @@ def kill_and_look(out: Path, seed: int | None, log: Path, steps: int, delay: flo
     os.waitpid(child, 0)
     drawn = drawn_steps(log)
     if not out.exists():
-        return {"drawn": drawn, "charged": 0, "saved": 0}
-    folder = RunFolder(out)
-    folder.plan()
-    ledger = FileLedger.read(folder.ledger_file)
-    checkpoint = read_checkpoint(folder.checkpoint_file)
-    return {"drawn": drawn, "charged": ledger.charged, "saved": checkpoint.step}
+        return {"drawn": drawn, "charged": 0, "saved": 0, "reasons": []}
+    run = Run.open(out)
+    reasons = verify(out, independent=False).reasons
+    return {"drawn": drawn, "charged": run.ledger.charged, "saved": run.checkpoint.step, "reasons": reasons}
 
 
 def main() -> None:

@@ -37,6 +37,7 @@ def test_an_unseeded_run_killed_twenty_times_is_never_under_counted(tmp_path: Pa
         assert len(drawn) == len(set(drawn))
         assert max(drawn, default=-1) < look["charged"] <= STEPS
         assert look["saved"] <= look["charged"]
+        assert look["reasons"] == []
         assert look["charged"] >= before
         before = look["charged"]
     assert len(seen["looks"][-1]["drawn"]) < seen["looks"][-1]["charged"]
@@ -49,6 +50,7 @@ def test_a_seeded_run_killed_eight_times_ends_with_the_bits_of_one_left_alone(tm
     seen = killed(tmp_path / "killed", "3", 8)
     for look in seen["looks"]:
         assert max(look["drawn"], default=-1) < look["charged"] <= look["saved"] + BLOCK
+        assert look["reasons"] == []
     assert len(seen["looks"][-1]["drawn"]) > len(set(seen["looks"][-1]["drawn"]))
     assert seen["same_as_alone"]
     assert seen["charged"] == STEPS

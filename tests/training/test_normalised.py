@@ -18,7 +18,6 @@ from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
 from sparsedp import Normalised, PrivateNormalisation, fit, load_weights
-from sparsedp.cli.verification import verify_run
 from sparsedp.core.errors import DataError, ModelError, PrivacyError
 from sparsedp.core.randomness import PublicRandomness, SeededRandomness
 from sparsedp.methods import build_plan, get_method
@@ -26,6 +25,7 @@ from sparsedp.privacy import mechanism
 from sparsedp.privacy.ledger import FileLedger
 from sparsedp.privacy.plan import Phase
 from sparsedp.runs.checkpoint import read_checkpoint
+from sparsedp.runs.verify import verify
 from sparsedp.training.result import Result
 from sparsedp.training.trainer import Trainer
 
@@ -112,7 +112,7 @@ def test_the_epsilon_of_a_run_has_the_normalisation_in_it_and_every_file_agrees(
     assert 0.995 * 8 <= result.ledger.epsilon <= 8
     assert [report.step for report in result.history] == [5, 8, 11, 14, 17]
     assert json.loads((tmp_path / "run/record.json").read_text())["batch_size"] == 20
-    found = verify_run(tmp_path / "run")
+    found = verify(tmp_path / "run")
     assert found.passed, found.checks
     assert result.report().stat().st_size > 10_000
     assert "PrivateNormalisation(noise_multiplier=3.0, clip_norm=2.0)" in result.report().read_text()
@@ -122,10 +122,10 @@ def test_a_ledger_that_says_the_normalisation_had_more_noise_is_found_out(tmp_pa
     train(tmp_path / "run")
     file = tmp_path / "run/ledger.jsonl"
     lines = file.read_text().splitlines(keepends=True)
-    assert '"noise_multiplier":3.0' in lines[1]
-    lines[1] = lines[1].replace('"noise_multiplier":3.0', '"noise_multiplier":30.0')
+    assert '"noise_multiplier":3.0' in lines[2]
+    lines[2] = lines[2].replace('"noise_multiplier":3.0', '"noise_multiplier":30.0')
     file.write_text("".join(lines))
-    assert [check.what for check in verify_run(tmp_path / "run").checks if not check.passed] == [
+    assert [check.what for check in verify(tmp_path / "run").checks if not check.passed] == [
         "the ledger's hash chain"
     ]
 

@@ -12,7 +12,7 @@ from runs import a_plan, a_trainer, advance
 from sparsedp.core.errors import DataError
 from sparsedp.methods import get_method
 from sparsedp.privacy import plan_epsilon
-from sparsedp.runs.folder import RunFolder
+from sparsedp.runs.reader import Run
 from sparsedp.training.progress import live
 
 
@@ -39,17 +39,17 @@ def test_an_ablation_shows_no_epsilon() -> None:
 def test_a_run_folder_reads_back_what_was_written(tmp_path: Path) -> None:
     trainer = a_trainer(out=tmp_path / "run")
     result = advance(trainer).finish()
-    folder = RunFolder.open(tmp_path / "run")
-    assert folder.metrics() == result.history
-    assert folder.plan() == result.plan
-    assert folder.record()["status"] == "finished"
-    assert folder.checkpoint().step == 15
-    folder.metrics_file.write_text('{"epoch": 1')
+    run = Run.open(tmp_path / "run")
+    assert run.epochs == result.history
+    assert run.plan == result.plan
+    assert run.record["status"] == "finished"
+    assert run.checkpoint.step == 15
+    run.folder.metrics_file.write_text('{"epoch": 1')
     with pytest.raises(DataError, match="damaged"):
-        folder.metrics()
-    folder.record_file.write_text("{")
+        assert Run.open(run.path).epochs
+    run.folder.record_file.write_text("{")
     with pytest.raises(DataError, match="not JSON"):
-        folder.record()
-    folder.record_file.unlink()
+        assert Run.open(run.path).record
+    run.folder.record_file.unlink()
     with pytest.raises(DataError, match="missing"):
-        folder.record()
+        assert Run.open(run.path).record

@@ -19,10 +19,9 @@ from sparsedp.core.batch import PerSample, Rows, per_sample_loss
 from sparsedp.core.errors import PrivacyError, SparseDPError
 from sparsedp.methods import Method, MethodOptions, build_plan
 from sparsedp.methods.spec import METHOD, ClipNorm
-from sparsedp.privacy.ledger import FileLedger
 from sparsedp.privacy.plan import Plan
 from sparsedp.runs.checkpoint import load_weights
-from sparsedp.runs.folder import RunFolder
+from sparsedp.runs.reader import Run
 from sparsedp.training.batches import Loading
 
 
@@ -140,10 +139,10 @@ def audit(
 
 def _of_run(folder: Path, model: nn.Module) -> tuple[Plan, nn.Module, str]:
     """What a run claims, a copy of the model with its weights, and where its ledger ends; nothing is written."""
-    there = RunFolder.open(folder)
+    there = Run.open(folder)
     trained = copy.deepcopy(model)
     load_weights(folder, trained)
-    return there.plan(), trained, FileLedger.read(there.ledger_file).head
+    return there.plan, trained, there.ledger.head
 
 
 def _count(dataset: Dataset[Any], units: Tensor | Sequence[int] | None) -> int:

@@ -10,6 +10,7 @@ import typer
 
 from sparsedp.cli import options
 from sparsedp.cli.output import people
+from sparsedp.runs.folder import holds_run
 
 
 def demo(
@@ -33,7 +34,7 @@ def demo(
         experiment = replace(experiment, seeds=read_seeds(seeds))
     carry_out(experiment, out, options.processes(workers), as_json)
     screen = people(as_json)
-    first = next((path for path in sorted(out.iterdir()) if (path / "plan.json").exists()), out)
+    first = next((path for path in sorted(out.iterdir()) if holds_run(path)), out)
     screen.print("[bold]What to try next[/bold]")
     for line in (
         f"sparsedp verify {first}",

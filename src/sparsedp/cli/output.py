@@ -13,6 +13,7 @@ from typing import Any
 from rich.console import Console
 
 from sparsedp.core.errors import DataError
+from sparsedp.runs.folder import holds_run
 
 
 class Exit(IntEnum):
@@ -48,8 +49,8 @@ def run_folder(path: Path) -> Path:
     """
     if not path.is_dir():
         raise DataError(f"{path} is no folder; give the folder of a run")
-    if not (path / "plan.json").is_file():
-        raise DataError(f"{path} holds no run (no plan.json); give the folder of a run")
+    if not holds_run(path):
+        raise DataError(f"{path} holds no run; give the folder of a run")
     return path
 
 

@@ -109,7 +109,7 @@ def _go(values: dict[str, Any], out: Path | None, extras: _Extras, *, resume: bo
     from sparsedp.diagnostics.warmup import WarmupRecorder
     from sparsedp.experiments.execute import check, execute
     from sparsedp.experiments.settings import Settings
-    from sparsedp.runs.folder import check_new
+    from sparsedp.runs.folder import RunFolder, check_new
 
     settings = check(Settings.from_json(values))
     folder = out or free_folder(
@@ -124,7 +124,7 @@ def _go(values: dict[str, Any], out: Path | None, extras: _Extras, *, resume: bo
     if not watched and not as_json:
         callbacks.append(EpochLines(screen, settings.epochs))
     if extras.tensorboard:
-        callbacks.append(tensorboard_log(folder / "tensorboard"))
+        callbacks.append(tensorboard_log(RunFolder(folder).tensorboard))
     if not as_json:
         what = "Going on with" if resume else "Training"
         screen.print(f"{what} {settings.model} on {settings.dataset} by {settings.method}, in {folder}")
@@ -157,9 +157,9 @@ def free_folder(parent: Path, name: str) -> Path:
 
 def saved_settings(run: Path) -> dict[str, Any]:
     """The settings a run was started with, from its record."""
-    from sparsedp.runs.folder import RunFolder
+    from sparsedp.runs.reader import Run
 
-    found = RunFolder.open(run).record().get("config")
+    found = Run.open(run).record["config"]
     if not isinstance(found, dict):
         raise SparseDPError(
             f"{run}: its record holds no settings, so it was not started by `sparsedp train`; use it from Python"
@@ -168,7 +168,9 @@ def saved_settings(run: Path) -> dict[str, Any]:
 
 
 def _stopped(folder: Path, as_json: bool) -> None:
-    if not (folder / "plan.json").exists():
+    from sparsedp.runs.folder import holds_run
+
+    if not holds_run(folder):
         aside().print("Stopped before the first step; nothing was spent.")
         return
     if as_json:
@@ -177,6 +179,6 @@ def _stopped(folder: Path, as_json: bool) -> None:
 
 
 def _record(folder: Path) -> dict[str, Any]:
-    from sparsedp.runs.folder import RunFolder
+    from sparsedp.runs.reader import Run
 
-    return {"run": str(folder), **RunFolder(folder).record()}
+    return {"run": str(folder), **Run.open(folder).record}

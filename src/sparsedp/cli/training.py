@@ -83,9 +83,10 @@ def tensorboard_log(folder: Path) -> ScalarLog:
 
 def watching(folder: Path, snapshots: bool) -> Callable[[nn.Module], Sequence[Callback]]:
     """What looks at the model of a run: snapshots of its weights, if asked for now or when the run began."""
-    from sparsedp.diagnostics.snapshots import FOLDER, SnapshotFiles
+    from sparsedp.diagnostics.snapshots import SnapshotFiles
+    from sparsedp.runs.folder import RunFolder
 
-    wanted = snapshots or (folder / FOLDER).is_dir()
+    wanted = snapshots or RunFolder(folder).snapshots.is_dir()
     return lambda model: [SnapshotFiles(model, folder)] if wanted else []
 
 

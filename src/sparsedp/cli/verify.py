@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from sparsedp.cli import options
-from sparsedp.cli.output import Exit, emit, people
-from sparsedp.core.errors import DataError
+from sparsedp.cli.output import Exit, emit, people, run_folder
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from sparsedp.cli.verification import Verification
+    from sparsedp.runs.verify import Verification
 
 
 def verify(
@@ -25,16 +25,13 @@ def verify(
 
     Example: `sparsedp verify runs/mnist-tp-topk-eps3`
 
-    Checks the ledger's hash chain; the plan, checkpoint, support and record against the ledger; and epsilon by two or
-    more independent accountants. Exits with 5 if anything does not fit, and names it.
+    Checks the ledger's hash chain; that plan, checkpoint, metrics and record are what the run wrote, and that what
+    they claim follows from the ledger; and epsilon by two or more independent accountants. Names what nothing was
+    compared with. Exits with 5 if anything does not fit, and names it.
     """
-    if not run.is_dir():
-        raise DataError(f"{run} is no folder; give the folder of a run")
-    if not (run / "ledger.jsonl").exists() and not (run / "plan.json").exists():
-        raise DataError(f"{run} holds no run (no ledger.jsonl and no plan.json)")
-    from sparsedp.cli.verification import verify_run
+    from sparsedp.runs.verify import verify as verify_run
 
-    found = verify_run(run)
+    found = verify_run(run_folder(run))
     if as_json:
         emit({"run": str(run), **_as_json(run, found)})
     else:
@@ -51,6 +48,9 @@ def _as_json(run: Path, found: Verification) -> dict[str, object]:
     return {
         "passed": found.passed,
         "checks": [{"what": c.what, "passed": c.passed, "problem": c.problem} for c in found.checks],
+        "reasons": list(found.reasons),
+        "bound": list(found.bound),
+        "not_checked": list(found.not_checked),
         "epsilons": dict(found.epsilons),
         "delta": None if ledger is None else ledger.delta,
         "steps_charged": None if ledger is None else ledger.charged,
@@ -80,6 +80,9 @@ def _show(run: Path, found: Verification, screen: Console) -> None:
         screen.print(f"{mark} {check.what}", soft_wrap=True)
         if not check.passed:
             screen.print(f"         {check.problem}", style="red", markup=False, soft_wrap=True)
+    _list("As the run wrote it, by the ledger, but computed again from nothing", found.bound, screen)
+    if found.not_checked:
+        _list("Not checked", found.not_checked, screen)
     if found.epsilons and found.ledger is not None:
         title = (
             f"Epsilon of the {found.ledger.charged:,} steps in the ledger, at delta {found.ledger.delta:g}"
@@ -100,7 +103,7 @@ def _show(run: Path, found: Verification, screen: Console) -> None:
     screen.print(f"{verdict}: {run}", soft_wrap=True)
 
 
-def _list(title: str, lines: list[str], screen: Console) -> None:
+def _list(title: str, lines: Iterable[str], screen: Console) -> None:
     screen.print(f"[bold]{title}[/bold]")
     for line in lines:
         screen.print(f"- {line}", markup=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,12 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 def write_json(path: Path, value: Json) -> None:
     """Write a JSON document atomically, for people to read."""
-    write_atomically(path, (json.dumps(value, indent=2, allow_nan=False) + "\n").encode())
+    write_atomically(path, readable_json(value))
+
+
+def readable_json(value: Json) -> bytes:
+    """A JSON document for people to read; one value has one text."""
+    return (json.dumps(value, indent=2, allow_nan=False) + "\n").encode()
 
 
 def read_json(path: Path) -> Json:
@@ -42,8 +48,41 @@ def read_json(path: Path) -> Json:
         DataError: the file is missing or not JSON.
     """
     try:
-        return json.loads(path.read_bytes())
+        content = path.read_bytes()
     except FileNotFoundError as error:
         raise DataError(f"{path} is missing; is {path.parent} the folder of a run?") from error
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise DataError(f"{path} is damaged: not JSON ({error})") from error
+    except OSError as error:
+        raise DataError(f"{path} cannot be read ({error})") from error
+    return parse_json(content, str(path))
+
+
+def parse_json(content: bytes | str, name: str) -> Json:
+    """The value of a JSON text, in which every key stands once and every number is finite.
+
+    Raises:
+        DataError: it is not such a text; `name` says which.
+    """
+    try:
+        return json.loads(
+            content, object_pairs_hook=_object, parse_constant=_no_constant, parse_float=_finite_float
+        )
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{name} is damaged: not JSON ({error})") from error
+
+
+def _object(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a key stands twice in an object")
+    return found
+
+
+def _no_constant(text: str) -> None:
+    raise ValueError(f"{text} is not a number in JSON")
+
+
+def _finite_float(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text} is too large for a number")
+    return value

@@ -21,7 +21,7 @@ from sparsedp.diagnostics.proxy import split_concentration
 from sparsedp.diagnostics.splits import WarmupStatistics, looked_at, read_statistics
 from sparsedp.methods.timeline import noise_on_mean
 from sparsedp.privacy.plan import Plan
-from sparsedp.runs.folder import RunFolder
+from sparsedp.runs.reader import Run
 
 RATIOS = (0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9)
 
@@ -110,7 +110,7 @@ def advise_run(folder: Path | str) -> Advice:
     Raises:
         DataError: there is no run, or it kept no warm-up statistics.
     """
-    plan = RunFolder.open(folder).plan()
+    plan = Run.open(folder).plan
     return advise(read_statistics(folder), plan)
 
 

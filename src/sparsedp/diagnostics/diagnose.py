@@ -32,6 +32,7 @@ from sparsedp.gradients import make_engine
 from sparsedp.gradients.query import Engine
 from sparsedp.methods.timeline import noise_on_mean
 from sparsedp.runs.checkpoint import load_weights
+from sparsedp.runs.reader import Run
 
 __all__ = ["Limits", "Proxy", "RunView", "diagnose_nonprivate"]
 
@@ -109,7 +110,7 @@ def diagnose_nonprivate(
     **Privacy.** The file is not private, whatever rows were used; nothing of it flows back.
     **Edge cases.** A value that is not finite, as diverged weights give, is left out with a remark.
     """
-    view = RunView.of(folder)
+    view = RunView.of(Run.open(folder))
     load_weights(folder, model)
     model.eval()
     subject = _Subject(model, loss, make_engine(model, loss), batches, view, public, limits, say, progress)

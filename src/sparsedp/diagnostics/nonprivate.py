@@ -10,8 +10,8 @@ from typing import Any, Generic, Literal, TypeVar, final
 
 from sparsedp.core.errors import SparseDPError
 from sparsedp.core.files import write_json
+from sparsedp.runs.folder import RunFolder
 
-FILE = "nonprivate.json"
 """The only file of a run's folder that holds non-private values; reports open it only when asked to."""
 
 FORMAT = 1
@@ -128,7 +128,7 @@ def write_nonprivate(
         "figures": [_figure(marked) for marked in figures],
         "remarks": list(remarks),
     }
-    path = Path(folder) / FILE
+    path = RunFolder(Path(folder)).nonprivate_file
     write_json(path, document)
     return path
 

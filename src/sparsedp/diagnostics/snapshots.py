@@ -20,9 +20,9 @@ from sparsedp.diagnostics.trajectory import Snapshot
 from sparsedp.privacy.plan import Plan
 from sparsedp.runs.folder import RunFolder
 from sparsedp.runs.history import EpochReport
+from sparsedp.runs.reader import Run
 from sparsedp.training.reports import StepReport
 
-FOLDER = "snapshots"
 FORMAT = 1
 COUNT = 20
 
@@ -54,8 +54,8 @@ class SnapshotFiles:
         if not isinstance(event, StepReport):
             return
         if self._steps is None:
-            self._steps = frozenset(snapshot_steps(RunFolder.open(self._run).plan(), self._count))
-            (self._run / FOLDER).mkdir(exist_ok=True)
+            self._steps = frozenset(snapshot_steps(Run.open(self._run).plan, self._count))
+            RunFolder(self._run).snapshots.mkdir(exist_ok=True)
         if event.step in self._steps:
             weights = self._layout.flatten(self._model)
             write_snapshot(self._run, Snapshot(event.step, event.phase, event.released.support, weights))
@@ -63,7 +63,7 @@ class SnapshotFiles:
 
 def write_snapshot(folder: Path | str, snapshot: Snapshot) -> Path:
     """Write one snapshot into a run's folder."""
-    path = Path(folder) / FOLDER / f"step-{snapshot.step:08d}.safetensors"
+    path = RunFolder(Path(folder)).snapshots / f"step-{snapshot.step:08d}.safetensors"
     support = snapshot.support
     tensors = {"weights": snapshot.weights.cpu().contiguous()}
     if not support.is_full:
@@ -79,7 +79,7 @@ def read_snapshots(folder: Path | str) -> tuple[Snapshot, ...]:
     Raises:
         DataError: one is damaged or of another format.
     """
-    return tuple(_read(path) for path in sorted((Path(folder) / FOLDER).glob("step-*.safetensors")))
+    return tuple(_read(path) for path in sorted(RunFolder(Path(folder)).snapshots.glob("step-*.safetensors")))
 
 
 def _read(path: Path) -> Snapshot:

@@ -22,7 +22,7 @@ from sparsedp.diagnostics.criteria import SplitEnergies
 from sparsedp.methods.autoratio import MINIMUM_WARMUP
 from sparsedp.methods.timeline import WARM_UP
 from sparsedp.privacy.plan import Phase, Plan
-from sparsedp.runs.folder import RunFolder
+from sparsedp.runs.reader import Run
 
 FILE = "warmup.safetensors"
 STATE = "warmup-state.safetensors"
@@ -126,8 +126,8 @@ def read_facts(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 def why_nothing(folder: Path) -> str:
     """Why a run has no statistics, and what to do."""
-    run = RunFolder.open(folder)
-    plan, record = run.plan(), run.record()
+    run = Run.open(folder)
+    plan, record = run.plan, run.record
     steps, first = steps_looked_at(plan), plan.first_step(looked_at(plan).name)
     nothing = f"{folder} has no warm-up statistics (no {FILE}): "
     if not plan.is_private:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, final
 
 from torch import Tensor
@@ -13,7 +12,7 @@ from sparsedp.core.support import Support
 from sparsedp.diagnostics.proxy import PureNoise, proxy_concentration, pure_noise
 from sparsedp.methods.timeline import WARM_UP
 from sparsedp.privacy.plan import Plan
-from sparsedp.runs.folder import RunFolder
+from sparsedp.runs.reader import Run
 
 _SQUARES: Mapping[str, Callable[[int, Mapping[str, Any]], int]] = {
     "energy": lambda steps, ranking: steps,
@@ -53,14 +52,10 @@ class RunView:
     learning_rate: float | None = None
 
     @classmethod
-    def of(cls, folder: Path | str) -> RunView:
-        """Read a run's folder."""
-        run = RunFolder.open(folder)
-        state = run.checkpoint().state
-        tensors, values = state["controller"]["tensors"], state["controller"]["values"]
-        support = Support(tensors["support"], int(values["dimension"]))
-        rate = _rate(run.record()["settings"]["optimizer"])
-        return cls(run.plan(), support, tensors.get("scores"), values["method"]["ranking"], rate)
+    def of(cls, run: Run) -> RunView:
+        """What a run's folder holds."""
+        rate = _rate(run.record["settings"]["optimizer"])
+        return cls(run.plan, run.active, run.scores, run.method["ranking"], rate)
 
     def proxy(self) -> Proxy | None:
         """DP-visible concentration against its null; None without a warm-up or for scores that are no energies."""

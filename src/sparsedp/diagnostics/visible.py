@@ -27,8 +27,7 @@ from sparsedp.diagnostics.splits import FILE, WarmupStatistics, read_statistics,
 from sparsedp.diagnostics.view import Proxy, RunView
 from sparsedp.diagnostics.wire import Traffic, encode_values, traffic
 from sparsedp.methods.timeline import noise_on_mean
-from sparsedp.runs.checkpoint import Checkpoint, read_layout
-from sparsedp.runs.folder import RunFolder
+from sparsedp.runs.reader import Run
 
 DENSE_LOOK = 5
 """A dense run is looked at as if it kept one coordinate in this many."""
@@ -132,7 +131,8 @@ def look(folder: Path | str) -> Visible:
     Raises:
         DataError: there is no run, or one of its files is damaged.
     """
-    view, checkpoint = RunView.of(folder), RunFolder.open(folder).checkpoint()
+    run = Run.open(folder)
+    view = RunView.of(run)
     d = view.support.dimension
     size = view.support.size if not view.support.is_full else max(1, d // DENSE_LOOK)
     found, missing = _statistics(Path(folder))
@@ -146,9 +146,9 @@ def look(folder: Path | str) -> Visible:
         else {name: split_concentration(split, size) for name, split in found.splits.items()},
         missing=missing,
         odds={name: one for name, one in odds.items() if one is not None},
-        layers=support_per_layer(view.support, read_layout(checkpoint.identity["layout"])),
+        layers=support_per_layer(view.support, run.layout),
         overlaps=tuple(_overlaps(folder, view.support, found)),
-        wire=_wire(view, checkpoint),
+        wire=_wire(view, run),
         noise=_noise(view),
     )
 
@@ -198,13 +198,12 @@ def _overlaps(
             yield f"step {before.step}", f"step {after.step}", overlap(before.support, after.support)
 
 
-def _wire(view: RunView, checkpoint: Checkpoint) -> Traffic:
+def _wire(view: RunView, run: Run) -> Traffic:
     """Encode the last support and the weights on it, as many times as it was used."""
-    layout, weights = read_layout(checkpoint.identity["layout"]), checkpoint.state["model"]
-    flat = torch.cat([weights[slot.name].reshape(-1).float() for slot in layout])
+    flat = torch.cat([run.weights[slot.name].reshape(-1).float() for slot in run.layout])
     phase = view.plan.phases[-1]
     first = view.plan.first_step(phase.name)
-    refreshes = sum(span["step"] >= first for span in checkpoint.state["journal"]["spans"])
+    refreshes = sum(span.step >= first for span in run.spans)
     steps = max(1, phase.steps // max(1, refreshes))
     message = encode_values(view.support.gather(flat))
     return traffic([view.support] * steps, [message] * steps)

@@ -33,8 +33,8 @@ from sparsedp.methods.rankings import ByScore
 from sparsedp.methods.scores import Coherent, Energy
 from sparsedp.methods.timeline import noise_on_mean
 from sparsedp.privacy.plan import Plan
-from sparsedp.runs.folder import RunFolder
 from sparsedp.runs.history import EpochReport
+from sparsedp.runs.reader import Run
 from sparsedp.training.reports import StepReport
 
 __all__ = ["FILE", "WarmupRecorder", "WarmupStatistics", "looked_at", "read_statistics", "write_statistics"]
@@ -66,7 +66,7 @@ class WarmupRecorder:
         if not isinstance(event, StepReport):
             return
         if self._plan is None:
-            self._plan = RunFolder.open(self._out).plan()
+            self._plan = Run.open(self._out).plan
             self._begin(self._plan, event.released.support.dimension, event.step)
         step = event.step - self._first
         if not self._next <= step < self._planned or not self._states:

@@ -103,17 +103,18 @@ def _perform(job: Job, pipe: connection.Connection) -> tuple[dict[str, Any], dic
     from sparsedp.experiments.datasets import load_data
     from sparsedp.experiments.execute import execute
     from sparsedp.experiments.settings import Settings
-    from sparsedp.runs.folder import RunFolder
+    from sparsedp.runs.folder import holds_run
+    from sparsedp.runs.reader import Run
 
     torch.set_num_threads(1)
     settings = Settings.from_json(job.settings)
     if job.prepare:
         load_data(settings)
         return {}, {}
-    folder = RunFolder(Path(job.folder))
+    folder = Path(job.folder)
     teller = _Teller(pipe)
-    result = execute(settings, out=folder.path, resume=folder.plan_file.exists(), callbacks=[teller])
-    record = folder.record()
+    result = execute(settings, out=folder, resume=holds_run(folder), callbacks=[teller])
+    record = dict(Run.open(folder).record)
     noise = {phase.name: phase.noise_multiplier or phase.noise_std or 0.0 for phase in result.plan.phases}
     return record, noise
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,7 +14,8 @@ from typing import Any, Protocol, Self, final
 from sparsedp.core.errors import PrivacyError
 from sparsedp.privacy import durable
 from sparsedp.privacy.events import Spend, event_of, merged
-from sparsedp.privacy.ledger_record import LedgerRecord, block_line, opening, parse, seal, torn_line
+from sparsedp.privacy.ledger_lines import block_line, files_line, opening, parse, seal, torn_line
+from sparsedp.privacy.ledger_record import LedgerRecord
 from sparsedp.privacy.plan import Plan
 
 
@@ -237,6 +238,15 @@ class FileLedger:
             block = self._record.next_block()
             self._record = self._record.extended(block, self._append(block_line(block)))
         self._next = charge.step + 1
+
+    def note_files(self, sha256: Mapping[str, str]) -> None:
+        """Write down the digests of files that are about to be written: from then on they belong to the chain.
+
+        **Edge cases.** A ledger begun by version 0.1 goes on without.
+        """
+        self._check_open()
+        if self._record.binds_files:
+            self._record = self._record.noting(sha256, self._append(files_line(sha256)))
 
     @property
     def record(self) -> LedgerRecord:

@@ -25,11 +25,12 @@ from sparsedp.report.markup import Child, Html, join, tag
 from sparsedp.report.metric import leading
 from sparsedp.report.numbers import NONE, count, epsilon_text, percent
 from sparsedp.report.page import Page, Section
-from sparsedp.report.promises import banner, guarantee_cards, reproduce_cards, statement
-from sparsedp.report.run import Record, read_record, read_run, title_of
+from sparsedp.report.promises import banner, guarantee_cards, reproduce_cards, statement, unverified
+from sparsedp.report.run import Record, read_run, title_of
 from sparsedp.report.words import in_words
-from sparsedp.runs.folder import RunFolder
+from sparsedp.runs import reader as stored
 from sparsedp.runs.history import EpochReport
+from sparsedp.runs.verify import verify
 
 MOST_DETAILS = 16
 """Single runs shown in detail; beyond, the page would be too long to read."""
@@ -44,6 +45,7 @@ class _Entry:
     record: Record
     plan: Plan
     epochs: tuple[EpochReport, ...]
+    problems: tuple[str, ...]
 
 
 def comparison_page(name: str, folders: Sequence[Path]) -> Page:
@@ -70,15 +72,20 @@ def comparison_page(name: str, folders: Sequence[Path]) -> Page:
     return Page(
         title=_title(groups),
         subtitle=_subtitle(groups, entries),
-        head=join(_badges(entries), _tiles(groups, entries)),
+        head=join(unverified(_problems(entries)), _badges(entries), _tiles(groups, entries)),
         sections=[section for section in sections if section is not None],
         footer="Made from the runs' own files. This page loads nothing from the network.",
     )
 
 
 def _read(path: Path) -> _Entry:
-    folder = RunFolder.open(path)
-    return _Entry(path, read_record(path), folder.plan(), folder.metrics())
+    run = stored.Run.open(path)
+    return _Entry(path, run.record, run.plan, run.epochs, verify(path, independent=False).reasons)
+
+
+def _problems(entries: Sequence[_Entry]) -> tuple[str, ...]:
+    """What does not fit, run by run: the first reason of each."""
+    return tuple(f"{entry.path.name}: {entry.problems[0]}" for entry in entries if entry.problems)
 
 
 def _title(groups: Sequence[Group]) -> str:

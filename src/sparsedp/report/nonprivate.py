@@ -26,8 +26,8 @@ from sparsedp.report.markup import Html, join, tag
 from sparsedp.report.numbers import significant
 from sparsedp.report.page import Section
 from sparsedp.report.scale import linear_axis
+from sparsedp.runs.folder import NONPRIVATE, RunFolder
 
-FILE = "nonprivate.json"
 FORMAT = 1
 WARNING = (
     "Not private. Everything in this section was computed from data without noise. Publishing it, or choosing "
@@ -52,7 +52,7 @@ def read_diagnostics(folder: Path) -> Diagnostics:
     Raises:
         DataError: the file is damaged or of another format.
     """
-    file = folder / FILE
+    file = RunFolder(folder).nonprivate_file
     if not file.exists():
         return Diagnostics()
     content = read_json(file)
@@ -76,7 +76,7 @@ def diagnostics_section(found: Diagnostics) -> Section:
     if found.remarks:
         shown.append(card("Remarks", bullets(found.remarks)))
     if not shown:
-        shown = [card(None, tag("p", None, f"This run kept no non-private diagnostics (no {FILE})."))]
+        shown = [card(None, tag("p", None, f"This run kept no non-private diagnostics (no {NONPRIVATE})."))]
     return Section("nonprivate", "Non-private diagnostics", join(banner, grid(shown)))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 
 from sparsedp.methods.timeline import noise_on_mean
 from sparsedp.privacy.plan import Phase, Plan
@@ -36,6 +37,14 @@ def guarantee_cards(words: Words, which: str = "") -> list[Html]:
 def banner(text: str | None, kind: str = "warn") -> Html | None:
     """A remark nobody may overlook."""
     return tag("p", {"class": f"banner {kind}", "role": "note"}, text) if text else None
+
+
+def unverified(problems: Sequence[str]) -> Html | None:
+    """Says that files do not agree, and where; nothing if they do."""
+    if not problems:
+        return None
+    words = "Not verified: the files do not agree, so do not rely on what this page says. "
+    return banner(words + "; ".join(problems), "bad")
 
 
 def plan_card(plan: Plan) -> Html:

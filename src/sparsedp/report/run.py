@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, final
@@ -10,20 +10,18 @@ from typing import Any, final
 from torch import Tensor
 
 from sparsedp.auditing.result import saved_audit
-from sparsedp.core.errors import DataError, PrivacyError
+from sparsedp.core.errors import DataError
 from sparsedp.core.files import read_json
 from sparsedp.core.layout import Layout
 from sparsedp.core.support import Support
-from sparsedp.privacy.ledger import FileLedger
 from sparsedp.privacy.ledger_record import LedgerRecord
 from sparsedp.privacy.plan import Plan
-from sparsedp.runs.checkpoint import read_layout
-from sparsedp.runs.folder import RunFolder
+from sparsedp.runs import reader as stored
 from sparsedp.runs.history import EpochReport, SupportSpan
+from sparsedp.runs.verify import verify
 from sparsedp.training.result import Result
 
 Record = Mapping[str, Any]
-RECORD_FORMAT = 1
 WARMUP, WARMUP_FORMAT = "warmup.json", 1
 
 
@@ -44,6 +42,7 @@ class Run:
         ledger: the verified ledger; None without a folder.
         warmup: what `warmup.json` holds; None if the run kept none.
         audit: what an audit of the run as it is found; None without one.
+        problems: what does not fit in its files, in words.
     """
 
     name: str
@@ -57,6 +56,7 @@ class Run:
     ledger: LedgerRecord | None = field(repr=False)
     warmup: Mapping[str, Any] | None = field(default=None, repr=False)
     audit: Mapping[str, Any] | None = field(default=None, repr=False)
+    problems: tuple[str, ...] = ()
 
     @property
     def metrics(self) -> Mapping[str, float | None]:
@@ -88,30 +88,27 @@ def title_of(record: Record) -> str:
 
 
 def read_run(path: Path) -> Run:
-    """Everything public about the run in a folder, its ledger verified.
+    """Everything public about the run in a folder, its ledger verified, and what else of it does not fit.
 
     Raises:
         DataError: there is no run, or one of its files is damaged.
         PrivacyError: the ledger does not verify, or is not the one that checkpoint and record know.
     """
-    folder = RunFolder.open(path)
-    record, plan, checkpoint = read_record(path), folder.plan(), folder.checkpoint()
-    ledger = FileLedger.read(folder.ledger_file)
-    _check_ledger(ledger, plan, [checkpoint.state["ledger"], record["ledger"]])
-    layout = read_layout(checkpoint.identity["layout"])
-    journal = checkpoint.state["journal"]
+    run = stored.Run.open(path)
+    run.check_ledger()
     return Run(
-        name=path.resolve().name,
-        record=record,
-        plan=plan,
-        epochs=folder.metrics(),
-        spans=tuple(SupportSpan.from_json(span) for span in journal["spans"]),
-        layout=layout,
-        support=Support(journal["support"], layout.dimension),
-        scores=checkpoint.state["controller"]["tensors"].get("scores"),
-        ledger=ledger,
+        name=run.name,
+        record=run.record,
+        plan=run.plan,
+        epochs=run.epochs,
+        spans=run.spans,
+        layout=run.layout,
+        support=run.support,
+        scores=run.scores,
+        ledger=run.ledger,
         warmup=_read_warmup(path / WARMUP),
-        audit=saved_audit(path, ledger.head),
+        audit=saved_audit(path, run.ledger.head),
+        problems=verify(path, independent=False).reasons,
     )
 
 
@@ -147,38 +144,6 @@ def run_of(result: Result) -> Run:
     )
 
 
-def read_record(path: Path) -> Record:
-    """The record of the run in a folder.
-
-    Raises:
-        DataError: it is missing, damaged, or of another format.
-    """
-    record = RunFolder(path).record()
-    if not isinstance(record, dict) or record.get("format") != RECORD_FORMAT:
-        found = record.get("format") if isinstance(record, dict) else type(record).__name__
-        raise DataError(
-            f"{path / 'record.json'}: got format {found!r}, expected {RECORD_FORMAT}; "
-            "read it with the version of sparsedp that wrote it"
-        )
-    return record
-
-
-def find_runs(path: Path) -> list[Path]:
-    """The folders of all runs at or below a folder, in order of their names; hidden folders are passed over.
-
-    Raises:
-        DataError: there is none.
-    """
-    found = sorted(
-        file.parent
-        for file in path.rglob("record.json")
-        if not any(part.startswith(".") for part in file.relative_to(path).parts)
-    )
-    if not found:
-        raise DataError(f"{path} holds no run (no record.json at or below it); give the folder of a run")
-    return found
-
-
 def _read_warmup(file: Path) -> Mapping[str, Any] | None:
     if not file.is_file():
         return None
@@ -186,11 +151,3 @@ def _read_warmup(file: Path) -> Mapping[str, Any] | None:
     if not isinstance(content, dict) or content.get("format") != WARMUP_FORMAT:
         raise DataError(f"{file}: expected format {WARMUP_FORMAT}; read it with the sparsedp that wrote it")
     return content
-
-
-def _check_ledger(ledger: LedgerRecord, plan: Plan, known: Iterable[Mapping[str, Any] | None]) -> None:
-    if ledger.plan != plan.fingerprint:
-        raise PrivacyError("the ledger belongs to another plan than plan.json; files of two runs were mixed")
-    for place in known:
-        if place is not None:
-            ledger.expect(place["head"], place["length"])

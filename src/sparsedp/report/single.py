@@ -18,6 +18,7 @@ from sparsedp.report.promises import (
     plan_card,
     reproduce_cards,
     statement,
+    unverified,
     words_of,
 )
 from sparsedp.report.run import Run
@@ -45,7 +46,7 @@ def run_page(run: Run, diagnostics: Diagnostics | None = None) -> Page:
     ]
     if diagnostics is not None:
         sections.append(diagnostics_section(diagnostics))
-    head = join(_badges(run), statement(words), warning, _tiles(run))
+    head = join(unverified(run.problems), _badges(run), statement(words), warning, _tiles(run))
     versions = run.record["versions"]
     made = f"sparsedp {versions['sparsedp']}, PyTorch {versions['torch']}" if versions else "sparsedp"
     kind = "Differentially private training" if run.plan.is_private else "Training without privacy"

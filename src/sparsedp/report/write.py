@@ -9,11 +9,10 @@ from sparsedp.core.files import write_atomically
 from sparsedp.report.comparison import comparison_page
 from sparsedp.report.nonprivate import read_diagnostics
 from sparsedp.report.page import Page
-from sparsedp.report.run import find_runs, read_run, run_of
+from sparsedp.report.run import read_run, run_of
 from sparsedp.report.single import run_page
+from sparsedp.runs.folder import RunFolder, find_runs
 from sparsedp.training.result import Result
-
-FILE = "report.html"
 
 
 def write_report(
@@ -28,7 +27,8 @@ def write_report(
 
     **Privacy.** Released and public values only, unless `nonprivate` is asked for. Held-out numbers are exact, and
     the page says so.
-    **Edge cases.** The same files give the same bytes. A run whose ledger does not verify gets no report.
+    **Edge cases.** The same files give the same bytes. A run whose ledger does not verify gets no report; one whose
+    other files do not agree with it gets one that says so first, in red.
 
     Raises:
         DataError: no run there, or a damaged file.
@@ -39,12 +39,12 @@ def write_report(
             return _write(run_page(run_of(source)), _file_for(source, out))
         source = source.out
     folder = Path(source)
-    target = folder / FILE if out is None else Path(out)
+    target = RunFolder(folder).report_file if out is None else Path(out)
     return _write(_page(folder, nonprivate), target)
 
 
 def _page(folder: Path, nonprivate: bool) -> Page:
-    if (folder / "record.json").is_file():
+    if RunFolder(folder).record_file.is_file():
         return run_page(read_run(folder), read_diagnostics(folder) if nonprivate else None)
     found = find_runs(folder)
     if nonprivate:

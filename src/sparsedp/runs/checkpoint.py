@@ -11,18 +11,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from sparsedp.core.errors import DataError, ModelError
-from sparsedp.core.files import Json, write_atomically
+from sparsedp.core.files import Json, parse_json, write_atomically
 from sparsedp.core.layout import Layout, Slot
+from sparsedp.runs.documents import intact
+from sparsedp.runs.folder import RunFolder
 from sparsedp.runs.packing import Tensors, pack, unpack
 
 FORMAT = "sparsedp checkpoint"
 VERSION = 1
-_HEADER = struct.Struct("<Q")
+_LENGTH = struct.Struct("<Q")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +41,8 @@ class Checkpoint:
     state: Mapping[str, Any] = field(repr=False)
 
 
-def write_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
-    """Write a checkpoint atomically: a kill leaves the old one or the new one."""
+def checkpoint_bytes(checkpoint: Checkpoint) -> bytes:
+    """A checkpoint as a file: one state has one text."""
     tensors: Tensors = {}
     document = json.dumps(
         {
@@ -52,12 +53,17 @@ def write_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
         allow_nan=False,
     )
     metadata = {
-        "format": FORMAT,
-        "version": str(VERSION),
         "document": document,
+        "format": FORMAT,
         "sha256": _digest(document, tensors),
+        "version": str(VERSION),
     }
-    write_atomically(path, save(tensors, metadata))
+    return _in_order(save(tensors, metadata))
+
+
+def write_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
+    """Write a checkpoint atomically: a kill leaves the old one or the new one."""
+    write_atomically(path, checkpoint_bytes(checkpoint))
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
@@ -70,22 +76,32 @@ def read_checkpoint(path: Path) -> Checkpoint:
         content = path.read_bytes()
     except FileNotFoundError as error:
         raise DataError(f"{path} is missing; there is nothing to resume or load") from error
-    metadata = _metadata(path, content)
+    return parse_checkpoint(content, path)
+
+
+def parse_checkpoint(content: bytes, path: Path) -> Checkpoint:
+    """The checkpoint in a file, every byte of it checked.
+
+    Raises:
+        DataError: it is damaged, or of another format or version.
+    """
+    with intact(path):
+        return _parse(content, path)
+
+
+def _parse(content: bytes, path: Path) -> Checkpoint:
+    metadata = _metadata(content, path)
     if metadata.get("format") != FORMAT:
         raise DataError(f"{path} is a safetensors file, but not a {FORMAT}")
     if metadata.get("version") != str(VERSION):
         raise DataError(
             f"{path} has checkpoint format version {metadata.get('version')}, this sparsedp reads {VERSION}; "
-            "use the version of sparsedp that wrote it (record.json and plan.json name it)"
+            "use the version of sparsedp that wrote it (the record and the plan beside it name it)"
         )
-    try:
-        tensors = load(content)
-    except SafetensorError as error:
-        raise _damaged(path, str(error)) from error
-    document = metadata.get("document", "")
+    tensors, document = load(content), metadata.get("document", "")
     if metadata.get("sha256") != _digest(document, tensors):
         raise _damaged(path, "its checksum does not match")
-    tree = json.loads(document)
+    tree = parse_json(document, f"{path}, document")
     state = {name: unpack(value, tensors) for name, value in tree["state"].items()}
     return Checkpoint(step=tree["step"], identity=tree["identity"], state=state)
 
@@ -115,7 +131,7 @@ def load_weights(path: Path | str, model: nn.Module) -> None:
         ModelError: the checkpoint belongs to another architecture.
     """
     path = Path(path)
-    checkpoint = read_checkpoint(path / "checkpoint.safetensors" if path.is_dir() else path)
+    checkpoint = read_checkpoint(RunFolder(path).checkpoint_file if path.is_dir() else path)
     load_model_state(model, checkpoint)
     average = checkpoint.state.get("average")
     if average is not None:
@@ -162,16 +178,26 @@ def _digest(document: str, tensors: Tensors) -> str:
     return digest.hexdigest()
 
 
-def _metadata(path: Path, content: bytes) -> dict[str, str]:
+def _metadata(content: bytes, path: Path) -> dict[str, str]:
     """The text in a safetensors header."""
-    try:
-        (length,) = _HEADER.unpack_from(content)
-        header = json.loads(content[_HEADER.size : _HEADER.size + length])
-    except (struct.error, json.JSONDecodeError, UnicodeDecodeError, MemoryError) as error:
-        raise _damaged(path, f"its header cannot be read: {error}") from error
+    return dict(_header(content, path).get("__metadata__", {}))
+
+
+def _header(content: bytes, path: Path) -> dict[str, Json]:
+    (length,) = _LENGTH.unpack_from(content)
+    header = parse_json(content[_LENGTH.size : _LENGTH.size + length], f"{path}, header")
     if not isinstance(header, dict):
         raise _damaged(path, "its header is not a JSON object")
-    return dict(header.get("__metadata__", {}))
+    return header
+
+
+def _in_order(content: bytes) -> bytes:
+    """The same safetensors file with its header's keys in order: the library writes them in any."""
+    (length,) = _LENGTH.unpack_from(content)
+    header = json.loads(content[_LENGTH.size : _LENGTH.size + length])
+    text = json.dumps(header, sort_keys=True, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return _LENGTH.pack(len(text)) + text + content[_LENGTH.size + length :]
 
 
 def _damaged(path: Path, why: str) -> DataError:

@@ -1,22 +1,21 @@
-"""The run directory: its files and their names. Everything in it is public."""
+"""The run directory: the names of its files, and what makes room for a new one. Everything in it is public."""
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
-import tempfile
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from sparsedp.core.errors import DataError, SparseDPError
-from sparsedp.core.files import Json, read_json, write_atomically, write_json
-from sparsedp.privacy.durable import sync_directory
-from sparsedp.privacy.ledger import FileLedger
-from sparsedp.privacy.plan import Plan
-from sparsedp.runs.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
-from sparsedp.runs.history import EpochReport
+
+PLAN = "plan.json"
+LEDGER = "ledger.jsonl"
+CHECKPOINT = "checkpoint.safetensors"
+METRICS = "metrics.jsonl"
+RECORD = "record.json"
+REPORT = "report.html"
+NONPRIVATE = "nonprivate.json"
+SNAPSHOTS = "snapshots"
+TENSORBOARD = "tensorboard"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,93 +27,73 @@ class RunFolder:
     @property
     def plan_file(self) -> Path:
         """The plan, canonical JSON; never changes."""
-        return self.path / "plan.json"
+        return self.path / PLAN
 
     @property
     def ledger_file(self) -> Path:
         """What was spent, written before it is spent."""
-        return self.path / "ledger.jsonl"
+        return self.path / LEDGER
 
     @property
     def checkpoint_file(self) -> Path:
         """The newest state to resume from."""
-        return self.path / "checkpoint.safetensors"
+        return self.path / CHECKPOINT
 
     @property
     def metrics_file(self) -> Path:
         """One line per epoch."""
-        return self.path / "metrics.jsonl"
+        return self.path / METRICS
 
     @property
     def record_file(self) -> Path:
         """What the run was and how it ended."""
-        return self.path / "record.json"
+        return self.path / RECORD
 
-    @classmethod
-    def create(cls, path: Path | str, plan: Plan, start: Checkpoint, record: Json) -> RunFolder:
-        """Make the folder of a new run, with an empty ledger, whole or not at all.
+    @property
+    def report_file(self) -> Path:
+        """The page for people."""
+        return self.path / REPORT
 
-        Raises:
-            SparseDPError: there is something there already, or it cannot be written.
-        """
-        final = check_new(path)
-        try:
-            final.parent.mkdir(parents=True, exist_ok=True)
-            draft = cls(Path(tempfile.mkdtemp(prefix=f".{final.name}.", dir=final.parent)))
-        except OSError as error:
-            raise SparseDPError(
-                f"out: cannot write a run to {final} ({error}); give another folder"
-            ) from error
-        try:
-            write_atomically(draft.plan_file, (plan.to_json() + "\n").encode())
-            with FileLedger.create(draft.ledger_file, plan) as ledger:
-                state = {**start.state, "ledger": {"head": ledger.head, "length": ledger.length}}
-            write_checkpoint(draft.checkpoint_file, replace(start, state=state))
-            write_atomically(draft.metrics_file, b"")
-            write_json(draft.record_file, record)
-            draft.path.chmod(0o755)
-            os.rename(draft.path, final)
-        except BaseException:
-            shutil.rmtree(draft.path, ignore_errors=True)
-            raise
-        sync_directory(final.parent)
-        return cls(final)
+    @property
+    def nonprivate_file(self) -> Path:
+        """Diagnostics that touched data without noise."""
+        return self.path / NONPRIVATE
 
-    @classmethod
-    def open(cls, path: Path | str) -> RunFolder:
-        """The folder of an existing run.
+    @property
+    def snapshots(self) -> Path:
+        """Weights along the run."""
+        return self.path / SNAPSHOTS
 
-        Raises:
-            DataError: there is no run.
-        """
-        folder = cls(Path(path))
-        if not folder.plan_file.is_file():
-            raise DataError(f"{folder.path} holds no run (no plan.json); to start one there, drop resume")
-        return folder
+    @property
+    def tensorboard(self) -> Path:
+        """Scalars for TensorBoard."""
+        return self.path / TENSORBOARD
 
-    def plan(self) -> Plan:
-        """The run's plan."""
-        return Plan.from_json(self.plan_file.read_text())
+    @property
+    def exists(self) -> bool:
+        """Whether there is a run."""
+        return self.plan_file.is_file()
 
-    def checkpoint(self) -> Checkpoint:
-        """The newest checkpoint."""
-        return read_checkpoint(self.checkpoint_file)
 
-    def record(self) -> Json:
-        """The run's record."""
-        return read_json(self.record_file)
+def holds_run(path: Path) -> bool:
+    """Whether a folder is that of a run."""
+    return (path / PLAN).is_file() or (path / LEDGER).is_file()
 
-    def metrics(self) -> tuple[EpochReport, ...]:
-        """The epochs so far."""
-        lines = self.metrics_file.read_text().splitlines()
-        try:
-            return tuple(EpochReport.from_json(json.loads(line)) for line in lines)
-        except (json.JSONDecodeError, TypeError) as error:
-            raise DataError(f"{self.metrics_file} is damaged ({error})") from error
 
-    def write_metrics(self, reports: Iterable[EpochReport]) -> None:
-        """Write all epochs so far."""
-        write_atomically(self.metrics_file, "".join(map(_line, reports)).encode())
+def find_runs(path: Path) -> list[Path]:
+    """The folders of all runs at or below a folder, in order of their names; hidden folders are passed over.
+
+    Raises:
+        DataError: there is none.
+    """
+    found = sorted(
+        file.parent
+        for file in path.rglob(RECORD)
+        if not any(part.startswith(".") for part in file.relative_to(path).parts)
+    )
+    if not found:
+        raise DataError(f"{path} holds no run (no {RECORD} at or below it); give the folder of a run")
+    return found
 
 
 def check_new(path: Path | str) -> Path:
@@ -127,13 +106,9 @@ def check_new(path: Path | str) -> Path:
     if final.is_dir() and not any(final.iterdir()):
         return final
     if final.exists() or final.is_symlink():
-        what = "a run" if (final / "plan.json").exists() else "something"
+        what = "a run" if (final / PLAN).exists() else "something"
         raise SparseDPError(
             f"out: there is {what} at {final} already, and runs are never overwritten; give another folder, "
             "or resume that run"
         )
     return final
-
-
-def _line(report: EpochReport) -> str:
-    return json.dumps(report.to_json(), allow_nan=False) + "\n"

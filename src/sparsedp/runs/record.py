@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import metadata
-from typing import Any
+from typing import Any, TypedDict, cast
 
 from sparsedp.core.files import Json
 from sparsedp.core.layout import Layout
@@ -19,6 +19,61 @@ from sparsedp.runs.history import SupportSpan
 FORMAT = 1
 
 RUNNING, STOPPED, FINISHED = "running", "stopped", "finished"
+
+
+class Place(TypedDict):
+    """A place in the ledger: its last line's hash, and how many lines there are."""
+
+    head: str
+    length: int
+
+
+class SpanRecord(TypedDict):
+    """A support and when it began."""
+
+    step: int
+    active: int
+    by_parameter: dict[str, int]
+
+
+class Record(TypedDict):
+    """The record, key by key; `docs/run-format.md` says what each means."""
+
+    format: int
+    status: str
+    dataset: str | None
+    model: str
+    method: str
+    variant: str | None
+    seed: int | None
+    for_release: bool
+    private: bool
+    target_epsilon: float | None
+    delta: float | None
+    accountant: str | None
+    unit: str
+    units: int
+    epsilon: float | None
+    epsilon_spent: float | None
+    steps_charged: int | None
+    test_accuracy: float | None
+    metrics: dict[str, float | None] | None
+    k: int | None
+    active_ratio: float | None
+    supports: list[SpanRecord] | None
+    ledger: Place | None
+    d: int
+    batch_size: float
+    epochs: int
+    steps: int
+    plan: str
+    public_seed: int
+    settings: dict[str, Any]
+    schema: dict[str, Any] | None
+    checksum: str | None
+    config: dict[str, Any] | None
+    versions: dict[str, str]
+    timing: dict[str, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,10 +176,10 @@ class RunFacts:
         """Whether what the run gives may be released with its guarantee: private, and nobody knows its noise."""
         return self.seed is None and self.plan.is_private
 
-    def record(self, status: str, seconds: float, outcome: Outcome | None) -> dict[str, Json]:
-        """The record's JSON; without an outcome, what is not known yet is null."""
+    def record(self, status: str, seconds: float, outcome: Outcome | None) -> Record:
+        """The record; without an outcome, what is not known yet is null."""
         plan, about = self.plan, self.about
-        return {
+        record = {
             "format": FORMAT,
             "status": status,
             "dataset": about.dataset,
@@ -153,6 +208,7 @@ class RunFacts:
             "versions": dict(versions()),
             "timing": {"seconds": round(seconds, 3)},
         }
+        return cast("Record", record)
 
 
 def _finite(value: float) -> float | None:

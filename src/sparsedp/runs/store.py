@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple, Protocol, final
 
 from sparsedp.core.errors import SparseDPError
-from sparsedp.core.files import Json, write_json
+from sparsedp.core.files import write_atomically
+from sparsedp.privacy.canonical import sha256
+from sparsedp.privacy.durable import sync_directory
 from sparsedp.privacy.ledger import FileLedger, MemoryLedger, RunLedger
 from sparsedp.privacy.plan import Plan
-from sparsedp.runs.checkpoint import Checkpoint, write_checkpoint
-from sparsedp.runs.folder import RunFolder, check_new
+from sparsedp.runs.checkpoint import Checkpoint, checkpoint_bytes
+from sparsedp.runs.documents import metrics_bytes, plan_bytes, record_bytes
+from sparsedp.runs.folder import CHECKPOINT, METRICS, RECORD, RunFolder, check_new
 from sparsedp.runs.history import EpochReport
 from sparsedp.runs.identity import SETUP
+from sparsedp.runs.reader import Run, check_file
+from sparsedp.runs.record import Record
 
 
 class RunStore(Protocol):
@@ -43,7 +51,7 @@ class RunStore(Protocol):
         """Keep what all epochs so far showed."""
         ...
 
-    def keep_record(self, record: Json) -> None:
+    def keep_record(self, record: Record) -> None:
         """Keep what the run is, or how it ended."""
         ...
 
@@ -67,7 +75,7 @@ class NoStore:
     def keep_epochs(self, epochs: Sequence[EpochReport]) -> None:
         """Nothing to keep them in."""
 
-    def keep_record(self, record: Json) -> None:
+    def keep_record(self, record: Record) -> None:
         """Nothing to keep it in."""
 
     def close(self) -> None:
@@ -77,7 +85,11 @@ class NoStore:
 @final
 @dataclass(frozen=True, slots=True)
 class FolderStore:
-    """Keeps a run in its folder, whose ledger is locked: nobody else goes on with it."""
+    """Keeps a run in its folder, whose ledger is locked: nobody else goes on with it.
+
+    Before a file is written the ledger holds its digest, and before the next line of the ledger the file is on disk:
+    so what a file says is part of the chain at every moment.
+    """
 
     folder: RunFolder
     ledger: FileLedger
@@ -90,21 +102,34 @@ class FolderStore:
 
     def save(self, checkpoint: Checkpoint) -> None:
         """Write a checkpoint that knows its place in the ledger."""
-        place = {"head": self.ledger.head, "length": self.ledger.length}
-        kept = replace(checkpoint, state={**checkpoint.state, "ledger": place})
-        write_checkpoint(self.folder.checkpoint_file, kept)
+        self._write({CHECKPOINT: self._with_place(checkpoint)})
 
     def keep_epochs(self, epochs: Sequence[EpochReport]) -> None:
-        """Write the epochs; a resumed run takes up where its checkpoint is."""
-        self.folder.write_metrics(epochs)
+        """Write the epochs."""
+        self._write({METRICS: metrics_bytes(epochs)})
 
-    def keep_record(self, record: Json) -> None:
+    def keep_record(self, record: Record) -> None:
         """Write the record."""
-        write_json(self.folder.record_file, record)
+        self._write({RECORD: record_bytes(record)})
 
     def close(self) -> None:
         """Release the ledger file."""
         self.ledger.close()
+
+    def _begin(self, plan: Plan, start: Checkpoint, record: Record) -> None:
+        write_atomically(self.folder.plan_file, plan_bytes(plan))
+        first = {CHECKPOINT: self._with_place(start), METRICS: b"", RECORD: record_bytes(record)}
+        self._write(first)
+
+    def _with_place(self, checkpoint: Checkpoint) -> bytes:
+        place = {"head": self.ledger.head, "length": self.ledger.length}
+        return checkpoint_bytes(replace(checkpoint, state={**checkpoint.state, "ledger": place}))
+
+    def _write(self, files: Mapping[str, bytes]) -> None:
+        self.ledger.note_files({name: sha256(content) for name, content in files.items()})
+        for name, content in files.items():
+            write_atomically(self.path / name, content)
+        sync_directory(self.path)
 
 
 class ExistingRun(NamedTuple):
@@ -118,7 +143,7 @@ def find_run(out: Path | str | None, resume: bool, plan: Plan, *, replay: bool) 
     """The run to resume; None for a new one, after checking that there is room for it.
 
     Raises:
-        PrivacyError: its ledger is in use, does not verify, or is not the one its checkpoint knows.
+        PrivacyError: its ledger is in use, does not verify, or knows another checkpoint than the one that is there.
     """
     if not resume:
         if out is not None:
@@ -126,21 +151,40 @@ def find_run(out: Path | str | None, resume: bool, plan: Plan, *, replay: bool) 
         return None
     if out is None:
         raise SparseDPError("resume: got no out, expected the folder of the run to go on with")
-    folder = RunFolder.open(out)
-    ledger = FileLedger.resume(folder.ledger_file, plan, replay=replay)
-    checkpoint = folder.checkpoint()
+    run = Run.open(out)
+    ledger = FileLedger.resume(run.folder.ledger_file, plan, replay=replay)
+    checkpoint, record = run.checkpoint, run.record
     ledger.expect(checkpoint.state["ledger"]["head"], checkpoint.state["ledger"]["length"])
-    record = folder.record()
+    check_file(ledger.record, run.folder.checkpoint_file)
     older = {name: record["settings"][name] for name in SETUP if name not in checkpoint.identity}
     checkpoint = replace(checkpoint, identity={**checkpoint.identity, **older})
-    return ExistingRun(FolderStore(folder, ledger, record["timing"]["seconds"]), checkpoint)
+    return ExistingRun(FolderStore(run.folder, ledger, record["timing"]["seconds"]), checkpoint)
 
 
 def new_store(
-    out: Path | str | None, plan: Plan, start: Checkpoint, record: Json, *, replay: bool
+    out: Path | str | None, plan: Plan, start: Checkpoint, record: Record, *, replay: bool
 ) -> RunStore:
-    """Where a new run is kept: the folder made for it, or nothing if none is named."""
+    """Where a new run is kept: a folder made for it, whole or not at all; nothing if none is named.
+
+    Raises:
+        SparseDPError: there is something there already, or it cannot be written.
+    """
     if out is None:
         return NoStore()
-    folder = RunFolder.create(out, plan, start, record)
+    final = check_new(out)
+    try:
+        final.parent.mkdir(parents=True, exist_ok=True)
+        draft = RunFolder(Path(tempfile.mkdtemp(prefix=f".{final.name}.", dir=final.parent)))
+    except OSError as error:
+        raise SparseDPError(f"out: cannot write a run to {final} ({error}); give another folder") from error
+    try:
+        with FileLedger.create(draft.ledger_file, plan) as ledger:
+            FolderStore(draft, ledger)._begin(plan, start, record)
+        draft.path.chmod(0o755)
+        os.rename(draft.path, final)
+    except BaseException:
+        shutil.rmtree(draft.path, ignore_errors=True)
+        raise
+    sync_directory(final.parent)
+    folder = RunFolder(final)
     return FolderStore(folder, FileLedger.resume(folder.ledger_file, plan, replay=replay))

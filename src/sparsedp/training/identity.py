@@ -12,7 +12,7 @@ from sparsedp.methods.spec import PlanSpec
 from sparsedp.privacy.accountants import plan_epsilon
 from sparsedp.privacy.plan import Plan
 from sparsedp.privacy.summary import exceeds_target
-from sparsedp.runs.folder import RunFolder
+from sparsedp.runs.reader import Run
 
 
 def check_plan(plan: Plan, units: int, *, rows_are_units: bool) -> None:
@@ -47,7 +47,7 @@ def saved_plan(asked: PlanSpec, out: Path | str) -> Plan:
     Raises:
         PrivacyError: it is another plan, and in what it differs.
     """
-    saved = RunFolder.open(out).plan()
+    saved = Run.open(out).plan
     planned = PlanSpec.of(saved)
     if planned != asked:
         details = "; ".join(

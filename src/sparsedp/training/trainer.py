@@ -290,6 +290,7 @@ class Trainer:
             check_not_lost(self._plan, saved.step, paid)
             self._position = paid
             self._learner.skip(paid - saved.step)
+        self._store.save(self._state())
         self._store.keep_epochs(self._journal.epochs)
         self._store.keep_record(self._facts.record(RUNNING, self._store.seconds, None))
 
