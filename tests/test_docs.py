@@ -163,7 +163,6 @@ def test_the_run_format_is_that_of_a_real_run(tmp_path):
 
     import sparsedp
     from sparsedp.datasets import digits
-    from sparsedp.diagnostics.warmup import WarmupRecorder
 
     data = digits()
     run = tmp_path / "run"
@@ -176,7 +175,6 @@ def test_the_run_format_is_that_of_a_real_run(tmp_path):
         eval_dataset=data.test,
         out=run,
         progress=False,
-        callbacks=[WarmupRecorder(run)],
     ).report()
     plan = json.loads((run / "plan.json").read_text())
     header, written, block = (
@@ -188,7 +186,6 @@ def test_the_run_format_is_that_of_a_real_run(tmp_path):
     assert keys_under("ledger.jsonl") == [set(header), set(block), set(written)]
     assert keys_under("metrics.jsonl") == [set(line)]
     assert keys_under("record.json") == [set(record)]
-    assert keys_under("warmup.safetensors") == [set(json.loads((run / "warmup.json").read_text()))]
     text = (ROOT / "docs" / "run-format.md").read_text()
     listed = set(re.findall(r"^\| `([\w.]+\.\w+)` \|", text, re.MULTILINE))
     assert listed == {file.name for file in run.iterdir()} | {"nonprivate.json"}

@@ -3,17 +3,13 @@
 import json
 
 import pytest
-import torch
 from torch import nn
 
 from sparsedp.cli.output import Exit
 from sparsedp.cli.training import watching
 from sparsedp.diagnostics.advice import advise_run
 from sparsedp.diagnostics.snapshots import snapshot_steps
-from sparsedp.diagnostics.splits import STATE, read_statistics
-from sparsedp.diagnostics.warmup import WarmupRecorder
-from sparsedp.experiments.execute import execute
-from sparsedp.experiments.settings import Settings
+from sparsedp.diagnostics.splits import statistics_of
 from sparsedp.report.nonprivate import WARNING
 from sparsedp.runs.reader import Run
 
@@ -30,25 +26,11 @@ def watched(shell):
 
 def test_a_run_stopped_by_ctrl_c_and_resumed_keeps_its_whole_warm_up(trained, typed):
     folder, record = trained
-    found, plan = read_statistics(folder), Run.open(folder).plan
+    found, plan = statistics_of(Run.open(folder)), Run.open(folder).plan
     assert found.steps == found.planned == plan.phases[0].steps
-    assert not (folder / STATE).exists()
     told = typed("advise", folder, "--json").json
     assert told == {"run": str(folder), **advise_run(folder).to_json()}
     assert record["status"] == "finished"
-
-
-def test_watching_changes_no_weight(shell, tmp_path):
-    settings = Settings.from_json(
-        {"dataset": "digits", "epochs": 2, "batch_size": 64, "subset": 150, "seed": 1}
-    )
-    out = tmp_path / "watched"
-    models = [
-        execute(settings, out=out, callbacks=[WarmupRecorder(out)]).model,
-        execute(settings, out=tmp_path / "alone").model,
-    ]
-    for one, other in zip(*(model.state_dict().values() for model in models), strict=True):
-        assert torch.equal(one, other)
 
 
 def test_advice_for_people_has_its_reasons_and_caveats(trained, typed):

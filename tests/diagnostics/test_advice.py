@@ -1,3 +1,6 @@
+import shutil
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -10,17 +13,12 @@ from sparsedp.core.errors import DataError
 from sparsedp.core.layout import Layout
 from sparsedp.diagnostics.advice import RATIOS, advise, advise_run, in_words
 from sparsedp.diagnostics.criteria import SplitEnergies
-from sparsedp.diagnostics.warmup import (
-    FILE,
-    WarmupRecorder,
-    WarmupStatistics,
-    read_statistics,
-    write_statistics,
-)
+from sparsedp.diagnostics.splits import WarmupStatistics, statistics_of
 from sparsedp.methods import build_plan, get_method
 from sparsedp.runs.reader import Run
 from sparsedp.training.reports import StepReport
 
+OLD = Path(__file__).parents[1] / "runs_on_disk" / "written_by_0_1"
 PLAN = build_plan(
     get_method("tp-topk"), None, units=1000, batch_size=100, epochs=10, epsilon=3.0, delta=1e-5, clip_norm=1.0,
     accountant="rdp",
@@ -102,7 +100,7 @@ def a_run(out, method="tp-topk", callbacks=()):
 
 
 @pytest.mark.parametrize("method", ["tp-topk", "dp-sgd"])
-def test_a_run_keeps_its_warm_up_and_is_the_same_without(tmp_path, method):
+def test_a_run_keeps_its_warm_up(tmp_path, method):
     released = []
 
     def keep(event):
@@ -110,9 +108,8 @@ def test_a_run_keeps_its_warm_up_and_is_the_same_without(tmp_path, method):
             released.append(event.released.dense())
 
     out = tmp_path / "run"
-    watched = a_run(out, method, (WarmupRecorder(out), keep))
-    assert torch.equal(watched, a_run(tmp_path / "plain", method))
-    found = read_statistics(out)
+    a_run(out, method, (keep,))
+    found = statistics_of(Run.open(out))
     assert (found.steps, found.planned) == (6, 6)
     seen = torch.stack(released[:6]).double()
     split = found.splits["energy"]
@@ -135,21 +132,24 @@ def test_a_run_keeps_its_warm_up_and_is_the_same_without(tmp_path, method):
 
 def test_a_method_that_is_sparse_from_the_start_keeps_nothing(tmp_path):
     out = tmp_path / "run"
-    a_run(out, "on-rand", (WarmupRecorder(out),))
+    a_run(out, "on-rand")
     with pytest.raises(DataError, match="on-rand has no warm-up"):
         advise_run(out)
 
 
-def test_statistics_come_back_to_the_bit_and_damage_is_noticed(tmp_path):
-    found = statistics(np.ones(30), 4)
-    path = write_statistics(tmp_path, found)
-    again = read_statistics(tmp_path)
-    assert list(again.splits) == list(found.splits)
-    for name, split in found.splits.items():
-        assert torch.equal(again.splits[name].order, split.order)
-        assert torch.equal(again.splits[name].first, split.first)
-        assert again.splits[name].second_variance == split.second_variance
-    path.write_bytes(path.read_bytes()[:50])
+@pytest.mark.parametrize("name", ["seeded-finished", "unseeded-stopped"])
+def test_a_run_of_version_0_1_has_them_in_a_file_of_its_own(name):
+    found = statistics_of(Run.open(OLD / name))
+    assert list(found.splits) == ["energy", "coherent"]
+    assert (found.steps, found.planned) == (5, 5)
+    split = found.splits["energy"]
+    assert split.first_variance == pytest.approx(found.noise_std**2 / 2)
+    assert split.second_variance == pytest.approx(found.noise_std**2)
+    assert advise_run(OLD / name).text()
+
+
+def test_a_file_of_version_0_1_that_is_damaged_is_an_error(tmp_path):
+    run = shutil.copytree(OLD / "seeded-finished", tmp_path / "run")
+    (run / "warmup.safetensors").write_bytes(b"damaged")
     with pytest.raises(DataError, match="damaged"):
-        read_statistics(tmp_path)
-    assert path.name == FILE
+        advise_run(run)

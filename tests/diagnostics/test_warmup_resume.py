@@ -1,6 +1,5 @@
-"""The warm-up's statistics survive a stop, a kill and a resume, and watching changes nothing."""
+"""The warm-up's statistics survive a stop, a kill and a resume."""
 
-import json
 import shutil
 import signal
 
@@ -15,15 +14,13 @@ from sparsedp.core.errors import DataError
 from sparsedp.core.layout import Layout
 from sparsedp.diagnostics.advice import advise, advise_run
 from sparsedp.diagnostics.criteria import SplitEnergies
-from sparsedp.diagnostics.splits import STATE, WarmupStatistics, read_statistics
-from sparsedp.diagnostics.summary import FILE as SUMMARY
-from sparsedp.diagnostics.summary import write_summary
-from sparsedp.diagnostics.warmup import WarmupRecorder
+from sparsedp.diagnostics.splits import WarmupStatistics, statistics_of
+from sparsedp.diagnostics.summary import summarize_warmup, summary_of
 from sparsedp.runs.reader import Run
 from sparsedp.training.reports import StepReport
 
 STEPS, WARM_UP = 300, 90
-"""So a ledger block, and a save of the recorder, is three steps."""
+"""So a ledger block is three steps."""
 
 
 KILLED_AT = (30, 31, 32, WARM_UP - 1)
@@ -69,54 +66,38 @@ def whole(tmp_path_factory):
     base = tmp_path_factory.mktemp("whole")
     out = base / "run"
     copies = [at_step(step, lambda step=step: shutil.copytree(out, base / f"{step}")) for step in KILLED_AT]
-    return out, a_run(out, (WarmupRecorder(out), *copies))
+    return out, a_run(out, copies)
 
 
-def test_weights_are_the_same_to_the_bit_without_the_recorder(whole, tmp_path):
-    assert torch.equal(whole[1], a_run(tmp_path / "plain"))
+def kept(folder):
+    return statistics_of(Run.open(folder))
 
 
 @pytest.mark.parametrize("step", [0, 44, WARM_UP - 2])
 def test_ctrl_c_loses_nothing(whole, tmp_path, step):
     out = tmp_path / "run"
-    recorder = WarmupRecorder(out)
-    a_run(out, (recorder, at_step(step, stop)))
-    recorder.save()
+    a_run(out, (at_step(step, stop),))
     with pytest.raises(DataError, match=r"not over.*--resume"):
         advise_run(out)
-    assert torch.equal(whole[1], a_run(out, (WarmupRecorder(out),), resume=True))
-    same(read_statistics(out), read_statistics(whole[0]))
-    assert not (out / STATE).exists()
+    assert torch.equal(whole[1], a_run(out, resume=True))
+    same(kept(out), kept(whole[0]))
 
 
 @pytest.mark.parametrize("step", KILLED_AT)
 def test_a_kill_at_any_place_of_a_block_loses_nothing(whole, tmp_path, step):
     killed = shutil.copytree(whole[0].parent / f"{step}", tmp_path / "killed")
-    assert torch.equal(whole[1], a_run(killed, (WarmupRecorder(killed),), resume=True))
-    same(read_statistics(killed), read_statistics(whole[0]))
+    assert torch.equal(whole[1], a_run(killed, resume=True))
+    same(kept(killed), kept(whole[0]))
 
 
-def test_an_unseeded_run_leaves_the_lost_steps_out(tmp_path):
+@pytest.mark.parametrize(("step", "lost"), [(31, 3), (WARM_UP - 1, 3)])
+def test_an_unseeded_run_leaves_the_lost_steps_out(tmp_path, step, lost):
     out, killed = tmp_path / "run", tmp_path / "killed"
-    a_run(out, (WarmupRecorder(out), at_step(31, lambda: (shutil.copytree(out, killed), stop()))), seed=None)
-    a_run(killed, (WarmupRecorder(killed),), seed=None, resume=True)
-    found = read_statistics(killed)
-    # Saved after step 29; the block of 30 to 32 is lost.
-    assert (found.steps, found.planned) == (WARM_UP - 3, WARM_UP)
-
-
-def test_a_damaged_state_costs_statistics_and_not_the_run(whole, tmp_path):
-    out = tmp_path / "run"
-    a_run(out, (WarmupRecorder(out), at_step(40, stop)))
-    (out / STATE).write_bytes(b"damaged")
-    assert torch.equal(whole[1], a_run(out, (WarmupRecorder(out),), resume=True))
-    assert read_statistics(out).steps == WARM_UP - 41
-
-
-def test_without_a_recorder_the_message_names_it(tmp_path):
-    a_run(tmp_path / "run")
-    with pytest.raises(DataError, match=r"sparsedp train.*WarmupRecorder"):
-        advise_run(tmp_path / "run")
+    a_run(out, (at_step(step, lambda: (shutil.copytree(out, killed), stop())),), seed=None)
+    a_run(killed, seed=None, resume=True)
+    found = kept(killed)
+    # A block is saved after its last step: of the one at work all three steps are lost.
+    assert (found.steps, found.planned) == (WARM_UP - lost, WARM_UP)
 
 
 def a_split(seed, dimension=50):
@@ -127,10 +108,10 @@ def a_split(seed, dimension=50):
     return SplitEnergies(torch.randperm(dimension, generator=generator), first, second, 0.01, 0.01)
 
 
-def test_the_summary_holds_the_split_estimates_and_the_advice(whole, tmp_path):
+def test_the_summary_holds_the_split_estimates_and_the_advice(whole):
     plan = Run.open(whole[0]).plan
     found = WarmupStatistics({"energy": a_split(0), "coherent": a_split(0)}, 9, 10, 0.1)
-    summary = json.loads(write_summary(tmp_path, found, plan).read_text())
+    summary = summary_of(found, plan)
     assert summary["advice"]["recommendation"] == advise(found, plan).recommendation
     assert (summary["steps"], summary["planned"]) == (9, 10)
     for curve in summary["curves"]:
@@ -145,7 +126,7 @@ def test_the_summary_holds_the_split_estimates_and_the_advice(whole, tmp_path):
 
 def test_a_summary_without_clear_energy_has_no_curve(whole):
     """Eight rows a batch and this little signal: nothing stands out."""
-    summary = json.loads((whole[0] / SUMMARY).read_text())
+    summary = summarize_warmup(Run.open(whole[0]))
     assert [curve["ranking"] for curve in summary["curves"]] == ["energy", "coherent"]
     assert all(curve["ratio"] == curve["share"] == [] for curve in summary["curves"])
     assert "does not tell" in summary["advice"]["recommendation"]
@@ -155,8 +136,8 @@ def test_a_run_that_is_not_private_leaves_no_statistics_behind(tmp_path):
     folder = tmp_path / "run"
     sparsedp.fit(
         network(), TensorDataset(*rows(80)), nn.CrossEntropyLoss(reduction="none"), method="clipped-sgd", epochs=12,
-        batch_size=8, clip_norm=0.5, seed=3, progress=False, out=folder, callbacks=[WarmupRecorder(folder)],
+        batch_size=8, clip_norm=0.5, seed=3, progress=False, out=folder,
     )  # fmt: skip
-    assert not (folder / SUMMARY).exists()
+    assert summarize_warmup(Run.open(folder)) is None
     with pytest.raises(DataError, match="not private"):
         advise_run(folder)

@@ -1,4 +1,4 @@
-"""The card on the warm-up: drawn from its file, and from nothing else."""
+"""The card on the warm-up: drawn from what a run kept of it."""
 
 import json
 import shutil
@@ -6,7 +6,7 @@ import shutil
 import pytest
 from test_report_page import Outline
 
-from sparsedp import DataError, write_report
+from sparsedp import write_report
 from sparsedp.report.warmup import TITLE
 
 
@@ -18,7 +18,6 @@ def summary(**changes):
         "std": [0.05, 0.1, 0.0],
     }
     content = {
-        "format": 1,
         "steps": 9,
         "planned": 10,
         "noise_std": 0.1,
@@ -33,29 +32,32 @@ def run(single, tmp_path):
     return shutil.copytree(single, tmp_path / "run")
 
 
-def page(run, content):
-    (run / "warmup.json").write_text(json.dumps(content))
-    return Outline(write_report(run).read_text())
+@pytest.fixture
+def page(run, monkeypatch):
+    def shown(content):
+        monkeypatch.setattr("sparsedp.diagnostics.summary.summarize_warmup", lambda run: content)
+        return Outline(write_report(run).read_text())
+
+    return shown
 
 
-def test_a_run_that_kept_its_warm_up_shows_the_curve_its_interval_and_the_advice(run):
-    assert TITLE not in Outline(write_report(run).read_text()).text
-    shown = page(run, summary())
+def test_every_run_shows_what_its_warm_up_did(run):
+    assert TITLE in Outline(write_report(run).read_text()).text
+
+
+def test_a_run_that_kept_its_warm_up_shows_the_curve_its_interval_and_the_advice(page):
+    assert TITLE not in page(None).text
+    shown = page(summary())
     assert TITLE in shown.text
     assert "Advice: Keep every coordinate. (As far as noise goes: fairly sure.)" in shown.text
     assert "30.2 % to 49.8 %" in shown.text.replace("\u00a0", " ")  # 40 % and 1.96 times 5 %
 
 
-def test_energy_lost_in_noise_is_said_in_words(run):
+def test_energy_lost_in_noise_is_said_in_words(page):
     curve = {"ranking": "energy", "ratio": [], "share": [], "std": []}
-    shown = page(run, summary(curves=[curve]))
+    shown = page(summary(curves=[curve]))
     assert "does not stand out from the noise" in shown.text
     assert "Keep every coordinate." in shown.text
-
-
-def test_another_format_is_refused(run):
-    with pytest.raises(DataError, match=r"warmup\.json"):
-        page(run, summary(format=2))
 
 
 def test_points_of_a_cloud_are_not_joined(run):

@@ -106,7 +106,6 @@ class _Extras(NamedTuple):
 
 def _go(values: dict[str, Any], out: Path | None, extras: _Extras, *, resume: bool) -> None:
     from sparsedp.cli.training import EpochLines, tensorboard_log, watching
-    from sparsedp.diagnostics.warmup import WarmupRecorder
     from sparsedp.experiments.execute import check, execute
     from sparsedp.experiments.settings import Settings
     from sparsedp.runs.folder import RunFolder, check_new
@@ -119,8 +118,7 @@ def _go(values: dict[str, Any], out: Path | None, extras: _Extras, *, resume: bo
         check_new(folder)
     screen, as_json = aside(), extras.as_json
     watched = screen.is_terminal and not as_json
-    recorder = WarmupRecorder(folder)
-    callbacks: list[Callback] = [recorder]
+    callbacks: list[Callback] = []
     if not watched and not as_json:
         callbacks.append(EpochLines(screen, settings.epochs))
     if extras.tensorboard:
@@ -138,7 +136,6 @@ def _go(values: dict[str, Any], out: Path | None, extras: _Extras, *, resume: bo
             progress=watched,
         )
     except KeyboardInterrupt as interrupt:
-        recorder.save()
         _stopped(folder, as_json)
         raise typer.Exit(Exit.INTERRUPTED) from interrupt
     if as_json:

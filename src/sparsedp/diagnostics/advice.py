@@ -18,8 +18,9 @@ from sparsedp.core.ratio import exact_ratio, share_of
 from sparsedp.core.support import Support
 from sparsedp.diagnostics.criteria import Estimate, SplitEnergies
 from sparsedp.diagnostics.proxy import split_concentration
-from sparsedp.diagnostics.splits import WarmupStatistics, looked_at, read_statistics
+from sparsedp.diagnostics.splits import WarmupStatistics, statistics_of
 from sparsedp.methods.timeline import noise_on_mean
+from sparsedp.methods.warmup import looked_at
 from sparsedp.privacy.plan import Plan
 from sparsedp.runs.reader import Run
 
@@ -110,8 +111,8 @@ def advise_run(folder: Path | str) -> Advice:
     Raises:
         DataError: there is no run, or it kept no warm-up statistics.
     """
-    plan = Run.open(folder).plan
-    return advise(read_statistics(folder), plan)
+    run = Run.open(folder)
+    return advise(statistics_of(run), run.plan)
 
 
 def advise(found: WarmupStatistics, plan: Plan) -> Advice:

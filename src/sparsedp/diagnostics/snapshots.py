@@ -6,16 +6,20 @@ So snapshots are post-processing, cost nothing, and are as public as the final w
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
 import torch
-from torch import nn
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load, save
+from torch import Tensor, nn
 
 from sparsedp.core.errors import DataError, SparseDPError
+from sparsedp.core.files import write_atomically
 from sparsedp.core.layout import Layout
 from sparsedp.core.support import Support
-from sparsedp.diagnostics.splits import read_facts, write_facts
 from sparsedp.diagnostics.trajectory import Snapshot
 from sparsedp.privacy.plan import Plan
 from sparsedp.runs.folder import RunFolder
@@ -69,7 +73,7 @@ def write_snapshot(folder: Path | str, snapshot: Snapshot) -> Path:
     if not support.is_full:
         tensors["support"] = support.indices.to(torch.int32)
     facts = {"format": FORMAT, "step": snapshot.step, "phase": snapshot.phase, "d": support.dimension}
-    write_facts(path, tensors, facts)
+    _write_facts(path, tensors, facts)
     return path
 
 
@@ -83,9 +87,28 @@ def read_snapshots(folder: Path | str) -> tuple[Snapshot, ...]:
 
 
 def _read(path: Path) -> Snapshot:
-    tensors, facts = read_facts(path)
+    tensors, facts = _read_facts(path)
     if facts.get("format") != FORMAT:
         raise DataError(f"{path}: expected format {FORMAT}, got {facts.get('format')}")
     d = facts["d"]
     support = Support(tensors["support"], d) if "support" in tensors else Support.full(d)
     return Snapshot(facts["step"], facts["phase"], support, tensors["weights"])
+
+
+def _write_facts(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+    """Write tensors, and facts as JSON beside them, as one safetensors file."""
+    write_atomically(path, save(dict(tensors), {"facts": json.dumps(dict(facts))}))
+
+
+def _read_facts(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """What `_write_facts` wrote.
+
+    Raises:
+        DataError: the file is damaged.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            facts = json.loads((file.metadata() or {}).get("facts", "{}"))
+        return load(path.read_bytes()), facts
+    except (SafetensorError, json.JSONDecodeError) as error:
+        raise DataError(f"{path} is damaged ({error}); train again to make it anew") from error

@@ -1,32 +1,33 @@
-"""What a warm-up shows, in a small file for reports: the share of energy by ranking and ratio, and the advice."""
+"""What a warm-up shows, for reports: the share of energy by ranking and ratio, and the advice."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from sparsedp.core.files import write_json
 from sparsedp.core.ratio import exact_ratio, share_of
 from sparsedp.diagnostics.advice import advise
 from sparsedp.diagnostics.criteria import SplitEnergies
 from sparsedp.diagnostics.proxy import split_concentration
-from sparsedp.diagnostics.splits import WarmupStatistics
+from sparsedp.diagnostics.splits import WarmupStatistics, statistics_of
 from sparsedp.privacy.plan import Plan
+from sparsedp.runs.reader import Run
 
-FILE = "warmup.json"
-FORMAT = 1
 SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 
 
-def write_summary(folder: Path | str, found: WarmupStatistics, plan: Plan) -> Path:
-    """Write the summary into a run's folder.
+def summarize_warmup(run: Run) -> Mapping[str, Any] | None:
+    """What a run's warm-up showed, as a report shows it; None if it kept nothing.
 
     **Privacy.** Post-processing of releases, as public as the run.
     """
+    return None if run.warmup is None else summary_of(statistics_of(run), run.plan)
+
+
+def summary_of(found: WarmupStatistics, plan: Plan) -> Mapping[str, Any]:
+    """The share of energy by ranking and ratio, and the advice."""
     advice = advise(found, plan)
-    document = {
-        "format": FORMAT,
+    return {
         "steps": found.steps,
         "planned": found.planned,
         "noise_std": found.noise_std,
@@ -37,9 +38,6 @@ def write_summary(folder: Path | str, found: WarmupStatistics, plan: Plan) -> Pa
         },
         "curves": [split_curve(name, split) for name, split in found.splits.items()],
     }
-    path = Path(folder) / FILE
-    write_json(path, document)
-    return path
 
 
 def split_curve(ranking: str, split: SplitEnergies) -> Mapping[str, Any]:

@@ -23,7 +23,7 @@ from sparsedp.diagnostics.proxy import SplitConcentration, split_concentration
 from sparsedp.diagnostics.quality import LayerShare, Overlap, overlap, support_per_layer
 from sparsedp.diagnostics.snapshots import read_snapshots
 from sparsedp.diagnostics.sparsification import best_rate_at_most
-from sparsedp.diagnostics.splits import FILE, WarmupStatistics, read_statistics, why_nothing
+from sparsedp.diagnostics.splits import WarmupStatistics, statistics_of, why_nothing
 from sparsedp.diagnostics.view import Proxy, RunView
 from sparsedp.diagnostics.wire import Traffic, encode_values, traffic
 from sparsedp.methods.timeline import noise_on_mean
@@ -135,7 +135,7 @@ def look(folder: Path | str) -> Visible:
     view = RunView.of(run)
     d = view.support.dimension
     size = view.support.size if not view.support.is_full else max(1, d // DENSE_LOOK)
-    found, missing = _statistics(Path(folder))
+    found, missing = _statistics(run)
     odds = {} if found is None else {name: _odds(found, name, size) for name in found.splits}
     return Visible(
         size=size,
@@ -153,11 +153,9 @@ def look(folder: Path | str) -> Visible:
     )
 
 
-def _statistics(folder: Path) -> tuple[WarmupStatistics | None, str | None]:
+def _statistics(run: Run) -> tuple[WarmupStatistics | None, str | None]:
     """What the warm-up showed, or why nothing is known of it; a damaged file is an error."""
-    if not (folder / FILE).is_file():
-        return None, why_nothing(folder)
-    return read_statistics(folder), None
+    return (None, why_nothing(run)) if run.warmup is None else (statistics_of(run), None)
 
 
 def _odds(found: WarmupStatistics, ranking: str, size: int) -> Odds | None:

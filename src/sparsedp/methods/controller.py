@@ -28,12 +28,15 @@ from sparsedp.methods.setting import ControllerState, StepSetting, SupportChange
 from sparsedp.methods.spec import PlanSpec
 from sparsedp.methods.standardization import Statistics
 from sparsedp.methods.timeline import Timeline
+from sparsedp.methods.warmup import WarmupWatch
 from sparsedp.privacy.plan import Plan
 from sparsedp.privacy.released import Released
 
 logger = logging.getLogger("sparsedp")
 
 _WARM_UP = -1
+WARMUP = "warmup."
+"""How the names of the warm-up's statistics begin in a saved state."""
 FROZEN_NOISE = 2
 """First number of the key of the public noise on frozen coordinates; granularity uses 0 and 1."""
 
@@ -52,6 +55,7 @@ class Controller:
         self._method = PlanSpec.of(plan).method
         self._layout = layout
         self._public = public
+        self._plan = plan
         self._timeline = Timeline.of(plan, self._method)
         self._starts = self._method.clock.starts(self._timeline.main_steps, self._timeline.steps_per_epoch)
         self._ranking = self._method.ranking
@@ -74,6 +78,7 @@ class Controller:
         self._score_state: RankingState = self._ranking.init(d) if self._ranking else {}
         self._auto_state: Mapping[str, Tensor] = self._auto.init(d) if self._auto else {}
         self._statistics: Statistics | None = None
+        self._watch = WarmupWatch(self._plan, d)
 
     @property
     def method(self) -> Method:
@@ -136,6 +141,7 @@ class Controller:
                 )
         if self._statistics is not None and not warming:
             self._statistics = self._statistics.updated(released, self._method.decays)
+        self._watch.observe(released)
 
     def state(self) -> ControllerState:
         """All that is needed to go on exactly from here, between two steps."""
@@ -147,6 +153,7 @@ class Controller:
             "support": self._support.indices,
             **{f"score.{name}": value.clone() for name, value in self._score_state.items()},
             **{f"auto.{name}": value.clone() for name, value in self._auto_state.items()},
+            **{f"{WARMUP}{name}": value.clone() for name, value in self._watch.state().items()},
         }
         if self._statistics is not None:
             tensors |= {"alpha": self._statistics.alpha.clone(), "beta": self._statistics.beta.clone()}
@@ -184,6 +191,7 @@ class Controller:
             self._statistics = Statistics(self._support, tensors["alpha"].clone(), tensors["beta"].clone())
         self._score_state = _under(tensors, "score.")
         self._auto_state = _under(tensors, "auto.")
+        self._watch.restore(_under(tensors, WARMUP))
         self._order = tensors["order"].clone() if "order" in tensors else None
         self._last_scores = tensors["scores"].clone() if "scores" in tensors else None
 

@@ -10,8 +10,6 @@ from typing import Any, final
 from torch import Tensor
 
 from sparsedp.auditing.result import saved_audit
-from sparsedp.core.errors import DataError
-from sparsedp.core.files import read_json
 from sparsedp.core.layout import Layout
 from sparsedp.core.support import Support
 from sparsedp.privacy.ledger_record import LedgerRecord
@@ -22,7 +20,6 @@ from sparsedp.runs.verify import verify
 from sparsedp.training.result import Result
 
 Record = Mapping[str, Any]
-WARMUP, WARMUP_FORMAT = "warmup.json", 1
 
 
 @final
@@ -40,7 +37,7 @@ class Run:
         support: the last one.
         scores: what the last ranking was made from; None for dense and random methods.
         ledger: the verified ledger; None without a folder.
-        warmup: what `warmup.json` holds; None if the run kept none.
+        warmup: what the warm-up showed; None if the run kept nothing of it.
         audit: what an audit of the run as it is found; None without one.
         problems: what does not fit in its files, in words.
     """
@@ -106,7 +103,7 @@ def read_run(path: Path) -> Run:
         support=run.support,
         scores=run.scores,
         ledger=run.ledger,
-        warmup=_read_warmup(path / WARMUP),
+        warmup=_warmup(run),
         audit=saved_audit(path, run.ledger.head),
         problems=verify(path, independent=False).reasons,
     )
@@ -144,10 +141,7 @@ def run_of(result: Result) -> Run:
     )
 
 
-def _read_warmup(file: Path) -> Mapping[str, Any] | None:
-    if not file.is_file():
-        return None
-    content = read_json(file)
-    if not isinstance(content, dict) or content.get("format") != WARMUP_FORMAT:
-        raise DataError(f"{file}: expected format {WARMUP_FORMAT}; read it with the sparsedp that wrote it")
-    return content
+def _warmup(run: stored.Run) -> Mapping[str, Any] | None:
+    from sparsedp.diagnostics.summary import summarize_warmup  # SciPy, which takes a while to load
+
+    return summarize_warmup(run)

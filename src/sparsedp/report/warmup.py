@@ -1,6 +1,6 @@
 """What the warm-up shows: how much energy the best coordinates hold, by steps that did not rank them, and the advice.
 
-Drawn from `warmup.json`, which diagnostics write when a warm-up is over; released values only.
+From what every run keeps of its warm-up; released values only.
 """
 
 from __future__ import annotations

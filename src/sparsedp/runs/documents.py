@@ -12,8 +12,9 @@ from typing import Any, cast
 
 from sparsedp.core.errors import DataError, SparseDPError
 from sparsedp.core.files import Json, parse_json, readable_json
-from sparsedp.privacy.canonical import canonical
+from sparsedp.privacy.canonical import canonical, sha256
 from sparsedp.privacy.plan import Plan
+from sparsedp.runs.folder import RECORD
 from sparsedp.runs.history import EpochReport
 from sparsedp.runs.record import FORMAT, Record
 
@@ -77,6 +78,19 @@ def parse_record(content: bytes, file: Path) -> Record:
             )
         _check(value, Record, str(file))
         return cast("Record", value)
+
+
+def digest_of(name: str, content: bytes) -> str:
+    """The SHA-256 of a file by which the ledger knows it; of the record without its timing.
+
+    **Privacy.** How long a run took may depend on the data, so nothing public, a hash included, is made from it.
+
+    Raises:
+        DataError: the record is damaged.
+    """
+    if name == RECORD:
+        content = readable_json({**parse_json(content, name), "timing": None})
+    return sha256(content)
 
 
 def is_canonical_plan(content: bytes) -> bool:

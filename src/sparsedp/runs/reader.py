@@ -12,14 +12,16 @@ from torch import Tensor
 from sparsedp.core.errors import DataError, PrivacyError
 from sparsedp.core.layout import Layout
 from sparsedp.core.support import Support
-from sparsedp.privacy.canonical import sha256
+from sparsedp.methods.controller import WARMUP
+from sparsedp.methods.warmup import WarmupSeen
 from sparsedp.privacy.ledger import FileLedger
 from sparsedp.privacy.ledger_record import LedgerRecord
 from sparsedp.privacy.plan import Plan
 from sparsedp.runs.checkpoint import Checkpoint, parse_checkpoint, read_layout
-from sparsedp.runs.documents import parse_metrics, parse_plan, parse_record
+from sparsedp.runs.documents import digest_of, parse_metrics, parse_plan, parse_record
 from sparsedp.runs.folder import PLAN, RunFolder
 from sparsedp.runs.history import EpochReport, SupportSpan
+from sparsedp.runs.older import read_older_warmup
 from sparsedp.runs.record import Record
 
 
@@ -119,6 +121,21 @@ class Run:
         found: Tensor | None = self.checkpoint.state["controller"]["tensors"].get("scores")
         return found
 
+    @cached_property
+    def warmup(self) -> WarmupSeen | None:
+        """What its warm-up showed; None while it is not over, and for a run that could keep nothing."""
+        return WarmupSeen.of(self._watched) or read_older_warmup(self.path)
+
+    @property
+    def warming_up(self) -> bool:
+        """Whether there is more to see of the warm-up."""
+        return "over" in self._watched and not bool(self._watched["over"])
+
+    @property
+    def _watched(self) -> Mapping[str, Tensor]:
+        tensors = self.checkpoint.state["controller"]["tensors"]
+        return {name.removeprefix(WARMUP): one for name, one in tensors.items() if name.startswith(WARMUP)}
+
     @property
     def method(self) -> Mapping[str, Any]:
         """The row of the methods table, as the run's controller describes it."""
@@ -148,7 +165,8 @@ def check_file(ledger: LedgerRecord, file: Path) -> None:
     Raises:
         PrivacyError: it is another one.
     """
-    if ledger.binds_files and file.exists() and sha256(file.read_bytes()) not in ledger.known(file.name):
+    known = ledger.known(file.name)
+    if ledger.binds_files and file.exists() and digest_of(file.name, file.read_bytes()) not in known:
         raise PrivacyError(
             f"{file.name} is not the one the ledger knows: it was changed after the run wrote it, or lines were "
             "removed from the ledger; restore them"

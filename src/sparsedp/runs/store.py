@@ -12,12 +12,11 @@ from typing import NamedTuple, Protocol, final
 
 from sparsedp.core.errors import SparseDPError
 from sparsedp.core.files import write_atomically
-from sparsedp.privacy.canonical import sha256
 from sparsedp.privacy.durable import sync_directory
 from sparsedp.privacy.ledger import FileLedger, MemoryLedger, RunLedger
 from sparsedp.privacy.plan import Plan
 from sparsedp.runs.checkpoint import Checkpoint, checkpoint_bytes
-from sparsedp.runs.documents import metrics_bytes, plan_bytes, record_bytes
+from sparsedp.runs.documents import digest_of, metrics_bytes, plan_bytes, record_bytes
 from sparsedp.runs.folder import CHECKPOINT, METRICS, RECORD, RunFolder, check_new
 from sparsedp.runs.history import EpochReport
 from sparsedp.runs.identity import SETUP
@@ -126,7 +125,7 @@ class FolderStore:
         return checkpoint_bytes(replace(checkpoint, state={**checkpoint.state, "ledger": place}))
 
     def _write(self, files: Mapping[str, bytes]) -> None:
-        self.ledger.note_files({name: sha256(content) for name, content in files.items()})
+        self.ledger.note_files({name: digest_of(name, content) for name, content in files.items()})
         for name, content in files.items():
             write_atomically(self.path / name, content)
         sync_directory(self.path)

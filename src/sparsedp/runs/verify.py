@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import TypeVar, final
 
 from sparsedp.core.errors import DataError, SparseDPError
-from sparsedp.privacy.canonical import sha256
 from sparsedp.privacy.ledger_record import LedgerRecord
 from sparsedp.privacy.plan import Plan
 from sparsedp.runs import checks as claims
 from sparsedp.runs.checks import Check
-from sparsedp.runs.documents import is_canonical_metrics, is_canonical_plan, is_canonical_record
+from sparsedp.runs.documents import digest_of, is_canonical_metrics, is_canonical_plan, is_canonical_record
 from sparsedp.runs.folder import CHECKPOINT, LEDGER, METRICS, PLAN, RECORD, RunFolder, holds_run
 from sparsedp.runs.independent import independent_epsilons
 from sparsedp.runs.reader import Run
@@ -21,8 +20,9 @@ from sparsedp.runs.record import Record
 
 T = TypeVar("T")
 
-AS_GIVEN = ("dataset", "model", "variant", "schema", "checksum", "config", "versions", "timing")
+AS_GIVEN = ("dataset", "model", "variant", "schema", "checksum", "config", "versions")
 """Claims of a record that follow from no other file."""
+TIMING = f"{RECORD}: timing (it may depend on the data, so not even a hash is made from it)"
 
 
 @final
@@ -153,9 +153,9 @@ class _Checks:
         for name in (CHECKPOINT, METRICS, RECORD) if ledger.binds_files else ():
             what = f"{name} is as the run wrote it, by the ledger"
             try:
-                known = sha256((folder.path / name).read_bytes()) in ledger.known(name)
-            except OSError as error:
-                self.done.append(Check(what, str(error)))
+                known = digest_of(name, (folder.path / name).read_bytes()) in ledger.known(name)
+            except Exception as error:
+                self.done.append(Check(what, f"{type(error).__name__}: {error}"))
                 continue
             problem = (
                 "its SHA-256 is not the one in the ledger: one of them was changed afterwards; restore them"
@@ -178,6 +178,6 @@ def _beyond(folder: RunFolder, ledger: LedgerRecord | None) -> tuple[tuple[str, 
         f"{CHECKPOINT}: weights, optimizer, scheduler, average, scores, and which coordinates are active",
     )
     if ledger is not None and ledger.binds_files:
-        return (f"{LEDGER}: created", *claimed), tuple(others)
+        return (f"{LEDGER}: created", *claimed), (TIMING, *others)
     older = "(this run was begun by version 0.1, whose ledger binds no other file)"
-    return (f"{LEDGER}: created",), (*(f"{claim} {older}" for claim in claimed), *others)
+    return (f"{LEDGER}: created",), (*(f"{claim} {older}" for claim in claimed), TIMING, *others)

@@ -1,0 +1,63 @@
+"""`advise` works on a run whatever started it: `fit`, a `Trainer`, an experiment (`train`, `sweep`), an estimator."""
+
+import numpy as np
+import pytest
+import torch
+from diagnostic_probes import network, rows
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import sparsedp
+from sparsedp.diagnostics.advice import advise_run
+from sparsedp.experiments.execute import execute
+from sparsedp.experiments.settings import Settings
+from sparsedp.methods import build_plan
+
+LOSS = nn.CrossEntropyLoss(reduction="none")
+
+
+def by_fit(out):
+    sparsedp.fit(
+        network(), TensorDataset(*rows(60)), LOSS, method="tp-topk", epsilon=8.0, delta=1e-3, epochs=5, batch_size=20,
+        accountant="rdp", out=out, progress=False,
+    )  # fmt: skip
+
+
+def by_a_loop_of_ones_own(out):
+    plan = build_plan(
+        "tp-topk", units=60, batch_size=20, epochs=5, epsilon=8.0, delta=1e-3, clip_norm=1.0, accountant="rdp"
+    )
+    sgd = lambda parameters: torch.optim.SGD(parameters, lr=0.1)  # noqa: E731
+    trainer = sparsedp.Trainer(network(), TensorDataset(*rows(60)), LOSS, plan=plan, optimizer=sgd, out=out)
+    for batch in trainer:
+        trainer.step(batch)
+    trainer.finish()
+
+
+def by_an_experiment(out):
+    settings = {
+        "dataset": "digits",
+        "epochs": 2,
+        "batch_size": 64,
+        "subset": 150,
+        "seed": 1,
+        "accountant": "rdp",
+    }
+    execute(Settings.from_json(settings), out=out)
+
+
+def by_the_estimator(out):
+    from sparsedp.sklearn import SparseDPClassifier
+
+    rng = np.random.default_rng(0)
+    X, y = rng.uniform(-1, 1, (120, 6)), rng.integers(0, 2, 120)
+    settings = {"epsilon": 3.0, "delta": 1e-4, "epochs": 3, "batch_size": 20, "accountant": "rdp"}
+    SparseDPClassifier(classes=[0, 1], feature_bounds=(-1, 1), out=out, **settings).fit(X, y)
+
+
+@pytest.mark.parametrize("start", [by_fit, by_a_loop_of_ones_own, by_an_experiment, by_the_estimator])
+def test_a_run_can_be_advised_on_whatever_started_it(start, tmp_path):
+    start(tmp_path / "run")
+    advice = advise_run(tmp_path / "run")
+    assert any(reason.startswith("Seen: ") for reason in advice.reasons)
+    assert sparsedp.verify(tmp_path / "run", independent=False).reasons == ()
