@@ -5,10 +5,10 @@ import typer
 from typer.testing import CliRunner
 
 from sparsedp.cli import app as application
-from sparsedp.cli.comparing import comparison
 from sparsedp.cli.output import Exit
 from sparsedp.cli.running import rows_of
 from sparsedp.core.errors import SparseDPError
+from sparsedp.experiments.comparison import comparison
 from sparsedp.experiments.runner import Status
 
 

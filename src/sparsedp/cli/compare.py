@@ -67,7 +67,7 @@ def compare(
         raise SparseDPError(f"{clash} are what compare goes through: give --methods, --epsilons and --seeds")
     if "dataset" not in base:
         raise SparseDPError("give --dataset (`sparsedp data` lists them), or --config FILE with one")
-    from sparsedp.cli.comparing import comparison
+    from sparsedp.experiments.comparison import comparison
 
     name = f"compare-{Path(str(base['dataset'])).stem}"
     experiment = comparison(
@@ -78,8 +78,8 @@ def compare(
 
 def carry_out(experiment: Experiment, out: Path, workers: int, as_json: bool) -> None:
     """Run a comparison in a folder, show its table, write its report."""
-    from sparsedp.cli.comparing import claim
     from sparsedp.cli.running import run_on_screen, summary
+    from sparsedp.experiments.comparison import claim
     from sparsedp.experiments.records import Results
     from sparsedp.experiments.runner import Workplace
 
