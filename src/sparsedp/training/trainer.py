@@ -6,6 +6,7 @@ import math
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self, final
 
@@ -235,8 +236,10 @@ class Trainer:
         if self._result is None:
             self._check_open()
             self.save()
-            self._result = self._snapshot(self._metrics())
-            self._write_record(FINISHED if self._result.complete else STOPPED, self._result)
+            result, ledger = self._snapshot(self._metrics()), self._store.ledger
+            self._write_record(FINISHED if result.complete else STOPPED, result)
+            last = replace(result.ledger, head=ledger.head, entries=ledger.length)  # the record's own line
+            self._result = replace(result, ledger=last)
             self._learner.install_average()
             self._learner.model.eval()
             self.close()
