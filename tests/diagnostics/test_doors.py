@@ -37,8 +37,8 @@ def by_a_loop_of_ones_own(out):
 def by_an_experiment(out):
     settings = {
         "dataset": "digits",
-        "epochs": 2,
-        "batch_size": 64,
+        "epochs": 3,
+        "batch_size": 30,
         "subset": 150,
         "seed": 1,
         "accountant": "rdp",

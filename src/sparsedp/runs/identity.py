@@ -30,16 +30,13 @@ def identity_of(facts: RunFacts) -> dict[str, Json]:
 def check_identity(saved: Mapping[str, Json], now: Mapping[str, Json]) -> None:
     """Refuse a checkpoint of another run, naming what differs.
 
-    **Edge cases.** What a checkpoint of an older version does not name is not compared.
-
     Raises:
         SparseDPError: the two are not the same run. Another model is left to the loading of its weights.
     """
     same = json.loads(json.dumps(dict(now)))
     if not alike(saved.get("layout"), same["layout"]):
         return
-    known = {name: value for name, value in same.items() if name in saved}
-    differing = list(_differences({name: saved[name] for name in known}, known))
+    differing = list(_differences({name: saved.get(name) for name in same}, same))
     if differing:
         words = "; ".join(
             f"{name} was {_short(old)} and is {_short(new)}" for name, old, new in differing[:6]

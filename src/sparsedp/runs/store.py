@@ -19,7 +19,6 @@ from sparsedp.runs.checkpoint import Checkpoint, checkpoint_bytes
 from sparsedp.runs.documents import digest_of, metrics_bytes, plan_bytes, record_bytes
 from sparsedp.runs.folder import CHECKPOINT, METRICS, RECORD, RunFolder, check_new
 from sparsedp.runs.history import EpochReport
-from sparsedp.runs.identity import SETUP
 from sparsedp.runs.reader import Run, check_file
 from sparsedp.runs.record import Record
 
@@ -155,8 +154,6 @@ def find_run(out: Path | str | None, resume: bool, plan: Plan, *, replay: bool) 
     checkpoint, record = run.checkpoint, run.record
     ledger.expect(checkpoint.state["ledger"]["head"], checkpoint.state["ledger"]["length"])
     check_file(ledger.record, run.folder.checkpoint_file)
-    older = {name: record["settings"][name] for name in SETUP if name not in checkpoint.identity}
-    checkpoint = replace(checkpoint, identity={**checkpoint.identity, **older})
     return ExistingRun(FolderStore(run.folder, ledger, record["timing"]["seconds"]), checkpoint)
 
 
