@@ -16,6 +16,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "sparsedp"
 
 RAW_GRADIENTS = {
     "grad": {
+        "datasets/zipf.py",  # public: made-up data
         "diagnostics/curvature.py",  # Hessian-vector products, on request
         "diagnostics/inversion.py",  # the attacker's, on request
         "gradients/alone.py",

@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from sparsedp.core.errors import DataError
+from sparsedp.core.randomness import PublicRandomness
 from sparsedp.datasets.bundle import DataBundle, Split
 from sparsedp.datasets.features import Dense
 from sparsedp.datasets.row import DatasetRow
@@ -27,13 +29,13 @@ def zipf_texts(
         raise DataError(
             f"zipf: got {records} records of {length} words of {vocabulary}, expected at least 10, 1 and 3"
         )
-    generator = np.random.default_rng(_SEED)
-    ranks = (vocabulary - 1) ** generator.random((records, length))
+    public = PublicRandomness(_SEED)
+    ranks = (vocabulary - 1) ** _uniform(public, records * length, 0).reshape(records, length)
     ids = np.minimum(ranks.astype(np.int64), vocabulary - 1)
-    moods = generator.standard_normal(vocabulary)
+    moods = public.normal(vocabulary, (1,)).numpy()
     moods[1:] -= np.average(moods[1:], weights=1 / np.arange(1, vocabulary))
     score = 3 * moods[ids].sum(1) / np.sqrt(length)
-    labels = (generator.random(records) < 1 / (1 + np.exp(-score))).astype(np.int64)
+    labels = (_uniform(public, records, 2) < 1 / (1 + np.exp(-score))).astype(np.int64)
     whole = Split(Dense(torch.from_numpy(ids)), torch.from_numpy(labels))
     cut = records - records // 5
     return DataBundle(
@@ -45,6 +47,11 @@ def zipf_texts(
         notes=("made-up data",),
         vocabulary=vocabulary,
     )
+
+
+def _uniform(public: PublicRandomness, size: int, key: int) -> npt.NDArray[np.float64]:
+    """Numbers between 0 and 1: where normal ones stand in their distribution."""
+    return torch.special.ndtr(public.normal(size, (key,))).numpy()
 
 
 ROWS = (

@@ -13,6 +13,7 @@ from sparsedp.models.heads import InputShape, PairWithZero, check_shape
 VOCABULARY = 2**18
 """Rows of the table when the data does not say."""
 _SPREAD = 0.1
+"""Of the vectors at first: small, so that all scores start near zero."""
 
 
 def factorization(
@@ -36,8 +37,8 @@ class FactorizationMachine(nn.Module):
         self.scale = nn.Linear(2, 1)
         self.pair = PairWithZero()
         nn.init.zeros_(self.weights.weight)
-        nn.init.normal_(self.vectors.weight, std=_SPREAD)
         with torch.no_grad():
+            self.vectors.weight.mul_(_SPREAD)
             self.scale.weight.fill_(1.0)
             self.scale.bias.zero_()
 
