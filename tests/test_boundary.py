@@ -85,13 +85,14 @@ RANDOM_DRAWS = {
         "gradients/check.py",  # public: perturbs the parameters for a second probe
         "gradients/company.py",  # public: jitters rows for it
         "methods/controller.py",  # public noise on frozen coordinates (RS Alg. 4)
-        "privacy/mechanism.py",
     },
+    "rounded_gaussian": {"core/randomness.py", "privacy/grid.py", "privacy/mechanism.py"},
     "standard_normal": {"core/randomness.py"},
     "default_rng": set(),
     "RAND_bytes": {"core/randomness.py"},
     "urandom": set(),
     "PCG64": {"core/randomness.py"},
+    "random_raw": {"core/randomness.py"},
     "randn": set(),
     "randn_like": set(),
     "normal_": set(),

@@ -37,10 +37,10 @@ class InjectedNoise:
     support: Support | None = None
     for_release: bool = False
 
-    def normal(self, size: int, key: tuple[int, ...]) -> Tensor:
+    def rounded_gaussian(self, bits: int, size: int, key: tuple[int, ...]) -> Tensor:
         values = torch.from_numpy(self.table[key[0]])[self.support.indices]
         assert values.shape == (size,)
-        return values
+        return (values * 2.0**bits).round().to(torch.int64)
 
     def bernoulli(self, probability: float, size: int, key: tuple[int, ...]) -> np.ndarray:
         raise AssertionError("the mechanism samples nothing")
@@ -61,10 +61,11 @@ class TorchModel:
 
     def load(self, theta: Tensor) -> None:
         nn.utils.vector_to_parameters(theta, self._model.parameters())
+        self.parts: list[Tensor] = []
 
     def clipped_sum(self, batches: Iterable[MicroBatch], query: Query) -> Tensor:
-        self.last = self._engine.clipped_sum(batches, query)
-        return self.last
+        self.parts.append(self._engine.clipped_sum(batches, query))
+        return self.parts[-1]
 
 
 class HandWritten:
@@ -75,6 +76,7 @@ class HandWritten:
 
     def load(self, theta: Tensor) -> None:
         self._theta = theta.numpy()
+        self.parts: list[Tensor] = []
 
     def clipped_sum(self, batches: Iterable[MicroBatch], query: Query) -> Tensor:
         rows = [
@@ -83,8 +85,8 @@ class HandWritten:
             for x, y in zip(batch.rows[0].numpy(), batch.rows[1].numpy(), strict=True)
         ]
         gradients = torch.tensor(np.array(rows)).reshape(len(rows), NETWORK.dimension)
-        self.last = sum_clipped_rows(query.support.gather(gradients), query)
-        return self.last
+        self.parts.append(sum_clipped_rows(query.support.gather(gradients), query))
+        return self.parts[-1]
 
 
 @dataclass
@@ -168,7 +170,7 @@ def drive(
             randomness=randomness or injected,
             absolute_noise_std=phase.noise_std or 0.0,
         )
-        clean = setting.geometry.inverse(engine.last / expected)
+        clean = setting.geometry.inverse(sum(engine.parts) / expected)
         noises.append((released.mean - clean).numpy())
         if replace is not None:
             released = replace(step, setting)

@@ -28,6 +28,7 @@ class Spy:
     """Stands in for engine, ledger and randomness at once, and remembers who was asked, in order."""
 
     dimension: int = 3
+    sum_of_part: float = 8.0
     refuses: bool = False
     asked: list[str] = field(default_factory=list)
     for_release: bool = False
@@ -45,11 +46,11 @@ class Spy:
         self.asked.append("engine")
         for _ in batches:
             self.asked.append("batch")
-        return torch.full((query.support.size,), 8.0, dtype=torch.float64)
+        return torch.full((query.support.size,), self.sum_of_part, dtype=torch.float64)
 
-    def normal(self, size: int, key: tuple[int, ...]) -> Tensor:
+    def rounded_gaussian(self, bits: int, size: int, key: tuple[int, ...]) -> Tensor:
         self.asked.append(f"noise for step {key[0]}")
-        return torch.ones(size, dtype=torch.float64)
+        return torch.full((size,), 2**bits)
 
 
 def release(
@@ -226,13 +227,13 @@ def test_rows_of_numbers_are_clipped_and_summed_too():
     query = ClippedRows(rows, FlatClip(1.0))
     assert query.sensitivity == 1.0
     expected = torch.tensor([0.6, 0.8], dtype=torch.float64) / 1.00001 + torch.tensor([0.3, 0.4])
-    torch.testing.assert_close(query.compute(), expected.double(), rtol=1e-7, atol=0)
+    (total,) = query.parts(1.0)
+    torch.testing.assert_close(total, expected.double(), rtol=1e-7, atol=0)
 
 
 def test_no_rows_of_numbers_sum_to_nothing():
-    assert torch.equal(
-        ClippedRows(torch.zeros(0, 2), FlatClip(1.0)).compute(), torch.zeros(2, dtype=torch.float64)
-    )
+    (total,) = ClippedRows(torch.zeros(0, 2), FlatClip(1.0)).parts(1.0)
+    assert torch.equal(total, torch.zeros(2, dtype=torch.float64))
 
 
 def test_a_seeded_step_replays_and_steps_differ():

@@ -35,7 +35,7 @@ CENTRE = torch.tensor([0.1, -0.2, 0.0, 3.0])
 
 def channel_sum(inputs: Tensor, units: Tensor | None = None, centre: Tensor | None = None) -> Tensor:
     batch = MicroBatch((inputs, torch.zeros(len(inputs))), units)
-    return ChannelSum([batch], 4, FlatClip(CLIP), centre).compute()
+    return sum(ChannelSum([batch], 4, FlatClip(CLIP), centre).parts(CLIP))
 
 
 def by_hand(inputs: Tensor, units: Sequence[int], centre: Tensor | None) -> np.ndarray:
@@ -109,7 +109,7 @@ def test_a_patient_counts_once_however_many_rows_are_loaded():
         max_physical_batch=9,
     )  # fmt: skip
     (batch,) = sampler.batches(0, 1)
-    found = ChannelSum(batch, 4, FlatClip(CLIP)).compute()
+    found = sum(ChannelSum(batch, 4, FlatClip(CLIP)).parts(CLIP))
     np.testing.assert_allclose(found.numpy(), by_hand(inputs, owner, None), rtol=1e-6)
 
 
@@ -128,12 +128,12 @@ def test_a_sampling_rate_of_one_takes_every_unit():
 )
 def test_inputs_that_have_no_channels_of_numbers_are_refused(rows):
     with pytest.raises(DataError, match="normalise: got inputs"):
-        ChannelSum([MicroBatch(rows)], 4, FlatClip(CLIP)).compute()
+        sum(ChannelSum([MicroBatch(rows)], 4, FlatClip(CLIP)).parts(CLIP))
 
 
 def test_other_channels_than_declared_are_refused():
     with pytest.raises(DataError, match="got 3 channels, expected 4"):
-        ChannelSum([MicroBatch(torch.zeros(2, 3))], 4, FlatClip(CLIP)).compute()
+        sum(ChannelSum([MicroBatch(torch.zeros(2, 3))], 4, FlatClip(CLIP)).parts(CLIP))
 
 
 def test_the_noise_has_the_planned_scale_and_neither_two_thirds_nor_three_halves_of_it():

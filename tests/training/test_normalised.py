@@ -14,7 +14,7 @@ import pytest
 import torch
 from runs import CLASSES, FEATURES, ROWS, a_plan, loss_fn, network, rows, sgd, weights
 from safetensors.torch import load_file
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
 from sparsedp import Normalised, PrivateNormalisation, fit, load_weights
@@ -22,6 +22,7 @@ from sparsedp.core.errors import DataError, ModelError, PrivacyError
 from sparsedp.core.randomness import PublicRandomness, SeededRandomness
 from sparsedp.methods import build_plan, get_method
 from sparsedp.privacy import mechanism
+from sparsedp.privacy.grid import Grid
 from sparsedp.privacy.ledger import FileLedger
 from sparsedp.privacy.plan import Phase
 from sparsedp.runs.checkpoint import read_checkpoint
@@ -41,6 +42,12 @@ def train(out: Path | None = None, *, dataset: Dataset[Any] | None = None, **mor
     return fit(network(), dataset or rows(1), loss_fn, out=out, **{**settings, **more})
 
 
+def noise_of(seed: int, step: int, size: int) -> Tensor:
+    """In standard deviations."""
+    bits = Grid.of(ASKED.clip_norm, ASKED.noise_multiplier, size).noise_bits
+    return SeededRandomness(seed).rounded_gaussian(bits, size, key=(step,)).double() / 2**bits
+
+
 def by_hand(x: np.ndarray, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Both releases of rows of numbers in NumPy, with the noise of a seed; rows that are not finite left out."""
     std, bound = ASKED.noise_multiplier * ASKED.clip_norm / len(x), ASKED.clip_norm / 1.00001
@@ -48,7 +55,7 @@ def by_hand(x: np.ndarray, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     for step in range(2):
         vectors = finite if step == 0 else np.abs(finite - released[0])
         lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
-        noise = SeededRandomness(seed).normal(x.shape[1], key=(step,)).numpy()
+        noise = noise_of(seed, step, x.shape[1]).numpy()
         released.append((vectors * np.minimum(1, bound / lengths)).sum(axis=0) / len(x) + std * noise)
     return released[0], np.maximum(released[1], std)
 
@@ -157,7 +164,7 @@ def test_patients_are_clipped_as_a_whole_and_counted_once():
         dataset=TensorDataset(inputs, rows(1).tensors[1]), units=owner, unit="patient", rows_per_unit=40,
         batch_size=7,
     ).model  # fmt: skip
-    noise = ASKED.noise_multiplier * ASKED.clip_norm * SeededRandomness(0).normal(FEATURES, key=(0,))
+    noise = ASKED.noise_multiplier * ASKED.clip_norm * noise_of(0, 0, FEATURES)
     total = 21 * model.centre.double() - noise
     assert float(total.norm()) == pytest.approx(ASKED.clip_norm, rel=1e-4)
 

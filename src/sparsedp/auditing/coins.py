@@ -61,7 +61,7 @@ class FixedCoins:
         """Never."""
         return False
 
-    def normal(self, size: int, key: Sequence[int]) -> Tensor:
+    def rounded_gaussian(self, bits: int, size: int, key: Sequence[int]) -> Tensor:
         """None: these are for drawing batches."""
         raise SparseDPError("fixed coins make no noise")
 

@@ -33,6 +33,10 @@ class FlatClip:
         """Largest L2 change of the clipped sum when one unit comes or goes."""
         return self.norm
 
+    def tightened(self, bound: float) -> FlatClip:
+        """The same clip with a smaller bound, so as to leave room for what comes after it."""
+        return FlatClip(min(bound, self.norm))
+
     def factors(self, norms: Tensor) -> Tensor:
         """min(1, C/norm) for each contribution, from its norm."""
         bound = self.norm / (1 + ROUNDING_MARGIN)
@@ -51,6 +55,10 @@ class NoClip:
     def sensitivity(self) -> float:
         """Infinite."""
         return math.inf
+
+    def tightened(self, bound: float) -> NoClip:
+        """Itself."""
+        return self
 
     def factors(self, norms: Tensor) -> Tensor:
         """One for every finite contribution."""

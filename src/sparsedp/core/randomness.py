@@ -6,7 +6,6 @@ Noise and sampling that protect people take `PrivateRandomness`. Random supports
 
 from __future__ import annotations
 
-import math
 import secrets
 import ssl
 from collections.abc import Sequence
@@ -18,15 +17,21 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from sparsedp.core import uniform
 from sparsedp.core.errors import SparseDPError
+from sparsedp.core.rounded_gaussian import rounded_gaussian
+from sparsedp.core.uniform import Words
 
-_TWO_53 = float(2**53)
 _MOST_BYTES = 2**30
 
 
 def _random_bytes(count: int) -> bytes:
     """Bytes from OpenSSL, which takes at most 2^31 - 1 at a time."""
     return b"".join(ssl.RAND_bytes(min(_MOST_BYTES, count - done)) for done in range(0, count, _MOST_BYTES))
+
+
+def _system_words(count: int) -> npt.NDArray[np.uint64]:
+    return np.frombuffer(_random_bytes(8 * count), dtype=np.uint64)
 
 
 class PrivateRandomness(Protocol):
@@ -41,16 +46,16 @@ class PrivateRandomness(Protocol):
         """Whether what it touches may be released with its guarantee."""
         ...
 
-    def normal(self, size: int, key: Sequence[int]) -> Tensor:
-        """`size` independent standard normal numbers, float64, on the CPU."""
+    def rounded_gaussian(self, bits: int, size: int, key: Sequence[int]) -> Tensor:
+        """`size` independent int64 numbers, each an ideal Gaussian one of standard deviation 2^bits, rounded."""
         ...
 
     def bernoulli(self, probability: float, size: int, key: Sequence[int]) -> npt.NDArray[np.bool_]:
-        """`size` independent coins, each true with exactly `probability` (to 2^-53)."""
+        """`size` independent coins, each true with exactly `probability`, the rational number that the float is."""
         ...
 
     def below(self, bounds: npt.NDArray[np.int64], key: Sequence[int]) -> npt.NDArray[np.int64]:
-        """One uniform integer in 0..bound-1 for each bound."""
+        """One exactly uniform integer in 0..bound-1 for each bound."""
         ...
 
 
@@ -67,32 +72,17 @@ class SystemRandomness:
         """Yes."""
         return True
 
-    def _uniform(self, size: int) -> Tensor:
-        """Multiples of 2^-53 in [0, 1)."""
-        if size == 0:
-            return torch.empty(0, dtype=torch.float64)
-        words = torch.frombuffer(bytearray(_random_bytes(8 * size)), dtype=torch.int64)
-        return ((words >> 11) & (2**53 - 1)).to(torch.float64).mul_(1 / _TWO_53)
-
-    def normal(self, size: int, key: Sequence[int]) -> Tensor:
-        """Box-Muller on 53-bit uniform numbers; `key` is ignored."""
-        half = (size + 1) // 2
-        uniform = self._uniform(2 * half)
-        radius = uniform[:half].neg_().log1p_().mul_(-2.0).sqrt_()
-        angle = uniform[half:].mul_(2.0 * math.pi)
-        normal = torch.empty(2 * half, dtype=torch.float64)
-        torch.mul(radius, angle.cos(), out=normal[:half])
-        torch.mul(radius, angle.sin_(), out=normal[half:])
-        return normal[:size]
+    def rounded_gaussian(self, bits: int, size: int, key: Sequence[int]) -> Tensor:
+        """Fresh noise; `key` is ignored."""
+        return torch.from_numpy(rounded_gaussian(bits, size, _system_words))
 
     def bernoulli(self, probability: float, size: int, key: Sequence[int]) -> npt.NDArray[np.bool_]:
         """Independent coins; `key` is ignored."""
-        return (self._uniform(size) < probability).numpy()
+        return uniform.coins(probability, size, _system_words)
 
     def below(self, bounds: npt.NDArray[np.int64], key: Sequence[int]) -> npt.NDArray[np.int64]:
-        """Uniform integers; the bias of scaling 53 bits is below bound * 2^-53; `key` is ignored."""
-        scaled = self._uniform(len(bounds)).numpy() * bounds
-        return np.minimum(scaled.astype(np.int64), bounds - 1)
+        """Uniform integers; `key` is ignored."""
+        return uniform.below(bounds, _system_words)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,22 +99,25 @@ class SeededRandomness:
         """No."""
         return False
 
-    def _stream(self, purpose: int, key: Sequence[int]) -> np.random.Generator:
-        return np.random.Generator(
-            np.random.PCG64(np.random.SeedSequence(self.seed, spawn_key=(purpose, *key)))
-        )
+    def _stream(self, purpose: int, key: Sequence[int]) -> Words:
+        generator = np.random.PCG64(np.random.SeedSequence(self.seed, spawn_key=(purpose, *key)))
 
-    def normal(self, size: int, key: Sequence[int]) -> Tensor:
-        """Standard normal numbers determined by seed and key."""
-        return torch.from_numpy(self._stream(0, key).standard_normal(size))
+        def words(count: int) -> npt.NDArray[np.uint64]:
+            return np.asarray(generator.random_raw(count), dtype=np.uint64)
+
+        return words
+
+    def rounded_gaussian(self, bits: int, size: int, key: Sequence[int]) -> Tensor:
+        """Noise determined by seed and key."""
+        return torch.from_numpy(rounded_gaussian(bits, size, self._stream(0, key)))
 
     def bernoulli(self, probability: float, size: int, key: Sequence[int]) -> npt.NDArray[np.bool_]:
         """Coins determined by seed and key."""
-        return self._stream(1, key).random(size) < probability
+        return uniform.coins(probability, size, self._stream(1, key))
 
     def below(self, bounds: npt.NDArray[np.int64], key: Sequence[int]) -> npt.NDArray[np.int64]:
         """Integers determined by seed and key."""
-        return self._stream(2, key).integers(0, bounds, dtype=np.int64)
+        return uniform.below(bounds, self._stream(2, key))
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler, TensorDataset, defaul
 from sparsedp.core.batch import MicroBatch, Rows
 from sparsedp.core.errors import DataError, PrivacyError
 from sparsedp.core.randomness import PrivateRandomness
+from sparsedp.data.cutting import cut
 from sparsedp.data.shapes import FixedShapes
 
 Indices = npt.NDArray[np.int64]
@@ -131,11 +132,11 @@ class PoissonSampler:
     def _draw(self, step: int) -> list[_Chunk]:
         chosen = np.flatnonzero(self._randomness.bernoulli(self._rate, self.unit_count, key=(step,)))
         if self._index is None:
-            return [_Chunk(rows, None) for rows in _split(chosen, self._max_physical)]
+            return [_Chunk(chosen[run], None) for run in cut(chosen, self._max_physical)]
         if self._rows_per_unit == 1:
             offsets = self._randomness.below(self._index.sizes[chosen], key=(step,))
             rows = self._index.order[self._index.starts[chosen] + offsets]
-            return [_Chunk(part, None) for part in _split(rows, self._max_physical)]
+            return [_Chunk(rows[run], None) for run in cut(chosen, self._max_physical)]
         return self._draw_several(chosen, step)
 
     def _draw_several(self, chosen: Indices, step: int) -> list[_Chunk]:
@@ -150,9 +151,9 @@ class PoissonSampler:
         rows, owner = rows[kept], owner[kept]
         limit = None if self._max_physical is None else self._max_physical // self._rows_per_unit
         chunks = []
-        for part in _split(np.arange(len(chosen)), limit):
-            mine = slice(*np.searchsorted(owner, [part[0], part[-1] + 1]))
-            chunks.append(_Chunk(rows[mine], owner[mine] - part[0]))
+        for run in cut(chosen, limit):
+            mine = slice(*np.searchsorted(owner, [run.start, run.stop]))
+            chunks.append(_Chunk(rows[mine], owner[mine] - run.start))
         return chunks
 
     def _load(self, chunk: _Chunk) -> MicroBatch:
@@ -256,11 +257,3 @@ class _UnitIndex:
         order = np.argsort(inverse, kind="stable").astype(np.int64)
         sizes = sizes.astype(np.int64)
         return cls(order, np.cumsum(sizes) - sizes, sizes)
-
-
-def _split(indices: Indices, most: int | None) -> list[Indices]:
-    if len(indices) == 0:
-        return []
-    if most is None or len(indices) <= most:
-        return [indices]
-    return [indices[i : i + most] for i in range(0, len(indices), most)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import final
 
@@ -43,21 +43,25 @@ class ChannelSum:
     centre: Tensor | None = None
 
     @property
+    def size(self) -> int:
+        """One number per channel."""
+        return self.channels
+
+    @property
     def sensitivity(self) -> float:
         """The clip's."""
         return self.clip.sensitivity
 
-    def compute(self) -> Tensor:
-        """The exact sum, micro-batch by micro-batch."""
-        total = torch.zeros(self.channels, dtype=torch.float64)
+    def parts(self, bound: float) -> Iterator[Tensor]:
+        """The sum, micro-batch by micro-batch."""
+        yield torch.zeros(self.channels, dtype=torch.float64)
         for batch in self.batches:
             inputs = inputs_of(batch.rows)
             if inputs.shape[1] != self.channels:
                 raise DataError(f"inputs: got {inputs.shape[1]} channels, expected {self.channels}")
             parts = torch.split(inputs, _ROWS_AT_ONCE)
             values = torch.cat([self._statistic(part.to("cpu", torch.float64)) for part in parts])
-            total += ClippedRows(_mean_by_unit(values, batch.units), self.clip).compute()
-        return total
+            yield from ClippedRows(_mean_by_unit(values, batch.units), self.clip).parts(bound)
 
     def _statistic(self, inputs: Tensor) -> Tensor:
         positions = inputs.unsqueeze(2).flatten(2)

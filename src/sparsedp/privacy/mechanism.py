@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -17,6 +18,7 @@ from sparsedp.core.geometry import Geometry, Identity
 from sparsedp.core.randomness import PrivateRandomness
 from sparsedp.core.support import Support
 from sparsedp.gradients.query import Engine, Query
+from sparsedp.privacy.grid import Grid
 from sparsedp.privacy.ledger import Charge, Ledger
 from sparsedp.privacy.released import _SEAL, Released
 
@@ -25,12 +27,20 @@ class BoundedSum(Protocol):
     """A sum over units that knows how far one unit can move it. Asked once, inside `private_sum`."""
 
     @property
+    def size(self) -> int:
+        """How many numbers the sum has. Public."""
+        ...
+
+    @property
     def sensitivity(self) -> float:
         """Largest L2 change when one unit is added or removed."""
         ...
 
-    def compute(self) -> Tensor:
-        """The exact sum, a float64 vector. Private."""
+    def parts(self, bound: float) -> Iterator[Tensor]:
+        """The sum in float64, in one or more parts, clipped so that a unit moves it by at most `bound`. Private.
+
+        Cut by unit: one that is added moves a single part, or makes two of it.
+        """
         ...
 
 
@@ -45,14 +55,20 @@ def private_sum(
     """A bounded sum plus Gaussian noise, paid for first; gives the noisy sum and the noise's standard deviation.
 
     **Privacy.** One Poisson-subsampled Gaussian mechanism with the charge's rate and noise multiplier, under adding
-    or removing one unit. The ledger is charged before anything is computed or drawn.
+    or removing one unit, rounded to a public grid: the sum is put on it first, the noise has exactly the law of a
+    rounded Gaussian, and both are added as integers. The ledger is charged before anything is computed or drawn.
     **Edge cases.** `absolute_noise_std` is for sums without a bound (the non-private ablations) and only for them.
     """
     std = _noise_std(query.sensitivity, charge.noise_multiplier, absolute_noise_std)
+    grid = (
+        Grid.of(query.sensitivity, charge.noise_multiplier, query.size) if charge.noise_multiplier else None
+    )
     ledger.charge(charge)
-    total = query.compute()
-    noise = randomness.normal(total.numel(), key=(charge.step,)).to(total)
-    return torch.add(total, noise, alpha=std), std
+    if grid is None:
+        return _float_sum(query, std, randomness, charge.step), std
+    steps = grid.add_up(query.parts(grid.bound))
+    noise = randomness.rounded_gaussian(grid.noise_bits, query.size, key=(charge.step,))
+    return grid.values(steps + noise.to(steps.device)), std
 
 
 def privatize(
@@ -145,15 +161,20 @@ class ClippedRows:
     clip: Clip
 
     @property
+    def size(self) -> int:
+        """The length of a row."""
+        return int(self.rows.shape[1])
+
+    @property
     def sensitivity(self) -> float:
         """The clip's."""
         return self.clip.sensitivity
 
-    def compute(self) -> Tensor:
-        """The exact clipped sum; a row that is not finite contributes zero."""
+    def parts(self, bound: float) -> Iterator[Tensor]:
+        """The clipped sum, in one part; a row that is not finite contributes zero."""
         rows = self.rows.to(torch.float64)
-        factors = self.clip.factors(torch.linalg.vector_norm(rows, dim=1))
-        return factors @ torch.where((factors > 0).unsqueeze(1), rows, torch.zeros_like(rows))
+        factors = self.clip.tightened(bound).factors(torch.linalg.vector_norm(rows, dim=1))
+        yield factors @ torch.where((factors > 0).unsqueeze(1), rows, torch.zeros_like(rows))
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,11 +184,33 @@ class _GradientSum:
     query: Query
 
     @property
+    def size(self) -> int:
+        return self.query.support.size
+
+    @property
     def sensitivity(self) -> float:
         return self.query.clip.sensitivity
 
-    def compute(self) -> Tensor:
-        return self.engine.clipped_sum(self.batches, self.query)
+    def parts(self, bound: float) -> Iterator[Tensor]:
+        query = replace(self.query, clip=self.query.clip.tightened(bound))
+        empty = True
+        for batch in self.batches:
+            empty = False
+            yield self.engine.clipped_sum([batch], query)
+        if empty:
+            yield self.engine.clipped_sum([], query)
+
+
+_ABLATION_BITS = 30
+
+
+def _float_sum(query: BoundedSum, std: float, randomness: PrivateRandomness, step: int) -> Tensor:
+    """For the ablations, which promise nothing: the sum as it is, and noise if there is any."""
+    total = functools.reduce(torch.add, query.parts(math.inf))
+    if std == 0:
+        return total
+    noise = randomness.rounded_gaussian(_ABLATION_BITS, query.size, key=(step,))
+    return total.add(noise.to(total), alpha=math.ldexp(std, -_ABLATION_BITS))
 
 
 def _noise_std(sensitivity: float, noise_multiplier: float, absolute: float) -> float:

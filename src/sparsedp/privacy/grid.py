@@ -1,0 +1,98 @@
+"""The public grid that sums, noise and releases live on: integer arithmetic from the clipped sum to the release.
+
+The grid's step is the noise's standard deviation over a power of two. It follows from public numbers alone: clip
+norm, noise multiplier, number of coordinates. `docs/privacy.md` has the theorem.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+
+from sparsedp.core.errors import PrivacyError
+from sparsedp.core.rounded_gaussian import MOST_BITS
+
+NOISE = "rounded-gaussian/1"
+"""The law of the noise, and the rule of the grid, as a run's record names them."""
+
+ROUNDINGS = 1.5
+"""Steps by which rounding can move a coordinate when a unit comes or goes: one part of the sum gives way to at most
+two (`data.cutting`), which makes three roundings of half a step each."""
+
+MARGIN_BITS = 20
+"""2^-20 of the sensitivity is kept for the grid: half for rounding to it, half for dividing by its step in float64.
+
+The latter's errors are at most (2 n + 1) 2^-53 of the sensitivity with n units, so they fit for a billion units.
+"""
+
+_ROOM = 2.0**61
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """Multiples of `step`.
+
+    **Privacy.** A sum of parts that one unit moves by at most `bound`, changing one part only or making two of it,
+    moves on the grid by at most the sensitivity the grid was made for.
+
+    Attributes:
+        step: the distance of neighbours.
+        noise_bits: the noise's standard deviation is 2^noise_bits steps.
+        bound: what a unit may move the sum by before it is rounded: the sensitivity less the grid's margin.
+    """
+
+    step: float
+    noise_bits: int
+    bound: float
+
+    @classmethod
+    def of(cls, sensitivity: float, noise_multiplier: float, size: int) -> Grid:
+        """The grid of a sum of `size` numbers: the finest part of it that the margin asks for, and no finer.
+
+        Raises:
+            PrivacyError: noise so large, or a sensitivity so small, that no grid of 64-bit integers holds it.
+        """
+        std = noise_multiplier * sensitivity
+        _, exponent = math.frexp(noise_multiplier * ROUNDINGS * math.sqrt(size))
+        bits = max(0, exponent + MARGIN_BITS + 1)
+        step = math.ldexp(std, -bits)
+        if bits > MOST_BITS or not sys.float_info.min <= step < math.inf:
+            raise PrivacyError(
+                f"noise multiplier {noise_multiplier:g}, clip norm {sensitivity:g}, {size} coordinates: no grid of "
+                "64-bit integers holds this; use less noise, fewer coordinates, or scale the loss"
+            )
+        return cls(step, bits, sensitivity * (1 - 2.0**-MARGIN_BITS))
+
+    def add_up(self, parts: Iterable[Tensor]) -> Tensor:
+        """Round each part of a sum to the grid and add them as int64, in whatever order. Private.
+
+        Raises:
+            PrivacyError: a part is not finite, or the integers would overflow: about 10^11 units over the square root
+                of the number of coordinates. No clipped sum of fewer does that, so to stop tells nothing.
+        """
+        total: Tensor | None = None
+        for part in parts:
+            steps = part.to(torch.float64) / self.step
+            if not bool((steps.abs() < _ROOM).all()):
+                raise PrivacyError(
+                    "the clipped sum is not finite or too large for its grid; nothing was released. Without a bug in "
+                    "the model or the engine, that takes more units than a grid has room for"
+                )
+            rounded = steps.round_().to(torch.int64)
+            total = rounded if total is None else total.add_(rounded)
+            if not bool((total.abs() < int(_ROOM)).all()):
+                raise PrivacyError("the sum has too many units for its grid; nothing was released")
+        if total is None:
+            raise PrivacyError("a sum without parts has no size; give at least one part, of zeros if need be")
+        return total
+
+    def values(self, steps: Tensor) -> Tensor:
+        """Integers as the float64 numbers they stand for."""
+        return steps.to(torch.float64).mul_(self.step)

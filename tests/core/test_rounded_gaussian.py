@@ -1,0 +1,206 @@
+"""The law of the noise: against exact probabilities, against a slow sampler at 300 bits, and against OpenDP's.
+
+Each statistical test is run once, with the false-alarm rate it states.
+"""
+
+from __future__ import annotations
+
+import math
+
+import mpmath
+import numpy as np
+import pytest
+from scipy import stats
+
+from sparsedp.core import rounded_gaussian as sampler
+from sparsedp.core.errors import PrivacyError
+from sparsedp.core.gaussian_cells import CELL_BITS, boundaries, cell_of, keeps
+from sparsedp.core.randomness import SeededRandomness, SystemRandomness
+from sparsedp.core.rounded_gaussian import LOT_BITS, MOST_BITS, PLACE_BITS, rounded_gaussian
+
+ALARM = 1e-9
+"""False-alarm rate of one statistical test here; there are fewer than forty."""
+
+SOURCES = [SystemRandomness(), SeededRandomness(7)]
+mpmath.mp.prec = 300
+WIDTH = mpmath.mpf(2) ** -CELL_BITS
+HEIGHTS = [mpmath.exp(-((j * WIDTH) ** 2) / 2) for j in range(1400)]
+TOTAL = sum(HEIGHTS)
+
+
+class Fixed:
+    """Words from a list, and then random ones."""
+
+    def __init__(self, *words: int) -> None:
+        self.left = list(words)
+        self.random = np.random.PCG64(1)
+
+    def __call__(self, count: int) -> np.ndarray:
+        taken, self.left = self.left[:count], self.left[count:]
+        more = [int(word) for word in self.random.random_raw(count - len(taken))]
+        return np.array([*taken, *more], dtype=np.uint64)
+
+
+def exact_probabilities(bits: int, edge: int) -> np.ndarray:
+    """P(round(2^bits Z) = n) for |n| < edge, and the two tails in one, by mpmath."""
+    scale = mpmath.mpf(2) ** bits
+    inner = [mpmath.ncdf((n + 0.5) / scale) - mpmath.ncdf((n - 0.5) / scale) for n in range(1 - edge, edge)]
+    return np.array([float(p) for p in [*inner, 1 - sum(inner)]])
+
+
+def chi_square(draws: np.ndarray, probabilities: np.ndarray, edge: int) -> float:
+    counts = np.bincount(np.clip(np.abs(draws), 0, edge) * np.sign(draws) + edge, minlength=2 * edge + 1)
+    found = np.append(counts[1:-1], counts[0] + counts[-1])
+    return float(stats.chisquare(found, probabilities * len(draws)).pvalue)
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("bits", [0, 1, 3, 5, 6, 7, 8])
+def test_at_small_scales_the_law_is_that_of_a_rounded_gaussian(bits, source):
+    edge = 3 * 2**bits + 1
+    draws = source.rounded_gaussian(bits, 400_000, key=(bits,)).numpy()
+    assert chi_square(draws, exact_probabilities(bits, edge), edge) > ALARM
+
+
+def test_the_chi_square_tells_a_rounded_gaussian_from_a_discrete_one():
+    """They differ where the scale is small: variance 1 + 1/12 against 1."""
+    edge, weights = 4, np.exp(-(np.arange(-60, 61.0) ** 2) / 2)
+    inner = (weights / weights.sum())[60 - edge + 1 : 60 + edge]
+    draws = SystemRandomness().rounded_gaussian(0, 400_000, key=()).numpy()
+    assert chi_square(draws, np.append(inner, 1 - inner.sum()), edge) < ALARM
+
+
+def test_the_cells_end_where_mpmath_says():
+    so_far = mpmath.mpf(0)
+    ends = sampler._table().ends
+    for j, end in enumerate(boundaries(128)):
+        so_far += HEIGHTS[j]
+        assert abs(so_far / TOTAL * 2**128 - end) <= 1.001
+        if j < len(ends) - 1:
+            assert int(ends[j]) == int(mpmath.floor(so_far / TOTAL * 2**64))
+    assert len(ends) > 500
+
+
+def slow_sampler(bits: int, words) -> int:
+    """The same words, one draw, everything by mpmath."""
+    first, second = (int(word) for word in words(2))
+    cell, so_far = 0, HEIGHTS[0]
+    while so_far <= mpmath.mpf(first) / 2**64 * TOTAL:
+        cell, so_far = cell + 1, so_far + HEIGHTS[cell + 1]
+    place = (second >> LOT_BITS) % 2**PLACE_BITS / mpmath.mpf(2) ** PLACE_BITS
+    z = (cell + place) * WIDTH
+    lot = mpmath.mpf(second % 2**LOT_BITS) / 2**LOT_BITS
+    if lot + mpmath.mpf(2) ** -LOT_BITS > mpmath.exp(((cell * WIDTH) ** 2 - ((cell + 1) * WIDTH) ** 2) / 2):
+        lot += mpmath.mpf(int(words(1)[0])) / 2 ** (64 + LOT_BITS)
+    kept = lot < mpmath.npdf(z) / mpmath.npdf(cell * WIDTH)
+    size = int(mpmath.floor(z * 2**bits + mpmath.mpf(1) / 2))
+    return (-size if second >> 63 else size) if kept else slow_sampler(bits, words)
+
+
+@pytest.mark.parametrize("bits", [0, 5, 30, MOST_BITS])
+def test_it_is_the_slow_sampler_to_the_last_bit(bits):
+    """Draw by draw on the same words; a few are refused and drawn again."""
+    fast, slow = np.random.PCG64(bits), np.random.PCG64(bits)
+    ours = [int(rounded_gaussian(bits, 1, fast.random_raw)[0]) for _ in range(120)]
+    assert ours == [slow_sampler(bits, slow.random_raw) for _ in range(120)]
+    assert len(set(ours)) > (3 if bits == 0 else 50)
+
+
+@pytest.mark.parametrize("cell", [0, 1, 100, 400])
+@pytest.mark.parametrize("beyond", [-1, 1])
+def test_a_word_that_hits_the_end_of_a_cell_is_settled_by_the_next_ones(cell, beyond):
+    end = boundaries(256)[cell]
+    near = end + beyond * 2**70
+    words = [near >> 192, near >> 128 & 2**64 - 1, near >> 64 & 2**64 - 1, near & 2**64 - 1]
+    assert words[0] == int(sampler._table().ends[cell])
+    assert cell_of(words[0], Fixed(*words[1:])) == cell + (beyond > 0)
+    digits = 1 << LOT_BITS
+    expected = rounded_gaussian(6, 1, Fixed(words[0] + beyond, digits))
+    assert rounded_gaussian(6, 1, Fixed(words[0], digits, *words[1:])) == expected == [cell + (beyond > 0)]
+
+
+def test_a_word_past_every_end_of_64_digits_is_settled_too():
+    assert cell_of(2**64 - 1, Fixed(0)) > 580
+    assert cell_of(2**64 - 1, Fixed(2**64 - 1, 0)) > cell_of(2**64 - 1, Fixed(2**64 - 1 - 2**20))
+    (farthest,) = rounded_gaussian(40, 1, Fixed(2**64 - 1, 0, 2**64 - 1, 0))
+    assert 12 < farthest / 2**40 < 14
+
+
+@pytest.mark.parametrize("cell", [0, 3, 300, 5000])
+@pytest.mark.parametrize("distance", [-90, -60])
+def test_a_lot_near_the_chance_to_be_kept_is_settled_by_further_digits(cell, distance):
+    place = 0b1011 << (PLACE_BITS - 4)
+    f = mpmath.mpf(place) / 2**PLACE_BITS
+    chance = mpmath.npdf((cell + f) * WIDTH) / mpmath.npdf(cell * WIDTH)
+    for sign in (-1, 1):
+        lot = int(mpmath.floor((chance + sign * mpmath.mpf(2) ** distance) * 2**245))
+        known, further = lot >> 192, [lot >> 128 & 2**64 - 1, lot >> 64 & 2**64 - 1, lot & 2**64 - 1]
+        words = Fixed(*(word for pair in zip([0, 0, 0], further, strict=True) for word in pair))
+        assert keeps(cell, (place, PLACE_BITS), (known, 53), words) is (sign < 0)
+
+
+def test_the_quick_polynomial_is_within_a_tenth_of_the_doubt():
+    x = np.random.default_rng(0).uniform(0, 0.25, 500)
+    errors = [
+        abs(float(mpmath.exp(-mpmath.mpf(v)) - mpmath.mpf(p)))
+        for v, p in zip(x, sampler._exp_of_minus(x), strict=True)
+    ]
+    assert max(errors) < sampler.DOUBT / 10
+
+
+def test_doubt_everywhere_changes_nothing(monkeypatch):
+    """The exact comparison, forced on every lot that is not sure, draws the same law."""
+    monkeypatch.setattr(sampler, "DOUBT", 1.0)
+    draws = SystemRandomness().rounded_gaussian(2, 30_000, key=()).numpy()
+    assert chi_square(draws, exact_probabilities(2, 13), 13) > ALARM
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_at_real_scales_moments_tails_and_shape_are_gaussian(source):
+    count = 1_000_000
+    z = source.rounded_gaussian(40, count, key=(1,)).numpy() / 2**40
+    assert stats.kstest(z[:200_000], "norm").pvalue > ALARM
+    assert stats.kstest(1.05 * z[:200_000], "norm").pvalue < ALARM
+    for power, variance in [(1, 1), (2, 2), (3, 15), (4, 96)]:
+        moment = 0 if power % 2 else (1, 3)[power // 2 - 1]
+        assert abs(np.mean(z**power) - moment) < 7 * math.sqrt(variance / count)
+    for edge in (2.0, 3.0, 4.0, 4.5):
+        for beyond in (z > edge, z < -edge):
+            assert stats.binomtest(int(beyond.sum()), count, stats.norm.sf(edge)).pvalue > ALARM
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_no_two_of_many_draws_share_anything(source):
+    """Neighbours, halves, blocks: where a vectorised sampler could repeat itself."""
+    count = 2**18 + 1
+    draws = source.rounded_gaussian(50, count, key=(2,)).numpy()
+    assert len(np.unique(draws)) == count
+    z = draws / 2**50
+    for lag in (1, 2, sampler.AT_ONCE, 65_536, 100_000, count // 2):
+        for transform in (lambda v: v, np.abs):
+            pairs = transform(z[:-lag]), transform(z[lag:])
+            assert stats.pearsonr(*pairs).pvalue > ALARM
+    low = draws & 1023
+    assert stats.chisquare(np.bincount(low, minlength=1024)).pvalue > ALARM
+
+
+def test_equal_words_give_equal_noise_whatever_else_was_drawn():
+    long, short = (SeededRandomness(3).rounded_gaussian(30, size, key=(0,)) for size in (5000, 5000))
+    assert long.equal(short)
+
+
+@pytest.mark.parametrize("bits", [-1, MOST_BITS + 1])
+def test_scales_it_has_no_digits_for_are_refused(bits):
+    with pytest.raises(PrivacyError, match="expected 2"):
+        rounded_gaussian(bits, 1, Fixed())
+
+
+def test_it_draws_as_opendp_does_where_the_laws_meet():
+    """At a scale of 2^12 a rounded and a discrete Gaussian differ by less than 2^-24 in any event."""
+    opendp = pytest.importorskip("opendp.prelude")
+    opendp.enable_features("contrib")
+    space = opendp.vector_domain(opendp.atom_domain(T=int)), opendp.l2_distance(T=float)
+    theirs = np.array(opendp.m.make_gaussian(*space, 4096.0)([0] * 30_000))
+    ours = SystemRandomness().rounded_gaussian(12, 100_000, key=()).numpy()
+    assert stats.ks_2samp(ours, theirs).pvalue > ALARM
+    assert stats.ks_2samp(1.1 * ours, theirs).pvalue < ALARM
