@@ -11,8 +11,8 @@ KEEP_RAW = Edit(
 """The clipped sum before any noise, where the leaks below find it."""
 KEEP_SIZE = Edit(
     "data/sampling.py",
-    "        if self._index is None:\n            return [_Chunk(rows, None)",
-    "        torch._size = len(chosen)\n        if self._index is None:\n            return [_Chunk(rows, None)",
+    "        if self._index is None:\n            return [_Chunk(chosen[run]",
+    "        torch._size = len(chosen)\n        if self._index is None:\n            return [_Chunk(chosen[run]",
 )
 """The realised batch size, as well."""
 

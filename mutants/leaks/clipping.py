@@ -163,10 +163,42 @@ MUTANTS = [
         (
             Edit(
                 "privacy/mechanism.py",
-                "factors = self.clip.factors(torch.linalg.vector_norm(rows, dim=1))",
+                "factors = self.clip.tightened(bound).factors(torch.linalg.vector_norm(rows, dim=1))",
                 "factors = torch.ones(len(rows), dtype=rows.dtype)",
             ),
         ),
         ("tests/privacy/test_normalisation.py::test_one_more_patient_moves_the_sum_by_at_most_the_clip",),
+    ),
+    mutant(
+        "no-room-for-the-grid",
+        "The clip leaves no room for rounding to the grid",
+        "privacy/grid.py",
+        "return cls(step, bits, sensitivity * (1 - 2.0**-MARGIN_BITS))",
+        "return cls(step, bits, sensitivity)",
+        "tests/privacy/test_grid.py::test_the_worst_roundings_stay_within_what_the_accountant_is_told",
+    ),
+    mutant(
+        "cut-by-place",
+        "Micro-batches are cut by place: one unit more or less moves all after it, and rounds them anew",
+        "data/cutting.py",
+        "    middle = start + int(np.searchsorted(units[start:stop], last >> digit << digit))\n",
+        "    middle = (start + stop) // 2\n",
+        "tests/data/test_cutting.py::test_one_more_unit_joins_a_run_or_makes_two_of_it_and_moves_no_other",
+    ),
+    mutant(
+        "noise-of-half-the-steps",
+        "The noise on the grid is half of what was planned",
+        "privacy/mechanism.py",
+        "randomness.rounded_gaussian(grid.noise_bits, query.size",
+        "randomness.rounded_gaussian(grid.noise_bits - 1, query.size",
+        "tests/privacy/test_noise.py::test_noise_for_feature_statistics_is_scaled_by_their_clip",
+    ),
+    mutant(
+        "noise-left-as-it-was-refused",
+        "The sampler keeps what its rejection step refuses",
+        "core/rounded_gaussian.py",
+        "    return open_[~kept]\n",
+        "    return open_[:0]\n",
+        "tests/core/test_rounded_gaussian.py::test_it_is_the_slow_sampler_to_the_last_bit",
     ),
 ]

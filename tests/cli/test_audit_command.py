@@ -3,6 +3,7 @@
 import math
 
 import pytest
+import torch
 
 from sparsedp.auditing import draws, mechanism
 from sparsedp.cli.output import Exit
@@ -61,9 +62,11 @@ def test_an_audit_of_another_run_is_not_shown(typed, run_copy):
 
 
 def test_a_leak_is_named_and_has_an_exit_code(typed, monkeypatch, tmp_path):
-    honest = SystemRandomness.normal
+    honest = SystemRandomness.rounded_gaussian
     monkeypatch.setattr(
-        SystemRandomness, "normal", lambda self, size, key: honest(self, size, key) / math.sqrt(3)
+        SystemRandomness,
+        "rounded_gaussian",
+        lambda self, bits, size, key: (honest(self, bits, size, key) / math.sqrt(3)).round().to(torch.int64),
     )
     done = typed(*DIGITS, "--steps", "4", "--out", tmp_path / "found")
     assert done.code == Exit.MISMATCH

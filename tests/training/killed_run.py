@@ -28,15 +28,15 @@ EPOCHS = 70
 def train(out: Path, seed: int | None, log: Path) -> None:
     """Go on with the run, or start it; every draw of noise is logged before it is made."""
     source = randomness.SystemRandomness if seed is None else randomness.SeededRandomness
-    draw = source.normal
+    draw = source.rounded_gaussian
 
-    def logged(self: object, size: int, key: Sequence[int]) -> torch.Tensor:
+    def logged(self: object, bits: int, size: int, key: Sequence[int]) -> torch.Tensor:
         descriptor = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         os.write(descriptor, f"{key[0]}\n".encode())
         os.close(descriptor)
-        return draw(self, size, key)
+        return draw(self, bits, size, key)
 
-    source.normal = logged
+    source.rounded_gaussian = logged
     trainer = a_trainer(out=out, resume=out.exists(), seed=seed, epochs=EPOCHS, optimizer=adam)
     advance(trainer).finish()
 
