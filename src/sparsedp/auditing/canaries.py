@@ -20,6 +20,7 @@ from sparsedp.core.clip import Clip
 from sparsedp.core.layout import Layout
 from sparsedp.core.randomness import PrivateRandomness, PublicRandomness
 from sparsedp.gradients.query import Engine, Query
+from sparsedp.privacy.grid import Grid
 from sparsedp.privacy.ledger import Charge, MemoryLedger
 from sparsedp.privacy.mechanism import privatize
 from sparsedp.privacy.plan import Plan
@@ -126,6 +127,14 @@ def noisy_sum(plan: Plan, setting: Setting, released: Released) -> Vector:
     """What the attacker computes from a release: the noisy sum in clip norms, in the space of the clip."""
     total = setting.geometry.forward(released.mean) * plan.expected_batch_size(setting.phase)
     return np.asarray((total / setting.clip.sensitivity).numpy(), dtype=np.float64)
+
+
+def added_by(setting: Setting, directions: Directions, present: npt.NDArray[np.bool_]) -> Vector:
+    """What the canaries present add to the noisy sum, in clip norms: clipped and rounded as the mechanism does it."""
+    clip = setting.clip
+    grid = Grid.of(clip.sensitivity, setting.phase.noise_multiplier, setting.support.size)
+    part = torch.from_numpy(directions.combine(present * length_of(clip.tightened(grid.bound))))
+    return np.asarray((grid.values(grid.add_up([part])) / clip.sensitivity).numpy(), dtype=np.float64)
 
 
 def one_batch(present: npt.NDArray[np.bool_]) -> list[MicroBatch]:

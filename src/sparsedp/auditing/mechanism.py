@@ -13,7 +13,7 @@ from sparsedp.auditing.canaries import (
     CanaryEngine,
     Directions,
     Indices,
-    length_of,
+    added_by,
     noisy_sum,
     one_batch,
     release,
@@ -92,8 +92,7 @@ def audit_phase(subject: Subject, setting: Setting, layout: Layout, risk: float,
         total = noisy_sum(plan, setting, released)
         scores = directions.scores(total)
         taken[kind].append(Scores(scores[present], scores[~present]))
-        length = length_of(setting.clip) / setting.clip.sensitivity
-        residual = total - directions.combine(present * length)
+        residual = total - added_by(setting, directions, present)
         squares += residual**2
         patterns.add(residual)
         sizes.add(float(released.noise_scale.max()) if size else 0.0)

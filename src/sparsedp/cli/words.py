@@ -21,6 +21,7 @@ def run_in_words(plan: Plan, ledger: LedgerRecord | None, record: Mapping[str, A
         seeded=record is None or record.get("seed") is not None,
         complete=ledger is not None and ledger.charged >= plan.total_steps,
         evaluated=record is None or bool(record.get("metrics")),
+        float_noise=record is None or record.get("noise") is None,
     )
 
 

@@ -25,7 +25,13 @@ ACCOUNTANT_NAMES = {
 def words_of(run: Run) -> Words:
     """The guarantee of a run in words."""
     evaluated = any(report.metrics for report in run.epochs)
-    return in_words(run.plan, seeded=run.seeded, complete=run.complete, evaluated=evaluated)
+    return in_words(
+        run.plan,
+        seeded=run.seeded,
+        complete=run.complete,
+        evaluated=evaluated,
+        float_noise=run.record.get("noise") is None,
+    )
 
 
 def guarantee_cards(words: Words, which: str = "") -> list[Html]:

@@ -31,7 +31,9 @@ class Words:
     warning: str | None
 
 
-def in_words(plan: Plan, *, seeded: bool, complete: bool, evaluated: bool) -> Words:
+def in_words(
+    plan: Plan, *, seeded: bool, complete: bool, evaluated: bool, float_noise: bool = False
+) -> Words:
     """The guarantee of a run of a plan.
 
     Args:
@@ -39,9 +41,10 @@ def in_words(plan: Plan, *, seeded: bool, complete: bool, evaluated: bool) -> Wo
         seeded: whether the run's noise came from a seed.
         complete: whether all planned steps were taken.
         evaluated: whether the run shows numbers from held-out data.
+        float_noise: whether the run is of a version that drew its noise in floating point.
     """
     warning = _warning(plan, seeded)
-    limits = _limits(plan, complete, evaluated)
+    limits = _limits(plan, complete, evaluated, float_noise)
     return Words(guarantee(plan), _promises(plan), limits, warning)
 
 
@@ -94,7 +97,7 @@ def _about_unit(plan: Plan) -> str:
     return f"The unit is one {plan.unit} with all its rows: {whole}."
 
 
-def _limits(plan: Plan, complete: bool, evaluated: bool) -> tuple[str, ...]:
+def _limits(plan: Plan, complete: bool, evaluated: bool, float_noise: bool) -> tuple[str, ...]:
     held_out = (
         "Held-out data is outside the guarantee: accuracy and all other evaluation numbers here are exact. If people "
         "in the evaluation set need protection, do not publish them."
@@ -107,9 +110,17 @@ def _limits(plan: Plan, complete: bool, evaluated: bool) -> tuple[str, ...]:
         f"Public by declaration: the number of {plan.unit}s, the sampling rate, delta, the classes, bounds and "
         "schema of the data, and every setting.",
         "Each further run on the same data costs again. Tuning, other seeds and comparisons are not in this epsilon.",
-        "Noise is drawn in double-precision floating point, not on an integer grid; attacks on the last bits of "
-        "floating-point noise exist. How long a step takes is not protected.",
+        "How long a step takes, and how much memory, is not protected.",
+    )
+    last_bits = (
+        "Noise was drawn in double-precision floating point, not on an integer grid; attacks on the last bits of "
+        "such noise exist."
     )
     if not plan.is_private:
         return (held_out,) if evaluated else ()
-    return (*((held_out,) if evaluated else ()), *((stopped,) if not complete else ()), *always)
+    return (
+        *((held_out,) if evaluated else ()),
+        *((stopped,) if not complete else ()),
+        *always,
+        *((last_bits,) if float_noise else ()),
+    )

@@ -13,6 +13,7 @@ from typing import Any, TypedDict, cast
 from sparsedp.core.files import Json
 from sparsedp.core.layout import Layout
 from sparsedp.methods.method import Method
+from sparsedp.privacy.grid import NOISE
 from sparsedp.privacy.plan import Plan
 from sparsedp.runs.history import SupportSpan
 
@@ -189,6 +190,7 @@ class RunFacts:
             "seed": self.seed,
             "for_release": self.for_release,
             "private": plan.is_private,
+            "noise": NOISE if plan.is_private else None,
             "target_epsilon": plan.target_epsilon,
             "delta": plan.delta,
             "accountant": plan.accountant,
