@@ -51,7 +51,8 @@ def zipf_texts(
 
 def _uniform(public: PublicRandomness, size: int, key: int) -> npt.NDArray[np.float64]:
     """Numbers between 0 and 1: where normal ones stand in their distribution."""
-    return torch.special.ndtr(public.normal(size, (key,))).numpy()
+    found: npt.NDArray[np.float64] = torch.special.ndtr(public.normal(size, (key,))).numpy()
+    return found
 
 
 ROWS = (
