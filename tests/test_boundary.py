@@ -16,7 +16,6 @@ SOURCE = Path(__file__).parents[1] / "src" / "sparsedp"
 
 RAW_GRADIENTS = {
     "grad": {
-        "datasets/zipf.py",  # public: made-up data
         "diagnostics/curvature.py",  # Hessian-vector products, on request
         "diagnostics/inversion.py",  # the attacker's, on request
         "gradients/alone.py",
@@ -78,6 +77,7 @@ THE_SEAL = {
 
 RANDOM_DRAWS = {
     "normal": {
+        "datasets/zipf.py",  # public: made-up data
         "diagnostics/curvature.py",  # public: where power iteration starts
         "diagnostics/inversion.py",  # public: the attacker's start, and noise in a simulated observation
         "diagnostics/oracle.py",  # public: random projections and sign flips
