@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test mutants lint format bench readme results figures build clean
+.PHONY: help setup demo test integrations mutants lint format bench readme results figures build clean
 
 help: ## Show this help
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -22,6 +22,11 @@ demo: $(READY) ## Train the methods on scikit-learn's digits and compare them
 
 test: $(READY) ## Run the tests on all cores
 	$(BIN)/python -m pytest -n 2
+
+integrations: $(READY) ## Run the tests against other packages' models, in an environment of their own
+	@test -x $(VENV)-integrations/bin/python || $(PYTHON) -m venv $(VENV)-integrations
+	$(VENV)-integrations/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[integrations]"
+	$(VENV)-integrations/bin/python -m pytest tests/integrations
 
 mutants: $(READY) ## Plant leaks and see that all are caught
 	$(BIN)/python -m mutants

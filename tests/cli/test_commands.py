@@ -20,7 +20,8 @@ from sparsedp.privacy.normalisation import PrivateNormalisation
 from sparsedp.runs.checkpoint import load_weights
 
 COMMANDS = (
-    "demo", "train", "compare", "plan", "verify", "audit", "report", "advise", "diagnose", "data", "methods", "sweep",
+    "demo", "train", "check", "compare", "plan", "verify", "audit", "report", "advise", "diagnose", "data", "methods",
+    "sweep",
 )  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from sparsedp.cli.advise import advise
 from sparsedp.cli.audit import audit
+from sparsedp.cli.check import check
 from sparsedp.cli.compare import compare
 from sparsedp.cli.data import data_app
 from sparsedp.cli.demo import demo
@@ -42,7 +43,7 @@ app = typer.Typer(
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (demo, train, compare, plan, verify, audit, report, advise, diagnose, methods, sweep):
+for command in (demo, train, check, compare, plan, verify, audit, report, advise, diagnose, methods, sweep):
     app.command()(command)
 app.add_typer(data_app, name="data")
 

@@ -1,0 +1,69 @@
+"""`sparsedp check`: models by name and by import path, what is slow in them, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+OWN = """
+import torch
+from torch import nn
+from sparsedp import PerSample
+
+
+class Blends(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.target = nn.Linear(3, 2), nn.Parameter(torch.ones(2))
+
+    def forward(self, x):
+        return torch.lerp(self.body(x), self.target, 0.5)
+
+
+def slow():
+    loss = PerSample(lambda model, rows: model(rows).square().sum(1))
+    return Blends(), loss, torch.randn(4, 3)
+
+
+def mixing():
+    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)), nn.CrossEntropyLoss(reduction="none"), (
+        torch.randn(4, 3), torch.arange(4))
+
+
+def nothing():
+    return None
+"""
+
+
+@pytest.fixture
+def own_models(tmp_path, monkeypatch):
+    (tmp_path / "own_models_to_check.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+
+
+def test_a_model_by_name_is_all_fast(typed):
+    told = typed("check", "mnist-cnn", "--json").json
+    assert told == {"model": "mnist-cnn", "parameters": 26_010, "fast": True, "notes": []}
+
+
+@pytest.mark.usefixtures("own_models")
+def test_what_is_slow_in_ones_own_model_is_named(typed):
+    shown = typed("check", "own_models_to_check:slow").out
+    assert "'target': LerpBackward0 has no formula" in shown
+
+
+@pytest.mark.usefixtures("own_models")
+@pytest.mark.parametrize(
+    ("path", "complaint"),
+    [
+        ("own_models_to_check:mixing", "statistics of the whole batch"),
+        ("own_models_to_check:nothing", "expected (model, loss_fn, rows)"),
+        ("own_models_to_check:absent", "expected package.module:function"),
+        ("no_such_module_at_all:f", "expected package.module:function"),
+        ("logistic", "built for its data"),
+        ("nonsense", "no model named"),
+    ],
+)
+def test_mistakes_are_said(typed, path, complaint):
+    refused = typed("check", path)
+    assert refused.code == 2
+    assert complaint in " ".join(refused.err.split())
