@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -59,7 +60,7 @@ def plan_of(
     warmup_fraction: float = 0.3,
     clip_norm: float = 1.0,
 ) -> Plan:
-    """A plan of any method with made-up noise, for 10 expected units a batch."""
+    """A plan of any method with made-up noise, for 10 expected units a batch; its training phases alone."""
     unclipped = method.protection is Protection.NO_CLIP
     plan = PlanSpec.asked(
         method,
@@ -71,6 +72,7 @@ def plan_of(
         noise_std=noise if unclipped else None,
         warmup_fraction=warmup_fraction,
     ).draft()
+    plan = dataclasses.replace(plan, phases=plan.training)
     if method.protection is not Protection.PRIVATE:
         return plan
     return plan.with_noise({phase.name: noise for phase in plan.phases})

@@ -20,7 +20,7 @@ from sparsedp.methods.controller import Controller
 from sparsedp.methods.granularity import Granularity
 from sparsedp.methods.method import AUTO
 from sparsedp.methods.options import MethodOptions, configure
-from sparsedp.methods.rankings import RandomOrder, ranking_names
+from sparsedp.methods.rankings import Source, ranking_names
 from sparsedp.methods.rules import GeometryRule
 from sparsedp.methods.schedules import Constant, Cooling, Listed, Release
 from sparsedp.methods.setting import ControllerState
@@ -34,12 +34,12 @@ every_method = pytest.mark.parametrize("method", all_methods(), ids=lambda metho
 def scheduled_sizes(row, plan, starts):
     """The size of the support at each step, from the method's row, told again from the top."""
     d, sizes = LAYOUT.dimension, []
-    warm_up = plan.phases[0].steps if row.warm_up else 0
-    for step in range(plan.total_steps):
-        period = sum(start <= step - warm_up for start in starts) - 1
-        scored_from_nothing = not row.warm_up and not isinstance(row.ranking, RandomOrder) and period == 0
-        if step < warm_up or row.ranking is None or scored_from_nothing:
-            sizes.append(d)
+    first = plan.training[0].steps if len(plan.training) == 2 else 0
+    for step in range(plan.training_steps):
+        period = sum(start <= step - first for start in starts) - 1
+        learns = row.ranking is not None and row.ranking.source is not Source.PUBLIC
+        if step < first or row.ranking is None or (first == 0 and learns and period == 0) or row.always:
+            sizes.append(d)  # without tables and modules, all is head, and all is always active
         else:
             ratio = row.schedule.ratio(period, len(starts), Fraction(repr(row.active_ratio)))
             sizes.append(floor(ratio * d))
@@ -111,7 +111,7 @@ def test_changes_say_exactly_what_left_and_entered(method):
 def test_a_warm_up_is_dense_and_clips_gradients_as_they_are(method):
     done = run(method, MethodOptions(per_sample_top=0.5))
     for step, setting in enumerate(done.settings):
-        if method.warm_up and step < done.plan.phases[0].steps:
+        if len(done.plan.training) == 2 and step < done.plan.phases[0].steps:
             assert setting.support.is_full
             assert setting.geometry == Identity()
             assert setting.per_sample_top is None
@@ -135,7 +135,7 @@ def test_non_interference_the_data_reaches_the_controller_only_through_releases(
     fixed = [trained_on(seed, lambda step, setting: random_release(9, step, setting)) for seed in (1, 2)]
     assert [s.support for s in fixed[0].settings] == [s.support for s in fixed[1].settings]
     assert identical(fixed[0].controller, fixed[1].controller)
-    if method.ranking is not None and not isinstance(method.ranking, RandomOrder):
+    if method.ranking is not None and method.ranking.source is Source.GRADIENTS:
         real = [trained_on(seed, None) for seed in (1, 2)]
         assert not identical(real[0].controller, real[1].controller), "the comparison above could not fail"
 

@@ -1,6 +1,7 @@
 """The papers' central claim, measured: a step's noise energy is k nu^2, not d nu^2."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -27,6 +28,7 @@ def measured(method):
         method, options, units=40, batch_size=BATCH, epochs=STEPS // 5,
         clip_norm=None if unclipped else CLIP, noise_std=NOISE * CLIP if unclipped else None,
     ).draft()  # fmt: skip
+    plan = replace(plan, phases=plan.training)
     if method.private:
         plan = plan.with_noise({phase.name: NOISE for phase in plan.phases})
     return drive(
@@ -57,7 +59,7 @@ def test_noise_energy_over_200_steps_is_that_of_the_support_alone(method):
     for released, noise in zip(run.releases, run.noises, strict=True):
         assert noise.shape == (released.support.size,)
         assert not released.dense()[~released.support.mask()].any()
-    if run.masks.mean() < 0.9 and nu > 0 and method.geometry is GeometryRule.IDENTITY:
+    if run.masks.mean() < 0.8 and nu > 0 and method.geometry is GeometryRule.IDENTITY:
         dense = STEPS * NETWORK.dimension * nu**2
         assert dense - energy > 2 * Z * spread, "the test could not tell k nu^2 from d nu^2"
 

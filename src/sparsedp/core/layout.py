@@ -14,11 +14,15 @@ from sparsedp.core.errors import ModelError
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """One trainable parameter's place in the flat vector."""
+    """One trainable parameter's place in the flat vector.
+
+    `table` is True for the weight of an `nn.Embedding` or `nn.EmbeddingBag`: rows that inputs name.
+    """
 
     name: str
     shape: tuple[int, ...]
     offset: int
+    table: bool = False
 
     @property
     def size(self) -> int:
@@ -51,6 +55,7 @@ class Layout:
         slots: list[Slot] = []
         devices: dict[torch.device, str] = {}
         offset = 0
+        tables = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)}
         for name, parameter in model.named_parameters():
             if not parameter.requires_grad:
                 continue
@@ -62,7 +67,7 @@ class Layout:
                     "trained privately. Freeze it with requires_grad_(False)"
                 )
             devices.setdefault(parameter.device, name)
-            slots.append(Slot(name, tuple(parameter.shape), offset))
+            slots.append(Slot(name, tuple(parameter.shape), offset, id(parameter) in tables))
             offset += parameter.numel()
         if offset == 0:
             raise ModelError(

@@ -47,6 +47,7 @@ class Settings:
         noise_std: noise on the sum of gradients, for `noisy-sgd` only.
         normalise: normalise the inputs privately: `noise_multiplier` and `clip_norm` of that release.
         warmup_fraction: share of the steps of a two-phase method's warm-up.
+        selection_budget: share of epsilon that a selection with a release of its own may cost alone.
         phase1_budget: share of epsilon the warm-up alone may cost; None for equal noise.
         optimizer: "sgd", "adam" or "adamw".
         lr: learning rate.
@@ -80,6 +81,7 @@ class Settings:
     noise_std: float | None = None
     normalise: FrozenMap = _NOTHING
     warmup_fraction: float = WARMUP_FRACTION
+    selection_budget: float | None = None
     phase1_budget: float | None = None
     optimizer: str = "sgd"
     lr: float | None = None
@@ -123,6 +125,7 @@ class Settings:
             batch_size=self.batch_size,
             clip_norm=self.clip_norm,
             warmup_fraction=self.warmup_fraction,
+            selection_budget=self.selection_budget,
             split=EqualNoise() if self.phase1_budget is None else NominalSplit(self.phase1_budget),
             accountant=self.accountant,
             normalise=PrivateNormalisation.from_json(self.normalise) if self.normalise else None,
@@ -199,6 +202,7 @@ KINDS: Mapping[str, kinds.Kind] = MappingProxyType(
         "noise_std": kinds.NUMBER,
         "normalise": kinds.TABLE,
         "warmup_fraction": kinds.NUMBER,
+        "selection_budget": kinds.NUMBER,
         "phase1_budget": kinds.NUMBER,
         "optimizer": kinds.choice("sgd", "adam", "adamw"),
         "lr": kinds.POSITIVE,

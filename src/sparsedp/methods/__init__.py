@@ -5,7 +5,7 @@ from sparsedp.methods.controller import Controller
 from sparsedp.methods.granularity import Granularity
 from sparsedp.methods.method import AUTO, Method
 from sparsedp.methods.options import MethodOptions, configure
-from sparsedp.methods.rankings import ByScore, RandomOrder, Ranking, register_ranking
+from sparsedp.methods.rankings import ByScore, Frequency, RandomOrder, Ranking, register_ranking
 from sparsedp.methods.rules import GeometryRule, OffSupport, Protection
 from sparsedp.methods.schedules import Constant, Cooling, Listed, Release, register_schedule
 from sparsedp.methods.scores import BlockCoherent, Coherent, Energy, Magnitude, Ranked
@@ -29,6 +29,7 @@ __all__ = [
     "Cooling",
     "Energy",
     "EverySteps",
+    "Frequency",
     "GeometryRule",
     "Granularity",
     "Listed",

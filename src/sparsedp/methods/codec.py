@@ -91,6 +91,13 @@ def _stages(value: Any) -> tuple[Stage, ...]:
         raise SparseDPError(f"stages: got {value!r}, expected a list of name, moves and observes") from error
 
 
+def _names(value: Any) -> tuple[str, ...]:
+    given = [value] if isinstance(value, str) else value
+    if not isinstance(given, (list, tuple)) or not all(isinstance(name, str) and name for name in given):
+        raise SparseDPError(f"scope and always: got {value!r}, expected names of parameters or structure")
+    return tuple(given)
+
+
 def _decays(value: Any) -> Decays:
     try:
         return Decays(**value)
@@ -101,6 +108,8 @@ def _decays(value: Any) -> Decays:
 _READERS: Mapping[str, Callable[[Any], Any]] = {
     "stages": _stages,
     "ranking": _ranking,
+    "scope": _names,
+    "always": _names,
     "refresh": _one_of(Refresh, "refresh"),
     "clock": _clock,
     "schedule": _schedule,

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any, final
 
+import torch
 from torch import Tensor
 
 from sparsedp.core.errors import SparseDPError
@@ -21,11 +22,14 @@ from sparsedp.methods.clock import Refresh
 from sparsedp.methods.granularity import order_by_score
 from sparsedp.methods.method import AUTO, Method
 from sparsedp.methods.observation import Observation, observe_dense, observe_released
+from sparsedp.methods.order import Order, TableRows
 from sparsedp.methods.rankings import ByScore, Place, RankingState, Source
 from sparsedp.methods.rules import GeometryRule
 from sparsedp.methods.schedules import active_count
+from sparsedp.methods.scope import Parts
 from sparsedp.methods.setting import ControllerState, StepSetting, SupportChange
 from sparsedp.methods.spec import PlanSpec
+from sparsedp.methods.stages import Moves
 from sparsedp.methods.standardization import Statistics
 from sparsedp.methods.timeline import Timeline
 from sparsedp.methods.warmup import WarmupWatch
@@ -34,7 +38,7 @@ from sparsedp.privacy.released import Released
 
 logger = logging.getLogger("sparsedp")
 
-_WARM_UP = -1
+_NOT_BEGUN, _BEFORE_MAIN = -2, -1
 WARMUP = "warmup."
 """How the names of the warm-up's statistics begin in a saved state."""
 FROZEN_NOISE = 2
@@ -58,8 +62,11 @@ class Controller:
         self._plan = plan
         self._timeline = Timeline.of(plan, self._method)
         self._starts = self._method.clock.starts(self._timeline.main_steps, self._timeline.steps_per_epoch)
+        self._parts = Parts.of(layout, self._method.scope, self._method.always)
         self._ranking = self._method.ranking
-        self._by_gradients = self._ranking is not None and self._ranking.source is Source.GRADIENTS
+        self._source = Source.PUBLIC if self._ranking is None else self._ranking.source
+        if self._source is Source.TOUCHED_ROWS:
+            self._parts.check_tables(self._method.name)
         self._auto = self._auto_ratio()
         self._begin()
         self._check_counts()
@@ -67,12 +74,12 @@ class Controller:
     def _begin(self) -> None:
         d = self._layout.dimension
         self._next_step = self._timeline.first
-        self._period = _WARM_UP
+        self._period = _NOT_BEGUN
         self._awaited: int | None = None
         self._pruned = False
         self._auto_count: int | None = None
         self._support = Support.full(d)
-        self._order: Tensor | None = None
+        self._order: Order | None = None
         self._last_scores: Tensor | None = None
         self._scored_steps = 0
         self._score_state: RankingState = self._ranking.init(d) if self._ranking else {}
@@ -97,8 +104,13 @@ class Controller:
 
     @property
     def auto_ratio(self) -> float | None:
-        """The ratio k/d the automatic ratio chose; None before that, and without it."""
-        return None if self._auto_count is None else self._auto_count / self._layout.dimension
+        """The share of what is ranked that the automatic ratio chose; None before that, and without it."""
+        return None if self._auto_count is None else self._auto_count / self._parts.ranked_size
+
+    @property
+    def tables(self) -> TableRows | None:
+        """The rows that a selection release counts, if the method has one."""
+        return TableRows(self._parts.ranked) if self._source is Source.TOUCHED_ROWS else None
 
     def scores(self) -> Tensor | None:
         """The scores the present ranking was made from; None before a ranking and for random ones."""
@@ -116,7 +128,7 @@ class Controller:
         period = self._period_of(step)
         change = self._enter(period) if period != self._period else None
         self._next_step, self._awaited = step + 1, step
-        main = period != _WARM_UP
+        main = period > _BEFORE_MAIN
         return StepSetting(
             self._support, self._geometry(main), self._method.per_sample_top if main else None, change
         )
@@ -129,9 +141,9 @@ class Controller:
                 "ask setting(step), release on its support, then observe"
             )
         self._awaited = None
-        warming = self._period == _WARM_UP
+        warming = self._period <= _BEFORE_MAIN
         ranks_again = self._order is None or self._method.refresh is Refresh.EVERY_PERIOD
-        if self._ranking and self._by_gradients and ranks_again:
+        if self._ranking and self._source is Source.GRADIENTS and ranks_again:
             seen = self._observation(released)
             self._score_state = self._ranking.update(self._score_state, seen)
             self._scored_steps += 1
@@ -142,6 +154,20 @@ class Controller:
         if self._statistics is not None and not warming:
             self._statistics = self._statistics.updated(released, self._method.decays)
         self._watch.observe(released)
+
+    def observe_selection(self, released: Released) -> None:
+        """Learn from the release of a selection stage, which comes before all training: one number for each row."""
+        if self._ranking is None or self.tables is None or released.mean.shape != (self.tables.total,):
+            raise SparseDPError(
+                f"observe_selection: got {released}, expected a count for each row of a table"
+            )
+        if self._period != _NOT_BEGUN:
+            raise SparseDPError("observe_selection: training has begun; a selection comes before it")
+        seen = Observation(
+            released.mean.to("cpu", torch.float64), released.noise_scale.to("cpu", torch.float64) ** 2
+        )
+        self._score_state = self._ranking.update(self._score_state, seen)
+        self._scored_steps += 1
 
     def state(self) -> ControllerState:
         """All that is needed to go on exactly from here, between two steps."""
@@ -158,7 +184,7 @@ class Controller:
         if self._statistics is not None:
             tensors |= {"alpha": self._statistics.alpha.clone(), "beta": self._statistics.beta.clone()}
         if self._order is not None:
-            tensors["order"] = self._order.clone()
+            tensors["order"] = self._order.items.clone()
         if self._last_scores is not None:
             tensors["scores"] = self._last_scores.clone()
         values: dict[str, Any] = {
@@ -192,7 +218,7 @@ class Controller:
         self._score_state = _under(tensors, "score.")
         self._auto_state = _under(tensors, "auto.")
         self._watch.restore(_under(tensors, WARMUP))
-        self._order = tensors["order"].clone() if "order" in tensors else None
+        self._order = Order(tensors["order"].clone(), self.tables) if "order" in tensors else None
         self._last_scores = tensors["scores"].clone() if "scores" in tensors else None
 
     def _identity(self) -> dict[str, Any]:
@@ -205,17 +231,18 @@ class Controller:
 
     def _period_of(self, step: int) -> int:
         within = step - self._timeline.main_start
-        return _WARM_UP if within < 0 else bisect_right(self._starts, within) - 1
+        return _BEFORE_MAIN if within < 0 else bisect_right(self._starts, within) - 1
 
     def _enter(self, period: int) -> SupportChange | None:
         """Begin a period: rank if it is time, take the first k of the order."""
         self._period = period
-        if self._order is None or self._method.refresh is Refresh.EVERY_PERIOD:
+        main = period > _BEFORE_MAIN
+        if main and (self._order is None or self._method.refresh is Refresh.EVERY_PERIOD):
             self._rank(period)
-        after = self._select(period)
+        after = self._select(period) if main else self._first_support()
         if after == self._support:
             return None
-        prune = self._method.prune and not self._pruned
+        prune = main and self._method.prune and not self._pruned
         change = SupportChange(self._support, after, self._method.off_support, prune)
         self._pruned = self._pruned or prune
         self._support = after
@@ -224,9 +251,9 @@ class Controller:
     def _rank(self, period: int) -> None:
         """A new order of the coordinates; the old one stays when nothing was scored since."""
         ranking = self._ranking
-        if ranking is None or (self._by_gradients and not self._scored_steps):
+        if ranking is None or (self._source is not Source.PUBLIC and not self._scored_steps):
             return
-        place = Place(self._layout, self._method.granularity, self._public, period)
+        place = Place(self._parts, self._method.granularity, self._public, period)
         self._last_scores = ranking.scores(self._score_state)
         self._order = ranking.order(self._score_state, place)
         again = self._method.refresh is Refresh.EVERY_PERIOD
@@ -236,30 +263,39 @@ class Controller:
             self._choose_count(self._auto)
 
     def _choose_count(self, auto: AutoRatio) -> None:
-        d = self._layout.dimension
         if auto.is_complete(self._auto_state):
             first_half = auto.ranking_scores(self._auto_state)
-            order = order_by_score(first_half, self._layout, self._method.granularity)
+            order = self._parts.among_ranked(
+                order_by_score(first_half, self._layout, self._method.granularity)
+            )
             variance = self._timeline.main_noise_std**2
             self._auto_count = best_count(order, auto.energies(self._auto_state), variance)
         else:
             logger.warning(
                 "too many warm-up steps were lost to estimate a ratio; all coordinates stay active"
             )
-            self._auto_count = d
+            self._auto_count = self._parts.ranked_size
         self._auto_state = {}
 
+    def _first_support(self) -> Support:
+        """That of the stage before the main one."""
+        stage = next(stage for stage in self._method.stages if stage.trains)
+        return self._parts.head_support() if stage.moves is Moves.HEAD else self._parts.all_support()
+
     def _select(self, period: int) -> Support:
-        d = self._layout.dimension
         if self._order is None:
-            return Support.full(d)
-        return Support(self._order[: self._count(period)], d)
+            return self._parts.all_support()
+        return self._parts.support_with(self._order.first(self._count(period)))
 
     def _count(self, period: int) -> int:
-        """The scheduled number of active coordinates."""
-        d, ratio = self._layout.dimension, self._method.active_ratio
-        target = Fraction(self._auto_count or d, d) if isinstance(ratio, str) else exact_ratio(ratio)
-        return active_count(self._method.schedule.ratio(period, len(self._starts), target), d)
+        """The scheduled number of active coordinates among those that are ranked."""
+        ranked, ratio = self._parts.ranked_size, self._method.active_ratio
+        if ranked == 0:
+            return 0
+        target = (
+            Fraction(self._auto_count or ranked, ranked) if isinstance(ratio, str) else exact_ratio(ratio)
+        )
+        return active_count(self._method.schedule.ratio(period, len(self._starts), target), ranked)
 
     def _geometry(self, main: bool) -> Geometry:
         if main and self._method.geometry is GeometryRule.STANDARDIZED:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
+from typing import Any
 
 from sparsedp.core.errors import PrivacyError, SparseDPError
 from sparsedp.methods.method import Method
 from sparsedp.methods.rules import Protection
-from sparsedp.methods.stages import Moves, phase_names
+from sparsedp.methods.stages import Moves, Stage, phase_names
 from sparsedp.privacy.canonical import FrozenMap
 from sparsedp.privacy.plan import Phase
 
@@ -33,20 +34,41 @@ def draft_phases(
     noise_std: float | None,
 ) -> tuple[Phase, ...]:
     """A phase for each stage, their noise not known yet; `total` steps are shared by those that train."""
-    stages = method.stages
-    steps = _split_steps(method, total, warmup_fraction)
+    stages = tuple(stage for stage in method.stages if stage.trains)
+    steps = _split_steps(len(stages), total, warmup_fraction)
     clips = _clips(method, clip_norm, len(stages))
-    return tuple(
+    selections = tuple(_selection(method, stage) for stage in method.stages if not stage.trains)
+    return selections + tuple(
         Phase(
             name=name,
             steps=count,
             sampling_rate=sampling_rate,
             clip_norm=clip,
             noise_std=_absolute_noise(method, noise_std),
-            support=FrozenMap(method.support_rule() if stage.moves is Moves.SUPPORT else {"rule": "full"}),
+            support=FrozenMap(_rule(method, stage)),
             geometry=method.geometry.value if stage.moves is Moves.SUPPORT else "identity",
         )
         for stage, name, count, clip in zip(stages, phase_names(stages), steps, clips, strict=True)
+    )
+
+
+def _rule(method: Method, stage: Stage) -> dict[str, Any]:
+    if stage.moves is Moves.SUPPORT:
+        return method.support_rule()
+    if stage.moves is Moves.ALL and not method.scope:
+        return {"rule": "full"}
+    return {"rule": stage.moves.value, "scope": list(method.scope)}
+
+
+def _selection(method: Method, stage: Stage) -> Phase:
+    """One release over all units; each has a vector of norm one."""
+    return Phase(
+        name=stage.name,
+        steps=1,
+        sampling_rate=1.0,
+        clip_norm=1.0,
+        support=FrozenMap({"rule": method.to_json()["ranking"]}),
+        trains=False,
     )
 
 
@@ -61,8 +83,8 @@ def _check_sizes(units: int, batch_size: int, epochs: int) -> None:
         )
 
 
-def _split_steps(method: Method, total: int, warmup_fraction: float) -> tuple[int, ...]:
-    if len(method.stages) == 1:
+def _split_steps(phases: int, total: int, warmup_fraction: float) -> tuple[int, ...]:
+    if phases == 1:
         return (total,)
     if not 0 < warmup_fraction < 1:
         raise SparseDPError(

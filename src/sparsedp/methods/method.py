@@ -14,7 +14,8 @@ from sparsedp.methods.granularity import Granularity
 from sparsedp.methods.rankings import Ranking, Source
 from sparsedp.methods.rules import GeometryRule, OffSupport, Protection
 from sparsedp.methods.schedules import Constant, Listed, Release, Schedule
-from sparsedp.methods.stages import MAIN, WARM_UP, Stage, check_stages
+from sparsedp.methods.scope import Names
+from sparsedp.methods.stages import MAIN, SELECT, WARM_UP, Stage, check_stages
 from sparsedp.methods.standardization import Decays
 
 _SUPPORT_RULE = ("schedule", "active_ratio", "refresh", "clock", "granularity")
@@ -36,7 +37,9 @@ class Method:
         refresh: whether each period brings a new ranking.
         clock: the periods of the main phase; the ratio moves with them.
         schedule: the active ratio, period by period.
-        active_ratio: the ratio the schedule is built on, or "auto".
+        active_ratio: the ratio the schedule is built on, or "auto"; a share of what is ranked.
+        scope: the parameters that take part at all, by name or structure (see `methods.scope`); all if empty.
+        always: those of them that are active in any case; the rest is ranked.
         geometry: the space the main phase clips in.
         off_support: what happens to a coordinate that leaves.
         granularity: what is ranked.
@@ -57,6 +60,8 @@ class Method:
     clock: Clock = field(default_factory=PerEpoch)
     schedule: Schedule = field(default_factory=Constant)
     active_ratio: ActiveRatio = 1.0
+    scope: Names = ()
+    always: Names = ()
     geometry: GeometryRule = GeometryRule.IDENTITY
     off_support: OffSupport = OffSupport.DROPPED
     granularity: Granularity = Granularity.COORDINATES
@@ -71,7 +76,7 @@ class Method:
         if self.per_sample_top is not None:
             exact_ratio(self.per_sample_top, "per_sample_top")
         check_stages(self.stages, self.name)
-        for check in (_check_dense, _check_auto, _check_release, _check_prune):
+        for check in (_check_selection, _check_dense, _check_auto, _check_release, _check_prune):
             check(self)
 
     @property
@@ -103,13 +108,27 @@ class Method:
     def support_rule(self) -> dict[str, Any]:
         """How the main stage chooses its support, as a plan states it."""
         if self.ranking is None:
-            return {"rule": "full"}
+            return {"rule": "scope", "scope": list(self.scope)} if self.scope else {"rule": "full"}
         row = self.to_json()
-        return {"rule": row["ranking"], **{name: row[name] for name in _SUPPORT_RULE}}
+        names = [*_SUPPORT_RULE, *(name for name in ("scope", "always") if row[name])]
+        return {"rule": row["ranking"], **{name: row[name] for name in names}}
+
+
+def _check_selection(method: Method) -> None:
+    selects = method.ranking is not None and method.ranking.source is Source.TOUCHED_ROWS
+    if selects != (SELECT in method.stages):
+        raise SparseDPError(
+            f"{method.name}: the stage 'select' and a ranking with a release of its own, such as frequency, come "
+            "together; give both or none"
+        )
+    if selects and (method.refresh is Refresh.EVERY_PERIOD or method.granularity is not Granularity.ROWS):
+        raise SparseDPError(
+            f"{method.name}: its ranking is made once and of rows; give Refresh.ONCE and Granularity.ROWS"
+        )
 
 
 def _check_dense(method: Method) -> None:
-    sparse = method.active_ratio != 1.0 or method.schedule != Constant() or method.prune
+    sparse = method.active_ratio != 1.0 or method.schedule != Constant() or method.prune or method.always
     if method.ranking is None and sparse:
         raise SparseDPError(
             f"{method.name}: it trains every coordinate, but got an active ratio, a schedule or prune; drop them, "

@@ -14,6 +14,7 @@ from sparsedp.methods.method import ActiveRatio, Method
 from sparsedp.methods.rankings import Ranking, get_ranking
 from sparsedp.methods.rules import GeometryRule, OffSupport
 from sparsedp.methods.schedules import Schedule
+from sparsedp.methods.scope import Names
 from sparsedp.methods.scores import BlockCoherent
 from sparsedp.methods.stages import WARM_UP, Stage
 from sparsedp.methods.standardization import Decays
@@ -31,6 +32,8 @@ class MethodOptions:
     """
 
     active_ratio: ActiveRatio | None = None
+    scope: Names | None = None
+    always: Names | None = None
     stages: tuple[Stage, ...] | None = None
     ranking: str | Ranking | None = None
     refresh: Refresh | None = None
@@ -76,7 +79,7 @@ def configure(method: Method, options: MethodOptions | None = None) -> Method:
     """The method's row with the options put in."""
     if options is None:
         return method
-    names = (*_ABOUT_SUPPORT, "active_ratio", "geometry", "per_sample_top", "stages")
+    names = (*_ABOUT_SUPPORT, "active_ratio", "scope", "always", "geometry", "per_sample_top", "stages")
     chosen = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
     if options.warm_up is not None:
         others = tuple(stage for stage in chosen.get("stages", method.stages) if stage != WARM_UP)

@@ -8,13 +8,15 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from sparsedp.core.errors import SparseDPError
-from sparsedp.core.layout import Layout
 from sparsedp.core.randomness import PublicRandomness
 from sparsedp.methods.granularity import Granularity, order_by_score, random_order
 from sparsedp.methods.observation import Observation
+from sparsedp.methods.order import Order, TableRows
+from sparsedp.methods.scope import Parts
 
 RankingState = Mapping[str, Tensor]
 
@@ -23,6 +25,7 @@ class Source(Enum):
     """What a ranking goes by."""
 
     GRADIENTS = "released gradients"
+    TOUCHED_ROWS = "a count of the rows of tables that units touch"
     PUBLIC = "nothing private"
 
 
@@ -33,10 +36,14 @@ class Place:
     `period` counts from 0 in the main stage.
     """
 
-    layout: Layout
+    parts: Parts
     granularity: Granularity
     public: PublicRandomness
     period: int
+
+    def by_score(self, scores: Tensor) -> Order:
+        """What is ranked by falling score of its d coordinates; ties go to the lower index."""
+        return Order(self.parts.among_ranked(order_by_score(scores, self.parts.layout, self.granularity)))
 
 
 class Ranking(Protocol):
@@ -64,8 +71,8 @@ class Ranking(Protocol):
         """One number per coordinate, larger is better; None for an order without numbers."""
         ...
 
-    def order(self, state: RankingState, place: Place) -> Tensor:
-        """All coordinates, best first."""
+    def order(self, state: RankingState, place: Place) -> Order:
+        """What is ranked, best first."""
         ...
 
 
@@ -96,9 +103,9 @@ class ByScore(ABC):
     def scores(self, state: RankingState) -> Tensor:
         """One number per coordinate, larger is better."""
 
-    def order(self, state: RankingState, place: Place) -> Tensor:
+    def order(self, state: RankingState, place: Place) -> Order:
         """By falling score; ties go to the lower index."""
-        return order_by_score(self.scores(state), place.layout, place.granularity)
+        return place.by_score(self.scores(state))
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,9 +131,45 @@ class RandomOrder:
         """There are none."""
         return
 
-    def order(self, state: RankingState, place: Place) -> Tensor:
+    def order(self, state: RankingState, place: Place) -> Order:
         """A permutation that the period and the public seed fix."""
-        return random_order(place.public, (place.period,), place.layout, place.granularity)
+        layout, granularity = place.parts.layout, place.granularity
+        return Order(
+            place.parts.among_ranked(random_order(place.public, (place.period,), layout, granularity))
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Frequency:
+    """Rows of embedding tables by how many units touch them, counted once with noise (DP-FEST, arXiv 2311.08357).
+
+    A unit's touched rows weigh one over the root of their number, so that its vector has norm one: a unit that
+    touches many rows says less about each.
+    """
+
+    name: str = "frequency"
+
+    @property
+    def source(self) -> Source:
+        """A release of its own."""
+        return Source.TOUCHED_ROWS
+
+    def init(self, dimension: int) -> RankingState:
+        """Nothing yet."""
+        return {}
+
+    def update(self, state: RankingState, seen: Observation) -> RankingState:
+        """Keep the counts; there is one number for each row."""
+        return {"counts": seen.gradient}
+
+    def scores(self, state: RankingState) -> None:
+        """Rows have some, coordinates have none."""
+        return
+
+    def order(self, state: RankingState, place: Place) -> Order:
+        """By falling count; ties go to the lower row."""
+        counts = state["counts"]
+        return Order(torch.sort(counts, descending=True, stable=True).indices, TableRows(place.parts.ranked))
 
 
 _RANKINGS: dict[str, Ranking] = {}
@@ -156,3 +199,4 @@ def ranking_names() -> list[str]:
 
 
 register_ranking(RandomOrder())
+register_ranking(Frequency())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, TypedDict, Unpack, final
 
 from sparsedp.core.errors import PrivacyError, SparseDPError
@@ -14,6 +14,7 @@ from sparsedp.methods.method import Method
 from sparsedp.methods.options import MethodOptions, configure
 from sparsedp.methods.rules import Protection
 from sparsedp.methods.table import get_method
+from sparsedp.privacy import checks
 from sparsedp.privacy.calibrate import calibrate
 from sparsedp.privacy.canonical import FrozenMap
 from sparsedp.privacy.normalisation import PrivateNormalisation
@@ -25,6 +26,7 @@ EPSILON = 3.0
 EPOCHS = 20
 CLIP_NORM = 1.0
 WARMUP_FRACTION = 0.3
+SELECTION_BUDGET = 0.1
 ACCOUNTANT = "pld"
 
 ClipNorm = float | tuple[float, float]
@@ -55,6 +57,7 @@ class Asked(TypedDict, total=False):
     batch_size: int | None
     clip_norm: ClipNorm | None
     warmup_fraction: float | None
+    selection_budget: float | None
     split: Split | None
     accountant: str | None
     normalise: PrivateNormalisation | None
@@ -76,6 +79,8 @@ class PlanSpec:
         batch_size: expected size of a batch.
         clip_norm: L2 bound on each unit's gradient; None for a method that does not clip.
         warmup_fraction: share of the steps of a stage before the main one.
+        selection_budget: share of epsilon that a selection with a release of its own may cost, taken alone. Epsilons
+            do not add: 0.1 costs the training about one percent of its noise.
         split: how two stages that train divide the budget; with one there is nothing to divide.
         accountant: who counts.
         normalise: centre and scale the inputs by statistics released first.
@@ -91,6 +96,7 @@ class PlanSpec:
     batch_size: int
     clip_norm: ClipNorm | None
     warmup_fraction: float
+    selection_budget: float
     split: Split
     accountant: str
     normalise: PrivateNormalisation | None
@@ -106,6 +112,8 @@ class PlanSpec:
             raise PrivacyError(
                 f"{self.method.name}: got epsilon={self.epsilon} and delta={self.delta}, expected a number for each"
             )
+        if not 0 < checks.number(self.selection_budget, "selection_budget") < 1:
+            raise PrivacyError(f"selection_budget: got {self.selection_budget}, expected a share in (0, 1)")
         if Method.from_json(self.method.to_json()) != self.method:
             raise SparseDPError(
                 f"{self.method.name}: a piece of it has the name of another; give your ranking or schedule a name of "
@@ -127,6 +135,7 @@ class PlanSpec:
         defaults: dict[str, Any] = {
             "epochs": EPOCHS,
             "warmup_fraction": WARMUP_FRACTION,
+            "selection_budget": SELECTION_BUDGET,
             "split": EqualNoise(),
             "accountant": ACCOUNTANT,
             "normalise": None,
@@ -182,7 +191,23 @@ class PlanSpec:
         if self.epsilon is None or self.delta is None:
             return draft
         split = self.split if len(draft.training) > 1 else EqualNoise()
-        return calibrate(draft, self.epsilon, self.delta, self.accountant, split)
+        found = {
+            phase.name: self._noise_alone(draft, phase)
+            for phase in draft.phases
+            if not phase.trains and phase.noise_multiplier == 0
+        }
+        return calibrate(draft.with_noise(found), self.epsilon, self.delta, self.accountant, split)
+
+    def _noise_alone(self, draft: Plan, phase: Phase) -> float:
+        """The noise that makes a selection, taken alone, cost its share."""
+        assert self.epsilon is not None
+        assert self.delta is not None
+        alone = replace(draft, phases=(phase,))
+        return (
+            calibrate(alone, self.selection_budget * self.epsilon, self.delta, self.accountant)
+            .phases[0]
+            .noise_multiplier
+        )
 
     def check(self, plan: Plan) -> None:
         """Refuse a plan that is not the one asked for, but for noise, target and what it continues.

@@ -27,7 +27,8 @@ class Stage:
             release of the ranking's own, over all units.
         observes: whether the ranking sees what it releases.
 
-    A stage before the main one that moves something takes the plan's `warmup_fraction` of the steps.
+    A stage before the main one that moves something takes the plan's `warmup_fraction` of the steps; one that moves
+    nothing takes the plan's `selection_budget` of epsilon.
     """
 
     name: str
@@ -59,6 +60,12 @@ def check_stages(stages: tuple[Stage, ...], who: str) -> None:
     names = [stage.name for stage in stages]
     if not stages or stages[-1].moves is not Moves.SUPPORT or len(set(names)) != len(names):
         raise SparseDPError(f"{who}: got the stages {names}, expected different ones with the main one last")
+    if any(
+        not stage.trains and earlier.trains
+        for place, stage in enumerate(stages)
+        for earlier in stages[:place]
+    ):
+        raise SparseDPError(f"{who}: got the stages {names}, expected those that move nothing first")
     if sum(stage.trains for stage in before) > 1 or any(stage.moves is Moves.SUPPORT for stage in before):
         raise SparseDPError(
             f"{who}: got the stages {names}, expected at most one that trains before the main one, as it "

@@ -6,12 +6,13 @@ from typing import Any
 
 from sparsedp.core.errors import SparseDPError
 from sparsedp.methods.clock import Refresh
+from sparsedp.methods.granularity import Granularity
 from sparsedp.methods.method import Method
-from sparsedp.methods.rankings import RandomOrder
+from sparsedp.methods.rankings import Frequency, RandomOrder
 from sparsedp.methods.rules import GeometryRule, OffSupport, Protection
 from sparsedp.methods.schedules import Cooling, Release
 from sparsedp.methods.scores import BlockCoherent, Coherent, Energy, Magnitude, Ranked
-from sparsedp.methods.stages import MAIN, WARM_UP
+from sparsedp.methods.stages import HEAD, MAIN, SELECT, WARM_UP
 
 _TP = "Zhang and Xie 2026, arXiv 2606.04375"
 _OURS = "ours, after Zhang and Xie 2026, Sec. 5"
@@ -45,6 +46,11 @@ _ROWS = (
     Method(name="adadpigu", paper="Zhang and Xie 2025, Alg. 1 and 2", stages=(WARM_UP, MAIN), ranking=Magnitude(),
            schedule=Release(), active_ratio=0.6, geometry=GeometryRule.STANDARDIZED,
            summary="Warm-up, then the coordinates of largest mean magnitude, clipped in standardized space."),
+    Method(name="head-first", paper="ours", stages=(HEAD, MAIN),
+           summary="The head alone for a while, then every coordinate: for pretrained networks."),
+    Method(name="fest", paper="Ghazi et al. 2023, arXiv 2311.08357", stages=(SELECT, MAIN), ranking=Frequency(),
+           granularity=Granularity.ROWS, always=("dense",), active_ratio=0.1,
+           summary="The rows of embedding tables that most units touch, by one noisy count, and all but the tables."),
     # The ablations of the random sparsification paper; with `active_ratio` below 1 they sparsify at random.
     Method(name="noisy-sgd", paper=f"{_RS}, Alg. 2", protection=Protection.NO_CLIP, **_ABLATION,
            summary="NOT PRIVATE. Noise of a given standard deviation, no clipping."),

@@ -49,7 +49,8 @@ class Timeline:
             SparseDPError: its phases are not those of the method's stages.
         """
         training = plan.training
-        names, expected = tuple(phase.name for phase in training), stages.phase_names(method.stages)
+        trains = tuple(stage for stage in method.stages if stage.trains)
+        names, expected = tuple(phase.name for phase in training), stages.phase_names(trains)
         if names != expected:
             raise SparseDPError(
                 f"the plan's training phases are {list(names)}, expected {list(expected)} for {method.name!r}; "

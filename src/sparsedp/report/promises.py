@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
+from sparsedp.methods.stages import SELECT
 from sparsedp.methods.timeline import noise_on_mean
 from sparsedp.privacy.plan import Phase, Plan
 from sparsedp.privacy.summary import summarize
@@ -162,9 +163,11 @@ def _phase_row(plan: Plan, phase: Phase) -> tuple[Child, ...]:
 def _support(phase: Phase) -> str:
     rule = phase.support.plain()
     if not phase.trains:
-        return "statistics of the inputs"
+        return "rows of tables" if phase.name == SELECT.name else "statistics of the inputs"
     if rule["rule"] == "full":
         return "all coordinates"
+    if "schedule" not in rule:
+        return f"{rule['rule']} {', '.join(rule['scope'])}".strip()
     ranking = rule["rule"]["name"] if isinstance(rule["rule"], dict) else rule["rule"]
     schedule = rule.get("schedule", {}).get("name", "")
     return f"{ranking}, {schedule} {rule.get('active_ratio', '')}".strip()

@@ -239,6 +239,8 @@ def _planned_size(rule: Mapping[str, Any], dimension: int) -> int | None:
     """How many coordinates a support rule keeps, where that follows from the rule alone."""
     if rule["rule"] == "full":
         return dimension
+    if "scope" in rule or "always" in rule or "schedule" not in rule:
+        return None
     fixed = rule["schedule"]["name"] == "constant" and rule["granularity"] == Granularity.COORDINATES.value
     if not fixed or rule["active_ratio"] == AUTO:
         return None

@@ -64,6 +64,7 @@ def fit(
     unit: str | None = None,
     rows_per_unit: int = 1,
     warmup_fraction: float | None = None,
+    selection_budget: float | None = None,
     split: Split | None = None,
     noise_std: float | None = None,
     normalise: PrivateNormalisation | None = None,
@@ -106,6 +107,8 @@ def fit(
         unit: what a unit is called.
         rows_per_unit: rows drawn of a sampled unit.
         warmup_fraction: share of the steps of a two-phase method's warm-up; 0.3 if not given.
+        selection_budget: share of epsilon that a selection by a release of its own (`fest`) may cost alone; 0.1 if
+            not given.
         split: how a two-phase method divides its budget; equal noise if not given.
         noise_std: for the ablation `noisy-sgd` only.
         normalise: centre and scale the inputs by statistics released first, within the same budget; the model given
@@ -140,6 +143,7 @@ def fit(
         batch_size=batch_size,
         clip_norm=clip_norm,
         warmup_fraction=warmup_fraction,
+        selection_budget=selection_budget,
         split=split,
         noise_std=noise_std,
         accountant=accountant,

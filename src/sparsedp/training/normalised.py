@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from sparsedp.core.errors import ModelError, PrivacyError
 from sparsedp.core.randomness import PrivateRandomness
 from sparsedp.data.sampling import LogicalBatch
+from sparsedp.methods.stages import SELECT
 from sparsedp.privacy.channels import ChannelSum
 from sparsedp.privacy.ledger import Charge, Ledger
 from sparsedp.privacy.mechanism import private_mean
@@ -75,7 +76,8 @@ def check_normalisation(plan: Plan, model: nn.Module) -> None:
         ModelError: the model is not `Normalised`.
     """
     phase = normalisation_phase(plan)
-    others = [other.name for other in plan.phases if not other.trains and other is not phase]
+    known = (NORMALISE, SELECT.name)
+    others = [other.name for other in plan.phases if not other.trains and other.name not in known]
     if others:
         raise PrivacyError(
             f"the phases {others} do not train; release them on their own and leave them out of this plan"
@@ -126,14 +128,14 @@ def release_statistics(
 
 
 def check_not_lost(plan: Plan, saved: int, paid: int) -> None:
-    """Refuse to go on after a crash between paying for the normalisation and saving it, without a seed to replay it.
+    """Refuse to go on after a crash between paying for a release before training and saving it, without a seed.
 
     Raises:
         PrivacyError: the constants are gone, and releasing them again would cost again.
     """
-    phase = normalisation_phase(plan)
-    if phase is not None and saved < phase.steps and paid > saved:
+    before = sum(phase.steps for phase in plan.phases if not phase.trains)
+    if saved < before and paid > saved:
         raise PrivacyError(
-            "the run was interrupted after it paid for its normalisation and before that was saved; releasing it "
-            "again would cost again. Start a new run; what this one paid stays spent"
+            "the run was interrupted after it paid for its normalisation or its selection and before that was saved; "
+            "releasing it again would cost again. Start a new run; what this one paid stays spent"
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from bisect import bisect_left
@@ -21,7 +22,7 @@ from sparsedp.data.sampling import LogicalBatch
 from sparsedp.gradients import make_engine
 from sparsedp.gradients.check import PROBE_ROWS
 from sparsedp.methods import Controller
-from sparsedp.privacy.plan import Plan
+from sparsedp.privacy.plan import Phase, Plan
 from sparsedp.runs.checkpoint import Checkpoint
 from sparsedp.runs.history import EpochReport
 from sparsedp.runs.identity import check_identity, identity_of
@@ -42,6 +43,7 @@ from sparsedp.training.normalised import (
 )
 from sparsedp.training.reports import Callback, Event, StepReport
 from sparsedp.training.result import Result
+from sparsedp.training.selection import counted_rows, release_selection, selection_phase
 from sparsedp.training.spending import Spending
 from sparsedp.training.state import own_generators
 from sparsedp.training.step import PrivateStep
@@ -102,10 +104,11 @@ class Trainer:
         public = _public_randomness(seed, found)
         self._batches = Batches(dataset, plan, private, loading)
         per_sample = per_sample_loss(loss)
+        some_rows = functools.partial(self._batches.rows_for_a_trial, PROBE_ROWS, public)
         guard = ModelGuard(
             model,
             per_sample,
-            lambda: self._batches.rows_for_a_trial(PROBE_ROWS, public),
+            some_rows,
             fast=engine != "reference",
             largest=self._batches.most_rows,
         )
@@ -113,6 +116,7 @@ class Trainer:
         computing = make_engine(model, per_sample, engine)
         layout = computing.layout
         controller = Controller(plan, layout, public)
+        self._look = counted_rows(model, per_sample, controller, some_rows, public)
         learner = Learner(model, layout, controller, optimizer, scheduler, plan.training_steps, ema_decay)
         setup = {"engine": engine, "ema_decay": ema_decay, "rows_per_unit": loading.rows_per_unit}
         self._facts = RunFacts(
@@ -181,9 +185,9 @@ class Trainer:
         return tuple(self._journal.epochs)
 
     def __iter__(self) -> Iterator[LogicalBatch]:
-        """The batches still to be stepped through, in order; before the first, the plan's normalisation if any."""
+        """The batches still to be stepped through, in order; before the first, what the plan releases ahead."""
         self._check_open()
-        self._normalise()
+        self._before_training()
         batches = self._batches.starting_at(self._position)
         while (batch := self._next_batch(batches)) is not None:
             self._issued[batch.step] = batch
@@ -257,23 +261,35 @@ class Trainer:
     def __exit__(self, *_: object) -> None:
         self.pause()
 
-    def _normalise(self) -> None:
-        """The releases before training: steps of the plan that no report shows, saved at once."""
-        phase, model = normalisation_phase(self._plan), self._learner.model
-        if phase is None or self._position > 0 or not isinstance(model, Normalised):
-            return
-        self._between_steps = False
-        with own_generators(self._public.torch_seed((0, 0)), self._device):
-            release_statistics(
-                model,
-                self._batches.starting_at(0),
-                self._plan,
-                phase,
-                ledger=self._store.ledger,
-                randomness=self._private_step.randomness,
-            )
-        self._position, self._between_steps = phase.steps, True
-        self.save()
+    def _before_training(self) -> None:
+        """The releases before training: steps of the plan that no report shows, each saved at once."""
+        for phase, release in ((normalisation_phase, self._normalise), (selection_phase, self._choose)):
+            found = phase(self._plan)
+            if found is None or self._position != self._plan.first_step(found.name):
+                continue
+            self._between_steps = False
+            with own_generators(self._public.torch_seed((self._position, 0)), self._device):
+                release(found)
+            self._position, self._between_steps = self._position + found.steps, True
+            self.save()
+
+    def _normalise(self, phase: Phase) -> None:
+        model = self._learner.model
+        assert isinstance(model, Normalised)
+        batches, randomness = self._batches.starting_at(self._position), self._private_step.randomness
+        release_statistics(
+            model, batches, self._plan, phase, ledger=self._store.ledger, randomness=randomness
+        )
+
+    def _choose(self, phase: Phase) -> None:
+        assert self._look is not None
+        step, batch = self._private_step, next(self._batches.starting_at(self._position))
+        step.guard.check()
+        with step.state.untouched(last_of_epoch=True):
+            release_selection(
+                self._look, batch, self._plan, phase, step.controller,
+                ledger=self._store.ledger, randomness=step.randomness,
+            )  # fmt: skip
 
     def _next_batch(self, batches: Iterator[LogicalBatch]) -> LogicalBatch | None:
         if self._workers == 0:

@@ -1,0 +1,112 @@
+"""Which parameters take part, by name or structure, and how supports are cut from scope, always and an order."""
+
+import pytest
+import torch
+from method_tools import plan_of, random_release
+from torch import nn
+
+from sparsedp.core.errors import SparseDPError
+from sparsedp.core.layout import Layout
+from sparsedp.core.randomness import PublicRandomness
+from sparsedp.methods import Controller, MethodOptions, get_method
+from sparsedp.methods.order import Order, TableRows
+from sparsedp.methods.scope import Parts, find
+
+
+class Reader(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(7, 3)
+        self.bags = nn.EmbeddingBag(4, 2)
+        self.body = nn.Linear(5, 4)
+        self.norm = nn.LayerNorm(4)
+        self.out = nn.Linear(4, 2)
+
+
+LAYOUT = Layout.of(Reader())
+
+
+def names(*given):
+    return [slot.name for slot in find(LAYOUT, given, "scope")]
+
+
+def test_structure_and_patterns_find_parameters_in_their_order():
+    assert names("head") == ["out.weight", "out.bias"]
+    assert names("last=2") == ["norm.weight", "norm.bias", "out.weight", "out.bias"]
+    assert names("bias") == ["body.bias", "norm.bias", "out.bias"]
+    assert names("embeddings") == ["words.weight", "bags.weight"]
+    assert names("dense") == [slot.name for slot in LAYOUT.slots[2:]]
+    assert names("b*.weight", "head") == ["bags.weight", "body.weight", "out.weight", "out.bias"]
+
+
+@pytest.mark.parametrize(
+    ("given", "says"), [("wrods.*", "fits none"), ("last=0", "how many"), ("last=x", "how many")]
+)
+def test_a_name_that_means_nothing_is_refused(given, says):
+    with pytest.raises(SparseDPError, match=says):
+        names(given)
+
+
+def test_scope_always_and_ranked_share_out_the_parameters():
+    parts = Parts.of(LAYOUT, ("words.*", "head", "norm.*"), ("head", "body.*"))
+    assert [slot.name for slot in parts.always] == ["out.weight", "out.bias"]
+    assert [slot.name for slot in parts.ranked] == ["words.weight", "norm.weight", "norm.bias"]
+    assert parts.all_support().size == 21 + 8 + 10
+    assert not parts.whole
+
+
+def supports(method, layout=LAYOUT, **options):
+    row, chosen = get_method(method), MethodOptions(**options)
+    plan = plan_of(row, chosen)
+    controller = Controller(plan, layout, PublicRandomness(5))
+    found = []
+    for step in range(plan.first_step(plan.training[0].name), plan.total_steps):
+        setting = controller.setting(step)
+        controller.observe(random_release(1, step, setting))
+        found.append(setting.support)
+    return found, [phase.steps for phase in plan.training]
+
+
+def mask_of(*given):
+    mask = torch.zeros(LAYOUT.dimension, dtype=torch.bool)
+    for slot in find(LAYOUT, given, "scope"):
+        mask[slot.span] = True
+    return mask
+
+
+@pytest.mark.parametrize("method", ["tp-topk", "tp-rand", "on-topk", "on-rand", "adadpigu"])
+def test_nothing_outside_the_scope_moves_and_what_is_always_active_stays(method):
+    found, _ = supports(method, scope=("words.*", "head", "bias"), always=("head",))
+    scope, always = mask_of("words.*", "head", "bias"), mask_of("head")
+    assert all(not (support.mask() & ~scope).any() for support in found)
+    assert all((support.mask() & always).sum() == always.sum() for support in found)
+    ratio = {"adadpigu": 0.6}.get(method, 0.2)
+    assert found[-1].size == 10 + int(ratio * (21 + 4 + 4))
+
+
+def test_a_dense_method_with_a_scope_trains_just_that():
+    found, _ = supports("dp-sgd", scope=("bias",))
+    assert all(torch.equal(support.mask(), mask_of("bias")) for support in found)
+
+
+def test_the_head_comes_first_and_then_everything():
+    found, (first, _) = supports("head-first")
+    assert all(torch.equal(support.mask(), mask_of("head")) for support in found[:first])
+    assert all(support.is_full for support in found[first:])
+
+
+def test_options_about_parts_of_a_dense_method_are_refused():
+    with pytest.raises(SparseDPError, match="trains every coordinate"):
+        plan_of(get_method("dp-sgd"), MethodOptions(always=("head",)))
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, 4, 5, 8, 13, 29])
+def test_an_order_of_rows_gives_whole_rows_and_then_part_of_one(count):
+    rows = TableRows(tuple(find(LAYOUT, ("embeddings",), "scope")))
+    order = torch.tensor([8, 2, 0, 10, 7, 1, 3, 4, 5, 6, 9])
+    written_out = []
+    for row in order.tolist():
+        words = row < 7
+        start, width = (3 * row, 3) if words else (21 + 2 * (row - 7), 2)
+        written_out += range(start, start + width)
+    assert Order(order, rows).first(count).tolist() == written_out[:count]

@@ -1,0 +1,232 @@
+"""FEST: the count of touched rows, its sensitivity, its charge, and the rows that are trained after it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from oracles.fest import best_rows, histogram
+from sparsedp.core.batch import MicroBatch, supervised
+from sparsedp.core.clip import FlatClip
+from sparsedp.core.errors import ModelError, SparseDPError
+from sparsedp.core.randomness import SeededRandomness
+from sparsedp.gradients.touched import TouchedRows
+from sparsedp.methods import MethodOptions, PlanSpec, build_plan
+from sparsedp.privacy import mechanism
+from sparsedp.privacy.accountants import plan_epsilon
+from sparsedp.privacy.grid import Grid
+from sparsedp.privacy.plan import Plan
+from sparsedp.privacy.touched import TouchedSum
+from sparsedp.training.batches import Loading
+from sparsedp.training.fit import fit
+from sparsedp.training.trainer import Trainer
+
+WORDS, WIDTH, LENGTH, ROWS = 30, 4, 6, 90
+LOSS = nn.CrossEntropyLoss(reduction="none")
+
+
+class Bag(nn.Module):
+    """The mean of a text's word vectors, and a head."""
+
+    def __init__(self, batch_first: bool = True, turn: int = 0) -> None:
+        super().__init__()
+        self.words = nn.Embedding(WORDS, WIDTH, padding_idx=0)
+        self.out = nn.Linear(WIDTH, 2)
+        self.batch_first, self.turn = batch_first, turn
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        if self.batch_first:
+            return self.out(self.words(tokens.roll(self.turn, 0)).mean(1))
+        return self.out(self.words(tokens.t()).mean(0))
+
+
+def texts(seed: int, count: int = ROWS) -> TensorDataset:
+    """Zipf's law: row 1 in nearly every text; some padding, some words several times."""
+    rng = np.random.default_rng(seed)
+    law = 1 / np.arange(1, WORDS)
+    tokens = 1 + rng.choice(WORDS - 1, size=(count, LENGTH), p=law / law.sum())
+    tokens[rng.random((count, LENGTH)) < 0.2] = 0
+    return TensorDataset(torch.from_numpy(tokens), torch.from_numpy(rng.integers(0, 2, count)))
+
+
+def counted(model: nn.Module, tokens: Tensor, units: Tensor | None = None) -> Tensor:
+    look = TouchedRows(model, supervised(LOSS), ["words.weight"])
+    batch = MicroBatch((tokens, torch.zeros(len(tokens), dtype=torch.int64)), units)
+    return torch.stack(list(TouchedSum([batch], look, WORDS, FlatClip(1.0)).parts(1.0))).sum(0)
+
+
+def test_the_count_is_the_papers_with_repeated_words_padding_and_units():
+    tokens = texts(0).tensors[0]
+    single = histogram(tokens.tolist(), list(range(ROWS)), WORDS, padding=0)
+    np.testing.assert_allclose(counted(Bag(), tokens), single, rtol=2e-5)
+    units = torch.arange(ROWS) // 3
+    by_unit = histogram(tokens.tolist(), units.tolist(), WORDS, padding=0)
+    np.testing.assert_allclose(counted(Bag(), tokens, units), by_unit, rtol=2e-5)
+    assert not np.allclose(single, by_unit)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_whole_unit_moves_the_count_by_at_most_one(seed):
+    """Texts of one word many times, of padding alone, of all words; units of one to five texts."""
+    rng = np.random.default_rng(seed)
+    tokens = texts(seed, 12).tensors[0]
+    tokens[0], tokens[1], tokens[2] = 0, 5, torch.arange(7, 7 + LENGTH)
+    size = int(rng.integers(1, 6))
+    units = torch.cat([torch.zeros(size, dtype=torch.int64), torch.arange(1, 13 - size)])
+    moved = counted(Bag(), tokens, units) - counted(Bag(), tokens[size:], units[size:] - 1)
+    assert float(moved.norm()) <= 1.0
+    assert float(moved.norm()) > 0.99 or not bool((tokens[:size] != 0).any())
+    assert moved[0] == 0
+
+
+def test_words_on_the_wrong_axis_are_refused():
+    square = TensorDataset(texts(1).tensors[0][:LENGTH], texts(1).tensors[1][:LENGTH])
+    look = TouchedRows(Bag(batch_first=False), supervised(LOSS), ["words.weight"])
+    for given in (square.tensors, texts(1).tensors):
+        with pytest.raises(ModelError, match=r"expected \[samples"):
+            look.check(given)
+    turned = TouchedRows(Bag(turn=1), supervised(LOSS), ["words.weight"])
+    with pytest.raises(ModelError, match="samples on its first axis"):
+        turned.check(square.tensors)
+    TouchedRows(Bag(), supervised(LOSS), ["words.weight"]).check(square.tensors)
+
+
+def a_plan(**more) -> Plan:
+    asked = {"batch_size": 30, "epochs": 2, "epsilon": 4.0, "delta": 1e-3, "accountant": "rdp", **more}
+    return build_plan("fest", MethodOptions(active_ratio=0.3), units=ROWS, **asked)
+
+
+def noise_of(plan: Plan, seed: int) -> np.ndarray:
+    """The noise that a seeded run's selection draws."""
+    grid = Grid.of(1.0, plan.phases[0].noise_multiplier, WORDS)
+    return SeededRandomness(seed).rounded_gaussian(grid.noise_bits, WORDS, key=(0,)).numpy() * grid.step
+
+
+def test_the_selection_is_a_phase_with_its_share_of_the_budget():
+    plan = a_plan()
+    select, train = plan.phases
+    assert (select.name, select.steps, select.sampling_rate, select.clip_norm) == ("select", 1, 1.0, 1.0)
+    assert (train.name, select.trains, train.trains) == ("train", False, True)
+    alone = plan_epsilon(Plan("x", (select,), units=ROWS, steps_per_epoch=1, delta=1e-3), "rdp")
+    assert 0.995 * 0.4 <= alone <= 0.4
+    assert 0.995 * 4 <= plan_epsilon(plan) <= 4
+    dense = build_plan(
+        "dp-sgd", units=ROWS, batch_size=30, epochs=2, epsilon=4.0, delta=1e-3, accountant="rdp"
+    )
+    assert 1 < train.noise_multiplier / dense.phases[0].noise_multiplier < 1.02
+    assert a_plan(selection_budget=0.5).phases[0].noise_multiplier < select.noise_multiplier
+    with pytest.raises(SparseDPError, match="selection_budget"):
+        a_plan(selection_budget=1.0)
+
+
+def test_the_rows_trained_are_the_best_of_the_noisy_count_and_the_rest_never_moves(tmp_path):
+    data, plan, model = texts(2), a_plan(), Bag()
+    before = model.words.weight.detach().clone()
+    trainer = Trainer(
+        model, data, LOSS, plan=plan, seed=3, out=tmp_path / "run",
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.5),
+    )  # fmt: skip
+    for batch in trainer:
+        trainer.step(batch)
+    result = trainer.finish()
+    noisy = histogram(data.tensors[0].tolist(), list(range(ROWS)), WORDS, padding=0) + noise_of(plan, 3)
+    kept = best_rows(noisy, 9)  # 0.3 of 30 rows
+    words = result.support.mask()[: WORDS * WIDTH].reshape(WORDS, WIDTH)
+    assert words.all(1).nonzero().flatten().tolist() == kept
+    assert result.support.mask()[WORDS * WIDTH :].all()
+    moved = (model.words.weight.detach() != before).any(1).nonzero().flatten().tolist()
+    assert set(moved) <= set(kept)
+    assert moved
+    lines = [json.loads(line) for line in (tmp_path / "run/ledger.jsonl").read_text().splitlines()]
+    blocks = [line for line in lines if line["kind"] == "block"]
+    charged = [
+        (b["phase"], b["sampling_rate"], b["noise_multiplier"]) for b in blocks for _ in range(b["steps"])
+    ]
+    planned = [(p.name, p.sampling_rate, p.noise_multiplier) for p in plan.phases for _ in range(p.steps)]
+    assert charged == planned
+
+
+def test_a_resumed_run_keeps_its_selection(tmp_path):
+    def stop(event):
+        if getattr(event, "step", None) == 3 and hasattr(event, "released"):
+            raise KeyboardInterrupt
+
+    def run(out, **more):
+        torch.manual_seed(0)
+        return fit(
+            Bag(), texts(2), LOSS, method="fest", active_ratio=0.3, epsilon=4.0, delta=1e-3, epochs=2, batch_size=30,
+            accountant="rdp", lr=0.5, seed=3, out=out, progress=False, **more,
+        )  # fmt: skip
+
+    straight = run(tmp_path / "straight")
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "stopped", callbacks=[stop])
+    resumed = run(tmp_path / "stopped", resume=True)
+    assert resumed.support == straight.support
+    for one, other in zip(straight.model.parameters(), resumed.model.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_a_users_texts_count_once(tmp_path):
+    data = texts(4)
+    plan = PlanSpec.asked(
+        "fest",
+        units=ROWS // 3,
+        unit="user",
+        batch_size=10,
+        epochs=1,
+        epsilon=4.0,
+        delta=1e-3,
+        accountant="rdp",
+    ).plan()
+    trainer = Trainer(
+        Bag(), data, LOSS, plan=plan, seed=1, optimizer=lambda p: torch.optim.SGD(p, lr=0.1),
+        loading=Loading(units=torch.arange(ROWS) // 3, rows_per_unit=3),
+    )  # fmt: skip
+    with trainer:
+        for batch in trainer:
+            trainer.step(batch)
+    units = [row // 3 for row in range(ROWS)]
+    noisy = histogram(data.tensors[0].tolist(), units, WORDS, padding=0) + noise_of(plan, 1)
+    words = trainer.support.mask()[: WORDS * WIDTH].reshape(WORDS, WIDTH)
+    assert words.all(1).nonzero().flatten().tolist() == best_rows(noisy, 3)
+
+
+def test_what_is_no_table_cannot_be_counted():
+    plan = build_plan("fest", MethodOptions(always=()), units=ROWS, accountant="rdp", delta=1e-3)
+    with pytest.raises(SparseDPError, match=r"out.weight.*are none"):
+        Trainer(Bag(), texts(0), LOSS, plan=plan, optimizer=lambda p: torch.optim.SGD(p, lr=0.1))
+
+
+def test_what_is_selected_depends_on_the_released_count_alone(monkeypatch):
+    """With the mechanism's output swapped for fixed numbers, two data sets give the same supports and weights."""
+    real = mechanism.private_sum
+
+    def fixed(query, **how):
+        total, std = real(query, **how)
+        numbers = torch.randn(total.numel(), generator=torch.Generator().manual_seed(how["charge"].step))
+        return 3.0 * numbers.to(total), std
+
+    monkeypatch.setattr(mechanism, "private_sum", fixed)
+    found = []
+    for seed in (1, 2):
+        torch.manual_seed(0)
+        trainer = Trainer(
+            Bag(), texts(seed), LOSS, plan=a_plan(), optimizer=lambda p: torch.optim.SGD(p, lr=0.5)
+        )
+        for batch in trainer:
+            trainer.step(batch)
+        found.append(trainer.finish())
+    assert found[0].support == found[1].support
+    assert 0 < found[0].k < found[0].d
+    for one, other in zip(found[0].model.parameters(), found[1].model.parameters(), strict=True):
+        assert torch.equal(one, other)
