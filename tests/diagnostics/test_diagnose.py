@@ -9,6 +9,7 @@ from torch.utils.data import TensorDataset
 import sparsedp
 from sparsedp.core.randomness import PublicRandomness
 from sparsedp.diagnostics.diagnose import RunView, diagnose_nonprivate
+from sparsedp.runs.reader import Run
 
 
 def a_run(out, method):
@@ -26,7 +27,7 @@ def run(tmp_path_factory):
 
 def test_the_view_is_the_runs_public_state_and_its_proxy_has_a_null(run):
     out, result = run
-    view = RunView.of(out)
+    view = RunView.of(Run.open(out))
     assert view.support == result.support
     assert torch.equal(view.scores, result.scores)
     proxy = view.proxy()
@@ -38,7 +39,7 @@ def test_the_view_is_the_runs_public_state_and_its_proxy_has_a_null(run):
 def test_methods_without_scores_have_no_proxy(tmp_path):
     for method in ("tp-rand", "dp-sgd"):
         a_run(tmp_path / method, method)
-        assert RunView.of(tmp_path / method).proxy() is None
+        assert RunView.of(Run.open(tmp_path / method)).proxy() is None
 
 
 def test_the_file_holds_what_a_plain_loop_finds_and_nothing_else_changes(run):
