@@ -88,18 +88,15 @@ RANDOM_DRAWS = {
         "methods/controller.py",  # public noise on frozen coordinates (RS Alg. 4)
     },
     "rounded_gaussian": {"core/randomness.py", "privacy/grid.py", "privacy/mechanism.py"},
-    "standard_normal": {
-        "core/randomness.py",
-        "datasets/zipf.py",  # public: makes up its data
-    },
-    "default_rng": {"datasets/zipf.py"},
+    "standard_normal": {"core/randomness.py"},
+    "default_rng": set(),
     "RAND_bytes": {"core/randomness.py"},
     "urandom": set(),
     "PCG64": {"core/randomness.py"},
     "random_raw": {"core/randomness.py"},
     "randn": set(),
     "randn_like": set(),
-    "normal_": {"models/factorization.py"},  # initial weights
+    "normal_": set(),
     "rand": set(),
     "rand_like": set(),
     "multinomial": set(),
