@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from sparsedp.core.batch import MicroBatch, supervised
+from sparsedp.core.chance import Chance
 from sparsedp.core.clip import FlatClip
 from sparsedp.core.layout import Layout
 from sparsedp.core.randomness import PublicRandomness, SeededRandomness
@@ -119,9 +120,12 @@ def partition_batches(bundle: DataBundle, plan: Plan, seed: int) -> Iterator[Log
     for epoch, end in enumerate(plan.epoch_ends()):
         rows = order.permutation(len(bundle.train), key=(_ORDER_KEY, epoch))
         for step, part in enumerate(rows.chunk(end - before), start=before):
-            yield LogicalBatch(
-                step, (MicroBatch(bundle.train.rows_at(some)) for some in torch.split(part, _AT_ONCE))
+            secret = SeededRandomness(seed).secret((step,))
+            batches = (
+                MicroBatch(bundle.train.rows_at(some), chance=Chance(secret, some))
+                for some in torch.split(part, _AT_ONCE)
             )
+            yield LogicalBatch(step, secret, batches)
         before = end
     assert before == phase.steps
 

@@ -8,6 +8,8 @@ from audited import audited, data, network, problems
 from torch import nn
 from torch.utils.data import TensorDataset, default_collate
 
+from sparsedp.core.chance import StepSecret
+
 pytestmark = pytest.mark.usefixtures("quick")
 
 MOVED = "times the stated sensitivity"
@@ -42,8 +44,8 @@ def test_a_model_that_always_mixes_rows_is_taken_row_by_row(how, caplog):
     assert "mixes samples" in caplog.text
 
 
-class Shared(nn.Module):
-    """Noise in the model that follows a row's position, as dropout by a seeded generator does."""
+class Masked(nn.Module):
+    """Noise in the model, which would follow a row's position if torch's generator gave it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,8 +55,20 @@ class Shared(nn.Module):
         return self.layer(x * (torch.rand_like(x) < 0.5))
 
 
-def test_a_model_whose_randomness_follows_the_position_is_found():
-    assert MOVED in problems(audited(Shared(), steps=4))
+def test_a_model_that_draws_random_numbers_passes_for_they_belong_to_the_rows():
+    assert MOVED not in problems(audited(Masked(), steps=4))
+
+
+def test_random_numbers_that_follow_the_position_are_found(monkeypatch):
+    real = StepSecret.words
+    monkeypatch.setattr(
+        StepSecret,
+        "words",
+        lambda self, rows, draw, count: real(
+            self, None if rows is None else torch.arange(len(rows)), draw, count
+        ),
+    )
+    assert MOVED in problems(audited(Masked(), steps=4))
 
 
 def test_a_collate_that_mixes_rows_is_found():

@@ -21,7 +21,7 @@ def runs(units: set[int], most: int | None) -> set[frozenset[int]]:
 def test_the_runs_are_the_units_in_order_none_empty_and_none_too_long(units, most):
     ordered = np.array(sorted(units), dtype=np.int64)
     parts = [ordered[run].tolist() for run in cut(ordered, most)]
-    assert sum(parts, []) == sorted(units)
+    assert [unit for part in parts for unit in part] == sorted(units)
     assert all(0 < len(part) <= most for part in parts)
 
 

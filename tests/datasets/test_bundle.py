@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from sparsedp.core.errors import DataError
-from sparsedp.data.sampling import BatchFetch
+from sparsedp.data.fetching import BatchFetch
 from sparsedp.datasets import CENTRED, UNIT, DataBundle, Dense, PixelScale, Sparse, Split, holdout
 
 

@@ -12,8 +12,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from sparsedp.core.batch import MicroBatch
+from sparsedp.core.chance import Chance
 from sparsedp.core.clip import FlatClip
 from sparsedp.core.errors import ModelError, SparseDPError
+from sparsedp.core.randomness import SeededRandomness
 from sparsedp.core.support import Support
 from sparsedp.gradients import ENGINES, BookkeepingEngine, Query
 
@@ -236,7 +238,8 @@ def test_dropout_draws_a_mask_per_sample_and_step(kind):
     rows = (inputs(1).expand(-1, 4).contiguous(), torch.ones(SAMPLES))
     engine = ENGINES[kind](model, loss)
     query = Query(Support.full(engine.layout.dimension), FlatClip(1e3))
-    first, second = (engine.clipped_sum([MicroBatch(rows)], query) for _ in range(2))
+    chances = [Chance(SeededRandomness(0).secret((step,)), torch.arange(SAMPLES)) for step in range(2)]
+    first, second = (engine.clipped_sum([MicroBatch(rows, chance=chance)], query) for chance in chances)
     assert bool(first.isfinite().all())
     assert not torch.equal(first, second)
 
@@ -256,7 +259,8 @@ def test_dropout_inside_an_unknown_module_is_finite_and_bounded():
 
     engine = BookkeepingEngine(Attend(), loss)
     query = Query(Support.full(engine.layout.dimension), FlatClip(0.5))
-    total = engine.clipped_sum([MicroBatch((inputs(3, 4), torch.ones(SAMPLES)))], query)
+    chance = Chance(SeededRandomness(0).secret((0,)), torch.arange(SAMPLES))
+    total = engine.clipped_sum([MicroBatch((inputs(3, 4), torch.ones(SAMPLES)), chance=chance)], query)
     assert 0 < float(total.norm()) <= 0.5 * SAMPLES
 
 

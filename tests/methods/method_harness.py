@@ -48,6 +48,9 @@ class InjectedNoise:
     def below(self, bounds: np.ndarray, key: tuple[int, ...]) -> np.ndarray:
         raise AssertionError("the mechanism samples nothing")
 
+    def secret(self, key: tuple[int, ...]) -> None:
+        raise AssertionError("the mechanism keeps no secret")
+
 
 class TorchModel:
     """The same network in PyTorch, through the reference engine."""

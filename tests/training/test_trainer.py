@@ -189,7 +189,7 @@ def test_a_batch_that_was_not_drawn_by_the_trainer_is_refused() -> None:
     trainer = a_trainer()
     next(iter(trainer))
     with pytest.raises(SparseDPError, match="gave for step 0"):
-        trainer.step(LogicalBatch(0, iter([MicroBatch(rows(1).tensors)])))
+        trainer.step(LogicalBatch(0, SeededRandomness(0).secret((0,)), iter([MicroBatch(rows(1).tensors)])))
 
 
 def test_a_finished_trainer_takes_no_further_step() -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from sparsedp.core.chance import StepSecret
 from sparsedp.core.errors import SparseDPError
 from sparsedp.core.randomness import SeededRandomness, SystemRandomness
 
@@ -82,3 +83,7 @@ class FixedCoins:
             rows = np.concatenate([np.arange(starts[u], starts[u] + self.sizes[u]) for u in units])
             lots = whole.below(np.full(int(self.sizes.sum()), 2**52), key=(1,))[rows]
         return (lots % bounds).astype(np.int64)
+
+    def secret(self, key: Sequence[int]) -> StepSecret:
+        """The same whoever is drawn."""
+        return SeededRandomness(self.seed).secret(key)

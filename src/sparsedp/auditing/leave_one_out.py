@@ -17,10 +17,10 @@ from torch.utils.data import Dataset
 from sparsedp.auditing.canaries import Indices
 from sparsedp.auditing.coins import FixedCoins
 from sparsedp.auditing.subject import Setting, Subject, device_of
+from sparsedp.core.generators import own_generators
 from sparsedp.core.randomness import PublicRandomness
 from sparsedp.data.sampling import LogicalBatch, PoissonSampler
 from sparsedp.gradients.query import Engine, Query
-from sparsedp.training.state import own_generators
 
 LARGEST_BATCH = 2048
 SLACK = 1e-9
@@ -154,7 +154,7 @@ def _sum(
 
 def generators_of_a_step(subject: Subject, seed: int) -> AbstractContextManager[None]:
     """The global generators as a trainer sets them for a step."""
-    return own_generators(PublicRandomness(seed).torch_seed((0, 0)), device_of(subject.model))
+    return own_generators(PublicRandomness(seed).generator_seed((0, 0)), device_of(subject.model))
 
 
 def batch_of(subject: Subject, dataset: Dataset[Any], units: Indices, seed: int) -> LogicalBatch:

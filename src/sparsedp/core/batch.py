@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from sparsedp.core.chance import Chance
 from sparsedp.core.errors import DataError, SparseDPError
 
 Rows = Any
@@ -24,14 +25,18 @@ class MicroBatch:
     """Some rows of a logical batch, on their way to the engine. Private.
 
     `units` says which unit each row belongs to (0, 0, 1, 2, 2, ...; every unit whole and in order). Without it,
-    each row is a unit. A unit's gradient is the mean over its rows, clipped once.
+    each row is a unit. A unit's gradient is the mean over its rows, clipped once. `chance` says where random numbers
+    come from while the rows are at work, and whose they are; only models that draw some need it.
     """
 
     rows: Rows
     units: Tensor | None = None
+    chance: Chance | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         size = row_count(self.rows)
+        if self.chance is not None and self.chance.rows.shape != (size,):
+            raise DataError(f"chance: got {len(self.chance.rows)} names of rows for {size} rows")
         if self.units is None:
             return
         units = self.units

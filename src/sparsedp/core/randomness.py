@@ -18,7 +18,9 @@ import torch
 from torch import Tensor
 
 from sparsedp.core import uniform
+from sparsedp.core.chance import StepSecret
 from sparsedp.core.errors import SparseDPError
+from sparsedp.core.generators import SEED_BYTES
 from sparsedp.core.rounded_gaussian import rounded_gaussian
 from sparsedp.core.uniform import Words
 
@@ -58,6 +60,10 @@ class PrivateRandomness(Protocol):
         """One exactly uniform integer in 0..bound-1 for each bound."""
         ...
 
+    def secret(self, key: Sequence[int]) -> StepSecret:
+        """What the random numbers inside a step's model and data set are computed from."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class SystemRandomness:
@@ -83,6 +89,10 @@ class SystemRandomness:
     def below(self, bounds: npt.NDArray[np.int64], key: Sequence[int]) -> npt.NDArray[np.int64]:
         """Uniform integers; `key` is ignored."""
         return uniform.below(bounds, _system_words)
+
+    def secret(self, key: Sequence[int]) -> StepSecret:
+        """Fresh entropy, every time; `key` is ignored."""
+        return StepSecret(_random_bytes(SEED_BYTES))
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +129,10 @@ class SeededRandomness:
         """Integers determined by seed and key."""
         return uniform.below(bounds, self._stream(2, key))
 
+    def secret(self, key: Sequence[int]) -> StepSecret:
+        """A secret determined by seed and key."""
+        return StepSecret(self._stream(3, key)(SEED_BYTES // 8).astype("<u8").tobytes())
+
 
 @dataclass(frozen=True, slots=True)
 class PublicRandomness:
@@ -151,8 +165,12 @@ class PublicRandomness:
         return torch.from_numpy(self._stream(1, key).standard_normal(size))
 
     def torch_seed(self, key: Sequence[int]) -> int:
-        """A seed for PyTorch's own generator (dropout, initialisation)."""
+        """A seed for PyTorch's own generator, where that protects nobody (initial weights)."""
         return int(self._stream(2, key).integers(0, 2**63 - 1))
+
+    def generator_seed(self, key: Sequence[int]) -> bytes:
+        """A seed for all global generators, where private rows are nowhere near (evaluation)."""
+        return self._stream(3, key).bytes(SEED_BYTES)
 
 
 def _check_seed(seed: int) -> None:

@@ -5,43 +5,32 @@ from __future__ import annotations
 import math
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Any, cast
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Sampler, TensorDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, Sampler
 
 from sparsedp.core.batch import MicroBatch, Rows
+from sparsedp.core.chance import Chance, StepSecret
 from sparsedp.core.errors import DataError, PrivacyError
 from sparsedp.core.randomness import PrivateRandomness
 from sparsedp.data.cutting import cut
+from sparsedp.data.fetching import Collate, Fetcher, Indices
 from sparsedp.data.shapes import FixedShapes
 
-Indices = npt.NDArray[np.int64]
-
-
-@runtime_checkable
-class BatchFetch(Protocol):
-    """A data set that can gather many rows at once."""
-
-    def rows_at(self, indices: Tensor) -> Rows:
-        """The rows at these indices, already stacked."""
-        ...
-
-
-Collate = Callable[[list[Any]], Rows]
-"""Makes a batch of items of a data set, as in a `DataLoader`."""
+_Asked = tuple[Indices, StepSecret]
 
 
 @dataclass(frozen=True, slots=True)
 class LogicalBatch:
-    """One step's batch, as the micro-batches it is processed in; may be empty. Its size is private."""
+    """One step's batch, as the micro-batches it is processed in; may be empty. Size and secret are private."""
 
     step: int
+    secret: StepSecret = field(repr=False)
     micro_batches: Iterator[MicroBatch] = field(repr=False)
 
     def __iter__(self) -> Iterator[MicroBatch]:
@@ -56,13 +45,23 @@ class _Chunk:
     units: Indices | None
 
 
+@dataclass(frozen=True, slots=True)
+class _Drawn:
+    """Who takes part in a step, and the secret that their random numbers come from."""
+
+    step: int
+    secret: StepSecret
+    chunks: list[_Chunk]
+
+
 class PoissonSampler:
     """Draws each step's batch from a map-style data set.
 
     **Privacy.** Each unit is included independently with probability `sampling_rate`. A unit is a row unless `units`
     names one for every row; then `rows_per_unit` rows of a sampled unit are drawn at random without replacement
     (all of them if it has fewer), and the engine clips their mean gradient once. A row is loaded the same whatever
-    else is in its batch: `FixedShapes` refuses padding to the longest row of a batch.
+    else is in its batch: `FixedShapes` refuses padding to the longest row of a batch, and random numbers drawn while
+    a row is loaded come from the step's secret and the row's index.
     **Edge cases.** A batch may be empty; it still is a step.
     """
 
@@ -94,7 +93,7 @@ class PoissonSampler:
             raise DataError(
                 f"max_physical_batch: got {max_physical_batch}, expected at least rows_per_unit={rows_per_unit}"
             )
-        self._dataset = dataset
+        self._fetch = Fetcher(dataset, collate)
         self._rate = sampling_rate
         self._randomness = randomness
         self._index = None if units is None else _UnitIndex.of(units, rows)
@@ -102,7 +101,6 @@ class PoissonSampler:
         self._rows_per_unit = rows_per_unit
         self._max_physical = max_physical_batch
         self._workers = workers
-        self._collate = collate
         self._shapes = shapes or FixedShapes()
 
     @property
@@ -125,11 +123,15 @@ class PoissonSampler:
         """The batches of steps first_step, ..., stop_step - 1, loaded as they are consumed."""
         if self._workers == 0:
             for step in range(first_step, stop_step):
-                yield LogicalBatch(step, (self._load(chunk) for chunk in self._draw(step)))
+                drawn = self._draw(step)
+                yield LogicalBatch(step, drawn.secret, self._load(drawn))
         else:
             yield from self._batches_from_workers(first_step, stop_step)
 
-    def _draw(self, step: int) -> list[_Chunk]:
+    def _draw(self, step: int) -> _Drawn:
+        return _Drawn(step, self._randomness.secret(key=(step,)), self._draw_chunks(step))
+
+    def _draw_chunks(self, step: int) -> list[_Chunk]:
         chosen = np.flatnonzero(self._randomness.bernoulli(self._rate, self.unit_count, key=(step,)))
         if self._index is None:
             return [_Chunk(chosen[run], None) for run in cut(chosen, self._max_physical)]
@@ -156,17 +158,19 @@ class PoissonSampler:
             chunks.append(_Chunk(rows[mine], owner[mine] - run.start))
         return chunks
 
-    def _load(self, chunk: _Chunk) -> MicroBatch:
-        return self._micro_batch(fetch_rows(self._dataset, chunk.rows, self._collate), chunk)
+    def _load(self, drawn: _Drawn) -> Iterator[MicroBatch]:
+        for chunk in drawn.chunks:
+            yield self._micro_batch(self._fetch(chunk.rows, drawn.secret), chunk, drawn.secret)
 
-    def _micro_batch(self, rows: Rows, chunk: _Chunk) -> MicroBatch:
+    def _micro_batch(self, rows: Rows, chunk: _Chunk, secret: StepSecret) -> MicroBatch:
         self._shapes.check(rows, len(chunk.rows))
-        return MicroBatch(rows, None if chunk.units is None else torch.from_numpy(chunk.units))
+        units = None if chunk.units is None else torch.from_numpy(chunk.units)
+        return MicroBatch(rows, units, Chance(secret, torch.from_numpy(chunk.rows)))
 
     def _batches_from_workers(self, first_step: int, stop_step: int) -> Iterator[LogicalBatch]:
         schedule = _Schedule(self, first_step, stop_step)
         loader: DataLoader[Any] = DataLoader(
-            _Fetching(self._dataset, self._collate),
+            _Fetching(self._fetch),
             batch_size=None,
             sampler=schedule,
             num_workers=self._workers,
@@ -174,61 +178,47 @@ class PoissonSampler:
         )
         loaded = iter(loader)
 
-        def load(chunks: list[_Chunk]) -> Iterator[MicroBatch]:
-            for chunk in chunks:
-                yield self._micro_batch(next(loaded), chunk)
+        def load(drawn: _Drawn) -> Iterator[MicroBatch]:
+            for chunk in drawn.chunks:
+                yield self._micro_batch(next(loaded), chunk, drawn.secret)
 
-        for step in range(first_step, stop_step):
-            chunks = schedule.take()
-            micro_batches = load(chunks)
-            yield LogicalBatch(step, micro_batches)
+        for _ in range(first_step, stop_step):
+            drawn = schedule.take()
+            micro_batches = load(drawn)
+            yield LogicalBatch(drawn.step, drawn.secret, micro_batches)
             for _ in micro_batches:
                 pass
 
 
-def fetch_rows(dataset: Dataset[Any], indices: Indices, collate: Collate | None) -> Rows:
-    """The rows at these indices as one batch.
-
-    Items go through the user's `collate` if there is one; without it rows are gathered at once where that works.
-    """
-    if collate is None and isinstance(dataset, BatchFetch):
-        return dataset.rows_at(torch.from_numpy(indices))
-    if collate is None and type(dataset) is TensorDataset:
-        index = torch.from_numpy(indices)
-        return tuple(tensor[index] for tensor in dataset.tensors)
-    return (collate or default_collate)([dataset[int(i)] for i in indices])
-
-
 @dataclass(frozen=True, slots=True)
 class _Fetching(Dataset[Any]):
-    """What a worker runs: the row indices of a micro-batch in, its rows out, exactly as without workers."""
+    """What a worker runs: row indices of a micro-batch and the secret in, rows out, exactly as without workers."""
 
-    dataset: Dataset[Any]
-    collate: Collate | None
+    fetch: Fetcher
 
-    def __getitem__(self, indices: Indices) -> Rows:
-        return fetch_rows(self.dataset, indices, self.collate)
+    def __getitem__(self, asked: _Asked) -> Rows:
+        return self.fetch(*asked)
 
 
 def _as_it_is(rows: Rows) -> Rows:
     return rows
 
 
-class _Schedule(Sampler[Indices]):
+class _Schedule(Sampler[_Asked]):
     """Hands row indices to the workers, running ahead, and remembers which steps they belong to."""
 
     def __init__(self, sampler: PoissonSampler, first_step: int, stop_step: int) -> None:
         self._draws = (sampler._draw(step) for step in range(first_step, stop_step))
-        self._pending: deque[list[_Chunk]] = deque()
+        self._pending: deque[_Drawn] = deque()
 
-    def __iter__(self) -> Iterator[Indices]:
-        for chunks in self._draws:
-            self._pending.append(chunks)
-            for chunk in chunks:
-                yield chunk.rows
+    def __iter__(self) -> Iterator[_Asked]:
+        for drawn in self._draws:
+            self._pending.append(drawn)
+            for chunk in drawn.chunks:
+                yield chunk.rows, drawn.secret
 
-    def take(self) -> list[_Chunk]:
-        """The chunks of the next step. The loader asks for indices ahead of the steps, so they were drawn already."""
+    def take(self) -> _Drawn:
+        """What the next step drew. The loader asks for indices ahead of the steps, so they were drawn already."""
         if not self._pending:
             raise RuntimeError("the workers' schedule is behind the steps; this is a bug in sparsedp")
         return self._pending.popleft()

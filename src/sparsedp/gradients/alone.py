@@ -46,7 +46,7 @@ class RowsAlone:
     def gradient(self, row: Rows) -> Tensor:
         """The d-vector of one row."""
         with generators_put_back(self._device):
-            return self._row_by_row.gradients(row)[0]
+            return self._row_by_row.gradients(row, (), None)[0]
 
     def draws_random_numbers(self, row: Rows) -> bool:
         """Whether the model draws from torch's generator: then a row alone has other draws than in company."""

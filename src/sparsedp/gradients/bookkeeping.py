@@ -16,14 +16,18 @@ from torch.autograd.graph import Node
 from torch.utils import _pytree as pytree
 
 from sparsedp.core.batch import MicroBatch, PerSampleLoss, check_losses, to_device
+from sparsedp.core.chance import Chance, StepSecret
+from sparsedp.core.generators import SEED_BYTES
 from sparsedp.core.geometry import Identity
 from sparsedp.core.layout import Layout
 from sparsedp.core.support import Support
 from sparsedp.gradients.blocks import Block, Metrics, make_blocks
+from sparsedp.gradients.chances import Chances
 from sparsedp.gradients.clipping import Chunk, ClippedSum
 from sparsedp.gradients.forward import Forward, calls_not_by_row, check_samples_apart
 from sparsedp.gradients.graph import CannotBookError, Leaf, UnfitLayerError, graph_leaf
 from sparsedp.gradients.hooks import standing_hooks
+from sparsedp.gradients.keyed import drawing, keyed_draws, nothing_drawn
 from sparsedp.gradients.layers.shared import Use, shared_sources
 from sparsedp.gradients.layers.source import Closed, Source
 from sparsedp.gradients.layers.table import family_of
@@ -82,6 +86,7 @@ class BookkeepingEngine:
         self._reference = ReferenceEngine(model, loss)
         self._gave_way = False
         self._notes: dict[str, None] = {}
+        self._chances = Chances(model, loss)
         self._workspace = Workspace()
 
     @property
@@ -119,15 +124,16 @@ class BookkeepingEngine:
         for batch in batches:
             if query.support.size == 0:
                 continue
-            for rows in self._chunks(batch, query, prepared, device):
-                gradients = self._record(rows, prepared, query)
-                if gradients is None:
-                    part = self._reference.clipped_sum([rows], query, see)
-                    by_reference = part if by_reference is None else by_reference + part
-                    continue
-                norms = running.add(gradients)
-                if see is not None:
-                    see(rows, _each_row(rows, gradients, prepared), norms if rows.units is None else None)
+            with nothing_drawn(device):
+                for rows in self._chunks(batch, query, prepared, device):
+                    gradients = self._record(rows, prepared, query)
+                    if gradients is None:
+                        part = self._reference.clipped_sum([rows], query, see)
+                        by_reference = part if by_reference is None else by_reference + part
+                        continue
+                    norms = running.add(gradients)
+                    if see is not None:
+                        see(rows, _each_row(rows, gradients, prepared), norms if rows.units is None else None)
         total = running.total(device)
         return total if by_reference is None else total + by_reference
 
@@ -181,9 +187,12 @@ class BookkeepingEngine:
         def between(start: int, stop: int) -> MicroBatch:
             part = [leaf[start:stop] if isinstance(leaf, Tensor) else leaf for leaf in leaves]
             units = None if batch.units is None else (batch.units[start:stop] - batch.units[start]).to(device)
-            return MicroBatch(pytree.tree_unflatten(part, tree), units)
+            chance = None if batch.chance is None else batch.chance.part(slice(start, stop))
+            return MicroBatch(pytree.tree_unflatten(part, tree), units, chance)
 
         start, count = 0, batch.row_count
+        if count and not self._gave_way and self._chances.of(batch.rows) is None:
+            self._give_way("what it draws is not a fixed sequence of random numbers for each row")
         if count and not self._gave_way and kind not in prepared.measured:
             self._measure(leaves, tree, prepared, query, device)
         while start < count:
@@ -206,19 +215,19 @@ class BookkeepingEngine:
         """Learn what a kind of rows costs, and which arguments of which calls have the samples on their first axis.
 
         Apart from the sum, which so never depends on what this engine has seen before: a resumed run gives the same
-        bits. The generator is put back for the same reason. Two numbers of rows, because an axis that is not the
-        samples' may be as long as one of them, but not as both.
+        bits. Two numbers of rows, because an axis that is not the samples' may be as long as one of them, but not as
+        both.
         """
         chunks = []
         for times in (2, 3):
             copies = [torch.cat([leaf[:1]] * times) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-            chunks.append(MicroBatch(pytree.tree_unflatten(copies, tree)))
-        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            try:
-                three, reading, uses, sources = self._survey(chunks, prepared)
-            except CannotBookError as reason:
-                self._give_way(str(reason))
-                return
+            trial = Chance(StepSecret(bytes(SEED_BYTES)), torch.arange(times))
+            chunks.append(MicroBatch(pytree.tree_unflatten(copies, tree), chance=trial))
+        try:
+            three, reading, uses, sources = self._survey(chunks, prepared)
+        except CannotBookError as reason:
+            self._give_way(str(reason))
+            return
         self._say_what_is_slow(uses, prepared)
         each = _bytes_per_sample(three.tape.calls, uses, sources, 3, query)
         room = _chunk_bytes(device) * max(1, (len(three.tape.calls) + len(uses)) // CALLS_PER_CHUNK)
@@ -237,7 +246,8 @@ class BookkeepingEngine:
                 if not unfit:
                     reading = read(two.graph, three.graph, three.claims, prepared.leaves)
                     uses = three.uses(reading)
-                    return three, reading, uses, self._tried(three, uses, prepared)
+                    with drawing(three.tape.keyed):
+                        return three, reading, uses, self._tried(three, uses, prepared)
             except UnfitLayerError as error:
                 unfit = {error.layer: str(error)}
             self._loosened.update(unfit)
@@ -259,7 +269,8 @@ class BookkeepingEngine:
         try:
             forward = self._forward(chunk, prepared)
             uses = forward.uses(reading)
-            forward.tape.backward(forward.losses, _row_weights(chunk.units), uses)
+            with drawing(forward.tape.keyed):
+                forward.tape.backward(forward.losses, _row_weights(chunk.units), uses)
             forward.tape.check_inputs_unchanged()
             sources = self._sources(forward, uses, prepared)
         except CannotBookError as reason:
@@ -285,10 +296,11 @@ class BookkeepingEngine:
             logger.warning("%s", what)
 
     def _forward(self, chunk: MicroBatch, prepared: _Prepared, thorough: bool = False) -> Forward:
-        """Forward over some rows."""
-        tape = Tape()
+        """Forward over some rows, under random numbers of their own."""
+        tape = Tape(keyed_draws(self._chances.of(chunk.rows) or (), chunk.chance))
         modules = {x.name: x.module for x in self._recorded(prepared).values()}
-        with torch.enable_grad(), tape.recording(modules), plain_forward(self._model):
+        recorded = tape.recording(modules)
+        with torch.enable_grad(), drawing(tape.keyed), recorded, plain_forward(self._model):
             losses = check_losses(self._loss(self._model, chunk.rows), chunk.row_count)
         return Forward.of(tape, losses, prepared.leaves, thorough)
 

@@ -12,7 +12,10 @@ from torch.func import grad, vmap
 from torch.utils import _pytree as pytree
 
 from sparsedp.core.batch import MicroBatch, PerSampleLoss, Rows, check_losses, row_count, to_device
+from sparsedp.core.chance import Chance
 from sparsedp.core.layout import Layout
+from sparsedp.gradients.chances import Chances
+from sparsedp.gradients.keyed import nothing_drawn
 from sparsedp.gradients.query import Query, See, mean_by_unit, sum_clipped_rows
 from sparsedp.gradients.rowwise import RowByRow
 from sparsedp.gradients.vectorised import call_with, detached_and_quiet, places
@@ -23,7 +26,8 @@ logger = logging.getLogger("sparsedp")
 class ReferenceEngine:
     """Per-sample gradients one by one, then the query word for word.
 
-    `vmap(grad)` where that can stand for a plain loop of `autograd.grad` over the rows, else the loop.
+    `vmap(grad)` where that can stand for a plain loop of `autograd.grad` over the rows, else the loop: always where
+    the model draws random numbers.
     """
 
     def __init__(self, model: nn.Module, loss: PerSampleLoss) -> None:
@@ -31,6 +35,7 @@ class ReferenceEngine:
         self._loss = loss
         self._layout = Layout.of(model)
         self._row_by_row = RowByRow(model, loss, self._layout)
+        self._chances = Chances(model, loss)
         self._vectorised: bool | None = None
 
     @property
@@ -45,16 +50,19 @@ class ReferenceEngine:
         for batch in batches:
             if batch.row_count == 0:
                 continue
-            with detached_and_quiet():
-                gradients = query.support.gather(self._per_sample_gradients(to_device(batch.rows, device)))
+            with detached_and_quiet(), nothing_drawn(device):
+                rows = to_device(batch.rows, device)
+                gradients = query.support.gather(self._per_sample_gradients(rows, batch.chance))
             if see is not None:
-                see(MicroBatch(to_device(batch.rows, device)), gradients.__getitem__, None)
+                see(MicroBatch(rows, chance=batch.chance), gradients.__getitem__, None)
             units = None if batch.units is None else batch.units.to(device)
             total += sum_clipped_rows(mean_by_unit(gradients, units), query)
         return total
 
-    def _per_sample_gradients(self, rows: Rows) -> Tensor:
+    def _per_sample_gradients(self, rows: Rows, chance: Chance | None) -> Tensor:
         """The [n, d] matrix of per-sample gradients."""
+        if (draws := self._chances.of(rows)) != ():
+            return self._row_by_row.gradients(rows, draws, chance)
         if self._vectorised is not False and (reason := self._row_by_row.why_needed(rows)) is not None:
             self._loop_from_now_on(reason)
         if self._vectorised is not False:
@@ -67,7 +75,7 @@ class ReferenceEngine:
             else:
                 self._vectorised = True
                 return gradients
-        return self._row_by_row.gradients(rows)
+        return self._row_by_row.gradients(rows, (), None)
 
     def _loop_from_now_on(self, reason: str) -> None:
         logger.info("the reference engine loops over samples: %s", reason)
@@ -84,7 +92,7 @@ class ReferenceEngine:
             losses = self._loss(call_in_place(self._model, values), single)
             return check_losses(losses, 1)[0]
 
-        by_name = vmap(grad(loss_of_one), in_dims=(None, 0), randomness="different")(parameters, rows)
+        by_name = vmap(grad(loss_of_one), in_dims=(None, 0), randomness="error")(parameters, rows)
         wide = torch.float32
         for value in by_name.values():
             wide = torch.promote_types(wide, value.dtype)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -11,7 +11,10 @@ from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
 from sparsedp.core.batch import PerSampleLoss, Rows, check_losses, row_count, select_rows
+from sparsedp.core.chance import Chance
+from sparsedp.core.generators import SEED_BYTES, own_generators
 from sparsedp.core.layout import Layout
+from sparsedp.gradients.chances import Draw
 from sparsedp.gradients.graph import Graph
 from sparsedp.gradients.hooks import (
     custom_backward,
@@ -19,6 +22,7 @@ from sparsedp.gradients.hooks import (
     standing_hooks,
     tensor_hooks_noted,
 )
+from sparsedp.gradients.keyed import drawing, keyed_draws, named
 
 
 class RowByRow:
@@ -45,8 +49,7 @@ class RowByRow:
             return reason
         self._examined = True
         device = self._layout.parameters(self._model)[0].device
-        devices = [device] if device.type == "cuda" else []
-        with torch.random.fork_rng(devices=devices), torch.enable_grad(), tensor_hooks_noted() as noted:
+        with own_generators(bytes(SEED_BYTES), device), torch.enable_grad(), tensor_hooks_noted() as noted:
             losses = check_losses(self._loss(self._model, select_rows(rows, slice(0, 1))), 1)
         if noted:
             return noted[0]
@@ -54,12 +57,24 @@ class RowByRow:
             return None
         return custom_backward(Graph.of(get_gradient_edge(losses)).nodes, node_hooks=True)
 
-    def gradients(self, rows: Rows) -> Tensor:
-        """The [n, d] matrix of per-sample gradients, in float32 or wider."""
+    def gradients(self, rows: Rows, draws: tuple[Draw, ...] | None, chance: Chance | None) -> Tensor:
+        """The [n, d] matrix of per-sample gradients, in float32 or wider, each under its own random numbers."""
+        found = []
         with torch.enable_grad(), self._hidden_calls_refused():
-            return torch.stack(
-                [self._one(select_rows(rows, slice(i, i + 1))) for i in range(row_count(rows))]
-            )
+            for i in range(row_count(rows)):
+                span = slice(i, i + 1)
+                with self._own_numbers(draws, None if chance is None else chance.part(span)):
+                    found.append(self._one(select_rows(rows, span)))
+        return torch.stack(found)
+
+    def _own_numbers(
+        self, draws: tuple[Draw, ...] | None, chance: Chance | None
+    ) -> AbstractContextManager[object]:
+        if draws is not None:
+            return drawing(keyed_draws(draws, chance))
+        mine = named(chance)
+        device = self._layout.parameters(self._model)[0].device
+        return own_generators(mine.secret.seed(int(mine.rows[0])), device)
 
     def _one(self, row: Rows) -> Tensor:
         parameters = self._layout.parameters(self._model)

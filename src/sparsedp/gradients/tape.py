@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 from sparsedp.core.errors import ModelError
 from sparsedp.gradients.graph import CannotBookError, Ends, Graph, Place, place_of
 from sparsedp.gradients.hooks import custom_backward, refuse_inside_a_function, tensor_hooks_noted
+from sparsedp.gradients.keyed import KeyedDraws
 
 if TYPE_CHECKING:
     from sparsedp.gradients.layers.shared import Use
@@ -55,7 +56,8 @@ class Call:
 class Tape:
     """Records the calls of chosen layers during one forward pass."""
 
-    def __init__(self) -> None:
+    def __init__(self, keyed: KeyedDraws | None = None) -> None:
+        self.keyed = keyed
         self.calls: list[Call] = []
         self._begun: list[tuple[tuple[int, ...], frozenset[Place]]] = []
         self._tensor_hooks: list[str] = []

@@ -12,9 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
-from sparsedp.core.batch import MicroBatch, PerSampleLoss, Rows, select_rows
+from sparsedp.core.batch import MicroBatch, PerSampleLoss, Rows, row_count, select_rows
+from sparsedp.core.chance import Chance, StepSecret
 from sparsedp.core.clip import FlatClip
 from sparsedp.core.errors import ModelError
+from sparsedp.core.generators import SEED_BYTES
 from sparsedp.core.layout import Layout
 from sparsedp.core.randomness import PublicRandomness
 from sparsedp.core.support import Support
@@ -185,7 +187,8 @@ class Trial:
             start += chunk.row_count
 
         _seed_everything(seed)
-        self.engine.clipped_sum([MicroBatch(rows)], self.query, see)
+        chance = Chance(StepSecret(seed.to_bytes(SEED_BYTES, "little")), torch.arange(row_count(rows)))
+        self.engine.clipped_sum([MicroBatch(rows, chance=chance)], self.query, see)
         return None if self.engine.gave_way else torch.stack([found[place] for place in which])
 
     def _gradient_alone(self, single: Rows, seed: int) -> Tensor:

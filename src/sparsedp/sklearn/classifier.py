@@ -19,6 +19,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import nn
 
 from sparsedp.core.errors import PrivacyError, PrivacyWarning, SparseDPError
+from sparsedp.core.generators import own_generators
 from sparsedp.core.randomness import PublicRandomness
 from sparsedp.datasets.bundle import Split
 from sparsedp.methods import AUTO, Listed, MethodOptions, configure, get_method
@@ -40,7 +41,6 @@ from sparsedp.sklearn.scaling import (
 from sparsedp.sklearn.surroundings import check_surroundings
 from sparsedp.training.fit import fit
 from sparsedp.training.result import Result
-from sparsedp.training.state import own_generators
 
 Floats = npt.NDArray[np.float64]
 
@@ -291,7 +291,8 @@ def _new_model(shape: tuple[int, ...], classes: int, hidden: Sequence[int], seed
     if not widths:
         return logistic(shape, classes)
     public = PublicRandomness.fresh() if seed is None else PublicRandomness(seed)
-    with own_generators(public.torch_seed((0, 3)), torch.device("cpu")):
+    with own_generators(public.generator_seed((0, 3)), torch.device("cpu")):
+        torch.manual_seed(public.torch_seed((0, 3)))
         return mlp(shape, classes, tuple(int(width) for width in widths))
 
 

@@ -12,14 +12,15 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from sparsedp.core.batch import Rows
+from sparsedp.core.generators import own_generators
 from sparsedp.core.randomness import PrivateRandomness, PublicRandomness
-from sparsedp.data.sampling import Collate, LogicalBatch, PoissonSampler, fetch_rows
+from sparsedp.data.fetching import Collate, fetch_rows
+from sparsedp.data.sampling import LogicalBatch, PoissonSampler
 from sparsedp.data.shapes import FixedShapes
 from sparsedp.privacy.channels import inputs_of
 from sparsedp.privacy.plan import Phase, Plan
 from sparsedp.training.identity import check_plan
 from sparsedp.training.standing_alone import check_rows_stand_alone
-from sparsedp.training.state import own_generators
 
 TRIAL_DRAW = 7
 """Keeps the draw of rows for a trial apart from other public draws."""
@@ -35,7 +36,7 @@ class Loading:
         units: the unit each row belongs to; without it each row is one.
         rows_per_unit: how many rows of a sampled unit are drawn; their mean gradient is clipped once.
         max_physical_batch: most rows loaded at once; changes nothing but memory.
-        workers: loading processes. A data set with random augmentation replays exactly only with 0.
+        workers: loading processes. What a random augmentation draws for a row is the same with any number.
         collate: makes a batch of items of the data set, as in a `DataLoader`. Each row from its own item alone: pad
             to one fixed length, never to the longest of the batch.
     """
@@ -81,7 +82,7 @@ class Batches:
     def rows_for_a_trial(self, count: int, public: PublicRandomness) -> Rows:
         """Rows from all over the data set, in the order of a public draw; they themselves are private."""
         everywhere = public.permutation(len(cast("Any", self._dataset)), key=(0, 0, TRIAL_DRAW)).numpy()
-        with own_generators(0, torch.device("cpu")):
+        with own_generators(PublicRandomness(0).generator_seed(()), torch.device("cpu")):
             return fetch_rows(self._dataset, everywhere[:count], self._collate)
 
     @property
@@ -106,7 +107,7 @@ def _at_once(loading: Loading, phase: Phase) -> int | None:
 
 def count_channels(dataset: Dataset[Any], collate: Collate | None) -> int:
     """How many channels the inputs have: a shape, which is public."""
-    with own_generators(0, torch.device("cpu")):
+    with own_generators(PublicRandomness(0).generator_seed(()), torch.device("cpu")):
         return int(inputs_of(next(rows_in_order(dataset, 1, 1, collate))).shape[1])
 
 

@@ -4,49 +4,54 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import deepcopy
+from functools import partial
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, TensorDataset
 
 from sparsedp.core.batch import Rows, select_rows
+from sparsedp.core.chance import StepSecret
 from sparsedp.core.errors import PrivacyError
-from sparsedp.data.sampling import BatchFetch, Collate
+from sparsedp.core.generators import SEED_BYTES, own_generators
+from sparsedp.data.fetching import BatchFetch, Collate, Fetcher, fetch_rows
 from sparsedp.data.shapes import FixedShapes
-from sparsedp.training.state import own_generators
 
 PROBE_ROWS = 8
 TOLERANCE = 1e-5
 """Relative difference between a row made alone and in company that rounding does not explain."""
+_TRIAL, _OTHER = StepSecret(bytes(SEED_BYTES)), StepSecret(bytes([1] * SEED_BYTES))
+"""Of trials whose rows go nowhere; no step has them."""
 
 
 def check_rows_stand_alone(dataset: Dataset[Any], collate: Collate | None, shapes: FixedShapes) -> None:
-    """Make the first rows together and one by one, and refuse a `collate` or `rows_at` that mixes them.
+    """Make the first rows together and one by one, and refuse items that change and a `collate` that mixes them.
 
     The shapes found here are those that every batch must have.
 
     **Privacy.** Clipping bounds what a row adds to the sum only if the row does not change the others. A few rows
     cannot show all that a function might do; shapes are compared in every batch.
     **Edge cases.** A random `collate` is refused, for nothing tells random augmentation of single rows from a random
-    mixture of them (mixup). Of a random `rows_at` only the shapes are compared.
+    mixture of them (mixup). A random data set is welcome: its rows are made one by one, each under its own numbers.
 
     Raises:
-        PrivacyError: a row depends on those beside it.
+        PrivacyError: a row depends on those beside it, or on which were made before it.
     """
-    make = _maker(dataset, collate)
-    if make is None:
+    if collate is None and type(dataset) is TensorDataset:
         return
     everything = list(range(min(PROBE_ROWS, len(cast("Any", dataset)))))
-    together, again = (_seeded(make, everything, seed) for seed in (0, 1))
-    alone = [_seeded(make, [index], 0) for index in everything]
+    make = _maker(dataset, collate, everything)
+    if make is None:
+        return
+    together, again = (make(everything, secret) for secret in (_TRIAL, _TRIAL if collate is None else _OTHER))
+    alone = [make([index], _TRIAL) for index in everything]
     shapes.check(together, len(everything))
     for row in alone:
         shapes.check(row, 1)
     if not _alike(together, again):
-        if collate is None:
-            return
         raise PrivacyError(
             "collate makes something else of the same rows each time, so it cannot be checked that it keeps them "
             "apart; move what is random (augmentation, masking) into the data set, where a row stands alone"
@@ -58,29 +63,66 @@ def check_rows_stand_alone(dataset: Dataset[Any], collate: Collate | None, shape
         )
 
 
-def _maker(dataset: Dataset[Any], collate: Collate | None) -> Callable[[list[int]], Rows] | None:
+def _maker(
+    dataset: Dataset[Any], collate: Collate | None, indices: list[int]
+) -> Callable[[list[int], StepSecret], Rows] | None:
     """Makes rows at indices by the user's own function; None if only stacking is done."""
+    gathers = collate is None and isinstance(dataset, BatchFetch)
+
+    def get(index: int) -> Any:
+        return fetch_rows(dataset, np.array([index]), None) if gathers else dataset[index]
+
+    items = _repeatable(get, indices)
     if collate is not None:
-        with own_generators(0, torch.device("cpu")):
-            items = [dataset[i] for i in range(min(PROBE_ROWS, len(cast("Any", dataset))))]
-        return lambda indices: collate([deepcopy(items[i]) for i in indices])
-    if isinstance(dataset, BatchFetch):
-        return lambda indices: dataset.rows_at(torch.tensor(indices))
+        return lambda chosen, secret: _seeded(secret, lambda: collate([deepcopy(items[i]) for i in chosen]))
+    if gathers:
+        fetch = Fetcher(dataset, None)
+        return lambda chosen, secret: _seeded(secret, lambda: fetch(np.array(chosen), secret))
     return None
 
 
-def _seeded(make: Callable[[list[int]], Rows], indices: list[int], seed: int) -> Rows:
-    with own_generators(seed, torch.device("cpu")):
-        return make(indices)
+def _repeatable(get: Callable[[int], Any], indices: list[int]) -> dict[int, Any]:
+    """Items made twice, in another order, under the same random numbers.
+
+    Raises:
+        PrivacyError: they differ: the data set draws from a generator of its own, or remembers what it was asked.
+    """
+    first = {i: _seeded(_TRIAL, partial(_copied, get, i), i) for i in indices}
+    for _ in range(2):
+        for i in reversed(indices):
+            if not _alike(first[i], _seeded(_TRIAL, partial(get, i), i)):
+                raise PrivacyError(
+                    "the data set makes something else of a row under the same random numbers of torch, NumPy and "
+                    "Python: it draws from a generator of its own, or remembers what it was asked before, so a row "
+                    "depends on the others in its batch. Draw from the global generators (torch.rand, np.random, "
+                    "random), which are seeded for every row"
+                )
+    return first
+
+
+def _copied(get: Callable[[int], Any], index: int) -> Any:
+    return deepcopy(get(index))
+
+
+def _seeded(secret: StepSecret, make: Callable[[], Any], row: int | None = None) -> Any:
+    with own_generators(secret.seed(row), torch.device("cpu")):
+        return make()
 
 
 def _alike(one: Rows, other: Rows) -> bool:
     """Whether all tensors agree up to rounding; NaN in the same places is no difference."""
     pairs = zip(pytree.tree_leaves(one), pytree.tree_leaves(other), strict=False)
-    return all(_close(a, b) for a, b in pairs if isinstance(a, Tensor) and isinstance(b, Tensor))
+    return all(_close(torch.as_tensor(a), torch.as_tensor(b)) for a, b in pairs if _comparable(a, b))
+
+
+def _comparable(a: object, b: object) -> bool:
+    kinds = (Tensor, np.ndarray, np.number, bool, int, float)
+    return isinstance(a, kinds) and isinstance(b, kinds)
 
 
 def _close(a: Tensor, b: Tensor) -> bool:
+    if a.shape != b.shape:
+        return False
     if not a.is_floating_point():
         return torch.equal(a, b)
     x, y = a.double(), b.double()

@@ -1,13 +1,10 @@
-"""Optimizer and scheduler state in and out of a checkpoint, and the global generators kept out of the way."""
+"""Optimizer and scheduler state in and out of a checkpoint."""
 
 from __future__ import annotations
 
-import random
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
@@ -59,27 +56,6 @@ def restore_scheduler(scheduler: LRScheduler | None, saved: Mapping[str, Any] | 
     if scheduler is not None and saved is not None:
         _check_class(scheduler, saved, "scheduler")
         scheduler.load_state_dict(saved["state"])
-
-
-@contextmanager
-def own_generators(seed: int, device: torch.device) -> Iterator[None]:
-    """Seed the global generators of torch, NumPy and Python inside, and put the caller's state back after.
-
-    Dropout and random augmentation draw from them; seeding per step lets a resumed run replay.
-    """
-    devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices):
-        python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
-        try:
-            torch.default_generator.manual_seed(seed)
-            if devices:
-                torch.cuda.manual_seed(seed)
-            random.seed(seed)
-            np.random.seed(seed % 2**32)  # noqa: NPY002
-            yield
-        finally:
-            random.setstate(python)
-            np.random.set_state(numpy)  # noqa: NPY002
 
 
 def _check_class(live: object, saved: Mapping[str, Any], what: str) -> None:

@@ -7,6 +7,7 @@ import math
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self, final
@@ -16,6 +17,7 @@ from torch.utils.data import Dataset
 
 from sparsedp.core.batch import PerSample, per_sample_loss
 from sparsedp.core.errors import SparseDPError
+from sparsedp.core.generators import own_generators
 from sparsedp.core.randomness import PublicRandomness, SeededRandomness, SystemRandomness
 from sparsedp.core.support import Support
 from sparsedp.data.sampling import LogicalBatch
@@ -45,7 +47,6 @@ from sparsedp.training.reports import Callback, Event, StepReport
 from sparsedp.training.result import Result
 from sparsedp.training.selection import counted_rows, release_selection, selection_phase
 from sparsedp.training.spending import Spending
-from sparsedp.training.state import own_generators
 from sparsedp.training.step import PrivateStep
 
 
@@ -112,7 +113,9 @@ class Trainer:
             fast=engine != "reference",
             largest=self._batches.most_rows,
         )
-        guard.check()
+        self._device = next(model.parameters()).device
+        with own_generators(private.secret((0, 2)).seed(), self._device):
+            guard.check()
         computing = make_engine(model, per_sample, engine)
         layout = computing.layout
         controller = Controller(plan, layout, public)
@@ -135,7 +138,7 @@ class Trainer:
         self._evaluate, self._callbacks = evaluate, tuple(callbacks)
         self._epoch_ends = plan.epoch_ends()
         self._position, self._between_steps, self._closed = 0, True, False
-        self._device, self._workers = next(model.parameters()).device, loading.workers
+        self._workers = loading.workers
         self._journal = Journal(layout)
         self._issued: dict[int, LogicalBatch] = {}
         self._result: Result | None = None
@@ -203,7 +206,7 @@ class Trainer:
             )
         rates = self._learner.learning_rates
         self._between_steps = False
-        with own_generators(self._public.torch_seed((batch.step, 0)), self._device):
+        with own_generators(batch.secret.seed(), self._device):
             released = self._private_step(batch.step, batch)
         self._learner.after_step()
         self._position += 1
@@ -268,7 +271,7 @@ class Trainer:
             if found is None or self._position != self._plan.first_step(found.name):
                 continue
             self._between_steps = False
-            with own_generators(self._public.torch_seed((self._position, 0)), self._device):
+            with self._secret_generators():
                 release(found)
             self._position, self._between_steps = self._position + found.steps, True
             self.save()
@@ -295,8 +298,12 @@ class Trainer:
         if self._workers == 0:
             return next(batches, None)
         # Starting workers draws from torch's global generator.
-        with own_generators(self._public.torch_seed((self._position, 1)), self._device):
+        with self._secret_generators():
             return next(batches, None)
+
+    def _secret_generators(self) -> AbstractContextManager[None]:
+        """Around what handles private rows outside a step: nothing there should draw from the global generators."""
+        return own_generators(self._private_step.randomness.secret((self._position, 1)).seed(), self._device)
 
     def _go_on(self, saved: Checkpoint) -> None:
         """Take up a run at its checkpoint, past the steps that were paid for and lost."""
@@ -339,7 +346,7 @@ class Trainer:
             return epochs[-1].metrics
         if self._evaluate is None:
             return {}
-        seed = self._public.torch_seed((self._position, 2))
+        seed = self._public.generator_seed((self._position, 2))
         with self._learner.evaluated() as model, own_generators(seed, self._device):
             found = self._evaluate(model)
         return {name: float(value) if math.isfinite(value) else None for name, value in found.items()}
