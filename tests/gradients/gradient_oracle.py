@@ -49,12 +49,12 @@ def measured(
 
 
 def clipped_sum(z: np.ndarray, clip_norm: float | None) -> np.ndarray:
-    """The sum of the rows, each scaled down to `clip_norm` less the documented margin of 1e-5."""
+    """The sum of the rows, each scaled down to `clip_norm` less the documented margin of 1e-3."""
     total = np.zeros(z.shape[1])
     for row in z:
         norm = np.sqrt((row**2).sum())
         if np.isfinite(norm):
-            total += row if clip_norm is None else row * min(1.0, clip_norm / 1.00001 / max(norm, 1e-300))
+            total += row if clip_norm is None else row * min(1.0, clip_norm / 1.001 / max(norm, 1e-300))
     return total
 
 

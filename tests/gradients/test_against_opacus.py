@@ -1,6 +1,6 @@
 """An outside check: the dense clipped sums of the papers' CNNs are those of Opacus's hooks.
 
-Opacus scales a sample by C/(norm + 1e-6) and we by C/(1 + 1e-5)/norm, so Opacus is asked with a bound that makes the
+Opacus scales a sample by C/(norm + 1e-6) and we by C/(1 + 1e-3)/norm, so Opacus is asked with a bound that makes the
 two factors equal for clipped samples to 1e-6/norm; norms here are above 1, and C is well below every norm, so that
 every sample is clipped.
 """

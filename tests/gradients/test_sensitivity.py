@@ -1,4 +1,4 @@
-"""Sensitivity, measured: one record or one unit, whatever it holds, moves the clipped sum by at most C(1+1e-5)."""
+"""Sensitivity, measured: one record or one unit, whatever it holds, moves the clipped sum by at most C."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ powers = st.tuples(st.integers(-30, 30), st.integers(-30, 30))
 
 def assert_moves_at_most(question: Question, one: Tensor, other: Tensor) -> None:
     moved = float((one - other).norm())
-    assert moved <= question.clip_norm * (1 + 1e-5)
+    assert moved <= question.clip_norm
 
 
 @settings(max_examples=250)
@@ -165,7 +165,7 @@ def test_contributions_that_nearly_undo_themselves_are_bounded_all_the_same(laye
         for clip_norm in (0.01, 1.0):
             query = Query(Support.full(engine.layout.dimension), FlatClip(clip_norm))
             total = engine.clipped_sum([MicroBatch((inputs.contiguous(), gradients.contiguous()))], query)
-            assert float(total.norm()) <= clip_norm * (1 + 1e-5)
+            assert float(total.norm()) <= clip_norm
 
 
 @pytest.mark.parametrize("kind", ENGINES)
@@ -190,4 +190,4 @@ def test_the_product_of_something_tiny_and_something_huge_is_bounded(layer, supp
             )
         for clip_norm in (1e-6, 1.0):
             query = Query(supports(engine.layout)[support], FlatClip(clip_norm))
-            assert float(engine.clipped_sum([MicroBatch(rows)], query).norm()) <= clip_norm * (1 + 1e-5)
+            assert float(engine.clipped_sum([MicroBatch(rows)], query).norm()) <= clip_norm

@@ -1,6 +1,6 @@
 """Every algorithm of the papers against an independent NumPy implementation: same data, batches and noise.
 
-The oracles know one number of the library's, the 1e-5 its clip aims below C; then the paths agree to 1e-9. They know
+The oracles know one number of the library's, the 1e-3 its clip aims below C; then the paths agree to 1e-9. They know
 nothing of the grid that releases are rounded to, so here it is much finer.
 """
 

@@ -226,7 +226,7 @@ def test_rows_of_numbers_are_clipped_and_summed_too():
     rows = torch.tensor([[3.0, 4.0], [0.3, 0.4], [torch.nan, 0.0], [torch.inf, 1.0], [0.0, 0.0]])
     query = ClippedRows(rows, FlatClip(1.0))
     assert query.sensitivity == 1.0
-    expected = torch.tensor([0.6, 0.8], dtype=torch.float64) / 1.00001 + torch.tensor([0.3, 0.4])
+    expected = torch.tensor([0.6, 0.8], dtype=torch.float64) / 1.001 + torch.tensor([0.3, 0.4])
     (total,) = query.parts(1.0)
     torch.testing.assert_close(total, expected.double(), rtol=1e-7, atol=0)
 

@@ -55,7 +55,7 @@ def by_hand(inputs: Tensor, units: Sequence[int], centre: Tensor | None) -> np.n
         vector = np.mean(rows, axis=0)
         length = np.sqrt(np.sum(vector**2))
         if np.isfinite(length):
-            total += vector * min(1.0, CLIP / 1.00001 / length)
+            total += vector * min(1.0, CLIP / 1.001 / length)
     return total
 
 
@@ -96,7 +96,7 @@ def test_the_worst_patient_moves_the_sum_by_just_the_clip(centre):
     worst = torch.full((50, 4, 3, 3), 1e6)
     before = channel_sum(others, torch.arange(6), centre)
     after = channel_sum(torch.cat([others, worst]), torch.tensor([*range(6), *[6] * 50]), centre)
-    assert CLIP * (1 - 2e-5) < float((after - before).norm()) <= CLIP
+    assert CLIP * (1 - 1.1e-3) < float((after - before).norm()) <= CLIP
 
 
 def test_a_patient_counts_once_however_many_rows_are_loaded():

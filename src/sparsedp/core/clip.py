@@ -10,8 +10,11 @@ from torch import Tensor
 
 from sparsedp.core.errors import PrivacyError
 
-ROUNDING_MARGIN = 1e-5
-"""The clip aims this much below its bound, so that float32 rounding cannot push a contribution over it."""
+ROUNDING_MARGIN = 1e-3
+"""The clip aims this much below its bound, so that float32 rounding of norms and sums cannot carry one unit over it.
+
+docs/engine.md says what is bounded by it.
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from sparsedp.gradients.blocks import Block, Metrics
 from sparsedp.gradients.layers.source import (
+    MOST_SUMMED,
     Closed,
     Mergeable,
     Source,
@@ -129,7 +130,9 @@ class ClippedSum:
         quiet = factors == 0
         if bool(quiet.any()):
             z[:, quiet] = 0
-        _accumulate(self._measured, name, torch.matmul(factors.to(z), z))
+        for start in range(0, z.shape[1], MOST_SUMMED):
+            span = slice(start, start + MOST_SUMMED)
+            _accumulate(self._measured, name, torch.matmul(factors[span].to(z), z[:, span]))
         self._sources[name] = chunk.sole_source(name)
 
     def total(self, device: torch.device) -> Tensor:

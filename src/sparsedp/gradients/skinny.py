@@ -36,14 +36,14 @@ def inner_products(a: Tensor, rows: Tensor) -> Tensor:
 
 
 def outer_sum(b: Tensor, a: Tensor) -> Tensor:
-    """`b.T @ a`, [n, o] by [n, i] to [o, i]."""
+    """`b.T @ a`, [n, o] by [n, i] to [o, i]; slices are added up in float64."""
     slices = a.shape[0] // SLICE
     if slices < 2 or not _fits(a, b.shape[1]):
         return b.T @ a
     whole = slices * SLICE
     left = b[:whole].reshape(slices, SLICE, -1).transpose(1, 2)
-    total = torch.bmm(left, a[:whole].view(slices, SLICE, -1)).sum(0)
-    return total if whole == a.shape[0] else total.addmm_(b[whole:].T, a[whole:])
+    total = torch.bmm(left, a[:whole].view(slices, SLICE, -1)).sum(0, dtype=torch.float64)
+    return total if whole == a.shape[0] else total.add_(b[whole:].T @ a[whole:])
 
 
 @contextmanager

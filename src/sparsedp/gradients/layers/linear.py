@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from sparsedp.gradients.blocks import Block, Metric
 from sparsedp.gradients.layers.source import (
+    MOST_SUMMED,
     Explicit,
     Family,
     Source,
@@ -98,7 +99,10 @@ class Outer:
         a, b = silence(self.a, factors), silence(self.b, factors)
         if metric.centre is not None:
             a, b = a.double(), b.double()
-        total += outer_sum(b * factors.to(b).unsqueeze(1), a).flatten()
+        scaled = b * factors.to(b).unsqueeze(1)
+        for start in range(0, len(a), MOST_SUMMED):
+            span = slice(start, start + MOST_SUMMED)
+            total += outer_sum(scaled[span], a[span]).flatten()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

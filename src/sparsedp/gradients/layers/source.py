@@ -74,6 +74,8 @@ class Mergeable(Closed, Protocol):
 
 STRETCH = 1024
 """Scalars summed in float32 before the sum goes on in float64."""
+MOST_SUMMED = 1024
+"""Samples summed in float32 before the sum goes on in float64."""
 
 MakeSource = Callable[[Call, str, Block, Space], Source]
 
@@ -126,8 +128,8 @@ class Explicit:
         return self.values[0].numel()
 
     def explicit(self, span: slice) -> Tensor:
-        """The gradients of some samples."""
-        return self.values[span].reshape(1, -1, self.block_size).clone()
+        """The gradients of some samples, never in half precision: norms, factors and sums are made of them."""
+        return working(self.values[span]).reshape(1, -1, self.block_size).clone()
 
 
 def silence(values: Tensor, factors: Tensor) -> Tensor:
