@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import torch
 from torch import nn
 
-from sparsedp.core.batch import MicroBatch, PerSampleLoss, Rows
+from sparsedp.core.batch import MicroBatch, PerSampleLoss, Rows, row_count
+from sparsedp.core.chance import Chance
 from sparsedp.core.clip import FlatClip
+from sparsedp.core.randomness import SystemRandomness
 from sparsedp.core.support import Support
 from sparsedp.gradients.bookkeeping import BookkeepingEngine
 from sparsedp.gradients.check import check_model
@@ -22,5 +25,7 @@ def slow_parts(model: nn.Module, loss: PerSampleLoss, rows: Rows) -> tuple[str, 
     """
     check_model(model, loss, rows)
     engine = BookkeepingEngine(model, loss)
-    engine.clipped_sum([MicroBatch(rows)], Query(Support.full(engine.layout.dimension), FlatClip(1.0)))
+    chance = Chance(SystemRandomness().secret(()), torch.arange(row_count(rows)))
+    query = Query(Support.full(engine.layout.dimension), FlatClip(1.0))
+    engine.clipped_sum([MicroBatch(rows, chance=chance)], query)
     return engine.notes

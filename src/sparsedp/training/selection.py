@@ -8,6 +8,7 @@ from torch import nn
 
 from sparsedp.core.batch import PerSampleLoss, Rows
 from sparsedp.core.errors import PrivacyError
+from sparsedp.core.generators import own_generators
 from sparsedp.core.randomness import PrivateRandomness, PublicRandomness
 from sparsedp.data.sampling import LogicalBatch
 from sparsedp.gradients.touched import TouchedRows
@@ -17,7 +18,6 @@ from sparsedp.privacy.ledger import Charge, Ledger
 from sparsedp.privacy.mechanism import private_mean
 from sparsedp.privacy.plan import Phase, Plan
 from sparsedp.privacy.touched import TouchedSum
-from sparsedp.training.state import own_generators
 from sparsedp.training.step import clip_of
 
 
@@ -41,7 +41,7 @@ def counted_rows(
     if controller.tables is None:
         return None
     look = TouchedRows(model, loss, [slot.name for slot in controller.tables.slots])
-    with own_generators(public.torch_seed((0, 4)), next(model.parameters()).device):
+    with own_generators(public.generator_seed((0, 4)), next(model.parameters()).device):
         look.check(probe())
     return look
 
