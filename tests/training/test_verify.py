@@ -16,6 +16,7 @@ from runs import a_trainer, advance
 
 import sparsedp
 from sparsedp.core.errors import DataError, PrivacyError
+from sparsedp.privacy.grid import NOISE
 from sparsedp.privacy.ledger_lines import seal
 from sparsedp.runs.checkpoint import read_checkpoint, write_checkpoint
 from sparsedp.runs.documents import digest_of, record_bytes
@@ -24,10 +25,10 @@ from sparsedp.runs.verify import TIMING, Verification, verify
 
 OLD = Path(__file__).parents[1] / "runs_on_disk" / "written_by_0_1"
 FIELDS = [
-    "format", "status", "dataset", "model", "method", "variant", "seed", "for_release", "private", "target_epsilon",
-    "delta", "accountant", "unit", "units", "epsilon", "epsilon_spent", "steps_charged", "test_accuracy", "metrics",
-    "k", "active_ratio", "supports", "ledger", "d", "batch_size", "epochs", "steps", "plan", "public_seed",
-    "settings", "schema", "checksum", "config", "versions",
+    "format", "status", "dataset", "model", "method", "variant", "seed", "for_release", "private", "noise",
+    "target_epsilon", "delta", "accountant", "unit", "units", "epsilon", "epsilon_spent", "steps_charged",
+    "test_accuracy", "metrics", "k", "active_ratio", "supports", "ledger", "d", "batch_size", "epochs", "steps",
+    "plan", "public_seed", "settings", "schema", "checksum", "config", "versions",
 ]  # fmt: skip
 BOUND_ALONE = {"dataset", "model", "variant", "schema", "checksum", "config", "versions"}
 
@@ -226,8 +227,14 @@ def test_a_run_of_version_0_1_verifies_and_says_what_nothing_binds(name: str) ->
 @pytest.mark.parametrize("name", sorted(set(FIELDS) - BOUND_ALONE - {"status", "seed"}))
 def test_claims_of_version_0_1_are_computed_again_too(name: str, tmp_path: Path) -> None:
     run = Path(shutil.copytree(OLD / "seeded-finished", tmp_path / "run"))
-    rewrite(run, lambda record: {**record, name: other(record[name])})
+    rewrite(run, lambda record: {**record, name: other(record.get(name))})
     assert not quick(run).passed
+
+
+def test_a_run_of_version_0_1_cannot_claim_exact_noise(tmp_path: Path) -> None:
+    run = Path(shutil.copytree(OLD / "seeded-finished", tmp_path / "run"))
+    rewrite(run, lambda record: {**record, "noise": NOISE})
+    assert any(reason.startswith("the record's noise:") for reason in quick(run).reasons)
 
 
 @pytest.mark.parametrize("name", ["seeded-stopped", "seeded-killed", "unseeded-stopped"])

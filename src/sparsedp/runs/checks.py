@@ -14,6 +14,7 @@ from sparsedp.methods import AUTO, Granularity
 from sparsedp.methods.schedules import active_count
 from sparsedp.privacy.accountants import accountant_for, epsilon_by_epoch
 from sparsedp.privacy.events import Spend, event_of, merged
+from sparsedp.privacy.grid import NOISE
 from sparsedp.privacy.ledger_record import Block, LedgerRecord
 from sparsedp.privacy.plan import Plan
 from sparsedp.runs.checkpoint import Checkpoint
@@ -157,6 +158,11 @@ def record_and_rest(
     values: Mapping[str, Any] = record
     for name, expected in _stated(checkpoint, plan, ledger).items():
         yield _equal(f"the record's {name}", values[name], expected)
+    if (
+        "noise" in record
+    ):  # version 0.1 had floating-point noise, no name for it, and a ledger that binds no files
+        exact = plan.is_private and ledger.binds_files
+        yield _equal("the record's noise", record["noise"], NOISE if exact else None)
     identity, settings = checkpoint.identity, record["settings"]
     same = {name: settings.get(name) for name in ("method", *(name for name in SETUP if name in identity))}
     yield _equal("the record's settings", same, {name: identity[name] for name in same})

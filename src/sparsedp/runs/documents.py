@@ -136,6 +136,8 @@ def _check(value: Json, kind: type, where: str) -> None:
     if not isinstance(value, dict):
         raise DataError(f"{where}: got a {type(value).__name__}, expected an object")
     for name, hint in typing.get_type_hints(kind).items():
+        if name not in value and name in getattr(kind, "__optional_keys__", ()):
+            continue
         if name not in value:
             raise DataError(f"{where}: {name} is missing; restore the file from a copy")
         if not _fits(value[name], hint):

@@ -37,7 +37,13 @@ class SpanRecord(TypedDict):
     by_parameter: dict[str, int]
 
 
-class Record(TypedDict):
+class _Newer(TypedDict, total=False):
+    """Keys that records of sparsedp 0.1 lack."""
+
+    noise: str | None
+
+
+class Record(_Newer):
     """The record, key by key; `docs/run-format.md` says what each means."""
 
     format: int
