@@ -37,8 +37,8 @@ MUTANTS = [
             KEEP_RAW,
             Edit(
                 "methods/standardization.py",
-                'gradient = released.mean.to("cpu", torch.float64)',
-                'gradient = torch._raw.to("cpu", torch.float64)',
+                'gradient, alpha = released.mean.to("cpu", torch.float64), self.alpha',
+                'gradient, alpha = torch._raw.to("cpu", torch.float64), self.alpha',
             ),
         ),
         (f"{BITS}[adadpigu]",),
@@ -49,8 +49,8 @@ MUTANTS = [
         (
             Edit(
                 "training/step.py",
-                "                self.engine,\n                batch,\n",
-                "                self.engine,\n                (batch := list(batch)),\n",
+                "self.company.engine_for(step),\n                batch,\n",
+                "self.company.engine_for(step),\n                (batch := list(batch)),\n",
             ),
             Edit(
                 "training/step.py",
@@ -123,8 +123,8 @@ MUTANTS = [
         "noise-drawn-elsewhere",
         "A file that is not listed draws normal numbers",
         "methods/standardization.py",
-        "        gradient = released.mean.to",
-        "        torch.randn(1)\n        gradient = released.mean.to",
+        "        gradient, alpha = released.mean.to",
+        "        torch.randn(1)\n        gradient, alpha = released.mean.to",
         "tests/test_boundary.py::test_only_the_listed_files_use_it[draws]",
     ),
     mutant(

@@ -57,7 +57,7 @@ MUTANTS = [
     mutant(
         "chain-without-links",
         "A line's hash does not depend on the lines before it",
-        "privacy/ledger_record.py",
+        "privacy/ledger_lines.py",
         "digest = sha256(previous + canonical(content))",
         "digest = sha256(canonical(content))",
         TESTS + "test_a_truncated_ledger_is_found_by_the_head_and_length_kept_elsewhere",
