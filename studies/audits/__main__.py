@@ -20,7 +20,7 @@ RESULTS = ROOT / "results" / "audit"
 
 def main() -> None:
     """Measure, then write."""
-    config = tomllib.loads((ROOT / "configs" / "audit.toml").read_text())
+    config = tomllib.loads((ROOT / "studies" / "audits" / "audit.toml").read_text())
     if "--table" not in sys.argv[1:]:
         for name, wanted, how in _studies(config):
             _measure(RESULTS / f"{name}.jsonl", wanted, how)

@@ -8,7 +8,7 @@ import tomllib
 from studies.audits.__main__ import RESULTS, ROOT
 from studies.audits.table import line, table
 
-CONFIG = tomllib.loads((ROOT / "configs" / "audit.toml").read_text())
+CONFIG = tomllib.loads((ROOT / "studies" / "audits" / "audit.toml").read_text())
 RECORDS = {
     file.stem: [json.loads(text) for text in file.read_text().splitlines()]
     for file in RESULTS.glob("*.jsonl")
