@@ -21,6 +21,7 @@ from sparsedp.experiments.datasets import check_dataset, load_data
 from sparsedp.experiments.evaluation import evaluator
 from sparsedp.experiments.networks import build_model, check_model
 from sparsedp.experiments.settings import Settings
+from sparsedp.models.least_squares import LeastSquares, keep_noise_down, moments_loss
 from sparsedp.runs.record import About
 from sparsedp.training.choices import OptimizerChoice
 from sparsedp.training.defaults import MOMENTUM
@@ -79,10 +80,12 @@ def execute(
         found.seed,
         bundle.vocabulary,
     )
+    if isinstance(model, LeastSquares):
+        callbacks = (*callbacks, keep_noise_down(model))
     return fit(
         model,
         bundle.train,
-        nn.CrossEntropyLoss(reduction="none"),
+        moments_loss() if isinstance(model, LeastSquares) else nn.CrossEntropyLoss(reduction="none"),
         method=found.method,
         options=found.method_options(),
         optimizer=optimizer_of(found),
