@@ -10,6 +10,7 @@ from mixing_cases import CASES, SOUND, Between, loss, table, unseen
 from torch import Tensor, nn
 
 from sparsedp.core.batch import MicroBatch
+from sparsedp.core.chance import Chance, StepSecret
 from sparsedp.core.clip import FlatClip, NoClip
 from sparsedp.core.errors import PrivacyError
 from sparsedp.core.geometry import Standardized
@@ -33,7 +34,8 @@ def ask(engine: WatchedEngine, rows, units: Tensor | None = None, ratio: float =
     if query.pop("standardized", False):
         query["geometry"] = Standardized(torch.full((support.size,), 0.01), torch.full((support.size,), 2.0))
     query.setdefault("clip", FlatClip(0.1))
-    return engine.clipped_sum([MicroBatch(rows, units)], Query(support, **query))
+    chance = Chance(StepSecret(bytes(32)), torch.arange(len(rows[0])))
+    return engine.clipped_sum([MicroBatch(rows, units, chance)], Query(support, **query))
 
 
 @pytest.mark.parametrize("name", [x for x in MIXING if "single" not in x and "probability" not in x])
@@ -95,9 +97,27 @@ def test_every_chunk_and_every_row_is_as_likely_as_another_to_be_looked_at():
             x = torch.arange(3.0).reshape(3, 1) + 3 * chunk
             witness.see(MicroBatch(x), lambda place: torch.zeros(53), None)
         for row in witness._kept.rows[:LOOKED_AT]:
-            asked[int(row)] += 1
+            asked[int(row.rows)] += 1
     assert min(asked) > 35  # two of twelve, 400 times: 67 on average, and four standard deviations below
     assert max(asked) < 100
+
+
+@pytest.mark.parametrize("kind", ENGINES)
+def test_a_row_has_its_own_random_numbers_alone_too(kind):
+    model = SOUND["dropout"]()
+    for seed in range(5):
+        engine = watched(model, kind, seed)
+        ask(engine, table(count=20))
+        assert engine.agreed
+
+
+def test_mixing_behind_dropout_is_seen():
+    def between(m: nn.Module, h: Tensor) -> Tensor:
+        h = nn.functional.dropout(h, 0.5)
+        return unseen(h) if len(h) > 3 else h
+
+    with pytest.raises(PrivacyError):
+        ask(watched(Between(between)), table(count=20))
 
 
 def test_a_wrong_norm_is_seen(monkeypatch):

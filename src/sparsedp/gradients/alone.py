@@ -10,8 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sparsedp.core.batch import PerSampleLoss, Rows
+from sparsedp.core.batch import MicroBatch, PerSampleLoss, select_rows
 from sparsedp.core.layout import Layout
+from sparsedp.gradients.chances import Chances
 from sparsedp.gradients.reference import call_in_place
 from sparsedp.gradients.rowwise import RowByRow
 
@@ -32,6 +33,7 @@ class RowsAlone:
         self._loss = loss
         self._layout = Layout.of(model)
         self._row_by_row = RowByRow(model, loss, self._layout)
+        self._chances = Chances(model, loss)
 
     @property
     def layout(self) -> Layout:
@@ -43,19 +45,12 @@ class RowsAlone:
         """For the coarsest dtype of the trainable parameters."""
         return max(tolerance(p.dtype) for p in self._layout.parameters(self._model))
 
-    def gradient(self, row: Rows) -> Tensor:
-        """The d-vector of one row."""
+    def gradient(self, row: MicroBatch) -> Tensor:
+        """The d-vector of one row, under the random numbers it has in company."""
         with generators_put_back(self._device):
-            return self._row_by_row.gradients(row, (), None)[0]
+            return self._row_by_row.gradients(row.rows, self._chances.of(row.rows), row.chance)[0]
 
-    def draws_random_numbers(self, row: Rows) -> bool:
-        """Whether the model draws from torch's generator: then a row alone has other draws than in company."""
-        with generators_put_back(self._device), torch.no_grad():
-            before = torch.random.get_rng_state()
-            self._loss(self._model, row)
-            return not torch.equal(before, torch.random.get_rng_state())
-
-    def jittered(self, row: Rows) -> list[Tensor]:
+    def jittered(self, row: MicroBatch) -> list[Tensor]:
         """The row's gradient with every parameter moved by a few units of rounding, up and down; [] if that fails.
 
         What this does to a gradient (logits that nearly cancel, a unit at its kink), rounding may do as well.
@@ -76,10 +71,12 @@ class RowsAlone:
             is not None
         ]
 
-    def _moved(self, row: Rows, values: dict[str, Tensor]) -> Tensor | None:
+    def _moved(self, row: MicroBatch, values: dict[str, Tensor]) -> Tensor | None:
+        numbers = self._row_by_row.own_numbers(self._chances.of(row.rows), row.chance)
         with generators_put_back(self._device), torch.enable_grad():
             try:
-                losses = self._loss(call_in_place(self._model, values), row)
+                with numbers:
+                    losses = self._loss(call_in_place(self._model, values), row.rows)
                 found = torch.autograd.grad(losses.sum(), list(values.values()), allow_unused=True)
             except Exception:  # a loss that wants the model itself, and not just something to call
                 return None
@@ -92,6 +89,14 @@ class RowsAlone:
     @property
     def _device(self) -> torch.device:
         return self._layout.parameters(self._model)[0].device
+
+
+def single_row(rows: MicroBatch, place: int) -> MicroBatch:
+    """One row of a batch, with its own random numbers; a unit by itself."""
+    span = slice(place, place + 1)
+    return MicroBatch(
+        select_rows(rows.rows, span), chance=None if rows.chance is None else rows.chance.part(span)
+    )
 
 
 def tolerance(dtype: torch.dtype) -> float:

@@ -63,13 +63,14 @@ class RowByRow:
         with torch.enable_grad(), self._hidden_calls_refused():
             for i in range(row_count(rows)):
                 span = slice(i, i + 1)
-                with self._own_numbers(draws, None if chance is None else chance.part(span)):
+                with self.own_numbers(draws, None if chance is None else chance.part(span)):
                     found.append(self._one(select_rows(rows, span)))
         return torch.stack(found)
 
-    def _own_numbers(
+    def own_numbers(
         self, draws: tuple[Draw, ...] | None, chance: Chance | None
     ) -> AbstractContextManager[object]:
+        """Inside, a single row draws its own numbers."""
         if draws is not None:
             return drawing(keyed_draws(draws, chance))
         mine = named(chance)

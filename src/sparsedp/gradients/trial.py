@@ -20,7 +20,7 @@ from sparsedp.core.generators import SEED_BYTES
 from sparsedp.core.layout import Layout
 from sparsedp.core.randomness import PublicRandomness
 from sparsedp.core.support import Support
-from sparsedp.gradients.alone import RowsAlone, distances
+from sparsedp.gradients.alone import RowsAlone, distances, single_row
 from sparsedp.gradients.bookkeeping import BookkeepingEngine
 from sparsedp.gradients.company import as_many, in_other_company
 from sparsedp.gradients.query import Query
@@ -154,7 +154,7 @@ class Trial:
         rows = as_many(self.pool, count, seed)
         which = _spread(list(range(count)), ALONE)
         if (found := self._gradients(rows, which, seed)) is not None:
-            singles = [select_rows(rows, slice(i, i + 1)) for i in which]
+            singles = [single_row(_named(rows, seed), i) for i in which]
             expected = torch.stack([self._gradient_alone(single, seed) for single in singles])
             if self._differ(found, expected, singles):
                 raise _mixing(self.model, None)
@@ -187,15 +187,14 @@ class Trial:
             start += chunk.row_count
 
         _seed_everything(seed)
-        chance = Chance(StepSecret(seed.to_bytes(SEED_BYTES, "little")), torch.arange(row_count(rows)))
-        self.engine.clipped_sum([MicroBatch(rows, chance=chance)], self.query, see)
+        self.engine.clipped_sum([_named(rows, seed)], self.query, see)
         return None if self.engine.gave_way else torch.stack([found[place] for place in which])
 
-    def _gradient_alone(self, single: Rows, seed: int) -> Tensor:
+    def _gradient_alone(self, single: MicroBatch, seed: int) -> Tensor:
         _seed_everything(seed)
         return self.query.support.gather(self.alone.gradient(single)).double()
 
-    def _differ(self, one: Tensor, two: Tensor, singles: list[Rows] | None) -> bool:
+    def _differ(self, one: Tensor, two: Tensor, singles: list[MicroBatch] | None) -> bool:
         """Whether rows have two different gradients, beyond what rounding does; a single one of several may."""
         apart = distances(one, two)
         sizes = torch.maximum(torch.linalg.vector_norm(one, dim=1), torch.linalg.vector_norm(two, dim=1))
@@ -242,6 +241,12 @@ def _mixing(model: nn.Module, name: str | None) -> ModelError:
         f"{_at(model, name)} mixes samples, or is handed mixed ones: its output for one sample changes with the "
         f"others in the batch, so clipping protects nobody; {REMEDY}"
     )
+
+
+def _named(rows: Rows, seed: int) -> MicroBatch:
+    """Rows with random numbers of their own."""
+    secret = StepSecret(seed.to_bytes(SEED_BYTES, "little"))
+    return MicroBatch(rows, chance=Chance(secret, torch.arange(row_count(rows))))
 
 
 def _spread(places: list[int], most: int) -> list[int]:

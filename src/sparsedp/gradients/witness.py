@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sparsedp.core.batch import MicroBatch, Rows, select_rows
+from sparsedp.core.batch import MicroBatch
 from sparsedp.core.errors import PrivacyError
 from sparsedp.core.layout import Layout
-from sparsedp.gradients.alone import RowsAlone, distances
+from sparsedp.gradients.alone import RowsAlone, distances, single_row
 from sparsedp.gradients.bookkeeping import BookkeepingEngine
 from sparsedp.gradients.query import Query
 from sparsedp.gradients.reference import ReferenceEngine
@@ -30,7 +30,7 @@ Draw = Callable[[int], int]
 class _Kept:
     """Some rows of a chunk, their gradients on the support and, where known, the norms they were clipped by."""
 
-    rows: list[Rows]
+    rows: list[MicroBatch]
     gradients: Tensor
     norms: Tensor | None
 
@@ -55,7 +55,7 @@ class Witness:
         most = min(KEPT, max(LOOKED_AT, ROOM // self._query.support.size), chunk.row_count)
         places = _distinct(chunk.row_count, most, self._draw)
         self._kept = _Kept(
-            [select_rows(chunk.rows, slice(i, i + 1)) for i in places],
+            [single_row(chunk, i) for i in places],
             torch.stack([in_company(i) for i in places]),
             None if norms is None else norms[places],
         )
@@ -68,7 +68,7 @@ class Witness:
         Raises:
             PrivacyError: two rows differ, or all there are.
         """
-        if self._kept is None or self._alone.draws_random_numbers(self._kept.rows[0]):
+        if self._kept is None:
             return True
         differing = 0
         for number in range(len(self._kept.rows)):
