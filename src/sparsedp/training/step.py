@@ -17,6 +17,7 @@ from sparsedp.privacy.mechanism import privatize
 from sparsedp.privacy.plan import Phase, Plan
 from sparsedp.privacy.released import Released
 from sparsedp.training.apply import set_to_zero
+from sparsedp.training.attributes import AttributeGuard
 from sparsedp.training.guard import CompanyGuard, ModelGuard, StateGuard
 
 
@@ -27,6 +28,7 @@ class PrivateStep:
     model: nn.Module
     guard: ModelGuard
     state: StateGuard
+    attributes: AttributeGuard
     company: CompanyGuard
     plan: Plan
     controller: Controller
@@ -45,7 +47,8 @@ class PrivateStep:
         setting = self.controller.setting(step)
         if setting.change is not None and setting.change.prune:
             set_to_zero(self.model, self.engine.layout, setting.change.left)
-        with self.state.untouched(last_of_epoch=step + 1 in self.plan.epoch_ends()):
+        last = step + 1 in self.plan.epoch_ends()
+        with self.state.untouched(last_of_epoch=last), self.attributes.untouched(last_of_epoch=last):
             released = privatize(
                 self.company.engine_for(step),
                 batch,

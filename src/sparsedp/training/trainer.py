@@ -30,6 +30,7 @@ from sparsedp.runs.history import EpochReport
 from sparsedp.runs.identity import check_identity, identity_of
 from sparsedp.runs.record import FINISHED, RUNNING, STOPPED, About, RunFacts
 from sparsedp.runs.store import ExistingRun, find_run, new_store
+from sparsedp.training.attributes import AttributeGuard
 from sparsedp.training.batches import Batches, Loading
 from sparsedp.training.choices import OptimizerChoice, SchedulerChoice
 from sparsedp.training.evaluate import Evaluator
@@ -115,11 +116,13 @@ class Trainer:
         )
         self._device = next(model.parameters()).device
         with own_generators(private.secret((0, 2)).seed(), self._device):
+            attributes = AttributeGuard(model, per_sample, lambda: self._batches.rows_for_a_trial(1, public))
             guard.check()
         computing = make_engine(model, per_sample, engine)
         layout = computing.layout
         controller = Controller(plan, layout, public)
         self._look = counted_rows(model, per_sample, controller, some_rows, public)
+        attributes.check()
         learner = Learner(model, layout, controller, optimizer, scheduler, plan.training_steps, ema_decay)
         setup = {"engine": engine, "ema_decay": ema_decay, "rows_per_unit": loading.rows_per_unit}
         self._facts = RunFacts(
@@ -153,6 +156,7 @@ class Trainer:
             model,
             guard,
             StateGuard(model),
+            attributes,
             CompanyGuard(computing, model, per_sample, self._epoch_ends, private),
             plan,
             controller,
