@@ -132,7 +132,7 @@ MUTANTS = [
         "Rows of the training data are evaluated exactly, and the result is written down",
         "training/fit.py",
         "        refuse_training_rows(train_dataset, eval_dataset)\n",
-        "",
+        "        pass\n",
         "tests/training/test_overlap.py::test_fit_refuses_its_training_data_for_evaluation_and_writes_nothing",
     ),
     mutant(

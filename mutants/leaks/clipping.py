@@ -183,7 +183,7 @@ MUTANTS = [
         "data/cutting.py",
         "    middle = start + int(np.searchsorted(units[start:stop], last >> digit << digit))\n",
         "    middle = (start + stop) // 2\n",
-        "tests/data/test_cutting.py::test_one_more_unit_joins_a_run_or_makes_two_of_it_and_moves_no_other",
+        "tests/data/test_cutting.py::test_a_full_run_is_halved_by_numbers_not_by_places",
     ),
     mutant(
         "noise-of-half-the-steps",

@@ -2,6 +2,8 @@
 
 from mutants.mutant import mutant
 
+CHANCE = "tests/gradients/test_chance.py::"
+
 MUTANTS = [
     mutant(
         "models-not-checked",
@@ -28,5 +30,31 @@ MUTANTS = [
         "self.engine",
         "tests/training/test_company_guard.py::"
         "test_a_model_that_begins_to_mix_stops_the_run_within_an_epoch_and_before_the_release",
+    ),
+    mutant(
+        "randomness-by-place",
+        "Dropout masks follow a row's place in the batch: one row more shifts everybody's",
+        "gradients/keyed.py",
+        "rows = None if draw.axis is None else self.chance.rows",
+        "rows = None if draw.axis is None else torch.arange(len(self.chance.rows))",
+        CHANCE + "test_the_attacked_model_moves_by_c_and_not_by_fifty",
+        CHANCE + "test_one_record_moves_the_sum_by_the_clip_norm_at_most_wherever_it_stands",
+    ),
+    mutant(
+        "randomness-that-anybody-knows",
+        "The secret that dropout masks follow from is a constant",
+        "core/randomness.py",
+        "return StepSecret(_random_bytes(SEED_BYTES))",
+        "return StepSecret(bytes(SEED_BYTES))",
+        CHANCE + "test_system_secrets_are_fresh_and_never_shown",
+    ),
+    mutant(
+        "the-same-masks-in-every-row",
+        "All rows share one dropout mask",
+        "gradients/keyed.py",
+        "rows = None if draw.axis is None else self.chance.rows",
+        "rows = None if draw.axis is None else torch.zeros_like(self.chance.rows)",
+        CHANCE + "test_rows_steps_and_draws_have_nothing_to_do_with_each_other",
+        CHANCE + "test_keyed_numbers_have_pytorchs_distribution",
     ),
 ]

@@ -47,9 +47,8 @@ MUTANTS = [
         "the-same-batch-again",
         "Every step of a phase has the batch of its first step",
         "data/sampling.py",
-        "            for step in range(first_step, stop_step):\n                yield LogicalBatch(step, (self._load",
-        "            again = self._draw(first_step)\n            self._draw = lambda step: again\n"
-        "            for step in range(first_step, stop_step):\n                yield LogicalBatch(step, (self._load",
+        "                drawn = self._draw(step)\n",
+        "                drawn = self._draw(first_step) if step == first_step else drawn\n",
         TESTS + "test_every_row_joins_every_step_at_exactly_the_rate",
     ),
     mutant(

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparsedp.core.clip import FlatClip, NoClip
+from sparsedp.core.clip import ROUNDING_MARGIN, FlatClip, NoClip
 from sparsedp.core.errors import PrivacyError, SparseDPError
 from sparsedp.core.geometry import Identity, Standardized
 
@@ -70,7 +70,7 @@ def test_a_clipped_contribution_never_exceeds_the_sensitivity(values, bound):
 
 @given(st.floats(1e-6, 1e6), st.floats(0, 1))
 def test_a_contribution_clearly_below_the_bound_is_kept_as_it_is(bound, share):
-    norm = torch.tensor([share * bound * (1 - 1e-4)], dtype=torch.float64)
+    norm = torch.tensor([share * bound * (1 - 1.1 * ROUNDING_MARGIN)], dtype=torch.float64)
     assert FlatClip(bound).factors(norm).tolist() == [1.0]
 
 
@@ -78,7 +78,7 @@ def test_a_contribution_clearly_below_the_bound_is_kept_as_it_is(bound, share):
 def test_a_contribution_above_the_bound_is_scaled_down_to_it_but_for_the_margin(bound, times):
     norm = torch.tensor([times * bound], dtype=torch.float64)
     clipped = float(FlatClip(bound).factors(norm) * norm)
-    assert bound * (1 - 1.1e-5) <= clipped <= bound
+    assert bound * (1 - 1.1 * ROUNDING_MARGIN) <= clipped <= bound
 
 
 @pytest.mark.parametrize("clip", [FlatClip(1.0), NoClip()])
