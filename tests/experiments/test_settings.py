@@ -32,6 +32,7 @@ EVERYTHING = {
     "noise_std": 0.5,
     "normalise": {"noise_multiplier": 8.0, "clip_norm": 0.5},
     "warmup_fraction": 0.2,
+    "selection_budget": 0.2,
     "phase1_budget": 0.4,
     "optimizer": "adam",
     "lr": 0.1,

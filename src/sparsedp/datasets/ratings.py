@@ -166,7 +166,7 @@ def _lines(tree: FileTree, name: str, separator: str, parts: int) -> list[tuple[
 
 def _source(size: str, layout: Layout) -> Source:
     name = f"ml-{size}"
-    file = SourceFile((name, f"{name}.zip"), url=f"https://files.grouplens.org/datasets/movielens/{name}.zip")
+    file = SourceFile((name, f"{name}.zip"))
     return Source(
         f"movielens-{size}",
         layout.title,
