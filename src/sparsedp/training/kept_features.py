@@ -148,8 +148,7 @@ def keep_features(
     rows = len(cast("Any", dataset))
     read = _reader(dataset, collate)
     _refuse_random(read, rows)
-    targets = torch.cat([read(start, min(start + BLOCK, rows))[1] for start in range(0, rows, BLOCK)])
-    key = _key(below, read, rows)
+    key, targets = _key_and_targets(below, read, rows)
     folder = (cache_dir() / "features" if where == AUTO else Path(where)) / key
     with evaluation_mode(below):
         shape = (rows, *below(read(0, 1)[0]).shape[1:])
@@ -219,15 +218,19 @@ class _File:
         return len(good)
 
 
-def _key(below: nn.Module, read: Callable[[int, int], tuple[Tensor, Tensor]], rows: int) -> str:
-    """A digest of the function and of every input: other weights or other records are other features."""
+def _key_and_targets(
+    below: nn.Module, read: Callable[[int, int], tuple[Tensor, Tensor]], rows: int
+) -> tuple[str, Tensor]:
+    """A digest of the function and of every input (others are other features), and all targets, in one reading."""
+    targets = []
     digest = hashlib.blake2b(digest_size=16)
     digest.update(describe_below(below).encode())
     for start in range(0, rows, BLOCK):
-        inputs = read(start, min(start + BLOCK, rows))[0]
+        inputs, wanted = read(start, min(start + BLOCK, rows))
+        targets.append(wanted)
         digest.update(f"{inputs.dtype} {tuple(inputs.shape)}".encode())
         digest.update(inputs.contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
+    return digest.hexdigest(), torch.cat(targets)
 
 
 def describe_below(below: nn.Module) -> str:
