@@ -69,10 +69,10 @@ MUTANTS = [
         (
             KEEP_RAW,
             Edit(
-                "training/journal.py",
-                '            "support": self.support.indices,\n        }\n',
-                '            "support": self.support.indices,\n'
-                '            "last": getattr(__import__("torch"), "_raw", self.support.indices),\n        }\n',
+                "runs/state.py",
+                '            "support": history.support.indices,\n        },\n',
+                '            "support": history.support.indices,\n'
+                '            "last": getattr(__import__("torch"), "_raw", history.support.indices),\n        },\n',
             ),
         ),
         (f"{BITS}[dp-sgd]",),

@@ -23,10 +23,10 @@ from sparsedp.methods.standardization import Decays, Statistics
 from sparsedp.privacy.ledger import Charge, MemoryLedger
 from sparsedp.privacy.mechanism import privatize
 from sparsedp.privacy.released import Released
+from sparsedp.runs.history import History
 from sparsedp.training.apply import support_optimizer
 from sparsedp.training.average import WeightAverage
 from sparsedp.training.guard import StateGuard
-from sparsedp.training.journal import Journal
 
 WIDTH, ACTIVE_ROWS = 16, 300
 
@@ -66,9 +66,9 @@ def steps(rows: int, optimizer: str, geometry: str) -> Iterator[Released]:
     mover = support_optimizer(
         model, engine.layout, getattr(torch.optim, optimizer)(model.parameters(), lr=0.1), coasts=False
     )
-    average, journal, guard = (
+    average, history, guard = (
         WeightAverage(model, engine.layout, 0.9),
-        Journal(engine.layout),
+        History(engine.layout),
         StateGuard(model),
     )
     statistics, decays = Statistics.fresh(support), Decays()
@@ -91,7 +91,7 @@ def steps(rows: int, optimizer: str, geometry: str) -> Iterator[Released]:
         average.follow(support)
         mover.apply(released)
         average.update()
-        journal.note(released)
+        history.note(released)
         statistics = statistics.moved_to(support).updated(released, decays)
         number += 1
         yield released

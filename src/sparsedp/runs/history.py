@@ -1,10 +1,14 @@
-"""A run's history: one report per epoch, and its supports. Public."""
+"""A run's history: one report per epoch, and which supports it has had. Public."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, final
+
+from sparsedp.core.layout import Layout
+from sparsedp.core.support import Support
+from sparsedp.privacy.released import Released
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,3 +68,34 @@ class SupportSpan:
     def from_json(cls, value: Mapping[str, Any]) -> SupportSpan:
         """The span `to_json` wrote."""
         return cls(**value)
+
+
+@final
+class History:
+    """Grows with every epoch and every change of the support; a checkpoint carries all of it.
+
+    Attributes:
+        epochs: one report per epoch.
+        spans: one entry per support.
+        support: the last step's; all coordinates before the first.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        epochs: Sequence[EpochReport] = (),
+        spans: Sequence[SupportSpan] = (),
+        support: Support | None = None,
+    ) -> None:
+        self._layout = layout
+        self.epochs, self.spans = list(epochs), list(spans)
+        self.support = Support.full(layout.dimension) if support is None else support
+
+    def note(self, released: Released) -> None:
+        """Remember the support of a step if it is a new one."""
+        support = released.support
+        if self.spans and (support is self.support or support == self.support):
+            return
+        self.support = support
+        counts = {name: places.numel() for name, places in support.split(self._layout).items()}
+        self.spans.append(SupportSpan(released.step, support.size, counts))

@@ -136,6 +136,11 @@ class ExistingRun(NamedTuple):
     store: FolderStore
     checkpoint: Checkpoint
 
+    @property
+    def public_seed(self) -> int:
+        """What its public draws are made from."""
+        return int(self.checkpoint.identity["public_seed"])
+
 
 def find_run(out: Path | str | None, resume: bool, plan: Plan, *, replay: bool) -> ExistingRun | None:
     """The run to resume; None for a new one, after checking that there is room for it.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, final
+from typing import final
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from sparsedp.core.errors import SparseDPError
 from sparsedp.core.layout import Layout
 from sparsedp.core.support import Support
+from sparsedp.runs.state import AverageState
 from sparsedp.training.places import Places, places_in
 
 
@@ -81,21 +82,21 @@ class WeightAverage:
         """Put the averaged weights into the model for good."""
         self._write(self._weights)
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> AverageState:
         """What a checkpoint keeps."""
         moved = None if self._moved.is_full else self._moved.indices
         weights = {name: p.detach().clone() for name, p in self._parameters.items()} | self._whole()
-        return {"weights": weights, "updates": self._updates, "moved": moved}
+        return AverageState(weights, self._updates, moved)
 
-    def restore(self, state: dict[str, Any]) -> None:
+    def restore(self, state: AverageState) -> None:
         """Go on from a checkpoint; the model has its weights already."""
-        d, moved = self._layout.dimension, state["moved"]
+        d, moved = self._layout.dimension, state.moved
         self.follow(Support.full(d) if moved is None else Support(moved, d))
         self._weights = {
-            name: _read(state["weights"][name].to(self._parameters[name]), places).clone()
+            name: _read(state.weights[name].to(self._parameters[name]), places).clone()
             for name, places in self._places.items()
         }
-        self._updates = state["updates"]
+        self._updates = state.updates
 
     def _whole(self) -> dict[str, Tensor]:
         """The averages of parameters that moved, in the parameters' own shapes."""

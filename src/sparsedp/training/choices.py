@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from torch import nn
 from torch.optim import Optimizer
@@ -15,6 +16,21 @@ OptimizerChoice = Optimizer | Callable[[Iterable[nn.Parameter]], Optimizer]
 
 SchedulerChoice = LRScheduler | Callable[[Optimizer, int], LRScheduler] | None
 """A scheduler over the optimizer, or a function that makes one from it and the number of steps. Moves every step."""
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateRule:
+    """How releases move the weights.
+
+    Attributes:
+        optimizer: moves them.
+        scheduler: moves its learning rate, every step.
+        ema_decay: of a running average of the weights, if one is kept.
+    """
+
+    optimizer: OptimizerChoice
+    scheduler: SchedulerChoice = None
+    ema_decay: float | None = None
 
 
 def make_optimizer(choice: OptimizerChoice, model: nn.Module) -> Optimizer:

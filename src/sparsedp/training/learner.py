@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, final
 
@@ -14,12 +14,13 @@ from torch.optim import Optimizer
 from sparsedp.core.files import Json
 from sparsedp.core.layout import Layout
 from sparsedp.core.support import Support
-from sparsedp.methods import Controller, ControllerState, OffSupport
+from sparsedp.methods import Controller, OffSupport
 from sparsedp.privacy.released import Released
 from sparsedp.runs.checkpoint import Checkpoint, load_model_state
+from sparsedp.runs.state import LearnerState
 from sparsedp.training.apply import support_optimizer
 from sparsedp.training.average import WeightAverage
-from sparsedp.training.choices import OptimizerChoice, SchedulerChoice, make_optimizer, make_scheduler
+from sparsedp.training.choices import UpdateRule, make_optimizer, make_scheduler
 from sparsedp.training.evaluate import evaluation_mode
 from sparsedp.training.state import restore_scheduler, scheduler_state
 
@@ -33,19 +34,18 @@ class Learner:
         model: nn.Module,
         layout: Layout,
         controller: Controller,
-        optimizer: OptimizerChoice,
-        scheduler: SchedulerChoice,
+        rule: UpdateRule,
         steps: int,
-        ema_decay: float | None,
     ) -> None:
         self.model = model
         self.controller = controller
-        self._optimizer = make_optimizer(optimizer, model)
+        self._optimizer = make_optimizer(rule.optimizer, model)
         self._members = group_members(self._optimizer, model)
         coasts = controller.method.off_support is OffSupport.COASTS
         self.applier = support_optimizer(model, layout, self._optimizer, coasts=coasts)
-        self._scheduler = make_scheduler(scheduler, self._optimizer, steps)
-        self._average = None if ema_decay is None else WeightAverage(model, layout, ema_decay)
+        self._scheduler = make_scheduler(rule.scheduler, self._optimizer, steps)
+        decay = rule.ema_decay
+        self._average = None if decay is None else WeightAverage(model, layout, decay)
         if self._average is not None and coasts:
             self._average.follow(Support.full(layout.dimension))
         self._setup = {
@@ -98,16 +98,15 @@ class Learner:
         if self._average is not None:
             self._average.install()
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> LearnerState:
         """All of it, between two steps."""
-        controller = self.controller.state()
-        return {
-            "model": dict(self.model.state_dict()),
-            "optimizer": self.applier.state(),
-            "scheduler": scheduler_state(self._scheduler),
-            "average": None if self._average is None else self._average.state(),
-            "controller": {"tensors": dict(controller.tensors), "values": dict(controller.values)},
-        }
+        return LearnerState(
+            self.model.state_dict(),
+            self.applier.state(),
+            scheduler_state(self._scheduler),
+            None if self._average is None else self._average.state(),
+            self.controller.state(),
+        )
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Go on from a checkpoint of the same run.
@@ -116,14 +115,13 @@ class Learner:
             ModelError: it belongs to another model.
             SparseDPError: it belongs to another optimizer, scheduler, method or plan.
         """
-        state: Mapping[str, Any] = checkpoint.state
         load_model_state(self.model, checkpoint)
-        restore_scheduler(self._scheduler, state["scheduler"])
-        if self._average is not None:
-            self._average.restore(state["average"])
-        saved = state["controller"]
-        self.controller.restore(ControllerState(saved["tensors"], saved["values"]))
-        self.applier.restore(state["optimizer"], self.controller.support)
+        saved = LearnerState.of(checkpoint)
+        restore_scheduler(self._scheduler, saved.scheduler)
+        if self._average is not None and saved.average is not None:
+            self._average.restore(saved.average)
+        self.controller.restore(saved.controller)
+        self.applier.restore(saved.optimizer, self.controller.support)
 
     def describe(self) -> dict[str, Json]:
         """Optimizer and scheduler as they were given, for the record."""

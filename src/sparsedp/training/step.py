@@ -34,10 +34,9 @@ class PrivateStep:
     controller: Controller
     engine: Engine
     move: Callable[[Released], None]
-    ledger: Ledger
     randomness: PrivateRandomness
 
-    def __call__(self, step: int, batch: Iterable[MicroBatch]) -> Released:
+    def __call__(self, step: int, batch: Iterable[MicroBatch], ledger: Ledger) -> Released:
         """Charge, release, move the support, learn from the release.
 
         **Privacy.** `privatize` is the only door: all before it is public, all after it is post-processing.
@@ -55,7 +54,7 @@ class PrivateStep:
                 Query(setting.support, clip_of(phase), setting.geometry, setting.per_sample_top),
                 expected_batch_size=self.plan.expected_batch_size(phase),
                 charge=Charge(phase.name, step, phase.sampling_rate, phase.noise_multiplier),
-                ledger=self.ledger,
+                ledger=ledger,
                 randomness=self.randomness,
                 absolute_noise_std=phase.noise_std or 0.0,
             )

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import functools
-import math
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self, final
@@ -17,38 +14,30 @@ from torch.utils.data import Dataset
 
 from sparsedp.core.batch import PerSample, per_sample_loss
 from sparsedp.core.errors import SparseDPError
-from sparsedp.core.generators import own_generators
 from sparsedp.core.randomness import PublicRandomness, SeededRandomness, SystemRandomness
 from sparsedp.core.support import Support
 from sparsedp.data.sampling import LogicalBatch
-from sparsedp.gradients import make_engine
-from sparsedp.gradients.check import PROBE_ROWS
-from sparsedp.methods import Controller
-from sparsedp.privacy.plan import Phase, Plan
+from sparsedp.privacy.plan import Plan
 from sparsedp.runs.checkpoint import Checkpoint
-from sparsedp.runs.history import EpochReport
+from sparsedp.runs.history import EpochReport, History
 from sparsedp.runs.identity import check_identity, identity_of
 from sparsedp.runs.record import FINISHED, RUNNING, STOPPED, About, RunFacts
-from sparsedp.runs.store import ExistingRun, find_run, new_store
-from sparsedp.training.attributes import AttributeGuard
+from sparsedp.runs.state import checkpoint_of, history_of
+from sparsedp.runs.store import ExistingRun, RunStore, find_run, new_store
 from sparsedp.training.batches import Batches, Loading
-from sparsedp.training.choices import OptimizerChoice, SchedulerChoice
+from sparsedp.training.choices import OptimizerChoice, SchedulerChoice, UpdateRule
 from sparsedp.training.evaluate import Evaluator
-from sparsedp.training.guard import CompanyGuard, ModelGuard, StateGuard
-from sparsedp.training.journal import Journal
-from sparsedp.training.learner import Learner
 from sparsedp.training.normalised import (
     Normalised,
     check_normalisation,
     check_not_lost,
     normalisation_phase,
-    release_statistics,
 )
 from sparsedp.training.reports import Callback, Event, StepReport
 from sparsedp.training.result import Result
-from sparsedp.training.selection import counted_rows, release_selection, selection_phase
+from sparsedp.training.selection import selection_phase
 from sparsedp.training.spending import Spending
-from sparsedp.training.step import PrivateStep
+from sparsedp.training.stepper import Randomness, Stepper
 
 
 @final
@@ -105,66 +94,32 @@ class Trainer:
         private = SystemRandomness() if seed is None else SeededRandomness(seed)
         public = _public_randomness(seed, found)
         self._batches = Batches(dataset, plan, private, loading)
-        per_sample = per_sample_loss(loss)
-        some_rows = functools.partial(self._batches.rows_for_a_trial, PROBE_ROWS, public)
-        guard = ModelGuard(
-            model,
-            per_sample,
-            some_rows,
-            fast=engine != "reference",
-            largest=self._batches.most_rows,
-        )
-        self._device = next(model.parameters()).device
-        with own_generators(private.secret((0, 2)).seed(), self._device):
-            attributes = AttributeGuard(model, per_sample, lambda: self._batches.rows_for_a_trial(1, public))
-            guard.check()
-        computing = make_engine(model, per_sample, engine)
-        layout = computing.layout
-        controller = Controller(plan, layout, public)
-        self._look = counted_rows(model, per_sample, controller, some_rows, public)
-        attributes.check()
-        learner = Learner(model, layout, controller, optimizer, scheduler, plan.training_steps, ema_decay)
+        rule = UpdateRule(optimizer, scheduler, ema_decay)
+        draws = Randomness(private, public)
+        self._stepper = Stepper(model, per_sample_loss(loss), plan, self._batches, draws, rule, engine)
+        self._learner = learner = self._stepper.learner
         setup = {"engine": engine, "ema_decay": ema_decay, "rows_per_unit": loading.rows_per_unit}
         self._facts = RunFacts(
             about=about,
             model_class=type(model.model if isinstance(model, Normalised) else model).__name__,
             plan=plan,
-            method=controller.method,
-            layout=layout,
+            method=learner.controller.method,
+            layout=self._stepper.layout,
             seed=seed,
             public_seed=public.seed,
             setup={**learner.describe(), **setup},
             details=learner.details(),
         )
         self._identity = identity_of(self._facts)
-        self._plan, self._layout, self._public, self._learner = plan, layout, public, learner
-        self._evaluate, self._callbacks = evaluate, tuple(callbacks)
+        self._plan, self._evaluate, self._callbacks = plan, evaluate, tuple(callbacks)
         self._epoch_ends = plan.epoch_ends()
         self._position, self._between_steps, self._closed = 0, True, False
         self._workers = loading.workers
-        self._journal = Journal(layout)
+        self._history = History(self._stepper.layout)
         self._issued: dict[int, LogicalBatch] = {}
         self._result: Result | None = None
-        if found is None:
-            start, record = self._state(), self._facts.record(RUNNING, 0.0, None)
-            self._store = new_store(out, plan, start, record, replay=seed is not None)
-        else:
-            self._store = found.store
-            self._go_on(found.checkpoint)
+        self._store = self._begin(out) if found is None else self._go_on(found)
         self._spending = Spending(plan, self._store.ledger)
-        self._private_step = PrivateStep(
-            model,
-            guard,
-            StateGuard(model),
-            attributes,
-            CompanyGuard(computing, model, per_sample, self._epoch_ends, private),
-            plan,
-            controller,
-            computing,
-            learner.apply,
-            self._store.ledger,
-            private,
-        )
 
     @property
     def plan(self) -> Plan:
@@ -184,12 +139,12 @@ class Trainer:
     @property
     def support(self) -> Support:
         """The coordinates of the last step; all of them before the first."""
-        return self._journal.support
+        return self._history.support
 
     @property
     def history(self) -> tuple[EpochReport, ...]:
         """One report per epoch so far."""
-        return tuple(self._journal.epochs)
+        return tuple(self._history.epochs)
 
     def __iter__(self) -> Iterator[LogicalBatch]:
         """The batches still to be stepped through, in order; before the first, what the plan releases ahead."""
@@ -210,11 +165,9 @@ class Trainer:
             )
         rates = self._learner.learning_rates
         self._between_steps = False
-        with own_generators(batch.secret.seed(), self._device):
-            released = self._private_step(batch.step, batch)
-        self._learner.after_step()
+        released = self._stepper.take(batch, self._store.ledger)
         self._position += 1
-        self._journal.note(released)
+        self._history.note(released)
         epoch = bisect_left(self._epoch_ends, self._position) + 1
         report = StepReport(batch.step, epoch, released.phase, released, rates)
         self._tell(report)
@@ -238,7 +191,7 @@ class Trainer:
             return
         if self._between_steps:
             self.save()
-            last = self._journal.epochs[-1].metrics if self._journal.epochs else {}
+            last = self._history.epochs[-1].metrics if self._history.epochs else {}
             self._write_record(STOPPED, self._snapshot(last))
         self.close()
 
@@ -270,63 +223,48 @@ class Trainer:
 
     def _before_training(self) -> None:
         """The releases before training: steps of the plan that no report shows, each saved at once."""
-        for phase, release in ((normalisation_phase, self._normalise), (selection_phase, self._choose)):
+        stepper = self._stepper
+        for phase, release in ((normalisation_phase, stepper.normalise), (selection_phase, stepper.select)):
             found = phase(self._plan)
             if found is None or self._position != self._plan.first_step(found.name):
                 continue
             self._between_steps = False
-            with self._secret_generators():
-                release(found)
+            with stepper.secret_generators(self._position):
+                release(found, self._batches.starting_at(self._position), self._store.ledger)
             self._position, self._between_steps = self._position + found.steps, True
             self.save()
-
-    def _normalise(self, phase: Phase) -> None:
-        model = self._learner.model
-        assert isinstance(model, Normalised)
-        batches, randomness = self._batches.starting_at(self._position), self._private_step.randomness
-        release_statistics(
-            model, batches, self._plan, phase, ledger=self._store.ledger, randomness=randomness
-        )
-
-    def _choose(self, phase: Phase) -> None:
-        assert self._look is not None
-        step, batch = self._private_step, next(self._batches.starting_at(self._position))
-        step.guard.check()
-        with step.state.untouched(last_of_epoch=True):
-            release_selection(
-                self._look, batch, self._plan, phase, step.controller,
-                ledger=self._store.ledger, randomness=step.randomness,
-            )  # fmt: skip
 
     def _next_batch(self, batches: Iterator[LogicalBatch]) -> LogicalBatch | None:
         if self._workers == 0:
             return next(batches, None)
         # Starting workers draws from torch's global generator.
-        with self._secret_generators():
+        with self._stepper.secret_generators(self._position):
             return next(batches, None)
 
-    def _secret_generators(self) -> AbstractContextManager[None]:
-        """Around what handles private rows outside a step: nothing there should draw from the global generators."""
-        return own_generators(self._private_step.randomness.secret((self._position, 1)).seed(), self._device)
+    def _begin(self, out: Path | str | None) -> RunStore:
+        """Keep a new run, with its first state."""
+        start, record = self._state(), self._facts.record(RUNNING, 0.0, None)
+        return new_store(out, self._plan, start, record, replay=self._facts.seed is not None)
 
-    def _go_on(self, saved: Checkpoint) -> None:
+    def _go_on(self, found: ExistingRun) -> RunStore:
         """Take up a run at its checkpoint, past the steps that were paid for and lost."""
+        store, saved = found
         check_identity(saved.identity, self._identity)
         self._learner.restore(saved)
-        self._journal.restore(saved.state["journal"])
+        self._history = history_of(saved, self._stepper.layout)
         self._position = saved.step
         if self._facts.seed is None:
-            paid = self._store.ledger.next_step
+            paid = store.ledger.next_step
             check_not_lost(self._plan, saved.step, paid)
             self._position = paid
             self._learner.skip(paid - saved.step)
-        self._store.save(self._state())
-        self._store.keep_epochs(self._journal.epochs)
-        self._store.keep_record(self._facts.record(RUNNING, self._store.seconds, None))
+        store.save(self._state())
+        store.keep_epochs(self._history.epochs)
+        store.keep_record(self._facts.record(RUNNING, store.seconds, None))
+        return store
 
     def _state(self) -> Checkpoint:
-        state = {**self._learner.state(), "journal": self._journal.state()}
-        return Checkpoint(self._position, self._identity, state)
+        return checkpoint_of(self._position, self._identity, self._learner.state(), self._history)
 
     def _end_epoch(self, last: StepReport) -> None:
         report = EpochReport(
@@ -339,21 +277,16 @@ class Trainer:
             learning_rate=last.learning_rates[0],
             metrics=self._metrics(),
         )
-        self._journal.epochs.append(report)
-        self._store.keep_epochs(self._journal.epochs)
+        self._history.epochs.append(report)
+        self._store.keep_epochs(self._history.epochs)
         self._tell(report)
 
     def _metrics(self) -> Mapping[str, float | None]:
         """Held-out numbers of the model as it is now."""
-        epochs = self._journal.epochs
+        epochs = self._history.epochs
         if epochs and epochs[-1].step == self._position:
             return epochs[-1].metrics
-        if self._evaluate is None:
-            return {}
-        seed = self._public.generator_seed((self._position, 2))
-        with self._learner.evaluated() as model, own_generators(seed, self._device):
-            found = self._evaluate(model)
-        return {name: float(value) if math.isfinite(value) else None for name, value in found.items()}
+        return {} if self._evaluate is None else self._stepper.evaluated(self._evaluate, self._position)
 
     def _tell(self, event: Event) -> None:
         for callback in self._callbacks:
@@ -373,7 +306,7 @@ class Trainer:
             d=self.support.dimension,
             k=self.support.size,
             support=self.support,
-            supports=tuple(self._journal.spans),
+            supports=tuple(self._history.spans),
             scores=self._learner.controller.scores(),
             history=self.history,
             metrics=metrics,
@@ -394,8 +327,4 @@ class Trainer:
 def _public_randomness(seed: int | None, found: ExistingRun | None) -> PublicRandomness:
     if seed is not None:
         return PublicRandomness(seed)
-    return (
-        PublicRandomness.fresh()
-        if found is None
-        else PublicRandomness(found.checkpoint.identity["public_seed"])
-    )
+    return PublicRandomness.fresh() if found is None else PublicRandomness(found.public_seed)

@@ -1,0 +1,121 @@
+"""What takes a step: the model with its guards, engine, controller and optimizer, put together once."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
+from typing import NamedTuple, final
+
+from torch import nn
+
+from sparsedp.core.batch import PerSampleLoss
+from sparsedp.core.generators import own_generators
+from sparsedp.core.randomness import PrivateRandomness, PublicRandomness
+from sparsedp.data.sampling import LogicalBatch
+from sparsedp.gradients import make_engine
+from sparsedp.gradients.check import PROBE_ROWS
+from sparsedp.methods import Controller
+from sparsedp.privacy.ledger import Ledger
+from sparsedp.privacy.plan import Phase, Plan
+from sparsedp.privacy.released import Released
+from sparsedp.training.attributes import AttributeGuard
+from sparsedp.training.batches import Batches
+from sparsedp.training.choices import UpdateRule
+from sparsedp.training.evaluate import Evaluator
+from sparsedp.training.guard import CompanyGuard, ModelGuard, StateGuard
+from sparsedp.training.learner import Learner
+from sparsedp.training.normalised import Normalised, release_statistics
+from sparsedp.training.selection import counted_rows, release_selection
+from sparsedp.training.step import PrivateStep
+
+
+class Randomness(NamedTuple):
+    """Where a run draws from: noise and batches in secret, supports and trial rows in public."""
+
+    private: PrivateRandomness
+    public: PublicRandomness
+
+
+@final
+class Stepper:
+    """A checked model, ready to be stepped; it stores nothing.
+
+    **Privacy.** The checks on private rows happen here, before the first step, under random numbers of their own.
+
+    Attributes:
+        learner: what a release moves.
+        layout: the trainable parameters.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: PerSampleLoss,
+        plan: Plan,
+        batches: Batches,
+        randomness: Randomness,
+        rule: UpdateRule,
+        engine: str,
+    ) -> None:
+        private, public = randomness
+        some_rows = functools.partial(batches.rows_for_a_trial, PROBE_ROWS, public)
+        guard = ModelGuard(model, loss, some_rows, fast=engine != "reference", largest=batches.most_rows)
+        self._device = next(model.parameters()).device
+        with own_generators(private.secret((0, 2)).seed(), self._device):
+            attributes = AttributeGuard(model, loss, lambda: batches.rows_for_a_trial(1, public))
+            guard.check()
+        computing = make_engine(model, loss, engine)
+        controller = Controller(plan, computing.layout, public)
+        self._look = counted_rows(model, loss, controller, some_rows, public)
+        attributes.check()
+        self._plan, self._public, self.layout = plan, public, computing.layout
+        self.learner = Learner(model, self.layout, controller, rule, plan.training_steps)
+        self._step = PrivateStep(
+            model,
+            guard,
+            StateGuard(model),
+            attributes,
+            CompanyGuard(computing, model, loss, plan.epoch_ends(), private),
+            plan,
+            controller,
+            computing,
+            self.learner.apply,
+            private,
+        )
+
+    def take(self, batch: LogicalBatch, ledger: Ledger) -> Released:
+        """The private step of a batch, paid for to a ledger."""
+        with own_generators(batch.secret.seed(), self._device):
+            released = self._step(batch.step, batch, ledger)
+        self.learner.after_step()
+        return released
+
+    def normalise(self, phase: Phase, batches: Iterator[LogicalBatch], ledger: Ledger) -> None:
+        """Release the inputs' statistics before training, and set the model's constants to them."""
+        model = self.learner.model
+        assert isinstance(model, Normalised)
+        release_statistics(model, batches, self._plan, phase, ledger=ledger, randomness=self._step.randomness)
+
+    def select(self, phase: Phase, batches: Iterator[LogicalBatch], ledger: Ledger) -> None:
+        """Release the count that a selection ranks by, before training."""
+        assert self._look is not None
+        step, batch = self._step, next(batches)
+        step.guard.check()
+        with step.state.untouched(last_of_epoch=True):
+            release_selection(
+                self._look, batch, self._plan, phase, step.controller,
+                ledger=ledger, randomness=step.randomness,
+            )  # fmt: skip
+
+    def secret_generators(self, position: int) -> AbstractContextManager[None]:
+        """Around what handles private rows outside a step: nothing there should draw from the global generators."""
+        return own_generators(self._step.randomness.secret((position, 1)).seed(), self._device)
+
+    def evaluated(self, evaluate: Evaluator, position: int) -> Mapping[str, float | None]:
+        """Held-out numbers of the model as it is now; None where not finite."""
+        seed = self._public.generator_seed((position, 2))
+        with self.learner.evaluated() as model, own_generators(seed, self._device):
+            found = evaluate(model)
+        return {name: float(value) if math.isfinite(value) else None for name, value in found.items()}
