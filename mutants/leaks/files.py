@@ -1,0 +1,73 @@
+"""Claims that nobody checks again, and rows of people left in what a run gives back."""
+
+from mutants.mutant import mutant
+
+CLAIMS = "tests/training/test_verification.py::"
+KEPT = "tests/training/test_attributes.py::test_what_is_kept_of_the_rows_is_refused_by_name_before_a_release"
+
+MUTANTS = [
+    mutant(
+        "edited-epsilon-verifies",
+        "The epsilon in the record is believed, not counted again",
+        "runs/checks.py",
+        '    yield _epsilon("the record\'s epsilon", record["epsilon"], _epsilon_of(plan, ledger.planned), plan)\n',
+        "",
+        CLAIMS + "test_a_headline_epsilon_is_computed_again",
+    ),
+    mutant(
+        "edited-files-verify",
+        "Nothing binds the record, the metrics and the weights to the ledger",
+        "runs/verify.py",
+        "for name in (CHECKPOINT, METRICS, RECORD) if ledger.binds_files else ():",
+        "for name in ():",
+        CLAIMS + "test_weights_belong_to_the_chain_and_changed_ones_are_not_resumed",
+    ),
+    mutant(
+        "running-switches-checks-off",
+        "A record that says the run is still running is not compared with anything",
+        "runs/checks.py",
+        '        problem = f"it says running, and knows {known} already" if known else None\n',
+        "        problem = None\n",
+        CLAIMS + "test_calling_a_run_running_switches_nothing_off",
+    ),
+    mutant(
+        "any-json-is-read",
+        "A file may say one thing to a person and another to the reader: keys that stand twice",
+        "runs/verify.py",
+        "                fits = is_canonical(file.read_bytes())\n",
+        "                fits = True\n",
+        CLAIMS + "test_spaces_and_another_order_of_keys_are_refused",
+    ),
+    mutant(
+        "last-input-stays-in-the-model",
+        "A model may keep the rows it has seen, and is given back with them",
+        "training/attributes.py",
+        "        if kept:\n            raise PrivacyError(\n",
+        "        if kept and False:\n            raise PrivacyError(\n",
+        KEPT,
+    ),
+    mutant(
+        "rows-in-containers-stay",
+        "Rows kept inside a list or a dictionary are not found",
+        "training/attributes.py",
+        "            for part, inner in _parts(value):\n",
+        "            for part, inner in ():\n",
+        KEPT,
+    ),
+    mutant(
+        "half-precision-sums",
+        "Gradients of a module without a formula are clipped and added up in half precision",
+        "gradients/layers/source.py",
+        "    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor\n",
+        "    return tensor\n",
+        "tests/gradients/test_thousands.py::test_a_module_without_a_fast_path_in_half_precision",
+    ),
+    mutant(
+        "long-sums-in-half-precision",
+        "Sums over chunks go on in half precision, where the first records weigh less than the last",
+        "gradients/clipping.py",
+        "        sums[name] = value.to(torch.float64, copy=True)\n",
+        "        sums[name] = value.to(torch.bfloat16, copy=True)\n",
+        "tests/gradients/test_thousands.py::test_a_module_without_a_fast_path_in_half_precision",
+    ),
+]
