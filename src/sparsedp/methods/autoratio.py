@@ -1,9 +1,11 @@
 """The automatic ratio: keep a coordinate when the energy it carries exceeds the noise it costs.
 
-TP-TopK's Prop. 5.1 gives the one-step error of a support A of size k as `sum_{p not in A} G_p^2 + k nu_2^2`. The
-first half of the warm-up ranks the coordinates; the second half estimates their energies `G_p^2` as the product of
-two means, over its even and its odd steps: independent noise and independent batches, so the product is unbiased and
-may be negative. The k with the smallest estimated error wins. All of it is post-processing of released gradients.
+TP-TopK's Prop. 5.1 gives the one-step error of a support A of size k as `sum_{p not in A} G_p^2 + k nu_2^2`. A run
+takes T2 such steps, and their mean has the error `sum_{p not in A} G_p^2 + k nu_2^2 / T2`: noise averages out, what a
+support leaves out does not. The first half of the warm-up ranks the coordinates; the second half estimates their
+energies `G_p^2` as the product of two means, over its even and its odd steps: independent noise and independent
+batches, so the product is unbiased and may be negative. The k with the smallest estimated error wins. All of it is
+post-processing of released gradients.
 """
 
 from __future__ import annotations

@@ -268,7 +268,7 @@ class Controller:
             order = self._parts.among_ranked(
                 order_by_score(first_half, self._layout, self._method.granularity)
             )
-            variance = self._timeline.main_noise_std**2
+            variance = self._timeline.main_noise_std**2 / self._timeline.main_steps
             self._auto_count = best_count(order, auto.energies(self._auto_state), variance)
         else:
             logger.warning(
