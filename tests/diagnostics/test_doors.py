@@ -1,5 +1,7 @@
 """`advise` works on a run whatever started it: `fit`, a `Trainer`, an experiment (`train`, `sweep`), an estimator."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -60,4 +62,7 @@ def test_a_run_can_be_advised_on_whatever_started_it(start, tmp_path):
     start(tmp_path / "run")
     advice = advise_run(tmp_path / "run")
     assert any(reason.startswith("Seen: ") for reason in advice.reasons)
+    assert re.match(
+        r"A step's noise over its clip norm, r: [\d.]+ on all \([\d,]+\), .*head.*support", advice.reasons[0]
+    )
     assert sparsedp.verify(tmp_path / "run", independent=False).reasons == ()

@@ -10,8 +10,11 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import sparsedp
-from sparsedp.methods import build_plan, get_method
+from sparsedp.core.layout import Layout
+from sparsedp.methods import PlanSpec, build_plan, get_method
 from sparsedp.methods.choice import LOUD, choose_method, noise_ratio
+from sparsedp.methods.quote import quote
+from sparsedp.methods.scope import part_sizes
 
 CIFAR = {"units": 50_000, "batch_size": 2048, "epochs": 10, "delta": 1e-5, "accountant": "rdp"}
 
@@ -34,6 +37,18 @@ def test_the_threshold_is_where_it_is_said_to_be():
     at = (LOUD / noise_ratio(plan, 1)) ** 2
     assert choose_method(math.floor(at) - 1, epsilon=3.0, **CIFAR).name == "dp-sgd"
     assert choose_method(math.ceil(at) + 1, epsilon=3.0, **CIFAR).name == "tp-topk"
+
+
+def test_a_quote_has_r_for_all_the_head_and_the_biases_of_a_model():
+    model = nn.Sequential(nn.Linear(20, 30), nn.Tanh(), nn.Linear(30, 4))
+    sizes = part_sizes(Layout.of(model))
+    assert sizes == {"all": 20 * 30 + 30 + 30 * 4 + 4, "head": 30 * 4 + 4, "bias": 30 + 4}
+    spec = PlanSpec.asked("tp-topk", epsilon=1.0, clip_norm=0.1, **CIFAR)
+    rows = {row["which"]: row for row in quote(spec, sizes, ())["noise_ratios"]}
+    assert list(rows) == ["all", "head", "bias", "tp-topk, ratio 0.2"]
+    noise = spec.plan().phases[-1].noise_multiplier / 2048
+    for row in rows.values():
+        assert row["noise_ratio"] == pytest.approx(noise * math.sqrt(row["coordinates"]))
 
 
 def data(rows=200):

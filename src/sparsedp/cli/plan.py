@@ -53,6 +53,10 @@ def plan(
         int | None, typer.Option(min=1, help="Number d of parameters, for the noise energy.")
     ] = None,
     model: Annotated[str | None, typer.Option(help="Or the name of a model, to count them.")] = None,
+    head_parameters: Annotated[
+        int | None, typer.Option(min=1, help="How many of them are the head's, to compare its noise.")
+    ] = None,
+    bias_parameters: Annotated[int | None, typer.Option(min=1, help="How many of them are biases.")] = None,
     other_budgets: Annotated[
         str, typer.Option(metavar="E1,E2,...", help="Other epsilons to compare with; empty for none.")
     ] = _OTHER_BUDGETS,
@@ -71,8 +75,9 @@ def plan(
         )
     from sparsedp.methods import MethodOptions, PlanSpec, get_method
     from sparsedp.methods.quote import quote
+    from sparsedp.methods.scope import part_sizes
     from sparsedp.methods.spec import METHOD
-    from sparsedp.models import usual_size
+    from sparsedp.models import usual_layout
     from sparsedp.privacy import NominalSplit, PrivateNormalisation
 
     row = get_method(METHOD if method is None else method)
@@ -97,9 +102,12 @@ def plan(
         split=None if phase1_budget is None else NominalSplit(phase1_budget),
         normalise=None if normalise is None else PrivateNormalisation(normalise),
     )
-    dimension = usual_size(model) if model is not None else parameters
+    told = {"all": parameters, "head": head_parameters, "bias": bias_parameters}
+    sizes = {part: count for part, count in told.items() if count is not None}
+    if model is not None:
+        sizes = part_sizes(usual_layout(model)) | {part: sizes[part] for part in sizes if part != "all"}
     others = options.numbers(other_budgets, "other-budgets") if other_budgets.strip() else []
-    answered = quote(spec, dimension, others)
+    answered = quote(spec, sizes, others)
     if as_json:
         emit(answered)
     else:

@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, final
 
 from scipy import special
 
+from sparsedp.core.layout import Layout
 from sparsedp.core.ratio import exact_ratio, share_of
 from sparsedp.core.support import Support
 from sparsedp.diagnostics.criteria import Estimate, SplitEnergies
 from sparsedp.diagnostics.proxy import split_concentration
 from sparsedp.diagnostics.splits import WarmupStatistics, statistics_of
+from sparsedp.methods.choice import meaning_of, noise_ratio
+from sparsedp.methods.scope import part_sizes
 from sparsedp.methods.timeline import noise_on_mean
 from sparsedp.methods.warmup import looked_at
 from sparsedp.privacy.plan import Plan
@@ -112,7 +115,20 @@ def advise_run(folder: Path | str) -> Advice:
         DataError: there is no run, or it kept no warm-up statistics.
     """
     run = Run.open(folder)
-    return advise(statistics_of(run), run.plan)
+    advice = advise(statistics_of(run), run.plan)
+    if not run.plan.is_private:
+        return advice
+    return replace(advice, reasons=(*_loudness(run.plan, run.layout, run.support), *advice.reasons))
+
+
+def _loudness(plan: Plan, layout: Layout, support: Support) -> Iterator[str]:
+    """How loud the noise is on parts of the model: public numbers, known before any data was touched."""
+    sizes = part_sizes(layout) | {"support": support.size}
+    parts = ", ".join(
+        f"{noise_ratio(plan, size):.2f} on {name} ({size:,})" for name, size in sizes.items() if size
+    )
+    words = meaning_of(plan, layout.dimension)
+    yield f"A step's noise over its clip norm, r: {parts}. For all of them that is {words}."
 
 
 def advise(found: WarmupStatistics, plan: Plan) -> Advice:

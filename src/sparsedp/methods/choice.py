@@ -35,7 +35,7 @@ def noise_ratio(plan: Plan, active: int) -> float:
     return noise_on_mean(plan, phase) * math.sqrt(active) / phase.clip_norm if phase.clip_norm else math.inf
 
 
-def in_words(plan: Plan, active: int) -> str:
+def meaning_of(plan: Plan, active: int) -> str:
     """What the noise ratio of so many coordinates means, after docs/fine-tuning.md and docs/results.md."""
     ratio = noise_ratio(plan, active)
     if ratio < LOUD:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from sparsedp.core.errors import OutOfReachError
 from sparsedp.core.ratio import exact_ratio
-from sparsedp.methods.choice import in_words, noise_ratio
+from sparsedp.methods.choice import meaning_of, noise_ratio
 from sparsedp.methods.method import AUTO, Method
 from sparsedp.methods.schedules import active_count
 from sparsedp.methods.spec import PlanSpec
@@ -18,9 +18,12 @@ from sparsedp.privacy.plan import Plan
 from sparsedp.privacy.summary import guarantee, summarize
 
 
-def quote(spec: PlanSpec, dimension: int | None, other_budgets: Iterable[float]) -> dict[str, Any]:
-    """What is asked for in noise and epsilon, as JSON values; for d = `dimension` parameters, if that is known."""
-    plan = spec.plan()
+def quote(spec: PlanSpec, sizes: Mapping[str, int], other_budgets: Iterable[float]) -> dict[str, Any]:
+    """What is asked for in noise and epsilon, as JSON values.
+
+    `sizes` has the number of parameters by part of the model: "all", where it is known, and such as "head".
+    """
+    plan, dimension = spec.plan(), sizes.get("all")
     summary = summarize(plan)
     epsilons = dict(summary.epsilons)
     return {
@@ -35,7 +38,7 @@ def quote(spec: PlanSpec, dimension: int | None, other_budgets: Iterable[float])
         "guarantee": guarantee(plan),
         "epsilons": epsilons,
         "noise_energy": noise_energy(plan, spec.method, dimension),
-        "noise_ratios": noise_ratios(plan, spec.method, dimension),
+        "noise_ratios": noise_ratios(plan, spec.method, sizes),
         "curve": _curve(plan),
         "other_budgets": [_other(spec, plan, epsilon) for epsilon in other_budgets]
         if plan.is_private
@@ -55,21 +58,21 @@ def noise_energy(plan: Plan, method: Method, dimension: int | None) -> dict[str,
     return {"d": dimension, "k": active, "dense": dimension * variance, "sparse": active * variance}
 
 
-def noise_ratios(plan: Plan, method: Method, dimension: int | None) -> list[dict[str, Any]]:
-    """r, the noise norm over the clip norm, for all coordinates and for what is active in the end."""
-    if dimension is None or not plan.is_private:
+def noise_ratios(plan: Plan, method: Method, sizes: Mapping[str, int]) -> list[dict[str, Any]]:
+    """r, the noise norm over the clip norm, for parts of a model and for what is active in the end."""
+    if not plan.is_private:
         return []
-    counts = {"all": dimension}
-    if method.active_ratio not in (AUTO, 1.0):
+    counts = {name: count for name, count in sizes.items() if count}
+    if method.active_ratio not in (AUTO, 1.0) and "all" in sizes:
         counts[f"{method.name}, ratio {method.active_ratio}"] = active_count(
-            exact_ratio(method.active_ratio), dimension
+            exact_ratio(method.active_ratio), sizes["all"]
         )
     return [
         {
             "which": name,
             "coordinates": count,
             "noise_ratio": noise_ratio(plan, count),
-            "means": in_words(plan, count),
+            "means": meaning_of(plan, count),
         }
         for name, count in counts.items()
     ]

@@ -130,6 +130,11 @@ def find(layout: Layout, names: Names, what: str) -> tuple[Slot, ...]:
     return tuple(slot for slot in layout if slot.name in chosen)
 
 
+def part_sizes(layout: Layout) -> dict[str, int]:
+    """How many scalars all parameters have, and of them the head's and the biases."""
+    return {"all": layout.dimension} | {word: size_of(find(layout, (word,), "part")) for word in (HEAD, BIAS)}
+
+
 def coordinates(slots: Iterable[Slot]) -> Tensor:
     """The flat indices of some parameters."""
     spans = [torch.arange(slot.span.start, slot.span.stop) for slot in slots]

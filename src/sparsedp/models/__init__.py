@@ -5,7 +5,7 @@ from sparsedp.models.folding import fold_batch_norm, freeze_batch_norm
 from sparsedp.models.heads import classifier_head, parameter_count
 from sparsedp.models.least_squares import LeastSquares, least_squares
 from sparsedp.models.pretrained import PRETRAINED, pretrained, train_from
-from sparsedp.models.registry import MODELS, ModelSpec, build, usual_size
+from sparsedp.models.registry import MODELS, ModelSpec, build, usual_layout
 from sparsedp.models.scattering import scatter_cnn, scatter_linear
 from sparsedp.models.tabular import bag_of_words, logistic, mlp
 from sparsedp.models.text import embedding_bag, transformer
@@ -34,5 +34,5 @@ __all__ = [
     "scatter_linear",
     "train_from",
     "transformer",
-    "usual_size",
+    "usual_layout",
 ]

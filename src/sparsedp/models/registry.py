@@ -9,9 +9,10 @@ from types import MappingProxyType
 from torch import nn
 
 from sparsedp.core.errors import ModelError
+from sparsedp.core.layout import Layout
 from sparsedp.models.convolutional import adadpigu_cnn, dp_cnn, mnist_cnn, resnet_gn
 from sparsedp.models.factorization import factorization
-from sparsedp.models.heads import InputShape, parameter_count
+from sparsedp.models.heads import InputShape
 from sparsedp.models.least_squares import least_squares
 from sparsedp.models.pretrained import lite0, lite0_top
 from sparsedp.models.scattering import scatter_cnn, scatter_linear
@@ -73,8 +74,8 @@ def build(name: str, input_shape: InputShape, classes: int) -> nn.Module:
     return spec.build(input_shape, classes)
 
 
-def usual_size(name: str) -> int:
-    """The number of parameters of a model at the input it was made for, without any data.
+def usual_layout(name: str) -> Layout:
+    """The parameters of a model at the input it was made for, without any data.
 
     Raises:
         ModelError: there is no such model, or its size depends on the data.
@@ -85,4 +86,4 @@ def usual_size(name: str) -> int:
             f"model: the size of {name!r} depends on the data, or there is no such model; give their number "
             f"(--parameters), or one of {', '.join(sizes)}"
         )
-    return parameter_count(build(name, *sizes[name]))
+    return Layout.of(build(name, *sizes[name]))
