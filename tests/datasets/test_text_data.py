@@ -1,18 +1,24 @@
 """Tokens, hashes, and the movie reviews."""
 
+import importlib.util
 import io
 import math
 import tarfile
 import zlib
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import wordllama
+from safetensors.numpy import load_file
+from tokenizers import Tokenizer
 
 from sparsedp.core.errors import DataError
 from sparsedp.datasets import imdb, imdb_tokens, load
 from sparsedp.datasets.text import BUCKETS, HashedTexts, bag_of_words, token_ids, tokens
 from sparsedp.models.text import PADDING, VOCABULARY
+from sparsedp.models.word_vectors import WordVectors
 
 REVIEWS = {
     "train/pos/0_9.txt": "Great film! <br /><br />I don't regret it. Great.",
@@ -50,6 +56,40 @@ def test_the_bag_holds_each_bucket_once_and_has_unit_length():
     log = bag_of_words(texts, buckets, "log").batch(torch.tensor([0]))[0]
     assert log[spam] / log[eggs] == pytest.approx(1 + math.log(2), rel=1e-6)
     assert log.norm() == pytest.approx(1, rel=1e-6)
+
+
+def test_word_vectors_are_means_of_the_published_table(tmp_path):
+    texts = ["A fine film, finely made.", "", "No."]
+    package = Path(wordllama.__file__).parent
+    (table,) = load_file(package / "weights" / "l2_supercat_256.safetensors").values()
+    tokenizer = Tokenizer.from_file(str(package / "tokenizers" / "l2_supercat_tokenizer_config.json"))
+    expected = np.zeros((3, table.shape[1]))
+    for row in (0, 2):
+        ids = tokenizer.encode(texts[row], add_special_tokens=False).ids
+        mean = table[ids].astype(np.float64).mean(axis=0)
+        expected[row] = mean / np.sqrt((mean**2).sum())
+    np.testing.assert_allclose(WordVectors().means(texts).numpy(), expected, atol=1e-6)
+    one_by_one = torch.cat([WordVectors().means([text]) for text in texts])
+    torch.testing.assert_close(one_by_one, WordVectors().means(texts))
+
+
+def test_reviews_as_word_vectors(tmp_path):
+    (tmp_path / "imdb").mkdir()
+    write_archive(tmp_path / "imdb" / "aclImdb_v1.tar.gz", REVIEWS)
+    bundle = load("imdb-vectors", root=tmp_path)
+    assert bundle.input_shape == (256,)
+    assert any("wordllama" in note and "SHA-256" in note for note in bundle.notes)
+    order = [int(target) for target in bundle.train.targets]
+    said = {1: "Great film!   I don't regret it. Great.", 0: "Awful."}
+    torch.testing.assert_close(
+        bundle.train.features.batch(torch.arange(2)), WordVectors().means([said[label] for label in order])
+    )
+
+
+def test_word_vectors_without_their_package_name_the_extra(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(DataError, match=r"sparsedp\[pretrained\]"):
+        WordVectors()
 
 
 def test_token_ids_keep_the_order_pad_with_zero_and_never_use_it():

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +14,13 @@ import torch
 from sparsedp.core.errors import DataError
 from sparsedp.datasets.bundle import DataBundle, Split
 from sparsedp.datasets.cache import Arrays, cached_arrays
-from sparsedp.datasets.features import Features
+from sparsedp.datasets.features import Dense, Features
 from sparsedp.datasets.files import fingerprint, tar_files
+from sparsedp.datasets.kept import kept_features
 from sparsedp.datasets.row import DatasetRow, Source, SourceFile
-from sparsedp.datasets.text import BUCKETS, HashedTexts, bag_of_words, token_ids
+from sparsedp.datasets.text import BUCKETS, HashedTexts, bag_of_words, token_ids, without_markup
+from sparsedp.models.pretrained import PRETRAINED
+from sparsedp.models.word_vectors import WordVectors
 
 CLASSES = ("negative", "positive")
 
@@ -43,6 +48,33 @@ def imdb_tokens(root: Path | str | None = None, length: int = 256, vocabulary: i
     )
 
 
+def imdb_vectors(root: Path | str | None = None) -> DataBundle:
+    """Reviews as the mean of public word vectors (WordLlama's), of unit length."""
+    weights, bundle = PRETRAINED["wordllama"], imdb(root)
+    path = _SOURCE.search.require(_SOURCE.forms["official"][0].candidates, root)
+    vectors, texts = WordVectors(), cache(lambda: read_texts(path)[0])
+    key = f"{bundle.fingerprint}|means of {weights.name} 1"
+
+    def featurize(split: Split, side: str) -> Split:
+        values = kept_features(
+            lambda indices: vectors.means([without_markup(texts()[side][i]) for i in indices.tolist()]),
+            (len(split), vectors.width),
+            np.float32,
+            f"{key}|{side}",
+            f"Word vectors of IMDB, {side}",
+        )
+        return replace(split, features=Dense(values))
+
+    return replace(
+        bundle,
+        variant=f"means of {weights.name} word vectors",
+        train=featurize(bundle.train, "train"),
+        test=featurize(bundle.test, "test"),
+        notes=(*bundle.notes, str(weights)),
+        fingerprint=key,
+    )
+
+
 def _bundle(
     root: Path | str | None,
     variant: str,
@@ -63,7 +95,22 @@ def _bundle(
 
 
 def read_archive(path: Path) -> Arrays:
-    """Hashed tokens and labels of both sides of the archive, read in a stream.
+    """Hashed tokens and labels of both sides of the archive.
+
+    Raises:
+        DataError: as `read_texts`.
+    """
+    texts, labels = read_texts(path)
+    arrays: Arrays = {}
+    for side in _SIDES:
+        hashed = HashedTexts.of(texts[side])
+        arrays[f"{side}_hashes"], arrays[f"{side}_starts"] = hashed.hashes, hashed.starts
+        arrays[f"{side}_labels"] = np.array(labels[side], dtype=np.int64)
+    return arrays
+
+
+def read_texts(path: Path) -> tuple[dict[str, list[str]], dict[str, list[int]]]:
+    """Texts and labels of both sides of the archive, read in a stream.
 
     Raises:
         DataError: the archive is damaged, a review is not UTF-8, or one side has no reviews of one label.
@@ -79,16 +126,12 @@ def read_archive(path: Path) -> Arrays:
         except UnicodeDecodeError as error:
             raise DataError(f"{path}: review {name} is not UTF-8 ({error})") from error
         labels[match[1]].append(int(match[2] == "pos"))
-    arrays: Arrays = {}
     for side in _SIDES:
         if len(set(labels[side])) < 2:
             raise DataError(
                 f"{path}: expected reviews under aclImdb/{side}/pos and aclImdb/{side}/neg, got {len(labels[side])}"
             )
-        hashed = HashedTexts.of(texts[side])
-        arrays[f"{side}_hashes"], arrays[f"{side}_starts"] = hashed.hashes, hashed.starts
-        arrays[f"{side}_labels"] = np.array(labels[side], dtype=np.int64)
-    return arrays
+    return texts, labels
 
 
 _SOURCE = Source(
@@ -117,6 +160,13 @@ ROWS = (
         loader=imdb,
         model="bag-of-words",
         recipes={"bag-of-words": {"epochs": 10, "batch_size": 1024, "lr": 8.0, "clip_norm": 0.5}},
+    ),
+    DatasetRow(
+        name="imdb-vectors",
+        title="movie reviews, means of public word vectors",
+        source=_SOURCE,
+        loader=imdb_vectors,
+        model="logistic",
     ),
     DatasetRow(
         name="imdb-tokens",

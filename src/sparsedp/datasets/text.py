@@ -26,9 +26,14 @@ _WORD = re.compile(r"[a-z0-9]+(?:'[a-z]+)?")
 Hashes = npt.NDArray[np.uint32]
 
 
+def without_markup(text: str) -> str:
+    """The text with a space for each tag."""
+    return _MARKUP.sub(" ", text)
+
+
 def tokens(text: str) -> list[str]:
     """Lower-case words and numbers, with a contraction's tail ("don't"), without markup."""
-    return _WORD.findall(_MARKUP.sub(" ", text.lower()))
+    return _WORD.findall(without_markup(text.lower()))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

