@@ -108,9 +108,9 @@ def _sparsedp(job: Job, model: nn.Module, batch: Batch) -> Step:
     from sparsedp.core.clip import FlatClip
     from sparsedp.core.randomness import SystemRandomness
     from sparsedp.gradients import BookkeepingEngine, Query
+    from sparsedp.optimizers.apply import support_optimizer
     from sparsedp.privacy.ledger import Charge, MemoryLedger
     from sparsedp.privacy.mechanism import privatize
-    from sparsedp.training.apply import support_optimizer
 
     engine = BookkeepingEngine(model, per_sample_loss)
     query = Query(support_of(job.support, engine.layout, job.active_ratio), FlatClip(CLIP_NORM))

@@ -15,7 +15,7 @@ from torch import nn
 
 import sparsedp
 from sparsedp import datasets, models
-from sparsedp.privacy.ledger import FileLedger
+from sparsedp.runs.ledger_file import FileLedger
 
 METHODS = ("dp-sgd", "tp-topk", "tp-coherent", "tp-rand", "on-rand", "on-topk", "ranked", "adadpigu")
 LOSS = nn.CrossEntropyLoss(reduction="none")

@@ -23,8 +23,8 @@ RAW_GRADIENTS = {
         "gradients/reference.py",
         "gradients/rowwise.py",
         "gradients/tape.py",
-        "training/compact.py",  # hands the released gradient to the optimizer
-        "training/masked.py",  # as well
+        "optimizers/compact.py",  # hands the released gradient to the optimizer
+        "optimizers/masked.py",  # as well
     },
     "vmap": {"gradients/reference.py"},
     "backward": {"gradients/bookkeeping.py"},
@@ -45,7 +45,7 @@ RAW_GRADIENTS = {
     "get_gradient_edge": {"gradients/graph.py", "gradients/rowwise.py", "gradients/tape.py"},
     "clipped_sum": {
         "auditing/leave_one_out.py",  # sums with and without a unit; the result is not for release
-        "auditing/records.py",  # what the attacker knows
+        "auditing/record_canaries.py",  # what the attacker knows
         "diagnostics/oracle.py",
         "gradients/bookkeeping.py",
         "gradients/trial.py",  # rows in company and alone, before training; only whether they agree is told
@@ -100,7 +100,7 @@ RANDOM_DRAWS = {
     "rand": set(),
     "rand_like": set(),
     "multinomial": set(),
-    "bernoulli": {"auditing/coins.py", "data/sampling.py"},
+    "bernoulli": {"auditing/coins.py", "sampling/poisson.py"},
     "bernoulli_": set(),
     "uniform_": set(),
     "randperm": set(),
@@ -109,7 +109,7 @@ RANDOM_DRAWS = {
 }
 """Ways to draw noise or a sample; initial weights (models/) are the layers' own."""
 
-NO_GRADIENTS_IN = ["core", "data", "datasets", "methods", "models", "report", "cli"]
+NO_GRADIENTS_IN = ["core", "sampling", "datasets", "methods", "models", "report", "cli"]
 """Packages that do not import the gradient engine."""
 
 

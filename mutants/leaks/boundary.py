@@ -10,7 +10,7 @@ KEEP_RAW = Edit(
 )
 """The clipped sum before any noise, where the leaks below find it."""
 KEEP_SIZE = Edit(
-    "data/sampling.py",
+    "sampling/poisson.py",
     "        if self._index is None:\n            return [_Chunk(chosen[run]",
     "        torch._size = len(chosen)\n        if self._index is None:\n            return [_Chunk(chosen[run]",
 )

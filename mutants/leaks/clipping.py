@@ -180,7 +180,7 @@ MUTANTS = [
     mutant(
         "cut-by-place",
         "Micro-batches are cut by place: one unit more or less moves all after it, and rounds them anew",
-        "data/cutting.py",
+        "sampling/cutting.py",
         "    middle = start + int(np.searchsorted(units[start:stop], last >> digit << digit))\n",
         "    middle = (start + stop) // 2\n",
         "tests/data/test_cutting.py::test_a_full_run_is_halved_by_numbers_not_by_places",

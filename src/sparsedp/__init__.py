@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from sparsedp.training.evaluate import held_out as held_out
     from sparsedp.training.fit import fit as fit
     from sparsedp.training.normalised import Normalised as Normalised
+    from sparsedp.training.reports import Result as Result
     from sparsedp.training.reports import StepReport as StepReport
-    from sparsedp.training.result import Result as Result
     from sparsedp.training.trainer import Trainer as Trainer
 
 __version__ = "0.1.0"
@@ -56,7 +56,7 @@ _HOMES = {
     "PrivacyError": "sparsedp.core.errors",
     "PrivacyWarning": "sparsedp.core.errors",
     "PrivateNormalisation": "sparsedp.privacy.normalisation",
-    "Result": "sparsedp.training.result",
+    "Result": "sparsedp.training.reports",
     "SparseDPError": "sparsedp.core.errors",
     "StepReport": "sparsedp.training.reports",
     "Support": "sparsedp.core.support",

@@ -22,7 +22,7 @@ from rich.progress import (
 )
 
 from sparsedp.core.errors import SparseDPError
-from sparsedp.experiments.records import commit
+from sparsedp.experiments.results import commit
 from studies.figures.config import Study, load_studies, record_name
 from studies.figures.measures import KINDS
 from studies.figures.page import whole, write

@@ -15,7 +15,7 @@ from rich.progress import track
 
 from sparsedp.core.files import write_json
 from sparsedp.experiments.datasets import load_data
-from sparsedp.experiments.records import commit
+from sparsedp.experiments.results import commit
 from sparsedp.experiments.settings import Settings
 from studies.partition.train import Training, train
 

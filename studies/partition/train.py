@@ -17,17 +17,17 @@ from sparsedp.core.chance import Chance
 from sparsedp.core.clip import FlatClip
 from sparsedp.core.layout import Layout
 from sparsedp.core.randomness import PublicRandomness, SeededRandomness
-from sparsedp.data.sampling import LogicalBatch, PoissonSampler
 from sparsedp.datasets.bundle import DataBundle
 from sparsedp.experiments.evaluation import evaluator
 from sparsedp.experiments.networks import build_model
 from sparsedp.gradients import Query, make_engine
 from sparsedp.methods import Controller, MethodOptions, OffSupport, build_plan, get_method
+from sparsedp.optimizers.apply import support_optimizer
 from sparsedp.privacy.canonical import FrozenMap
 from sparsedp.privacy.ledger import Charge, MemoryLedger
 from sparsedp.privacy.mechanism import privatize
 from sparsedp.privacy.plan import Plan
-from sparsedp.training.apply import support_optimizer
+from sparsedp.sampling.poisson import LogicalBatch, PoissonSampler
 from studies.tables.partition import gaussian_epsilon
 
 POISSON, PARTITION = "Poisson", "partition"

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from sparsedp.experiments.config import Experiment, read_experiment, read_toml
-from sparsedp.experiments.grid import Run
-from sparsedp.experiments.records import Results
+from sparsedp.experiments.grid import GridRun
+from sparsedp.experiments.results import Results
 from sparsedp.experiments.table import Row, make_rows
 
 Record = Mapping[str, Any]
@@ -53,7 +53,7 @@ class Study:
 
     experiment: Experiment
     description: str
-    runs: tuple[Run, ...]
+    runs: tuple[GridRun, ...]
     records: tuple[Record, ...]
     strangers: tuple[Path, ...]
 
@@ -155,7 +155,7 @@ def _head_comment(config: Path) -> str:
     return " ".join(line.removeprefix("#").strip() for line in lines)
 
 
-def _stale(folder: Results, runs: tuple[Run, ...]) -> Iterator[Path]:
+def _stale(folder: Results, runs: tuple[GridRun, ...]) -> Iterator[Path]:
     """Files that have a run's name and other settings inside."""
     for run in runs:
         if folder.file(run).exists() and folder.find(run) is None:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from sparsedp.report.metric import Metric, metric_named
+from sparsedp.report.metric import MetricStyle, metric_named
 from sparsedp.report.numbers import NONE, count, significant
 from sparsedp.report.statistics import Estimate
 from studies.tables.paper import Number, base_name, label
@@ -163,5 +163,5 @@ def _plain(value: Any) -> str:
     return significant(value) if isinstance(value, float) else label(value)
 
 
-def _known(metric: str) -> Metric:
+def _known(metric: str) -> MetricStyle:
     return metric_named(metric)

@@ -13,8 +13,8 @@ from torch import nn
 
 from sparsedp.core.errors import PrivacyError, SparseDPError
 from sparsedp.core.randomness import SystemRandomness
-from sparsedp.data.sampling import PoissonSampler
 from sparsedp.methods import build_plan, get_method
+from sparsedp.sampling.poisson import PoissonSampler
 
 
 @pytest.mark.parametrize("method", ["dp-sgd", "tp-topk", "on-rand", "adadpigu"])

@@ -8,8 +8,8 @@ import torch
 from torch.utils.data import DataLoader
 
 from sparsedp.core.errors import DataError
-from sparsedp.data.fetching import BatchFetch
 from sparsedp.datasets import CENTRED, UNIT, DataBundle, Dense, PixelScale, Sparse, Split, holdout
+from sparsedp.sampling.fetching import BatchFetch
 
 
 def byte_split(rows=6, units=None):

@@ -17,7 +17,7 @@ from sparsedp.datasets import DATASETS, SOURCES, Checksum, get, load, npz, statu
 from sparsedp.datasets.cache import cache_path, cached_arrays
 from sparsedp.datasets.download import compare, public_checksum
 from sparsedp.datasets.files import fingerprint
-from sparsedp.datasets.row import Source, SourceFile
+from sparsedp.datasets.row import PublicFiles, SourceFile
 
 
 def write_npz(path, **changes):
@@ -156,7 +156,7 @@ def toy_source(monkeypatch, folder, content=b"payload", digest=None):
     (folder / "remote" / "toy.bin").write_bytes(content)
     digest = digest or hashlib.sha256(content).hexdigest()
     file = SourceFile(("toy.bin",), (digest,), (folder / "remote" / "toy.bin").as_uri())
-    spec = Source("toy", "Toy", "1", "none", "the toy shop", ("toys",), {"official": (file,)})
+    spec = PublicFiles("toy", "Toy", "1", "none", "the toy shop", ("toys",), {"official": (file,)})
     monkeypatch.setattr("sparsedp.datasets.table.SOURCES", {"toy": spec})
     monkeypatch.setattr("sparsedp.datasets.download.SOURCES", {"toy": spec})
     return spec

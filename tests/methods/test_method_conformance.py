@@ -21,7 +21,7 @@ from sparsedp.methods.controller import Controller
 from sparsedp.methods.granularity import Granularity
 from sparsedp.methods.method import AUTO
 from sparsedp.methods.options import MethodOptions, configure
-from sparsedp.methods.rankings import Source, ranking_names
+from sparsedp.methods.rankings import RankedBy, ranking_names
 from sparsedp.methods.rules import GeometryRule
 from sparsedp.methods.schedules import Constant, Cooling, Listed, Release
 from sparsedp.methods.setting import ControllerState
@@ -38,7 +38,7 @@ def scheduled_sizes(row, plan, starts):
     first = plan.training[0].steps if len(plan.training) == 2 else 0
     for step in range(plan.training_steps):
         period = sum(start <= step - first for start in starts) - 1
-        learns = row.ranking is not None and row.ranking.source is not Source.PUBLIC
+        learns = row.ranking is not None and row.ranking.source is not RankedBy.PUBLIC
         if step < first or row.ranking is None or (first == 0 and learns and period == 0) or row.always:
             sizes.append(d)  # without tables and modules, all is head, and all is always active
         else:
@@ -136,7 +136,7 @@ def test_non_interference_the_data_reaches_the_controller_only_through_releases(
     fixed = [trained_on(seed, lambda step, setting: random_release(9, step, setting)) for seed in (1, 2)]
     assert [s.support for s in fixed[0].settings] == [s.support for s in fixed[1].settings]
     assert identical(fixed[0].controller, fixed[1].controller)
-    if method.ranking is not None and method.ranking.source is Source.GRADIENTS:
+    if method.ranking is not None and method.ranking.source is RankedBy.GRADIENTS:
         real = [trained_on(seed, None) for seed in (1, 2)]
         assert not identical(real[0].controller, real[1].controller), "the comparison above could not fail"
 

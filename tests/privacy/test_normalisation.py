@@ -20,12 +20,12 @@ from sparsedp.core.batch import MicroBatch
 from sparsedp.core.clip import FlatClip
 from sparsedp.core.errors import DataError, PrivacyError
 from sparsedp.core.randomness import SeededRandomness, SystemRandomness
-from sparsedp.data.sampling import PoissonSampler
 from sparsedp.methods import build_plan, get_method
 from sparsedp.privacy import EqualNoise, NominalSplit, Plan, PrivateNormalisation, plan_epsilon
 from sparsedp.privacy.channels import ChannelSum
 from sparsedp.privacy.ledger import Charge, MemoryLedger
 from sparsedp.privacy.mechanism import private_mean
+from sparsedp.sampling.poisson import PoissonSampler
 
 LEVEL = 1e-6
 CLIP = 0.7

@@ -7,7 +7,7 @@ from typing import Any
 from studies.tables.study import Study, read_study
 
 from sparsedp.experiments.config import read_experiment
-from sparsedp.experiments.records import Results
+from sparsedp.experiments.results import Results
 
 CONFIG = """
 # The head of the file

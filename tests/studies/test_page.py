@@ -18,7 +18,7 @@ from studies.tables.words import JPEG, difference_text, mean_text, signed
 
 from sparsedp.core.files import write_json
 from sparsedp.experiments.config import read_experiment
-from sparsedp.experiments.records import Results
+from sparsedp.experiments.results import Results
 from sparsedp.report.statistics import estimate
 
 LEVEL = {"dp-sgd": 0.80, "tp-rand": 0.81, "tp-topk": 0.85}

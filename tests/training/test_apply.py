@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from sparsedp.core.errors import ModelError, SparseDPError
 from sparsedp.core.layout import Layout
 from sparsedp.core.support import Support
-from sparsedp.training.apply import set_to_zero, support_optimizer
+from sparsedp.optimizers.apply import set_to_zero, support_optimizer
 
 Factory = Callable[[Iterable[nn.Parameter]], Optimizer]
 optim = torch.optim

@@ -15,8 +15,8 @@ from torch.utils.data import Dataset, TensorDataset
 
 from sparsedp.core.errors import PrivacyError
 from sparsedp.core.randomness import PublicRandomness, SeededRandomness
-from sparsedp.data.sampling import PoissonSampler
 from sparsedp.methods import build_plan, get_method
+from sparsedp.sampling.poisson import PoissonSampler
 from sparsedp.training.batches import Loading
 from sparsedp.training.trainer import Trainer
 

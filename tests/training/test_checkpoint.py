@@ -13,6 +13,7 @@ from torch import nn
 
 from sparsedp.core.errors import DataError, ModelError, SparseDPError
 from sparsedp.core.layout import Layout
+from sparsedp.optimizers.rule import optimizer_state, restore_optimizer, restore_scheduler, scheduler_state
 from sparsedp.runs.checkpoint import (
     Checkpoint,
     describe_layout,
@@ -21,7 +22,6 @@ from sparsedp.runs.checkpoint import (
     write_checkpoint,
 )
 from sparsedp.runs.packing import pack, unpack
-from sparsedp.training.state import optimizer_state, restore_optimizer, restore_scheduler, scheduler_state
 
 STATE: dict[str, Any] = {
     "numbers": [0, -1, 0.1, 1e-300, True, None, "text", math.inf, -math.inf],

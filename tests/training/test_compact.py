@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from sparsedp.core.layout import Layout
 from sparsedp.core.support import Support
-from sparsedp.training.apply import set_to_zero, support_optimizer
-from sparsedp.training.compact import ELEMENTWISE, CompactOptimizer
-from sparsedp.training.masked import MaskedOptimizer
-from sparsedp.training.places import WholeRows, places_in
+from sparsedp.optimizers.apply import set_to_zero, support_optimizer
+from sparsedp.optimizers.compact import ELEMENTWISE, CompactOptimizer
+from sparsedp.optimizers.masked import MaskedOptimizer
+from sparsedp.optimizers.places import WholeRows, places_in
 
 ONE_BY_ONE = [name for name in DROPPING if type(DROPPING[name]([nn.Parameter(torch.ones(2))])) in ELEMENTWISE]
 

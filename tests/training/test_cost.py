@@ -20,12 +20,12 @@ from sparsedp.core.randomness import SeededRandomness
 from sparsedp.core.support import Support
 from sparsedp.gradients import BookkeepingEngine, Query
 from sparsedp.methods.standardization import Decays, Statistics
+from sparsedp.optimizers.apply import support_optimizer
+from sparsedp.optimizers.average import WeightAverage
 from sparsedp.privacy.ledger import Charge, MemoryLedger
 from sparsedp.privacy.mechanism import privatize
 from sparsedp.privacy.released import Released
 from sparsedp.runs.history import History
-from sparsedp.training.apply import support_optimizer
-from sparsedp.training.average import WeightAverage
 from sparsedp.training.guard import StateGuard
 
 WIDTH, ACTIVE_ROWS = 16, 300

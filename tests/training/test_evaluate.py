@@ -13,7 +13,7 @@ from sparsedp.core.batch import supervised
 from sparsedp.core.errors import DataError
 from sparsedp.core.layout import Layout
 from sparsedp.core.support import Support
-from sparsedp.training.average import WeightAverage
+from sparsedp.optimizers.average import WeightAverage
 from sparsedp.training.evaluate import classification_metrics, evaluation_mode, held_out
 
 per_row = nn.CrossEntropyLoss(reduction="none")

@@ -16,7 +16,7 @@ from runs import loss_fn, network, rows
 
 from sparsedp import fit
 from sparsedp.privacy.calibrate import NominalSplit
-from sparsedp.privacy.ledger import FileLedger
+from sparsedp.runs.ledger_file import FileLedger
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

@@ -24,12 +24,11 @@ from sparsedp.methods import all_methods
 from sparsedp.methods.spec import default_batch_size, default_delta
 from sparsedp.privacy.accountants import accountant
 from sparsedp.privacy.calibrate import NominalSplit
-from sparsedp.privacy.ledger import FileLedger
 from sparsedp.privacy.plan import Plan
 from sparsedp.runs.checkpoint import load_weights
-from sparsedp.training.interrupt import deferred_interrupt
-from sparsedp.training.reports import Event, StepReport
-from sparsedp.training.result import Result
+from sparsedp.runs.ledger_file import FileLedger
+from sparsedp.training.reports import Event, Result, StepReport
+from sparsedp.training.terminal import deferred_interrupt
 
 QUICK: dict[str, Any] = {
     "epsilon": 8.0, "delta": 1e-3, "epochs": 5, "batch_size": 20, "accountant": "rdp", "seed": 0, "progress": False,

@@ -23,11 +23,11 @@ from sparsedp.core.randomness import PublicRandomness, SeededRandomness
 from sparsedp.methods import build_plan, get_method
 from sparsedp.privacy import mechanism
 from sparsedp.privacy.grid import Grid
-from sparsedp.privacy.ledger import FileLedger
 from sparsedp.privacy.plan import Phase
 from sparsedp.runs.checkpoint import read_checkpoint
+from sparsedp.runs.ledger_file import FileLedger
 from sparsedp.runs.verify import verify
-from sparsedp.training.result import Result
+from sparsedp.training.reports import Result
 from sparsedp.training.trainer import Trainer
 
 ASKED = PrivateNormalisation(noise_multiplier=3.0, clip_norm=2.0)

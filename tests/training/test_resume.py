@@ -14,10 +14,9 @@ from torch import nn
 
 from sparsedp.core.errors import DataError, PrivacyError, SparseDPError
 from sparsedp.methods import AUTO, MethodOptions, all_methods, build_plan, get_method
-from sparsedp.privacy.ledger import FileLedger
+from sparsedp.runs.ledger_file import FileLedger
 from sparsedp.training.batches import Loading
-from sparsedp.training.reports import Event, StepReport
-from sparsedp.training.result import Result
+from sparsedp.training.reports import Event, Result, StepReport
 
 METHODS = [method.name for method in all_methods()]
 EPOCHS = 70

@@ -14,11 +14,11 @@ from torch import nn
 from sparsedp.core.batch import MicroBatch, PerSample
 from sparsedp.core.errors import DataError, ModelError, SparseDPError
 from sparsedp.core.randomness import SeededRandomness
-from sparsedp.data.sampling import LogicalBatch, PoissonSampler
 from sparsedp.methods import MethodOptions, OffSupport, all_methods, build_plan, get_method
 from sparsedp.privacy.plan import Plan
 from sparsedp.runs.checkpoint import read_checkpoint
 from sparsedp.runs.history import EpochReport
+from sparsedp.sampling.poisson import LogicalBatch, PoissonSampler
 from sparsedp.training.batches import Loading
 from sparsedp.training.reports import Event, StepReport
 from sparsedp.training.trainer import Trainer

@@ -17,9 +17,9 @@ from runs import a_trainer, advance
 import sparsedp
 from sparsedp.core.errors import DataError, PrivacyError
 from sparsedp.privacy.grid import NOISE
-from sparsedp.privacy.ledger_lines import seal
 from sparsedp.runs.checkpoint import read_checkpoint, write_checkpoint
 from sparsedp.runs.documents import digest_of, record_bytes
+from sparsedp.runs.ledger_lines import seal
 from sparsedp.runs.reader import Run
 from sparsedp.runs.verify import TIMING, Verification, verify
 

@@ -15,7 +15,7 @@ from sparsedp.auditing.estimators import epsilons_of, noise_at_most
 from sparsedp.auditing.leave_one_out import Movement, count_pairs, leave_one_out
 from sparsedp.auditing.mechanism import PhaseFinding, audit_phase, count_releases, run_plan
 from sparsedp.auditing.model import Training, audit_model
-from sparsedp.auditing.records import record_scores
+from sparsedp.auditing.record_canaries import record_scores
 from sparsedp.auditing.result import AuditResult, Check
 from sparsedp.auditing.subject import Setting, Subject
 from sparsedp.privacy.accountants import accountant, plan_epsilon

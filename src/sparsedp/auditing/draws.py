@@ -11,8 +11,8 @@ from scipy import stats
 from sparsedp.auditing.canaries import Indices, Places
 from sparsedp.auditing.estimators import rate_at_least
 from sparsedp.core.randomness import SystemRandomness
-from sparsedp.data.sampling import PoissonSampler
 from sparsedp.privacy.plan import Phase
+from sparsedp.sampling.poisson import PoissonSampler
 
 HITS = 40_000
 """Units drawn, all steps together, for the rate to be known to half a percent."""

@@ -19,8 +19,8 @@ from sparsedp.auditing.coins import FixedCoins
 from sparsedp.auditing.subject import Setting, Subject, device_of
 from sparsedp.core.generators import own_generators
 from sparsedp.core.randomness import PublicRandomness
-from sparsedp.data.sampling import LogicalBatch, PoissonSampler
 from sparsedp.gradients.query import Engine, Query
+from sparsedp.sampling.poisson import LogicalBatch, PoissonSampler
 
 LARGEST_BATCH = 2048
 SLACK = 1e-9

@@ -21,9 +21,8 @@ from sparsedp.auditing.subject import Subject, device_of
 from sparsedp.core.batch import PerSample, check_losses, row_count, to_device
 from sparsedp.core.errors import SparseDPError
 from sparsedp.core.randomness import PublicRandomness
+from sparsedp.optimizers.rule import OptimizerChoice, default_optimizer
 from sparsedp.training.batches import Batches, rows_in_order
-from sparsedp.training.choices import OptimizerChoice
-from sparsedp.training.defaults import default_optimizer
 from sparsedp.training.trainer import Trainer
 
 ROWS = 256

@@ -80,7 +80,7 @@ def carry_out(experiment: Experiment, out: Path, workers: int, as_json: bool) ->
     """Run a comparison in a folder, show its table, write its report."""
     from sparsedp.cli.running import run_on_screen, summary
     from sparsedp.experiments.comparison import claim
-    from sparsedp.experiments.records import Results
+    from sparsedp.experiments.results import Results
     from sparsedp.experiments.runner import Workplace
 
     runs = experiment.runs()

@@ -11,7 +11,7 @@ from sparsedp.cli import options
 from sparsedp.cli.output import Exit, aside, emit, people
 
 if TYPE_CHECKING:
-    from sparsedp.datasets import Source
+    from sparsedp.datasets import PublicFiles
 
 data_app = typer.Typer(help="List data sets, check their files, download them.", rich_markup_mode="rich")
 
@@ -69,7 +69,7 @@ def get(
         people(as_json).print(str(path), soft_wrap=True)
 
 
-def _status(spec: Source, check: bool) -> dict[str, Any]:
+def _status(spec: PublicFiles, check: bool) -> dict[str, Any]:
     """What there is of a data set: the first complete form, else the first."""
     from sparsedp.datasets.download import Checksum, compare
 

@@ -96,12 +96,12 @@ def _measure(folder: Path, data: Data, rows: int, stages: Stages) -> Path:
     from sparsedp.core.randomness import PublicRandomness
     from sparsedp.diagnostics.diagnose import diagnose_nonprivate
     from sparsedp.experiments.execute import check
+    from sparsedp.experiments.finished_model import finished_model
     from sparsedp.experiments.settings import Settings
-    from sparsedp.experiments.specimen import specimen
 
     settings = check(Settings.from_json(saved_settings(folder)))
     stages.say("data and model")
-    subject = specimen(settings, data.value, rows)
+    subject = finished_model(settings, data.value, rows)
     return diagnose_nonprivate(
         folder,
         subject.model,

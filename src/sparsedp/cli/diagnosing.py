@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from sparsedp.diagnostics.criteria import Estimate
+from sparsedp.diagnostics.criteria import NoisyEstimate
 from sparsedp.diagnostics.visible import Visible
 from sparsedp.report.numbers import percent, significant
 
@@ -119,7 +119,7 @@ def _show_splits(seen: Visible, screen: Console) -> None:
     )
 
 
-def _share(share: Estimate | None) -> tuple[str, str]:
+def _share(share: NoisyEstimate | None) -> tuple[str, str]:
     if share is None:
         return "lost in noise", "-"
     low, high = share.value - 1.96 * share.std, share.value + 1.96 * share.std

@@ -18,8 +18,8 @@ from rich.text import Text
 from sparsedp.cli.output import Exit, aside
 from sparsedp.core.errors import SparseDPError
 from sparsedp.experiments.config import Experiment
-from sparsedp.experiments.grid import Run
-from sparsedp.experiments.records import Results
+from sparsedp.experiments.grid import GridRun
+from sparsedp.experiments.results import Results
 from sparsedp.experiments.runner import Status, Workplace, run_all
 from sparsedp.experiments.table import UNRESOLVED, Row, make_rows, verdict
 from sparsedp.report.statistics import Estimate
@@ -27,7 +27,7 @@ from sparsedp.report.statistics import Estimate
 _REFRESH_SECONDS = 0.25
 
 
-def run_on_screen(experiment: Experiment, runs: Sequence[Run], place: Workplace, as_json: bool) -> Status:
+def run_on_screen(experiment: Experiment, runs: Sequence[GridRun], place: Workplace, as_json: bool) -> Status:
     """Run everything that is not done, showing how it goes on standard error; Ctrl-C exits with 130."""
     screen = Console(stderr=True, quiet=as_json, highlight=False)
     try:
@@ -52,7 +52,7 @@ def run_on_screen(experiment: Experiment, runs: Sequence[Run], place: Workplace,
     return status
 
 
-def seconds_left(status: Status, runs: Sequence[Run], workers: int) -> float | None:
+def seconds_left(status: Status, runs: Sequence[GridRun], workers: int) -> float | None:
     """A guess from the runs this process has done: those of the same size where there are any."""
     if not status.new:
         return None
@@ -153,7 +153,7 @@ def _difference(found: Estimate | None) -> str:
     return f"{found.mean:+.4f} [{found.low:+.4f}, {found.high:+.4f}]"
 
 
-def _size(run: Run) -> tuple[Any, ...]:
+def _size(run: GridRun) -> tuple[Any, ...]:
     chosen = run.settings
     return (chosen.dataset, chosen.model, chosen.epochs, chosen.batch_size, chosen.subset)
 
@@ -169,7 +169,7 @@ def _duration(seconds: float | None) -> str:
 class _LiveView:
     """A bar over all runs and a line for each at work."""
 
-    def __init__(self, live: Live, runs: Sequence[Run], workers: int) -> None:
+    def __init__(self, live: Live, runs: Sequence[GridRun], workers: int) -> None:
         self._live, self._runs, self._workers = live, runs, workers
         self._last = 0.0
 
@@ -194,7 +194,7 @@ class _LiveView:
 class _LineView:
     """A line for each run that is done."""
 
-    def __init__(self, screen: Console, runs: Sequence[Run], metric: str, workers: int) -> None:
+    def __init__(self, screen: Console, runs: Sequence[GridRun], metric: str, workers: int) -> None:
         self._screen, self._runs, self._metric, self._workers = screen, runs, metric, workers
 
     def __call__(self, status: Status, finished: int | None) -> None:

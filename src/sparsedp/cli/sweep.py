@@ -48,7 +48,7 @@ def sweep(
 
     from sparsedp.cli.running import results_table, rows_of, run_on_screen, summary
     from sparsedp.experiments.config import read_experiment, read_seeds
-    from sparsedp.experiments.records import Results
+    from sparsedp.experiments.results import Results
     from sparsedp.experiments.runner import Status, Workplace
 
     experiment = read_experiment(config)

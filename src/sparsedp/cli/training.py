@@ -13,8 +13,7 @@ from torch import nn
 from sparsedp.core.errors import SparseDPError
 from sparsedp.privacy import guarantee
 from sparsedp.runs.history import EpochReport
-from sparsedp.training.reports import Callback, Event, StepReport
-from sparsedp.training.result import Result
+from sparsedp.training.reports import Callback, Event, Result, StepReport
 
 
 @final

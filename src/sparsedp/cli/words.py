@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sparsedp.privacy import LedgerRecord, Plan
+from sparsedp.privacy import Plan
 from sparsedp.report.words import Words, in_words
+from sparsedp.runs.verified_ledger import VerifiedLedger
 
 BEYOND_FILES = (
     "Who can watch the process at work (its memory, which rows it loads) is not kept out.",
@@ -14,7 +15,7 @@ BEYOND_FILES = (
 )
 
 
-def run_in_words(plan: Plan, ledger: LedgerRecord | None, record: Mapping[str, Any] | None) -> Words:
+def run_in_words(plan: Plan, ledger: VerifiedLedger | None, record: Mapping[str, Any] | None) -> Words:
     """The guarantee of a run; a run whose record cannot be read counts as seeded."""
     return in_words(
         plan,

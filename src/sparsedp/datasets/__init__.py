@@ -20,7 +20,7 @@ from sparsedp.datasets.idx import fashion_mnist, mnist
 from sparsedp.datasets.images import image_folder
 from sparsedp.datasets.retinopathy import eyepacs
 from sparsedp.datasets.reviews import imdb, imdb_tokens
-from sparsedp.datasets.row import DatasetRow, Source
+from sparsedp.datasets.row import DatasetRow, PublicFiles
 from sparsedp.datasets.scattering_features import scattering_bundle
 from sparsedp.datasets.sklearn_digits import digits
 from sparsedp.datasets.table import DATASETS, SOURCES, load
@@ -38,7 +38,7 @@ __all__ = [
     "Dense",
     "Features",
     "PixelScale",
-    "Source",
+    "PublicFiles",
     "SourceStatus",
     "Sparse",
     "Split",

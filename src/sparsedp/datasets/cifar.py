@@ -19,7 +19,7 @@ from sparsedp.datasets.cache import Arrays, cached_arrays
 from sparsedp.datasets.features import UNIT, Dense, PixelScale
 from sparsedp.datasets.files import fingerprint, open_tree, tar_files
 from sparsedp.datasets.images import decode_all
-from sparsedp.datasets.row import DatasetRow, Source, SourceFile, lite0_of, scattering_of
+from sparsedp.datasets.row import DatasetRow, PublicFiles, SourceFile, lite0_of, scattering_of
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 JPEG_NOTE = (
@@ -185,7 +185,7 @@ _READERS: Mapping[str, Callable[[Path], Arrays]] = MappingProxyType(
 )
 
 
-_CIFAR10 = Source(
+_CIFAR10 = PublicFiles(
     "cifar10",
     "CIFAR-10 small colour photographs",
     "50,000 + 10,000 images, 3x32x32",

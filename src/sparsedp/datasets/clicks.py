@@ -18,7 +18,7 @@ from sparsedp.datasets.cache import Arrays, cached_arrays
 from sparsedp.datasets.features import Dense
 from sparsedp.datasets.files import fingerprint
 from sparsedp.datasets.images import TEST_FRACTION, public_share
-from sparsedp.datasets.row import DatasetRow, Source, SourceFile
+from sparsedp.datasets.row import DatasetRow, PublicFiles, SourceFile
 
 CLASSES = ("no click", "click")
 COUNTS, CATEGORIES = 13, 26
@@ -100,7 +100,7 @@ def _lines(path: Path) -> Iterator[str]:
         raise DataError(f"{path}: cannot be read as text ({error}); it is damaged") from error
 
 
-_SOURCE = Source(
+_SOURCE = PublicFiles(
     "criteo",
     "Criteo display advertising, or any click log of its layout",
     "45,840,617 lines",

@@ -18,7 +18,7 @@ from typing import IO, cast
 from sparsedp.core.errors import DataError
 from sparsedp.datasets.cache import replaced
 from sparsedp.datasets.files import download_dir, search_roots
-from sparsedp.datasets.row import Source, SourceFile
+from sparsedp.datasets.row import PublicFiles, SourceFile
 from sparsedp.datasets.table import SOURCES, source
 
 _BLOCK = 1 << 20
@@ -49,7 +49,7 @@ class FoundFile:
 class SourceStatus:
     """What there is of one data set: the form found most complete, its files, and the names of those missing."""
 
-    source: Source
+    source: PublicFiles
     form: str
     found: tuple[FoundFile, ...]
     missing: tuple[str, ...]
@@ -111,7 +111,7 @@ def compare(path: Path, known: tuple[str, ...]) -> Checksum:
     return Checksum.DIFFERENT
 
 
-def _status_of(spec: Source, root: Path | str | None) -> SourceStatus:
+def _status_of(spec: PublicFiles, root: Path | str | None) -> SourceStatus:
     best: tuple[str, list[FoundFile], list[str]] | None = None
     for form, files in spec.forms.items():
         located = [(file, spec.search.first(file.candidates, root)) for file in files]

@@ -32,7 +32,7 @@ class Entries:
     values: npt.NDArray[np.float32]
 
 
-class Block(Protocol):
+class ColumnRule(Protocol):
     """A rule from columns to `width` numbers per row."""
 
     @property

@@ -14,11 +14,20 @@ import torch
 
 from sparsedp.core.errors import DataError
 from sparsedp.datasets.bundle import DataBundle, Split
-from sparsedp.datasets.encoding import Block, Category, Diagnoses, Entries, Hashed, Number, Ordinal, Table
+from sparsedp.datasets.encoding import (
+    Category,
+    ColumnRule,
+    Diagnoses,
+    Entries,
+    Hashed,
+    Number,
+    Ordinal,
+    Table,
+)
 from sparsedp.datasets.features import Sparse
 from sparsedp.datasets.files import fingerprint, open_tree
 from sparsedp.datasets.images import TEST_FRACTION, public_share
-from sparsedp.datasets.row import DatasetRow, Source, SourceFile
+from sparsedp.datasets.row import DatasetRow, PublicFiles, SourceFile
 
 CLASSES = ("not readmitted within 30 days", "readmitted within 30 days")
 
@@ -35,7 +44,7 @@ _DRUGS = (
 _DECADES = tuple(f"[{low}-{low + 10})" for low in range(0, 100, 10))
 _WEIGHTS = (*(f"[{low}-{low + 25})" for low in range(0, 200, 25)), ">200")
 
-_NOMINAL: tuple[Block, ...] = (
+_NOMINAL: tuple[ColumnRule, ...] = (
     Category("race", ("Caucasian", "AfricanAmerican", "Asian", "Hispanic", "Other")),
     Category("gender", ("Female", "Male", "Unknown/Invalid")),
     Category("admission_type_id", tuple(str(code) for code in range(1, 9))),
@@ -53,7 +62,7 @@ _ORDERED = (
     Category("A1Cresult", ("Norm", ">7", ">8"), silent=("None",)),
     *(Category(drug, ("Down", "Steady", "Up"), silent=("No",)) for drug in _DRUGS),
 )
-_NUMBERS: tuple[Block, ...] = (
+_NUMBERS: tuple[ColumnRule, ...] = (
     Number("time_in_hospital", 0, 14),
     Number("num_lab_procedures", 0, 100),
     Number("num_procedures", 0, 6),
@@ -63,18 +72,18 @@ _NUMBERS: tuple[Block, ...] = (
     Number("number_emergency", 0, 10, logarithmic=True),
     Number("number_inpatient", 0, 10, logarithmic=True),
 )
-_CODES: Mapping[str, tuple[Block, ...]] = MappingProxyType(
+_CODES: Mapping[str, tuple[ColumnRule, ...]] = MappingProxyType(
     {
         "by position": tuple(Diagnoses((column,)) for column in ("diag_1", "diag_2", "diag_3")),
         "pooled": (Diagnoses(("diag_1", "diag_2", "diag_3")),),
     }
 )
-_ORDERS: Mapping[str, tuple[Block, ...]] = MappingProxyType(
+_ORDERS: Mapping[str, tuple[ColumnRule, ...]] = MappingProxyType(
     {"one-hot": _ORDERED, "ordinal": tuple(Ordinal(b.column, b.levels, b.silent) for b in _ORDERED)}
 )
 
 
-def schema(ordered: str = "one-hot", diagnoses: str = "by position") -> tuple[Block, ...]:
+def schema(ordered: str = "one-hot", diagnoses: str = "by position") -> tuple[ColumnRule, ...]:
     """The public encoding of the table: bounds and lists from its data dictionary and the ICD-9 ranges.
 
     `ordered` encodes age, weight, test results and doses as categories or as one number each; `diagnoses` keeps the
@@ -120,7 +129,7 @@ def diabetes130(
     )
 
 
-def feature_names(blocks: tuple[Block, ...]) -> list[str]:
+def feature_names(blocks: tuple[ColumnRule, ...]) -> list[str]:
     """A name for each input of the encoded table."""
     return [name for block in blocks for name in block.names()]
 
@@ -161,7 +170,7 @@ def read_table(path: Path) -> Table:
     return table
 
 
-def encode(table: Table, blocks: tuple[Block, ...], unit_norm: bool) -> Sparse:
+def encode(table: Table, blocks: tuple[ColumnRule, ...], unit_norm: bool) -> Sparse:
     """Every block of every row, side by side."""
     rows_count = len(next(iter(table.values())))
     parts: list[Entries] = []
@@ -197,7 +206,7 @@ def _open_csv(path: Path) -> io.TextIOBase:
         return io.TextIOWrapper(io.BytesIO(tree.read(members[0])), encoding="utf-8", newline="")
 
 
-_SOURCE = Source(
+_SOURCE = PublicFiles(
     "diabetes130",
     "130 US hospitals 1999-2008, diabetic inpatients",
     "101,766 encounters of 71,518 patients",

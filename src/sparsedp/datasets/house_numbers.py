@@ -13,7 +13,7 @@ from sparsedp.datasets.bundle import DataBundle, Split
 from sparsedp.datasets.features import UNIT, Dense, PixelScale
 from sparsedp.datasets.files import fingerprint
 from sparsedp.datasets.idx import DIGITS
-from sparsedp.datasets.row import DatasetRow, Source, SourceFile
+from sparsedp.datasets.row import DatasetRow, PublicFiles, SourceFile
 
 
 def svhn(root: Path | str | None = None, pixels: PixelScale = UNIT) -> DataBundle:
@@ -57,7 +57,7 @@ def _split(path: Path, pixels: PixelScale) -> Split:
     return Split(Dense(torch.from_numpy(images), pixels), torch.from_numpy(labels))
 
 
-_SVHN = Source(
+_SVHN = PublicFiles(
     "svhn",
     "Street View House Numbers, cropped digits",
     "73,257 + 26,032 images, 3x32x32",

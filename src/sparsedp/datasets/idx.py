@@ -16,7 +16,7 @@ from sparsedp.core.errors import DataError
 from sparsedp.datasets.bundle import DataBundle, Split
 from sparsedp.datasets.features import UNIT, Dense, PixelScale
 from sparsedp.datasets.files import fingerprint
-from sparsedp.datasets.row import DatasetRow, Source, SourceFile, scattering_of
+from sparsedp.datasets.row import DatasetRow, PublicFiles, SourceFile, scattering_of
 
 _UNSIGNED_BYTE = 0x08
 _GZIP_MAGIC = b"\x1f\x8b"
@@ -80,7 +80,7 @@ def read_idx(path: Path, axes: int) -> npt.NDArray[np.uint8]:
 
 
 def _load(
-    source: Source, classes: tuple[str, ...], root: Path | str | None, pixels: PixelScale
+    source: PublicFiles, classes: tuple[str, ...], root: Path | str | None, pixels: PixelScale
 ) -> DataBundle:
     paths = [source.search.require(file.candidates, root) for file in source.forms["official"]]
     train_images, train_labels, test_images, test_labels = paths
@@ -115,7 +115,7 @@ def _idx_files(base: str, sums: dict[str, tuple[str, str]]) -> tuple[SourceFile,
     )
 
 
-_MNIST = Source(
+_MNIST = PublicFiles(
     "mnist",
     "MNIST handwritten digits",
     "60,000 + 10,000 images, 28x28",
@@ -147,7 +147,7 @@ _MNIST = Source(
     },
 )
 
-_FASHION = Source(
+_FASHION = PublicFiles(
     "fashion-mnist",
     "Fashion-MNIST articles of clothing",
     "60,000 + 10,000 images, 28x28",

@@ -14,7 +14,7 @@ from sparsedp.datasets.bundle import DataBundle, Split
 from sparsedp.datasets.features import Dense
 from sparsedp.datasets.files import FileTree, fingerprint, open_tree
 from sparsedp.datasets.images import TEST_FRACTION, public_share
-from sparsedp.datasets.row import DatasetRow, Source, SourceFile
+from sparsedp.datasets.row import DatasetRow, PublicFiles, SourceFile
 
 CLASSES = ("rated 1 to 3", "rated 4 or 5")
 LIKED = 4
@@ -164,10 +164,10 @@ def _lines(tree: FileTree, name: str, separator: str, parts: int) -> list[tuple[
     return found
 
 
-def _source(size: str, layout: Layout) -> Source:
+def _source(size: str, layout: Layout) -> PublicFiles:
     name = f"ml-{size}"
     file = SourceFile((name, f"{name}.zip"))
-    return Source(
+    return PublicFiles(
         f"movielens-{size}",
         layout.title,
         layout.records,
@@ -178,7 +178,7 @@ def _source(size: str, layout: Layout) -> Source:
     )
 
 
-SOURCES: Mapping[str, Source] = MappingProxyType(
+SOURCES: Mapping[str, PublicFiles] = MappingProxyType(
     {size: _source(size, layout) for size, layout in _LAYOUTS.items()}
 )
 

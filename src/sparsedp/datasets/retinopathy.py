@@ -17,7 +17,7 @@ from sparsedp.datasets.cache import cached_arrays
 from sparsedp.datasets.features import UNIT, Dense, PixelScale
 from sparsedp.datasets.files import FileTree, fingerprint, open_tree
 from sparsedp.datasets.images import TEST_FRACTION, decode_all, hash_names, public_share
-from sparsedp.datasets.row import DatasetRow, Source, SourceFile, lite0_of, scattering_of
+from sparsedp.datasets.row import DatasetRow, PublicFiles, SourceFile, lite0_of, scattering_of
 
 CLASSES = ("no retinopathy", "any retinopathy")
 LABEL_FILES: Mapping[str, str] = MappingProxyType({"all": "trainLabels.csv", "natural": "naturalLabels.csv"})
@@ -115,7 +115,7 @@ def _by_image(tree: FileTree) -> dict[str, str]:
     return {stem: name for stem, name in stems if _IMAGE.fullmatch(stem)}
 
 
-_EYEPACS = Source(
+_EYEPACS = PublicFiles(
     "eyepacs",
     "EyePACS fundus photographs, diabetic retinopathy",
     "35,126 labelled images (Kaggle's training set, or any part of it)",

@@ -17,7 +17,7 @@ from sparsedp.datasets.cache import Arrays, cached_arrays
 from sparsedp.datasets.features import Dense, Features
 from sparsedp.datasets.files import fingerprint, tar_files
 from sparsedp.datasets.kept import kept_features
-from sparsedp.datasets.row import DatasetRow, Source, SourceFile
+from sparsedp.datasets.row import DatasetRow, PublicFiles, SourceFile
 from sparsedp.datasets.text import BUCKETS, HashedTexts, bag_of_words, token_ids, without_markup
 from sparsedp.models.pretrained import PRETRAINED
 from sparsedp.models.word_vectors import WordVectors
@@ -134,7 +134,7 @@ def read_texts(path: Path) -> tuple[dict[str, list[str]], dict[str, list[int]]]:
     return texts, labels
 
 
-_SOURCE = Source(
+_SOURCE = PublicFiles(
     "imdb",
     "Large Movie Review data",
     "25,000 + 25,000 reviews",

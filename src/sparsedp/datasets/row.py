@@ -34,7 +34,7 @@ class SourceFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class PublicFiles:
     """The public files behind a data set: forms are alternatives, the first complete one is loaded."""
 
     name: str
@@ -73,7 +73,7 @@ class DatasetRow:
 
     name: str
     title: str
-    source: Source | None
+    source: PublicFiles | None
     loader: Callable[..., DataBundle]
     model: str
     chosen: Mapping[str, Any] = field(default_factory=dict)

@@ -21,7 +21,7 @@ from sparsedp.datasets import (
     zipf,
 )
 from sparsedp.datasets.bundle import DataBundle
-from sparsedp.datasets.row import DatasetRow, Source
+from sparsedp.datasets.row import DatasetRow, PublicFiles
 
 _ROWS: tuple[DatasetRow, ...] = (
     *sklearn_digits.ROWS,
@@ -37,7 +37,7 @@ _ROWS: tuple[DatasetRow, ...] = (
 )
 
 DATASETS: Mapping[str, DatasetRow] = MappingProxyType({row.name: row for row in _ROWS})
-SOURCES: Mapping[str, Source] = MappingProxyType(
+SOURCES: Mapping[str, PublicFiles] = MappingProxyType(
     {row.source.name: row.source for row in _ROWS if row.source is not None}
 )
 
@@ -53,7 +53,7 @@ def load(name: str, root: Path | str | None = None, **options: Any) -> DataBundl
     return row.load(root, **options)
 
 
-def source(name: str) -> Source:
+def source(name: str) -> PublicFiles:
     """The public files of that name."""
     if name not in SOURCES:
         raise DataError(f"no data set named {name!r}; there are {', '.join(SOURCES)}")

@@ -17,7 +17,7 @@ from scipy import special
 from sparsedp.core.layout import Layout
 from sparsedp.core.ratio import exact_ratio, share_of
 from sparsedp.core.support import Support
-from sparsedp.diagnostics.criteria import Estimate, SplitEnergies
+from sparsedp.diagnostics.criteria import NoisyEstimate, SplitEnergies
 from sparsedp.diagnostics.proxy import split_concentration
 from sparsedp.diagnostics.splits import WarmupStatistics, statistics_of
 from sparsedp.methods.choice import meaning_of, noise_ratio
@@ -51,7 +51,7 @@ class Option:
 
     ranking: str
     ratio: float
-    progress: Estimate
+    progress: NoisyEstimate
     gain: float
 
 

@@ -75,7 +75,7 @@ def random_signal_loss(gradient: Tensor, size: int) -> float:
 
 @final
 @dataclass(frozen=True, slots=True)
-class Estimate:
+class NoisyEstimate:
     """An unbiased estimate and the standard deviation of the noise in it."""
 
     value: float
@@ -122,7 +122,7 @@ class SplitEnergies:
         """The first `size` coordinates of the ranking."""
         return Support(self.order[:size], self.dimension)
 
-    def energy(self, support: Support) -> Estimate:
+    def energy(self, support: Support) -> NoisyEstimate:
         """The energy on a support.
 
         Its variance is the sum of `G^2 (v1 + v2) + v1 v2`, estimated without bias by `m1^2 v2 + m2^2 v1 - v1 v2` and
@@ -133,9 +133,9 @@ class SplitEnergies:
         v1, v2 = self.first_variance, self.second_variance
         floor = support.size * v1 * v2
         spread = float((m1**2).sum()) * v2 + float((m2**2).sum()) * v1 - floor
-        return Estimate(float((m1 * m2).sum()), math.sqrt(max(spread, floor)))
+        return NoisyEstimate(float((m1 * m2).sum()), math.sqrt(max(spread, floor)))
 
-    def progress(self, size: int, noise_std: float, clearly: float = 3.0) -> Estimate | None:
+    def progress(self, size: int, noise_std: float, clearly: float = 3.0) -> NoisyEstimate | None:
         """Progress of a step on the best k coordinates over that of a dense step, each at its best step size.
 
         The deviation is to first order. None when the total energy is not `clearly` many deviations above zero.
@@ -150,15 +150,15 @@ class SplitEnergies:
         ratio = step_progress(captured, size, noise_std) / dense
         slope_inside = _slope(captured, size * noise_std**2) / dense
         slope_total = ratio * _slope(total, self.dimension * noise_std**2) / dense
-        return Estimate(
+        return NoisyEstimate(
             ratio, math.hypot((slope_inside - slope_total) * inside.std, slope_total * outside.std)
         )
 
-    def gain(self, size: int, noise_std: float) -> Estimate:
+    def gain(self, size: int, noise_std: float) -> NoisyEstimate:
         """`E_full - E(A) = (d - k) nu^2 - ||P_notA G||^2` for the best k coordinates: positive when they suffice."""
         left_out = Support(self.order[size:], self.dimension)
         lost = self.energy(left_out)
-        return Estimate(left_out.size * noise_std**2 - lost.value, lost.std)
+        return NoisyEstimate(left_out.size * noise_std**2 - lost.value, lost.std)
 
 
 def _slope(captured: float, noise: float) -> float:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from sparsedp.core.errors import SparseDPError
 from sparsedp.core.support import Support
-from sparsedp.diagnostics.criteria import Estimate, SplitEnergies
+from sparsedp.diagnostics.criteria import NoisyEstimate, SplitEnergies
 
 
 def proxy_concentration(scores: Tensor, support: Support) -> float:
@@ -85,8 +85,8 @@ class SplitConcentration:
         active_ratio: k/d, the share of a random support.
     """
 
-    share: Estimate | None
-    total: Estimate
+    share: NoisyEstimate | None
+    total: NoisyEstimate
     active_ratio: float
 
 
@@ -97,13 +97,13 @@ def split_concentration(split: SplitEnergies, size: int, clearly: float = 3.0) -
     """
     inside = split.energy(split.support(size))
     outside = split.energy(Support(split.order[size:], split.dimension))
-    total = Estimate(inside.value + outside.value, math.hypot(inside.std, outside.std))
+    total = NoisyEstimate(inside.value + outside.value, math.hypot(inside.std, outside.std))
     ratio = size / split.dimension
     if total.value <= clearly * total.std:
         return SplitConcentration(None, total, ratio)
     share = inside.value / total.value
     std = math.hypot((1 - share) * inside.std, share * outside.std) / total.value
-    return SplitConcentration(Estimate(share, std), total, ratio)
+    return SplitConcentration(NoisyEstimate(share, std), total, ratio)
 
 
 def split_of(order: Tensor, gradients: Tensor, noise_std: float) -> SplitEnergies:

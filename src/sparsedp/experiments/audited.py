@@ -10,8 +10,8 @@ from sparsedp.auditing import AuditResult, Training, audit
 from sparsedp.datasets.bundle import DataBundle
 from sparsedp.experiments.datasets import load_data
 from sparsedp.experiments.execute import check, optimizer_of
+from sparsedp.experiments.finished_model import model_of
 from sparsedp.experiments.settings import Settings
-from sparsedp.experiments.specimen import model_of
 from sparsedp.methods.spec import PlanSpec
 
 

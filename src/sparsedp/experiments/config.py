@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sparsedp.core.errors import SparseDPError
-from sparsedp.experiments.grid import Axis, CellRule, Run, make_runs
+from sparsedp.experiments.grid import CellRule, GridAxis, GridRun, make_runs
 from sparsedp.experiments.settings import KINDS, checked
 
 _TOP = ("title", "description", "seeds", "metric", "contrast", "base", "grid", "override", "skip")
@@ -41,13 +41,13 @@ class Experiment:
     name: str
     title: str
     base: Mapping[str, Any]
-    axes: tuple[Axis, ...]
+    axes: tuple[GridAxis, ...]
     rules: tuple[CellRule, ...]
     seeds: tuple[int, ...]
     metric: str
     contrast: Contrast
 
-    def runs(self) -> tuple[Run, ...]:
+    def runs(self) -> tuple[GridRun, ...]:
         """Every run, recipes filled in and every name checked, in the order to run them."""
         from sparsedp.experiments.execute import check
 
@@ -89,7 +89,7 @@ def parse_experiment(content: Mapping[str, Any], name: str) -> Experiment:
     base = _table(content, "base")
     for key, value in base.items():
         checked(key, value)
-    axes = tuple(Axis.parse(key, values) for key, values in _table(content, "grid").items())
+    axes = tuple(GridAxis.parse(key, values) for key, values in _table(content, "grid").items())
     overrides = [_rule(item, axes, "override") for item in _tables(content, "override")]
     skips = [_rule(item, axes, "skip") for item in _tables(content, "skip")]
     return Experiment(
@@ -116,7 +116,7 @@ def read_seeds(value: Any) -> tuple[int, ...]:
     return tuple(given)
 
 
-def _checked_run(run: Run, check: Any) -> Any:
+def _checked_run(run: GridRun, check: Any) -> Any:
     try:
         return check(run.settings)
     except SparseDPError as error:
@@ -137,7 +137,7 @@ def _tables(content: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
     return value
 
 
-def _rule(item: Mapping[str, Any], axes: Sequence[Axis], kind: str) -> CellRule:
+def _rule(item: Mapping[str, Any], axes: Sequence[GridAxis], kind: str) -> CellRule:
     """`where` and, for an override, what to `set`."""
     expected = {"where", "set"} if kind == "override" else {"where"}
     if set(item) != expected or not all(isinstance(value, dict) for value in item.values()):
@@ -156,7 +156,7 @@ def _rule(item: Mapping[str, Any], axes: Sequence[Axis], kind: str) -> CellRule:
     return CellRule(where, change)
 
 
-def _contrast(value: Any, axes: Sequence[Axis]) -> Contrast:
+def _contrast(value: Any, axes: Sequence[GridAxis]) -> Contrast:
     if not isinstance(value, dict) or not set(value) <= {"axis", "baseline"}:
         raise SparseDPError(f'contrast: got {value!r}, expected {{ axis = "method", baseline = "dp-sgd" }}')
     found = Contrast(**{key: _as_label(inner) for key, inner in value.items()})

@@ -22,12 +22,10 @@ from sparsedp.experiments.evaluation import evaluator
 from sparsedp.experiments.networks import build_model, check_model
 from sparsedp.experiments.settings import Settings
 from sparsedp.models.least_squares import LeastSquares, keep_noise_down, moments_loss
+from sparsedp.optimizers.rule import MOMENTUM, OptimizerChoice
 from sparsedp.runs.record import About
-from sparsedp.training.choices import OptimizerChoice
-from sparsedp.training.defaults import MOMENTUM
 from sparsedp.training.fit import fit
-from sparsedp.training.reports import Callback
-from sparsedp.training.result import Result
+from sparsedp.training.reports import Callback, Result
 
 _OPTIMIZERS: Mapping[str, Callable[[Settings, float], OptimizerChoice]] = MappingProxyType(
     {

@@ -13,7 +13,7 @@ from sparsedp.experiments.settings import KINDS, Settings, checked
 Values = Mapping[str, Any]
 
 
-class Level(NamedTuple):
+class GridLevel(NamedTuple):
     """One choice on an axis: its label, and the settings it stands for."""
 
     label: str
@@ -21,14 +21,14 @@ class Level(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Axis:
+class GridAxis:
     """A direction of the grid: a setting and its values, or a name of its own and tables of settings."""
 
     name: str
-    levels: tuple[Level, ...]
+    levels: tuple[GridLevel, ...]
 
     @classmethod
-    def parse(cls, name: str, values: Any) -> Axis:
+    def parse(cls, name: str, values: Any) -> GridAxis:
         """An axis as a config file has it.
 
         Raises:
@@ -57,7 +57,7 @@ class CellRule:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class GridRun:
     """One run of an experiment.
 
     Attributes:
@@ -80,7 +80,7 @@ class Run:
         ]
         return "-".join([*parts, f"seed{self.seed}", self.settings.digest[:8]])
 
-    def with_settings(self, **changes: Any) -> Run:
+    def with_settings(self, **changes: Any) -> GridRun:
         """The same cell and seed with other settings."""
         return replace(self, settings=replace(self.settings, **changes))
 
@@ -94,16 +94,16 @@ class Run:
 
 
 def make_runs(
-    base: Values, axes: Sequence[Axis], rules: Sequence[CellRule], seeds: Sequence[int]
-) -> tuple[Run, ...]:
+    base: Values, axes: Sequence[GridAxis], rules: Sequence[CellRule], seeds: Sequence[int]
+) -> tuple[GridRun, ...]:
     """Every run, seeds outermost: all cells at the first seed come first, so a part of a sweep is a whole table."""
     cells = list(_cells(base, axes, rules))
     runs = [
-        Run(cell, seed, Settings.from_json({**values, "seed": seed}))
+        GridRun(cell, seed, Settings.from_json({**values, "seed": seed}))
         for seed in seeds
         for cell, values in cells
     ]
-    by_digest: dict[str, Run] = {}
+    by_digest: dict[str, GridRun] = {}
     for run in runs:
         same = by_digest.setdefault(run.settings.digest, run)
         if same is not run:
@@ -112,7 +112,7 @@ def make_runs(
 
 
 def _cells(
-    base: Values, axes: Sequence[Axis], rules: Sequence[CellRule]
+    base: Values, axes: Sequence[GridAxis], rules: Sequence[CellRule]
 ) -> list[tuple[dict[str, str], dict[str, Any]]]:
     cells = []
     for levels in itertools.product(*(axis.levels for axis in axes)):
@@ -129,12 +129,12 @@ def _cells(
     return cells
 
 
-def _read_setting(name: str, value: Any) -> Level:
+def _read_setting(name: str, value: Any) -> GridLevel:
     checked(name, value)
-    return Level(_label(value), {name: value})
+    return GridLevel(_label(value), {name: value})
 
 
-def _read_bundle(name: str, value: Any) -> Level:
+def _read_bundle(name: str, value: Any) -> GridLevel:
     if not isinstance(value, Mapping) or not isinstance(value.get("name"), str):
         raise SparseDPError(
             f"grid.{name}: {name} is not a setting, so its values must be tables with a name and settings, such as "
@@ -143,7 +143,7 @@ def _read_bundle(name: str, value: Any) -> Level:
     settings = {key: inner for key, inner in value.items() if key != "name"}
     for key, inner in settings.items():
         checked(key, inner)
-    return Level(value["name"], settings)
+    return GridLevel(value["name"], settings)
 
 
 def _label(value: Any) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from sparsedp.datasets import DATASETS
 from sparsedp.datasets.row import Value
 from sparsedp.methods.spec import CLIP_NORM, EPOCHS
-from sparsedp.training.defaults import MOMENTUM
+from sparsedp.optimizers.rule import MOMENTUM
 
 OWN_FILES_MODEL = "mlp"
 

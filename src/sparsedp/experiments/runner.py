@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from sparsedp.core.errors import DataError, SparseDPError
-from sparsedp.experiments.grid import Run
+from sparsedp.experiments.grid import GridRun
 from sparsedp.experiments.pool import Pool
-from sparsedp.experiments.records import Results, make_record
+from sparsedp.experiments.results import Results, make_record
 from sparsedp.experiments.worker import Done, Failed, Job, Progress, Stopped
 
 _TICK_SECONDS = 0.25
@@ -30,7 +30,7 @@ class Workplace:
     keep_runs: bool
     workers: int
 
-    def folder(self, run: Run) -> Path:
+    def folder(self, run: GridRun) -> Path:
         """A run's directory."""
         return self.runs / run.name
 
@@ -68,7 +68,7 @@ Watch = Callable[[Status, int | None], None]
 """Called several times a second, and with a run's place when that run is done or has failed."""
 
 
-def run_all(experiment: str, runs: Sequence[Run], place: Workplace, watch: Watch) -> Status:
+def run_all(experiment: str, runs: Sequence[GridRun], place: Workplace, watch: Watch) -> Status:
     """Do every run that has no record yet, in order, several at a time.
 
     Raises:
@@ -96,7 +96,7 @@ def run_all(experiment: str, runs: Sequence[Run], place: Workplace, watch: Watch
     return status
 
 
-def _prepare(runs: Sequence[Run], place: Workplace, pool: Pool, status: Status, watch: Watch) -> None:
+def _prepare(runs: Sequence[GridRun], place: Workplace, pool: Pool, status: Status, watch: Watch) -> None:
     """Load every data set once before two workers do the same work: what takes long is then cached on disk."""
     first_use: dict[tuple[Any, ...], int] = {}
     for number, run in enumerate(runs):
@@ -119,7 +119,7 @@ def _prepare(runs: Sequence[Run], place: Workplace, pool: Pool, status: Status, 
 
 
 def _run(
-    experiment: str, runs: Sequence[Run], place: Workplace, pool: Pool, status: Status, watch: Watch
+    experiment: str, runs: Sequence[GridRun], place: Workplace, pool: Pool, status: Status, watch: Watch
 ) -> None:
     waiting = [number for number in range(len(runs)) if number not in status.records]
     began: dict[int, float] = {}
@@ -149,7 +149,7 @@ def _run(
             watch(status, number)
 
 
-def _tidy(place: Workplace, run: Run) -> None:
+def _tidy(place: Workplace, run: GridRun) -> None:
     """Remove the folder of a run that has its record, unless it is to be kept."""
     if not place.keep_runs and place.folder(run).is_dir():
         shutil.rmtree(place.folder(run))

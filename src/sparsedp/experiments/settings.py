@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from sparsedp.core.errors import PrivacyError, SparseDPError
-from sparsedp.experiments import kinds
+from sparsedp.experiments import value_kinds as kinds
 from sparsedp.experiments.recipes import recipe_for
 from sparsedp.methods import MethodOptions, Protection, configure, get_method
 from sparsedp.methods.spec import ACCOUNTANT, EPSILON, METHOD, WARMUP_FRACTION, Asked

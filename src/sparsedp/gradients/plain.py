@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from sparsedp.gradients.skinny import quick_forward
+from sparsedp.gradients.wide_products import quick_forward
 
 
 @contextmanager

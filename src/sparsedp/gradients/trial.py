@@ -23,8 +23,16 @@ from sparsedp.core.support import Support
 from sparsedp.gradients.alone import RowsAlone, distances, single_row
 from sparsedp.gradients.bookkeeping import BookkeepingEngine
 from sparsedp.gradients.company import as_many, in_other_company
+from sparsedp.gradients.outcomes import (
+    LOSS,
+    ForwardOutcome,
+    Place,
+    batched_outputs,
+    first_difference,
+    run,
+    same,
+)
 from sparsedp.gradients.query import Query
-from sparsedp.gradients.runs import LOSS, Place, Run, batched_outputs, first_difference, run, same
 
 SIZES = (2, 3, 9, 17)
 """Numbers of rows tried, and then as many as the engine takes at once."""
@@ -159,7 +167,7 @@ class Trial:
             if self._differ(found, expected, singles):
                 raise _mixing(self.model, None)
 
-    def _company(self, rows: Rows, stay: Tensor, which: list[int], seed: int) -> tuple[Rows, Run]:
+    def _company(self, rows: Rows, stay: Tensor, which: list[int], seed: int) -> tuple[Rows, ForwardOutcome]:
         """Others around the rows that stay, as unlike them as the model can take, and what that gives."""
         changed = in_other_company(rows, stay, seed, plain=False)
         try:
@@ -168,7 +176,7 @@ class Trial:
             reordered = in_other_company(rows, stay, seed, plain=True)
             return reordered, self._run(reordered, which, seed)
 
-    def _run(self, rows: Rows, which: range | list[int], seed: int) -> Run:
+    def _run(self, rows: Rows, which: range | list[int], seed: int) -> ForwardOutcome:
         _seed_everything(seed)
         return run(self.model, self.loss, rows, list(which))
 

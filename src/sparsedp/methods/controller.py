@@ -23,7 +23,7 @@ from sparsedp.methods.granularity import order_by_score
 from sparsedp.methods.method import AUTO, Method
 from sparsedp.methods.observation import Observation, observe_dense, observe_released
 from sparsedp.methods.order import Order, TableRows
-from sparsedp.methods.rankings import ByScore, Place, RankingState, Source
+from sparsedp.methods.rankings import ByScore, Place, RankedBy, RankingState
 from sparsedp.methods.rules import GeometryRule
 from sparsedp.methods.schedules import active_count
 from sparsedp.methods.scope import Parts
@@ -64,8 +64,8 @@ class Controller:
         self._starts = self._method.clock.starts(self._timeline.main_steps, self._timeline.steps_per_epoch)
         self._parts = Parts.of(layout, self._method.scope, self._method.always)
         self._ranking = self._method.ranking
-        self._source = Source.PUBLIC if self._ranking is None else self._ranking.source
-        if self._source is Source.TOUCHED_ROWS:
+        self._source = RankedBy.PUBLIC if self._ranking is None else self._ranking.source
+        if self._source is RankedBy.TOUCHED_ROWS:
             self._parts.check_tables(self._method.name)
         self._auto = self._auto_ratio()
         self._begin()
@@ -110,7 +110,7 @@ class Controller:
     @property
     def tables(self) -> TableRows | None:
         """The rows that a selection release counts, if the method has one."""
-        return TableRows(self._parts.ranked) if self._source is Source.TOUCHED_ROWS else None
+        return TableRows(self._parts.ranked) if self._source is RankedBy.TOUCHED_ROWS else None
 
     def scores(self) -> Tensor | None:
         """The scores the present ranking was made from; None before a ranking and for random ones."""
@@ -143,7 +143,7 @@ class Controller:
         self._awaited = None
         warming = self._period <= _BEFORE_MAIN
         ranks_again = self._order is None or self._method.refresh is Refresh.EVERY_PERIOD
-        if self._ranking and self._source is Source.GRADIENTS and ranks_again:
+        if self._ranking and self._source is RankedBy.GRADIENTS and ranks_again:
             seen = self._observation(released)
             self._score_state = self._ranking.update(self._score_state, seen)
             self._scored_steps += 1
@@ -251,7 +251,7 @@ class Controller:
     def _rank(self, period: int) -> None:
         """A new order of the coordinates; the old one stays when nothing was scored since."""
         ranking = self._ranking
-        if ranking is None or (self._source is not Source.PUBLIC and not self._scored_steps):
+        if ranking is None or (self._source is not RankedBy.PUBLIC and not self._scored_steps):
             return
         place = Place(self._parts, self._method.granularity, self._public, period)
         self._last_scores = ranking.scores(self._score_state)

@@ -11,7 +11,7 @@ from sparsedp.core.ratio import exact_ratio
 from sparsedp.methods import codec
 from sparsedp.methods.clock import Clock, PerEpoch, Refresh
 from sparsedp.methods.granularity import Granularity
-from sparsedp.methods.rankings import Ranking, Source
+from sparsedp.methods.rankings import RankedBy, Ranking
 from sparsedp.methods.rules import GeometryRule, OffSupport, Protection
 from sparsedp.methods.schedules import Constant, Listed, Release, Schedule
 from sparsedp.methods.scope import Names
@@ -115,7 +115,7 @@ class Method:
 
 
 def _check_selection(method: Method) -> None:
-    selects = method.ranking is not None and method.ranking.source is Source.TOUCHED_ROWS
+    selects = method.ranking is not None and method.ranking.source is RankedBy.TOUCHED_ROWS
     if selects != (SELECT in method.stages):
         raise SparseDPError(
             f"{method.name}: the stage 'select' and a ranking with a release of its own, such as frequency, come "
@@ -139,7 +139,7 @@ def _check_dense(method: Method) -> None:
 def _check_auto(method: Method) -> None:
     if method.active_ratio != AUTO:
         return
-    if not method.warm_up or method.ranking is None or method.ranking.source is not Source.GRADIENTS:
+    if not method.warm_up or method.ranking is None or method.ranking.source is not RankedBy.GRADIENTS:
         raise SparseDPError(
             f"{method.name}: active_ratio='auto' is estimated from a warm-up, for a ranking by score; "
             "give a number, or choose a two-phase method such as tp-topk"

@@ -21,7 +21,7 @@ from sparsedp.methods.scope import Parts
 RankingState = Mapping[str, Tensor]
 
 
-class Source(Enum):
+class RankedBy(Enum):
     """What a ranking goes by."""
 
     GRADIENTS = "released gradients"
@@ -55,7 +55,7 @@ class Ranking(Protocol):
         ...
 
     @property
-    def source(self) -> Source:
+    def source(self) -> RankedBy:
         """What it goes by."""
         ...
 
@@ -87,9 +87,9 @@ class ByScore(ABC):
     name: str
 
     @property
-    def source(self) -> Source:
+    def source(self) -> RankedBy:
         """Released gradients."""
-        return Source.GRADIENTS
+        return RankedBy.GRADIENTS
 
     @abstractmethod
     def init(self, dimension: int) -> RankingState:
@@ -115,9 +115,9 @@ class RandomOrder:
     name: str = "random"
 
     @property
-    def source(self) -> Source:
+    def source(self) -> RankedBy:
         """Chance."""
-        return Source.PUBLIC
+        return RankedBy.PUBLIC
 
     def init(self, dimension: int) -> RankingState:
         """Nothing."""
@@ -150,9 +150,9 @@ class Frequency:
     name: str = "frequency"
 
     @property
-    def source(self) -> Source:
+    def source(self) -> RankedBy:
         """A release of its own."""
-        return Source.TOUCHED_ROWS
+        return RankedBy.TOUCHED_ROWS
 
     def init(self, dimension: int) -> RankingState:
         """Nothing yet."""

@@ -19,7 +19,7 @@ from sparsedp.privacy.calibrate import calibrate
 from sparsedp.privacy.canonical import FrozenMap
 from sparsedp.privacy.normalisation import PrivateNormalisation
 from sparsedp.privacy.plan import Phase, Plan
-from sparsedp.privacy.splits import EqualNoise, Split, read_split
+from sparsedp.privacy.splits import BudgetSplit, EqualNoise, read_split
 
 METHOD = "tp-topk"
 EPSILON = 3.0
@@ -58,7 +58,7 @@ class Asked(TypedDict, total=False):
     clip_norm: ClipNorm | None
     warmup_fraction: float | None
     selection_budget: float | None
-    split: Split | None
+    split: BudgetSplit | None
     accountant: str | None
     normalise: PrivateNormalisation | None
     noise_std: float | None
@@ -97,7 +97,7 @@ class PlanSpec:
     clip_norm: ClipNorm | None
     warmup_fraction: float
     selection_budget: float
-    split: Split
+    split: BudgetSplit
     accountant: str
     normalise: PrivateNormalisation | None
     noise_std: float | None

@@ -12,10 +12,9 @@ from sparsedp.privacy.accountants import (
     epsilon_by_epoch,
     plan_epsilon,
 )
-from sparsedp.privacy.calibrate import EqualNoise, NominalSplit, Split, calibrate
+from sparsedp.privacy.calibrate import BudgetSplit, EqualNoise, NominalSplit, calibrate
 from sparsedp.privacy.filters import RdpFilter
-from sparsedp.privacy.ledger import Charge, FileLedger, Ledger, MemoryLedger, RunLedger
-from sparsedp.privacy.ledger_record import LedgerRecord
+from sparsedp.privacy.ledger import Charge, Ledger, MemoryLedger, RunLedger
 from sparsedp.privacy.normalisation import PrivateNormalisation
 from sparsedp.privacy.plan import Continuation, Phase, Plan
 from sparsedp.privacy.summary import PlanSummary, guarantee, summarize
@@ -23,12 +22,11 @@ from sparsedp.privacy.summary import PlanSummary, guarantee, summarize
 __all__ = [
     "ACCOUNTANTS",
     "Accountant",
+    "BudgetSplit",
     "Charge",
     "Continuation",
     "EqualNoise",
-    "FileLedger",
     "Ledger",
-    "LedgerRecord",
     "MemoryLedger",
     "NominalSplit",
     "Phase",
@@ -37,7 +35,6 @@ __all__ = [
     "PrivateNormalisation",
     "RdpFilter",
     "RunLedger",
-    "Split",
     "accountant",
     "accountant_for",
     "calibrate",

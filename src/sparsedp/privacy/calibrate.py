@@ -14,9 +14,17 @@ from sparsedp.privacy import cache, checks
 from sparsedp.privacy.accountants import accountant as accountant_named
 from sparsedp.privacy.events import Spend, event_of
 from sparsedp.privacy.plan import Plan
-from sparsedp.privacy.splits import EqualNoise, Goal, NominalSplit, Split
+from sparsedp.privacy.splits import BudgetSplit, EqualNoise, Goal, NominalSplit
 
-__all__ = ["EqualNoise", "NominalSplit", "Split", "as_spends", "calibrate", "warn_if_large", "with_spends"]
+__all__ = [
+    "BudgetSplit",
+    "EqualNoise",
+    "NominalSplit",
+    "as_spends",
+    "calibrate",
+    "warn_if_large",
+    "with_spends",
+]
 
 CACHE_FORMAT = 3
 """Raise it when an accountant's numbers change."""
@@ -30,7 +38,7 @@ def calibrate(
     epsilon: float,
     delta: float,
     accountant: str = "pld",
-    split: Split = EqualNoise(),  # noqa: B008
+    split: BudgetSplit = EqualNoise(),  # noqa: B008
 ) -> Plan:
     """The plan with noise such that it costs `epsilon` at `delta`: never more, at most 0.5 % less.
 

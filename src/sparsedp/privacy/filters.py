@@ -29,7 +29,7 @@ from sparsedp.privacy.calibrate import as_spends, warn_if_large, with_spends
 from sparsedp.privacy.events import Spend, spends_of
 from sparsedp.privacy.plan import FILTER, Continuation, Plan
 from sparsedp.privacy.rdp import ORDERS, TIGHT, renyi
-from sparsedp.privacy.splits import EqualNoise, Goal, Split
+from sparsedp.privacy.splits import BudgetSplit, EqualNoise, Goal
 
 
 class FinishedRun(Protocol):
@@ -102,7 +102,12 @@ class RdpFilter:
         """Whether a further plan fits."""
         return self.cost(plan.event()) <= self.remaining(earlier)
 
-    def calibrate(self, plan: Plan, earlier: Sequence[FinishedRun], split: Split = EqualNoise()) -> Plan:  # noqa: B008
+    def calibrate(
+        self,
+        plan: Plan,
+        earlier: Sequence[FinishedRun],
+        split: BudgetSplit = EqualNoise(),  # noqa: B008
+    ) -> Plan:
         """The plan with the least noise that keeps all runs together within the cap.
 
         Raises:

@@ -33,7 +33,7 @@ SUPPORT = 10.0
 
 @final
 @dataclass(frozen=True, slots=True)
-class Grid:
+class LossGrid:
     """How finely losses are discretised.
 
     Attributes:
@@ -48,13 +48,13 @@ class Grid:
     spare_points: int = 0
 
 
-FINE = Grid(1 / 10, 200_000, spare_points=20_000)
+FINE = LossGrid(1 / 10, 200_000, spare_points=20_000)
 """For every reported number."""
 
-CURVE = Grid(1 / 6, 50_000)
+CURVE = LossGrid(1 / 6, 50_000)
 """For the inner points of curves."""
 
-COARSE = Grid(1 / 3, 50_000)
+COARSE = LossGrid(1 / 3, 50_000)
 """For searches: about one percent too high, ten times as quick."""
 
 
@@ -113,7 +113,7 @@ class PldAccountant:
         return tuple(float(value) for value in np.minimum.accumulate(epsilons[::-1])[::-1])
 
 
-def _epsilon(spends: tuple[Spend, ...], delta: float, grid: Grid) -> float:
+def _epsilon(spends: tuple[Spend, ...], delta: float, grid: LossGrid) -> float:
     if not spends:
         return 0.0
     if not is_private(spends):
@@ -203,7 +203,7 @@ def _releases(spend: Spend) -> tuple[int, float]:
     return spend.steps, spend.noise_multiplier
 
 
-def _width(spends: Sequence[Spend], grid: Grid) -> float:
+def _width(spends: Sequence[Spend], grid: LossGrid) -> float:
     """The grid's width: a power of two where affordable, so that nearby noise levels share it and their work."""
     variance, count, widest = 0.0, 0, 0.0
     for spend in spends:

@@ -79,10 +79,10 @@ class NominalSplit:
         return {"split": "nominal", "phase1_budget": self.phase1_budget}
 
 
-Split = EqualNoise | NominalSplit
+BudgetSplit = EqualNoise | NominalSplit
 
 
-def read_split(value: Any) -> Split:
+def read_split(value: Any) -> BudgetSplit:
     """The split that `to_json` described.
 
     Raises:

@@ -11,10 +11,10 @@ import numpy as np
 from sparsedp.core.files import write_atomically
 from sparsedp.report.chart import Bars, histogram
 from sparsedp.report.figure import Legend, Table, badge, bullets, card, figure, tile
+from sparsedp.report.guarantee import banner
 from sparsedp.report.markup import Child, Html, join, tag
 from sparsedp.report.numbers import count, significant
 from sparsedp.report.page import Page, Section
-from sparsedp.report.promises import banner
 from sparsedp.report.scale import linear_axis
 
 PAGE = "audit.html"

@@ -20,12 +20,12 @@ from sparsedp.report.comparison_figures import (
 from sparsedp.report.coordinates import layers_figure, score_figure
 from sparsedp.report.figure import Table, badge, bullets, card, grid, tile
 from sparsedp.report.groups import BASELINE, Group, group_records
+from sparsedp.report.guarantee import banner, guarantee_cards, reproduce_cards, statement, unverified
 from sparsedp.report.interval_figures import differences_figure, means_figure, means_table
 from sparsedp.report.markup import Child, Html, join, tag
 from sparsedp.report.metric import leading
 from sparsedp.report.numbers import NONE, count, epsilon_text, percent
 from sparsedp.report.page import Page, Section
-from sparsedp.report.promises import banner, guarantee_cards, reproduce_cards, statement, unverified
 from sparsedp.report.run import Record, read_run, title_of
 from sparsedp.report.words import in_words
 from sparsedp.runs import reader as stored

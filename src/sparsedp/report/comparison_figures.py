@@ -10,7 +10,7 @@ from sparsedp.report.energy import Stretch, energy_share, stretches
 from sparsedp.report.figure import Legend, Table, card, figure
 from sparsedp.report.groups import Group
 from sparsedp.report.markup import Child, Html, tag
-from sparsedp.report.metric import Metric
+from sparsedp.report.metric import MetricStyle
 from sparsedp.report.numbers import NONE, count, epsilon_text, percent, significant
 from sparsedp.report.run import Record
 from sparsedp.report.scale import Axis, linear_axis
@@ -150,12 +150,12 @@ def layers_card(group: Group) -> Html | None:
     )
 
 
-def _mean_and_std(found: Estimate, metric: Metric) -> str:
+def _mean_and_std(found: Estimate, metric: MetricStyle) -> str:
     spread = "" if found.std is None else f" ± {metric.difference(found.std).lstrip('+')}"
     return f"{metric.text(found.mean)}{spread}"
 
 
-def _maybe(metric: Metric, value: float | None) -> str:
+def _maybe(metric: MetricStyle, value: float | None) -> str:
     return NONE if value is None else metric.text(value)
 
 

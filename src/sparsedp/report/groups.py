@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, final
 
 from sparsedp.report.colours import method_rank, method_style
-from sparsedp.report.metric import Metric, leading
+from sparsedp.report.metric import MetricStyle, leading
 from sparsedp.report.numbers import epsilon_text
 from sparsedp.report.run import Record
 from sparsedp.report.statistics import Estimate, estimate, paired_difference
@@ -91,7 +91,7 @@ class Group:
     """
 
     task: Task
-    metric: Metric
+    metric: MetricStyle
     arms: tuple[Arm, ...]
     baseline: Arm | None
 
@@ -150,7 +150,7 @@ def _key(item: tuple[tuple[int, str, str], Any]) -> tuple[int, str, str]:
     return item[0]
 
 
-def _arm(label: str, method: str, records: Sequence[Record], metric: Metric) -> Arm:
+def _arm(label: str, method: str, records: Sequence[Record], metric: MetricStyle) -> Arm:
     once: dict[Any, Record] = {}
     for number, record in enumerate(records):
         once.setdefault(("unseeded", number) if record["seed"] is None else record["seed"], record)

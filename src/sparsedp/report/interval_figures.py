@@ -8,7 +8,7 @@ from sparsedp.report.figure import Table, card, figure
 from sparsedp.report.groups import BASELINE, Arm, Group
 from sparsedp.report.interval_chart import Interval, interval_chart
 from sparsedp.report.markup import Html, tag
-from sparsedp.report.metric import Metric
+from sparsedp.report.metric import MetricStyle
 from sparsedp.report.numbers import NONE, count
 from sparsedp.report.scale import linear_axis
 from sparsedp.report.statistics import Estimate
@@ -136,13 +136,13 @@ def means_table(group: Group) -> Table:
     )
 
 
-def difference_text(found: Estimate, metric: Metric) -> str:
+def difference_text(found: Estimate, metric: MetricStyle) -> str:
     """A paired difference with its interval."""
     interval = interval_text(found, metric)
     return metric.difference(found.mean) + ("" if interval == NONE else f" ({interval})")
 
 
-def interval_text(found: Estimate, metric: Metric) -> str:
+def interval_text(found: Estimate, metric: MetricStyle) -> str:
     """The interval of a difference."""
     if found.low is None or found.high is None:
         return NONE
@@ -162,7 +162,7 @@ def verdict_mark(found: Estimate) -> Html:
     return tag("span", {"class": said if said in ("better", "worse") else None}, said)
 
 
-def _said(arm: Arm, metric: Metric) -> str:
+def _said(arm: Arm, metric: MetricStyle) -> str:
     return f"mean {metric.text(arm.estimate.mean)} over {arm.estimate.count} seeds"
 
 
@@ -177,7 +177,7 @@ def _summary(rows: Sequence[Interval]) -> str:
     return "; ".join(f"{row.name} {row.text}" for row in rows) + "."
 
 
-def _range(found: Estimate, metric: Metric) -> str:
+def _range(found: Estimate, metric: MetricStyle) -> str:
     if found.low is None or found.high is None:
         return NONE
     return f"{metric.text(found.low)} to {metric.text(found.high)}"

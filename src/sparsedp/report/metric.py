@@ -11,7 +11,7 @@ from sparsedp.report.numbers import percent, significant
 
 @final
 @dataclass(frozen=True, slots=True)
-class Metric:
+class MetricStyle:
     """A held-out number.
 
     Attributes:
@@ -45,27 +45,27 @@ class Metric:
         return f"{100 * value:+.2f}" if self.share else f"{value:+.4f}"
 
 
-ACCURACY = Metric("accuracy", "held-out accuracy", share=True, unit="percentage points")
-AUC = Metric("auc", "held-out AUC", share=False, unit="AUC")
+ACCURACY = MetricStyle("accuracy", "held-out accuracy", share=True, unit="percentage points")
+AUC = MetricStyle("auc", "held-out AUC", share=False, unit="AUC")
 _NAMED = {
     metric.key: metric
     for metric in (
         AUC,
         ACCURACY,
-        Metric("balanced_accuracy", "balanced accuracy", share=True, unit="percentage points"),
-        Metric("sensitivity", "sensitivity", share=True, unit="percentage points"),
-        Metric("specificity", "specificity", share=True, unit="percentage points"),
-        Metric("loss", "held-out loss", share=False, unit="loss", bounded=False),
+        MetricStyle("balanced_accuracy", "balanced accuracy", share=True, unit="percentage points"),
+        MetricStyle("sensitivity", "sensitivity", share=True, unit="percentage points"),
+        MetricStyle("specificity", "specificity", share=True, unit="percentage points"),
+        MetricStyle("loss", "held-out loss", share=False, unit="loss", bounded=False),
     )
 }
 
 
-def metric_named(key: str) -> Metric:
+def metric_named(key: str) -> MetricStyle:
     """A metric by its key; an unknown one is a plain number."""
-    return _NAMED.get(key, Metric(key, key.replace("_", " "), share=False, unit=key, bounded=False))
+    return _NAMED.get(key, MetricStyle(key, key.replace("_", " "), share=False, unit=key, bounded=False))
 
 
-def leading(metrics: Iterable[Mapping[str, float | None]]) -> Metric | None:
+def leading(metrics: Iterable[Mapping[str, float | None]]) -> MetricStyle | None:
     """The number to lead with, present in all of them: AUC for two classes, else accuracy, else what comes first."""
     given = [{key for key, value in entry.items() if value is not None} for entry in metrics]
     common = set.intersection(*given) if given else set()

@@ -12,19 +12,19 @@ from torch import Tensor
 from sparsedp.auditing.result import saved_audit
 from sparsedp.core.layout import Layout
 from sparsedp.core.support import Support
-from sparsedp.privacy.ledger_record import LedgerRecord
 from sparsedp.privacy.plan import Plan
 from sparsedp.runs import reader as stored
 from sparsedp.runs.history import EpochReport, SupportSpan
+from sparsedp.runs.verified_ledger import VerifiedLedger
 from sparsedp.runs.verify import verify
-from sparsedp.training.result import Result
+from sparsedp.training.reports import Result
 
 Record = Mapping[str, Any]
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Run:
+class RunView:
     """One run.
 
     Attributes:
@@ -50,7 +50,7 @@ class Run:
     layout: Layout = field(repr=False)
     support: Support
     scores: Tensor | None = field(repr=False)
-    ledger: LedgerRecord | None = field(repr=False)
+    ledger: VerifiedLedger | None = field(repr=False)
     warmup: Mapping[str, Any] | None = field(default=None, repr=False)
     audit: Mapping[str, Any] | None = field(default=None, repr=False)
     problems: tuple[str, ...] = ()
@@ -84,7 +84,7 @@ def title_of(record: Record) -> str:
     return f"{record['method']}{data}{variant}"
 
 
-def read_run(path: Path) -> Run:
+def read_run(path: Path) -> RunView:
     """Everything public about the run in a folder, its ledger verified, and what else of it does not fit.
 
     Raises:
@@ -93,7 +93,7 @@ def read_run(path: Path) -> Run:
     """
     run = stored.Run.open(path)
     run.check_ledger()
-    return Run(
+    return RunView(
         name=run.name,
         record=run.record,
         plan=run.plan,
@@ -109,7 +109,7 @@ def read_run(path: Path) -> Run:
     )
 
 
-def run_of(result: Result) -> Run:
+def run_of(result: Result) -> RunView:
     """The run behind a result that kept no folder."""
     plan = result.plan
     record = {
@@ -128,7 +128,7 @@ def run_of(result: Result) -> Run:
         "settings": None,
         "versions": None,
     }
-    return Run(
+    return RunView(
         name="this run",
         record=record,
         plan=plan,

@@ -6,12 +6,7 @@ from sparsedp.report.audit import audit_card
 from sparsedp.report.coordinates import layers_figure, score_figure
 from sparsedp.report.energy import energy_share
 from sparsedp.report.figure import badge, grid, tile
-from sparsedp.report.markup import Child, Html, join, tag
-from sparsedp.report.metric import leading
-from sparsedp.report.nonprivate import Diagnostics, diagnostics_section
-from sparsedp.report.numbers import count, epsilon_text, percent, significant
-from sparsedp.report.page import Page, Section
-from sparsedp.report.promises import (
+from sparsedp.report.guarantee import (
     banner,
     guarantee_cards,
     ledger_card,
@@ -21,13 +16,18 @@ from sparsedp.report.promises import (
     unverified,
     words_of,
 )
-from sparsedp.report.run import Run
+from sparsedp.report.markup import Child, Html, join, tag
+from sparsedp.report.metric import leading
+from sparsedp.report.nonprivate import Diagnostics, diagnostics_section
+from sparsedp.report.numbers import count, epsilon_text, percent, significant
+from sparsedp.report.page import Page, Section
+from sparsedp.report.run import RunView
 from sparsedp.report.trajectory import accuracy_figure, energy_figure, epsilon_figure, run_stretches
 from sparsedp.report.warmup import warmup_figure
 from sparsedp.report.words import Words
 
 
-def run_page(run: Run, diagnostics: Diagnostics | None = None) -> Page:
+def run_page(run: RunView, diagnostics: Diagnostics | None = None) -> Page:
     """All there is to say about one run."""
     words = words_of(run)
     warning = banner(words.warning, "warn" if run.plan.is_private else "bad")
@@ -60,11 +60,11 @@ def run_page(run: Run, diagnostics: Diagnostics | None = None) -> Page:
     )
 
 
-def _promises(run: Run, words: Words) -> list[Html]:
+def _promises(run: RunView, words: Words) -> list[Html]:
     return [*guarantee_cards(words), *([audit_card(run.audit)] if run.audit is not None else [])]
 
 
-def _badges(run: Run) -> Html:
+def _badges(run: RunView) -> Html:
     status = run.record["status"]
     marks = [badge(status, "good" if status == "finished" else "warn")]
     if not run.plan.is_private:
@@ -77,7 +77,7 @@ def _badges(run: Run) -> Html:
     return tag("div", {"class": "badges"}, marks)
 
 
-def _tiles(run: Run) -> Html:
+def _tiles(run: RunView) -> Html:
     plan, k, d = run.plan, run.support.size, run.layout.dimension
     tiles: list[Child] = []
     metric = leading([run.metrics])

@@ -12,7 +12,7 @@ from sparsedp.report.page import Page
 from sparsedp.report.run import read_run, run_of
 from sparsedp.report.single import run_page
 from sparsedp.runs.folder import RunFolder, find_runs
-from sparsedp.training.result import Result
+from sparsedp.training.reports import Result
 
 
 def write_report(

@@ -15,13 +15,13 @@ from sparsedp.methods.schedules import active_count
 from sparsedp.privacy.accountants import accountant_for, epsilon_by_epoch
 from sparsedp.privacy.events import Spend, event_of, merged
 from sparsedp.privacy.grid import NOISE
-from sparsedp.privacy.ledger_record import Block, LedgerRecord
 from sparsedp.privacy.plan import Plan
 from sparsedp.runs.checkpoint import Checkpoint
 from sparsedp.runs.history import EpochReport
 from sparsedp.runs.identity import SETUP, alike
 from sparsedp.runs.independent import TIGHTEST
 from sparsedp.runs.record import FINISHED, FORMAT, OUTCOME, RUNNING, STOPPED, Record
+from sparsedp.runs.verified_ledger import PaidSteps, VerifiedLedger
 
 TOLERANCE = 0.01
 """How far apart two accountants that bound the same number by privacy loss distributions may be."""
@@ -40,7 +40,7 @@ class Check:
         return self.problem is None
 
 
-def plan_and_ledger(plan: Plan, ledger: LedgerRecord, epsilons: Mapping[str, float]) -> Iterator[Check]:
+def plan_and_ledger(plan: Plan, ledger: VerifiedLedger, epsilons: Mapping[str, float]) -> Iterator[Check]:
     """The ledger was opened for this plan, and holds no more than it allows."""
     phases = [(phase.name, phase.steps, phase.sampling_rate, phase.noise_multiplier) for phase in plan.phases]
     opened = [
@@ -59,7 +59,7 @@ def plan_and_ledger(plan: Plan, ledger: LedgerRecord, epsilons: Mapping[str, flo
             yield _at_most("an independent accountant agrees that it is", epsilons[TIGHTEST], limit)
 
 
-def checkpoint_and_ledger(checkpoint: Checkpoint, ledger: LedgerRecord) -> Iterator[Check]:
+def checkpoint_and_ledger(checkpoint: Checkpoint, ledger: VerifiedLedger) -> Iterator[Check]:
     """The checkpoint's place in the ledger, and its plan."""
     place = checkpoint.state["ledger"]
     problem = None
@@ -101,7 +101,7 @@ def checkpoint_and_plan(checkpoint: Checkpoint, plan: Plan) -> Iterator[Check]:
 
 
 def metrics_and_rest(
-    epochs: Sequence[EpochReport], checkpoint: Checkpoint, plan: Plan, ledger: LedgerRecord
+    epochs: Sequence[EpochReport], checkpoint: Checkpoint, plan: Plan, ledger: VerifiedLedger
 ) -> Iterator[Check]:
     """Every line of the metrics: its numbers are the plan's, and the checkpoint has the same lines."""
     saved = [EpochReport.from_json(value) for value in checkpoint.state["journal"]["epochs"]]
@@ -151,7 +151,7 @@ def record_and_rest(
     record: Record,
     checkpoint: Checkpoint,
     plan: Plan,
-    ledger: LedgerRecord,
+    ledger: VerifiedLedger,
     epochs: Sequence[EpochReport] | None,
 ) -> Iterator[Check]:
     """Every claim of the record that follows from the other files."""
@@ -174,7 +174,7 @@ def record_and_rest(
     yield from _outcome(record, checkpoint, plan, ledger, epochs)
 
 
-def _stated(checkpoint: Checkpoint, plan: Plan, ledger: LedgerRecord) -> dict[str, object]:
+def _stated(checkpoint: Checkpoint, plan: Plan, ledger: VerifiedLedger) -> dict[str, object]:
     """What a record says from the first moment on."""
     seed = checkpoint.identity["seed"]
     return {
@@ -201,7 +201,7 @@ def _outcome(
     record: Record,
     checkpoint: Checkpoint,
     plan: Plan,
-    ledger: LedgerRecord,
+    ledger: VerifiedLedger,
     epochs: Sequence[EpochReport] | None,
 ) -> Iterator[Check]:
     """What a record says when the run has stopped or ended."""
@@ -254,7 +254,7 @@ def _planned_size(rule: Mapping[str, Any], dimension: int) -> int | None:
 
 
 @lru_cache(maxsize=256)
-def _epsilon_of(plan: Plan, blocks: tuple[Block, ...]) -> float | None:
+def _epsilon_of(plan: Plan, blocks: tuple[PaidSteps, ...]) -> float | None:
     """What some steps of a plan cost by its own accountant; None when it is not private."""
     if not plan.is_private or plan.delta is None:
         return None

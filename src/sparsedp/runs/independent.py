@@ -5,13 +5,13 @@ from __future__ import annotations
 import importlib.util
 import warnings
 
-from sparsedp.privacy.ledger_record import LedgerRecord
 from sparsedp.privacy.quiet import quiet
+from sparsedp.runs.verified_ledger import VerifiedLedger
 
 TIGHTEST = "PLD (dp-accounting)"
 
 
-def independent_epsilons(ledger: LedgerRecord) -> dict[str, float]:
+def independent_epsilons(ledger: VerifiedLedger) -> dict[str, float]:
     """Epsilon of everything charged, by `dp_accounting`'s own PLD and RDP accountants, and Opacus's two if installed.
 
     **Edge cases.** Empty when it is not private.
@@ -28,7 +28,7 @@ def independent_epsilons(ledger: LedgerRecord) -> dict[str, float]:
     return {**found, **_by_opacus(ledger, ledger.delta)}
 
 
-def _by_opacus(ledger: LedgerRecord, delta: float) -> dict[str, float]:
+def _by_opacus(ledger: VerifiedLedger, delta: float) -> dict[str, float]:
     if importlib.util.find_spec("opacus") is None:
         return {}
     from opacus.accountants import PRVAccountant, RDPAccountant

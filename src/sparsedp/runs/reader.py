@@ -14,15 +14,15 @@ from sparsedp.core.layout import Layout
 from sparsedp.core.support import Support
 from sparsedp.methods.controller import WARMUP
 from sparsedp.methods.warmup import WarmupSeen
-from sparsedp.privacy.ledger import FileLedger
-from sparsedp.privacy.ledger_record import LedgerRecord
 from sparsedp.privacy.plan import Plan
 from sparsedp.runs.checkpoint import Checkpoint, parse_checkpoint, read_layout
 from sparsedp.runs.documents import digest_of, parse_metrics, parse_plan, parse_record
 from sparsedp.runs.folder import PLAN, RunFolder
 from sparsedp.runs.history import EpochReport, SupportSpan
+from sparsedp.runs.ledger_file import FileLedger
 from sparsedp.runs.older import read_older_warmup
 from sparsedp.runs.record import Record
+from sparsedp.runs.verified_ledger import VerifiedLedger
 
 
 @final
@@ -75,7 +75,7 @@ class Run:
         return parse_metrics(_read(self.folder.metrics_file), self.folder.metrics_file)
 
     @cached_property
-    def ledger(self) -> LedgerRecord:
+    def ledger(self) -> VerifiedLedger:
         """What was spent, its chain verified.
 
         Raises:
@@ -157,7 +157,7 @@ class Run:
                 self.ledger.expect(place["head"], place["length"])
 
 
-def check_file(ledger: LedgerRecord, file: Path) -> None:
+def check_file(ledger: VerifiedLedger, file: Path) -> None:
     """Check that a file is the one the ledger's chain knows.
 
     **Edge cases.** A ledger begun by version 0.1 knows none.

@@ -22,7 +22,7 @@ FORMAT = 1
 RUNNING, STOPPED, FINISHED = "running", "stopped", "finished"
 
 
-class Place(TypedDict):
+class LedgerPlace(TypedDict):
     """A place in the ledger: its last line's hash, and how many lines there are."""
 
     head: str
@@ -68,7 +68,7 @@ class Record(_Newer):
     k: int | None
     active_ratio: float | None
     supports: list[SpanRecord] | None
-    ledger: Place | None
+    ledger: LedgerPlace | None
     d: int
     batch_size: float
     epochs: int

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TypeVar, final
 
 from sparsedp.core.errors import DataError, SparseDPError
-from sparsedp.privacy.ledger_record import LedgerRecord
 from sparsedp.privacy.plan import Plan
 from sparsedp.runs import checks as claims
 from sparsedp.runs.checks import Check
@@ -17,6 +16,7 @@ from sparsedp.runs.folder import CHECKPOINT, LEDGER, METRICS, PLAN, RECORD, RunF
 from sparsedp.runs.independent import independent_epsilons
 from sparsedp.runs.reader import Run
 from sparsedp.runs.record import Record
+from sparsedp.runs.verified_ledger import VerifiedLedger
 
 T = TypeVar("T")
 
@@ -46,7 +46,7 @@ class Verification:
     bound: tuple[str, ...]
     not_checked: tuple[str, ...]
     epsilons: Mapping[str, float]
-    ledger: LedgerRecord | None = field(repr=False)
+    ledger: VerifiedLedger | None = field(repr=False)
     plan: Plan | None = field(repr=False)
     record: Record | None = field(repr=False)
 
@@ -148,7 +148,7 @@ class _Checks:
                 Check(what, None if fits else "this library did not write it so; restore the file")
             )
 
-    def bound(self, folder: RunFolder, ledger: LedgerRecord) -> None:
+    def bound(self, folder: RunFolder, ledger: VerifiedLedger) -> None:
         """Each file is the one that the ledger's chain knows."""
         for name in (CHECKPOINT, METRICS, RECORD) if ledger.binds_files else ():
             what = f"{name} is as the run wrote it, by the ledger"
@@ -163,7 +163,7 @@ class _Checks:
             self.done.append(Check(what, None if known else problem))
 
 
-def _beyond(folder: RunFolder, ledger: LedgerRecord | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _beyond(folder: RunFolder, ledger: VerifiedLedger | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """What was not computed again: bound by the chain, and not looked at at all."""
     ours = {PLAN, LEDGER, CHECKPOINT, METRICS, RECORD}
     others = sorted(

@@ -29,6 +29,7 @@ from sparsedp.models.heads import parameter_count
 from sparsedp.models.tabular import logistic, mlp
 from sparsedp.privacy.summary import guarantee
 from sparsedp.runs.record import About
+from sparsedp.sklearn.call_stack import check_surroundings
 from sparsedp.sklearn.inputs import class_weights, encode_labels, encode_units, refuse_weights, to_features
 from sparsedp.sklearn.scaling import (
     INSTEAD,
@@ -38,9 +39,8 @@ from sparsedp.sklearn.scaling import (
     refuse_standardizing,
     scale_to_bounds,
 )
-from sparsedp.sklearn.surroundings import check_surroundings
 from sparsedp.training.fit import fit
-from sparsedp.training.result import Result
+from sparsedp.training.reports import Result
 
 Floats = npt.NDArray[np.float64]
 

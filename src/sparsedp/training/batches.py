@@ -14,13 +14,13 @@ from torch.utils.data import Dataset
 from sparsedp.core.batch import Rows
 from sparsedp.core.generators import own_generators
 from sparsedp.core.randomness import PrivateRandomness, PublicRandomness
-from sparsedp.data.fetching import Collate, fetch_rows
-from sparsedp.data.sampling import LogicalBatch, PoissonSampler
-from sparsedp.data.shapes import FixedShapes
 from sparsedp.privacy.channels import inputs_of
 from sparsedp.privacy.plan import Phase, Plan
-from sparsedp.training.identity import check_plan
-from sparsedp.training.standing_alone import check_rows_stand_alone
+from sparsedp.sampling.fetching import Collate, fetch_rows
+from sparsedp.sampling.poisson import LogicalBatch, PoissonSampler
+from sparsedp.sampling.shapes import FixedShapes
+from sparsedp.training.independent_rows import check_rows_stand_alone
+from sparsedp.training.plan_checks import check_plan
 
 TRIAL_DRAW = 7
 """Keeps the draw of rows for a trial apart from other public draws."""

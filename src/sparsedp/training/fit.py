@@ -20,22 +20,18 @@ from sparsedp.methods import AUTO, Method, MethodOptions
 from sparsedp.methods.choice import AUTO_METHOD, choose_method
 from sparsedp.methods.method import ActiveRatio
 from sparsedp.methods.spec import METHOD, Asked, ClipNorm, PlanSpec
-from sparsedp.privacy.calibrate import Split
+from sparsedp.optimizers.rule import OptimizerChoice, SchedulerChoice, default_optimizer
+from sparsedp.privacy.calibrate import BudgetSplit
 from sparsedp.privacy.normalisation import PrivateNormalisation
 from sparsedp.runs.folder import check_new
 from sparsedp.runs.record import About
 from sparsedp.training.batches import Loading, count_channels
-from sparsedp.training.choices import OptimizerChoice, SchedulerChoice
-from sparsedp.training.defaults import default_optimizer
-from sparsedp.training.evaluate import Evaluator, evaluation_mode, held_out
-from sparsedp.training.identity import saved_plan
-from sparsedp.training.interrupt import deferred_interrupt
+from sparsedp.training.evaluate import Evaluator, evaluation_mode, held_out, refuse_training_rows
 from sparsedp.training.kept_features import keep_below
 from sparsedp.training.normalised import Normalised
-from sparsedp.training.overlap import refuse_training_rows
-from sparsedp.training.progress import live
-from sparsedp.training.reports import Callback
-from sparsedp.training.result import Result
+from sparsedp.training.plan_checks import saved_plan
+from sparsedp.training.reports import Callback, Result
+from sparsedp.training.terminal import deferred_interrupt, live
 from sparsedp.training.trainer import Trainer
 
 
@@ -65,7 +61,7 @@ def fit(
     rows_per_unit: int = 1,
     warmup_fraction: float | None = None,
     selection_budget: float | None = None,
-    split: Split | None = None,
+    split: BudgetSplit | None = None,
     noise_std: float | None = None,
     normalise: PrivateNormalisation | None = None,
     accountant: str | None = None,

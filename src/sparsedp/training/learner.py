@@ -15,14 +15,19 @@ from sparsedp.core.files import Json
 from sparsedp.core.layout import Layout
 from sparsedp.core.support import Support
 from sparsedp.methods import Controller, OffSupport
+from sparsedp.optimizers.apply import support_optimizer
+from sparsedp.optimizers.average import WeightAverage
+from sparsedp.optimizers.rule import (
+    UpdateRule,
+    make_optimizer,
+    make_scheduler,
+    restore_scheduler,
+    scheduler_state,
+)
 from sparsedp.privacy.released import Released
 from sparsedp.runs.checkpoint import Checkpoint, load_model_state
 from sparsedp.runs.state import LearnerState
-from sparsedp.training.apply import support_optimizer
-from sparsedp.training.average import WeightAverage
-from sparsedp.training.choices import UpdateRule, make_optimizer, make_scheduler
 from sparsedp.training.evaluate import evaluation_mode
-from sparsedp.training.state import restore_scheduler, scheduler_state
 
 
 @final

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from sparsedp.core.errors import ModelError, PrivacyError
 from sparsedp.core.randomness import PrivateRandomness
-from sparsedp.data.sampling import LogicalBatch
 from sparsedp.methods.stages import SELECT
 from sparsedp.privacy.channels import ChannelSum
 from sparsedp.privacy.ledger import Charge, Ledger
@@ -18,6 +17,7 @@ from sparsedp.privacy.mechanism import private_mean
 from sparsedp.privacy.normalisation import NORMALISE, RELEASES
 from sparsedp.privacy.plan import Phase, Plan
 from sparsedp.privacy.released import Released
+from sparsedp.sampling.poisson import LogicalBatch
 from sparsedp.training.step import clip_of
 
 

@@ -10,7 +10,6 @@ from sparsedp.core.batch import PerSampleLoss, Rows
 from sparsedp.core.errors import PrivacyError
 from sparsedp.core.generators import own_generators
 from sparsedp.core.randomness import PrivateRandomness, PublicRandomness
-from sparsedp.data.sampling import LogicalBatch
 from sparsedp.gradients.touched import TouchedRows
 from sparsedp.methods.controller import Controller
 from sparsedp.methods.stages import SELECT
@@ -18,6 +17,7 @@ from sparsedp.privacy.ledger import Charge, Ledger
 from sparsedp.privacy.mechanism import private_mean
 from sparsedp.privacy.plan import Phase, Plan
 from sparsedp.privacy.touched import TouchedSum
+from sparsedp.sampling.poisson import LogicalBatch
 from sparsedp.training.step import clip_of
 
 

@@ -12,11 +12,11 @@ from sparsedp.core.clip import Clip, FlatClip, NoClip
 from sparsedp.core.randomness import PrivateRandomness
 from sparsedp.gradients.query import Engine, Query
 from sparsedp.methods.controller import Controller
+from sparsedp.optimizers.apply import set_to_zero
 from sparsedp.privacy.ledger import Charge, Ledger
 from sparsedp.privacy.mechanism import privatize
 from sparsedp.privacy.plan import Phase, Plan
 from sparsedp.privacy.released import Released
-from sparsedp.training.apply import set_to_zero
 from sparsedp.training.attributes import AttributeGuard
 from sparsedp.training.guard import CompanyGuard, ModelGuard, StateGuard
 

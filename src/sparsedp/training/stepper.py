@@ -13,16 +13,16 @@ from torch import nn
 from sparsedp.core.batch import PerSampleLoss
 from sparsedp.core.generators import own_generators
 from sparsedp.core.randomness import PrivateRandomness, PublicRandomness
-from sparsedp.data.sampling import LogicalBatch
 from sparsedp.gradients import make_engine
 from sparsedp.gradients.check import PROBE_ROWS
 from sparsedp.methods import Controller
+from sparsedp.optimizers.rule import UpdateRule
 from sparsedp.privacy.ledger import Ledger
 from sparsedp.privacy.plan import Phase, Plan
 from sparsedp.privacy.released import Released
+from sparsedp.sampling.poisson import LogicalBatch
 from sparsedp.training.attributes import AttributeGuard
 from sparsedp.training.batches import Batches
-from sparsedp.training.choices import UpdateRule
 from sparsedp.training.evaluate import Evaluator
 from sparsedp.training.guard import CompanyGuard, ModelGuard, StateGuard
 from sparsedp.training.learner import Learner

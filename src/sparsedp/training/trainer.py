@@ -16,7 +16,7 @@ from sparsedp.core.batch import PerSample, per_sample_loss
 from sparsedp.core.errors import SparseDPError
 from sparsedp.core.randomness import PublicRandomness, SeededRandomness, SystemRandomness
 from sparsedp.core.support import Support
-from sparsedp.data.sampling import LogicalBatch
+from sparsedp.optimizers.rule import OptimizerChoice, SchedulerChoice, UpdateRule
 from sparsedp.privacy.plan import Plan
 from sparsedp.runs.checkpoint import Checkpoint
 from sparsedp.runs.history import EpochReport, History
@@ -24,8 +24,8 @@ from sparsedp.runs.identity import check_identity, identity_of
 from sparsedp.runs.record import FINISHED, RUNNING, STOPPED, About, RunFacts
 from sparsedp.runs.state import checkpoint_of, history_of
 from sparsedp.runs.store import ExistingRun, RunStore, find_run, new_store
+from sparsedp.sampling.poisson import LogicalBatch
 from sparsedp.training.batches import Batches, Loading
-from sparsedp.training.choices import OptimizerChoice, SchedulerChoice, UpdateRule
 from sparsedp.training.evaluate import Evaluator
 from sparsedp.training.normalised import (
     Normalised,
@@ -33,10 +33,8 @@ from sparsedp.training.normalised import (
     check_not_lost,
     normalisation_phase,
 )
-from sparsedp.training.reports import Callback, Event, StepReport
-from sparsedp.training.result import Result
+from sparsedp.training.reports import Callback, Event, Result, Spending, StepReport
 from sparsedp.training.selection import selection_phase
-from sparsedp.training.spending import Spending
 from sparsedp.training.stepper import Randomness, Stepper
 
 

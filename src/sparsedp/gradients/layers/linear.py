@@ -24,8 +24,8 @@ from sparsedp.gradients.layers.source import (
     squared_norms_of,
     working,
 )
-from sparsedp.gradients.skinny import cached_rows, inner_products, outer_sum
 from sparsedp.gradients.tape import Call
+from sparsedp.gradients.wide_products import cached_rows, inner_products, outer_sum
 from sparsedp.gradients.workspace import Space
 
 WIDE = 8192

@@ -18,9 +18,9 @@ from sparsedp.core.batch import MicroBatch, Rows
 from sparsedp.core.chance import Chance, StepSecret
 from sparsedp.core.errors import DataError, PrivacyError
 from sparsedp.core.randomness import PrivateRandomness
-from sparsedp.data.cutting import cut
-from sparsedp.data.fetching import Collate, Fetcher, Indices
-from sparsedp.data.shapes import FixedShapes
+from sparsedp.sampling.cutting import cut
+from sparsedp.sampling.fetching import Collate, Fetcher, Indices
+from sparsedp.sampling.shapes import FixedShapes
 
 _Asked = tuple[Indices, StepSecret]
 

@@ -17,8 +17,8 @@ from typing import Any
 from sparsedp.core.errors import PrivacyError
 from sparsedp.privacy import checks
 from sparsedp.privacy.canonical import canonical, sha256
-from sparsedp.privacy.ledger_record import FORMAT, Block, LedgerRecord, Torn
 from sparsedp.privacy.plan import Plan
+from sparsedp.runs.verified_ledger import FORMAT, PaidSteps, Torn, VerifiedLedger
 
 READABLE = (1, FORMAT)
 HEADER_KEYS = {"block", "created", "delta", "format", "hash", "kind", "phases", "plan", "unit", "units"}
@@ -57,7 +57,7 @@ def seal(content: dict[str, Any], previous: str) -> tuple[str, str]:
     return canonical({**content, "hash": digest}), digest
 
 
-def block_line(block: Block) -> dict[str, Any]:
+def block_line(block: PaidSteps) -> dict[str, Any]:
     """A block as a line, not sealed yet."""
     return {**block._asdict(), "kind": "block"}
 
@@ -67,18 +67,18 @@ def files_line(sha256: Mapping[str, str]) -> dict[str, Any]:
     return {"kind": "files", "sha256": dict(sha256)}
 
 
-def torn_line(block: Block, lost: bytes) -> dict[str, Any]:
+def torn_line(block: PaidSteps, lost: bytes) -> dict[str, Any]:
     """The line that accounts for unfinished bytes, not sealed yet: their hash, and the block they count as."""
     return {**block._asdict(), "kind": "torn", "lost_sha256": sha256(lost)}
 
 
-def parse(data: bytes, name: str) -> LedgerRecord:
+def parse(data: bytes, name: str) -> VerifiedLedger:
     """Read and verify a whole ledger.
 
     Raises:
         PrivacyError: the first line that is not what it should be, by number, and why.
     """
-    record: LedgerRecord | None = None
+    record: VerifiedLedger | None = None
     lost_from: tuple[int, int] | None = None
     for number, offset, line in _lines(data):
         where = f"{name}, line {number}"
@@ -157,7 +157,7 @@ def _unsealed(content: dict[str, Any], line: bytes, previous: str, where: str) -
     return inner
 
 
-def _header(content: dict[str, Any], digest: str, where: str) -> LedgerRecord:
+def _header(content: dict[str, Any], digest: str, where: str) -> VerifiedLedger:
     if content["kind"] != "header" or content["format"] not in READABLE or content["format"] is True:
         found = f"kind {content['kind']!r}, format {content.get('format')!r}"
         raise PrivacyError(
@@ -166,7 +166,7 @@ def _header(content: dict[str, Any], digest: str, where: str) -> LedgerRecord:
     planned, first = [], 0
     for phase in content["phases"]:
         rate, noise = (phase.get(key) for key in ("sampling_rate", "noise_multiplier"))
-        block = Block(
+        block = PaidSteps(
             phase=checks.text(phase.get("name"), f"{where}: phase name"),
             first_step=first,
             steps=checks.whole(phase.get("steps"), f"{where}: steps", at_least=1),
@@ -175,7 +175,7 @@ def _header(content: dict[str, Any], digest: str, where: str) -> LedgerRecord:
         )
         planned.append(block)
         first += block.steps
-    return LedgerRecord(
+    return VerifiedLedger(
         unit=checks.text(content["unit"], f"{where}: unit"),
         units=checks.whole(content["units"], f"{where}: units", at_least=1),
         plan=checks.text(content["plan"], f"{where}: plan"),
@@ -189,15 +189,15 @@ def _header(content: dict[str, Any], digest: str, where: str) -> LedgerRecord:
     )
 
 
-def _noting(record: LedgerRecord, entry: dict[str, Any], digest: str, where: str) -> LedgerRecord:
+def _noting(record: VerifiedLedger, entry: dict[str, Any], digest: str, where: str) -> VerifiedLedger:
     files = entry["sha256"]
     if not isinstance(files, dict) or not files or not all(isinstance(one, str) for one in files.values()):
         raise PrivacyError(f"{where}: got {files!r}, expected the digests of files by name")
     return record.noting(files, digest)
 
 
-def _extended(record: LedgerRecord, entry: dict[str, Any], digest: str, where: str) -> LedgerRecord:
-    block, expected = Block(*(entry[name] for name in Block._fields)), record.next_block()
+def _extended(record: VerifiedLedger, entry: dict[str, Any], digest: str, where: str) -> VerifiedLedger:
+    block, expected = PaidSteps(*(entry[name] for name in PaidSteps._fields)), record.next_block()
     if block != expected or (expected.steps == 0 and entry["kind"] == "block"):
         raise PrivacyError(f"{where}: got {block}, which the plan does not allow; expected {expected}")
     return record.extended(block, digest)

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from sparsedp.core.errors import SparseDPError
+from sparsedp.experiments.finished_model import choose_rows, finished_model
 from sparsedp.experiments.settings import Settings
-from sparsedp.experiments.specimen import choose_rows, specimen
 
 
 def test_rows_are_chosen_at_random_without_repetition():
@@ -28,9 +28,9 @@ def test_a_unit_has_at_most_as_many_rows_as_a_step_draws_and_they_stand_together
 
 
 @pytest.mark.parametrize("side", ["test", "train"])
-def test_the_specimen_is_the_runs_model_and_data(side):
+def test_the_finished_model_is_the_runs_model_and_data(side):
     settings = Settings.from_json({"dataset": "digits", "seed": 4, "subset": 200})
-    found = specimen(settings, side, 150)
+    found = finished_model(settings, side, 150)
     assert [batch.row_count for batch in found.batches] == [128, 22]
     assert all(batch.units is None for batch in found.batches)
     pairs = zip(found.model.state_dict().values(), found.fresh.state_dict().values(), strict=True)
@@ -54,7 +54,7 @@ def test_people_of_a_file_with_units_come_whole(tmp_path):
         "model": "logistic",
         "rows_per_unit": 2,
     }
-    found = specimen(Settings.from_json(asked), "test", 300)
+    found = finished_model(Settings.from_json(asked), "test", 300)
     assert sum(batch.row_count for batch in found.batches) == 300
     for batch in found.batches:
         assert batch.units is not None
@@ -63,4 +63,4 @@ def test_people_of_a_file_with_units_come_whole(tmp_path):
 
 def test_too_few_rows_are_refused():
     with pytest.raises(SparseDPError, match="at least 2"):
-        specimen(Settings.from_json({"dataset": "digits"}), "test", 1)
+        finished_model(Settings.from_json({"dataset": "digits"}), "test", 1)

@@ -9,7 +9,7 @@ from coin_checks import dependent_coins
 from torch.utils.data import TensorDataset
 
 from sparsedp.core.randomness import SeededRandomness, SystemRandomness
-from sparsedp.data.sampling import PoissonSampler
+from sparsedp.sampling.poisson import PoissonSampler
 
 UNITS, STEPS = 2000, 400
 

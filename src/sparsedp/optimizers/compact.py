@@ -12,9 +12,9 @@ from torch.optim import Optimizer
 
 from sparsedp.core.layout import Layout
 from sparsedp.core.support import Support
+from sparsedp.optimizers.places import Places, moved, places_in
+from sparsedp.optimizers.rule import optimizer_state, restore_optimizer
 from sparsedp.privacy.released import Released
-from sparsedp.training.places import Places, moved, places_in
-from sparsedp.training.state import optimizer_state, restore_optimizer
 
 ELEMENTWISE: frozenset[type[Optimizer]] = frozenset(
     {

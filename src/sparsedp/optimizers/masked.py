@@ -14,9 +14,9 @@ from torch.optim import Optimizer
 from sparsedp.core.errors import SparseDPError
 from sparsedp.core.layout import Layout
 from sparsedp.core.support import Support
+from sparsedp.optimizers.compact import PER_PARAMETER_STATE
+from sparsedp.optimizers.rule import optimizer_state, restore_optimizer
 from sparsedp.privacy.released import Released
-from sparsedp.training.compact import PER_PARAMETER_STATE
-from sparsedp.training.state import optimizer_state, restore_optimizer
 
 WEIGHT_DECAY: tuple[type[Optimizer], ...] = tuple(
     getattr(torch.optim, name) for name in ("AdamW", "Adafactor", "Muon") if hasattr(torch.optim, name)

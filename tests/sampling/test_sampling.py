@@ -18,8 +18,8 @@ from sparsedp.core.clip import FlatClip
 from sparsedp.core.errors import DataError, PrivacyError
 from sparsedp.core.randomness import SeededRandomness, SystemRandomness
 from sparsedp.core.support import Support
-from sparsedp.data.sampling import PoissonSampler
 from sparsedp.gradients import ENGINES, Query
+from sparsedp.sampling.poisson import PoissonSampler
 
 ALARM = 1e-9
 """False-alarm rate of each statistical test here; there are fewer than twenty."""

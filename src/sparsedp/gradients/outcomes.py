@@ -22,7 +22,7 @@ Place = tuple[str, int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class ForwardOutcome:
     """What one forward gave for some of its rows: losses, and outputs whose first axis is as long as the batch.
 
     `coarsest` is the tolerance of the coarsest numbers met.
@@ -32,13 +32,13 @@ class Run:
     outputs: dict[Place, Tensor]
     coarsest: float
 
-    def only(self, number: int) -> Run:
+    def only(self, number: int) -> ForwardOutcome:
         """The same for one of the rows."""
         mine = slice(number, number + 1)
-        return Run(self.losses[mine], {p: x[mine] for p, x in self.outputs.items()}, self.coarsest)
+        return ForwardOutcome(self.losses[mine], {p: x[mine] for p, x in self.outputs.items()}, self.coarsest)
 
 
-def run(model: nn.Module, loss: PerSampleLoss, rows: Rows, which: Sequence[int]) -> Run:
+def run(model: nn.Module, loss: PerSampleLoss, rows: Rows, which: Sequence[int]) -> ForwardOutcome:
     """A forward with gradients on, as training does it; keeps what belongs to the rows at `which`."""
     count, outputs, calls, coarsest = row_count(rows), {}, dict[str, int](), [0.0]
 
@@ -53,10 +53,10 @@ def run(model: nn.Module, loss: PerSampleLoss, rows: Rows, which: Sequence[int])
     with torch.enable_grad(), _each_output(model, record):
         losses = check_losses(loss(model, rows), count)
     coarsest += [tolerance(p.dtype) for p in model.parameters()]
-    return Run(losses.detach()[which].clone(), outputs, max(coarsest))
+    return ForwardOutcome(losses.detach()[which].clone(), outputs, max(coarsest))
 
 
-def batched_outputs(two: Run, three: Run) -> frozenset[Place]:
+def batched_outputs(two: ForwardOutcome, three: ForwardOutcome) -> frozenset[Place]:
     """Outputs with one row per sample: those as long as the batch for two numbers of rows.
 
     An axis of another meaning (8 time steps) may be as long as one of them, but not as both.
@@ -64,7 +64,7 @@ def batched_outputs(two: Run, three: Run) -> frozenset[Place]:
     return frozenset(two.outputs.keys() & three.outputs.keys())
 
 
-def first_difference(one: Run, other: Run, batched: frozenset[Place]) -> str | None:
+def first_difference(one: ForwardOutcome, other: ForwardOutcome, batched: frozenset[Place]) -> str | None:
     """The first module, in the order of calls, whose output differs; LOSS if only the loss does; None if nothing."""
     allowed = max(one.coarsest, other.coarsest)
     for place, output in one.outputs.items():

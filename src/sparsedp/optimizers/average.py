@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from sparsedp.core.errors import SparseDPError
 from sparsedp.core.layout import Layout
 from sparsedp.core.support import Support
+from sparsedp.optimizers.places import Places, places_in
 from sparsedp.runs.state import AverageState
-from sparsedp.training.places import Places, places_in
 
 
 @final

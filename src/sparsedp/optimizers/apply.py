@@ -13,10 +13,10 @@ from torch.optim import Optimizer
 from sparsedp.core.errors import ModelError, SparseDPError
 from sparsedp.core.layout import Layout
 from sparsedp.core.support import Support
+from sparsedp.optimizers.compact import ELEMENTWISE, CompactOptimizer
+from sparsedp.optimizers.masked import WEIGHT_DECAY, MaskedOptimizer
+from sparsedp.optimizers.places import places_in
 from sparsedp.privacy.released import Released
-from sparsedp.training.compact import ELEMENTWISE, CompactOptimizer
-from sparsedp.training.masked import WEIGHT_DECAY, MaskedOptimizer
-from sparsedp.training.places import places_in
 
 _GRADIENT_DECAY: tuple[type[Optimizer], ...] = (
     torch.optim.SGD,

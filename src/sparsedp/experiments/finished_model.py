@@ -24,7 +24,7 @@ _ROWS_KEY = (3,)
 
 @final
 @dataclass(frozen=True, slots=True, eq=False)
-class Specimen:
+class FinishedModel:
     """What a run was about.
 
     Attributes:
@@ -40,7 +40,7 @@ class Specimen:
     batches: list[MicroBatch] = field(repr=False)
 
 
-def specimen(settings: Settings, side: Side, rows: int) -> Specimen:
+def finished_model(settings: Settings, side: Side, rows: int) -> FinishedModel:
     """The model of a run and at most `rows` rows of one side of its data, chosen by public randomness.
 
     Where people are protected, each of them has at most as many rows as a step would draw.
@@ -56,7 +56,7 @@ def specimen(settings: Settings, side: Side, rows: int) -> Specimen:
     )
     chosen = choose_rows(len(split), units, found.rows_per_unit, rows)
     loss = supervised(nn.CrossEntropyLoss(reduction="none"))
-    return Specimen(model, fresh, loss, _batches(split, units, chosen))
+    return FinishedModel(model, fresh, loss, _batches(split, units, chosen))
 
 
 def choose_rows(count: int, units: Tensor | None, per_unit: int, most: int) -> Tensor:

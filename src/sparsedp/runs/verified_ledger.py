@@ -15,7 +15,7 @@ FORMAT = 2
 """Format 1, of version 0.1, has no lines for files: nothing binds them to the chain."""
 
 
-class Block(NamedTuple):
+class PaidSteps(NamedTuple):
     """Consecutive steps of one phase, paid for together."""
 
     phase: str
@@ -29,7 +29,7 @@ class Torn(NamedTuple):
     """An unfinished end of the file, and the block it counts as."""
 
     lost: bytes
-    block: Block
+    block: PaidSteps
 
 
 class FilesLine(NamedTuple):
@@ -41,7 +41,7 @@ class FilesLine(NamedTuple):
 
 @final
 @dataclass(frozen=True, slots=True)
-class LedgerRecord:
+class VerifiedLedger:
     """A verified ledger.
 
     Attributes:
@@ -64,9 +64,9 @@ class LedgerRecord:
     plan: str
     delta: float | None
     created: str
-    planned: tuple[Block, ...]
+    planned: tuple[PaidSteps, ...]
     block: int
-    sealed: tuple[Block, ...]
+    sealed: tuple[PaidSteps, ...]
     heads: tuple[str, ...]
     torn: Torn | None = None
     format: int = FORMAT
@@ -88,7 +88,7 @@ class LedgerRecord:
         return tuple(str(line.sha256[name]) for line in lines[-kept:])
 
     @property
-    def blocks(self) -> tuple[Block, ...]:
+    def blocks(self) -> tuple[PaidSteps, ...]:
         """All that counts as spent: the sealed blocks, and one for a torn end."""
         return (*self.sealed, self.torn.block) if self.torn else self.sealed
 
@@ -112,7 +112,7 @@ class LedgerRecord:
         """Steps of the whole plan."""
         return sum(block.steps for block in self.planned)
 
-    def next_block(self) -> Block:
+    def next_block(self) -> PaidSteps:
         """The block that pays for the first step not charged: at most 1 % of the plan, within one phase.
 
         **Edge cases.** With everything charged it has no steps.
@@ -124,11 +124,11 @@ class LedgerRecord:
                 break
         return phase._replace(first_step=first, steps=min(self.block, left))
 
-    def extended(self, block: Block, head: str) -> LedgerRecord:
+    def extended(self, block: PaidSteps, head: str) -> VerifiedLedger:
         """The record with one more line."""
         return replace(self, sealed=(*self.sealed, block), heads=(*self.heads, head), torn=None)
 
-    def noting(self, files: Mapping[str, str], head: str) -> LedgerRecord:
+    def noting(self, files: Mapping[str, str], head: str) -> VerifiedLedger:
         """The record with one more line about files."""
         line = FilesLine(self.length + 1, FrozenMap(files))
         return replace(self, files=(*self.files, line), heads=(*self.heads, head))

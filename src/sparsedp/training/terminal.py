@@ -1,9 +1,12 @@
-"""The live screen of a run: public numbers only."""
+"""What `fit` is to a terminal: a live screen of public numbers, and Ctrl-C between two steps."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import signal
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FrameType
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -49,3 +52,30 @@ def live(plan: Plan, console: Console) -> Iterator[Callback]:
 
     with Live(Group(bar, facts), console=console, transient=True, refresh_per_second=10):
         yield show
+
+
+@contextmanager
+def deferred_interrupt() -> Iterator[Callable[[], bool]]:
+    """Hold back the first Ctrl-C: the function given says whether there was one. A second one acts at once.
+
+    **Edge cases.** Outside the main thread, where Python delivers no signals, nothing is held back.
+    """
+    asked = False
+
+    def remember(number: int, frame: FrameType | None) -> None:
+        nonlocal asked
+        asked = True
+        signal.signal(signal.SIGINT, before)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: False
+        return
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.default_int_handler:
+        yield lambda: False
+        return
+    signal.signal(signal.SIGINT, remember)
+    try:
+        yield lambda: asked
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -10,9 +10,9 @@ from torch.utils.data import Dataset, TensorDataset
 
 from sparsedp.core.errors import DataError, PrivacyError
 from sparsedp.core.randomness import SeededRandomness
-from sparsedp.data.sampling import PoissonSampler
-from sparsedp.data.shapes import FixedShapes
 from sparsedp.datasets import Dense, Split
+from sparsedp.sampling.poisson import PoissonSampler
+from sparsedp.sampling.shapes import FixedShapes
 
 WORKERS = pytest.mark.parametrize("workers", [0, 1])
 

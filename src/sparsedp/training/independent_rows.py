@@ -17,8 +17,8 @@ from sparsedp.core.batch import Rows, select_rows
 from sparsedp.core.chance import StepSecret
 from sparsedp.core.errors import PrivacyError
 from sparsedp.core.generators import SEED_BYTES, own_generators
-from sparsedp.data.fetching import BatchFetch, Collate, Fetcher, fetch_rows
-from sparsedp.data.shapes import FixedShapes
+from sparsedp.sampling.fetching import BatchFetch, Collate, Fetcher, fetch_rows
+from sparsedp.sampling.shapes import FixedShapes
 
 PROBE_ROWS = 8
 TOLERANCE = 1e-5

@@ -12,7 +12,7 @@ from typing import Any
 import sparsedp
 from sparsedp.core.errors import SparseDPError
 from sparsedp.core.files import read_json, write_json
-from sparsedp.experiments.grid import Run
+from sparsedp.experiments.grid import GridRun
 
 FORMAT = 1
 
@@ -41,11 +41,11 @@ class Results:
         except OSError as error:
             raise SparseDPError(f"cannot write to {self.path} ({error}); give another folder") from error
 
-    def file(self, run: Run) -> Path:
+    def file(self, run: GridRun) -> Path:
         """Where a run's record is."""
         return self.path / f"{run.name}.json"
 
-    def find(self, run: Run) -> dict[str, Any] | None:
+    def find(self, run: GridRun) -> dict[str, Any] | None:
         """A run's record, if it is there and belongs to these settings."""
         file = self.file(run)
         if not file.exists():
@@ -54,19 +54,19 @@ class Results:
         same = isinstance(found, dict) and found.get("config_hash") == run.settings.digest
         return found if same else None
 
-    def keep(self, run: Run, record: Mapping[str, Any]) -> None:
+    def keep(self, run: GridRun, record: Mapping[str, Any]) -> None:
         """Write a run's record."""
         self.make()
         write_json(self.file(run), dict(record))
 
-    def strangers(self, runs: Iterable[Run]) -> list[Path]:
+    def strangers(self, runs: Iterable[GridRun]) -> list[Path]:
         """Records in the folder that are of none of these runs: of another config, or of an older one."""
         known = {self.file(run) for run in runs}
         return sorted(file for file in self.path.glob("*.json") if file not in known)
 
 
 def make_record(
-    experiment: str, run: Run, finished: Mapping[str, Any], noise: Mapping[str, Any]
+    experiment: str, run: GridRun, finished: Mapping[str, Any], noise: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The record of a finished run, from the run's own."""
     schema = finished["schema"]
