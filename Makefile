@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test integrations mutants lint format bench readme results figures build clean
+.PHONY: help setup demo test heavy integrations mutants lint format bench readme results figures build clean
 
 help: ## Show this help
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -20,8 +20,11 @@ setup: $(READY) ## Create the virtual environment and install everything into it
 demo: $(READY) ## Train the methods on scikit-learn's digits and compare them
 	$(BIN)/sparsedp demo
 
-test: $(READY) ## Run the tests on all cores
-	$(BIN)/python -m pytest -n 2
+test: $(READY) ## Run the tests on all cores, but for the heavy ones
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not heavy"
+
+heavy: $(READY) ## Run the tests that take too long for every day: many kills, whole examples, attacks
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m heavy
 
 integrations: $(READY) ## Run the tests against other packages' models, in an environment of their own
 	@test -x $(VENV)-integrations/bin/python || $(PYTHON) -m venv $(VENV)-integrations

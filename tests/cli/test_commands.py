@@ -61,7 +61,7 @@ def test_train_prints_the_record_of_a_run_that_keeps_its_promise(trained):
     assert parameter_count(model) == record["d"]
 
 
-def test_plan_gives_the_noise_of_the_plan_that_training_uses(shell):
+def test_plan_gives_the_noise_of_the_plan_that_training_uses(typed):
     question = (
         "--records",
         "60000",
@@ -75,7 +75,7 @@ def test_plan_gives_the_noise_of_the_plan_that_training_uses(shell):
         "1e-5",
     )
     ways = ("--method", "tp-topk", "--active-ratio", "0.1", "--phase1-epochs", "1", "--phase1-budget", "0.3")
-    answer = shell("plan", *question, *ways, "--parameters", "1000", "--other-budgets", "", "--json").json
+    answer = typed("plan", *question, *ways, "--parameters", "1000", "--other-budgets", "", "--json").json
     assert set(answer) >= {"epsilon", "delta", "accountant", "phases"}
     assert [phase["name"] for phase in answer["phases"]] == ["warm-up", "main"]
     assert [phase["steps"] for phase in answer["phases"]] == [59, 177]
@@ -127,13 +127,13 @@ def test_plan_counts_a_normalisation_and_says_which_budgets_it_puts_out_of_reach
     assert "out of reach" not in refused.out
 
 
-def test_methods_lists_the_whole_table(shell):
-    listed = shell("methods", "--json").json
+def test_methods_lists_the_whole_table(typed):
+    listed = typed("methods", "--json").json
     assert [row["name"] for row in listed] == [method.name for method in all_methods()]
 
 
-def test_data_says_what_is_missing_and_how_to_get_it(shell):
-    shown = shell("data")
+def test_data_says_what_is_missing_and_how_to_get_it(shell, typed):
+    shown = typed("data")
     assert shown.code == 0
     flat = " ".join(shown.out.split())
     assert "sparsedp data get mnist" in flat
@@ -152,32 +152,21 @@ def test_report_writes_one_html_file(trained, typed, tmp_path):
     assert (tmp_path / "page.html").read_text().startswith("<!")
 
 
-def test_compare_stops_on_ctrl_c_goes_on_and_pairs_methods_by_seed(shell):
-    asked = (
-        "compare",
-        "--dataset",
-        "digits",
-        "--methods",
-        "dp-sgd,tp-rand",
-        "--epsilons",
-        "8",
-        "--epochs",
-        "4",
-    )
-    small = (
-        "--set",
-        "subset=200",
-        "--batch-size",
-        "25",
-        "--out",
-        "compared",
-        "--workers",
-        "1",
-        "--seeds",
-        "2",
-    )
-    process = shell.start(*asked, *small)
-    kept = shell.folder / "compared" / "records"
+COMPARED = (
+    "compare", "--dataset", "digits", "--methods", "dp-sgd,tp-rand", "--epsilons", "8", "--set", "subset=200",
+    "--batch-size", "25", "--workers", "1", "--seeds", "2",
+)  # fmt: skip
+
+
+@pytest.fixture(params=[False, pytest.param(True, marks=pytest.mark.heavy)], ids=["whole", "interrupted"])
+def compared(request, shell, typed):
+    """A comparison and what it says; if asked for, one that was stopped by Ctrl-C on the way and gone on with."""
+    folder = shell.folder / f"compared-{request.param}"
+    asked = (*COMPARED, "--epochs", "4" if request.param else "1", "--out", folder)
+    if not request.param:
+        return folder, typed(*asked, "--json").json
+    process = shell.start(*asked)
+    kept = folder / "records"
     while not list(kept.glob("*.json")):
         assert process.poll() is None, process.communicate()
         time.sleep(0.01)
@@ -188,16 +177,20 @@ def test_compare_stops_on_ctrl_c_goes_on_and_pairs_methods_by_seed(shell):
     assert "The same command goes on" in " ".join(err.split())
     before = {file: file.stat().st_mtime_ns for file in kept.glob("*.json")}
     assert 0 < len(before) < 4
+    done = shell(*asked, "--json").json
+    assert before == {file: file.stat().st_mtime_ns for file in before}
+    return folder, done
 
-    done = shell(*asked, *small, "--json").json
+
+def test_compare_pairs_methods_by_seed_and_goes_on_after_ctrl_c(compared):
+    folder, done = compared
     assert (done["runs"], done["done"], done["failed"]) == (4, 4, [])
     dense, sparse = done["rows"]
     assert dense["difference"] is None
     assert sparse["difference"]["count"] == 2
     assert all(row["epsilon"] <= 8 for row in done["rows"])
-    assert Path(shell.folder, done["report"]).read_text().startswith("<!")
-    assert len(list((shell.folder / "compared").glob("*/ledger.jsonl"))) == 4
-    assert before == {file: file.stat().st_mtime_ns for file in before}
+    assert Path(done["report"]).read_text().startswith("<!")
+    assert len(list(folder.glob("*/ledger.jsonl"))) == 4
 
 
 def test_the_demo_ships_with_the_package_and_is_the_committed_config():

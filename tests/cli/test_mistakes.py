@@ -16,20 +16,20 @@ def test_a_wrong_flag_is_a_usage_error(shell):
     shell("train", "--datset", "digits").failed_with(Exit.USAGE, "No such option", "--dataset")
 
 
-def test_an_unknown_method_is_told_the_methods(shell):
-    shell("train", "--dataset", "digits", "--method", "tp-top").failed_with(Exit.USAGE, "tp-top", "tp-topk")
+def test_an_unknown_method_is_told_the_methods(typed):
+    typed("train", "--dataset", "digits", "--method", "tp-top").failed_with(Exit.USAGE, "tp-top", "tp-topk")
 
 
 @pytest.mark.parametrize("command", ["train", "compare"])
-def test_missing_data_says_where_it_looked_and_what_to_do(shell, command):
-    done = shell(command, "--dataset", "mnist", "--out", f"never-{command}")
+def test_missing_data_says_where_it_looked_and_what_to_do(shell, typed, tmp_path, command):
+    done = typed(command, "--dataset", "mnist", "--out", tmp_path / "never")
     done.failed_with(Exit.DATA, "train-images", str(shell.folder / "no-data"), "sparsedp data get mnist")
-    assert not list(shell.folder.glob(f"never-{command}/**/plan.json"))
+    assert not list(tmp_path.glob("never/**/plan.json"))
 
 
-def test_a_run_is_never_overwritten(trained, shell):
+def test_a_run_is_never_overwritten(trained, shell, typed):
     before = {path.name: path.read_bytes() for path in trained[0].iterdir() if path.is_file()}
-    shell(*shell.train, "--out", trained[0]).failed_with(Exit.USAGE, "never overwritten")
+    typed(*shell.train, "--out", trained[0]).failed_with(Exit.USAGE, "never overwritten")
     assert before == {path.name: path.read_bytes() for path in trained[0].iterdir() if path.is_file()}
 
 

@@ -13,8 +13,8 @@ from sparsedp.runs.ledger_file import FileLedger
 from sparsedp.runs.verify import verify
 
 
-def test_a_good_run_is_verified_by_independent_accountants_and_explained(trained, shell):
-    done = shell("verify", trained[0], "--json")
+def test_a_good_run_is_verified_by_independent_accountants_and_explained(trained, typed):
+    done = typed("verify", trained[0], "--json")
     assert done.code == 0, done.err
     found = done.json
     assert found["passed"]

@@ -31,20 +31,26 @@ def small_files(tmp_path_factory):
     datasets._load.cache_clear()
 
 
-def kinds_of_runs(experiment):
-    """One run for each data set, model and method of an experiment."""
+def kinds_of_runs(experiment, *what):
+    """One run for each data set and model, or whatever else, of an experiment."""
     found = {}
     for run in experiment.runs():
-        settings = run.settings
-        found.setdefault((settings.dataset, settings.model, settings.method), run)
+        found.setdefault(tuple(getattr(run.settings, name) for name in what), run)
     return found.values()
 
 
+WHAT = [
+    pytest.param(("dataset", "model"), id="data"),
+    pytest.param(("dataset", "model", "method"), id="methods", marks=pytest.mark.heavy),
+]
+
+
 @pytest.mark.filterwarnings("ignore:the data set knows which unit")  # hospital-row protects rows on purpose
+@pytest.mark.parametrize("what", WHAT)
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.stem)
-def test_one_run_of_every_data_set_model_and_method_takes_an_epoch(config, small_files):
+def test_one_run_of_every_kind_takes_an_epoch(config, what, small_files):
     experiment = read_experiment(config)
-    for run in kinds_of_runs(experiment):
+    for run in kinds_of_runs(experiment, *what):
         settings = run.with_settings(**{**SMOKE, **SLOW.get(run.settings.dataset, {})}).settings
         result = execute(settings)
         assert math.isfinite(result.metrics[experiment.metric]), run.title

@@ -1,6 +1,6 @@
 """Trains in a child process, kills it at random moments, resumes it; prints what was seen as JSON.
 
-Usage: killed_run.py FOLDER SEED|none KILLS
+Usage: killed_run.py FOLDER SEED|none KILLS EPOCHS, each epoch three steps, blocks of two
 """
 
 from __future__ import annotations
@@ -21,11 +21,8 @@ from sparsedp.core import randomness
 from sparsedp.runs.reader import Run
 from sparsedp.runs.verify import verify
 
-EPOCHS = 70
-"""210 steps, blocks of two."""
 
-
-def train(out: Path, seed: int | None, log: Path) -> None:
+def train(out: Path, seed: int | None, epochs: int, log: Path) -> None:
     """Go on with the run, or start it; every draw of noise is logged before it is made."""
     source = randomness.SystemRandomness if seed is None else randomness.SeededRandomness
     draw = source.rounded_gaussian
@@ -37,7 +34,7 @@ def train(out: Path, seed: int | None, log: Path) -> None:
         return draw(self, bits, size, key)
 
     source.rounded_gaussian = logged
-    trainer = a_trainer(out=out, resume=out.exists(), seed=seed, epochs=EPOCHS, optimizer=adam)
+    trainer = a_trainer(out=out, resume=out.exists(), seed=seed, epochs=epochs, optimizer=adam)
     advance(trainer).finish()
 
 
@@ -49,7 +46,9 @@ def drawn_steps(log: Path) -> list[int]:
     return [int(line) for line in log.read_text().split()] if log.exists() else []
 
 
-def kill_and_look(out: Path, seed: int | None, log: Path, steps: int, delay: float) -> dict[str, object]:
+def kill_and_look(
+    out: Path, seed: int | None, epochs: int, log: Path, steps: int, delay: float
+) -> dict[str, object]:
     """One child, killed `delay` seconds after that many more draws of noise; then what its files say.
 
     Waiting for draws, not for time, makes the moment independent of how busy the machine is.
@@ -57,7 +56,7 @@ def kill_and_look(out: Path, seed: int | None, log: Path, steps: int, delay: flo
     goal = len(drawn_steps(log)) + steps
     child = os.fork()
     if child == 0:
-        train(out, seed, log)
+        train(out, seed, epochs, log)
         os._exit(0)
     while len(drawn_steps(log)) < goal and os.waitpid(child, os.WNOHANG) == (0, 0):
         time.sleep(0.001)
@@ -73,17 +72,16 @@ def kill_and_look(out: Path, seed: int | None, log: Path, steps: int, delay: flo
 
 
 def main() -> None:
-    folder, seed, kills = (
-        Path(sys.argv[1]),
-        None if sys.argv[2] == "none" else int(sys.argv[2]),
-        int(sys.argv[3]),
-    )
+    folder, seed = Path(sys.argv[1]), None if sys.argv[2] == "none" else int(sys.argv[2])
+    kills, epochs = map(int, sys.argv[3:])
     torch.set_num_threads(1)
-    make = {"seed": seed, "epochs": EPOCHS, "optimizer": adam}
+    make = {"seed": seed, "epochs": epochs, "optimizer": adam}
     alone = advance(a_trainer(**make)).finish()  # and what is slow once, before the first fork
     chance = random.Random(7)
     looks = [
-        kill_and_look(folder / "run", seed, folder / "log", chance.randrange(8), chance.uniform(0, 0.02))
+        kill_and_look(
+            folder / "run", seed, epochs, folder / "log", chance.randrange(8), chance.uniform(0, 0.02)
+        )
         for _ in range(kills)
     ]
     result = advance(a_trainer(out=folder / "run", resume=True, **make)).finish()

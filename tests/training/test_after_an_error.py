@@ -11,6 +11,8 @@ from torch import Tensor, nn
 
 from sparsedp.training.trainer import Trainer
 
+pytestmark = pytest.mark.usefixtures("checked_once")
+
 
 class Fragile(nn.Module):
     """Raises in a forward once it is told to."""

@@ -41,7 +41,8 @@ def test_the_table_example_trains_dense_and_by_rows() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "epsilon", "accuracy"), [("five_lines.py", 3.0, 0.8), ("own_loop.py", 8.0, 0.8)]
+    ("name", "epsilon", "accuracy"),
+    [("five_lines.py", 3.0, 0.8), pytest.param("own_loop.py", 8.0, 0.8, marks=pytest.mark.heavy)],
 )
 def test_an_example_trains_within_its_budget(name: str, epsilon: float, accuracy: float) -> None:
     found = re.search(r"accuracy ([0-9.]+) at epsilon ([0-9.]+)", run_example(name))
@@ -78,6 +79,7 @@ def test_opacus_counts_a_ledger_as_we_do(method: str, mnist_example: ModuleType,
     assert rdp == pytest.approx(ledger.spent(accountant="rdp"), rel=0.02)
 
 
+@pytest.mark.heavy
 @pytest.mark.data
 def test_the_mnist_example_trains_on_real_mnist(tmp_path: Path) -> None:
     if not os.environ.get("SPARSEDP_DATA"):

@@ -30,6 +30,8 @@ from sparsedp.runs.verify import verify
 from sparsedp.training.reports import Result
 from sparsedp.training.trainer import Trainer
 
+pytestmark = pytest.mark.usefixtures("checked_once")
+
 ASKED = PrivateNormalisation(noise_multiplier=3.0, clip_norm=2.0)
 
 

@@ -18,6 +18,8 @@ from sparsedp.runs.ledger_file import FileLedger
 from sparsedp.training.batches import Loading
 from sparsedp.training.reports import Event, Result, StepReport
 
+pytestmark = pytest.mark.usefixtures("checked_once")
+
 METHODS = [method.name for method in all_methods()]
 EPOCHS = 70
 """210 steps: ledger blocks of two steps, so that there is a middle of a block."""

@@ -23,6 +23,8 @@ from sparsedp.runs.ledger_lines import seal
 from sparsedp.runs.reader import Run
 from sparsedp.runs.verify import TIMING, Verification, verify
 
+pytestmark = pytest.mark.usefixtures("checked_once")
+
 OLD = Path(__file__).parents[1] / "runs_on_disk" / "written_by_0_1"
 FIELDS = [
     "format", "status", "dataset", "model", "method", "variant", "seed", "for_release", "private", "noise",
