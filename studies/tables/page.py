@@ -11,11 +11,13 @@ from studies.partition.__main__ import read_config, trainings
 from studies.tables import words
 from studies.tables.chart import picture
 from studies.tables.contrast import pooled
+from studies.tables.loudness import gains, loudness_section
 from studies.tables.noise import noise_table
 from studies.tables.paper import FILES, Paper, label, read_paper, text_lines
 from studies.tables.partition import price_table, read_partitions, trained_table
 from studies.tables.section import TEXTS, incomplete, results_table, section
 from studies.tables.study import TUNING, Study
+from studies.tables.summary import summary
 from studies.tables.tuning import tuning_section
 from studies.tables.verdicts import Ruling, Verdict, judge, read_claims
 
@@ -34,7 +36,9 @@ def page(studies: Mapping[str, Study], root: Path) -> str:
     shown = {name: study for name, study in studies.items() if not name.startswith(HIDDEN)}
     partitions = read_partitions(root)
     verdicts = [judge(claim, {**shown, partitions.name: partitions}) for claim in read_claims()]
-    lines = [_text("introduction"), "", "## Verdicts", "", _text("reading-verdicts"), ""]
+    compared = [study for study in shown.values() if not study.is_tuning]
+    lines = [_text("introduction"), "", "## In one page", "", *summary(verdicts, gains(compared))]
+    lines += ["## Verdicts", "", _text("reading-verdicts"), ""]
     lines += [*verdict_table(verdicts), ""]
     asked = sum(1 for _ in trainings(read_config()))
     lacking = incomplete(
@@ -47,6 +51,7 @@ def page(studies: Mapping[str, Study], root: Path) -> str:
         lines += ["## Not run, or partly run", "", *lacking, ""]
     for prefix, title in CHAPTERS.items():
         lines += _chapter(prefix, title, shown, verdicts, root)
+    lines += loudness_section(compared)
     lines += ["## Claims, cell by cell", "", *details(verdicts)]
     tuning = [study for study in shown.values() if study.is_tuning and study.records]
     if tuning:

@@ -14,7 +14,7 @@ from sparsedp.report.numbers import NONE, epsilon_text, significant
 from sparsedp.report.statistics import CONFIDENCE
 from studies.tables import words
 from studies.tables.paper import number_for, paper_of
-from studies.tables.study import Study
+from studies.tables.study import Study, noise_ratio
 
 TEXTS = Path(__file__).parent / "text"
 SIDE_METRICS = (
@@ -95,7 +95,7 @@ def caption(study: Study) -> list[str]:
 
 
 def results_table(study: Study) -> list[str]:
-    """One row per cell: mean, paired difference, the paper's number, epsilon spent, settings."""
+    """One row per cell: mean, paired difference, the paper's number, epsilon spent, r, settings."""
     metric, extra = study.experiment.metric, words.varying(study)
     axes = [axis.name for axis in study.experiment.axes]
     numbers = [number_for(study.name, row.cell, study.settings_of(row.cell), metric) for row in study.rows]
@@ -104,7 +104,8 @@ def results_table(study: Study) -> list[str]:
     headings = [*axes, "seeds", words.metric_title(metric)]
     headings += [f"less {words.baseline_text(study)}"] if with_difference else []
     headings += ["paper", "ours less paper"] if with_paper else []
-    headings += ["epsilon spent", *(["settings"] if extra else [])]
+    ratios = {tuple(record["cell"].items()): noise_ratio(record) for record in study.records}
+    headings += ["epsilon spent", "r", *(["settings"] if extra else [])]
     rows = []
     for row, number in zip(study.rows, numbers, strict=True):
         cells = [*(row.cell[axis] for axis in axes), str(row.score.count), words.mean_text(row.score, metric)]
@@ -112,10 +113,14 @@ def results_table(study: Study) -> list[str]:
         if with_paper:
             ahead = NONE if number is None else words.signed(row.score.mean - number.value, metric)
             cells += [words.paper_text(number, metric), ahead]
-        cells += [_spent(row)]
+        cells += [_spent(row), _loudness(ratios.get(tuple(row.cell.items())))]
         cells += [words.settings_text(study.settings_of(row.cell), extra)] if extra else []
         rows.append(cells)
     return words.markdown_table(headings, rows)
+
+
+def _loudness(ratio: float | None) -> str:
+    return NONE if ratio is None else f"{ratio:.2f}"
 
 
 def side_table(study: Study) -> list[str]:

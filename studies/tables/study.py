@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -113,6 +114,15 @@ class Study:
         for run in self.runs:
             lacking[tuple(run.cell.items())] += run.settings.digest not in done
         return {cell: seeds for cell, seeds in lacking.items() if seeds}
+
+
+def noise_ratio(record: Record) -> float | None:
+    """r: the norm of the noise of a step of the last phase, on what was active in the end, over the clip norm."""
+    noise: Mapping[str, float] | None = record.get("noise")
+    if not noise:
+        return None
+    last: float = noise.get("main", noise.get("train", 0.0))
+    return last * math.sqrt(record["k"]) / float(record["batch_size"])
 
 
 def read_study(config: Path, results: Path) -> Study:

@@ -72,6 +72,13 @@ def record_of(run: Any, metrics: dict[str, float | None], variant: str) -> dict[
         "model": run.settings.model,
         "method": run.settings.method,
         "private": True,
+        "settings": run.settings.to_json(),
+        "target_epsilon": epsilon,
+        "noise": {"train": 4.0 / epsilon}
+        if run.settings.method == "dp-sgd"
+        else {"warm-up": 9.0, "main": 4.0 / epsilon},
+        "batch_size": 100.0,
+        "k": 26_010 if run.settings.method == "dp-sgd" else 5_202,
         "epsilon_spent": epsilon - 0.001 * (run.seed + 1),
         "unit": "row",
         "units": 60_000,

@@ -62,9 +62,9 @@ def test_a_row_has_mean_difference_paper_epsilon_and_settings(tmp_path):
     head, _, *rows = results_table(study)
     assert head == (
         "| epsilon | method | seeds | accuracy, % | less dp-sgd | paper | ours less paper | epsilon spent "
-        "| settings |"
+        "| r | settings |"
     )
-    assert rows[0] == "| 1 | dp-sgd | 3 | 81.00 ± 1.00 | – | 96.44 ± 0.02 | −15.44 | 0.999 | lr 1 |"
+    assert rows[0] == "| 1 | dp-sgd | 3 | 81.00 ± 1.00 | – | 96.44 ± 0.02 | −15.44 | 0.999 | 6.45 | lr 1 |"
     assert rows[2].startswith(
         "| 1 | tp-topk | 3 | 86.00 ± 1.00 | +5.00 (+5.00 to +5.00) | 97.79 ± 0.06 | −11.79 |"
     )

@@ -1,0 +1,165 @@
+"""Does r, the norm of a step's noise over the clip norm, predict what sparsity gains? Over all cells there are."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+from sparsedp.report.statistics import Estimate, estimate
+from studies.tables import words
+from studies.tables.section import TEXTS
+from studies.tables.study import Record, Study, noise_ratio
+
+DENSE = "dp-sgd"
+LEAST_RATIO = 0.2
+"""Supports smaller than this are ablations of size, not the methods' settings."""
+BANDS = ((0.0, 0.1), (0.1, 0.2), (0.2, 0.4), (0.4, math.inf))
+SHARED = ("data_options", "subset", "epochs", "batch_size", "normalise", "ema", "model_options")
+"""Settings that runs must have in common to be compared; rate and clip norm are each method's own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gain:
+    """What one sparse method gained over dense training in one cell.
+
+    Attributes:
+        study: the experiment.
+        task: data set and model.
+        epsilon: the budget.
+        arm: method, ratio and options.
+        r: of the dense run: noise multiplier times sqrt(d) over the batch size.
+        seeds: the paired differences, in points.
+    """
+
+    study: str
+    task: str
+    epsilon: float
+    arm: str
+    r: float
+    seeds: tuple[float, ...]
+
+    @property
+    def mean(self) -> float:
+        """Over seeds."""
+        return float(np.mean(self.seeds))
+
+
+def gains(studies: Iterable[Study]) -> list[Gain]:
+    """Every sparse method beside the dense run of its cell, where there is exactly one."""
+    found: list[Gain] = []
+    for study in studies:
+        for arms in _cells(study.records).values():
+            dense = [arm for arm in arms if json.loads(arm)[0] == DENSE]
+            if len(dense) == 1:
+                found += _compared(study, arms, dense[0])
+    return sorted(found, key=lambda gain: (gain.r, gain.study, gain.arm))
+
+
+def loudness_section(studies: Iterable[Study]) -> list[str]:
+    """The question, the table by bands of r, and the verdict."""
+    found = gains(studies)
+    if not found:
+        return []
+    rows = [_band(low, high, [gain for gain in found if low <= gain.r < high]) for low, high in BANDS]
+    headings = [
+        "r of a dense step",
+        "cells",
+        "tasks",
+        "mean gain of sparse over dense, points",
+        "cells above zero",
+    ]
+    return [
+        "### Does r predict what sparsity gains?",
+        "",
+        (TEXTS / "loudness.md").read_text(encoding="utf-8").strip(),
+        "",
+        *words.markdown_table(headings, rows),
+        "",
+        verdict(found),
+        "",
+    ]
+
+
+def verdict(found: Sequence[Gain]) -> str:
+    """Whether the gain rises with r: over all cells, and within experiments, where task and settings are the same."""
+    if len({gain.r for gain in found}) < 2 or len({gain.mean for gain in found}) < 2:
+        return "There are too few cells to say whether the gain moves with r."
+    rank = stats.spearmanr([gain.r for gain in found], [gain.mean for gain in found])
+    rises = list(_rises(found).values())
+    within = estimate(rises)
+    said = f"Over all {len(found)} cells the rank correlation of r and gain is {float(rank.statistic):+.2f}. "
+    if within.low is None or within.high is None:
+        return said + "Within experiments there are too few to say more."
+    up = sum(rise > 0 for rise in rises)
+    ruling = "holds" if within.low > 0 else "does not hold" if within.high < 0 else "is not resolved"
+    return (
+        f"{said}Within an experiment, from its smallest r to its largest, the gain rises in {up} of {len(rises)} "
+        f"experiments, by {within.mean:+.2f} points on average ({within.low:+.2f} to {within.high:+.2f}, one value "
+        f"an experiment). That louder noise makes sparsity pay more **{ruling}**; where the gain turns positive "
+        "differs from task to task, so r tells when to try it, not that it will help."
+    )
+
+
+def _rises(found: Sequence[Gain]) -> Mapping[str, float]:
+    """Of each experiment, the mean over its methods of the gain at the largest r less that at the smallest."""
+    by_arm: dict[tuple[str, str, str], list[Gain]] = defaultdict(list)
+    for gain in found:
+        by_arm[gain.study, gain.task, gain.arm].append(gain)
+    by_study: dict[str, list[float]] = defaultdict(list)
+    for (study, _, _), own in by_arm.items():
+        if len({gain.epsilon for gain in own}) > 1:
+            by_study[study].append(max(own, key=lambda g: g.r).mean - min(own, key=lambda g: g.r).mean)
+    return {study: float(np.mean(values)) for study, values in by_study.items()}
+
+
+def _band(low: float, high: float, own: Sequence[Gain]) -> list[str]:
+    name = f"{low:g} to {high:g}" if math.isfinite(high) else f"{low:g} and more"
+    if not own:
+        return [name, "0", "0", "-", "-"]
+    mean: Estimate = estimate([gain.mean for gain in own])
+    tasks = len({gain.task for gain in own})
+    above = sum(gain.mean > 0 for gain in own)
+    return [name, str(len(own)), str(tasks), f"{mean.mean:+.2f}", f"{above} of {len(own)}"]
+
+
+def _cells(records: Iterable[Record]) -> Mapping[str, dict[str, dict[int, Record]]]:
+    """Records by what they must share, then by method with ratio and options, then by seed."""
+    cells: dict[str, dict[str, dict[int, Record]]] = defaultdict(lambda: defaultdict(dict))
+    for record in records:
+        if not record["private"] or not record["target_epsilon"]:
+            continue
+        settings: Mapping[str, Any] = record["settings"]
+        shared = [record[name] for name in ("dataset", "model", "target_epsilon", "unit", "units")]
+        shared += [settings.get(name) for name in SHARED]
+        ratio = settings.get("active_ratio")
+        arm = json.dumps([record["method"], ratio, settings.get("options")], sort_keys=True)
+        cells[json.dumps(shared, sort_keys=True)][arm][record["seed"]] = record
+    return cells
+
+
+def _compared(study: Study, arms: Mapping[str, Mapping[int, Record]], dense: str) -> Iterator[Gain]:
+    known = arms[dense]
+    for arm, runs in arms.items():
+        both = sorted(set(known) & set(runs))
+        if arm == dense or not both:
+            continue
+        one = known[both[0]]
+        r = noise_ratio(one)
+        if r is None or runs[both[0]]["active_ratio"] < LEAST_RATIO:
+            continue
+        metric = study.experiment.metric
+        yield Gain(
+            study=study.name,
+            task=f"{one['dataset']}, {one['model']}",
+            epsilon=one["target_epsilon"],
+            arm=arm,
+            r=r,
+            seeds=tuple(100 * (runs[s]["metrics"][metric] - known[s]["metrics"][metric]) for s in both),
+        )
