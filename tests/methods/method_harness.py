@@ -17,6 +17,7 @@ from sparsedp.core.support import Support
 from sparsedp.gradients.query import Query, sum_clipped_rows
 from sparsedp.gradients.reference import ReferenceEngine
 from sparsedp.methods.controller import Controller
+from sparsedp.methods.knowledge import Knowledge
 from sparsedp.methods.method import Method, OffSupport
 from sparsedp.methods.options import MethodOptions
 from sparsedp.methods.setting import StepSetting
@@ -149,7 +150,8 @@ def drive(
     With `replace`, the mechanism runs on the data but what it releases is swapped for that.
     """
     engine = engine or TorchModel()
-    controller = Controller(plan, engine.layout, PUBLIC)
+    known = Knowledge(lambda: torch.arange(NETWORK.dimension, dtype=torch.float64))
+    controller = Controller(plan, engine.layout, PUBLIC, known)
     injected, ledger = InjectedNoise(problem.noise), MemoryLedger()
     inputs, labels = (torch.from_numpy(array) for array in problem.data)
     theta, velocity = torch.from_numpy(problem.theta.copy()), torch.zeros(NETWORK.dimension).double()

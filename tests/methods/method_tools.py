@@ -14,6 +14,7 @@ from sparsedp.core.layout import Layout, Slot
 from sparsedp.core.randomness import PublicRandomness
 from sparsedp.core.support import Support
 from sparsedp.methods.controller import Controller
+from sparsedp.methods.knowledge import Knowledge
 from sparsedp.methods.method import Method, Protection
 from sparsedp.methods.options import MethodOptions
 from sparsedp.methods.setting import StepSetting
@@ -29,6 +30,11 @@ def layout_of(*shapes: tuple[int, ...]) -> Layout:
         slots.append(Slot(f"p{number}", shape, offset))
         offset += slots[-1].size
     return Layout(tuple(slots))
+
+
+def known_of(layout: Layout) -> Knowledge:
+    """Weights 0, 1, 2, ...: public, and the same for all."""
+    return Knowledge(lambda: torch.arange(layout.dimension, dtype=torch.float64))
 
 
 def release(
@@ -110,7 +116,7 @@ def run(
     """Every step of a plan, on releases from `make(seed, step, setting)`."""
     layout = layout or layout_of((6, 7), (6,), (3, 6), (3,))
     plan = plan_of(method, options, **plan_settings)
-    controller = Controller(plan, layout, PublicRandomness(5))
+    controller = Controller(plan, layout, PublicRandomness(5), known_of(layout))
     settings = []
     for step in range(plan.total_steps):
         settings.append(controller.setting(step))

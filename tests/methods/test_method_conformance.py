@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from method_harness import HandWritten, Problem, drive
-from method_tools import layout_of, plan_of, random_release, run
+from method_tools import known_of, layout_of, plan_of, random_release, run
 from safetensors.torch import load, save
 
 from sparsedp.core.errors import SparseDPError
@@ -74,12 +74,12 @@ def test_what_it_decides_depends_on_released_values_and_public_randomness_alone(
 def test_a_restored_controller_goes_on_exactly_as_if_it_had_never_stopped(method, cut):
     whole = run(method, seed=2)
     plan = plan_of(method)
-    first = Controller(plan, LAYOUT, PublicRandomness(5))
+    first = Controller(plan, LAYOUT, PublicRandomness(5), known_of(LAYOUT))
     for step in range(cut):
         first.observe(random_release(2, step, first.setting(step)))
     saved = first.state()
     through_files = ControllerState(load(save(dict(saved.tensors))), json.loads(json.dumps(saved.values)))
-    second = Controller(plan, LAYOUT, PublicRandomness(5))
+    second = Controller(plan, LAYOUT, PublicRandomness(5), known_of(LAYOUT))
     second.restore(through_files)
     for step in range(cut, plan.total_steps):
         setting = second.setting(step)
@@ -154,7 +154,7 @@ def test_its_row_and_its_plan_survive_json(method):
 
 @every_method
 def test_a_step_is_set_once_in_order_and_observed_before_the_next(method):
-    controller = Controller(plan_of(method), LAYOUT, PublicRandomness(5))
+    controller = Controller(plan_of(method), LAYOUT, PublicRandomness(5), known_of(LAYOUT))
     setting = controller.setting(0)
     with pytest.raises(SparseDPError, match="has not been observed"):
         controller.setting(1)
@@ -174,7 +174,7 @@ def test_a_step_is_set_once_in_order_and_observed_before_the_next(method):
 @every_method
 def test_a_run_that_lost_steps_goes_on_with_what_it_has(method):
     """Steps 3 to 8 were paid for and lost: over the switch, and over the start of an epoch."""
-    controller = Controller(plan_of(method), LAYOUT, PublicRandomness(5))
+    controller = Controller(plan_of(method), LAYOUT, PublicRandomness(5), known_of(LAYOUT))
     for step in [0, 1, 2, *range(9, 20)]:
         setting = controller.setting(step)
         controller.observe(random_release(0, step, setting))

@@ -18,7 +18,7 @@ from sparsedp.core.randomness import PublicRandomness
 from sparsedp.core.support import Support
 from sparsedp.gradients import make_engine
 from sparsedp.gradients.query import Engine
-from sparsedp.methods import Controller
+from sparsedp.methods import Controller, Knowledge
 from sparsedp.privacy.plan import Phase, Plan
 from sparsedp.training.batches import Loading
 from sparsedp.training.step import clip_of
@@ -51,7 +51,8 @@ class Subject:
 
     def controller(self, layout: Layout) -> Controller:
         """The method at work on this plan, with fresh public randomness."""
-        return Controller(self.plan, layout, PublicRandomness.fresh())
+        known = Knowledge(lambda: layout.flatten(self.model))
+        return Controller(self.plan, layout, PublicRandomness.fresh(), known)
 
     @property
     def phases(self) -> tuple[Phase, ...]:

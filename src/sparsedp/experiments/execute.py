@@ -20,6 +20,7 @@ from sparsedp.datasets.download import public_checksum
 from sparsedp.experiments.datasets import check_dataset, load_data
 from sparsedp.experiments.evaluation import evaluator
 from sparsedp.experiments.networks import build_model, check_model
+from sparsedp.experiments.scores import read_scores
 from sparsedp.experiments.settings import Settings
 from sparsedp.models.least_squares import LeastSquares, keep_noise_down, moments_loss
 from sparsedp.optimizers.rule import MOMENTUM, OptimizerChoice
@@ -98,6 +99,7 @@ def execute(
         engine=found.engine,
         max_physical_batch=found.max_physical_batch,
         ema_decay=found.ema_decay,
+        public_scores=None if found.public_scores is None else read_scores(Path(found.public_scores)),
         callbacks=(*callbacks, *watch(model)),
         progress=progress,
         about=about(found, bundle),

@@ -49,6 +49,7 @@ class Settings:
         warmup_fraction: share of the steps of a two-phase method's warm-up.
         selection_budget: share of epsilon that a selection with a release of its own may cost alone.
         phase1_budget: share of epsilon the warm-up alone may cost; None for equal noise.
+        public_scores: an .npz or .safetensors file of public scores by parameter name, for the ranking `given`.
         optimizer: "sgd", "adam" or "adamw".
         lr: learning rate.
         momentum: of SGD.
@@ -83,6 +84,7 @@ class Settings:
     warmup_fraction: float = WARMUP_FRACTION
     selection_budget: float | None = None
     phase1_budget: float | None = None
+    public_scores: str | None = None
     optimizer: str = "sgd"
     lr: float | None = None
     momentum: float | None = None
@@ -204,6 +206,7 @@ KINDS: Mapping[str, kinds.Kind] = MappingProxyType(
         "warmup_fraction": kinds.NUMBER,
         "selection_budget": kinds.NUMBER,
         "phase1_budget": kinds.NUMBER,
+        "public_scores": kinds.TEXT,
         "optimizer": kinds.choice("sgd", "adam", "adamw"),
         "lr": kinds.POSITIVE,
         "momentum": kinds.DECAY,

@@ -2,7 +2,9 @@
 
 from sparsedp.methods.clock import EverySteps, PerEpoch, Refresh
 from sparsedp.methods.controller import Controller
+from sparsedp.methods.given import Given
 from sparsedp.methods.granularity import Granularity
+from sparsedp.methods.knowledge import Knowledge, PublicScores
 from sparsedp.methods.method import AUTO, Method
 from sparsedp.methods.options import MethodOptions, configure
 from sparsedp.methods.rankings import ByScore, Frequency, RandomOrder, Ranking, register_ranking
@@ -31,7 +33,9 @@ __all__ = [
     "EverySteps",
     "Frequency",
     "GeometryRule",
+    "Given",
     "Granularity",
+    "Knowledge",
     "Listed",
     "Magnitude",
     "Method",
@@ -41,6 +45,7 @@ __all__ = [
     "PerEpoch",
     "PlanSpec",
     "Protection",
+    "PublicScores",
     "RandomOrder",
     "Ranked",
     "Ranking",

@@ -19,7 +19,9 @@ from sparsedp.core.ratio import exact_ratio
 from sparsedp.core.support import Support
 from sparsedp.methods.autoratio import AutoRatio, best_count
 from sparsedp.methods.clock import Refresh
+from sparsedp.methods.given import Given
 from sparsedp.methods.granularity import order_by_score
+from sparsedp.methods.knowledge import Knowledge
 from sparsedp.methods.method import AUTO, Method
 from sparsedp.methods.observation import Observation, observe_dense, observe_released
 from sparsedp.methods.order import Order, TableRows
@@ -55,18 +57,23 @@ class Controller:
     period, so whatever it decides is post-processing, and a replay decides the same.
     """
 
-    def __init__(self, plan: Plan, layout: Layout, public: PublicRandomness) -> None:
+    def __init__(
+        self, plan: Plan, layout: Layout, public: PublicRandomness, known: Knowledge | None = None
+    ) -> None:
         self._method = PlanSpec.of(plan).method
         self._layout = layout
         self._public = public
+        self._known = known or Knowledge()
         self._plan = plan
         self._timeline = Timeline.of(plan, self._method)
         self._starts = self._method.clock.starts(self._timeline.main_steps, self._timeline.steps_per_epoch)
         self._parts = Parts.of(layout, self._method.scope, self._method.always)
         self._ranking = self._method.ranking
         self._source = RankedBy.PUBLIC if self._ranking is None else self._ranking.source
-        if self._source is RankedBy.TOUCHED_ROWS:
+        if self._source.counts_rows:
             self._parts.check_tables(self._method.name)
+        if isinstance(self._ranking, Given):
+            self._ranking.check(self._known)
         self._auto = self._auto_ratio()
         self._begin()
         self._check_counts()
@@ -77,6 +84,7 @@ class Controller:
         self._period = _NOT_BEGUN
         self._awaited: int | None = None
         self._pruned = False
+        self._counted_step = -1
         self._auto_count: int | None = None
         self._support = Support.full(d)
         self._order: Order | None = None
@@ -109,8 +117,8 @@ class Controller:
 
     @property
     def tables(self) -> TableRows | None:
-        """The rows that a selection release counts, if the method has one."""
-        return TableRows(self._parts.ranked) if self._source is RankedBy.TOUCHED_ROWS else None
+        """The rows that a release of the ranking's own counts, if the method has one."""
+        return TableRows(self._parts.ranked) if self._source.counts_rows else None
 
     def scores(self) -> Tensor | None:
         """The scores the present ranking was made from; None before a ranking and for random ones."""
@@ -126,6 +134,7 @@ class Controller:
                 "steps come in order and each is set once"
             )
         period = self._period_of(step)
+        self._check_counted(step, period)
         change = self._enter(period) if period != self._period else None
         self._next_step, self._awaited = step + 1, step
         main = period > _BEFORE_MAIN
@@ -157,17 +166,30 @@ class Controller:
 
     def observe_selection(self, released: Released) -> None:
         """Learn from the release of a selection stage, which comes before all training: one number for each row."""
-        if self._ranking is None or self.tables is None or released.mean.shape != (self.tables.total,):
-            raise SparseDPError(
-                f"observe_selection: got {released}, expected a count for each row of a table"
-            )
         if self._period != _NOT_BEGUN:
             raise SparseDPError("observe_selection: training has begun; a selection comes before it")
+        self._learn_counts(released)
+
+    def observe_counts(self, released: Released) -> None:
+        """Learn from the count that a step makes of its own rows, before `setting` is asked for that step."""
+        if self._ranking is None or self._source is not RankedBy.STEP_ROWS or self._awaited is not None:
+            raise SparseDPError(f"observe_counts: got {released}, and no step waits for a count of its rows")
+        self._learn_counts(released)
+        self._counted_step = released.step
+
+    def _learn_counts(self, released: Released) -> None:
+        if self._ranking is None or self.tables is None or released.mean.shape != (self.tables.total,):
+            raise SparseDPError(f"got {released}, expected a count for each row of a table")
         seen = Observation(
             released.mean.to("cpu", torch.float64), released.noise_scale.to("cpu", torch.float64) ** 2
         )
         self._score_state = self._ranking.update(self._score_state, seen)
         self._scored_steps += 1
+
+    def _check_counted(self, step: int, period: int) -> None:
+        counts = self._source is RankedBy.STEP_ROWS and period > _BEFORE_MAIN and self._parts.ranked
+        if counts and self._counted_step != step:
+            raise SparseDPError(f"step {step}: its rows have not been counted; call observe_counts first")
 
     def state(self) -> ControllerState:
         """All that is needed to go on exactly from here, between two steps."""
@@ -181,12 +203,6 @@ class Controller:
             **{f"auto.{name}": value.clone() for name, value in self._auto_state.items()},
             **{f"{WARMUP}{name}": value.clone() for name, value in self._watch.state().items()},
         }
-        if self._statistics is not None:
-            tensors |= {"alpha": self._statistics.alpha.clone(), "beta": self._statistics.beta.clone()}
-        if self._order is not None:
-            tensors["order"] = self._order.items.clone()
-        if self._last_scores is not None:
-            tensors["scores"] = self._last_scores.clone()
         values: dict[str, Any] = {
             **self._identity(),
             "next_step": self._next_step,
@@ -195,6 +211,13 @@ class Controller:
             "pruned": self._pruned,
             "auto_count": self._auto_count,
         }
+        if self._statistics is not None:
+            tensors |= {"alpha": self._statistics.alpha.clone(), "beta": self._statistics.beta.clone()}
+        if self._order is not None:
+            tensors["order"] = self._order.items.clone()
+            values["order_of_rows"] = self._order.rows is not None
+        if self._last_scores is not None:
+            tensors["scores"] = self._last_scores.clone()
         return ControllerState(tensors, values)
 
     def restore(self, state: ControllerState) -> None:
@@ -218,7 +241,8 @@ class Controller:
         self._score_state = _under(tensors, "score.")
         self._auto_state = _under(tensors, "auto.")
         self._watch.restore(_under(tensors, WARMUP))
-        self._order = Order(tensors["order"].clone(), self.tables) if "order" in tensors else None
+        rows = TableRows(self._parts.ranked) if values.get("order_of_rows", self.tables is not None) else None
+        self._order = Order(tensors["order"].clone(), rows) if "order" in tensors else None
         self._last_scores = tensors["scores"].clone() if "scores" in tensors else None
 
     def _identity(self) -> dict[str, Any]:
@@ -253,7 +277,7 @@ class Controller:
         ranking = self._ranking
         if ranking is None or (self._source is not RankedBy.PUBLIC and not self._scored_steps):
             return
-        place = Place(self._parts, self._method.granularity, self._public, period)
+        place = Place(self._parts, self._method.granularity, self._public, period, self._known)
         self._last_scores = ranking.scores(self._score_state)
         self._order = ranking.order(self._score_state, place)
         again = self._method.refresh is Refresh.EVERY_PERIOD

@@ -7,6 +7,7 @@ from fractions import Fraction
 from typing import Any
 
 from sparsedp.core.errors import PrivacyError, SparseDPError
+from sparsedp.methods.adafest import Contributions
 from sparsedp.methods.method import Method
 from sparsedp.methods.rules import Protection
 from sparsedp.methods.stages import Moves, Stage, phase_names
@@ -46,10 +47,17 @@ def draft_phases(
             clip_norm=clip,
             noise_std=_absolute_noise(method, noise_std),
             support=FrozenMap(_rule(method, stage)),
+            count_share=_count_share(method, stage),
             geometry=method.geometry.value if stage.moves is Moves.SUPPORT else "identity",
         )
         for stage, name, count, clip in zip(stages, phase_names(stages), steps, clips, strict=True)
     )
+
+
+def _count_share(method: Method, stage: Stage) -> float:
+    """What a ranking that is made anew in every step takes of it."""
+    main = stage.moves is Moves.SUPPORT
+    return method.ranking.share if main and isinstance(method.ranking, Contributions) else 0.0
 
 
 def _rule(method: Method, stage: Stage) -> dict[str, Any]:

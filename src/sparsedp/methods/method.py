@@ -9,7 +9,7 @@ from typing import Any, Literal
 from sparsedp.core.errors import SparseDPError
 from sparsedp.core.ratio import exact_ratio
 from sparsedp.methods import codec
-from sparsedp.methods.clock import Clock, PerEpoch, Refresh
+from sparsedp.methods.clock import Clock, EverySteps, PerEpoch, Refresh
 from sparsedp.methods.granularity import Granularity
 from sparsedp.methods.rankings import RankedBy, Ranking
 from sparsedp.methods.rules import GeometryRule, OffSupport, Protection
@@ -120,6 +120,13 @@ def _check_selection(method: Method) -> None:
         raise SparseDPError(
             f"{method.name}: the stage 'select' and a ranking with a release of its own, such as frequency, come "
             "together; give both or none"
+        )
+    steps = method.ranking is not None and method.ranking.source is RankedBy.STEP_ROWS
+    every_step = method.refresh is Refresh.EVERY_PERIOD and method.clock == EverySteps(1)
+    if steps and not (every_step and method.granularity is Granularity.ROWS):
+        raise SparseDPError(
+            f"{method.name}: its ranking is made in every step and of rows; give Refresh.EVERY_PERIOD, "
+            "EverySteps(1) and Granularity.ROWS"
         )
     if selects and (method.refresh is Refresh.EVERY_PERIOD or method.granularity is not Granularity.ROWS):
         raise SparseDPError(

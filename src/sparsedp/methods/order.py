@@ -20,7 +20,7 @@ class TableRows:
     @property
     def counts(self) -> list[int]:
         """How many rows each has."""
-        return [slot.shape[0] for slot in self.slots]
+        return [slot.shape[0] if slot.shape else 1 for slot in self.slots]
 
     @property
     def total(self) -> int:
@@ -30,7 +30,10 @@ class TableRows:
     def spans(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """The first coordinate of each row, and how many it has."""
         firsts = _before(self.counts)
-        widths = torch.tensor([slot.size // max(1, slot.shape[0]) for slot in self.slots], dtype=torch.int64)
+        widths = torch.tensor(
+            [slot.size // max(1, count) for slot, count in zip(self.slots, self.counts, strict=True)],
+            dtype=torch.int64,
+        )
         offsets = torch.tensor([slot.offset for slot in self.slots], dtype=torch.int64)
         table = torch.searchsorted(firsts, rows, right=True) - 1
         return offsets[table] + (rows - firsts[table]) * widths[table], widths[table]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
@@ -14,6 +14,7 @@ from torch import Tensor
 from sparsedp.core.errors import SparseDPError
 from sparsedp.core.randomness import PublicRandomness
 from sparsedp.methods.granularity import Granularity, order_by_score, random_order
+from sparsedp.methods.knowledge import Knowledge
 from sparsedp.methods.observation import Observation
 from sparsedp.methods.order import Order, TableRows
 from sparsedp.methods.scope import Parts
@@ -26,7 +27,13 @@ class RankedBy(Enum):
 
     GRADIENTS = "released gradients"
     TOUCHED_ROWS = "a count of the rows of tables that units touch"
+    STEP_ROWS = "a count, in every step, of the rows of tables that its units touch"
     PUBLIC = "nothing private"
+
+    @property
+    def counts_rows(self) -> bool:
+        """Whether it takes a release of its own, of one number for each row of a table."""
+        return self in (RankedBy.TOUCHED_ROWS, RankedBy.STEP_ROWS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +47,7 @@ class Place:
     granularity: Granularity
     public: PublicRandomness
     period: int
+    known: Knowledge = field(default_factory=Knowledge)
 
     def by_score(self, scores: Tensor) -> Order:
         """What is ranked by falling score of its d coordinates; ties go to the lower index."""

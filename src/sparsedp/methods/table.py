@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from sparsedp.core.errors import SparseDPError
-from sparsedp.methods.clock import Refresh
+from sparsedp.methods.adafest import Contributions
+from sparsedp.methods.clock import EverySteps, Refresh
+from sparsedp.methods.given import Given
 from sparsedp.methods.granularity import Granularity
 from sparsedp.methods.method import Method
 from sparsedp.methods.rankings import Frequency, RandomOrder
@@ -51,6 +53,11 @@ _ROWS = (
     Method(name="fest", paper="Ghazi et al. 2023, arXiv 2311.08357", stages=(SELECT, MAIN), ranking=Frequency(),
            granularity=Granularity.ROWS, always=("dense",), active_ratio=0.1,
            summary="The rows of embedding tables that most units touch, by one noisy count, and all but the tables."),
+    Method(name="adafest", paper="Ghazi et al. 2023, arXiv 2311.08357", ranking=Contributions(),
+           refresh=Refresh.EVERY_PERIOD, clock=EverySteps(1), granularity=Granularity.ROWS, always=("dense",),
+           summary="In every step the rows of embedding tables that enough of its units touch, by a noisy count."),
+    Method(name="given", paper="ours", ranking=Given(),
+           summary="Public scores or a mask of yours; without, the largest initial weights. Give an active ratio."),
     # The ablations of the random sparsification paper; with `active_ratio` below 1 they sparsify at random.
     Method(name="noisy-sgd", paper=f"{_RS}, Alg. 2", protection=Protection.NO_CLIP, **_ABLATION,
            summary="NOT PRIVATE. Noise of a given standard deviation, no clipping."),

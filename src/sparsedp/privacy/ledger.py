@@ -13,13 +13,20 @@ class Charge:
     """The privacy cost of one release: one step of a Poisson-subsampled Gaussian mechanism.
 
     `step` counts from 0 over the whole plan. A `sampling_rate` of 1 is a plain Gaussian release (feature statistics).
-    A `noise_multiplier` of 0 means no protection: the release is not private.
+    A `noise_multiplier` of 0 means no protection: the release is not private. `release` tells apart several releases
+    of one step, which share its charge (`SharedCharge`).
     """
 
     phase: str
     step: int
     sampling_rate: float
     noise_multiplier: float
+    release: int = 0
+
+    @property
+    def key(self) -> tuple[int, ...]:
+        """What a seeded run's noise is drawn by: no two releases have the same."""
+        return (self.step, self.release) if self.release else (self.step,)
 
 
 class Ledger(Protocol):

@@ -65,9 +65,9 @@ def private_sum(
     )
     ledger.charge(charge)
     if grid is None:
-        return _float_sum(query, std, randomness, charge.step), std
+        return _float_sum(query, std, randomness, charge.key), std
     steps = grid.add_up(query.parts(grid.bound))
-    noise = randomness.rounded_gaussian(grid.noise_bits, query.size, key=(charge.step,))
+    noise = randomness.rounded_gaussian(grid.noise_bits, query.size, key=charge.key)
     return grid.values(steps + noise.to(steps.device)), std
 
 
@@ -204,12 +204,12 @@ class _GradientSum:
 _ABLATION_BITS = 30
 
 
-def _float_sum(query: BoundedSum, std: float, randomness: PrivateRandomness, step: int) -> Tensor:
+def _float_sum(query: BoundedSum, std: float, randomness: PrivateRandomness, key: tuple[int, ...]) -> Tensor:
     """For the ablations, which promise nothing: the sum as it is, and noise if there is any."""
     total = functools.reduce(torch.add, query.parts(math.inf))
     if std == 0:
         return total
-    noise = randomness.rounded_gaussian(_ABLATION_BITS, query.size, key=(step,))
+    noise = randomness.rounded_gaussian(_ABLATION_BITS, query.size, key=key)
     return total.add(noise.to(total), alpha=math.ldexp(std, -_ABLATION_BITS))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, final
@@ -25,6 +26,8 @@ class Phase:
         noise_std: absolute noise on an unclipped sum, for the `noisy-sgd` ablation only.
         support: the method's support rule, as JSON, e.g. {"rule": "top-k", "ratio": 0.2}.
         geometry: name of the space gradients are clipped in.
+        count_share: share of a step's precision (noise_multiplier^-2) for a second release of the same batch,
+            a count of the rows it touches; the gradient has the rest.
         trains: False for a preliminary release (feature statistics), which counts in no epoch.
     """
 
@@ -37,6 +40,7 @@ class Phase:
     support: FrozenMap = field(default_factory=lambda: FrozenMap({"rule": "full"}))
     geometry: str = "identity"
     trains: bool = True
+    count_share: float = 0.0
 
     def __post_init__(self) -> None:
         where = f"phase {self.name!r}"
@@ -55,7 +59,10 @@ class Phase:
             noise_multiplier=checks.number(self.noise_multiplier, f"{where}: noise_multiplier", at_least=0.0),
             noise_std=None if std is None else checks.number(std, f"{where}: noise_std", at_least=0.0),
             support=FrozenMap(self.support),
+            count_share=checks.number(self.count_share, f"{where}: count_share", at_least=0.0),
         )
+        if self.count_share >= 1:
+            raise PrivacyError(f"{where}: count_share is {self.count_share}, expected a share below 1")
         if clip is None and self.noise_multiplier > 0:
             raise PrivacyError(
                 f"{where}: a noise_multiplier needs a clip_norm; for noise without a clip use noise_std"
@@ -69,6 +76,33 @@ class Phase:
     def is_private(self) -> bool:
         """Whether its releases are clipped and noised in proportion."""
         return self.clip_norm is not None and self.noise_multiplier > 0
+
+    @property
+    def gradient_noise(self) -> float:
+        """The gradient's own noise multiplier: all of the step's, unless it also counts rows."""
+        return self.noise_multiplier / math.sqrt(1 - self.count_share)
+
+    @property
+    def count_noise(self) -> float:
+        """The noise multiplier of the count of rows, in a phase that makes one in every step."""
+        if not self.count_share:
+            raise PrivacyError(f"phase {self.name!r} counts nothing in its steps")
+        return self.noise_multiplier / math.sqrt(self.count_share)
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON values; a phase that counts nothing does not speak of it, as before there were such."""
+        values = {**values_of(self), "support": self.support.plain()}
+        return values if self.count_share else {k: v for k, v in values.items() if k != "count_share"}
+
+    @classmethod
+    def from_json(cls, values: Any) -> Phase:
+        """The phase that `to_json` wrote.
+
+        Raises:
+            PrivacyError: unknown or missing keys, or an invalid phase.
+        """
+        complete = {"count_share": 0.0, **values} if isinstance(values, dict) else values
+        return cls(**keyed(complete, cls, "phase"))
 
 
 @final

@@ -172,7 +172,7 @@ class Plan:
 
     def to_json(self) -> str:
         """Canonical JSON; `from_json` gives back an equal plan."""
-        phases = [{**values_of(phase), "support": phase.support.plain()} for phase in self.phases]
+        phases = [phase.to_json() for phase in self.phases]
         continuation = None if self.continuation is None else values_of(self.continuation)
         values = {**values_of(self), "phases": phases, "continuation": continuation}
         spec = values.pop("spec")
@@ -204,7 +204,7 @@ class Plan:
         value = keyed({"spec": None, **value}, cls, "plan", extra={"format"})
         if not isinstance(value["phases"], list):
             raise PrivacyError(f"phases: got {value['phases']!r}, expected a list")
-        phases = tuple(Phase(**keyed(phase, Phase, "phase")) for phase in value.pop("phases"))
+        phases = tuple(Phase.from_json(phase) for phase in value.pop("phases"))
         continuation, spec = value.pop("continuation"), value.pop("spec")
         if continuation is not None:
             continuation = Continuation(**keyed(continuation, Continuation, "continuation"))

@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 
 from sparsedp.core.batch import PerSample, Rows, per_sample_loss
 from sparsedp.core.errors import DataError, PrivacyError, PrivacyWarning, SparseDPError
-from sparsedp.methods import AUTO, Method, MethodOptions
+from sparsedp.methods import AUTO, Given, Method, MethodOptions, PublicScores, configure, get_method
 from sparsedp.methods.choice import AUTO_METHOD, choose_method
 from sparsedp.methods.method import ActiveRatio
 from sparsedp.methods.spec import METHOD, Asked, ClipNorm, PlanSpec
@@ -33,6 +33,9 @@ from sparsedp.training.plan_checks import saved_plan
 from sparsedp.training.reports import Callback, Result
 from sparsedp.training.terminal import deferred_interrupt, live
 from sparsedp.training.trainer import Trainer
+
+GIVEN = "given"
+"""The method that `public_scores` asks for."""
 
 
 def fit(
@@ -70,6 +73,7 @@ def fit(
     workers: int = 0,
     collate: Callable[[list[Any]], Rows] | None = None,
     ema_decay: float | None = None,
+    public_scores: Mapping[str, Any] | None = None,
     cache_features: Path | str | None = None,
     callbacks: Sequence[Callback] = (),
     progress: bool = True,
@@ -115,6 +119,8 @@ def fit(
         workers: loading processes.
         collate: makes a batch of items of the data set, as in a `DataLoader`.
         ema_decay: keep an exponential average of the weights, and give that back.
+        public_scores: what method `given` trains: a score for each row, entry or whole parameter, or a mask, by the
+            parameters' names; see `PublicScores`. Public knowledge, for which nothing is charged.
         cache_features: run the frozen first parts of an `nn.Sequential` once, keep what they give in this folder (or,
             with "auto", in the user's cache) and train on that. It holds private records in another form.
         callbacks: see every step and epoch.
@@ -145,7 +151,9 @@ def fit(
         accountant=accountant,
         normalise=normalise,
     )
-    changes = _with_ratio(options, active_ratio)
+    if public_scores is not None and method == AUTO_METHOD:
+        method = GIVEN
+    changes = _with_scores(_with_ratio(options, active_ratio), method, public_scores)
     protected, called = _count_units(train_dataset, units), _name_of_unit(unit, train_dataset, units)
     if method == AUTO_METHOD:
         trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
@@ -188,6 +196,7 @@ def fit(
             seed=seed,
             engine=engine,
             ema_decay=ema_decay,
+            public_scores=public_scores,
             callbacks=(*callbacks, *shown),
             about=about,
         )
@@ -250,3 +259,17 @@ def _with_ratio(options: MethodOptions | None, active_ratio: ActiveRatio | None)
     if isinstance(active_ratio, str) and active_ratio != AUTO:
         raise SparseDPError(f"active_ratio: got {active_ratio!r}, expected a number in (0, 1] or {AUTO!r}")
     return replace(options or MethodOptions(), active_ratio=active_ratio)
+
+
+def _with_scores(
+    options: MethodOptions | None, method: str | Method, scores: Mapping[str, Any] | None
+) -> MethodOptions | None:
+    """The options with the scores named in the ranking, so that the plan says which they are."""
+    if scores is None:
+        return options
+    row = get_method(method) if isinstance(method, str) else method
+    if not isinstance(configure(row, options).ranking, Given):
+        raise SparseDPError(
+            f'public_scores: {row.name} does not rank by them; give method="given", or ranking="given"'
+        )
+    return replace(options or MethodOptions(), ranking=Given(PublicScores.of(scores).checksum))

@@ -18,6 +18,7 @@ from sparsedp.privacy.mechanism import privatize
 from sparsedp.privacy.plan import Phase, Plan
 from sparsedp.privacy.released import Released
 from sparsedp.training.attributes import AttributeGuard
+from sparsedp.training.counts import StepCounts
 from sparsedp.training.guard import CompanyGuard, ModelGuard, StateGuard
 
 
@@ -33,16 +34,22 @@ class PrivateStep:
     plan: Plan
     controller: Controller
     engine: Engine
+    counts: StepCounts
     move: Callable[[Released], None]
     randomness: PrivateRandomness
 
     def __call__(self, step: int, batch: Iterable[MicroBatch], ledger: Ledger) -> Released:
         """Charge, release, move the support, learn from the release.
 
-        **Privacy.** `privatize` is the only door: all before it is public, all after it is post-processing.
+        **Privacy.** `privatize` is the only door: all before it is public or a count released by the same mechanism,
+        all after it is post-processing.
         """
         self.guard.check()
         phase = self.plan.phase_at(step)
+        if phase.count_share:
+            batch = list(batch)  # looked at twice
+            with self.state.untouched(last_of_epoch=False), self.attributes.untouched(last_of_epoch=False):
+                ledger = self.counts.release(step, phase, batch, ledger)
         setting = self.controller.setting(step)
         if setting.change is not None and setting.change.prune:
             set_to_zero(self.model, self.engine.layout, setting.change.left)
@@ -53,7 +60,7 @@ class PrivateStep:
                 batch,
                 Query(setting.support, clip_of(phase), setting.geometry, setting.per_sample_top),
                 expected_batch_size=self.plan.expected_batch_size(phase),
-                charge=Charge(phase.name, step, phase.sampling_rate, phase.noise_multiplier),
+                charge=Charge(phase.name, step, phase.sampling_rate, phase.gradient_noise),
                 ledger=ledger,
                 randomness=self.randomness,
                 absolute_noise_std=phase.noise_std or 0.0,

@@ -15,7 +15,7 @@ from sparsedp.core.generators import own_generators
 from sparsedp.core.randomness import PrivateRandomness, PublicRandomness
 from sparsedp.gradients import make_engine
 from sparsedp.gradients.check import PROBE_ROWS
-from sparsedp.methods import Controller
+from sparsedp.methods import Controller, Knowledge, PublicScores
 from sparsedp.optimizers.rule import UpdateRule
 from sparsedp.privacy.ledger import Ledger
 from sparsedp.privacy.plan import Phase, Plan
@@ -23,6 +23,7 @@ from sparsedp.privacy.released import Released
 from sparsedp.sampling.poisson import LogicalBatch
 from sparsedp.training.attributes import AttributeGuard
 from sparsedp.training.batches import Batches
+from sparsedp.training.counts import StepCounts
 from sparsedp.training.evaluate import Evaluator
 from sparsedp.training.guard import CompanyGuard, ModelGuard, StateGuard
 from sparsedp.training.learner import Learner
@@ -58,6 +59,7 @@ class Stepper:
         randomness: Randomness,
         rule: UpdateRule,
         engine: str,
+        scores: PublicScores | None = None,
     ) -> None:
         private, public = randomness
         some_rows = functools.partial(batches.rows_for_a_trial, PROBE_ROWS, public)
@@ -67,7 +69,8 @@ class Stepper:
             attributes = AttributeGuard(model, loss, lambda: batches.rows_for_a_trial(1, public))
             guard.check()
         computing = make_engine(model, loss, engine)
-        controller = Controller(plan, computing.layout, public)
+        known = Knowledge(lambda: computing.layout.flatten(model), scores)
+        controller = Controller(plan, computing.layout, public, known)
         self._look = counted_rows(model, loss, controller, some_rows, public)
         attributes.check()
         self._plan, self._public, self.layout = plan, public, computing.layout
@@ -81,6 +84,7 @@ class Stepper:
             plan,
             controller,
             computing,
+            StepCounts(self._look, plan, controller, private),
             self.learner.apply,
             private,
         )

@@ -16,6 +16,7 @@ from sparsedp.core.batch import PerSample, per_sample_loss
 from sparsedp.core.errors import SparseDPError
 from sparsedp.core.randomness import PublicRandomness, SeededRandomness, SystemRandomness
 from sparsedp.core.support import Support
+from sparsedp.methods import PublicScores
 from sparsedp.optimizers.rule import OptimizerChoice, SchedulerChoice, UpdateRule
 from sparsedp.privacy.plan import Plan
 from sparsedp.runs.checkpoint import Checkpoint
@@ -57,6 +58,7 @@ class Trainer:
         seed: makes the run reproducible, and not for release.
         engine: "bookkeeping", or "reference", which is slow and takes any model.
         ema_decay: keep an exponential average of the weights, evaluate it and give it back at the end.
+        public_scores: what the ranking `given` goes by; see `PublicScores`. Nothing is charged for them.
         callbacks: see every step and epoch: released and public values only.
         about: names for the record.
 
@@ -83,6 +85,7 @@ class Trainer:
         seed: int | None = None,
         engine: str = "bookkeeping",
         ema_decay: float | None = None,
+        public_scores: Mapping[str, Any] | None = None,
         callbacks: Sequence[Callback] = (),
         about: About = About(),  # noqa: B008
     ) -> None:
@@ -94,7 +97,10 @@ class Trainer:
         self._batches = Batches(dataset, plan, private, loading)
         rule = UpdateRule(optimizer, scheduler, ema_decay)
         draws = Randomness(private, public)
-        self._stepper = Stepper(model, per_sample_loss(loss), plan, self._batches, draws, rule, engine)
+        scores = None if public_scores is None else PublicScores.of(public_scores)
+        self._stepper = Stepper(
+            model, per_sample_loss(loss), plan, self._batches, draws, rule, engine, scores
+        )
         self._learner = learner = self._stepper.learner
         setup = {"engine": engine, "ema_decay": ema_decay, "rows_per_unit": loading.rows_per_unit}
         self._facts = RunFacts(
