@@ -11,9 +11,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from golden_runs import FILE, MODELS, arithmetic, digests
-
-from sparsedp import all_methods
+from golden_runs import FILE, arithmetic, cases, digests
 
 
 def main() -> None:
@@ -21,9 +19,8 @@ def main() -> None:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         runs = {
-            f"{method.name}, {model}": digests(method.name, model, Path(folder) / f"{method.name}-{model}")
-            for method in all_methods()
-            for model in MODELS
+            f"{method}, {model}": digests(method, model, Path(folder) / f"{method}-{model}")
+            for method, model in cases()
         }
     before = json.loads(FILE.read_text())["runs"] if FILE.exists() else {}
     for name, found in runs.items():

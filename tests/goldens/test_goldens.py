@@ -13,12 +13,9 @@ import json
 
 import pytest
 import torch
-from golden_runs import FILE, MODELS, arithmetic, digests
-
-from sparsedp import all_methods
+from golden_runs import FILE, arithmetic, cases, digests
 
 GOLDENS = json.loads(FILE.read_text())
-METHODS = [method.name for method in all_methods()]
 
 
 @pytest.fixture(autouse=True)
@@ -30,11 +27,10 @@ def _one_thread():
 
 
 def test_every_method_of_the_table_has_goldens():
-    assert set(GOLDENS["runs"]) == {f"{method}, {model}" for method in METHODS for model in MODELS}
+    assert set(GOLDENS["runs"]) == {f"{method}, {model}" for method, model in cases()}
 
 
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(("method", "model"), cases())
 def test_a_run_gives_what_it_gave(method, model, tmp_path):
     straight = digests(method, model, tmp_path / "straight")
     resumed = digests(method, model, tmp_path / "resumed", interrupted=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from method_tools import begun
 from torch import Tensor, nn
 
 from oracles.network import TinyNetwork
@@ -17,7 +18,6 @@ from sparsedp.core.support import Support
 from sparsedp.gradients.query import Query, sum_clipped_rows
 from sparsedp.gradients.reference import ReferenceEngine
 from sparsedp.methods.controller import Controller
-from sparsedp.methods.knowledge import Knowledge
 from sparsedp.methods.method import Method, OffSupport
 from sparsedp.methods.options import MethodOptions
 from sparsedp.methods.setting import StepSetting
@@ -150,8 +150,7 @@ def drive(
     With `replace`, the mechanism runs on the data but what it releases is swapped for that.
     """
     engine = engine or TorchModel()
-    known = Knowledge(lambda: torch.arange(NETWORK.dimension, dtype=torch.float64))
-    controller = Controller(plan, engine.layout, PUBLIC, known)
+    controller = begun(plan, engine.layout, PUBLIC)
     injected, ledger = InjectedNoise(problem.noise), MemoryLedger()
     inputs, labels = (torch.from_numpy(array) for array in problem.data)
     theta, velocity = torch.from_numpy(problem.theta.copy()), torch.zeros(NETWORK.dimension).double()

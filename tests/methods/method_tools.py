@@ -19,6 +19,7 @@ from sparsedp.methods.method import Method, Protection
 from sparsedp.methods.options import MethodOptions
 from sparsedp.methods.setting import StepSetting
 from sparsedp.methods.spec import PlanSpec
+from sparsedp.methods.stages import SELECT
 from sparsedp.privacy.plan import Plan
 from sparsedp.privacy.released import _SEAL, Released
 
@@ -35,6 +36,16 @@ def layout_of(*shapes: tuple[int, ...]) -> Layout:
 def known_of(layout: Layout) -> Knowledge:
     """Weights 0, 1, 2, ...: public, and the same for all."""
     return Knowledge(lambda: torch.arange(layout.dimension, dtype=torch.float64))
+
+
+def begun(plan: Plan, layout: Layout, public: PublicRandomness = PublicRandomness(5)) -> Controller:  # noqa: B008
+    """A controller after its selection, if it has one, on made-up counts."""
+    controller = Controller(plan, layout, public, known_of(layout))
+    if controller.tables is not None and SELECT in controller.method.stages:
+        total = controller.tables.total
+        counts = torch.from_numpy(np.random.default_rng(7).standard_normal(total))
+        controller.observe_selection(release(Support.full(total), counts, 0.1, phase="select"))
+    return controller
 
 
 def release(
@@ -116,7 +127,7 @@ def run(
     """Every step of a plan, on releases from `make(seed, step, setting)`."""
     layout = layout or layout_of((6, 7), (6,), (3, 6), (3,))
     plan = plan_of(method, options, **plan_settings)
-    controller = Controller(plan, layout, PublicRandomness(5), known_of(layout))
+    controller = begun(plan, layout)
     settings = []
     for step in range(plan.total_steps):
         settings.append(controller.setting(step))

@@ -9,15 +9,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from method_harness import HandWritten, Problem, drive
-from method_tools import known_of, layout_of, plan_of, random_release, run
+from method_tools import begun, layout_of, plan_of, random_release, run
 from safetensors.torch import load, save
 
 from sparsedp.core.errors import SparseDPError
 from sparsedp.core.geometry import Identity, Standardized
-from sparsedp.core.randomness import PublicRandomness
 from sparsedp.methods import controller
 from sparsedp.methods.clock import EverySteps, PerEpoch, Refresh
-from sparsedp.methods.controller import Controller
 from sparsedp.methods.granularity import Granularity
 from sparsedp.methods.method import AUTO
 from sparsedp.methods.options import MethodOptions, configure
@@ -38,7 +36,7 @@ def scheduled_sizes(row, plan, starts):
     first = plan.training[0].steps if len(plan.training) == 2 else 0
     for step in range(plan.training_steps):
         period = sum(start <= step - first for start in starts) - 1
-        learns = row.ranking is not None and row.ranking.source is not RankedBy.PUBLIC
+        learns = row.ranking is not None and row.ranking.source is RankedBy.GRADIENTS
         if step < first or row.ranking is None or (first == 0 and learns and period == 0) or row.always:
             sizes.append(d)  # without tables and modules, all is head, and all is always active
         else:
@@ -74,12 +72,12 @@ def test_what_it_decides_depends_on_released_values_and_public_randomness_alone(
 def test_a_restored_controller_goes_on_exactly_as_if_it_had_never_stopped(method, cut):
     whole = run(method, seed=2)
     plan = plan_of(method)
-    first = Controller(plan, LAYOUT, PublicRandomness(5), known_of(LAYOUT))
+    first = begun(plan, LAYOUT)
     for step in range(cut):
         first.observe(random_release(2, step, first.setting(step)))
     saved = first.state()
     through_files = ControllerState(load(save(dict(saved.tensors))), json.loads(json.dumps(saved.values)))
-    second = Controller(plan, LAYOUT, PublicRandomness(5), known_of(LAYOUT))
+    second = begun(plan, LAYOUT)
     second.restore(through_files)
     for step in range(cut, plan.total_steps):
         setting = second.setting(step)
@@ -154,7 +152,7 @@ def test_its_row_and_its_plan_survive_json(method):
 
 @every_method
 def test_a_step_is_set_once_in_order_and_observed_before_the_next(method):
-    controller = Controller(plan_of(method), LAYOUT, PublicRandomness(5), known_of(LAYOUT))
+    controller = begun(plan_of(method), LAYOUT)
     setting = controller.setting(0)
     with pytest.raises(SparseDPError, match="has not been observed"):
         controller.setting(1)
@@ -174,7 +172,7 @@ def test_a_step_is_set_once_in_order_and_observed_before_the_next(method):
 @every_method
 def test_a_run_that_lost_steps_goes_on_with_what_it_has(method):
     """Steps 3 to 8 were paid for and lost: over the switch, and over the start of an epoch."""
-    controller = Controller(plan_of(method), LAYOUT, PublicRandomness(5), known_of(LAYOUT))
+    controller = begun(plan_of(method), LAYOUT)
     for step in [0, 1, 2, *range(9, 20)]:
         setting = controller.setting(step)
         controller.observe(random_release(0, step, setting))

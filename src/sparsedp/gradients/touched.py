@@ -9,12 +9,12 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from sparsedp.core.batch import PerSampleLoss, Rows, row_count, select_rows, to_device
+from sparsedp.core.batch import MicroBatch, PerSampleLoss, Rows, row_count, select_rows, to_device
 from sparsedp.core.errors import ModelError
 
 Table = nn.Embedding | nn.EmbeddingBag
 Pairs = tuple[Tensor, Tensor]
-"""Samples, and the rows they touch, numbered through the tables; a pair may come several times."""
+"""Samples or units, and the rows they touch, numbered through the tables; a pair may come several times."""
 
 
 @final
@@ -41,8 +41,13 @@ class TouchedRows:
         ]
         self._device = next(model.parameters()).device
 
-    def __call__(self, rows: Rows) -> Pairs:
-        """The pairs of a batch. Padding is not counted.
+    def __call__(self, batch: MicroBatch) -> Pairs:
+        """The pairs of unit and row of a batch, as for `pairs`."""
+        samples, touched = self.pairs(batch.rows)
+        return samples if batch.units is None else batch.units.cpu()[samples], touched
+
+    def pairs(self, rows: Rows) -> Pairs:
+        """The pairs of sample and row of some rows. Padding is not counted.
 
         Raises:
             ModelError: a layer was asked for something else than one list of rows for each sample.
@@ -60,9 +65,9 @@ class TouchedRows:
         Raises:
             ModelError: it is not, as where a layer is given positions first and samples second.
         """
-        owners, touched = self(rows)
+        owners, touched = self.pairs(rows)
         for place in range(row_count(rows)):
-            alone = self(select_rows(rows, slice(place, place + 1)))[1]
+            alone = self.pairs(select_rows(rows, slice(place, place + 1)))[1]
             if set(alone.tolist()) != set(touched[owners == place].tolist()):
                 raise ModelError(
                     "an embedding layer's input does not have the samples on its first axis, so the rows a sample "

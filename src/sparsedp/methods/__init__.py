@@ -1,5 +1,6 @@
 """The methods table: rankings, schedules, refresh rules and geometries, and the controller that runs a row of it."""
 
+from sparsedp.methods.adafest import Contributions
 from sparsedp.methods.clock import EverySteps, PerEpoch, Refresh
 from sparsedp.methods.controller import Controller
 from sparsedp.methods.given import Given
@@ -15,6 +16,7 @@ from sparsedp.methods.setting import ControllerState, StepSetting, SupportChange
 from sparsedp.methods.spec import PlanSpec, build_plan
 from sparsedp.methods.stages import HEAD, MAIN, SELECT, WARM_UP, Moves, Stage
 from sparsedp.methods.table import all_methods, get_method, register
+from sparsedp.methods.votes import Votes
 
 __all__ = [
     "AUTO",
@@ -26,6 +28,7 @@ __all__ = [
     "ByScore",
     "Coherent",
     "Constant",
+    "Contributions",
     "Controller",
     "ControllerState",
     "Cooling",
@@ -54,6 +57,7 @@ __all__ = [
     "Stage",
     "StepSetting",
     "SupportChange",
+    "Votes",
     "all_methods",
     "build_plan",
     "configure",

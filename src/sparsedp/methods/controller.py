@@ -118,7 +118,8 @@ class Controller:
     @property
     def tables(self) -> TableRows | None:
         """The rows that a release of the ranking's own counts, if the method has one."""
-        return TableRows(self._parts.ranked) if self._source.counts_rows else None
+        counts = self._source.counts_rows or self._source.selects
+        return self._parts.ranked_groups(self._method.granularity) if counts else None
 
     def scores(self) -> Tensor | None:
         """The scores the present ranking was made from; None before a ranking and for random ones."""
@@ -241,7 +242,11 @@ class Controller:
         self._score_state = _under(tensors, "score.")
         self._auto_state = _under(tensors, "auto.")
         self._watch.restore(_under(tensors, WARMUP))
-        rows = TableRows(self._parts.ranked) if values.get("order_of_rows", self.tables is not None) else None
+        rows = (
+            self._parts.ranked_groups(self._method.granularity)
+            if values.get("order_of_rows", self.tables is not None)
+            else None
+        )
         self._order = Order(tensors["order"].clone(), rows) if "order" in tensors else None
         self._last_scores = tensors["scores"].clone() if "scores" in tensors else None
 

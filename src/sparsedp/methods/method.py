@@ -115,7 +115,7 @@ class Method:
 
 
 def _check_selection(method: Method) -> None:
-    selects = method.ranking is not None and method.ranking.source is RankedBy.TOUCHED_ROWS
+    selects = method.ranking is not None and method.ranking.source.selects
     if selects != (SELECT in method.stages):
         raise SparseDPError(
             f"{method.name}: the stage 'select' and a ranking with a release of its own, such as frequency, come "
@@ -128,7 +128,9 @@ def _check_selection(method: Method) -> None:
             f"{method.name}: its ranking is made in every step and of rows; give Refresh.EVERY_PERIOD, "
             "EverySteps(1) and Granularity.ROWS"
         )
-    if selects and (method.refresh is Refresh.EVERY_PERIOD or method.granularity is not Granularity.ROWS):
+    votes = method.ranking is not None and method.ranking.source is RankedBy.VOTES
+    grouped = (Granularity.ROWS, Granularity.TENSORS) if votes else (Granularity.ROWS,)
+    if selects and (method.refresh is Refresh.EVERY_PERIOD or method.granularity not in grouped):
         raise SparseDPError(
             f"{method.name}: its ranking is made once and of rows; give Refresh.ONCE and Granularity.ROWS"
         )

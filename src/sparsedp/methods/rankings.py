@@ -28,12 +28,18 @@ class RankedBy(Enum):
     GRADIENTS = "released gradients"
     TOUCHED_ROWS = "a count of the rows of tables that units touch"
     STEP_ROWS = "a count, in every step, of the rows of tables that its units touch"
+    VOTES = "a vote of every unit for the rows or tensors that carry most of its gradient"
     PUBLIC = "nothing private"
 
     @property
     def counts_rows(self) -> bool:
         """Whether it takes a release of its own, of one number for each row of a table."""
         return self in (RankedBy.TOUCHED_ROWS, RankedBy.STEP_ROWS)
+
+    @property
+    def selects(self) -> bool:
+        """Whether it takes one release of its own before training."""
+        return self in (RankedBy.TOUCHED_ROWS, RankedBy.VOTES)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from sparsedp.methods.rules import GeometryRule, OffSupport, Protection
 from sparsedp.methods.schedules import Cooling, Release
 from sparsedp.methods.scores import BlockCoherent, Coherent, Energy, Magnitude, Ranked
 from sparsedp.methods.stages import HEAD, MAIN, SELECT, WARM_UP
+from sparsedp.methods.votes import Votes
 
 _TP = "Zhang and Xie 2026, arXiv 2606.04375"
 _OURS = "ours, after Zhang and Xie 2026, Sec. 5"
@@ -56,6 +57,9 @@ _ROWS = (
     Method(name="adafest", paper="Ghazi et al. 2023, arXiv 2311.08357", ranking=Contributions(),
            refresh=Refresh.EVERY_PERIOD, clock=EverySteps(1), granularity=Granularity.ROWS, always=("dense",),
            summary="In every step the rows of embedding tables that enough of its units touch, by a noisy count."),
+    Method(name="votes", paper="ours", stages=(SELECT, MAIN), ranking=Votes(), granularity=Granularity.ROWS,
+           active_ratio=0.2,
+           summary="The rows or tensors that carry most of most units' gradients, by one noisy vote."),
     Method(name="given", paper="ours", ranking=Given(),
            summary="Public scores or a mask of yours; without, the largest initial weights. Give an active ratio."),
     # The ablations of the random sparsification paper; with `active_ratio` below 1 they sparsify at random.

@@ -1,4 +1,4 @@
-"""How many units touch each row of the embedding tables: a sum bounded unit by unit."""
+"""How many units touch, or vote for, each of some rows: a sum bounded unit by unit."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from sparsedp.core.batch import MicroBatch, Rows
+from sparsedp.core.batch import MicroBatch
 from sparsedp.core.clip import Clip
 
 
@@ -18,20 +18,21 @@ from sparsedp.core.clip import Clip
 class TouchedSum:
     """The sum over units of their indicator vectors, each scaled to the clip's norm at most (DP-FEST, Sec. 3.1).
 
-    A unit's vector is 1 for every row that any of its samples touches, however often, and 0 elsewhere.
+    A unit's vector is 1 for every row that any of its samples touches, however often, and 0 elsewhere; or 1 for those
+    that it votes for.
 
     **Privacy.** Scaled unit by unit, so adding or removing one moves the sum by at most the clip norm.
     **Edge cases.** A unit that touches nothing, or padding alone, adds zero.
 
     Attributes:
         batches: the units. Private.
-        look: the pairs of sample and row of some samples. Private.
+        look: the pairs of unit and row of a batch. Private.
         rows: how many rows there are; public.
         clip: the bound on a unit's vector.
     """
 
     batches: Iterable[MicroBatch]
-    look: Callable[[Rows], tuple[Tensor, Tensor]]
+    look: Callable[[MicroBatch], tuple[Tensor, Tensor]]
     rows: int
     clip: Clip
 
@@ -50,8 +51,7 @@ class TouchedSum:
         clip = self.clip.tightened(bound)
         yield torch.zeros(self.rows, dtype=torch.float64)
         for batch in self.batches:
-            samples, touched = self.look(batch.rows)
-            units = samples if batch.units is None else batch.units[samples]
+            units, touched = self.look(batch)
             pairs = torch.unique(units * self.rows + touched) if self.rows else touched
             owners, places = pairs // max(1, self.rows), pairs % max(1, self.rows)
             norms = torch.bincount(owners, minlength=1).double().sqrt()

@@ -9,6 +9,7 @@ from sparsedp.core.batch import MicroBatch
 from sparsedp.core.clip import FlatClip
 from sparsedp.core.randomness import PrivateRandomness
 from sparsedp.gradients.touched import TouchedRows
+from sparsedp.gradients.votes import GradientVotes
 from sparsedp.methods.controller import Controller
 from sparsedp.privacy.ledger import Charge, Ledger
 from sparsedp.privacy.mechanism import private_mean
@@ -28,7 +29,7 @@ class StepCounts:
     is that of both together, and is charged before the count is made. Each unit's vector has norm at most one.
     """
 
-    look: TouchedRows | None
+    look: TouchedRows | GradientVotes | None
     plan: Plan
     controller: Controller
     randomness: PrivateRandomness

@@ -9,16 +9,22 @@ from torch import nn
 from sparsedp.core.batch import PerSampleLoss, Rows
 from sparsedp.core.errors import PrivacyError
 from sparsedp.core.generators import own_generators
+from sparsedp.core.layout import Layout
 from sparsedp.core.randomness import PrivateRandomness, PublicRandomness
 from sparsedp.gradients.touched import TouchedRows
+from sparsedp.gradients.votes import GradientVotes
 from sparsedp.methods.controller import Controller
 from sparsedp.methods.stages import SELECT
+from sparsedp.methods.votes import Votes
 from sparsedp.privacy.ledger import Charge, Ledger
 from sparsedp.privacy.mechanism import private_mean
 from sparsedp.privacy.plan import Phase, Plan
 from sparsedp.privacy.touched import TouchedSum
 from sparsedp.sampling.poisson import LogicalBatch
 from sparsedp.training.step import clip_of
+
+Look = TouchedRows | GradientVotes
+"""What sees the pairs of unit and row."""
 
 
 def selection_phase(plan: Plan) -> Phase | None:
@@ -32,7 +38,7 @@ def counted_rows(
     controller: Controller,
     probe: Callable[[], Rows],
     public: PublicRandomness,
-) -> TouchedRows | None:
+) -> Look | None:
     """What a selection looks at, tried on a few rows; None for a method without one.
 
     Raises:
@@ -40,6 +46,9 @@ def counted_rows(
     """
     if controller.tables is None:
         return None
+    if isinstance(ranking := controller.method.ranking, Votes):
+        layout = Layout.of(model)
+        return GradientVotes(model, loss, controller.tables.of_coordinates(layout.dimension), ranking.most)
     look = TouchedRows(model, loss, [slot.name for slot in controller.tables.slots])
     with own_generators(public.generator_seed((0, 4)), next(model.parameters()).device):
         look.check(probe())
@@ -47,7 +56,7 @@ def counted_rows(
 
 
 def release_selection(
-    look: TouchedRows,
+    look: Look,
     batch: LogicalBatch,
     plan: Plan,
     phase: Phase,
@@ -56,7 +65,7 @@ def release_selection(
     ledger: Ledger,
     randomness: PrivateRandomness,
 ) -> None:
-    """Count, with noise, how many units touch each row, and let the controller rank by it.
+    """Count, with noise, how many units touch or vote for each row, and let the controller rank by it.
 
     **Privacy.** One Gaussian release over all units, of sensitivity `clip_norm`; charged before it is computed.
     """

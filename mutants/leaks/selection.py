@@ -1,0 +1,58 @@
+"""Selections that cost more than is charged, or choose by what was never released."""
+
+from mutants.mutant import mutant
+
+STEP = "tests/training/test_adafest.py::"
+COUNT = "tests/training/test_selection.py::"
+
+MUTANTS = [
+    mutant(
+        "count-not-bounded",
+        "A unit that touches or votes for many rows moves their counts by more than one",
+        "privacy/touched.py",
+        "clip.factors(norms)[owners]",
+        "torch.ones(len(owners), dtype=torch.float64)",
+        "tests/training/test_votes.py::test_a_whole_unit_moves_the_vote_by_at_most_one",
+        COUNT + "test_a_whole_unit_moves_the_count_by_at_most_one",
+    ),
+    mutant(
+        "texts-count-one-by-one",
+        "Every record of a unit counts as a unit of its own",
+        "gradients/touched.py",
+        "samples if batch.units is None else batch.units.cpu()[samples]",
+        "samples",
+        COUNT + "test_a_whole_unit_moves_the_count_by_at_most_one",
+    ),
+    mutant(
+        "second-release-is-free",
+        "A step that also counts rows gives all of its noise to the gradient",
+        "privacy/phase.py",
+        "return self.noise_multiplier / math.sqrt(1 - self.count_share)",
+        "return self.noise_multiplier",
+        STEP + "test_both_releases_are_one_charge_and_the_plan_says_how_it_is_shared",
+    ),
+    mutant(
+        "releases-not-added-up",
+        "The releases of one step are not held against its charge together",
+        "privacy/shares.py",
+        "        self._precision = precision\n",
+        "        self._precision = 0.0\n",
+        STEP + "test_releases_that_cost_more_than_the_step_are_refused_before_they_are_made",
+    ),
+    mutant(
+        "rows-by-raw-counts",
+        "A step's rows are chosen by their counts without noise",
+        "privacy/mechanism.py",
+        "grid.values(steps + noise.to(steps.device))",
+        "grid.values(steps + noise.to(steps.device) * (charge.release == 0))",
+        STEP + "test_a_step_is_the_papers_algorithm",
+    ),
+    mutant(
+        "same-noise-twice",
+        "A step's count and its gradient have the same noise",
+        "privacy/ledger.py",
+        "return (self.step, self.release) if self.release else (self.step,)",
+        "return (self.step,)",
+        STEP + "test_the_two_releases_of_a_step_have_noise_of_their_own",
+    ),
+]

@@ -1,0 +1,175 @@
+"""Votes: what a unit votes for, its sensitivity, its charge, and what is trained after it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from sparsedp.core.batch import MicroBatch, supervised
+from sparsedp.core.clip import FlatClip
+from sparsedp.core.errors import SparseDPError
+from sparsedp.core.layout import Layout
+from sparsedp.core.randomness import SeededRandomness
+from sparsedp.gradients.votes import GradientVotes
+from sparsedp.methods import Granularity, MethodOptions, Votes, build_plan
+from sparsedp.methods.order import TableRows
+from sparsedp.privacy.accountants import plan_epsilon
+from sparsedp.privacy.grid import Grid
+from sparsedp.privacy.plan import Plan
+from sparsedp.privacy.touched import TouchedSum
+from sparsedp.training.batches import Loading
+from sparsedp.training.trainer import Trainer
+
+INPUTS, HIDDEN, CLASSES, ROWS = 4, 6, 3, 60  # two classes would have gradients that tie
+GROUPS = 2 * HIDDEN + 2 * CLASSES  # rows of two weights, entries of two biases
+BELOW = INPUTS * HIDDEN + HIDDEN
+ALL = BELOW + HIDDEN * CLASSES + CLASSES
+LOSS = nn.CrossEntropyLoss(reduction="none")
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(INPUTS, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, CLASSES))
+
+
+def data(seed: int = 0, rows: int = ROWS) -> TensorDataset:
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal((rows, INPUTS)).astype("float32")
+    return TensorDataset(torch.from_numpy(x), torch.from_numpy(x[:, :CLASSES].argmax(1)))
+
+
+def gradients(rows: TensorDataset) -> np.ndarray:
+    """One backward pass for each row."""
+    model, found = network(), []
+    for x, y in rows:
+        loss = LOSS(model(x[None]), y[None]).sum()
+        found.append(torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, list(model.parameters()))]))
+    return torch.stack(found).double().numpy()
+
+
+def widths(granularity: Granularity) -> list[int]:
+    rows = [INPUTS] * HIDDEN + [1] * HIDDEN + [HIDDEN] * CLASSES + [1] * CLASSES
+    return rows if granularity is Granularity.ROWS else [INPUTS * HIDDEN, HIDDEN, CLASSES * HIDDEN, CLASSES]
+
+
+def expected_votes(rows: TensorDataset, units: list[int], most: int, granularity: Granularity) -> np.ndarray:
+    """Told again in NumPy: energies of each unit's mean gradient by group, its best groups, norm one."""
+    all_gradients, sizes = gradients(rows), widths(granularity)
+    total = np.zeros(len(sizes))
+    for unit in sorted(set(units)):
+        mean = np.mean([g for g, owner in zip(all_gradients, units, strict=True) if owner == unit], axis=0)
+        energy = [float((part**2).sum()) for part in np.split(mean, np.cumsum(sizes)[:-1])]
+        best = sorted(range(len(sizes)), key=lambda i: (-energy[i], i))[:most]
+        chosen = [i for i in best if energy[i] > 0]
+        if chosen:
+            total[chosen] += 1 / np.sqrt(len(chosen))
+    return total
+
+
+def voted(rows: TensorDataset, units: torch.Tensor | None, most: int, granularity=Granularity.ROWS):
+    model = network()
+    layout = Layout.of(model)
+    groups = TableRows(layout.slots, whole=granularity is Granularity.TENSORS)
+    look = GradientVotes(model, supervised(LOSS), groups.of_coordinates(layout.dimension), most)
+    batch = MicroBatch(rows.tensors, units)
+    return torch.stack(list(TouchedSum([batch], look, groups.total, FlatClip(1.0)).parts(1.0))).sum(0)
+
+
+@pytest.mark.parametrize("granularity", [Granularity.ROWS, Granularity.TENSORS])
+@pytest.mark.parametrize("most", [1, 3])
+def test_a_unit_votes_for_what_carries_most_of_its_gradient(granularity, most, monkeypatch):
+    monkeypatch.setattr("sparsedp.gradients.votes._BYTES", 8 * ALL * 7)  # chunks of seven rows or fewer
+    alone = expected_votes(data(), list(range(ROWS)), most, granularity)
+    np.testing.assert_allclose(voted(data(), None, most, granularity), alone / 1.001, rtol=2e-5)
+    units = [row // 4 for row in range(ROWS)]
+    together = expected_votes(data(), units, most, granularity)
+    np.testing.assert_allclose(
+        voted(data(), torch.tensor(units), most, granularity), together / 1.001, rtol=2e-5
+    )
+    assert not np.allclose(alone, together)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_whole_unit_moves_the_vote_by_at_most_one(seed):
+    rows, size = data(seed, 12), 1 + seed % 4
+    rows.tensors[0][0] = float("nan") if seed % 2 else 0.0
+    units = torch.cat([torch.zeros(size, dtype=torch.int64), torch.arange(1, 13 - size)])
+    rest = TensorDataset(*(tensor[size:] for tensor in rows.tensors))
+    moved = voted(rows, units, 5) - voted(rest, units[size:] - 1, 5)
+    assert float(moved.norm()) <= 1.0
+    assert bool(torch.isfinite(moved).all())
+    assert float(moved.norm()) > 0.99 or seed % 2
+
+
+def a_plan(**options) -> Plan:
+    asked = {"batch_size": 20, "epochs": 2, "epsilon": 4.0, "delta": 1e-3, "accountant": "rdp"}
+    chosen = MethodOptions(**{"active_ratio": 0.4, "ranking": Votes(most=2), **options})
+    return build_plan("votes", chosen, units=ROWS, **asked)
+
+
+def test_the_vote_is_charged_and_its_winners_and_the_head_are_trained():
+    plan, model = a_plan(always=("head",)), network()
+    select, train = plan.phases
+    assert (select.name, select.steps, select.sampling_rate, select.clip_norm) == ("select", 1, 1.0, 1.0)
+    assert 0.995 * 4 <= plan_epsilon(plan) <= 4
+    alone = Plan("x", (select,), units=ROWS, steps_per_epoch=1, delta=1e-3)
+    assert 0.995 * 0.4 <= plan_epsilon(alone, "rdp") <= 0.4
+    made = Trainer(model, data(), LOSS, plan=plan, seed=3, optimizer=lambda p: torch.optim.SGD(p, lr=0.1))
+    for batch in made:
+        made.step(batch)
+    made.finish()
+    assert train.trains
+    total = 2 * HIDDEN
+    grid = Grid.of(1.0, select.noise_multiplier, total)
+    noise = SeededRandomness(3).rounded_gaussian(grid.noise_bits, total, key=(0,)).numpy() * grid.step
+    counts = winners(noise)
+    count = int(0.4 * BELOW)
+    starts = np.cumsum([0, *widths(Granularity.ROWS)])
+    wanted: list[int] = []
+    for row in sorted(range(total), key=lambda row: (-counts[row], row)):
+        wanted += range(starts[row], starts[row + 1])
+    assert made.support.indices.tolist() == sorted([*wanted[:count], *range(BELOW, ALL)])
+
+
+def winners(noise: np.ndarray) -> np.ndarray:
+    """The noisy votes for rows of the first layer alone, each unit having two."""
+    total = np.zeros(2 * HIDDEN)
+    for g in gradients(data()):
+        parts = np.split(g[:BELOW], np.cumsum(widths(Granularity.ROWS)[: 2 * HIDDEN])[:-1])
+        energy = [float((part**2).sum()) for part in parts]
+        best = [i for i in sorted(range(2 * HIDDEN), key=lambda i: (-energy[i], i))[:2] if energy[i] > 0]
+        total[best] += 1 / np.sqrt(max(1, len(best)))
+    return total + noise
+
+
+def test_a_users_rows_vote_once():
+    plan = build_plan(
+        "votes", MethodOptions(ranking=Votes(most=2), active_ratio=0.4), units=ROWS // 3, unit="user", batch_size=10,
+        epochs=1, epsilon=4.0, delta=1e-3, accountant="rdp",
+    )  # fmt: skip
+    units = torch.arange(ROWS) // 3
+    made = Trainer(
+        network(), data(), LOSS, plan=plan, seed=1, optimizer=lambda p: torch.optim.SGD(p, lr=0.1),
+        loading=Loading(units=units, rows_per_unit=3),
+    )  # fmt: skip
+    with made:
+        for batch in made:
+            made.step(batch)
+    grid = Grid.of(1.0, plan.phases[0].noise_multiplier, GROUPS)
+    noise = SeededRandomness(1).rounded_gaussian(grid.noise_bits, GROUPS, key=(0,)).numpy() * grid.step
+    counts = expected_votes(data(), units.tolist(), 2, Granularity.ROWS) + noise
+    starts = np.cumsum([0, *widths(Granularity.ROWS)])
+    wanted: list[int] = []
+    for row in sorted(range(GROUPS), key=lambda row: (-counts[row], row)):
+        wanted += range(starts[row], starts[row + 1])
+    assert made.support.indices.tolist() == sorted(wanted[: int(0.4 * ALL)])
+
+
+def test_votes_of_single_coordinates_and_of_nobody_are_refused():
+    with pytest.raises(SparseDPError, match="of rows"):
+        a_plan(granularity=Granularity.COORDINATES)
+    with pytest.raises(SparseDPError, match="most is 0"):
+        Votes(most=0)
