@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from sparsedp.methods import get_method as get_method
     from sparsedp.privacy.normalisation import PrivateNormalisation as PrivateNormalisation
     from sparsedp.report import write_report as write_report
-    from sparsedp.runs.checkpoint import load_weights as load_weights
     from sparsedp.runs.history import EpochReport as EpochReport
+    from sparsedp.runs.reader import load_weights as load_weights
     from sparsedp.runs.record import About as About
     from sparsedp.runs.verify import Verification as Verification
     from sparsedp.runs.verify import verify as verify
@@ -69,7 +69,7 @@ _HOMES = {
     "get_method": "sparsedp.methods",
     "held_out": "sparsedp.training.evaluate",
     "keep_freed_memory": "sparsedp.core.memory",
-    "load_weights": "sparsedp.runs.checkpoint",
+    "load_weights": "sparsedp.runs.reader",
     "verify": "sparsedp.runs.verify",
     "write_report": "sparsedp.report",
 }

@@ -17,7 +17,7 @@ from sparsedp.methods import all_methods, build_plan, get_method
 from sparsedp.models import build, parameter_count
 from sparsedp.privacy import plan_epsilon
 from sparsedp.privacy.normalisation import PrivateNormalisation
-from sparsedp.runs.checkpoint import load_weights
+from sparsedp.runs.reader import load_weights
 
 COMMANDS = (
     "demo", "train", "check", "compare", "plan", "verify", "audit", "report", "advise", "diagnose", "data", "methods",

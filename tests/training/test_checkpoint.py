@@ -17,11 +17,11 @@ from sparsedp.optimizers.rule import optimizer_state, restore_optimizer, restore
 from sparsedp.runs.checkpoint import (
     Checkpoint,
     describe_layout,
-    load_weights,
     read_checkpoint,
     write_checkpoint,
 )
 from sparsedp.runs.packing import pack, unpack
+from sparsedp.runs.reader import load_weights
 
 STATE: dict[str, Any] = {
     "numbers": [0, -1, 0.1, 1e-300, True, None, "text", math.inf, -math.inf],

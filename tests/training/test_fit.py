@@ -25,8 +25,8 @@ from sparsedp.methods.spec import default_batch_size, default_delta
 from sparsedp.privacy.accountants import accountant
 from sparsedp.privacy.calibrate import NominalSplit
 from sparsedp.privacy.plan import Plan
-from sparsedp.runs.checkpoint import load_weights
 from sparsedp.runs.ledger_file import FileLedger
+from sparsedp.runs.reader import load_weights
 from sparsedp.training.reports import Event, Result, StepReport
 from sparsedp.training.terminal import deferred_interrupt
 

@@ -20,8 +20,7 @@ from sparsedp.core.errors import PrivacyError, SparseDPError
 from sparsedp.methods import Method, MethodOptions, build_plan
 from sparsedp.methods.spec import METHOD, ClipNorm
 from sparsedp.privacy.plan import Plan
-from sparsedp.runs.checkpoint import load_weights
-from sparsedp.runs.reader import Run
+from sparsedp.runs.reader import Run, load_weights
 from sparsedp.training.batches import Loading
 
 

@@ -31,8 +31,7 @@ from sparsedp.diagnostics.view import Proxy, RunView
 from sparsedp.gradients import make_engine
 from sparsedp.gradients.query import Engine
 from sparsedp.methods.timeline import noise_on_mean
-from sparsedp.runs.checkpoint import load_weights
-from sparsedp.runs.reader import Run
+from sparsedp.runs.reader import Run, load_weights
 
 __all__ = ["Limits", "Proxy", "RunView", "diagnose_nonprivate"]
 

@@ -193,7 +193,7 @@ class Controller:
             raise SparseDPError(f"step {step}: its rows have not been counted; call observe_counts first")
 
     def state(self) -> ControllerState:
-        """All that is needed to go on exactly from here, between two steps."""
+        """All that is needed to go on exactly from here, between two steps; not to be written to."""
         if self._awaited is not None:
             raise SparseDPError(
                 f"step {self._awaited} has not been observed; take the state between two steps"
@@ -202,7 +202,7 @@ class Controller:
             "support": self._support.indices,
             **{f"score.{name}": value.clone() for name, value in self._score_state.items()},
             **{f"auto.{name}": value.clone() for name, value in self._auto_state.items()},
-            **{f"{WARMUP}{name}": value.clone() for name, value in self._watch.state().items()},
+            **{f"{WARMUP}{name}": value for name, value in self._watch.state().items()},
         }
         values: dict[str, Any] = {
             **self._identity(),
@@ -215,10 +215,10 @@ class Controller:
         if self._statistics is not None:
             tensors |= {"alpha": self._statistics.alpha.clone(), "beta": self._statistics.beta.clone()}
         if self._order is not None:
-            tensors["order"] = self._order.items.clone()
+            tensors["order"] = self._order.items
             values["order_of_rows"] = self._order.rows is not None
         if self._last_scores is not None:
-            tensors["scores"] = self._last_scores.clone()
+            tensors["scores"] = self._last_scores
         return ControllerState(tensors, values)
 
     def restore(self, state: ControllerState) -> None:
@@ -290,6 +290,9 @@ class Controller:
         self._scored_steps = 0
         if self._auto and self._auto_count is None:
             self._choose_count(self._auto)
+        if not again:
+            periods = range(period, len(self._starts))
+            self._order = self._order.prefix(max(self._count(later) for later in periods))
 
     def _choose_count(self, auto: AutoRatio) -> None:
         if auto.is_complete(self._auto_state):

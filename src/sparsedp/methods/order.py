@@ -66,11 +66,20 @@ class Order:
         """The first `count` coordinates."""
         if self.rows is None:
             return self.items[:count]
-        starts, widths = self.rows.spans(self.items)
-        taken = int(torch.searchsorted(torch.cumsum(widths, 0), count)) + 1
-        starts, widths = starts[:taken], widths[:taken]
+        starts, widths = self.rows.spans(self.items[: self._taken(count)])
         within = torch.arange(int(widths.sum())) - torch.repeat_interleave(_before(widths.tolist()), widths)
         return (torch.repeat_interleave(starts, widths) + within)[:count]
+
+    def prefix(self, count: int) -> Order:
+        """The part of it that `first` needs for at most so many coordinates; the rest need not be kept."""
+        return Order(self.items[: self._taken(count)].clone(), self.rows)
+
+    def _taken(self, count: int) -> int:
+        """How many items hold the first `count` coordinates."""
+        if self.rows is None:
+            return count
+        widths = self.rows.spans(self.items)[1]
+        return int(torch.searchsorted(torch.cumsum(widths, 0), count)) + 1
 
 
 def _before(sizes: Sequence[int]) -> Tensor:

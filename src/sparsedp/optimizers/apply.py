@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -17,6 +18,8 @@ from sparsedp.optimizers.compact import ELEMENTWISE, CompactOptimizer
 from sparsedp.optimizers.masked import WEIGHT_DECAY, MaskedOptimizer
 from sparsedp.optimizers.places import places_in
 from sparsedp.privacy.released import Released
+
+logger = logging.getLogger("sparsedp")
 
 _GRADIENT_DECAY: tuple[type[Optimizer], ...] = (
     torch.optim.SGD,
@@ -65,6 +68,14 @@ def support_optimizer(
     """
     _check_optimizer(model, layout, optimizer, coasts)
     if coasts or type(optimizer) not in ELEMENTWISE:
+        logger.info(
+            "%s holds state for all %d coordinates, and every step costs as many: %s",
+            type(optimizer).__name__,
+            layout.dimension,
+            "the method lets coordinates off the support coast"
+            if coasts
+            else "it may tie coordinates together",
+        )
         return MaskedOptimizer(model, layout, optimizer, coasts=coasts)
     return CompactOptimizer(model, layout, optimizer)
 

@@ -18,7 +18,6 @@ from sparsedp.core.errors import DataError, ModelError
 from sparsedp.core.files import Json, parse_json, write_atomically
 from sparsedp.core.layout import Layout, Slot
 from sparsedp.runs.documents import intact
-from sparsedp.runs.folder import RunFolder
 from sparsedp.runs.packing import Tensors, pack, unpack
 
 FORMAT = "sparsedp checkpoint"
@@ -117,28 +116,6 @@ def read_layout(described: Json) -> Layout:
     for name, shape in described:
         slots.append(Slot(name, tuple(shape), slots[-1].span.stop if slots else 0))
     return Layout(tuple(slots))
-
-
-def load_weights(path: Path | str, model: nn.Module) -> None:
-    """Load a run's trained weights into a model of the same architecture.
-
-    Args:
-        path: the run's folder, or its checkpoint file.
-        model: gets the weights; the averaged ones if the run kept an average.
-
-    Raises:
-        DataError: there is no checkpoint, or it is damaged.
-        ModelError: the checkpoint belongs to another architecture.
-    """
-    path = Path(path)
-    checkpoint = read_checkpoint(RunFolder(path).checkpoint_file if path.is_dir() else path)
-    load_model_state(model, checkpoint)
-    average = checkpoint.state.get("average")
-    if average is not None:
-        with torch.no_grad():
-            for name, parameter in model.named_parameters():
-                if name in average["weights"]:
-                    parameter.copy_(average["weights"][name])
 
 
 def load_model_state(model: nn.Module, checkpoint: Checkpoint) -> None:

@@ -7,7 +7,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Self, final
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from sparsedp.core.errors import DataError, PrivacyError
 from sparsedp.core.layout import Layout
@@ -15,11 +16,18 @@ from sparsedp.core.support import Support
 from sparsedp.methods.controller import WARMUP
 from sparsedp.methods.warmup import WarmupSeen
 from sparsedp.privacy.plan import Plan
-from sparsedp.runs.checkpoint import Checkpoint, parse_checkpoint, read_layout
-from sparsedp.runs.documents import digest_of, parse_metrics, parse_plan, parse_record
-from sparsedp.runs.folder import PLAN, RunFolder
+from sparsedp.runs.checkpoint import (
+    Checkpoint,
+    load_model_state,
+    parse_checkpoint,
+    read_checkpoint,
+    read_layout,
+)
+from sparsedp.runs.documents import digest_of, intact, parse_metrics, parse_plan, parse_record
+from sparsedp.runs.folder import CHECKPOINT, PLAN, RunFolder
 from sparsedp.runs.history import EpochReport, SupportSpan
 from sparsedp.runs.ledger_file import FileLedger
+from sparsedp.runs.moved import merged
 from sparsedp.runs.older import read_older_warmup
 from sparsedp.runs.record import Record
 from sparsedp.runs.verified_ledger import VerifiedLedger
@@ -85,8 +93,8 @@ class Run:
 
     @cached_property
     def checkpoint(self) -> Checkpoint:
-        """The newest state."""
-        return parse_checkpoint(_read(self.folder.checkpoint_file), self.folder.checkpoint_file)
+        """The newest state: the full one, and what moved since."""
+        return newest_checkpoint(self.folder)
 
     @cached_property
     def layout(self) -> Layout:
@@ -155,6 +163,43 @@ class Run:
         for place in (self.checkpoint.state["ledger"], self.record["ledger"]):
             if place is not None:
                 self.ledger.expect(place["head"], place["length"])
+
+
+def newest_checkpoint(folder: RunFolder) -> Checkpoint:
+    """The last full checkpoint of a run, and what moved since put on it.
+
+    Raises:
+        DataError: one of them is missing or damaged.
+    """
+    content = _read(folder.checkpoint_file)
+    full = parse_checkpoint(content, folder.checkpoint_file)
+    if not folder.moved_file.is_file():
+        return full
+    moved = parse_checkpoint(_read(folder.moved_file), folder.moved_file)
+    with intact(folder.moved_file):
+        return merged(full, digest_of(CHECKPOINT, content), moved)
+
+
+def load_weights(path: Path | str, model: nn.Module) -> None:
+    """Load a run's trained weights into a model of the same architecture.
+
+    Args:
+        path: the run's folder, or its checkpoint file.
+        model: gets the weights; the averaged ones if the run kept an average.
+
+    Raises:
+        DataError: there is no checkpoint, or it is damaged.
+        ModelError: the checkpoint belongs to another architecture.
+    """
+    path = Path(path)
+    checkpoint = newest_checkpoint(RunFolder(path)) if path.is_dir() else read_checkpoint(path)
+    load_model_state(model, checkpoint)
+    average = checkpoint.state.get("average")
+    if average is not None:
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if name in average["weights"]:
+                    parameter.copy_(average["weights"][name])
 
 
 def check_file(ledger: VerifiedLedger, file: Path) -> None:

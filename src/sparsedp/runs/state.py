@@ -74,13 +74,18 @@ def checkpoint_of(
         "scheduler": learner.scheduler,
         "average": average and {name: getattr(average, name) for name in average.__slots__},
         "controller": {"tensors": dict(controller.tensors), "values": dict(controller.values)},
-        "journal": {
-            "epochs": [report.to_json() for report in history.epochs],
-            "spans": [span.to_json() for span in history.spans],
-            "support": history.support.indices,
-        },
+        "journal": history_state(history),
     }
     return Checkpoint(step, identity, state)
+
+
+def history_state(history: History) -> dict[str, Any]:
+    """What a checkpoint keeps of a run so far."""
+    return {
+        "epochs": [report.to_json() for report in history.epochs],
+        "spans": [span.to_json() for span in history.spans],
+        "support": history.support.indices,
+    }
 
 
 def history_of(checkpoint: Checkpoint, layout: Layout) -> History:

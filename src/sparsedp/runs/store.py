@@ -17,9 +17,10 @@ from sparsedp.privacy.plan import Plan
 from sparsedp.runs.checkpoint import Checkpoint, checkpoint_bytes
 from sparsedp.runs.documents import digest_of, metrics_bytes, plan_bytes, record_bytes
 from sparsedp.runs.durable import sync_directory
-from sparsedp.runs.folder import CHECKPOINT, METRICS, RECORD, RunFolder, check_new
+from sparsedp.runs.folder import CHECKPOINT, METRICS, MOVED, RECORD, RunFolder, check_new
 from sparsedp.runs.history import EpochReport
 from sparsedp.runs.ledger_file import FileLedger
+from sparsedp.runs.moved import BASE
 from sparsedp.runs.reader import Run, check_file
 from sparsedp.runs.record import Record
 
@@ -46,6 +47,10 @@ class RunStore(Protocol):
         """Keep a state to resume from."""
         ...
 
+    def save_moved(self, moved: Checkpoint) -> None:
+        """Keep what moved since the state last saved; see `runs.moved`."""
+        ...
+
     def keep_epochs(self, epochs: Sequence[EpochReport]) -> None:
         """Keep what all epochs so far showed."""
         ...
@@ -69,6 +74,9 @@ class NoStore:
     seconds: float = 0.0
 
     def save(self, checkpoint: Checkpoint) -> None:
+        """Nothing to keep it in."""
+
+    def save_moved(self, moved: Checkpoint) -> None:
         """Nothing to keep it in."""
 
     def keep_epochs(self, epochs: Sequence[EpochReport]) -> None:
@@ -100,8 +108,14 @@ class FolderStore:
         return self.folder.path
 
     def save(self, checkpoint: Checkpoint) -> None:
-        """Write a checkpoint that knows its place in the ledger."""
-        self._write({CHECKPOINT: self._with_place(checkpoint)})
+        """Write a checkpoint that knows its place in the ledger; what moved since the one before goes."""
+        files = {CHECKPOINT: self._with_place(checkpoint)}
+        self._write({**files, MOVED: b""} if self.folder.moved_file.exists() else files)
+
+    def save_moved(self, moved: Checkpoint) -> None:
+        """Write what moved since the last full checkpoint, by its SHA-256 in the ledger."""
+        base = self.ledger.record.known(CHECKPOINT)[-1]
+        self._write({MOVED: self._with_place(replace(moved, state={**moved.state, BASE: base}))})
 
     def keep_epochs(self, epochs: Sequence[EpochReport]) -> None:
         """Write the epochs."""
@@ -127,7 +141,10 @@ class FolderStore:
     def _write(self, files: Mapping[str, bytes]) -> None:
         self.ledger.note_files({name: digest_of(name, content) for name, content in files.items()})
         for name, content in files.items():
-            write_atomically(self.path / name, content)
+            if content or name != MOVED:
+                write_atomically(self.path / name, content)
+            else:
+                self.folder.moved_file.unlink(missing_ok=True)
         sync_directory(self.path)
 
 
@@ -160,6 +177,7 @@ def find_run(out: Path | str | None, resume: bool, plan: Plan, *, replay: bool) 
     checkpoint, record = run.checkpoint, run.record
     ledger.expect(checkpoint.state["ledger"]["head"], checkpoint.state["ledger"]["length"])
     check_file(ledger.record, run.folder.checkpoint_file)
+    check_file(ledger.record, run.folder.moved_file)
     return ExistingRun(FolderStore(run.folder, ledger, record["timing"]["seconds"]), checkpoint)
 
 

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from sparsedp.core.files import Json
 from sparsedp.core.layout import Layout
 from sparsedp.core.support import Support
-from sparsedp.methods import Controller, OffSupport
+from sparsedp.methods import Controller, ControllerState, OffSupport
 from sparsedp.optimizers.apply import support_optimizer
 from sparsedp.optimizers.average import WeightAverage
 from sparsedp.optimizers.rule import (
@@ -24,8 +24,10 @@ from sparsedp.optimizers.rule import (
     restore_scheduler,
     scheduler_state,
 )
+from sparsedp.optimizers.since import Since
 from sparsedp.privacy.released import Released
 from sparsedp.runs.checkpoint import Checkpoint, load_model_state
+from sparsedp.runs.moved import MovedState
 from sparsedp.runs.state import LearnerState
 from sparsedp.training.evaluate import evaluation_mode
 
@@ -58,6 +60,7 @@ class Learner:
             "scheduler": None if self._scheduler is None else type(self._scheduler).__name__,
         }
         self._schedule = plain(scheduler_state(self._scheduler))
+        self._since = Since(model, layout, self.applier)
 
     @property
     def learning_rates(self) -> tuple[float, ...]:
@@ -68,7 +71,9 @@ class Learner:
         """Move the support by a release."""
         if self._average is not None:
             self._average.follow(released.support)
+        self._since.about_to_move(released.support)
         self.applier.apply(released)
+        self._since.has_moved()
 
     def after_step(self) -> None:
         """Move the schedule and the average."""
@@ -111,6 +116,30 @@ class Learner:
             scheduler_state(self._scheduler),
             None if self._average is None else self._average.state(),
             self.controller.state(),
+        )
+
+    def saved(self) -> None:
+        """All of it has been kept: from here on `moved` tells the difference."""
+        self._since.begin(self.controller.state().tensors)
+
+    def moved(self) -> MovedState | None:
+        """What has moved since `saved`, between two steps; None when that is not known, or not much less than all."""
+        entries = self._since.entries()
+        if entries is None:
+            return None
+        controller = self.controller.state()
+        kept = self._since.kept(controller.tensors)
+        changed = {name: tensor for name, tensor in controller.tensors.items() if name not in kept}
+        average = None if self._average is None else self._average.entries()
+        if not self._since.is_little(changed, average and average[0].values):
+            return None
+        return MovedState(
+            entries,
+            self.applier.state(),
+            scheduler_state(self._scheduler),
+            average,
+            ControllerState(changed, controller.values),
+            kept,
         )
 
     def restore(self, checkpoint: Checkpoint) -> None:

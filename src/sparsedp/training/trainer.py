@@ -22,6 +22,7 @@ from sparsedp.privacy.plan import Plan
 from sparsedp.runs.checkpoint import Checkpoint
 from sparsedp.runs.history import EpochReport, History
 from sparsedp.runs.identity import check_identity, identity_of
+from sparsedp.runs.moved import moved_checkpoint
 from sparsedp.runs.record import FINISHED, RUNNING, STOPPED, About, RunFacts
 from sparsedp.runs.state import checkpoint_of, history_of
 from sparsedp.runs.store import ExistingRun, RunStore, find_run, new_store
@@ -179,12 +180,21 @@ class Trainer:
             self._end_epoch(report)
         self._between_steps = True
         if self._position == self._store.ledger.charged:
-            self.save()
+            self._end_block()
         return report
 
     def save(self) -> None:
         """Write a checkpoint now; does nothing without a run directory."""
         self._store.save(self._state())
+        self._learner.saved()
+
+    def _end_block(self) -> None:
+        """Write what moved since the last checkpoint; all of it at an epoch's end and where that is not less."""
+        moved = None if self._position in self._epoch_ends else self._learner.moved()
+        if moved is None:
+            self.save()
+        else:
+            self._store.save_moved(moved_checkpoint(self._position, self._identity, moved, self._history))
 
     def pause(self) -> None:
         """Save and close, so that a later `resume=True` goes on from here. Steps paid for and not taken are lost.
@@ -263,6 +273,7 @@ class Trainer:
             self._position = paid
             self._learner.skip(paid - saved.step)
         store.save(self._state())
+        self._learner.saved()
         store.keep_epochs(self._history.epochs)
         store.keep_record(self._facts.record(RUNNING, store.seconds, None))
         return store
