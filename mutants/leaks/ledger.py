@@ -82,8 +82,8 @@ MUTANTS = [
         "last-block-not-counted",
         "What was spent leaves out the last block",
         "runs/verified_ledger.py",
-        "b.steps) for b in self.blocks))",
-        "b.steps) for b in self.blocks[:-1]))",
+        "b.steps) for b in self.blocks)",
+        "b.steps) for b in self.blocks[:-1])",
         TESTS + "test_a_whole_run_charges_exactly_its_plan",
     ),
     mutant(

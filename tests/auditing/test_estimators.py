@@ -22,7 +22,7 @@ from sparsedp.auditing.estimators import (
     rate_at_most,
 )
 from sparsedp.privacy.accountants import accountant
-from sparsedp.privacy.events import Spend, event_of
+from sparsedp.privacy.events import Spend
 
 
 def gaussian_scores(noise: float, count: int, seed: int) -> Scores:
@@ -32,7 +32,7 @@ def gaussian_scores(noise: float, count: int, seed: int) -> Scores:
 
 @pytest.mark.parametrize("noise", [0.5, 1.0, 4.0])
 def test_gaussian_epsilon_is_the_accountants(noise):
-    expected = accountant("pld").epsilon(event_of([Spend(1.0, noise, 1)]), 1e-5)
+    expected = accountant("pld").epsilon([Spend(1.0, noise, 1)], 1e-5)
     assert gaussian_epsilon(1 / noise, 1e-5) == pytest.approx(expected, rel=2e-3)
 
 
@@ -111,7 +111,7 @@ def test_the_distance_of_summed_evidence_never_promises_more_than_the_plan_leaks
     squares = [np.trapezoid(density * evidence**2, x) for density in (inside, outside)]
     variance = sum(s - m**2 for s, m in zip(squares, means, strict=True)) / 2
     shown = gaussian_epsilon(math.sqrt(steps / variance) * (means[0] - means[1]), 1e-5)
-    claimed = accountant("pld").epsilon(event_of([Spend(rate, noise, steps)]), 1e-5)
+    claimed = accountant("pld").epsilon([Spend(rate, noise, steps)], 1e-5)
     assert shown <= claimed * 1.0001
     assert rate < 1 or shown > 0.999 * claimed
 

@@ -12,7 +12,7 @@ from sparsedp.experiments.config import read_experiment
 from sparsedp.experiments.execute import execute
 from sparsedp.experiments.results import Results, make_record
 from sparsedp.experiments.runner import _alone
-from sparsedp.runs.reader import GridRun
+from sparsedp.runs.reader import Run
 
 CONFIG = """
 title = "a small sweep"
@@ -51,7 +51,7 @@ def undisturbed(config, tmp_path_factory) -> dict[str, dict]:
     for run in read_experiment(config).runs():
         result = execute(run.settings, out=folder / run.name)
         noise = {phase.name: phase.noise_multiplier for phase in result.plan.phases}
-        results.keep(run, make_record("small", run, GridRun.open(folder / run.name).record, noise))
+        results.keep(run, make_record("small", run, Run.open(folder / run.name).record, noise))
     return records(results.path)
 
 

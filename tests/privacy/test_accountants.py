@@ -20,9 +20,10 @@ from scipy.stats import norm
 
 from sparsedp.core.errors import PrivacyError
 from sparsedp.privacy import ACCOUNTANTS, Phase, Plan, accountant, epsilon_by_epoch, plan_epsilon
-from sparsedp.privacy.events import Spend, event_of, spends_of
+from sparsedp.privacy.events import Spend
 from sparsedp.privacy.pld import addition_divergence, removal_divergence
 from sparsedp.privacy.rdp import ORDERS, renyi
+from sparsedp.runs.independent import event_of
 
 DELTA = 1e-5
 GRID = [
@@ -42,7 +43,7 @@ TWO_PHASES = (Spend(0.017, 2.0, 700), Spend(0.03, 1.2, 1640))
 
 
 def epsilon(name, *spends, delta=DELTA):
-    return ACCOUNTANTS[name].epsilon(event_of(spends), delta)
+    return ACCOUNTANTS[name].epsilon(spends, delta)
 
 
 def gaussian_epsilon(noise, delta):
@@ -248,7 +249,7 @@ def test_the_tight_conversion_is_that_of_the_library(spends):
     assert epsilon("rdp", *spends) == pytest.approx(library, rel=1e-7)
     for eps in (0.5, 3.0):
         library = rdp_privacy_accountant.compute_delta(ORDERS, renyi(spends), eps)[0]
-        assert ACCOUNTANTS["rdp"].delta(event_of(spends), eps) >= library * (1 - 1e-9)
+        assert ACCOUNTANTS["rdp"].delta(spends, eps) >= library * (1 - 1e-9)
 
 
 def test_the_classic_conversion_is_theorem_4_1():
@@ -268,50 +269,38 @@ def test_pld_is_at_most_rdp_and_tight_at_most_classic(spends):
 @pytest.mark.parametrize("name", ACCOUNTANTS)
 @pytest.mark.parametrize("spends", [GRID[0], GRID[2], TWO_PHASES])
 def test_delta_undoes_epsilon(name, spends):
-    event = event_of(spends)
-    assert ACCOUNTANTS[name].delta(event, ACCOUNTANTS[name].epsilon(event, DELTA)) == pytest.approx(
+    assert ACCOUNTANTS[name].delta(spends, ACCOUNTANTS[name].epsilon(spends, DELTA)) == pytest.approx(
         DELTA, rel=1e-6
     )
 
 
 @pytest.mark.parametrize("spends", [*GRID, TWO_PHASES])
 def test_the_quick_estimate_is_an_upper_bound_within_two_percent(spends):
-    quick, real = ACCOUNTANTS["pld"].rough_epsilon(event_of(spends), DELTA), epsilon("pld", *spends)
+    quick, real = ACCOUNTANTS["pld"].rough_epsilon(spends, DELTA), epsilon("pld", *spends)
     assert real * (1 - 1e-6) <= quick <= real * 1.02
 
 
 @pytest.mark.parametrize("name", ACCOUNTANTS)
 def test_nothing_costs_nothing_and_no_noise_costs_everything(name):
     chosen = accountant(name)
-    assert chosen.epsilon(dp.NoOpDpEvent(), DELTA) == 0.0
-    assert chosen.delta(dp.NoOpDpEvent(), 1.0) == 0.0
-    for event in (dp.NonPrivateDpEvent(), event_of((Spend(0.1, 1.0, 5), Spend(0.1, 0.0, 1)))):
-        assert chosen.epsilon(event, DELTA) == math.inf
-        assert chosen.delta(event, 1.0) == 1.0
-
-
-@pytest.mark.parametrize("name", ACCOUNTANTS)
-def test_an_event_nobody_knows_fails_closed(name):
-    with pytest.raises(PrivacyError, match="cannot account"):
-        accountant(name).epsilon(dp.ComposedDpEvent([dp.GaussianDpEvent(1.0), dp.LaplaceDpEvent(1.0)]), DELTA)
+    assert chosen.epsilon((), DELTA) == 0.0
+    assert chosen.delta((), 1.0) == 0.0
+    assert chosen.epsilon((Spend(0.0, 1.0, 5),), DELTA) == 0.0
+    for spends in ((Spend(1.0, 0.0, 1),), (Spend(0.1, 1.0, 5), Spend(0.1, 0.0, 1))):
+        assert chosen.epsilon(spends, DELTA) == math.inf
+        assert chosen.delta(spends, 1.0) == 1.0
 
 
 @pytest.mark.parametrize("name", ACCOUNTANTS)
 @pytest.mark.parametrize("delta", [0.0, 1.0, -1e-5, math.nan])
 def test_a_delta_outside_its_range_is_refused(name, delta):
     with pytest.raises(PrivacyError, match="delta"):
-        accountant(name).epsilon(event_of(TWO_PHASES), delta)
+        accountant(name).epsilon(TWO_PHASES, delta)
 
 
 def test_an_unknown_accountant_is_refused_with_the_menu():
     with pytest.raises(PrivacyError, match="pld"):
         accountant("moments")
-
-
-def test_nested_and_plain_gaussian_events_are_read():
-    inner = dp.SelfComposedDpEvent(dp.PoissonSampledDpEvent(0.1, dp.GaussianDpEvent(2.0)), 3)
-    event = dp.SelfComposedDpEvent(dp.ComposedDpEvent([inner, dp.GaussianDpEvent(4.0), dp.NoOpDpEvent()]), 5)
-    assert spends_of(event) == (Spend(0.1, 2.0, 15), Spend(1.0, 4.0, 5))
 
 
 def three_phase_plan():
@@ -331,7 +320,7 @@ def test_the_curve_agrees_with_accounting_for_every_prefix_and_ends_at_epsilon(n
     assert list(curve) == sorted(curve)
     assert curve[-1] == plan_epsilon(plan, name)
     for found, steps in zip(curve, plan.epoch_ends(), strict=True):
-        direct = ACCOUNTANTS[name].epsilon(plan.event(steps), DELTA)
+        direct = ACCOUNTANTS[name].epsilon(plan.spends(steps), DELTA)
         assert direct * (1 - 2e-4) <= found <= direct * 1.005
 
 

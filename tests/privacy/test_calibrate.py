@@ -15,6 +15,7 @@ from sparsedp.core.errors import PrivacyError, PrivacyWarning
 from sparsedp.core.folders import cache_dir
 from sparsedp.privacy import ACCOUNTANTS, EqualNoise, NominalSplit, Phase, Plan, calibrate, plan_epsilon
 from sparsedp.privacy.search import Found, least_noise
+from sparsedp.runs.independent import event_of
 
 DELTA = 1e-5
 
@@ -58,7 +59,10 @@ def test_full_batches_can_be_calibrated_to_large_epsilons_too(epsilon):
 
 def test_the_cost_is_within_the_target_by_the_accountant_of_the_library_too():
     found = calibrate(plan(300, 700, rate=0.05), 2.0, DELTA)
-    assert PLDAccountant(value_discretization_interval=2e-4).compose(found.event()).get_epsilon(DELTA) <= 2.0
+    assert (
+        PLDAccountant(value_discretization_interval=2e-4).compose(event_of(found.spends())).get_epsilon(DELTA)
+        <= 2.0
+    )
 
 
 def test_a_nominal_split_spends_its_share_in_the_first_phase_alone():

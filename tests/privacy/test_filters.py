@@ -21,7 +21,7 @@ from sparsedp.privacy import (
     epsilon_by_epoch,
     plan_epsilon,
 )
-from sparsedp.privacy.events import Spend, event_of
+from sparsedp.privacy.events import Spend
 
 DELTA = 1e-5
 
@@ -30,11 +30,11 @@ DELTA = 1e-5
 class Run:
     """A finished run that charged all of these."""
 
-    spends: tuple
+    charged: tuple
     head: str = "ab12"
 
-    def event(self):
-        return event_of(self.spends)
+    def spends(self):
+        return self.charged
 
 
 def plan(*phases, **changes):
@@ -71,13 +71,13 @@ def test_the_calibrated_plan_fills_the_cap_and_no_more(split):
     earlier = [finished(FIRST)]
     found = chosen.calibrate(OPEN, earlier, *([split] if split else []))
     left = chosen.remaining(earlier)
-    assert 0.995 * left <= chosen.cost(found.event()) <= left
+    assert 0.995 * left <= chosen.cost(found.spends()) <= left
     assert chosen.admits(found, earlier)
     if split:
         alone = chosen.cost(
             replace(
                 found, phases=found.phases[:1], target_epsilon=None, accountant=None, continuation=None
-            ).event()
+            ).spends()
         )
         assert 0.25 * left * 0.995 <= alone <= 0.25 * left
 
@@ -87,8 +87,8 @@ def test_the_total_is_within_the_cap_by_ordinary_accounting():
     chosen = RdpFilter.before(FIRST, 3.0, DELTA)
     second = chosen.calibrate(OPEN, [finished(FIRST)])
     third = chosen.calibrate(plan(Phase("c", 50, 0.01, 1.0)), [finished(FIRST), Run(second.spends(70))])
-    both = event_of((*FIRST.spends(), *second.spends()))
-    three = event_of((*FIRST.spends(), *second.spends(70), *third.spends()))
+    both = (*FIRST.spends(), *second.spends())
+    three = (*FIRST.spends(), *second.spends(70), *third.spends())
     for event in (both, three):
         for name in ("rdp", "pld"):
             assert ACCOUNTANTS[name].epsilon(event, DELTA) <= 3.0
@@ -100,7 +100,7 @@ def test_what_an_early_stop_did_not_charge_is_free():
     ledger = MemoryLedger()
     for step in range(50):
         ledger.charge(Charge("train", step, 0.02, 2.0))
-    assert chosen.cost(ledger.event()) == pytest.approx(chosen.cost(FIRST.event(50)))
+    assert chosen.cost(ledger.spends()) == pytest.approx(chosen.cost(FIRST.spends(50)))
 
 
 def test_the_plan_records_what_it_continues():
@@ -118,11 +118,11 @@ def test_a_continued_plan_is_accounted_for_with_what_came_before():
     chosen = RdpFilter.before(FIRST, 3.0, DELTA)
     found = chosen.calibrate(OPEN, [finished(FIRST)])
     own = accountant_for(found)
-    total = chosen.cost(FIRST.event()) + chosen.cost(found.event())
+    total = chosen.cost(FIRST.spends()) + chosen.cost(found.spends())
     exact = total + math.log(1 - 1 / chosen.order) - math.log(DELTA * chosen.order) / (chosen.order - 1)
     assert plan_epsilon(found) == pytest.approx(exact)
     assert 0.99 * 3.0 <= plan_epsilon(found) <= 3.0
-    assert own.delta(found.event(), plan_epsilon(found)) == pytest.approx(DELTA)
+    assert own.delta(found.spends(), plan_epsilon(found)) == pytest.approx(DELTA)
     curve = epsilon_by_epoch(found)
     assert list(curve) == sorted(curve)
     assert curve[-1] == plan_epsilon(found)

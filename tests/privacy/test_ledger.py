@@ -419,7 +419,7 @@ def test_spending_needs_a_delta_from_somewhere(path):
 def test_a_memory_ledger_knows_what_it_cost():
     ledger = MemoryLedger()
     spend(ledger, range(40))
-    assert ledger.event() == PLAN.event(40)
+    assert ledger.spends() == PLAN.spends(40)
 
 
 def _run_until(dies_at, path, released):

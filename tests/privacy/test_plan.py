@@ -16,6 +16,7 @@ from opacus.accountants import RDPAccountant
 from sparsedp.core.errors import PrivacyError, SparseDPError
 from sparsedp.privacy import Continuation, Phase, Plan, guarantee, summarize
 from sparsedp.privacy.accountants import plan_epsilon
+from sparsedp.runs.independent import event_of
 
 OLD_RUNS = Path(__file__).parents[1] / "runs_on_disk" / "written_by_0_1"
 
@@ -234,16 +235,17 @@ def test_epoch_ends_agree_with_counting_training_steps(shape, per_epoch):
     assert plan.epoch_ends() == tuple(expected)
 
 
-def test_the_event_composes_the_phases_and_stops_where_told():
+def test_the_spends_are_the_phases_and_stop_where_told():
     def part(rate, noise, count):
         return dp.SelfComposedDpEvent(dp.PoissonSampledDpEvent(rate, dp.GaussianDpEvent(noise)), count)
 
-    assert PLAN.event() == dp.ComposedDpEvent([part(0.01, 1.5, 30), part(0.02, 1.25, 70)])
-    assert PLAN.event(31) == dp.ComposedDpEvent([part(0.01, 1.5, 30), part(0.02, 1.25, 1)])
-    assert PLAN.event(30) == dp.ComposedDpEvent([part(0.01, 1.5, 30)])
-    assert PLAN.event(0) == dp.NoOpDpEvent()
+    assert PLAN.spends() == ((0.01, 1.5, 30), (0.02, 1.25, 70))
+    assert PLAN.spends(31) == ((0.01, 1.5, 30), (0.02, 1.25, 1))
+    assert PLAN.spends(30) == ((0.01, 1.5, 30),)
+    assert event_of(PLAN.spends()) == dp.ComposedDpEvent([part(0.01, 1.5, 30), part(0.02, 1.25, 70)])
+    assert event_of(PLAN.spends(0)) == dp.NoOpDpEvent()
     with pytest.raises(PrivacyError, match="steps"):
-        PLAN.event(101)
+        PLAN.spends(101)
 
 
 @pytest.mark.parametrize(
@@ -254,8 +256,8 @@ def test_the_event_composes_the_phases_and_stops_where_told():
 def test_a_phase_without_clip_or_noise_makes_the_plan_non_private(phase):
     plan = replace(PLAN, phases=(WARM_UP, phase))
     assert not plan.is_private
-    assert isinstance(plan.event(), dp.NonPrivateDpEvent)
-    assert plan.event(30) == PLAN.event(30)
+    assert isinstance(event_of(plan.spends()), dp.NonPrivateDpEvent)
+    assert plan.spends(30) == PLAN.spends(30)
     assert "Not private" in guarantee(plan)
     assert all(math.isinf(value) for value in summarize(plan).epsilons.values())
 

@@ -7,7 +7,7 @@ from studies.tables.partition import costs, gaussian_epsilon
 
 from sparsedp.core.errors import SparseDPError
 from sparsedp.privacy.accountants import accountant
-from sparsedp.privacy.events import Spend, event_of
+from sparsedp.privacy.events import Spend
 
 METHODS = ("dp-sgd", "tp-rand", "tp-topk", "on-rand", "on-topk")
 
@@ -130,7 +130,7 @@ def test_adadpigus_noise_is_that_of_classic_rdp_at_the_steps_found(dataset, epsi
         training.batch_size / training.units,
         training.epochs * training.units // training.batch_size,
     )
-    spent = accountant("rdp-classic").epsilon(event_of((Spend(rate, ours, steps),)), 1e-5)
+    spent = accountant("rdp-classic").epsilon((Spend(rate, ours, steps),), 1e-5)
     assert 0.995 * epsilon <= spent <= epsilon
     assert noise_multiplier(training, epsilon, "pld") < ours
 
@@ -138,7 +138,7 @@ def test_adadpigus_noise_is_that_of_classic_rdp_at_the_steps_found(dataset, epsi
 @pytest.mark.parametrize(("noise", "epochs"), [(1.65, 48), (4.0, 48), (1.0, 1)])
 def test_partitions_cost_what_an_independent_accountant_says_of_so_many_gaussians(noise, epochs):
     ours = gaussian_epsilon(noise, epochs)
-    theirs = accountant("pld").epsilon(event_of((Spend(1.0, noise, epochs),)), 1e-5)
+    theirs = accountant("pld").epsilon((Spend(1.0, noise, epochs),), 1e-5)
     assert ours == pytest.approx(theirs, rel=2e-3)
 
 

@@ -324,6 +324,6 @@ def test_general_losses_nominal_splits_and_options_pass_through() -> None:
     assert (first.steps, second.steps) == (6, 9)
     assert (first.clip_norm, second.clip_norm) == (1.0, 0.5)
     assert first.noise_multiplier > second.noise_multiplier
-    alone = accountant("rdp").epsilon(result.plan.event(6), 1e-3)
+    alone = accountant("rdp").epsilon(result.plan.spends(6), 1e-3)
     assert alone == pytest.approx(2.4, rel=0.01)
     assert result.k == 9

@@ -19,7 +19,7 @@ from sparsedp.auditing.record_canaries import record_scores
 from sparsedp.auditing.result import AuditResult, Check
 from sparsedp.auditing.subject import Setting, Subject
 from sparsedp.privacy.accountants import accountant, plan_epsilon
-from sparsedp.privacy.events import Spend, event_of
+from sparsedp.privacy.events import Spend
 
 STEPS = 200
 RECORD_RELEASES = 100
@@ -128,7 +128,7 @@ def _cost(spends: list[Spend], delta: float) -> float:
         s if s.noise_multiplier == 0 else s._replace(noise_multiplier=max(s.noise_multiplier, LEAST_NOISE))
         for s in spends
     ]
-    return accountant("pld").epsilon(event_of(known), delta) if known else 0.0
+    return accountant("pld").epsilon(known, delta) if known else 0.0
 
 
 def _one_step(subject: Subject, rates: Mapping[str, float], noise: Mapping[str, float]) -> dict[str, float]:

@@ -2,37 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Protocol
 
 from sparsedp.core.errors import PrivacyError
+from sparsedp.privacy.events import Spend
 from sparsedp.privacy.plan import FILTER, Plan
 from sparsedp.privacy.pld import PldAccountant
 from sparsedp.privacy.rdp import CLASSIC, TIGHT, RdpAccountant
 
 
 class Accountant(Protocol):
-    """Bounds epsilon and delta of a `dp_accounting` event, under adding or removing one unit."""
+    """Bounds epsilon and delta of what was spent, under adding or removing one unit."""
 
     @property
     def name(self) -> str:
         """Its key in the table."""
         ...
 
-    def epsilon(self, event: Any, delta: float) -> float:
-        """An upper bound on epsilon at delta; infinite for a non-private event, 0 for nothing."""
+    def epsilon(self, spends: Iterable[Spend], delta: float) -> float:
+        """An upper bound on epsilon at delta; infinite if not private, 0 for nothing."""
         ...
 
-    def rough_epsilon(self, event: Any, delta: float) -> float:
+    def rough_epsilon(self, spends: Iterable[Spend], delta: float) -> float:
         """A quick upper bound within about one percent of `epsilon`, for searches."""
         ...
 
-    def delta(self, event: Any, epsilon: float) -> float:
-        """An upper bound on delta at epsilon; 1 for a non-private event, 0 for nothing."""
+    def delta(self, spends: Iterable[Spend], epsilon: float) -> float:
+        """An upper bound on delta at epsilon; 1 if not private, 0 for nothing."""
         ...
 
-    def curve(self, event: Any, marks: Sequence[int], delta: float) -> tuple[float, ...]:
+    def curve(self, spends: Iterable[Spend], marks: Sequence[int], delta: float) -> tuple[float, ...]:
         """Epsilon after each of an increasing list of step counts; never decreases."""
         ...
 
@@ -76,12 +77,12 @@ def epsilon_by_epoch(plan: Plan, name: str | None = None, delta: float | None = 
     **Privacy.** These are prefixes of the plan. A run stopped early guarantees the *planned* epsilon, unless the stop
     did not depend on anything that was released.
     """
-    return _chosen(plan, name).curve(plan.event(), plan.epoch_ends(), _delta_of(plan, delta))
+    return _chosen(plan, name).curve(plan.spends(), plan.epoch_ends(), _delta_of(plan, delta))
 
 
 def plan_epsilon(plan: Plan, name: str | None = None, delta: float | None = None) -> float:
     """Epsilon of the whole plan, by its own accountant and at its own delta unless told otherwise."""
-    return _chosen(plan, name).epsilon(plan.event(), _delta_of(plan, delta))
+    return _chosen(plan, name).epsilon(plan.spends(), _delta_of(plan, delta))
 
 
 def _chosen(plan: Plan, name: str | None) -> Accountant:

@@ -12,7 +12,7 @@ from typing import Any
 from sparsedp.core.errors import OutOfReachError, PrivacyError, PrivacyWarning
 from sparsedp.privacy import cache, checks
 from sparsedp.privacy.accountants import accountant as accountant_named
-from sparsedp.privacy.events import Spend, event_of
+from sparsedp.privacy.events import Spend
 from sparsedp.privacy.plan import Plan
 from sparsedp.privacy.splits import BudgetSplit, EqualNoise, Goal, NominalSplit
 
@@ -61,8 +61,8 @@ def calibrate(
     warn_if_large(chosen, plan)
     goal = Goal(
         limit=target,
-        cost=lambda spends: counted.epsilon(event_of(spends), chosen),
-        rough_cost=lambda spends: counted.rough_epsilon(event_of(spends), chosen),
+        cost=lambda spends: counted.epsilon(spends, chosen),
+        rough_cost=lambda spends: counted.rough_epsilon(spends, chosen),
         what=f"epsilon={target:g} at delta={chosen:g} in {plan.total_steps} steps ({accountant})",
     )
     request = {

@@ -1,11 +1,9 @@
-"""What was released, as the accountants see it: Poisson-subsampled Gaussian mechanisms and how often each ran."""
+"""What was spent, as the accountants see it: Poisson-subsampled Gaussian mechanisms and how often each ran."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
-
-from sparsedp.core.errors import PrivacyError
+from typing import NamedTuple
 
 
 class Spend(NamedTuple):
@@ -16,31 +14,13 @@ class Spend(NamedTuple):
     steps: int
 
 
-def event_of(spends: Iterable[Spend]) -> Any:
-    """The `dp_accounting` event of some spends: one self-composed, Poisson-sampled Gaussian each.
+def counted(spends: Iterable[Spend]) -> tuple[Spend, ...]:
+    """Spends as an accountant counts them, in order.
 
-    **Edge cases.** One spend without noise makes the whole non-private; nothing spent is a no-op.
+    **Edge cases.** One spend without noise makes the whole non-private; one that samples nobody costs nothing.
     """
-    import dp_accounting as dp
-
-    parts = []
-    for spend in spends:
-        if spend.noise_multiplier == 0:
-            return dp.NonPrivateDpEvent()
-        gaussian = dp.GaussianDpEvent(spend.noise_multiplier)
-        parts.append(
-            dp.SelfComposedDpEvent(dp.PoissonSampledDpEvent(spend.sampling_rate, gaussian), spend.steps)
-        )
-    return dp.ComposedDpEvent(parts) if parts else dp.NoOpDpEvent()
-
-
-def spends_of(event: Any) -> tuple[Spend, ...]:
-    """The spends of a `dp_accounting` event, in order.
-
-    Raises:
-        PrivacyError: the event holds a mechanism these accountants do not know. Unknown fails closed.
-    """
-    return tuple(_walk(event, 1))
+    known = tuple(Spend(float(rate), float(noise), steps) for rate, noise, steps in spends if rate > 0)
+    return known if is_private(known) else (Spend(1.0, 0.0, 1),)
 
 
 def merged(spends: Iterable[Spend]) -> tuple[Spend, ...]:
@@ -65,27 +45,3 @@ def between(spends: Iterable[Spend], start: int, stop: int) -> tuple[Spend, ...]
 def is_private(spends: Sequence[Spend]) -> bool:
     """Whether every mechanism adds noise."""
     return all(spend.noise_multiplier > 0 for spend in spends)
-
-
-def _walk(event: Any, count: int) -> list[Spend]:
-    import dp_accounting as dp
-
-    match event:
-        case dp.NoOpDpEvent():
-            return []
-        case dp.NonPrivateDpEvent():
-            return [Spend(1.0, 0.0, count)]
-        case dp.ComposedDpEvent(events=events):
-            return [spend for part in events for spend in _walk(part, count)]
-        case dp.SelfComposedDpEvent(event=part, count=times):
-            return _walk(part, count * times)
-        case dp.GaussianDpEvent(noise_multiplier=noise):
-            return [Spend(1.0, float(noise), count)]
-        case dp.PoissonSampledDpEvent(
-            sampling_probability=rate, event=dp.GaussianDpEvent(noise_multiplier=noise)
-        ):
-            return [Spend(float(rate), float(noise), count)] if rate > 0 else []
-        case _:
-            raise PrivacyError(
-                f"cannot account for {event!r}; expected compositions of Poisson-sampled Gaussian releases"
-            )

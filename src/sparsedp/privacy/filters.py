@@ -19,14 +19,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, final
+from typing import Protocol, final
 
 import numpy as np
 
 from sparsedp.core.errors import PrivacyError
 from sparsedp.privacy import checks
 from sparsedp.privacy.calibrate import as_spends, warn_if_large, with_spends
-from sparsedp.privacy.events import Spend, spends_of
+from sparsedp.privacy.events import Spend, counted
 from sparsedp.privacy.plan import FILTER, Continuation, Plan
 from sparsedp.privacy.rdp import ORDERS, TIGHT, renyi
 from sparsedp.privacy.splits import BudgetSplit, EqualNoise, Goal
@@ -40,7 +40,7 @@ class FinishedRun(Protocol):
         """Hash of its last line."""
         ...
 
-    def event(self) -> Any:
+    def spends(self) -> tuple[Spend, ...]:
         """Everything charged to it."""
         ...
 
@@ -90,9 +90,9 @@ class RdpFilter:
         overhead = TIGHT.epsilon(np.asarray([self.order]), np.zeros(1), self.delta)
         return self.epsilon - float(overhead[0])
 
-    def cost(self, event: Any) -> float:
-        """Renyi divergence of the fixed order that an event spends; infinite if it is not private."""
-        return self._cost(spends_of(event))
+    def cost(self, spends: Iterable[Spend]) -> float:
+        """Renyi divergence of the fixed order of what is spent; infinite if it is not private."""
+        return float(renyi(counted(spends), (self.order,))[0])
 
     def remaining(self, earlier: Iterable[FinishedRun]) -> float:
         """What is left of the budget after the charges of earlier runs, never below 0."""
@@ -100,7 +100,7 @@ class RdpFilter:
 
     def admits(self, plan: Plan, earlier: Iterable[FinishedRun]) -> bool:
         """Whether a further plan fits."""
-        return self.cost(plan.event()) <= self.remaining(earlier)
+        return self.cost(plan.spends()) <= self.remaining(earlier)
 
     def calibrate(
         self,
@@ -123,8 +123,8 @@ class RdpFilter:
             )
         goal = Goal(
             limit=left,
-            cost=self._cost,
-            rough_cost=self._cost,
+            cost=self.cost,
+            rough_cost=self.cost,
             what=f"what is left of epsilon={self.epsilon:g} at delta={self.delta:g} in {plan.total_steps} steps",
         )
         return replace(
@@ -136,7 +136,4 @@ class RdpFilter:
         )
 
     def _spent(self, earlier: Iterable[FinishedRun]) -> float:
-        return math.fsum(self.cost(run.event()) for run in earlier)
-
-    def _cost(self, spends: Iterable[Spend]) -> float:
-        return float(renyi(spends, (self.order,))[0])
+        return math.fsum(self.cost(run.spends()) for run in earlier)

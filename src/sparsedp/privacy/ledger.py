@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
-from sparsedp.privacy.events import Spend, event_of, merged
+from sparsedp.privacy.events import Spend, merged
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +60,8 @@ class RunLedger(Ledger, Protocol):
         """Number of lines; 0 without a file."""
         ...
 
-    def event(self) -> Any:
-        """Everything charged, as a `dp_accounting` event."""
+    def spends(self) -> tuple[Spend, ...]:
+        """Everything charged, equal mechanisms added up."""
         ...
 
     def close(self) -> None:
@@ -99,9 +99,9 @@ class MemoryLedger:
         """There is no file."""
         return 0
 
-    def event(self) -> Any:
-        """Everything charged, as a `dp_accounting` event."""
-        return event_of(merged(Spend(c.sampling_rate, c.noise_multiplier, 1) for c in self.charges))
+    def spends(self) -> tuple[Spend, ...]:
+        """Everything charged, equal mechanisms added up."""
+        return merged(Spend(c.sampling_rate, c.noise_multiplier, 1) for c in self.charges)
 
     def close(self) -> None:
         """Nothing to release."""

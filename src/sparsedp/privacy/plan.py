@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, final
+from typing import final
 
 from sparsedp.core.errors import PrivacyError
 from sparsedp.privacy import checks
 from sparsedp.privacy.canonical import FrozenMap, canonical, sha256
-from sparsedp.privacy.events import Spend, event_of
+from sparsedp.privacy.events import Spend
 from sparsedp.privacy.phase import Continuation, Phase, keyed, set_fields, values_of
 
 __all__ = ["FILTER", "Continuation", "Phase", "Plan"]
@@ -157,10 +157,6 @@ class Plan:
                 spends.append(Spend(phase.sampling_rate, noise, count))
             left -= count
         return tuple(spends)
-
-    def event(self, steps: int | None = None) -> Any:
-        """The `dp_accounting` event of the plan, or of its first `steps` steps; non-private if any phase of it is."""
-        return event_of(self.spends(steps))
 
     def with_noise(self, noise: Mapping[str, float]) -> Plan:
         """The same plan with the named phases' noise multipliers replaced, and no target."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, reduce
 from itertools import pairwise
@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from sparsedp.core.errors import PrivacyError
 from sparsedp.privacy import checks
-from sparsedp.privacy.events import Spend, between, is_private, merged, spends_of
+from sparsedp.privacy.events import Spend, between, counted, is_private, merged
 from sparsedp.privacy.quiet import quiet
 
 Vector = npt.NDArray[np.floating[Any]]
@@ -72,37 +72,37 @@ class PldAccountant:
 
     name: str = "pld"
 
-    def epsilon(self, event: Any, delta: float) -> float:
-        """Smallest epsilon at `delta`, rounded up; infinite for a non-private event."""
-        return _epsilon(merged(spends_of(event)), checks.delta_in_range(delta), FINE)
+    def epsilon(self, spends: Iterable[Spend], delta: float) -> float:
+        """Smallest epsilon at `delta`, rounded up; infinite for spends that are not private."""
+        return _epsilon(merged(counted(spends)), checks.delta_in_range(delta), FINE)
 
-    def rough_epsilon(self, event: Any, delta: float) -> float:
+    def rough_epsilon(self, spends: Iterable[Spend], delta: float) -> float:
         """An upper bound within about one percent, quicker."""
-        return _epsilon(merged(spends_of(event)), checks.delta_in_range(delta), COARSE)
+        return _epsilon(merged(counted(spends)), checks.delta_in_range(delta), COARSE)
 
-    def delta(self, event: Any, epsilon: float) -> float:
-        """Smallest delta at `epsilon`, rounded up; 1 for a non-private event."""
-        spends = merged(spends_of(event))
-        if not is_private(spends):
+    def delta(self, spends: Iterable[Spend], epsilon: float) -> float:
+        """Smallest delta at `epsilon`, rounded up; 1 for spends that are not private."""
+        known = merged(counted(spends))
+        if not is_private(known):
             return 1.0
         bound = checks.number(epsilon, "epsilon", at_least=0.0)
-        if not spends:
+        if not known:
             return 0.0
-        found = float(_compose(spends, _width(spends, FINE)).get_delta_for_epsilon(bound))
-        return min(1.0, max(0.0, found) + _slack(spends))
+        found = float(_compose(known, _width(known, FINE)).get_delta_for_epsilon(bound))
+        return min(1.0, max(0.0, found) + _slack(known))
 
-    def curve(self, event: Any, marks: Sequence[int], delta: float) -> tuple[float, ...]:
+    def curve(self, spends: Iterable[Spend], marks: Sequence[int], delta: float) -> tuple[float, ...]:
         """Epsilon after each of an increasing list of step counts, each point built on the one before.
 
         The last point equals `epsilon` of that many steps; the others are on the coarser grid, lowered to the
         point that follows where that is smaller (epsilon cannot fall as steps are added).
         """
-        spends, bound = spends_of(event), checks.delta_in_range(delta)
-        prefixes = [merged(spends[: count + 1]) for count in range(len(spends))]
+        known, bound = counted(spends), checks.delta_in_range(delta)
+        prefixes = [merged(known[: count + 1]) for count in range(len(known))]
         width = min((_width(prefix, CURVE) for prefix in prefixes if is_private(prefix)), default=1.0)
         epsilons, total = [], None
         for start, stop in pairwise((0, *marks)):
-            done, new = between(spends, 0, stop), merged(between(spends, start, stop))
+            done, new = between(known, 0, stop), merged(between(known, start, stop))
             if not is_private(done) or stop == marks[-1]:
                 epsilons.append(_epsilon(merged(done), bound, FINE))
                 continue

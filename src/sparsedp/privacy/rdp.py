@@ -6,13 +6,13 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, final
+from typing import final
 
 import numpy as np
 import numpy.typing as npt
 
 from sparsedp.privacy import checks
-from sparsedp.privacy.events import Spend, between, merged, spends_of
+from sparsedp.privacy.events import Spend, between, counted, merged
 from sparsedp.privacy.quiet import quiet
 
 Vector = npt.NDArray[np.float64]
@@ -110,26 +110,26 @@ class RdpAccountant:
     orders: tuple[float, ...] = ORDERS
     spent: tuple[float, ...] = (0.0,) * len(ORDERS)
 
-    def epsilon(self, event: Any, delta: float) -> float:
-        """Smallest epsilon it can show at `delta`; infinite for a non-private event."""
-        return self._epsilon(self._total(spends_of(event)), checks.delta_in_range(delta))
+    def epsilon(self, spends: Iterable[Spend], delta: float) -> float:
+        """Smallest epsilon it can show at `delta`; infinite for spends that are not private."""
+        return self._epsilon(self._total(counted(spends)), checks.delta_in_range(delta))
 
-    def rough_epsilon(self, event: Any, delta: float) -> float:
+    def rough_epsilon(self, spends: Iterable[Spend], delta: float) -> float:
         """The same as `epsilon`: it is quick already."""
-        return self.epsilon(event, delta)
+        return self.epsilon(spends, delta)
 
-    def delta(self, event: Any, epsilon: float) -> float:
-        """Smallest delta it can show at `epsilon`; 1 for a non-private event."""
-        total, bound = self._total(spends_of(event)), checks.number(epsilon, "epsilon", at_least=0.0)
+    def delta(self, spends: Iterable[Spend], epsilon: float) -> float:
+        """Smallest delta it can show at `epsilon`; 1 for spends that are not private."""
+        total, bound = self._total(counted(spends)), checks.number(epsilon, "epsilon", at_least=0.0)
         if not total.any():
             return 0.0
         logs = self.conversion.log_delta(np.asarray(self.orders), total, bound)
         return math.exp(min(0.0, float(logs.min())))
 
-    def curve(self, event: Any, marks: Sequence[int], delta: float) -> tuple[float, ...]:
+    def curve(self, spends: Iterable[Spend], marks: Sequence[int], delta: float) -> tuple[float, ...]:
         """Epsilon after each of an increasing list of step counts."""
-        spends, bound = spends_of(event), checks.delta_in_range(delta)
-        return tuple(self._epsilon(self._total(between(spends, 0, stop)), bound) for stop in marks)
+        known, bound = counted(spends), checks.delta_in_range(delta)
+        return tuple(self._epsilon(self._total(between(known, 0, stop)), bound) for stop in marks)
 
     def _total(self, spends: Iterable[Spend]) -> Vector:
         return np.asarray(self.spent) + renyi(spends, self.orders)

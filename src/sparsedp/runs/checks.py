@@ -13,7 +13,7 @@ from sparsedp.core.ratio import exact_ratio
 from sparsedp.methods import AUTO, Granularity
 from sparsedp.methods.schedules import active_count
 from sparsedp.privacy.accountants import accountant_for, epsilon_by_epoch
-from sparsedp.privacy.events import Spend, event_of, merged
+from sparsedp.privacy.events import Spend, merged
 from sparsedp.privacy.grid import NOISE
 from sparsedp.privacy.plan import Plan
 from sparsedp.runs.checkpoint import Checkpoint
@@ -259,7 +259,7 @@ def _epsilon_of(plan: Plan, blocks: tuple[PaidSteps, ...]) -> float | None:
     if not plan.is_private or plan.delta is None:
         return None
     spends = (Spend(block.sampling_rate, block.noise_multiplier, block.steps) for block in blocks)
-    return accountant_for(plan).epsilon(event_of(merged(spends)), plan.delta)
+    return accountant_for(plan).epsilon(merged(spends), plan.delta)
 
 
 @lru_cache(maxsize=64)

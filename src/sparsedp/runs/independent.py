@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import warnings
+from collections.abc import Iterable
+from typing import Any
 
+from sparsedp.privacy.events import Spend
 from sparsedp.privacy.quiet import quiet
 from sparsedp.runs.verified_ledger import VerifiedLedger
 
@@ -23,9 +26,28 @@ def independent_epsilons(ledger: VerifiedLedger) -> dict[str, float]:
     with quiet():
         made = {TIGHTEST: dp.pld.PLDAccountant(), "RDP (dp-accounting)": dp.rdp.RdpAccountant()}
         found = {
-            name: float(one.compose(ledger.event()).get_epsilon(ledger.delta)) for name, one in made.items()
+            name: float(one.compose(event_of(ledger.spends())).get_epsilon(ledger.delta))
+            for name, one in made.items()
         }
     return {**found, **_by_opacus(ledger, ledger.delta)}
+
+
+def event_of(spends: Iterable[Spend]) -> Any:
+    """The `dp_accounting` event of some spends: one self-composed, Poisson-sampled Gaussian each.
+
+    **Edge cases.** One spend without noise makes the whole non-private; nothing spent is a no-op.
+    """
+    import dp_accounting as dp
+
+    parts = []
+    for spend in spends:
+        if spend.noise_multiplier == 0:
+            return dp.NonPrivateDpEvent()
+        gaussian = dp.GaussianDpEvent(spend.noise_multiplier)
+        parts.append(
+            dp.SelfComposedDpEvent(dp.PoissonSampledDpEvent(spend.sampling_rate, gaussian), spend.steps)
+        )
+    return dp.ComposedDpEvent(parts) if parts else dp.NoOpDpEvent()
 
 
 def _by_opacus(ledger: VerifiedLedger, delta: float) -> dict[str, float]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Self, final
 
 from sparsedp.core.errors import PrivacyError
+from sparsedp.privacy.events import Spend
 from sparsedp.privacy.ledger import Charge
 from sparsedp.privacy.plan import Plan
 from sparsedp.runs import durable
@@ -180,9 +181,9 @@ class FileLedger:
         """The first step that can still be released. After `resume`: past the block that was in flight, now lost."""
         return self._next
 
-    def event(self) -> Any:
-        """Everything charged, as a `dp_accounting` event."""
-        return self._record.event()
+    def spends(self) -> tuple[Spend, ...]:
+        """Everything charged, equal mechanisms added up."""
+        return self._record.spends()
 
     def spent(self, delta: float | None = None, accountant: str = "pld") -> float:
         """Epsilon of everything charged; see `VerifiedLedger.spent`."""

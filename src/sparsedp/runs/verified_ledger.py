@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, final
+from typing import NamedTuple, final
 
 from sparsedp.core.errors import PrivacyError
 from sparsedp.privacy.accountants import accountant as accountant_named
 from sparsedp.privacy.canonical import FrozenMap
-from sparsedp.privacy.events import Spend, event_of, merged
+from sparsedp.privacy.events import Spend, merged
 
 FORMAT = 2
 """Format 1, of version 0.1, has no lines for files: nothing binds them to the chain."""
@@ -133,9 +133,9 @@ class VerifiedLedger:
         line = FilesLine(self.length + 1, FrozenMap(files))
         return replace(self, files=(*self.files, line), heads=(*self.heads, head))
 
-    def event(self) -> Any:
-        """Everything charged, as a `dp_accounting` event."""
-        return event_of(merged(Spend(b.sampling_rate, b.noise_multiplier, b.steps) for b in self.blocks))
+    def spends(self) -> tuple[Spend, ...]:
+        """Everything charged, equal mechanisms added up."""
+        return merged(Spend(b.sampling_rate, b.noise_multiplier, b.steps) for b in self.blocks)
 
     def spent(self, delta: float | None = None, accountant: str = "pld") -> float:
         """Epsilon of everything charged, for one unit, at `delta` (the header's by default).
@@ -148,7 +148,7 @@ class VerifiedLedger:
             raise PrivacyError(
                 "delta: the ledger names none; pass delta=, well below 1 / the number of units"
             )
-        return accountant_named(accountant).epsilon(self.event(), chosen)
+        return accountant_named(accountant).epsilon(self.spends(), chosen)
 
     def expect(self, head: str, length: int) -> None:
         """Check that this ledger goes on from a known state (a checkpoint's, a record's).

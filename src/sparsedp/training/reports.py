@@ -7,12 +7,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, final
+from typing import final
 
 from torch import Tensor, nn
 
 from sparsedp.core.support import Support
 from sparsedp.privacy.accountants import accountant_for, epsilon_by_epoch
+from sparsedp.privacy.events import Spend
 from sparsedp.privacy.ledger import RunLedger
 from sparsedp.privacy.plan import Plan
 from sparsedp.privacy.released import Released
@@ -159,19 +160,19 @@ class Spending:
 
     def planned(self) -> float:
         """Epsilon of the whole plan: the guarantee, whatever the run has got to."""
-        return self._epsilon(self.plan.event())
+        return self._epsilon(self.plan.spends())
 
     def summary(self) -> LedgerSummary:
         """What the ledger says."""
         return LedgerSummary(
             steps=self.ledger.charged,
             planned=self.plan.total_steps,
-            epsilon=self._epsilon(self.ledger.event()),
+            epsilon=self._epsilon(self.ledger.spends()),
             entries=self.ledger.length,
             head=self.ledger.head,
         )
 
-    def _epsilon(self, event: Any) -> float:
+    def _epsilon(self, spends: tuple[Spend, ...]) -> float:
         if not self.plan.is_private or self.plan.delta is None:
             return math.inf
-        return accountant_for(self.plan).epsilon(event, self.plan.delta)
+        return accountant_for(self.plan).epsilon(spends, self.plan.delta)
