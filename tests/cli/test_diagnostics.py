@@ -6,9 +6,8 @@ import pytest
 from torch import nn
 
 from sparsedp.cli.output import Exit
-from sparsedp.cli.training import watching
 from sparsedp.diagnostics.advice import advise_run
-from sparsedp.diagnostics.snapshots import snapshot_steps
+from sparsedp.diagnostics.snapshots import snapshot_steps, watching
 from sparsedp.diagnostics.splits import statistics_of
 from sparsedp.report.nonprivate import WARNING
 from sparsedp.runs.reader import Run

@@ -42,5 +42,14 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
     assert done.stdout.split("\n")[:3] == ["[]", "[]", "SparseDPClassifier"]
 
 
+def test_training_needs_no_data_set_and_the_command_line_no_torch_until_it_is_asked_something() -> None:
+    check = (
+        "import sys; import sparsedp.cli.app; print('torch' in sys.modules); import sparsedp.training.fit;"
+        "print([m for m in sys.modules if m == 'PIL' or m.startswith(('sparsedp.datasets', 'sparsedp.models'))])"
+    )
+    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
+    assert done.stdout.split("\n")[:2] == ["False", "[]"]
+
+
 def test_an_unknown_name_is_an_attribute_error() -> None:
     assert not hasattr(sparsedp, "no_such_thing")

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.table import Table
 
 from sparsedp.cli import options
 from sparsedp.cli.output import Exit, aside, emit, people, run_folder
 from sparsedp.core.errors import SparseDPError
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from sparsedp.auditing import AuditResult
 
 BANNER = (
@@ -29,7 +33,7 @@ def audit(
     ] = None,
     dataset: options.Dataset = None,
     model: options.Model = None,
-    method: Annotated[str | None, typer.Option(help="A method; `sparsedp methods` lists them.")] = None,
+    method: options.Method = None,
     epsilon: Annotated[
         float | None, typer.Option("--epsilon", "-e", help="The budget to be claimed; 3 if not given.")
     ] = None,
@@ -40,7 +44,7 @@ def audit(
     active_ratio: options.ActiveRatio = None,
     classes: options.Classes = None,
     set_: options.Set = None,
-    config: Annotated[Path | None, typer.Option(help="A TOML file with settings; flags come on top.")] = None,
+    config: options.Config = None,
     confidence: Annotated[
         float,
         typer.Option(help="Chance that honest code raises no alarm; 0.999999 for a gate that runs often."),
@@ -70,19 +74,19 @@ def audit(
     is a leak: the command names it and exits with 5. A bound below the claim shows that these attacks did no better;
     it proves nothing about others. The run is read and never touched.
     """
-    flags = {
-        "dataset": dataset,
-        "model": model,
-        "method": method,
-        "epsilon": epsilon,
-        "delta": delta,
-        "epochs": epochs,
-        "batch_size": batch_size,
-        "clip_norm": options.bounds(clip_norm),
-        "active_ratio": options.ratio(active_ratio),
-        "classes": options.names(classes),
-    }
-    chosen = options.given(flags, set_)
+    chosen = options.given(
+        set_,
+        dataset=dataset,
+        model=model,
+        method=method,
+        epsilon=epsilon,
+        delta=delta,
+        epochs=epochs,
+        batch_size=batch_size,
+        clip_norm=clip_norm,
+        active_ratio=active_ratio,
+        classes=classes,
+    )
     values = _values(run, chosen, config)
     if not as_json:
         aside().print(BANNER, style="yellow")
@@ -103,9 +107,7 @@ def audit(
     if as_json:
         emit({**found.to_json(), "folder": None if folder is None else str(folder)})
     else:
-        from sparsedp.cli.auditing import show_audit
-
-        show_audit(found, folder, people(as_json))
+        _show(found, folder, people(as_json))
     if not found.passed:
         raise typer.Exit(Exit.MISMATCH)
 
@@ -121,9 +123,9 @@ def _values(run: Path | None, chosen: dict[str, Any], config: Path | None) -> di
         raise SparseDPError(
             "audit: got a run and settings; a run is audited as it was planned, so drop one or the other"
         )
-    from sparsedp.cli.train import saved_settings
+    from sparsedp.experiments.settings import settings_of_run
 
-    return saved_settings(run_folder(run))
+    return settings_of_run(run_folder(run))
 
 
 def _attack(values: dict[str, Any], **how: Any) -> AuditResult:
@@ -143,3 +145,40 @@ def _save(found: AuditResult, run: Path | None, out: Path | None) -> Path | None
     save(found, folder)
     write_audit_page(found.to_json(), folder)
     return folder
+
+
+def _show(found: AuditResult, folder: Path | None, screen: Console) -> None:
+    """The result on a terminal."""
+    from sparsedp.auditing.result import WAYS
+
+    table = Table(title=f"{found.method}: epsilon at delta {found.delta:g}, per {found.unit}")
+    for heading in ("", "claimed", "shown by attack"):
+        table.add_column(heading, justify="left" if not heading else "right")
+    table.add_row(
+        "one step", f"{found.one_step['claimed_epsilon']:.4f}", _epsilon(found.one_step["lower_bound"])
+    )
+    table.add_row(
+        f"the plan, {found.planned_steps:,} steps",
+        f"{found.claimed_epsilon:.4f}",
+        _epsilon(found.lower_bound),
+    )
+    for name, bound in found.estimates.items():
+        table.add_row(f"  {WAYS[name]}", "", _epsilon(bound), style="dim")
+    screen.print(table)
+    for check in found.checks:
+        mark = "[green]ok[/green]  " if check.passed else "[bold red]LEAK[/bold red]"
+        screen.print(f"{mark} {check.what}", soft_wrap=True)
+        if check.problem is not None:
+            screen.print(f"     {check.problem}", style="red", markup=False, soft_wrap=True)
+    for line in found.words():
+        screen.print(f"- {line}", markup=False)
+    if folder is not None:
+        screen.print(f"Written: {folder}", soft_wrap=True)
+    verdict = "[bold green]No leak found[/bold green]" if found.passed else "[bold red]Leak found[/bold red]"
+    screen.print(
+        f"{verdict}: claimed epsilon {found.claimed_epsilon:.3g}, shown by attack {_epsilon(found.lower_bound)}"
+    )
+
+
+def _epsilon(value: float) -> str:
+    return "any size" if math.isinf(value) else f"{value:.4f}"

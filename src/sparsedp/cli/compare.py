@@ -32,7 +32,7 @@ def compare(
     active_ratio: options.ActiveRatio = None,
     classes: options.Classes = None,
     set_: options.Set = None,
-    config: Annotated[Path | None, typer.Option(help="A TOML file with settings; flags come on top.")] = None,
+    config: options.Config = None,
     metric: Annotated[
         str, typer.Option(help="What to compare: accuracy, auc, balanced_accuracy, ...")
     ] = "accuracy",
@@ -50,18 +50,21 @@ def compare(
     again to go on after a stop; more seeds, methods or budgets add to what is there. Every run keeps its own folder.
     Give an active ratio with --active-ratio; dp-sgd ignores it.
     """
-    flags = {
-        "dataset": dataset,
-        "model": model,
-        "delta": delta,
-        "epochs": epochs,
-        "batch_size": batch_size,
-        "lr": lr,
-        "clip_norm": options.bounds(clip_norm),
-        "active_ratio": options.ratio(active_ratio),
-        "classes": options.names(classes),
+    base = {
+        **options.from_file(config),
+        **options.given(
+            set_,
+            dataset=dataset,
+            model=model,
+            delta=delta,
+            epochs=epochs,
+            batch_size=batch_size,
+            lr=lr,
+            clip_norm=clip_norm,
+            active_ratio=active_ratio,
+            classes=classes,
+        ),
     }
-    base = {**options.from_file(config), **options.given(flags, set_)}
     clash = sorted({"method", "epsilon", "seed"} & set(base))
     if clash:
         raise SparseDPError(f"{clash} are what compare goes through: give --methods, --epsilons and --seeds")

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Self, final
 
 import typer
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
 
 from sparsedp.cli import options
 from sparsedp.cli.output import Exit, aside, emit, people, run_folder
 from sparsedp.core.errors import SparseDPError
+from sparsedp.report.numbers import percent, significant
 
 if TYPE_CHECKING:
-    from sparsedp.cli.diagnosing import Stages
+    from rich.console import Console
+
+    from sparsedp.diagnostics.criteria import NoisyEstimate
+    from sparsedp.diagnostics.visible import Visible
 
 ROWS = 2000
+MOST_ROWS = 40
+"""Of a table on the screen; --json has everything."""
 BANNER = (
     "Not private: this looks at the run's data without noise. The results go to RUN/nonprivate.json and into no "
     "other file. Do not publish them or choose anything by them."
@@ -59,13 +69,12 @@ def diagnose(
         raise SparseDPError(
             "--data and --rows say what --nonprivate looks at; add --nonprivate, or drop them"
         )
-    from sparsedp.cli.diagnosing import show_visible
     from sparsedp.diagnostics.visible import look
 
     seen = look(folder)
     found: dict[str, Any] = {"run": str(run), "visible": seen.to_json()}
     if not as_json:
-        show_visible(seen, people(as_json))
+        _show_visible(seen, people(as_json))
     if nonprivate:
         found |= _without_noise(folder, data or Data.TEST, ROWS if rows is None else rows, as_json)
     if as_json:
@@ -73,12 +82,11 @@ def diagnose(
 
 
 def _without_noise(folder: Path, data: Data, rows: int, as_json: bool) -> dict[str, Any]:
-    from sparsedp.cli.diagnosing import Stages, show_nonprivate
     from sparsedp.core.files import read_json
 
     screen = aside()
     screen.print(BANNER, style="bold red")
-    with Stages(screen, shown=not as_json) as stages:
+    with _Stages(screen, shown=not as_json) as stages:
         try:
             file = _measure(folder, data, rows, stages)
         except KeyboardInterrupt as interrupt:
@@ -86,20 +94,19 @@ def _without_noise(folder: Path, data: Data, rows: int, as_json: bool) -> dict[s
             raise typer.Exit(Exit.INTERRUPTED) from interrupt
     content = read_json(file)
     if not as_json:
-        show_nonprivate(file, content, people(as_json))
+        _show_nonprivate(file, content, people(as_json))
     seconds = [{"stage": name, "seconds": round(value, 3)} for name, value in stages.seconds]
     return {"nonprivate": content, "stages": seconds, "file": str(file)}
 
 
-def _measure(folder: Path, data: Data, rows: int, stages: Stages) -> Path:
-    from sparsedp.cli.train import saved_settings
+def _measure(folder: Path, data: Data, rows: int, stages: _Stages) -> Path:
     from sparsedp.core.randomness import PublicRandomness
     from sparsedp.diagnostics.diagnose import diagnose_nonprivate
     from sparsedp.experiments.execute import check
     from sparsedp.experiments.finished_model import finished_model
-    from sparsedp.experiments.settings import Settings
+    from sparsedp.experiments.settings import Settings, settings_of_run
 
-    settings = check(Settings.from_json(saved_settings(folder)))
+    settings = check(Settings.from_json(settings_of_run(folder)))
     stages.say("data and model")
     subject = finished_model(settings, data.value, rows)
     return diagnose_nonprivate(
@@ -112,3 +119,145 @@ def _measure(folder: Path, data: Data, rows: int, stages: Stages) -> Path:
         progress=stages.progress,
         fresh=subject.fresh,
     )
+
+
+@final
+class _Stages:
+    """Shows a bar for the stage at work, and what each took when it is done."""
+
+    def __init__(self, screen: Console, *, shown: bool) -> None:
+        self._screen, self._shown = screen, shown
+        columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+        self._bar = Progress(*columns, console=screen, transient=True, disable=not shown)
+        self._task = self._bar.add_task("", total=None, visible=False)
+        self._at: tuple[str, float] | None = None
+        self.seconds: list[tuple[str, float]] = []
+
+    def say(self, stage: str) -> None:
+        """Begin a stage; the one before it is done."""
+        self._end()
+        self._at = (stage, time.monotonic())
+        self._bar.reset(self._task, description=stage, total=None, visible=True)
+
+    def progress(self, done: int, whole: int) -> None:
+        """So much of the stage is done."""
+        self._bar.update(self._task, completed=done, total=whole)
+
+    def _end(self) -> None:
+        if self._at is None:
+            return
+        name, began = self._at
+        self.seconds.append((name, time.monotonic() - began))
+        if self._shown:
+            self._screen.print(f"{name}: {self.seconds[-1][1]:.1f} s")
+        self._at = None
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end()
+        self._bar.stop()
+
+
+def _show_visible(seen: Visible, screen: Console) -> None:
+    """What releases and public numbers say."""
+    k, d, noise = seen.size, seen.dimension, seen.noise
+    screen.print(
+        f"[bold]Support[/bold]: {k:,} of {d:,} coordinates, {percent(k / d)}. From releases alone: free."
+    )
+    if seen.proxy is not None:
+        null = seen.proxy.null
+        screen.print(
+            f"Proxy concentration rho_sig {percent(seen.proxy.seen)}; pure noise gives {percent(null.mean)} "
+            f"(give or take {percent(2 * null.std)})."
+        )
+    if seen.missing is not None:
+        screen.print(f"No split estimate: {seen.missing}.", markup=False, soft_wrap=True)
+    _show_splits(seen, screen)
+    _show_layers(seen, screen)
+    _show_overlaps(seen, screen)
+    wire = seen.wire
+    screen.print(
+        f"On the wire: {wire.per_step:,.0f} bytes a step ({wire.values // wire.steps:,} of values, "
+        f"{wire.indices:,} of indices every {wire.steps:,} steps), {percent(wire.share)} of a dense update."
+    )
+    screen.print(
+        f"Noise energy of a step: {significant(noise.sparse_energy)} on the support, "
+        f"{significant(noise.dense_energy)} on all coordinates."
+    )
+    if noise.best_rate_at_most is not None:
+        most = noise.best_rate_at_most
+        verdict = f"freezing more than {percent(most)}" if most else "freezing any coordinate at random"
+        screen.print(f"By RS's bound {verdict} cannot pay at this noise.")
+
+
+def _show_splits(seen: Visible, screen: Console) -> None:
+    if not seen.splits:
+        return
+    ratio = seen.size / seen.dimension
+    table = Table(
+        "ranking", title=f"Energy in the best {percent(ratio)}: ranked and measured by different steps"
+    )
+    for heading in (
+        "share of energy",
+        "95 %",
+        "random",
+        "swapped, energy",
+        "swapped, coherent",
+        "bound (B.1)",
+    ):
+        table.add_column(heading, justify="right")
+    for name, split in seen.splits.items():
+        odds = seen.odds.get(name)
+        chances = ("-", "-", "-") if odds is None else (odds.energy, odds.coherent, odds.bernstein)
+        shown = [chance if isinstance(chance, str) else percent(chance) for chance in chances]
+        table.add_row(name, *_share(split.share), percent(split.active_ratio), *shown)
+    screen.print(table)
+    screen.print(
+        "Swapped: how likely the warm-up's noise ranks an average frozen coordinate above an average active one.",
+        style="dim",
+    )
+
+
+def _share(share: NoisyEstimate | None) -> tuple[str, str]:
+    if share is None:
+        return "lost in noise", "-"
+    low, high = share.value - 1.96 * share.std, share.value + 1.96 * share.std
+    return percent(share.value), f"{percent(low)} to {percent(high)}"
+
+
+def _show_layers(seen: Visible, screen: Console) -> None:
+    table = Table("parameter", title="Active coordinates by parameter")
+    for heading in ("active", "of", "share"):
+        table.add_column(heading, justify="right")
+    for layer in seen.layers[:MOST_ROWS]:
+        table.add_row(layer.name, f"{layer.active:,}", f"{layer.size:,}", percent(layer.active_ratio))
+    screen.print(table)
+
+
+def _show_overlaps(seen: Visible, screen: Console) -> None:
+    if not seen.overlaps:
+        return
+    table = Table("supports", "", title="Overlap")
+    for heading in ("shared", "by chance, 95 %", "dropped"):
+        table.add_column(heading, justify="right")
+    for first, second, found in seen.overlaps[:MOST_ROWS]:
+        low, high = found.random.interval()
+        table.add_row(
+            first, second, percent(found.share), f"{percent(low)} to {percent(high)}", percent(found.churn)
+        )
+    screen.print(table)
+
+
+def _show_nonprivate(file: Path, content: Mapping[str, Any], screen: Console) -> None:
+    """The values of a run's `nonprivate.json`, under the words that belong there."""
+    table = Table("value", title="NOT PRIVATE", title_style="bold red")
+    table.add_column("", justify="right")
+    for entry in content["values"]:
+        table.add_row(entry["name"], significant(float(entry["value"]), 4))
+    screen.print(table)
+    for remark in content["remarks"]:
+        screen.print(f"- {remark}", markup=False)
+    screen.print(f"Written: {file}. Figures: sparsedp report {file.parent} --nonprivate", soft_wrap=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,6 +24,8 @@ Dataset = Annotated[
 Model = Annotated[
     str | None, typer.Option("--model", "-m", help="A model's name; the data set has a default.")
 ]
+Method = Annotated[str | None, typer.Option(help="A method; `sparsedp methods` lists them.")]
+Config = Annotated[Path | None, typer.Option(help="A TOML file with settings; flags come on top.")]
 Delta = Annotated[float | None, typer.Option(help="Of the guarantee; by default well below 1/N.")]
 Epochs = Annotated[int | None, typer.Option(help="Passes over the data.")]
 BatchSize = Annotated[int | None, typer.Option(help="Expected size of a batch (Poisson sampling).")]
@@ -86,9 +87,14 @@ def names(text: str | None) -> list[str] | None:
     return None if text is None else listed(text)
 
 
-def given(settings: Mapping[str, Any], others: list[str] | None = None) -> dict[str, Any]:
+READ = {"clip_norm": bounds, "active_ratio": ratio, "classes": names}
+"""Flags whose text is read here; the others come as they are."""
+
+
+def given(others: list[str] | None = None, **flags: Any) -> dict[str, Any]:
     """The settings that were given as flags, and those given with `--set`."""
-    chosen = {name: value for name, value in settings.items() if value is not None}
+    read = {name: READ[name](value) if name in READ else value for name, value in flags.items()}
+    chosen = {name: value for name, value in read.items() if value is not None}
     for item in others or []:
         name, equals, value = item.partition("=")
         if not equals:

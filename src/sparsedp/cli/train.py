@@ -6,19 +6,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
+from rich.table import Table
 
 from sparsedp.cli import options
 from sparsedp.cli.output import Exit, aside, emit, people
 from sparsedp.core.errors import SparseDPError
 
 if TYPE_CHECKING:
-    from sparsedp.training.reports import Callback
+    from rich.console import Console
+
+    from sparsedp.training.reports import Callback, Result
 
 
 def train(
     dataset: options.Dataset = None,
     model: options.Model = None,
-    method: Annotated[str | None, typer.Option(help="A method; `sparsedp methods` lists them.")] = None,
+    method: options.Method = None,
     epsilon: Annotated[
         float | None, typer.Option("--epsilon", "-e", help="The budget; 3 if not given.")
     ] = None,
@@ -36,7 +39,7 @@ def train(
     ] = None,
     classes: options.Classes = None,
     set_: options.Set = None,
-    config: Annotated[Path | None, typer.Option(help="A TOML file with settings; flags come on top.")] = None,
+    config: options.Config = None,
     out: Annotated[
         Path | None, typer.Option(help="The run's folder; never overwritten. Named for you if not given.")
     ] = None,
@@ -67,28 +70,30 @@ def train(
     Ctrl-C stops between two steps; `sparsedp train --resume RUN` goes on. Where a data set knows whose rows are whose
     (patients), people are protected, not rows.
     """
-    flags = {
-        "dataset": dataset,
-        "model": model,
-        "method": method,
-        "epsilon": epsilon,
-        "delta": delta,
-        "epochs": epochs,
-        "batch_size": batch_size,
-        "lr": lr,
-        "clip_norm": options.bounds(clip_norm),
-        "active_ratio": options.ratio(active_ratio),
-        "classes": options.names(classes),
-        "seed": seed,
-    }
-    chosen = options.given(flags, set_)
+    chosen = options.given(
+        set_,
+        dataset=dataset,
+        model=model,
+        method=method,
+        epsilon=epsilon,
+        delta=delta,
+        epochs=epochs,
+        batch_size=batch_size,
+        lr=lr,
+        clip_norm=clip_norm,
+        active_ratio=active_ratio,
+        classes=classes,
+        seed=seed,
+    )
     if resume is not None:
+        from sparsedp.experiments.settings import settings_of_run
+
         if chosen or config is not None or out is not None:
             raise SparseDPError(
                 "--resume goes on with a run as it was planned; drop the other settings, or start a new run"
             )
         extras = _Extras(tensorboard, snapshots, as_json)
-        _go(saved_settings(resume), resume, extras, resume=True)
+        _go(settings_of_run(resume), resume, extras, resume=True)
         return
     values = {**options.from_file(config), **chosen}
     if "dataset" not in values:
@@ -105,10 +110,12 @@ class _Extras(NamedTuple):
 
 
 def _go(values: dict[str, Any], out: Path | None, extras: _Extras, *, resume: bool) -> None:
-    from sparsedp.cli.training import EpochLines, tensorboard_log, watching
+    from sparsedp.diagnostics.snapshots import watching
     from sparsedp.experiments.execute import check, execute
     from sparsedp.experiments.settings import Settings
-    from sparsedp.runs.folder import RunFolder, check_new
+    from sparsedp.runs.folder import RunFolder, check_new, free_folder
+    from sparsedp.training.tensorboard import tensorboard_log
+    from sparsedp.training.terminal import EpochLines
 
     settings = check(Settings.from_json(values))
     folder = out or free_folder(
@@ -141,27 +148,7 @@ def _go(values: dict[str, Any], out: Path | None, extras: _Extras, *, resume: bo
     if as_json:
         emit(_record(folder))
     else:
-        from sparsedp.cli.training import show_result
-
-        show_result(result, folder, people(as_json))
-
-
-def free_folder(parent: Path, name: str) -> Path:
-    """A folder of that name, or with a number behind it, that does not exist yet."""
-    candidates = [parent / name, *(parent / f"{name}-{number}" for number in range(2, 10_000))]
-    return next(path for path in candidates if not path.exists())
-
-
-def saved_settings(run: Path) -> dict[str, Any]:
-    """The settings a run was started with, from its record."""
-    from sparsedp.runs.reader import Run
-
-    found = Run.open(run).record["config"]
-    if not isinstance(found, dict):
-        raise SparseDPError(
-            f"{run}: its record holds no settings, so it was not started by `sparsedp train`; use it from Python"
-        )
-    return found
+        _show(result, folder, people(as_json))
 
 
 def _stopped(folder: Path, as_json: bool) -> None:
@@ -179,3 +166,27 @@ def _record(folder: Path) -> dict[str, Any]:
     from sparsedp.runs.reader import Run
 
     return {"run": str(folder), **Run.open(folder).record}
+
+
+def _show(result: Result, folder: Path, screen: Console) -> None:
+    """What came out, what it cost, and what to do with it."""
+    from sparsedp.privacy import guarantee
+
+    table = Table(title=f"{result.method}", show_header=False)
+    for name, value in result.metrics.items():
+        table.add_row(f"held-out {name.replace('_', ' ')}", "-" if value is None else f"{value:.4f}")
+    table.add_row("coordinates", f"{result.k:,} of {result.d:,} active at the end")
+    if result.private:
+        table.add_row(
+            "epsilon spent", f"{result.ledger.epsilon:.4f} at delta {result.delta:g}, per {result.unit}"
+        )
+    screen.print(table)
+    screen.print(guarantee(result.plan))
+    if not result.for_release:
+        screen.print(
+            "[yellow]Reproducible, not for release:[/yellow] a seed was given, or the method is not private."
+        )
+    screen.print(f"Run: {folder}")
+    screen.print(
+        f"Next: sparsedp verify {folder}; sparsedp report {folder}; sparsedp advise {folder}", soft_wrap=True
+    )

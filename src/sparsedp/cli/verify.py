@@ -41,7 +41,7 @@ def verify(
 
 
 def _as_json(run: Path, found: Verification) -> dict[str, object]:
-    from sparsedp.cli.words import not_covered, promised, run_in_words
+    from sparsedp.report.words import not_covered, promised, run_in_words
 
     ledger, plan = found.ledger, found.plan
     words = None if plan is None else run_in_words(plan, ledger, found.record)
@@ -73,7 +73,7 @@ def _audit(run: Path, found: Verification) -> dict[str, Any] | None:
 def _show(run: Path, found: Verification, screen: Console) -> None:
     from rich.table import Table
 
-    from sparsedp.cli.words import not_covered, promised, run_in_words
+    from sparsedp.report.words import not_covered, promised, run_in_words
 
     for check in found.checks:
         mark = "[green]ok[/green]      " if check.passed else "[bold red]MISMATCH[/bold red]"

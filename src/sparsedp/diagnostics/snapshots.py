@@ -7,7 +7,7 @@ So snapshots are post-processing, cost nothing, and are as public as the final w
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, final
 
@@ -25,7 +25,7 @@ from sparsedp.privacy.plan import Plan
 from sparsedp.runs.folder import RunFolder
 from sparsedp.runs.history import EpochReport
 from sparsedp.runs.reader import Run
-from sparsedp.training.reports import StepReport
+from sparsedp.training.reports import Callback, StepReport
 
 FORMAT = 1
 COUNT = 20
@@ -112,3 +112,9 @@ def _read_facts(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         return load(path.read_bytes()), facts
     except (SafetensorError, json.JSONDecodeError) as error:
         raise DataError(f"{path} is damaged ({error}); train again to make it anew") from error
+
+
+def watching(folder: Path, snapshots: bool) -> Callable[[nn.Module], Sequence[Callback]]:
+    """What looks at the model of a run: snapshots of its weights, if asked for now or when the run began."""
+    wanted = snapshots or RunFolder(folder).snapshots.is_dir()
+    return lambda model: [SnapshotFiles(model, folder)] if wanted else []

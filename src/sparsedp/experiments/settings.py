@@ -6,6 +6,7 @@ import difflib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -17,6 +18,7 @@ from sparsedp.methods.spec import ACCOUNTANT, EPSILON, METHOD, WARMUP_FRACTION, 
 from sparsedp.privacy.canonical import FrozenMap, canonical, sha256
 from sparsedp.privacy.normalisation import PrivateNormalisation
 from sparsedp.privacy.splits import EqualNoise, NominalSplit
+from sparsedp.runs.reader import Run
 
 _NOTHING = FrozenMap({})
 
@@ -219,3 +221,13 @@ KINDS: Mapping[str, kinds.Kind] = MappingProxyType(
     }
 )
 """Every setting and what it may be, in the order they are shown."""
+
+
+def settings_of_run(run: Path) -> dict[str, Any]:
+    """The settings a run was started with, from its record."""
+    found = Run.open(run).record["config"]
+    if not isinstance(found, dict):
+        raise SparseDPError(
+            f"{run}: its record holds no settings, so it was not started by `sparsedp train`; use it from Python"
+        )
+    return found

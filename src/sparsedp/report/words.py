@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import final
+from typing import Any, final
 
 from sparsedp.privacy.accountants import plan_epsilon
 from sparsedp.privacy.calibrate import UNDERSHOOT
 from sparsedp.privacy.plan import Plan
 from sparsedp.privacy.summary import guarantee
 from sparsedp.report.numbers import count, significant
+from sparsedp.runs.verified_ledger import VerifiedLedger
+
+BEYOND_FILES = (
+    "Who can watch the process at work (its memory, which rows it loads) is not kept out.",
+    "Files rewritten all together, or a copied run continued twice: no file can show that it was not so.",
+)
 
 
 @final
@@ -46,6 +53,27 @@ def in_words(
     warning = _warning(plan, seeded)
     limits = _limits(plan, complete, evaluated, float_noise)
     return Words(guarantee(plan), _promises(plan), limits, warning)
+
+
+def run_in_words(plan: Plan, ledger: VerifiedLedger | None, record: Mapping[str, Any] | None) -> Words:
+    """The guarantee of a run; a run whose record cannot be read counts as seeded."""
+    return in_words(
+        plan,
+        seeded=record is None or record.get("seed") is not None,
+        complete=ledger is not None and ledger.charged >= plan.total_steps,
+        evaluated=record is None or bool(record.get("metrics")),
+        float_noise=record is None or record.get("noise") is None,
+    )
+
+
+def promised(words: Words) -> list[str]:
+    """What is guaranteed."""
+    return [words.statement, *words.promises]
+
+
+def not_covered(words: Words) -> list[str]:
+    """What is not; the seed and missing privacy first."""
+    return [*([words.warning] if words.warning else []), *words.limits, *BEYOND_FILES]
 
 
 def _warning(plan: Plan, seeded: bool) -> str | None:

@@ -118,3 +118,9 @@ def check_new(path: Path | str) -> Path:
             "or resume that run"
         )
     return final
+
+
+def free_folder(parent: Path, name: str) -> Path:
+    """A folder of that name, or with a number behind it, that does not exist yet."""
+    candidates = [parent / name, *(parent / f"{name}-{number}" for number in range(2, 10_000))]
+    return next(path for path in candidates if not path.exists())

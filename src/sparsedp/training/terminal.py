@@ -1,4 +1,4 @@
-"""What `fit` is to a terminal: a live screen of public numbers, and Ctrl-C between two steps."""
+"""What a run is to a terminal: a live screen or lines of public numbers, and Ctrl-C between two steps."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import final
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -52,6 +53,27 @@ def live(plan: Plan, console: Console) -> Iterator[Callback]:
 
     with Live(Group(bar, facts), console=console, transient=True, refresh_per_second=10):
         yield show
+
+
+@final
+class EpochLines:
+    """A callback that prints a line per epoch, where no live screen can be shown."""
+
+    def __init__(self, screen: Console, epochs: int | None) -> None:
+        self._screen, self._epochs = screen, epochs
+
+    def __call__(self, event: Event) -> None:
+        """Print the epochs."""
+        if not isinstance(event, EpochReport):
+            return
+        accuracy = event.metrics.get("accuracy")
+        facts = [
+            f"epoch {event.epoch}/{self._epochs or '?'}",
+            f"epsilon {event.epsilon:.3f}" if event.epsilon is not None else "not private",
+            f"active {event.active_ratio:.1%}",
+            f"held-out accuracy {accuracy:.1%}" if accuracy is not None else "",
+        ]
+        self._screen.print("  ".join(facts))
 
 
 @contextmanager
