@@ -6,7 +6,6 @@ dense and on whole rows. Every row is measured in a process of its own; the proc
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
@@ -15,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from benchmarks.contenders import Job
 from benchmarks.model_workloads import MODELS
 from benchmarks.report import ModelRows, Row, Verdict, print_report
-from benchmarks.step import Effort, measure
+from benchmarks.step import Effort, measure, read_arguments
 
 RATIOS = (0.2, 0.02)
 DENSE = ("sgd", "opacus-hooks", "opacus-ew", "opacus-ghost", "sparsedp")
@@ -44,24 +43,9 @@ def verdicts(model: str, rows: Sequence[Row]) -> Iterator[Verdict]:
         yield Verdict(f"{model}: peak memory over SGD's, {kind}", memory, MOST_MEMORY_OVER_SGD)
 
 
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--models", default=",".join(MODELS), help="comma-separated, of %(default)s")
-    parser.add_argument("--quick", action="store_true", help="five minutes or so: fewer steps")
-    parser.add_argument("--json", action="store_true", help="only JSON on standard output")
-    parser.add_argument(
-        "--threads", type=int, default=len(os.sched_getaffinity(0)), help="default: all cores"
-    )
-    arguments = parser.parse_args()
-    arguments.models = arguments.models.split(",")
-    if unknown := sorted(set(arguments.models) - set(MODELS)):
-        parser.error(f"no model named {', '.join(unknown)}; there are {', '.join(MODELS)}")
-    return arguments
-
-
 def main() -> None:
     """Measure, then print the table and the verdicts, or JSON."""
-    arguments = _arguments()
+    arguments = read_arguments(__doc__.splitlines()[0], MODELS, "five minutes or so: fewer steps")
     effort = QUICK if arguments.quick else FULL
     rows: list[dict[str, object]] = []
     for model in arguments.models:

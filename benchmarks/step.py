@@ -11,7 +11,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -120,19 +120,21 @@ def _started(job: Job, threads: int) -> Iterator[Worker]:
         yield Worker(job, process)
 
 
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--models", default=",".join(WORKLOADS), help="comma-separated, of %(default)s")
-    parser.add_argument("--quick", action="store_true", help="two minutes or so: fewer ratios, fewer steps")
+def read_arguments(title: str, known: Iterable[str], quick: str) -> argparse.Namespace:
+    """What a benchmark of some models was asked for; `quick` says what --quick does."""
+    names = list(known)
+    parser = argparse.ArgumentParser(description=title)
+    parser.add_argument("--models", default=",".join(names), help="comma-separated, of %(default)s")
+    parser.add_argument("--quick", action="store_true", help=quick)
     parser.add_argument("--json", action="store_true", help="only JSON on standard output")
     parser.add_argument(
         "--threads", type=int, default=len(os.sched_getaffinity(0)), help="default: all cores"
     )
     arguments = parser.parse_args()
     arguments.models = arguments.models.split(",")
-    unknown = sorted(set(arguments.models) - set(WORKLOADS))
+    unknown = sorted(set(arguments.models) - set(names))
     if unknown:
-        parser.error(f"no model named {', '.join(unknown)}; there are {', '.join(WORKLOADS)}")
+        parser.error(f"no model named {', '.join(unknown)}; there are {', '.join(names)}")
     return arguments
 
 
@@ -140,7 +142,8 @@ def main() -> None:
     """Measure, then print the table and the verdicts, or JSON."""
     from benchmarks.report import print_report
 
-    arguments = _arguments()
+    title = __doc__.splitlines()[0]
+    arguments = read_arguments(title, WORKLOADS, "two minutes or so: fewer ratios, fewer steps")
     effort = QUICK if arguments.quick else FULL
     rows: list[dict[str, object]] = []
     for model in arguments.models:

@@ -16,10 +16,11 @@ from sparsedp.auditing.leave_one_out import Movement, count_pairs, leave_one_out
 from sparsedp.auditing.mechanism import PhaseFinding, audit_phase, count_releases, run_plan
 from sparsedp.auditing.model import Training, audit_model
 from sparsedp.auditing.record_canaries import record_scores
-from sparsedp.auditing.result import AuditResult, Check
+from sparsedp.auditing.result import AuditResult
 from sparsedp.auditing.subject import Setting, Subject
 from sparsedp.privacy.accountants import accountant, plan_epsilon
 from sparsedp.privacy.events import Spend
+from sparsedp.runs.checks import Check
 
 STEPS = 200
 RECORD_RELEASES = 100

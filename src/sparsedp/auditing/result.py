@@ -10,6 +10,7 @@ from typing import Any, final
 
 from sparsedp.core.errors import DataError, SparseDPError
 from sparsedp.core.files import read_json, write_json
+from sparsedp.runs.checks import Check
 
 FORMAT = 1
 FILE = "audit.json"
@@ -18,20 +19,6 @@ WARNING = (
     "Not for release: an audit looks at private records without noise and plants records of its own. Nothing in\n"
     "this folder is covered by the guarantee of the run it audits, and that run was not touched.\n"
 )
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Check:
-    """One thing that was tried, and what should not have been seen."""
-
-    what: str
-    problem: str | None = None
-
-    @property
-    def passed(self) -> bool:
-        """Whether nothing wrong was seen."""
-        return self.problem is None
 
 
 @final

@@ -9,10 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +18,7 @@ import numpy.typing as npt
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
+from sparsedp.core.files import replaced
 from sparsedp.core.folders import cache_dir
 
 logger = logging.getLogger(__name__)
@@ -51,17 +49,3 @@ def cached_arrays(fingerprint: str, expected: tuple[str, ...], make: Callable[[]
 def cache_path(fingerprint: str, suffix: str) -> Path:
     """The cache file of a fingerprint."""
     return cache_dir() / "decoded" / (hashlib.sha256(fingerprint.encode()).hexdigest()[:32] + suffix)
-
-
-@contextmanager
-def replaced(path: Path) -> Iterator[Path]:
-    """A temporary path beside `path` that takes its place if the block succeeds, and vanishes if it does not."""
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.stem[:16], suffix=".partial")
-    os.close(handle)
-    partial = Path(name)
-    try:
-        yield partial
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)

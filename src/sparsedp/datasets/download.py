@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, cast
 
 from sparsedp.core.errors import DataError
-from sparsedp.datasets.cache import replaced
+from sparsedp.core.files import replaced
 from sparsedp.datasets.files import download_dir, search_roots
 from sparsedp.datasets.row import PublicFiles, SourceFile
 from sparsedp.datasets.table import SOURCES, source

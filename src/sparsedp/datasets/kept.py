@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from sparsedp.datasets.cache import cache_path, replaced
+from sparsedp.core.files import replaced
+from sparsedp.datasets.bundle import DataBundle, Split
+from sparsedp.datasets.cache import cache_path
+from sparsedp.datasets.features import Dense
 from sparsedp.datasets.files import shown
 
 logger = logging.getLogger(__name__)
@@ -24,8 +28,45 @@ STEP = 512
 """Records computed at once."""
 
 
+Compute = Callable[[Tensor], Tensor]
+"""The features of the records at some indices."""
+
+
+def with_features(
+    bundle: DataBundle,
+    compute: Callable[[Split, str], Compute],
+    shape: tuple[int, ...],
+    dtype: npt.DTypeLike,
+    *,
+    key: str | None,
+    title: str,
+) -> DataBundle:
+    """A bundle with features in place of its inputs, on both sides; see `kept_features`.
+
+    `compute` gives, for the records of a side and its name, what makes their features; `shape` is that of one record.
+    `key`, what the features depend on besides the side, is the new bundle's fingerprint.
+    """
+
+    def featurize(split: Split, side: str) -> Split:
+        values = kept_features(
+            compute(split, side),
+            (len(split), *shape),
+            dtype,
+            None if key is None else f"{key}|{side}|{len(split)}",
+            f"{title}, {side}",
+        )
+        return replace(split, features=Dense(values))
+
+    return replace(
+        bundle,
+        train=featurize(bundle.train, "train"),
+        test=featurize(bundle.test, "test"),
+        fingerprint=key,
+    )
+
+
 def kept_features(
-    compute: Callable[[Tensor], Tensor],
+    compute: Compute,
     shape: tuple[int, ...],
     dtype: npt.DTypeLike,
     key: str | None,
@@ -60,7 +101,7 @@ def kept_features(
     return torch.from_numpy(memory)
 
 
-def _fill(compute: Callable[[Tensor], Tensor], room: npt.NDArray[Any], title: str) -> None:
+def _fill(compute: Compute, room: npt.NDArray[Any], title: str) -> None:
     for start in shown(range(0, len(room), STEP), title):
         stop = min(start + STEP, len(room))
         room[start:stop] = compute(torch.arange(start, stop)).numpy()

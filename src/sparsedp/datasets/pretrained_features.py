@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -11,8 +10,7 @@ from torch import Tensor, nn
 
 from sparsedp.core.errors import DataError
 from sparsedp.datasets.bundle import DataBundle, Split
-from sparsedp.datasets.features import Dense
-from sparsedp.datasets.kept import kept_features
+from sparsedp.datasets.kept import Compute, with_features
 from sparsedp.models.pretrained import PRETRAINED, parts_before, pretrained
 
 _VERSION = 1
@@ -34,27 +32,22 @@ def lite0_bundle(bundle: DataBundle, resize: int = 96, cut: str = "head") -> Dat
     told = f"{resize} px, before {cut!r}"
     key = None if bundle.fingerprint is None else f"{bundle.fingerprint}|lite0 {_VERSION}|{told}"
 
-    def featurize(split: Split, side: str) -> Split:
-        values = kept_features(
-            _compute(below, split),
-            (len(split), *shape),
-            np.float32,
-            None if key is None else f"{key}|{side}|{len(split)}",
-            f"Lite0 features of {bundle.name}, {side}",
-        )
-        return replace(split, features=Dense(values))
-
-    return replace(
+    found = with_features(
         bundle,
+        lambda split, _: _compute(below, split),
+        shape,
+        np.float32,
+        key=key,
+        title=f"Lite0 features of {bundle.name}",
+    )
+    return replace(
+        found,
         variant=f"{bundle.variant}, {weights.name} features, {told}",
-        train=featurize(bundle.train, "train"),
-        test=featurize(bundle.test, "test"),
         notes=(*bundle.notes, str(weights)),
-        fingerprint=key,
     )
 
 
-def _compute(below: nn.Module, split: Split) -> Callable[[Tensor], Tensor]:
+def _compute(below: nn.Module, split: Split) -> Compute:
     def features(indices: Tensor) -> Tensor:
         with torch.no_grad():
             pictures = [split.features.batch(part) for part in torch.split(indices, 64)]

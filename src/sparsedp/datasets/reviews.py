@@ -14,9 +14,9 @@ import torch
 from sparsedp.core.errors import DataError
 from sparsedp.datasets.bundle import DataBundle, Split
 from sparsedp.datasets.cache import Arrays, cached_arrays
-from sparsedp.datasets.features import Dense, Features
+from sparsedp.datasets.features import Features
 from sparsedp.datasets.files import fingerprint, tar_files
-from sparsedp.datasets.kept import kept_features
+from sparsedp.datasets.kept import Compute, with_features
 from sparsedp.datasets.row import DatasetRow, PublicFiles, SourceFile
 from sparsedp.datasets.text import BUCKETS, HashedTexts, bag_of_words, token_ids, without_markup
 from sparsedp.models.pretrained import PRETRAINED
@@ -53,25 +53,22 @@ def imdb_vectors(root: Path | str | None = None) -> DataBundle:
     weights, bundle = PRETRAINED["wordllama"], imdb(root)
     path = _SOURCE.search.require(_SOURCE.forms["official"][0].candidates, root)
     vectors, texts = WordVectors(), cache(lambda: read_texts(path)[0])
-    key = f"{bundle.fingerprint}|means of {weights.name} 1"
 
-    def featurize(split: Split, side: str) -> Split:
-        values = kept_features(
-            lambda indices: vectors.means([without_markup(texts()[side][i]) for i in indices.tolist()]),
-            (len(split), vectors.width),
-            np.float32,
-            f"{key}|{side}",
-            f"Word vectors of IMDB, {side}",
-        )
-        return replace(split, features=Dense(values))
+    def compute(_: Split, side: str) -> Compute:
+        return lambda indices: vectors.means([without_markup(texts()[side][i]) for i in indices.tolist()])
 
-    return replace(
+    found = with_features(
         bundle,
+        compute,
+        (vectors.width,),
+        np.float32,
+        key=f"{bundle.fingerprint}|means of {weights.name} 1",
+        title="Word vectors of IMDB",
+    )
+    return replace(
+        found,
         variant=f"means of {weights.name} word vectors",
-        train=featurize(bundle.train, "train"),
-        test=featurize(bundle.test, "test"),
         notes=(*bundle.notes, str(weights)),
-        fingerprint=key,
     )
 
 

@@ -100,29 +100,22 @@ class DatasetRow:
 
 def scattering_of(row: DatasetRow, recipe: Mapping[str, Value] | None = None) -> DatasetRow:
     """The row of an image data set's scattering features, with a linear model."""
-    title = f"{row.title.partition(',')[0]}, scattering features"
-    recipes = {} if recipe is None else {"scatter-linear": recipe}
-    return replace(
-        row,
-        name=f"{row.name}-scattering",
-        title=title,
-        features=scattering_bundle,
-        model="scatter-linear",
-        recipes=recipes,
-    )
+    made = replace(row, features=scattering_bundle, model="scatter-linear")
+    return _features_of(made, "scattering", "scattering features", recipe)
 
 
 def lite0_of(row: DatasetRow, recipe: Mapping[str, Value] | None = None) -> DatasetRow:
     """The row of an image data set's features by a pretrained network, with a linear model."""
-    title = f"{row.title.partition(',')[0]}, features of a pretrained EfficientNet-Lite0"
-    recipes = {} if recipe is None else {"logistic": recipe}
+    made = replace(row, features=lite0_bundle, model="logistic")
+    return _features_of(made, "lite0", "features of a pretrained EfficientNet-Lite0", recipe)
+
+
+def _features_of(row: DatasetRow, suffix: str, what: str, recipe: Mapping[str, Value] | None) -> DatasetRow:
     return replace(
         row,
-        name=f"{row.name}-lite0",
-        title=title,
-        features=lite0_bundle,
-        model="logistic",
-        recipes=recipes,
+        name=f"{row.name}-{suffix}",
+        title=f"{row.title.partition(',')[0]}, {what}",
+        recipes={} if recipe is None else {row.model: recipe},
     )
 
 

@@ -6,7 +6,6 @@ takes. Rounding moves a feature by at most one part in 2,000.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -15,8 +14,7 @@ from torch.nn import functional
 
 from sparsedp.core.errors import DataError
 from sparsedp.datasets.bundle import DataBundle, Split
-from sparsedp.datasets.features import Dense
-from sparsedp.datasets.kept import kept_features
+from sparsedp.datasets.kept import Compute, with_features
 from sparsedp.datasets.scattering import MAPS, Scattering
 
 _VERSION = 1
@@ -39,27 +37,19 @@ def scattering_bundle(bundle: DataBundle, groups: int | None = 27) -> DataBundle
     normal = "raw" if groups is None else f"GroupNorm({groups})"
     key = None if bundle.fingerprint is None else f"{bundle.fingerprint}|scattering {_VERSION}|{normal}"
 
-    def featurize(split: Split, side: str) -> Split:
-        made = (len(split), shape[0] * MAPS, transform.output_size, transform.output_size)
-        values = kept_features(
-            _compute(split, transform, groups),
-            made,
-            np.float16,
-            None if key is None else f"{key}|{side}|{len(split)}",
-            f"scattering features of {bundle.name}, {side}",
-        )
-        return replace(split, features=Dense(values))
-
-    return replace(
+    side = transform.output_size
+    found = with_features(
         bundle,
-        variant=f"{bundle.variant}, scattering J=2 L=8 order 2, {normal}",
-        train=featurize(bundle.train, "train"),
-        test=featurize(bundle.test, "test"),
-        fingerprint=key,
+        lambda split, _: _compute(split, transform, groups),
+        (shape[0] * MAPS, side, side),
+        np.float16,
+        key=key,
+        title=f"scattering features of {bundle.name}",
     )
+    return replace(found, variant=f"{bundle.variant}, scattering J=2 L=8 order 2, {normal}")
 
 
-def _compute(split: Split, transform: Scattering, groups: int | None) -> Callable[[Tensor], Tensor]:
+def _compute(split: Split, transform: Scattering, groups: int | None) -> Compute:
     """The features of the records at some indices."""
 
     def features(indices: Tensor) -> Tensor:

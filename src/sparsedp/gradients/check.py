@@ -15,6 +15,7 @@ from sparsedp.core.errors import ModelError
 from sparsedp.core.layout import Layout
 from sparsedp.core.randomness import PublicRandomness
 from sparsedp.gradients.alone import generators_put_back
+from sparsedp.gradients.layers.embedding import refuse_embedding
 from sparsedp.gradients.trial import REMEDY, Trial, describe, state_of
 
 PROBE_ROWS = 32
@@ -57,17 +58,8 @@ def _refuse_known_layers(model: nn.Module) -> None:
                 f"the gradients of all others and clipping protects nobody; {REMEDY}: "
                 f"nn.GroupNorm(num_groups, {module.num_features}) in its place"
             )
-        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
-            if module.max_norm is not None:
-                raise ModelError(
-                    f"{describe(name, module)} has max_norm: it rewrites the rows of the tokens a batch holds, "
-                    "which releases them without noise; leave max_norm out"
-                )
-            if module.scale_grad_by_freq:
-                raise ModelError(
-                    f"{describe(name, module)} has scale_grad_by_freq=True: it weighs a sample's gradient by other "
-                    "samples' tokens; turn it off"
-                )
+        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and (why := refuse_embedding(module)):
+            raise ModelError(f"{describe(name, module)}: {why}")
 
 
 def _perturb(parameters: list[nn.Parameter]) -> None:

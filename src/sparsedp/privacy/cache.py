@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
+from sparsedp.core.files import replaced
 from sparsedp.core.folders import cache_dir
 from sparsedp.privacy.canonical import canonical, sha256
 
@@ -25,18 +24,11 @@ def load(request: dict[str, Any]) -> Any:
 
 def store(request: dict[str, Any], answer: Any) -> None:
     """Remember an answer, atomically; does nothing where it cannot write."""
-    path = _path(request)
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.stem, suffix=".tmp")
+        with replaced(_path(request)) as partial:
+            partial.write_text(canonical({"request": request, "answer": answer}), encoding="utf-8")
     except OSError:
         return
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(canonical({"request": request, "answer": answer}))
-        os.replace(temporary, path)
-    except OSError:
-        Path(temporary).unlink(missing_ok=True)
 
 
 def _path(request: dict[str, Any]) -> Path:

@@ -12,6 +12,7 @@ from torch import Tensor
 from sparsedp.core.batch import MicroBatch, Rows
 from sparsedp.core.clip import Clip
 from sparsedp.core.errors import DataError
+from sparsedp.gradients.query import mean_by_unit
 from sparsedp.privacy.mechanism import ClippedRows
 
 _ROWS_AT_ONCE = 16
@@ -61,7 +62,7 @@ class ChannelSum:
                 raise DataError(f"inputs: got {inputs.shape[1]} channels, expected {self.channels}")
             parts = torch.split(inputs, _ROWS_AT_ONCE)
             values = torch.cat([self._statistic(part.to("cpu", torch.float64)) for part in parts])
-            yield from ClippedRows(_mean_by_unit(values, batch.units), self.clip).parts(bound)
+            yield from ClippedRows(mean_by_unit(values, batch.units), self.clip).parts(bound)
 
     def _statistic(self, inputs: Tensor) -> Tensor:
         positions = inputs.unsqueeze(2).flatten(2)
@@ -87,11 +88,3 @@ def inputs_of(rows: Rows) -> Tensor:
             "[rows, channels, ...]; leave it out for other data"
         )
     return inputs
-
-
-def _mean_by_unit(values: Tensor, units: Tensor | None) -> Tensor:
-    if units is None:
-        return values
-    counts = torch.bincount(units)
-    sums = values.new_zeros(len(counts), values.shape[1]).index_add_(0, units, values)
-    return sums / counts.unsqueeze(1)

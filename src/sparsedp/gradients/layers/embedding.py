@@ -188,7 +188,8 @@ def _active(ids: Tensor, padding: int | None, block: Block) -> tuple[Tensor, Ten
     return places.index_select(0, kept), kept
 
 
-def _refuse(module: nn.Module) -> str | None:
+def refuse_embedding(module: nn.Module) -> str | None:
+    """Why a table mixes samples or remembers them; None if it does not."""
     assert isinstance(module, nn.Embedding | nn.EmbeddingBag)
     if module.scale_grad_by_freq:
         return "scale_grad_by_freq=True weighs a sample's gradient by other samples' tokens; turn it off"
@@ -201,5 +202,5 @@ def _rows(module: nn.Module, parameter: str) -> int:
     return 1
 
 
-EMBEDDING = Family(frozenset({"weight"}), embedding_source, _rows, _refuse)
-EMBEDDING_BAG = Family(frozenset({"weight"}), bag_source, _rows, _refuse)
+EMBEDDING = Family(frozenset({"weight"}), embedding_source, _rows, refuse_embedding)
+EMBEDDING_BAG = Family(frozenset({"weight"}), bag_source, _rows, refuse_embedding)
