@@ -216,3 +216,13 @@ def test_tables_are_made_from_measurements(tmp_path):
     assert "old" not in made
     assert "| m, 64 | 100 ms | 300 ms | 150 ms | 140 ms | - | 400 / 900 / 450 MB |" in made
     assert updated(made, tmp_path) == updated(text, tmp_path)
+
+
+def test_the_architecture_page_names_files_and_packages_that_are_there():
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    source = ROOT / "src" / "sparsedp"
+    named = re.findall(r"`((?:\w+/)+\w+\.py)`", text)
+    assert len(named) > 30
+    assert [name for name in named if not (source / name).exists() and not (ROOT / name).exists()] == []
+    packages = {file.parent.name for file in source.glob("*/__init__.py")}
+    assert set(re.findall(r'^    (\w+)\["', text, re.MULTILINE)) | {"cli"} >= packages - {"layers"}

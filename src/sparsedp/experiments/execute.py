@@ -95,14 +95,11 @@ def execute(
         seed=found.seed,
         units=None if by_row else bundle.train.units,
         unit=None if by_row or bundle.train.units is None else bundle.unit,
-        rows_per_unit=found.rows_per_unit,
-        engine=found.engine,
-        max_physical_batch=found.max_physical_batch,
-        ema_decay=found.ema_decay,
         public_scores=None if found.public_scores is None else read_scores(Path(found.public_scores)),
         callbacks=(*callbacks, *watch(model)),
         progress=progress,
         about=about(found, bundle),
+        **found.training(),
         **found.asked(),
     )
 

@@ -136,6 +136,11 @@ class Settings:
             noise_std=self.noise_std,
         )
 
+    def training(self) -> dict[str, Any]:
+        """What they ask of the training loop, as `fit` takes it."""
+        names = ("rows_per_unit", "engine", "max_physical_batch", "ema_decay")
+        return {name: getattr(self, name) for name in names}
+
     @property
     def digest(self) -> str:
         """A hash of all settings, the seed included: names the run."""

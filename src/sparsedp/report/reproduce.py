@@ -16,6 +16,9 @@ from sparsedp.methods.options import MethodOptions
 from sparsedp.methods.spec import Asked, PlanSpec
 from sparsedp.methods.table import all_methods
 from sparsedp.report.run import RunView
+from sparsedp.training.fit import fit
+
+_SAID_OTHERWISE = ("method", "optimizer", "scheduler")
 
 _FLAGS = frozenset(
     {"dataset", "model", "method", "epsilon", "delta", "epochs", "batch_size", "lr", "clip_norm"}
@@ -92,12 +95,9 @@ def _method(changed: Mapping[str, Any]) -> dict[str, str]:
 def _training(run: RunView) -> dict[str, str]:
     settings = run.record["settings"]
     arguments = {"optimizer": f"lambda parameters: {_optimizer(settings['optimizer'])}"}
-    if settings["rows_per_unit"] != 1:
-        arguments["rows_per_unit"] = repr(settings["rows_per_unit"])
-    if settings["ema_decay"] is not None:
-        arguments["ema_decay"] = repr(settings["ema_decay"])
-    if settings["engine"] != "bookkeeping":
-        arguments["engine"] = repr(settings["engine"])
+    for name, parameter in inspect.signature(fit).parameters.items():
+        if name in settings and name not in _SAID_OTHERWISE and settings[name] != parameter.default:
+            arguments[name] = repr(settings[name])
     if run.record["seed"] is not None:
         arguments["seed"] = repr(run.record["seed"])
     return arguments

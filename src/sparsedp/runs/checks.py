@@ -18,7 +18,7 @@ from sparsedp.privacy.grid import NOISE
 from sparsedp.privacy.plan import Plan
 from sparsedp.runs.checkpoint import Checkpoint
 from sparsedp.runs.history import EpochReport
-from sparsedp.runs.identity import SETUP, alike
+from sparsedp.runs.identity import alike, setup_names
 from sparsedp.runs.independent import TIGHTEST
 from sparsedp.runs.record import FINISHED, FORMAT, OUTCOME, RUNNING, STOPPED, Record
 from sparsedp.runs.verified_ledger import PaidSteps, VerifiedLedger
@@ -164,7 +164,7 @@ def record_and_rest(
         exact = plan.is_private and ledger.binds_files
         yield _equal("the record's noise", record["noise"], NOISE if exact else None)
     identity, settings = checkpoint.identity, record["settings"]
-    same = {name: settings.get(name) for name in ("method", *(name for name in SETUP if name in identity))}
+    same = {name: settings.get(name) for name in ("method", *setup_names(identity))}
     yield _equal("the record's settings", same, {name: identity[name] for name in same})
     if record["status"] == RUNNING:
         known = [name for name in OUTCOME if values[name] is not None]

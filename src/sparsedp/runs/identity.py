@@ -10,8 +10,12 @@ from sparsedp.core.files import Json
 from sparsedp.runs.checkpoint import describe_layout
 from sparsedp.runs.record import RunFacts
 
-SETUP = ("optimizer", "scheduler", "engine", "ema_decay", "rows_per_unit")
-"""The trainer's own choices: in the record's settings and in the identity alike."""
+_APART = ("plan", "method", "layout", "seed", "public_seed", "details")
+
+
+def setup_names(identity: Mapping[str, Json]) -> tuple[str, ...]:
+    """The trainer's own choices (optimizer, engine, ...): in the record's settings and in the identity alike."""
+    return tuple(name for name in identity if name not in _APART)
 
 
 def identity_of(facts: RunFacts) -> dict[str, Json]:

@@ -130,9 +130,9 @@ class Result:
             out: the file to write; `report.html` in the run directory if not given.
             nonprivate: also show non-private diagnostics, under a banner.
         """
-        from sparsedp.report import write_report  # upwards, for convenience alone: see pyproject.toml
+        import sparsedp  # by its front door: nothing in training knows the reports
 
-        return write_report(self, out, nonprivate)
+        return sparsedp.write_report(self, out, nonprivate)
 
 
 @final
