@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,21 +22,6 @@ OptimizerChoice = Optimizer | Callable[[Iterable[nn.Parameter]], Optimizer]
 
 SchedulerChoice = LRScheduler | Callable[[Optimizer, int], LRScheduler] | None
 """A scheduler over the optimizer, or a function that makes one from it and the number of steps. Moves every step."""
-
-
-@dataclass(frozen=True, slots=True)
-class UpdateRule:
-    """How releases move the weights.
-
-    Attributes:
-        optimizer: moves them.
-        scheduler: moves its learning rate, every step.
-        ema_decay: of a running average of the weights, if one is kept.
-    """
-
-    optimizer: OptimizerChoice
-    scheduler: SchedulerChoice = None
-    ema_decay: float | None = None
 
 
 def make_optimizer(choice: OptimizerChoice, model: nn.Module) -> Optimizer:

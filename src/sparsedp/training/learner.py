@@ -6,6 +6,7 @@ import math
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, final
 
 from torch import Tensor, nn
@@ -18,7 +19,8 @@ from sparsedp.methods import Controller, ControllerState, OffSupport
 from sparsedp.optimizers.apply import support_optimizer
 from sparsedp.optimizers.average import WeightAverage
 from sparsedp.optimizers.rule import (
-    UpdateRule,
+    OptimizerChoice,
+    SchedulerChoice,
     make_optimizer,
     make_scheduler,
     restore_scheduler,
@@ -30,6 +32,21 @@ from sparsedp.runs.checkpoint import Checkpoint, load_model_state
 from sparsedp.runs.moved import MovedState
 from sparsedp.runs.state import LearnerState
 from sparsedp.training.evaluate import evaluation_mode
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateRule:
+    """How releases move the weights.
+
+    Attributes:
+        optimizer: moves them.
+        scheduler: moves its learning rate, every step.
+        ema_decay: of a running average of the weights, if one is kept.
+    """
+
+    optimizer: OptimizerChoice
+    scheduler: SchedulerChoice = None
+    ema_decay: float | None = None
 
 
 @final

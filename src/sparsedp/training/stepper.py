@@ -16,7 +16,6 @@ from sparsedp.core.randomness import PrivateRandomness, PublicRandomness
 from sparsedp.gradients import make_engine
 from sparsedp.gradients.check import PROBE_ROWS
 from sparsedp.methods import Controller, Knowledge, PublicScores
-from sparsedp.optimizers.rule import UpdateRule
 from sparsedp.privacy.ledger import Ledger
 from sparsedp.privacy.plan import Phase, Plan
 from sparsedp.privacy.released import Released
@@ -26,7 +25,7 @@ from sparsedp.training.batches import Batches
 from sparsedp.training.counts import StepCounts
 from sparsedp.training.evaluate import Evaluator
 from sparsedp.training.guard import CompanyGuard, ModelGuard, StateGuard
-from sparsedp.training.learner import Learner
+from sparsedp.training.learner import Learner, UpdateRule
 from sparsedp.training.normalised import Normalised, release_statistics
 from sparsedp.training.selection import counted_rows, release_selection
 from sparsedp.training.step import PrivateStep

@@ -17,7 +17,7 @@ from sparsedp.core.errors import SparseDPError
 from sparsedp.core.randomness import PublicRandomness, SeededRandomness, SystemRandomness
 from sparsedp.core.support import Support
 from sparsedp.methods import PublicScores
-from sparsedp.optimizers.rule import OptimizerChoice, SchedulerChoice, UpdateRule
+from sparsedp.optimizers.rule import OptimizerChoice, SchedulerChoice
 from sparsedp.privacy.plan import Plan
 from sparsedp.runs.checkpoint import Checkpoint
 from sparsedp.runs.history import EpochReport, History
@@ -29,6 +29,7 @@ from sparsedp.runs.store import ExistingRun, RunStore, find_run, new_store
 from sparsedp.sampling.poisson import LogicalBatch
 from sparsedp.training.batches import Batches, Loading
 from sparsedp.training.evaluate import Evaluator
+from sparsedp.training.learner import UpdateRule
 from sparsedp.training.normalised import (
     Normalised,
     check_normalisation,
