@@ -14,8 +14,8 @@ import sparsedp
 from sparsedp.core.randomness import PublicRandomness
 from sparsedp.core.support import Support
 from sparsedp.diagnostics.diagnose import Limits, diagnose_nonprivate
+from sparsedp.diagnostics.measured import MOST_POINTS, symmetry_findings
 from sparsedp.diagnostics.measured_bounds import Measured, bound_findings
-from sparsedp.diagnostics.measured_symmetry import MOST_POINTS, symmetry_findings
 from sparsedp.diagnostics.nonprivate import Findings, NonPrivate
 from sparsedp.diagnostics.oracle import deviations
 from sparsedp.diagnostics.snapshots import SnapshotFiles

@@ -29,7 +29,7 @@ OCCUPATIONS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class RatingsFormat:
     """How one of the sets is written: its files, what parts a line, where in a user's line age and gender stand."""
 
     title: str
@@ -43,9 +43,9 @@ class Layout:
     occupation: Callable[[str], int]
 
 
-_LAYOUTS: Mapping[str, Layout] = MappingProxyType(
+_LAYOUTS: Mapping[str, RatingsFormat] = MappingProxyType(
     {
-        "100k": Layout(
+        "100k": RatingsFormat(
             "MovieLens 100K",
             "100,000 ratings of 943 users",
             1682,
@@ -56,7 +56,7 @@ _LAYOUTS: Mapping[str, Layout] = MappingProxyType(
             2,
             OCCUPATIONS.index,
         ),
-        "1m": Layout(
+        "1m": RatingsFormat(
             "MovieLens 1M",
             "1,000,209 ratings of 6,040 users",
             3952,
@@ -111,7 +111,7 @@ def movielens(root: Path | str | None = None, size: str = "100k") -> DataBundle:
     )
 
 
-def _read_users(tree: FileTree, layout: Layout) -> dict[int, tuple[int, int, int, int]]:
+def _read_users(tree: FileTree, layout: RatingsFormat) -> dict[int, tuple[int, int, int, int]]:
     """Age group, gender, occupation and region of every user."""
     found = {}
     for line, parts in _lines(tree, layout.users, layout.separator, 5):
@@ -131,7 +131,7 @@ def _read_users(tree: FileTree, layout: Layout) -> dict[int, tuple[int, int, int
 
 
 def _read_ratings(
-    tree: FileTree, layout: Layout, users: Mapping[int, Sequence[int]]
+    tree: FileTree, layout: RatingsFormat, users: Mapping[int, Sequence[int]]
 ) -> list[tuple[int, int, int]]:
     """User, film and rating, in the order of the file."""
     separator = "\t" if layout.separator == "|" else layout.separator
@@ -164,7 +164,7 @@ def _lines(tree: FileTree, name: str, separator: str, parts: int) -> list[tuple[
     return found
 
 
-def _source(size: str, layout: Layout) -> PublicFiles:
+def _source(size: str, layout: RatingsFormat) -> PublicFiles:
     name = f"ml-{size}"
     file = SourceFile((name, f"{name}.zip"))
     return PublicFiles(

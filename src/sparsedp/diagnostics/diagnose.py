@@ -16,10 +16,14 @@ from sparsedp.core.clip import FlatClip
 from sparsedp.core.randomness import PublicRandomness
 from sparsedp.diagnostics.convergence import retained_energy
 from sparsedp.diagnostics.curvature import mean_loss, smoothness
+from sparsedp.diagnostics.measured import (
+    capture_findings,
+    clipping_findings,
+    criterion_findings,
+    symmetry_findings,
+    trajectory_findings,
+)
 from sparsedp.diagnostics.measured_bounds import Measured, bound_findings
-from sparsedp.diagnostics.measured_support import capture_findings, clipping_findings, criterion_findings
-from sparsedp.diagnostics.measured_symmetry import symmetry_findings
-from sparsedp.diagnostics.measured_trajectory import trajectory_findings
 from sparsedp.diagnostics.nonprivate import Findings, NonPrivate, write_nonprivate
 from sparsedp.diagnostics.oracle import clipping_report, deviations, mean_gradient, projected_deviations
 from sparsedp.diagnostics.quality import energy_captured

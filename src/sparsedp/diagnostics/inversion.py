@@ -26,7 +26,7 @@ from sparsedp.diagnostics.nonprivate import NonPrivate
 
 @final
 @dataclass(frozen=True, slots=True, eq=False)
-class Observation:
+class Intercepted:
     """What the attacker sees of one victim: k values, and what is public."""
 
     values: Tensor = field(repr=False)
@@ -44,12 +44,12 @@ def observe(
     clip: FlatClip,
     noise_std: float,
     public: PublicRandomness,
-) -> NonPrivate[Observation]:
+) -> NonPrivate[Intercepted]:
     """The clipped gradient of one image on a support, with noise anyone may know: a simulation, not a release."""
     gradient = support.gather(_gradient(model, loss, image.unsqueeze(0), target, graph=False)).double().cpu()
     clipped = gradient * clip.factors(torch.linalg.vector_norm(gradient))
     noisy = clipped + noise_std * public.normal(support.size, (0,))
-    return NonPrivate(Observation(noisy, support, target), "the gradient of one image")
+    return NonPrivate(Intercepted(noisy, support, target), "the gradient of one image")
 
 
 @final
@@ -80,7 +80,7 @@ class Reconstruction:
 def invert(
     model: nn.Module,
     loss: PerSampleLoss,
-    seen: NonPrivate[Observation],
+    seen: NonPrivate[Intercepted],
     shape: tuple[int, ...],
     public: PublicRandomness,
     effort: Effort = Effort(),  # noqa: B008

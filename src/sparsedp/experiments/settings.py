@@ -11,16 +11,23 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from sparsedp.core.errors import PrivacyError, SparseDPError
+from sparsedp.datasets import DATASETS
+from sparsedp.datasets.row import Value
 from sparsedp.experiments import value_kinds as kinds
-from sparsedp.experiments.recipes import recipe_for
 from sparsedp.methods import MethodOptions, Protection, configure, get_method
-from sparsedp.methods.spec import ACCOUNTANT, EPSILON, METHOD, WARMUP_FRACTION, Asked
+from sparsedp.methods.spec import ACCOUNTANT, CLIP_NORM, EPOCHS, EPSILON, METHOD, WARMUP_FRACTION, Asked
+from sparsedp.optimizers.rule import MOMENTUM
 from sparsedp.privacy.canonical import FrozenMap, canonical, sha256
 from sparsedp.privacy.normalisation import PrivateNormalisation
 from sparsedp.privacy.splits import EqualNoise, NominalSplit
 from sparsedp.runs.reader import Run
 
 _NOTHING = FrozenMap({})
+
+OWN_FILES_MODEL = "mlp"
+
+_ANY: Mapping[str, Value] = {"epochs": EPOCHS, "clip_norm": CLIP_NORM, "momentum": MOMENTUM}
+_ADAPTIVE_RATE = 0.001
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,6 +176,18 @@ class Settings:
                 "such as clipped-sgd"
             )
         return replace(self, **filled)
+
+
+def recipe_for(dataset: str, model: str | None, optimizer: str = "sgd") -> dict[str, Value]:
+    """Settings for a data set and a model; the data set's own model if none is named.
+
+    What its row does not know is left to `fit`, which takes values that follow from public numbers.
+    """
+    row = DATASETS.get(dataset)
+    chosen = model or (OWN_FILES_MODEL if row is None else row.model)
+    recipe = {} if row is None else row.recipes.get(chosen, {})
+    known = {**_ANY, **recipe, "model": chosen}
+    return known if optimizer == "sgd" else {**known, "lr": _ADAPTIVE_RATE}
 
 
 def checked(name: str, value: Any) -> Any:

@@ -11,7 +11,7 @@ from sparsedp.report.chart import Bars, histogram, strip
 from sparsedp.report.figure import Legend, Table, card, figure, numbers
 from sparsedp.report.markup import Attributes, Child, Html, tag
 from sparsedp.report.numbers import count, percent, significant
-from sparsedp.report.run import RunView
+from sparsedp.report.run import ReportedRun
 from sparsedp.report.scale import Axis, linear_axis, symmetric_log_axis
 
 MOST_CELLS = 128
@@ -22,7 +22,7 @@ Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
 
 
-def layers_figure(run: RunView) -> Html:
+def layers_figure(run: ReportedRun) -> Html:
     """Every parameter with the share it keeps, where in it the active rows are, and how that changed."""
     d, k = run.layout.dimension, run.support.size
     masks = run.support.per_parameter(run.layout)
@@ -58,7 +58,7 @@ def layers_figure(run: RunView) -> Html:
     )
 
 
-def score_figure(run: RunView) -> Html:
+def score_figure(run: ReportedRun) -> Html:
     """The scores the last ranking was made from, kept and frozen coordinates apart."""
     if run.scores is None:
         return card(
@@ -118,7 +118,7 @@ def _cells(shares: Floats) -> list[float]:
     return [round(float(group.mean()), 2) for group in groups]
 
 
-def _layer(run: RunView, slot: Slot, mask: torch.Tensor) -> Html:
+def _layer(run: ReportedRun, slot: Slot, mask: torch.Tensor) -> Html:
     active = int(mask.sum())
     share = active / slot.size
     shares = row_shares(mask)
@@ -164,13 +164,13 @@ def _bar(share: float, average: float) -> Html:
     return tag("svg", whole, tag("rect", filled), tag("rect", mark))
 
 
-def _floor_removed(run: RunView) -> bool:
+def _floor_removed(run: ReportedRun) -> bool:
     """Whether the score is an energy with the noise's share taken off."""
     rule = run.plan.phases[-1].support.plain()["rule"]
     return isinstance(rule, dict) and rule["name"] in ("energy", "coherent", "block-coherent")
 
 
-def _moves(run: RunView) -> bool:
+def _moves(run: ReportedRun) -> bool:
     return len(run.spans) > 2
 
 

@@ -13,7 +13,7 @@ from sparsedp.report.figure import Table, bullets, card, pair
 from sparsedp.report.markup import Child, Html, join, tag
 from sparsedp.report.numbers import NONE, count, epsilon_text, significant
 from sparsedp.report.reproduce import recipe
-from sparsedp.report.run import RunView
+from sparsedp.report.run import ReportedRun
 from sparsedp.report.words import Words, in_words
 
 ACCOUNTANT_NAMES = {
@@ -23,7 +23,7 @@ ACCOUNTANT_NAMES = {
 }
 
 
-def words_of(run: RunView) -> Words:
+def words_of(run: ReportedRun) -> Words:
     """The guarantee of a run in words."""
     evaluated = any(report.metrics for report in run.epochs)
     return in_words(
@@ -86,7 +86,7 @@ def plan_card(plan: Plan) -> Html:
     return card("The plan", *parts)
 
 
-def ledger_card(run: RunView) -> Html:
+def ledger_card(run: ReportedRun) -> Html:
     """What the ledger says was spent, and what it was checked against."""
     record, ledger, plan = run.record, run.ledger, run.plan
     if ledger is None:
@@ -125,7 +125,7 @@ def ledger_card(run: RunView) -> Html:
     )
 
 
-def reproduce_cards(run: RunView) -> list[Html]:
+def reproduce_cards(run: ReportedRun) -> list[Html]:
     """The command line and the Python that make this run again, and all its settings."""
     cards = []
     found = recipe(run)

@@ -15,7 +15,7 @@ from sparsedp.methods.method import Method
 from sparsedp.methods.options import MethodOptions
 from sparsedp.methods.spec import Asked, PlanSpec
 from sparsedp.methods.table import all_methods
-from sparsedp.report.run import RunView
+from sparsedp.report.run import ReportedRun
 from sparsedp.training.fit import fit
 
 _SAID_OTHERWISE = ("method", "optimizer", "scheduler")
@@ -43,7 +43,7 @@ class Recipe:
     notes: tuple[str, ...]
 
 
-def recipe(run: RunView) -> Recipe | None:
+def recipe(run: ReportedRun) -> Recipe | None:
     """How to run it again; None for a run without a folder, or with a plan or method only its author can make.
 
     **Edge cases.** A plan of sparsedp 0.1 does not say what it was made from, and has no recipe.
@@ -92,7 +92,7 @@ def _method(changed: Mapping[str, Any]) -> dict[str, str]:
     return {"options": f"sparsedp.MethodOptions.from_json({dict(changed)!r})"}
 
 
-def _training(run: RunView) -> dict[str, str]:
+def _training(run: ReportedRun) -> dict[str, str]:
     settings = run.record["settings"]
     arguments = {"optimizer": f"lambda parameters: {_optimizer(settings['optimizer'])}"}
     for name, parameter in inspect.signature(fit).parameters.items():
@@ -120,7 +120,7 @@ def _differs(default: Any, value: Any) -> bool:
     return bool(default != (tuple(value) if isinstance(value, list) else value))
 
 
-def _python(run: RunView, arguments: Mapping[str, str]) -> str:
+def _python(run: ReportedRun, arguments: Mapping[str, str]) -> str:
     needed = {"normalise": "PrivateNormalisation", "split": "NominalSplit"}
     imports = [
         "import torch",
@@ -169,7 +169,7 @@ def _toml(value: Any) -> str:
     return json.dumps(value)
 
 
-def _notes(run: RunView) -> tuple[str, ...]:
+def _notes(run: ReportedRun) -> tuple[str, ...]:
     settings = run.record["settings"]
     notes = ["Build model, data and loss as the run did; initial weights come from your own code."]
     if run.record["seed"] is None:

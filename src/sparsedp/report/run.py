@@ -24,7 +24,7 @@ Record = Mapping[str, Any]
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class RunView:
+class ReportedRun:
     """One run.
 
     Attributes:
@@ -84,7 +84,7 @@ def title_of(record: Record) -> str:
     return f"{record['method']}{data}{variant}"
 
 
-def read_run(path: Path) -> RunView:
+def read_run(path: Path) -> ReportedRun:
     """Everything public about the run in a folder, its ledger verified, and what else of it does not fit.
 
     Raises:
@@ -93,7 +93,7 @@ def read_run(path: Path) -> RunView:
     """
     run = stored.Run.open(path)
     run.check_ledger()
-    return RunView(
+    return ReportedRun(
         name=run.name,
         record=run.record,
         plan=run.plan,
@@ -109,7 +109,7 @@ def read_run(path: Path) -> RunView:
     )
 
 
-def run_of(result: Result) -> RunView:
+def run_of(result: Result) -> ReportedRun:
     """The run behind a result that kept no folder."""
     plan = result.plan
     record = {
@@ -128,7 +128,7 @@ def run_of(result: Result) -> RunView:
         "settings": None,
         "versions": None,
     }
-    return RunView(
+    return ReportedRun(
         name="this run",
         record=record,
         plan=plan,

@@ -21,13 +21,13 @@ from sparsedp.report.metric import leading
 from sparsedp.report.nonprivate import Diagnostics, diagnostics_section
 from sparsedp.report.numbers import count, epsilon_text, percent, significant
 from sparsedp.report.page import Page, Section
-from sparsedp.report.run import RunView
+from sparsedp.report.run import ReportedRun
 from sparsedp.report.trajectory import accuracy_figure, energy_figure, epsilon_figure, run_stretches
 from sparsedp.report.warmup import warmup_figure
 from sparsedp.report.words import Words
 
 
-def run_page(run: RunView, diagnostics: Diagnostics | None = None) -> Page:
+def run_page(run: ReportedRun, diagnostics: Diagnostics | None = None) -> Page:
     """All there is to say about one run."""
     words = words_of(run)
     warning = banner(words.warning, "warn" if run.plan.is_private else "bad")
@@ -60,11 +60,11 @@ def run_page(run: RunView, diagnostics: Diagnostics | None = None) -> Page:
     )
 
 
-def _promises(run: RunView, words: Words) -> list[Html]:
+def _promises(run: ReportedRun, words: Words) -> list[Html]:
     return [*guarantee_cards(words), *([audit_card(run.audit)] if run.audit is not None else [])]
 
 
-def _badges(run: RunView) -> Html:
+def _badges(run: ReportedRun) -> Html:
     status = run.record["status"]
     marks = [badge(status, "good" if status == "finished" else "warn")]
     if not run.plan.is_private:
@@ -77,7 +77,7 @@ def _badges(run: RunView) -> Html:
     return tag("div", {"class": "badges"}, marks)
 
 
-def _tiles(run: RunView) -> Html:
+def _tiles(run: ReportedRun) -> Html:
     plan, k, d = run.plan, run.support.size, run.layout.dimension
     tiles: list[Child] = []
     metric = leading([run.metrics])

@@ -12,7 +12,7 @@ from sparsedp.report.figure import Legend, Table, card, figure
 from sparsedp.report.markup import Html, tag
 from sparsedp.report.metric import leading, metric_named
 from sparsedp.report.numbers import NONE, count, epsilon_text, percent, significant
-from sparsedp.report.run import RunView
+from sparsedp.report.run import ReportedRun
 from sparsedp.report.scale import linear_axis
 from sparsedp.runs.history import EpochReport
 
@@ -22,7 +22,7 @@ MOST_ROWS = 200
 STYLES = ("main", "second", "third", "fourth", "fifth")
 
 
-def accuracy_figure(run: RunView) -> Html:
+def accuracy_figure(run: ReportedRun) -> Html:
     """Held-out numbers epoch by epoch."""
     if not run.epochs:
         return _nothing_yet("Held-out numbers")
@@ -60,7 +60,7 @@ def accuracy_figure(run: RunView) -> Html:
     )
 
 
-def epsilon_figure(run: RunView) -> Html:
+def epsilon_figure(run: ReportedRun) -> Html:
     """The plan's epsilon epoch by epoch, under its target."""
     if not run.epochs and run.plan.is_private:
         return _nothing_yet("Privacy spent")
@@ -93,7 +93,7 @@ def epsilon_figure(run: RunView) -> Html:
     )
 
 
-def energy_figure(run: RunView) -> Html:
+def energy_figure(run: ReportedRun) -> Html:
     """Noise energy of every step on the support, against what it would be on all coordinates."""
     if not run.epochs and run.plan.is_private:
         return _nothing_yet("Noise energy")
@@ -148,7 +148,7 @@ def _nothing_yet(title: str) -> Html:
     return card(title, tag("p", None, "No epoch of this run is done yet, and this is shown epoch by epoch."))
 
 
-def run_stretches(run: RunView) -> tuple[Stretch, ...]:
+def run_stretches(run: ReportedRun) -> tuple[Stretch, ...]:
     """The steps a run has taken, cut where the noise energy changes."""
     stop = run.epochs[-1].step if run.epochs else 0
     return stretches(run.plan, run.spans, run.layout.dimension, stop)

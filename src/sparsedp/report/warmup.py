@@ -12,7 +12,7 @@ from sparsedp.report.chart import Series, line_chart
 from sparsedp.report.figure import Legend, Table, card, figure
 from sparsedp.report.markup import Html, tag
 from sparsedp.report.numbers import percent
-from sparsedp.report.run import RunView
+from sparsedp.report.run import ReportedRun
 from sparsedp.report.scale import linear_axis
 
 TITLE = "What the warm-up shows"
@@ -21,7 +21,7 @@ _REACH = 1.96
 """Standard deviations on each side of a 95 % interval."""
 
 
-def warmup_figure(run: RunView) -> Html | None:
+def warmup_figure(run: ReportedRun) -> Html | None:
     """The split curve of each ranking and the advice; nothing if the run kept none."""
     if run.warmup is None:
         return None

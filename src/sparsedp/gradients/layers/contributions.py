@@ -35,7 +35,7 @@ class Contribution(Protocol):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Dense:
+class Whole:
     """The gradients themselves."""
 
     values: Tensor
@@ -116,7 +116,7 @@ class Patches:
     def source(self, block: Block, space: Space) -> Source:
         """As a convolution's."""
         if self.groups > 1:
-            return Dense(self.dense(space)).source(block, space)
+            return Whole(self.dense(space)).source(block, space)
         return self._weight(keep(self.a, 1, block.columns), keep(self.b, 1, block.rows), space)
 
     def _weight(self, a: Tensor, b: Tensor, space: Space) -> ConvWeight:
@@ -139,14 +139,14 @@ class Folded:
 
     def source(self, block: Block, space: Space) -> Source:
         """The block's rows and columns of that."""
-        return Dense(self.dense(space)).source(block, space)
+        return Whole(self.dense(space)).source(block, space)
 
 
 def added(parts: Sequence[Contribution], space: Space) -> list[Contribution]:
     """Contributions to one tensor, merged where that is cheaper: products become one along the positions."""
     products = [part for part in parts if isinstance(part, Product)]
-    dense = [part for part in parts if isinstance(part, Dense)]
-    rest = [part for part in parts if not isinstance(part, Product | Dense)]
+    dense = [part for part in parts if isinstance(part, Whole)]
+    rest = [part for part in parts if not isinstance(part, Product | Whole)]
     merged: list[Contribution] = list(rest)
     if products:
         a, b = (torch.cat([getattr(p, name) for p in products], 1) for name in ("a", "b"))
@@ -155,5 +155,5 @@ def added(parts: Sequence[Contribution], space: Space) -> list[Contribution]:
         values = dense[0].values
         for part in dense[1:]:
             values = values + part.values
-        merged.append(Dense(values))
+        merged.append(Whole(values))
     return merged

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd.graph import Node
 
 from sparsedp.gradients.graph import CannotBookError
-from sparsedp.gradients.layers.contributions import Contribution, Dense, Folded, Patches, Product, Tokens
+from sparsedp.gradients.layers.contributions import Contribution, Folded, Patches, Product, Tokens, Whole
 from sparsedp.gradients.layers.source import working
 from sparsedp.gradients.rowaxis import RowAxis
 
@@ -40,9 +40,9 @@ class Met:
         """A tensor laid out like the output, samples first."""
         return self.rows.to_front(tensor, self.samples)
 
-    def summed(self, values: Tensor) -> Dense:
+    def summed(self, values: Tensor) -> Whole:
         """Values like the output, summed over all axes along which the shared tensor was spread."""
-        return Dense(summed_to(self.to_front(values), self.shape))
+        return Whole(summed_to(self.to_front(values), self.shape))
 
 
 Rule = Callable[[Met], Contribution]
@@ -110,7 +110,7 @@ def _repeat(met: Met) -> Contribution:
     sizes = (1,) * (values.dim() - 1 - len(met.shape)) + met.shape
     pairs = [n for whole, size in zip(values.shape[1:], sizes, strict=True) for n in (whole // size, size)]
     copies = list(range(1, 1 + len(pairs), 2))
-    return Dense(values.reshape(met.samples, *pairs).sum(copies).reshape(met.samples, *met.shape))
+    return Whole(values.reshape(met.samples, *pairs).sum(copies).reshape(met.samples, *met.shape))
 
 
 def _choose(met: Met) -> Contribution:
@@ -152,7 +152,7 @@ def _sum_and_product(met: Met) -> Contribution:
 def _matrix_by_vector(met: Met) -> Contribution:
     if met.slot == 0:
         raise CannotBookError("a shared matrix times one sample's vector")
-    return Dense((_positions(met, met.saved["self"] * met.gradient.unsqueeze(1))).sum(1))
+    return Whole((_positions(met, met.saved["self"] * met.gradient.unsqueeze(1))).sum(1))
 
 
 def _batched_product(met: Met) -> Contribution:
@@ -160,10 +160,10 @@ def _batched_product(met: Met) -> Contribution:
     gradient = working(met.gradient)
     if met.slot == 1 and met.rows.axis == 1:
         a, b = met.to_front(working(met.saved["self"])), met.to_front(gradient)
-        return Dense(torch.einsum("sgtk,sgtn->sgkn", a, b))
+        return Whole(torch.einsum("sgtk,sgtn->sgkn", a, b))
     if met.slot == 0 and met.rows.axis == 2:
         a, b = met.to_front(working(met.saved["mat2"])), met.to_front(gradient)
-        return Dense(torch.einsum("sgmt,sgkt->sgmk", b, a))
+        return Whole(torch.einsum("sgmt,sgkt->sgmk", b, a))
     raise CannotBookError("a batched product in which the samples lie along an axis of its own")
 
 
@@ -174,7 +174,7 @@ def _bilinear(met: Met) -> Contribution:
         raise CannotBookError("a trilinear product other than nn.Bilinear's")
     pairs = _positions(met, (left.unsqueeze(2) * right.unsqueeze(1)).flatten(1))
     gradient = _positions(met, met.gradient)
-    return Dense(torch.bmm(gradient.transpose(1, 2), pairs).reshape(met.samples, *met.shape))
+    return Whole(torch.bmm(gradient.transpose(1, 2), pairs).reshape(met.samples, *met.shape))
 
 
 def _layer_norm(met: Met) -> Contribution:
@@ -207,7 +207,7 @@ def _frozen_batch_norm(met: Met) -> Contribution:
 
 def _by_channel(met: Met, values: Tensor) -> Contribution:
     shape = (*met.shape, *[1] * (values.dim() - 2))
-    return Dense(summed_to(met.to_front(values), shape).reshape(met.samples, *met.shape))
+    return Whole(summed_to(met.to_front(values), shape).reshape(met.samples, *met.shape))
 
 
 def _embedding(met: Met) -> Contribution:

@@ -12,7 +12,7 @@ from torch.autograd.graph import GradientEdge, Node
 
 from sparsedp.gradients.blocks import Block
 from sparsedp.gradients.graph import CannotBookError, Graph, Leaf, Place
-from sparsedp.gradients.layers.contributions import Contribution, Dense, Product, added
+from sparsedp.gradients.layers.contributions import Contribution, Product, Whole, added
 from sparsedp.gradients.layers.operations import OPERATIONS, Met, saved_by, summed_to, tokens
 from sparsedp.gradients.layers.source import Source, working
 from sparsedp.gradients.reading import VIEWS, Meeting
@@ -97,7 +97,7 @@ class Use:
     def _contribution(self, slot: int, shape: tuple[int, ...], samples: int) -> Contribution:
         operation = OPERATIONS.get(self.node.name())
         if operation is None or list(self.gradients) != [0]:
-            return Dense(self._one_by_one(slot, shape, samples))
+            return Whole(self._one_by_one(slot, shape, samples))
         rows = dict(self.meeting.outputs)[0]
         return operation.rule(Met(self.gradients[0], self.saved, slot, shape, rows, samples))
 
@@ -137,7 +137,7 @@ def shared_sources(
         for place in [place for place in pending if place[0] not in leaves]:
             total = torch.stack([part.dense(space) for part in pending.pop(place)]).sum(0)
             for leaf, values in _pulled_back(place, total, leaves, parameters):
-                pending.setdefault((leaf, 0), []).append(Dense(values))
+                pending.setdefault((leaf, 0), []).append(Whole(values))
         for (leaf, _), parts in pending.items():
             name = leaves[leaf]
             for number, part in enumerate(added(parts, space)):
@@ -157,13 +157,13 @@ def _towards_leaf(
         shape = tuple(above._input_metadata[above_number].shape)
         if name == "TBackward0" and isinstance(contribution, Product):
             contribution = contribution.transposed()
-        elif name == "TBackward0" and isinstance(contribution, Dense):
-            contribution = Dense(contribution.values.mT if len(shape) > 1 else contribution.values)
-        elif name in VIEWS and isinstance(contribution, Dense):
-            contribution = Dense(contribution.values.reshape(-1, *shape))
-        elif name == "ExpandBackward0" and isinstance(contribution, Dense):
-            contribution = Dense(summed_to(contribution.values, shape))
-        elif name == "EmbeddingBackward0" and isinstance(contribution, Dense):
+        elif name == "TBackward0" and isinstance(contribution, Whole):
+            contribution = Whole(contribution.values.mT if len(shape) > 1 else contribution.values)
+        elif name in VIEWS and isinstance(contribution, Whole):
+            contribution = Whole(contribution.values.reshape(-1, *shape))
+        elif name == "ExpandBackward0" and isinstance(contribution, Whole):
+            contribution = Whole(summed_to(contribution.values, shape))
+        elif name == "EmbeddingBackward0" and isinstance(contribution, Whole):
             contribution = _looked_up(node, contribution.values, shape[0])
         elif name != "ToCopyBackward0":
             break

@@ -1,16 +1,21 @@
-"""A support against un-noised gradients at a run's final weights: energy captured, recovery, one-step criterion."""
+"""What is measured without noise at a run's final weights, and along the run: findings for its non-private page.
+
+A support against un-noised gradients (energy captured, recovery, one-step criterion), symmetry of per-unit deviations
+(RS, App. F, Fig. 6 to 9), and energy captured and clipping at the weights the run kept (TP-TopK, Def. 6.5).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
+from sparsedp.core.randomness import PublicRandomness
 from sparsedp.diagnostics.convergence import retained_energy
 from sparsedp.diagnostics.criteria import one_step
 from sparsedp.diagnostics.nonprivate import Figure, Findings, Line, NonPrivate
-from sparsedp.diagnostics.oracle import ClippingReport
+from sparsedp.diagnostics.oracle import ClippingReport, asymmetry_p_value
 from sparsedp.diagnostics.quality import (
     concentration_curve,
     energy_captured,
@@ -18,7 +23,14 @@ from sparsedp.diagnostics.quality import (
     recovery_curve,
 )
 from sparsedp.diagnostics.summary import SHARES
+from sparsedp.diagnostics.symmetry import lopsidedness, lopsidedness_by_chance
+from sparsedp.diagnostics.trajectory import Waypoint, energy_capture
 from sparsedp.diagnostics.view import RunView
+
+MOST_POINTS = 300
+"""Shown in the figure of deviations."""
+
+Points = Sequence[Waypoint]
 
 
 def capture_findings(gradient: NonPrivate[Tensor], view: RunView) -> Findings:
@@ -84,3 +96,60 @@ def _recovery(gradient: Tensor, order: Tensor) -> Figure:
     ]
     note = "Energy that supports of each size recover at the final weights (TP-TopK, Fig. 1b is at the warm-up's)."
     return Figure("Energy recovered", "active ratio", "share of energy", lines, note)
+
+
+def symmetry_findings(points: NonPrivate[Tensor], public: PublicRandomness) -> Findings:
+    """From deviations on two random directions, `[units, 2]`: a cloud, and how likely chance makes it as lopsided."""
+    chance = points.map(lambda p: lopsidedness_by_chance(p, public))
+    values = {
+        "lopsidedness of gradient deviations (0 to 1)": points.map(lopsidedness),
+        "lopsidedness of a symmetric cloud, 95 % point": chance.map(
+            lambda c: float(c[round(0.95 * (len(c) - 1))])
+        ),
+        "p-value of symmetry": points.map(lambda p: asymmetry_p_value(p, public)),
+    }
+    return Findings(values, (points.map(_cloud),))
+
+
+def _cloud(points: Tensor) -> Figure:
+    shown = points[:MOST_POINTS]
+    line = Line("one unit", shown[:, 0].tolist(), shown[:, 1].tolist())
+    note = (
+        "Each unit's gradient less the mean, on two random directions (RS, Fig. 6 to 9). A symmetric cloud looks the "
+        "same upside down."
+    )
+    return Figure(
+        "Gradient deviations", "first random direction", "second random direction", [line], note, "points"
+    )
+
+
+def trajectory_findings(points: NonPrivate[tuple[Waypoint, ...]], dimension: int) -> Findings:
+    """`alpha_T`, and how captured energy, gradient norm and clipping bias went along the run."""
+    values = {"energy captured along the run (alpha_T)": points.map(energy_capture)}
+
+    def figure(make: Callable[[Points], Figure]) -> NonPrivate[Figure]:
+        return points.map(make)
+
+    return Findings(values, (figure(lambda p: _captured(p, dimension)), figure(_clipping)))
+
+
+def _captured(points: Points, dimension: int) -> Figure:
+    moving = [point for point in points if point.energy > 0]
+    steps = [float(point.step) for point in moving]
+    lines = [
+        Line("on the support", steps, [point.captured / point.energy for point in moving]),
+        Line("random support, k/d", steps, [point.active / dimension for point in moving]),
+    ]
+    note = "Share of the gradient's energy on the support of the step, at weights the run kept (TP-TopK, Def. 6.5)."
+    return Figure("Energy captured along the run", "step", "share of energy", lines, note)
+
+
+def _clipping(points: Points) -> Figure:
+    steps = [float(point.step) for point in points]
+    lines = [
+        Line("clipping bias", steps, [point.bias for point in points]),
+        Line("its bound (Lemma 6.4)", steps, [point.bias_bound for point in points]),
+        Line("gradient norm on the support", steps, [point.captured**0.5 for point in points]),
+    ]
+    note = "Clipping bias of the mean gradient against its bound, and the gradient it is a bias of."
+    return Figure("Clipping along the run", "step", "norm", lines, note)
