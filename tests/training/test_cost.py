@@ -54,15 +54,20 @@ def some_rows(rows: int) -> Tensor:
     return torch.arange(ACTIVE_ROWS) * 7 % min(rows, 10_000)
 
 
-def steps(rows: int, optimizer: str, geometry: str) -> Iterator[Released]:
-    """Everything a training step does on a fixed support, with the same batch for every size of table."""
+def steps(rows: int, optimizer: str, geometry: str, changing: bool = False) -> Iterator[Released]:
+    """Everything a training step does, with one batch for every size of table: on one support, or on two in turn."""
     torch.manual_seed(0)
     model = Words(rows)
     engine = BookkeepingEngine(model, loss)
     d = engine.layout.dimension
-    within = (some_rows(rows).unsqueeze(1) * WIDTH + torch.arange(WIDTH)).reshape(-1)
     second, head = engine.layout.slots[1].offset, engine.layout.slots[2].offset
-    support = Support(torch.cat([within, second + within, torch.arange(head, d)]), d)
+
+    def support_of(chosen: Tensor) -> Support:
+        within = (chosen.unsqueeze(1) * WIDTH + torch.arange(WIDTH)).reshape(-1)
+        return Support(torch.cat([within, second + within, torch.arange(head, d)]), d)
+
+    supports = [support_of(some_rows(rows)), support_of(some_rows(rows) + 3)]
+    support = supports[0]
     mover = support_optimizer(
         model, engine.layout, getattr(torch.optim, optimizer)(model.parameters(), lr=0.1), coasts=False
     )
@@ -77,6 +82,7 @@ def steps(rows: int, optimizer: str, geometry: str) -> Iterator[Released]:
     batch = MicroBatch((ids, torch.randint(0, 2, (64,), generator=generator)))
     ledger, randomness, number = MemoryLedger(), SeededRandomness(0), 0
     while True:
+        support = supports[number % 2] if changing else support
         space = Identity() if geometry == "identity" else statistics.geometry(decays)
         with guard.untouched(last_of_epoch=False):
             released = privatize(
@@ -133,6 +139,19 @@ def test_no_operator_of_a_step_sees_d_elements_but_to_index_the_table(optimizer,
     assert sizes.operators <= BY_INDEX
     assert "embedding" in sizes.operators  # the recorder records
     assert sizes.largest <= 3 * max(k, 64 * 12 * WIDTH)
+
+
+@pytest.mark.parametrize("optimizer", ["SGD", "Adam"])
+def test_a_support_that_changes_in_every_step_takes_one_number_a_row_and_never_d(optimizer):
+    """As `adafest` does: a lookup from row to place is made anew; values, noise and state cost k."""
+    rows = 60_000
+    step = steps(rows, optimizer, "identity", changing=True)
+    k = next(step).support.size
+    next(step)
+    with Sizes(limit=2 * rows) as sizes:  # two tables of WIDTH times as many
+        next(step)
+    assert sizes.operators <= BY_INDEX
+    assert sizes.largest <= max(3 * k, 64 * 12 * WIDTH * 3, rows + 1)
 
 
 def test_a_step_allocates_the_same_for_a_million_and_for_ten_million_coordinates():
