@@ -217,7 +217,7 @@ def _noise(view: RunView) -> NoiseFacts:
         d * nu**2,
         k / d,
         best_rate_at_most(
-            noise_multiplier=phase.noise_multiplier,
+            noise_multiplier=phase.gradient_noise,
             dimension=d,
             batch_size=view.plan.expected_batch_size(phase),
         )
