@@ -19,7 +19,8 @@ from runs import a_trainer, advance, network, weights
 
 from sparsedp.core.randomness import PublicRandomness
 from sparsedp.methods import AUTO, Granularity, MethodOptions, all_methods
-from sparsedp.privacy import ledger, mechanism
+from sparsedp.privacy import mechanism
+from sparsedp.runs import ledger_file
 from sparsedp.training import trainer
 from sparsedp.training.reports import Event, StepReport
 
@@ -36,7 +37,7 @@ def stopped_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing takes any time, and it is always the same day: what then differs is not the clock."""
     monkeypatch.setattr(trainer, "time", SimpleNamespace(monotonic=lambda: 7.0))
     monkeypatch.setattr(
-        ledger, "datetime", SimpleNamespace(now=lambda zone: datetime(2020, 1, 2, tzinfo=zone))
+        ledger_file, "datetime", SimpleNamespace(now=lambda zone: datetime(2020, 1, 2, tzinfo=zone))
     )
 
 
