@@ -24,7 +24,7 @@ Table = Mapping[str, Sequence[str]]
 
 
 @dataclass(frozen=True, slots=True)
-class Entries:
+class NonZeros:
     """Non-zeros of a block: row, slot within the block, and value."""
 
     rows: npt.NDArray[np.int64]
@@ -49,7 +49,7 @@ class ColumnRule(Protocol):
         """A name for each of them."""
         ...
 
-    def encode(self, table: Table) -> Entries:
+    def encode(self, table: Table) -> NonZeros:
         """The non-zeros of every row."""
         ...
 
@@ -79,7 +79,7 @@ class Category:
         """column=level."""
         return [f"{self.column}={level}" for level in (*self.levels, "other")]
 
-    def encode(self, table: Table) -> Entries:
+    def encode(self, table: Table) -> NonZeros:
         """A one per row."""
         place = {level: slot for slot, level in enumerate(self.levels)}
         return _one_hot(
@@ -109,7 +109,7 @@ class Ordinal:
         """The column."""
         return [self.column]
 
-    def encode(self, table: Table) -> Entries:
+    def encode(self, table: Table) -> NonZeros:
         """A number in (0, 1] for each known level."""
         rank = {level: (k + 1) / len(self.levels) for k, level in enumerate(self.levels)}
         values = np.array([rank.get(value, 0.0) for value in table[self.column]], dtype=np.float32)
@@ -139,7 +139,7 @@ class Number:
         """The column."""
         return [self.column]
 
-    def encode(self, table: Table) -> Entries:
+    def encode(self, table: Table) -> NonZeros:
         """Clamped and scaled."""
         try:
             raw = np.array([math.nan if value == MISSING else float(value) for value in table[self.column]])
@@ -174,7 +174,7 @@ class Hashed:
         """column#bucket."""
         return [f"{self.column}#{bucket}" for bucket in range(self.buckets)]
 
-    def encode(self, table: Table) -> Entries:
+    def encode(self, table: Table) -> NonZeros:
         """A one per row."""
         return _one_hot(
             table[self.column], lambda value: zlib.crc32(value.encode()) % self.buckets, {MISSING}
@@ -196,22 +196,22 @@ class Diagnoses:
         """columns=code."""
         return [f"{'/'.join(self.columns)}={icd9.name(slot)}" for slot in range(icd9.SLOTS)]
 
-    def encode(self, table: Table) -> Entries:
+    def encode(self, table: Table) -> NonZeros:
         """A one per distinct code of the row."""
         parts = [_one_hot(table[column], icd9.slot, {MISSING}) for column in self.columns]
         rows = np.concatenate([part.rows for part in parts])
         slots = np.concatenate([part.slots for part in parts])
         pairs = np.unique(rows * icd9.SLOTS + slots)
-        return Entries(pairs // icd9.SLOTS, pairs % icd9.SLOTS, np.ones(len(pairs), dtype=np.float32))
+        return NonZeros(pairs // icd9.SLOTS, pairs % icd9.SLOTS, np.ones(len(pairs), dtype=np.float32))
 
 
-def _one_hot(values: Sequence[str], slot_of: Callable[[str], int], silent: set[str]) -> Entries:
+def _one_hot(values: Sequence[str], slot_of: Callable[[str], int], silent: set[str]) -> NonZeros:
     slots = {value: -1 if value in silent else slot_of(value) for value in set(values)}
     chosen = np.fromiter((slots[value] for value in values), dtype=np.int64, count=len(values))
     rows = np.flatnonzero(chosen >= 0)
-    return Entries(rows, chosen[rows], np.ones(len(rows), dtype=np.float32))
+    return NonZeros(rows, chosen[rows], np.ones(len(rows), dtype=np.float32))
 
 
-def _one_column(values: npt.NDArray[np.float32]) -> Entries:
+def _one_column(values: npt.NDArray[np.float32]) -> NonZeros:
     rows = np.flatnonzero(values)
-    return Entries(rows, np.zeros(len(rows), dtype=np.int64), values[rows])
+    return NonZeros(rows, np.zeros(len(rows), dtype=np.int64), values[rows])

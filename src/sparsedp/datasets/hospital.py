@@ -18,8 +18,8 @@ from sparsedp.datasets.encoding import (
     Category,
     ColumnRule,
     Diagnoses,
-    Entries,
     Hashed,
+    NonZeros,
     Number,
     Ordinal,
     Table,
@@ -173,7 +173,7 @@ def read_table(path: Path) -> Table:
 def encode(table: Table, blocks: tuple[ColumnRule, ...], unit_norm: bool) -> Sparse:
     """Every block of every row, side by side."""
     rows_count = len(next(iter(table.values())))
-    parts: list[Entries] = []
+    parts: list[NonZeros] = []
     width = 0
     for block in blocks:
         entries = block.encode(table)
