@@ -11,12 +11,12 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from sparsedp.core.errors import SparseDPError
 from sparsedp.core.randomness import PublicRandomness
 from sparsedp.methods.granularity import Granularity, order_by_score, random_order
 from sparsedp.methods.knowledge import Knowledge
 from sparsedp.methods.observation import Observation
 from sparsedp.methods.order import Order, TableRows
+from sparsedp.methods.registry import Registry
 from sparsedp.methods.scope import Parts
 
 RankingState = Mapping[str, Tensor]
@@ -186,30 +186,22 @@ class Frequency:
         return Order(torch.sort(counts, descending=True, stable=True).indices, TableRows(place.parts.ranked))
 
 
-_RANKINGS: dict[str, Ranking] = {}
+_RANKINGS: Registry[Ranking] = Registry("ranking", "register_ranking")
 
 
 def register_ranking(ranking: Ranking) -> Ranking:
     """Make a ranking available by name: to `MethodOptions(ranking=...)`, and to plans read from their files."""
-    if ranking.name in _RANKINGS and _RANKINGS[ranking.name] != ranking:
-        raise SparseDPError(f"ranking: the name {ranking.name!r} is taken; choose another")
-    _RANKINGS[ranking.name] = ranking
-    return ranking
+    return _RANKINGS.register(ranking)
 
 
 def get_ranking(name: str) -> Ranking:
     """The ranking of that name."""
-    if name not in _RANKINGS:
-        raise SparseDPError(
-            f"ranking: got {name!r}, expected one of {ranking_names()}; one of your own is made known by "
-            "register_ranking"
-        )
-    return _RANKINGS[name]
+    return _RANKINGS.get(name)
 
 
 def ranking_names() -> list[str]:
     """The names of all rankings."""
-    return sorted(_RANKINGS)
+    return _RANKINGS.names()
 
 
 register_ranking(RandomOrder())

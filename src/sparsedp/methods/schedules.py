@@ -12,6 +12,7 @@ from typing import Protocol
 
 from sparsedp.core.errors import SparseDPError
 from sparsedp.core.ratio import exact_ratio, share_of
+from sparsedp.methods.registry import Registry
 
 
 class Schedule(Protocol):
@@ -97,7 +98,9 @@ class Listed:
         return exact_ratio(self.ratios[min(period, len(self.ratios) - 1)], "listed schedule")
 
 
-_SCHEDULES: dict[str, Schedule] = {}
+_SCHEDULES: Registry[Schedule] = Registry(
+    "schedule", "register_schedule", same=lambda one, other: type(one) is type(other)
+)
 
 
 def register_schedule(schedule: Schedule) -> Schedule:
@@ -105,20 +108,12 @@ def register_schedule(schedule: Schedule) -> Schedule:
 
     It is a frozen dataclass; other values of its fields, such as `ratios`, are put in as they are read.
     """
-    if schedule.name in _SCHEDULES and type(_SCHEDULES[schedule.name]) is not type(schedule):
-        raise SparseDPError(f"schedule: the name {schedule.name!r} is taken; choose another")
-    _SCHEDULES[schedule.name] = schedule
-    return schedule
+    return _SCHEDULES.register(schedule)
 
 
 def get_schedule(name: str) -> Schedule:
     """The schedule of that name."""
-    if name not in _SCHEDULES:
-        raise SparseDPError(
-            f"schedule: got {name!r}, expected one of {sorted(_SCHEDULES)}; one of your own is made known by "
-            "register_schedule"
-        )
-    return _SCHEDULES[name]
+    return _SCHEDULES.get(name)
 
 
 for _schedule in (Constant(), Cooling(), Release(), Listed((1.0,))):

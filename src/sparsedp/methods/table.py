@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from sparsedp.core.errors import SparseDPError
 from sparsedp.methods.adafest import Contributions
 from sparsedp.methods.clock import EverySteps, Refresh
 from sparsedp.methods.given import Given
 from sparsedp.methods.granularity import Granularity
 from sparsedp.methods.method import Method
 from sparsedp.methods.rankings import Frequency, RandomOrder
+from sparsedp.methods.registry import Registry
 from sparsedp.methods.rules import GeometryRule, OffSupport, Protection
 from sparsedp.methods.schedules import Cooling, Release
 from sparsedp.methods.scores import BlockCoherent, Coherent, Energy, Magnitude, Ranked
@@ -70,7 +70,9 @@ _ROWS = (
 )
 # fmt: on
 
-_METHODS = {row.name: row for row in _ROWS}
+_METHODS: Registry[Method] = Registry("method", "register")
+for _row in _ROWS:
+    _METHODS.register(_row)
 
 
 def register(method: Method) -> Method:
@@ -79,19 +81,14 @@ def register(method: Method) -> Method:
     Raises:
         SparseDPError: the name is taken by another method.
     """
-    if method.name in _METHODS and _METHODS[method.name] != method:
-        raise SparseDPError(f"method: the name {method.name!r} is taken; choose another")
-    _METHODS[method.name] = method
-    return method
+    return _METHODS.register(method)
 
 
 def get_method(name: str) -> Method:
     """The method of that name."""
-    if name not in _METHODS:
-        raise SparseDPError(f"method: got {name!r}, expected one of {sorted(_METHODS)}")
-    return _METHODS[name]
+    return _METHODS.get(name)
 
 
 def all_methods() -> tuple[Method, ...]:
     """Every registered method, by name."""
-    return tuple(_METHODS[name] for name in sorted(_METHODS))
+    return tuple(_METHODS.get(name) for name in _METHODS.names())

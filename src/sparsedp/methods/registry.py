@@ -1,0 +1,64 @@
+"""Pieces of methods by name: the library's own, and those that users make known."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Generic, Protocol, TypeVar, final
+
+from sparsedp.core.errors import SparseDPError
+
+
+class Named(Protocol):
+    """Has a name."""
+
+    @property
+    def name(self) -> str:
+        """By which it is found."""
+        ...
+
+
+T = TypeVar("T", bound=Named)
+
+
+@final
+class Registry(Generic[T]):
+    """One thing a name.
+
+    Args:
+        what: what they are, for messages.
+        door: the function that makes one of a user's own known.
+        same: whether two of one name are the same one.
+    """
+
+    def __init__(self, what: str, door: str, same: Callable[[T, T], bool] = operator.eq) -> None:
+        self._what, self._door, self._same = what, door, same
+        self._known: dict[str, T] = {}
+
+    def register(self, one: T) -> T:
+        """Make one known by its name.
+
+        Raises:
+            SparseDPError: the name is another's.
+        """
+        if one.name in self._known and not self._same(self._known[one.name], one):
+            raise SparseDPError(f"{self._what}: the name {one.name!r} is taken; choose another")
+        self._known[one.name] = one
+        return one
+
+    def get(self, name: str) -> T:
+        """The one of that name.
+
+        Raises:
+            SparseDPError: there is none.
+        """
+        if name not in self._known:
+            raise SparseDPError(
+                f"{self._what}: got {name!r}, expected one of {self.names()}; one of your own is made known by "
+                f"{self._door}"
+            )
+        return self._known[name]
+
+    def names(self) -> list[str]:
+        """All of them, in order."""
+        return sorted(self._known)
