@@ -17,6 +17,24 @@ def test_there_are_forty_leaks_and_each_names_what_catches_it():
     assert all(one.caught_by and one.edits and one.leak for one in mutants)
 
 
+def test_the_text_of_every_leak_stands_once_in_the_sources_and_its_tests_exist():
+    root, stale = PAGE.parents[1], []
+    for one in all_mutants():
+        texts: dict[str, str] = {}
+        for edit in one.edits:
+            path = root / "src" / "sparsedp" / edit.file
+            text = texts.get(edit.file) or (path.read_text() if path.is_file() else "")
+            if text.count(edit.old) != 1:
+                stale.append((one.name, edit.file))
+            texts[edit.file] = text.replace(edit.old, edit.new)
+        for test in one.caught_by:
+            file, _, name = test.partition("::")
+            known = (root / file).read_text() if (root / file).is_file() else ""
+            if f"def {name.partition('[')[0]}(" not in known:
+                stale.append((one.name, test))
+    assert stale == []
+
+
 @pytest.mark.parametrize("text", ["nothing of the kind", "old old"])
 def test_a_leak_whose_text_is_gone_or_there_twice_is_stale(tmp_path, text):
     file = tmp_path / "src" / "sparsedp" / "file.py"

@@ -70,9 +70,9 @@ MUTANTS = [
             KEEP_RAW,
             Edit(
                 "runs/state.py",
-                '            "support": history.support.indices,\n        },\n',
-                '            "support": history.support.indices,\n'
-                '            "last": getattr(__import__("torch"), "_raw", history.support.indices),\n        },\n',
+                '        "support": history.support.indices,\n    }\n',
+                '        "support": history.support.indices,\n'
+                '        "last": getattr(__import__("torch"), "_raw", history.support.indices),\n    }\n',
             ),
         ),
         (f"{BITS}[dp-sgd]",),

@@ -153,8 +153,8 @@ MUTANTS = [
         "patients-counted-by-rows",
         "Private normalisation clips rows instead of patients",
         "privacy/channels.py",
-        "    if units is None:\n        return values\n",
-        "    if True:\n        return values\n",
+        "ClippedRows(mean_by_unit(values, batch.units), self.clip)",
+        "ClippedRows(values, self.clip)",
         "tests/privacy/test_normalisation.py::test_one_more_patient_moves_the_sum_by_at_most_the_clip",
     ),
     Mutant(
@@ -183,7 +183,7 @@ MUTANTS = [
         "sampling/cutting.py",
         "    middle = start + int(np.searchsorted(units[start:stop], last >> digit << digit))\n",
         "    middle = (start + stop) // 2\n",
-        "tests/data/test_cutting.py::test_a_full_run_is_halved_by_numbers_not_by_places",
+        "tests/sampling/test_cutting.py::test_a_full_run_is_halved_by_numbers_not_by_places",
     ),
     mutant(
         "noise-of-half-the-steps",

@@ -2,7 +2,7 @@
 
 from mutants.mutant import Edit, Mutant, mutant
 
-NOISE = "    noise = randomness.rounded_gaussian(grid.noise_bits, query.size, key=(charge.step,))\n"
+NOISE = "    noise = randomness.rounded_gaussian(grid.noise_bits, query.size, key=charge.key)\n"
 LARGE = "tests/privacy/test_noise_of_large_models.py::"
 SECRET = "tests/training/test_secret_draws.py::"
 

@@ -3,7 +3,7 @@
 from mutants.mutant import mutant
 
 DRAW = "chosen = np.flatnonzero(self._randomness.bernoulli(self._rate, self.unit_count, key=(step,)))"
-TESTS = "tests/data/test_sampling.py::"
+TESTS = "tests/sampling/test_sampling.py::"
 
 MUTANTS = [
     mutant(
