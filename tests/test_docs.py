@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
 RUN_ELSEWHERE = {"methods.md", "adding-a-method.md"}
 """Run by tests/methods/test_method_docs.py, in a process of their own, as they register a method."""
-KNOWN_LANGUAGES = {"python", "sh", "console", "text", "json", "toml"}
+KNOWN_LANGUAGES = {"python", "sh", "console", "text", "json", "toml", "mermaid"}
 TOOLS = {"pip", "git", "cd", "export"}
 
 _FENCE = re.compile(r"^```([\w-]*)[^\n]*\n(.*?)^```", re.DOTALL | re.MULTILINE)
@@ -188,7 +188,7 @@ def test_the_run_format_is_that_of_a_real_run(tmp_path):
     assert keys_under("record.json") == [set(record)]
     text = (ROOT / "docs" / "run-format.md").read_text()
     listed = set(re.findall(r"^\| `([\w.]+\.\w+)` \|", text, re.MULTILINE))
-    assert listed == {file.name for file in run.iterdir()} | {"nonprivate.json"}
+    assert listed == {file.name for file in run.iterdir()} | {"nonprivate.json", "moved.safetensors"}
 
 
 def test_readmes_tables_are_up_to_date_with_the_committed_measurements():
@@ -218,11 +218,20 @@ def test_tables_are_made_from_measurements(tmp_path):
     assert updated(made, tmp_path) == updated(text, tmp_path)
 
 
-def test_the_architecture_page_names_files_and_packages_that_are_there():
-    text = (ROOT / "docs" / "architecture.md").read_text()
-    source = ROOT / "src" / "sparsedp"
-    named = re.findall(r"`((?:\w+/)+\w+\.py)`", text)
+def test_the_architecture_page_names_files_that_are_there_and_draws_the_import_contract():
+    page, source = ROOT / "docs" / "architecture.md", ROOT / "src" / "sparsedp"
+    named = re.findall(r"`((?:\w+/)+\w+\.py)`", page.read_text())
     assert len(named) > 30
     assert [name for name in named if not (source / name).exists() and not (ROOT / name).exists()] == []
-    packages = {file.parent.name for file in source.glob("*/__init__.py")}
-    assert set(re.findall(r'^    (\w+)\["', text, re.MULTILINE)) | {"cli"} >= packages - {"layers"}
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    layers = next(one["layers"] for one in contracts if one["type"] == "layers")
+    height = {name: place for place, layer in enumerate(layers) for name in layer.split(" | ")}
+    (picture,) = blocks(page, "mermaid")
+    assert (
+        set(re.findall(r"(\w+)\[", picture))
+        == set(height)
+        == {f.parent.name for f in source.glob("*/__init__.py")}
+    )
+    arrows = re.findall(r"^ +(\w+).*?--> ([\w &]+)$", picture, re.MULTILINE)
+    assert len(arrows) > 12
+    assert all(height[top] < height[low] for top, lows in arrows for low in lows.split(" & "))
