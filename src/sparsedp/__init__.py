@@ -1,7 +1,7 @@
 """Coordinate-sparse differentially private training for PyTorch.
 
-`fit` trains a model in one call, `Trainer` leaves the loop to you, `all_methods()` lists the choices,
-`audit` attacks what `fit` would run, `write_report` makes a page of a run,
+`fit` trains a model in one call, `make_private` makes a loop of your own private, `Trainer` is the loop's inside,
+`all_methods()` lists the choices, `audit` attacks what `fit` would run, `write_report` makes a page of a run,
 `sparsedp.sklearn.SparseDPClassifier` is for tables.
 Names are loaded when they are first used, so that importing this package costs next to nothing.
 """
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from sparsedp.training.batches import Loading as Loading
     from sparsedp.training.evaluate import held_out as held_out
     from sparsedp.training.fit import fit as fit
+    from sparsedp.training.make_private import make_private as make_private
     from sparsedp.training.normalised import Normalised as Normalised
     from sparsedp.training.reports import Result as Result
     from sparsedp.training.reports import StepReport as StepReport
@@ -70,6 +71,7 @@ _HOMES = {
     "held_out": "sparsedp.training.evaluate",
     "keep_freed_memory": "sparsedp.core.memory",
     "load_weights": "sparsedp.runs.reader",
+    "make_private": "sparsedp.training.make_private",
     "verify": "sparsedp.runs.verify",
     "write_report": "sparsedp.report",
 }

@@ -7,6 +7,7 @@ import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, cast
 
 import numpy as np
@@ -32,9 +33,19 @@ class LogicalBatch:
     step: int
     secret: StepSecret = field(repr=False)
     micro_batches: Iterator[MicroBatch] = field(repr=False)
+    _ahead: deque[MicroBatch] = field(default_factory=deque, repr=False, init=False)
 
     def __iter__(self) -> Iterator[MicroBatch]:
-        return self.micro_batches
+        return chain(self._loaded(), self.micro_batches)
+
+    def load_ahead(self) -> tuple[MicroBatch, ...]:
+        """Load all of it now, and keep it for the step."""
+        self._ahead.extend(self.micro_batches)
+        return tuple(self._ahead)
+
+    def _loaded(self) -> Iterator[MicroBatch]:
+        while self._ahead:
+            yield self._ahead.popleft()
 
 
 @dataclass(frozen=True, slots=True)

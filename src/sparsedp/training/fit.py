@@ -2,41 +2,34 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-import numpy as np
 from rich.console import Console
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from sparsedp.core.batch import PerSample, Rows, per_sample_loss
-from sparsedp.core.errors import DataError, PrivacyError, PrivacyWarning, SparseDPError
-from sparsedp.methods import AUTO, Given, Method, MethodOptions, PublicScores, configure, get_method
-from sparsedp.methods.choice import AUTO_METHOD, choose_method
+from sparsedp.core.errors import SparseDPError
+from sparsedp.methods import Method, MethodOptions
+from sparsedp.methods.choice import AUTO_METHOD
 from sparsedp.methods.method import ActiveRatio
-from sparsedp.methods.spec import METHOD, Asked, ClipNorm, PlanSpec
+from sparsedp.methods.spec import ClipNorm
 from sparsedp.optimizers.rule import OptimizerChoice, SchedulerChoice, default_optimizer
 from sparsedp.privacy.calibrate import BudgetSplit
 from sparsedp.privacy.normalisation import PrivateNormalisation
-from sparsedp.runs.folder import check_new
 from sparsedp.runs.record import About
 from sparsedp.training.batches import Loading, count_channels
 from sparsedp.training.evaluate import Evaluator, evaluation_mode, held_out, refuse_training_rows
 from sparsedp.training.kept_features import keep_below
 from sparsedp.training.normalised import Normalised
-from sparsedp.training.plan_checks import saved_plan
+from sparsedp.training.planning import plan_for
 from sparsedp.training.reports import Callback, Result
 from sparsedp.training.terminal import deferred_interrupt, live
 from sparsedp.training.trainer import Trainer
-
-GIVEN = "given"
-"""The method that `public_scores` asks for."""
-
 
 def fit(
     model: nn.Module,
@@ -138,7 +131,19 @@ def fit(
         workers=workers,
         collate=collate,
     )
-    asked = Asked(
+    if optimizer is not None and lr is not None:
+        raise SparseDPError(f"lr={lr} is for the default optimizer; give your optimizer its own rate")
+    plan = plan_for(
+        model,
+        train_dataset,
+        method=method,
+        options=options,
+        active_ratio=active_ratio,
+        public_scores=public_scores,
+        units=units,
+        unit=unit,
+        out=out,
+        resume=resume,
         epsilon=epsilon,
         delta=delta,
         epochs=epochs,
@@ -151,20 +156,6 @@ def fit(
         accountant=accountant,
         normalise=normalise,
     )
-    if public_scores is not None and method == AUTO_METHOD:
-        method = GIVEN
-    changes = _with_scores(_with_ratio(options, active_ratio), method, public_scores)
-    protected, called = _count_units(train_dataset, units), _name_of_unit(unit, train_dataset, units)
-    if method == AUTO_METHOD:
-        trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-        told = changes is not None or isinstance(clip_norm, tuple)  # what is said of a support asks for one
-        method = METHOD if told else choose_method(trained, units=protected, unit=called, **asked)
-    spec = PlanSpec.asked(method, changes, units=protected, unit=called, **asked)
-    if optimizer is not None and lr is not None:
-        raise SparseDPError(f"lr={lr} is for the default optimizer; give your optimizer its own rate")
-    if out is not None and not resume:
-        check_new(out)
-    plan = saved_plan(spec, out) if resume and out is not None else spec.plan()
     if evaluate is None and eval_dataset is not None:
         refuse_training_rows(train_dataset, eval_dataset)
     whole = model
@@ -223,53 +214,3 @@ def _run(trainer: Trainer) -> Result:
                 trainer.pause()
                 raise KeyboardInterrupt
         return trainer.finish()
-
-
-def _count_units(dataset: Dataset[Any], units: Tensor | Sequence[int] | None) -> int:
-    rows = len(cast("Any", dataset))
-    if rows == 0:
-        raise DataError("train_dataset is empty; give at least one row")
-    if units is None:
-        return rows
-    if len(units) != rows:
-        raise DataError(f"units: got {len(units)} ids for {rows} rows, expected one for each")
-    return len(np.unique(np.asarray(units)))
-
-
-def _name_of_unit(unit: str | None, dataset: Dataset[Any], units: Tensor | Sequence[int] | None) -> str:
-    if units is not None:
-        return "unit" if unit is None else unit
-    if unit not in (None, "row"):
-        raise PrivacyError(
-            f"unit={unit!r} promises to protect each {unit}, which takes the {unit} of every row: give units="
-        )
-    if getattr(dataset, "units", None) is not None:
-        warnings.warn(
-            "the data set knows which unit (person) each row belongs to, but rows are protected; "
-            "give units=dataset.units to protect people",
-            PrivacyWarning,
-            stacklevel=3,
-        )
-    return "row"
-
-
-def _with_ratio(options: MethodOptions | None, active_ratio: ActiveRatio | None) -> MethodOptions | None:
-    if active_ratio is None:
-        return options
-    if isinstance(active_ratio, str) and active_ratio != AUTO:
-        raise SparseDPError(f"active_ratio: got {active_ratio!r}, expected a number in (0, 1] or {AUTO!r}")
-    return replace(options or MethodOptions(), active_ratio=active_ratio)
-
-
-def _with_scores(
-    options: MethodOptions | None, method: str | Method, scores: Mapping[str, Any] | None
-) -> MethodOptions | None:
-    """The options with the scores named in the ranking, so that the plan says which they are."""
-    if scores is None:
-        return options
-    row = get_method(method) if isinstance(method, str) else method
-    if not isinstance(configure(row, options).ranking, Given):
-        raise SparseDPError(
-            f'public_scores: {row.name} does not rank by them; give method="given", or ranking="given"'
-        )
-    return replace(options or MethodOptions(), ranking=Given(PublicScores.of(scores).checksum))

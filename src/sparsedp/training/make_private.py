@@ -1,0 +1,171 @@
+"""`make_private`: keep your own loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, SequentialSampler
+from torch.utils.data._utils.collate import default_collate
+
+from sparsedp.core.batch import PerSample, per_sample_loss, select_rows
+from sparsedp.core.errors import DataError, SparseDPError
+from sparsedp.core.generators import own_generators
+from sparsedp.core.randomness import PublicRandomness
+from sparsedp.methods import Method, MethodOptions
+from sparsedp.methods.choice import AUTO_METHOD
+from sparsedp.methods.method import ActiveRatio
+from sparsedp.methods.spec import ClipNorm
+from sparsedp.privacy.calibrate import BudgetSplit
+from sparsedp.runs.record import About
+from sparsedp.training.batches import Loading, rows_in_order
+from sparsedp.training.evaluate import Evaluator, held_out, refuse_training_rows
+from sparsedp.training.loop import Loop
+from sparsedp.training.planning import plan_for
+from sparsedp.training.private_loop import PrivateLoader, PrivateModel, PrivateOptimizer
+from sparsedp.training.reports import Callback
+from sparsedp.training.trainer import Trainer
+
+
+def make_private(
+    model: nn.Module,
+    optimizer: Optimizer,
+    data_loader: DataLoader[Any],
+    loss_fn: Callable[[Any, Tensor], Tensor] | PerSample,
+    *,
+    method: str | Method = AUTO_METHOD,
+    epsilon: float | None = None,
+    delta: float | None = None,
+    epochs: int | None = None,
+    clip_norm: ClipNorm | None = None,
+    active_ratio: ActiveRatio | None = None,
+    options: MethodOptions | None = None,
+    accumulation: int = 1,
+    eval_dataset: Dataset[Any] | None = None,
+    evaluate: Evaluator | None = None,
+    out: Path | str | None = None,
+    resume: bool = False,
+    seed: int | None = None,
+    units: Tensor | Sequence[int] | None = None,
+    unit: str | None = None,
+    rows_per_unit: int = 1,
+    warmup_fraction: float | None = None,
+    selection_budget: float | None = None,
+    split: BudgetSplit | None = None,
+    noise_std: float | None = None,
+    accountant: str | None = None,
+    engine: str = "bookkeeping",
+    max_physical_batch: int | None = None,
+    ema_decay: float | None = None,
+    callbacks: Sequence[Callback] = (),
+    about: About = About(),  # noqa: B008
+) -> tuple[PrivateModel, PrivateOptimizer, PrivateLoader]:
+    """Make an ordinary PyTorch loop private: zero_grad, forward, loss, backward, step, over the loader's batches.
+
+    >>> model, optimizer, loader = make_private(model, optimizer, loader, loss_fn, epsilon=3)  # doctest: +SKIP
+
+    What is not said here is as in `fit`:
+        model: trained in place.
+        optimizer: any `torch.optim` optimizer over the model's parameters. Schedulers on it, or on the one given
+            back, work as usual.
+        data_loader: its data set, batch size (the expected size of a Poisson batch), collate and workers are taken;
+            its sampler, which must be a plain one, is replaced.
+        loss_fn: as in `fit`: a criterion with `reduction="none"`, or `PerSample`. The loop calls it, and may take the
+            mean or sum before `backward`.
+        accumulation: batches of the loader before each `optimizer.step()`; a step then expects that many times the
+            loader's batch size.
+        epochs: passes over the loader, 20 if not given; planned ahead, so the loop makes no more of them.
+
+    **Privacy.** As `fit`: the step is the trainer's, on the rows it drew, and the loop decides only when it is taken.
+    Outputs and losses on training rows are not computed outside the step, so a loop cannot log them. What your own
+    code makes of the batch itself is not protected.
+    **Edge cases.** After the last planned step the run is finished; `loader.finish()` gives its result.
+    """
+    loading = Loading(
+        units=units,
+        rows_per_unit=rows_per_unit,
+        max_physical_batch=max_physical_batch,
+        workers=_loader(data_loader).num_workers,
+        collate=None if data_loader.collate_fn is default_collate else data_loader.collate_fn,
+    )
+    if not isinstance(optimizer, Optimizer):
+        raise SparseDPError(
+            f"optimizer: got {type(optimizer).__name__}, expected the torch.optim optimizer that the loop steps"
+        )
+    if isinstance(accumulation, bool) or not isinstance(accumulation, int) or accumulation < 1:
+        raise SparseDPError(f"accumulation: got {accumulation!r}, expected a whole number >= 1")
+    dataset, per_sample = data_loader.dataset, per_sample_loss(loss_fn)
+    plan = plan_for(
+        model,
+        dataset,
+        method=method,
+        options=options,
+        active_ratio=active_ratio,
+        units=units,
+        unit=unit,
+        out=out,
+        resume=resume,
+        epsilon=epsilon,
+        delta=delta,
+        epochs=epochs,
+        batch_size=_batch_size(data_loader) * accumulation,
+        clip_norm=clip_norm,
+        warmup_fraction=warmup_fraction,
+        selection_budget=selection_budget,
+        split=split,
+        noise_std=noise_std,
+        accountant=accountant,
+    )
+    if evaluate is None and eval_dataset is not None:
+        refuse_training_rows(dataset, eval_dataset)
+        evaluate = held_out(eval_dataset, per_sample, collate=loading.collate)
+    trainer = Trainer(
+        model,
+        dataset,
+        loss_fn,
+        plan=plan,
+        optimizer=optimizer,
+        loading=loading,
+        evaluate=evaluate,
+        out=out,
+        resume=resume,
+        seed=seed,
+        engine=engine,
+        ema_decay=ema_decay,
+        callbacks=callbacks,
+        about=about,
+    )
+    with own_generators(PublicRandomness(0).generator_seed(()), torch.device("cpu")):
+        no_rows = select_rows(next(rows_in_order(dataset, 1, 1, loading.collate)), slice(0, 0))
+    loop = Loop(trainer, per_sample, no_rows, accumulation)
+    private = PrivateModel(model, loop)
+    return private, PrivateOptimizer(optimizer, loop), PrivateLoader(loop, private, dataset)
+
+
+def _loader(given: object) -> DataLoader[Any]:
+    """A loader whose way to draw batches can be replaced by Poisson sampling."""
+    if not isinstance(given, DataLoader):
+        raise DataError(
+            f"data_loader: got {type(given).__name__}, expected a torch DataLoader; fit and Trainer take data sets"
+        )
+    if isinstance(given.dataset, IterableDataset):
+        raise DataError(
+            "data_loader: its IterableDataset has no rows to draw from, and privacy takes each row with the planned "
+            "chance; give a map-style data set, with __len__ and __getitem__"
+        )
+    if type(given.sampler) not in (RandomSampler, SequentialSampler):
+        raise DataError(
+            f"data_loader: got the sampler {type(given.sampler).__name__}, expected a plain one (shuffle=True or "
+            "False): every row is drawn with the same chance, which the guarantee is computed from"
+        )
+    return given
+
+
+def _batch_size(loader: DataLoader[Any]) -> int:
+    if loader.batch_size is None:
+        raise DataError("data_loader: got no batch_size, expected a number: the expected size of a batch")
+    return loader.batch_size
