@@ -55,7 +55,9 @@ class OpacusLoop:
         self.noise.append(noise)
         self.optimizer.zero_grad()
         F.cross_entropy(self.model(x), y).backward()
-        norms = torch.stack([p.grad_sample.flatten(1).norm(dim=1) for p in self.inner.parameters()]).norm(dim=0)
+        norms = torch.stack([p.grad_sample.flatten(1).norm(dim=1) for p in self.inner.parameters()]).norm(
+            dim=0
+        )
         assert float(norms.min()) > 2 * CLIP_NORM
         self.optimizer.step()
 

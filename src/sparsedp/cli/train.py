@@ -93,6 +93,8 @@ def train(
                 "--resume goes on with a run as it was planned; drop the other settings, or start a new run"
             )
         extras = _Extras(tensorboard, snapshots, as_json)
+        if _already_finished(resume, as_json):
+            return
         _go(settings_of_run(resume), resume, extras, resume=True)
         return
     values = {**options.from_file(config), **chosen}
@@ -149,6 +151,24 @@ def _go(values: dict[str, Any], out: Path | None, extras: _Extras, *, resume: bo
         emit(_record(folder))
     else:
         _show(result, folder, people(as_json))
+
+
+def _already_finished(run: Path, as_json: bool) -> bool:
+    """Whether nothing is left of a run to take up, and say so."""
+    from sparsedp.runs.reader import Run
+    from sparsedp.runs.record import FINISHED
+
+    if Run.open(run).record["status"] != FINISHED:
+        return False
+    if as_json:
+        emit(_record(run))
+    else:
+        aside().print(
+            f"{run} is finished: every planned step is taken. `sparsedp report {run}` shows it; more training is a "
+            "new run, with a budget of its own.",
+            soft_wrap=True,
+        )
+    return True
 
 
 def _stopped(folder: Path, as_json: bool) -> None:

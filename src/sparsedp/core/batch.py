@@ -116,6 +116,10 @@ def per_sample_loss(loss_fn: Callable[[Any, Tensor], Tensor] | PerSample) -> Per
     """
     if isinstance(loss_fn, PerSample):
         return loss_fn.loss
+    if isinstance(loss_fn, type):
+        raise SparseDPError(
+            f'loss_fn: got the class {loss_fn.__name__}, expected an instance: {loss_fn.__name__}(reduction="none")'
+        )
     reduction = getattr(loss_fn, "reduction", "none")
     if reduction != "none":
         raise SparseDPError(

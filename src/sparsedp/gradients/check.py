@@ -55,8 +55,9 @@ def _refuse_known_layers(model: nn.Module) -> None:
         if isinstance(module, _BatchNorm) and (module.training or not module.track_running_stats):
             raise ModelError(
                 f"{describe(name, module)} normalises with the statistics of the whole batch, so one sample changes "
-                f"the gradients of all others and clipping protects nobody; {REMEDY}: "
-                f"nn.GroupNorm(num_groups, {module.num_features}) in its place"
+                "the gradients of all others and clipping protects nobody; a pretrained network keeps what it has "
+                "learned by sparsedp.models.freeze_batch_norm(model), which makes it a fixed affine map. To train "
+                f"from scratch, {REMEDY}: nn.GroupNorm(num_groups, {module.num_features}) in its place"
             )
         if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and (why := refuse_embedding(module)):
             raise ModelError(f"{describe(name, module)}: {why}")

@@ -101,8 +101,9 @@ def _split_steps(phases: int, total: int, warmup_fraction: float) -> tuple[int, 
     first = _nearest(Fraction(repr(warmup_fraction)) * total)
     if not 0 < first < total:
         raise SparseDPError(
-            f"warmup_fraction: {warmup_fraction} of {total} steps is {first} of them; both phases need at least one. "
-            "Train for more steps (more epochs or smaller batches)"
+            f"got {total} steps in all, expected more: a method with a warm-up gives it {warmup_fraction} of them "
+            f"(warmup_fraction), here {first}, and both phases need at least one. Train for more epochs, take "
+            "smaller batches, or a method without a warm-up (method='dp-sgd')"
         )
     return (first, total - first)
 

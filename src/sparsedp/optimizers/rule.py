@@ -24,6 +24,23 @@ SchedulerChoice = LRScheduler | Callable[[Optimizer, int], LRScheduler] | None
 """A scheduler over the optimizer, or a function that makes one from it and the number of steps. Moves every step."""
 
 
+def named_optimizer(name: str, lr: float | None) -> Callable[[Iterable[nn.Parameter]], Optimizer]:
+    """The optimizer of that name in `torch.optim`, whatever its case, at rate `lr` or its own.
+
+    Raises:
+        SparseDPError: there is none.
+    """
+    known = {
+        one.lower(): kind
+        for one, kind in vars(torch.optim).items()
+        if isinstance(kind, type) and issubclass(kind, Optimizer) and kind is not Optimizer
+    }
+    kind = known.get(name.lower())
+    if kind is None:
+        raise SparseDPError(f"optimizer: got {name!r}, expected one of torch.optim: {', '.join(sorted(known))}")
+    return functools.partial(kind, **({} if lr is None else {"lr": lr}))
+
+
 def make_optimizer(choice: OptimizerChoice, model: nn.Module) -> Optimizer:
     """The optimizer itself."""
     made = (

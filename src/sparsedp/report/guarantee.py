@@ -121,7 +121,12 @@ def ledger_card(run: ReportedRun) -> Html:
             pair("plan's hash", tag("code", {"class": "hash"}, ledger.plan)),
             pair("begun", ledger.created),
         ),
-        tag("p", {"class": "note"}, "To check it again: ", tag("code", None, f"sparsedp verify {run.name}")),
+        tag(
+            "p",
+            {"class": "note"},
+            f"To check it again, in the folder {run.name}: ",
+            tag("code", None, "sparsedp verify ."),
+        ),
     )
 
 

@@ -41,6 +41,11 @@ def check_identity(saved: Mapping[str, Json], now: Mapping[str, Json]) -> None:
     if not alike(saved.get("layout"), same["layout"]):
         return
     differing = list(_differences({name: saved.get(name) for name in same}, same))
+    if [name for name, _, _ in differing] == ["plan"]:
+        raise SparseDPError(
+            "this is not the run that was saved: its plan was made for other data or other settings (another number "
+            "of rows or units, epsilon, epochs or batch size). Resume with the data and settings it was started with"
+        )
     if differing:
         words = "; ".join(
             f"{name} was {_short(old)} and is {_short(new)}" for name, old, new in differing[:6]

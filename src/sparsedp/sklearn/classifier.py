@@ -65,7 +65,7 @@ class SparseDPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         normalize: "record" scales each record to L2 norm one (after the bounds); None does not.
         standardize: refused, with an explanation; it is here to be found.
         class_weight: public weights {label: weight} on the loss; "balanced" is refused.
-        hidden: widths of hidden layers; () is logistic regression.
+        hidden: width of a hidden layer, or widths of several; () is logistic regression.
         epochs: passes over the data, on average.
         batch_size: expected batch size, in units; if not given, the power of two nearest to 4 sqrt(N).
         lr: rate of SGD with momentum 0.9; 0.2 sqrt(batch_size / 128) / clip_norm if not given.
@@ -111,7 +111,7 @@ class SparseDPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         normalize: str | None = None,
         standardize: bool = False,
         class_weight: Mapping[Any, float] | None = None,
-        hidden: Sequence[int] = (),
+        hidden: int | Sequence[int] = (),
         epochs: int = EPOCHS,
         batch_size: int | None = None,
         lr: float | None = None,
@@ -281,9 +281,11 @@ class SparseDPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return np.concatenate(parts)
 
 
-def _new_model(shape: tuple[int, ...], classes: int, hidden: Sequence[int], seed: int | None) -> nn.Module:
+def _new_model(
+    shape: tuple[int, ...], classes: int, hidden: int | Sequence[int], seed: int | None
+) -> nn.Module:
     """A model whose random start, if it has one, follows from the seed; the global generators are left alone."""
-    widths = tuple(hidden)
+    widths = (hidden,) if isinstance(hidden, numbers.Integral) else tuple(hidden)
     if not all(isinstance(width, numbers.Integral) and width > 0 for width in widths):
         raise SparseDPError(
             f"hidden: got {hidden!r}, expected whole numbers > 0, or () for logistic regression"

@@ -16,6 +16,9 @@ from sparsedp.core.batch import PerSampleLoss, Rows, check_losses, row_count, to
 from sparsedp.core.errors import DataError, PrivacyError
 from sparsedp.training.batches import rows_in_order
 
+TARGET_NAMES = ("labels", "label", "target", "targets", "y")
+"""What rows in a dictionary call their classes."""
+
 Metrics = Mapping[str, float]
 Evaluator = Callable[[nn.Module], Metrics]
 """Takes the model in evaluation mode, gives named numbers."""
@@ -28,7 +31,7 @@ def held_out(
     batch_size: int = 1024,
     collate: Callable[[list[Any]], Rows] | None = None,
 ) -> Evaluator:
-    """Mean loss on a data set, and for a classifier of (input, target) rows its accuracy.
+    """Mean loss on a data set, and for a classifier its accuracy: of (input, target) rows, or dicts with labels.
 
     Two classes add AUC, balanced accuracy, sensitivity and specificity.
     """
@@ -46,8 +49,9 @@ def held_out(
             rows = to_device(rows, next(model.parameters()).device)
             total += float(check_losses(loss(watched, rows), row_count(rows)).double().sum())
             target = _class_targets(rows)
-            if target is not None and isinstance(watched.last, Tensor):
-                outputs.append(watched.last.detach().cpu())
+            output = getattr(watched.last, "logits", watched.last)
+            if target is not None and isinstance(output, Tensor):
+                outputs.append(output.detach().cpu())
                 targets.append(target.detach().cpu())
         metrics = {"loss": total / size}
         if outputs:
@@ -131,8 +135,13 @@ class _WatchOutput:
 
 
 def _class_targets(rows: Rows) -> Tensor | None:
-    pair = isinstance(rows, (tuple, list)) and len(rows) == 2 and isinstance(rows[1], Tensor)
-    return rows[1] if pair and rows[1].numel() == row_count(rows) else None
+    """The second of a pair, or what a dictionary calls its labels: one number a row."""
+    found = None
+    if isinstance(rows, (tuple, list)) and len(rows) == 2:
+        found = rows[1]
+    elif isinstance(rows, Mapping):
+        found = next((rows[name] for name in TARGET_NAMES if name in rows), None)
+    return found if isinstance(found, Tensor) and found.numel() == row_count(rows) else None
 
 
 def refuse_training_rows(train: Dataset[Any], held_out: Dataset[Any]) -> None:

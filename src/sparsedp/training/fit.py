@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.console import Console
 from torch import Tensor, nn
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset
 
 from sparsedp.core.batch import PerSample, Rows, per_sample_loss
 from sparsedp.core.errors import SparseDPError
@@ -18,12 +18,18 @@ from sparsedp.methods import Method, MethodOptions
 from sparsedp.methods.choice import AUTO_METHOD
 from sparsedp.methods.method import ActiveRatio
 from sparsedp.methods.spec import ClipNorm
-from sparsedp.optimizers.rule import OptimizerChoice, SchedulerChoice, default_optimizer
+from sparsedp.optimizers.rule import (
+    OptimizerChoice,
+    SchedulerChoice,
+    default_optimizer,
+    named_optimizer,
+)
 from sparsedp.privacy.calibrate import BudgetSplit
 from sparsedp.privacy.normalisation import PrivateNormalisation
 from sparsedp.runs.record import About
 from sparsedp.training.batches import Loading, count_channels
 from sparsedp.training.evaluate import Evaluator, evaluation_mode, held_out, refuse_training_rows
+from sparsedp.training.given_data import given_data
 from sparsedp.training.kept_features import keep_below
 from sparsedp.training.normalised import Normalised
 from sparsedp.training.planning import plan_for
@@ -33,7 +39,7 @@ from sparsedp.training.trainer import Trainer
 
 def fit(
     model: nn.Module,
-    train_dataset: Dataset[Any],
+    train_dataset: Dataset[Any] | DataLoader[Any] | tuple[Any, Any],
     loss_fn: Callable[[Any, Tensor], Tensor] | PerSample,
     *,
     method: str | Method = AUTO_METHOD,
@@ -45,9 +51,9 @@ def fit(
     clip_norm: ClipNorm | None = None,
     active_ratio: ActiveRatio | None = None,
     options: MethodOptions | None = None,
-    optimizer: OptimizerChoice | None = None,
+    optimizer: OptimizerChoice | str | None = None,
     scheduler: SchedulerChoice = None,
-    eval_dataset: Dataset[Any] | None = None,
+    eval_dataset: Dataset[Any] | DataLoader[Any] | tuple[Any, Any] | None = None,
     evaluate: Evaluator | None = None,
     out: Path | str | None = None,
     resume: bool = False,
@@ -77,8 +83,9 @@ def fit(
     >>> result = fit(model, dataset, nn.CrossEntropyLoss(reduction="none"), epsilon=3)  # doctest: +SKIP
 
     Args:
-        model: trained in place, and given back in evaluation mode.
-        train_dataset: map-style; the data that is protected.
+        model: trained in place, in the modes it is in (`train`, `eval`); given back in evaluation mode.
+        train_dataset: the data that is protected: a map-style data set, a pair (X, y) of arrays, or a `DataLoader`,
+            of which data set, batch size and collate are taken.
         loss_fn: a criterion on (output, target) with `reduction="none"`, or `PerSample(lambda model, rows: ...)`.
         method: a name from `sparsedp.methods`, your own `Method`, or "auto": dense or sparse, by public numbers.
         epsilon: the budget; 3 if not given. Never exceeded.
@@ -89,7 +96,8 @@ def fit(
         clip_norm: L2 bound on each unit's gradient; 1 if not given. A pair is for warm-up and main phase.
         active_ratio: share of the coordinates trained, or "auto" where the method can choose; else the method's own.
         options: further changes to the method.
-        optimizer: any `torch.optim` optimizer, or a function that makes one from the parameters.
+        optimizer: any `torch.optim` optimizer, a function that makes one from the parameters, or a name in
+            `torch.optim` such as "adam", at rate `lr` or its own.
         scheduler: a function (optimizer, steps) that makes a learning-rate scheduler; it moves every step.
         eval_dataset: held-out data, evaluated every epoch. Outside the guarantee, so no rows of `train_dataset`.
         evaluate: your own evaluation instead: model to named numbers.
@@ -124,6 +132,10 @@ def fit(
     what is said of `eval_dataset`. Tuning on the same data costs extra and is not counted.
     **Edge cases.** Ctrl-C stops after the step in progress, with a checkpoint if there is a run directory.
     """
+    given = given_data(train_dataset, "train_dataset")
+    train_dataset, collate = given.dataset, collate or given.collate
+    if eval_dataset is not None:
+        eval_dataset = given_data(eval_dataset, "eval_dataset").dataset
     loading = Loading(
         units=units,
         rows_per_unit=rows_per_unit,
@@ -131,6 +143,8 @@ def fit(
         workers=workers,
         collate=collate,
     )
+    if isinstance(optimizer, str):
+        optimizer, lr = named_optimizer(optimizer, lr), None
     if optimizer is not None and lr is not None:
         raise SparseDPError(f"lr={lr} is for the default optimizer; give your optimizer its own rate")
     plan = plan_for(
@@ -147,7 +161,7 @@ def fit(
         epsilon=epsilon,
         delta=delta,
         epochs=epochs,
-        batch_size=batch_size,
+        batch_size=batch_size or given.batch_size,
         clip_norm=clip_norm,
         warmup_fraction=warmup_fraction,
         selection_budget=selection_budget,
@@ -169,7 +183,6 @@ def fit(
         evaluate = held_out(eval_dataset, per_sample_loss(loss_fn), collate=collate)
     if normalise is not None and not isinstance(model, Normalised):
         model = Normalised(model, count_channels(train_dataset, collate))
-    model.train()
     with ExitStack() as stack:
         screen = Console(stderr=True)
         shown = [stack.enter_context(live(plan, screen))] if progress and screen.is_terminal else []

@@ -12,9 +12,10 @@ from typing import final
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from sparsedp.core.batch import PerSampleLoss, Rows
-from sparsedp.core.errors import PrivacyError
+from sparsedp.core.errors import DataError, PrivacyError
 from sparsedp.core.randomness import PrivateRandomness
 from sparsedp.gradients import BookkeepingEngine, Engine, ReferenceEngine
 from sparsedp.gradients.alone import RowsAlone
@@ -55,8 +56,23 @@ class ModelGuard:
         """
         modes = tuple(module.training for module in self._model.modules())
         if modes != self._checked:
-            check_model(self._model, self._loss, self._some_rows(), fast=self._fast, largest=self._largest)
+            rows = self._some_rows()
+            _refuse_rows_of_nothing(rows)
+            check_model(self._model, self._loss, rows, fast=self._fast, largest=self._largest)
             self._checked = modes
+
+
+def _refuse_rows_of_nothing(rows: Rows) -> None:
+    """A row that is not finite adds nothing to the sum; if all are such, a run would train on noise alone."""
+    floats = [
+        leaf for leaf in pytree.tree_leaves(rows) if isinstance(leaf, Tensor) and leaf.is_floating_point()
+    ]
+    if not floats or any(bool(leaf.isfinite().any()) for leaf in floats):
+        return
+    raise DataError(
+        "every feature of every row that was looked at is NaN or infinite: such rows add nothing, so the run would "
+        "train on noise alone. Look at how the data was read; fill missing values with a public constant"
+    )
 
 
 NOW_AND_THEN = 128

@@ -65,6 +65,12 @@ def _differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[t
             yield from (
                 _differences(value, other[name]) if same else [(name, value["name"], other[name]["name"])]
             )
+        elif (
+            isinstance(value, Mapping)
+            and isinstance(other[name], Mapping)
+            and value.keys() == other[name].keys()
+        ):
+            yield from _differences(value, other[name])
         elif value != other[name]:
             yield name, value, other[name]
 

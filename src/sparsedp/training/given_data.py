@@ -1,0 +1,78 @@
+"""What people give as a data set, taken for what it is: a loader, a pair of arrays, or a data set."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
+
+from sparsedp.core.batch import Rows
+from sparsedp.core.errors import DataError
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GivenData:
+    """A map-style data set, and what a loader said besides."""
+
+    dataset: Dataset[Any]
+    batch_size: int | None = None
+    collate: Callable[[list[Any]], Rows] | None = None
+
+
+def given_data(given: object, name: str) -> GivenData:
+    """The data set in what was given.
+
+    A `DataLoader` gives its data set, batch size and collate: batches are drawn anew, as the guarantee needs.
+
+    Raises:
+        DataError: it has no rows that could be drawn by number, and what to do.
+    """
+    if isinstance(given, DataLoader):
+        inner = given_data(given.dataset, name).dataset
+        collate = None if given.collate_fn is default_collate else given.collate_fn
+        return GivenData(inner, given.batch_size, collate)
+    if isinstance(given, IterableDataset):
+        raise DataError(
+            f"{name}: got the IterableDataset {type(given).__name__}, expected rows that can be drawn by number: the "
+            "guarantee counts on every row joining a batch with the planned chance. Give it __len__ and __getitem__, "
+            "or list(it) if it fits in memory"
+        )
+    if isinstance(given, (tuple, list)) and len(given) == 2 and all(_is_array(part) for part in given):
+        return GivenData(_pair(given[0], given[1], name))
+    if _is_array(given):
+        raise DataError(f"{name}: got one array, expected (X, y), or a data set of (input, target) rows")
+    if not hasattr(given, "__len__") or not hasattr(given, "__getitem__"):
+        raise DataError(
+            f"{name}: got {type(given).__name__}, expected a map-style data set (with __len__ and __getitem__), a "
+            "DataLoader, or a pair (X, y) of arrays"
+        )
+    return GivenData(given)  # type: ignore[arg-type]
+
+
+def _is_array(value: object) -> bool:
+    return isinstance(value, (Tensor, np.ndarray)) or hasattr(value, "to_numpy")
+
+
+def _pair(features: Any, targets: Any, name: str) -> TensorDataset:
+    rows, wanted = _tensor(features), _tensor(targets)
+    if rows.dim() == 0 or wanted.dim() == 0 or len(rows) != len(wanted):
+        raise DataError(
+            f"{name}: got arrays of shapes {tuple(rows.shape)} and {tuple(wanted.shape)}, expected as many targets "
+            "as rows"
+        )
+    return TensorDataset(rows, wanted)
+
+
+def _tensor(value: Any) -> Tensor:
+    """Single precision where it was double, as models are; whole numbers as they are."""
+    array = value.to_numpy() if hasattr(value, "to_numpy") else value
+    if isinstance(array, np.ndarray):
+        if array.dtype.kind not in "fiub":
+            raise DataError(f"got an array of {array.dtype}, expected numbers; encode names as numbers first")
+        array = torch.from_numpy(np.ascontiguousarray(array))
+    return array.float() if array.dtype == torch.float64 else array

@@ -1,0 +1,167 @@
+"""What a new user gives: taken for what it is, or told in words."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from runs import FEATURES, loss_fn, network, rows, weights
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+
+from sparsedp import DataError, ModelError, PerSample, SparseDPError, Trainer, build_plan, fit
+from sparsedp.models import freeze_batch_norm
+
+ASKED = {
+    "method": "dp-sgd",
+    "epsilon": 8.0,
+    "delta": 1e-3,
+    "epochs": 1,
+    "accountant": "rdp",
+    "seed": 0,
+    "lr": 0.1,
+}
+
+
+def trained(data, model=None, loss=loss_fn, **more):
+    return fit(network() if model is None else model, data, loss, **{**ASKED, "batch_size": 20, **more})
+
+
+@pytest.mark.parametrize("form", ["loader", "tensors", "arrays", "list"])
+def test_rows_are_taken_in_any_form(form):
+    x, y = rows(1).tensors
+    given = {
+        "loader": DataLoader(rows(1), batch_size=20, shuffle=True),
+        "tensors": (x, y),
+        "arrays": (x.double().numpy(), y.numpy()),
+        "list": [x, y],
+    }[form]
+    found = trained(given, batch_size=None if form == "loader" else 20, eval_dataset=(rows(7).tensors))
+    wanted = trained(rows(1), eval_dataset=rows(7))
+    assert torch.equal(weights(found.model), weights(wanted.model))
+    assert found.metrics == wanted.metrics
+
+
+class Endless(IterableDataset):
+    """Rows without numbers."""
+
+    def __iter__(self):
+        return iter(rows(1))
+
+
+def test_what_is_no_table_of_rows_is_told():
+    with pytest.raises(DataError, match="IterableDataset Endless, expected rows that can be drawn by number"):
+        trained(Endless())
+    with pytest.raises(DataError, match="IterableDataset"):
+        trained(DataLoader(Endless(), batch_size=4))
+    with pytest.raises(DataError, match=r"one array, expected \(X, y\)"):
+        trained(rows(1).tensors[0])
+    with pytest.raises(DataError, match="as many targets as rows"):
+        trained((torch.zeros(4, FEATURES), torch.zeros(5)))
+    with pytest.raises(DataError, match="encode names"):
+        trained((np.array([["a"]]), np.array([1])))
+    with pytest.raises(DataError, match="eval_dataset: got object"):
+        trained(rows(1), eval_dataset=object())
+
+
+def test_an_optimizer_may_be_a_name():
+    named = trained(rows(1), optimizer="adam", lr=0.01)
+    made = trained(rows(1), optimizer=lambda p: torch.optim.Adam(p, lr=0.01), lr=None)
+    assert torch.equal(weights(named.model), weights(made.model))
+    with pytest.raises(SparseDPError, match=r"expected one of torch.optim: .*adamw"):
+        trained(rows(1), optimizer="adamm")
+
+
+def test_a_class_is_no_loss():
+    with pytest.raises(SparseDPError, match=r'expected an instance: CrossEntropyLoss\(reduction="none"\)'):
+        trained(rows(1), loss=nn.CrossEntropyLoss)
+
+
+def test_features_that_are_all_nan_are_refused():
+    with pytest.raises(DataError, match="train on noise alone"):
+        trained((torch.full((60, FEATURES), torch.nan), torch.zeros(60, dtype=torch.long)))
+
+
+def test_a_run_too_short_for_a_warmup_says_so():
+    x, y = rows(1).tensors
+    with pytest.raises(SparseDPError, match=r"got 1 steps in all, expected more.*dp-sgd"):
+        trained((x[:10], y[:10]), method="tp-topk", batch_size=10)
+
+
+def normed(*, frozen: bool) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(FEATURES, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)).train(not frozen)
+
+
+def by_trainer(model):
+    plan = build_plan(
+        "dp-sgd", units=60, batch_size=20, epochs=1, epsilon=8.0, delta=1e-3, clip_norm=1.0, accountant="rdp"
+    )
+    trainer = Trainer(
+        model, rows(1), loss_fn, plan=plan, seed=0, optimizer=lambda p: torch.optim.SGD(p, lr=0.1)
+    )
+    for batch in trainer:
+        trainer.step(batch)
+    return trainer.finish()
+
+
+@pytest.mark.parametrize("door", [lambda model: trained(rows(1), model), by_trainer], ids=["fit", "Trainer"])
+def test_both_doors_take_frozen_batch_norm_and_refuse_live(door):
+    model = normed(frozen=True)
+    before = model[1].running_mean.clone()
+    assert door(model).complete
+    assert torch.equal(model[1].running_mean, before)
+    with pytest.raises(ModelError, match=r"freeze_batch_norm\(model\).*GroupNorm"):
+        door(normed(frozen=False))
+    assert door(freeze_batch_norm(normed(frozen=False))).complete
+
+
+def test_fit_leaves_modes_as_they_are():
+    seen = []
+    model = network(dropout=0.5)
+    model[2].eval()
+    trained(rows(1), model, callbacks=[lambda _: seen.append([m.training for m in model.modules()])])
+    assert seen[0] == [True, True, True, False, True]
+
+
+class Named(Dataset):
+    """Rows in dictionaries."""
+
+    def __len__(self):
+        return 60
+
+    def __getitem__(self, i):
+        x, y = rows(1)[i]
+        return {"x": x, "labels": y}
+
+
+def test_losses_of_their_own_form_have_an_accuracy_too():
+    loss = PerSample(
+        lambda model, batch: F.cross_entropy(model(batch["x"]), batch["labels"], reduction="none")
+    )
+    named = trained(Named(), loss=loss, evaluate=None, eval_dataset=HeldOut(Named()))
+    plain = trained(rows(1), eval_dataset=HeldOut(rows(1)))
+    assert named.metrics["accuracy"] == plain.metrics["accuracy"]
+
+
+class HeldOut(Dataset):
+    """Other rows: those of another draw, in the form of the first."""
+
+    def __init__(self, like: Dataset) -> None:
+        self._named = isinstance(like, Named)
+
+    def __len__(self):
+        return 30
+
+    def __getitem__(self, i):
+        x, y = rows(7, 30)[i]
+        return {"x": x, "labels": y} if self._named else (x, y)
+
+
+def test_resuming_with_other_rows_is_told_in_words(tmp_path):
+    trained(rows(1), out=tmp_path / "run")
+    x, y = rows(1).tensors
+    with pytest.raises(SparseDPError, match="units was 60 and is 50") as told:
+        trained(TensorDataset(x[:50], y[:50]), out=tmp_path / "run", resume=True)
+    assert "{" not in str(told.value)
