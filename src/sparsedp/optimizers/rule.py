@@ -37,8 +37,11 @@ def named_optimizer(name: str, lr: float | None) -> Callable[[Iterable[nn.Parame
     }
     kind = known.get(name.lower())
     if kind is None:
-        raise SparseDPError(f"optimizer: got {name!r}, expected one of torch.optim: {', '.join(sorted(known))}")
-    return functools.partial(kind, **({} if lr is None else {"lr": lr}))
+        raise SparseDPError(
+            f"optimizer: got {name!r}, expected one of torch.optim: {', '.join(sorted(known))}"
+        )
+    rate: dict[str, Any] = {} if lr is None else {"lr": lr}
+    return functools.partial(kind, **rate)
 
 
 def make_optimizer(choice: OptimizerChoice, model: nn.Module) -> Optimizer:

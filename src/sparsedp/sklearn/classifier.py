@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numbers
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -285,7 +285,7 @@ def _new_model(
     shape: tuple[int, ...], classes: int, hidden: int | Sequence[int], seed: int | None
 ) -> nn.Module:
     """A model whose random start, if it has one, follows from the seed; the global generators are left alone."""
-    widths = (hidden,) if isinstance(hidden, numbers.Integral) else tuple(hidden)
+    widths = tuple(hidden) if isinstance(hidden, Iterable) else (hidden,)
     if not all(isinstance(width, numbers.Integral) and width > 0 for width in widths):
         raise SparseDPError(
             f"hidden: got {hidden!r}, expected whole numbers > 0, or () for logistic regression"

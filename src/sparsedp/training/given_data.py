@@ -75,4 +75,5 @@ def _tensor(value: Any) -> Tensor:
         if array.dtype.kind not in "fiub":
             raise DataError(f"got an array of {array.dtype}, expected numbers; encode names as numbers first")
         array = torch.from_numpy(np.ascontiguousarray(array))
-    return array.float() if array.dtype == torch.float64 else array
+    tensor: Tensor = array
+    return tensor.float() if tensor.dtype == torch.float64 else tensor
