@@ -161,7 +161,7 @@ def fit(
         epsilon=epsilon,
         delta=delta,
         epochs=epochs,
-        batch_size=batch_size or given.batch_size,
+        batch_size=given.batch_size if batch_size is None else batch_size,
         clip_norm=clip_norm,
         warmup_fraction=warmup_fraction,
         selection_budget=selection_budget,
