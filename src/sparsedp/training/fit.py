@@ -37,6 +37,7 @@ from sparsedp.training.reports import Callback, Result
 from sparsedp.training.terminal import deferred_interrupt, live
 from sparsedp.training.trainer import Trainer
 
+
 def fit(
     model: nn.Module,
     train_dataset: Dataset[Any] | DataLoader[Any] | tuple[Any, Any],

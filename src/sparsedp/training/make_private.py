@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,7 @@ def make_private(
     clip_norm: ClipNorm | None = None,
     active_ratio: ActiveRatio | None = None,
     options: MethodOptions | None = None,
+    public_scores: Mapping[str, Any] | None = None,
     accumulation: int = 1,
     eval_dataset: Dataset[Any] | None = None,
     evaluate: Evaluator | None = None,
@@ -105,6 +106,7 @@ def make_private(
         method=method,
         options=options,
         active_ratio=active_ratio,
+        public_scores=public_scores,
         units=units,
         unit=unit,
         out=out,
@@ -128,6 +130,7 @@ def make_private(
         dataset,
         loss_fn,
         plan=plan,
+        public_scores=public_scores,
         optimizer=optimizer,
         loading=loading,
         evaluate=evaluate,
