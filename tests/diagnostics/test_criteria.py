@@ -12,7 +12,6 @@ from sparsedp.diagnostics.proxy import (
     split_concentration,
     split_of,
 )
-from sparsedp.methods.autoratio import best_count
 
 
 def test_hand_computed_criterion():
@@ -99,11 +98,12 @@ def test_the_split_estimate_of_progress_is_right_with_the_stated_deviation():
     assert 0.9 < np.std(errors) / np.mean(stds) < 1.1
 
 
-def test_the_largest_gain_is_where_the_automatic_ratio_puts_it():
+def test_the_largest_gain_is_where_the_one_step_error_is_least():
     rng = np.random.default_rng(3)
     gradient = rng.standard_normal(30)
     for split in splits(gradient, 0.5, 20, seed=4):
-        chosen = best_count(split.order, split.energies, 0.3**2)
+        kept = np.cumsum(np.asarray(split.energies)[np.asarray(split.order)])
+        chosen = int(np.argmin(kept[-1] - kept + np.arange(1, 31) * 0.3**2)) + 1
         gains = [split.gain(k, 0.3).value for k in range(1, 31)]
         assert gains[chosen - 1] == pytest.approx(max(gains), abs=1e-9)
 

@@ -1,5 +1,4 @@
 import dataclasses
-import logging
 from itertools import pairwise
 
 import pytest
@@ -11,7 +10,7 @@ from sparsedp.core.randomness import PublicRandomness
 from sparsedp.methods.clock import PerEpoch, Refresh
 from sparsedp.methods.controller import Controller
 from sparsedp.methods.granularity import Granularity
-from sparsedp.methods.method import AUTO, OffSupport
+from sparsedp.methods.method import OffSupport
 from sparsedp.methods.options import MethodOptions
 from sparsedp.methods.schedules import Cooling, Listed, Release
 from sparsedp.methods.table import get_method
@@ -141,56 +140,6 @@ def test_rows_are_taken_whole_but_for_the_one_at_the_edge():
     assert done.settings[-1].support.indices.tolist() == [0, 1, 5, 6, 7, 8, 9, 15, 16, 17, 18, 19]
 
 
-def test_the_automatic_ratio_keeps_what_carries_more_energy_than_noise():
-    """Main-phase noise is 1/10 = 0.1 on the mean: three gradients above it, the rest far below."""
-    gradient = [0.0, 3.0, -4.0, 0.01, 0.0, 2.0, 0.0, 0.02, 0.0, 0.0]
-    options = MethodOptions(active_ratio=AUTO)
-    done = run(get_method("tp-coherent"), options, layout=TEN, make=constant(gradient))
-    assert done.controller.auto_count == 3
-    assert done.settings[-1].support.indices.tolist() == [1, 2, 5]
-
-
-@pytest.mark.parametrize(("noise", "kept"), [(1.5, 3), (7.85, 2), (35.0, 1)])
-def test_the_automatic_ratio_weighs_energy_against_the_main_phases_noise_variance(noise, kept):
-    """Noise/10 on a step's mean, less over 14 steps; its square against the energies 0.04, 0.0484 and 9."""
-    gradient = [0.2, 0.22, 3.0] + [0.0] * 7
-    options = MethodOptions(active_ratio=AUTO, ranking="magnitude")
-    done = run(get_method("tp-topk"), options, layout=TEN, make=constant(gradient), noise=noise)
-    assert done.controller.auto_count == kept
-
-
-def test_the_automatic_ratio_counts_along_the_first_halfs_ranking_and_selects_by_the_whole_warm_ups():
-    """Warm-up steps 0-2 rank 0 first and 1 last; only 1 has energy later, so all ten are needed to reach it."""
-    first = [9.0, 0.0] + [1.0] * 8
-    second = [0.0, 8.0] + [0.0] * 8
-
-    def make(seed, step, setting):
-        return constant(first if step < 3 else second)(seed, step, setting)
-
-    options = MethodOptions(active_ratio=AUTO, ranking="magnitude", schedule=Release())
-    done = run(get_method("tp-topk"), options, layout=TEN, make=make)
-    assert done.controller.auto_count == 10
-    assert done.controller.scores().tolist() == [4.5, 4.0] + [0.5] * 8
-
-
-def test_an_automatic_ratio_after_a_preliminary_release_uses_the_same_steps():
-    method, options = get_method("tp-topk"), MethodOptions(active_ratio=AUTO)
-    plan = plan_of(method, options)
-    statistics = Phase("features", 3, 1.0, 1.0, noise_multiplier=5.0, trains=False)
-    longer = dataclasses.replace(plan, phases=(statistics, *plan.phases))
-    counts = []
-    for chosen, first in ((plan, 0), (longer, 3)):
-        controller = Controller(chosen, layout_of((200,)), PUBLIC)
-        for step in range(first, first + 6):
-            setting = controller.setting(step)
-            seen = random_release(0, step - first, setting)
-            controller.observe(release(setting.support, seen.mean, 0.1, step=step))
-        controller.setting(first + 6)
-        counts.append(controller.auto_count)
-    assert counts[0] == counts[1]
-    assert 1 < counts[0] < 200
-
-
 def test_frozen_noise_has_the_scale_of_the_missing_noise_also_without_a_clip():
     """noisy-sgd's noise on the mean is noise_std/B = 0.3; the sum over 100 steps of fresh noise has std 3."""
     method = get_method("noisy-sgd")
@@ -203,29 +152,6 @@ def test_frozen_noise_has_the_scale_of_the_missing_noise_also_without_a_clip():
     frozen = ~done.settings[150].support.mask()
     squares = done.controller.scores()[frozen] ** 2
     assert abs(squares.mean() / 9 - 1) < 5.1 * (2 / frozen.sum()) ** 0.5
-
-
-def test_an_automatic_ratio_whose_steps_were_lost_stays_dense_and_says_so(caplog):
-    method, options = get_method("tp-topk"), MethodOptions(active_ratio=AUTO)
-    controller = Controller(plan_of(method, options), TEN, PUBLIC)
-    for step in (0, 1, 2, 3):
-        controller.observe(random_release(0, step, controller.setting(step)))
-    with caplog.at_level(logging.WARNING, logger="sparsedp"):
-        assert controller.setting(6).support.is_full
-    assert "all coordinates stay active" in caplog.text
-    assert controller.auto_count == 10
-
-
-def test_restoring_an_earlier_state_forgets_a_ratio_chosen_since():
-    method, options = get_method("tp-topk"), MethodOptions(active_ratio=AUTO)
-    controller = Controller(plan_of(method, options), TEN, PUBLIC)
-    begun = controller.state()
-    for step in range(8):
-        controller.observe(random_release(0, step, controller.setting(step)))
-    assert controller.auto_count is not None
-    controller.restore(begun)
-    assert controller.auto_count is None
-    assert controller.setting(0).support.is_full
 
 
 def test_a_preliminary_release_comes_before_the_methods_steps():

@@ -14,10 +14,8 @@ from safetensors.torch import load, save
 
 from sparsedp.core.errors import SparseDPError
 from sparsedp.core.geometry import Identity, Standardized
-from sparsedp.methods import controller
 from sparsedp.methods.clock import EverySteps, PerEpoch, Refresh
 from sparsedp.methods.granularity import Granularity
-from sparsedp.methods.method import AUTO
 from sparsedp.methods.options import MethodOptions, configure
 from sparsedp.methods.rankings import RankedBy, ranking_names
 from sparsedp.methods.rules import GeometryRule
@@ -201,22 +199,3 @@ def test_all_pieces_combine_freely_and_keep_to_the_scheduled_size(name, pieces):
     starts = row.clock.starts(done.plan.phases[-1].steps, done.plan.steps_per_epoch)
     assert done.sizes == scheduled_sizes(row, done.plan, starts)
     assert MethodOptions.from_json(json.loads(json.dumps(options.to_json()))) == options
-
-
-def test_an_automatic_ratio_weighs_the_noise_of_the_mean_of_all_main_steps(monkeypatch):
-    weighed = []
-    monkeypatch.setattr(controller, "best_count", lambda order, energies, noise: weighed.append(noise) or 5)
-    plan = run(get_method("tp-topk"), MethodOptions(active_ratio=AUTO)).plan
-    main = plan.phases[-1]
-    of_one_step = main.noise_multiplier * main.clip_norm / plan.expected_batch_size(main)
-    assert weighed == [pytest.approx(of_one_step**2 / main.steps)]
-
-
-@pytest.mark.parametrize("name", ["tp-topk", "tp-coherent", "tp-block-coherent", "adadpigu"])
-def test_an_automatic_ratio_is_chosen_at_the_switch_and_kept(name):
-    done = run(get_method(name), MethodOptions(active_ratio=AUTO))
-    warm_up = done.plan.phases[0].steps
-    k = done.controller.auto_count
-    assert 1 <= k <= LAYOUT.dimension
-    assert done.controller.auto_ratio == k / LAYOUT.dimension
-    assert done.sizes == [LAYOUT.dimension] * warm_up + [k] * (20 - warm_up)

@@ -117,8 +117,6 @@ def test_no_options_leave_the_row_as_it_is():
         ("dp-sgd", MethodOptions(active_ratio=0.5), "trains every coordinate"),
         ("dp-sgd", MethodOptions(refresh=Refresh.ONCE), "would do nothing"),
         ("dp-sgd", MethodOptions(active_ratio=AUTO), "trains every coordinate"),
-        ("on-topk", MethodOptions(active_ratio=AUTO), "estimated from a warm-up"),
-        ("tp-rand", MethodOptions(active_ratio=AUTO), "for a ranking by score"),
         ("tp-topk", MethodOptions(active_ratio=AUTO, schedule=Listed((0.5,))), "the list is the ratio"),
         ("tp-topk", MethodOptions(active_ratio=0.0), "active_ratio: got 0.0"),
         ("tp-topk", MethodOptions(active_ratio="some"), "active_ratio: got 'some'"),

@@ -11,9 +11,8 @@ from typing import final
 
 from sparsedp.core.errors import DataError
 from sparsedp.diagnostics.criteria import SplitEnergies
-from sparsedp.methods.autoratio import MINIMUM_WARMUP
 from sparsedp.methods.timeline import noise_on_mean
-from sparsedp.methods.warmup import MOST_COORDINATES, looked_at, steps_looked_at
+from sparsedp.methods.warmup import MINIMUM_WARMUP, MOST_COORDINATES, looked_at, steps_looked_at
 from sparsedp.runs.reader import Run
 
 

@@ -17,18 +17,17 @@ from sparsedp.core.layout import Layout
 from sparsedp.core.randomness import PublicRandomness
 from sparsedp.core.ratio import exact_ratio
 from sparsedp.core.support import Support
-from sparsedp.methods.autoratio import AutoRatio, best_count
+from sparsedp.methods.autoratio import quiet_count
 from sparsedp.methods.clock import Refresh
 from sparsedp.methods.given import Given
-from sparsedp.methods.granularity import order_by_score
 from sparsedp.methods.knowledge import Knowledge
-from sparsedp.methods.method import AUTO, Method
+from sparsedp.methods.method import Method
 from sparsedp.methods.observation import Observation, observe_dense, observe_released
 from sparsedp.methods.order import Order, TableRows
-from sparsedp.methods.rankings import ByScore, Place, RankedBy, RankingState
+from sparsedp.methods.rankings import Place, RankedBy, RankingState
 from sparsedp.methods.rules import GeometryRule
 from sparsedp.methods.schedules import active_count
-from sparsedp.methods.scope import Parts
+from sparsedp.methods.scope import Parts, size_of
 from sparsedp.methods.setting import ControllerState, StepSetting, SupportChange
 from sparsedp.methods.spec import PlanSpec
 from sparsedp.methods.stages import Moves
@@ -74,7 +73,6 @@ class Controller:
             self._parts.check_tables(self._method.name)
         if isinstance(self._ranking, Given):
             self._ranking.check(self._known)
-        self._auto = self._auto_ratio()
         self._begin()
         self._check_counts()
 
@@ -85,13 +83,11 @@ class Controller:
         self._awaited: int | None = None
         self._pruned = False
         self._counted_step = -1
-        self._auto_count: int | None = None
         self._support = Support.full(d)
         self._order: Order | None = None
         self._last_scores: Tensor | None = None
         self._scored_steps = 0
         self._score_state: RankingState = self._ranking.init(d) if self._ranking else {}
-        self._auto_state: Mapping[str, Tensor] = self._auto.init(d) if self._auto else {}
         self._statistics: Statistics | None = None
         self._watch = WarmupWatch(self._plan, d)
 
@@ -104,16 +100,6 @@ class Controller:
     def support(self) -> Support:
         """The support of the step last set; all coordinates before the first."""
         return self._support
-
-    @property
-    def auto_count(self) -> int | None:
-        """The k the automatic ratio chose; None before that, and without it."""
-        return self._auto_count
-
-    @property
-    def auto_ratio(self) -> float | None:
-        """The share of what is ranked that the automatic ratio chose; None before that, and without it."""
-        return None if self._auto_count is None else self._auto_count / self._parts.ranked_size
 
     @property
     def tables(self) -> TableRows | None:
@@ -157,10 +143,6 @@ class Controller:
             seen = self._observation(released)
             self._score_state = self._ranking.update(self._score_state, seen)
             self._scored_steps += 1
-            if self._auto and warming:
-                self._auto_state = self._auto.update(
-                    self._auto_state, released.step - self._timeline.first, seen
-                )
         if self._statistics is not None and not warming:
             self._statistics = self._statistics.updated(released, self._method.decays)
         self._watch.observe(released)
@@ -201,7 +183,6 @@ class Controller:
         tensors = {
             "support": self._support.indices,
             **{f"score.{name}": value.clone() for name, value in self._score_state.items()},
-            **{f"auto.{name}": value.clone() for name, value in self._auto_state.items()},
             **{f"{WARMUP}{name}": value for name, value in self._watch.state().items()},
         }
         values: dict[str, Any] = {
@@ -210,7 +191,6 @@ class Controller:
             "period": self._period,
             "scored_steps": self._scored_steps,
             "pruned": self._pruned,
-            "auto_count": self._auto_count,
         }
         if self._statistics is not None:
             tensors |= {"alpha": self._statistics.alpha.clone(), "beta": self._statistics.beta.clone()}
@@ -235,12 +215,10 @@ class Controller:
         self._begin()
         self._next_step, self._period = values["next_step"], values["period"]
         self._scored_steps, self._pruned = values["scored_steps"], values["pruned"]
-        self._auto_count = values["auto_count"]
         self._support = Support(tensors["support"], self._layout.dimension)
         if "alpha" in tensors:
             self._statistics = Statistics(self._support, tensors["alpha"].clone(), tensors["beta"].clone())
         self._score_state = _under(tensors, "score.")
-        self._auto_state = _under(tensors, "auto.")
         self._watch.restore(_under(tensors, WARMUP))
         rows = (
             self._parts.ranked_groups(self._method.granularity)
@@ -288,26 +266,9 @@ class Controller:
         again = self._method.refresh is Refresh.EVERY_PERIOD
         self._score_state = ranking.init(self._layout.dimension) if again else {}
         self._scored_steps = 0
-        if self._auto and self._auto_count is None:
-            self._choose_count(self._auto)
         if not again:
             periods = range(period, len(self._starts))
             self._order = self._order.prefix(max(self._count(later) for later in periods))
-
-    def _choose_count(self, auto: AutoRatio) -> None:
-        if auto.is_complete(self._auto_state):
-            first_half = auto.ranking_scores(self._auto_state)
-            order = self._parts.among_ranked(
-                order_by_score(first_half, self._layout, self._method.granularity)
-            )
-            variance = self._timeline.main_noise_std**2 / self._timeline.main_steps
-            self._auto_count = best_count(order, auto.energies(self._auto_state), variance)
-        else:
-            logger.warning(
-                "too many warm-up steps were lost to estimate a ratio; all coordinates stay active"
-            )
-            self._auto_count = self._parts.ranked_size
-        self._auto_state = {}
 
     def _first_support(self) -> Support:
         """That of the stage before the main one."""
@@ -324,10 +285,14 @@ class Controller:
         ranked, ratio = self._parts.ranked_size, self._method.active_ratio
         if ranked == 0:
             return 0
-        target = (
-            Fraction(self._auto_count or ranked, ranked) if isinstance(ratio, str) else exact_ratio(ratio)
-        )
+        target = Fraction(self._quiet_count(), ranked) if isinstance(ratio, str) else exact_ratio(ratio)
         return active_count(self._method.schedule.ratio(period, len(self._starts), target), ranked)
+
+    def _quiet_count(self) -> int:
+        """The automatic ratio's share of what is ranked, as a number."""
+        clip_norm = self._plan.phases[-1].clip_norm
+        noise = self._timeline.main_noise_std / clip_norm if clip_norm else 0.0
+        return quiet_count(noise, self._parts.ranked_size, size_of(self._parts.always))
 
     def _geometry(self, main: bool) -> Geometry:
         if main and self._method.geometry is GeometryRule.STANDARDIZED:
@@ -341,11 +306,6 @@ class Controller:
             return observe_dense(released)
         noise = self._public.normal(self._layout.dimension, (FROZEN_NOISE, released.step))
         return observe_released(released, noise, self._timeline.main_noise_std)
-
-    def _auto_ratio(self) -> AutoRatio | None:
-        if self._method.active_ratio != AUTO or not isinstance(self._ranking, ByScore):
-            return None
-        return AutoRatio(self._ranking, self._timeline.warmup_steps)
 
     def _check_counts(self) -> None:
         """Refuse at once a schedule that would leave nothing to train."""

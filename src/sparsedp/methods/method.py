@@ -148,11 +148,6 @@ def _check_dense(method: Method) -> None:
 def _check_auto(method: Method) -> None:
     if method.active_ratio != AUTO:
         return
-    if not method.warm_up or method.ranking is None or method.ranking.source is not RankedBy.GRADIENTS:
-        raise SparseDPError(
-            f"{method.name}: active_ratio='auto' is estimated from a warm-up, for a ranking by score; "
-            "give a number, or choose a two-phase method such as tp-topk"
-        )
     if isinstance(method.schedule, Listed):
         raise SparseDPError(
             f"{method.name}: active_ratio='auto' with a listed schedule: the list is the ratio; drop one of them"

@@ -1,8 +1,7 @@
 """What a warm-up shows about its coordinates, kept by every run. Post-processing of releases, so free.
 
 The first half of the steps ranks the coordinates, by every score in `RANKINGS`; the even and the odd steps of the
-second half each give a mean gradient, whose product estimates energies without bias (`autoratio.py` does the same to
-choose a ratio while training).
+second half each give a mean gradient, whose product estimates energies without bias.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from typing import final
 import torch
 from torch import Tensor
 
-from sparsedp.methods.autoratio import MINIMUM_WARMUP
 from sparsedp.methods.observation import observe_dense
 from sparsedp.methods.rankings import ByScore
 from sparsedp.methods.scores import Coherent, Energy
@@ -22,6 +20,8 @@ from sparsedp.methods.timeline import WARM_UP
 from sparsedp.privacy.plan import Phase, Plan
 from sparsedp.privacy.released import Released
 
+MINIMUM_WARMUP = 3
+"""One step to rank by and two to estimate with."""
 RANKINGS: tuple[ByScore, ...] = (Energy(), Coherent())
 DENSE_SHARE = 0.3
 """The share of a run without a warm-up that is looked at as if it were one."""

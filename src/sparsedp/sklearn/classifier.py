@@ -70,7 +70,7 @@ class SparseDPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         batch_size: expected batch size, in units; if not given, the power of two nearest to 4 sqrt(N).
         lr: rate of SGD with momentum 0.9; 0.2 sqrt(batch_size / 128) / clip_norm if not given.
         clip_norm: L2 bound on each unit's gradient.
-        active_ratio: share of the coordinates trained, or "auto" where the method can choose; if not given, the
+        active_ratio: share of the coordinates trained, or "auto", as many as the noise allows; if not given, the
             method's own, but never fewer than 32 coordinates: there is nothing to gain in a handful.
         options: further changes to the method.
         accountant: "pld", "rdp" or "rdp-classic".

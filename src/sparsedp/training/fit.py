@@ -95,7 +95,7 @@ def fit(
         batch_size: expected size of a batch; if not given, the power of two nearest to 4 sqrt(N).
         lr: rate of the default optimizer, SGD with momentum 0.9; 0.2 sqrt(batch_size / 128) / clip_norm if not given.
         clip_norm: L2 bound on each unit's gradient; 1 if not given. A pair is for warm-up and main phase.
-        active_ratio: share of the coordinates trained, or "auto" where the method can choose; else the method's own.
+        active_ratio: share of the coordinates trained, or "auto": as many as the noise allows; else the method's own.
         options: further changes to the method.
         optimizer: any `torch.optim` optimizer, a function that makes one from the parameters, or a name in
             `torch.optim` such as "adam", at rate `lr` or its own.
