@@ -1,8 +1,8 @@
 """The automatic ratio: as many coordinates as keep a step's noise below the loudness from which fewer can pay.
 
 r, the norm of the noise on k coordinates over the clip norm, grows with sqrt(k): public numbers, known before
-training. An estimate from the warm-up's own energies (TP-TopK's Prop. 5.1) was tried first, and lost points by keeping
-next to nothing: gradients of single coordinates hardly stand out from the noise of a warm-up that trains well.
+training. An estimate from the warm-up's own energies (TP-TopK's Prop. 5.1) was tried first, and lost points by
+keeping next to nothing: gradients of single coordinates hardly stand out from the noise of a warm-up.
 """
 
 from __future__ import annotations
