@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+RUNS   := $(VENV)/.runs
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test heavy integrations mutants lint format bench readme results figures build clean
@@ -10,14 +11,18 @@ READY  := $(VENV)/.ready
 help: ## Show this help
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
 
-$(READY): pyproject.toml constraints.txt
+$(RUNS): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	@touch $(RUNS)
+
+$(READY): $(RUNS)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
 	@touch $(READY)
 
 setup: $(READY) ## Create the virtual environment and install everything into it
 
-demo: $(READY) ## Train the methods on scikit-learn's digits and compare them
+demo: $(RUNS) ## Train the methods on scikit-learn's digits and compare them
 	$(BIN)/sparsedp demo
 
 test: $(READY) ## Run the tests on all cores, but for the heavy ones

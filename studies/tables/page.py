@@ -9,7 +9,7 @@ from sparsedp.report.numbers import NONE
 from sparsedp.report.statistics import Estimate
 from studies.partition.__main__ import read_config, trainings
 from studies.tables import words
-from studies.tables.chart import picture
+from studies.tables.chart import panels_of, picture
 from studies.tables.contrast import pooled
 from studies.tables.loudness import gains, loudness_section
 from studies.tables.noise import noise_table
@@ -168,7 +168,7 @@ def _chapter(
     if not own:
         return [*lines, "No experiment of this part has records yet.", ""]
     for study in own:
-        drawn = f"../results/{study.name}/figure.svg" if picture(study) is not None else None
+        drawn = f"../results/{study.name}/figure.svg" if panels_of(study) else None
         tuning = [name for name in studies if name.startswith(study.name) and name.endswith(TUNING)]
         lines += section(study, tuning, drawn, claims_of(study, verdicts))
     return lines

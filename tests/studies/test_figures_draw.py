@@ -1,25 +1,22 @@
 """The gallery: drawn from records alone, the same every time, and up to date."""
 
 import base64
+import io
 import re
-import struct
 import xml.etree.ElementTree as ElementTree
-import zlib
 
+import numpy as np
 import pytest
+from PIL import Image
+from studies.canvas import BLUE, GREY, key, legend, powers, seeded, shares, sheet, upright, written
 from studies.figures.config import load_studies
-from studies.figures.drawing.marks import Bar, Cloud, Curve, Level, Upright, Whisker, seeded
-from studies.figures.drawing.png import data_address, grey_png
-from studies.figures.drawing.sheet import Key, Panel, log10, powers, shares, sheet
 from studies.figures.page import FOLDER, drawn, page, whole
-from studies.figures.plots import PLOTS
+from studies.figures.plots import PLOTS, attack
 from studies.figures.run import CONFIGS, DOCS, STORE, TEXT
 from studies.figures.tables import TABLES, markdown
 from studies.figures.words import MISSING, filled, short, with_interval
 
 from sparsedp.core.errors import SparseDPError
-from sparsedp.report.frame import Frame
-from sparsedp.report.scale import Axis
 
 STUDIES = load_studies(CONFIGS)
 RECORDS = whole(STUDIES, STORE)
@@ -35,7 +32,8 @@ def test_the_page_and_its_figures_are_up_to_date_with_the_records():
 
 
 def test_drawing_again_gives_the_same_bytes():
-    assert drawn(RECORDS) == MADE
+    for name in ("inversion-pictures", "misranking", "wire"):
+        assert PLOTS[name].draw(RECORDS) == MADE[f"{name}.svg"]
     assert page(TEXT.read_text(), RECORDS) == page(TEXT.read_text(), RECORDS)
 
 
@@ -84,47 +82,54 @@ def test_numbers_are_short_and_intervals_need_two_values():
     assert markdown(["a", "b"], [["1", "2"]]) == "| a | b |\n| --- | --- |\n| 1 | 2 |"
 
 
-def test_a_png_holds_the_pixels_it_was_made_from():
-    pixels = bytes(range(12))
-    png = grey_png(pixels, 4, 3)
-    assert png.startswith(b"\x89PNG\r\n\x1a\n")
-    assert struct.unpack(">II", png[16:24]) == (4, 3)
-    start = png.index(b"IDAT")
-    length = struct.unpack(">I", png[start - 4 : start])[0]
-    raw = zlib.decompress(png[start + 4 : start + 4 + length])
-    assert [raw[5 * row + 1 : 5 * row + 5] for row in range(3)] == [pixels[:4], pixels[4:8], pixels[8:]]
-    assert base64.b64decode(data_address(png).split(",")[1]) == png
-    with pytest.raises(ValueError, match="4 x 4"):
-        grey_png(pixels, 4, 4)
-
-
-def test_marks_stay_inside_the_axes():
-    axis = Axis("", 0.0, 1.0, (0.0, 1.0))
-    frame = Frame(120, 100, 20, axis, axis)
-    marks = (
-        Curve([(0, -5), (1, 5)], "c1", low=(-9, 0), high=(0, 9), dots=True), Cloud([(0.5, 0.5), (7, 7)], "c1"),
-        Whisker(0.5, 3, -2, 9, "c1"), Level(4, "four"), Upright(-3, "left"), Bar(0.5, 0.2, 9, "c1", "high"),
-    )  # fmt: skip
-    for mark in marks:
-        text = sheet("a long enough text for those who see", [Panel("p", axis, axis, [mark])], columns=1)
-        for x, y in re.findall(r'c?x1?="([\d.-]+)"[^>]*c?y1?="([\d.-]+)"', text):
-            assert -1 <= float(x) <= 400
-            assert -1 <= float(y) <= 300
-    (cloud,) = marks[1].draw(frame)
-    assert cloud.text.count("M") == 1  # of two dots one is outside
+def test_pictures_show_the_pixels_of_the_records():
+    found = next(record for record in RECORDS["inversion"] if record["picture"])
+    pixels = np.frombuffer(base64.b64decode(found["picture"]), np.uint8).reshape(found["shape"][-2:])
+    packed = re.search(r'href="data:image/png;base64,\s*([^"]*)"', MADE["inversion-pictures.svg"])[1]
+    shown = np.asarray(Image.open(io.BytesIO(base64.b64decode(packed))).convert("L"))
+    height, width = pixels.shape
+    assert np.array_equal(shown[:height, :width], pixels)
+    assert (shown[height : height + attack._GAP] == 255).all()
 
 
 def test_bands_are_student_intervals_over_seeds():
-    curve = seeded([0.0, 1.0], [[0.0, 1.0], [2.0, 1.0]], "c1")
-    assert [y for _, y in curve.points] == [1.0, 1.0]
-    assert curve.low[0] == pytest.approx(1 - 12.706, abs=1e-3)
-    assert curve.high[1] == pytest.approx(1.0)
-    assert seeded([0.0], [[3.0]], "c1").low == ()
+    _, (axes,) = sheet(1, 1)
+    seeded(axes, [0.0, 1.0], [[0.0, 1.0], [2.0, 1.0]], BLUE)
+    assert list(axes.lines[0].get_ydata()) == [1.0, 1.0]
+    corners = axes.collections[0].get_paths()[0].vertices
+    assert corners[:, 1].min() == pytest.approx(1 - 12.706, abs=1e-3)
+    assert corners[:, 1].max() == pytest.approx(1 + 12.706, abs=1e-3)
+    seeded(axes, [0.0], [[3.0]], GREY)
+    assert len(axes.collections) == 1  # one seed has no interval
 
 
 def test_axes_write_powers_and_percent():
-    assert powers("", -3, 0).text(-3.0) == "10⁻³"
-    assert shares("").text(log10(0.05)) == "5%"
-    assert log10(0.0) == -30
-    two = sheet("two keys that need two lines", [], [Key("k" * 60, "c1"), Key("m" * 60, "c2")], columns=1)
-    assert len({y for y in re.findall(r'<line [^>]*y1="([\d.]+)"', two)}) == 2
+    _, (axes,) = sheet(1, 1)
+    powers(axes, "y", -3, 0)
+    shares(axes, "x", 0.01, 1.0, (0.05, 1.0))
+    assert [tick.get_text() for tick in axes.get_yticklabels()] == ["10⁻³", "10⁻²", "10⁻¹", "10⁰"]
+    assert [tick.get_text() for tick in axes.get_xticklabels()] == ["5%", "100%"]
+
+
+def test_a_legend_takes_the_rows_it_needs_and_makes_room_for_them():
+    tall = []
+    for letters in (5, 60):
+        figure, _ = sheet(1, 1)
+        legend(figure, [key("k" * letters, BLUE), key("m" * letters, GREY)])
+        tall.append(round(72 * figure.get_size_inches()[1]))
+    assert tall == [236 + 16 + 12, 236 + 2 * 16 + 12]
+
+
+def test_colours_are_variables_and_text_is_text():
+    figure, (axes,) = sheet(1, 1)
+    powers(axes, "x", -3, 0)
+    upright(axes, 0.5, "a < b", 0)
+    text = written(figure, 'said with "quotes"')
+    root = ElementTree.fromstring(text)
+    assert root.attrib["aria-label"] == 'said with "quotes"'
+    assert "a &lt; b" in text
+    assert "<metadata" not in text
+    style, _, rest = text.partition("</style>")
+    assert "#59636f" in style
+    assert "#59636f" not in rest
+    assert "var(--c3)" in rest

@@ -3,46 +3,62 @@
 from __future__ import annotations
 
 import base64
-import math
 from collections.abc import Sequence
 
-from sparsedp.report.markup import Attributes, Child, tag
-from sparsedp.report.scale import Axis, linear_axis
+import numpy as np
+import numpy.typing as npt
+
 from sparsedp.report.statistics import estimate
-from studies.figures.drawing.marks import DASHED, DOTTED, Curve, Level, Mark, Whisker, seeded
-from studies.figures.drawing.png import data_address, grey_png
-from studies.figures.drawing.sheet import MARGIN, Key, Panel, card, sheet
-from studies.figures.drawing.style import BLUE, GREY, ORANGE, PINK, TEAL
+from studies.canvas import (
+    BLUE,
+    DASHED,
+    DOTTED,
+    GREY,
+    ORANGE,
+    PINK,
+    TEAL,
+    key,
+    legend,
+    level,
+    seeded,
+    shares,
+    sheet,
+    whisker,
+    written,
+)
 from studies.figures.store import Record, Records
 
-_TILE, _LABELS = 46, 84
+_GAP = 2
+"""White pixels between two pictures."""
+_WHITE = 255
 
 
 def least_squares(records: Records) -> str:
     """Squared error over that of dense gradients: simulated, in closed form, and the theorem's bound."""
-    rates = [row["rate"] for row in records["least-squares"][0]["rates"]]
-    panels = []
-    for record in records["least-squares"]:
-        unit = record["rates"][0]["closed"]
+    found = records["least-squares"]
+    figure, panels = sheet(len(found), 3)
+    for record, axes in zip(found, panels, strict=True):
         rows = record["rates"]
-        marks: list[Mark] = [
-            Curve([(row["rate"], row["bound"] / unit) for row in rows], ORANGE, DASHED),
-            Curve([(row["rate"], row["closed"] / unit) for row in rows], BLUE),
-        ]
+        unit = rows[0]["closed"]
+        rates = [row["rate"] for row in rows]
+        axes.plot(rates, [row["bound"] / unit for row in rows], color=ORANGE, ls=DASHED)
+        axes.plot(rates, [row["closed"] / unit for row in rows], color=BLUE)
         for row in rows:
             reach = 1.96 * row["simulated_std"] / unit
             value = row["simulated"] / unit
-            marks.append(Whisker(row["rate"], value, value - reach, value + reach, PINK))
-        x = linear_axis("share of frozen coordinates r", 0, max(rates))
-        y = linear_axis("squared error over dense", 0, 1.1 * max(row["closed"] / unit for row in rows))
-        panels.append(Panel(f"Image {record['point']['seed'] + 1}", x, y, marks))
+            whisker(axes, row["rate"], value, value - reach, value + reach, PINK)
+        axes.set(
+            title=f"Image {record['point']['seed'] + 1}", xlabel="share of frozen coordinates r",
+            ylabel="squared error over dense", xlim=(0, 1.03 * max(rates)), ylim=(0, None),
+        )  # fmt: skip
     keys = [
-        Key("simulated attacks, 95 %", PINK, dot=True),
-        Key("closed form", BLUE),
-        Key("lower bound of Theorem 5.1", ORANGE, DASHED),
+        key("simulated attacks, 95 %", PINK, dot=True),
+        key("closed form", BLUE),
+        key("lower bound of Theorem 5.1", ORANGE, DASHED),
     ]
+    legend(figure, keys)
     alt = "Squared reconstruction error by least squares over the share of frozen coordinates."
-    return sheet(alt, panels, keys, columns=3)
+    return written(figure, alt)
 
 
 def inversion(records: Records) -> str:
@@ -50,78 +66,66 @@ def inversion(records: Records) -> str:
     found = records["inversion"]
     ratios = sorted({attack["ratio"] for attack in found[0]["attacks"]})
     multipliers = sorted({attack["noise_multiplier"] for attack in found[0]["attacks"]})
-    x = [math.log10(ratio) for ratio in ratios]
+    colours = dict(zip(multipliers, (TEAL, PINK, GREY), strict=False))
     guess = estimate([record["guess_mse"] for record in found]).mean
     top = 1.1 * max([guess, *(attack["mse"] for record in found for attack in record["attacks"])])
-    panels = []
-    for clipping, title in (
-        ("unclipped", "Gradients as they are"),
-        ("clipped", "Clipped to C = 0.1, as in training"),
-    ):
-        marks: list[Mark] = [Level(guess)]
-        for multiplier, colour in zip(multipliers, (TEAL, PINK, GREY), strict=False):
+    figure, panels = sheet(2, 2, 480, 280)
+    titles = {"unclipped": "Gradients as they are", "clipped": "Clipped to C = 0.1, as in training"}
+    for (clipping, title), axes in zip(titles.items(), panels, strict=True):
+        shares(axes, "x", 0.9 * ratios[0], 1.1 * ratios[-1], ratios)
+        axes.set(title=title, xlabel="active ratio", ylabel="mean squared error", ylim=(0, min(top, 0.25)))
+        level(axes, guess)
+        for multiplier, colour in colours.items():
             kind = clipping if multiplier else "clipped"
             columns = [[_mse(record, kind, multiplier, ratio) for ratio in ratios] for record in found]
-            marks.append(seeded(x, columns, colour, dots=True))
-        ticks = tuple(x)
-        axis = Axis("active ratio", x[0] - 0.05, x[-1] + 0.05, ticks, lambda v: f"{100 * 10**v:.3g}%")
-        panels.append(Panel(title, axis, linear_axis("mean squared error", 0, min(top, 0.25)), marks))
+            seeded(axes, ratios, columns, colour, dots=True)
     keys = [
-        *(
-            Key(f"noise {multiplier:g} of the bound" if multiplier else "no noise", colour)
-            for multiplier, colour in zip(multipliers, (TEAL, PINK, GREY), strict=False)
-        ),
-        Key("the mean training image, which needs no gradient", GREY, DOTTED),
+        *(key(f"noise {m:g} of the bound" if m else "no noise", colour) for m, colour in colours.items()),
+        key("the mean training image, which needs no gradient", GREY, DOTTED),
     ]
-    alt = "Mean squared error of reconstructed images over active ratio, for three noise levels."
-    return sheet(alt, panels, keys, columns=2, width=480, height=280)
+    legend(figure, keys)
+    return written(
+        figure, "Mean squared error of reconstructed images over active ratio, for three noise levels."
+    )
 
 
 def pictures(records: Records) -> str:
-    """The reconstructions: a row for each picture and setting."""
+    """The reconstructions: a row for each picture, a block for each setting."""
     found = [record for record in records["inversion"] if record["picture"]]
     attacks = found[0]["attacks"]
     ratios = sorted({attack["ratio"] for attack in attacks}, reverse=True)
     kinds = list(dict.fromkeys((attack["clipping"], attack["noise_multiplier"]) for attack in attacks))
-    group = _TILE * len(ratios) + 14
-    width = 2 * MARGIN + _LABELS + group * len(kinds)
-    height = 2 * MARGIN + 40 + _TILE * len(found)
-    body: list[Child] = [tag("text", {"x": MARGIN, "y": MARGIN + 28, "class": "key"}, "original")]
-    for place, (clipping, multiplier) in enumerate(kinds):
-        x = MARGIN + _LABELS + group * place
-        title = f"noise {multiplier:g}, {clipping}" if multiplier else "no noise"
-        body.append(tag("text", {"x": x, "y": MARGIN + 10, "class": "title"}, title))
-        for column, ratio in enumerate(ratios):
-            at: Attributes = {
-                "x": x + _TILE * column + _TILE / 2 - 2,
-                "y": MARGIN + 28,
-                "class": "tick middle",
+    blocks = [("original", [""], [[_pixels(record["picture"], record["shape"])] for record in found])]
+    for clipping, multiplier in kinds:
+        tiles = []
+        for record in found:
+            by_ratio = {
+                attack["ratio"]: attack["picture"]
+                for attack in record["attacks"]
+                if (attack["clipping"], attack["noise_multiplier"]) == (clipping, multiplier)
             }
-            body.append(tag("text", at, f"{100 * ratio:g}%"))
-    for row, record in enumerate(found):
-        y = MARGIN + 36 + _TILE * row
-        body.append(_tile(record["picture"], record["shape"], MARGIN, y))
-        by_kind = {
-            (a["clipping"], a["noise_multiplier"], a["ratio"]): a["picture"] for a in record["attacks"]
-        }
-        for place, kind in enumerate(kinds):
-            for column, ratio in enumerate(ratios):
-                x = MARGIN + _LABELS + group * place + _TILE * column
-                body.append(_tile(by_kind[(*kind, ratio)], record["shape"], x, y))
-    return card("Reconstructed pictures over active ratio, noise and clipping.", width, height, body)
+            tiles.append([_pixels(by_ratio[ratio], record["shape"]) for ratio in ratios])
+        title = f"noise {multiplier:g}, {clipping}" if multiplier else "no noise"
+        blocks.append((title, [f"{100 * ratio:g}%" for ratio in ratios], tiles))
+    widths = [len(labels) for _, labels, _ in blocks]
+    width, height = 46 * sum(widths) // len(blocks) + 22, 46 * len(found) + 90
+    figure, panels = sheet(len(blocks), len(blocks), width, height, left=8, widths=widths)
+    for (title, labels, tiles), axes in zip(blocks, panels, strict=True):
+        side = tiles[0][0].shape[1]
+        axes.imshow(np.dstack([np.block(tiles)] * 3), interpolation="none")  # as colours: pixels stay exact
+        axes.set(title=title, yticks=[])
+        axes.set_xticks([side * (place + 0.5) for place in range(len(labels))], labels)
+        axes.xaxis.tick_top()
+        axes.spines["bottom"].set_visible(False)
+        axes.grid(visible=False)
+    return written(figure, "Reconstructed pictures over active ratio, noise and clipping.")
 
 
-def _tile(packed: str, shape: Sequence[int], x: float, y: float) -> Child:
+def _pixels(packed: str, shape: Sequence[int]) -> npt.NDArray[np.uint8]:
+    """A grey picture with a margin to the right and below."""
     height, width = shape[-2:]
-    place: Attributes = {
-        "x": x,
-        "y": y,
-        "width": _TILE - 4,
-        "height": _TILE - 4,
-        "style": "image-rendering:pixelated",
-        "href": data_address(grey_png(base64.b64decode(packed), width, height)),
-    }
-    return tag("image", place)
+    found = np.frombuffer(base64.b64decode(packed), np.uint8).reshape(height, width)
+    return np.pad(found, (0, _GAP), constant_values=_WHITE)
 
 
 def _mse(record: Record, clipping: str, multiplier: float, ratio: float) -> float:

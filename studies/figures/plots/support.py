@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from sparsedp.report.scale import Axis
-from studies.figures.drawing.marks import DASHED, DOTTED, Curve, Level, Mark, seeded
-from studies.figures.drawing.sheet import Key, Panel, fractions, shares, sheet
-from studies.figures.drawing.style import BLUE, GREY, ORANGE, PINK, TEAL, VIOLET
+from matplotlib.axes import Axes
+
+from studies.canvas import (
+    BLUE,
+    DASHED,
+    DOTTED,
+    GREY,
+    ORANGE,
+    PINK,
+    SOLID,
+    TEAL,
+    VIOLET,
+    LineStyle,
+    key,
+    legend,
+    level,
+    seeded,
+    shares,
+    sheet,
+    written,
+)
 from studies.figures.store import Record, Records
 
 DATA: Mapping[str, str] = MappingProxyType(
@@ -23,6 +38,8 @@ DATA: Mapping[str, str] = MappingProxyType(
 )
 EPSILONS = (1, 3, 8)
 SHOWN_EPSILON = 3
+_RATIOS = (0.05, 0.1, 0.2, 0.4)
+_MARKS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 FEW = 2
 """An interval over so many seeds says nothing."""
 
@@ -39,90 +56,80 @@ def at_ratio(record: Record, ratio: float) -> Mapping[str, Any]:
 
 def concentration(records: Records) -> str:
     """Fig. 1a: the share of energy in the largest coordinates."""
-    kinds = (("mean gradient", BLUE, ""), ("mini-batch gradients", ORANGE, DASHED), ("clipped", TEAL, DOTTED))
-    panels = []
-    for name, title in DATA.items():
+    kinds = (
+        ("mean gradient", BLUE, SOLID),
+        ("mini-batch gradients", ORANGE, DASHED),
+        ("clipped", TEAL, DOTTED),
+    )
+    figure, panels = sheet(len(DATA), 3)
+    for (name, title), axes in zip(DATA.items(), panels, strict=True):
         found = at_epsilon(records[name], SHOWN_EPSILON)
-        x = [math.log10(share) for share in found[0]["shares"]]
-        chance = Curve([(at, 10**at) for at in x], GREY, DOTTED)
-        lines: list[Mark] = [
-            seeded(
-                x,
-                [record["concentration"][kind] for record in found if kind in record["concentration"]],
-                colour,
-                line,
-            )
-            for kind, colour, line in kinds
-        ]
-        panels.append(
-            Panel(title, shares("largest coordinates"), fractions("share of energy"), [chance, *lines])
-        )
+        x = found[0]["shares"]
+        shares(axes, "x", 0.01, 1.0, _MARKS)
+        axes.set(title=title, xlabel="largest coordinates", ylabel="share of energy", ylim=(0, 1))
+        axes.plot(x, x, color=GREY, ls=DOTTED)
+        for kind, colour, line in kinds:
+            columns = [record["concentration"][kind] for record in found if kind in record["concentration"]]
+            seeded(axes, x, columns, colour, line)
     keys = [
-        Key("energy of the mean gradient", BLUE),
-        Key("mean energy of mini-batch gradients (the paper's)", ORANGE, DASHED),
-        Key("energy of the mean clipped gradient", TEAL, DOTTED),
-        Key("random coordinates", GREY, DOTTED),
+        key("energy of the mean gradient", BLUE),
+        key("mean energy of mini-batch gradients (the paper's)", ORANGE, DASHED),
+        key("energy of the mean clipped gradient", TEAL, DOTTED),
+        key("random coordinates", GREY, DOTTED),
     ]
-    alt = "Share of gradient energy in the largest coordinates, for three models at epsilon 3."
-    return sheet(alt, panels, keys, columns=3)
+    legend(figure, keys)
+    return written(
+        figure, "Share of gradient energy in the largest coordinates, for three models at epsilon 3."
+    )
 
 
 def recovery(records: Records) -> str:
     """Fig. 1b: what supports of each size recover, by ranking and budget."""
-    panels = []
-    for name, title in DATA.items():
-        for epsilon in EPSILONS:
-            found = at_epsilon(records[name], epsilon)
-            x = [math.log10(share) for share in found[0]["shares"]]
-            lines: list[Mark] = [
-                seeded(x, [record["recovery"][kind] for record in found], colour, line)
-                for kind, colour, line in (
-                    ("oracle", GREY, DASHED), ("random", GREY, DOTTED),
-                    ("coherent", ORANGE, ""), ("energy", BLUE, ""),
-                )
-            ]  # fmt: skip
-            panels.append(
-                Panel(f"{title}, ε = {epsilon}", shares("active ratio"), fractions("share of energy"), lines)
-            )
+    kinds = (
+        ("oracle", GREY, DASHED), ("random", GREY, DOTTED), ("coherent", ORANGE, SOLID), ("energy", BLUE, SOLID),
+    )  # fmt: skip
+    places = [(name, title, epsilon) for name, title in DATA.items() for epsilon in EPSILONS]
+    figure, panels = sheet(len(places), 3)
+    for (name, title, epsilon), axes in zip(places, panels, strict=True):
+        found = at_epsilon(records[name], epsilon)
+        shares(axes, "x", 0.01, 1.0, _MARKS)
+        axes.set(
+            title=f"{title}, ε = {epsilon}", xlabel="active ratio", ylabel="share of energy", ylim=(0, 1)
+        )
+        for kind, colour, line in kinds:
+            seeded(axes, found[0]["shares"], [record["recovery"][kind] for record in found], colour, line)
     keys = [
-        Key("by energy score", BLUE),
-        Key("by coherent score", ORANGE),
-        Key("random", GREY, DOTTED),
-        Key("oracle (not private)", GREY, DASHED),
+        key("by energy score", BLUE),
+        key("by coherent score", ORANGE),
+        key("random", GREY, DOTTED),
+        key("oracle (not private)", GREY, DASHED),
     ]
+    legend(figure, keys)
     alt = "Gradient energy recovered by learned, random and oracle supports, for three models and budgets."
-    return sheet(alt, panels, keys, columns=3)
-
-
-_RATIO_TICKS = (0.05, 0.1, 0.2, 0.4)
-
-
-def _ratio_axis() -> Axis:
-    ticks = tuple(math.log10(ratio) for ratio in _RATIO_TICKS)
-    return Axis("active ratio k/d", math.log10(0.045), math.log10(0.45), ticks, lambda v: f"{10**v:.2g}")
+    return written(figure, alt)
 
 
 def alpha(records: Records) -> str:
     """alpha_oracle over k/d, by ranking and budget."""
-    panels = []
-    x = [math.log10(ratio) for ratio in _RATIO_TICKS]
-    for name, title in DATA.items():
-        lines: list[Mark] = [Curve([(at, 10**at) for at in x], GREY, DOTTED)]
-        for epsilon, colour in zip(EPSILONS, (PINK, VIOLET, TEAL), strict=True):
+    colours = dict(zip(EPSILONS, (PINK, VIOLET, TEAL), strict=True))
+    figure, panels = sheet(len(DATA), 3)
+    for (name, title), axes in zip(DATA.items(), panels, strict=True):
+        shares(axes, "x", 0.045, 0.45, _RATIOS)
+        axes.set(title=title, xlabel="active ratio k/d", ylabel="alpha_oracle", ylim=(0, 1))
+        axes.plot(_RATIOS, _RATIOS, color=GREY, ls=DOTTED)
+        for epsilon, colour in colours.items():
             found = at_epsilon(records[name], epsilon)
-            for score, line in (("energy", ""), ("coherent", DASHED)):
-                columns = [
-                    [at_ratio(r, ratio)["by"][score]["alpha"] for ratio in _RATIO_TICKS] for r in found
-                ]
-                lines.append(seeded(x, columns, colour, line, dots=True))
-        panels.append(Panel(title, _ratio_axis(), fractions("alpha_oracle"), lines))
+            for score, line in (("energy", SOLID), ("coherent", DASHED)):
+                columns = [[at_ratio(r, ratio)["by"][score]["alpha"] for ratio in _RATIOS] for r in found]
+                seeded(axes, _RATIOS, columns, colour, line, dots=True)
     keys = [
-        *(Key(f"energy score, ε = {e}", c) for e, c in zip(EPSILONS, (PINK, VIOLET, TEAL), strict=True)),
-        Key("coherent score (same colours)", GREY, DASHED),
-        Key("random support: k/d", GREY, DOTTED),
+        *(key(f"energy score, ε = {epsilon}", colour) for epsilon, colour in colours.items()),
+        key("coherent score (same colours)", GREY, DASHED),
+        key("random support: k/d", GREY, DOTTED),
     ]
+    legend(figure, keys)
     alt = "Gradient energy captured by the learned support against k/d, for three models and three budgets."
-    return sheet(alt, panels, keys, columns=3)
+    return written(figure, alt)
 
 
 def _tells(record: Record) -> bool:
@@ -130,39 +137,37 @@ def _tells(record: Record) -> bool:
     return all(found["by"]["energy"]["split"] is not None for found in record["supports"])
 
 
-def _over_ratios(found: Sequence[Record], what: str, colour: str, line: str = "") -> Curve:
+def _over_ratios(
+    axes: Axes, found: Sequence[Record], what: str, colour: str, line: LineStyle = SOLID, *, band: bool = True
+) -> None:
     """Something of the energy score's supports, over the ratios."""
-    x = [math.log10(ratio) for ratio in _RATIO_TICKS]
-    columns = [[at_ratio(record, ratio)["by"]["energy"][what] for ratio in _RATIO_TICKS] for record in found]
-    return seeded(x, columns, colour, line, dots=not line)
+    columns = [[at_ratio(record, ratio)["by"]["energy"][what] for ratio in _RATIOS] for record in found]
+    seeded(axes, _RATIOS, columns, colour, line, dots=line == SOLID, band=band)
 
 
 def rho_sig(records: Records) -> str:
     """rho_sig against its null, the split version against the truth."""
-    panels = []
-    x = [math.log10(ratio) for ratio in _RATIO_TICKS]
-    for name, title in DATA.items():
-        for epsilon in EPSILONS:
-            found = at_epsilon(records[name], epsilon)
-            told = [record for record in found if _tells(record)]
-            lines: list[Mark] = [
-                Curve([(at, 10**at) for at in x], GREY, DOTTED),
-                _over_ratios(found, "null", PINK, DASHED),
-                _over_ratios(found, "rho_sig", PINK),
-                _over_ratios(found, "alpha_of_first_half", BLUE),
-            ]
-            if told:
-                split = _over_ratios(told, "split", TEAL)
-                lines.append(split if len(told) > FEW else replace(split, low=(), high=()))
-            lines.append(Level(1.0))
-            axis = Axis("share", 0.0, 1.2, (0.0, 0.2, 0.4, 0.6, 0.8, 1.0), lambda v: f"{v:.1f}")
-            panels.append(Panel(f"{title}, ε = {epsilon}", _ratio_axis(), axis, lines))
+    places = [(name, title, epsilon) for name, title in DATA.items() for epsilon in EPSILONS]
+    figure, panels = sheet(len(places), 3)
+    for (name, title, epsilon), axes in zip(places, panels, strict=True):
+        found = at_epsilon(records[name], epsilon)
+        told = [record for record in found if _tells(record)]
+        shares(axes, "x", 0.045, 0.45, _RATIOS)
+        axes.set(title=f"{title}, ε = {epsilon}", xlabel="active ratio k/d", ylabel="share", ylim=(0, 1.2))
+        axes.plot(_RATIOS, _RATIOS, color=GREY, ls=DOTTED)
+        _over_ratios(axes, found, "null", PINK, DASHED)
+        _over_ratios(axes, found, "rho_sig", PINK)
+        _over_ratios(axes, found, "alpha_of_first_half", BLUE)
+        if told:
+            _over_ratios(axes, told, "split", TEAL, band=len(told) > FEW)
+        level(axes, 1.0)
     keys = [
-        Key("rho_sig", PINK),
-        Key("rho_sig of pure noise (its null)", PINK, DASHED),
-        Key("split version (DP-visible)", TEAL),
-        Key("true capture of that ranking", BLUE),
-        Key("k/d", GREY, DOTTED),
+        key("rho_sig", PINK),
+        key("rho_sig of pure noise (its null)", PINK, DASHED),
+        key("split version (DP-visible)", TEAL),
+        key("true capture of that ranking", BLUE),
+        key("k/d", GREY, DOTTED),
     ]
+    legend(figure, keys)
     alt = "rho_sig, its pure-noise null, its split version and the true energy captured, over active ratio."
-    return sheet(alt, panels, keys, columns=3)
+    return written(figure, alt)

@@ -1,1 +1,0 @@
-"""Figures as SVG files that stand alone: readable in light and dark, the same bytes from the same records."""
