@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from sparsedp.cli import options
 from sparsedp.cli.output import Exit, aside, emit, people
+
+if TYPE_CHECKING:
+    from sparsedp.experiments.forecast import Forecast
 
 _SMOKE = {"epochs": 1, "subset": 256, "batch_size": 32}
 
@@ -28,7 +33,8 @@ def sweep(
         bool, typer.Option("--keep-runs", help="Keep every run's folder (checkpoint, ledger).")
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Check the config and say what there is to do.")
+        bool,
+        typer.Option("--dry-run", help="Say what is left to do, and how long it will take, by timed steps."),
     ] = False,
     smoke: Annotated[
         bool,
@@ -48,6 +54,7 @@ def sweep(
 
     from sparsedp.cli.running import results_table, rows_of, run_on_screen, summary
     from sparsedp.experiments.config import read_experiment, read_seeds
+    from sparsedp.experiments.forecast import forecast
     from sparsedp.experiments.results import Results
     from sparsedp.experiments.runner import Status, Workplace
 
@@ -60,16 +67,20 @@ def sweep(
         runs = tuple(run.with_settings(**_SMOKE) for run in runs if run.seed == experiment.seeds[0])
     results = Results(out or (Path("runs" if smoke else "results") / name / "records"))
     place = Workplace(results, work or Path("runs") / name, keep_runs, options.processes(workers))
+    expected: Forecast | None = None
     if dry_run:
         found: dict[int, Any] = {
             number: record for number, run in enumerate(runs) if (record := results.find(run)) is not None
         }
         status = Status(len(runs), records=found)
+        with _patience(as_json, status.left):
+            expected = forecast(runs, found)
     else:
         status = run_on_screen(experiment, runs, place, as_json)
     strangers = len(results.strangers(runs))
     if as_json:
-        emit({**summary(experiment, status, place), "left": status.left, "other_records": strangers})
+        hours = {"expected_hours": expected.hours(place.workers)} if expected else {}
+        emit({**summary(experiment, status, place), "left": status.left, "other_records": strangers, **hours})
     else:
         screen = people(as_json)
         if status.records:
@@ -77,9 +88,29 @@ def sweep(
         screen.print(
             f"{len(status.records)} of {status.total} runs done, records in {results.path}", soft_wrap=True
         )
+        if expected is not None and expected.runs:
+            screen.print(_in_words(expected, place.workers), soft_wrap=True)
         if strangers:
             aside().print(
                 f"{strangers} other records there belong to another config or an older one; left alone."
             )
     if status.failures:
         raise typer.Exit(Exit.FAILED_RUNS)
+
+
+def _in_words(expected: Forecast, workers: int) -> str:
+    hours = expected.hours(workers)
+    told = f"{hours:.1f} hours" if hours >= 1 else f"{60 * hours:.0f} minutes"
+    timed = (
+        f"{expected.measured} kinds of runs timed by a few steps, the others" if expected.measured else "All"
+    )
+    return (
+        f"{expected.runs} left: about {told} with {workers} at a time on a machine that does nothing else. "
+        f"{timed} by their records."
+    )
+
+
+@contextmanager
+def _patience(as_json: bool, left: int) -> Iterator[None]:
+    with people(as_json).status(f"Timing a few steps of {left} runs"):
+        yield

@@ -1,0 +1,50 @@
+"""How long an experiment will take: from records of the same kind, and from timed steps."""
+
+import time
+
+import pytest
+
+from sparsedp.experiments import forecast as module
+from sparsedp.experiments.forecast import forecast, timed
+from sparsedp.experiments.grid import GridRun
+from sparsedp.experiments.settings import Settings
+
+SMALL = {"dataset": "digits", "epochs": 2, "batch_size": 50, "subset": 300, "accountant": "rdp"}
+
+
+def runs(*changes):
+    return [
+        GridRun({"n": str(n)}, n, Settings.from_json({**SMALL, "seed": n, **change}))
+        for n, change in enumerate(changes)
+    ]
+
+
+def test_what_has_records_of_its_kind_takes_as_long_as_they_did(monkeypatch):
+    monkeypatch.setattr(module, "timed", lambda settings: 100.0)
+    all_runs = runs({}, {"lr": 3.0}, {"epsilon": 1.0}, {"batch_size": 60}, {"batch_size": 60, "epsilon": 1.0})
+    found = forecast(all_runs, {0: {"seconds": 10.0}, 1: {"seconds": 20.0}})
+    assert (found.runs, found.seconds, found.measured) == (3, 15.0 + 2 * 100.0, 1)
+    assert found.hours(2) == pytest.approx(215 / 7200)
+
+
+def test_nothing_left_takes_no_time():
+    assert forecast(runs({}), {0: {"seconds": 3.0}}).seconds == 0
+
+
+def test_timed_steps_are_multiplied_by_how_many_there_will_be(monkeypatch):
+    """Every step made to last 20 ms at least."""
+    real = time.perf_counter
+    slow = module._Watch.__call__
+
+    def slower(self, event):
+        time.sleep(0.02)
+        slow(self, event)
+
+    monkeypatch.setattr(module._Watch, "__call__", slower)
+    (run,) = runs({"epochs": 40})
+    began = real()
+    seconds = timed(run.settings)
+    taken = real() - began
+    steps = 40 * module._units(module.load_data(module.check(run.settings)).train) / 50
+    assert seconds > 0.02 * steps
+    assert taken < seconds
