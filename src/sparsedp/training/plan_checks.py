@@ -65,16 +65,13 @@ def _differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[t
             yield from (
                 _differences(value, other[name]) if same else [(name, value["name"], other[name]["name"])]
             )
-        elif (
-            isinstance(value, Mapping)
-            and isinstance(other[name], Mapping)
-            and value.keys() == other[name].keys()
-        ):
-            yield from _differences(value, other[name])
         elif value != other[name]:
             yield name, value, other[name]
 
 
 def _short(value: Any) -> str:
+    """A value in words, a long one cut."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {_short(part)}" for name, part in value.items()) or "nothing"
     text = json.dumps(value)
     return text if len(text) <= 60 else text[:57] + "..."
