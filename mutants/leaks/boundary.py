@@ -83,9 +83,9 @@ MUTANTS = [
         (
             KEEP_SIZE,
             Edit(
-                "training/trainer.py",
-                "            metrics=self._metrics(),\n",
-                '            metrics={**self._metrics(), "rows": float(__import__("torch")._size)},\n',
+                "training/keeper.py",
+                "            metrics=self._metrics(extra),\n",
+                '            metrics={**self._metrics(extra), "rows": float(__import__("torch")._size)},\n',
             ),
         ),
         (f"{BITS}[dp-sgd]",),

@@ -89,8 +89,8 @@ MUTANTS = [
     mutant(
         "unseeded-steps-replayed",
         "An unseeded run takes lost steps again for free, with fresh noise",
-        "training/trainer.py",
-        "            self._position = paid\n",
+        "training/keeper.py",
+        "            self.position = paid\n",
         "            store.ledger._replay = True\n            paid = saved.step\n",
         "tests/training/test_resume.py::test_an_unseeded_run_counts_what_it_lost_and_never_takes_a_step_twice",
     ),

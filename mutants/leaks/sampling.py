@@ -79,8 +79,8 @@ MUTANTS = [
         "any-batch-is-taken",
         "The trainer steps on batches that its sampler did not draw",
         "training/trainer.py",
-        "        if self._issued.pop(self._position, None) is not batch:\n",
-        "        if self._issued.pop(self._position, None) is not batch and False:\n",
+        "        if self._issued.pop(self.position, None) is not batch:\n",
+        "        if self._issued.pop(self.position, None) is not batch and False:\n",
         "tests/training/test_trainer.py::test_a_batch_that_was_not_drawn_by_the_trainer_is_refused",
     ),
 ]

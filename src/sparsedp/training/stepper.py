@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import functools
-import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import NamedTuple, final
 
@@ -23,7 +22,6 @@ from sparsedp.sampling.poisson import LogicalBatch
 from sparsedp.training.attributes import AttributeGuard
 from sparsedp.training.batches import Batches
 from sparsedp.training.counts import StepCounts
-from sparsedp.training.evaluate import Evaluator
 from sparsedp.training.guard import CompanyGuard, ModelGuard, StateGuard
 from sparsedp.training.learner import Learner, UpdateRule
 from sparsedp.training.normalised import Normalised, release_statistics
@@ -115,10 +113,3 @@ class Stepper:
     def secret_generators(self, position: int) -> AbstractContextManager[None]:
         """Around what handles private rows outside a step: nothing there should draw from the global generators."""
         return own_generators(self._step.randomness.secret((position, 1)).seed(), self._device)
-
-    def evaluated(self, evaluate: Evaluator, position: int) -> Mapping[str, float | None]:
-        """Held-out numbers of the model as it is now; None where not finite."""
-        seed = self._public.generator_seed((position, 2))
-        with self.learner.evaluated() as model, own_generators(seed, self._device):
-            found = evaluate(model)
-        return {name: float(value) if math.isfinite(value) else None for name, value in found.items()}

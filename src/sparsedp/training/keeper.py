@@ -1,0 +1,243 @@
+"""A run between two steps: its place in the plan, its history, its files, and what was paid."""
+
+from __future__ import annotations
+
+import math
+import time
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import final
+
+from sparsedp.core.errors import SparseDPError
+from sparsedp.core.generators import own_generators
+from sparsedp.core.randomness import PublicRandomness
+from sparsedp.privacy.ledger import RunLedger
+from sparsedp.privacy.plan import Plan
+from sparsedp.privacy.released import Released
+from sparsedp.runs.checkpoint import Checkpoint
+from sparsedp.runs.history import EpochReport, History
+from sparsedp.runs.identity import check_identity, identity_of
+from sparsedp.runs.moved import moved_checkpoint
+from sparsedp.runs.record import FINISHED, RUNNING, STOPPED, RunFacts
+from sparsedp.runs.state import checkpoint_of, history_of
+from sparsedp.runs.store import ExistingRun, RunStore, new_store
+from sparsedp.training.evaluate import Evaluator
+from sparsedp.training.learner import Learner
+from sparsedp.training.normalised import check_not_lost
+from sparsedp.training.reports import Callback, Event, Result, Spending, StepReport
+
+
+@final
+class RunKeeper:
+    """Keeps a run, whoever takes its steps.
+
+    Attributes:
+        position: how many steps of the plan are done, those lost in a crash included.
+        history: supports and epochs so far.
+    """
+
+    def __init__(
+        self,
+        learner: Learner,
+        facts: RunFacts,
+        *,
+        evaluate: Evaluator | None,
+        callbacks: Sequence[Callback],
+        out: Path | str | None,
+        found: ExistingRun | None,
+    ) -> None:
+        self._clock = time.monotonic()
+        self._learner, self._facts, self._evaluate = learner, facts, evaluate
+        self._public = PublicRandomness(facts.public_seed)
+        self._callbacks = tuple(callbacks)
+        self._identity = identity_of(facts)
+        self._epoch_ends = facts.plan.epoch_ends()
+        self._between_steps, self._closed = True, False
+        self._rates: tuple[float, ...] = ()
+        self._result: Result | None = None
+        self.position, self.history = 0, History(facts.layout)
+        self._store = self._begin(out) if found is None else self._go_on(found)
+        self._spending = Spending(facts.plan, self._store.ledger)
+
+    @property
+    def ledger(self) -> RunLedger:
+        """What the run pays to."""
+        return self._store.ledger
+
+    @property
+    def plan(self) -> Plan:
+        """What was planned."""
+        return self._facts.plan
+
+    def check_open(self) -> None:
+        """Refuse to go on with a run that was closed.
+
+        Raises:
+            SparseDPError: it was.
+        """
+        if self._closed:
+            raise SparseDPError("this trainer is finished or closed; resume its run with a new one")
+
+    def begin_step(self) -> None:
+        """From here to `end_step` there is nothing to save."""
+        self.check_open()
+        self._rates, self._between_steps = self._learner.learning_rates, False
+
+    def end_step(self, released: Released, extra: Mapping[str, float] | None = None) -> StepReport:
+        """Note a release that was learned from; at the end of an epoch evaluate, at that of a ledger block save.
+
+        `extra` are public numbers that belong beside an epoch's metrics.
+        """
+        self.position += 1
+        self.history.note(released)
+        epoch = bisect_left(self._epoch_ends, self.position) + 1
+        report = StepReport(released.step, epoch, released.phase, released, self._rates)
+        self._tell(report)
+        if self.position == self._epoch_ends[epoch - 1]:
+            self._end_epoch(report, extra or {})
+        self._between_steps = True
+        if self.position == self._store.ledger.charged:
+            self._end_block()
+        return report
+
+    def end_preliminary(self, steps: int) -> None:
+        """Note releases before training, which no report shows, and save at once."""
+        self.position, self._between_steps = self.position + steps, True
+        self.save()
+
+    def save(self) -> None:
+        """Write a checkpoint now; does nothing without a run directory."""
+        self._store.save(self._state())
+        self._learner.saved()
+
+    def pause(self) -> None:
+        """Save and close, so that the run can be resumed from here; after an error inside a step, just close."""
+        if self._closed:
+            return
+        if self._between_steps:
+            self.save()
+            last = self.history.epochs[-1].metrics if self.history.epochs else {}
+            self._write_record(STOPPED, self._snapshot(last))
+        self.close()
+
+    def finish(self) -> Result:
+        """Evaluate, save, write the record and close; further calls give the same result."""
+        if self._result is None:
+            self.check_open()
+            self.save()
+            result, ledger = self._snapshot(self._metrics({})), self._store.ledger
+            self._write_record(FINISHED if result.complete else STOPPED, result)
+            last = replace(result.ledger, head=ledger.head, entries=ledger.length)  # the record's own line
+            self._result = replace(result, ledger=last)
+            self._learner.install_average()
+            self._learner.model.eval()
+            self.close()
+        return self._result
+
+    def close(self) -> None:
+        """Release the ledger; steps already paid for and not taken are lost to an unseeded run."""
+        self._closed = True
+        self._learner.applier.hand_back()
+        self._store.close()
+
+    def _end_block(self) -> None:
+        """Write what moved since the last checkpoint; all of it at an epoch's end and where that is not less."""
+        moved = None if self.position in self._epoch_ends else self._learner.moved()
+        if moved is None:
+            self.save()
+        else:
+            self._store.save_moved(moved_checkpoint(self.position, self._identity, moved, self.history))
+
+    def _begin(self, out: Path | str | None) -> RunStore:
+        """Keep a new run, with its first state."""
+        start, record = self._state(), self._facts.record(RUNNING, 0.0, None)
+        return new_store(out, self.plan, start, record, replay=self._facts.seed is not None)
+
+    def _go_on(self, found: ExistingRun) -> RunStore:
+        """Take up a run at its checkpoint, past the steps that were paid for and lost."""
+        store, saved = found
+        check_identity(saved.identity, self._identity)
+        self._learner.restore(saved)
+        self.history = history_of(saved, self._facts.layout)
+        self.position = saved.step
+        if self._facts.seed is None:
+            paid = store.ledger.next_step
+            check_not_lost(self.plan, saved.step, paid)
+            self.position = paid
+            self._learner.skip(paid - saved.step)
+        store.save(self._state())
+        self._learner.saved()
+        store.keep_epochs(self.history.epochs)
+        store.keep_record(self._facts.record(RUNNING, store.seconds, None))
+        return store
+
+    def _state(self) -> Checkpoint:
+        return checkpoint_of(self.position, self._identity, self._learner.state(), self.history)
+
+    def _end_epoch(self, last: StepReport, extra: Mapping[str, float]) -> None:
+        support = self.history.support
+        report = EpochReport(
+            epoch=last.epoch,
+            step=self.position,
+            phase=last.phase,
+            epsilon=self._spending.at_epoch_end(self.position),
+            active=support.size,
+            active_ratio=support.active_ratio,
+            learning_rate=last.learning_rates[0],
+            metrics=self._metrics(extra),
+        )
+        self.history.epochs.append(report)
+        self._store.keep_epochs(self.history.epochs)
+        self._tell(report)
+
+    def _metrics(self, extra: Mapping[str, float]) -> Mapping[str, float | None]:
+        """Held-out numbers of the model as it is now, and others that belong beside them."""
+        epochs = self.history.epochs
+        if epochs and epochs[-1].step == self.position:
+            return epochs[-1].metrics
+        if self._evaluate is None:
+            return dict(extra)
+        seed = self._public.generator_seed((self.position, 2))
+        with self._learner.evaluated() as model, own_generators(seed, next(model.parameters()).device):
+            found = self._evaluate(model)
+        return {n: float(v) if math.isfinite(v) else None for n, v in found.items()} | dict(extra)
+
+    def _tell(self, event: Event) -> None:
+        for callback in self._callbacks:
+            callback(event)
+
+    def _snapshot(self, metrics: Mapping[str, float | None]) -> Result:
+        facts, plan, support = self._facts, self.plan, self.history.support
+        return Result(
+            model=self._learner.model,
+            method=facts.method.name,
+            epsilon=self._spending.planned(),
+            delta=plan.delta,
+            unit=plan.unit,
+            private=plan.is_private,
+            for_release=facts.for_release,
+            complete=self.position >= plan.total_steps,
+            d=support.dimension,
+            k=support.size,
+            support=support,
+            supports=tuple(self.history.spans),
+            scores=self._learner.controller.scores(),
+            history=tuple(self.history.epochs),
+            metrics=metrics,
+            plan=plan,
+            ledger=self._spending.summary(),
+            out=self._store.path,
+        )
+
+    def _write_record(self, status: str, result: Result) -> None:
+        seconds = self._store.seconds + time.monotonic() - self._clock
+        self._store.keep_record(self._facts.record(status, seconds, result.outcome))
+
+
+def public_randomness(seed: int | None, found: ExistingRun | None) -> PublicRandomness:
+    """What a run's public draws come from: its seed, the run it goes on with, or a new one."""
+    if seed is not None:
+        return PublicRandomness(seed)
+    return PublicRandomness.fresh() if found is None else PublicRandomness(found.public_seed)
