@@ -109,15 +109,19 @@ def private_mean(
     charge: Charge,
     ledger: Ledger,
     randomness: PrivateRandomness,
+    support: Support | None = None,
+    geometry: Geometry | None = None,
 ) -> Released:
     """The mean over units of explicit vectors of `size` numbers: bounded sum, noise, expected number of units.
 
-    **Privacy.** That of `private_sum`. Every number of the vector gets noise: the support is all of it.
+    They stand for all there is, or for the coordinates of a `support`, in the space of a `geometry`.
+
+    **Privacy.** That of `private_sum`. Every number of the vector gets noise.
     """
     return _mean(
         query,
-        Support.full(size),
-        Identity(),
+        Support.full(size) if support is None else support,
+        Identity() if geometry is None else geometry,
         expected_batch_size=expected_batch_size,
         charge=charge,
         ledger=ledger,

@@ -1,0 +1,98 @@
+"""Training at a client: a few steps of SGD on its own data, on the support."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol, cast, final
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from sparsedp.core.batch import PerSample, check_losses, per_sample_loss, row_count, to_device
+from sparsedp.core.errors import SparseDPError
+from sparsedp.core.generators import own_generators
+from sparsedp.core.layout import Layout
+from sparsedp.core.randomness import PublicRandomness
+from sparsedp.core.support import Support
+from sparsedp.data.fetching import Collate, fetch_rows
+from sparsedp.federated.weights import all_weights, write_weights
+
+
+class LocalTraining(Protocol):
+    """What a client does with its data: anything, as only the clipped, noised sum over clients is released."""
+
+    def __call__(self, model: nn.Module, layout: Layout, support: Support, step: int) -> Tensor:
+        """What was learned, in the place of a gradient: k numbers along which the server *descends*. Private."""
+        ...
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalSGD:
+    """Plain SGD, whose update is the mean of the gradients on its way: how far it went, over `steps * lr`.
+
+    So the server's learning rate means what it means centrally, and one step on all rows is one central step.
+
+    **Privacy.** Needs none of its own: the client is the unit, and what it sends is clipped as a whole.
+    **Edge cases.** A client without rows sends zero. Buffers (running statistics) that move are thrown away.
+
+    Attributes:
+        dataset: the client's own rows, map-style.
+        loss: a criterion on (output, target) with `reduction="none"`, or `PerSample(...)`.
+        steps: how many.
+        lr: the learning rate of those.
+        batch_size: rows of each step, in a new random order each pass; None for all.
+        collate: as in a `DataLoader`.
+        seed: of the order and of dropout; reproducible experiments only.
+    """
+
+    dataset: Dataset[Any]
+    loss: Callable[[Any, Tensor], Tensor] | PerSample
+    steps: int = 1
+    lr: float = 0.1
+    batch_size: int | None = None
+    collate: Collate | None = None
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.steps < 1 or not self.lr > 0 or (self.batch_size is not None and self.batch_size < 1):
+            raise SparseDPError(
+                f"LocalSGD: got steps={self.steps}, lr={self.lr}, batch_size={self.batch_size}, expected steps and "
+                "batch_size >= 1 and lr > 0"
+            )
+
+    def __call__(self, model: nn.Module, layout: Layout, support: Support, step: int) -> Tensor:
+        """The mean gradient along the way, on the support, in float64."""
+        total = torch.zeros(support.size, dtype=torch.float64)
+        rows = len(cast("Any", self.dataset))
+        if rows == 0:
+            return total
+        public = PublicRandomness.fresh() if self.seed is None else PublicRandomness(self.seed)
+        device = next(model.parameters()).device
+        weights = support.gather(all_weights(model, layout))
+        with own_generators(public.generator_seed((step,)), device):
+            for number in range(self.steps):
+                gradient = self._gradient(model, layout, self._rows(rows, number, step, public), support)
+                total += gradient
+                if number + 1 < self.steps:
+                    weights = weights - self.lr * gradient.to(weights)
+                    write_weights(model, layout, support, weights)
+        return total / self.steps
+
+    def _rows(self, rows: int, number: int, step: int, public: PublicRandomness) -> Any:
+        size = min(self.batch_size or rows, rows)
+        a_pass = rows // size
+        order = public.permutation(rows, (step, number // a_pass)) if size < rows else torch.arange(rows)
+        start = number % a_pass * size
+        return fetch_rows(self.dataset, order[start : start + size].numpy(), self.collate)
+
+    def _gradient(self, model: nn.Module, layout: Layout, rows: Any, support: Support) -> Tensor:
+        parameters = layout.parameters(model)
+        rows = to_device(rows, parameters[0].device)
+        with torch.enable_grad():
+            losses = check_losses(per_sample_loss(self.loss)(model, rows), row_count(rows))
+            found = torch.autograd.grad(losses.mean(), parameters, allow_unused=True, materialize_grads=True)
+        flat = torch.cat([one.detach().reshape(-1).cpu().to(torch.float64) for one in found])
+        return support.gather(flat)

@@ -1,0 +1,144 @@
+"""What the server asks of a client in a round, and its form on the wire. All of it is public."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Self, final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from sparsedp.core.clip import FlatClip
+from sparsedp.core.errors import SparseDPError
+from sparsedp.core.geometry import Geometry, Identity, Standardized
+from sparsedp.core.support import Support
+from sparsedp.privacy.grid import Grid
+
+Scalar = int | float | str
+
+
+class Wire(NamedTuple):
+    """Named arrays and plain values: what any transport can carry."""
+
+    arrays: Mapping[str, npt.NDArray[Any]]
+    values: Mapping[str, Scalar]
+
+    @property
+    def size(self) -> int:
+        """Bytes of the arrays; a transport adds a constant."""
+        return sum(array.nbytes for array in self.arrays.values())
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class Base:
+    """What a client needs once for each support: which coordinates are active, and all weights as they stand."""
+
+    weights: Tensor
+    support: Support
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class Task:
+    """One round's work: train from these weights, on this support, and send what was learned.
+
+    Attributes:
+        run: the plan's fingerprint.
+        model: `model_digest` of the server's.
+        step: of the plan.
+        period: the number of the support; what is off it has not moved since the period began.
+        active: the support's k weights; None where `base` says them.
+        base: for a client that does not hold this period's.
+        size: the number k of active coordinates.
+        clip: the bound on what is sent.
+        noise_multiplier: of the phase; grid and clip follow from public numbers.
+        geometry: the space it is clipped in.
+        top: the share of the coordinates that is sent, by magnitude there; None for all.
+    """
+
+    run: str
+    model: str
+    step: int
+    period: int
+    active: Tensor | None
+    base: Base | None
+    size: int
+    clip: FlatClip
+    noise_multiplier: float
+    geometry: Geometry
+    top: float | None
+
+    @property
+    def grid(self) -> Grid:
+        """The grid that updates live on."""
+        return Grid.of(self.clip.norm, self.noise_multiplier, self.size)
+
+    @property
+    def integers(self) -> torch.dtype:
+        """The type updates are sent as: the smaller one that holds every number within the clip norm."""
+        return integers_for(self.grid)
+
+    def to_wire(self) -> Wire:
+        """As arrays and plain values."""
+        arrays: dict[str, Tensor] = {}
+        values: dict[str, Scalar] = {
+            "run": self.run,
+            "model": self.model,
+            "step": self.step,
+            "period": self.period,
+            "size": self.size,
+            "clip_norm": self.clip.norm,
+            "noise_multiplier": self.noise_multiplier,
+        }
+        if self.active is not None:
+            arrays["active"] = self.active
+        if self.base is not None:
+            arrays["weights"] = self.base.weights
+            if not self.base.support.is_full:
+                arrays["support"] = self.base.support.indices.to(torch.int32)
+        if isinstance(self.geometry, Standardized):
+            arrays |= {"centre": self.geometry.centre, "scale": self.geometry.scale}
+        if self.top is not None:
+            values["top"] = self.top
+        return Wire({name: tensor.cpu().numpy() for name, tensor in arrays.items()}, values)
+
+    @classmethod
+    def from_wire(cls, wire: Wire) -> Self:
+        """The task that `to_wire` wrote."""
+        arrays = {name: torch.from_numpy(np.array(array)) for name, array in wire.arrays.items()}
+        values: dict[str, Any] = dict(wire.values)
+        try:
+            return cls(
+                run=values["run"],
+                model=values["model"],
+                step=values["step"],
+                period=values["period"],
+                active=arrays.get("active"),
+                base=_base(arrays),
+                size=values["size"],
+                clip=FlatClip(values["clip_norm"]),
+                noise_multiplier=values["noise_multiplier"],
+                geometry=Standardized(arrays["centre"], arrays["scale"]) if "scale" in arrays else Identity(),
+                top=values.get("top"),
+            )
+        except KeyError as error:
+            raise SparseDPError(
+                f"the server's task has no {error}; use one version of sparsedp everywhere"
+            ) from error
+
+
+def integers_for(grid: Grid) -> torch.dtype:
+    """The smaller integer type that holds every number within a grid's bound."""
+    return torch.int32 if grid.bound / grid.step < 2**31 - 1 else torch.int64
+
+
+def _base(arrays: Mapping[str, Tensor]) -> Base | None:
+    if "weights" not in arrays:
+        return None
+    weights = arrays["weights"]
+    d = weights.numel()
+    return Base(weights, Support(arrays["support"], d) if "support" in arrays else Support.full(d))

@@ -1,0 +1,86 @@
+"""Clients in one process: the round logic without any network."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from sparsedp.federated import Client, FederatedTrainer, Held, LocalSGD, NothingHeldError, RoundReport, Task
+from sparsedp.methods import build_plan
+from sparsedp.privacy.plan import Plan
+
+CLIENTS, ROWS, FEATURES, CLASSES = 12, 5, 6, 3
+LOSS = nn.CrossEntropyLoss(reduction="none")
+
+
+def make_model() -> nn.Module:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(FEATURES, 4), nn.Tanh(), nn.Linear(4, CLASSES)).double()
+
+
+def rows_of(client: int) -> TensorDataset:
+    generator = torch.Generator().manual_seed(100 + client)
+    labels = torch.randint(CLASSES, (ROWS,), generator=generator)
+    inputs = torch.randn(ROWS, FEATURES, generator=generator, dtype=torch.float64)
+    return TensorDataset(inputs + nn.functional.one_hot(labels, FEATURES), labels)
+
+
+def all_rows() -> tuple[TensorDataset, Tensor]:
+    """Every client's rows, and whose each is."""
+    tensors = [rows_of(client).tensors for client in range(CLIENTS)]
+    inputs, labels = (torch.cat(parts) for parts in zip(*tensors, strict=True))
+    return TensorDataset(inputs, labels), torch.arange(CLIENTS).repeat_interleave(ROWS)
+
+
+def a_plan(method: str = "tp-topk", **changes: object) -> Plan:
+    asked = {
+        "epsilon": 20.0,
+        "delta": 1e-3,
+        "epochs": 4,
+        "batch_size": 4,
+        "clip_norm": 0.5,
+        "accountant": "rdp",
+    }
+    return build_plan(method, units=CLIENTS, unit="client", **{**asked, **changes})
+
+
+def sgd(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.5, momentum=0.9)
+
+
+class Loopback:
+    """All clients, and what each keeps between rounds; `meddle` may change what is sent, or drop it."""
+
+    def __init__(
+        self, meddle: Callable[[int, Task, Tensor], Tensor | str | None] | None = None, **local: object
+    ) -> None:
+        self.clients = [
+            Client(make_model, LocalSGD(dataset=rows_of(number), loss=LOSS, **local))
+            for number in range(CLIENTS)
+        ]
+        self.held: dict[int, Held] = {}
+        self.asked: list[tuple[int, Task]] = []
+        self._meddle = meddle or (lambda client, task, update: update)
+
+    def ask(self, client: int, task: Task) -> Tensor | str | None:
+        task = Task.from_wire(task.to_wire())
+        self.asked.append((client, task))
+        try:
+            update, self.held[client] = self.clients[client].answer(task, self.held.get(client))
+        except NothingHeldError as error:
+            return str(error)
+        return self._meddle(client, task, update)
+
+    def round(self, trainer: FederatedTrainer) -> RoundReport:
+        begun = trainer.begin()
+        answers = {client: self.ask(client, task) for client, task in begun.tasks.items()}
+        return trainer.complete(begun, {c: a for c, a in answers.items() if a is not None})
+
+    def run(self, trainer: FederatedTrainer) -> list[RoundReport]:
+        reports = []
+        while not trainer.is_done:
+            reports.append(self.round(trainer))
+        return reports

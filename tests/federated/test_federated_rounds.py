@@ -1,0 +1,259 @@
+"""Federated rounds without a network: equal to central steps, and safe from what clients do."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from federated_tools import (
+    CLIENTS,
+    LOSS,
+    ROWS,
+    Loopback,
+    a_plan,
+    all_rows,
+    make_model,
+    sgd,
+)
+
+import sparsedp
+from sparsedp.federated import FederatedTrainer
+from sparsedp.methods import all_methods
+from sparsedp.privacy.plan import Plan
+
+RUNNABLE = [m.name for m in all_methods() if m.private and all(stage.trains for stage in m.stages)]
+
+
+def central(plan: Plan, seed: int = 5, out=None):
+    """The same plan over the pooled rows; every client a unit, alone in its micro-batch."""
+    dataset, units = all_rows()
+    loading = sparsedp.Loading(units=units, rows_per_unit=ROWS, max_physical_batch=ROWS)
+    trainer = sparsedp.Trainer(
+        make_model(), dataset, LOSS, plan=plan, optimizer=sgd, loading=loading, seed=seed, engine="reference"
+    )
+    for batch in trainer:
+        trainer.step(batch)
+    return trainer.finish()
+
+
+def weights(model: torch.nn.Module) -> torch.Tensor:
+    return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+
+
+@pytest.mark.parametrize("method", RUNNABLE)
+def test_rounds_of_one_step_are_central_steps_to_the_bit(method):
+    plan = a_plan(method)
+    expected = central(plan)
+    with FederatedTrainer(make_model(), plan=plan, optimizer=sgd, seed=5) as trainer:
+        Loopback().run(trainer)
+        found = trainer.finish()
+    assert torch.equal(weights(found.model), weights(expected.model))
+    assert found.supports == expected.supports
+    assert found.ledger == expected.ledger
+
+
+def dense(**changes) -> Plan:
+    return a_plan("dp-sgd", batch_size=CLIENTS, **changes)
+
+
+def one_round(meddle, seed=5):
+    """The released mean of a first round of all clients, with the seed's noise, and the report."""
+    trainer = FederatedTrainer(make_model(), plan=dense(), optimizer=sgd, seed=seed)
+    report = Loopback(meddle).round(trainer)
+    trainer.pause()
+    return report.report.released.mean * CLIENTS, report
+
+
+def test_a_huge_update_is_shortened_and_named(caplog):
+    def huge(client, task, update):
+        return update * 0 + 10**8 if client == 7 else update
+
+    honest, _ = one_round(None)
+    without, _ = one_round(lambda client, task, update: None if client == 7 else update)
+    moved, report = one_round(huge)
+    assert 0.49 < float((moved - without).norm()) <= 0.5  # the clip norm, whatever it sent
+    assert [refusal.client for refusal in report.refused] == [7]
+    assert "shortened" in report.refused[0].why
+    assert "client 7, round 1" in caplog.text
+    assert float((honest - without).norm()) < 0.5
+
+
+@pytest.mark.parametrize(
+    ("sent", "why"),
+    [
+        (lambda update: update.double() * float("nan"), "not integers"),
+        (lambda update: update.double(), "not integers"),
+        (lambda update: update[:-1], "shape"),
+        (lambda update: update.reshape(1, -1), "shape"),
+        (lambda update: torch.cat([update, update]), "shape"),
+        (lambda update: update.to(torch.int64), "int64"),
+        (lambda update: "out of memory", "out of memory"),
+    ],
+    ids=["nan", "floats", "short", "matrix", "long", "wide", "words"],
+)
+def test_what_is_no_update_is_refused_and_named_and_adds_nothing(sent, why):
+    without, _ = one_round(lambda client, task, update: None if client == 2 else update)
+    found, report = one_round(lambda client, task, update: sent(update) if client == 2 else update)
+    assert torch.equal(found, without)
+    assert [refusal.client for refusal in report.refused] == [2]
+    assert why in report.refused[0].why
+    assert report.missing == ()
+
+
+def test_who_was_not_picked_cannot_add_anything():
+    plan = a_plan("dp-sgd")
+    results = []
+    for uninvited in (False, True):
+        trainer = FederatedTrainer(make_model(), plan=plan, optimizer=sgd, seed=5)
+        begun, clients = trainer.begin(), Loopback()
+        assert 0 < len(begun.tasks) < CLIENTS
+        answers = {number: clients.ask(number, task) for number, task in begun.tasks.items()}
+        other = next(number for number in range(CLIENTS) if number not in begun.tasks)
+        if uninvited:
+            whole = next(task for task in begun.tasks.values())
+            answers[other] = clients.ask(other, whole)
+        report = trainer.complete(begun, answers)
+        results.append(report.report.released.mean)
+        assert [refusal.client for refusal in report.refused] == ([other] if uninvited else [])
+        trainer.pause()
+    assert torch.equal(*results)
+
+
+def test_clients_that_drop_out_add_zero_and_the_round_goes_on():
+    everyone, _ = one_round(None)
+    found, report = one_round(lambda client, task, update: update if client % 2 else None)
+    assert report.missing == (0, 2, 4, 6, 8, 10)
+    assert float((everyone - found).norm()) <= 6 * 0.5
+    nobody, report = one_round(lambda client, task, update: None)
+    scale = report.report.released.noise_scale * CLIENTS
+    assert 0.5 < float((nobody / scale).square().mean()) < 2  # noise alone, of the planned size
+
+
+def test_the_noise_is_the_servers_and_of_the_planned_size():
+    draws = []
+    for seed in range(40):
+        trainer = FederatedTrainer(make_model(), plan=dense(), optimizer=sgd, seed=seed)
+        report = trainer.complete(trainer.begin(), {})
+        released = report.report.released
+        assert float(released.noise_scale[0]) == pytest.approx(
+            trainer.plan.phases[0].noise_multiplier * 0.5 / CLIENTS
+        )
+        draws.append(released.mean / released.noise_scale)
+        trainer.pause()
+    drawn = torch.cat(draws)
+    assert abs(float(drawn.mean())) < 5 / len(drawn) ** 0.5
+    assert abs(float(drawn.square().mean()) - 1) < 5 * (2 / len(drawn)) ** 0.5
+
+
+def test_clients_are_picked_by_their_own_coins():
+    counts, sizes = torch.zeros(CLIENTS), []
+    plan = a_plan("dp-sgd", epochs=120)
+    trainer = FederatedTrainer(make_model(), plan=plan, optimizer=sgd)
+    while not trainer.is_done:
+        begun = trainer.begin()
+        counts[list(begun.clients)] += 1
+        sizes.append(len(begun.clients))
+        trainer.complete(begun, {})
+    rounds, rate = plan.total_steps, 1 / 3
+    spread = (rate * (1 - rate) * rounds) ** 0.5
+    assert float((counts - rate * rounds).abs().max()) < 5 * spread
+    sized = torch.tensor(sizes, dtype=torch.float64)
+    expected = CLIENTS * rate * (1 - rate)
+    assert abs(float(sized.var()) - expected) < 5 * expected * (2 / rounds) ** 0.5  # a fixed number has none
+
+
+def test_each_client_gets_the_support_once_and_k_weights_a_round():
+    plan = a_plan("tp-topk", batch_size=CLIENTS, epochs=10)
+    clients = Loopback()
+    with FederatedTrainer(make_model(), plan=plan, optimizer=sgd, seed=5) as trainer:
+        clients.run(trainer)
+        result = trainer.finish()
+    d, k = result.d, result.k
+    assert k < d
+    changes = {span.step for span in result.supports} | {0}
+    for _, task in clients.asked:
+        arrays = {name: len(array) for name, array in task.to_wire().arrays.items()}
+        if task.step not in changes:
+            assert arrays == {"active": task.size}
+        else:
+            assert arrays == {"weights": d} | ({"support": k} if task.size == k else {})
+
+
+def test_a_client_that_lost_its_state_gets_it_again():
+    plan = dense()
+    clients = Loopback()
+    with FederatedTrainer(make_model(), plan=plan, optimizer=sgd, seed=5) as trainer:
+        clients.round(trainer)
+        del clients.held[3]
+        report = clients.round(trainer)
+        assert [refusal.client for refusal in report.refused] == [3]
+        assert "does not hold" in report.refused[0].why
+        assert clients.round(trainer).refused == ()
+
+
+def test_another_model_is_refused_by_the_client():
+    trainer = FederatedTrainer(make_model(), plan=dense(), optimizer=sgd, seed=5)
+    begun = trainer.begin()
+    odd = Loopback().clients[0]
+    object.__setattr__(odd, "make_model", lambda: torch.nn.Linear(6, 3).double())
+    with pytest.raises(sparsedp.ModelError, match="not the server's"):
+        odd.answer(begun.tasks[0], None)
+    trainer.close()
+
+
+def test_local_steps_add_up_to_what_plain_sgd_moves():
+    """Four steps by hand, on half of the coordinates."""
+    from sparsedp.core.layout import Layout
+    from sparsedp.core.support import Support
+    from sparsedp.federated import LocalSGD
+    from sparsedp.federated.weights import all_weights
+
+    model, by_hand = make_model(), make_model()
+    layout = Layout.of(model)
+    support = Support(torch.arange(0, layout.dimension, 2), layout.dimension)
+    dataset = all_rows()[0]
+    start = all_weights(model, layout)
+    update = LocalSGD(dataset=dataset, loss=LOSS, steps=4, lr=0.3)(model, layout, support, 0)
+    flat = start.clone()
+    for _ in range(4):
+        torch.nn.utils.vector_to_parameters(flat, by_hand.parameters())
+        by_hand.zero_grad()
+        LOSS(by_hand(dataset.tensors[0]), dataset.tensors[1]).mean().backward()
+        gradient = torch.cat([p.grad.reshape(-1) for p in by_hand.parameters()])
+        flat = flat - 0.3 * gradient * support.mask()
+    assert torch.allclose(update, support.gather(start - flat) / (4 * 0.3), atol=1e-12)
+
+
+def test_local_batches_cover_the_data_once_a_pass():
+    from sparsedp.federated import LocalSGD
+
+    seen = []
+
+    class Watched(torch.utils.data.Dataset):
+        def __len__(self):
+            return 7
+
+        def __getitem__(self, index):
+            seen.append(index)
+            return torch.zeros(6, dtype=torch.float64), torch.tensor(0)
+
+    model = make_model()
+    from sparsedp.core.layout import Layout
+    from sparsedp.core.support import Support
+
+    layout = Layout.of(model)
+    training = LocalSGD(dataset=Watched(), loss=LOSS, steps=6, lr=0.1, batch_size=2)
+    training(model, layout, Support.full(layout.dimension), 0)
+    for start in (0, 6):
+        assert len(set(seen[start : start + 6])) == 6
+    assert seen[:6] != seen[6:]
+
+
+def test_methods_that_promise_nothing_and_selections_are_refused():
+    with pytest.raises(sparsedp.PrivacyError, match="protects nobody"):
+        FederatedTrainer(
+            make_model(),
+            plan=a_plan("clipped-sgd", epsilon=None, delta=None),
+            optimizer=sgd,
+        )
+    with pytest.raises(sparsedp.PrivacyError, match="select"):
+        FederatedTrainer(make_model(), plan=a_plan("fest"), optimizer=sgd)
