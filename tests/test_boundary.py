@@ -18,6 +18,7 @@ RAW_GRADIENTS = {
     "grad": {
         "diagnostics/curvature.py",  # Hessian-vector products, on request
         "diagnostics/inversion.py",  # the attacker's, on request
+        "federated/local.py",  # a client's own, at the client: what leaves it is clipped first
         "gradients/alone.py",
         "gradients/layers/shared.py",
         "gradients/reference.py",
@@ -31,6 +32,7 @@ RAW_GRADIENTS = {
     "autograd": {
         "diagnostics/curvature.py",
         "diagnostics/inversion.py",
+        "federated/local.py",
         "gradients/alone.py",
         "gradients/bookkeeping.py",
         "gradients/forward.py",
@@ -101,7 +103,7 @@ RANDOM_DRAWS = {
     "rand": set(),
     "rand_like": set(),
     "multinomial": set(),
-    "bernoulli": {"auditing/coins.py", "sampling/poisson.py"},
+    "bernoulli": {"auditing/coins.py", "federated/picking.py", "sampling/poisson.py"},
     "bernoulli_": set(),
     "uniform_": set(),
     "randperm": set(),

@@ -257,3 +257,20 @@ def test_methods_that_promise_nothing_and_selections_are_refused():
         )
     with pytest.raises(sparsedp.PrivacyError, match="select"):
         FederatedTrainer(make_model(), plan=a_plan("fest"), optimizer=sgd)
+
+
+def test_an_honest_client_keeps_to_the_clip_norm():
+    """However much it has learned, and also if that is no number."""
+    from sparsedp.core.clip import FlatClip
+    from sparsedp.privacy.grid import Grid
+    from sparsedp.privacy.updates import is_within, on_grid
+
+    grid = Grid.of(0.5, 1.0, 40)
+    for scale in (1e-9, 0.07, 1.0, 1e30):
+        learned = torch.linspace(-1, 1, 40, dtype=torch.float64) * scale
+        sent = on_grid(learned, FlatClip(0.5), grid)
+        assert is_within(sent, grid)
+        length = float(sent.double().norm()) * grid.step
+        assert length == pytest.approx(min(float(learned.norm()), 0.5), rel=2e-3, abs=40 * grid.step)
+    learned[3] = float("nan")
+    assert not on_grid(learned, FlatClip(0.5), grid).any()

@@ -1,6 +1,6 @@
 """Training without pooling data: clients train at home, the server sums integers and adds the noise.
 
-Nothing here knows a network. `federated.flower` carries it over Flower.
+Nothing here knows a network; `sparsedp.flower` carries it over Flower.
 """
 
 from sparsedp.federated.client import Client, Held, NothingHeldError

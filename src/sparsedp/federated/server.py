@@ -27,13 +27,12 @@ from sparsedp.privacy.released import Released
 from sparsedp.privacy.updates import AggregatedUpdates, UpdateSum
 from sparsedp.runs.record import About, RunFacts
 from sparsedp.runs.store import find_run
-from sparsedp.training.apply import set_to_zero
-from sparsedp.training.choices import OptimizerChoice, SchedulerChoice, UpdateRule
+from sparsedp.optimizers.apply import set_to_zero
+from sparsedp.optimizers.rule import OptimizerChoice, SchedulerChoice, UpdateRule
 from sparsedp.training.evaluate import Evaluator
 from sparsedp.training.keeper import RunKeeper, public_randomness
 from sparsedp.training.learner import Learner
-from sparsedp.training.reports import Callback, StepReport
-from sparsedp.training.result import Result
+from sparsedp.training.reports import Callback, Result, StepReport
 
 logger = logging.getLogger("sparsedp")
 
@@ -95,7 +94,6 @@ class FederatedTrainer:
         ema_decay: keep an exponential average of the weights.
         callbacks: see every round and epoch: released and public values only.
         about: names for the record.
-        measure: bytes of a message on the transport in use; those of its arrays if not given.
 
     **Privacy.** The unit is the client. Every client is picked by its own coin at the plan's rate; what it sends is
     clipped here, whatever it did; the ledger is charged before the sum is formed; the noise is drawn here, once. A
@@ -117,7 +115,6 @@ class FederatedTrainer:
         ema_decay: float | None = None,
         callbacks: Sequence[Callback] = (),
         about: About = About(),  # noqa: B008
-        measure: Callable[[Wire], int] = lambda wire: wire.size,
     ) -> None:
         check_federated(plan)
         found = find_run(out, resume, plan, replay=seed is not None)
@@ -142,7 +139,8 @@ class FederatedTrainer:
         self._keeper = RunKeeper(
             self._learner, facts, evaluate=evaluate, callbacks=callbacks, out=out, found=found
         )
-        self._layout, self._measure = layout, measure
+        self._layout = layout
+        self._measure: Callable[[Wire], int] = lambda wire: wire.size
         self._digest = model_digest(model, layout)
         self._coasts = controller.method.off_support is OffSupport.COASTS
         self._period, self._holders = 0, dict[int, int]()
@@ -167,6 +165,10 @@ class FederatedTrainer:
     def is_done(self) -> bool:
         """Whether every planned round is."""
         return self.position >= self.plan.total_steps
+
+    def count_bytes_by(self, measure: Callable[[Wire], int]) -> None:
+        """Let the transport say how many bytes a message has; without it, those of its arrays are counted."""
+        self._measure = measure
 
     def begin(self) -> Round:
         """Pick the clients of the next round and say what each is asked."""

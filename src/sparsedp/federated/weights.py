@@ -12,7 +12,7 @@ from sparsedp.core.support import Support
 from sparsedp.privacy.canonical import sha256
 from sparsedp.runs.checkpoint import describe_layout
 from sparsedp.training.guard import digest
-from sparsedp.training.places import places_in
+from sparsedp.optimizers.places import places_in
 
 
 def all_weights(model: nn.Module, layout: Layout) -> Tensor:

@@ -1,0 +1,104 @@
+"""The strategy and the `ClientApp` with the real flwr package.
+
+`make integrations` installs it and runs these; without it they are skipped.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+flwr = pytest.importorskip("flwr", reason="flwr is not installed; `make integrations` installs it")
+sys.path.append(str(Path(__file__).parents[1] / "federated"))
+
+from federated_tools import CLIENTS, LOSS, Loopback, a_plan, make_model, rows_of, sgd
+from flower_grid import LocalGrid
+
+import sparsedp
+from sparsedp.federated import Client, FederatedTrainer, LocalSGD
+from sparsedp.flower import SparseDPStrategy, client_app
+
+pytestmark = pytest.mark.filterwarnings("default")
+
+
+def make_client(context) -> Client:
+    return Client(make_model, LocalSGD(dataset=rows_of(context.node_config["partition-id"]), loss=LOSS))
+
+
+def trained(plan, grid, **options):
+    strategy = SparseDPStrategy(
+        FederatedTrainer(make_model(), plan=plan, optimizer=sgd, **options), patience=1
+    )
+    flower = strategy.start(grid, timeout=5)
+    return strategy.result, flower
+
+
+@pytest.mark.parametrize("method", ["dp-sgd", "tp-topk", "on-rand", "adadpigu"])
+def test_a_run_over_flower_is_the_run_without_it(method, tmp_path):
+    plan = a_plan(method)
+    with FederatedTrainer(make_model(), plan=plan, optimizer=sgd, seed=5) as trainer:
+        Loopback().run(trainer)
+        expected = trainer.finish()
+    found, flower = trained(plan, LocalGrid(client_app(make_client), CLIENTS), seed=5, out=tmp_path / "run")
+    assert all(map(torch.equal, expected.model.parameters(), found.model.parameters()))
+    for name, weights in flower.arrays.to_torch_state_dict().items():
+        assert torch.equal(weights, found.model.state_dict()[name])
+    verified = sparsedp.verify(tmp_path / "run", independent=False)
+    assert verified.passed, verified.reasons
+
+
+def test_the_bytes_in_the_metrics_are_those_of_the_messages():
+    grid = LocalGrid(client_app(make_client), CLIENTS)
+    result, _ = trained(a_plan("tp-topk", epochs=10, batch_size=CLIENTS), grid)
+    down, up = grid.bytes[-1]
+    assert result.metrics["client_bytes_down"] == down
+    assert result.metrics["client_bytes_up"] == up
+    first = result.history[0].metrics
+    assert grid.bytes[0][0] == first["client_bytes_refresh"]
+    assert down < 8 * result.k + 1000  # k numbers and a constant
+
+
+def test_clients_that_drop_out_are_named_and_the_run_goes_on(caplog):
+    def drops(node: int, group: str) -> bool:
+        return node == 1003 and group == "2"
+
+    grid = LocalGrid(client_app(make_client), CLIENTS, drops)
+    result, _ = trained(a_plan("dp-sgd", batch_size=CLIENTS), grid)
+    assert result.complete
+    assert "client 3, round 2: no answer" in caplog.text
+
+
+def test_bad_clients_are_named(caplog):
+    def odd(context):
+        if context.node_config["partition-id"] == 4:
+            raise ValueError("the patient's name is Ada")
+        return make_client(context)
+
+    result, _ = trained(a_plan("dp-sgd", batch_size=CLIENTS), LocalGrid(client_app(odd), CLIENTS))
+    assert result.complete
+    assert "client 4, round 1: refused: its training failed (ValueError)" in caplog.text
+    assert "Ada" not in caplog.text
+
+
+def test_flowers_own_privacy_settings_are_refused():
+    from flwr.clientapp.mod import LocalDpMod, adaptiveclipping_mod, fixedclipping_mod
+    from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping
+
+    for mod in (fixedclipping_mod, adaptiveclipping_mod, LocalDpMod(1.0, 1.0, 1.0, 1e-5)):
+        with pytest.raises(sparsedp.PrivacyError, match="leave them out"):
+            client_app(make_client, mods=[mod])
+    trainer = FederatedTrainer(make_model(), plan=a_plan(), optimizer=sgd)
+    wrapped = DifferentialPrivacyServerSideFixedClipping(SparseDPStrategy(trainer), 1.0, 1.0, CLIENTS)
+    with pytest.raises(sparsedp.PrivacyError, match="must stay"):
+        wrapped.start(LocalGrid(client_app(make_client), CLIENTS), flwr.app.ArrayRecord(), 1)
+    trainer.close()
+
+
+def test_too_few_clients_are_waited_for_and_then_refused():
+    trainer = FederatedTrainer(make_model(), plan=a_plan(), optimizer=sgd)
+    with pytest.raises(sparsedp.SparseDPError, match="got 3 clients"):
+        SparseDPStrategy(trainer, patience=0.1).start(LocalGrid(client_app(make_client), 3))
+    trainer.close()
