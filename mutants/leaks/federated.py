@@ -1,4 +1,4 @@
-"""Rounds over clients that are not what the accountant was told: who takes part, how long an update is, whose noise."""
+"""Rounds that are not what the accountant was told: who takes part, how long an update is, whose the noise is."""
 
 from mutants.mutant import mutant
 

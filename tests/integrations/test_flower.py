@@ -14,12 +14,12 @@ import torch
 flwr = pytest.importorskip("flwr", reason="flwr is not installed; `make integrations` installs it")
 sys.path.append(str(Path(__file__).parents[1] / "federated"))
 
-from federated_tools import CLIENTS, LOSS, Loopback, a_plan, make_model, rows_of, sgd
-from flower_grid import LocalGrid
+from federated_tools import CLIENTS, LOSS, Loopback, a_plan, make_model, rows_of, sgd  # noqa: E402
+from flower_grid import LocalGrid  # noqa: E402
 
-import sparsedp
-from sparsedp.federated import Client, FederatedTrainer, LocalSGD
-from sparsedp.flower import SparseDPStrategy, client_app
+import sparsedp  # noqa: E402
+from sparsedp.federated import Client, FederatedTrainer, LocalSGD  # noqa: E402
+from sparsedp.flower import SparseDPStrategy, client_app  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("default")
 

@@ -16,8 +16,8 @@ from sparsedp.core.generators import own_generators
 from sparsedp.core.layout import Layout
 from sparsedp.core.randomness import PublicRandomness
 from sparsedp.core.support import Support
-from sparsedp.sampling.fetching import Collate, fetch_rows
 from sparsedp.federated.weights import all_weights, write_weights
+from sparsedp.sampling.fetching import Collate, fetch_rows
 
 
 class LocalTraining(Protocol):

@@ -20,6 +20,8 @@ from sparsedp.federated.replies import Answers, Refusal, sort_out
 from sparsedp.federated.task import Base, Task, Wire, integers_for
 from sparsedp.federated.weights import all_weights, model_digest
 from sparsedp.methods import Controller, OffSupport, StepSetting
+from sparsedp.optimizers.apply import set_to_zero
+from sparsedp.optimizers.rule import OptimizerChoice, SchedulerChoice
 from sparsedp.privacy.ledger import Charge
 from sparsedp.privacy.mechanism import BoundedSum, private_mean
 from sparsedp.privacy.plan import Phase, Plan
@@ -27,11 +29,9 @@ from sparsedp.privacy.released import Released
 from sparsedp.privacy.updates import AggregatedUpdates, UpdateSum
 from sparsedp.runs.record import About, RunFacts
 from sparsedp.runs.store import find_run
-from sparsedp.optimizers.apply import set_to_zero
-from sparsedp.optimizers.rule import OptimizerChoice, SchedulerChoice, UpdateRule
 from sparsedp.training.evaluate import Evaluator
 from sparsedp.training.keeper import RunKeeper, public_randomness
-from sparsedp.training.learner import Learner
+from sparsedp.training.learner import Learner, UpdateRule
 from sparsedp.training.reports import Callback, Result, StepReport
 
 logger = logging.getLogger("sparsedp")

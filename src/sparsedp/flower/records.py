@@ -26,7 +26,7 @@ def to_records(wire: Wire) -> RecordDict:
 def from_records(content: RecordDict) -> Wire:
     """What `to_records` was given."""
     arrays = {name: array.numpy() for name, array in content.array_records[_ARRAYS].items()}
-    return Wire(arrays, dict(content.config_records[_VALUES]))  # type: ignore[arg-type]
+    return Wire(arrays, dict(content.config_records[_VALUES]))
 
 
 def count_bytes(wire: Wire) -> int:
@@ -71,4 +71,4 @@ def kept(state: RecordDict) -> Held | None:
     weights = torch.from_numpy(arrays["weights"].numpy().copy())
     d = weights.numel()
     support = Support(torch.from_numpy(arrays["support"].numpy().copy()), d) if "support" in arrays else None
-    return Held(str(values["run"]), int(values["period"]), weights, support or Support.full(d))  # type: ignore[call-overload]
+    return Held(str(values["run"]), int(values["period"]), weights, support or Support.full(d))

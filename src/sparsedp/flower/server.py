@@ -42,7 +42,7 @@ class SparseDPStrategy(Strategy):
         self.result: Result | None = None
         trainer.count_bytes_by(count_bytes)
 
-    def start(  # type: ignore[override]
+    def start(
         self,
         grid: Grid,
         initial_arrays: ArrayRecord | None = None,
