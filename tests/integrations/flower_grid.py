@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
+from flwr.supercore.task_identity import TaskIdentity
 
 
 class LocalGrid(Grid):
@@ -16,11 +17,13 @@ class LocalGrid(Grid):
         self, app: ClientApp, nodes: int, drops: Callable[[int, str], bool] = lambda node, group: False
     ):
         self._app, self._drops = app, drops
+        TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1  # as Flower does for a process
         self.contexts = {
             1000 + i: Context(1, 1000 + i, {"partition-id": i, "num-partitions": nodes}, RecordDict(), {})
             for i in range(nodes)
         }
         self.bytes: list[tuple[int, int]] = []
+        self.contents: list[RecordDict] = []
 
     def set_run(self, run):
         raise NotImplementedError
@@ -54,4 +57,5 @@ class LocalGrid(Grid):
         except Exception as error:
             return Message(Error(code=0, reason=str(error)), reply_to=message)
         self.bytes.append((sent, sum(record.count_bytes() for record in reply.content.values())))
+        self.contents.append(reply.content)
         return reply

@@ -1,0 +1,158 @@
+"""Flower's SecAgg+ under a round: the server gets the integers' sum, and no single update.
+
+Its workflow is for Flower's older strategies, takes weighted means of floats and rounds them at random. Weights of
+one and integers in its range of quantization pass it unchanged; long integers go as digits.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, final
+
+import numpy as np
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Context, RecordDict
+from flwr.common import (
+    Code,
+    FitIns,
+    FitRes,
+    Parameters,
+    Status,
+    ndarrays_to_parameters,
+    parameters_to_ndarrays,
+)
+from flwr.compat.common.recorddict_compat import fitres_to_recorddict
+from flwr.server import LegacyContext
+from flwr.server.strategy import FedAvg
+from flwr.server.workflow import SecAggPlusWorkflow
+from flwr.server.workflow.constant import MAIN_CONFIGS_RECORD, MAIN_PARAMS_RECORD, Key
+from flwr.server.workflow.secure_aggregation.secaggplus_workflow import WorkflowState
+from flwr.serverapp import Grid
+from torch import Tensor
+
+from sparsedp.core.errors import SparseDPError
+from sparsedp.federated.digits import BITS, digit_count, from_digits, to_digits
+from sparsedp.federated.task import Task, Wire
+from sparsedp.flower.records import to_records
+
+logger = logging.getLogger("sparsedp")
+
+COVER, SECURE = "cover", "secure"
+"""Names of values in a task: send zeros, for company; and answer by digits."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SecAggPlus:
+    """Sum a round's updates by Flower's SecAgg+.
+
+    **Privacy.** Flower makes its masks from seeds of 32 bits: they keep out an honest server, and no attacker who can
+    try them all. Clients that were not picked join rounds with too few, and send zeros: to leave out such rounds
+    would let the presence of one client decide about another's update.
+
+    Attributes:
+        shares: into which share of the clients each key is split.
+        threshold: the share of those that can put a key together; so many must stay to the end of a round.
+        company: fewest clients in a round.
+    """
+
+    shares: float = 1.0
+    threshold: float = 0.6
+    company: int = 3
+
+    def total(
+        self, grid: Grid, tasks: Mapping[int, Task], others: Sequence[int], task: Task, timeout: float
+    ) -> tuple[Tensor, set[int]]:
+        """The sum of the updates of a round, and the nodes that are in it.
+
+        Args:
+            grid: Flower's.
+            tasks: by node, of those that were picked.
+            others: nodes that may be asked for company.
+            task: the round's, for its public numbers.
+            timeout: seconds to wait at each of the four stages.
+
+        Raises:
+            SparseDPError: too few clients stayed; nothing is learned of any update, and nothing released.
+        """
+        if not tasks:
+            return torch.zeros(task.size, dtype=torch.int64), set()
+        company = others[: max(0, self.company - len(tasks))]
+        contents = {node: self._content(asked, {SECURE: 1}) for node, asked in tasks.items()}
+        contents |= {node: self._content(_without_weights(task), {SECURE: 1, COVER: 1}) for node in company}
+        strategy = _Capture(list(contents))
+        if not self._run(grid, strategy, contents, task, timeout) or strategy.sums is None:
+            raise SparseDPError(
+                f"secure aggregation halted: of {len(contents)} clients too few stayed to the end. Nothing was "
+                "released; resume the run, or lower the threshold"
+            )
+        return from_digits(torch.from_numpy(strategy.sums)), strategy.answered
+
+    def _run(
+        self, grid: Grid, strategy: _Capture, contents: Mapping[int, RecordDict], task: Task, timeout: float
+    ) -> bool:
+        workflow = SecAggPlusWorkflow(
+            float(self.shares),
+            float(self.threshold),
+            max_weight=1.0,
+            clipping_range=float(1 << BITS),
+            quantization_range=2 << BITS,
+            timeout=timeout,
+        )
+        records = RecordDict(
+            {
+                MAIN_CONFIGS_RECORD: ConfigRecord({Key.CURRENT_ROUND: task.step + 1}),
+                MAIN_PARAMS_RECORD: ArrayRecord(),
+            }
+        )
+        context = LegacyContext(context=Context(0, 0, {}, records, {}), strategy=strategy)
+        state = WorkflowState()
+        if not workflow.setup_stage(grid, context, state):
+            return False
+        state.nid_to_fitins = dict(contents)
+        stages = (workflow.share_keys_stage, workflow.collect_masked_vectors_stage, workflow.unmask_stage)
+        return all(stage(grid, context, state) for stage in stages)
+
+    def _content(self, task: Task, values: Mapping[str, int]) -> RecordDict:
+        wire = task.to_wire()
+        return to_records(Wire(wire.arrays, {**wire.values, **values}))
+
+
+def masked_answer(update: Tensor, task: Task) -> RecordDict:
+    """A client's update in the form that Flower's mod masks: digits, with weight one."""
+    digits = to_digits(update, digit_count(task.grid)).to(torch.float64).numpy()
+    return fitres_to_recorddict(FitRes(Status(Code.OK, ""), ndarrays_to_parameters([digits]), 1, {}), False)
+
+
+def _without_weights(task: Task) -> Task:
+    return replace(task, base=None, active=None)
+
+
+class _Proxy:
+    """As much of Flower's old client proxy as its workflow looks at."""
+
+    def __init__(self, node: int) -> None:
+        self.node_id, self.cid = node, str(node)
+
+
+class _Capture(FedAvg):
+    """Flower's old strategy as the workflow calls it: says who takes part, and catches the mean."""
+
+    def __init__(self, nodes: Sequence[int]) -> None:
+        super().__init__()
+        self._nodes = nodes
+        self.sums: np.ndarray[Any, Any] | None = None
+        self.answered: set[int] = set()
+
+    def configure_fit(self, server_round: int, parameters: Parameters, client_manager: Any) -> list[Any]:
+        return [(_Proxy(node), FitIns(Parameters([], ""), {})) for node in self._nodes]
+
+    def aggregate_fit(
+        self, server_round: int, results: list[Any], failures: Any
+    ) -> tuple[None, dict[str, Any]]:
+        (mean,) = parameters_to_ndarrays(results[0][1].parameters)
+        self.answered = {proxy.node_id for proxy, _ in results}
+        self.sums = np.rint(mean * len(results)).astype(np.int64)
+        return None, {}
