@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Self, final
+from typing import Any, Self, final
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,7 @@ from sparsedp.federated.picking import pick
 from sparsedp.federated.replies import Answers, Refusal, sort_out
 from sparsedp.federated.task import Base, Task, Wire, integers_for
 from sparsedp.federated.weights import all_weights, model_digest
-from sparsedp.methods import Controller, OffSupport, StepSetting
+from sparsedp.methods import Controller, Knowledge, OffSupport, PublicScores, StepSetting
 from sparsedp.optimizers.apply import set_to_zero
 from sparsedp.optimizers.rule import OptimizerChoice, SchedulerChoice
 from sparsedp.privacy.ledger import Charge
@@ -92,6 +92,7 @@ class FederatedTrainer:
         resume: go on with the run at `out`.
         seed: makes picks and noise reproducible, and the run not for release.
         ema_decay: keep an exponential average of the weights.
+        public_scores: what the method `given` ranks by, as in `fit`.
         callbacks: see every round and epoch: released and public values only.
         about: names for the record.
 
@@ -113,6 +114,7 @@ class FederatedTrainer:
         resume: bool = False,
         seed: int | None = None,
         ema_decay: float | None = None,
+        public_scores: Mapping[str, Any] | None = None,
         callbacks: Sequence[Callback] = (),
         about: About = About(),  # noqa: B008
     ) -> None:
@@ -121,7 +123,8 @@ class FederatedTrainer:
         self._private = SystemRandomness() if seed is None else SeededRandomness(seed)
         public = public_randomness(seed, found)
         layout = Layout.of(model)
-        controller = Controller(plan, layout, public)
+        scores = None if public_scores is None else PublicScores.of(public_scores)
+        controller = Controller(plan, layout, public, Knowledge(lambda: layout.flatten(model), scores))
         rule = UpdateRule(optimizer, scheduler, ema_decay)
         self._learner = Learner(model, layout, controller, rule, plan.training_steps)
         setup = {"engine": "federated", "ema_decay": ema_decay, "rows_per_unit": None}
@@ -319,9 +322,9 @@ def check_federated(plan: Plan) -> None:
         raise PrivacyError(
             f"{plan.method} protects nobody, and clients were promised protection; run the ablations centrally"
         )
-    others = [phase.name for phase in plan.phases if not phase.trains]
+    others = [phase.name for phase in plan.phases if not phase.trains or phase.count_share]
     if others:
         raise PrivacyError(
             f"the phases {others} release something else than updates, which clients are not asked for; choose a "
-            "method without a selection of its own, and no normalise"
+            "method without a selection or count of its own, and no normalise"
         )
