@@ -206,13 +206,12 @@ def test_local_steps_add_up_to_what_plain_sgd_moves():
     from sparsedp.core.layout import Layout
     from sparsedp.core.support import Support
     from sparsedp.federated import LocalSGD
-    from sparsedp.federated.weights import all_weights
 
     model, by_hand = make_model(), make_model()
     layout = Layout.of(model)
     support = Support(torch.arange(0, layout.dimension, 2), layout.dimension)
     dataset = all_rows()[0]
-    start = all_weights(model, layout)
+    start = layout.flatten(model)
     update = LocalSGD(dataset=dataset, loss=LOSS, steps=4, lr=0.3)(model, layout, support, 0)
     flat = start.clone()
     for _ in range(4):

@@ -16,7 +16,7 @@ from sparsedp.core.generators import own_generators
 from sparsedp.core.layout import Layout
 from sparsedp.core.randomness import PublicRandomness
 from sparsedp.core.support import Support
-from sparsedp.federated.weights import all_weights, write_weights
+from sparsedp.federated.weights import write_weights
 from sparsedp.sampling.fetching import Collate, fetch_rows
 
 
@@ -71,7 +71,7 @@ class LocalSGD:
             return total
         public = PublicRandomness.fresh() if self.seed is None else PublicRandomness(self.seed)
         device = next(model.parameters()).device
-        weights = support.gather(all_weights(model, layout))
+        weights = support.gather(layout.flatten(model).cpu())
         with own_generators(public.generator_seed((step,)), device):
             for number in range(self.steps):
                 gradient = self._gradient(model, layout, self._rows(rows, number, step, public), support)

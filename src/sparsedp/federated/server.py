@@ -18,7 +18,7 @@ from sparsedp.core.randomness import SeededRandomness, SystemRandomness
 from sparsedp.federated.picking import pick
 from sparsedp.federated.replies import Answers, Refusal, sort_out
 from sparsedp.federated.task import Base, Task, Wire, integers_for
-from sparsedp.federated.weights import all_weights, model_digest
+from sparsedp.federated.weights import model_digest
 from sparsedp.methods import Controller, Knowledge, OffSupport, PublicScores, StepSetting
 from sparsedp.optimizers.apply import set_to_zero
 from sparsedp.optimizers.rule import OptimizerChoice, SchedulerChoice
@@ -261,7 +261,7 @@ class FederatedTrainer:
             step=step,
             period=self._period,
             active=None,
-            base=Base(all_weights(self.model, self._layout), setting.support),
+            base=Base(self._layout.flatten(self.model).cpu(), setting.support),
             size=setting.support.size,
             clip=FlatClip(phase.clip_norm),
             noise_multiplier=phase.noise_multiplier,
@@ -299,7 +299,7 @@ class FederatedTrainer:
     def _bytes(self, round_: Round) -> dict[str, float]:
         task = round_.task
         update = torch.zeros(task.size, dtype=integers_for(task.grid))
-        base = Base(all_weights(self.model, self._layout), round_.setting.support)
+        base = Base(self._layout.flatten(self.model).cpu(), round_.setting.support)
         whole = task if task.base is not None else replace(task, base=base, active=None)
         return {
             DOWN: float(self._measure(task.to_wire())),

@@ -15,11 +15,6 @@ from sparsedp.runs.checkpoint import describe_layout
 from sparsedp.training.guard import digest
 
 
-def all_weights(model: nn.Module, layout: Layout) -> Tensor:
-    """Every trainable weight, as a d-vector on the CPU."""
-    return torch.cat([p.detach().reshape(-1).cpu() for p in layout.parameters(model)])
-
-
 @torch.no_grad()
 def write_weights(model: nn.Module, layout: Layout, support: Support, values: Tensor) -> None:
     """Put k values into the support's weights, and leave every other one alone."""
