@@ -283,7 +283,8 @@ class FederatedTrainer:
         )
         self._learn(released)
         self._begun = None
-        return self._keeper.end_step(released, self._bytes(round_))
+        ends_epoch = round_.step + 1 in self.plan.epoch_ends()
+        return self._keeper.end_step(released, self._bytes(round_) if ends_epoch else {})
 
     def _learn(self, released: Released) -> None:
         self._learner.apply(released)
