@@ -20,7 +20,7 @@ from sparsedp.flower import client_app, server_app
 
 LOSS = nn.CrossEntropyLoss(reduction="none")
 DEFAULTS = {
-    "clients": 30, "clients-a-round": 10, "rounds": 30,
+    "clients": 100, "clients-a-round": 30, "rounds": 27,
     "epsilon": 8.0, "method": "tp-topk", "local-steps": 5, "out": "",
 }  # fmt: skip
 

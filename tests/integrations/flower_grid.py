@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
@@ -51,6 +52,7 @@ class LocalGrid(Grid):
         node = message.metadata.dst_node_id
         if self._drops(node, message.metadata.group_id):
             return None
+        message.content = recorddict_from_proto(recorddict_to_proto(message.content))
         sent = sum(record.count_bytes() for record in message.content.values())
         try:
             reply = self._app(message, self.contexts[node])
