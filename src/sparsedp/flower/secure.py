@@ -123,7 +123,9 @@ class SecAggPlus:
 def masked_answer(update: Tensor, task: Task) -> RecordDict:
     """A client's update in the form that Flower's mod masks: digits, with weight one."""
     digits = to_digits(update, digit_count(task.grid)).to(torch.float64).numpy()
-    return fitres_to_recorddict(FitRes(Status(Code.OK, ""), ndarrays_to_parameters([digits]), 1, {}), False)
+    return fitres_to_recorddict(
+        FitRes(Status(Code.OK, "masked"), ndarrays_to_parameters([digits]), 1, {}), False
+    )
 
 
 def _without_weights(task: Task) -> Task:
