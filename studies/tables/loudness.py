@@ -13,14 +13,30 @@ import numpy as np
 from scipy import stats
 
 from sparsedp.report.statistics import Estimate, estimate
+from studies.canvas import BLUE, GOLD, GREY, ORANGE, PINK, TEAL, VIOLET, key, legend, level, sheet, written
 from studies.tables import words
 from studies.tables.section import TEXTS
 from studies.tables.study import Record, Study, noise_ratio
 
+FIGURE = "results/loudness/figure.svg"
 DENSE = "dp-sgd"
 LEAST_RATIO = 0.2
 """Supports smaller than this are ablations of size, not the methods' settings."""
 BANDS = ((0.0, 0.1), (0.1, 0.2), (0.2, 0.4), (0.4, math.inf))
+_COLOURS = (
+    BLUE,
+    ORANGE,
+    TEAL,
+    PINK,
+    VIOLET,
+    GOLD,
+    GREY,
+    "#b3261e",
+    "#0b6c93",
+    "#1a7a48",
+    "#85491f",
+    "#3d4855",
+)
 SHARED = ("data_options", "subset", "epochs", "batch_size", "normalise", "ema", "model_options")
 """Settings that runs must have in common to be compared; rate and clip norm are each method's own."""
 
@@ -82,9 +98,37 @@ def loudness_section(studies: Iterable[Study]) -> list[str]:
         "",
         *words.markdown_table(headings, rows),
         "",
+        f"![Gain against r](../{FIGURE})",
+        "",
         verdict(found),
         "",
     ]
+
+
+def scatter(found: Sequence[Gain]) -> str:
+    """The SVG document: one dot a pair, what was gained over r, a colour for each family of tasks."""
+    figure, (axes,) = sheet(1, 1, 700, 380)
+    families = sorted({gain.task for gain in found})
+    colours = {task: _COLOURS[place % len(_COLOURS)] for place, task in enumerate(families)}
+    for task, colour in colours.items():
+        own = [gain for gain in found if gain.task == task]
+        axes.plot([g.r for g in own], [g.mean for g in own], color=colour, marker="o", ls="none", alpha=0.75)
+    most = max(abs(gain.mean) for gain in found)
+    axes.set(
+        xlabel="r of a dense step: noise norm over clip norm", ylabel="gain of sparse over dense, points"
+    )
+    marks = (0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 1.0)
+    axes.set(xscale="log", xlim=(0.8 * min(g.r for g in found), 1.25 * max(g.r for g in found)))
+    axes.set(ylim=(-1.08 * most, 1.08 * most))
+    low, high = axes.get_xlim()
+    shown = [mark for mark in marks if low <= mark <= high]
+    axes.set_xticks(shown, [f"{mark:g}" for mark in shown])
+    axes.set_xticks([], minor=True)
+    level(axes, 0.0)
+    legend(figure, [key(task, colour, dot=True) for task, colour in colours.items()])
+    return written(
+        figure, "What a sparse method gained over dense DP-SGD in each cell, against the noise ratio r"
+    )
 
 
 def verdict(found: Sequence[Gain]) -> str:
@@ -157,7 +201,7 @@ def _compared(study: Study, arms: Mapping[str, Mapping[int, Record]], dense: str
         metric = study.experiment.metric
         yield Gain(
             study=study.name,
-            task=f"{one['dataset']}, {one['model']}",
+            task=f"{one['dataset']}, {one['model']}{' (JPEG)' if words.is_cifar(study) else ''}",
             epsilon=one["target_epsilon"],
             arm=arm,
             r=r,

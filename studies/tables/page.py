@@ -11,7 +11,7 @@ from studies.partition.__main__ import read_config, trainings
 from studies.tables import words
 from studies.tables.chart import panels_of, picture
 from studies.tables.contrast import pooled
-from studies.tables.loudness import gains, loudness_section
+from studies.tables.loudness import FIGURE, gains, loudness_section, scatter
 from studies.tables.noise import noise_table
 from studies.tables.paper import FILES, Paper, label, read_paper, text_lines
 from studies.tables.partition import price_table, read_partitions, trained_table
@@ -134,6 +134,12 @@ def side_files(studies: Mapping[str, Study]) -> dict[Path, str]:
             if drawn is not None:
                 files[folder / "figure.svg"] = drawn
     return files
+
+
+def over_all(studies: Mapping[str, Study]) -> dict[Path, str]:
+    """The picture of all experiments together."""
+    compared = gains(s for name, s in studies.items() if not s.is_tuning and not name.startswith(HIDDEN))
+    return {Path(FIGURE): scatter(compared)} if compared else {}
 
 
 def claims_of(study: Study, verdicts: Sequence[Verdict]) -> list[str]:
