@@ -17,7 +17,6 @@ SOURCE = Path(__file__).parents[1] / "src" / "sparsedp"
 RAW_GRADIENTS = {
     "grad": {
         "diagnostics/curvature.py",  # Hessian-vector products, on request
-        "diagnostics/inversion.py",  # the attacker's, on request
         "federated/local.py",  # a client's own, at the client: what leaves it is clipped first
         "gradients/alone.py",
         "gradients/layers/shared.py",
@@ -31,7 +30,6 @@ RAW_GRADIENTS = {
     "backward": {"gradients/bookkeeping.py"},
     "autograd": {
         "diagnostics/curvature.py",
-        "diagnostics/inversion.py",
         "federated/local.py",
         "gradients/alone.py",
         "gradients/bookkeeping.py",
@@ -83,7 +81,6 @@ RANDOM_DRAWS = {
     "normal": {
         "datasets/zipf.py",  # public: made-up data
         "diagnostics/curvature.py",  # public: where power iteration starts
-        "diagnostics/inversion.py",  # public: the attacker's start, and noise in a simulated observation
         "diagnostics/oracle.py",  # public: random projections and sign flips
         "diagnostics/symmetry.py",  # public: sign flips
         "gradients/check.py",  # public: perturbs the parameters for a second probe

@@ -14,11 +14,11 @@ from sparsedp.core.layout import Layout
 from sparsedp.core.randomness import PublicRandomness
 from sparsedp.core.ratio import exact_ratio, share_of
 from sparsedp.core.support import Support
-from sparsedp.diagnostics.inversion import Effort, invert, mean_squared_error, observe
 from sparsedp.diagnostics.oracle import mean_gradient
 from sparsedp.experiments.datasets import load_data
 from sparsedp.experiments.networks import build_model
 from sparsedp.gradients import make_engine
+from studies.attacks.inversion import Effort, invert, mean_squared_error, observe
 from studies.figures.config import Point, Study
 from studies.figures.cost import Costs
 from studies.figures.runs import LOSS

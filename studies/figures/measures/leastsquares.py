@@ -10,12 +10,12 @@ from torch.nn import functional
 
 from sparsedp.core.randomness import PublicRandomness
 from sparsedp.core.support import Support
-from sparsedp.diagnostics.reconstruction import (
+from sparsedp.experiments.datasets import load_data
+from studies.attacks.reconstruction import (
     least_squares_attack,
     mean_reconstruction_error,
     reconstruction_lower_bound,
 )
-from sparsedp.experiments.datasets import load_data
 from studies.figures.config import Point, Study
 from studies.figures.cost import Costs
 

@@ -3,14 +3,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from torch import nn
-
-from sparsedp.core.batch import supervised
-from sparsedp.core.clip import FlatClip
-from sparsedp.core.errors import SparseDPError
-from sparsedp.core.randomness import PublicRandomness
-from sparsedp.core.support import Support
-from sparsedp.diagnostics.inversion import (
+from studies.attacks.inversion import (
     Effort,
     invert,
     mean_squared_error,
@@ -18,13 +11,20 @@ from sparsedp.diagnostics.inversion import (
     signal_to_noise,
     total_variation,
 )
-from sparsedp.diagnostics.nonprivate import NonPrivate
-from sparsedp.diagnostics.reconstruction import (
+from studies.attacks.reconstruction import (
     least_squares_attack,
     mean_reconstruction_error,
     reconstruction_error,
     reconstruction_lower_bound,
 )
+from torch import nn
+
+from sparsedp.core.batch import supervised
+from sparsedp.core.clip import FlatClip
+from sparsedp.core.errors import SparseDPError
+from sparsedp.core.randomness import PublicRandomness
+from sparsedp.core.support import Support
+from sparsedp.diagnostics.nonprivate import NonPrivate
 
 PUBLIC = PublicRandomness(0)
 

@@ -1,0 +1,1 @@
+"""Attacks on gradients that only the studies make: an image by optimisation, an input by least squares."""
