@@ -88,6 +88,7 @@ RANDOM_DRAWS = {
         "methods/controller.py",  # public noise on frozen coordinates (RS Alg. 4)
     },
     "rounded_gaussian": {"core/randomness.py", "privacy/grid.py", "privacy/mechanism.py"},
+    "add_rounded_gaussian": {"core/randomness.py", "privacy/mechanism.py"},
     "standard_normal": {"core/randomness.py"},
     "default_rng": set(),
     "RAND_bytes": {"core/randomness.py"},

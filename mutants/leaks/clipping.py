@@ -189,8 +189,8 @@ MUTANTS = [
         "noise-of-half-the-steps",
         "The noise on the grid is half of what was planned",
         "privacy/mechanism.py",
-        "randomness.rounded_gaussian(grid.noise_bits, query.size",
-        "randomness.rounded_gaussian(grid.noise_bits - 1, query.size",
+        "randomness.add_rounded_gaussian(grid.noise_bits, steps",
+        "randomness.add_rounded_gaussian(grid.noise_bits - 1, steps",
         "tests/privacy/test_noise.py::test_noise_for_feature_statistics_is_scaled_by_their_clip",
     ),
     mutant(

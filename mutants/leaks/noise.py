@@ -2,14 +2,16 @@
 
 from mutants.mutant import Edit, Mutant, mutant
 
-NOISE = "    noise = randomness.rounded_gaussian(grid.noise_bits, query.size, key=charge.key)\n"
+NOISE = "    randomness.add_rounded_gaussian(grid.noise_bits, steps, key=charge.key)\n"
+APART = "    noise = torch.zeros_like(steps)\n" + NOISE.replace(" steps,", " noise,")
+ADDED = "    steps = steps + noise\n"
 LARGE = "tests/privacy/test_noise_of_large_models.py::"
 SECRET = "tests/training/test_secret_draws.py::"
 
 
 def changed(name: str, leak: str, line: str, *caught_by: str) -> Mutant:
     """A leak that changes the noise once it is drawn."""
-    return mutant(name, leak, "privacy/mechanism.py", NOISE, f"{NOISE}    {line}\n", *caught_by)
+    return mutant(name, leak, "privacy/mechanism.py", NOISE, f"{APART}    {line}\n{ADDED}", *caught_by)
 
 
 MUTANTS = [
@@ -20,8 +22,8 @@ MUTANTS = [
             Edit("privacy/mechanism.py", "    ledger.charge(charge)\n    if grid", "    if grid"),
             Edit(
                 "privacy/mechanism.py",
-                "    return grid.values(steps + noise",
-                "    ledger.charge(charge)\n    return grid.values(steps + noise",
+                "    return grid.values(steps)",
+                "    ledger.charge(charge)\n    return grid.values(steps)",
             ),
         ),
         ("tests/privacy/test_mechanism.py::test_the_ledger_is_charged_before_anything_is_computed_or_drawn",),
@@ -76,9 +78,9 @@ MUTANTS = [
             Edit(
                 "privacy/mechanism.py",
                 NOISE,
-                NOISE + "    from sparsedp.core.randomness import PublicRandomness\n"
+                APART + "    from sparsedp.core.randomness import PublicRandomness\n"
                 "    fixed = PublicRandomness.fresh().normal(query.size, (charge.step,))\n"
-                "    noise = (fixed * 2.0**grid.noise_bits).round().long()\n",
+                "    noise = (fixed * 2.0**grid.noise_bits).round().long()\n" + ADDED,
             ),
         ),
         (SECRET + "test_the_noise_of_an_unseeded_run_cannot_be_made_again_from_its_record",),

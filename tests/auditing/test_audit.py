@@ -32,13 +32,14 @@ def test_an_honest_step_is_bounded_closely_and_never_beyond_its_claim(method):
 
 def leaky_noise(monkeypatch, change):
     """`change` sees the noise in standard deviations."""
-    honest = SystemRandomness.rounded_gaussian
+    honest = SystemRandomness.add_rounded_gaussian
 
-    def changed(self, bits, size, key):
-        noise = change(honest(self, bits, size, key).double() / 2**bits)
-        return (noise * 2**bits).round().to(torch.int64)
+    def changed(self, bits, sums, key):
+        noise = torch.zeros_like(sums)
+        honest(self, bits, noise, key)
+        sums += (change(noise.double() / 2**bits) * 2**bits).round().to(torch.int64)
 
-    monkeypatch.setattr(SystemRandomness, "rounded_gaussian", changed)
+    monkeypatch.setattr(SystemRandomness, "add_rounded_gaussian", changed)
 
 
 def test_noise_too_small_by_the_root_of_two_is_found(monkeypatch):

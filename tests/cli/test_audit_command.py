@@ -62,12 +62,14 @@ def test_an_audit_of_another_run_is_not_shown(typed, run_copy):
 
 
 def test_a_leak_is_named_and_has_an_exit_code(typed, monkeypatch, tmp_path):
-    honest = SystemRandomness.rounded_gaussian
-    monkeypatch.setattr(
-        SystemRandomness,
-        "rounded_gaussian",
-        lambda self, bits, size, key: (honest(self, bits, size, key) / math.sqrt(3)).round().to(torch.int64),
-    )
+    honest = SystemRandomness.add_rounded_gaussian
+
+    def too_small(self, bits, sums, key):
+        noise = torch.zeros_like(sums)
+        honest(self, bits, noise, key)
+        sums += (noise / math.sqrt(3)).round().to(torch.int64)
+
+    monkeypatch.setattr(SystemRandomness, "add_rounded_gaussian", too_small)
     done = typed(*DIGITS, "--steps", "4", "--out", tmp_path / "found")
     assert done.code == Exit.MISMATCH
     assert "LEAK" in done.out

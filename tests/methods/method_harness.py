@@ -38,10 +38,10 @@ class InjectedNoise:
     support: Support | None = None
     for_release: bool = False
 
-    def rounded_gaussian(self, bits: int, size: int, key: tuple[int, ...]) -> Tensor:
+    def add_rounded_gaussian(self, bits: int, sums: Tensor, key: tuple[int, ...]) -> None:
         values = torch.from_numpy(self.table[key[0]])[self.support.indices]
-        assert values.shape == (size,)
-        return (values * 2.0**bits).round().to(torch.int64)
+        assert values.shape == sums.shape
+        sums += (values * 2.0**bits).round().to(torch.int64)
 
     def bernoulli(self, probability: float, size: int, key: tuple[int, ...]) -> np.ndarray:
         raise AssertionError("the mechanism samples nothing")

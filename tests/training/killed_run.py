@@ -25,15 +25,15 @@ from sparsedp.runs.verify import verify
 def train(out: Path, seed: int | None, epochs: int, log: Path) -> None:
     """Go on with the run, or start it; every draw of noise is logged before it is made."""
     source = randomness.SystemRandomness if seed is None else randomness.SeededRandomness
-    draw = source.rounded_gaussian
+    draw = source.add_rounded_gaussian
 
-    def logged(self: object, bits: int, size: int, key: Sequence[int]) -> torch.Tensor:
+    def logged(self: object, bits: int, sums: torch.Tensor, key: Sequence[int]) -> None:
         descriptor = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         os.write(descriptor, f"{key[0]}\n".encode())
         os.close(descriptor)
-        return draw(self, bits, size, key)
+        draw(self, bits, sums, key)
 
-    source.rounded_gaussian = logged
+    source.add_rounded_gaussian = logged
     trainer = a_trainer(out=out, resume=out.exists(), seed=seed, epochs=epochs, optimizer=adam)
     advance(trainer).finish()
 

@@ -66,6 +66,10 @@ class FixedCoins:
         """None: these are for drawing batches."""
         raise SparseDPError("fixed coins make no noise")
 
+    def add_rounded_gaussian(self, bits: int, sums: Tensor, key: Sequence[int]) -> None:
+        """None: these are for drawing batches."""
+        raise SparseDPError("fixed coins make no noise")
+
     def bernoulli(self, probability: float, size: int, key: Sequence[int]) -> Coins:
         """The coins given."""
         if size != len(self.chosen):

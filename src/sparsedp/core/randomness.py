@@ -21,10 +21,12 @@ from sparsedp.core import uniform
 from sparsedp.core.chance import StepSecret
 from sparsedp.core.errors import SparseDPError
 from sparsedp.core.generators import SEED_BYTES
-from sparsedp.core.rounded_gaussian import rounded_gaussian
+from sparsedp.core.rounded_gaussian import AT_ONCE, add_rounded_gaussian
 from sparsedp.core.uniform import Words
 
 _MOST_BYTES = 2**30
+_LOT = 4 * AT_ONCE
+"""Draws of noise before those that were refused are drawn again. A seeded source keeps the order of words it had."""
 
 
 def _random_bytes(count: int) -> bytes:
@@ -34,6 +36,21 @@ def _random_bytes(count: int) -> bytes:
 
 def _system_words(count: int) -> npt.NDArray[np.uint64]:
     return np.frombuffer(_random_bytes(8 * count), dtype=np.uint64)
+
+
+def _add(bits: int, sums: Tensor, words: Words, lot: int) -> None:
+    if sums.device.type == "cpu" and sums.is_contiguous():
+        add_rounded_gaussian(bits, sums.detach().numpy(), words, lot)
+    else:
+        noise = torch.zeros(sums.shape, dtype=torch.int64)
+        add_rounded_gaussian(bits, noise.numpy(), words, lot)
+        sums += noise.to(sums.device)
+
+
+def _added_to_zeros(source: PrivateRandomness, bits: int, size: int, key: Sequence[int]) -> Tensor:
+    noise = torch.zeros(size, dtype=torch.int64)
+    source.add_rounded_gaussian(bits, noise, key)
+    return noise
 
 
 class PrivateRandomness(Protocol):
@@ -50,6 +67,10 @@ class PrivateRandomness(Protocol):
 
     def rounded_gaussian(self, bits: int, size: int, key: Sequence[int]) -> Tensor:
         """`size` independent int64 numbers, each an ideal Gaussian one of standard deviation 2^bits, rounded."""
+        ...
+
+    def add_rounded_gaussian(self, bits: int, sums: Tensor, key: Sequence[int]) -> None:
+        """Add such a number to each of an int64 vector, in place: no second vector of that length exists."""
         ...
 
     def bernoulli(self, probability: float, size: int, key: Sequence[int]) -> npt.NDArray[np.bool_]:
@@ -80,7 +101,11 @@ class SystemRandomness:
 
     def rounded_gaussian(self, bits: int, size: int, key: Sequence[int]) -> Tensor:
         """Fresh noise; `key` is ignored."""
-        return torch.from_numpy(rounded_gaussian(bits, size, _system_words))
+        return _added_to_zeros(self, bits, size, key)
+
+    def add_rounded_gaussian(self, bits: int, sums: Tensor, key: Sequence[int]) -> None:
+        """Fresh noise; `key` is ignored."""
+        _add(bits, sums, _system_words, lot=_LOT)
 
     def bernoulli(self, probability: float, size: int, key: Sequence[int]) -> npt.NDArray[np.bool_]:
         """Independent coins; `key` is ignored."""
@@ -119,7 +144,11 @@ class SeededRandomness:
 
     def rounded_gaussian(self, bits: int, size: int, key: Sequence[int]) -> Tensor:
         """Noise determined by seed and key."""
-        return torch.from_numpy(rounded_gaussian(bits, size, self._stream(0, key)))
+        return _added_to_zeros(self, bits, size, key)
+
+    def add_rounded_gaussian(self, bits: int, sums: Tensor, key: Sequence[int]) -> None:
+        """Noise determined by seed and key."""
+        _add(bits, sums, self._stream(0, key), lot=AT_ONCE)
 
     def bernoulli(self, probability: float, size: int, key: Sequence[int]) -> npt.NDArray[np.bool_]:
         """Coins determined by seed and key."""

@@ -31,6 +31,9 @@ MARGIN_BITS = 20
 The latter's errors are at most (2 n + 1) 2^-53 of the sensitivity with n units, so they fit for a billion units.
 """
 
+AT_ONCE = 1 << 17
+"""Numbers turned at a time, so that what lies between floats and integers stays in the cache."""
+
 _ROOM = 2.0**61
 
 
@@ -73,26 +76,48 @@ class Grid:
     def add_up(self, parts: Iterable[Tensor]) -> Tensor:
         """Round each part of a sum to the grid and add them as int64, in whatever order. Private.
 
+        The parts are used up: in the memory of the first the sum is made.
+
         Raises:
             PrivacyError: a part is not finite, or the integers would overflow: about 10^11 units over the square root
                 of the number of coordinates. No clipped sum of fewer does that, so to stop tells nothing.
         """
         total: Tensor | None = None
         for part in parts:
-            steps = part.to(torch.float64) / self.step
-            if not bool((steps.abs() < _ROOM).all()):
-                raise PrivacyError(
-                    "the clipped sum is not finite or too large for its grid; nothing was released. Without a bug in "
-                    "the model or the engine, that takes more units than a grid has room for"
-                )
-            rounded = steps.round_().to(torch.int64)
-            total = rounded if total is None else total.add_(rounded)
-            if not bool((total.abs() < int(_ROOM)).all()):
-                raise PrivacyError("the sum has too many units for its grid; nothing was released")
+            if total is None:
+                held = part.to(torch.float64).contiguous()
+                total = held.view(torch.int64)
+                for old, new in zip(held.split(AT_ONCE), total.split(AT_ONCE), strict=True):
+                    new.copy_(self._steps(old))
+                continue
+            for new, more in zip(total.split(AT_ONCE), part.split(AT_ONCE), strict=True):
+                new += self._steps(more)
+                if not _within(new, int(_ROOM)):
+                    raise PrivacyError("the sum has too many units for its grid; nothing was released")
         if total is None:
             raise PrivacyError("a sum without parts has no size; give at least one part, of zeros if need be")
         return total
 
+    def _steps(self, part: Tensor) -> Tensor:
+        steps = part.to(torch.float64) / self.step
+        if not _within(steps, _ROOM):
+            raise PrivacyError(
+                "the clipped sum is not finite or too large for its grid; nothing was released. Without a bug in "
+                "the model or the engine, that takes more units than a grid has room for"
+            )
+        return steps.round_().to(torch.int64)
+
     def values(self, steps: Tensor) -> Tensor:
-        """Integers as the float64 numbers they stand for."""
-        return steps.to(torch.float64).mul_(self.step)
+        """Integers as the float64 numbers they stand for, in the same memory: the integers are used up."""
+        values = steps.view(torch.float64)
+        for old, new in zip(steps.split(AT_ONCE), values.split(AT_ONCE), strict=True):
+            new.copy_(old.to(torch.float64).mul_(self.step))
+        return values
+
+
+def _within(numbers: Tensor, room: float) -> bool:
+    """Whether all are smaller than that in size; not if one is NaN."""
+    if not numbers.numel():
+        return True
+    low, high = torch.aminmax(numbers)
+    return bool(low > -room) and bool(high < room)

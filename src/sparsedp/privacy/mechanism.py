@@ -39,7 +39,8 @@ class BoundedSum(Protocol):
     def parts(self, bound: float) -> Iterator[Tensor]:
         """The sum in float64, in one or more parts, clipped so that a unit moves it by at most `bound`. Private.
 
-        Cut by unit: one that is added moves a single part, or makes two of it.
+        Cut by unit: one that is added moves a single part, or makes two of it. The mechanism takes their memory: no
+        part may be used again.
         """
         ...
 
@@ -67,8 +68,8 @@ def private_sum(
     if grid is None:
         return _float_sum(query, std, randomness, charge.key), std
     steps = grid.add_up(query.parts(grid.bound))
-    noise = randomness.rounded_gaussian(grid.noise_bits, query.size, key=charge.key)
-    return grid.values(steps + noise.to(steps.device)), std
+    randomness.add_rounded_gaussian(grid.noise_bits, steps, key=charge.key)
+    return grid.values(steps), std
 
 
 def privatize(
