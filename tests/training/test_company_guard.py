@@ -107,11 +107,11 @@ def test_the_first_step_and_one_of_every_epoch_are_looked_at(first, monkeypatch)
 
 
 def test_steps_are_looked_at_now_and_then_and_nobody_can_tell_which():
-    rounds = [looked_at(guard_of(SystemRandomness()), 0) for _ in range(60)]
+    rounds = [looked_at(guard_of(SystemRandomness()), 0) for _ in range(240)]
     others = sum(len(steps) - 5 for steps in rounds)
-    expected = 60 * 165 / guards.NOW_AND_THEN
+    expected = 240 * 165 / guards.NOW_AND_THEN
     assert abs(others - expected) < 5 * expected**0.5
-    assert len({tuple(steps) for steps in rounds}) > 50
+    assert len({tuple(steps) for steps in rounds}) > 200
 
 
 def test_a_single_row_that_differs_makes_the_next_step_looked_at(monkeypatch):

@@ -75,7 +75,7 @@ def _refuse_rows_of_nothing(rows: Rows) -> None:
     )
 
 
-NOW_AND_THEN = 128
+NOW_AND_THEN = 512
 """Besides the first step and one of each epoch, every step is looked at with one chance in so many."""
 
 
