@@ -53,7 +53,7 @@ class _Given:
         return len(self.total)
 
     def parts(self, bound: float) -> Iterator[Tensor]:
-        yield torch.from_numpy(self.total)
+        yield torch.tensor(self.total)
 
 
 def new_release(total: np.ndarray) -> np.ndarray:

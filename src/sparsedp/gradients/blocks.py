@@ -73,6 +73,11 @@ class Metric:
     weight: Tensor | None
     centre: Tensor | None
 
+    @property
+    def is_identity(self) -> bool:
+        """Whether z is g."""
+        return self.weight is None and self.centre is None
+
     @functools.cached_property
     def squared_weight(self) -> Tensor:
         """The squared weight."""

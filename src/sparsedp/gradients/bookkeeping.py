@@ -119,7 +119,7 @@ class BookkeepingEngine:
         metrics = prepared.plain_metrics
         if not isinstance(query.geometry, Identity):
             metrics = Metrics(prepared.blocks, query.geometry, self._dtype())
-        running = ClippedSum(prepared.blocks, metrics, query, _chunk_bytes(device))
+        running = ClippedSum(prepared.blocks, metrics, query, _chunk_bytes(device), device)
         by_reference: Tensor | None = None
         for batch in batches:
             if query.support.size == 0:
@@ -134,8 +134,8 @@ class BookkeepingEngine:
                     norms = running.add(gradients)
                     if see is not None:
                         see(rows, _each_row(rows, gradients, prepared), norms if rows.units is None else None)
-        total = running.total(device)
-        return total if by_reference is None else total + by_reference
+        total = running.total()
+        return total if by_reference is None else total.add_(by_reference)
 
     def _why_not(self) -> str | None:
         """What the user has hung on the model that this engine's formulas would miss, in words."""

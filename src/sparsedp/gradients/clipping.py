@@ -44,6 +44,8 @@ class Chunk:
         first, *others = self.sources[name]
         if others:
             gradients = in_block_order(first, span)
+            if span != slice(None):
+                gradients = gradients.clone()  # the next source's lie in the same room
             for source in others:
                 gradients += in_block_order(source, span)
         else:
@@ -79,34 +81,43 @@ class Chunk:
             source = self.sole_source(name)
             if source is not None and planes.shape[0] > 1:
                 planes = _one_plane(source, planes)
-            parts.append(block.active(planes[0]))
+            parts.append(block.active(planes[0]).to(torch.float64, copy=True))
         return torch.cat([part.to(torch.float64) for part in parts], dim=1)
 
 
 class ClippedSum:
     """Adds up clipped gradients over chunks. Each parameter's sum stays in the order it is produced in till the end.
 
+    Where a block is all active and measured as it is, its sum is made in its place of the result: of these no second
+    vector exists. Others have a sum of their own till the end.
+
     `keep` bounds the bytes of explicit gradients held between a parameter's norm and its sum. What does not fit is
     formed a few samples at a time for the norm, and once more for the sum: both must see the same numbers, or samples
     whose positions cancel would slip past the clip.
     """
 
-    def __init__(self, blocks: Mapping[str, Block], metrics: Metrics, query: Query, keep: int) -> None:
+    def __init__(
+        self, blocks: Mapping[str, Block], metrics: Metrics, query: Query, keep: int, device: torch.device
+    ) -> None:
         self._blocks = blocks
         self._metrics = metrics
         self._query = query
         self._keep = keep
+        self._total = torch.zeros(query.support.size, dtype=torch.float64, device=device)
+        self._homes = {
+            name: self._total[block.span]
+            for name, block in blocks.items()
+            if block.places is None and metrics.of(name).is_identity
+        }
         self._measured: dict[str, Tensor] = {}
         self._sources: dict[str, Source | None] = {}
         self._raw: dict[str, Tensor] = {}
         self._raw_factors: dict[str, Tensor] = {}
-        self._rows: Tensor | None = None
 
     def add(self, chunk: Chunk) -> Tensor | None:
         """Clip and add one chunk; returns the norms it was clipped by, None where units keep their largest alone."""
         if self._query.kept_per_unit < self._query.support.size:
-            rows = chunk.restricted(self._blocks, slice(None))
-            self._rows = sum_clipped_rows(rows, self._query) + (0 if self._rows is None else self._rows)
+            self._total += sum_clipped_rows(chunk.restricted(self._blocks, slice(None)), self._query)
             return None
         squared, kept = self._squared_norms(chunk)
         norms = squared.sqrt()
@@ -115,9 +126,7 @@ class ClippedSum:
             if name in kept:
                 self._add_measured(chunk, name, kept[name], factors)
             elif (closed := self._closed(chunk, name)) is not None:
-                if name not in self._raw:
-                    self._raw[name] = torch.zeros(block.size, dtype=torch.float64, device=factors.device)
-                closed.add_weighted_sum(factors, self._raw[name], self._metrics.of(name))
+                closed.add_weighted_sum(factors, self._raw_sum(name, block), self._metrics.of(name))
                 _accumulate(self._raw_factors, name, factors.sum())
             elif name in chunk.sources:
                 for span in self._spans(chunk, name):
@@ -132,25 +141,35 @@ class ClippedSum:
             z[:, quiet] = 0
         for start in range(0, z.shape[1], MOST_SUMMED):
             span = slice(start, start + MOST_SUMMED)
-            _accumulate(self._measured, name, torch.matmul(factors[span].to(z), z[:, span]))
+            planes = torch.matmul(factors[span].to(z), z[:, span])
+            if name in self._homes and name not in self._raw:
+                self._measured.setdefault(name, self._homes[name].view(planes.shape))
+            _accumulate(self._measured, name, planes)
         self._sources[name] = chunk.sole_source(name)
 
-    def total(self, device: torch.device) -> Tensor:
-        """The clipped sum on the support, a float64 k-vector."""
-        total = torch.zeros(self._query.support.size, dtype=torch.float64, device=device)
-        if self._rows is not None:
-            return total + self._rows
+    def _raw_sum(self, name: str, block: Block) -> Tensor:
+        if name not in self._raw:
+            at_home = name in self._homes and name not in self._measured
+            self._raw[name] = self._homes[name] if at_home else self._total.new_zeros(block.size)
+        return self._raw[name]
+
+    def total(self) -> Tensor:
+        """The clipped sum on the support, a float64 k-vector; to be asked once, at the end."""
         for name, block in self._blocks.items():
+            place = self._total[block.span]
             if name in self._measured:
-                source = self._sources[name]
-                planes = self._measured[name]
+                source, planes = self._sources[name], self._measured.pop(name)
                 flat = (planes if source is None else source.from_planes(planes)).reshape(-1)
-                total[block.span] += block.active(flat)
-            if name in self._raw_factors:
-                raw = self._raw.get(name, total.new_zeros(block.size))
-                flat = self._metrics.of(name).apply_to_sum(raw, self._raw_factors[name])
-                total[block.span] += block.active(flat)
-        return total
+                if flat.data_ptr() != place.data_ptr():
+                    _bring(block.active(flat), place, at_home=planes.data_ptr() == place.data_ptr())
+            if name in self._raw:
+                raw = self._raw.pop(name)
+                if raw.data_ptr() != place.data_ptr():
+                    place += block.active(self._metrics.of(name).apply_to_sum(raw, self._raw_factors[name]))
+            elif name in self._raw_factors and not self._metrics.of(name).is_identity:
+                nothing = self._total.new_zeros(block.size)
+                place += block.active(self._metrics.of(name).apply_to_sum(nothing, self._raw_factors[name]))
+        return self._total
 
     def _squared_norms(self, chunk: Chunk) -> tuple[Tensor, dict[str, Tensor]]:
         """Squared norms in the metric, and the explicit gradients kept for the sum."""
@@ -188,6 +207,14 @@ class ClippedSum:
         source = chunk.sole_source(name)
         metric = self._metrics.in_planes(name, one_plane if source is None else source.to_planes)
         return metric.apply_(chunk.explicit(name, span))
+
+
+def _bring(values: Tensor, place: Tensor, *, at_home: bool) -> None:
+    """Put values where they belong; those that were made there, in another order, take the place of themselves."""
+    if at_home:
+        place.copy_(values)
+    else:
+        place += values
 
 
 def _accumulate(sums: dict[str, Tensor], name: str, value: Tensor) -> None:

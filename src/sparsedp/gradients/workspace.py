@@ -46,9 +46,14 @@ class Space:
     workspace: Workspace
     name: str
 
-    def result(self, shape: tuple[int, ...], like: Tensor) -> Tensor:
-        """Room for this source's explicit gradients; valid until the next chunk."""
-        return self.workspace.take(f"{self.name}/result", shape, like)
+    def result(self, shape: tuple[int, ...], like: Tensor, span: slice) -> Tensor:
+        """Room for explicit gradients.
+
+        Of all samples it is this source's own, valid until the next chunk; of some, shared by all sources and valid
+        until the next one asks.
+        """
+        key = f"{self.name}/result" if span == slice(None) else "some samples"
+        return self.workspace.take(key, shape, like)
 
     def part(self, part: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
         """Room for something else of this source's own; valid until the next chunk."""

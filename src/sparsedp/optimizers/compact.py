@@ -81,9 +81,8 @@ class CompactOptimizer:
     def apply(self, released: Released) -> None:
         """One optimizer step with the released gradient; no `grad` is left afterwards."""
         self.enter(released.support)
-        mean = released.mean
         for seat in self._seats:
-            seat.held.grad = _gradient(seat, mean)
+            seat.held.grad = _gradient(seat, released)
         self._optimizer.step()
         for seat in self._seats:
             seat.held.grad = None
@@ -144,7 +143,7 @@ class CompactOptimizer:
             }
 
 
-def _gradient(seat: _Seat, mean: Tensor) -> Tensor | None:
+def _gradient(seat: _Seat, released: Released) -> Tensor | None:
     """The release on one seat, in its type and strides; the entries are read anew from the weights."""
     held = seat.held.detach()
     if held.numel() == 0:
@@ -152,4 +151,4 @@ def _gradient(seat: _Seat, mean: Tensor) -> Tensor | None:
     if seat.active is not None:
         held.copy_(seat.active.read(seat.parameter.detach()))
     # Fused optimizers walk memory, so the gradient must have the parameter's strides, not only its shape.
-    return torch.empty_like(held).copy_(mean[seat.span].reshape(held.shape))
+    return released.copy_to(torch.empty_like(held), seat.span.start)

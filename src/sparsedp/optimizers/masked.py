@@ -61,9 +61,9 @@ class MaskedOptimizer:
     def apply(self, released: Released) -> None:
         """One optimizer step with the released gradient; the parameters' `grad` is None afterwards."""
         self._enter(released.support)
-        gradient = released.dense()
+        gradient = None if released.support.is_full else released.dense()
         for part in self._parts:
-            part.parameter.grad = self._gradient(part, gradient)
+            part.parameter.grad = self._gradient(part, released, gradient)
         if self._coasts:
             with self._decay_on_support_only():
                 self._optimizer.step()
@@ -83,12 +83,15 @@ class MaskedOptimizer:
         """Go on from `state`."""
         restore_optimizer(self._optimizer, saved)
 
-    def _gradient(self, part: _Part, gradient: Tensor) -> Tensor | None:
+    def _gradient(self, part: _Part, released: Released, dense: Tensor | None) -> Tensor | None:
         if not part.active and not self._coasts:
             return None
         p = part.parameter.detach()
         # Fused optimizers walk memory, so the gradient must have the parameter's strides, not only its shape.
-        return torch.empty_like(p).copy_(gradient[part.span].reshape(p.shape))
+        room = torch.empty_like(p)
+        if dense is None:
+            return released.copy_to(room, part.span.start)
+        return room.copy_(dense[part.span].reshape(p.shape))
 
     def _step_keeping_the_rest(self) -> None:
         mixed = [(part, part.frozen) for part in self._parts if part.frozen is not None]

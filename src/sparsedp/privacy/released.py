@@ -73,6 +73,10 @@ class Released:
         """Standard deviation of the noise on each active coordinate (a copy)."""
         return self._noise_scale.clone()
 
+    def copy_to(self, out: Tensor, start: int = 0) -> Tensor:
+        """As many numbers of `mean` as `out` has, from `start` on, written into it in its shape and type."""
+        return out.copy_(self._mean[start : start + out.numel()].view(out.shape))
+
     def dense(self) -> Tensor:
         """The mean as a d-vector, zero off the support."""
         return self.support.scatter(self._mean)

@@ -67,15 +67,15 @@ class ConvWeight:
     def explicit(self, span: slice) -> Tensor:
         """Per-sample weight gradients: one plane, or one plane per kernel offset."""
         a, b = self.a[span], self.b[span]
-        return self._by_shifts(a, b) if self._shifts else self._by_patches(a, b)
+        return self._by_shifts(a, b, span) if self._shifts else self._by_patches(a, b, span)
 
-    def _by_patches(self, a: Tensor, b: Tensor) -> Tensor:
+    def _by_patches(self, a: Tensor, b: Tensor, span: slice) -> Tensor:
         n, channels, outputs = a.shape[0], a.shape[1] // self.groups, b.shape[1]
         view = self._patches(a, b.shape[2:])
         patches = self.space.scratch(tuple(view.shape), a).copy_(view)
         patches = patches.view(n * self.groups, channels * math.prod(self.kernel), -1)
         flat = b.reshape(n * self.groups, outputs // self.groups, -1)
-        room = self.space.result((flat.shape[0], flat.shape[1], patches.shape[1]), a)
+        room = self.space.result((flat.shape[0], flat.shape[1], patches.shape[1]), a, span)
         return torch.bmm(flat, patches.transpose(1, 2), out=room).view(1, n, -1)
 
     def _patches(self, a: Tensor, positions: torch.Size) -> Tensor:
@@ -85,7 +85,7 @@ class ConvWeight:
         between = [d * s for d, s in zip(self.stride, a.stride()[2:], strict=True)]
         return a.as_strided((*a.shape[:2], *self.kernel, *positions), (*a.stride()[:2], *within, *between))
 
-    def _by_shifts(self, a: Tensor, b: Tensor) -> Tensor:
+    def _by_shifts(self, a: Tensor, b: Tensor, span: slice) -> Tensor:
         n, channels, outputs, kernel = a.shape[0], a.shape[1], b.shape[1], math.prod(self.kernel)
         sizes = a.shape[2:]
         # Padding b to a's row length makes every shifted input a plain slice of the flattened one; the last row of
@@ -97,7 +97,7 @@ class ConvWeight:
         length = sum((out - 1) * step for out, step in zip(b.shape[2:], unit, strict=True)) + 1
         flat_b = flat_b[:, :, :length]
         flat_a = a.flatten(2).transpose(1, 2)
-        products = self.space.result((kernel, n, outputs, channels), b)
+        products = self.space.result((kernel, n, outputs, channels), b, span)
         for place, offset in enumerate(itertools.product(*map(range, self.kernel))):
             start = sum(x * d * step for x, d, step in zip(offset, self.dilation, unit, strict=True))
             torch.bmm(flat_b, flat_a[:, start : start + length], out=products[place])

@@ -124,7 +124,7 @@ class SequenceOuter:
     def explicit(self, span: slice) -> Tensor:
         """Per-sample weight gradients by a batched product."""
         a, b = self.a[span], self.b[span].transpose(1, 2)
-        room = self.space.result((a.shape[0], b.shape[1], a.shape[2]), a)
+        room = self.space.result((a.shape[0], b.shape[1], a.shape[2]), a, span)
         return torch.bmm(b, a, out=room).flatten(1).unsqueeze(0)
 
 
