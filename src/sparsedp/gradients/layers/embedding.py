@@ -22,11 +22,27 @@ from sparsedp.gradients.workspace import Space
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pairs:
-    """The gradient [p, e] of every pair of an active row and an owner whose tokens touch it. Each pair comes once."""
+    """The gradient [p, e] of every pair of an active row and an owner whose tokens touch it. Each pair comes once.
+
+    `by_row` says that they are sorted by row, so that none need be sorted again.
+    """
 
     rows: Tensor
     owners: Tensor
     gradients: Tensor
+    by_row: bool
+
+    @property
+    def touched(self) -> tuple[Tensor, Tensor]:
+        """The rows, each once and sorted, and every pair's place among them."""
+        unique = torch.unique_consecutive if self.by_row else torch.unique
+        rows, within = unique(self.rows, return_inverse=True)
+        return rows, within
+
+    def heard(self, weights: Tensor) -> Pairs:
+        """Those whose weight is not zero."""
+        kept = weights.nonzero().squeeze(1)
+        return Pairs(self.rows[kept], self.owners[kept], self.gradients[kept], self.by_row)
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,10 +100,10 @@ class TokenRows:
         keys = self.places * self.samples + self.owners
         found, inverse = torch.unique(keys, return_inverse=True)
         if found.numel() == keys.numel():
-            return Pairs(self.places, self.owners, self.gradients)
+            return Pairs(self.places, self.owners, self.gradients, by_row=False)
         room = self.space.part("pairs", (found.numel(), self.gradients.shape[1]), self.gradients)
         total = room.zero_().index_add_(0, inverse, self.gradients)
-        return Pairs(found // self.samples, found % self.samples, total)
+        return Pairs(found // self.samples, found % self.samples, total, by_row=True)
 
     def squared_norms(self, metric: Metric) -> Tensor:
         """Those of a sample's pairs, added up in float64."""
@@ -110,10 +126,8 @@ class TokenRows:
         """Add every pair's scaled gradient to its row; rows no token touched are not looked at."""
         pairs, weights = self.pairs, factors[self.pairs.owners]
         if bool((weights == 0).any()):
-            heard = weights.nonzero().squeeze(1)
-            pairs = Pairs(pairs.rows[heard], pairs.owners[heard], pairs.gradients[heard])
-            weights = weights[heard]
-        touched, within = torch.unique(pairs.rows, return_inverse=True)
+            pairs, weights = pairs.heard(weights), weights[weights != 0]
+        touched, within = pairs.touched
         wide = pairs.gradients if metric.centre is None else pairs.gradients.double()
         room = self.space.part("scaled", tuple(wide.shape), wide)
         scaled = torch.mul(wide, weights.to(wide).unsqueeze(1), out=room)
