@@ -93,8 +93,10 @@ def _propose(bits: int, out: Integers, words: Words) -> Integers:
     """Fill `out` with proposals; gives the places of those that were not kept."""
     starts = range(0, len(out), AT_ONCE)
     open_ = [_propose_some(bits, out[start : start + AT_ONCE], start, words) for start in starts]
-    places, *rest = open_[0] if len(open_) == 1 else map(np.concatenate, zip(*open_, strict=True))
-    return places[~_kept(*rest, words)] if len(places) else places
+    where, cells, places, lots = (
+        open_[0] if len(open_) == 1 else map(np.concatenate, zip(*open_, strict=True))
+    )
+    return where[~_kept(cells, places, lots, words)] if len(where) else where
 
 
 def _propose_some(bits: int, out: Integers, first: int, words: Words) -> _Open:

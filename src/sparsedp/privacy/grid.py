@@ -87,10 +87,10 @@ class Grid:
             if total is None:
                 held = part.to(torch.float64).contiguous()
                 total = held.view(torch.int64)
-                for old, new in zip(held.split(AT_ONCE), total.split(AT_ONCE), strict=True):
+                for old, new in zip(torch.split(held, AT_ONCE), torch.split(total, AT_ONCE), strict=True):
                     new.copy_(self._steps(old))
                 continue
-            for new, more in zip(total.split(AT_ONCE), part.split(AT_ONCE), strict=True):
+            for new, more in zip(torch.split(total, AT_ONCE), torch.split(part, AT_ONCE), strict=True):
                 new += self._steps(more)
                 if not _within(new, int(_ROOM)):
                     raise PrivacyError("the sum has too many units for its grid; nothing was released")
@@ -110,7 +110,7 @@ class Grid:
     def values(self, steps: Tensor) -> Tensor:
         """Integers as the float64 numbers they stand for, in the same memory: the integers are used up."""
         values = steps.view(torch.float64)
-        for old, new in zip(steps.split(AT_ONCE), values.split(AT_ONCE), strict=True):
+        for old, new in zip(torch.split(steps, AT_ONCE), torch.split(values, AT_ONCE), strict=True):
             new.copy_(old.to(torch.float64).mul_(self.step))
         return values
 
