@@ -5,8 +5,8 @@ from mutants.mutant import Edit, Mutant, mutant
 BITS = "tests/training/test_noninterference.py::test_two_data_sets_leave_the_same_bits"
 KEEP_RAW = Edit(
     "gradients/clipping.py",
-    "block.active(flat)\n        return total\n",
-    "block.active(flat)\n        torch._raw = total.clone()\n        return total\n",
+    "        return self._total\n",
+    "        torch._raw = self._total.clone()\n        return self._total\n",
 )
 """The clipped sum before any noise, where the leaks below find it."""
 KEEP_SIZE = Edit(

@@ -197,8 +197,8 @@ MUTANTS = [
         "noise-left-as-it-was-refused",
         "The sampler keeps what its rejection step refuses",
         "core/rounded_gaussian.py",
-        "    return open_[~kept]\n",
-        "    return open_[:0]\n",
+        "    return where[~_kept(cells, places, lots, words)] if len(where) else where\n",
+        "    return where[:0]\n",
         "tests/core/test_rounded_gaussian.py::test_it_is_the_slow_sampler_to_the_last_bit",
     ),
 ]

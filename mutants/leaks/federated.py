@@ -17,8 +17,8 @@ MUTANTS = [
         "noise-left-to-the-clients",
         "The server releases the clients' sum without noise of its own",
         "privacy/mechanism.py",
-        "    return grid.values(steps + noise.to(steps.device)), std\n",
-        "    return grid.values(steps + (0 if type(query).__name__ == 'UpdateSum' else noise)), std\n",
+        "    randomness.add_rounded_gaussian(grid",
+        "    if type(query).__name__ != 'UpdateSum':\n        randomness.add_rounded_gaussian(grid",
         ROUNDS + "test_the_noise_is_the_servers_and_of_the_planned_size",
     ),
     mutant(
