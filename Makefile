@@ -6,7 +6,7 @@ READY  := $(VENV)/.ready
 RUNS   := $(VENV)/.runs
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test heavy integrations mutants lint format bench readme results figures build clean
+.PHONY: help setup demo test heavy integrations docs mutants lint format bench readme results figures build clean
 
 help: ## Show this help
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -34,7 +34,12 @@ heavy: $(READY) ## Run the tests that take too long for every day: many kills, w
 integrations: $(READY) ## Run the tests against other packages' models, in an environment of their own
 	@test -x $(VENV)-integrations/bin/python || $(PYTHON) -m venv $(VENV)-integrations
 	$(VENV)-integrations/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[integrations]"
-	$(VENV)-integrations/bin/python -m pytest tests/integrations
+	$(VENV)-integrations/bin/python -m pytest tests/integrations tests/test_sklearn_columns.py
+
+docs: $(READY) ## Build the documentation site into build/site, in an environment of its own
+	@test -x $(VENV)-docs/bin/python || $(PYTHON) -m venv $(VENV)-docs
+	$(VENV)-docs/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt "mkdocs-material>=9.5" "mkdocstrings[python]>=0.26"
+	$(VENV)-docs/bin/python -m mkdocs build --quiet --strict
 
 mutants: $(READY) ## Plant leaks and see that all are caught
 	$(BIN)/python -m mutants

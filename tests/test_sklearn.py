@@ -1,5 +1,6 @@
 """SparseDPClassifier: scikit-learn's own checks, the guarantee, what is trained and predicted."""
 
+import json
 import pickle
 from io import BytesIO
 
@@ -148,7 +149,8 @@ def test_the_global_generators_are_left_alone(random_state):
 def test_the_model_is_what_fit_gives_for_the_same_tensors():
     X, y = table(rows=100, features=50)
     low, high = np.full(50, -2.0), np.linspace(0.5, 3, 50)
-    model = classifier(feature_bounds=(low, high), class_weight={1: 3.0}, lr=0.5, clip_norm=0.7).fit(X, y)
+    given = {"feature_bounds": (low, high), "class_weight": {1: 3.0}, "lr": 0.5, "clip_norm": 0.7}
+    model = classifier(method="tp-coherent", **given).fit(X, y)
 
     scaled = MinMaxScaler((-1, 1), clip=True).fit(np.stack([low, high])).transform(X)
     by_hand = nn.Linear(50, 1)
@@ -195,6 +197,48 @@ def test_hidden_layers_learn_what_a_line_cannot():
     assert classifier(**settings).fit(X, y).score(X, y) < 0.65
 
 
+def test_the_width_of_one_hidden_layer_may_be_a_number():
+    X, y = table()
+    np.testing.assert_array_equal(
+        weights(classifier(hidden=4).fit(X, y)), weights(classifier(hidden=(4,)).fit(X, y))
+    )
+
+
+def test_small_models_are_trained_dense_and_say_so(caplog):
+    caplog.set_level("INFO", "sparsedp")
+    small = classifier().fit(*table())
+    assert (small.method_, small.result_.method) == ("dp-sgd", "dp-sgd")
+    assert "dense: of 4 coordinates" in small.reason_
+    assert "dense: of 4 coordinates" in caplog.text
+    assert classifier(active_ratio=0.5).fit(*table()).method_ == "tp-coherent"
+    assert classifier().fit(*table(features=600)).method_ == "tp-coherent"
+
+
+def test_the_features_that_were_kept_are_named():
+    pandas = pytest.importorskip("pandas")
+    X, y = table(features=6)
+    names = list("abcdef")
+    model = classifier(active_ratio=0.5).fit(pandas.DataFrame(X, columns=names), y)
+    kept = model.result_.support.indices.numpy()
+    assert model.kept_features_.tolist() == [names[i] for i in kept if i < 6]
+    assert classifier().fit(X, y).kept_features_.tolist() == list(range(6))
+
+
+def test_held_out_rows_are_evaluated_and_the_record_knows_the_table(tmp_path):
+    pandas = pytest.importorskip("pandas")
+    X, y = (pandas.DataFrame(table()[0], columns=["age", "stay", "visits"]), table()[1])
+    other, labels = table(seed=5)
+    held = (pandas.DataFrame(other, columns=X.columns), labels)
+    model = classifier(out=tmp_path / "run", feature_bounds=(-1, 1)).fit(X, y, eval_set=held)
+    assert model.result_.metrics["accuracy"] == model.score(*held)
+    record = json.loads((tmp_path / "run" / "record.json").read_text())
+    assert record["model"] == "logistic regression"
+    assert record["schema"]["feature_names"] == ["age", "stay", "visits"]
+    assert record["schema"]["classes"] == [0, 1]
+    assert record["schema"]["feature_bounds"] == [-1, 1]
+    assert record["schema"]["support"].startswith("dense")
+
+
 @pytest.mark.parametrize("hidden", [(0,), (2.5,), (-1, 3)])
 def test_hidden_layers_of_no_width_are_refused(hidden):
     with pytest.raises(SparseDPError, match="hidden"):
@@ -223,12 +267,12 @@ def test_entries_given_twice_in_a_sparse_matrix_add_up():
 
 
 def test_a_handful_of_coordinates_is_trained_whole_unless_told_otherwise():
-    few, many = table(features=3), table(features=400)
-    assert classifier().fit(*few).result_.k == 4
+    few, many = table(features=3), table(features=600)
+    assert classifier(method="tp-coherent").fit(*few).result_.k == 4
     assert classifier(active_ratio=0.5).fit(*few).result_.k == 2
     assert classifier(options=MethodOptions(active_ratio=0.5)).fit(*few).result_.k == 2
     assert classifier(options=MethodOptions(ranking="energy")).fit(*few).result_.k == 4
-    assert classifier().fit(*many).result_.k == 80
+    assert classifier().fit(*many).result_.k == 120
     assert classifier(method="dp-sgd").fit(*few).result_.k == 4
     with pytest.raises(SparseDPError, match="ratio"):
         classifier(active_ratio=0.0).fit(*few)

@@ -90,3 +90,9 @@ def test_the_mnist_example_trains_on_real_mnist(tmp_path: Path) -> None:
     accuracy, epsilon = (float(word) for word in printed.splitlines()[1].split()[1:4:2])
     assert accuracy > 0.85
     assert epsilon <= 8.0
+
+
+def test_the_loop_of_the_example_learns() -> None:
+    shown = run_example("keep_your_loop.py")
+    assert float(re.findall(r"accuracy ([\d.]+)", shown)[-1]) > 0.6, shown
+    assert "epsilon 3.00" in shown or "epsilon 2.99" in shown, shown

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import numbers
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,9 +21,11 @@ from torch import nn
 
 from sparsedp.core.errors import PrivacyError, PrivacyWarning, SparseDPError
 from sparsedp.core.generators import own_generators
+from sparsedp.core.layout import Layout
 from sparsedp.core.randomness import PublicRandomness
 from sparsedp.datasets.bundle import Split
 from sparsedp.methods import AUTO, Listed, MethodOptions, configure, get_method
+from sparsedp.methods.choice import AUTO_METHOD
 from sparsedp.methods.method import ActiveRatio
 from sparsedp.methods.spec import ACCOUNTANT, CLIP_NORM, EPOCHS, EPSILON
 from sparsedp.models.heads import parameter_count
@@ -46,6 +49,11 @@ Floats = npt.NDArray[np.float64]
 
 _ROWS_AT_ONCE = 4096
 _FEWEST_COORDINATES = 32
+_DENSE_UP_TO = 500
+"""Up to so many coordinates "auto" trains all of them; see docs/tables.md."""
+_SPARSE = "tp-coherent"
+
+logger = logging.getLogger("sparsedp")
 
 
 class SparseDPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
@@ -57,7 +65,8 @@ class SparseDPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     Args:
         epsilon: the budget of one fit. Never exceeded.
         delta: of the guarantee; if not given, a power of ten at most 1/(10 N) and at most 1e-5.
-        method: a private method's name; see `sparsedp.all_methods()`.
+        method: a private method's name, see `sparsedp.all_methods()`, or "auto": dense DP-SGD for a model of at most
+            500 coordinates, where no support pays for itself, unless one is asked for; tp-coherent above.
         classes: all labels there can be. If not given they are read off y, with a warning: a rare class leaks.
         unit: what is protected, such as "patient", when a unit has several rows; then `fit` needs `units`.
         rows_per_unit: rows drawn of a sampled unit; their mean gradient is clipped once.
@@ -85,6 +94,8 @@ class SparseDPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         guarantee_: the guarantee in a sentence.
         for_release_: False if `random_state` was given.
         classes_: the classes, sorted; columns of `predict_proba`.
+        method_: the method that was taken, and `reason_` why, if that was left to it.
+        kept_features_: names (or numbers) of the features that any active coordinate belongs to at the end.
         model_: the trained PyTorch model, on scaled features.
         result_: everything the run gave back.
         n_units_: number N of units.
@@ -103,7 +114,7 @@ class SparseDPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         *,
         epsilon: float = EPSILON,
         delta: float | None = None,
-        method: str = "tp-coherent",
+        method: str = AUTO_METHOD,
         classes: npt.ArrayLike | None = None,
         unit: str | None = None,
         rows_per_unit: int = 1,
@@ -145,13 +156,17 @@ class SparseDPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.out = out
         self.verbose = verbose
 
-    def fit(self, X: Matrix, y: Any, *, units: Any = None, sample_weight: Any = None) -> Self:
+    def fit(
+        self, X: Matrix, y: Any, *, units: Any = None, eval_set: Any = None, sample_weight: Any = None
+    ) -> Self:
         """Train on (X, y).
 
         Args:
             X: features, an array or a sparse matrix.
             y: labels.
             units: the id of the unit (patient, user) each row belongs to; without it each row is protected alone.
+            eval_set: held-out (X, y), evaluated every epoch for `result_.metrics` and the report. Outside the
+                guarantee: no rows of the training data.
             sample_weight: refused, with an explanation.
 
         Raises:
@@ -173,7 +188,10 @@ class SparseDPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             )
         self.classes_, targets = encode_labels(y, self.classes)
         seed = _seed(self.random_state)
-        result = self._train(to_features(self._scaled(X)), targets, encode_units(units, len(y)), seed)
+        held_out = None if eval_set is None else self._held_out(*eval_set)
+        result = self._train(
+            to_features(self._scaled(X)), targets, encode_units(units, len(y)), seed, held_out
+        )
         self._keep(result)
         return self
 
@@ -199,7 +217,7 @@ class SparseDPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _check_method(self) -> None:
         if isinstance(self.epsilon, bool) or not isinstance(self.epsilon, numbers.Real):
             raise PrivacyError(f"epsilon: got {self.epsilon!r}, expected a number > 0")
-        if not get_method(self.method).private:
+        if self.method != AUTO_METHOD and not get_method(self.method).private:
             raise PrivacyError(
                 f"method {self.method!r} protects nobody: it is an ablation for sparsedp.fit; choose a private one, "
                 "or sklearn.linear_model.LogisticRegression for a baseline without privacy"
@@ -210,16 +228,27 @@ class SparseDPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         normalized = normalization(self.normalize)
         return normalized(X if self.feature_bounds is None else scale_to_bounds(X, self.feature_bounds))
 
+    def _held_out(self, X: Matrix, y: Any) -> Split:
+        X = validate_data(self, X, accept_sparse="csr", dtype=(np.float64, np.float32), reset=False)
+        return Split(to_features(self._scaled(X)), encode_labels(np.asarray(y), self.classes_)[1])
+
     def _train(
-        self, features: Any, targets: torch.Tensor, units: torch.Tensor | None, seed: int | None
+        self,
+        features: Any,
+        targets: torch.Tensor,
+        units: torch.Tensor | None,
+        seed: int | None,
+        held_out: Split | None,
     ) -> Result:
         classes = self.classes_
         model = _new_model(features.shape, len(classes), self.hidden, seed)
+        self.method_, self.reason_ = self._choose(parameter_count(model))
         return fit(
             model,
             Split(features, targets),
             nn.CrossEntropyLoss(weight=class_weights(self.class_weight, classes), reduction="none"),
-            method=self.method,
+            method=self.method_,
+            eval_dataset=held_out,
             epsilon=float(self.epsilon),
             delta=self.delta,
             epochs=self.epochs,
@@ -235,12 +264,22 @@ class SparseDPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             rows_per_unit=self.rows_per_unit,
             accountant=self.accountant,
             progress=bool(self.verbose),
-            about=About(schema=self._schema()),
+            about=About(model="logistic regression" if not self.hidden else "network", schema=self._schema()),
         )
+
+    def _choose(self, coordinates: int) -> tuple[str, str | None]:
+        """The method, and why if it was left open."""
+        if self.method != AUTO_METHOD:
+            return self.method, None
+        if self.active_ratio is not None or self.options is not None or coordinates > _DENSE_UP_TO:
+            return _SPARSE, f"{_SPARSE}: {coordinates:,} coordinates, or a support was asked for"
+        reason = f"dense: of {coordinates} coordinates a support saves too little noise to pay for finding it"
+        logger.info("%s (method='auto')", reason)
+        return "dp-sgd", reason
 
     def _ratio(self, coordinates: int) -> ActiveRatio | None:
         """The ratio given, or None for the method's own, or one that leaves a small model enough coordinates."""
-        row = configure(get_method(self.method), self.options)
+        row = configure(get_method(self.method_), self.options)
         chosen = self.options is not None and self.options.active_ratio is not None
         given = self.active_ratio is not None or chosen or isinstance(row.schedule, Listed)
         if given or row.ranking is None or row.active_ratio == AUTO:
@@ -249,10 +288,12 @@ class SparseDPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return fewest if row.active_ratio < fewest else None
 
     def _schema(self) -> dict[str, Any]:
-        bounds = self.feature_bounds
+        bounds, names = self.feature_bounds, getattr(self, "feature_names_in_", None)
         return {
             "classes": self.classes_.tolist() if self.classes is not None else None,
             "features": self.n_features_in_,
+            "feature_names": None if names is None else [str(name) for name in names],
+            "support": self.reason_,
             "feature_bounds": None if bounds is None else [np.asarray(side).tolist() for side in bounds],
             "normalize": self.normalize,
         }
@@ -267,6 +308,8 @@ class SparseDPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.guarantee_ = guarantee(result.plan) + seeded
         self.n_units_ = result.plan.units
         self.n_iter_ = len(result.history)
+        kept = _active_features(result, self.n_features_in_)
+        self.kept_features_ = kept if not hasattr(self, "feature_names_in_") else self.feature_names_in_[kept]
 
     @torch.no_grad()
     def _logits(self, X: Matrix) -> Floats:
@@ -279,6 +322,14 @@ class SparseDPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             dense = rows.toarray() if sparse.issparse(rows) else rows
             parts.append(self.model_(torch.from_numpy(np.array(dense, dtype=np.float64, order="C"))).numpy())
         return np.concatenate(parts)
+
+
+def _active_features(result: Result, features: int) -> npt.NDArray[np.int64]:
+    """The inputs that an active coordinate of the first layer multiplies."""
+    layout = Layout.of(result.model)
+    split = result.support.split(layout)
+    first = next(slot for slot in layout if len(slot.shape) == 2 and slot.shape[1] == features)
+    return np.unique(split[first.name].cpu().numpy() % features)
 
 
 def _new_model(

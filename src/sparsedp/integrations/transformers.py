@@ -1,0 +1,97 @@
+"""Hugging Face `transformers`: its Trainer, trained privately."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from transformers import Trainer as HubTrainer
+from transformers import get_scheduler
+from transformers.trainer_utils import TrainOutput
+
+from sparsedp.core.batch import PerSample, Rows
+from sparsedp.core.errors import SparseDPError
+from sparsedp.training.fit import fit
+from sparsedp.training.reports import Result
+
+IGNORED = -100
+"""The label of a token that does not count."""
+
+
+class SparseDPTrainer(HubTrainer):  # type: ignore[misc]
+    """`transformers.Trainer` whose `train` is a private run; evaluation, prediction and saving are as they were.
+
+    Args:
+        args: as in `transformers.Trainer`; epochs, batch size, accumulation, learning rate, weight decay and schedule
+            are taken from its `args`.
+        privacy: further arguments of `sparsedp.fit`: epsilon, method, units, out, seed, ...
+        kwargs: as in `transformers.Trainer`.
+
+    **Privacy.** That of `fit`. Training losses are not logged, as they are not private; `result` says what was spent.
+    **Edge cases.** Pad to one fixed length: padding to the longest of a batch mixes samples, and is refused. The
+    optimizer is AdamW, or the one given in `optimizers`.
+    """
+
+    def __init__(self, *args: Any, privacy: Mapping[str, Any], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.privacy = dict(privacy)
+        self.result: Result | None = None
+
+    def train(self, resume_from_checkpoint: object = None, **kwargs: Any) -> TrainOutput:
+        """Train privately; `privacy={"out": ..., "resume": True}` goes on with a run."""
+        if resume_from_checkpoint:
+            raise SparseDPError(
+                "resume_from_checkpoint: checkpoints of transformers hold no ledger; resume with "
+                'privacy={"out": RUN, "resume": True}'
+            )
+        args = self.args
+        self.result = fit(
+            self.model,
+            self.train_dataset,
+            PerSample(loss_per_sample),
+            epochs=int(args.num_train_epochs),
+            batch_size=args.train_batch_size * args.gradient_accumulation_steps,
+            optimizer=self.optimizer or self._adamw,
+            scheduler=self._schedule(),
+            collate=lambda items: dict(self.data_collator(items)),
+            progress=not args.disable_tqdm,
+            **self.privacy,
+        )
+        self.state.global_step = self.result.plan.total_steps
+        self.state.epoch = float(len(self.result.history))
+        spent = {"epsilon": self.result.epsilon, "delta": self.result.delta}
+        return TrainOutput(self.state.global_step, float("nan"), spent)
+
+    def _adamw(self, parameters: Any) -> Optimizer:
+        return torch.optim.AdamW(parameters, lr=self.args.learning_rate, weight_decay=self.args.weight_decay)
+
+    def _schedule(self) -> Callable[[Optimizer, int], LRScheduler]:
+        def make(optimizer: Optimizer, steps: int) -> LRScheduler:
+            made: LRScheduler = get_scheduler(
+                self.args.lr_scheduler_type, optimizer, self.args.get_warmup_steps(steps), steps
+            )
+            return made
+
+        return make
+
+
+def loss_per_sample(model: Callable[..., Any], rows: Rows) -> Tensor:
+    """One cross-entropy per row of a model that gives logits: its class, or the mean over its tokens' labels.
+
+    Causal language models are asked for the next token: labels are shifted by one.
+    """
+    inputs = {name: value for name, value in rows.items() if name != "labels"}
+    labels: Tensor = rows["labels"]
+    logits: Tensor = model(**inputs).logits
+    if logits.dim() == 2:
+        return F.cross_entropy(logits, labels, reduction="none")
+    if "CausalLM" in type(getattr(model, "module", model)).__name__ or "LMHead" in type(model).__name__:
+        logits, labels = logits[:, :-1], labels[:, 1:]
+    counted = labels != IGNORED
+    losses = F.cross_entropy(logits.transpose(1, 2), labels, reduction="none", ignore_index=IGNORED)
+    return (losses * counted).sum(dim=1) / counted.sum(dim=1).clamp(min=1)
