@@ -22,3 +22,13 @@ def test_an_interrupted_run_resumes_to_the_weights_of_an_undisturbed_one(trained
     weights, expected = resumed.state["model"], whole.state["model"]
     assert weights.keys() == expected.keys()
     assert all((weights[name] == expected[name]).all() for name in weights)
+
+
+def test_a_finished_run_is_not_taken_up_again(trained, typed):
+    folder, record = trained
+    before = (folder / "ledger.jsonl").read_bytes()
+    done = typed("train", "--resume", folder)
+    assert done.code == 0
+    assert "is finished: every planned step is taken" in done.err
+    assert typed("train", "--resume", folder, "--json").json["epsilon"] == record["epsilon"]
+    assert (folder / "ledger.jsonl").read_bytes() == before
