@@ -39,7 +39,7 @@ integrations: $(READY) ## Run the tests against other packages' models, in an en
 docs: $(READY) ## Build the documentation site into build/site, in an environment of its own
 	@test -x $(VENV)-docs/bin/python || $(PYTHON) -m venv $(VENV)-docs
 	$(VENV)-docs/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt "mkdocs-material>=9.5" "mkdocstrings[python]>=0.26"
-	$(VENV)-docs/bin/python -m mkdocs build --quiet --strict
+	NO_MKDOCS_2_WARNING=1 $(VENV)-docs/bin/python -m mkdocs build --quiet --strict
 
 mutants: $(READY) ## Plant leaks and see that all are caught
 	$(BIN)/python -m mutants
