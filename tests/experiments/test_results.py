@@ -10,7 +10,7 @@ from sklearn import metrics
 
 from sparsedp.datasets import digits
 from sparsedp.experiments.config import Contrast
-from sparsedp.experiments.evaluation import evaluator, ranking_metrics
+from sparsedp.experiments.evaluation import evaluator
 from sparsedp.experiments.networks import build_model
 from sparsedp.experiments.table import make_rows
 
@@ -73,17 +73,6 @@ def test_a_cell_reports_the_largest_epsilon_and_none_when_not_private():
 def test_a_run_without_the_metric_is_left_out():
     assert make_rows([record("dp-sgd", "3", 0, None)], "accuracy", METHODS) == ()
     assert make_rows([record("dp-sgd", "3", 0, 0.5)], "auc", METHODS) == ()
-
-
-@pytest.mark.parametrize("levels", [1000, 7])
-def test_ranking_metrics_are_those_of_scikit_learn_with_and_without_ties(levels):
-    generator = np.random.default_rng(levels)
-    positive = generator.random(400) < 0.2
-    scores = np.floor(levels * (generator.random(400) + 0.4 * positive)) / levels
-    found = ranking_metrics(torch.from_numpy(scores), torch.from_numpy(positive))
-    assert found["average_precision"] == pytest.approx(metrics.average_precision_score(positive, scores))
-    false_alarms, recall, _ = metrics.roc_curve(positive, scores, drop_intermediate=False)
-    assert found["recall_at_90_specificity"] == pytest.approx(recall[false_alarms <= 0.1 + 1e-12].max())
 
 
 def test_the_evaluator_agrees_with_scikit_learn_on_many_classes():

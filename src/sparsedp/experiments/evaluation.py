@@ -7,11 +7,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sparsedp.datasets.bundle import Split
-from sparsedp.training.evaluate import Evaluator, Metrics, classification_metrics
+from sparsedp.training.evaluate import Evaluator, Metrics
+from sparsedp.training.metrics import classification_metrics, ranking_metrics, recall_at
 
 _BATCH = 1024
-SPECIFICITY = 0.9
-"""Where `recall_at_90_specificity` is read off."""
 
 
 def evaluator(split: Split, *, ranked: bool = False) -> Evaluator:
@@ -34,42 +33,6 @@ def evaluator(split: Split, *, ranked: bool = False) -> Evaluator:
         return metrics
 
     return evaluate
-
-
-def ranking_metrics(scores: Tensor, positive: Tensor) -> dict[str, float]:
-    """Average precision, and the recall at the lowest threshold that keeps 90 % of the negatives out.
-
-    Tied scores are taken together, as scikit-learn does.
-    """
-    order = torch.argsort(scores, descending=True, stable=True)
-    ranked, hits = scores[order], positive[order].double()
-    last_of_tie = torch.ones_like(positive)
-    last_of_tie[:-1] = ranked[1:] != ranked[:-1]
-    found, taken = hits.cumsum(0)[last_of_tie], (last_of_tie.nonzero().squeeze(1) + 1).double()
-    recall, precision = found / hits.sum(), found / taken
-    gained = torch.diff(recall, prepend=recall.new_zeros(1))
-    false_alarms = (taken - found) / (len(hits) - hits.sum())
-    allowed = recall[false_alarms <= 1 - SPECIFICITY + 1e-12]
-    return {
-        "average_precision": float((gained * precision).sum()),
-        "recall_at_90_specificity": float(allowed[-1]) if len(allowed) else 0.0,
-    }
-
-
-def recall_at(most: int, scores: Tensor, positive: Tensor, units: Tensor) -> float:
-    """The share of a unit's positives among its `most` best-scored records, of as many as could be there.
-
-    The mean over units with a positive; of tied scores the earlier record is taken first.
-    """
-    _, owner = torch.unique(units, return_inverse=True)
-    best = torch.argsort(scores, descending=True, stable=True)
-    order = best[torch.argsort(owner[best], stable=True)]
-    owner, hits = owner[order], positive[order].double()
-    place = torch.arange(len(owner)) - torch.searchsorted(owner, owner)
-    found = torch.bincount(owner, weights=hits * (place < most))
-    there = torch.bincount(owner, weights=hits)
-    some = there > 0
-    return float((found[some] / there[some].clamp(max=most)).mean())
 
 
 def _range(start: int, size: int) -> Tensor:

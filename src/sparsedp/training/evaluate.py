@@ -15,6 +15,7 @@ from torch.utils.data import Dataset, Subset, TensorDataset
 from sparsedp.core.batch import PerSampleLoss, Rows, check_losses, row_count, to_device
 from sparsedp.core.errors import DataError, PrivacyError
 from sparsedp.training.batches import rows_in_order
+from sparsedp.training.metrics import classification_metrics
 
 TARGET_NAMES = ("labels", "label", "target", "targets", "y")
 """What rows in a dictionary call their classes."""
@@ -72,54 +73,6 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
     finally:
         for module, mode in modes.items():
             module.training = mode
-
-
-def classification_metrics(outputs: Tensor, targets: Tensor) -> dict[str, float]:
-    """Accuracy from logits of shape [n, classes], or from one logit a row for two classes; empty if neither fits."""
-    if outputs.dim() == 2 and outputs.shape[1] == 1:
-        outputs = outputs.squeeze(1)
-    targets = targets.reshape(-1)
-    if outputs.shape[0] != targets.shape[0] or outputs.dim() > 2:
-        return {}
-    if outputs.dim() == 2:
-        if targets.is_floating_point():
-            return {}
-        predicted = outputs.argmax(dim=1)
-        scores = outputs[:, 1] - outputs[:, 0] if outputs.shape[1] == 2 else None
-    else:
-        if not bool(((targets == 0) | (targets == 1)).all()):
-            return {}
-        predicted, scores = (outputs > 0).long(), outputs
-    actual = targets.long()
-    metrics = {"accuracy": float((predicted == actual).sum()) / len(actual)}
-    if scores is not None:
-        metrics |= _binary_metrics(scores, predicted == 1, actual == 1)
-    return metrics
-
-
-def _binary_metrics(scores: Tensor, predicted: Tensor, positive: Tensor) -> dict[str, float]:
-    """What two classes add; nothing when one of them is missing."""
-    positives, negatives = int(positive.sum()), int((~positive).sum())
-    if positives == 0 or negatives == 0:
-        return {}
-    sensitivity = int((predicted & positive).sum()) / positives
-    specificity = int((~predicted & ~positive).sum()) / negatives
-    return {
-        "auc": _area_under_roc(scores, positive),
-        "balanced_accuracy": (sensitivity + specificity) / 2,
-        "sensitivity": sensitivity,
-        "specificity": specificity,
-    }
-
-
-def _area_under_roc(scores: Tensor, positive: Tensor) -> float:
-    """Mann-Whitney: the share of (positive, negative) pairs in the right order, ties counting half."""
-    _, group, sizes = torch.unique(scores.double(), return_inverse=True, return_counts=True)
-    ends = sizes.cumsum(0).double()
-    middle_rank = (ends - (sizes - 1) / 2.0)[group]
-    positives, negatives = int(positive.sum()), int((~positive).sum())
-    above = float(middle_rank[positive].sum()) - positives * (positives + 1) / 2
-    return above / (positives * negatives)
 
 
 class _WatchOutput:
