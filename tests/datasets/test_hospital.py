@@ -183,16 +183,17 @@ def test_blocks_clamp_and_hash_and_put_the_unknown_in_a_slot_of_its_own():
         "d": ["1", "?", "V1", "1"],
         "e": ["1", "2", "?", "?"],
     }
-    assert Number("x", 0, 10).encode(table).values.tolist() == [0.5, 1.0]
+    assert Number("x", 0, 10).encode(table).toarray().tolist() == [[0.0], [0.5], [1.0], [0.0]]
     category = Category("c", ("a", "b"), silent=("quiet",)).encode(table)
-    assert (category.rows.tolist(), category.slots.tolist()) == ([0, 1], [1, 2])
+    assert category.toarray().tolist() == [[0, 1, 0], [0, 0, 1], [0, 0, 0], [0, 0, 0]]
     ordinal = Ordinal("c", ("a", "b")).encode(table)
-    assert (ordinal.rows.tolist(), ordinal.values.tolist()) == ([0], [1.0])
+    assert ordinal.toarray().tolist() == [[1.0], [0.0], [0.0], [0.0]]
     hashed = Hashed("c", 8).encode(table)
-    assert hashed.rows.tolist() == [0, 1, 3]
-    assert max(hashed.slots) < 8
+    assert hashed.shape == (4, 8)
+    assert hashed.sum(axis=1).tolist() == [1, 1, 0, 1]
     both = Diagnoses(("d", "e")).encode(table)
-    assert both.rows.tolist() == [0, 1, 2, 3]
+    assert both.sum(axis=1).tolist() == [1, 1, 1, 1]
+    assert both.max() == 1
     with pytest.raises(DataError, match="column x: could not convert"):
         Number("x", 0, 1).encode({"x": ["many"]})
 

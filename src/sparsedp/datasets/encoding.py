@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
+from scipy import sparse
 
 from sparsedp.core.errors import DataError
 from sparsedp.datasets import icd9
@@ -21,15 +21,6 @@ from sparsedp.datasets import icd9
 MISSING = "?"
 
 Table = Mapping[str, Sequence[str]]
-
-
-@dataclass(frozen=True, slots=True)
-class NonZeros:
-    """Non-zeros of a block: row, slot within the block, and value."""
-
-    rows: npt.NDArray[np.int64]
-    slots: npt.NDArray[np.int64]
-    values: npt.NDArray[np.float32]
 
 
 class ColumnRule(Protocol):
@@ -49,7 +40,7 @@ class ColumnRule(Protocol):
         """A name for each of them."""
         ...
 
-    def encode(self, table: Table) -> NonZeros:
+    def encode(self, table: Table) -> sparse.csr_array:
         """The non-zeros of every row."""
         ...
 
@@ -79,11 +70,14 @@ class Category:
         """column=level."""
         return [f"{self.column}={level}" for level in (*self.levels, "other")]
 
-    def encode(self, table: Table) -> NonZeros:
+    def encode(self, table: Table) -> sparse.csr_array:
         """A one per row."""
         place = {level: slot for slot, level in enumerate(self.levels)}
         return _one_hot(
-            table[self.column], lambda value: place.get(value, len(self.levels)), {MISSING, *self.silent}
+            table[self.column],
+            lambda value: place.get(value, len(self.levels)),
+            {MISSING, *self.silent},
+            self.width,
         )
 
 
@@ -109,11 +103,11 @@ class Ordinal:
         """The column."""
         return [self.column]
 
-    def encode(self, table: Table) -> NonZeros:
+    def encode(self, table: Table) -> sparse.csr_array:
         """A number in (0, 1] for each known level."""
         rank = {level: (k + 1) / len(self.levels) for k, level in enumerate(self.levels)}
         values = np.array([rank.get(value, 0.0) for value in table[self.column]], dtype=np.float32)
-        return _one_column(values)
+        return sparse.csr_array(values[:, None])
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +133,7 @@ class Number:
         """The column."""
         return [self.column]
 
-    def encode(self, table: Table) -> NonZeros:
+    def encode(self, table: Table) -> sparse.csr_array:
         """Clamped and scaled."""
         try:
             raw = np.array([math.nan if value == MISSING else float(value) for value in table[self.column]])
@@ -150,7 +144,7 @@ class Number:
         )
         if self.logarithmic:
             share = np.log1p(share * (self.high - self.low)) / math.log1p(self.high - self.low)
-        return _one_column(share.astype(np.float32))
+        return sparse.csr_array(share.astype(np.float32)[:, None])
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,10 +168,10 @@ class Hashed:
         """column#bucket."""
         return [f"{self.column}#{bucket}" for bucket in range(self.buckets)]
 
-    def encode(self, table: Table) -> NonZeros:
+    def encode(self, table: Table) -> sparse.csr_array:
         """A one per row."""
         return _one_hot(
-            table[self.column], lambda value: zlib.crc32(value.encode()) % self.buckets, {MISSING}
+            table[self.column], lambda value: zlib.crc32(value.encode()) % self.buckets, {MISSING}, self.width
         )
 
 
@@ -196,22 +190,17 @@ class Diagnoses:
         """columns=code."""
         return [f"{'/'.join(self.columns)}={icd9.name(slot)}" for slot in range(icd9.SLOTS)]
 
-    def encode(self, table: Table) -> NonZeros:
+    def encode(self, table: Table) -> sparse.csr_array:
         """A one per distinct code of the row."""
-        parts = [_one_hot(table[column], icd9.slot, {MISSING}) for column in self.columns]
-        rows = np.concatenate([part.rows for part in parts])
-        slots = np.concatenate([part.slots for part in parts])
-        pairs = np.unique(rows * icd9.SLOTS + slots)
-        return NonZeros(pairs // icd9.SLOTS, pairs % icd9.SLOTS, np.ones(len(pairs), dtype=np.float32))
+        parts = [_one_hot(table[column], icd9.slot, {MISSING}, self.width) for column in self.columns]
+        return sum(parts[1:], parts[0]).sign()
 
 
-def _one_hot(values: Sequence[str], slot_of: Callable[[str], int], silent: set[str]) -> NonZeros:
+def _one_hot(
+    values: Sequence[str], slot_of: Callable[[str], int], silent: set[str], width: int
+) -> sparse.csr_array:
     slots = {value: -1 if value in silent else slot_of(value) for value in set(values)}
     chosen = np.fromiter((slots[value] for value in values), dtype=np.int64, count=len(values))
     rows = np.flatnonzero(chosen >= 0)
-    return NonZeros(rows, chosen[rows], np.ones(len(rows), dtype=np.float32))
-
-
-def _one_column(values: npt.NDArray[np.float32]) -> NonZeros:
-    rows = np.flatnonzero(values)
-    return NonZeros(rows, np.zeros(len(rows), dtype=np.int64), values[rows])
+    ones = np.ones(len(rows), dtype=np.float32)
+    return sparse.csr_array((ones, (rows, chosen[rows])), shape=(len(values), width))

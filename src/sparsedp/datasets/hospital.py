@@ -11,6 +11,7 @@ from types import MappingProxyType
 
 import numpy as np
 import torch
+from scipy import sparse
 
 from sparsedp.core.errors import DataError
 from sparsedp.datasets.bundle import DataBundle, Split
@@ -19,7 +20,6 @@ from sparsedp.datasets.encoding import (
     ColumnRule,
     Diagnoses,
     Hashed,
-    NonZeros,
     Number,
     Ordinal,
     Table,
@@ -172,27 +172,16 @@ def read_table(path: Path) -> Table:
 
 def encode(table: Table, blocks: tuple[ColumnRule, ...], unit_norm: bool) -> Sparse:
     """Every block of every row, side by side."""
-    rows_count = len(next(iter(table.values())))
-    parts: list[NonZeros] = []
-    width = 0
-    for block in blocks:
-        entries = block.encode(table)
-        parts.append(replace(entries, slots=entries.slots + width))
-        width += block.width
-    rows = np.concatenate([part.rows for part in parts])
-    columns = np.concatenate([part.slots for part in parts])
-    values = np.concatenate([part.values for part in parts])
-    order = np.lexsort((columns, rows))
-    rows, columns, values = rows[order], columns[order], values[order]
+    found = sparse.hstack([block.encode(table) for block in blocks], format="csr")
+    values = found.data
     if unit_norm:
-        squares = np.bincount(rows, weights=values.astype(np.float64) ** 2, minlength=rows_count)
-        values = (values / np.sqrt(squares)[rows]).astype(np.float32)
-    starts = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=rows_count))])
+        norms = np.sqrt(found.astype(np.float64).power(2).sum(axis=1))
+        values = (values / np.repeat(norms, np.diff(found.indptr))).astype(np.float32)
     return Sparse(
-        torch.from_numpy(starts.astype(np.int64)),
-        torch.from_numpy(columns.astype(np.int32)),
+        torch.from_numpy(found.indptr.astype(np.int64)),
+        torch.from_numpy(found.indices.astype(np.int32)),
         torch.from_numpy(values),
-        width,
+        found.shape[1],
     )
 
 
