@@ -1,6 +1,7 @@
 """The hospital table: encodings fixed before any row is read."""
 
 import csv
+import hashlib
 import zipfile
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 from sparsedp.core.errors import DataError
 from sparsedp.datasets import diabetes130, icd9
 from sparsedp.datasets.encoding import Category, Diagnoses, Hashed, Number, Ordinal
-from sparsedp.datasets.hospital import encode, feature_names, schema
+from sparsedp.datasets.hospital import encode, feature_names, read_table, schema
 
 COLUMNS = [
     "encounter_id", "patient_nbr", "race", "gender", "age", "weight", "admission_type_id",
@@ -255,3 +256,24 @@ def test_the_real_table_is_complete_and_split_by_patient(real_data):
     used = {names[column] for column in torch.unique(bundle.train.features.columns).tolist()}
     unforeseen = {name for name in used if name.endswith("=other")}
     assert unforeseen <= {"diag_1=other", "diag_2=other", "diag_3=other"}
+
+
+@pytest.mark.parametrize(
+    ("ordered", "diagnoses", "digest"),
+    [
+        ("one-hot", "by position", "533bffb073c6ec37"),
+        ("ordinal", "pooled", "d940307c3ff329e7"),
+    ],
+)
+def test_the_encoded_table_is_the_same_to_the_bit_as_when_it_was_first_recorded(
+    tmp_path, ordered, diagnoses, digest
+):
+    records = [
+        record(p, diag_2=("250.83", "V45", "?")[p % 3], diag_3="E909", age=f"[{p % 9}0-{p % 9 + 1}0)", weight="?",
+               num_medications=str(p), payer_code=f"P{p % 7}")
+        for p in range(60)
+    ]  # fmt: skip
+    write_csv(tmp_path / "diabetic_data.csv", records)
+    features = encode(read_table(tmp_path / "diabetic_data.csv"), schema(ordered, diagnoses), unit_norm=True)
+    dense = features.batch(torch.arange(60))
+    assert hashlib.sha256(dense.numpy().tobytes()).hexdigest()[:16] == digest
