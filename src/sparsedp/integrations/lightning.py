@@ -10,8 +10,8 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from sparsedp.core.batch import PerSample, check_losses, per_sample_loss, row_count
-from sparsedp.training.evaluate import classification_metrics
 from sparsedp.training.make_private import make_private
+from sparsedp.training.metrics import classification_metrics
 from sparsedp.training.reports import Result
 
 

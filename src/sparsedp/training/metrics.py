@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
@@ -83,4 +84,5 @@ def _binary_metrics(scores: Tensor, predicted: Tensor, positive: Tensor) -> dict
 
 def _ranks(scores: Tensor) -> npt.NDArray[Any]:
     """Each score's place among the different ones, NaN highest: scikit-learn refuses scores that are not finite."""
-    return torch.unique(scores.double(), return_inverse=True)[1].cpu().numpy()
+    _, ranks = torch.unique(scores.double(), return_inverse=True)
+    return np.asarray(ranks.cpu())
