@@ -58,6 +58,7 @@ bench: $(READY) ## Time one step against SGD and Opacus
 	$(BIN)/python -m benchmarks.step
 	$(BIN)/python -m benchmarks.tables
 	$(BIN)/python -m benchmarks.models
+	$(BIN)/python -m benchmarks.ranks
 
 readme: $(READY) ## Make README's tables from the committed measurements
 	$(BIN)/python -m benchmarks.readme

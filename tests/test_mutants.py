@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+
 import pytest
 from mutants.mutant import Edit, StaleMutantError, all_mutants
 from mutants.page import PAGE, updated
@@ -27,12 +29,24 @@ def test_the_text_of_every_leak_stands_once_in_the_sources_and_its_tests_exist()
             if text.count(edit.old) != 1:
                 stale.append((one.name, edit.file))
             texts[edit.file] = text.replace(edit.old, edit.new)
+        stale += [
+            (one.name, f"{file} with it is not Python") for file, text in texts.items() if not _parses(text)
+        ]
         for test in one.caught_by:
             file, _, name = test.partition("::")
             known = (root / file).read_text() if (root / file).is_file() else ""
             if f"def {name.partition('[')[0]}(" not in known:
                 stale.append((one.name, test))
     assert stale == []
+
+
+def _parses(text: str) -> bool:
+    """Whether a leak leaves Python behind; if not, any test would fail and it would pass for caught."""
+    try:
+        ast.parse(text)
+    except SyntaxError:
+        return False
+    return True
 
 
 @pytest.mark.parametrize("text", ["nothing of the kind", "old old"])

@@ -17,8 +17,8 @@ MUTANTS = [
         "noise-left-to-the-clients",
         "The server releases the clients' sum without noise of its own",
         "privacy/mechanism.py",
-        "    randomness.add_rounded_gaussian(grid",
-        "    if type(query).__name__ != 'UpdateSum':\n        randomness.add_rounded_gaussian(grid",
+        "        randomness.add_rounded_gaussian(grid",
+        "        if type(query).__name__ != 'UpdateSum':\n            randomness.add_rounded_gaussian(grid",
         ROUNDS + "test_the_noise_is_the_servers_and_of_the_planned_size",
     ),
     mutant(

@@ -2,16 +2,16 @@
 
 from mutants.mutant import Edit, Mutant, mutant
 
-NOISE = "    randomness.add_rounded_gaussian(grid.noise_bits, steps, key=charge.key)\n"
-APART = "    noise = torch.zeros_like(steps)\n" + NOISE.replace(" steps,", " noise,")
-ADDED = "    steps = steps + noise\n"
+NOISE = "        randomness.add_rounded_gaussian(grid.noise_bits, steps, key=charge.key)\n"
+APART = "        noise = torch.zeros_like(steps)\n" + NOISE.replace(" steps,", " noise,")
+ADDED = "        steps = steps + noise\n"
 LARGE = "tests/privacy/test_noise_of_large_models.py::"
 SECRET = "tests/training/test_secret_draws.py::"
 
 
 def changed(name: str, leak: str, line: str, *caught_by: str) -> Mutant:
     """A leak that changes the noise once it is drawn."""
-    return mutant(name, leak, "privacy/mechanism.py", NOISE, f"{APART}    {line}\n{ADDED}", *caught_by)
+    return mutant(name, leak, "privacy/mechanism.py", NOISE, f"{APART}        {line}\n{ADDED}", *caught_by)
 
 
 MUTANTS = [
@@ -19,12 +19,12 @@ MUTANTS = [
         "charge-after-noise",
         "A release is paid for after it was made",
         (
-            Edit("privacy/mechanism.py", "    ledger.charge(charge)\n    if grid", "    if grid"),
             Edit(
                 "privacy/mechanism.py",
-                "    return grid.values(steps)",
-                "    ledger.charge(charge)\n    return grid.values(steps)",
+                "        ledger.charge(charge)\n        return grid",
+                "        return grid",
             ),
+            Edit("privacy/mechanism.py", NOISE, NOISE + "        ledger.charge(charge)\n"),
         ),
         ("tests/privacy/test_mechanism.py::test_the_ledger_is_charged_before_anything_is_computed_or_drawn",),
     ),
@@ -78,9 +78,9 @@ MUTANTS = [
             Edit(
                 "privacy/mechanism.py",
                 NOISE,
-                APART + "    from sparsedp.core.randomness import PublicRandomness\n"
-                "    fixed = PublicRandomness.fresh().normal(query.size, (charge.step,))\n"
-                "    noise = (fixed * 2.0**grid.noise_bits).round().long()\n" + ADDED,
+                APART + "        from sparsedp.core.randomness import PublicRandomness\n"
+                "        fixed = PublicRandomness.fresh().normal(query.size, (charge.step,))\n"
+                "        noise = (fixed * 2.0**grid.noise_bits).round().long()\n" + ADDED,
             ),
         ),
         (SECRET + "test_the_noise_of_an_unseeded_run_cannot_be_made_again_from_its_record",),
@@ -89,8 +89,8 @@ MUTANTS = [
         "batches-from-the-public-seed",
         "The batches of an unseeded run follow from the seed in its record",
         "training/trainer.py",
-        "self._batches = Batches(dataset, plan, private, loading",
-        "self._batches = Batches(dataset, plan, SeededRandomness(public.seed), loading",
+        "lambda: Batches(dataset, plan, private, loading",
+        "lambda: Batches(dataset, plan, SeededRandomness(public.seed), loading",
         SECRET + "test_the_batches_of_an_unseeded_run_cannot_be_made_again_from_its_record",
     ),
     mutant(

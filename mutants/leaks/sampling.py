@@ -2,7 +2,7 @@
 
 from mutants.mutant import mutant
 
-DRAW = "chosen = np.flatnonzero(self._randomness.bernoulli(self._rate, self.unit_count, key=(step,)))"
+DRAW = "known = self._share.draw(self._randomness, self._rate, self._held, self._bits, step)"
 TESTS = "tests/sampling/test_sampling.py::"
 
 MUTANTS = [
@@ -11,8 +11,8 @@ MUTANTS = [
         "Every batch has the same number of units",
         "sampling/poisson.py",
         DRAW,
-        "chosen = np.sort(self._randomness.below(np.full(self.unit_count, 2**40), key=(step,)).argsort()"
-        "[: max(1, round(self._rate * self.unit_count))])",
+        "known = np.sort(self._randomness.below(np.full(self._held, 2**40), key=(step,)).argsort()"
+        "[: max(1, round(self._rate * self._held))])",
         TESTS + "test_every_row_joins_every_step_at_exactly_the_rate",
         TESTS + "test_rows_are_independent_of_each_other",
     ),
@@ -29,8 +29,8 @@ MUTANTS = [
         "Units are sampled in pairs of neighbours",
         "sampling/poisson.py",
         DRAW,
-        "coins = self._randomness.bernoulli(self._rate, self.unit_count, key=(step,))\n"
-        "        chosen = np.flatnonzero(coins[np.arange(len(coins)) // 2 * 2])",
+        "coins = self._randomness.bernoulli(self._rate, self._held, key=(step,))\n"
+        "        known = np.flatnonzero(coins[np.arange(len(coins)) // 2 * 2])",
         TESTS + "test_rows_are_independent_of_each_other",
     ),
     mutant(
@@ -38,9 +38,9 @@ MUTANTS = [
         "The last unit is sampled whenever the first one is",
         "sampling/poisson.py",
         DRAW,
-        "coins = self._randomness.bernoulli(self._rate, self.unit_count, key=(step,)).copy()\n"
+        "coins = self._randomness.bernoulli(self._rate, self._held, key=(step,)).copy()\n"
         "        coins[-1] = coins[0]\n"
-        "        chosen = np.flatnonzero(coins)",
+        "        known = np.flatnonzero(coins)",
         "tests/auditing/test_audit.py::test_an_honest_step_is_bounded_closely_and_never_beyond_its_claim[dp-sgd]",
     ),
     mutant(

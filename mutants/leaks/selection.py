@@ -43,8 +43,8 @@ MUTANTS = [
         "rows-by-raw-counts",
         "A step's rows are chosen by their counts without noise",
         "privacy/mechanism.py",
-        "    randomness.add_rounded_gaussian(grid",
-        "    if charge.release == 0:\n        randomness.add_rounded_gaussian(grid",
+        "        randomness.add_rounded_gaussian(grid",
+        "        if charge.release == 0:\n            randomness.add_rounded_gaussian(grid",
         STEP + "test_a_step_is_the_papers_algorithm",
     ),
     mutant(

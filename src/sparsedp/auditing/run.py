@@ -20,6 +20,7 @@ from sparsedp.core.errors import PrivacyError, SparseDPError
 from sparsedp.methods import Method, MethodOptions, build_plan
 from sparsedp.methods.spec import METHOD, ClipNorm
 from sparsedp.privacy.plan import Plan
+from sparsedp.ranks.here import refuse_ranks
 from sparsedp.runs.reader import Run, load_weights
 from sparsedp.training.batches import Loading
 
@@ -83,6 +84,7 @@ def audit(
         PrivacyError: the plan claims nothing.
         DataError: there is no run in the folder, or it is damaged.
     """
+    refuse_ranks("an audit")
     if not 0 < confidence < 1:
         raise SparseDPError(f"confidence: got {confidence}, expected a number in (0, 1), such as 0.95")
     if steps < 2:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import warnings
 from typing import Annotated
@@ -58,11 +59,17 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def root(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
     """What comes before any command."""
+    several = int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ
+    if several and context.invoked_subcommand != "train":
+        raise SparseDPError(
+            f"`{context.invoked_subcommand}` runs in one process, and torchrun has started several; start it without"
+        )
 
 
 def main() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
+from rich.console import Console
 from rich.table import Table
 
 from sparsedp.cli import options
@@ -13,8 +15,7 @@ from sparsedp.cli.output import Exit, aside, emit, people
 from sparsedp.core.errors import SparseDPError
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
+    from sparsedp.experiments.settings import Settings
     from sparsedp.training.reports import Callback, Result
 
 
@@ -69,6 +70,8 @@ def train(
 
     Ctrl-C stops between two steps; `sparsedp train --resume RUN` goes on. Where a data set knows whose rows are whose
     (patients), people are protected, not rows.
+
+    Several processes: `torchrun --nproc-per-node 2 -m sparsedp train --dataset mnist --epsilon 3 --out RUN`
     """
     chosen = options.given(
         set_,
@@ -92,10 +95,13 @@ def train(
             raise SparseDPError(
                 "--resume goes on with a run as it was planned; drop the other settings, or start a new run"
             )
+        from sparsedp.ranks.here import ranks_here
+
         extras = _Extras(tensorboard, snapshots, as_json)
-        if _already_finished(resume, as_json):
+        ranks = ranks_here()
+        if ranks.from_leader(lambda: _already_finished(resume, as_json)):
             return
-        _go(settings_of_run(resume), resume, extras, resume=True)
+        _go(ranks.from_leader(lambda: settings_of_run(resume)), resume, extras, resume=True)
         return
     values = {**options.from_file(config), **chosen}
     if "dataset" not in values:
@@ -115,22 +121,26 @@ def _go(values: dict[str, Any], out: Path | None, extras: _Extras, *, resume: bo
     from sparsedp.diagnostics.snapshots import watching
     from sparsedp.experiments.execute import check, execute
     from sparsedp.experiments.settings import Settings
+    from sparsedp.ranks.here import ranks_here
+    from sparsedp.ranks.store import goes_on
     from sparsedp.runs.folder import RunFolder, check_new, free_folder
     from sparsedp.training.tensorboard import tensorboard_log
     from sparsedp.training.terminal import EpochLines
 
-    settings = check(Settings.from_json(values))
-    folder = out or free_folder(
-        Path("runs"), f"{Path(settings.dataset).stem}-{settings.method}-eps{settings.epsilon:g}"
-    )
-    if not resume:
-        check_new(folder)
-    screen, as_json = aside(), extras.as_json
-    watched = screen.is_terminal and not as_json
+    settings, ranks = check(Settings.from_json(values)), ranks_here()
+    if out is None and ranks.restarted:
+        raise SparseDPError("the launcher has started this run again, and it has no name; give --out")
+    if not ranks.leads:
+        logging.getLogger("sparsedp").setLevel(logging.WARNING)
+    folder = ranks.from_leader(lambda: out or free_folder(Path("runs"), _name(settings)))
+    resume = goes_on(ranks, folder, resume)
+    ranks.from_leader(lambda: None if resume else check_new(folder))
+    screen, as_json = aside() if ranks.leads else Console(quiet=True), extras.as_json
+    watched = screen.is_terminal and not as_json and ranks.leads
     callbacks: list[Callback] = []
-    if not watched and not as_json:
+    if not watched and not as_json and ranks.leads:
         callbacks.append(EpochLines(screen, settings.epochs))
-    if extras.tensorboard:
+    if extras.tensorboard and ranks.leads:
         callbacks.append(tensorboard_log(RunFolder(folder).tensorboard))
     if not as_json:
         what = "Going on with" if resume else "Training"
@@ -141,12 +151,15 @@ def _go(values: dict[str, Any], out: Path | None, extras: _Extras, *, resume: bo
             out=folder,
             resume=resume,
             callbacks=callbacks,
-            watch=watching(folder, extras.snapshots),
+            watch=watching(folder, extras.snapshots) if ranks.leads else lambda _: (),
             progress=watched,
         )
     except KeyboardInterrupt as interrupt:
-        _stopped(folder, as_json)
+        if ranks.leads:
+            _stopped(folder, as_json)
         raise typer.Exit(Exit.INTERRUPTED) from interrupt
+    if not ranks.leads:
+        return
     if as_json:
         emit(_record(folder))
     else:
@@ -169,6 +182,10 @@ def _already_finished(run: Path, as_json: bool) -> bool:
             soft_wrap=True,
         )
     return True
+
+
+def _name(settings: Settings) -> str:
+    return f"{Path(settings.dataset).stem}-{settings.method}-eps{settings.epsilon:g}"
 
 
 def _stopped(folder: Path, as_json: bool) -> None:

@@ -17,6 +17,10 @@ class PrivacyError(SparseDPError):
     """A request that would break, overstate or overspend the privacy guarantee."""
 
 
+class RankError(SparseDPError):
+    """The processes of a run cannot go on together: one failed, is gone, or is not like the others."""
+
+
 class OutOfReachError(PrivacyError):
     """A budget so small that no noise keeps to it."""
 

@@ -35,6 +35,7 @@ from sparsedp.diagnostics.view import Proxy, RunView
 from sparsedp.gradients import make_engine
 from sparsedp.gradients.query import Engine
 from sparsedp.methods.timeline import noise_on_mean
+from sparsedp.ranks.here import refuse_ranks
 from sparsedp.runs.reader import Run, load_weights
 
 __all__ = ["Limits", "Proxy", "RunView", "diagnose_nonprivate"]
@@ -113,6 +114,7 @@ def diagnose_nonprivate(
     **Privacy.** The file is not private, whatever rows were used; nothing of it flows back.
     **Edge cases.** A value that is not finite, as diverged weights give, is left out with a remark.
     """
+    refuse_ranks("the diagnosis")
     view = RunView.of(Run.open(folder))
     load_weights(folder, model)
     model.eval()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -18,6 +17,7 @@ from sparsedp.core.geometry import Geometry, Identity
 from sparsedp.core.randomness import PrivateRandomness
 from sparsedp.core.support import Support
 from sparsedp.gradients.query import Engine, Query
+from sparsedp.privacy.exchange import ALONE, Exchange
 from sparsedp.privacy.grid import Grid
 from sparsedp.privacy.ledger import Charge, Ledger
 from sparsedp.privacy.released import _SEAL, Released
@@ -52,24 +52,33 @@ def private_sum(
     ledger: Ledger,
     randomness: PrivateRandomness,
     absolute_noise_std: float = 0.0,
+    exchange: Exchange = ALONE,
 ) -> tuple[Tensor, float]:
     """A bounded sum plus Gaussian noise, paid for first; gives the noisy sum and the noise's standard deviation.
 
     **Privacy.** One Poisson-subsampled Gaussian mechanism with the charge's rate and noise multiplier, under adding
     or removing one unit, rounded to a public grid: the sum is put on it first, the noise has exactly the law of a
     rounded Gaussian, and both are added as integers. The ledger is charged before anything is computed or drawn.
+    Where several processes share the units (`exchange`), their integers are added first, and one of them charges and
+    draws noise.
     **Edge cases.** `absolute_noise_std` is for sums without a bound (the non-private ablations) and only for them.
     """
     std = _noise_std(query.sensitivity, charge.noise_multiplier, absolute_noise_std)
     grid = (
         Grid.of(query.sensitivity, charge.noise_multiplier, query.size) if charge.noise_multiplier else None
     )
-    ledger.charge(charge)
     if grid is None:
-        return _float_sum(query, std, randomness, charge.key), std
-    steps = grid.add_up(query.parts(grid.bound))
-    randomness.add_rounded_gaussian(grid.noise_bits, steps, key=charge.key)
-    return grid.values(steps), std
+        return _float_sum(query, std, charge, ledger, randomness, exchange), std
+
+    def local() -> Tensor:
+        ledger.charge(charge)
+        return grid.add_up(query.parts(grid.bound))
+
+    def noisy(steps: Tensor) -> Tensor:
+        randomness.add_rounded_gaussian(grid.noise_bits, steps, key=charge.key)
+        return steps
+
+    return grid.values(exchange.integers(local, noisy, query.size)), std
 
 
 def privatize(
@@ -82,6 +91,7 @@ def privatize(
     ledger: Ledger,
     randomness: PrivateRandomness,
     absolute_noise_std: float = 0.0,
+    exchange: Exchange = ALONE,
 ) -> Released:
     """One private step: mask, standardize, per-sample top-r, clip, sum, noise on the support, average, restore.
 
@@ -99,6 +109,7 @@ def privatize(
         ledger=ledger,
         randomness=randomness,
         absolute_noise_std=absolute_noise_std,
+        exchange=exchange,
     )
 
 
@@ -112,6 +123,7 @@ def private_mean(
     randomness: PrivateRandomness,
     support: Support | None = None,
     geometry: Geometry | None = None,
+    exchange: Exchange = ALONE,
 ) -> Released:
     """The mean over units of explicit vectors of `size` numbers: bounded sum, noise, expected number of units.
 
@@ -127,6 +139,7 @@ def private_mean(
         charge=charge,
         ledger=ledger,
         randomness=randomness,
+        exchange=exchange,
     )
 
 
@@ -140,11 +153,17 @@ def _mean(
     ledger: Ledger,
     randomness: PrivateRandomness,
     absolute_noise_std: float = 0.0,
+    exchange: Exchange = ALONE,
 ) -> Released:
     if not (math.isfinite(expected_batch_size) and expected_batch_size > 0):
         raise PrivacyError(f"expected_batch_size: got {expected_batch_size}, expected a finite number > 0")
     total, std = private_sum(
-        query, charge=charge, ledger=ledger, randomness=randomness, absolute_noise_std=absolute_noise_std
+        query,
+        charge=charge,
+        ledger=ledger,
+        randomness=randomness,
+        absolute_noise_std=absolute_noise_std,
+        exchange=exchange,
     )
     return Released(
         support=support,
@@ -209,13 +228,27 @@ class _GradientSum:
 _ABLATION_BITS = 30
 
 
-def _float_sum(query: BoundedSum, std: float, randomness: PrivateRandomness, key: tuple[int, ...]) -> Tensor:
+def _float_sum(
+    query: BoundedSum,
+    std: float,
+    charge: Charge,
+    ledger: Ledger,
+    randomness: PrivateRandomness,
+    exchange: Exchange,
+) -> Tensor:
     """For the ablations, which promise nothing: the sum as it is, and noise if there is any."""
-    total = functools.reduce(torch.add, query.parts(math.inf))
-    if std == 0:
-        return total
-    noise = randomness.rounded_gaussian(_ABLATION_BITS, query.size, key=key)
-    return total.add(noise.to(total), alpha=math.ldexp(std, -_ABLATION_BITS))
+
+    def local() -> Iterator[Tensor]:
+        ledger.charge(charge)
+        return query.parts(math.inf)
+
+    def noisy(total: Tensor) -> Tensor:
+        if std == 0:
+            return total
+        noise = randomness.rounded_gaussian(_ABLATION_BITS, query.size, key=charge.key)
+        return total.add(noise.to(total), alpha=math.ldexp(std, -_ABLATION_BITS))
+
+    return exchange.floats(local, noisy, query.size)
 
 
 def _noise_std(sensitivity: float, noise_multiplier: float, absolute: float) -> float:

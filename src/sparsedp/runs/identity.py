@@ -40,16 +40,14 @@ def check_identity(saved: Mapping[str, Json], now: Mapping[str, Json]) -> None:
     same = json.loads(json.dumps(dict(now)))
     if not alike(saved.get("layout"), same["layout"]):
         return
-    differing = list(_differences({name: saved.get(name) for name in same}, same))
+    differing = list(differences({name: saved.get(name) for name in same}, same))
     if [name for name, _, _ in differing] == ["plan"]:
         raise SparseDPError(
             "this is not the run that was saved: its plan was made for other data or other settings (another number "
             "of rows or units, epsilon, epochs or batch size). Resume with the data and settings it was started with"
         )
     if differing:
-        words = "; ".join(
-            f"{name} was {_short(old)} and is {_short(new)}" for name, old, new in differing[:6]
-        )
+        words = "; ".join(f"{name} was {short(old)} and is {short(new)}" for name, old, new in differing[:6])
         raise SparseDPError(
             f"this is not the run that was saved: {words}. Resume with what it was started with"
         )
@@ -60,7 +58,7 @@ def alike(one: Json, other: Json) -> bool:
     return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
 
 
-def _differences(one: Json, other: Json, name: str = "") -> Iterator[tuple[str, Json, Json]]:
+def differences(one: Json, other: Json, name: str = "") -> Iterator[tuple[str, Json, Json]]:
     """Where two JSON values differ, by dotted names, and what stands there."""
     if isinstance(one, dict) and isinstance(other, dict):
         pairs = [(key, one.get(key), other.get(key)) for key in dict.fromkeys([*one, *other])]
@@ -71,9 +69,10 @@ def _differences(one: Json, other: Json, name: str = "") -> Iterator[tuple[str, 
             yield name, one, other
         return
     for key, old, new in pairs:
-        yield from _differences(old, new, f"{name}.{key}" if name else key)
+        yield from differences(old, new, f"{name}.{key}" if name else key)
 
 
-def _short(value: Json) -> str:
+def short(value: Json) -> str:
+    """A JSON value in a line."""
     text = json.dumps(value)
     return text if len(text) <= 60 else text[:57] + "..."

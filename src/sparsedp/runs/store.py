@@ -67,10 +67,10 @@ class RunStore(Protocol):
 @final
 @dataclass(frozen=True, slots=True)
 class NoStore:
-    """Keeps nothing but the charges, as long as the process lives."""
+    """Keeps nothing but the charges, as long as the process lives; `path` is where another process keeps the rest."""
 
-    ledger: MemoryLedger = field(default_factory=MemoryLedger)
-    path: None = None
+    ledger: RunLedger = field(default_factory=MemoryLedger)
+    path: Path | None = None
     seconds: float = 0.0
 
     def save(self, checkpoint: Checkpoint) -> None:
@@ -151,7 +151,7 @@ class FolderStore:
 class ExistingRun(NamedTuple):
     """A run to go on with, and the state it is at."""
 
-    store: FolderStore
+    store: RunStore
     checkpoint: Checkpoint
 
     @property

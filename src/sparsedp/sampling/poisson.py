@@ -11,6 +11,7 @@ from itertools import chain
 from typing import Any, cast
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
@@ -19,9 +20,9 @@ from sparsedp.core.batch import MicroBatch, Rows
 from sparsedp.core.chance import Chance, StepSecret
 from sparsedp.core.errors import DataError, PrivacyError
 from sparsedp.core.randomness import PrivateRandomness
-from sparsedp.sampling.cutting import cut
 from sparsedp.sampling.fetching import Collate, Fetcher, Indices
 from sparsedp.sampling.shapes import FixedShapes
+from sparsedp.sampling.sharing import EVERYTHING, Share, block_bits
 
 _Asked = tuple[Indices, StepSecret]
 
@@ -72,7 +73,8 @@ class PoissonSampler:
     names one for every row; then `rows_per_unit` rows of a sampled unit are drawn at random without replacement
     (all of them if it has fewer), and the engine clips their mean gradient once. A row is loaded the same whatever
     else is in its batch: `FixedShapes` refuses padding to the longest row of a batch, and random numbers drawn while
-    a row is loaded come from the step's secret and the row's index.
+    a row is loaded come from the step's secret and the row's index. Where several processes share the units, each is
+    drawn by its one owner (`sampling.sharing`).
     **Edge cases.** A batch may be empty; it still is a step.
     """
 
@@ -88,6 +90,7 @@ class PoissonSampler:
         workers: int = 0,
         collate: Collate | None = None,
         shapes: FixedShapes | None = None,
+        share: Share = EVERYTHING,
     ) -> None:
         rows = len(cast("Any", dataset))
         if rows == 0:
@@ -113,10 +116,16 @@ class PoissonSampler:
         self._max_physical = max_physical_batch
         self._workers = workers
         self._shapes = shapes or FixedShapes()
+        self._share = share
+        self._bits = block_bits(sampling_rate, self.unit_count)
 
     @property
     def unit_count(self) -> int:
-        """The number N of units."""
+        """The number N of units, over all processes that share them."""
+        return self._share.total(self._held)
+
+    @property
+    def _held(self) -> int:
         return self._rows if self._index is None else self._index.count
 
     @property
@@ -140,33 +149,40 @@ class PoissonSampler:
             yield from self._batches_from_workers(first_step, stop_step)
 
     def _draw(self, step: int) -> _Drawn:
-        return _Drawn(step, self._randomness.secret(key=(step,)), self._draw_chunks(step))
+        secret = self._randomness.secret(key=self._share.key(step))
+        return _Drawn(step, secret, self._draw_chunks(step))
 
     def _draw_chunks(self, step: int) -> list[_Chunk]:
-        chosen = np.flatnonzero(self._randomness.bernoulli(self._rate, self.unit_count, key=(step,)))
+        known = self._share.draw(self._randomness, self._rate, self._held, self._bits, step)
+        mine = self._share.own(known, self._bits)
+        chosen = known[mine]
         if self._index is None:
-            return [_Chunk(chosen[run], None) for run in cut(chosen, self._max_physical)]
+            return [_Chunk(chosen[run], None) for run in self._cut(chosen, self._max_physical)]
         if self._rows_per_unit == 1:
-            offsets = self._randomness.below(self._index.sizes[chosen], key=(step,))
+            offsets = self._randomness.below(self._index.sizes[known], key=self._share.key(step))[mine]
             rows = self._index.order[self._index.starts[chosen] + offsets]
-            return [_Chunk(rows[run], None) for run in cut(chosen, self._max_physical)]
-        return self._draw_several(chosen, step)
+            return [_Chunk(rows[run], None) for run in self._cut(chosen, self._max_physical)]
+        return self._draw_several(known, mine, step)
 
-    def _draw_several(self, chosen: Indices, step: int) -> list[_Chunk]:
+    def _cut(self, chosen: Indices, most: int | None) -> list[slice]:
+        return self._share.cut(chosen, self._bits, most)
+
+    def _draw_several(self, known: Indices, mine: npt.NDArray[np.bool_], step: int) -> list[_Chunk]:
         """Up to m rows of every chosen unit; a unit never crosses a micro-batch, and the cuts change no draw."""
         assert self._index is not None
-        sizes = self._index.sizes[chosen]
-        owner = np.repeat(np.arange(len(chosen)), sizes)
+        sizes = self._index.sizes[known]
+        owner = np.repeat(np.arange(len(known)), sizes)
         within = np.arange(len(owner)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-        rows = self._index.order[np.repeat(self._index.starts[chosen], sizes) + within]
-        lottery = self._randomness.below(np.full(len(rows), 2**52), key=(step,))
+        rows = self._index.order[np.repeat(self._index.starts[known], sizes) + within]
+        lottery = self._randomness.below(np.full(len(rows), 2**52), key=self._share.key(step))
         kept = np.lexsort((lottery, owner))[within < self._rows_per_unit]
-        rows, owner = rows[kept], owner[kept]
+        kept = kept[mine[owner[kept]]]
+        rows, owner = rows[kept], (np.cumsum(mine) - 1)[owner[kept]]
         limit = None if self._max_physical is None else self._max_physical // self._rows_per_unit
         chunks = []
-        for run in cut(chosen, limit):
-            mine = slice(*np.searchsorted(owner, [run.start, run.stop]))
-            chunks.append(_Chunk(rows[mine], owner[mine] - run.start))
+        for run in self._cut(known[mine], limit):
+            span = slice(*np.searchsorted(owner, [run.start, run.stop]))
+            chunks.append(_Chunk(rows[span], owner[span] - run.start))
         return chunks
 
     def _load(self, drawn: _Drawn) -> Iterator[MicroBatch]:

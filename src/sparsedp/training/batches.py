@@ -19,6 +19,7 @@ from sparsedp.privacy.plan import Phase, Plan
 from sparsedp.sampling.fetching import Collate, fetch_rows
 from sparsedp.sampling.poisson import LogicalBatch, PoissonSampler
 from sparsedp.sampling.shapes import FixedShapes
+from sparsedp.sampling.sharing import EVERYTHING, Share
 from sparsedp.training.independent_rows import check_rows_stand_alone
 from sparsedp.training.plan_checks import check_plan
 
@@ -39,6 +40,8 @@ class Loading:
         workers: loading processes. What a random augmentation draws for a row is the same with any number.
         collate: makes a batch of items of the data set, as in a `DataLoader`. Each row from its own item alone: pad
             to one fixed length, never to the longest of the batch.
+        sharded: in a run of several processes, each gives its own rows, and no other process has them. Without it
+            each gives all rows. How many units all have together is public.
     """
 
     units: Tensor | Sequence[int] | None = None
@@ -46,6 +49,7 @@ class Loading:
     max_physical_batch: int | None = None
     workers: int = 0
     collate: Collate | None = None
+    sharded: bool = False
 
 
 @final
@@ -57,7 +61,12 @@ class Batches:
     """
 
     def __init__(
-        self, dataset: Dataset[Any], plan: Plan, randomness: PrivateRandomness, loading: Loading
+        self,
+        dataset: Dataset[Any],
+        plan: Plan,
+        randomness: PrivateRandomness,
+        loading: Loading,
+        share: Share = EVERYTHING,
     ) -> None:
         self._dataset, self._plan, self._collate = dataset, plan, loading.collate
         shapes = FixedShapes()
@@ -72,6 +81,7 @@ class Batches:
                 workers=loading.workers,
                 collate=loading.collate,
                 shapes=shapes,
+                share=share,
             )
             for phase in plan.phases
         }

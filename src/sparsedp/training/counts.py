@@ -11,6 +11,7 @@ from sparsedp.core.randomness import PrivateRandomness
 from sparsedp.gradients.touched import TouchedRows
 from sparsedp.gradients.votes import GradientVotes
 from sparsedp.methods.controller import Controller
+from sparsedp.privacy.exchange import Exchange
 from sparsedp.privacy.ledger import Charge, Ledger
 from sparsedp.privacy.mechanism import private_mean
 from sparsedp.privacy.plan import Phase, Plan
@@ -33,6 +34,7 @@ class StepCounts:
     plan: Plan
     controller: Controller
     randomness: PrivateRandomness
+    exchange: Exchange
 
     def release(self, step: int, phase: Phase, batch: Iterable[MicroBatch], ledger: Ledger) -> Ledger:
         """Make the count; gives the ledger that the gradient of the same batch is to be charged to."""
@@ -47,6 +49,7 @@ class StepCounts:
                     charge=Charge(phase.name, step, phase.sampling_rate, phase.count_noise, COUNT),
                     ledger=paid,
                     randomness=self.randomness,
+                    exchange=self.exchange,
                 )
             )
         return paid

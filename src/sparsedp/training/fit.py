@@ -26,6 +26,8 @@ from sparsedp.optimizers.rule import (
 )
 from sparsedp.privacy.calibrate import BudgetSplit
 from sparsedp.privacy.normalisation import PrivateNormalisation
+from sparsedp.ranks.here import ranks_here
+from sparsedp.ranks.store import goes_on
 from sparsedp.runs.record import About
 from sparsedp.training.batches import Loading, count_channels
 from sparsedp.training.evaluate import Evaluator, evaluation_mode, held_out, refuse_training_rows
@@ -72,6 +74,7 @@ def fit(
     max_physical_batch: int | None = None,
     workers: int = 0,
     collate: Callable[[list[Any]], Rows] | None = None,
+    sharded: bool = False,
     ema_decay: float | None = None,
     public_scores: Mapping[str, Any] | None = None,
     cache_features: Path | str | None = None,
@@ -120,6 +123,7 @@ def fit(
         max_physical_batch: most rows loaded at once; changes nothing but memory.
         workers: loading processes.
         collate: makes a batch of items of the data set, as in a `DataLoader`.
+        sharded: among several processes, `train_dataset` has this one's rows alone; else each gives all rows.
         ema_decay: keep an exponential average of the weights, and give that back.
         public_scores: what method `given` trains: a score for each row, entry or whole parameter, or a mask, by the
             parameters' names; see `PublicScores`. Public knowledge, for which nothing is charged.
@@ -131,7 +135,8 @@ def fit(
 
     **Privacy.** (epsilon, delta) under adding or removing one unit, for everything that the run gives and writes, but
     what is said of `eval_dataset`. Tuning on the same data costs extra and is not counted.
-    **Edge cases.** Ctrl-C stops after the step in progress, with a checkpoint if there is a run directory.
+    **Edge cases.** Under `torchrun` all processes train one model together; rank 0 keeps the run. Ctrl-C stops after
+    the step in progress, with a checkpoint if there is a run directory.
     """
     given = given_data(train_dataset, "train_dataset")
     train_dataset, collate = given.dataset, collate or given.collate
@@ -143,11 +148,14 @@ def fit(
         max_physical_batch=max_physical_batch,
         workers=workers,
         collate=collate,
+        sharded=sharded,
     )
     if isinstance(optimizer, str):
         optimizer, lr = named_optimizer(optimizer, lr), None
     if optimizer is not None and lr is not None:
         raise SparseDPError(f"lr={lr} is for the default optimizer; give your optimizer its own rate")
+    ranks = ranks_here()
+    resume = goes_on(ranks, out, resume)
     plan = plan_for(
         model,
         train_dataset,
@@ -159,6 +167,8 @@ def fit(
         unit=unit,
         out=out,
         resume=resume,
+        ranks=ranks,
+        sharded=sharded,
         epsilon=epsilon,
         delta=delta,
         epochs=epochs,
@@ -186,7 +196,11 @@ def fit(
         model = Normalised(model, count_channels(train_dataset, collate))
     with ExitStack() as stack:
         screen = Console(stderr=True)
-        shown = [stack.enter_context(live(plan, screen))] if progress and screen.is_terminal else []
+        shown = (
+            [stack.enter_context(live(plan, screen))]
+            if progress and ranks.leads and screen.is_terminal
+            else []
+        )
         trainer = Trainer(
             model,
             train_dataset,
@@ -224,7 +238,7 @@ def _run(trainer: Trainer) -> Result:
     with trainer, deferred_interrupt() as interrupted:
         for batch in trainer:
             trainer.step(batch)
-            if interrupted():
+            if trainer.stops(interrupted()):
                 trainer.pause()
                 raise KeyboardInterrupt
         return trainer.finish()

@@ -16,22 +16,25 @@ from sparsedp.core.randomness import PublicRandomness
 from sparsedp.privacy.ledger import RunLedger
 from sparsedp.privacy.plan import Plan
 from sparsedp.privacy.released import Released
+from sparsedp.ranks.one import ONE_RANK, Ranks
+from sparsedp.ranks.store import new_shared_store
 from sparsedp.runs.checkpoint import Checkpoint
 from sparsedp.runs.history import EpochReport, History
 from sparsedp.runs.identity import check_identity, identity_of
 from sparsedp.runs.moved import moved_checkpoint
 from sparsedp.runs.record import FINISHED, RUNNING, STOPPED, RunFacts
 from sparsedp.runs.state import checkpoint_of, history_of
-from sparsedp.runs.store import ExistingRun, RunStore, new_store
+from sparsedp.runs.store import ExistingRun, RunStore
 from sparsedp.training.evaluate import Evaluator
 from sparsedp.training.learner import Learner
 from sparsedp.training.normalised import check_not_lost
 from sparsedp.training.reports import Callback, Event, Result, Spending, StepReport
+from sparsedp.training.together import CUT, IN_BLOCKS, weight_facts
 
 
 @final
 class RunKeeper:
-    """Keeps a run, whoever takes its steps.
+    """Keeps a run, whoever takes its steps: among several ranks the leading one, which the others hear from.
 
     Attributes:
         position: how many steps of the plan are done, those lost in a crash included.
@@ -47,18 +50,22 @@ class RunKeeper:
         callbacks: Sequence[Callback],
         out: Path | str | None,
         found: ExistingRun | None,
+        ranks: Ranks = ONE_RANK,
+        in_blocks: bool = False,
     ) -> None:
         self._clock = time.monotonic()
+        self._ranks, self._in_blocks = ranks, in_blocks
         self._learner, self._facts, self._evaluate = learner, facts, evaluate
         self._public = PublicRandomness(facts.public_seed)
         self._callbacks = tuple(callbacks)
         self._identity = identity_of(facts)
+        ranks.alike(lambda: self._identity)
         self._epoch_ends = facts.plan.epoch_ends()
         self._between_steps, self._closed = True, False
         self._rates: tuple[float, ...] = ()
         self._result: Result | None = None
         self.position, self.history = 0, History(facts.layout)
-        self._store = self._begin(out) if found is None else self._go_on(found)
+        self._store = self._begin(out) if found is None else ranks.jointly(lambda: self._go_on(found))
         self._spending = Spending(facts.plan, self._store.ledger)
 
     @property
@@ -96,9 +103,11 @@ class RunKeeper:
         report = StepReport(released.step, epoch, released.phase, released, self._rates)
         self._tell(report)
         if self.position == self._epoch_ends[epoch - 1]:
+            self._check_alike()
             self._end_epoch(report, extra or {})
         self._between_steps = True
-        if self.position == self._store.ledger.charged:
+        if self.position == self._store.ledger.charged and self._store.path is not None:
+            self._check_alike()
             self._end_block()
         return report
 
@@ -126,11 +135,14 @@ class RunKeeper:
         """Evaluate, save, write the record and close; further calls give the same result."""
         if self._result is None:
             self.check_open()
-            self.save()
-            result, ledger = self._snapshot(self._metrics({})), self._store.ledger
-            self._write_record(FINISHED if result.complete else STOPPED, result)
-            last = replace(result.ledger, head=ledger.head, entries=ledger.length)  # the record's own line
-            self._result = replace(result, ledger=last)
+            with self._ranks.together():
+                self._check_alike()
+                self.save()
+                result, ledger = self._snapshot(self._metrics({})), self._store.ledger
+                self._write_record(FINISHED if result.complete else STOPPED, result)
+                # With the record's own line.
+                last = replace(result.ledger, head=ledger.head, entries=ledger.length)
+                self._result = replace(result, ledger=self._ranks.from_leader(lambda: last))
             self._learner.install_average()
             self._learner.model.eval()
             self.close()
@@ -148,12 +160,19 @@ class RunKeeper:
         if moved is None:
             self.save()
         else:
-            self._store.save_moved(moved_checkpoint(self.position, self._identity, moved, self.history))
+            state = moved_checkpoint(self.position, self._identity, moved, self.history)
+            self._store.save_moved(self._marked(state))
+
+    def _check_alike(self) -> None:
+        """See that all ranks have come to the same weights, before they are kept."""
+        model, support = self._learner.model, self.history.support
+        self._ranks.alike(lambda: weight_facts(model, support, self.position))
 
     def _begin(self, out: Path | str | None) -> RunStore:
         """Keep a new run, with its first state."""
         start, record = self._state(), self._facts.record(RUNNING, 0.0, None)
-        return new_store(out, self.plan, start, record, replay=self._facts.seed is not None)
+        replay = self._facts.seed is not None
+        return new_shared_store(self._ranks, out, self.plan, start, record, replay=replay)
 
     def _go_on(self, found: ExistingRun) -> RunStore:
         """Take up a run at its checkpoint, past the steps that were paid for and lost."""
@@ -174,7 +193,11 @@ class RunKeeper:
         return store
 
     def _state(self) -> Checkpoint:
-        return checkpoint_of(self.position, self._identity, self._learner.state(), self.history)
+        return self._marked(checkpoint_of(self.position, self._identity, self._learner.state(), self.history))
+
+    def _marked(self, state: Checkpoint) -> Checkpoint:
+        """With a word on how batches are cut, if not as usual."""
+        return replace(state, state={**state.state, CUT: IN_BLOCKS}) if self._in_blocks else state
 
     def _end_epoch(self, last: StepReport, extra: Mapping[str, float]) -> None:
         support = self.history.support
@@ -197,12 +220,15 @@ class RunKeeper:
         epochs = self.history.epochs
         if epochs and epochs[-1].step == self.position:
             return epochs[-1].metrics
+        return self._ranks.from_leader(self._evaluated) | dict(extra)
+
+    def _evaluated(self) -> dict[str, float | None]:
         if self._evaluate is None:
-            return dict(extra)
+            return {}
         seed = self._public.generator_seed((self.position, 2))
         with self._learner.evaluated() as model, own_generators(seed, next(model.parameters()).device):
             found = self._evaluate(model)
-        return {n: float(v) if math.isfinite(v) else None for n, v in found.items()} | dict(extra)
+        return {n: float(v) if math.isfinite(v) else None for n, v in found.items()}
 
     def _tell(self, event: Event) -> None:
         for callback in self._callbacks:

@@ -21,6 +21,7 @@ from sparsedp.methods.choice import AUTO_METHOD
 from sparsedp.methods.method import ActiveRatio
 from sparsedp.methods.spec import ClipNorm
 from sparsedp.privacy.calibrate import BudgetSplit
+from sparsedp.ranks.here import refuse_ranks
 from sparsedp.runs.record import About
 from sparsedp.training.batches import Loading, rows_in_order
 from sparsedp.training.evaluate import Evaluator, held_out, refuse_training_rows
@@ -100,6 +101,7 @@ def make_private(
     if isinstance(accumulation, bool) or not isinstance(accumulation, int) or accumulation < 1:
         raise SparseDPError(f"accumulation: got {accumulation!r}, expected a whole number >= 1")
     dataset, per_sample = data_loader.dataset, per_sample_loss(loss_fn)
+    refuse_ranks("make_private")
     plan = plan_for(
         model,
         dataset,

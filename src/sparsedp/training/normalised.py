@@ -12,6 +12,7 @@ from sparsedp.core.errors import ModelError, PrivacyError
 from sparsedp.core.randomness import PrivateRandomness
 from sparsedp.methods.stages import SELECT
 from sparsedp.privacy.channels import ChannelSum
+from sparsedp.privacy.exchange import Exchange
 from sparsedp.privacy.ledger import Charge, Ledger
 from sparsedp.privacy.mechanism import private_mean
 from sparsedp.privacy.normalisation import NORMALISE, RELEASES
@@ -104,6 +105,7 @@ def release_statistics(
     *,
     ledger: Ledger,
     randomness: PrivateRandomness,
+    exchange: Exchange,
 ) -> None:
     """Release the channels' means, then their spreads around those means, and set the model's constants to them.
 
@@ -121,6 +123,7 @@ def release_statistics(
             charge=Charge(phase.name, batch.step, phase.sampling_rate, phase.noise_multiplier),
             ledger=ledger,
             randomness=randomness,
+            exchange=exchange,
         )
 
     means = released(None)

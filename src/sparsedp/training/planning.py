@@ -18,6 +18,7 @@ from sparsedp.methods.choice import AUTO_METHOD, choose_method
 from sparsedp.methods.method import ActiveRatio
 from sparsedp.methods.spec import METHOD, Asked, PlanSpec
 from sparsedp.privacy.plan import Plan
+from sparsedp.ranks.one import ONE_RANK, Ranks
 from sparsedp.runs.folder import check_new
 from sparsedp.training.plan_checks import saved_plan
 
@@ -39,19 +40,28 @@ def plan_for(
     unit: str | None,
     out: Path | str | None,
     resume: bool,
+    ranks: Ranks = ONE_RANK,
+    sharded: bool = False,
     **asked: Unpack[Asked],
 ) -> Plan:
-    """The plan for this model and data: a new one, or the one of the run that goes on."""
+    """The plan for this model and data: a new one, or the one of the run that goes on; all ranks must ask alike."""
     if public_scores is not None and method == AUTO_METHOD:
         method = GIVEN
     changes = _with_scores(_with_ratio(options, active_ratio), method, public_scores)
     protected, called = _count_units(dataset, units), _name_of_unit(unit, dataset, units)
+    if sharded:
+        protected = sum(ranks.gather(protected))
     if method == AUTO_METHOD:
         trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
         # What is said of a support asks for one.
         told = changes is not None or isinstance(asked.get("clip_norm"), tuple)
         method = METHOD if told else choose_method(trained, units=protected, unit=called, **asked)
     spec = PlanSpec.asked(method, changes, units=protected, unit=called, **asked)
+    ranks.alike(lambda: {"plan": spec.to_json()})
+    return ranks.from_leader(lambda: _planned(spec, out, resume))
+
+
+def _planned(spec: PlanSpec, out: Path | str | None, resume: bool) -> Plan:
     if out is not None and not resume:
         check_new(out)
     return saved_plan(spec, out) if resume and out is not None else spec.plan()

@@ -16,6 +16,7 @@ from sparsedp.gradients.votes import GradientVotes
 from sparsedp.methods.controller import Controller
 from sparsedp.methods.stages import SELECT
 from sparsedp.methods.votes import Votes
+from sparsedp.privacy.exchange import Exchange
 from sparsedp.privacy.ledger import Charge, Ledger
 from sparsedp.privacy.mechanism import private_mean
 from sparsedp.privacy.plan import Phase, Plan
@@ -64,6 +65,7 @@ def release_selection(
     *,
     ledger: Ledger,
     randomness: PrivateRandomness,
+    exchange: Exchange,
 ) -> None:
     """Count, with noise, how many units touch or vote for each row, and let the controller rank by it.
 
@@ -79,5 +81,6 @@ def release_selection(
         charge=Charge(phase.name, batch.step, phase.sampling_rate, phase.noise_multiplier),
         ledger=ledger,
         randomness=randomness,
+        exchange=exchange,
     )
     controller.observe_selection(released)

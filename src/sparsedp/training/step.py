@@ -13,6 +13,7 @@ from sparsedp.core.randomness import PrivateRandomness
 from sparsedp.gradients.query import Engine, Query
 from sparsedp.methods.controller import Controller
 from sparsedp.optimizers.apply import set_to_zero
+from sparsedp.privacy.exchange import Exchange
 from sparsedp.privacy.ledger import Charge, Ledger
 from sparsedp.privacy.mechanism import privatize
 from sparsedp.privacy.plan import Phase, Plan
@@ -37,6 +38,7 @@ class PrivateStep:
     counts: StepCounts
     move: Callable[[Released], None]
     randomness: PrivateRandomness
+    exchange: Exchange
 
     def __call__(self, step: int, batch: Iterable[MicroBatch], ledger: Ledger) -> Released:
         """Charge, release, move the support, learn from the release.
@@ -64,6 +66,7 @@ class PrivateStep:
                 ledger=ledger,
                 randomness=self.randomness,
                 absolute_noise_std=phase.noise_std or 0.0,
+                exchange=self.exchange,
             )
         self.move(released)
         self.controller.observe(released)

@@ -15,6 +15,7 @@ from sparsedp.core.randomness import PrivateRandomness, PublicRandomness
 from sparsedp.gradients import make_engine
 from sparsedp.gradients.check import PROBE_ROWS
 from sparsedp.methods import Controller, Knowledge, PublicScores
+from sparsedp.privacy.exchange import ALONE, Exchange
 from sparsedp.privacy.ledger import Ledger
 from sparsedp.privacy.plan import Phase, Plan
 from sparsedp.privacy.released import Released
@@ -57,6 +58,7 @@ class Stepper:
         rule: UpdateRule,
         engine: str,
         scores: PublicScores | None = None,
+        exchange: Exchange = ALONE,
     ) -> None:
         private, public = randomness
         some_rows = functools.partial(batches.rows_for_a_trial, PROBE_ROWS, public)
@@ -81,9 +83,10 @@ class Stepper:
             plan,
             controller,
             computing,
-            StepCounts(self._look, plan, controller, private),
+            StepCounts(self._look, plan, controller, private, exchange),
             self.learner.apply,
             private,
+            exchange,
         )
 
     def take(self, batch: LogicalBatch, ledger: Ledger) -> Released:
@@ -97,7 +100,10 @@ class Stepper:
         """Release the inputs' statistics before training, and set the model's constants to them."""
         model = self.learner.model
         assert isinstance(model, Normalised)
-        release_statistics(model, batches, self._plan, phase, ledger=ledger, randomness=self._step.randomness)
+        release_statistics(
+            model, batches, self._plan, phase,
+            ledger=ledger, randomness=self._step.randomness, exchange=self._step.exchange,
+        )  # fmt: skip
 
     def select(self, phase: Phase, batches: Iterator[LogicalBatch], ledger: Ledger) -> None:
         """Release the count that a selection ranks by, before training."""
@@ -107,7 +113,7 @@ class Stepper:
         with step.state.untouched(last_of_epoch=True):
             release_selection(
                 self._look, batch, self._plan, phase, step.controller,
-                ledger=ledger, randomness=step.randomness,
+                ledger=ledger, randomness=step.randomness, exchange=step.exchange,
             )  # fmt: skip
 
     def secret_generators(self, position: int) -> AbstractContextManager[None]:

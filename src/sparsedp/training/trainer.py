@@ -11,15 +11,18 @@ from torch.utils.data import Dataset
 
 from sparsedp.core.batch import PerSample, per_sample_loss
 from sparsedp.core.errors import SparseDPError
-from sparsedp.core.randomness import SeededRandomness, SystemRandomness
+from sparsedp.core.randomness import PublicRandomness, SeededRandomness, SystemRandomness
 from sparsedp.core.support import Support
 from sparsedp.methods import PublicScores
 from sparsedp.optimizers.rule import OptimizerChoice, SchedulerChoice
 from sparsedp.privacy.plan import Plan
+from sparsedp.ranks.here import ranks_here
+from sparsedp.ranks.one import Ranks
+from sparsedp.ranks.store import find_shared_run, goes_on
 from sparsedp.runs.history import EpochReport
 from sparsedp.runs.record import About, RunFacts
-from sparsedp.runs.store import find_run
 from sparsedp.sampling.poisson import LogicalBatch
+from sparsedp.sampling.sharing import EVERYTHING
 from sparsedp.training.batches import Batches, Loading
 from sparsedp.training.evaluate import Evaluator
 from sparsedp.training.keeper import RunKeeper, public_randomness
@@ -32,6 +35,7 @@ from sparsedp.training.normalised import (
 from sparsedp.training.reports import Callback, Result, StepReport
 from sparsedp.training.selection import selection_phase
 from sparsedp.training.stepper import Randomness, Stepper
+from sparsedp.training.together import LOOKED_AT, data_facts, first_facts, share_of
 
 
 @final
@@ -60,8 +64,10 @@ class Trainer:
     **Privacy.** Every step is charged before it is taken, to a ledger that pays for this plan once, and takes a batch
     that this trainer drew. Unseeded runs draw noise and batches from the operating system. What callbacks and files
     get is public or released.
-    **Edge cases.** An interrupted run resumes at its last checkpoint. A seeded one replays to the same weights; an
-    unseeded one goes on after the steps that were paid for and lost, and so takes fewer.
+    **Edge cases.** In a `torch.distributed` group all ranks make a trainer alike and step it alike; rank 0 keeps the
+    run and evaluates, callbacks are called on all. An interrupted run resumes at its last checkpoint. A seeded one
+    replays to the same weights; an unseeded one goes on after the steps that were paid for and lost, and so takes
+    fewer.
     """
 
     def __init__(
@@ -84,16 +90,24 @@ class Trainer:
         callbacks: Sequence[Callback] = (),
         about: About = About(),  # noqa: B008
     ) -> None:
+        self._ranks = ranks = ranks_here()
         check_normalisation(plan, model)
-        found = find_run(out, resume, plan, replay=seed is not None)
-        private = SystemRandomness() if seed is None else SeededRandomness(seed)
-        public = public_randomness(seed, found)
-        self._batches = Batches(dataset, plan, private, loading)
+        ranks.alike(lambda: first_facts(plan, model, dataset, loading, seed))
+        resume = goes_on(ranks, out, resume)
+        found = find_shared_run(ranks, out, resume, plan, replay=seed is not None)
+        private = ranks.randomness(SystemRandomness() if seed is None else SeededRandomness(seed))
+        public = PublicRandomness(ranks.from_leader(lambda: public_randomness(seed, found).seed))
+        share = share_of(ranks, dataset, loading, found and found.checkpoint)
+        self._batches = ranks.jointly(lambda: Batches(dataset, plan, private, loading, share))
+        ranks.alike(lambda: data_facts(self._batches.rows_for_a_trial(LOOKED_AT, public), loading))
+        ranks.align(model)
         rule = UpdateRule(optimizer, scheduler, ema_decay)
         draws = Randomness(private, public)
         scores = None if public_scores is None else PublicScores.of(public_scores)
-        self._stepper = Stepper(
-            model, per_sample_loss(loss), plan, self._batches, draws, rule, engine, scores
+        self._stepper = ranks.jointly(
+            lambda: Stepper(
+                model, per_sample_loss(loss), plan, self._batches, draws, rule, engine, scores, ranks.exchange
+            )
         )
         learner = self._stepper.learner
         setup = {"engine": engine, "ema_decay": ema_decay, "rows_per_unit": loading.rows_per_unit}
@@ -110,7 +124,10 @@ class Trainer:
         )
         self._issued: dict[int, LogicalBatch] = {}
         self._workers = loading.workers
-        self._keeper = RunKeeper(learner, facts, evaluate=evaluate, callbacks=callbacks, out=out, found=found)
+        self._keeper = RunKeeper(
+            learner, facts, evaluate=evaluate, callbacks=callbacks, out=out, found=found,
+            ranks=ranks, in_blocks=share is not EVERYTHING,
+        )  # fmt: skip
 
     @property
     def plan(self) -> Plan:
@@ -137,6 +154,11 @@ class Trainer:
         """One report per epoch so far."""
         return tuple(self._keeper.history.epochs)
 
+    @property
+    def ranks(self) -> Ranks:
+        """The processes that train together; one if this is the only one."""
+        return self._ranks
+
     def __iter__(self) -> Iterator[LogicalBatch]:
         """The batches still to be stepped through, in order; before the first, what the plan releases ahead."""
         self._keeper.check_open()
@@ -154,8 +176,13 @@ class Trainer:
                 f"step: got the batch of step {batch.step}, expected the one this trainer gave for step "
                 f"{self.position}; take each batch of `for batch in trainer` once, in order"
             )
-        self._keeper.begin_step()
-        return self._keeper.end_step(self._stepper.take(batch, self._keeper.ledger))
+        with self._ranks.together():
+            self._keeper.begin_step()
+            return self._keeper.end_step(self._stepper.take(batch, self._keeper.ledger))
+
+    def stops(self, asked: bool) -> bool:
+        """Whether to stop after this step: if asked, and with several processes once all have heard of it."""
+        return self._ranks.stops(asked)
 
     def save(self) -> None:
         """Write a checkpoint now; does nothing without a run directory."""
@@ -190,7 +217,7 @@ class Trainer:
             if found is None or self.position != self.plan.first_step(found.name):
                 continue
             keeper.begin_step()
-            with stepper.secret_generators(self.position):
+            with self._ranks.together(), stepper.secret_generators(self.position):
                 release(found, self._batches.starting_at(self.position), keeper.ledger)
             keeper.end_preliminary(found.steps)
 

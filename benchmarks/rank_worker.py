@@ -1,0 +1,153 @@
+"""One rank of `benchmarks.ranks`: takes steps of one contender on its share of a batch, under torchrun.
+
+The last argument is the job as JSON; rank 0 prints one line of JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from benchmarks.contenders import (
+    CLIP_NORM,
+    NOISE_MULTIPLIER,
+    SAMPLING_RATE,
+    Job,
+    _opacus,
+    _optimizer,
+    _sparsedp,
+)
+from benchmarks.supports import support_of
+from benchmarks.workloads import per_sample_loss, workload_of
+from sparsedp.sampling.sharing import UNITS_AT_ONCE
+
+Batch = tuple[Tensor, Tensor]
+
+
+@dataclass(slots=True)
+class Clock:
+    """Time spent in collectives since it was last read, and bytes given to them and got from them."""
+
+    seconds: float = 0.0
+    sent: int = 0
+    got: int = 0
+    steps: list[float] = field(default_factory=list)
+
+    def around(self, collective: Callable[..., Any]) -> Callable[..., Any]:
+        """The collective, timed and counted."""
+
+        def timed(tensor: Tensor, *arguments: Any, **named: Any) -> Any:
+            size, began = tensor.numel() * tensor.element_size(), time.perf_counter()
+            self.sent += size if collective is not _BROADCAST else 0
+            self.got += size if collective is not _REDUCE else 0
+            try:
+                return collective(tensor, *arguments, **named)
+            finally:
+                self.seconds += time.perf_counter() - began
+
+        return timed
+
+
+_REDUCE, _BROADCAST, _ALL_REDUCE = dist.reduce, dist.broadcast, dist.all_reduce
+
+
+def shared_sparsedp(job: Job, batch: Batch) -> Callable[[], None]:
+    """A private step on this rank's micro-batches, added up over the group."""
+    from sparsedp.core.batch import MicroBatch, select_rows
+    from sparsedp.core.clip import FlatClip
+    from sparsedp.core.randomness import SystemRandomness
+    from sparsedp.gradients import BookkeepingEngine, Query
+    from sparsedp.optimizers.apply import support_optimizer
+    from sparsedp.privacy.ledger import Charge, MemoryLedger
+    from sparsedp.privacy.mechanism import privatize
+    from sparsedp.ranks.here import ranks_here
+
+    ranks, model = ranks_here(), workload_of(job.model).model()
+    engine = BookkeepingEngine(model, per_sample_loss)
+    query = Query(support_of(job.support, engine.layout, job.active_ratio), FlatClip(CLIP_NORM))
+    optimizer = support_optimizer(model, engine.layout, _optimizer(job, model), coasts=False)
+    ledger, randomness = MemoryLedger(), ranks.randomness(SystemRandomness())
+    rows = batch[0].shape[0]
+    mine = range(ranks.rank * UNITS_AT_ONCE, rows, ranks.count * UNITS_AT_ONCE)
+    parts = [MicroBatch(select_rows(batch, slice(start, start + UNITS_AT_ONCE))) for start in mine]
+
+    def step() -> None:
+        released = privatize(
+            engine,
+            parts,
+            query,
+            expected_batch_size=float(rows),
+            charge=Charge("train", ledger.next_step, SAMPLING_RATE, NOISE_MULTIPLIER),
+            ledger=ledger,
+            randomness=randomness,
+            exchange=ranks.exchange,
+        )
+        optimizer.apply(released)
+
+    return step
+
+
+def shared_opacus(job: Job, batch: Batch) -> Callable[[], None]:
+    """Opacus's data-parallel step on this rank's half of the rows."""
+    from opacus.distributed import DifferentiallyPrivateDistributedDataParallel
+
+    rank, count = dist.get_rank(), dist.get_world_size()
+    model = DifferentiallyPrivateDistributedDataParallel(workload_of(job.model).model())
+    inputs, targets = batch
+    return _opacus("hooks", job, model, (inputs[rank::count].contiguous(), targets[rank::count].contiguous()))
+
+
+def alone(job: Job, batch: Batch) -> Callable[[], None]:
+    """One process with the whole batch, and nobody to talk to."""
+    return _sparsedp(job, workload_of(job.model).model(), batch)
+
+
+CONTENDERS = {"sparsedp": shared_sparsedp, "opacus-ddp": shared_opacus, "alone": alone}
+
+
+def main() -> None:
+    """Take steps and say how long they took, what part of it was the exchange, and what was sent."""
+    asked = json.loads(sys.argv[-1])
+    torch.set_num_threads(asked["threads"])
+    dist.init_process_group("gloo")
+    job = Job(asked["model"], asked["contender"], asked["ratio"], asked["support"])
+    clock = Clock()
+    for name in ("reduce", "broadcast", "all_reduce"):
+        setattr(dist, name, clock.around(getattr(dist, name)))
+    step = CONTENDERS[job.contender](job, workload_of(job.model).batch())
+    for _ in range(2):
+        step()
+    taken, exchanged = [], []
+    clock.sent = clock.got = 0
+    for _ in range(asked["steps"]):
+        clock.seconds, began = 0.0, time.perf_counter()
+        step()
+        taken.append(time.perf_counter() - began)
+        exchanged.append(clock.seconds)
+    found = {
+        "seconds": float(np.median(taken)),
+        "exchange_seconds": float(np.median(exchanged)),
+        "bytes_sent": clock.sent // len(taken),
+        "bytes_got": clock.got // len(taken),
+    }
+    everybody: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everybody, found)
+    if dist.get_rank() == 0:
+        quickest = min(one["exchange_seconds"] for one in everybody)  # the rank that waits for nobody
+        print(
+            json.dumps({**asked, **everybody[-1], "seconds": found["seconds"], "exchange_seconds": quickest})
+        )
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

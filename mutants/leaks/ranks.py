@@ -1,0 +1,41 @@
+"""Several processes that are not one: units drawn twice or by nobody, noise in the wrong place."""
+
+from mutants.mutant import mutant
+
+SHARING = "tests/sampling/test_sharing.py::"
+EXCHANGE = "tests/ranks/test_exchange.py::"
+
+MUTANTS = [
+    mutant(
+        "unit-owned-twice",
+        "Two ranks own the units of one block",
+        "sampling/sharing.py",
+        "    starts: Sequence[int] = range(rank << bits, units, ranks << bits)\n",
+        "    starts: Sequence[int] = range(0, units, 1 << bits)\n",
+        SHARING + "test_the_union_over_ranks_is_poisson_without_a_seed",
+    ),
+    mutant(
+        "shards-share-coins",
+        "Shards of a seeded run throw the same coins",
+        "sampling/sharing.py",
+        "        return (step, _SHARD_DRAWS, self.rank)\n",
+        "        return (step, _SHARD_DRAWS)\n",
+        SHARING + "test_the_seeded_shards_of_one_run_throw_different_coins",
+    ),
+    mutant(
+        "every-rank-draws-noise",
+        "Ranks that follow can draw noise, so a release past the exchange goes unnoticed",
+        "ranks/group.py",
+        "        return private if self.leads else FollowerRandomness(private)\n",
+        "        return private\n",
+        EXCHANGE + "test_a_rank_that_follows_has_no_noise",
+    ),
+    mutant(
+        "sum-handed-out-before-the-noise",
+        "Rank 0 hands out the sum itself",
+        "ranks/exchange.py",
+        "                    got[CONTROL:] = release(sent[CONTROL:])\n",
+        "                    got[CONTROL:] = sent[CONTROL:]\n                    release(sent[CONTROL:])\n",
+        EXCHANGE + "test_what_is_handed_out_is_the_release",
+    ),
+]

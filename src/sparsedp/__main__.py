@@ -1,0 +1,5 @@
+"""`python -m sparsedp`, and so `torchrun -m sparsedp`."""
+
+from sparsedp.cli import main
+
+main()

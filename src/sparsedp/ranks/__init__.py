@@ -1,0 +1,1 @@
+"""Several processes, one run: who is who, what they tell each other, and how they stay alike."""

@@ -1,0 +1,227 @@
+"""A group of processes that run as one: `torch.distributed`, and what the run needs of it."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, TypeVar, final
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from sparsedp.core.errors import RankError
+from sparsedp.core.files import Json
+from sparsedp.core.randomness import PrivateRandomness
+from sparsedp.privacy.exchange import Exchange
+from sparsedp.ranks.exchange import LEADER, GroupExchange, Traffic
+from sparsedp.ranks.follower import FollowerRandomness
+from sparsedp.ranks.post import Post
+from sparsedp.runs.identity import differences, short
+from sparsedp.sampling.sharing import Blocks, Shard, Share
+
+T = TypeVar("T")
+
+_FAILED = 1 << 32
+"""What a rank that cannot go on adds to the control word, with its number."""
+
+
+@final
+@dataclass(eq=False)
+class RankGroup:
+    """The processes that a launcher of `torch.distributed` has started.
+
+    **Privacy.** They are one trusted party: sums travel between them before the noise. Ledger and noise are on the
+    leading rank alone.
+    **Edge cases.** A rank that is killed or hangs makes the others' next exchange fail: at once, or after the time
+    they wait for each other. Nothing is released then.
+
+    Attributes:
+        group: theirs, for this run alone.
+        seconds: how long they wait for each other.
+        restarted: whether the launcher has started them before.
+        device: where what they exchange lies.
+        traffic: what was exchanged so far.
+    """
+
+    group: dist.ProcessGroup
+    seconds: float
+    restarted: bool
+    device: torch.device
+    traffic: Traffic = field(default_factory=Traffic)
+    _asked: bool = False
+    _agreed: bool = False
+    _post: Post = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._post = Post(f"sparsedp/{self.group.group_name}")
+
+    @property
+    def rank(self) -> int:
+        """Which one this is."""
+        return dist.get_rank(self.group)
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        return dist.get_world_size(self.group)
+
+    @property
+    def leads(self) -> bool:
+        """Whether it is rank 0."""
+        return self.rank == LEADER
+
+    @property
+    def exchange(self) -> Exchange:
+        """Integers are added up, rank 0 releases, all get the release."""
+        return GroupExchange(self)
+
+    def from_leader(self, make: Callable[[], T]) -> T:
+        """The leader's value, or its error."""
+        told: list[Any] = [None]
+        failure: Exception | None = None
+        if self.leads:
+            try:
+                told = [(True, make())]
+            except Exception as error:  # whatever it is: all are told, then it is raised as it was
+                failure, told = error, [(False, f"{type(error).__name__}: {error}")]
+        self.take_part(lambda: dist.broadcast_object_list(told, LEADER, group=self.group))
+        if failure is not None:
+            raise failure
+        fine, value = told[0]
+        if not fine:
+            raise RankError(f"rank {LEADER} stopped the run: {value}")
+        return value  # type: ignore[no-any-return]
+
+    def jointly(self, make: Callable[[], T]) -> T:
+        """What `make` gives here, once it has given something everywhere.
+
+        Raises:
+            RankError: it failed on another rank, and on which.
+        """
+        failure: Exception | None = None
+        value: Any = None
+        try:
+            value = make()
+        except Exception as error:  # whatever it is: all are told, then it is raised as it was
+            failure = error
+        told = self.gather(None if failure is None else f"{type(failure).__name__}: {failure}")
+        if failure is not None:
+            raise failure
+        failed = [
+            f"rank {rank} stopped the run: {text}" for rank, text in enumerate(told) if text is not None
+        ]
+        if failed:
+            raise RankError("; ".join(failed))
+        return value  # type: ignore[no-any-return]
+
+    def gather(self, value: T) -> list[T]:
+        """Every rank's value."""
+        values: list[Any] = [None] * self.count
+        self.take_part(lambda: dist.all_gather_object(values, value, group=self.group))
+        return values
+
+    def alike(self, facts: Callable[[], Mapping[str, Json]]) -> None:
+        """Compare with the leader's.
+
+        Raises:
+            RankError: on every rank, naming those that differ, and in what.
+        """
+        mine: Json = json.loads(json.dumps(dict(facts())))
+        leaders, *others = self.gather(mine)
+        differing = []
+        for rank, theirs in enumerate(others, start=LEADER + 1):
+            words = [
+                f"{name} is {short(here)} and {short(there)} on rank {LEADER}"
+                for name, there, here in differences(leaders, theirs)
+            ]
+            differing += [f"rank {rank}: {'; '.join(words[:4])}"] if words else []
+        if differing:
+            raise RankError(
+                f"the ranks are not alike. {'. '.join(differing)}. Start all with the same code, data and settings"
+            )
+
+    def share(self, units: int, *, sharded: bool) -> Share:
+        """Blocks of what all hold, or what this rank alone holds."""
+        return Shard(self.rank, tuple(self.gather(units))) if sharded else Blocks(self.rank, self.count)
+
+    def randomness(self, private: PrivateRandomness) -> PrivateRandomness:
+        """On ranks that follow: coins, but no noise."""
+        return private if self.leads else FollowerRandomness(private)
+
+    def align(self, model: nn.Module) -> None:
+        """As in PyTorch's data-parallel training: rank 0's parameters and buffers are everybody's."""
+        with torch.no_grad():
+            for tensor in [*model.parameters(), *model.buffers()]:
+                sent = tensor.detach().to(self.device).clone(memory_format=torch.contiguous_format)
+                self.take_part(functools.partial(dist.broadcast, sent, LEADER, group=self.group))
+                tensor.copy_(sent)
+
+    def stops(self, asked: bool) -> bool:
+        """After the step in which all have heard that one was asked."""
+        self._asked = self._asked or asked
+        return self._agreed
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """An error here is written where the other ranks look when they miss this one."""
+        try:
+            yield
+        except RankError:
+            raise
+        except Exception as error:
+            self.leave_word(error)
+            raise
+
+    def leave_word(self, error: Exception) -> None:
+        """Tell the others why this rank ends, where they look when they miss it."""
+        self._post.leave(self.rank, f"{type(error).__name__}: {error}")
+
+    def take_part(self, collective: Callable[[], Any]) -> None:
+        """Take part in a collective.
+
+        Raises:
+            RankError: it failed, and why, as far as the ranks that are still there can tell.
+        """
+        self.traffic.collectives += 1
+        try:
+            collective()
+        except RuntimeError as error:
+            self._post.leave(self.rank, "")
+            raise RankError(f"rank {self.rank} cannot go on: {self._diagnosis(error)}") from error
+
+    def _diagnosis(self, error: Exception) -> str:
+        words = self._post.read(self.count)
+        said = [
+            f"rank {rank} stopped with {text}" for rank, text in words.items() if text and rank != self.rank
+        ]
+        silent = [str(rank) for rank in range(self.count) if rank not in words]
+        if silent:
+            said.append(f"nothing was heard of rank {', '.join(silent)}: killed, hanging or cut off")
+        what = "; ".join(said) or str(error).splitlines()[0]
+        return (
+            f"{what}. Ranks wait {self.seconds:g} s for each other. What was paid for stays paid; resume the run to "
+            "go on from its last checkpoint (`torchrun --max-restarts` does that by itself)"
+        )
+
+    def control(self, failed: bool) -> list[int]:
+        """What this rank adds to a sum besides its integers: whether it failed, and whether it was asked to stop."""
+        return [_FAILED + self.rank if failed else 0, int(self._asked)]
+
+    def heed(self, failures: int, asked: int) -> None:
+        """Take in what all have added.
+
+        Raises:
+            RankError: a rank failed, and which.
+        """
+        if failures:
+            who = f"rank {failures % _FAILED}" if failures // _FAILED == 1 else f"{failures // _FAILED} ranks"
+            words = [text for text in self._post.read(self.count).values() if text]
+            raise RankError(
+                f"{who} stopped the run, and nothing of this step is released"
+                + (f": {words[0]}" if words else "; its own message says why")
+            )
+        self._agreed = asked > 0

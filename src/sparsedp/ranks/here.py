@@ -1,0 +1,68 @@
+"""Which run of several processes this one belongs to, as the launcher has set it up."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from sparsedp.core.errors import SparseDPError
+from sparsedp.ranks.group import RankGroup
+from sparsedp.ranks.one import OneRank, Ranks
+
+TIMEOUT = "SPARSEDP_RANK_TIMEOUT"
+"""Environment variable: how many seconds ranks wait for each other."""
+SECONDS = 1800.0
+"""Long enough for the leading rank to evaluate and save; a rank that hangs is noticed that late."""
+
+
+def ranks_here() -> Ranks:
+    """The ranks of the process group that is there, or that `torchrun` has prepared; else one rank.
+
+    **Privacy.** Under `torchrun` a group is made if there is none: otherwise every process would train, and release,
+    by itself.
+    """
+    if not dist.is_available():
+        return OneRank()
+    if not dist.is_initialized():
+        if not dist.is_torchelastic_launched():
+            _refuse_lone_ranks()
+            return OneRank()
+        dist.init_process_group(_backend(), timeout=timedelta(seconds=_seconds()))
+    group = dist.new_group(backend=_backend(), timeout=timedelta(seconds=_seconds()))
+    on_gpu = "nccl" in dist.get_backend()
+    device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
+    restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+    return RankGroup(group, _seconds(), restarted, device)
+
+
+def refuse_ranks(what: str) -> None:
+    """Refuse what is for one process, which looks at all data.
+
+    Raises:
+        SparseDPError: there are several.
+    """
+    grouped = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+    if grouped or int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise SparseDPError(
+            f"{what} runs in one process, and this is one of several; start it without torchrun"
+        )
+
+
+def _refuse_lone_ranks() -> None:
+    """Several processes by another launcher, none of which knows the others, would each train for themselves."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ:
+        raise SparseDPError(
+            f"this is rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']} and there is no process group: every "
+            "rank would train and release by itself. Call torch.distributed.init_process_group first, or use torchrun"
+        )
+
+
+def _backend() -> str:
+    return "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
+
+
+def _seconds() -> float:
+    return float(os.environ.get(TIMEOUT, SECONDS))

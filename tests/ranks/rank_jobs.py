@@ -1,0 +1,296 @@
+"""What the ranks of the tests do: run by torchrun, one job after another, each writing what it found to a file.
+
+`torchrun --nproc-per-node 3 rank_jobs.py FOLDER JOB...`; rank r writes FOLDER/JOB.r.json.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+import sparsedp
+from sparsedp.core.errors import SparseDPError
+from sparsedp.training.reports import StepReport
+
+ROWS, CLASSES = 400, 3
+LOSS = nn.CrossEntropyLoss(reduction="none")
+
+
+def data(rows: int = ROWS, seed: int = 0) -> TensorDataset:
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(CLASSES, (rows,), generator=generator)
+    inputs = torch.rand(rows, 6, generator=generator) + nn.functional.one_hot(labels, 6)
+    return TensorDataset(inputs, labels)
+
+
+def words(rows: int = ROWS) -> TensorDataset:
+    generator = torch.Generator().manual_seed(1)
+    return TensorDataset(
+        torch.randint(20, (rows, 4), generator=generator),
+        torch.randint(CLASSES, (rows,), generator=generator),
+    )
+
+
+def network(width: int = 8) -> nn.Module:
+    torch.manual_seed(4)
+    return nn.Sequential(nn.Linear(6, width), nn.Tanh(), nn.Dropout(0.1), nn.Linear(width, CLASSES))
+
+
+class Bag(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(4)
+        self.table, self.head = nn.Embedding(20, 5), nn.Linear(5, CLASSES)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(self.table(tokens).mean(dim=1))
+
+
+def digest(result: sparsedp.Result) -> str:
+    found = hashlib.sha256()
+    for value in result.model.state_dict().values():
+        found.update(value.numpy().tobytes())
+    found.update(result.support.indices.numpy().tobytes())
+    found.update(json.dumps([r.to_json() for r in result.history], sort_keys=True).encode())
+    found.update(f"{result.ledger.steps} {result.ledger.epsilon}".encode())
+    return found.hexdigest()
+
+
+def train(method: str = "tp-topk", **changes: Any) -> sparsedp.Result:
+    by_table = method in TABLES
+    protection: dict[str, Any] = {"epsilon": 4.0, "delta": 1e-3, "accountant": "rdp"}
+    without: dict[str, dict[str, Any]] = {"noisy-sgd": {"noise_std": 0.05}, "clipped-sgd": {}}
+    arguments: dict[str, Any] = {
+        "method": method,
+        "epochs": 2,
+        "batch_size": 100,
+        "lr": 0.5,
+        "seed": 7,
+        "evaluate": accuracy,
+        **without.get(method, protection),
+        **changes,
+    }
+    model = arguments.pop("model", None) or (Bag() if by_table else network())
+    dataset = arguments.pop("dataset", None) or (words() if by_table else data())
+    return sparsedp.fit(model, dataset, LOSS, **arguments)
+
+
+def accuracy(model: nn.Module) -> dict[str, float]:
+    weights = torch.cat([p.detach().flatten() for p in model.parameters()])
+    return {"accuracy": float(weights.abs().mean())}
+
+
+def tables() -> frozenset[str]:
+    """Methods that rank rows of embedding tables."""
+    return frozenset(m.name for m in sparsedp.all_methods() if m.name in ("fest", "adafest", "votes"))
+
+
+TABLES = tables()
+
+
+def refused(do: Callable[[], object]) -> str:
+    """The error it raises."""
+    try:
+        do()
+    except SparseDPError as error:
+        return str(error)
+    return "nothing was refused"
+
+
+def every_method(folder: Path) -> dict[str, str]:
+    found = {}
+    for method in sparsedp.all_methods():
+        try:
+            found[method.name] = digest(train(method.name))
+        except SparseDPError as error:
+            found[method.name] = f"refused: {error}"
+    found["normalised"] = digest(train(normalise=sparsedp.PrivateNormalisation(clip_norm=3.0)))
+    return found
+
+
+def few_methods(folder: Path) -> dict[str, str]:
+    found = {name: digest(train(name)) for name in ("tp-topk", "fest")}
+    people = torch.arange(ROWS) % 130
+    found["people"] = digest(train(units=people, unit="person", rows_per_unit=2, max_physical_batch=8))
+    return found
+
+
+def kept(folder: Path) -> str:
+    """A run in a folder."""
+    return digest(train(out=folder / "RUN"))
+
+
+def second(folder: Path) -> str:
+    return refused(lambda: train(out=folder / "RUN"))
+
+
+def plans(folder: Path) -> str:
+    return refused(lambda: train(epsilon=4.0 + (dist.get_rank() == 1)))
+
+
+def models(folder: Path) -> str:
+    return refused(lambda: train(model=network(8 + (dist.get_rank() == 1))))
+
+
+def others(folder: Path) -> str:
+    return refused(lambda: train(dataset=data(seed=int(dist.get_rank() == 1))))
+
+
+def optimizers(folder: Path) -> str:
+    return refused(lambda: train(lr=0.5 + (dist.get_rank() == 1)))
+
+
+def drifts(folder: Path) -> str:
+    """One rank's weights move by themselves."""
+    model = network()
+
+    def drift(event: object) -> None:
+        if isinstance(event, StepReport) and event.step == 5 and dist.get_rank() == 1:
+            with torch.no_grad():
+                next(model.parameters()).add_(1e-6)
+
+    return refused(lambda: train(model=model, callbacks=[drift]))
+
+
+def fails(folder: Path) -> str:
+    """One rank's loss raises, in its own part of a step."""
+    return _failing(after=3)
+
+
+def refuses(folder: Path) -> str:
+    """One rank refuses its model before the first step."""
+    return _failing(after=-1)
+
+
+def _failing(after: int) -> str:
+    reached = [-1]
+
+    def loss(output: Tensor, target: Tensor) -> Tensor:
+        if dist.get_rank() == 1 and reached[0] == after:
+            raise SparseDPError("no more")
+        return LOSS(output, target)
+
+    def note(event: object) -> None:
+        if isinstance(event, StepReport):
+            reached[0] = event.step
+
+    arguments: dict[str, Any] = {"epsilon": 4, "delta": 1e-3, "epochs": 2, "batch_size": 100}
+    return refused(lambda: sparsedp.fit(network(), data(), loss, callbacks=[note], **arguments))
+
+
+def unseeded(folder: Path) -> dict[str, Any]:
+    """Without a seed, and with initial weights of each rank's own: all end with the same weights."""
+    torch.manual_seed(dist.get_rank())
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, CLASSES))
+    result = train(model=model, seed=None)
+    return {"digest": digest(result), "steps": result.ledger.steps}
+
+
+def sharded(folder: Path) -> dict[str, Any]:
+    """Each rank has rows of its own."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    inputs, labels = data().tensors
+    mine = slice(rank * ROWS // ranks, (rank + 1) * ROWS // ranks)
+    result = train(dataset=TensorDataset(inputs[mine], labels[mine]), sharded=True)
+    twice = refused(lambda: train(units=torch.arange(ROWS), unit="person", sharded=True))
+    return {"digest": digest(result), "units": result.plan.units, "twice": twice}
+
+
+def noise(folder: Path) -> list[str]:
+    """Where noise was drawn."""
+    from sparsedp.core.randomness import SystemRandomness
+
+    drawn, real = [], SystemRandomness.add_rounded_gaussian
+
+    def counted(self: Any, bits: int, sums: Tensor, key: Any) -> None:
+        drawn.append(sums.numel())
+        real(self, bits, sums, key)
+
+    SystemRandomness.add_rounded_gaussian = counted  # type: ignore[method-assign]
+    try:
+        result = train(
+            "dp-sgd" if "dp-sgd" in {m.name for m in sparsedp.all_methods()} else "dense", seed=None
+        )
+    finally:
+        SystemRandomness.add_rounded_gaussian = real  # type: ignore[method-assign]
+    return [len(drawn), result.ledger.steps]  # type: ignore[list-item]
+
+
+def sums(folder: Path) -> dict[str, Any]:
+    """What each rank adds to the first steps, with and without a change to rows of rank 1."""
+    from sparsedp.ranks import exchange
+
+    def local_sums(dataset: TensorDataset) -> list[list[int]]:
+        seen, real = [], exchange.GroupExchange._add_up
+
+        def watched(self: Any, sent: Tensor) -> None:
+            seen.append(sent.tolist())
+            real(self, sent)
+
+        exchange.GroupExchange._add_up = watched  # type: ignore[method-assign]
+        try:
+            train(dataset=dataset, epochs=1)
+        finally:
+            exchange.GroupExchange._add_up = real  # type: ignore[method-assign]
+        return seen[:1]
+
+    inputs, labels = data().tensors
+    other = inputs.clone()
+    other[128:256] += 1  # the second block, whose owner is rank 1
+    return {"honest": local_sums(data()), "changed": local_sums(TensorDataset(other, labels))}
+
+
+def hurt(folder: Path) -> str:
+    """A run in which a rank is killed or stopped on its first start, at a random moment or a given one."""
+    how, victim, after = os.environ["HURT"].split(",")
+    first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+    rank = int(os.environ["RANK"])
+
+    def hit(event: object) -> None:
+        if isinstance(event, StepReport):
+            time.sleep(0.01)
+            if first and rank == int(victim) and event.step == int(after):
+                os.kill(os.getpid(), getattr(signal, how))
+
+    seed = None if os.environ.get("SEEDLESS") else 7
+    return digest(train(out=folder / "RUN", callbacks=[hit], epochs=8, seed=seed))
+
+
+def resumed(folder: Path) -> str:
+    """Goes on with the run that was hurt."""
+    return digest(train(out=folder / "RUN", epochs=8, resume=True))
+
+
+JOBS = {
+    job.__name__: job
+    for job in (
+        every_method, few_methods, kept, second, plans, models, others, optimizers, drifts, fails, refuses,
+        unseeded, sharded, noise, sums, hurt, resumed,
+    )
+}  # fmt: skip
+
+
+def main() -> None:
+    folder, *names = sys.argv[1:]
+    torch.set_num_threads(1)
+    if "--own-group" not in names:
+        dist.init_process_group("gloo")
+    for name in (name for name in names if not name.startswith("-")):
+        found = JOBS[name](Path(folder))
+        (Path(folder) / f"{name}.{os.environ['RANK']}.json").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,78 @@
+"""The exchange of one step, in a group of one process: what goes in, what comes out, and who may draw noise."""
+
+from __future__ import annotations
+
+import math
+import socket
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparsedp.core.errors import PrivacyError, SparseDPError
+from sparsedp.core.randomness import SystemRandomness
+from sparsedp.ranks.here import ranks_here, refuse_ranks
+from sparsedp.ranks.packing import packed, unpacked
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=0, world_size=1)
+    yield ranks_here()
+    dist.destroy_process_group()
+
+
+def test_what_is_handed_out_is_the_release(ranks):
+    total = torch.tensor([3, -5, 2**60])
+    found = ranks.exchange.integers(lambda: total, lambda steps: steps + 7, 3)
+    assert torch.equal(found, total + 7)
+    part = torch.tensor([0.1, 1e-30], dtype=torch.float64)
+    floats = ranks.exchange.floats(lambda: [part, part], lambda x: x * 2, 2)
+    assert torch.allclose(floats, 4 * part, rtol=1e-5, atol=0)
+    assert float(floats[0]) == 0.4
+
+
+def test_an_integer_without_room_is_refused_before_it_is_released(ranks):
+    asked = []
+    with pytest.raises(PrivacyError, match="too many units"):
+        ranks.exchange.integers(lambda: torch.tensor([2**61]), lambda steps: asked.append(1), 1)
+    assert asked == []
+
+
+def test_a_rank_that_follows_has_no_noise(ranks, monkeypatch):
+    assert ranks.randomness(SystemRandomness()) == SystemRandomness()
+    monkeypatch.setattr(type(ranks), "leads", False)
+    follower, sums = ranks.randomness(SystemRandomness()), torch.zeros(1, dtype=torch.int64)
+    for draw in (
+        lambda: follower.rounded_gaussian(3, 1, (0,)),
+        lambda: follower.add_rounded_gaussian(40, sums, (0,)),
+    ):
+        with pytest.raises(PrivacyError, match="draws no noise"):
+            draw()
+    assert int(sums) == 0
+
+
+def test_diagnoses_are_for_one_process(monkeypatch):
+    refuse_ranks("this")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(SparseDPError, match="without torchrun"):
+        refuse_ranks("this")
+
+
+@given(st.lists(st.floats(-1e6, 1e6).filter(lambda x: x == 0 or abs(x) > 1e-15), min_size=1, max_size=12))
+def test_packed_sums_are_exact_in_any_order(values):
+    parts = [torch.tensor([value], dtype=torch.float64) for value in values]
+    assert torch.equal(packed(parts), packed(parts[::-1]))
+    found, exact = float(unpacked(packed(parts))), math.fsum(values)
+    assert abs(found - exact) <= 2**-52 * abs(exact) + 2.0**-100
+
+
+@pytest.mark.parametrize("value", [math.inf, math.nan, 2.0**41])
+def test_what_cannot_be_packed_is_refused(value):
+    with pytest.raises(SparseDPError, match="not finite or too large"):
+        packed([torch.tensor([value], dtype=torch.float64)])
