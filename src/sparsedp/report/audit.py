@@ -10,9 +10,8 @@ import numpy as np
 
 from sparsedp.core.files import write_atomically
 from sparsedp.report.chart import Bars, histogram
-from sparsedp.report.figure import Legend, Table, badge, bullets, card, figure, tile
-from sparsedp.report.guarantee import banner
-from sparsedp.report.markup import Child, Html, join, tag
+from sparsedp.report.figure import Legend, Table, badge, badges, banner, bullets, card, figure, tile, tiles
+from sparsedp.report.markup import Child, Html, join
 from sparsedp.report.numbers import count, significant
 from sparsedp.report.page import Page, Section
 from sparsedp.report.scale import linear_axis
@@ -30,14 +29,14 @@ def audit_card(found: Audit) -> Html:
     """What an audit of the run said."""
     return card(
         "Attacked from outside",
-        tag("div", {"class": "badges"}, _verdict(found)),
+        badges(_verdict(found)),
         bullets([str(line) for line in found["words"]]),
     )
 
 
 def audit_page(found: Audit) -> Page:
     """All there is to say about one audit."""
-    tiles = [
+    headline = [
         tile("claimed epsilon", _number(found["claimed_epsilon"]), f"per {found['unit']}"),
         tile("shown by attack", _number(found["lower_bound"]), f"at confidence {found['confidence']:.7g}"),
         tile("one step, claimed", _number(found["one_step"]["claimed_epsilon"]), "the step that costs most"),
@@ -55,9 +54,9 @@ def audit_page(found: Audit) -> Page:
     if found.get("model"):
         sections.insert(1, Section("models", "What trained models tell", _losses_figure(found["model"])))
     head: Child = join(
-        tag("div", {"class": "badges"}, _verdict(found)),
+        badges(_verdict(found)),
         banner(WARNING, "bad"),
-        tag("div", {"class": "tiles"}, tiles),
+        tiles(headline),
     )
     return Page(
         title=f"Audit of {found['method']}",

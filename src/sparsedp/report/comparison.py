@@ -18,14 +18,27 @@ from sparsedp.report.comparison_figures import (
     noise_card,
 )
 from sparsedp.report.coordinates import layers_figure, score_figure
-from sparsedp.report.figure import Table, badge, bullets, card, grid, tile
+from sparsedp.report.figure import (
+    Table,
+    badge,
+    badges,
+    banner,
+    bullets,
+    card,
+    folded,
+    grid,
+    stack,
+    tile,
+    tiles,
+)
 from sparsedp.report.groups import BASELINE, Group, group_records
-from sparsedp.report.guarantee import banner, guarantee_cards, reproduce_cards, statement, unverified
+from sparsedp.report.guarantee import guarantee_cards, reproduce_cards, statement, unverified
 from sparsedp.report.interval_figures import differences_figure, means_figure, means_table
-from sparsedp.report.markup import Child, Html, join, tag
+from sparsedp.report.markup import Child, Html, join
 from sparsedp.report.metric import leading
 from sparsedp.report.numbers import NONE, count, epsilon_text, percent
 from sparsedp.report.page import Page, Section
+from sparsedp.report.rendering import part
 from sparsedp.report.run import Record, read_run, title_of
 from sparsedp.report.words import in_words
 from sparsedp.runs import reader as stored
@@ -107,18 +120,18 @@ def _badges(entries: Sequence[_Entry]) -> Html:
         marks.append(badge(f"{unfinished} not finished, left out", "warn"))
     if seeded:
         marks.append(badge(f"{seeded} seeded: not for release", "warn"))
-    return tag("div", {"class": "badges"}, marks)
+    return badges(marks)
 
 
 def _tiles(groups: Sequence[Group], entries: Sequence[_Entry]) -> Html:
-    tiles: list[Child] = []
+    shown: list[Child] = []
     for group in groups[:4]:
         best = max(group.arms, key=lambda arm: arm.estimate.mean)
         rival = None if best is group.baseline else group.baseline
         dense = "" if rival is None else f"; {BASELINE} {group.metric.text(rival.estimate.mean)}"
         label = f"highest mean at {group.task.privacy}"
-        tiles.append(tile(label, group.metric.text(best.estimate.mean), f"{best.label}{dense}"))
-    return tag("div", {"class": "tiles"}, tiles)
+        shown.append(tile(label, group.metric.text(best.estimate.mean), f"{best.label}{dense}"))
+    return tiles(shown)
 
 
 def _overviews(groups: Sequence[Group]) -> Iterator[Section]:
@@ -142,9 +155,7 @@ def _group_section(number: int, group: Group, by_record: dict[int, _Entry]) -> S
     return Section(
         f"group-{number}",
         f"{group.task.privacy[0].upper()}{group.task.privacy[1:]}",
-        tag(
-            "div",
-            {"class": "stack"},
+        stack(
             grid(
                 means_figure(group),
                 differences_figure(group),
@@ -162,18 +173,17 @@ def _details_section(groups: Sequence[Group], by_record: dict[int, _Entry]) -> S
     arms = [(group, arm) for group in groups for arm in group.arms]
     if len(arms) > MOST_DETAILS:
         return None
-    folded = []
+    shown = []
     for group, arm in arms:
         run = read_run(by_record[id(arm.records[0])].path)
         title = f"{arm.label}, {group.task.privacy}, run {run.name}"
         sparse = [] if run.support.is_full else [layers_figure(run)]
         scored = [] if run.scores is None else [score_figure(run)]
-        shown = grid(scored, sparse, reproduce_cards(run))
-        folded.append(tag("details", {"class": "card"}, tag("summary", None, title), shown))
+        shown.append(folded(title, grid(scored, sparse, reproduce_cards(run)), "card"))
     return Section(
         "details",
         "One run of each method",
-        tag("div", {"class": "stack"}, folded),
+        stack(shown),
         lead="The first seed: its scores, which coordinates stayed active, and how to run it again.",
     )
 
@@ -212,17 +222,7 @@ def _runs_section(entries: Sequence[_Entry]) -> Section:
     rows = tuple(_run_row(entry) for entry in entries)
     headings = ("run", "what", "seed", "status", "epsilon", "target", "delta", "active", "held-out")
     table = Table(headings, rows, frozenset({0, 1, 3}))
-    text = tag(
-        "p",
-        None,
-        "Each folder holds its own plan, ledger and settings. ",
-        tag("code", None, "sparsedp report RUN"),
-        " shows one in full, ",
-        tag("code", None, "sparsedp verify RUN"),
-        " checks its epsilon.",
-    )
-    listed = tag("details", None, tag("summary", None, f"Show all {len(entries)}"), table.html("All runs"))
-    return Section("runs", "All runs", card(None, text, listed))
+    return Section("runs", "All runs", card(None, part("runs", len(entries), table)))
 
 
 def _run_row(entry: _Entry) -> tuple[Child, ...]:

@@ -8,9 +8,10 @@ import torch
 
 from sparsedp.core.layout import Slot
 from sparsedp.report.chart import Bars, histogram, strip
-from sparsedp.report.figure import Legend, Table, card, figure, numbers
+from sparsedp.report.figure import Legend, Table, card, figure
 from sparsedp.report.markup import Attributes, Child, Html, tag
 from sparsedp.report.numbers import count, percent, significant
+from sparsedp.report.rendering import part
 from sparsedp.report.run import ReportedRun
 from sparsedp.report.scale import Axis, linear_axis, symmetric_log_axis
 
@@ -43,19 +44,11 @@ def layers_figure(run: ReportedRun) -> Html:
     )
     overall = f"{count(k)} of {count(d)} coordinates are active at the end, {percent(k / d)}."
     over_time = " The strip below shows the share over time." if _moves(run) else ""
-    return tag(
-        "figure",
-        {"class": "card full"},
-        tag("h3", None, "Where the active coordinates are"),
-        tag(
-            "figcaption",
-            None,
-            f"{overall} The bar is a parameter's share; the mark on it is the average. Each cell of the strip is a "
-            f"row (an output unit, a filter, an entry of a bias), stronger where more of it is active.{over_time}",
-        ),
-        tag("ul", {"class": "layers"}, items),
-        numbers("Active coordinates by parameter", table),
+    caption = (
+        f"{overall} The bar is a parameter's share; the mark on it is the average. Each cell of the strip is a "
+        f"row (an output unit, a filter, an entry of a bias), stronger where more of it is active.{over_time}"
     )
+    return part("layers", caption, items, table)
 
 
 def score_figure(run: ReportedRun) -> Html:
@@ -135,21 +128,8 @@ def _layer(run: ReportedRun, slot: Slot, mask: torch.Tensor) -> Html:
                 "strip time",
             )
         )
-    return tag(
-        "li",
-        None,
-        tag(
-            "div",
-            {"class": "layer"},
-            tag(
-                "span", None, tag("code", None, slot.name), " ", tag("span", {"class": "note"}, _shape(slot))
-            ),
-            tag("span", {"class": "count"}, f"{count(active)} of {count(slot.size)}"),
-            tag("strong", None, percent(share, 0)),
-        ),
-        _bar(share, average),
-        *strips,
-    )
+    held = f"{count(active)} of {count(slot.size)}"
+    return part("layer", slot.name, _shape(slot), held, percent(share, 0), (_bar(share, average), *strips))
 
 
 def _bar(share: float, average: float) -> Html:

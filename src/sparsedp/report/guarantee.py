@@ -9,9 +9,10 @@ from sparsedp.methods.stages import SELECT
 from sparsedp.methods.timeline import noise_on_mean
 from sparsedp.privacy.plan import Phase, Plan
 from sparsedp.privacy.summary import summarize
-from sparsedp.report.figure import Table, bullets, card, pair
-from sparsedp.report.markup import Child, Html, join, tag
+from sparsedp.report.figure import Table, banner, bullets, card, code, folded
+from sparsedp.report.markup import Child, Html, tag
 from sparsedp.report.numbers import NONE, count, epsilon_text, significant
+from sparsedp.report.rendering import part
 from sparsedp.report.reproduce import recipe
 from sparsedp.report.run import ReportedRun
 from sparsedp.report.words import Words, in_words
@@ -39,11 +40,6 @@ def guarantee_cards(words: Words, which: str = "") -> list[Html]:
     """What is promised and what is not; `which` says for which of several guarantees."""
     cards = [card("What it does not cover", bullets(words.limits))] if words.limits else []
     return [card(f"What is promised{which}", bullets(words.promises)), *cards] if words.promises else cards
-
-
-def banner(text: str | None, kind: str = "warn") -> Html | None:
-    """A remark nobody may overlook."""
-    return tag("p", {"class": f"banner {kind}", "role": "note"}, text) if text else None
 
 
 def unverified(problems: Sequence[str]) -> Html | None:
@@ -99,33 +95,19 @@ def ledger_card(run: ReportedRun) -> Html:
                 f"{count(plan.total_steps)} planned steps were charged. Nothing is left to verify.",
             ),
         )
-    torn = " Its torn last line counts as a whole block." if ledger.torn else ""
-    spent = record.get("epsilon_spent")
+    known = record.get("epsilon_spent")
+    spent = None if known is None else epsilon_text(known)
+    charged = f"{count(ledger.charged)} of {count(ledger.planned_steps)} planned"
     return card(
         "The ledger",
-        tag(
-            "p",
-            None,
-            "Every block of steps was written down before it was released. When this report was made, the hash chain "
-            f"was whole and agreed with plan, checkpoint and record.{torn}",
-        ),
-        tag(
-            "dl",
-            None,
-            pair("steps charged", f"{count(ledger.charged)} of {count(ledger.planned_steps)} planned"),
-            pair("epsilon of the charged steps", epsilon_text(spent) if plan.is_private else "∞")
-            if spent is not None or not plan.is_private
-            else None,
-            pair("lines", count(ledger.length)),
-            pair("last line's hash", tag("code", {"class": "hash"}, ledger.head)),
-            pair("plan's hash", tag("code", {"class": "hash"}, ledger.plan)),
-            pair("begun", ledger.created),
-        ),
-        tag(
-            "p",
-            {"class": "note"},
-            f"To check it again, in the folder {run.name}: ",
-            tag("code", None, "sparsedp verify ."),
+        part(
+            "ledger",
+            ledger,
+            run.name,
+            charged,
+            spent if plan.is_private else "∞",
+            count(ledger.length),
+            ledger.torn,
         ),
     )
 
@@ -136,19 +118,17 @@ def reproduce_cards(run: ReportedRun) -> list[Html]:
     found = recipe(run)
     if found is not None:
         if found.command is not None:
-            cards.append(card("Command line", _code(found.command, "Command line")))
+            cards.append(card("Command line", code(found.command, "Command line")))
         notes = [tag("p", {"class": "note"}, note) for note in found.notes]
-        cards.append(card("Python", _code(found.python, "Python"), *notes))
+        cards.append(card("Python", code(found.python, "Python"), *notes))
     settings = {
         name: run.record[name]
         for name in ("settings", "schema", "checksum", "versions", "public_seed")
         if run.record.get(name) is not None
     }
     settings["plan"] = json.loads(run.plan.to_json())
-    folded = tag(
-        "details", None, tag("summary", None, "Show"), _code(json.dumps(settings, indent=2), "Settings")
-    )
-    cards.append(card("All settings, plan and versions", folded))
+    shown = folded("Show", code(json.dumps(settings, indent=2), "Settings"))
+    cards.append(card("All settings, plan and versions", shown))
     return cards
 
 
@@ -178,11 +158,6 @@ def _support(phase: Phase) -> str:
     return f"{ranking}, {schedule} {rule.get('active_ratio', '')}".strip()
 
 
-def _code(text: str, label: str) -> Html:
-    return tag("pre", {"tabindex": "0", "role": "region", "aria-label": label}, tag("code", None, text))
-
-
 def statement(words: Words, name: str | None = None) -> Html:
     """The guarantee in a sentence."""
-    lead = join(tag("strong", None, f"{name}: ")) if name else None
-    return tag("p", {"class": "statement"}, lead, words.statement)
+    return part("statement", words.statement, name)

@@ -15,6 +15,10 @@ class Html:
 
     text: str
 
+    def __html__(self) -> str:
+        """What templates ask markup for, in the place of escaping it."""
+        return self.text
+
 
 Child = Html | str | int | None | Iterable["Child"]
 Attributes = Mapping[str, str | int | float | bool | None]
@@ -50,8 +54,8 @@ def plain(value: float) -> str:
 def _text(child: Child) -> str:
     if child is None:
         return ""
-    if isinstance(child, Html):
-        return child.text
+    if hasattr(child, "__html__"):  # `Html`, or what a template made, which is a string too
+        return str(child.__html__())
     if isinstance(child, (str, int)):
         return escape(str(child), quote=False)
     return "".join(map(_text, child))

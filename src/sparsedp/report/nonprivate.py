@@ -21,7 +21,7 @@ from typing import Any, final
 from sparsedp.core.errors import DataError
 from sparsedp.core.files import read_json
 from sparsedp.report.chart import Series, line_chart
-from sparsedp.report.figure import Legend, Table, bullets, card, figure, grid
+from sparsedp.report.figure import Legend, Table, banner, bullets, card, figure, grid
 from sparsedp.report.markup import Html, join, tag
 from sparsedp.report.numbers import significant
 from sparsedp.report.page import Section
@@ -64,7 +64,6 @@ def read_diagnostics(folder: Path) -> Diagnostics:
 
 def diagnostics_section(found: Diagnostics) -> Section:
     """The section with its banner, also when there is nothing to show."""
-    banner = tag("p", {"class": "banner bad", "role": "note"}, WARNING)
     shown: list[Html] = []
     if found.values:
         rows = tuple(
@@ -77,7 +76,7 @@ def diagnostics_section(found: Diagnostics) -> Section:
         shown.append(card("Remarks", bullets(found.remarks)))
     if not shown:
         shown = [card(None, tag("p", None, f"This run kept no non-private diagnostics (no {NONPRIVATE})."))]
-    return Section("nonprivate", "Non-private diagnostics", join(banner, grid(shown)))
+    return Section("nonprivate", "Non-private diagnostics", join(banner(WARNING, "bad"), grid(shown)))
 
 
 def _figure(entry: Mapping[str, Any]) -> Html:

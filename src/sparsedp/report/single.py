@@ -5,9 +5,8 @@ from __future__ import annotations
 from sparsedp.report.audit import audit_card
 from sparsedp.report.coordinates import layers_figure, score_figure
 from sparsedp.report.energy import energy_share
-from sparsedp.report.figure import badge, grid, tile
+from sparsedp.report.figure import badge, badges, banner, grid, stack, tile, tiles
 from sparsedp.report.guarantee import (
-    banner,
     guarantee_cards,
     ledger_card,
     plan_card,
@@ -16,7 +15,7 @@ from sparsedp.report.guarantee import (
     unverified,
     words_of,
 )
-from sparsedp.report.markup import Child, Html, join, tag
+from sparsedp.report.markup import Child, Html, join
 from sparsedp.report.metric import leading
 from sparsedp.report.nonprivate import Diagnostics, diagnostics_section
 from sparsedp.report.numbers import count, epsilon_text, percent, significant
@@ -39,10 +38,8 @@ def run_page(run: ReportedRun, diagnostics: Diagnostics | None = None) -> Page:
             grid(energy_figure(run), score_figure(run), warmup_figure(run), layers_figure(run)),
         ),
         Section("guarantee", "The guarantee, in words", join(statement(words), grid(_promises(run, words)))),
-        Section(
-            "plan", "Plan and ledger", tag("div", {"class": "stack"}, plan_card(run.plan), ledger_card(run))
-        ),
-        Section("again", "Run it again", tag("div", {"class": "stack"}, reproduce_cards(run))),
+        Section("plan", "Plan and ledger", stack(plan_card(run.plan), ledger_card(run))),
+        Section("again", "Run it again", stack(reproduce_cards(run))),
     ]
     if diagnostics is not None:
         sections.append(diagnostics_section(diagnostics))
@@ -74,23 +71,23 @@ def _badges(run: ReportedRun) -> Html:
     else:
         marks.append(badge("noise from the operating system", "good"))
     marks.append(badge(f"protects each {run.plan.unit}", "plain") if run.plan.is_private else Html(""))
-    return tag("div", {"class": "badges"}, marks)
+    return badges(marks)
 
 
 def _tiles(run: ReportedRun) -> Html:
     plan, k, d = run.plan, run.support.size, run.layout.dimension
-    tiles: list[Child] = []
+    shown: list[Child] = []
     metric = leading([run.metrics])
     value = run.metrics.get(metric.key) if metric else None
     if metric and value is not None:
-        tiles.append(tile(metric.title, metric.text(value), "after the last step; outside the guarantee"))
+        shown.append(tile(metric.title, metric.text(value), "after the last step; outside the guarantee"))
     epsilon = run.record.get("epsilon") if plan.is_private else None
     if plan.is_private and epsilon is None:
         epsilon = plan.target_epsilon
     cost = f"at delta {significant(plan.delta)}, for one {plan.unit}" if plan.delta else "protects nobody"
-    tiles.append(tile("epsilon", epsilon_text(epsilon), cost))
-    tiles.append(tile("active at the end", percent(k / d), f"{count(k)} of {count(d)} coordinates"))
+    shown.append(tile("epsilon", epsilon_text(epsilon), cost))
+    shown.append(tile("active at the end", percent(k / d), f"{count(k)} of {count(d)} coordinates"))
     share = energy_share(run_stretches(run), d)
     if share is not None:
-        tiles.append(tile("noise energy", percent(share), "of dense training's, over the run"))
-    return tag("div", {"class": "tiles"}, tiles)
+        shown.append(tile("noise energy", percent(share), "of dense training's, over the run"))
+    return tiles(shown)
