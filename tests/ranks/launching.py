@@ -35,8 +35,7 @@ def jobs(folder: Path, ranks: int, *names: str, restarts: int = 0, **more: str) 
     """Do jobs of `rank_jobs` in one start; what each gave, rank by rank."""
     ended = torchrun(ranks, str(SCRIPT), str(folder), *names, restarts=restarts, **more)
     assert ended.returncode == 0, ended.stderr[-6000:]
-    wanted = [name for name in names if not name.startswith("-")]
     return {
         name: [json.loads((folder / f"{name}.{rank}.json").read_text()) for rank in range(ranks)]
-        for name in wanted
+        for name in names
     }

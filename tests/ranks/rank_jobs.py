@@ -22,6 +22,7 @@ from torch.utils.data import TensorDataset
 
 import sparsedp
 from sparsedp.core.errors import SparseDPError
+from sparsedp.ranks.here import ranks_here
 from sparsedp.training.reports import StepReport
 
 ROWS, CLASSES = 400, 3
@@ -285,9 +286,8 @@ JOBS = {
 def main() -> None:
     folder, *names = sys.argv[1:]
     torch.set_num_threads(1)
-    if "--own-group" not in names:
-        dist.init_process_group("gloo")
-    for name in (name for name in names if not name.startswith("-")):
+    ranks_here()
+    for name in names:
         found = JOBS[name](Path(folder))
         (Path(folder) / f"{name}.{os.environ['RANK']}.json").write_text(json.dumps(found))
 

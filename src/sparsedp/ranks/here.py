@@ -7,6 +7,8 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 
 from sparsedp.core.errors import SparseDPError
 from sparsedp.ranks.group import RankGroup
@@ -30,12 +32,11 @@ def ranks_here() -> Ranks:
         if not dist.is_torchelastic_launched():
             _refuse_lone_ranks()
             return OneRank()
-        dist.init_process_group(_backend(), timeout=timedelta(seconds=_seconds()))
+        _make_group()
     group = dist.new_group(backend=_backend(), timeout=timedelta(seconds=_seconds()))
     on_gpu = "nccl" in dist.get_backend()
     device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
-    restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
-    return RankGroup(group, _seconds(), restarted, device)
+    return RankGroup(group, _seconds(), _starts_before() > 0, device)
 
 
 def refuse_ranks(what: str) -> None:
@@ -58,6 +59,21 @@ def _refuse_lone_ranks() -> None:
             f"this is rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']} and there is no process group: every "
             "rank would train and release by itself. Call torch.distributed.init_process_group first, or use torchrun"
         )
+
+
+def _make_group() -> None:
+    """The group that `torchrun` has prepared, under a name for this start.
+
+    Its store outlives a restart: without the name, ranks find the addresses of those that were killed there.
+    """
+    timeout = timedelta(seconds=_seconds())
+    store, rank, ranks = next(rendezvous("env://", timeout=timeout))
+    named = PrefixStore(f"start-{_starts_before()}", store)
+    dist.init_process_group(_backend(), store=named, rank=rank, world_size=ranks, timeout=timeout)
+
+
+def _starts_before() -> int:
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
 def _backend() -> str:
