@@ -14,13 +14,13 @@ REFUSED = ("second", "plans", "models", "others", "optimizers", "drifts", "fails
 def two(tmp_path_factory):
     """What two ranks do, in one start."""
     folder = tmp_path_factory.mktemp("two")
-    names = ("few_methods", "kept", *REFUSED, "unseeded", "sharded", "noise", "sums")
+    names = ("people", "kept", *REFUSED, "unseeded", "sharded", "noise", "sums")
     return folder, jobs(folder, 2, *names)
 
 
 def test_one_rank_gives_the_bits_of_two(two, tmp_path):
-    one = jobs(tmp_path, 1, "few_methods", "kept")
-    for name in ("few_methods", "kept"):
+    one = jobs(tmp_path, 1, "people", "kept")
+    for name in ("people", "kept"):
         assert two[1][name] == one[name] * 2
 
 
