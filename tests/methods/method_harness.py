@@ -38,10 +38,13 @@ class InjectedNoise:
     support: Support | None = None
     for_release: bool = False
 
-    def add_rounded_gaussian(self, bits: int, sums: Tensor, key: tuple[int, ...]) -> None:
+    def rounded_gaussian(self, bits: int, size: int, key: tuple[int, ...]) -> Tensor:
         values = torch.from_numpy(self.table[key[0]])[self.support.indices]
-        assert values.shape == sums.shape
-        sums += (values * 2.0**bits).round().to(torch.int64)
+        assert values.shape == (size,)
+        return (values * 2.0**bits).round().to(torch.int64)
+
+    def add_rounded_gaussian(self, bits: int, sums: Tensor, key: tuple[int, ...]) -> None:
+        sums += self.rounded_gaussian(bits, sums.numel(), key)
 
     def bernoulli(self, probability: float, size: int, key: tuple[int, ...]) -> np.ndarray:
         raise AssertionError("the mechanism samples nothing")
@@ -68,8 +71,9 @@ class TorchModel:
         self.parts: list[Tensor] = []
 
     def clipped_sum(self, batches: Iterable[MicroBatch], query: Query) -> Tensor:
-        self.parts.append(self._engine.clipped_sum(batches, query))
-        return self.parts[-1]
+        total = self._engine.clipped_sum(batches, query)
+        self.parts.append(total.clone())  # the mechanism takes the memory of what it is given
+        return total
 
 
 class HandWritten:
@@ -89,8 +93,9 @@ class HandWritten:
             for x, y in zip(batch.rows[0].numpy(), batch.rows[1].numpy(), strict=True)
         ]
         gradients = torch.tensor(np.array(rows)).reshape(len(rows), NETWORK.dimension)
-        self.parts.append(sum_clipped_rows(query.support.gather(gradients), query))
-        return self.parts[-1]
+        total = sum_clipped_rows(query.support.gather(gradients), query)
+        self.parts.append(total.clone())
+        return total
 
 
 @dataclass

@@ -46,7 +46,7 @@ def test_a_model_that_begins_to_mix_stops_the_run_within_an_epoch_and_before_the
         advance(trainer, 3)
         return
     released = []
-    trainer._callbacks = (released.append,)
+    trainer._keeper._callbacks = (released.append,)
     with pytest.raises(PrivacyError, match="another gradient in their batch than alone"):
         advance(trainer, 6)
     assert len(released) <= 5

@@ -75,7 +75,7 @@ def advance(trainer: Trainer, until: int) -> Trainer:
 
 
 def die(trainer: Trainer) -> None:
-    trainer._store.close()
+    trainer._keeper._store.close()
 
 
 def packed(state: Any) -> tuple[Any, dict[str, Tensor]]:
@@ -90,7 +90,7 @@ def test_what_is_read_back_is_the_whole_state_to_the_bit(tmp_path, method, optim
     made = advance(a_trainer(tmp_path / "run", method, optimizer, ema_decay=average), 9)
     assert (tmp_path / "run" / MOVED).exists()
     assert read_checkpoint(tmp_path / "run" / CHECKPOINT).step < 9
-    expected, found = made._state(), Run.open(tmp_path / "run").checkpoint
+    expected, found = made._keeper._state(), Run.open(tmp_path / "run").checkpoint
     die(made)
     assert found.step == 9
     state = {name: value for name, value in found.state.items() if name != "ledger"}

@@ -21,7 +21,7 @@ from sparsedp.core.randomness import PublicRandomness
 from sparsedp.methods import AUTO, Granularity, MethodOptions, all_methods
 from sparsedp.privacy import mechanism
 from sparsedp.runs import ledger_file
-from sparsedp.training import trainer
+from sparsedp.training import keeper
 from sparsedp.training.reports import Event, StepReport
 
 METHODS = [method.name for method in all_methods()]
@@ -35,7 +35,7 @@ VARIANTS = {
 @pytest.fixture
 def stopped_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing takes any time, and it is always the same day: what then differs is not the clock."""
-    monkeypatch.setattr(trainer, "time", SimpleNamespace(monotonic=lambda: 7.0))
+    monkeypatch.setattr(keeper, "time", SimpleNamespace(monotonic=lambda: 7.0))
     monkeypatch.setattr(
         ledger_file, "datetime", SimpleNamespace(now=lambda zone: datetime(2020, 1, 2, tzinfo=zone))
     )

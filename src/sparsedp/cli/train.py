@@ -168,11 +168,14 @@ def _go(values: dict[str, Any], out: Path | None, extras: _Extras, *, resume: bo
 
 def _already_finished(run: Path, as_json: bool) -> bool:
     """Whether nothing is left of a run to take up, and say so."""
-    from sparsedp.runs.reader import Run
+    from sparsedp.runs.reader import Run, check_file
     from sparsedp.runs.record import FINISHED
 
-    if Run.open(run).record["status"] != FINISHED:
+    opened = Run.open(run)
+    if opened.record["status"] != FINISHED:
         return False
+    for file in (opened.folder.record_file, opened.folder.checkpoint_file):
+        check_file(opened.ledger, file)
     if as_json:
         emit(_record(run))
     else:
