@@ -1,18 +1,23 @@
 """Several processes that are not one: units drawn twice or by nobody, noise in the wrong place."""
 
-from mutants.mutant import mutant
+from mutants.mutant import Edit, Mutant, mutant
 
 SHARING = "tests/sampling/test_sharing.py::"
 EXCHANGE = "tests/ranks/test_exchange.py::"
 
 MUTANTS = [
-    mutant(
+    Mutant(
         "unit-owned-twice",
         "Two ranks own the units of one block",
-        "sampling/sharing.py",
-        "    starts: Sequence[int] = range(rank << bits, units, ranks << bits)\n",
-        "    starts: Sequence[int] = range(0, units, 1 << bits)\n",
-        SHARING + "test_the_union_over_ranks_is_poisson_without_a_seed",
+        (
+            Edit(
+                "sampling/sharing.py",
+                "range(rank << bits, units, ranks << bits)",
+                "range(0, units, 1 << bits)",
+            ),
+            Edit("sampling/sharing.py", "(units >> bits) % self.ranks == self.rank", "units >= 0"),
+        ),
+        (SHARING + "test_the_union_over_ranks_is_poisson_without_a_seed",),
     ),
     mutant(
         "shards-share-coins",
