@@ -66,8 +66,8 @@ MUTANTS = [
         "long-sums-in-half-precision",
         "Sums over chunks go on in half precision, where the first records weigh less than the last",
         "gradients/clipping.py",
-        "        sums[name] = value.to(torch.float64, copy=True)\n",
-        "        sums[name] = value.to(torch.bfloat16, copy=True)\n",
+        "        sums[name] += value\n",
+        "        sums[name].copy_((sums[name] + value).to(torch.bfloat16))\n",
         "tests/gradients/test_thousands.py::test_a_module_without_a_fast_path_in_half_precision",
     ),
 ]
