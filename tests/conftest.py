@@ -23,7 +23,7 @@ settings.load_profile("sparsedp")
 @pytest.fixture(scope="module")
 def checked_once():
     """Checks each kind of model once a module: three quarters of what a tiny run costs, and the same every time."""
-    from sparsedp.training import guard
+    from sparsedp.guards import guard
 
     honest, seen = guard.check_model, set()
 

@@ -138,7 +138,7 @@ MUTANTS = [
     mutant(
         "buffers-may-watch",
         "A buffer that remembers private rows is not noticed",
-        "training/guard.py",
+        "guards/guard.py",
         "        if changed:\n",
         "        if False:\n",
         "tests/training/test_guard.py::test_a_write_is_refused_in_the_step_it_happens",

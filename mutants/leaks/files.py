@@ -41,7 +41,7 @@ MUTANTS = [
     mutant(
         "last-input-stays-in-the-model",
         "A model may keep the rows it has seen, and is given back with them",
-        "training/attributes.py",
+        "guards/attributes.py",
         "        if kept:\n            raise PrivacyError(\n",
         "        if kept and False:\n            raise PrivacyError(\n",
         KEPT,
@@ -49,7 +49,7 @@ MUTANTS = [
     mutant(
         "rows-in-containers-stay",
         "Rows kept inside a list or a dictionary are not found",
-        "training/attributes.py",
+        "guards/attributes.py",
         "            for part, inner in _parts(value):\n",
         "            for part, inner in ():\n",
         KEPT,

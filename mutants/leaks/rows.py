@@ -8,7 +8,7 @@ MUTANTS = [
     mutant(
         "models-not-checked",
         "A model that mixes samples is trained",
-        "training/guard.py",
+        "guards/guard.py",
         "        if modes != self._checked:\n",
         "        if False:\n",
         "tests/training/test_trainer.py::test_a_batch_norm_switched_on_after_the_start_is_refused",

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from sparsedp.auditing import AuditResult as AuditResult
     from sparsedp.auditing import audit as audit
+    from sparsedp.callbacks.reports import Result as Result
+    from sparsedp.callbacks.reports import StepReport as StepReport
     from sparsedp.core.batch import PerSample as PerSample
     from sparsedp.core.errors import DataError as DataError
     from sparsedp.core.errors import ModelError as ModelError
@@ -22,10 +24,12 @@ if TYPE_CHECKING:
     from sparsedp.core.errors import SparseDPError as SparseDPError
     from sparsedp.core.memory import keep_freed_memory as keep_freed_memory
     from sparsedp.core.support import Support as Support
+    from sparsedp.evaluation.evaluate import held_out as held_out
     from sparsedp.methods import MethodOptions as MethodOptions
     from sparsedp.methods import all_methods as all_methods
     from sparsedp.methods import build_plan as build_plan
     from sparsedp.methods import get_method as get_method
+    from sparsedp.own_loop.make_private import make_private as make_private
     from sparsedp.privacy.normalisation import PrivateNormalisation as PrivateNormalisation
     from sparsedp.report import write_report as write_report
     from sparsedp.runs.history import EpochReport as EpochReport
@@ -34,12 +38,8 @@ if TYPE_CHECKING:
     from sparsedp.runs.verify import Verification as Verification
     from sparsedp.runs.verify import verify as verify
     from sparsedp.training.batches import Loading as Loading
-    from sparsedp.training.evaluate import held_out as held_out
     from sparsedp.training.fit import fit as fit
-    from sparsedp.training.make_private import make_private as make_private
     from sparsedp.training.normalised import Normalised as Normalised
-    from sparsedp.training.reports import Result as Result
-    from sparsedp.training.reports import StepReport as StepReport
     from sparsedp.training.trainer import Trainer as Trainer
 
 __version__ = "0.1.0"
@@ -57,9 +57,9 @@ _HOMES = {
     "PrivacyError": "sparsedp.core.errors",
     "PrivacyWarning": "sparsedp.core.errors",
     "PrivateNormalisation": "sparsedp.privacy.normalisation",
-    "Result": "sparsedp.training.reports",
+    "Result": "sparsedp.callbacks.reports",
     "SparseDPError": "sparsedp.core.errors",
-    "StepReport": "sparsedp.training.reports",
+    "StepReport": "sparsedp.callbacks.reports",
     "Support": "sparsedp.core.support",
     "Trainer": "sparsedp.training.trainer",
     "Verification": "sparsedp.runs.verify",
@@ -68,10 +68,10 @@ _HOMES = {
     "build_plan": "sparsedp.methods",
     "fit": "sparsedp.training.fit",
     "get_method": "sparsedp.methods",
-    "held_out": "sparsedp.training.evaluate",
+    "held_out": "sparsedp.evaluation.evaluate",
     "keep_freed_memory": "sparsedp.core.memory",
     "load_weights": "sparsedp.runs.reader",
-    "make_private": "sparsedp.training.make_private",
+    "make_private": "sparsedp.own_loop.make_private",
     "verify": "sparsedp.runs.verify",
     "write_report": "sparsedp.report",
 }

@@ -9,6 +9,7 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
+from sparsedp.callbacks.reports import Callback, StepReport
 from sparsedp.core.batch import MicroBatch, PerSampleLoss, supervised
 from sparsedp.core.errors import SparseDPError
 from sparsedp.core.randomness import PublicRandomness
@@ -22,7 +23,6 @@ from sparsedp.methods import build_plan
 from sparsedp.methods.timeline import WARM_UP
 from sparsedp.runs.history import EpochReport
 from sparsedp.training.batches import Loading
-from sparsedp.training.reports import Callback, StepReport
 from sparsedp.training.trainer import Trainer
 
 CRITERION = nn.CrossEntropyLoss(reduction="none")

@@ -1,9 +1,9 @@
 """`--tensorboard` writes what was released, what is public, and held-out numbers: nothing else."""
 
+from sparsedp.callbacks.reports import StepReport
+from sparsedp.callbacks.tensorboard import ScalarLog
 from sparsedp.experiments.execute import execute
 from sparsedp.experiments.settings import Settings
-from sparsedp.training.reports import StepReport
-from sparsedp.training.tensorboard import ScalarLog
 
 
 class Writer:

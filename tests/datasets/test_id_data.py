@@ -15,9 +15,9 @@ from sparsedp.core.errors import DataError
 from sparsedp.datasets import load
 from sparsedp.datasets.clicks import CATEGORIES, COUNTS
 from sparsedp.datasets.ratings import field_sizes
+from sparsedp.evaluation.metrics import recall_at
 from sparsedp.experiments.execute import execute
 from sparsedp.experiments.settings import Settings
-from sparsedp.training.metrics import recall_at
 
 USERS = 40
 

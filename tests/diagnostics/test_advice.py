@@ -9,6 +9,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import sparsedp
+from sparsedp.callbacks.reports import StepReport
 from sparsedp.core.errors import DataError
 from sparsedp.core.layout import Layout
 from sparsedp.diagnostics.advice import RATIOS, advise, advise_run, in_words
@@ -16,7 +17,6 @@ from sparsedp.diagnostics.criteria import SplitEnergies
 from sparsedp.diagnostics.splits import WarmupStatistics, statistics_of
 from sparsedp.methods import build_plan, get_method
 from sparsedp.runs.reader import Run
-from sparsedp.training.reports import StepReport
 
 OLD = Path(__file__).parents[1] / "runs_on_disk" / "written_by_0_1"
 PLAN = build_plan(

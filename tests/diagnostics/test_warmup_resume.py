@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import sparsedp
+from sparsedp.callbacks.reports import StepReport
 from sparsedp.core.errors import DataError
 from sparsedp.core.layout import Layout
 from sparsedp.diagnostics.advice import advise, advise_run
@@ -17,7 +18,6 @@ from sparsedp.diagnostics.criteria import SplitEnergies
 from sparsedp.diagnostics.splits import WarmupStatistics, statistics_of
 from sparsedp.diagnostics.summary import summarize_warmup, summary_of
 from sparsedp.runs.reader import Run
-from sparsedp.training.reports import StepReport
 
 STEPS, WARM_UP = 300, 90
 """So a ledger block is three steps."""

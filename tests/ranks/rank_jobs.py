@@ -21,9 +21,9 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import sparsedp
+from sparsedp.callbacks.reports import StepReport
 from sparsedp.core.errors import SparseDPError
 from sparsedp.ranks.here import ranks_here
-from sparsedp.training.reports import StepReport
 
 ROWS, CLASSES = 400, 3
 LOSS = nn.CrossEntropyLoss(reduction="none")

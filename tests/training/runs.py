@@ -13,9 +13,9 @@ from torch.utils.data import TensorDataset
 
 from sparsedp.core.batch import supervised
 from sparsedp.core.layout import Layout
+from sparsedp.evaluation.evaluate import held_out
 from sparsedp.methods import Method, MethodOptions, Protection, build_plan, get_method
 from sparsedp.privacy.plan import Plan
-from sparsedp.training.evaluate import held_out
 from sparsedp.training.trainer import Trainer
 
 ROWS, FEATURES, CLASSES = 60, 5, 3

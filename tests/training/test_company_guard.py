@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from sparsedp.core.errors import PrivacyError
 from sparsedp.core.randomness import SeededRandomness, SystemRandomness
 from sparsedp.gradients.witness import WatchedEngine
-from sparsedp.training import guard as guards
-from sparsedp.training.guard import CompanyGuard
+from sparsedp.guards import guard as guards
+from sparsedp.guards.guard import CompanyGuard
 
 
 class Turning(nn.Module):

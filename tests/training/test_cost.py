@@ -19,6 +19,7 @@ from sparsedp.core.geometry import Identity
 from sparsedp.core.randomness import SeededRandomness
 from sparsedp.core.support import Support
 from sparsedp.gradients import BookkeepingEngine, Query
+from sparsedp.guards.guard import StateGuard
 from sparsedp.methods.standardization import Decays, Statistics
 from sparsedp.optimizers.apply import support_optimizer
 from sparsedp.optimizers.average import WeightAverage
@@ -26,7 +27,6 @@ from sparsedp.privacy.ledger import Charge, MemoryLedger
 from sparsedp.privacy.mechanism import privatize
 from sparsedp.privacy.released import Released
 from sparsedp.runs.history import History
-from sparsedp.training.guard import StateGuard
 
 WIDTH, ACTIVE_ROWS = 16, 300
 

@@ -11,8 +11,8 @@ from sparsedp.core.batch import supervised
 from sparsedp.core.errors import DataError
 from sparsedp.core.layout import Layout
 from sparsedp.core.support import Support
+from sparsedp.evaluation.evaluate import evaluation_mode, held_out
 from sparsedp.optimizers.average import WeightAverage
-from sparsedp.training.evaluate import evaluation_mode, held_out
 
 per_row = nn.CrossEntropyLoss(reduction="none")
 

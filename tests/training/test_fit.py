@@ -19,6 +19,8 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from sparsedp import About, MethodOptions, PerSample, fit
+from sparsedp.callbacks.reports import Event, Result, StepReport
+from sparsedp.callbacks.terminal import deferred_interrupt
 from sparsedp.core.errors import DataError, PrivacyError, PrivacyWarning, SparseDPError
 from sparsedp.methods import all_methods
 from sparsedp.methods.spec import default_batch_size, default_delta
@@ -27,8 +29,6 @@ from sparsedp.privacy.calibrate import NominalSplit
 from sparsedp.privacy.plan import Plan
 from sparsedp.runs.ledger_file import FileLedger
 from sparsedp.runs.reader import load_weights
-from sparsedp.training.reports import Event, Result, StepReport
-from sparsedp.training.terminal import deferred_interrupt
 
 QUICK: dict[str, Any] = {
     "epsilon": 8.0, "delta": 1e-3, "epochs": 5, "batch_size": 20, "accountant": "rdp", "seed": 0, "progress": False,

@@ -10,7 +10,7 @@ from runs import CLASSES, FEATURES, a_trainer, advance
 from torch import Tensor, nn
 
 from sparsedp.core.errors import PrivacyError
-from sparsedp.training.guard import digest
+from sparsedp.guards.guard import digest
 from sparsedp.training.trainer import Trainer
 
 Write = Callable[["Remembering", Tensor], None]

@@ -12,8 +12,8 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 import sparsedp
 from sparsedp import PerSample, make_private
 from sparsedp.methods import get_method
-from sparsedp.training.loop import Loop
-from sparsedp.training.private_loop import PrivateLoader, PrivateModel, PrivateOptimizer
+from sparsedp.own_loop.loop import Loop
+from sparsedp.own_loop.private_loop import PrivateLoader, PrivateModel, PrivateOptimizer
 
 ASKED = {"epsilon": 8.0, "delta": 1e-3, "epochs": 5, "accountant": "rdp"}
 Triple = tuple[PrivateModel, PrivateOptimizer, PrivateLoader]

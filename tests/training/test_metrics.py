@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sparsedp.training.metrics import classification_metrics, ranking_metrics
+from sparsedp.evaluation.metrics import classification_metrics, ranking_metrics
 
 
 def example(levels: int) -> tuple[Tensor, Tensor]:

@@ -17,12 +17,12 @@ import pytest
 import torch
 from runs import a_trainer, advance, network, weights
 
+from sparsedp.callbacks.reports import Event, StepReport
 from sparsedp.core.randomness import PublicRandomness
 from sparsedp.methods import AUTO, Granularity, MethodOptions, all_methods
 from sparsedp.privacy import mechanism
 from sparsedp.runs import ledger_file
 from sparsedp.training import keeper
-from sparsedp.training.reports import Event, StepReport
 
 METHODS = [method.name for method in all_methods()]
 VARIANTS = {

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
 from sparsedp import Normalised, PrivateNormalisation, fit, load_weights
+from sparsedp.callbacks.reports import Result
 from sparsedp.core.errors import DataError, ModelError, PrivacyError
 from sparsedp.core.randomness import PublicRandomness, SeededRandomness
 from sparsedp.methods import build_plan, get_method
@@ -27,7 +28,6 @@ from sparsedp.privacy.plan import Phase
 from sparsedp.runs.checkpoint import read_checkpoint
 from sparsedp.runs.ledger_file import FileLedger
 from sparsedp.runs.verify import verify
-from sparsedp.training.reports import Result
 from sparsedp.training.trainer import Trainer
 
 pytestmark = pytest.mark.usefixtures("checked_once")

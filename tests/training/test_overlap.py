@@ -11,7 +11,7 @@ from torch.utils.data import Dataset, Subset, TensorDataset
 
 from sparsedp import fit
 from sparsedp.core.errors import PrivacyError
-from sparsedp.training.evaluate import refuse_training_rows
+from sparsedp.evaluation.evaluate import refuse_training_rows
 
 INPUTS, TARGETS = rows(1, 40).tensors
 DATA = TensorDataset(INPUTS, TARGETS)

@@ -9,11 +9,11 @@ import pytest
 from rich.console import Console
 from runs import a_plan, a_trainer, advance
 
+from sparsedp.callbacks.terminal import live
 from sparsedp.core.errors import DataError
 from sparsedp.methods import get_method
 from sparsedp.privacy import plan_epsilon
 from sparsedp.runs.reader import Run
-from sparsedp.training.terminal import live
 
 
 def test_the_bar_shows_step_epoch_epsilon_ratio_accuracy_and_nothing_private() -> None:

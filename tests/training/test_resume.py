@@ -12,11 +12,11 @@ import torch
 from runs import ROWS, a_trainer, advance, network, weights
 from torch import nn
 
+from sparsedp.callbacks.reports import Event, Result, StepReport
 from sparsedp.core.errors import DataError, PrivacyError, SparseDPError
 from sparsedp.methods import AUTO, MethodOptions, all_methods, build_plan, get_method
 from sparsedp.runs.ledger_file import FileLedger
 from sparsedp.training.batches import Loading
-from sparsedp.training.reports import Event, Result, StepReport
 
 pytestmark = pytest.mark.usefixtures("checked_once")
 

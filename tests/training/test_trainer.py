@@ -11,6 +11,7 @@ import torch
 from runs import ROWS, a_plan, a_trainer, advance, loss_fn, network, rows, weights
 from torch import nn
 
+from sparsedp.callbacks.reports import Event, StepReport
 from sparsedp.core.batch import MicroBatch, PerSample
 from sparsedp.core.errors import DataError, ModelError, SparseDPError
 from sparsedp.core.randomness import SeededRandomness
@@ -20,7 +21,6 @@ from sparsedp.runs.checkpoint import read_checkpoint
 from sparsedp.runs.history import EpochReport
 from sparsedp.sampling.poisson import LogicalBatch, PoissonSampler
 from sparsedp.training.batches import Loading
-from sparsedp.training.reports import Event, StepReport
 from sparsedp.training.trainer import Trainer
 
 OPTIMIZERS = {

@@ -22,7 +22,8 @@ from sparsedp.core.batch import PerSample, check_losses, row_count, to_device
 from sparsedp.core.errors import SparseDPError
 from sparsedp.core.randomness import PublicRandomness
 from sparsedp.optimizers.rule import OptimizerChoice, default_optimizer
-from sparsedp.training.batches import Batches, rows_in_order
+from sparsedp.sampling.fetching import rows_in_order
+from sparsedp.training.batches import Batches
 from sparsedp.training.trainer import Trainer
 
 ROWS = 256

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, final
 
+from sparsedp.callbacks.reports import Event, StepReport
 from sparsedp.core.errors import SparseDPError
-from sparsedp.training.reports import Event, StepReport
 
 
 @final

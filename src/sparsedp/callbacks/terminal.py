@@ -14,10 +14,10 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from sparsedp.callbacks.reports import Callback, Event
 from sparsedp.privacy.accountants import epsilon_by_epoch
 from sparsedp.privacy.plan import Plan
 from sparsedp.runs.history import EpochReport
-from sparsedp.training.reports import Callback, Event
 
 
 @contextmanager

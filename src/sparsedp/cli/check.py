@@ -37,8 +37,8 @@ def check(
 
     Your own: `sparsedp check mypackage.models:example`
     """
+    from sparsedp.guards.coverage import slow_parts
     from sparsedp.models import parameter_count
-    from sparsedp.training.coverage import slow_parts
 
     network, loss, rows = _imported(model) if ":" in model else _named(model)
     notes = slow_parts(network, loss, rows)

@@ -15,8 +15,8 @@ from sparsedp.cli.output import Exit, aside, emit, people
 from sparsedp.core.errors import SparseDPError
 
 if TYPE_CHECKING:
+    from sparsedp.callbacks.reports import Callback, Result
     from sparsedp.experiments.settings import Settings
-    from sparsedp.training.reports import Callback, Result
 
 
 def train(
@@ -118,14 +118,14 @@ class _Extras(NamedTuple):
 
 
 def _go(values: dict[str, Any], out: Path | None, extras: _Extras, *, resume: bool) -> None:
+    from sparsedp.callbacks.tensorboard import tensorboard_log
+    from sparsedp.callbacks.terminal import EpochLines
     from sparsedp.diagnostics.snapshots import watching
     from sparsedp.experiments.execute import check, execute
     from sparsedp.experiments.settings import Settings
     from sparsedp.ranks.here import ranks_here
     from sparsedp.ranks.store import goes_on
     from sparsedp.runs.folder import RunFolder, check_new, free_folder
-    from sparsedp.training.tensorboard import tensorboard_log
-    from sparsedp.training.terminal import EpochLines
 
     settings, ranks = check(Settings.from_json(values)), ranks_here()
     if out is None and ranks.restarted:

@@ -16,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
+from sparsedp.callbacks.reports import Callback, StepReport
 from sparsedp.core.errors import DataError, SparseDPError
 from sparsedp.core.files import write_atomically
 from sparsedp.core.layout import Layout
@@ -25,7 +26,6 @@ from sparsedp.privacy.plan import Plan
 from sparsedp.runs.folder import RunFolder
 from sparsedp.runs.history import EpochReport
 from sparsedp.runs.reader import Run
-from sparsedp.training.reports import Callback, StepReport
 
 FORMAT = 1
 COUNT = 20

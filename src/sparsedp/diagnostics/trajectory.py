@@ -14,6 +14,7 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
+from sparsedp.callbacks.reports import StepReport
 from sparsedp.core.batch import MicroBatch, PerSampleLoss
 from sparsedp.core.clip import FlatClip
 from sparsedp.core.errors import SparseDPError
@@ -26,7 +27,6 @@ from sparsedp.diagnostics.oracle import clipping_report, mean_gradient
 from sparsedp.diagnostics.quality import energy_captured, trajectory_capture
 from sparsedp.gradients import make_engine
 from sparsedp.runs.history import EpochReport
-from sparsedp.training.reports import StepReport
 
 
 @final

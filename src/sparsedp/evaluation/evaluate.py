@@ -14,8 +14,8 @@ from torch.utils.data import Dataset, Subset, TensorDataset
 
 from sparsedp.core.batch import PerSampleLoss, Rows, check_losses, row_count, to_device
 from sparsedp.core.errors import DataError, PrivacyError
-from sparsedp.training.batches import rows_in_order
-from sparsedp.training.metrics import classification_metrics
+from sparsedp.evaluation.metrics import classification_metrics
+from sparsedp.sampling.fetching import rows_in_order
 
 TARGET_NAMES = ("labels", "label", "target", "targets", "y")
 """What rows in a dictionary call their classes."""

@@ -7,8 +7,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sparsedp.datasets.bundle import Split
-from sparsedp.training.evaluate import Evaluator, Metrics
-from sparsedp.training.metrics import classification_metrics, ranking_metrics, recall_at
+from sparsedp.evaluation.evaluate import Evaluator, Metrics
+from sparsedp.evaluation.metrics import classification_metrics, ranking_metrics, recall_at
 
 _BATCH = 1024
 

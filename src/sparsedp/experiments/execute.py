@@ -13,6 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, LRScheduler
 
+from sparsedp.callbacks.reports import Callback, Result
 from sparsedp.core.errors import SparseDPError
 from sparsedp.datasets import DATASETS
 from sparsedp.datasets.bundle import DataBundle
@@ -26,7 +27,6 @@ from sparsedp.models.least_squares import LeastSquares, keep_noise_down, moments
 from sparsedp.optimizers.rule import MOMENTUM, OptimizerChoice
 from sparsedp.runs.record import About
 from sparsedp.training.fit import fit
-from sparsedp.training.reports import Callback, Result
 
 _OPTIMIZERS: Mapping[str, Callable[[Settings, float], OptimizerChoice]] = MappingProxyType(
     {

@@ -9,13 +9,13 @@ from itertools import pairwise
 from statistics import mean, median
 from typing import Any, final
 
+from sparsedp.callbacks.reports import Event, StepReport
 from sparsedp.datasets.bundle import Split
 from sparsedp.experiments.datasets import load_data
 from sparsedp.experiments.execute import check, execute
 from sparsedp.experiments.grid import GridRun
 from sparsedp.experiments.settings import Settings
 from sparsedp.privacy.canonical import canonical
-from sparsedp.training.reports import Event, StepReport
 
 TIMED_STEPS = 4
 """After one that is not timed: it compiles, allocates and fills caches."""

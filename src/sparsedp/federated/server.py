@@ -11,10 +11,12 @@ from typing import Any, Self, final
 import torch
 from torch import Tensor, nn
 
+from sparsedp.callbacks.reports import Callback, Result, StepReport
 from sparsedp.core.clip import FlatClip
 from sparsedp.core.errors import PrivacyError, SparseDPError
 from sparsedp.core.layout import Layout
 from sparsedp.core.randomness import SeededRandomness, SystemRandomness
+from sparsedp.evaluation.evaluate import Evaluator
 from sparsedp.federated.picking import pick
 from sparsedp.federated.replies import Answers, Refusal, sort_out
 from sparsedp.federated.task import Base, Task, Wire, integers_for
@@ -29,10 +31,8 @@ from sparsedp.privacy.released import Released
 from sparsedp.privacy.updates import AggregatedUpdates, UpdateSum
 from sparsedp.runs.record import About, RunFacts
 from sparsedp.runs.store import find_run
-from sparsedp.training.evaluate import Evaluator
 from sparsedp.training.keeper import RunKeeper, public_randomness
 from sparsedp.training.learner import Learner, UpdateRule
-from sparsedp.training.reports import Callback, Result, StepReport
 
 logger = logging.getLogger("sparsedp")
 

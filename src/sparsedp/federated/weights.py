@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from sparsedp.core.layout import Layout
 from sparsedp.core.support import Support
+from sparsedp.guards.guard import digest
 from sparsedp.optimizers.places import places_in
 from sparsedp.privacy.canonical import sha256
 from sparsedp.runs.checkpoint import describe_layout
-from sparsedp.training.guard import digest
 
 
 @torch.no_grad()

@@ -12,12 +12,12 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import Result as FlowerResult
 from flwr.serverapp.strategy import Strategy
 
+from sparsedp.callbacks.reports import Result
 from sparsedp.core.errors import PrivacyError, SparseDPError
 from sparsedp.federated import FederatedTrainer, Round
 from sparsedp.flower.records import count_bytes, read_answer, to_records
 from sparsedp.flower.roster import Roster
 from sparsedp.flower.secure import SecAggPlus
-from sparsedp.training.reports import Result
 
 logger = logging.getLogger("sparsedp")
 

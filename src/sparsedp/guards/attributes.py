@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from sparsedp.core.batch import PerSampleLoss, Rows, to_device
 from sparsedp.core.errors import PrivacyError
 from sparsedp.core.generators import SEED_BYTES, own_generators
-from sparsedp.training.guard import digest
+from sparsedp.guards.guard import digest
 
 TWIN_ROWS = 2
 MOST_ENTRIES = 20_000

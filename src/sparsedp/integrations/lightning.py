@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
+from sparsedp.callbacks.reports import Result
 from sparsedp.core.batch import PerSample, check_losses, per_sample_loss, row_count
-from sparsedp.training.make_private import make_private
-from sparsedp.training.metrics import classification_metrics
-from sparsedp.training.reports import Result
+from sparsedp.evaluation.metrics import classification_metrics
+from sparsedp.own_loop.make_private import make_private
 
 
 class PrivateModule(lightning.LightningModule):  # type: ignore[misc]

@@ -14,10 +14,10 @@ from transformers import Trainer as HubTrainer
 from transformers import get_scheduler
 from transformers.trainer_utils import TrainOutput
 
+from sparsedp.callbacks.reports import Result
 from sparsedp.core.batch import PerSample, Rows
 from sparsedp.core.errors import SparseDPError
 from sparsedp.training.fit import fit
-from sparsedp.training.reports import Result
 
 IGNORED = -100
 """The label of a token that does not count."""

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from sparsedp.callbacks.reports import Result, StepReport
 from sparsedp.core.batch import PerSampleLoss, Rows, row_count, select_rows, to_device
 from sparsedp.core.errors import PrivacyError, SparseDPError
 from sparsedp.core.generators import own_generators
+from sparsedp.own_loop.deferred import MODEL, Deferred, describe, model_calls, same, without_reduction
 from sparsedp.sampling.poisson import LogicalBatch
-from sparsedp.training.deferred import MODEL, Deferred, describe, model_calls, same, without_reduction
-from sparsedp.training.reports import Result, StepReport
 from sparsedp.training.trainer import Trainer
 
 

@@ -12,23 +12,24 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, SequentialSampler
 from torch.utils.data._utils.collate import default_collate
 
+from sparsedp.callbacks.reports import Callback
 from sparsedp.core.batch import PerSample, per_sample_loss, select_rows
 from sparsedp.core.errors import DataError, SparseDPError
 from sparsedp.core.generators import own_generators
 from sparsedp.core.randomness import PublicRandomness
+from sparsedp.evaluation.evaluate import Evaluator, held_out, refuse_training_rows
 from sparsedp.methods import Method, MethodOptions
 from sparsedp.methods.choice import AUTO_METHOD
 from sparsedp.methods.method import ActiveRatio
 from sparsedp.methods.spec import ClipNorm
+from sparsedp.own_loop.loop import Loop
+from sparsedp.own_loop.private_loop import PrivateLoader, PrivateModel, PrivateOptimizer
 from sparsedp.privacy.calibrate import BudgetSplit
 from sparsedp.ranks.here import refuse_ranks
 from sparsedp.runs.record import About
-from sparsedp.training.batches import Loading, rows_in_order
-from sparsedp.training.evaluate import Evaluator, held_out, refuse_training_rows
-from sparsedp.training.loop import Loop
+from sparsedp.sampling.fetching import rows_in_order
+from sparsedp.training.batches import Loading
 from sparsedp.training.planning import plan_for
-from sparsedp.training.private_loop import PrivateLoader, PrivateModel, PrivateOptimizer
-from sparsedp.training.reports import Callback
 from sparsedp.training.trainer import Trainer
 
 

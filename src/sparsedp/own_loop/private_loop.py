@@ -10,10 +10,10 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from sparsedp.callbacks.reports import Result, StepReport
 from sparsedp.core.batch import Rows
 from sparsedp.core.errors import SparseDPError
-from sparsedp.training.loop import Loop
-from sparsedp.training.reports import Result, StepReport
+from sparsedp.own_loop.loop import Loop
 from sparsedp.training.trainer import Trainer
 
 

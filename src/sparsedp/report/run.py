@@ -10,6 +10,7 @@ from typing import Any, final
 from torch import Tensor
 
 from sparsedp.auditing.result import saved_audit
+from sparsedp.callbacks.reports import Result
 from sparsedp.core.layout import Layout
 from sparsedp.core.support import Support
 from sparsedp.privacy.plan import Plan
@@ -17,7 +18,6 @@ from sparsedp.runs import reader as stored
 from sparsedp.runs.history import EpochReport, SupportSpan
 from sparsedp.runs.verified_ledger import VerifiedLedger
 from sparsedp.runs.verify import verify
-from sparsedp.training.reports import Result
 
 Record = Mapping[str, Any]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from sparsedp.callbacks.reports import Result
 from sparsedp.core.errors import SparseDPError
 from sparsedp.core.files import write_atomically
 from sparsedp.report.comparison import comparison_page
@@ -12,7 +13,6 @@ from sparsedp.report.page import Page
 from sparsedp.report.run import read_run, run_of
 from sparsedp.report.single import run_page
 from sparsedp.runs.folder import RunFolder, find_runs
-from sparsedp.training.reports import Result
 
 
 def write_report(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol, final, runtime_checkable
 
 import numpy as np
@@ -98,3 +98,11 @@ class Fetcher:
 
 def _joined(parts: tuple[Any, ...]) -> Any:
     return torch.cat(parts) if isinstance(parts[0], Tensor) else parts[0]
+
+
+def rows_in_order(
+    dataset: Dataset[Any], size: int, batch_size: int, collate: Collate | None
+) -> Iterator[Rows]:
+    """The first `size` rows of a data set, batch by batch, without drawing from any generator."""
+    for start in range(0, size, batch_size):
+        yield fetch_rows(dataset, np.arange(start, min(start + batch_size, size)), collate)

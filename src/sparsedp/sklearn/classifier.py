@@ -19,6 +19,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import nn
 
+from sparsedp.callbacks.reports import Result
 from sparsedp.core.errors import PrivacyError, PrivacyWarning, SparseDPError
 from sparsedp.core.generators import own_generators
 from sparsedp.core.layout import Layout
@@ -43,7 +44,6 @@ from sparsedp.sklearn.scaling import (
     scale_to_bounds,
 )
 from sparsedp.training.fit import fit
-from sparsedp.training.reports import Result
 
 Floats = npt.NDArray[np.float64]
 

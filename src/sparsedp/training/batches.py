@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast, final
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
@@ -14,13 +13,13 @@ from torch.utils.data import Dataset
 from sparsedp.core.batch import Rows
 from sparsedp.core.generators import own_generators
 from sparsedp.core.randomness import PrivateRandomness, PublicRandomness
+from sparsedp.guards.independent_rows import check_rows_stand_alone
 from sparsedp.privacy.channels import inputs_of
 from sparsedp.privacy.plan import Phase, Plan
-from sparsedp.sampling.fetching import Collate, fetch_rows
+from sparsedp.sampling.fetching import Collate, fetch_rows, rows_in_order
 from sparsedp.sampling.poisson import LogicalBatch, PoissonSampler
 from sparsedp.sampling.shapes import FixedShapes
 from sparsedp.sampling.sharing import EVERYTHING, Share
-from sparsedp.training.independent_rows import check_rows_stand_alone
 from sparsedp.training.plan_checks import check_plan
 
 TRIAL_DRAW = 7
@@ -119,11 +118,3 @@ def count_channels(dataset: Dataset[Any], collate: Collate | None) -> int:
     """How many channels the inputs have: a shape, which is public."""
     with own_generators(PublicRandomness(0).generator_seed(()), torch.device("cpu")):
         return int(inputs_of(next(rows_in_order(dataset, 1, 1, collate))).shape[1])
-
-
-def rows_in_order(
-    dataset: Dataset[Any], size: int, batch_size: int, collate: Collate | None
-) -> Iterator[Rows]:
-    """The first `size` rows of a data set, batch by batch, without drawing from any generator."""
-    for start in range(0, size, batch_size):
-        yield fetch_rows(dataset, np.arange(start, min(start + batch_size, size)), collate)

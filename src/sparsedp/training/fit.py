@@ -12,8 +12,11 @@ from rich.console import Console
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
+from sparsedp.callbacks.reports import Callback, Result
+from sparsedp.callbacks.terminal import deferred_interrupt, live
 from sparsedp.core.batch import PerSample, Rows, per_sample_loss
 from sparsedp.core.errors import SparseDPError
+from sparsedp.evaluation.evaluate import Evaluator, evaluation_mode, held_out, refuse_training_rows
 from sparsedp.methods import Method, MethodOptions
 from sparsedp.methods.choice import AUTO_METHOD
 from sparsedp.methods.method import ActiveRatio
@@ -30,13 +33,10 @@ from sparsedp.ranks.here import ranks_here
 from sparsedp.ranks.store import goes_on
 from sparsedp.runs.record import About
 from sparsedp.training.batches import Loading, count_channels
-from sparsedp.training.evaluate import Evaluator, evaluation_mode, held_out, refuse_training_rows
 from sparsedp.training.given_data import given_data
 from sparsedp.training.kept_features import keep_below
 from sparsedp.training.normalised import Normalised
 from sparsedp.training.planning import plan_for
-from sparsedp.training.reports import Callback, Result
-from sparsedp.training.terminal import deferred_interrupt, live
 from sparsedp.training.trainer import Trainer
 
 

@@ -10,9 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import final
 
+from sparsedp.callbacks.reports import Callback, Event, Result, Spending, StepReport
 from sparsedp.core.errors import SparseDPError
 from sparsedp.core.generators import own_generators
 from sparsedp.core.randomness import PublicRandomness
+from sparsedp.evaluation.evaluate import Evaluator
 from sparsedp.privacy.ledger import RunLedger
 from sparsedp.privacy.plan import Plan
 from sparsedp.privacy.released import Released
@@ -25,10 +27,8 @@ from sparsedp.runs.moved import moved_checkpoint
 from sparsedp.runs.record import FINISHED, RUNNING, STOPPED, RunFacts
 from sparsedp.runs.state import checkpoint_of, history_of
 from sparsedp.runs.store import ExistingRun, RunStore
-from sparsedp.training.evaluate import Evaluator
 from sparsedp.training.learner import Learner
 from sparsedp.training.normalised import check_not_lost
-from sparsedp.training.reports import Callback, Event, Result, Spending, StepReport
 from sparsedp.training.together import CUT, IN_BLOCKS, weight_facts
 
 

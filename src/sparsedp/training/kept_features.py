@@ -28,8 +28,8 @@ from torch.utils.data import Dataset
 
 from sparsedp.core.errors import DataError, ModelError, SparseDPError
 from sparsedp.core.folders import cache_dir
+from sparsedp.evaluation.evaluate import evaluation_mode
 from sparsedp.sampling.fetching import Collate, fetch_rows
-from sparsedp.training.evaluate import evaluation_mode
 
 logger = logging.getLogger("sparsedp")
 

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from sparsedp.core.files import Json
 from sparsedp.core.layout import Layout
 from sparsedp.core.support import Support
+from sparsedp.evaluation.evaluate import evaluation_mode
 from sparsedp.methods import Controller, ControllerState, OffSupport
 from sparsedp.optimizers.apply import support_optimizer
 from sparsedp.optimizers.average import WeightAverage
@@ -31,7 +32,6 @@ from sparsedp.privacy.released import Released
 from sparsedp.runs.checkpoint import Checkpoint, load_model_state
 from sparsedp.runs.moved import MovedState
 from sparsedp.runs.state import LearnerState
-from sparsedp.training.evaluate import evaluation_mode
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,8 @@ from sparsedp.core.batch import MicroBatch
 from sparsedp.core.clip import Clip, FlatClip, NoClip
 from sparsedp.core.randomness import PrivateRandomness
 from sparsedp.gradients.query import Engine, Query
+from sparsedp.guards.attributes import AttributeGuard
+from sparsedp.guards.guard import CompanyGuard, ModelGuard, StateGuard
 from sparsedp.methods.controller import Controller
 from sparsedp.optimizers.apply import set_to_zero
 from sparsedp.privacy.exchange import Exchange
@@ -18,9 +20,7 @@ from sparsedp.privacy.ledger import Charge, Ledger
 from sparsedp.privacy.mechanism import privatize
 from sparsedp.privacy.plan import Phase, Plan
 from sparsedp.privacy.released import Released
-from sparsedp.training.attributes import AttributeGuard
 from sparsedp.training.counts import StepCounts
-from sparsedp.training.guard import CompanyGuard, ModelGuard, StateGuard
 
 
 @dataclass(frozen=True, slots=True)

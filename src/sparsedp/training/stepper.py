@@ -14,16 +14,16 @@ from sparsedp.core.generators import own_generators
 from sparsedp.core.randomness import PrivateRandomness, PublicRandomness
 from sparsedp.gradients import make_engine
 from sparsedp.gradients.check import PROBE_ROWS
+from sparsedp.guards.attributes import AttributeGuard
+from sparsedp.guards.guard import CompanyGuard, ModelGuard, StateGuard
 from sparsedp.methods import Controller, Knowledge, PublicScores
 from sparsedp.privacy.exchange import ALONE, Exchange
 from sparsedp.privacy.ledger import Ledger
 from sparsedp.privacy.plan import Phase, Plan
 from sparsedp.privacy.released import Released
 from sparsedp.sampling.poisson import LogicalBatch
-from sparsedp.training.attributes import AttributeGuard
 from sparsedp.training.batches import Batches
 from sparsedp.training.counts import StepCounts
-from sparsedp.training.guard import CompanyGuard, ModelGuard, StateGuard
 from sparsedp.training.learner import Learner, UpdateRule
 from sparsedp.training.normalised import Normalised, release_statistics
 from sparsedp.training.selection import counted_rows, release_selection

@@ -14,13 +14,13 @@ from sparsedp.core.batch import Rows
 from sparsedp.core.errors import DataError
 from sparsedp.core.files import Json
 from sparsedp.core.support import Support
+from sparsedp.guards.guard import digest
 from sparsedp.privacy.plan import Plan
 from sparsedp.ranks.one import Ranks
 from sparsedp.runs.checkpoint import Checkpoint
 from sparsedp.runs.record import versions
 from sparsedp.sampling.sharing import EVERYTHING, Blocks, Share
 from sparsedp.training.batches import Loading
-from sparsedp.training.guard import digest
 
 LOOKED_AT = 64
 """Rows of a data set that ranks compare, of those that all of them hold."""

@@ -9,10 +9,12 @@ from typing import Any, Self, final
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from sparsedp.callbacks.reports import Callback, Result, StepReport
 from sparsedp.core.batch import PerSample, per_sample_loss
 from sparsedp.core.errors import SparseDPError
 from sparsedp.core.randomness import PublicRandomness, SeededRandomness, SystemRandomness
 from sparsedp.core.support import Support
+from sparsedp.evaluation.evaluate import Evaluator
 from sparsedp.methods import PublicScores
 from sparsedp.optimizers.rule import OptimizerChoice, SchedulerChoice
 from sparsedp.privacy.plan import Plan
@@ -24,7 +26,6 @@ from sparsedp.runs.record import About, RunFacts
 from sparsedp.sampling.poisson import LogicalBatch
 from sparsedp.sampling.sharing import EVERYTHING
 from sparsedp.training.batches import Batches, Loading
-from sparsedp.training.evaluate import Evaluator
 from sparsedp.training.keeper import RunKeeper, public_randomness
 from sparsedp.training.learner import UpdateRule
 from sparsedp.training.normalised import (
@@ -32,7 +33,6 @@ from sparsedp.training.normalised import (
     check_normalisation,
     normalisation_phase,
 )
-from sparsedp.training.reports import Callback, Result, StepReport
 from sparsedp.training.selection import selection_phase
 from sparsedp.training.stepper import Randomness, Stepper
 from sparsedp.training.together import LOOKED_AT, data_facts, first_facts, share_of

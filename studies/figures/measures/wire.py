@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any, final
 
+from sparsedp.callbacks.reports import StepReport
 from sparsedp.core.support import Support
 from sparsedp.diagnostics.wire import decode_support, encode_support, encode_values, traffic
 from sparsedp.runs.history import EpochReport
-from sparsedp.training.reports import StepReport
 from studies.figures.config import Point, Study
 from studies.figures.cost import Costs
 from studies.figures.runs import open_trainer, train_until

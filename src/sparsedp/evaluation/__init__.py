@@ -1,0 +1,1 @@
+"""Held-out data: scored exactly, outside the guarantee."""
