@@ -1,8 +1,11 @@
 """How long an experiment will take: from records of the same kind, and from timed steps."""
 
 import time
+from types import SimpleNamespace
 
 import pytest
+import torch
+from torch.utils.data import TensorDataset
 
 from sparsedp.experiments import forecast as module
 from sparsedp.experiments.forecast import forecast, timed
@@ -45,6 +48,15 @@ def test_timed_steps_are_multiplied_by_how_many_there_will_be(monkeypatch):
     began = real()
     seconds = timed(run.settings)
     taken = real() - began
-    steps = 40 * module._units(module.load_data(module.check(run.settings)).train) / 50
+    steps = 40 * 300 / 50
     assert seconds > 0.02 * steps
     assert taken < seconds
+
+
+@pytest.mark.parametrize(("unit", "expected"), [(None, 3), ("row", 6)])
+def test_people_are_counted_not_their_rows(monkeypatch, unit, expected):
+    people = TensorDataset(torch.zeros(6, 2))
+    people.units = torch.tensor([4, 4, 1, 1, 1, 9])
+    monkeypatch.setattr(module, "load_data", lambda settings: SimpleNamespace(train=people))
+    settings = Settings.from_json(SMALL if unit is None else {**SMALL, "unit": unit})
+    assert module._units(settings) == expected

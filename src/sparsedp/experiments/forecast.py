@@ -10,12 +10,12 @@ from statistics import mean, median
 from typing import Any, final
 
 from sparsedp.callbacks.reports import Event, StepReport
-from sparsedp.datasets.bundle import Split
 from sparsedp.experiments.datasets import load_data
 from sparsedp.experiments.execute import check, execute
 from sparsedp.experiments.grid import GridRun
 from sparsedp.experiments.settings import Settings
 from sparsedp.privacy.canonical import canonical
+from sparsedp.training.planning import count_units
 
 TIMED_STEPS = 4
 """After one that is not timed: it compiles, allocates and fills caches."""
@@ -65,7 +65,7 @@ def forecast(runs: Sequence[GridRun], records: Mapping[int, Mapping[str, Any]]) 
 def timed(settings: Settings) -> float:
     """Seconds that a run of these settings will take, by its first steps and by what comes before them."""
     found, watch = check(settings), _Watch()
-    units = _units(load_data(found).train)
+    units = _units(found)
     began = time.perf_counter()
     try:
         execute(replace(settings, seed=0), callbacks=(watch,))
@@ -81,8 +81,9 @@ def _kind(settings: Settings) -> str:
     return canonical({name: value for name, value in settings.to_json().items() if name not in _FREE})
 
 
-def _units(rows: Split) -> int:
-    return len(rows) if rows.units is None else len(set(rows.units))
+def _units(settings: Settings) -> int:
+    train = load_data(settings).train
+    return count_units(train, None if settings.unit == "row" else train.units)
 
 
 class _EnoughSeenError(Exception):

@@ -48,7 +48,7 @@ def plan_for(
     if public_scores is not None and method == AUTO_METHOD:
         method = GIVEN
     changes = _with_scores(_with_ratio(options, active_ratio), method, public_scores)
-    protected, called = _count_units(dataset, units), _name_of_unit(unit, dataset, units)
+    protected, called = count_units(dataset, units), _name_of_unit(unit, dataset, units)
     if sharded:
         protected = sum(ranks.gather(protected))
     if method == AUTO_METHOD:
@@ -67,7 +67,12 @@ def _planned(spec: PlanSpec, out: Path | str | None, resume: bool) -> Plan:
     return saved_plan(spec, out) if resume and out is not None else spec.plan()
 
 
-def _count_units(dataset: Dataset[Any], units: Units) -> int:
+def count_units(dataset: Dataset[Any], units: Units) -> int:
+    """How many units a data set has: rows, or the different ids among `units`.
+
+    Raises:
+        DataError: there are no rows, or not one id for each.
+    """
     rows = len(cast("Any", dataset))
     if rows == 0:
         raise DataError("train_dataset is empty; give at least one row")
