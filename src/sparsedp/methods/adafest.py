@@ -9,11 +9,11 @@ import torch
 from sparsedp.core.errors import SparseDPError
 from sparsedp.methods.observation import Observation
 from sparsedp.methods.order import Order, TableRows
-from sparsedp.methods.rankings import Place, RankedBy, RankingState, register_ranking
+from sparsedp.methods.rankings import Place, RankedBy, RankingState, WithoutScores, register_ranking
 
 
 @dataclass(frozen=True, slots=True)
-class Contributions:
+class Contributions(WithoutScores):
     """Rows whose noisy count in this step reaches a threshold, largest first (DP-AdaFEST, arXiv 2311.08357).
 
     A unit's touched rows weigh one over the root of their number, as for `Frequency`.
@@ -39,17 +39,9 @@ class Contributions:
         """A release of its own in every step."""
         return RankedBy.STEP_ROWS
 
-    def init(self, dimension: int) -> RankingState:
-        """Nothing yet."""
-        return {}
-
     def update(self, state: RankingState, seen: Observation) -> RankingState:
         """Keep this step's counts, one for each row, and their noise."""
         return {"counts": seen.gradient, "variance": seen.noise_variance}
-
-    def scores(self, state: RankingState) -> None:
-        """Rows have some, coordinates have none."""
-        return
 
     def order(self, state: RankingState, place: Place) -> Order:
         """The rows that reach the threshold, by falling count; ties go to the lower row."""

@@ -9,13 +9,12 @@ import torch
 from sparsedp.core.errors import SparseDPError
 from sparsedp.methods.granularity import Granularity
 from sparsedp.methods.knowledge import NEVER, Knowledge
-from sparsedp.methods.observation import Observation
 from sparsedp.methods.order import Order, TableRows
-from sparsedp.methods.rankings import Place, RankedBy, RankingState, register_ranking
+from sparsedp.methods.rankings import Place, RankedBy, RankingState, WithoutScores, register_ranking
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class Given(WithoutScores):
     """By the user's public scores, or by the weights' magnitude where there are none.
 
     `checksum` names the scores, so that a plan says which they were; it is empty for the weights' magnitude.
@@ -41,18 +40,6 @@ class Given:
                 f"public_scores: got {found[:12] or 'none'}, and the plan names {self.checksum[:12] or 'none'} "
                 "(SHA-256); give the scores it was planned with"
             )
-
-    def init(self, dimension: int) -> RankingState:
-        """Nothing."""
-        return {}
-
-    def update(self, state: RankingState, seen: Observation) -> RankingState:
-        """Nothing is learned."""
-        return state
-
-    def scores(self, state: RankingState) -> None:
-        """They are the user's, not the run's."""
-        return
 
     def order(self, state: RankingState, place: Place) -> Order:
         """By falling score; ties go to the lower index, and what has the score -inf is left out."""

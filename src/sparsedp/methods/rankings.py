@@ -122,16 +122,12 @@ class ByScore(ABC):
         return place.by_score(self.scores(state))
 
 
-@dataclass(frozen=True, slots=True)
-class RandomOrder:
-    """A fresh public random permutation each time (TP-Rand; RS, Alg. 1 line 5)."""
+class WithoutScores(ABC):
+    """A ranking without a number per coordinate, which learns nothing from gradients; a subclass says `order`."""
 
-    name: str = "random"
+    __slots__ = ()
 
-    @property
-    def source(self) -> RankedBy:
-        """Chance."""
-        return RankedBy.PUBLIC
+    name: str
 
     def init(self, dimension: int) -> RankingState:
         """Nothing."""
@@ -142,8 +138,24 @@ class RandomOrder:
         return state
 
     def scores(self, state: RankingState) -> None:
-        """There are none."""
+        """Coordinates have none."""
         return
+
+    @abstractmethod
+    def order(self, state: RankingState, place: Place) -> Order:
+        """What is ranked, best first."""
+
+
+@dataclass(frozen=True, slots=True)
+class RandomOrder(WithoutScores):
+    """A fresh public random permutation each time (TP-Rand; RS, Alg. 1 line 5)."""
+
+    name: str = "random"
+
+    @property
+    def source(self) -> RankedBy:
+        """Chance."""
+        return RankedBy.PUBLIC
 
     def order(self, state: RankingState, place: Place) -> Order:
         """A permutation that the period and the public seed fix."""
@@ -154,7 +166,7 @@ class RandomOrder:
 
 
 @dataclass(frozen=True, slots=True)
-class Frequency:
+class Frequency(WithoutScores):
     """Rows of embedding tables by how many units touch them, counted once with noise (DP-FEST, arXiv 2311.08357).
 
     A unit's touched rows weigh one over the root of their number, so that its vector has norm one: a unit that
@@ -168,17 +180,9 @@ class Frequency:
         """A release of its own."""
         return RankedBy.TOUCHED_ROWS
 
-    def init(self, dimension: int) -> RankingState:
-        """Nothing yet."""
-        return {}
-
     def update(self, state: RankingState, seen: Observation) -> RankingState:
         """Keep the counts; there is one number for each row."""
         return {"counts": seen.gradient}
-
-    def scores(self, state: RankingState) -> None:
-        """Rows have some, coordinates have none."""
-        return
 
     def order(self, state: RankingState, place: Place) -> Order:
         """By falling count; ties go to the lower row."""

@@ -9,11 +9,11 @@ import torch
 from sparsedp.core.errors import SparseDPError
 from sparsedp.methods.observation import Observation
 from sparsedp.methods.order import Order
-from sparsedp.methods.rankings import Place, RankedBy, RankingState, register_ranking
+from sparsedp.methods.rankings import Place, RankedBy, RankingState, WithoutScores, register_ranking
 
 
 @dataclass(frozen=True, slots=True)
-class Votes:
+class Votes(WithoutScores):
     """Rows or tensors by how many units they carry most of the gradient of, at the initial weights. Ours.
 
     A unit votes for the `most` rows (or tensors) with the largest share of its squared gradient; each vote weighs one
@@ -32,17 +32,9 @@ class Votes:
         """A release of its own."""
         return RankedBy.VOTES
 
-    def init(self, dimension: int) -> RankingState:
-        """Nothing yet."""
-        return {}
-
     def update(self, state: RankingState, seen: Observation) -> RankingState:
         """Keep the votes; there is one number for each row or tensor."""
         return {"votes": seen.gradient}
-
-    def scores(self, state: RankingState) -> None:
-        """Rows have some, coordinates have none."""
-        return
 
     def order(self, state: RankingState, place: Place) -> Order:
         """By falling number of votes; ties go to the lower row."""
