@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -73,7 +71,7 @@ def sweep(
             number: record for number, run in enumerate(runs) if (record := results.find(run)) is not None
         }
         status = Status(len(runs), records=found)
-        with _patience(as_json, status.left):
+        with people(as_json).status(f"Timing a few steps of {status.left} runs"):
             expected = forecast(runs, found)
     else:
         status = run_on_screen(experiment, runs, place, as_json)
@@ -108,9 +106,3 @@ def _in_words(expected: Forecast, workers: int) -> str:
         f"{expected.runs} left: about {told} with {workers} at a time on a machine that does nothing else. "
         f"{timed} by their records."
     )
-
-
-@contextmanager
-def _patience(as_json: bool, left: int) -> Iterator[None]:
-    with people(as_json).status(f"Timing a few steps of {left} runs"):
-        yield
