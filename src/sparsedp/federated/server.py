@@ -6,12 +6,12 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Self, final
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 
-from sparsedp.callbacks.reports import Callback, Result, StepReport
+from sparsedp.callbacks.reports import Callback, StepReport
 from sparsedp.core.clip import FlatClip
 from sparsedp.core.errors import PrivacyError, SparseDPError
 from sparsedp.core.layout import Layout
@@ -32,6 +32,7 @@ from sparsedp.privacy.updates import AggregatedUpdates, UpdateSum
 from sparsedp.runs.record import About, RunFacts
 from sparsedp.runs.store import find_run
 from sparsedp.training.keeper import RunKeeper, public_randomness
+from sparsedp.training.kept_run import KeptRun
 from sparsedp.training.learner import Learner, UpdateRule
 
 logger = logging.getLogger("sparsedp")
@@ -79,7 +80,7 @@ class RoundReport:
 
 
 @final
-class FederatedTrainer:
+class FederatedTrainer(KeptRun):
     """A run over rounds: `begin()`, carry the tasks to the clients, `complete(round, answers)`, `finish()`.
 
     Args:
@@ -150,19 +151,9 @@ class FederatedTrainer:
         self._begun: Round | None = None
 
     @property
-    def plan(self) -> Plan:
-        """What was planned."""
-        return self._keeper.plan
-
-    @property
     def model(self) -> nn.Module:
         """The model as it is now."""
         return self._learner.model
-
-    @property
-    def position(self) -> int:
-        """How many rounds of the plan are done, those lost in a crash included."""
-        return self._keeper.position
 
     @property
     def is_done(self) -> bool:
@@ -230,28 +221,6 @@ class FederatedTrainer:
         self._remember(round_, answered)
         report = self._release(round_, AggregatedUpdates(total, round_.task.clip, round_.task.grid))
         return RoundReport(report, (), tuple(n for n in round_.tasks if n not in set(answered)))
-
-    def save(self) -> None:
-        """Write a checkpoint now; does nothing without a run directory."""
-        self._keeper.save()
-
-    def pause(self) -> None:
-        """Save and close, so that a later `resume=True` goes on from here."""
-        self._keeper.pause()
-
-    def finish(self) -> Result:
-        """Evaluate, save, write the record and close; further calls give the same result."""
-        return self._keeper.finish()
-
-    def close(self) -> None:
-        """Release the ledger; rounds already paid for and not taken are lost to an unseeded run."""
-        self._keeper.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.pause()
 
     def _task(self, step: int, phase: Phase, setting: StepSetting) -> Task:
         assert phase.clip_norm is not None

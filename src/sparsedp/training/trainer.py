@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self, final
+from typing import Any, final
 
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from sparsedp.callbacks.reports import Callback, Result, StepReport
+from sparsedp.callbacks.reports import Callback, StepReport
 from sparsedp.core.batch import PerSample, per_sample_loss
 from sparsedp.core.errors import SparseDPError
 from sparsedp.core.randomness import PublicRandomness, SeededRandomness, SystemRandomness
-from sparsedp.core.support import Support
 from sparsedp.evaluation.evaluate import Evaluator
 from sparsedp.methods import PublicScores
 from sparsedp.optimizers.rule import OptimizerChoice, SchedulerChoice
@@ -21,12 +20,12 @@ from sparsedp.privacy.plan import Plan
 from sparsedp.ranks.here import ranks_here
 from sparsedp.ranks.one import Ranks
 from sparsedp.ranks.store import find_shared_run, goes_on
-from sparsedp.runs.history import EpochReport
 from sparsedp.runs.record import About, RunFacts
 from sparsedp.sampling.poisson import LogicalBatch
 from sparsedp.sampling.sharing import EVERYTHING
 from sparsedp.training.batches import Batches, Loading
 from sparsedp.training.keeper import RunKeeper, public_randomness
+from sparsedp.training.kept_run import KeptRun
 from sparsedp.training.learner import UpdateRule
 from sparsedp.training.normalised import (
     Normalised,
@@ -39,7 +38,7 @@ from sparsedp.training.together import LOOKED_AT, data_facts, first_facts, share
 
 
 @final
-class Trainer:
+class Trainer(KeptRun):
     """Private training step by step: `for batch in trainer: trainer.step(batch)`, then `trainer.finish()`.
 
     Args:
@@ -130,29 +129,9 @@ class Trainer:
         )  # fmt: skip
 
     @property
-    def plan(self) -> Plan:
-        """What was planned."""
-        return self._keeper.plan
-
-    @property
     def model(self) -> nn.Module:
         """The model as it is now."""
         return self._stepper.learner.model
-
-    @property
-    def position(self) -> int:
-        """How many steps of the plan are done, those lost in a crash included: the next step's index."""
-        return self._keeper.position
-
-    @property
-    def support(self) -> Support:
-        """The coordinates of the last step; all of them before the first."""
-        return self._keeper.history.support
-
-    @property
-    def history(self) -> tuple[EpochReport, ...]:
-        """One report per epoch so far."""
-        return tuple(self._keeper.history.epochs)
 
     @property
     def ranks(self) -> Ranks:
@@ -183,31 +162,6 @@ class Trainer:
     def stops(self, asked: bool) -> bool:
         """Whether to stop after this step: if asked, and with several processes once all have heard of it."""
         return self._ranks.stops(asked)
-
-    def save(self) -> None:
-        """Write a checkpoint now; does nothing without a run directory."""
-        self._keeper.save()
-
-    def pause(self) -> None:
-        """Save and close, so that a later `resume=True` goes on from here. Steps paid for and not taken are lost.
-
-        **Edge cases.** After an error inside a step nothing is saved: the last checkpoint stands.
-        """
-        self._keeper.pause()
-
-    def finish(self) -> Result:
-        """Evaluate, save, write the record and close; further calls give the same result."""
-        return self._keeper.finish()
-
-    def close(self) -> None:
-        """Release the ledger; steps already paid for and not taken are lost to an unseeded run."""
-        self._keeper.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.pause()
 
     def _before_training(self) -> None:
         """The releases before training: steps of the plan that no report shows, each saved at once."""
