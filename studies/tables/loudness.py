@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from sparsedp.report.statistics import Estimate, estimate
+from sparsedp.report.statistics import estimate
 from studies.canvas import BLUE, GOLD, GREY, ORANGE, PINK, TEAL, VIOLET, key, legend, level, sheet, written
 from studies.tables import words
 from studies.tables.section import TEXTS
 from studies.tables.study import Record, Study, noise_ratio
+from studies.tables.verdicts import above
 
 FIGURE = "results/loudness/figure.svg"
 DENSE = "dp-sgd"
@@ -78,9 +79,8 @@ def gains(studies: Iterable[Study]) -> list[Gain]:
     return sorted(found, key=lambda gain: (gain.r, gain.study, gain.arm))
 
 
-def loudness_section(studies: Iterable[Study]) -> list[str]:
+def loudness_section(found: Sequence[Gain]) -> list[str]:
     """The question, the table by bands of r, and the verdict."""
-    found = gains(studies)
     if not found:
         return []
     rows = [_band(low, high, [gain for gain in found if low <= gain.r < high]) for low, high in BANDS]
@@ -142,12 +142,11 @@ def verdict(found: Sequence[Gain]) -> str:
     if within.low is None or within.high is None:
         return said + "Within experiments there are too few to say more."
     up = sum(rise > 0 for rise in rises)
-    ruling = "holds" if within.low > 0 else "does not hold" if within.high < 0 else "is not resolved"
     return (
         f"{said}Within an experiment, from its smallest r to its largest, the gain rises in {up} of {len(rises)} "
         f"experiments, by {within.mean:+.2f} points on average ({within.low:+.2f} to {within.high:+.2f}, one value "
-        f"an experiment). That louder noise makes sparsity pay more **{ruling}**; where the gain turns positive "
-        "differs from task to task, so r tells when to try it, not that it will help."
+        f"an experiment). That louder noise makes sparsity pay more: **{above(within).value}**; where the gain turns "
+        "positive differs from task to task, so r tells when to try it, not that it will help."
     )
 
 
@@ -167,10 +166,10 @@ def _band(low: float, high: float, own: Sequence[Gain]) -> list[str]:
     name = f"{low:g} to {high:g}" if math.isfinite(high) else f"{low:g} and more"
     if not own:
         return [name, "0", "0", "-", "-"]
-    mean: Estimate = estimate([gain.mean for gain in own])
+    mean = float(np.mean([gain.mean for gain in own]))
     tasks = len({gain.task for gain in own})
-    above = sum(gain.mean > 0 for gain in own)
-    return [name, str(len(own)), str(tasks), f"{mean.mean:+.2f}", f"{above} of {len(own)}"]
+    up = sum(gain.mean > 0 for gain in own)
+    return [name, str(len(own)), str(tasks), f"{mean:+.2f}", f"{up} of {len(own)}"]
 
 
 def _cells(records: Iterable[Record]) -> Mapping[str, dict[str, dict[int, Record]]]:

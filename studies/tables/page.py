@@ -36,8 +36,8 @@ def page(studies: Mapping[str, Study], root: Path) -> str:
     shown = {name: study for name, study in studies.items() if not name.startswith(HIDDEN)}
     partitions = read_partitions(root)
     verdicts = [judge(claim, {**shown, partitions.name: partitions}) for claim in read_claims()]
-    compared = [study for study in shown.values() if not study.is_tuning]
-    lines = [_text("introduction"), "", "## In one page", "", *summary(verdicts, gains(compared))]
+    compared = gains(study for study in shown.values() if not study.is_tuning)
+    lines = [_text("introduction"), "", "## In one page", "", *summary(verdicts, compared)]
     lines += ["## Verdicts", "", _text("reading-verdicts"), ""]
     lines += [*verdict_table(verdicts), ""]
     asked = sum(1 for _ in trainings(read_config()))

@@ -128,6 +128,8 @@ def _claims(studies: Mapping[str, Measured]) -> str:
 _SAID = {
     Ruling.HOLDS: "hold",
     Ruling.FAILS: "do not hold",
+    Ruling.LEVEL: "are about differences under half a point",
+    Ruling.BLIND: "cannot be seen with the number they name",
     Ruling.OPEN: "are not resolved by the seeds run",
     Ruling.NOT_RUN: "are not run",
 }

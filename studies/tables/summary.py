@@ -9,7 +9,7 @@ from sparsedp.report.statistics import estimate
 from studies.tables import words
 from studies.tables.loudness import Gain
 from studies.tables.section import TEXTS
-from studies.tables.verdicts import SEEDS, Ruling, Verdict
+from studies.tables.verdicts import SEEDS, Ruling, Verdict, above
 
 SHOWN = 6
 """Gains and losses in the list."""
@@ -20,11 +20,17 @@ def summary(verdicts: Sequence[Verdict], found: Sequence[Gain]) -> list[str]:
     count = {ruling: sum(verdict.ruling is ruling for verdict in verdicts) for ruling in Ruling}
     lines = [
         f"Of {len(verdicts)} claims, by the papers and by us, {count[Ruling.HOLDS]} hold, {count[Ruling.FAILS]} "
-        f"do not, {count[Ruling.OPEN]} are not resolved with the seeds there are, and "
-        f"{count[Ruling.NOT_RUN]} are not run.",
+        f"do not, {count[Ruling.LEVEL]} are about a difference that is smaller than half a point, "
+        f"{count[Ruling.BLIND]} about one that cannot be seen with the number it names, {count[Ruling.OPEN]} are not "
+        f"resolved with the seeds there are, and {count[Ruling.NOT_RUN]} are not run.",
         "",
     ]
-    for ruling, title in ((Ruling.HOLDS, "What holds"), (Ruling.FAILS, "What does not hold")):
+    titles = {
+        Ruling.HOLDS: "What holds",
+        Ruling.FAILS: "What does not hold",
+        Ruling.LEVEL: "What makes no difference (half a point, or 0.005 AUC, either way)",
+    }
+    for ruling, title in titles.items():
         own = [verdict for verdict in verdicts if verdict.ruling is ruling]
         lines += [f"**{title}.**", "", *(f"- {_said(verdict)}" for verdict in own), ""] if own else []
     return [*lines, *_where_it_pays(found)]
@@ -38,8 +44,8 @@ def _said(verdict: Verdict) -> str:
 def _where_it_pays(found: Sequence[Gain]) -> list[str]:
     """The cells in which a sparse method is above or below dense training beyond doubt, the clearest first."""
     judged = [(gain, estimate(gain.seeds)) for gain in found if len(gain.seeds) >= SEEDS]
-    better = sorted((j for j in judged if (j[1].low or 0) > 0), key=lambda j: -(j[1].low or 0))
-    worse = sorted((j for j in judged if (j[1].high or 0) < 0), key=lambda j: j[1].high or 0)
+    better = sorted((j for j in judged if above(j[1]) is Ruling.HOLDS), key=lambda j: -(j[1].low or 0))
+    worse = sorted((j for j in judged if above(j[1]) is Ruling.FAILS), key=lambda j: j[1].high or 0)
     if not judged:
         return []
     rows = [

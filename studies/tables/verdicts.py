@@ -23,6 +23,8 @@ _EVIDENCE = {"experiment", "better", "worse", "at", "less_at", "best", "among", 
 
 SEEDS = 3
 """Fewer decide nothing."""
+LEVEL = 0.005
+"""Half a point of accuracy, or 0.005 AUC: what is nearer to zero does not matter, as in claims of equality."""
 
 
 class Ruling(Enum):
@@ -30,6 +32,8 @@ class Ruling(Enum):
 
     HOLDS = "holds"
     FAILS = "does not hold"
+    LEVEL = "makes no difference"
+    BLIND = "cannot be seen"
     OPEN = "not resolved"
     NOT_RUN = "not run"
 
@@ -132,10 +136,18 @@ def judge(claim: Claim, studies: Mapping[str, Measured]) -> Verdict:
 
 
 def above(found: Estimate, margin: float = 0.0) -> Ruling:
-    """Holds if the whole interval is above zero, fails if all of it is below."""
-    if found.low is None or found.high is None or found.count < SEEDS or found.low <= 0 <= found.high:
+    """Holds if the whole interval is above zero, fails if all of it is below.
+
+    One that covers zero and stays within `LEVEL` of it says that there is no difference to speak of; one that is
+    nothing but zero, that the metric cannot tell the two apart.
+    """
+    if found.low is None or found.high is None or found.count < SEEDS:
         return Ruling.OPEN
-    return Ruling.HOLDS if found.low > 0 else Ruling.FAILS
+    if found.low > 0 or found.high < 0:
+        return Ruling.HOLDS if found.low > 0 else Ruling.FAILS
+    if found.low == found.high == 0:
+        return Ruling.BLIND
+    return Ruling.LEVEL if max(-found.low, found.high) <= LEVEL else Ruling.OPEN
 
 
 def equal(found: Estimate, margin: float) -> Ruling:

@@ -106,6 +106,10 @@ def test_lists_are_means_and_only_restricts_the_places(tmp_path):
         (above, 0.001, 0.02, Ruling.HOLDS),
         (above, -0.02, -0.001, Ruling.FAILS),
         (above, -0.001, 0.02, Ruling.OPEN),
+        (above, -0.02, 0.001, Ruling.OPEN),
+        (above, -0.001, 0.0049, Ruling.LEVEL),
+        (above, -0.0049, 0.0, Ruling.LEVEL),
+        (above, 0.0, 0.0, Ruling.BLIND),
         (equal, -0.004, 0.003, Ruling.HOLDS),
         (equal, 0.006, 0.009, Ruling.FAILS),
         (equal, -0.009, -0.006, Ruling.FAILS),
@@ -127,7 +131,7 @@ def test_fewer_than_three_seeds_decide_nothing(rule, values):
 
 
 @pytest.mark.parametrize(
-    ("gain", "ruling"), [(0.03, Ruling.HOLDS), (-0.03, Ruling.FAILS), (0.0, Ruling.OPEN)]
+    ("gain", "ruling"), [(0.03, Ruling.HOLDS), (-0.03, Ruling.FAILS), (0.0, Ruling.LEVEL)]
 )
 def test_a_claim_is_judged_from_the_records(tmp_path, gain, ruling):
     studies = {"small": make_study(tmp_path, noisy(gain))}
