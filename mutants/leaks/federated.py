@@ -3,6 +3,7 @@
 from mutants.mutant import mutant
 
 ROUNDS = "tests/federated/test_federated_rounds.py::"
+COUNTS = "tests/federated/test_federated_counts.py::"
 
 MUTANTS = [
     mutant(
@@ -44,5 +45,14 @@ MUTANTS = [
         "    factor = clip.tightened(grid.bound).factors(torch.linalg.vector_norm(values))\n",
         "    factor = values.isfinite().all().to(values.dtype)\n",
         ROUNDS + "test_an_honest_client_keeps_to_the_clip_norm",
+    ),
+    mutant(
+        "other-clients-in-the-second-round",
+        "A step that counts rows asks other clients for updates than it counted",
+        "federated/server.py",
+        "        picked, counted = self._step.picked, bool(self._step.done)\n",
+        "        picked = pick(self.plan.units, phase.sampling_rate, self._private, self.position)\n"
+        "        counted = bool(self._step.done)\n",
+        COUNTS + "test_a_step_that_counts_asks_the_same_clients_twice_and_sends_weights_once",
     ),
 ]

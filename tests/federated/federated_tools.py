@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +13,7 @@ from sparsedp.federated import Client, FederatedTrainer, Held, LocalSGD, Nothing
 from sparsedp.methods import build_plan
 from sparsedp.privacy.plan import Plan
 
-CLIENTS, ROWS, FEATURES, CLASSES = 12, 5, 6, 3
+CLIENTS, ROWS, FEATURES, CLASSES, WORDS = 12, 5, 6, 3, 16
 LOSS = nn.CrossEntropyLoss(reduction="none")
 
 
@@ -28,9 +29,42 @@ def rows_of(client: int) -> TensorDataset:
     return TensorDataset(inputs + nn.functional.one_hot(labels, FEATURES), labels)
 
 
-def all_rows() -> tuple[TensorDataset, Tensor]:
+class Bag(nn.Module):
+    """A table of words and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.table, self.head = nn.Embedding(WORDS, 2, padding_idx=0), nn.Linear(2, CLASSES)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(self.table(tokens).mean(dim=1))
+
+
+def make_bag() -> nn.Module:
+    return Bag().double()
+
+
+def words_of(client: int) -> TensorDataset:
+    """Rows that share few words with other clients'."""
+    generator = torch.Generator().manual_seed(100 + client)
+    tokens = torch.randint(client, client + 4, (ROWS, 3), generator=generator)
+    return TensorDataset(tokens, torch.randint(CLASSES, (ROWS,), generator=generator))
+
+
+class World(NamedTuple):
+    """What clients learn: the model, and each one's rows."""
+
+    make_model: Callable[[], nn.Module]
+    rows_of: Callable[[int], TensorDataset]
+
+
+NUMBERS, TEXTS = World(make_model, rows_of), World(make_bag, words_of)
+
+
+def all_rows(world: World = NUMBERS) -> tuple[TensorDataset, Tensor]:
     """Every client's rows, and whose each is."""
-    tensors = [rows_of(client).tensors for client in range(CLIENTS)]
+    tensors = [world.rows_of(client).tensors for client in range(CLIENTS)]
     inputs, labels = (torch.cat(parts) for parts in zip(*tensors, strict=True))
     return TensorDataset(inputs, labels), torch.arange(CLIENTS).repeat_interleave(ROWS)
 
@@ -55,10 +89,13 @@ class Loopback:
     """All clients, and what each keeps between rounds; `meddle` may change what is sent, or drop it."""
 
     def __init__(
-        self, meddle: Callable[[int, Task, Tensor], Tensor | str | None] | None = None, **local: object
+        self,
+        meddle: Callable[[int, Task, Tensor], Tensor | str | None] | None = None,
+        world: World = NUMBERS,
+        **local: object,
     ) -> None:
         self.clients = [
-            Client(make_model, LocalSGD(dataset=rows_of(number), loss=LOSS, **local))
+            Client(world.make_model, LocalSGD(dataset=world.rows_of(number), loss=LOSS, **local))
             for number in range(CLIENTS)
         ]
         self.held: dict[int, Held] = {}

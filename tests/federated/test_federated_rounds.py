@@ -7,8 +7,11 @@ import torch
 from federated_tools import (
     CLIENTS,
     LOSS,
+    NUMBERS,
     ROWS,
+    TEXTS,
     Loopback,
+    World,
     a_plan,
     all_rows,
     make_model,
@@ -20,16 +23,24 @@ from sparsedp.federated import FederatedTrainer
 from sparsedp.methods import all_methods
 from sparsedp.privacy.plan import Plan
 
-REFUSED = {"adafest", "clipped-sgd", "fest", "noisy-sgd", "votes"}
-RUNNABLE = sorted({method.name for method in all_methods()} - REFUSED)
+COUNTING = ("adafest", "fest", "votes")
+EVERYWHERE = [(method.name, NUMBERS) for method in all_methods() if method.private]
+ON_TABLES = [(name, TEXTS) for name in COUNTING]
 
 
-def central(plan: Plan, seed: int = 5, out=None):
+def central(plan: Plan, world: World = NUMBERS, seed: int = 5):
     """The same plan over the pooled rows; every client a unit, alone in its micro-batch."""
-    dataset, units = all_rows()
+    dataset, units = all_rows(world)
     loading = sparsedp.Loading(units=units, rows_per_unit=ROWS, max_physical_batch=ROWS)
     trainer = sparsedp.Trainer(
-        make_model(), dataset, LOSS, plan=plan, optimizer=sgd, loading=loading, seed=seed, engine="reference"
+        world.make_model(),
+        dataset,
+        LOSS,
+        plan=plan,
+        optimizer=sgd,
+        loading=loading,
+        seed=seed,
+        engine="reference",
     )
     for batch in trainer:
         trainer.step(batch)
@@ -40,12 +51,17 @@ def weights(model: torch.nn.Module) -> torch.Tensor:
     return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
 
 
-@pytest.mark.parametrize("method", RUNNABLE)
-def test_rounds_of_one_step_are_central_steps_to_the_bit(method):
+@pytest.mark.parametrize(
+    ("method", "world"),
+    EVERYWHERE + ON_TABLES,
+    ids=[name for name, _ in EVERYWHERE] + [f"{name}-on-tables" for name, _ in ON_TABLES],
+)
+def test_rounds_of_one_step_are_central_steps_to_the_bit(method, world):
     plan = a_plan(method)
-    expected = central(plan)
-    with FederatedTrainer(make_model(), plan=plan, optimizer=sgd, seed=5) as trainer:
-        Loopback().run(trainer)
+    expected = central(plan, world)
+    with FederatedTrainer(world.make_model(), plan=plan, optimizer=sgd, seed=5) as trainer:
+        rounds = trainer.rounds_left
+        assert len(Loopback(world=world).run(trainer)) == rounds
         found = trainer.finish()
     assert torch.equal(weights(found.model), weights(expected.model))
     assert found.supports == expected.supports
@@ -248,16 +264,16 @@ def test_local_batches_cover_the_data_once_a_pass():
     assert seen[:6] != seen[6:]
 
 
-def test_methods_that_promise_nothing_and_selections_are_refused():
+def test_methods_that_promise_nothing_and_statistics_are_refused():
     with pytest.raises(sparsedp.PrivacyError, match="protects nobody"):
         FederatedTrainer(
             make_model(),
             plan=a_plan("clipped-sgd", epsilon=None, delta=None),
             optimizer=sgd,
         )
-    for method in ("fest", "votes", "adafest"):
-        with pytest.raises(sparsedp.PrivacyError, match="not asked for"):
-            FederatedTrainer(make_model(), plan=a_plan(method), optimizer=sgd)
+    normalised = a_plan(normalise=sparsedp.PrivateNormalisation())
+    with pytest.raises(sparsedp.PrivacyError, match="not asked for"):
+        FederatedTrainer(make_model(), plan=normalised, optimizer=sgd)
 
 
 def test_an_honest_client_keeps_to_the_clip_norm():

@@ -9,7 +9,7 @@ from federated_tools import CLIENTS, LOSS, Loopback, a_plan, all_rows, make_mode
 import sparsedp
 from sparsedp.core.batch import per_sample_loss
 from sparsedp.federated import FederatedTrainer
-from sparsedp.federated.server import DOWN, REFRESH, UP
+from sparsedp.federated.rounds import DOWN, REFRESH, UP
 from sparsedp.runs.reader import Run
 
 

@@ -14,7 +14,7 @@ import torch
 flwr = pytest.importorskip("flwr", reason="flwr is not installed; `make integrations` installs it")
 sys.path.append(str(Path(__file__).parents[1] / "federated"))
 
-from federated_tools import CLIENTS, LOSS, Loopback, a_plan, make_model, rows_of, sgd  # noqa: E402
+from federated_tools import CLIENTS, LOSS, NUMBERS, TEXTS, Loopback, a_plan, make_model, sgd  # noqa: E402
 from flower_grid import LocalGrid  # noqa: E402
 
 import sparsedp  # noqa: E402
@@ -24,25 +24,36 @@ from sparsedp.flower import SecAggPlus, SparseDPStrategy, client_app  # noqa: E4
 pytestmark = pytest.mark.filterwarnings("default")
 
 
-def make_client(context) -> Client:
-    return Client(make_model, LocalSGD(dataset=rows_of(context.node_config["partition-id"]), loss=LOSS))
+def make_client(context, world=NUMBERS) -> Client:
+    rows = world.rows_of(context.node_config["partition-id"])
+    return Client(world.make_model, LocalSGD(dataset=rows, loss=LOSS))
 
 
-def trained(plan, grid, **options):
-    strategy = SparseDPStrategy(
-        FederatedTrainer(make_model(), plan=plan, optimizer=sgd, **options), patience=1
-    )
+def client_of_texts(context) -> Client:
+    return make_client(context, TEXTS)
+
+
+def trained(plan, grid, world=NUMBERS, secure=None, **options):
+    trainer = FederatedTrainer(world.make_model(), plan=plan, optimizer=sgd, **options)
+    strategy = SparseDPStrategy(trainer, patience=1, secure=secure)
     flower = strategy.start(grid, timeout=5)
     return strategy.result, flower
 
 
-@pytest.mark.parametrize("method", ["dp-sgd", "tp-topk", "on-rand", "adadpigu"])
+def without_flower(plan, world=NUMBERS):
+    with FederatedTrainer(world.make_model(), plan=plan, optimizer=sgd, seed=5) as trainer:
+        Loopback(world=world).run(trainer)
+        return trainer.finish()
+
+
+@pytest.mark.parametrize("method", ["dp-sgd", "tp-topk", "on-rand", "adadpigu", "fest", "adafest", "votes"])
 def test_a_run_over_flower_is_the_run_without_it(method, tmp_path):
+    counts = method in ("fest", "adafest", "votes")
+    world, client = (TEXTS, client_of_texts) if counts else (NUMBERS, make_client)
     plan = a_plan(method)
-    with FederatedTrainer(make_model(), plan=plan, optimizer=sgd, seed=5) as trainer:
-        Loopback().run(trainer)
-        expected = trainer.finish()
-    found, flower = trained(plan, LocalGrid(client_app(make_client), CLIENTS), seed=5, out=tmp_path / "run")
+    expected = without_flower(plan, world)
+    grid = LocalGrid(client_app(client), CLIENTS)
+    found, flower = trained(plan, grid, world, seed=5, out=tmp_path / "run")
     assert all(map(torch.equal, expected.model.parameters(), found.model.parameters()))
     for name, weights in flower.arrays.to_torch_state_dict().items():
         assert torch.equal(weights, found.model.state_dict()[name])
@@ -109,16 +120,21 @@ def test_secure_aggregation_gives_the_same_bits_and_shows_no_update(batch_size):
     from flwr.client.mod import secaggplus_mod
 
     plan = a_plan("tp-topk", batch_size=batch_size, epochs=6 if batch_size == CLIENTS else 1)
-    with FederatedTrainer(make_model(), plan=plan, optimizer=sgd, seed=5) as trainer:
-        clients = Loopback()
-        clients.run(trainer)
-        expected = trainer.finish()
+    expected = without_flower(plan)
     grid = LocalGrid(client_app(make_client, mods=[secaggplus_mod]), CLIENTS)
-    trainer = FederatedTrainer(make_model(), plan=plan, optimizer=sgd, seed=5)
-    strategy = SparseDPStrategy(trainer, patience=1, secure=SecAggPlus())
-    strategy.start(grid, timeout=5)
-    assert all(map(torch.equal, expected.model.parameters(), strategy.result.model.parameters()))
+    found, _ = trained(plan, grid, secure=SecAggPlus(), seed=5)
+    assert all(map(torch.equal, expected.model.parameters(), found.model.parameters()))
     assert all(not record for content in grid.contents for record in content.array_records.values())
+
+
+def test_counts_are_summed_securely_too():
+    from flwr.client.mod import secaggplus_mod
+
+    plan = a_plan("adafest", epochs=1)
+    grid = LocalGrid(client_app(client_of_texts, mods=[secaggplus_mod]), CLIENTS)
+    found, _ = trained(plan, grid, TEXTS, SecAggPlus(), seed=5)
+    expected = without_flower(plan, TEXTS)
+    assert all(map(torch.equal, expected.model.parameters(), found.model.parameters()))
 
 
 def test_secure_aggregation_survives_a_dropout_and_stops_when_too_few_stay():

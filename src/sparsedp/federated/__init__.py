@@ -4,14 +4,17 @@ Nothing here knows a network; `sparsedp.flower` carries it over Flower.
 """
 
 from sparsedp.federated.client import Client, Held, NothingHeldError
-from sparsedp.federated.local import LocalSGD, LocalTraining
-from sparsedp.federated.server import FederatedTrainer, Round, RoundReport
-from sparsedp.federated.task import Task
+from sparsedp.federated.local import LocalCounting, LocalSGD, LocalTraining
+from sparsedp.federated.rounds import Round, RoundReport
+from sparsedp.federated.server import FederatedTrainer
+from sparsedp.federated.task import Asked, Task
 
 __all__ = [
+    "Asked",
     "Client",
     "FederatedTrainer",
     "Held",
+    "LocalCounting",
     "LocalSGD",
     "LocalTraining",
     "NothingHeldError",

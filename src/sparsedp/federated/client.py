@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
 import torch
@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from sparsedp.core.errors import ModelError, SparseDPError
 from sparsedp.core.layout import Layout
 from sparsedp.core.support import Support
-from sparsedp.federated.local import LocalTraining
-from sparsedp.federated.task import Task
+from sparsedp.federated.local import LocalCounting, LocalTraining
+from sparsedp.federated.task import Asked, Task
 from sparsedp.federated.weights import model_digest, write_weights
 from sparsedp.gradients.query import Query, keep_largest
 from sparsedp.privacy.updates import on_grid
@@ -50,18 +50,20 @@ class Client:
 
     Attributes:
         make_model: builds the model that the server trains; weights come from the server, frozen parts must be equal.
-        training: what to do with the client's data.
+        training: what to do with the client's data. For methods that count rows it also has `count`, as
+            `LocalSGD` does.
     """
 
     make_model: Callable[[], nn.Module]
     training: LocalTraining
 
     def answer(self, task: Task, held: Held | None) -> tuple[Tensor, Held]:
-        """The update, a vector of k integers, and what to keep for the next round.
+        """The update or count, a vector of integers, and what to keep for the next round.
 
         Raises:
             NothingHeldError: the task builds on weights that this client does not have.
             ModelError: the client's model is not the server's.
+            SparseDPError: a count is asked for, and the client's training has none.
         """
         held = _up_to_date(task, held)
         model = self.make_model()
@@ -75,8 +77,19 @@ class Client:
         if task.active is not None:
             write_weights(model, layout, held.support, task.active)
         model.train()
+        if task.asked is not None:
+            counted = self._counted(model, layout, task.asked, task.step)
+            return on_grid(counted, task.clip, task.grid).to(task.integers), held
         learned = self.training(model, layout, held.support, task.step)
         return self._clipped(task, held.support, learned).to(task.integers), held
+
+    def _counted(self, model: nn.Module, layout: Layout, asked: Asked, step: int) -> Tensor:
+        if not isinstance(self.training, LocalCounting):
+            raise SparseDPError(
+                f"the round asks for a count of rows, and {type(self.training).__name__} has none; give the client's "
+                "training a method `count`, as LocalSGD has, or choose a method without a selection"
+            )
+        return self.training.count(model, layout, asked, step)
 
     def _clipped(self, task: Task, support: Support, learned: Tensor) -> Tensor:
         """Standardize, keep the largest, clip, round to the grid: a central step's order."""
@@ -94,4 +107,6 @@ def _up_to_date(task: Task, held: Held | None) -> Held:
             f"step {task.step} builds on weights of period {task.period}, which this client does not hold; it waits "
             "for the next round, when the server sends them"
         )
+    if task.moved is not None:
+        return replace(held, support=Support(task.moved, held.weights.numel()))
     return held

@@ -1,10 +1,10 @@
-"""Training at a client: a few steps of SGD on its own data, on the support."""
+"""Training at a client: a few steps of SGD on its own data, on the support; and what its data has to do with."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, cast, final
+from typing import Any, Protocol, cast, final, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -16,8 +16,15 @@ from sparsedp.core.generators import own_generators
 from sparsedp.core.layout import Layout
 from sparsedp.core.randomness import PublicRandomness
 from sparsedp.core.support import Support
+from sparsedp.federated.task import Asked
 from sparsedp.federated.weights import write_weights
-from sparsedp.sampling.fetching import Collate, fetch_rows
+from sparsedp.gradients.touched import TouchedRows
+from sparsedp.gradients.votes import votes
+from sparsedp.methods.order import TableRows
+from sparsedp.sampling.fetching import Collate, fetch_rows, rows_in_order
+
+ROWS_AT_ONCE = 256
+"""Rows that a count looks at together."""
 
 
 class LocalTraining(Protocol):
@@ -25,6 +32,15 @@ class LocalTraining(Protocol):
 
     def __call__(self, model: nn.Module, layout: Layout, support: Support, step: int) -> Tensor:
         """What was learned, in the place of a gradient: k numbers along which the server *descends*. Private."""
+        ...
+
+
+@runtime_checkable
+class LocalCounting(Protocol):
+    """What a client says in a round that counts, for methods that choose rows by it (`fest`, `adafest`, `votes`)."""
+
+    def count(self, model: nn.Module, layout: Layout, asked: Asked, step: int) -> Tensor:
+        """For each group that is asked for 1 if the client has to do with it, else 0. Private."""
         ...
 
 
@@ -80,6 +96,30 @@ class LocalSGD:
                     weights = weights - self.lr * gradient.to(weights)
                     write_weights(model, layout, support, weights)
         return total / self.steps
+
+    def count(self, model: nn.Module, layout: Layout, asked: Asked, step: int) -> Tensor:
+        """The rows of tables that any of its rows touches, or the groups with most of its mean gradient's energy."""
+        slots = {slot.name: slot for slot in layout}
+        groups = TableRows(tuple(slots[name] for name in asked.parameters), asked.whole)
+        found = torch.zeros(groups.total, dtype=torch.float64)
+        rows = len(cast("Any", self.dataset))
+        if rows == 0 or groups.total == 0:
+            return found
+        public = PublicRandomness.fresh() if self.seed is None else PublicRandomness(self.seed)
+        parts = rows_in_order(self.dataset, rows, ROWS_AT_ONCE, self.collate)
+        with own_generators(public.generator_seed((step, 1)), next(model.parameters()).device):
+            if asked.votes is None:
+                look = TouchedRows(model, per_sample_loss(self.loss), asked.parameters)
+                for part in parts:
+                    found[look.pairs(part)[1]] = 1
+            else:
+                whole = Support.full(layout.dimension)
+                shares = [
+                    self._gradient(model, layout, part, whole) * row_count(part) / rows for part in parts
+                ]
+                mean = torch.stack(shares).sum(dim=0, keepdim=True)
+                found[next(votes(mean, groups.of_coordinates(layout.dimension), asked.votes))] = 1
+        return found
 
     def _rows(self, rows: int, number: int, step: int, public: PublicRandomness) -> Any:
         size = min(self.batch_size or rows, rows)

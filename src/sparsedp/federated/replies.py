@@ -3,33 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, final
+from typing import NamedTuple
 
 from torch import Tensor
 
+from sparsedp.federated.rounds import Refusal, Round
 from sparsedp.federated.task import Task
 from sparsedp.privacy.updates import is_within
 
-if TYPE_CHECKING:
-    from sparsedp.federated.server import Round
-
 Answers = Mapping[int, Tensor | str]
 """By client: its update, or why it has none."""
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """An answer that does not count as it came.
-
-    Attributes:
-        client: whose.
-        why: in words.
-    """
-
-    client: int
-    why: str
 
 
 class SortedOut(NamedTuple):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, final
 
@@ -12,71 +12,32 @@ import torch
 from torch import Tensor, nn
 
 from sparsedp.callbacks.reports import Callback, StepReport
-from sparsedp.core.clip import FlatClip
 from sparsedp.core.errors import PrivacyError, SparseDPError
 from sparsedp.core.layout import Layout
 from sparsedp.core.randomness import SeededRandomness, SystemRandomness
 from sparsedp.evaluation.evaluate import Evaluator
+from sparsedp.federated.asking import Asking
 from sparsedp.federated.picking import pick
-from sparsedp.federated.replies import Answers, Refusal, sort_out
-from sparsedp.federated.task import Base, Task, Wire, integers_for
-from sparsedp.federated.weights import model_digest
-from sparsedp.methods import Controller, Knowledge, OffSupport, PublicScores, StepSetting
-from sparsedp.optimizers.apply import set_to_zero
+from sparsedp.federated.replies import Answers, sort_out
+from sparsedp.federated.rounds import Round, RoundReport, Step, bytes_of
+from sparsedp.federated.task import Task, Wire
+from sparsedp.methods import Controller, Knowledge, PublicScores, StepSetting
 from sparsedp.optimizers.rule import OptimizerChoice, SchedulerChoice
 from sparsedp.privacy.ledger import Charge
 from sparsedp.privacy.mechanism import BoundedSum, private_mean
-from sparsedp.privacy.plan import Phase, Plan
+from sparsedp.privacy.plan import Plan
 from sparsedp.privacy.released import Released
+from sparsedp.privacy.shares import SharedCharge
 from sparsedp.privacy.updates import AggregatedUpdates, UpdateSum
 from sparsedp.runs.record import About, RunFacts
 from sparsedp.runs.store import find_run
+from sparsedp.training.counts import COUNT
 from sparsedp.training.keeper import RunKeeper, public_randomness
 from sparsedp.training.kept_run import KeptRun
 from sparsedp.training.learner import Learner, UpdateRule
+from sparsedp.training.selection import selection_phase
 
 logger = logging.getLogger("sparsedp")
-
-DOWN, UP, REFRESH = "client_bytes_down", "client_bytes_up", "client_bytes_refresh"
-"""Metrics of an epoch: bytes to and from one client that takes part in its last round, and what it gets once for each
-support. They follow from k and d; how many clients took part is nobody's business."""
-
-
-@final
-@dataclass(frozen=True, slots=True, eq=False)
-class Round:
-    """A round that has begun. Who takes part is private.
-
-    Attributes:
-        step: of the plan.
-        tasks: for each client that was picked, by its number.
-    """
-
-    step: int
-    tasks: Mapping[int, Task] = field(repr=False)
-    setting: StepSetting = field(repr=False)
-    task: Task = field(repr=False)
-
-    @property
-    def clients(self) -> tuple[int, ...]:
-        """Who was picked."""
-        return tuple(self.tasks)
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class RoundReport:
-    """A round that is done.
-
-    Attributes:
-        report: the step as callbacks see it. Public.
-        refused: clients whose answer was refused or shortened, and why. For the operator: it tells who took part.
-        missing: clients that were picked and did not answer. As well.
-    """
-
-    report: StepReport
-    refused: tuple[Refusal, ...] = field(repr=False)
-    missing: tuple[int, ...] = field(repr=False)
 
 
 @final
@@ -85,7 +46,8 @@ class FederatedTrainer(KeptRun):
 
     Args:
         model: trained in place.
-        plan: from `build_plan(method, units=number of clients, unit="client")`; a step is a round.
+        plan: from `build_plan(method, units=number of clients, unit="client")`; a step is a round, or two where the
+            method counts rows in every step.
         optimizer: any `torch.optim` optimizer; it descends along the mean of the clients' updates.
         scheduler: as in `fit`.
         evaluate: called with the model at the end of each epoch; see `held_out`.
@@ -143,12 +105,10 @@ class FederatedTrainer(KeptRun):
         self._keeper = RunKeeper(
             self._learner, facts, evaluate=evaluate, callbacks=callbacks, out=out, found=found
         )
-        self._layout = layout
         self._measure: Callable[[Wire], int] = lambda wire: wire.size
-        self._digest = model_digest(model, layout)
-        self._coasts = controller.method.off_support is OffSupport.COASTS
-        self._period, self._holders = 0, dict[int, int]()
+        self._asking = Asking(plan, model, layout, controller)
         self._begun: Round | None = None
+        self._step: Step | None = None
 
     @property
     def model(self) -> nn.Module:
@@ -157,34 +117,39 @@ class FederatedTrainer(KeptRun):
 
     @property
     def is_done(self) -> bool:
-        """Whether every planned round is."""
+        """Whether every planned step is."""
         return self.position >= self.plan.total_steps
+
+    @property
+    def rounds_left(self) -> int:
+        """How many rounds are still to come, one that has begun among them."""
+        phases = [self.plan.phase_at(step) for step in range(self.position, self.plan.total_steps)]
+        twice = sum(phase.trains and self._asking.counts(phase) for phase in phases)
+        return len(phases) + twice - (0 if self._step is None else len(self._step.done))
 
     def count_bytes_by(self, measure: Callable[[Wire], int]) -> None:
         """Let the transport say how many bytes a message has; without it, those of its arrays are counted."""
         self._measure = measure
 
     def begin(self) -> Round:
-        """Pick the clients of the next round and say what each is asked."""
+        """Pick the clients of the next round and say what each is asked.
+
+        **Privacy.** The two rounds of a step that counts rows have the same clients: its one charge covers both
+        releases of those.
+        """
         if self._begun is not None:
             raise SparseDPError(f"round {self._begun.step} has begun; complete it first")
-        self._keeper.begin_step()
-        step = self.position
-        phase = self.plan.phase_at(step)
-        setting = self._learner.controller.setting(step)
-        if setting.change is not None and setting.change.prune:
-            set_to_zero(self.model, self._layout, setting.change.left)
-        if setting.change is not None or self._coasts:
-            self._period += 1
-        whole = self._task(step, phase, setting)
-        light = (
-            replace(whole, base=None, active=setting.support.gather(whole.base.weights))
-            if whole.base
-            else whole
-        )
-        picked = pick(self.plan.units, phase.sampling_rate, self._private, step)
-        tasks = {number: light if self._holders.get(number) == self._period else whole for number in picked}
-        self._begun = Round(step, tasks, setting, whole if self._coasts else light)
+        phase = self.plan.phase_at(self.position)
+        if self._step is None:
+            self._keeper.begin_step()
+            charge = Charge(phase.name, self.position, phase.sampling_rate, phase.noise_multiplier)
+            drawn = pick(self.plan.units, phase.sampling_rate, self._private, self.position)
+            self._step = Step(drawn, SharedCharge(self._keeper.ledger, charge))
+        picked, counted = self._step.picked, bool(self._step.done)
+        if self._asking.counts(phase) and not counted:
+            self._begun = self._asking.counting(self.position, phase, picked)
+        else:
+            self._begun = self._asking.training(self.position, phase, picked, counted=counted)
         return self._begun
 
     def complete(self, round_: Round, answers: Answers) -> RoundReport:
@@ -198,10 +163,11 @@ class FederatedTrainer(KeptRun):
         sorted_out = sort_out(round_, answers)
         for refusal in sorted_out.refused:
             logger.warning("client %s, round %d: %s", refusal.client, round_.step + 1, refusal.why)
-        self._remember(round_, sorted_out.updates)
+        self._asking.remember(round_, sorted_out.updates)
         clip, grid = round_.task.clip, round_.task.grid
-        query = UpdateSum(tuple(sorted_out.updates.values()), round_.task.size, clip, grid)
-        report = self._release(round_, query)
+        report = self._release(
+            round_, UpdateSum(tuple(sorted_out.updates.values()), round_.task.size, clip, grid)
+        )
         missing = tuple(number for number in round_.tasks if number not in answers)
         return RoundReport(report, sorted_out.refused, missing)
 
@@ -218,64 +184,52 @@ class FederatedTrainer(KeptRun):
             raise SparseDPError(
                 f"total: got {total.dtype} of shape {tuple(total.shape)}, expected int64 ({round_.task.size},)"
             )
-        self._remember(round_, answered)
+        self._asking.remember(round_, answered)
         report = self._release(round_, AggregatedUpdates(total, round_.task.clip, round_.task.grid))
         return RoundReport(report, (), tuple(n for n in round_.tasks if n not in set(answered)))
 
-    def _task(self, step: int, phase: Phase, setting: StepSetting) -> Task:
-        assert phase.clip_norm is not None
-        return Task(
-            run=self.plan.fingerprint,
-            model=self._digest,
-            step=step,
-            period=self._period,
-            active=None,
-            base=Base(self._layout.flatten(self.model).cpu(), setting.support),
-            size=setting.support.size,
-            clip=FlatClip(phase.clip_norm),
-            noise_multiplier=phase.noise_multiplier,
-            geometry=setting.geometry,
-            top=setting.per_sample_top,
-        )
-
-    def _release(self, round_: Round, query: BoundedSum) -> StepReport:
-        phase, setting = self.plan.phase_at(round_.step), round_.setting
+    def _release(self, round_: Round, query: BoundedSum) -> StepReport | None:
+        phase, step = self.plan.phase_at(round_.step), self._step
+        assert step is not None
+        setting, in_step = round_.setting, round_.setting is None and phase.trains
         released = private_mean(
             query,
-            setting.support.size,
+            round_.task.size,
             expected_batch_size=self.plan.expected_batch_size(phase),
-            charge=Charge(phase.name, round_.step, phase.sampling_rate, phase.noise_multiplier),
-            ledger=self._keeper.ledger,
+            charge=Charge(
+                phase.name,
+                round_.step,
+                phase.sampling_rate,
+                round_.task.noise_multiplier,
+                COUNT if in_step else 0,
+            ),
+            ledger=step.paid,
             randomness=self._private,
-            support=setting.support,
-            geometry=setting.geometry,
+            support=None if setting is None else setting.support,
+            geometry=None if setting is None else setting.geometry,
         )
-        self._learn(released)
-        self._begun = None
-        ends_epoch = round_.step + 1 in self.plan.epoch_ends()
-        return self._keeper.end_step(released, self._bytes(round_) if ends_epoch else {})
+        self._begun, self._step = None, None
+        if setting is not None:
+            return self._learn(round_, setting, released, step.done)
+        if in_step:
+            self._learner.controller.observe_counts(released)
+            self._step = replace(step, done=(round_.task,))
+        else:
+            self._learner.controller.observe_selection(released)
+            self._keeper.end_preliminary(phase.steps)
+        return None
 
-    def _learn(self, released: Released) -> None:
+    def _learn(
+        self, round_: Round, setting: StepSetting, released: Released, before: tuple[Task, ...]
+    ) -> StepReport:
+        """Move the model by the mean of the updates, with noise."""
         self._learner.apply(released)
         self._learner.controller.observe(released)
         self._learner.after_step()
-
-    def _remember(self, round_: Round, answered: Iterable[int]) -> None:
-        """Who holds this period's weights from now on; one that could not answer may have lost them."""
-        for number in round_.tasks:
-            self._holders.pop(number, None)
-        self._holders |= dict.fromkeys(answered, round_.task.period)
-
-    def _bytes(self, round_: Round) -> dict[str, float]:
-        task = round_.task
-        update = torch.zeros(task.size, dtype=integers_for(task.grid))
-        base = Base(self._layout.flatten(self.model).cpu(), round_.setting.support)
-        whole = task if task.base is not None else replace(task, base=base, active=None)
-        return {
-            DOWN: float(self._measure(task.to_wire())),
-            UP: float(self._measure(Wire({"update": update.numpy()}, {}))),
-            REFRESH: float(self._measure(whole.to_wire())),
-        }
+        if round_.step + 1 not in self.plan.epoch_ends():
+            return self._keeper.end_step(released)
+        base = self._asking.base(setting.support)
+        return self._keeper.end_step(released, bytes_of([*before, round_.task], base, self._measure))
 
     def _check(self, round_: Round) -> None:
         if round_ is not self._begun:
@@ -292,9 +246,9 @@ def check_federated(plan: Plan) -> None:
         raise PrivacyError(
             f"{plan.method} protects nobody, and clients were promised protection; run the ablations centrally"
         )
-    others = [phase.name for phase in plan.phases if not phase.trains or phase.count_share]
+    others = [phase.name for phase in plan.phases if not phase.trains and phase is not selection_phase(plan)]
     if others:
         raise PrivacyError(
-            f"the phases {others} release something else than updates, which clients are not asked for; choose a "
-            "method without a selection or count of its own, and no normalise"
+            f"the phases {others} release statistics of the inputs, which clients are not asked for; leave out "
+            "normalise"
         )

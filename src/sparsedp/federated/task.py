@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple, Self, final
 
 import numpy as np
@@ -42,9 +43,36 @@ class Base:
 
 
 @final
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a round asks for instead of an update: which groups of coordinates a client has something to do with.
+
+    Attributes:
+        parameters: names of those whose rows are counted, in this order.
+        whole: each of them is one group.
+        votes: for how many groups a client votes, by the gradient of all its rows; None for the rows of embedding
+            tables that any of its rows touches.
+    """
+
+    parameters: tuple[str, ...]
+    whole: bool
+    votes: int | None
+
+    def to_json(self) -> str:
+        """As text."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """What `to_json` wrote."""
+        values = json.loads(text)
+        return cls(tuple(values["parameters"]), bool(values["whole"]), values["votes"])
+
+
+@final
 @dataclass(frozen=True, slots=True, eq=False)
 class Task:
-    """One round's work: train from these weights, on this support, and send what was learned.
+    """One round's work: train from these weights, on this support, and send what was learned, or what is `asked`.
 
     Attributes:
         run: the plan's fingerprint.
@@ -53,11 +81,13 @@ class Task:
         period: the number of the support; what is off it has not moved since the period began.
         active: the support's k weights; None where `base` says them.
         base: for a client that does not hold this period's.
-        size: the number k of active coordinates.
+        moved: the coordinates of a new support, where the weights are those that the client holds.
+        size: how many numbers are sent: the active coordinates, or the groups that are asked for.
         clip: the bound on what is sent.
         noise_multiplier: of the phase; grid and clip follow from public numbers.
         geometry: the space it is clipped in.
         top: the share of the coordinates that is sent, by magnitude there; None for all.
+        asked: for a round that counts; None for one that trains.
     """
 
     run: str
@@ -71,6 +101,8 @@ class Task:
     noise_multiplier: float
     geometry: Geometry
     top: float | None
+    moved: Tensor | None = None
+    asked: Asked | None = None
 
     @property
     def grid(self) -> Grid:
@@ -100,10 +132,14 @@ class Task:
             arrays["weights"] = self.base.weights
             if not self.base.support.is_full:
                 arrays["support"] = self.base.support.indices.to(torch.int32)
+        if self.moved is not None:
+            arrays["moved"] = self.moved.to(torch.int32)
         if isinstance(self.geometry, Standardized):
             arrays |= {"centre": self.geometry.centre, "scale": self.geometry.scale}
         if self.top is not None:
             values["top"] = self.top
+        if self.asked is not None:
+            values["asked"] = self.asked.to_json()
         return Wire({name: tensor.cpu().numpy() for name, tensor in arrays.items()}, values)
 
     @classmethod
@@ -124,6 +160,8 @@ class Task:
                 noise_multiplier=values["noise_multiplier"],
                 geometry=Standardized(arrays["centre"], arrays["scale"]) if "scale" in arrays else Identity(),
                 top=values.get("top"),
+                moved=arrays.get("moved"),
+                asked=Asked.from_json(values["asked"]) if "asked" in values else None,
             )
         except KeyError as error:
             raise SparseDPError(

@@ -129,7 +129,7 @@ def masked_answer(update: Tensor, task: Task) -> RecordDict:
 
 
 def _without_weights(task: Task) -> Task:
-    return replace(task, base=None, active=None)
+    return replace(task, base=None, active=None, moved=None)
 
 
 class _Proxy:

@@ -73,9 +73,8 @@ class SparseDPStrategy(Strategy):
         self._wait_for_clients(grid)
         self._started = True
         with trainer:
-            left = trainer.plan.total_steps - trainer.position
             if self._secure is None:
-                result = super().start(grid, ArrayRecord(), left, timeout)
+                result = super().start(grid, ArrayRecord(), trainer.rounds_left, timeout)
             else:
                 result = FlowerResult()
                 while not trainer.is_done:
@@ -116,7 +115,7 @@ class SparseDPStrategy(Strategy):
         report = self._trainer.complete(self._round, answers)
         for number in report.missing:
             logger.warning("client %s, round %d: no answer", number, self._round.step + 1)
-        return None, MetricRecord({"active": report.report.released.support.size})
+        return None, MetricRecord({"sent_by_a_client": self._round.task.size})
 
     def _secure_round(self, grid: Grid, secure: SecAggPlus, timeout: float) -> None:
         self._roster.update(grid.get_node_ids())

@@ -33,10 +33,7 @@ class GradientVotes:
 
     def __init__(self, model: nn.Module, loss: PerSampleLoss, groups: Tensor, most: int) -> None:
         self._engine = ReferenceEngine(model, loss)
-        self._able = (groups >= 0).nonzero().reshape(-1)
-        self._groups = groups[self._able]
-        self._count = int(groups.max()) + 1 if groups.numel() else 0
-        self._most = min(most, self._count)
+        self._groups, self._most = groups, most
 
     def __call__(self, batch: MicroBatch) -> Pairs:
         """The pairs of unit and group voted for, in a batch."""
@@ -44,20 +41,11 @@ class GradientVotes:
         owners, voted, first = [nothing], [nothing], 0
         for chunk in self._chunks(batch):
             gradients = self._engine.unit_gradients(chunk).to("cpu", torch.float64)
-            for place, groups in enumerate(self._votes(gradients), start=first):
+            for place, groups in enumerate(votes(gradients, self._groups, self._most), start=first):
                 owners.append(torch.full_like(groups, place))
                 voted.append(groups)
             first += gradients.shape[0]
         return torch.cat(owners), torch.cat(voted)
-
-    def _votes(self, gradients: Tensor) -> Iterator[Tensor]:
-        """The groups that each of some units votes for."""
-        energy = torch.zeros(gradients.shape[0], self._count, dtype=torch.float64)
-        energy.index_add_(1, self._groups, gradients[:, self._able] ** 2)
-        finite = energy.isfinite().all(1, keepdim=True)
-        best = torch.sort(torch.where(finite, energy, 0.0), dim=1, descending=True, stable=True)
-        for values, groups in zip(best.values, best.indices, strict=True):
-            yield groups[: self._most][values[: self._most] > 0]
 
     def _chunks(self, batch: MicroBatch) -> Iterator[MicroBatch]:
         """The batch in pieces of whole units."""
@@ -73,3 +61,15 @@ class GradientVotes:
                 chance = None if batch.chance is None else batch.chance.part(span)
                 yield MicroBatch(select_rows(batch.rows, span), units[span] - units[start], chance)
                 start = end
+
+
+def votes(gradients: Tensor, groups: Tensor, most: int) -> Iterator[Tensor]:
+    """The groups that each of some units votes for, by its gradient: [units, d], float64."""
+    able = (groups >= 0).nonzero().reshape(-1)
+    count = int(groups.max()) + 1 if groups.numel() else 0
+    energy = torch.zeros(gradients.shape[0], count, dtype=torch.float64)
+    energy.index_add_(1, groups[able], gradients[:, able] ** 2)
+    finite = energy.isfinite().all(1, keepdim=True)
+    best = torch.sort(torch.where(finite, energy, 0.0), dim=1, descending=True, stable=True)
+    for values, found in zip(best.values, best.indices, strict=True):
+        yield found[:most][values[:most] > 0]
