@@ -12,11 +12,13 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from sparsedp.core import rounded_gaussian as sampler
+from sparsedp.core import gaussian_lots, one_word, two_words
 from sparsedp.core.errors import PrivacyError
 from sparsedp.core.gaussian_cells import CELL_BITS, boundaries, cell_of, keeps
+from sparsedp.core.gaussian_lots import PLACE_BITS, cell_ends
 from sparsedp.core.randomness import SeededRandomness, SystemRandomness
-from sparsedp.core.rounded_gaussian import LOT_BITS, MOST_BITS, PLACE_BITS, rounded_gaussian
+from sparsedp.core.rounded_gaussian import MOST_BITS, add_rounded_gaussian, rounded_gaussian
+from sparsedp.core.two_words import LOT_BITS
 
 ALARM = 1e-9
 """False-alarm rate of one statistical test here; there are fewer than forty."""
@@ -72,7 +74,7 @@ def test_the_chi_square_tells_a_rounded_gaussian_from_a_discrete_one():
 
 def test_the_cells_end_where_mpmath_says():
     so_far = mpmath.mpf(0)
-    ends = sampler._table().ends
+    ends = cell_ends()
     for j, end in enumerate(boundaries(128)):
         so_far += HEIGHTS[j]
         assert abs(so_far / TOTAL * 2**128 - end) <= 1.001
@@ -97,6 +99,58 @@ def slow_sampler(bits: int, words) -> int:
     return (-size if second >> 63 else size) if kept else slow_sampler(bits, words)
 
 
+def slow_from_one_word(bits: int, words) -> int:
+    """The thrifty sampler on the same words, one draw, everything by mpmath."""
+
+    def cell_at(number):
+        cell, so_far = 0, HEIGHTS[0]
+        while so_far <= number * TOTAL:
+            cell, so_far = cell + 1, so_far + HEIGHTS[cell + 1]
+        return cell, so_far / TOTAL
+
+    word = int(words(1)[0])
+    below, head, place, lot = word >> 63, word >> 48 & 2**15 - 1, word >> 8 & 2**40 - 1, word & 255
+    place = mpmath.mpf(place ^ (2**40 - 1) if below else place) / 2**40
+    cell, end = cell_at(mpmath.mpf(head) / 2**15)
+    split = end < mpmath.mpf(head + 1) / 2**15
+    if split:
+        cell, _ = cell_at(mpmath.mpf(head << 49 | int(words(1)[0]) >> 15) / 2**64)
+    size = int(mpmath.floor((cell + place) * WIDTH * 2**bits + mpmath.mpf(1) / 2))
+    least = mpmath.exp(((cell * WIDTH) ** 2 - ((cell + 1) * WIDTH) ** 2) / 2)
+    if split or lot >= int(mpmath.floor(least * 256)):
+        more = int(words(1)[0])
+        chance = mpmath.npdf((cell + place + mpmath.mpf(more & 255) / 2**48) * WIDTH)
+        if mpmath.mpf(lot << 45 | more >> 19) / 2**53 >= chance / mpmath.npdf(cell * WIDTH):
+            return slow_from_one_word(bits, words)
+    return -size if below else size
+
+
+def thriftily(bits: int, words) -> int:
+    noise = np.zeros(1, dtype=np.int64)
+    add_rounded_gaussian(bits, noise, words, thrifty=True)
+    return int(noise[0])
+
+
+@pytest.mark.parametrize("bits", [0, 5, 30, one_word.MOST_BITS])
+def test_from_one_word_it_is_the_slow_sampler_too(bits):
+    """Enough draws for some to be split, open, or refused and drawn again."""
+    fast, slow = np.random.PCG64(bits), np.random.PCG64(bits)
+    ours = [thriftily(bits, fast.random_raw) for _ in range(600)]
+    assert ours == [slow_from_one_word(bits, slow.random_raw) for _ in range(600)]
+    assert fast.random_raw() == slow.random_raw()
+    assert len(set(ours)) > (3 if bits == 0 else 50)
+
+
+def test_many_draws_at_once_are_the_single_ones():
+    """With words that all are settled at once, as the order of further words differs."""
+    drawn = np.random.PCG64(0).random_raw(200_000)
+    table = one_word._table()
+    sure = drawn[(drawn & np.uint64(255)) < table[drawn >> np.uint64(48)] >> np.uint32(16)]
+    noise = np.zeros(len(sure), dtype=np.int64)
+    add_rounded_gaussian(30, noise, Fixed(*sure.tolist()), thrifty=True, lot=2**20)
+    assert noise[::977].tolist() == [thriftily(30, Fixed(int(word))) for word in sure[::977]]
+
+
 @pytest.mark.parametrize("bits", [0, 5, 30, MOST_BITS])
 def test_it_is_the_slow_sampler_to_the_last_bit(bits):
     """Draw by draw on the same words; a few are refused and drawn again."""
@@ -112,11 +166,23 @@ def test_a_word_that_hits_the_end_of_a_cell_is_settled_by_the_next_ones(cell, be
     end = boundaries(256)[cell]
     near = end + beyond * 2**70
     words = [near >> 192, near >> 128 & 2**64 - 1, near >> 64 & 2**64 - 1, near & 2**64 - 1]
-    assert words[0] == int(sampler._table().ends[cell])
+    assert words[0] == int(cell_ends()[cell])
     assert cell_of(words[0], Fixed(*words[1:])) == cell + (beyond > 0)
     digits = 1 << LOT_BITS
     expected = rounded_gaussian(6, 1, Fixed(words[0] + beyond, digits))
     assert rounded_gaussian(6, 1, Fixed(words[0], digits, *words[1:])) == expected == [cell + (beyond > 0)]
+
+
+@pytest.mark.parametrize("cell", [0, 1, 100, 400])
+@pytest.mark.parametrize("beyond", [-1, 1])
+@pytest.mark.parametrize("below", [0, 1])
+def test_so_is_one_that_has_to_do_with_fifteen_digits(cell, beyond, below):
+    near = boundaries(256)[cell] + beyond * 2**70
+    first, second = near >> 241, (near >> 192) % 2**49 << 15
+    rest = [near >> 128 & 2**64 - 1, near >> 64 & 2**64 - 1, near & 2**64 - 1]
+    tail = (2**40 - 1) << 8 if below else 0
+    found = thriftily(6, Fixed(below << 63 | first << 48 | tail, second, *rest))
+    assert found == (cell + (beyond > 0)) * (1 - 2 * below)
 
 
 def test_a_word_past_every_end_of_64_digits_is_settled_too():
@@ -143,14 +209,14 @@ def test_the_quick_polynomial_is_within_a_tenth_of_the_doubt():
     x = np.random.default_rng(0).uniform(0, 0.25, 500)
     errors = [
         abs(float(mpmath.exp(-mpmath.mpf(v)) - mpmath.mpf(p)))
-        for v, p in zip(x, sampler._exp_of_minus(x), strict=True)
+        for v, p in zip(x, gaussian_lots._exp_of_minus(x), strict=True)
     ]
-    assert max(errors) < sampler.DOUBT / 10
+    assert max(errors) < gaussian_lots.DOUBT / 10
 
 
 def test_doubt_everywhere_changes_nothing(monkeypatch):
     """The exact comparison, forced on every lot that is not sure, draws the same law."""
-    monkeypatch.setattr(sampler, "DOUBT", 1.0)
+    monkeypatch.setattr(gaussian_lots, "DOUBT", 1.0)
     draws = SystemRandomness().rounded_gaussian(2, 30_000, key=()).numpy()
     assert chi_square(draws, exact_probabilities(2, 13), 13) > ALARM
 
@@ -170,13 +236,14 @@ def test_at_real_scales_moments_tails_and_shape_are_gaussian(source):
 
 
 @pytest.mark.parametrize("source", SOURCES)
-def test_no_two_of_many_draws_share_anything(source):
+@pytest.mark.parametrize("bits", [one_word.MOST_BITS, 50])
+def test_no_two_of_many_draws_share_anything(source, bits):
     """Neighbours, halves, blocks: where a vectorised sampler could repeat itself."""
     count = 2**18 + 1
-    draws = source.rounded_gaussian(50, count, key=(2,)).numpy()
-    assert len(np.unique(draws)) == count
-    z = draws / 2**50
-    for lag in (1, 2, sampler.AT_ONCE, 65_536, 100_000, count // 2):
+    draws = source.rounded_gaussian(bits, count, key=(2,)).numpy()
+    assert len(np.unique(draws)) >= count - (0 if bits == 50 else 6)  # of 2^45 numbers, a pair now and then
+    z = draws / 2**bits
+    for lag in (1, 2, two_words.AT_ONCE, one_word.AT_ONCE, 100_000, count // 2):
         for transform in (lambda v: v, np.abs):
             pairs = transform(z[:-lag]), transform(z[lag:])
             assert stats.pearsonr(*pairs).pvalue > ALARM

@@ -25,7 +25,7 @@ from sparsedp.core.rounded_gaussian import AT_ONCE, add_rounded_gaussian
 from sparsedp.core.uniform import Words
 
 _MOST_BYTES = 2**30
-_LOT = 4 * AT_ONCE
+_LOT = 1 << 20
 """Draws of noise before those that were refused are drawn again. A seeded source keeps the order of words it had."""
 
 
@@ -38,12 +38,12 @@ def _system_words(count: int) -> npt.NDArray[np.uint64]:
     return np.frombuffer(_random_bytes(8 * count), dtype=np.uint64)
 
 
-def _add(bits: int, sums: Tensor, words: Words, lot: int) -> None:
+def _add(bits: int, sums: Tensor, words: Words, lot: int, *, thrifty: bool) -> None:
     if sums.device.type == "cpu" and sums.is_contiguous():
-        add_rounded_gaussian(bits, sums.detach().numpy(), words, lot)
+        add_rounded_gaussian(bits, sums.detach().numpy(), words, lot, thrifty=thrifty)
     else:
         noise = torch.zeros(sums.shape, dtype=torch.int64)
-        add_rounded_gaussian(bits, noise.numpy(), words, lot)
+        add_rounded_gaussian(bits, noise.numpy(), words, lot, thrifty=thrifty)
         sums += noise.to(sums.device)
 
 
@@ -105,7 +105,7 @@ class SystemRandomness:
 
     def add_rounded_gaussian(self, bits: int, sums: Tensor, key: Sequence[int]) -> None:
         """Fresh noise; `key` is ignored."""
-        _add(bits, sums, _system_words, lot=_LOT)
+        _add(bits, sums, _system_words, lot=_LOT, thrifty=True)
 
     def bernoulli(self, probability: float, size: int, key: Sequence[int]) -> npt.NDArray[np.bool_]:
         """Independent coins; `key` is ignored."""
@@ -148,7 +148,7 @@ class SeededRandomness:
 
     def add_rounded_gaussian(self, bits: int, sums: Tensor, key: Sequence[int]) -> None:
         """Noise determined by seed and key."""
-        _add(bits, sums, self._stream(0, key), lot=AT_ONCE)
+        _add(bits, sums, self._stream(0, key), lot=AT_ONCE, thrifty=False)
 
     def bernoulli(self, probability: float, size: int, key: Sequence[int]) -> npt.NDArray[np.bool_]:
         """Coins determined by seed and key."""
