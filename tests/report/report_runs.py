@@ -43,7 +43,7 @@ def train(method: str, *, epsilon: float | None = 8.0, classes: int = CLASSES, *
         epochs=more.pop("epochs", 4),
         batch_size=20,
         lr=None if "optimizer" in more else 0.5,
-        eval_dataset=data(2, 60, classes),
+        eval_dataset=None if "evaluate" in more else data(2, 60, classes),
         accountant="rdp",
         progress=False,
         **more,

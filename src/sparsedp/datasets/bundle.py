@@ -65,6 +65,10 @@ class Split(Dataset[tuple[Tensor, Tensor]]):
         """The number of units: of people, where units are known, of rows otherwise."""
         return len(self) if self.units is None else len(torch.unique(self.units))
 
+    def class_counts(self, classes: int) -> list[int]:
+        """How many records each class has. Of held-out records only: of training records the counts are private."""
+        return [int(found) for found in torch.bincount(self.targets.long(), minlength=classes)]
+
     def select(self, indices: Tensor) -> Split:
         """The records at these indices."""
         units = None if self.units is None else self.units[indices]

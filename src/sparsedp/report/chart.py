@@ -14,7 +14,10 @@ from sparsedp.report.scale import Axis
 @final
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One line, or a cloud of points that are not joined: its name, its points, and the class that colours it."""
+    """One line, or a cloud of points that are not joined: its name, its points, and the class that colours it.
+
+    `intervals` are an upright bar through each point, or None for a point without; empty for none at all.
+    """
 
     name: str
     points: tuple[Point, ...]
@@ -23,6 +26,7 @@ class Series:
     dashed: bool = False
     dots: bool = True
     joined: bool = True
+    intervals: tuple[tuple[float, float] | None, ...] = ()
 
 
 @final
@@ -131,6 +135,9 @@ def _line(frame: Frame, series: Series) -> list[Html]:
     shape: Attributes = {"points": " ".join(f"{plain(x)},{plain(y)}" for x, y in places), "fill": "none"}
     style = f"stroke {series.style}{' dashed' if series.dashed else ''}"
     parts = [tag("polyline", {**shape, "class": style})] if series.joined and len(places) > 1 else []
+    for (x, _), interval in zip(places, series.intervals, strict=False):
+        if interval is not None:
+            parts += _upright_interval(frame, x, interval, series.style)
     if series.dots:
         for (value_x, value_y), (x, y) in zip(series.points, places, strict=True):
             said = f"{series.name}: {frame.y.text(value_y)} at {frame.x.text(value_x)}"
@@ -142,6 +149,16 @@ def _line(frame: Frame, series: Series) -> list[Html]:
             }
             parts.append(tag("circle", dot, tag("title", None, said)))
     return parts
+
+
+def _upright_interval(frame: Frame, x: float, interval: tuple[float, float], style: str) -> list[Html]:
+    low, high = (frame.down(end) for end in interval)
+    bar: Attributes = {"x1": x, "x2": x, "y1": low, "y2": high, "class": f"whisker {style}"}
+    caps = [
+        tag("line", {"x1": x - 4, "x2": x + 4, "y1": y, "y2": y, "class": f"cap {style}"})
+        for y in (low, high)
+    ]
+    return [tag("line", bar), *caps]
 
 
 def _area(frame: Frame, series: Series) -> Html:

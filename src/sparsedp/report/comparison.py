@@ -13,7 +13,6 @@ from sparsedp.privacy.plan import Plan
 from sparsedp.report.comparison_figures import (
     curves_figure,
     epsilon_curve,
-    epsilon_table,
     layers_card,
     noise_card,
 )
@@ -32,7 +31,7 @@ from sparsedp.report.figure import (
     tiles,
 )
 from sparsedp.report.groups import BASELINE, Group, group_records
-from sparsedp.report.guarantee import guarantee_cards, reproduce_cards, statement, unverified
+from sparsedp.report.guarantee import ROW, guarantee_cards, reproduce_cards, statement, unit_badge, unverified
 from sparsedp.report.interval_figures import differences_figure, means_figure, means_table
 from sparsedp.report.markup import Child, Html, join
 from sparsedp.report.metric import leading
@@ -45,6 +44,8 @@ from sparsedp.runs import reader as stored
 from sparsedp.runs.history import EpochReport
 from sparsedp.runs.verify import verify
 
+_SAME = "Every method has the same guarantee here."
+_NONE_AT_ALL = "These runs protect nobody; they are here to compare with."
 MOST_DETAILS = 16
 """Single runs shown in detail; beyond, the page would be too long to read."""
 
@@ -85,7 +86,7 @@ def comparison_page(name: str, folders: Sequence[Path]) -> Page:
     return Page(
         title=_title(groups),
         subtitle=_subtitle(groups, entries),
-        head=join(unverified(_problems(entries)), _badges(entries), _tiles(groups, entries)),
+        head=join(unverified(_problems(entries)), _badges(entries), _tiles(groups)),
         sections=[section for section in sections if section is not None],
         footer="Made from the runs' own files. This page loads nothing from the network.",
     )
@@ -120,18 +121,35 @@ def _badges(entries: Sequence[_Entry]) -> Html:
         marks.append(badge(f"{unfinished} not finished, left out", "warn"))
     if seeded:
         marks.append(badge(f"{seeded} seeded: not for release", "warn"))
+    if any(entry.plan.is_private and entry.plan.unit == ROW for entry in entries):
+        marks.append(unit_badge(ROW))
     return badges(marks)
 
 
-def _tiles(groups: Sequence[Group], entries: Sequence[_Entry]) -> Html:
+def _tiles(groups: Sequence[Group]) -> Html:
     shown: list[Child] = []
     for group in groups[:4]:
-        best = max(group.arms, key=lambda arm: arm.estimate.mean)
-        rival = None if best is group.baseline else group.baseline
-        dense = "" if rival is None else f"; {BASELINE} {group.metric.text(rival.estimate.mean)}"
-        label = f"highest mean at {group.task.privacy}"
-        shown.append(tile(label, group.metric.text(best.estimate.mean), f"{best.label}{dense}"))
+        label = f"{group.metric.title}, {group.task.privacy}"
+        shown.append(tile(label, *_headline(group)))
     return tiles(shown)
+
+
+def _headline(group: Group) -> tuple[str, str]:
+    """The winner's mean if there is a winner, else the range of all means; and what can be said of them."""
+    metric, winner = group.metric, group.winner
+    means = sorted(arm.estimate.mean for arm in group.arms)
+    if len(means) == 1:
+        return metric.text(means[0]), group.arms[0].label
+    if winner is not None:
+        dense = group.baseline
+        against = "" if dense in (None, winner) else f"; {BASELINE} {metric.text(dense.estimate.mean)}"
+        return metric.text(winner.estimate.mean), f"{winner.label}, better than each other method{against}"
+    better = ", ".join(arm.label for arm in group.improvements)
+    said = f"; better than {BASELINE}: {better}" if better else ""
+    return (
+        f"{metric.text(means[0])} to {metric.text(means[-1])}",
+        f"means; no method is resolved as best{said}",
+    )
 
 
 def _overviews(groups: Sequence[Group]) -> Iterator[Section]:
@@ -142,10 +160,8 @@ def _overviews(groups: Sequence[Group]) -> Iterator[Section]:
         found = list(members)
         drawn = epsilon_curve(found)
         if drawn is not None:
-            title = f"{found[0].metric.title} against epsilon"
-            table = card("Mean and standard deviation", epsilon_table(found).html(title))
             heading = f"{found[0].task.what}: what privacy costs"
-            yield Section(f"overview-{number}", f"{heading[0].upper()}{heading[1:]}", grid(drawn, table))
+            yield Section(f"overview-{number}", f"{heading[0].upper()}{heading[1:]}", grid(drawn))
 
 
 def _group_section(number: int, group: Group, by_record: dict[int, _Entry]) -> Section:
@@ -156,16 +172,13 @@ def _group_section(number: int, group: Group, by_record: dict[int, _Entry]) -> S
         f"group-{number}",
         f"{group.task.privacy[0].upper()}{group.task.privacy[1:]}",
         stack(
-            grid(
-                means_figure(group),
-                differences_figure(group),
-                curves_figure(group, curves),
-                noise_card(group, plans),
-            ),
+            grid(means_figure(group), differences_figure(group)),
+            grid(curves_figure(group, curves)),
             table,
+            noise_card(group, plans),
             layers_card(group),
         ),
-        lead=f"{group.task.what}. Every method has the same guarantee here.",
+        lead=f"{group.task.what}. {_SAME if group.task.epsilon is not None else _NONE_AT_ALL}",
     )
 
 
@@ -214,7 +227,7 @@ def _guarantee_section(groups: Sequence[Group], by_record: dict[int, _Entry]) ->
     return Section(
         "guarantee",
         "The guarantee, in words",
-        join(warning, parts, grid(together, guarantee_cards(words, which))),
+        join(warning, parts, stack(together, grid(guarantee_cards(words, which)))),
     )
 
 

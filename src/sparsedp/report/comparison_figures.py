@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from sparsedp.privacy.plan import Plan
-from sparsedp.report.chart import Series, line_chart
+from sparsedp.report.chart import Level, Series, line_chart
 from sparsedp.report.energy import Stretch, energy_share, stretches
 from sparsedp.report.figure import Legend, Table, card, figure
 from sparsedp.report.groups import Group
 from sparsedp.report.markup import Child, Html, tag
 from sparsedp.report.metric import MetricStyle
 from sparsedp.report.numbers import NONE, count, epsilon_text, percent, significant
+from sparsedp.report.references import drawn, told
 from sparsedp.report.run import Record
 from sparsedp.report.scale import Axis, linear_axis
 from sparsedp.report.statistics import Estimate
@@ -57,17 +58,17 @@ def epsilon_curve(groups: Sequence[Group]) -> Html | None:
         return None
     metric = groups[0].metric
     names = list(dict.fromkeys(arm.label for group in groups for arm in group.arms))
-    lines: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
-    styles = {}
-    for place, group in enumerate(groups):
-        for arm in group.arms:
-            lines[arm.label].append((float(place), arm.estimate.mean))
-            styles[arm.label] = arm.style
-    series = [Series(name, tuple(points), styles[name]) for name, points in lines.items()]
+    series = [
+        _slope(groups, name, aside) for name, aside in zip(names, _side_by_side(len(names)), strict=True)
+    ]
     said = [epsilon_text(group.task.epsilon) for group in groups]
     places = tuple(float(i) for i in range(len(groups)))
     x = Axis("epsilon", -0.15, len(groups) - 0.85, places, lambda value: said[round(value)])
     values = [y for line in series for _, y in line.points]
+    values += [end for line in series for interval in line.intervals for end in interval or ()]
+    common = list(dict.fromkeys(one for group in groups for one in group.references))
+    shown = drawn(common, min(values), max(values))
+    values += [one.value for one in shown]
     y = linear_axis(metric.title, min(values), max(values), text=metric.tick)
     return figure(
         f"{metric.title[0].upper()}{metric.title[1:]} against epsilon",
@@ -78,11 +79,36 @@ def epsilon_curve(groups: Sequence[Group]) -> Html | None:
             series,
             f"Mean {metric.title} of {len(series)} methods at epsilon {', '.join(said)}.",
             height=290,
+            levels=[Level(one.value, one.name) for one in shown],
         ),
-        "What more privacy costs: smaller epsilon is stricter.",
+        "What more privacy costs: smaller epsilon is stricter. Bars are 95 % intervals of the mean over seeds, drawn "
+        f"side by side.{told(common, metric)}",
         epsilon_table(groups),
         Legend(tuple((line.name, line.style) for line in series)),
+        unfolded=True,
     )
+
+
+def _side_by_side(lines: int) -> list[float]:
+    """How far each line is moved to the side, so that intervals at one epsilon do not cover each other."""
+    return [0.2 * (i - (lines - 1) / 2) / max(lines, 5) for i in range(lines)]
+
+
+def _slope(groups: Sequence[Group], name: str, aside: float) -> Series:
+    """One method's means against epsilon, with their intervals."""
+    found = [(i, arm) for i, group in enumerate(groups) for arm in group.arms if arm.label == name]
+    return Series(
+        name,
+        tuple((place + aside, arm.estimate.mean) for place, arm in found),
+        found[0][1].style,
+        intervals=tuple(_interval(arm.estimate, groups[0].metric) for _, arm in found),
+    )
+
+
+def _interval(found: Estimate, metric: MetricStyle) -> tuple[float, float] | None:
+    if found.low is None or found.high is None:
+        return None
+    return metric.within(found.low), metric.within(found.high)
 
 
 def epsilon_table(groups: Sequence[Group]) -> Table:
@@ -93,6 +119,9 @@ def epsilon_table(groups: Sequence[Group]) -> Table:
     for name in names:
         found = [next((arm.estimate for arm in group.arms if arm.label == name), None) for group in groups]
         rows.append((name, *(NONE if one is None else _mean_and_std(one, metric) for one in found)))
+    for one in dict.fromkeys(one for group in groups for one in group.references):
+        has = [metric.text(one.value) if one in group.references else NONE for group in groups]
+        rows.append((one.name, *has))
     return Table(
         ("method", *(f"epsilon {epsilon_text(group.task.epsilon)}" for group in groups)), tuple(rows)
     )

@@ -8,7 +8,7 @@ import torch
 
 from sparsedp.core.layout import Slot
 from sparsedp.report.chart import Bars, histogram, strip
-from sparsedp.report.figure import Legend, Table, card, figure
+from sparsedp.report.figure import Legend, Table, figure, remark
 from sparsedp.report.markup import Attributes, Child, Html, tag
 from sparsedp.report.numbers import count, percent, significant
 from sparsedp.report.rendering import part
@@ -54,9 +54,9 @@ def layers_figure(run: ReportedRun) -> Html:
 def score_figure(run: ReportedRun) -> Html:
     """The scores the last ranking was made from, kept and frozen coordinates apart."""
     if run.scores is None:
-        return card(
+        return remark(
             "Score distribution",
-            tag("p", None, "There is nothing to show: this method ranks by no score, or has not ranked yet."),
+            "There is nothing to show: this method ranks by no score, or has not ranked yet.",
         )
     scores = run.scores.double().numpy()
     kept = run.support.mask().numpy()

@@ -41,9 +41,11 @@ def figure(
     caption: Child,
     table: Table,
     legend: Legend | None = None,
+    *,
+    unfolded: bool = False,
 ) -> Html:
-    """A chart at two sizes, a caption that says what to see, and its numbers as a table."""
-    return part("figure", title, draw(WIDE), draw(NARROW), caption, table, legend)
+    """A chart at two sizes, a caption that says what to see, and its numbers as a table, folded away or not."""
+    return part("figure", title, draw(WIDE), draw(NARROW), caption, table, legend, unfolded)
 
 
 def numbers(title: str, table: Table) -> Html:
@@ -54,6 +56,11 @@ def numbers(title: str, table: Table) -> Html:
 def card(title: str | None, *content: Child) -> Html:
     """A box with a heading."""
     return part("card", title, content)
+
+
+def remark(title: str, text: str) -> Html:
+    """A sentence where a figure would stand, as wide as the page: beside a figure it would be an empty box."""
+    return part("remark", title, text)
 
 
 def tile(label: str, value: str, note: str) -> Html:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, final
 
 from sparsedp.report.colours import method_rank, method_style
 from sparsedp.report.metric import MetricStyle, leading
 from sparsedp.report.numbers import epsilon_text
+from sparsedp.report.references import Reference, references
 from sparsedp.report.run import Record
 from sparsedp.report.statistics import Estimate, estimate, paired_difference
 
@@ -88,12 +89,29 @@ class Group:
         metric: the number they are compared by.
         arms: in the order of the methods table.
         baseline: the arm of dp-sgd, if there is exactly one.
+        references: numbers that are not of an arm, to read the arms' by.
     """
 
     task: Task
     metric: MetricStyle
     arms: tuple[Arm, ...]
     baseline: Arm | None
+    references: tuple[Reference, ...] = ()
+
+    @property
+    def winner(self) -> Arm | None:
+        """The arm whose paired interval against each other arm lies above zero; None if there is none."""
+        return next((arm for arm in self.arms if self._beats_all(arm)), None)
+
+    @property
+    def improvements(self) -> tuple[Arm, ...]:
+        """The arms that are better than the baseline, by their paired interval."""
+        rivals = () if self.baseline is None else (self.baseline,)
+        return tuple(arm for arm in self.arms if rivals and arm is not rivals[0] and _above(arm, rivals))
+
+    def _beats_all(self, arm: Arm) -> bool:
+        others = [other for other in self.arms if other is not arm]
+        return bool(others) and _above(arm, others)
 
 
 def group_records(records: Iterable[Record]) -> tuple[Group, ...]:
@@ -105,7 +123,13 @@ def group_records(records: Iterable[Record]) -> tuple[Group, ...]:
     groups = (
         _group(task, found) for task, found in sorted(by_task.items(), key=lambda item: _order(item[0]))
     )
-    return tuple(group for group in groups if group is not None)
+    known = [group for group in groups if group is not None]
+    return tuple(replace(group, references=references(group, known)) for group in known)
+
+
+def _above(arm: Arm, others: Sequence[Arm]) -> bool:
+    found = [arm.against(other) for other in others]
+    return all(one is not None and one.low is not None and one.low > 0 for one in found)
 
 
 def _task(record: Record) -> Task:

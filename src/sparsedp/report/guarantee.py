@@ -9,7 +9,7 @@ from sparsedp.methods.stages import SELECT
 from sparsedp.methods.timeline import noise_on_mean
 from sparsedp.privacy.plan import Phase, Plan
 from sparsedp.privacy.summary import summarize
-from sparsedp.report.figure import Table, banner, bullets, card, code, folded
+from sparsedp.report.figure import Table, badge, banner, bullets, card, code, folded
 from sparsedp.report.markup import Child, Html, tag
 from sparsedp.report.numbers import NONE, count, epsilon_text, significant
 from sparsedp.report.rendering import part
@@ -22,6 +22,17 @@ ACCOUNTANT_NAMES = {
     "rdp": "RDP, tight conversion",
     "rdp-classic": "RDP, classic conversion",
 }
+
+
+ROW = "row"
+"""The unit of a run that named none."""
+
+
+def unit_badge(unit: str) -> Html:
+    """What is protected; a row is a warning, since whoever has several is protected less."""
+    if unit == ROW:
+        return badge("protects each row, not whoever has several", "warn")
+    return badge(f"protects each {unit}", "plain")
 
 
 def words_of(run: ReportedRun) -> Words:

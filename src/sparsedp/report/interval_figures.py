@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sparsedp.report.figure import Table, card, figure
+from sparsedp.report.figure import Table, figure
 from sparsedp.report.groups import BASELINE, Arm, Group
 from sparsedp.report.interval_chart import Interval, interval_chart
-from sparsedp.report.markup import Html, tag
+from sparsedp.report.markup import Child, Html, join, tag
 from sparsedp.report.metric import MetricStyle
 from sparsedp.report.numbers import NONE, count
+from sparsedp.report.references import drawn, told
 from sparsedp.report.scale import linear_axis
 from sparsedp.report.statistics import Estimate
 
@@ -29,32 +30,34 @@ def means_figure(group: Group) -> Html:
         )
         for arm in group.arms
     ]
-    ends = [v for row in rows for v in (*row.dots, row.mean, row.low, row.high) if v is not None]
-    x = linear_axis(metric.title, metric.within(min(ends)), metric.within(max(ends)), text=metric.tick)
-    best = max(group.arms, key=lambda arm: arm.estimate.mean)
+    ends = [
+        metric.within(v) for row in rows for v in (*row.dots, row.mean, row.low, row.high) if v is not None
+    ]
+    beside = drawn(group.references, min(ends), max(ends))
+    rows += [Interval(one.name, (), one.value, None, None, "quiet", metric.text(one.value)) for one in beside]
+    ends += [one.value for one in beside]
+    x = linear_axis(metric.title, min(ends), max(ends), text=metric.tick)
+    means = [arm.estimate.mean for arm in group.arms]
     return figure(
         f"{metric.title[0].upper()}{metric.title[1:]}",
         lambda width: interval_chart(
             width,
             x,
             rows,
-            f"{metric.title} of {len(rows)} methods at {group.task.privacy}; the highest mean is {best.label}'s, "
-            f"{metric.text(best.estimate.mean)}.",
+            f"{metric.title} of {len(means)} methods at {group.task.privacy}; means from "
+            f"{metric.text(min(means))} to {metric.text(max(means))}.",
         ),
         f"Diamonds are means over seeds, bars 95 % intervals of the mean, dots single seeds. {_seeds(group)} "
-        "Final epoch, held-out data.",
+        f"Final epoch, held-out data.{told(group.references, metric)}{_unpaired(group)}",
         means_table(group),
     )
 
 
-def differences_figure(group: Group) -> Html:
-    """Every arm less dp-sgd, seed by seed."""
-    title = f"Difference to {BASELINE}"
-    if group.baseline is None:
-        return card(
-            title, tag("p", None, f"There is no single {BASELINE} run to compare with at this epsilon.")
-        )
+def differences_figure(group: Group) -> Html | None:
+    """Every arm less dp-sgd, seed by seed; nothing if no arm shares a seed with it."""
     metric, baseline = group.metric, group.baseline
+    if baseline is None:
+        return None
     found = [(arm, arm.against(baseline)) for arm in group.arms if arm is not baseline]
     rows = [
         Interval(
@@ -73,14 +76,14 @@ def differences_figure(group: Group) -> Html:
         if difference is not None
     ]
     if not rows:
-        return card(title, tag("p", None, "No other method shares a seed with it, so nothing can be paired."))
+        return None
     ends = [0.0, *(v for row in rows for v in (*row.dots, row.low, row.high) if v is not None)]
     scale = 100 if metric.share else 1
     x = linear_axis(
         f"difference in {metric.unit}", min(ends), max(ends), text=lambda v: f"{scale * v:+.3g}" if v else "0"
     )
     return figure(
-        title,
+        f"Difference to {BASELINE}",
         lambda width: interval_chart(
             width,
             x,
@@ -108,29 +111,31 @@ def differences_figure(group: Group) -> Html:
 
 
 def means_table(group: Group) -> Table:
-    """Mean, spread, interval and difference to dp-sgd of every arm."""
-    metric, rows = group.metric, []
+    """Mean, difference to dp-sgd, spread and interval of every arm; what a phone cuts off comes last."""
+    metric = group.metric
+    rows: list[tuple[Child, ...]] = []
     for arm in group.arms:
         found = arm.estimate
         difference = None if group.baseline in (None, arm) else arm.against(group.baseline)
         rows.append(
             (
                 arm.label,
-                count(found.count),
                 metric.text(found.mean),
+                NONE if difference is None else _in_two_lines(difference, metric),
+                count(found.count),
                 NONE if found.std is None else metric.difference(found.std).lstrip("+"),
                 _range(found, metric),
-                NONE if difference is None else difference_text(difference, metric),
             )
         )
+    rows += [(one.name, metric.text(one.value), NONE, NONE, NONE, NONE) for one in group.references]
     return Table(
         (
             "method",
-            "seeds",
             "mean",
+            f"paired difference to {BASELINE}",
+            "seeds",
             "standard deviation",
             "95 % interval",
-            f"paired difference to {BASELINE}",
         ),
         tuple(rows),
     )
@@ -140,6 +145,13 @@ def difference_text(found: Estimate, metric: MetricStyle) -> str:
     """A paired difference with its interval."""
     interval = interval_text(found, metric)
     return metric.difference(found.mean) + ("" if interval == NONE else f" ({interval})")
+
+
+def _in_two_lines(found: Estimate, metric: MetricStyle) -> Html:
+    """The same, the interval in a line of its own."""
+    interval = interval_text(found, metric)
+    below = () if interval == NONE else (tag("span", {"class": "below"}, f"({interval})"),)
+    return join(metric.difference(found.mean), " ", *below)
 
 
 def interval_text(found: Estimate, metric: MetricStyle) -> str:
@@ -171,6 +183,16 @@ def _seeds(group: Group) -> str:
     if counts == [1]:
         return "One seed each: no interval can be given, and differences may be chance."
     return f"{counts[0]} seeds each." if len(counts) == 1 else f"{counts[0]} to {counts[-1]} seeds each."
+
+
+def _unpaired(group: Group) -> str:
+    """Why there are no differences to show, where there are none."""
+    if len(group.arms) < 2:
+        return ""
+    if group.baseline is None:
+        return f" There is no single {BASELINE} to compare with here."
+    alone = all(arm is group.baseline or arm.against(group.baseline) is None for arm in group.arms)
+    return f" No other method shares a seed with {BASELINE}, so nothing can be paired." if alone else ""
 
 
 def _summary(rows: Sequence[Interval]) -> str:

@@ -12,6 +12,7 @@ from sparsedp.report.guarantee import (
     plan_card,
     reproduce_cards,
     statement,
+    unit_badge,
     unverified,
     words_of,
 )
@@ -20,6 +21,7 @@ from sparsedp.report.metric import leading
 from sparsedp.report.nonprivate import Diagnostics, diagnostics_section
 from sparsedp.report.numbers import count, epsilon_text, percent, significant
 from sparsedp.report.page import Page, Section
+from sparsedp.report.references import majority
 from sparsedp.report.run import ReportedRun
 from sparsedp.report.trajectory import accuracy_figure, energy_figure, epsilon_figure, run_stretches
 from sparsedp.report.warmup import warmup_figure
@@ -70,7 +72,8 @@ def _badges(run: ReportedRun) -> Html:
         marks.append(badge("reproducible, not for release", "warn"))
     else:
         marks.append(badge("noise from the operating system", "good"))
-    marks.append(badge(f"protects each {run.plan.unit}", "plain") if run.plan.is_private else Html(""))
+    if run.plan.is_private:
+        marks.append(unit_badge(run.plan.unit))
     return badges(marks)
 
 
@@ -80,7 +83,9 @@ def _tiles(run: ReportedRun) -> Html:
     metric = leading([run.metrics])
     value = run.metrics.get(metric.key) if metric else None
     if metric and value is not None:
-        shown.append(tile(metric.title, metric.text(value), "after the last step; outside the guarantee"))
+        guess = majority(run.record, metric)
+        beside = "" if guess is None else f"{guess.name} {metric.text(guess.value)}; "
+        shown.append(tile(metric.title, metric.text(value), f"{beside}outside the guarantee"))
     epsilon = run.record.get("epsilon") if plan.is_private else None
     if plan.is_private and epsilon is None:
         epsilon = plan.target_epsilon

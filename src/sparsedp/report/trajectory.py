@@ -8,10 +8,11 @@ from sparsedp.methods.timeline import WARM_UP
 from sparsedp.privacy.plan import Plan
 from sparsedp.report.chart import Band, Level, Series, line_chart
 from sparsedp.report.energy import Stretch, energy_share, stretches
-from sparsedp.report.figure import Legend, Table, card, figure
-from sparsedp.report.markup import Html, tag
+from sparsedp.report.figure import Legend, Table, figure, remark
+from sparsedp.report.markup import Html
 from sparsedp.report.metric import leading, metric_named
 from sparsedp.report.numbers import NONE, count, epsilon_text, percent, significant
+from sparsedp.report.references import drawn, majority, told
 from sparsedp.report.run import ReportedRun
 from sparsedp.report.scale import linear_axis
 from sparsedp.runs.history import EpochReport
@@ -28,7 +29,7 @@ def accuracy_figure(run: ReportedRun) -> Html:
         return _nothing_yet("Held-out numbers")
     metric = leading([report.metrics for report in run.epochs])
     if metric is None:
-        return card("Held-out numbers", tag("p", None, "This run was not evaluated on held-out data."))
+        return remark("Held-out numbers", "This run was not evaluated on held-out data.")
     keys = [metric.key]
     if metric.key in ("auc", "accuracy"):
         keys += [key for key in MORE_METRICS if key in run.epochs[-1].metrics and key not in keys]
@@ -37,6 +38,9 @@ def accuracy_figure(run: ReportedRun) -> Html:
         for key, style in zip(keys, STYLES, strict=False)
     ]
     values = [y for line in series for _, y in line.points]
+    guess = majority(run.record, metric)
+    shown = drawn(() if guess is None else (guess,), min(values), max(values))
+    values += [one.value for one in shown]
     y = linear_axis(metric.title, min(values), max(values), text=metric.tick)
     x = linear_axis("epoch", 0, run.epochs[-1].epoch, whole=True)
     names = sorted({name for report in run.epochs for name in report.metrics})
@@ -53,8 +57,10 @@ def accuracy_figure(run: ReportedRun) -> Html:
             series,
             f"{metric.title} by epoch, ending at {metric.text(last)} after epoch {run.epochs[-1].epoch}.",
             bands=warm_up_bands(run.plan),
+            levels=[Level(one.value, one.name) for one in shown],
         ),
-        f"{metric.text(last)} after the last epoch. Measured on held-out data, which is outside the guarantee.",
+        f"{metric.text(last)} after the last epoch. Measured on held-out data, which is outside the guarantee."
+        f"{told(() if guess is None else (guess,), metric)}",
         Table(("epoch", *names), rows),
         Legend(tuple((line.name, line.style) for line in series)) if len(series) > 1 else None,
     )
@@ -66,9 +72,7 @@ def epsilon_figure(run: ReportedRun) -> Html:
         return _nothing_yet("Privacy spent")
     points = tuple((float(r.epoch), r.epsilon) for r in run.epochs if r.epsilon is not None)
     if not points:
-        return card(
-            "Privacy spent", tag("p", None, "This run is not private: its epsilon is infinite throughout.")
-        )
+        return remark("Privacy spent", "This run is not private: its epsilon is infinite throughout.")
     target = run.plan.target_epsilon
     highest = max(target or 0.0, *(y for _, y in points))
     x = linear_axis("epoch", 0, run.epochs[-1].epoch, whole=True)
@@ -101,7 +105,7 @@ def energy_figure(run: ReportedRun) -> Html:
     d = run.layout.dimension
     share = energy_share(parts, d)
     if not parts or share is None:
-        return card("Noise energy", tag("p", None, "No step of this run has added noise."))
+        return remark("Noise energy", "No step of this run has added noise.")
     dense = [(part.first, part.steps, d * part.noise_std**2) for part in parts]
     sparse = [(part.first, part.steps, part.energy) for part in parts]
     per_epoch = run.plan.steps_per_epoch
@@ -145,7 +149,7 @@ def energy_figure(run: ReportedRun) -> Html:
 
 
 def _nothing_yet(title: str) -> Html:
-    return card(title, tag("p", None, "No epoch of this run is done yet, and this is shown epoch by epoch."))
+    return remark(title, "No epoch of this run is done yet, and this is shown epoch by epoch.")
 
 
 def run_stretches(run: ReportedRun) -> tuple[Stretch, ...]:

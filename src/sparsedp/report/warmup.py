@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from sparsedp.report.chart import Series, line_chart
-from sparsedp.report.figure import Legend, Table, card, figure
-from sparsedp.report.markup import Html, tag
+from sparsedp.report.figure import Legend, Table, figure, remark
+from sparsedp.report.markup import Html
 from sparsedp.report.numbers import percent
 from sparsedp.report.run import ReportedRun
 from sparsedp.report.scale import linear_axis
@@ -29,15 +29,8 @@ def warmup_figure(run: ReportedRun) -> Html | None:
     words = f"Advice: {advice['recommendation']} (As far as noise goes: {advice['sure']}.)"
     curves = [curve for curve in run.warmup["curves"] if curve["ratio"]]
     if not curves:
-        return card(
-            TITLE,
-            tag(
-                "p",
-                None,
-                "The gradient's energy does not stand out from the noise, so nothing can be said of it.",
-            ),
-            tag("p", None, words),
-        )
+        nothing = "The gradient's energy does not stand out from the noise, so nothing can be said of it."
+        return remark(TITLE, f"{nothing} {words}")
     series = [line for curve, style in zip(curves, STYLES, strict=False) for line in _lines(curve, style)]
     series.append(Series("random", ((0.0, 0.0), (1.0, 1.0)), "quiet", dots=False))
     heights = [y for line in series for _, y in line.points]
