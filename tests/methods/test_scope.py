@@ -95,6 +95,17 @@ def test_the_head_comes_first_and_then_everything():
     assert all(support.is_full for support in found[first:])
 
 
+def test_a_learned_support_after_the_head_comes_from_one_period_of_everything():
+    found, (first, _) = supports("head-first", ranking="energy", always=("head",), active_ratio=0.2)
+    head = mask_of("head")
+    assert all(torch.equal(support.mask(), head) for support in found[:first])
+    dense = [support.is_full for support in found[first:]]
+    period = dense.index(False)
+    assert period > 0
+    assert not any(dense[period:])
+    assert found[-1].size == int(head.sum()) + int(0.2 * (LAYOUT.dimension - int(head.sum())))
+
+
 def test_options_about_parts_of_a_dense_method_are_refused():
     with pytest.raises(SparseDPError, match="trains every coordinate"):
         plan_of(get_method("dp-sgd"), MethodOptions(always=("head",)))

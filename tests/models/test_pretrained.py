@@ -11,8 +11,12 @@ import torch
 from torch import nn
 
 from sparsedp.core.errors import DataError, ModelError
+from sparsedp.datasets.bundle import DataBundle, Split
+from sparsedp.datasets.features import Dense
+from sparsedp.datasets.pretrained_features import lite0_bundle
 from sparsedp.models.folding import ChannelAffine, fold_batch_norm, freeze_batch_norm
-from sparsedp.models.pretrained import PRETRAINED, load_public_weights, pretrained, train_from
+from sparsedp.models.heads import parameter_count
+from sparsedp.models.pretrained import PRETRAINED, lite0_top, load_public_weights, pretrained, train_from
 
 LITE0 = PRETRAINED["efficientnet-lite0"]
 
@@ -91,6 +95,20 @@ def test_only_what_lies_above_the_chosen_part_is_trained():
     assert {n.split(".")[0] for n, p in network.named_parameters() if p.requires_grad} == {"features", "head"}
     with pytest.raises(ModelError, match="block15"):
         train_from(network, "block99")
+
+
+@pytest.mark.parametrize("cut", ["block15", "features"])
+def test_kept_activations_and_the_top_above_them_are_the_whole_network(cut):
+    generator = torch.Generator().manual_seed(2)
+    pictures = torch.rand(3, 3, 20, 20, generator=generator)
+    split = Split(Dense(pictures), torch.zeros(3, dtype=torch.int64))
+    kept = lite0_bundle(DataBundle("pictures", "random", split, split, ("a", "b", "c")), resize=40, cut=cut)
+    top = lite0_top(kept.input_shape, 3, cut=cut, resize=40)
+    whole = pretrained(classes=3, size=40, train=cut)
+    whole.load_state_dict({**whole.state_dict(), **top.state_dict()})
+    assert parameter_count(top) == parameter_count(whole)
+    with torch.no_grad():
+        torch.testing.assert_close(top(kept.train.features.batch(torch.arange(3))), whole(pictures))
 
 
 def test_missing_weights_name_the_extra_to_install():

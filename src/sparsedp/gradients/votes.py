@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import final
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -40,7 +41,7 @@ class GradientVotes:
         nothing = torch.empty(0, dtype=torch.int64)
         owners, voted, first = [nothing], [nothing], 0
         for chunk in self._chunks(batch):
-            gradients = self._engine.unit_gradients(chunk).to("cpu", torch.float64)
+            gradients = self._engine.unit_gradients(chunk).cpu()
             for place, groups in enumerate(votes(gradients, self._groups, self._most), start=first):
                 owners.append(torch.full_like(groups, place))
                 voted.append(groups)
@@ -64,12 +65,15 @@ class GradientVotes:
 
 
 def votes(gradients: Tensor, groups: Tensor, most: int) -> Iterator[Tensor]:
-    """The groups that each of some units votes for, by its gradient: [units, d], float64."""
-    able = (groups >= 0).nonzero().reshape(-1)
+    """The groups that each of some units votes for, by its gradient: [units, d], on the CPU."""
+    runs, sizes = torch.unique_consecutive(groups, return_counts=True)
+    starts, able = (sizes.cumsum(0) - sizes).numpy(), runs >= 0
     count = int(groups.max()) + 1 if groups.numel() else 0
-    energy = torch.zeros(gradients.shape[0], count, dtype=torch.float64)
-    energy.index_add_(1, groups[able], gradients[:, able] ** 2)
-    finite = energy.isfinite().all(1, keepdim=True)
-    best = torch.sort(torch.where(finite, energy, 0.0), dim=1, descending=True, stable=True)
-    for values, found in zip(best.values, best.indices, strict=True):
-        yield found[:most][values[:most] > 0]
+    for gradient in gradients:
+        squares = gradient.to(torch.float64, copy=True).square_().numpy()
+        of_runs = torch.from_numpy(np.add.reduceat(squares, starts))[able]
+        energy = torch.zeros(count, dtype=torch.float64).index_add_(0, runs[able], of_runs)
+        if not energy.isfinite().all():
+            energy.zero_()
+        best = torch.sort(energy, descending=True, stable=True)
+        yield best.indices[:most][best.values[:most] > 0]

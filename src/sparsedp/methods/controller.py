@@ -30,7 +30,7 @@ from sparsedp.methods.schedules import active_count
 from sparsedp.methods.scope import Parts, size_of
 from sparsedp.methods.setting import ControllerState, StepSetting, SupportChange
 from sparsedp.methods.spec import PlanSpec
-from sparsedp.methods.stages import Moves
+from sparsedp.methods.stages import Moves, Stage
 from sparsedp.methods.standardization import Statistics
 from sparsedp.methods.timeline import Timeline
 from sparsedp.methods.warmup import WarmupWatch
@@ -139,7 +139,7 @@ class Controller:
         self._awaited = None
         warming = self._period <= _BEFORE_MAIN
         ranks_again = self._order is None or self._method.refresh is Refresh.EVERY_PERIOD
-        if self._ranking and self._source is RankedBy.GRADIENTS and ranks_again:
+        if self._ranking and self._source is RankedBy.GRADIENTS and ranks_again and self._stage.observes:
             seen = self._observation(released)
             self._score_state = self._ranking.update(self._score_state, seen)
             self._scored_steps += 1
@@ -240,6 +240,12 @@ class Controller:
         within = step - self._timeline.main_start
         return _BEFORE_MAIN if within < 0 else bisect_right(self._starts, within) - 1
 
+    @property
+    def _stage(self) -> Stage:
+        """The stage of the period last entered."""
+        trains = [stage for stage in self._method.stages if stage.trains]
+        return trains[-1 if self._period > _BEFORE_MAIN else 0]
+
     def _enter(self, period: int) -> SupportChange | None:
         """Begin a period: rank if it is time, take the first k of the order."""
         self._period = period
@@ -272,8 +278,8 @@ class Controller:
 
     def _first_support(self) -> Support:
         """That of the stage before the main one."""
-        stage = next(stage for stage in self._method.stages if stage.trains)
-        return self._parts.head_support() if stage.moves is Moves.HEAD else self._parts.all_support()
+        head = self._stage.moves is Moves.HEAD
+        return self._parts.head_support() if head else self._parts.all_support()
 
     def _select(self, period: int) -> Support:
         if self._order is None:
