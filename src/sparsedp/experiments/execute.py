@@ -24,6 +24,7 @@ from sparsedp.experiments.networks import build_model, check_model
 from sparsedp.experiments.scores import read_scores
 from sparsedp.experiments.settings import Settings
 from sparsedp.models.least_squares import LeastSquares, keep_noise_down, moments_loss
+from sparsedp.optimizers.noise_aware import AdamBC, LowPassSGD
 from sparsedp.optimizers.rule import MOMENTUM, OptimizerChoice
 from sparsedp.runs.record import About
 from sparsedp.training.fit import fit
@@ -35,6 +36,8 @@ _OPTIMIZERS: Mapping[str, Callable[[Settings, float], OptimizerChoice]] = Mappin
         ),
         "adam": lambda s, lr: functools.partial(torch.optim.Adam, lr=lr, weight_decay=s.weight_decay),
         "adamw": lambda s, lr: functools.partial(torch.optim.AdamW, lr=lr, weight_decay=s.weight_decay),
+        "adam-bc": lambda _, lr: functools.partial(AdamBC, lr=lr),
+        "low-pass": lambda _, lr: functools.partial(LowPassSGD, lr=lr),
     }
 )
 

@@ -16,6 +16,7 @@ from sparsedp.datasets.row import Value
 from sparsedp.experiments import value_kinds as kinds
 from sparsedp.methods import MethodOptions, Protection, configure, get_method
 from sparsedp.methods.spec import ACCOUNTANT, CLIP_NORM, EPOCHS, EPSILON, METHOD, WARMUP_FRACTION, Asked
+from sparsedp.optimizers.noise_aware import OWN_OPTIMIZERS
 from sparsedp.optimizers.rule import MOMENTUM
 from sparsedp.privacy.canonical import FrozenMap, canonical, sha256
 from sparsedp.privacy.normalisation import PrivateNormalisation
@@ -59,7 +60,7 @@ class Settings:
         selection_budget: share of epsilon that a selection with a release of its own may cost alone.
         phase1_budget: share of epsilon the warm-up alone may cost; None for equal noise.
         public_scores: an .npz or .safetensors file of public scores by parameter name, for the ranking `given`.
-        optimizer: "sgd", "adam" or "adamw".
+        optimizer: "sgd", "adam", "adamw", "adam-bc" or "low-pass".
         lr: learning rate.
         momentum: of SGD.
         weight_decay: of the optimizer.
@@ -233,7 +234,7 @@ KINDS: Mapping[str, kinds.Kind] = MappingProxyType(
         "selection_budget": kinds.NUMBER,
         "phase1_budget": kinds.NUMBER,
         "public_scores": kinds.TEXT,
-        "optimizer": kinds.choice("sgd", "adam", "adamw"),
+        "optimizer": kinds.choice("sgd", "adam", "adamw", *OWN_OPTIMIZERS),
         "lr": kinds.POSITIVE,
         "momentum": kinds.DECAY,
         "weight_decay": kinds.NOT_NEGATIVE,

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from sparsedp.core.layout import Layout
 from sparsedp.core.support import Support
+from sparsedp.optimizers.noise_aware import OWN_OPTIMIZERS, AdamBC
 from sparsedp.optimizers.places import Places, moved, places_in
 from sparsedp.optimizers.rule import optimizer_state, restore_optimizer
 from sparsedp.privacy.released import Released
@@ -29,6 +30,7 @@ ELEMENTWISE: frozenset[type[Optimizer]] = frozenset(
         torch.optim.Adamax,
         torch.optim.Rprop,
         torch.optim.ASGD,
+        *OWN_OPTIMIZERS.values(),
     }
 )
 """Optimizers that move each coordinate by its own gradient and state alone, so that the others need not be there."""
@@ -83,6 +85,11 @@ class CompactOptimizer:
         self.enter(released.support)
         for seat in self._seats:
             seat.held.grad = _gradient(seat, released)
+        if isinstance(self._optimizer, AdamBC):
+            variance = released.noise_scale.square_()
+            for seat in (seat for seat in self._seats if seat.held.grad is not None):
+                own = variance[seat.span.start : seat.span.start + seat.held.numel()]
+                self._optimizer.hear(seat.held, own.view(seat.held.shape))
         self._optimizer.step()
         for seat in self._seats:
             seat.held.grad = None

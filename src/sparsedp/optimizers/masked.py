@@ -15,6 +15,7 @@ from sparsedp.core.errors import SparseDPError
 from sparsedp.core.layout import Layout
 from sparsedp.core.support import Support
 from sparsedp.optimizers.compact import PER_PARAMETER_STATE
+from sparsedp.optimizers.noise_aware import AdamBC
 from sparsedp.optimizers.rule import optimizer_state, restore_optimizer
 from sparsedp.privacy.released import Released
 
@@ -64,6 +65,10 @@ class MaskedOptimizer:
         gradient = None if released.support.is_full else released.dense()
         for part in self._parts:
             part.parameter.grad = self._gradient(part, released, gradient)
+        if isinstance(self._optimizer, AdamBC):
+            variance = released.support.scatter(released.noise_scale.square_())
+            for part in (part for part in self._parts if part.parameter.grad is not None):
+                self._optimizer.hear(part.parameter, variance[part.span].view(part.parameter.shape))
         if self._coasts:
             with self._decay_on_support_only():
                 self._optimizer.step()

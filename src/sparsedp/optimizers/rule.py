@@ -14,6 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from sparsedp.core.errors import SparseDPError
 from sparsedp.methods.spec import CLIP_NORM
+from sparsedp.optimizers.noise_aware import OWN_OPTIMIZERS
 from sparsedp.privacy.plan import Plan
 
 MOMENTUM = 0.9
@@ -25,7 +26,7 @@ SchedulerChoice = LRScheduler | Callable[[Optimizer, int], LRScheduler] | None
 
 
 def named_optimizer(name: str, lr: float | None) -> Callable[[Iterable[nn.Parameter]], Optimizer]:
-    """The optimizer of that name in `torch.optim`, whatever its case, at rate `lr` or its own.
+    """The optimizer of that name in `torch.optim`, whatever its case, or one of ours, at rate `lr` or its own.
 
     Raises:
         SparseDPError: there is none.
@@ -35,11 +36,10 @@ def named_optimizer(name: str, lr: float | None) -> Callable[[Iterable[nn.Parame
         for one, kind in vars(torch.optim).items()
         if isinstance(kind, type) and issubclass(kind, Optimizer) and kind is not Optimizer
     }
+    known |= OWN_OPTIMIZERS
     kind = known.get(name.lower())
     if kind is None:
-        raise SparseDPError(
-            f"optimizer: got {name!r}, expected one of torch.optim: {', '.join(sorted(known))}"
-        )
+        raise SparseDPError(f"optimizer: got {name!r}, expected one of {', '.join(sorted(known))}")
     rate: dict[str, Any] = {} if lr is None else {"lr": lr}
     return functools.partial(kind, **rate)
 
