@@ -28,7 +28,8 @@ from benchmarks.contenders import (
 )
 from benchmarks.supports import support_of
 from benchmarks.workloads import per_sample_loss, workload_of
-from sparsedp.sampling.sharing import UNITS_AT_ONCE
+from sparsedp.models import parameter_count
+from sparsedp.sampling.sharing import block_bits
 
 Batch = tuple[Tensor, Tensor]
 
@@ -77,8 +78,9 @@ def shared_sparsedp(job: Job, batch: Batch) -> Callable[[], None]:
     optimizer = support_optimizer(model, engine.layout, _optimizer(job, model), coasts=False)
     ledger, randomness = MemoryLedger(), ranks.randomness(SystemRandomness())
     rows = batch[0].shape[0]
-    mine = range(ranks.rank * UNITS_AT_ONCE, rows, ranks.count * UNITS_AT_ONCE)
-    parts = [MicroBatch(select_rows(batch, slice(start, start + UNITS_AT_ONCE))) for start in mine]
+    block = 1 << block_bits(1.0, rows, None)
+    mine = range(ranks.rank * block, rows, ranks.count * block)
+    parts = [MicroBatch(select_rows(batch, slice(start, start + block))) for start in mine]
 
     def step() -> None:
         released = privatize(
@@ -126,6 +128,7 @@ def main() -> None:
     step = CONTENDERS[job.contender](job, workload_of(job.model).batch())
     for _ in range(2):
         step()
+    d = parameter_count(workload_of(job.model).model())
     taken, exchanged = [], []
     clock.sent = clock.got = 0
     for _ in range(asked["steps"]):
@@ -144,7 +147,16 @@ def main() -> None:
     if dist.get_rank() == 0:
         quickest = min(one["exchange_seconds"] for one in everybody)  # the rank that waits for nobody
         print(
-            json.dumps({**asked, **everybody[-1], "seconds": found["seconds"], "exchange_seconds": quickest})
+            json.dumps(
+                {
+                    **asked,
+                    **everybody[-1],
+                    "d": d,
+                    "k": int(job.active_ratio * d),
+                    "seconds": found["seconds"],
+                    "exchange_seconds": quickest,
+                }
+            )
         )
     dist.destroy_process_group()
 

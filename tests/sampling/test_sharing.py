@@ -123,7 +123,17 @@ def test_one_more_unit_disturbs_one_micro_batch_at_most(units, newcomer, most, b
 
 
 @pytest.mark.parametrize(
-    ("rate", "units", "bits"), [(0.5, 700, 6), (0.01, 60_000, 11), (1.0, 10**6, 10), (1.0, 20, 5)]
+    ("rate", "units", "most", "bits"),
+    [
+        (0.5, 700, None, 6),  # few units: 16 to 32 of them are worth a turn
+        (0.01, 100_000, None, 13),  # a batch of 1,000: 8 to 16 turns
+        (1.0, 10**6, None, 9),  # many: 256 to 512 at a time
+        (0.01, 100_000, 40, 11),  # no more than fit into memory
+        (1.0, 20, 1, 0),
+    ],
 )
-def test_a_block_is_large_enough_to_be_worth_a_turn(rate, units, bits):
-    assert block_bits(rate, units) == bits
+def test_a_block_is_large_enough_to_be_worth_a_turn(rate, units, most, bits):
+    assert block_bits(rate, units, most) == bits
+    given = rate * (1 << bits)
+    assert given <= (most or 512)
+    assert given > min(16, (most or 16) / 2)

@@ -117,7 +117,7 @@ class PoissonSampler:
         self._workers = workers
         self._shapes = shapes or FixedShapes()
         self._share = share
-        self._bits = block_bits(sampling_rate, self.unit_count)
+        self._bits = block_bits(sampling_rate, self.unit_count, self._most_units)
 
     @property
     def unit_count(self) -> int:
@@ -127,6 +127,11 @@ class PoissonSampler:
     @property
     def _held(self) -> int:
         return self._rows if self._index is None else self._index.count
+
+    @property
+    def _most_units(self) -> int | None:
+        """Most units at once."""
+        return None if self._max_physical is None else self._max_physical // self._rows_per_unit
 
     @property
     def expected_batch_size(self) -> float:
@@ -157,15 +162,15 @@ class PoissonSampler:
         mine = self._share.own(known, self._bits)
         chosen = known[mine]
         if self._index is None:
-            return [_Chunk(chosen[run], None) for run in self._cut(chosen, self._max_physical)]
+            return [_Chunk(chosen[run], None) for run in self._cut(chosen)]
         if self._rows_per_unit == 1:
             offsets = self._randomness.below(self._index.sizes[known], key=self._share.key(step))[mine]
             rows = self._index.order[self._index.starts[chosen] + offsets]
-            return [_Chunk(rows[run], None) for run in self._cut(chosen, self._max_physical)]
+            return [_Chunk(rows[run], None) for run in self._cut(chosen)]
         return self._draw_several(known, mine, step)
 
-    def _cut(self, chosen: Indices, most: int | None) -> list[slice]:
-        return self._share.cut(chosen, self._bits, most)
+    def _cut(self, chosen: Indices) -> list[slice]:
+        return self._share.cut(chosen, self._bits, self._most_units)
 
     def _draw_several(self, known: Indices, mine: npt.NDArray[np.bool_], step: int) -> list[_Chunk]:
         """Up to m rows of every chosen unit; a unit never crosses a micro-batch, and the cuts change no draw."""
@@ -178,9 +183,8 @@ class PoissonSampler:
         kept = np.lexsort((lottery, owner))[within < self._rows_per_unit]
         kept = kept[mine[owner[kept]]]
         rows, owner = rows[kept], (np.cumsum(mine) - 1)[owner[kept]]
-        limit = None if self._max_physical is None else self._max_physical // self._rows_per_unit
         chunks = []
-        for run in self._cut(known[mine], limit):
+        for run in self._cut(known[mine]):
             span = slice(*np.searchsorted(owner, [run.start, run.stop]))
             chunks.append(_Chunk(rows[span], owner[span] - run.start))
         return chunks

@@ -16,8 +16,8 @@ from sparsedp.sampling.cutting import cut
 
 Numbers = npt.NDArray[np.int64]
 
-UNITS_AT_ONCE, MOST_BLOCKS = 32, 512
-"""A block of unit numbers gives 16 to 32 units to a batch on average; more where there would be too many blocks."""
+BLOCKS, FEWEST, MOST = 8, 32, 512
+"""A batch has 8 to 16 blocks on average; more if they had over 512 units each, fewer if they had less than 32."""
 
 
 class Share(Protocol):
@@ -149,9 +149,13 @@ _SHARD_DRAWS = 11
 EVERYTHING = Everything()
 
 
-def block_bits(rate: float, total: int) -> int:
-    """b, where blocks of 2^b unit numbers share the work: a public rule that does not know how many processes do."""
-    return int(max(UNITS_AT_ONCE / rate, total / MOST_BLOCKS)).bit_length() - 1
+def block_bits(rate: float, total: int, most: int | None) -> int:
+    """b, where blocks of 2^b unit numbers share the work: a public rule that does not know how many processes do.
+
+    `most` units at once are all that fits into memory; then a block gives no more on average.
+    """
+    units = max(FEWEST, min(rate * total / BLOCKS, MOST))
+    return int(min(units, most or units) / rate).bit_length() - 1
 
 
 @cache

@@ -66,6 +66,7 @@ def first_facts(
         "rows": None if loading.sharded else len(cast("Any", dataset)),
         "units": None if loading.sharded or loading.units is None else _hash_of(np.asarray(loading.units)),
         "sharded": loading.sharded,
+        "max_physical_batch": loading.max_physical_batch,
         "seed": seed,
         "versions": dict(versions()),
     }
