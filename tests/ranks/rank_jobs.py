@@ -5,15 +5,17 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -24,8 +26,13 @@ import sparsedp
 from sparsedp.callbacks.reports import StepReport
 from sparsedp.core.errors import SparseDPError
 from sparsedp.ranks.here import ranks_here
+from sparsedp.runs.ledger_file import FileLedger
+from sparsedp.runs.store import FolderStore
 
 ROWS, CLASSES = 400, 3
+LONG = 16
+"""Epochs of the runs that are hurt."""
+FULL = "FULL"
 LOSS = nn.CrossEntropyLoss(reduction="none")
 
 
@@ -127,6 +134,11 @@ def people(folder: Path) -> str:
     return digest(train(units=numbers, unit="person", rows_per_unit=2, max_physical_batch=8))
 
 
+def counted(folder: Path) -> str:
+    """Two releases in every step."""
+    return digest(train("adafest"))
+
+
 def kept(folder: Path) -> str:
     """A run in a folder."""
     return digest(train(out=folder / "RUN"))
@@ -146,6 +158,29 @@ def models(folder: Path) -> str:
 
 def others(folder: Path) -> str:
     return refused(lambda: train(dataset=data(seed=int(dist.get_rank() == 1))))
+
+
+def limits(folder: Path) -> str:
+    return refused(lambda: train(max_physical_batch=10 + (dist.get_rank() == 1)))
+
+
+def releases(folder: Path) -> str:
+    """One rank has another PyTorch."""
+    from sparsedp.training import together
+
+    real = together.versions
+    together.versions = lambda: {**real(), "torch": f"0.{dist.get_rank()}"}
+    try:
+        return refused(train)
+    finally:
+        together.versions = real
+
+
+def shuffled(folder: Path) -> str:
+    """One rank has the rows in another order."""
+    inputs, labels = data().tensors
+    order = torch.arange(ROWS).flip(0) if dist.get_rank() == 1 else torch.arange(ROWS)
+    return refused(lambda: train(dataset=TensorDataset(inputs[order], labels[order])))
 
 
 def optimizers(folder: Path) -> str:
@@ -252,32 +287,72 @@ def sums(folder: Path) -> dict[str, Any]:
     return {"honest": local_sums(data()), "changed": local_sums(TensorDataset(other, labels))}
 
 
-def hurt(folder: Path) -> str:
-    """A run in which a rank is killed or stopped on its first start, at a random moment or a given one."""
-    how, victim, after = os.environ["HURT"].split(",")
-    first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
-    rank = int(os.environ["RANK"])
+class Hit(NamedTuple):
+    """What befalls a rank in one of the starts of a run: after so many steps of that start, and a moment more.
 
-    def hit(event: object) -> None:
-        if isinstance(event, StepReport):
-            time.sleep(0.01)
-            if first and rank == int(victim) and event.step == int(after):
-                os.kill(os.getpid(), getattr(signal, how))
+    `how` is a signal, or FULL: its disk is full from then on. Without steps (-1) the moment counts from the start.
+    """
 
+    how: str
+    rank: int
+    after: int
+    seconds: float
+
+
+def hurt(folder: Path) -> dict[str, Any]:
+    """A run whose n-th start is hit by the n-th of HITS. Rank 0 notes every release, and what was paid by then."""
+    start, rank = int(os.environ["TORCHELASTIC_RESTART_COUNT"]), dist.get_rank()
+    hits = [Hit(*values) for values in json.loads(os.environ["HITS"])]
+    hit = hits[start] if start < len(hits) and hits[start].rank == rank else None
+    notes, steps = folder / "released.txt", 0
+
+    def strike() -> None:
+        assert hit is not None
+        time.sleep(hit.seconds)
+        os.kill(os.getpid(), getattr(signal, hit.how))
+
+    def step(event: object) -> None:
+        nonlocal steps
+        if not isinstance(event, StepReport):
+            return
+        if rank == 0:
+            with notes.open("a") as file:
+                file.write(f"{event.step}\n")
+        steps += 1
+        if hit is not None and hit.after == steps and hit.how == FULL:
+            FolderStore.save = FolderStore.save_moved = no_space  # type: ignore[method-assign]
+        elif hit is not None and hit.after == steps:
+            threading.Thread(target=strike, daemon=True).start()
+
+    if rank == 0 and notes.exists():
+        paid = FileLedger.read(folder / "RUN" / "ledger.jsonl").charged
+        assert paid > max(int(line) for line in notes.read_text().split()), "released and not paid for"
+    if hit is not None and hit.after < 0:
+        threading.Thread(target=strike, daemon=True).start()
     seed = None if os.environ.get("SEEDLESS") else 7
-    return digest(train(out=folder / "RUN", callbacks=[hit], epochs=8, seed=seed))
+    found = digest(train(out=folder / "RUN", callbacks=[step], epochs=LONG, seed=seed))
+    return {"digest": found, "starts": start + 1}
+
+
+def no_space(*_: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def unhurt(folder: Path) -> str:
+    """The run that `hurt` would be."""
+    return digest(train(out=folder / "UNHURT", epochs=LONG))
 
 
 def resumed(folder: Path) -> str:
     """Goes on with the run that was hurt."""
-    return digest(train(out=folder / "RUN", epochs=8, resume=True))
+    return digest(train(out=folder / "RUN", epochs=LONG, resume=True))
 
 
 JOBS = {
     job.__name__: job
     for job in (
-        every_method, people, kept, second, plans, models, others, optimizers, drifts, fails, refuses,
-        unseeded, sharded, noise, sums, hurt, resumed,
+        every_method, people, counted, kept, second, plans, models, others, limits, releases, shuffled, optimizers,
+        drifts, fails, refuses, unseeded, sharded, noise, sums, hurt, unhurt, resumed,
     )
 }  # fmt: skip
 
@@ -285,7 +360,10 @@ JOBS = {
 def main() -> None:
     folder, *names = sys.argv[1:]
     torch.set_num_threads(1)
-    ranks_here()
+    if os.environ.get("OWN_GROUP"):
+        dist.init_process_group("gloo")
+    else:
+        ranks_here()
     for name in names:
         found = JOBS[name](Path(folder))
         (Path(folder) / f"{name}.{os.environ['RANK']}.json").write_text(json.dumps(found))

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-import socket
 
 import pytest
 import torch
-import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
+from launching import group_of_one
 
 from sparsedp.core.errors import PrivacyError, SparseDPError
 from sparsedp.core.randomness import SystemRandomness
@@ -19,12 +18,8 @@ from sparsedp.ranks.packing import packed, unpacked
 
 @pytest.fixture(scope="module")
 def ranks():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=0, world_size=1)
-    yield ranks_here()
-    dist.destroy_process_group()
+    with group_of_one():
+        yield ranks_here()
 
 
 def test_what_is_handed_out_is_the_release(ranks):

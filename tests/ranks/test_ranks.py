@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import pytest
-from launching import jobs
+from launching import jobs, jobs_of_one
 
 from sparsedp.runs.ledger_file import FileLedger
 
-REFUSED = ("second", "plans", "models", "others", "optimizers", "drifts", "fails", "refuses")
+SAME = ("people", "counted", "kept")
+DIFFERENT = ("plans", "models", "others", "limits", "releases", "shuffled", "optimizers", "drifts")
 
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory):
     """What two ranks do, in one start."""
     folder = tmp_path_factory.mktemp("two")
-    names = ("people", "kept", *REFUSED, "unseeded", "sharded", "noise", "sums")
+    names = (*SAME, "second", *DIFFERENT, "fails", "refuses", "unseeded", "sharded", "noise", "sums")
     return folder, jobs(folder, 2, *names)
 
 
 def test_one_rank_gives_the_bits_of_two(two, tmp_path):
-    one = jobs(tmp_path, 1, "people", "kept")
-    for name in ("people", "kept"):
-        assert two[1][name] == one[name] * 2
+    for name, found in jobs_of_one(tmp_path, *SAME).items():
+        assert two[1][name] == [found] * 2
 
 
 def test_rank_0_kept_the_run_and_paid_for_every_step(two):
@@ -36,6 +36,9 @@ def test_rank_0_kept_the_run_and_paid_for_every_step(two):
         ("plans", "rank 1: plan.epsilon"),
         ("models", "rank 1: model"),
         ("others", "rank 1: data"),
+        ("limits", "rank 1: max_physical_batch is 11"),
+        ("releases", "rank 1: versions.torch"),
+        ("shuffled", "rank 1: data"),
         ("optimizers", "rank 1: optimizer"),
         ("drifts", "rank 1: weights"),
     ],
