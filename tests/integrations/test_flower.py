@@ -20,6 +20,7 @@ from flower_grid import LocalGrid  # noqa: E402
 import sparsedp  # noqa: E402
 from sparsedp.federated import Client, FederatedTrainer, LocalSGD  # noqa: E402
 from sparsedp.flower import SecAggPlus, SparseDPStrategy, client_app  # noqa: E402
+from sparsedp.flower.records import read_answer  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("default")
 
@@ -92,6 +93,29 @@ def test_bad_clients_are_named(caplog):
     assert result.complete
     assert "client 4, round 1: refused: its training failed (ValueError)" in caplog.text
     assert "Ada" not in caplog.text
+
+
+def test_nothing_that_a_client_sends_stops_the_server():
+    from flwr.app import ConfigRecord, RecordDict
+
+    from sparsedp.flower.records import refusal_wire, to_records
+
+    assert "cannot be read" in read_answer(RecordDict())
+    assert "cannot be read" in read_answer(RecordDict({"sparsedp.values": ConfigRecord({"reason": "x"})}))
+    long = read_answer(to_records(refusal_wire("no\nclient 3, round 1: fine " * 100)))
+    assert isinstance(long, str)
+    assert "\n" not in long
+    assert len(long) <= 300
+
+
+def test_a_node_that_answers_twice_counts_once():
+    class Twice(LocalGrid):
+        def send_and_receive(self, messages, *, timeout=None):
+            return [reply for reply in super().send_and_receive(messages) for _ in range(2)]
+
+    plan = a_plan("dp-sgd", epochs=1)
+    found, _ = trained(plan, Twice(client_app(make_client), CLIENTS), seed=5)
+    assert all(map(torch.equal, without_flower(plan).model.parameters(), found.model.parameters()))
 
 
 def test_flowers_own_privacy_settings_are_refused():

@@ -250,5 +250,5 @@ def check_federated(plan: Plan) -> None:
     if others:
         raise PrivacyError(
             f"the phases {others} release statistics of the inputs, which clients are not asked for; leave out "
-            "normalise"
+            "normalise, and scale the inputs at the clients, by public numbers"
         )

@@ -15,6 +15,8 @@ from sparsedp.federated.task import Wire
 _ARRAYS, _VALUES = "sparsedp.arrays", "sparsedp.values"
 _UPDATE, _REASON = "update", "reason"
 _HELD, _HELD_VALUES = "sparsedp.held", "sparsedp.held.values"
+LONGEST = 300
+"""Characters of a client's words that reach the server's log, in one line."""
 
 
 def to_records(wire: Wire) -> RecordDict:
@@ -49,7 +51,7 @@ def read_answer(content: RecordDict) -> Tensor | str:
     try:
         wire = from_records(content)
         if _REASON in wire.values:
-            return str(wire.values[_REASON])
+            return " ".join(str(wire.values[_REASON]).split())[:LONGEST]
         return torch.from_numpy(wire.arrays[_UPDATE].copy())
     except Exception as error:
         return f"its answer cannot be read ({type(error).__name__})"
