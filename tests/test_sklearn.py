@@ -22,6 +22,7 @@ from torch.utils.data import TensorDataset
 import sparsedp
 from sklearn_tools import classifier, table, weights
 from sparsedp import MethodOptions, PrivacyError, SparseDPError, all_methods
+from sparsedp.diagnostics.advice import advise_run
 from sparsedp.sklearn import BoundedScaler, SparseDPClassifier
 
 PRIVATE = [method.name for method in all_methods() if method.private]
@@ -237,6 +238,41 @@ def test_held_out_rows_are_evaluated_and_the_record_knows_the_table(tmp_path):
     assert record["schema"]["classes"] == [0, 1]
     assert record["schema"]["feature_bounds"] == [-1, 1]
     assert record["schema"]["support"].startswith("dense")
+
+
+def test_the_report_names_the_table_its_classes_bounds_and_the_features_kept(tmp_path):
+    pandas = pytest.importorskip("pandas")
+    X, y = table(features=40)
+    names = [f"lab_{i}" for i in range(40)]
+    frame = pandas.DataFrame(X, columns=names)
+    held = (pandas.DataFrame(table(features=40, seed=5)[0], columns=names), table(features=40, seed=5)[1])
+    sparse_fit = classifier(
+        name="ward 7", out=tmp_path / "sparse", active_ratio=0.3, feature_bounds=(-2, 3), classes=[0, 1, 2]
+    ).fit(frame, y, eval_set=held)
+    page = sparsedp.write_report(tmp_path / "sparse").read_text()
+    kept = sparse_fit.kept_features_.tolist()
+    assert 0 < len(kept) < 40
+    assert f"<dd>{', '.join(kept)}</dd>" in page
+    assert f"<dd>{len(kept)} of 40</dd>" in page
+    assert "<h1>tp-coherent on ward 7</h1>" in page
+    assert "<dd>0, 1, 2</dd>" in page
+    assert "<dd>clamped to -2 .. 3</dd>" in page
+    assert "held-out accuracy" in page
+    classifier(out=tmp_path / "dense").fit(frame, y)
+    page = sparsedp.write_report(tmp_path / "dense").read_text()
+    assert "dense: of 41 coordinates a support saves too little noise" in page
+    assert "<dd>all 40</dd>" in page
+
+
+@pytest.mark.parametrize(("asked", "method"), [({}, "dp-sgd"), ({"active_ratio": 0.3}, "tp-coherent")])
+def test_an_estimators_run_can_be_advised_on(tmp_path, asked, method):
+    model = classifier(out=tmp_path / "run", epochs=6, batch_size=128, epsilon=8.0, **asked)
+    model.fit(*table(rows=800, features=40))
+    assert model.method_ == method
+    advice = advise_run(tmp_path / "run")
+    assert advice.recommendation
+    assert advice.options
+    assert 0 <= advice.confidence <= 1
 
 
 @pytest.mark.parametrize("hidden", [(0,), (2.5,), (-1, 3)])

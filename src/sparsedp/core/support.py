@@ -151,6 +151,11 @@ class Support:
             slot.name: self._indices[bounds[i] : bounds[i + 1]] - slot.offset for i, slot in enumerate(layout)
         }
 
+    def inputs(self, layout: Layout, features: int) -> list[int]:
+        """The inputs that an active coordinate of the first layer on so many features multiplies, in order."""
+        first = next(slot for slot in layout if len(slot.shape) == 2 and slot.shape[1] == features)
+        return [int(place) for place in torch.unique(self.split(layout)[first.name] % features)]
+
     def overlap(self, other: Support) -> int:
         """How many coordinates two supports share."""
         if other.dimension != self._dimension:

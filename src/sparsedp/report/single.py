@@ -23,6 +23,7 @@ from sparsedp.report.numbers import count, epsilon_text, percent, significant
 from sparsedp.report.page import Page, Section
 from sparsedp.report.references import majority
 from sparsedp.report.run import ReportedRun
+from sparsedp.report.table_card import table_card
 from sparsedp.report.trajectory import accuracy_figure, energy_figure, epsilon_figure, run_stretches
 from sparsedp.report.warmup import warmup_figure
 from sparsedp.report.words import Words
@@ -37,7 +38,9 @@ def run_page(run: ReportedRun, diagnostics: Diagnostics | None = None) -> Page:
         Section(
             "coordinates",
             "Which coordinates it trained",
-            grid(energy_figure(run), score_figure(run), warmup_figure(run), layers_figure(run)),
+            grid(
+                energy_figure(run), score_figure(run), warmup_figure(run), layers_figure(run), table_card(run)
+            ),
         ),
         Section("guarantee", "The guarantee, in words", join(statement(words), grid(_promises(run, words)))),
         Section("plan", "Plan and ledger", stack(plan_card(run.plan), ledger_card(run))),

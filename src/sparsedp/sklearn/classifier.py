@@ -85,6 +85,7 @@ class SparseDPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         accountant: "pld", "rdp" or "rdp-classic".
         random_state: None draws noise from the operating system. A number or a RandomState makes the fit
             reproducible, and not for release.
+        name: what the table is called, for the record and the report.
         out: run directory to make, with plan, ledger and record, for `sparsedp verify`. Never overwritten.
         verbose: 1 shows a progress bar on a terminal.
 
@@ -131,6 +132,7 @@ class SparseDPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         options: MethodOptions | None = None,
         accountant: str = ACCOUNTANT,
         random_state: int | np.random.RandomState | None = None,
+        name: str | None = None,
         out: str | Path | None = None,
         verbose: int = 0,
     ) -> None:
@@ -153,6 +155,7 @@ class SparseDPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.options = options
         self.accountant = accountant
         self.random_state = random_state
+        self.name = name
         self.out = out
         self.verbose = verbose
 
@@ -264,7 +267,11 @@ class SparseDPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             rows_per_unit=self.rows_per_unit,
             accountant=self.accountant,
             progress=bool(self.verbose),
-            about=About(model="logistic regression" if not self.hidden else "network", schema=self._schema()),
+            about=About(
+                dataset=self.name,
+                model="logistic regression" if not self.hidden else "network",
+                schema=self._schema(held_out),
+            ),
         )
 
     def _choose(self, coordinates: int) -> tuple[str, str | None]:
@@ -287,7 +294,7 @@ class SparseDPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         fewest = min(1.0, _FEWEST_COORDINATES / coordinates)
         return fewest if row.active_ratio < fewest else None
 
-    def _schema(self) -> dict[str, Any]:
+    def _schema(self, held_out: Split | None) -> dict[str, Any]:
         bounds, names = self.feature_bounds, getattr(self, "feature_names_in_", None)
         return {
             "classes": self.classes_.tolist() if self.classes is not None else None,
@@ -296,6 +303,7 @@ class SparseDPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             "support": self.reason_,
             "feature_bounds": None if bounds is None else [np.asarray(side).tolist() for side in bounds],
             "normalize": self.normalize,
+            "held_out_counts": None if held_out is None else held_out.class_counts(len(self.classes_)),
         }
 
     def _keep(self, result: Result) -> None:
@@ -308,7 +316,7 @@ class SparseDPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.guarantee_ = guarantee(result.plan) + seeded
         self.n_units_ = result.plan.units
         self.n_iter_ = len(result.history)
-        kept = _active_features(result, self.n_features_in_)
+        kept = np.array(result.support.inputs(Layout.of(result.model), self.n_features_in_), dtype=np.int64)
         self.kept_features_ = kept if not hasattr(self, "feature_names_in_") else self.feature_names_in_[kept]
 
     @torch.no_grad()
@@ -322,14 +330,6 @@ class SparseDPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             dense = rows.toarray() if sparse.issparse(rows) else rows
             parts.append(self.model_(torch.from_numpy(np.array(dense, dtype=np.float64, order="C"))).numpy())
         return np.concatenate(parts)
-
-
-def _active_features(result: Result, features: int) -> npt.NDArray[np.int64]:
-    """The inputs that an active coordinate of the first layer multiplies."""
-    layout = Layout.of(result.model)
-    split = result.support.split(layout)
-    first = next(slot for slot in layout if len(slot.shape) == 2 and slot.shape[1] == features)
-    return np.unique(split[first.name].cpu().numpy() % features)
 
 
 def _new_model(
