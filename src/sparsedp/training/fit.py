@@ -21,6 +21,7 @@ from sparsedp.methods import Method, MethodOptions
 from sparsedp.methods.choice import AUTO_METHOD
 from sparsedp.methods.method import ActiveRatio
 from sparsedp.methods.spec import ClipNorm
+from sparsedp.optimizers.rates import RateFactors
 from sparsedp.optimizers.rule import (
     OptimizerChoice,
     SchedulerChoice,
@@ -76,6 +77,7 @@ def fit(
     collate: Callable[[list[Any]], Rows] | None = None,
     sharded: bool = False,
     ema_decay: float | None = None,
+    lr_factors: RateFactors | None = None,
     public_scores: Mapping[str, Any] | None = None,
     cache_features: Path | str | None = None,
     callbacks: Sequence[Callback] = (),
@@ -125,6 +127,8 @@ def fit(
         collate: makes a batch of items of the data set, as in a `DataLoader`.
         sharded: among several processes, `train_dataset` has this one's rows alone; else each gives all rows.
         ema_decay: keep an exponential average of the weights, and give that back.
+        lr_factors: what to multiply the rate by for parts of the model: patterns of parameter names, or words for
+            structure, to factors, such as {"head": 10}; the others have 1.
         public_scores: what method `given` trains: a score for each row, entry or whole parameter, or a mask, by the
             parameters' names; see `PublicScores`. Public knowledge, for which nothing is charged.
         cache_features: run the frozen first parts of an `nn.Sequential` once, keep what they give in this folder (or,
@@ -215,6 +219,7 @@ def fit(
             seed=seed,
             engine=engine,
             ema_decay=ema_decay,
+            lr_factors=lr_factors,
             public_scores=public_scores,
             callbacks=(*callbacks, *shown),
             about=about,

@@ -6,7 +6,7 @@ import math
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, final
 
 from torch import Tensor, nn
@@ -19,10 +19,10 @@ from sparsedp.evaluation.evaluate import evaluation_mode
 from sparsedp.methods import Controller, ControllerState, OffSupport
 from sparsedp.optimizers.apply import support_optimizer
 from sparsedp.optimizers.average import WeightAverage
+from sparsedp.optimizers.rates import RateFactors, grouped_optimizer
 from sparsedp.optimizers.rule import (
     OptimizerChoice,
     SchedulerChoice,
-    make_optimizer,
     make_scheduler,
     restore_scheduler,
     scheduler_state,
@@ -42,11 +42,13 @@ class UpdateRule:
         optimizer: moves them.
         scheduler: moves its learning rate, every step.
         ema_decay: of a running average of the weights, if one is kept.
+        lr_factors: of the optimizer's rate, for parts of the model.
     """
 
     optimizer: OptimizerChoice
     scheduler: SchedulerChoice = None
     ema_decay: float | None = None
+    lr_factors: RateFactors = field(default_factory=dict)
 
 
 @final
@@ -63,7 +65,7 @@ class Learner:
     ) -> None:
         self.model = model
         self.controller = controller
-        self._optimizer = make_optimizer(rule.optimizer, model)
+        self._optimizer = grouped_optimizer(rule.optimizer, model, layout, rule.lr_factors)
         self._members = group_members(self._optimizer, model)
         coasts = controller.method.off_support is OffSupport.COASTS
         self.applier = support_optimizer(model, layout, self._optimizer, coasts=coasts)

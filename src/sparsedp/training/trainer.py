@@ -15,6 +15,7 @@ from sparsedp.core.errors import SparseDPError
 from sparsedp.core.randomness import PublicRandomness, SeededRandomness, SystemRandomness
 from sparsedp.evaluation.evaluate import Evaluator
 from sparsedp.methods import PublicScores
+from sparsedp.optimizers.rates import RateFactors
 from sparsedp.optimizers.rule import OptimizerChoice, SchedulerChoice
 from sparsedp.privacy.plan import Plan
 from sparsedp.ranks.here import ranks_here
@@ -56,6 +57,8 @@ class Trainer(KeptRun):
         seed: makes the run reproducible, and not for release.
         engine: "bookkeeping", or "reference", which is slow and takes any model.
         ema_decay: keep an exponential average of the weights, evaluate it and give it back at the end.
+        lr_factors: what to multiply the optimizer's rate by for parts of the model, by patterns of parameter names or
+            words for structure ("head"), such as {"head": 10}; the others have 1.
         public_scores: what the ranking `given` goes by; see `PublicScores`. Nothing is charged for them.
         callbacks: see every step and epoch: released and public values only.
         about: names for the record.
@@ -85,6 +88,7 @@ class Trainer(KeptRun):
         seed: int | None = None,
         engine: str = "bookkeeping",
         ema_decay: float | None = None,
+        lr_factors: RateFactors | None = None,
         public_scores: Mapping[str, Any] | None = None,
         callbacks: Sequence[Callback] = (),
         about: About = About(),  # noqa: B008
@@ -100,7 +104,7 @@ class Trainer(KeptRun):
         self._batches = ranks.jointly(lambda: Batches(dataset, plan, private, loading, share))
         ranks.alike(lambda: data_facts(self._batches.rows_for_a_trial(LOOKED_AT, public), loading))
         ranks.align(model)
-        rule = UpdateRule(optimizer, scheduler, ema_decay)
+        rule = UpdateRule(optimizer, scheduler, ema_decay, lr_factors or {})
         draws = Randomness(private, public)
         scores = None if public_scores is None else PublicScores.of(public_scores)
         self._stepper = ranks.jointly(
