@@ -160,3 +160,25 @@ def test_an_ablation_runs_with_an_infinite_epsilon():
 def test_what_cannot_be_done_is_said(changes, error, words):
     with pytest.raises(error, match=words):
         execute(settings(**changes))
+
+
+def test_kept_features_change_nothing_but_the_time(tmp_path, monkeypatch):
+    monkeypatch.setenv("SPARSEDP_CACHE", str(tmp_path / "cache"))
+    generator, arrays = np.random.default_rng(0), {}
+    for side, rows in (("train", 40), ("test", 12)):
+        arrays[f"x_{side}"] = generator.random((rows, 3, 8, 8), dtype=np.float32)
+        arrays[f"y_{side}"] = np.arange(rows) % 2
+    np.savez(tmp_path / "pictures.npz", **arrays)
+    asked = {"dataset": str(tmp_path / "pictures.npz"), "classes": ["no", "yes"], "model": "lite0",
+             "model_options": {"resize": 32}, "epochs": 2, "batch_size": 10, "seed": 0}  # fmt: skip
+    plain, kept = (execute(Settings.from_json({**asked, "cache_features": flag})) for flag in (False, True))
+    assert len(list((tmp_path / "cache" / "features").iterdir())) == 2
+    assert plain.metrics == pytest.approx(kept.metrics, rel=1e-5)
+    weights = plain.model.state_dict()
+    for name, value in kept.model.state_dict().items():
+        torch.testing.assert_close(value, weights[name], rtol=1e-5, atol=1e-6)
+
+
+def test_features_of_a_model_without_a_fixed_part_cannot_be_kept():
+    with pytest.raises(ModelError, match="cache_features"):
+        execute(settings(model="mlp", cache_features=True))

@@ -36,6 +36,7 @@ EVERYTHING = {
     "phase1_budget": 0.4,
     "optimizer": "adam",
     "lr": 0.1,
+    "lr_factors": {"head": 10.0},
     "momentum": 0.5,
     "weight_decay": 0.01,
     "scheduler": "cosine",
@@ -43,6 +44,7 @@ EVERYTHING = {
     "public_scores": "scores.safetensors",
     "engine": "reference",
     "max_physical_batch": 64,
+    "cache_features": True,
     "seed": 3,
 }
 

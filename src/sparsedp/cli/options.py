@@ -29,6 +29,13 @@ Config = Annotated[Path | None, typer.Option(help="A TOML file with settings; fl
 Delta = Annotated[float | None, typer.Option(help="Of the guarantee; by default well below 1/N.")]
 Epochs = Annotated[int | None, typer.Option(help="Passes over the data.")]
 BatchSize = Annotated[int | None, typer.Option(help="Expected size of a batch (Poisson sampling).")]
+CacheFeatures = Annotated[
+    bool | None,
+    typer.Option(
+        "--cache-features/--no-cache-features",
+        help="Run the frozen first parts of a pretrained model once, keep what they give on disk, and train on that.",
+    ),
+]
 Lr = Annotated[float | None, typer.Option(help="Learning rate.")]
 ClipNorm = Annotated[
     str | None,

@@ -38,6 +38,7 @@ def train(
             help="Makes the run reproducible, and not for release: a known seed gives the noise away."
         ),
     ] = None,
+    cache_features: options.CacheFeatures = None,
     classes: options.Classes = None,
     set_: options.Set = None,
     config: options.Config = None,
@@ -85,6 +86,7 @@ def train(
         lr=lr,
         clip_norm=clip_norm,
         active_ratio=active_ratio,
+        cache_features=cache_features,
         classes=classes,
         seed=seed,
     )

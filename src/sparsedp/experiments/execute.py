@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -18,6 +19,8 @@ from sparsedp.core.errors import SparseDPError
 from sparsedp.datasets import DATASETS
 from sparsedp.datasets.bundle import DataBundle
 from sparsedp.datasets.download import public_checksum
+from sparsedp.datasets.features import Dense
+from sparsedp.evaluation.evaluate import Evaluator
 from sparsedp.experiments.datasets import check_dataset, load_data
 from sparsedp.experiments.evaluation import evaluator
 from sparsedp.experiments.networks import build_model, check_model
@@ -28,6 +31,7 @@ from sparsedp.optimizers.noise_aware import AdamBC, LowPassSGD
 from sparsedp.optimizers.rule import MOMENTUM, OptimizerChoice
 from sparsedp.runs.record import About
 from sparsedp.training.fit import fit
+from sparsedp.training.kept_features import keep_features, kept_folder, split_at_lowest_trained
 
 _OPTIMIZERS: Mapping[str, Callable[[Settings, float], OptimizerChoice]] = MappingProxyType(
     {
@@ -92,7 +96,10 @@ def execute(
         options=found.method_options(),
         optimizer=optimizer_of(found),
         scheduler=_SCHEDULERS[found.scheduler],
-        evaluate=evaluator(bundle.test, ranked=bundle.ranked),
+        evaluate=_evaluator(bundle, model)
+        if found.cache_features
+        else evaluator(bundle.test, ranked=bundle.ranked),
+        cache_features=kept_folder() if found.cache_features else None,
         out=out,
         resume=resume,
         seed=found.seed,
@@ -105,6 +112,14 @@ def execute(
         **found.training(),
         **found.asked(),
     )
+
+
+def _evaluator(bundle: DataBundle, model: nn.Module) -> Evaluator:
+    """As `evaluator`, with the model's fixed part run once over the held-out records."""
+    below, above = split_at_lowest_trained(model)
+    kept = keep_features(below, bundle.test, None, kept_folder(), "held-out features")
+    of_features = evaluator(replace(bundle.test, features=Dense(kept.features)), ranked=bundle.ranked)
+    return lambda _whole: of_features(above)
 
 
 def about(settings: Settings, bundle: DataBundle) -> About:

@@ -69,6 +69,7 @@ class Settings:
         ema_decay: average the weights.
         engine: "bookkeeping" or "reference".
         max_physical_batch: most rows loaded at once.
+        cache_features: run the model's frozen first parts once, and keep what they give in the user's cache.
         seed: makes the run reproducible, and not for release.
     """
 
@@ -105,6 +106,7 @@ class Settings:
     ema_decay: float | None = None
     engine: str = "bookkeeping"
     max_physical_batch: int | None = None
+    cache_features: bool | None = None
     seed: int | None = None
 
     @classmethod
@@ -245,6 +247,7 @@ KINDS: Mapping[str, kinds.Kind] = MappingProxyType(
         "ema_decay": kinds.NUMBER,
         "engine": kinds.choice("bookkeeping", "reference"),
         "max_physical_batch": kinds.COUNT,
+        "cache_features": kinds.FLAG,
         "seed": kinds.WHOLE,
     }
 )

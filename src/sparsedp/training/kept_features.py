@@ -149,11 +149,16 @@ def keep_features(
     read = _reader(dataset, collate)
     _refuse_random(read, rows)
     key, targets = _key_and_targets(below, read, rows)
-    folder = (cache_dir() / "features" if where == AUTO else Path(where)) / key
+    folder = (kept_folder() if where == AUTO else Path(where)) / key
     with evaluation_mode(below):
         shape = (rows, *below(read(0, 1)[0]).shape[1:])
         values = _File(folder, shape).filled(lambda start, stop: below(read(start, stop)[0]), title)
     return FeatureRows(values, targets)
+
+
+def kept_folder() -> Path:
+    """Where features are kept unless another folder is named: in the user's cache."""
+    return cache_dir() / "features"
 
 
 @dataclass(frozen=True, slots=True)
