@@ -13,16 +13,19 @@ from typing import Any
 
 from benchmarks.readme import updated
 
-from studies.tables.page import over_all, page, side_files
+from studies.tables.page import guide, over_all, page, side_files
 from studies.tables.study import ROOT, Study, read_studies
 
 PAGE = Path("docs") / "results.md"
+GUIDE = Path("docs") / "fine-tuning.md"
 
 
 def made_files(root: Path = ROOT, studies: Mapping[str, Study] | None = None) -> dict[Path, str]:
     """Every file made from records, by its place in the repository."""
     found = read_studies(root) if studies is None else studies
     files = {PAGE: page(found, root), **side_files(found), **over_all(found)}
+    if (root / GUIDE).exists():
+        files[GUIDE] = guide((root / GUIDE).read_text(encoding="utf-8"), found)
     readme = root / "README.md"
     if readme.exists():
         files[Path("README.md")] = updated(readme.read_text(encoding="utf-8"), root)

@@ -9,9 +9,10 @@ from sparsedp.report.numbers import NONE
 from sparsedp.report.statistics import Estimate
 from studies.partition.__main__ import read_config, trainings
 from studies.tables import words
+from studies.tables.auto import auto_section, with_auto_table
 from studies.tables.chart import panels_of, picture
 from studies.tables.contrast import pooled
-from studies.tables.loudness import FIGURE, gains, loudness_section, scatter
+from studies.tables.loudness import FIGURE, Gain, gains, loudness_section, scatter
 from studies.tables.noise import noise_table
 from studies.tables.paper import FILES, Paper, label, read_paper, text_lines
 from studies.tables.partition import price_table, read_partitions, trained_table
@@ -36,7 +37,7 @@ def page(studies: Mapping[str, Study], root: Path) -> str:
     shown = {name: study for name, study in studies.items() if not name.startswith(HIDDEN)}
     partitions = read_partitions(root)
     verdicts = [judge(claim, {**shown, partitions.name: partitions}) for claim in read_claims()]
-    compared = gains(study for study in shown.values() if not study.is_tuning)
+    compared = _compared(studies)
     lines = [_text("introduction"), "", "## In one page", "", *summary(verdicts, compared)]
     lines += ["## Verdicts", "", _text("reading-verdicts"), ""]
     lines += [*verdict_table(verdicts), ""]
@@ -52,6 +53,7 @@ def page(studies: Mapping[str, Study], root: Path) -> str:
     for prefix, title in CHAPTERS.items():
         lines += _chapter(prefix, title, shown, verdicts, root)
     lines += loudness_section(compared)
+    lines += auto_section(compared)
     lines += ["## Claims, cell by cell", "", *details(verdicts)]
     tuning = [study for study in shown.values() if study.is_tuning and study.records]
     if tuning:
@@ -136,10 +138,20 @@ def side_files(studies: Mapping[str, Study]) -> dict[Path, str]:
     return files
 
 
+def guide(text: str, studies: Mapping[str, Study]) -> str:
+    """docs/fine-tuning.md with what `method="auto"` would have done."""
+    return with_auto_table(text, _compared(studies))
+
+
 def over_all(studies: Mapping[str, Study]) -> dict[Path, str]:
     """The picture of all experiments together."""
-    compared = gains(s for name, s in studies.items() if not s.is_tuning and not name.startswith(HIDDEN))
+    compared = _compared(studies)
     return {Path(FIGURE): scatter(compared)} if compared else {}
+
+
+def _compared(studies: Mapping[str, Study]) -> list[Gain]:
+    """Sparse methods beside dense training, in every experiment that is a result."""
+    return gains(s for name, s in studies.items() if not s.is_tuning and not name.startswith(HIDDEN))
 
 
 def claims_of(study: Study, verdicts: Sequence[Verdict]) -> list[str]:

@@ -1,0 +1,89 @@
+"""What auto would have chosen, by hand-made records; docs/fine-tuning.md against the records there are."""
+
+import json
+import re
+
+import pytest
+from studies.tables.auto import MARK, auto_section, auto_table, with_auto_table
+from studies.tables.loudness import Gain
+from studies.tables.study import ROOT, read_study
+
+TP_TOPK = json.dumps(["tp-topk", 0.4, None])
+
+
+def gain(r, seeds=(0.1, 0.2, 0.3), arm=TP_TOPK, task="digits, mlp", epsilon=1.0):
+    return Gain("small", task, epsilon, arm, r, seeds)
+
+
+def rows(found):
+    return [
+        [part.strip() for part in line.split("|")[1:-1]]
+        for line in auto_table(found)
+        if line.startswith("| `")
+    ]
+
+
+def test_a_quiet_cell_is_dense_training_itself_and_a_loud_one_has_a_row():
+    found = [gain(0.39), gain(0.41, epsilon=0.5)]
+    assert "in 1 of the 2 cells (1 tasks)" in auto_table(found)[0]
+    ((study, task, epsilon, r, difference, answer),) = rows(found)
+    assert (study, task, epsilon, r, answer) == ("`small`", "digits, mlp", "0.5", "0.41", "no")
+    assert difference == "+0.20 (-0.05 to +0.45)"  # 4.303 * 0.1 / sqrt(3) = 0.248
+
+
+@pytest.mark.parametrize(
+    ("seeds", "answer"),
+    [
+        ((-0.1, 0.0, 0.1), "no"),
+        ((-2.0, -2.1, -2.2), "**yes**"),
+        ((-2.0, 0.0, 1.0), "not resolved"),
+        ((-9.0,), "not resolved"),
+    ],
+)
+def test_a_loss_beyond_half_a_point_is_told(seeds, answer):
+    assert rows([gain(1.0, seeds)])[0][-1] == answer
+
+
+@pytest.mark.parametrize(
+    "arm", [["tp-topk", 0.2, None], ["tp-rand", 0.4, None], ["tp-topk", 0.4, {"ranking": "coherent"}]]
+)
+def test_a_cell_without_the_arm_it_chooses_is_told(arm):
+    assert rows([gain(1.0, arm=json.dumps(arm))])[0][-1] == "not run"
+
+
+def test_the_table_stands_between_its_marks():
+    page = f"before\n{MARK}\nold\n{MARK}\nafter"
+    found = [gain(0.5)]
+    written = with_auto_table(page, found)
+    assert written.startswith(f"before\n{MARK}\n\nFrom public")
+    assert written.endswith(f"{MARK}\nafter")
+    assert "old" not in written
+    assert with_auto_table(written, found) == written
+    assert auto_section([]) == []
+
+
+NUMBER = r"[+-]?\d+\.\d+"
+COLUMNS = ("head, dense", "head, tp-coherent 0.4", "head, on-rand 0.4", "least squares")
+
+
+def near(text, value):
+    """Whether a number is a value rounded to as many places as it has."""
+    return abs(float(text) - value) <= 0.5 * 10.0 ** -len(text.partition(".")[2]) + 1e-9
+
+
+def test_the_heads_in_the_guide_are_those_of_the_records():
+    study = read_study(ROOT / "configs" / "lite0-cifar10.toml", ROOT / "results")
+    measured = {(row.cell["epsilon"], row.cell["arm"]): row for row in study.rows}
+    page = (ROOT / "docs" / "fine-tuning.md").read_text(encoding="utf-8")
+    lines = re.findall(rf"^\| (0\.5|1|3|8) \|(.* {NUMBER}.*)\|$", page, re.MULTILINE)
+    assert len(lines) == 4
+    for epsilon, cells in lines:
+        for arm, cell in zip(COLUMNS, cells.split("|"), strict=True):
+            row = measured[epsilon, arm]
+            mean, *interval = re.findall(NUMBER, cell)
+            assert near(mean, 100 * row.score.mean), (epsilon, arm)
+            if interval:
+                low, high = interval
+                assert near(low, 100 * row.difference.low), (epsilon, arm)
+                assert near(high, 100 * row.difference.high), (epsilon, arm)
+        assert sum("(" in cell for cell in cells.split("|")) == len(COLUMNS) - 1
