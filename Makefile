@@ -59,6 +59,7 @@ bench: $(READY) ## Time one step against SGD and Opacus
 	$(BIN)/python -m benchmarks.tables
 	$(BIN)/python -m benchmarks.models
 	$(BIN)/python -m benchmarks.ranks
+	$(BIN)/python -m benchmarks.heads
 
 readme: $(READY) ## Make README's tables from the committed measurements
 	$(BIN)/python -m benchmarks.readme
