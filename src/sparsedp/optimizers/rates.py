@@ -39,7 +39,8 @@ def grouped_optimizer(
             "give it parameter groups of your own and no lr_factors"
         )
     groups = _groups(model, layout, factors)
-    made = make_optimizer(lambda _: choice([group for _, group in groups]), model)  # type: ignore[arg-type]
+    wanted: Any = [group for _, group in groups]
+    made = make_optimizer(lambda _: choice(wanted), model)
     for group, (factor, _) in zip(made.param_groups, groups, strict=True):
         group["lr"] = group["lr"] * factor
     return made
@@ -60,8 +61,8 @@ def _groups(model: nn.Module, layout: Layout, factors: RateFactors) -> list[tupl
                 )
             chosen[slot.name] = name
     found = []
-    for name in (None, *sorted(factors)):
-        members = [parameter for slot, parameter in parameters.items() if chosen.get(slot) == name]
+    for group in (None, *sorted(factors)):
+        members = [parameter for slot, parameter in parameters.items() if chosen.get(slot) == group]
         if members:
-            found.append((1.0 if name is None else float(factors[name]), {"params": members}))
+            found.append((1.0 if group is None else float(factors[group]), {"params": members}))
     return found
