@@ -29,7 +29,7 @@ from sparsedp.gradients.graph import CannotBookError, Leaf, UnfitLayerError, gra
 from sparsedp.gradients.hooks import standing_hooks
 from sparsedp.gradients.keyed import drawing, keyed_draws, nothing_drawn
 from sparsedp.gradients.layers.shared import Use, shared_sources
-from sparsedp.gradients.layers.source import Closed, Source
+from sparsedp.gradients.layers.source import Source, is_closed
 from sparsedp.gradients.layers.table import family_of
 from sparsedp.gradients.partition import Layer, droppable_axes, partition
 from sparsedp.gradients.plain import plain_forward
@@ -358,7 +358,7 @@ def _bytes_per_sample(
     for use in uses:
         seen += 2 * sum(gradient.numel() for gradient in use.gradients.values())
     explicit = sum(
-        source.block_size for many in sources.values() for source in many if not isinstance(source, Closed)
+        source.block_size for many in sources.values() for source in many if not is_closed(type(source))
     )
     if query.kept_per_unit < query.support.size:
         explicit += 4 * query.support.size

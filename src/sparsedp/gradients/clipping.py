@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -15,6 +16,8 @@ from sparsedp.gradients.layers.source import (
     Mergeable,
     Source,
     in_block_order,
+    is_closed,
+    is_mergeable,
     one_plane,
     squared_norms_of,
 )
@@ -58,11 +61,13 @@ class Chunk:
     def closed(self, name: str) -> Closed | None:
         """The parameter's gradients, per unit where there are units, if they have formulas; the same object again."""
         first, *others = self.sources[name]
-        if isinstance(first, Mergeable) and all(type(other) is type(first) for other in others):
+        if is_mergeable(type(first)) and all(type(other) is type(first) for other in others):
             if name not in self._merged:
-                self._merged[name] = first.joined(others).merged(self.units, self.unit_count)
+                parts = cast(Mergeable, first).joined(others)
+                self._merged[name] = parts.merged(self.units, self.unit_count)
             return self._merged[name]
-        return first if isinstance(first, Closed) and self.units is None and not others else None
+        closed = is_closed(type(first)) and self.units is None and not others
+        return cast(Closed, first) if closed else None
 
     def sole_source(self, name: str) -> Source | None:
         """The parameter's source if it has just one."""

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+_IN_NUMPY = (torch.float32, torch.float64)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WholeRows:
@@ -33,7 +35,12 @@ class WholeRows:
 
     def write(self, full: Tensor, values: Tensor) -> None:
         """Put values into the active entries, and leave every other bit alone."""
-        full.index_copy_(0, self.rows, values)
+        if full.device.type == "cpu" and full.is_contiguous() and full.dtype in _IN_NUMPY:
+            # NumPy copies row by row, PyTorch number by number.
+            full.detach().numpy()[self.rows.numpy()] = values.detach().numpy()
+            full[:0].zero_()  # so that PyTorch counts it as a change
+        else:
+            full.index_copy_(0, self.rows, values)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -83,35 +83,37 @@ class Grid:
                 of the number of coordinates. No clipped sum of fewer does that, so to stop tells nothing.
         """
         total: Tensor | None = None
+        room = torch.empty(0, dtype=torch.float64)
         for part in parts:
             if total is None:
                 held = part.to(torch.float64).contiguous()
-                total = held.view(torch.int64)
+                total, room = held.view(torch.int64), held.new_empty(min(AT_ONCE, held.numel()))
                 for old, new in zip(torch.split(held, AT_ONCE), torch.split(total, AT_ONCE), strict=True):
-                    new.copy_(self._steps(old))
+                    new.copy_(self._steps(old, room))
                 continue
             for new, more in zip(torch.split(total, AT_ONCE), torch.split(part, AT_ONCE), strict=True):
-                new += self._steps(more)
+                new += self._steps(more.to(torch.float64), room).to(torch.int64)
                 if not _within(new, int(_ROOM)):
                     raise PrivacyError("the sum has too many units for its grid; nothing was released")
         if total is None:
             raise PrivacyError("a sum without parts has no size; give at least one part, of zeros if need be")
         return total
 
-    def _steps(self, part: Tensor) -> Tensor:
-        steps = part.to(torch.float64) / self.step
+    def _steps(self, part: Tensor, room: Tensor) -> Tensor:
+        steps = torch.div(part, self.step, out=room[: part.numel()])
         if not _within(steps, _ROOM):
             raise PrivacyError(
                 "the clipped sum is not finite or too large for its grid; nothing was released. Without a bug in "
                 "the model or the engine, that takes more units than a grid has room for"
             )
-        return steps.round_().to(torch.int64)
+        return steps.round_()
 
     def values(self, steps: Tensor) -> Tensor:
         """Integers as the float64 numbers they stand for, in the same memory: the integers are used up."""
         values = steps.view(torch.float64)
+        room = values.new_empty(min(AT_ONCE, values.numel()))
         for old, new in zip(torch.split(steps, AT_ONCE), torch.split(values, AT_ONCE), strict=True):
-            new.copy_(old.to(torch.float64).mul_(self.step))
+            torch.mul(room[: old.numel()].copy_(old), self.step, out=new)
         return values
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sparsedp.gradients.blocks import Block, Metric
@@ -49,12 +50,14 @@ class Pairs:
 class TokenRows:
     """Entries: the place of an active row in the block [m], the sample that holds the token [m], the gradient [m, e].
 
-    Everything costs the number of entries and of active rows; tokens whose row is not active have no entry.
+    The gradients lie in `vectors`, where `kept` says (None: there are no others). Everything costs the number of
+    entries and of active rows; tokens whose row is not active have no entry.
     """
 
     places: Tensor
     owners: Tensor
-    gradients: Tensor
+    vectors: Tensor
+    kept: Tensor | None
     samples: int
     rows: int
     space: Space
@@ -65,7 +68,12 @@ class TokenRows:
     @property
     def block_size(self) -> int:
         """Scalars per sample."""
-        return self.rows * self.gradients.shape[1]
+        return self.rows * self.vectors.shape[1]
+
+    @functools.cached_property
+    def gradients(self) -> Tensor:
+        """Those of all entries."""
+        return self.vectors if self.kept is None else self.vectors.index_select(0, self.kept)
 
     def explicit(self, span: slice) -> Tensor:
         """Dense per-sample gradients [n, r * e]."""
@@ -84,7 +92,8 @@ class TokenRows:
             self,
             places=torch.cat([x.places for x in all_calls]),
             owners=torch.cat([x.owners for x in all_calls]),
-            gradients=torch.cat([x.gradients for x in all_calls]),
+            vectors=torch.cat([x.gradients for x in all_calls]),
+            kept=None,
         )
 
     def merged(self, units: Tensor | None, count: int) -> Self:
@@ -97,12 +106,14 @@ class TokenRows:
 
         Gradients may nearly undo each other between places; norms and sums in different orders would then disagree.
         """
-        keys = self.places * self.samples + self.owners
-        found, inverse = torch.unique(keys, return_inverse=True)
-        if found.numel() == keys.numel():
+        keys, order = _sorted(self.places * self.samples + self.owners)
+        first = torch.ones_like(keys, dtype=torch.bool)
+        torch.ne(keys[1:], keys[:-1], out=first[1:])
+        starts = first.nonzero().squeeze(1)
+        if starts.numel() == keys.numel():
             return Pairs(self.places, self.owners, self.gradients, by_row=False)
-        room = self.space.part("pairs", (found.numel(), self.gradients.shape[1]), self.gradients)
-        total = room.zero_().index_add_(0, inverse, self.gradients)
+        found, taken = keys[starts], order if self.kept is None else self.kept[order]
+        total = F.embedding_bag(taken, self.vectors, starts, mode="sum")
         return Pairs(found // self.samples, found % self.samples, total, by_row=True)
 
     def squared_norms(self, metric: Metric) -> Tensor:
@@ -147,10 +158,7 @@ def embedding_source(call: Call, parameter: str, block: Block, space: Space) -> 
     vectors = working(gradient).reshape(ids.numel(), module.embedding_dim)
     each = max(1, ids.numel() // samples) if samples else 1
     owners = torch.arange(ids.numel(), device=ids.device) if kept is None else kept
-    if kept is not None:
-        room = space.part("entries", (kept.numel(), vectors.shape[1]), vectors)
-        vectors = torch.index_select(vectors, 0, kept, out=room)
-    return TokenRows(places, owners // each, vectors, samples, block.shape[0], space)
+    return TokenRows(places, owners // each, vectors, kept, samples, block.shape[0], space)
 
 
 def bag_source(call: Call, parameter: str, block: Block, space: Space) -> Source:
@@ -172,7 +180,8 @@ def bag_source(call: Call, parameter: str, block: Block, space: Space) -> Source
     found, inverse = torch.unique(places * samples + entries // max(length, 1), return_inverse=True)
     share = b.new_zeros(found.numel()).index_add_(0, inverse, shares.reshape(-1)[entries])
     owners = found % samples
-    return TokenRows(found // samples, owners, b[owners] * share.unsqueeze(1), samples, block.shape[0], space)
+    vectors = b[owners] * share.unsqueeze(1)
+    return TokenRows(found // samples, owners, vectors, None, samples, block.shape[0], space)
 
 
 def _shares(call: Call, ids: Tensor, module: nn.EmbeddingBag, like: Tensor) -> Tensor:
@@ -200,6 +209,19 @@ def _active(ids: Tensor, padding: int | None, block: Block) -> tuple[Tensor, Ten
         return places, None
     kept = active.nonzero().squeeze(1)
     return places.index_select(0, kept), kept
+
+
+def _sorted(keys: Tensor) -> tuple[Tensor, Tensor]:
+    """Whole numbers in order, and where each stood; equal ones in the order they had."""
+    place_bits = max(1, keys.numel() - 1).bit_length()
+    if keys.device.type != "cpu" or not keys.numel() or int(keys.max()).bit_length() + place_bits > 62:
+        in_order, order = torch.sort(keys, stable=True)
+        return in_order, order
+    # NumPy sorts plain numbers several times as fast as PyTorch does numbers with their places.
+    packed = (keys << place_bits).bitwise_or_(torch.arange(keys.numel())).numpy()
+    packed.sort()
+    both = torch.from_numpy(packed)
+    return both >> place_bits, both & ((1 << place_bits) - 1)
 
 
 def refuse_embedding(module: nn.Module) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -70,6 +71,18 @@ class Mergeable(Closed, Protocol):
     def merged(self, units: Tensor | None, count: int) -> Mergeable:
         """By unit, given each sample's unit; as it is without units."""
         ...
+
+
+@functools.cache
+def is_closed(kind: type) -> bool:
+    """Whether sources of this kind have formulas; asked once for a kind, as to look through a protocol takes long."""
+    return issubclass(kind, Closed)
+
+
+@functools.cache
+def is_mergeable(kind: type) -> bool:
+    """Whether sources of this kind keep their formulas when they are joined and added up by unit."""
+    return issubclass(kind, Mergeable)
 
 
 STRETCH = 1024
