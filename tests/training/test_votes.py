@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -132,6 +134,26 @@ def test_the_vote_is_charged_and_its_winners_and_the_head_are_trained():
     for row in sorted(range(total), key=lambda row: (-counts[row], row)):
         wanted += range(starts[row], starts[row + 1])
     assert made.support.indices.tolist() == sorted([*wanted[:count], *range(BELOW, ALL)])
+
+
+def test_the_ledger_holds_what_the_plan_says(tmp_path):
+    """The vote first, then every step of training, each with its own rate and noise, and nothing else."""
+    plan = a_plan(always=("head",))
+    how = {"seed": 3, "optimizer": lambda p: torch.optim.SGD(p, lr=0.1), "out": tmp_path / "run"}
+    made = Trainer(network(), data(), LOSS, plan=plan, **how)
+    for batch in made:
+        made.step(batch)
+    made.finish()
+    lines = [json.loads(line) for line in (tmp_path / "run/ledger.jsonl").read_text().splitlines()]
+    charged = [
+        (b["phase"], b["sampling_rate"], b["noise_multiplier"])
+        for b in lines if b["kind"] == "block" for _ in range(b["steps"])
+    ]  # fmt: skip
+    assert charged == [
+        (p.name, p.sampling_rate, p.noise_multiplier) for p in plan.phases for _ in range(p.steps)
+    ]
+    assert [s.noise_multiplier for s in plan.spends()] == [p.noise_multiplier for p in plan.phases]
+    assert len({p.noise_multiplier for p in plan.phases}) == 2
 
 
 def winners(noise: np.ndarray) -> np.ndarray:
