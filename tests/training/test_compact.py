@@ -138,3 +138,13 @@ def test_whole_rows_are_known_as_such_and_other_entries_are_not() -> None:
     assert isinstance(places_in(torch.tensor([3, 4, 5, 9, 10, 11]), (5, 3), device), WholeRows)
     assert not isinstance(places_in(torch.tensor([2, 3, 4, 9, 10, 11]), (5, 3), device), WholeRows)
     assert places_in(torch.arange(15), (5, 3), device) is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_rows_written_back_count_as_a_change_and_leave_the_others_alone(dtype):
+    parameter = torch.nn.Parameter(torch.arange(12.0, dtype=dtype).view(6, 2))
+    before, seen = parameter._version, parameter.detach().clone()
+    WholeRows(torch.tensor([1, 4]), (2,)).write(parameter.detach(), torch.full((2, 2), -7.0, dtype=dtype))
+    seen[[1, 4]] = -7.0
+    assert torch.equal(parameter, seen)
+    assert parameter._version > before

@@ -38,7 +38,7 @@ class WholeRows:
         if full.device.type == "cpu" and full.is_contiguous() and full.dtype in _IN_NUMPY:
             # NumPy copies row by row, PyTorch number by number.
             full.detach().numpy()[self.rows.numpy()] = values.detach().numpy()
-            full[:0].zero_()  # so that PyTorch counts it as a change
+            full.index_copy_(0, self.rows[:0], values[:0])  # so that PyTorch counts it as a change
         else:
             full.index_copy_(0, self.rows, values)
 
