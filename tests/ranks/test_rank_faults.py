@@ -50,9 +50,8 @@ def test_a_run_whose_ranks_are_killed_twenty_times_ends_as_if_nothing_had_been(t
 
 
 def test_without_a_seed_what_was_lost_stays_paid_and_nothing_is_released_twice(tmp_path):
-    """In a group of the user's own making, too."""
     hits = json.dumps([("SIGKILL", 0, 3, 0.0), ("SIGKILL", 1, 2, 0.01), ("SIGKILL", 0, -1, 0.5)])
-    found = jobs(tmp_path, 2, "hurt", restarts=3, HITS=hits, SEEDLESS="1", OWN_GROUP="1")["hurt"]
+    found = jobs(tmp_path, 2, "hurt", restarts=3, HITS=hits, SEEDLESS="1")["hurt"]
     assert found[0] == found[1]
     released = [int(line) for line in (tmp_path / "released.txt").read_text().split()]
     assert released == sorted(set(released))
@@ -63,8 +62,9 @@ def test_a_rank_that_hangs_or_cannot_write_is_named_and_the_run_goes_on(tmp_path
     """A worker and the ledger's rank stop; then the ledger's rank has no space left."""
     hits = [("SIGSTOP", 2, 3, 0.0), ("SIGSTOP", 0, 3, 0.0), ("FULL", 0, 3, 0.0)]
     ended = torchrun(
-        3, str(SCRIPT), str(tmp_path), "hurt", restarts=3, HITS=json.dumps(hits), SPARSEDP_RANK_TIMEOUT="20"
-    )
+        3, str(SCRIPT), str(tmp_path), "hurt",
+        restarts=3, timeout=600, HITS=json.dumps(hits), SPARSEDP_RANK_TIMEOUT="20",
+    )  # fmt: skip
     assert ended.returncode == 0, ended.stderr[-4000:]
     assert "nothing was heard of rank 2" in ended.stderr
     assert "nothing was heard of rank 0" in ended.stderr
@@ -75,8 +75,9 @@ def test_a_rank_that_hangs_or_cannot_write_is_named_and_the_run_goes_on(tmp_path
 
 
 def test_a_run_goes_on_with_another_number_of_ranks(tmp_path, unhurt):
+    """In a group of the user's own making, too."""
     torchrun(2, str(SCRIPT), str(tmp_path), "hurt", HITS=json.dumps([("SIGKILL", 1, 17, 0.0)]))
-    assert jobs(tmp_path, 3, "resumed")["resumed"] == [unhurt] * 3
+    assert jobs(tmp_path, 3, "resumed", OWN_GROUP="1")["resumed"] == [unhurt] * 3
 
 
 def test_the_command_line_starts_under_torchrun_and_a_second_launch_is_refused(tmp_path):
