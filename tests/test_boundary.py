@@ -25,6 +25,7 @@ RAW_GRADIENTS = {
         "gradients/tape.py",
         "optimizers/compact.py",  # hands the released gradient to the optimizer
         "optimizers/masked.py",  # as well
+        "optimizers/noise_aware.py",  # optimizers: they are handed it
     },
     "vmap": {"gradients/reference.py"},
     "backward": {
