@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from sparsedp.methods.autoratio import LOUD
-from sparsedp.methods.choice import SPARSE, SPARSE_RATIO
+from sparsedp.methods.choice import MANY, SPARSE, SPARSE_RATIO, TOO_LOUD, pays
 from sparsedp.report.numbers import NONE
 from sparsedp.report.statistics import estimate
 from studies.tables import words
@@ -20,8 +20,8 @@ MARK = "<!-- auto: written by make results -->"
 _PART = re.compile(rf"(?<={re.escape(MARK)}\n).*?(?={re.escape(MARK)})", re.DOTALL)
 _CHOSEN = (SPARSE, SPARSE_RATIO)
 
-Cell = tuple[str, str, float, float]
-"""Experiment, task, epsilon and r of the dense run."""
+Cell = tuple[str, str, float, float, int]
+"""Experiment, task, epsilon, r of the dense run, and coordinates."""
 
 
 def auto_section(found: Sequence[Gain]) -> list[str]:
@@ -41,13 +41,14 @@ def auto_table(found: Sequence[Gain]) -> list[str]:
     cells = _cells(found)
     if not cells:
         return []
-    loud = {cell: arms for cell, arms in cells.items() if cell[3] >= LOUD}
+    loud = {cell: arms for cell, arms in cells.items() if pays(cell[3], cell[4])}
     quiet = len(cells) - len(loud)
-    tasks = len({task for _, task, _, r in cells if r < LOUD})
+    tasks = len({cell[1] for cell in cells if cell not in loud})
     said = (
-        f"From public numbers alone, auto takes dense DP-SGD where r is below {LOUD:g}: in {quiet} of the "
-        f"{len(cells)} cells ({tasks} tasks) that were measured, where it is then the baseline itself. In the others "
-        f"it takes {SPARSE} at ratio {SPARSE_RATIO:g}; a loss of more than {MARGIN:g} points would break its promise."
+        f"From public numbers alone, auto takes {SPARSE} at ratio {SPARSE_RATIO:g} where r is {LOUD:g} to "
+        f"{TOO_LOUD:g} and the model has {MANY:,} coordinates or more. In {quiet} of the {len(cells)} cells "
+        f"({tasks} tasks) that were measured this is not so: there it trains all coordinates, and is the baseline "
+        f"itself. In the others a loss of more than {MARGIN:g} points would break its promise."
     )
     rows = [_row(cell, arms) for cell, arms in sorted(loud.items(), key=lambda item: item[0][3])]
     headings = [
@@ -66,14 +67,14 @@ def _cells(found: Sequence[Gain]) -> Mapping[Cell, dict[tuple[str, float | None]
     cells: dict[Cell, dict[tuple[str, float | None], Gain]] = defaultdict(dict)
     for gain in found:
         method, ratio, options = json.loads(gain.arm)
-        own = cells[gain.study, gain.task, gain.epsilon, gain.r]
+        own = cells[gain.study, gain.task, gain.epsilon, gain.r, gain.d]
         if not options:
             own[method, ratio] = gain
     return cells
 
 
 def _row(cell: Cell, arms: Mapping[tuple[str, float | None], Gain]) -> list[str]:
-    study, task, epsilon, r = cell
+    study, task, epsilon, r, _ = cell
     gain = arms.get(_CHOSEN)
     start = [f"`{study}`", task, f"{epsilon:g}", f"{r:.2f}"]
     if gain is None:

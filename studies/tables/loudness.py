@@ -52,6 +52,7 @@ class Gain:
         epsilon: the budget.
         arm: method, ratio and options.
         r: of the dense run: noise multiplier times sqrt(d) over the batch size.
+        d: coordinates of the model.
         seeds: the paired differences, in points.
     """
 
@@ -60,6 +61,7 @@ class Gain:
     epsilon: float
     arm: str
     r: float
+    d: int
     seeds: tuple[float, ...]
 
     @property
@@ -204,5 +206,6 @@ def _compared(study: Study, arms: Mapping[str, Mapping[int, Record]], dense: str
             epsilon=one["target_epsilon"],
             arm=arm,
             r=r,
+            d=one["d"],
             seeds=tuple(100 * (runs[s]["metrics"][metric] - known[s]["metrics"][metric]) for s in both),
         )

@@ -32,6 +32,13 @@ def test_loud_noise_chooses_a_learned_support_and_quiet_noise_all_coordinates():
     assert choose_method(155_530, epsilon=8.0, clip_norm=0.1, **CIFAR) == get_method("dp-sgd")
 
 
+def test_all_coordinates_are_trained_where_there_are_few_or_noise_is_all_there_is():
+    assert choose_method(2_000_000, epsilon=1.0, clip_norm=0.1, **CIFAR) == get_method("dp-sgd")
+    few = {"units": 1400, "batch_size": 128, "epochs": 10, "delta": 1e-5, "accountant": "rdp", "epsilon": 8.0}
+    assert LOUD < noise_ratio(build_plan("dp-sgd", **few), 4810) < 1
+    assert choose_method(4810, **few) == get_method("dp-sgd")
+
+
 def test_the_threshold_is_where_it_is_said_to_be():
     plan = build_plan("dp-sgd", epsilon=3.0, **CIFAR)
     at = (LOUD / noise_ratio(plan, 1)) ** 2

@@ -11,8 +11,8 @@ from studies.tables.study import ROOT, read_study
 TP_TOPK = json.dumps(["tp-topk", 0.4, None])
 
 
-def gain(r, seeds=(0.1, 0.2, 0.3), arm=TP_TOPK, task="digits, mlp", epsilon=1.0):
-    return Gain("small", task, epsilon, arm, r, seeds)
+def gain(r, seeds=(0.1, 0.2, 0.3), arm=TP_TOPK, task="digits, mlp", epsilon=1.0, d=20_000):
+    return Gain("small", task, epsilon, arm, r, d, seeds)
 
 
 def rows(found):
@@ -24,8 +24,13 @@ def rows(found):
 
 
 def test_a_quiet_cell_is_dense_training_itself_and_a_loud_one_has_a_row():
-    found = [gain(0.39), gain(0.41, epsilon=0.5)]
-    assert "in 1 of the 2 cells (1 tasks)" in auto_table(found)[0]
+    found = [
+        gain(0.39),
+        gain(0.41, epsilon=0.5),
+        gain(1.0, task="too loud"),
+        gain(0.5, task="small", d=9_999),
+    ]
+    assert "In 3 of the 4 cells (3 tasks)" in auto_table(found)[0]
     ((study, task, epsilon, r, difference, answer),) = rows(found)
     assert (study, task, epsilon, r, answer) == ("`small`", "digits, mlp", "0.5", "0.41", "no")
     assert difference == "+0.20 (-0.05 to +0.45)"  # 4.303 * 0.1 / sqrt(3) = 0.248
@@ -41,14 +46,14 @@ def test_a_quiet_cell_is_dense_training_itself_and_a_loud_one_has_a_row():
     ],
 )
 def test_a_loss_beyond_half_a_point_is_told(seeds, answer):
-    assert rows([gain(1.0, seeds)])[0][-1] == answer
+    assert rows([gain(0.9, seeds)])[0][-1] == answer
 
 
 @pytest.mark.parametrize(
     "arm", [["tp-topk", 0.2, None], ["tp-rand", 0.4, None], ["tp-topk", 0.4, {"ranking": "coherent"}]]
 )
 def test_a_cell_without_the_arm_it_chooses_is_told(arm):
-    assert rows([gain(1.0, arm=json.dumps(arm))])[0][-1] == "not run"
+    assert rows([gain(0.9, arm=json.dumps(arm))])[0][-1] == "not run"
 
 
 def test_the_table_stands_between_its_marks():

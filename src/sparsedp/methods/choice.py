@@ -22,6 +22,8 @@ TOO_LOUD = 1.0
 """From here on one step shows nothing but noise; a pretrained network's head alone did better than all of it."""
 SPARSE, SPARSE_RATIO = "tp-topk", 0.4
 """What gained there: TP-TopK's own setting."""
+MANY = 10_000
+"""Coordinates from which on a support has something to leave out: on 4,810 (digits) it lost up to a point."""
 
 
 def noise_ratio(plan: Plan, active: int) -> float:
@@ -44,8 +46,13 @@ def meaning_of(plan: Plan, active: int) -> str:
     return "too loud: train less of it (the head of a pretrained network, frequent rows), or larger batches"
 
 
+def pays(ratio: float, dimension: int) -> bool:
+    """Whether a support can pay: many coordinates, and noise that is loud but leaves something to choose by."""
+    return dimension >= MANY and LOUD <= ratio < TOO_LOUD
+
+
 def choose_method(dimension: int, *, units: int, unit: str = "row", **asked: Unpack[Asked]) -> Method:
-    """Dense DP-SGD where a step's noise is small beside its clip norm, a learned support where it is loud.
+    """A learned support where a step's noise on many coordinates is loud beside the clip norm, else dense DP-SGD.
 
     Args:
         dimension: number of trainable scalars.
@@ -57,14 +64,14 @@ def choose_method(dimension: int, *, units: int, unit: str = "row", **asked: Unp
     """
     dense = PlanSpec.asked("dp-sgd", units=units, unit=unit, **asked).plan()
     loudness = noise_ratio(dense, dimension)
-    loud = loudness >= LOUD
     method = (
         configure(get_method(SPARSE), MethodOptions(active_ratio=SPARSE_RATIO))
-        if loud
+        if pays(loudness, dimension)
         else get_method("dp-sgd")
     )
     logger.info(
-        "method auto: %s, as the noise of a dense step is %.2f of the clip norm (from %.1f on: %s at ratio %.1f)",
-        method.name, loudness, LOUD, SPARSE, SPARSE_RATIO,
+        "method auto: %s, as the noise of a dense step on %d coordinates is %.2f of the clip norm (%s at ratio %.1f "
+        "from %d coordinates on, between %.1f and %.1f)",
+        method.name, dimension, loudness, SPARSE, SPARSE_RATIO, MANY, LOUD, TOO_LOUD,
     )  # fmt: skip
     return method
