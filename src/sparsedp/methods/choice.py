@@ -42,7 +42,7 @@ def meaning_of(plan: Plan, active: int) -> str:
     if ratio < LOUD:
         return "quiet: training all of them is as good as any part, and sparse supports save only time"
     if ratio < TOO_LOUD:
-        return "loud: a learned support of two fifths gained in our tables"
+        return "loud: a learned support of two fifths was level with all of them in our tables"
     return "too loud: train less of it (the head of a pretrained network, frequent rows), or larger batches"
 
 
