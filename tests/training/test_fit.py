@@ -91,7 +91,7 @@ def test_the_defaults_follow_from_the_number_of_units(caplog: pytest.LogCaptureF
     assert "delta was not given: it is 1e-05, safe for 60 units (row)" in caplog.text
     assert result.delta == 1e-5
     assert result.epsilon <= 3.0
-    assert result.method == "tp-topk"
+    assert result.method == "dp-sgd"
     assert result.plan.total_steps == 20 * 2
     assert result.plan.expected_batch_size(result.plan.phases[0]) == 32
     assert {phase.clip_norm for phase in result.plan.phases} == {1.0}
