@@ -28,6 +28,14 @@ MUTANTS = [
         ),
         ("tests/privacy/test_mechanism.py::test_the_ledger_is_charged_before_anything_is_computed_or_drawn",),
     ),
+    mutant(
+        "noise-thread-fails-unheard",
+        "A thread that fails leaves its stretch of a long vector without noise, and the release is made",
+        "core/randomness.py",
+        "                done.result()\n",
+        "                done.exception()\n",
+        "tests/core/test_randomness.py::test_an_error_while_noise_is_drawn_is_not_swallowed",
+    ),
     changed(
         "noise-on-the-first-100000",
         "Coordinates beyond the first 100,000 get no noise",

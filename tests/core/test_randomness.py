@@ -126,3 +126,28 @@ def test_a_permutation_holds_every_index_once_and_favours_none():
 def test_a_seed_must_be_a_whole_number(source, seed):
     with pytest.raises(SparseDPError, match="seed"):
         source(seed)
+
+
+def test_noise_of_long_vectors_is_drawn_by_several_threads_and_misses_no_number():
+    size = 3 * 2**20 + 5
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        sums = torch.full((size,), 3, dtype=torch.int64)
+        SystemRandomness().add_rounded_gaussian(40, sums, key=())
+    finally:
+        torch.set_num_threads(before)
+    noise = (sums - 3).double() / 2.0**40
+    assert sums.unique().numel() > size - 50  # one or two meet by chance
+    for part in noise.split(2**20):
+        assert abs(float(part.square().mean()) - 1) < 6 * (2 / part.numel()) ** 0.5
+
+
+def test_an_error_while_noise_is_drawn_is_not_swallowed(monkeypatch):
+    def fails(bits, sums, words):
+        if len(sums) < 2**20:
+            raise RuntimeError("the last stretch has no noise")
+
+    monkeypatch.setattr("sparsedp.core.gaussian_one_word.add", fails)
+    with pytest.raises(RuntimeError, match="has no noise"):
+        SystemRandomness().add_rounded_gaussian(40, torch.zeros(2**20 + 7, dtype=torch.int64), key=())

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from sparsedp.core import gaussian_lots, one_word, two_words
+from sparsedp.core import gaussian_lots, gaussian_one_word, gaussian_two_words
 from sparsedp.core.errors import PrivacyError
 from sparsedp.core.gaussian_cells import CELL_BITS, boundaries, cell_of, keeps
 from sparsedp.core.gaussian_lots import PLACE_BITS, cell_ends
+from sparsedp.core.gaussian_two_words import LOT_BITS
 from sparsedp.core.randomness import SeededRandomness, SystemRandomness
 from sparsedp.core.rounded_gaussian import MOST_BITS, add_rounded_gaussian, rounded_gaussian
-from sparsedp.core.two_words import LOT_BITS
 
 ALARM = 1e-9
 """False-alarm rate of one statistical test here; there are fewer than forty."""
@@ -131,7 +131,7 @@ def thriftily(bits: int, words) -> int:
     return int(noise[0])
 
 
-@pytest.mark.parametrize("bits", [0, 5, 30, one_word.MOST_BITS])
+@pytest.mark.parametrize("bits", [0, 5, 30, gaussian_one_word.MOST_BITS])
 def test_from_one_word_it_is_the_slow_sampler_too(bits):
     """Enough draws for some to be split, open, or refused and drawn again."""
     fast, slow = np.random.PCG64(bits), np.random.PCG64(bits)
@@ -144,7 +144,7 @@ def test_from_one_word_it_is_the_slow_sampler_too(bits):
 def test_many_draws_at_once_are_the_single_ones():
     """With words that all are settled at once, as the order of further words differs."""
     drawn = np.random.PCG64(0).random_raw(200_000)
-    table = one_word._table()
+    table = gaussian_one_word._table()
     sure = drawn[(drawn & np.uint64(255)) < table[drawn >> np.uint64(48)] >> np.uint32(16)]
     noise = np.zeros(len(sure), dtype=np.int64)
     add_rounded_gaussian(30, noise, Fixed(*sure.tolist()), thrifty=True, lot=2**20)
@@ -236,14 +236,14 @@ def test_at_real_scales_moments_tails_and_shape_are_gaussian(source):
 
 
 @pytest.mark.parametrize("source", SOURCES)
-@pytest.mark.parametrize("bits", [one_word.MOST_BITS, 50])
+@pytest.mark.parametrize("bits", [gaussian_one_word.MOST_BITS, 50])
 def test_no_two_of_many_draws_share_anything(source, bits):
     """Neighbours, halves, blocks: where a vectorised sampler could repeat itself."""
     count = 2**18 + 1
     draws = source.rounded_gaussian(bits, count, key=(2,)).numpy()
     assert len(np.unique(draws)) >= count - (0 if bits == 50 else 6)  # of 2^45 numbers, a pair now and then
     z = draws / 2**bits
-    for lag in (1, 2, two_words.AT_ONCE, one_word.AT_ONCE, 100_000, count // 2):
+    for lag in (1, 2, gaussian_two_words.AT_ONCE, gaussian_one_word.AT_ONCE, 100_000, count // 2):
         for transform in (lambda v: v, np.abs):
             pairs = transform(z[:-lag]), transform(z[lag:])
             assert stats.pearsonr(*pairs).pvalue > ALARM

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -57,9 +57,16 @@ class MicroBatch:
         return row_count(self.rows)
 
 
+def tensors_of(rows: Rows) -> list[Tensor]:
+    """All tensors of a batch; of the usual pair in a fraction of the time that any tree takes."""
+    if type(rows) is tuple and all(isinstance(leaf, Tensor) for leaf in rows):
+        return list(rows)
+    return [leaf for leaf in pytree.tree_leaves(rows) if isinstance(leaf, Tensor)]
+
+
 def row_count(rows: Rows) -> int:
     """The common leading length of all tensors in a batch."""
-    leaves = [leaf for leaf in pytree.tree_leaves(rows) if isinstance(leaf, Tensor)]
+    leaves = tensors_of(rows)
     if not leaves:
         raise DataError("a batch holds no tensor; give tensors, or a tuple, list or dict of tensors")
     counts = {leaf.shape[0] if leaf.dim() else None for leaf in leaves}
@@ -74,8 +81,19 @@ def select_rows(rows: Rows, span: slice) -> Rows:
     return pytree.tree_map_only(Tensor, lambda leaf: leaf[span], rows)
 
 
+def join_rows(parts: Sequence[Rows]) -> Rows:
+    """All rows of some parts of a batch, one part after the other; what is no tensor is the first's."""
+
+    def joined(*leaves: Any) -> Any:
+        return torch.cat(leaves) if isinstance(leaves[0], Tensor) else leaves[0]
+
+    return pytree.tree_map(joined, *parts)
+
+
 def to_device(rows: Rows, device: torch.device) -> Rows:
     """Every tensor of a batch on `device`."""
+    if all(leaf.device == device for leaf in tensors_of(rows)):
+        return rows
     return pytree.tree_map_only(Tensor, lambda leaf: leaf.to(device), rows)
 
 

@@ -16,13 +16,15 @@ from sparsedp.core.errors import ModelError
 class Slot:
     """One trainable parameter's place in the flat vector.
 
-    `table` is True for the weight of an `nn.Embedding` or `nn.EmbeddingBag`: rows that inputs name.
+    `table` is True for the weight of an `nn.Embedding` or `nn.EmbeddingBag`: rows that inputs name. `norm` is True
+    for the parameters of a normalisation layer: a module whose class is called so (`LayerNorm`, `LlamaRMSNorm`).
     """
 
     name: str
     shape: tuple[int, ...]
     offset: int
     table: bool = False
+    norm: bool = False
 
     @property
     def size(self) -> int:
@@ -56,6 +58,12 @@ class Layout:
         devices: dict[torch.device, str] = {}
         offset = 0
         tables = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)}
+        norms = {
+            id(parameter)
+            for module in model.modules()
+            if "Norm" in type(module).__name__
+            for parameter in module.parameters(recurse=False)
+        }
         for name, parameter in model.named_parameters():
             if not parameter.requires_grad:
                 continue
@@ -67,7 +75,9 @@ class Layout:
                     "trained privately. Freeze it with requires_grad_(False)"
                 )
             devices.setdefault(parameter.device, name)
-            slots.append(Slot(name, tuple(parameter.shape), offset, id(parameter) in tables))
+            slots.append(
+                Slot(name, tuple(parameter.shape), offset, id(parameter) in tables, id(parameter) in norms)
+            )
             offset += parameter.numel()
         if offset == 0:
             raise ModelError(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import secrets
 import ssl
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -104,8 +105,17 @@ class SystemRandomness:
         return _added_to_zeros(self, bits, size, key)
 
     def add_rounded_gaussian(self, bits: int, sums: Tensor, key: Sequence[int]) -> None:
-        """Fresh noise; `key` is ignored."""
-        _add(bits, sums, _system_words, lot=_LOT, thrifty=True)
+        """Fresh noise; `key` is ignored. Long vectors are shared out among as many threads as PyTorch has."""
+
+        def fill(stretch: Tensor) -> None:
+            _add(bits, stretch, _system_words, lot=_LOT, thrifty=True)
+
+        if sums.numel() <= _LOT:
+            fill(sums)
+            return
+        with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+            for done in [pool.submit(fill, stretch) for stretch in torch.split(sums, _LOT)]:
+                done.result()
 
     def bernoulli(self, probability: float, size: int, key: Sequence[int]) -> npt.NDArray[np.bool_]:
         """Independent coins; `key` is ignored."""

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from sparsedp.core import one_word, two_words
+from sparsedp.core import gaussian_one_word, gaussian_two_words
 from sparsedp.core.errors import PrivacyError
 from sparsedp.core.gaussian_lots import Integers
 from sparsedp.core.uniform import Words
 
-MOST_BITS = two_words.MOST_BITS
+MOST_BITS = gaussian_two_words.MOST_BITS
 """The largest s there are digits for."""
 
-AT_ONCE = two_words.AT_ONCE
+AT_ONCE = gaussian_two_words.AT_ONCE
 """Draws before the refused are drawn again, for those who do not say."""
 
 
@@ -47,6 +47,6 @@ def add_rounded_gaussian(
     """
     if not 0 <= bits <= MOST_BITS:
         raise PrivacyError(f"noise of 2^{bits} grid steps: expected 2^0 to 2^{MOST_BITS}")
-    one = thrifty and bits <= one_word.MOST_BITS
+    one = thrifty and bits <= gaussian_one_word.MOST_BITS
     for start in range(0, len(sums), lot):
-        (one_word if one else two_words).add(bits, sums[start : start + lot], words)
+        (gaussian_one_word if one else gaussian_two_words).add(bits, sums[start : start + lot], words)
