@@ -6,6 +6,7 @@ GEOMETRY = "tests/core/test_geometry_and_clip.py::"
 EDGES = "tests/gradients/test_edge_cases.py::"
 UNITS = "tests/gradients/test_units_and_top.py::"
 LOOP = "tests/gradients/test_layers.py::test_the_engine_equals_a_plain_loop"
+GRAMS = "tests/gradients/test_grams.py::"
 NOT_FINITE = EDGES + "test_a_sample_that_is_not_finite_contributes_exactly_zero"
 
 MUTANTS = [
@@ -64,6 +65,22 @@ MUTANTS = [
         "        if bool(quiet.any()):\n            z[:, quiet] = 0\n",
         "",
         NOT_FINITE + "[bookkeeping-linear-identity-nan]",
+    ),
+    mutant(
+        "cancelling-terms-in-a-shared-sum",
+        "The large terms of a record whose positions cancel pass through the sum that others share",
+        "gradients/layers/grams.py",
+        "    alone = (largest.square() > MOST_TERMS**2 * squared).nonzero().squeeze(1).tolist()\n",
+        "    alone: list[int] = []\n",
+        GRAMS + "test_a_cancelling_record_cannot_disturb_the_sum_of_the_others[10000000.0]",
+    ),
+    mutant(
+        "not-finite-row-in-a-shared-sum",
+        "A row too extreme to be measured by Gram matrices counts as measured",
+        "gradients/layers/grams.py",
+        "        squared.masked_fill_(torch.cat(extremes), torch.inf)\n",
+        "        pass\n",
+        GRAMS + "test_a_record_that_cannot_be_measured_counts_as_absent[1e+20-sequence]",
     ),
     mutant(
         "rows-clipped-not-units",
@@ -196,7 +213,7 @@ MUTANTS = [
     mutant(
         "noise-left-as-it-was-refused",
         "The sampler keeps what its rejection step refuses",
-        "core/two_words.py",
+        "core/gaussian_two_words.py",
         "    return where[~kept(cells, places, lots, words)]\n",
         "    return where[:0]\n",
         "tests/core/test_rounded_gaussian.py::test_it_is_the_slow_sampler_to_the_last_bit",
@@ -204,7 +221,7 @@ MUTANTS = [
     mutant(
         "noise-of-one-word-left-as-it-was-refused",
         "The sampler of one word a draw keeps what its rejection step refuses",
-        "core/one_word.py",
+        "core/gaussian_one_word.py",
         "    refused = ~kept(cells, places, lots, words)\n",
         "    refused = np.zeros(len(cells), dtype=bool)\n",
         "tests/core/test_rounded_gaussian.py::test_from_one_word_it_is_the_slow_sampler_too",

@@ -17,7 +17,7 @@ from sparsedp.core.batch import MicroBatch
 from sparsedp.core.clip import FlatClip, NoClip
 from sparsedp.core.errors import SparseDPError
 from sparsedp.core.support import Support
-from sparsedp.gradients import ENGINES, BookkeepingEngine, Query, bookkeeping, make_engine
+from sparsedp.gradients import ENGINES, BookkeepingEngine, Query, chunking, make_engine
 
 MODELS = [
     "linear",
@@ -141,8 +141,8 @@ def test_any_chunk_size_gives_the_same_sum(monkeypatch, model, geometry, rows_in
     whole = BookkeepingEngine(network, loss).clipped_sum([batch], query)
     with monkeypatch.context() as patch:
         for name in ("FIRST_CHUNK", "LEAST_CHUNK", "MOST_CHUNK"):
-            patch.setattr(bookkeeping, name, rows_in_chunk)
-        patch.setitem(bookkeeping.CHUNK_BYTES, "cpu", 1 << log_bytes)
+            patch.setattr(chunking, name, rows_in_chunk)
+        patch.setitem(chunking.CHUNK_BYTES, "cpu", 1 << log_bytes)
         chunked = BookkeepingEngine(network, loss).clipped_sum([batch], query)
     torch.testing.assert_close(chunked, whole, rtol=1e-9, atol=1e-11)
 

@@ -8,7 +8,7 @@ from sparsedp.core.batch import MicroBatch
 from sparsedp.core.clip import FlatClip
 from sparsedp.core.geometry import Standardized
 from sparsedp.core.support import Support
-from sparsedp.gradients import BookkeepingEngine, Query, ReferenceEngine, bookkeeping
+from sparsedp.gradients import BookkeepingEngine, Query, ReferenceEngine, chunking
 
 
 def output_sum(model, rows):
@@ -24,7 +24,7 @@ def linear_loss(model, rows):
 @pytest.mark.parametrize("kind", ["sequence", "convolution"])
 def test_a_record_whose_positions_cancel_cannot_disturb_the_sum_of_the_others(monkeypatch, kind, size):
     """Its norm is about zero; its terms must not pass through a sum shared with the others."""
-    monkeypatch.setitem(bookkeeping.CHUNK_BYTES, "cpu", 1 << 16)
+    monkeypatch.setitem(chunking.CHUNK_BYTES, "cpu", 1 << 16)
     generator = torch.Generator().manual_seed(0)
     if kind == "sequence":
         model = nn.Linear(64, 64, bias=False)

@@ -14,7 +14,7 @@ from sparsedp.core.clip import FlatClip, NoClip
 from sparsedp.core.errors import SparseDPError
 from sparsedp.core.geometry import Standardized
 from sparsedp.core.support import Support
-from sparsedp.gradients import ENGINES, Query, bookkeeping
+from sparsedp.gradients import ENGINES, Query, chunking
 from sparsedp.gradients.query import keep_largest
 
 UNITS = [0, 0, 1, 2, 2, 2, 3]
@@ -40,7 +40,7 @@ TIED = "lstm-final-state"
 def small_chunks(monkeypatch):
     """Chunks of two rows, so that units must be kept whole."""
     for name in ("FIRST_CHUNK", "LEAST_CHUNK", "MOST_CHUNK"):
-        monkeypatch.setattr(bookkeeping, name, 2)
+        monkeypatch.setattr(chunking, name, 2)
 
 
 def assert_right(kind, case, geometry, keep=None, units=None):

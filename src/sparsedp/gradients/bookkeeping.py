@@ -15,38 +15,33 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 from torch.utils import _pytree as pytree
 
-from sparsedp.core.batch import MicroBatch, PerSampleLoss, check_losses, to_device
+from sparsedp.core.batch import MicroBatch, PerSampleLoss, check_losses, tensors_of, to_device
 from sparsedp.core.chance import Chance, StepSecret
 from sparsedp.core.generators import SEED_BYTES
 from sparsedp.core.geometry import Identity
 from sparsedp.core.layout import Layout
 from sparsedp.core.support import Support
+from sparsedp.gradients import chunking
 from sparsedp.gradients.blocks import Block, Metrics, make_blocks
 from sparsedp.gradients.chances import Chances
+from sparsedp.gradients.chunking import RowKind, chunk_bytes, chunk_rows
 from sparsedp.gradients.clipping import Chunk, ClippedSum
 from sparsedp.gradients.forward import Forward, calls_not_by_row, check_samples_apart
 from sparsedp.gradients.graph import CannotBookError, Leaf, UnfitLayerError, graph_leaf
 from sparsedp.gradients.hooks import standing_hooks
 from sparsedp.gradients.keyed import drawing, keyed_draws, nothing_drawn
 from sparsedp.gradients.layers.shared import Use, shared_sources
-from sparsedp.gradients.layers.source import Source, is_closed
+from sparsedp.gradients.layers.source import Source
 from sparsedp.gradients.layers.table import family_of
 from sparsedp.gradients.partition import Layer, droppable_axes, partition
 from sparsedp.gradients.plain import plain_forward
 from sparsedp.gradients.query import Query, See
 from sparsedp.gradients.reading import Reading, read
 from sparsedp.gradients.reference import ReferenceEngine
-from sparsedp.gradients.tape import Call, Tape
+from sparsedp.gradients.tape import Tape
 from sparsedp.gradients.workspace import Space, Workspace
 
 logger = logging.getLogger("sparsedp")
-
-CHUNK_BYTES = {"cpu": 32 << 20, "cuda": 1 << 30}
-"""Activations and explicit gradients of one chunk aim at this size: the last-level cache, or a share of a GPU."""
-CALLS_PER_CHUNK = 3
-"""Every so many layer calls a chunk grows by its size again: with many small layers, overhead outweighs the cache."""
-FIRST_CHUNK, LEAST_CHUNK, MOST_CHUNK = 16, 16, 4096
-"""Samples in the measuring chunk, and the bounds on all others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +61,7 @@ class _Prepared:
     parameters: dict[str, nn.Parameter]
     leaves: dict[Node, Leaf]
     plain_metrics: Metrics
-    measured: dict[object, _Measured] = field(default_factory=dict)
+    measured: dict[RowKind, _Measured] = field(default_factory=dict)
 
 
 class BookkeepingEngine:
@@ -115,11 +110,11 @@ class BookkeepingEngine:
         prepared = self._prepare(query.support)
         if not self._gave_way and (reason := self._why_not()) is not None:
             self._give_way(reason)
-        device = next(iter(self._layout.parameters(self._model))).device
+        device = next(iter(prepared.parameters.values())).device
         metrics = prepared.plain_metrics
         if not isinstance(query.geometry, Identity):
             metrics = Metrics(prepared.blocks, query.geometry, self._dtype())
-        running = ClippedSum(prepared.blocks, metrics, query, _chunk_bytes(device), device)
+        running = ClippedSum(prepared.blocks, metrics, query, chunk_bytes(device), device)
         by_reference: Tensor | None = None
         for batch in batches:
             if query.support.size == 0:
@@ -182,7 +177,7 @@ class BookkeepingEngine:
     ) -> Iterator[MicroBatch]:
         """Split a micro-batch so that a chunk fits the cache; a unit's rows stay together."""
         leaves, tree = pytree.tree_flatten(to_device(batch.rows, device))
-        kind = _kind(leaves, query)
+        kind = RowKind.of(leaves, batch, query)
 
         def between(start: int, stop: int) -> MicroBatch:
             part = [leaf[start:stop] if isinstance(leaf, Tensor) else leaf for leaf in leaves]
@@ -194,10 +189,10 @@ class BookkeepingEngine:
         if count and not self._gave_way and self._chances.of(batch.rows) is None:
             self._give_way("what it draws is not a fixed sequence of random numbers for each row")
         if count and not self._gave_way and kind not in prepared.measured:
-            self._measure(leaves, tree, prepared, query, device)
+            self._measure(leaves, tree, prepared, query, kind)
         while start < count:
             measured = prepared.measured.get(kind)
-            rows = FIRST_CHUNK if measured is None else measured.chunk_rows
+            rows = chunking.FIRST_CHUNK if measured is None else measured.chunk_rows
             stop = _unit_boundary(batch, start + rows)
             if stop == count - 1 and measured is not None and measured.reading.meetings:
                 stop = count  # a single row is often computed in another way, and the graph would differ
@@ -210,7 +205,7 @@ class BookkeepingEngine:
         tree: pytree.TreeSpec,
         prepared: _Prepared,
         query: Query,
-        device: torch.device,
+        kind: RowKind,
     ) -> None:
         """Learn what a kind of rows costs, and which arguments of which calls have the samples on their first axis.
 
@@ -229,11 +224,9 @@ class BookkeepingEngine:
             self._give_way(str(reason))
             return
         self._say_what_is_slow(uses, prepared)
-        each = _bytes_per_sample(three.tape.calls, uses, sources, 3, query)
-        room = _chunk_bytes(device) * max(1, (len(three.tape.calls) + len(uses)) // CALLS_PER_CHUNK)
-        rows = min(max(room // max(each, 1), LEAST_CHUNK), MOST_CHUNK)
-        measured = _Measured(1 << (rows.bit_length() - 1), reading)
-        prepared.measured[_kind(leaves, query)] = measured
+        device = three.losses.device
+        rows = chunk_rows(three, uses, sources, kind, prepared.plain_metrics, query, device)
+        prepared.measured[kind] = _Measured(rows, reading)
 
     def _survey(
         self, chunks: list[MicroBatch], prepared: _Prepared
@@ -265,7 +258,7 @@ class BookkeepingEngine:
         """Forward and backward over one chunk; None if it needs the reference engine."""
         if self._gave_way:
             return None
-        reading = prepared.measured[_kind(pytree.tree_leaves(chunk.rows), query)].reading
+        reading = prepared.measured[RowKind.of(tensors_of(chunk.rows), chunk, query)].reading
         try:
             forward = self._forward(chunk, prepared)
             uses = forward.uses(reading)
@@ -340,33 +333,6 @@ def _each_row(rows: MicroBatch, chunk: Chunk, prepared: _Prepared) -> Callable[[
         return found if weights is None else found / weights[place]
 
     return gradient
-
-
-def _kind(leaves: list[object], query: Query) -> object:
-    """What the cost of a sample depends on, besides the support."""
-    shapes = tuple(leaf.shape[1:] for leaf in leaves if isinstance(leaf, Tensor))
-    return shapes, query.kept_per_unit < query.support.size
-
-
-def _bytes_per_sample(
-    calls: list[Call], uses: Sequence[Use], sources: dict[str, list[Source]], samples: int, query: Query
-) -> int:
-    """Activations, their gradients and explicit per-sample gradients. Depends on shapes alone, never on values."""
-    seen = 0
-    for call in calls:
-        seen += call.input.numel() + (0 if call.output_gradient is None else call.output_gradient.numel())
-    for use in uses:
-        seen += 2 * sum(gradient.numel() for gradient in use.gradients.values())
-    explicit = sum(
-        source.block_size for many in sources.values() for source in many if not is_closed(type(source))
-    )
-    if query.kept_per_unit < query.support.size:
-        explicit += 4 * query.support.size
-    return 4 * (seen // samples + explicit)
-
-
-def _chunk_bytes(device: torch.device) -> int:
-    return CHUNK_BYTES.get(device.type, CHUNK_BYTES["cuda"])
 
 
 def _unit_boundary(batch: MicroBatch, stop: int) -> int:

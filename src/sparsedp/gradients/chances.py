@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sparsedp.core.batch import PerSampleLoss, Rows
+from sparsedp.core.batch import PerSampleLoss, Rows, tensors_of
 from sparsedp.core.errors import ModelError
 from sparsedp.core.generators import SEED_BYTES, GeneratorWatch, own_generators
 from sparsedp.gradients.distributions import KNOWN, drawn_shape
@@ -200,9 +200,7 @@ def _draw(operation: str, small: tuple[int, ...], large: tuple[int, ...]) -> Dra
 
 
 def _kind_of_rows(rows: Rows) -> object:
-    return tuple(
-        (leaf.shape[1:], leaf.dtype) for leaf in pytree.tree_leaves(rows) if isinstance(leaf, Tensor)
-    )
+    return tuple((leaf.shape[1:], leaf.dtype) for leaf in tensors_of(rows))
 
 
 def _settings(model: nn.Module) -> object:

@@ -9,7 +9,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from sparsedp.gradients.blocks import Block, Metrics
+from sparsedp.gradients.blocks import Block, Metric, Metrics
 from sparsedp.gradients.layers.source import (
     MOST_SUMMED,
     Closed,
@@ -58,16 +58,18 @@ class Chunk:
         merged = gradients.new_zeros(gradients.shape[0], self.unit_count, gradients.shape[2])
         return merged.index_add_(1, self.units, gradients)
 
-    def closed(self, name: str) -> Closed | None:
-        """The parameter's gradients, per unit where there are units, if they have formulas; the same object again."""
+    def closed(self, name: str, metric: Metric) -> Closed | None:
+        """The parameter's gradients, per unit where there are units, if formulas hold; the same object again."""
         first, *others = self.sources[name]
         if is_mergeable(type(first)) and all(type(other) is type(first) for other in others):
             if name not in self._merged:
                 parts = cast(Mergeable, first).joined(others)
                 self._merged[name] = parts.merged(self.units, self.unit_count)
             return self._merged[name]
-        closed = is_closed(type(first)) and self.units is None and not others
-        return cast(Closed, first) if closed else None
+        if not is_closed(type(first)) or self.units is not None or others:
+            return None
+        closed = cast(Closed, first)
+        return closed if closed.holds(metric) else None
 
     def sole_source(self, name: str) -> Source | None:
         """The parameter's source if it has just one."""
@@ -196,9 +198,8 @@ class ClippedSum:
             squared = torch.full((chunk.unit_count,), squared, dtype=torch.float64)
         return squared, kept
 
-    @staticmethod
-    def _closed(chunk: Chunk, name: str) -> Closed | None:
-        return chunk.closed(name) if name in chunk.sources else None
+    def _closed(self, chunk: Chunk, name: str) -> Closed | None:
+        return chunk.closed(name, self._metrics.of(name)) if name in chunk.sources else None
 
     @staticmethod
     def _bytes_each(chunk: Chunk, name: str) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 
@@ -60,9 +61,17 @@ class Space:
         return self.workspace.take(f"{self.name}/{part}", shape, like)
 
     def framed(self, part: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
-        """Room for a zero-framed copy, this source's own."""
-        return self.workspace.take_framed(f"{self.name}/{part}", shape, like)
+        """Room for a zero-framed copy, shared by all sources that frame this part in this shape.
+
+        `part` must say what is framed: whoever asks for it writes the same inner part. Valid until the next one asks.
+        """
+        return self.workspace.take_framed(f"{part} in {shape[1:]}", shape, like)
 
     def scratch(self, shape: tuple[int, ...], like: Tensor) -> Tensor:
         """Room shared by all sources; valid until the next one asks."""
         return self.workspace.take("scratch", shape, like)
+
+    def wide(self, part: str, values: Tensor) -> Tensor:
+        """A float64 copy in room shared by all sources; valid until the next one asks for this part."""
+        like = torch.empty(0, dtype=torch.float64, device=values.device)
+        return self.workspace.take(f"wide {part}", tuple(values.shape), like).copy_(values)

@@ -2,36 +2,69 @@
 
 The per-sample weight gradient is a batched product of output gradients with patches of the input. Where the stride is
 one and there are channels enough, patches are never copied: for each kernel offset the shifted input is a view, once
-the output gradient is padded to the input's row length.
+the output gradient is padded to the input's row length. A depthwise convolution's gradients are themselves a
+depthwise convolution of the input, with the output gradient as kernel. Where positions are few for the size of the
+weight, nothing is formed at all (`grams`).
 
 Index conventions: n sample, g group, o output channel, c input channel, x kernel offset, t output position.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sparsedp.gradients.blocks import Block
+from sparsedp.gradients.blocks import Block, Metric
 from sparsedp.gradients.graph import CannotBookError
-from sparsedp.gradients.layers.source import Explicit, Family, Source, keep, never, working
+from sparsedp.gradients.layers.grams import GramNorms, cached, measure, pays, summed
+from sparsedp.gradients.layers.source import Explicit, Family, Source, keep, never, silence, working
 from sparsedp.gradients.tape import Call
 from sparsedp.gradients.workspace import Space
 
 ConvModule = nn.Conv1d | nn.Conv2d | nn.Conv3d
 
+CONVOLUTIONS: dict[int, Callable[..., Tensor]] = {1: F.conv1d, 2: F.conv2d}
+"""By number of axes; those whose depthwise kernels are quick."""
 SHIFT_CHANNELS = 16
 """From this many input channels on, one product per kernel offset beats copying patches."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
+class Padding:
+    """What a convolution sets around its input: `sides` before and after every axis, the last axis first."""
+
+    sides: tuple[int, ...] = ()
+    mode: str = "zeros"
+
+    def sizes(self, a: Tensor) -> tuple[int, ...]:
+        """Those of the padded input's axes."""
+        before, after = self.sides[-2::-2], self.sides[-1::-2]
+        if not before:
+            return tuple(a.shape[2:])
+        return tuple(x + size + y for x, size, y in zip(before, a.shape[2:], after, strict=True))
+
+    def around(self, a: Tensor, space: Space) -> Tensor:
+        """The padded input; valid until the next one of this shape is."""
+        if not any(self.sides):
+            return a
+        if self.mode != "zeros":
+            return F.pad(a, self.sides, mode=self.mode)
+        framed = space.framed(f"padded {self.sides}", (*a.shape[:2], *self.sizes(a)), a)
+        starts = zip(self.sides[-2::-2], a.shape[2:], strict=True)
+        _inner(framed, [slice(x, x + size) for x, size in starts]).copy_(a)
+        return framed
+
+
+@dataclass(frozen=True, eq=False)
 class ConvWeight:
-    """Per-sample weight gradients of a convolution; `a` is already padded."""
+    """Per-sample weight gradients of a convolution."""
 
     a: Tensor
     b: Tensor
@@ -40,6 +73,7 @@ class ConvWeight:
     dilation: tuple[int, ...]
     groups: int
     space: Space
+    padding: Padding = Padding()
 
     @property
     def block_size(self) -> int:
@@ -66,8 +100,97 @@ class ConvWeight:
 
     def explicit(self, span: slice) -> Tensor:
         """Per-sample weight gradients: one plane, or one plane per kernel offset."""
-        a, b = self.a[span], self.b[span]
-        return self._by_shifts(a, b, span) if self._shifts else self._by_patches(a, b, span)
+        a, b = self.padding.around(self.a[span], self.space), self.b[span]
+        if self._shifts:
+            return self._by_shifts(a, b, span)
+        return self._by_channel(a, b) if self._depthwise else self._by_patches(a, b, span)
+
+    @property
+    def _depthwise(self) -> bool:
+        return self.groups > 1 and self.a.shape[1] == self.groups and len(self.kernel) in CONVOLUTIONS
+
+    def _by_channel(self, a: Tensor, b: Tensor) -> Tensor:
+        """Every sample's channels as channels of one sample; what strides were become dilations."""
+        n, channels = a.shape[:2]
+        convolve, a = CONVOLUTIONS[len(self.kernel)], self._used(a)
+        found = convolve(
+            a.reshape(1, n * channels, *a.shape[2:]),
+            b.reshape(n * b.shape[1], 1, *b.shape[2:]),
+            stride=self.dilation,
+            dilation=self.stride,
+            groups=n * channels,
+        )
+        return found.view(1, n, -1)
+
+    def _used(self, a: Tensor) -> Tensor:
+        """The input without what no patch reaches."""
+        reach = zip(self.b.shape[2:], self.stride, self.kernel, self.dilation, strict=True)
+        return _inner(a, [slice((out - 1) * s + (k - 1) * d + 1) for out, s, k, d in reach])
+
+    def holds(self, metric: Metric) -> bool:
+        """Where all of the block counts alike, and positions are few for its size."""
+        pixels, positions = math.prod(self.padding.sizes(self.a)), math.prod(self.b.shape[2:])
+        products = pixels**2 * self.a.shape[1] + positions**2 * self.b.shape[1]
+        return metric.is_identity and self.groups == 1 and pays(products, positions, self.block_size)
+
+    def squared_norms(self, metric: Metric) -> Tensor:
+        """From Gram matrices."""
+        return self._measured.squared
+
+    def add_weighted_sum(self, factors: Tensor, total: Tensor, metric: Metric) -> None:
+        """One ordinary weight gradient, and by themselves the samples whose positions cancel."""
+        together = self._measured.together(factors)
+        a, b = silence(self.a, together), silence(self.b, together)
+        for span in summed(len(a), math.prod(b.shape[2:])):
+            scaled = b[span] * together[span].to(b).reshape(-1, *[1] * (b.dim() - 1))
+            total += self._weight_gradient(a[span], scaled)
+        for sample in self._measured.alone:
+            total += factors[sample] * self._formed(sample)
+
+    @functools.cached_property
+    def _measured(self) -> GramNorms:
+        return measure(self._grams(), self._formed, exact=self.a.dtype == torch.float64)
+
+    def _grams(self) -> Iterator[tuple[Tensor, Tensor]]:
+        for span in cached(len(self.a), self.a[0].numel() + self.b[0].numel()):
+            a = self.space.wide("a", self.padding.around(self.a[span], self.space)).flatten(2)
+            b = self.space.wide("b", self.b[span]).flatten(2)
+            yield self._patch_gram(torch.bmm(a.transpose(1, 2), a)), torch.bmm(b.transpose(1, 2), b)
+
+    def _patch_gram(self, pixels: Tensor) -> Tensor:
+        """From the products of any two pixels [n, p, p] those of any two patches [n, t, t]: a sum over offsets."""
+        sizes, positions = self.padding.sizes(self.a), self.b.shape[2:]
+        by_axis = pixels.view(-1, *sizes, *sizes)
+        total = pixels.new_zeros(len(pixels), *positions, *positions)
+        for offset in itertools.product(*map(range, self.kernel)):
+            steps = zip(offset, self.dilation, self.stride, positions, strict=True)
+            seen = [slice(x * d, x * d + s * (out - 1) + 1, s) for x, d, s, out in steps]
+            total += by_axis[(slice(None), *seen, *seen)]
+        return total.view(len(pixels), math.prod(positions), -1)
+
+    def _formed(self, sample: int) -> Tensor:
+        one = slice(sample, sample + 1)
+        return self._weight_gradient(self.a[one].double(), self.b[one].double())
+
+    def _weight_gradient(self, a: Tensor, b: Tensor) -> Tensor:
+        """An ordinary one, [o * c * x]."""
+        axes, shape = len(self.kernel), (b.shape[1], a.shape[1] // self.groups, *self.kernel)
+        a = self._used(self.padding.around(a, self.space))
+        _, found, _ = torch.ops.aten.convolution_backward(
+            b,
+            a,
+            a.new_empty(1).expand(shape),
+            None,
+            self.stride,
+            (0,) * axes,
+            self.dilation,
+            False,
+            (0,) * axes,
+            self.groups,
+            (False, True, False),
+        )
+        gradient: Tensor = found.flatten()
+        return gradient
 
     def _by_patches(self, a: Tensor, b: Tensor, span: slice) -> Tensor:
         n, channels, outputs = a.shape[0], a.shape[1] // self.groups, b.shape[1]
@@ -90,7 +213,7 @@ class ConvWeight:
         sizes = a.shape[2:]
         # Padding b to a's row length makes every shifted input a plain slice of the flattened one; the last row of
         # b needs no padding, so no slice runs past the end.
-        wide = self.space.framed("wide", (n, outputs, b.shape[2], *sizes[1:]), b)
+        wide = self.space.framed(f"wide {tuple(b.shape[2:])}", (n, outputs, b.shape[2], *sizes[1:]), b)
         _inner(wide, [slice(out) for out in b.shape[2:]]).copy_(b)
         flat_b = wide.flatten(2)
         unit = [math.prod(sizes[i + 1 :]) for i in range(len(sizes))]
@@ -118,27 +241,15 @@ def conv_source(call: Call, parameter: str, block: Block, space: Space) -> Sourc
     a = working(call.input)
     a = keep(a, 1, block.columns)
     return ConvWeight(
-        _pad(module, a, space),
+        a,
         keep(b, 1, block.rows).contiguous(),
         tuple(module.kernel_size),
         tuple(module.stride),
         tuple(module.dilation),
         module.groups,
         space,
+        Padding(tuple(module._reversed_padding_repeated_twice), module.padding_mode),
     )
-
-
-def _pad(module: ConvModule, a: Tensor, space: Space) -> Tensor:
-    padding = list(module._reversed_padding_repeated_twice)
-    if not any(padding):
-        return a
-    if module.padding_mode != "zeros":
-        return F.pad(a, padding, mode=module.padding_mode)
-    before, after = padding[-2::-2], padding[-1::-2]
-    sizes = [x + size + y for x, size, y in zip(before, a.shape[2:], after, strict=True)]
-    framed = space.framed("padded", (*a.shape[:2], *sizes), a)
-    _inner(framed, [slice(x, x + size) for x, size in zip(before, a.shape[2:], strict=True)]).copy_(a)
-    return framed
 
 
 def _inner(tensor: Tensor, spans: list[slice]) -> Tensor:

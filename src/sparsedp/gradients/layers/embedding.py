@@ -33,12 +33,15 @@ class Pairs:
     gradients: Tensor
     by_row: bool
 
-    @property
-    def touched(self) -> tuple[Tensor, Tensor]:
-        """The rows, each once and sorted, and every pair's place among them."""
-        unique = torch.unique_consecutive if self.by_row else torch.unique
-        rows, within = unique(self.rows, return_inverse=True)
-        return rows, within
+    def added_up(self, gradients: Tensor) -> tuple[Tensor, Tensor]:
+        """The rows, each once and sorted, and for each the sum of its pairs' gradients, in the order of the pairs."""
+        if self.by_row:
+            starts = _starts(self.rows)
+            every = torch.arange(self.rows.numel(), device=self.rows.device)
+            return self.rows[starts], F.embedding_bag(every, gradients, starts, mode="sum")
+        rows, within = torch.unique(self.rows, return_inverse=True)
+        sums = gradients.new_zeros(rows.numel(), gradients.shape[1])
+        return rows, sums.index_add_(0, within, gradients)
 
     def heard(self, weights: Tensor) -> Pairs:
         """Those whose weight is not zero."""
@@ -107,14 +110,16 @@ class TokenRows:
         Gradients may nearly undo each other between places; norms and sums in different orders would then disagree.
         """
         keys, order = _sorted(self.places * self.samples + self.owners)
-        first = torch.ones_like(keys, dtype=torch.bool)
-        torch.ne(keys[1:], keys[:-1], out=first[1:])
-        starts = first.nonzero().squeeze(1)
+        starts = _starts(keys)
         if starts.numel() == keys.numel():
             return Pairs(self.places, self.owners, self.gradients, by_row=False)
         found, taken = keys[starts], order if self.kept is None else self.kept[order]
         total = F.embedding_bag(taken, self.vectors, starts, mode="sum")
         return Pairs(found // self.samples, found % self.samples, total, by_row=True)
+
+    def holds(self, metric: Metric) -> bool:
+        """In any metric."""
+        return True
 
     def squared_norms(self, metric: Metric) -> Tensor:
         """Those of a sample's pairs, added up in float64."""
@@ -138,12 +143,10 @@ class TokenRows:
         pairs, weights = self.pairs, factors[self.pairs.owners]
         if bool((weights == 0).any()):
             pairs, weights = pairs.heard(weights), weights[weights != 0]
-        touched, within = pairs.touched
         wide = pairs.gradients if metric.centre is None else pairs.gradients.double()
         room = self.space.part("scaled", tuple(wide.shape), wide)
         scaled = torch.mul(wide, weights.to(wide).unsqueeze(1), out=room)
-        sums = self.space.part("sums", (touched.numel(), wide.shape[1]), wide).zero_()
-        sums.index_add_(0, within, scaled)
+        touched, sums = pairs.added_up(scaled)
         total.view(self.rows, -1).index_add_(0, touched, sums.to(total.dtype))
 
 
@@ -222,6 +225,13 @@ def _sorted(keys: Tensor) -> tuple[Tensor, Tensor]:
     packed.sort()
     both = torch.from_numpy(packed)
     return both >> place_bits, both & ((1 << place_bits) - 1)
+
+
+def _starts(in_order: Tensor) -> Tensor:
+    """Where a new value begins among sorted ones."""
+    first = torch.ones_like(in_order, dtype=torch.bool)
+    torch.ne(in_order[1:], in_order[:-1], out=first[1:])
+    return first.nonzero().squeeze(1)
 
 
 def refuse_embedding(module: nn.Module) -> str | None:

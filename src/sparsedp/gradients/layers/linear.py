@@ -5,12 +5,15 @@ Index conventions: n sample, t position, o output feature, i input feature.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from sparsedp.gradients.blocks import Block, Metric
+from sparsedp.gradients.layers.grams import EXTREME, GramNorms, cached, measure, pays, summed
 from sparsedp.gradients.layers.source import (
     MOST_SUMMED,
     Explicit,
@@ -30,8 +33,6 @@ from sparsedp.gradients.workspace import Space
 
 WIDE = 8192
 """Inputs whose products are summed in float32 before the sum goes on in float64."""
-EXTREME = 2.0**40
-"""Beyond this size squares of companions may underflow in float32: such a sample counts as not finite."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,6 +54,10 @@ class Outer:
     def explicit(self, span: slice) -> Tensor:
         """The outer products of some samples."""
         return (self.b[span].unsqueeze(2) * self.a[span].unsqueeze(1)).flatten(1).unsqueeze(0)
+
+    def holds(self, metric: Metric) -> bool:
+        """In any metric."""
+        return True
 
     def squared_norms(self, metric: Metric) -> Tensor:
         """||((b a^T) - centre) * weight||^2 = b^2 . (weight^2 a^2) - 2 b . (weight^2 centre a) + constant.
@@ -105,9 +110,12 @@ class Outer:
             total += outer_sum(scaled[span], a[span]).flatten()
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class SequenceOuter:
-    """A sum of outer products along the positions of a sequence: a is [n, t, i], b is [n, t, o]."""
+    """A sum of outer products along the positions of a sequence: a is [n, t, i], b is [n, t, o].
+
+    Formed sample by sample, or measured by the Gram matrices of positions where these are few.
+    """
 
     a: Tensor
     b: Tensor
@@ -126,6 +134,38 @@ class SequenceOuter:
         a, b = self.a[span], self.b[span].transpose(1, 2)
         room = self.space.result((a.shape[0], b.shape[1], a.shape[2]), a, span)
         return torch.bmm(b, a, out=room).flatten(1).unsqueeze(0)
+
+    def holds(self, metric: Metric) -> bool:
+        """Where all of the block counts alike, and positions are few for its size."""
+        t, i, o = self.a.shape[1], self.a.shape[2], self.b.shape[2]
+        return metric.is_identity and pays(t * t * (i + o), t, i * o)
+
+    def squared_norms(self, metric: Metric) -> Tensor:
+        """From Gram matrices."""
+        return self._measured.squared
+
+    def add_weighted_sum(self, factors: Tensor, total: Tensor, metric: Metric) -> None:
+        """One ordinary weight gradient, and by themselves the samples whose positions cancel."""
+        together = self._measured.together(factors)
+        a, b = silence(self.a, together), silence(self.b, together)
+        for span in summed(len(a), a.shape[1]):
+            scaled = b[span] * together[span].to(b).reshape(-1, 1, 1)
+            total += (scaled.flatten(0, 1).T @ a[span].flatten(0, 1)).flatten()
+        for sample in self._measured.alone:
+            total += factors[sample] * self._formed(sample).flatten()
+
+    @functools.cached_property
+    def _measured(self) -> GramNorms:
+        return measure(self._grams(), self._formed, exact=self.a.dtype == torch.float64)
+
+    def _grams(self) -> Iterator[tuple[Tensor, Tensor]]:
+        t, i, o = self.a.shape[1], self.a.shape[2], self.b.shape[2]
+        for span in cached(len(self.a), t * (i + o)):
+            a, b = self.space.wide("a", self.a[span]), self.space.wide("b", self.b[span])
+            yield torch.bmm(a, a.transpose(1, 2)), torch.bmm(b, b.transpose(1, 2))
+
+    def _formed(self, sample: int) -> Tensor:
+        return self.b[sample].double().T @ self.a[sample].double()
 
 
 def linear_source(call: Call, parameter: str, block: Block, space: Space) -> Source:

@@ -42,7 +42,11 @@ class Source(Protocol):
 
 @runtime_checkable
 class Closed(Protocol):
-    """A source with formulas for its norms and sums, so that explicit gradients are never formed."""
+    """A source with formulas for its norms and sums, so that explicit gradients are not formed where they hold."""
+
+    def holds(self, metric: Metric) -> bool:
+        """Whether the formulas serve this metric and cost less than explicit gradients; by shapes alone."""
+        ...
 
     def squared_norms(self, metric: Metric) -> Tensor:
         """Squared norms in the metric, one per sample.
@@ -160,8 +164,10 @@ def squared_norms_of(rows: Tensor) -> Tensor:
     """
     stretches = rows.shape[-1] // STRETCH
     whole = stretches * STRETCH
+    tail: Tensor = torch.linalg.vector_norm(rows[..., whole:], dim=-1)
+    if not whole:
+        return tail.double().square()
     head = torch.linalg.vector_norm(rows[..., :whole].reshape(*rows.shape[:-1], stretches, STRETCH), dim=-1)
-    tail = torch.linalg.vector_norm(rows[..., whole:], dim=-1)
     squared: Tensor = head.double().square().sum(-1) + tail.double().square()
     return squared
 
