@@ -13,108 +13,26 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+from rank_runs import CLASSES, LOSS, ROWS, body_and_head, data, digest, network, refused, train
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import sparsedp
 from sparsedp.callbacks.reports import StepReport
-from sparsedp.core.errors import SparseDPError
+from sparsedp.core.errors import DataError, SparseDPError
+from sparsedp.models.least_squares import LeastSquares, keep_noise_down, moments_loss
 from sparsedp.ranks.here import ranks_here
 from sparsedp.runs.ledger_file import FileLedger
 from sparsedp.runs.store import FolderStore
 
-ROWS, CLASSES = 400, 3
 LONG = 16
 """Epochs of the runs that are hurt."""
 FULL = "FULL"
-LOSS = nn.CrossEntropyLoss(reduction="none")
-
-
-def data(rows: int = ROWS, seed: int = 0) -> TensorDataset:
-    generator = torch.Generator().manual_seed(seed)
-    labels = torch.randint(CLASSES, (rows,), generator=generator)
-    inputs = torch.rand(rows, 6, generator=generator) + nn.functional.one_hot(labels, 6)
-    return TensorDataset(inputs, labels)
-
-
-def words(rows: int = ROWS) -> TensorDataset:
-    generator = torch.Generator().manual_seed(1)
-    return TensorDataset(
-        torch.randint(20, (rows, 4), generator=generator),
-        torch.randint(CLASSES, (rows,), generator=generator),
-    )
-
-
-def network(width: int = 8) -> nn.Module:
-    torch.manual_seed(4)
-    return nn.Sequential(nn.Linear(6, width), nn.Tanh(), nn.Dropout(0.1), nn.Linear(width, CLASSES))
-
-
-class Bag(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(4)
-        self.table, self.head = nn.Embedding(20, 5), nn.Linear(5, CLASSES)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        return self.head(self.table(tokens).mean(dim=1))
-
-
-def digest(result: sparsedp.Result) -> str:
-    found = hashlib.sha256()
-    for value in result.model.state_dict().values():
-        found.update(value.numpy().tobytes())
-    found.update(result.support.indices.numpy().tobytes())
-    found.update(json.dumps([r.to_json() for r in result.history], sort_keys=True).encode())
-    found.update(f"{result.ledger.steps} {result.ledger.epsilon}".encode())
-    return found.hexdigest()
-
-
-def train(method: str = "tp-topk", **changes: Any) -> sparsedp.Result:
-    by_table = method in TABLES
-    protection: dict[str, Any] = {"epsilon": 4.0, "delta": 1e-3, "accountant": "rdp"}
-    without: dict[str, dict[str, Any]] = {"noisy-sgd": {"noise_std": 0.05}, "clipped-sgd": {}}
-    arguments: dict[str, Any] = {
-        "method": method,
-        "epochs": 2,
-        "batch_size": 100,
-        "lr": 0.5,
-        "seed": 7,
-        "evaluate": accuracy,
-        **without.get(method, protection),
-        **changes,
-    }
-    model = arguments.pop("model", None) or (Bag() if by_table else network())
-    dataset = arguments.pop("dataset", None) or (words() if by_table else data())
-    return sparsedp.fit(model, dataset, LOSS, **arguments)
-
-
-def accuracy(model: nn.Module) -> dict[str, float]:
-    weights = torch.cat([p.detach().flatten() for p in model.parameters()])
-    return {"accuracy": float(weights.abs().mean())}
-
-
-def tables() -> frozenset[str]:
-    """Methods that rank rows of embedding tables."""
-    return frozenset(m.name for m in sparsedp.all_methods() if m.name in ("fest", "adafest", "votes"))
-
-
-TABLES = tables()
-
-
-def refused(do: Callable[[], object]) -> str:
-    """The error it raises."""
-    try:
-        do()
-    except SparseDPError as error:
-        return str(error)
-    return "nothing was refused"
 
 
 def every_method(folder: Path) -> dict[str, str]:
@@ -124,8 +42,24 @@ def every_method(folder: Path) -> dict[str, str]:
             found[method.name] = digest(train(method.name))
         except SparseDPError as error:
             found[method.name] = f"refused: {error}"
-    found["normalised"] = digest(train(normalise=sparsedp.PrivateNormalisation(clip_norm=3.0)))
     return found
+
+
+def every_way(folder: Path) -> dict[str, str]:
+    """What may be given besides a method."""
+    moments = LeastSquares(6, CLASSES)
+    adam = lambda parameters: torch.optim.Adam(parameters, lr=0.01)  # noqa: E731
+    ways: dict[str, dict[str, Any]] = {
+        "normalised": {"normalise": sparsedp.PrivateNormalisation(clip_norm=3.0)},
+        "averaged": {"ema_decay": 0.9, "optimizer": adam, "lr": None},
+        "by hand": {"engine": "reference", "epochs": 1},
+        "given": {"method": "given", "public_scores": {"0.weight": torch.arange(48).reshape(8, 6)}},
+        "few at once": {"max_physical_batch": 7},
+        "loaded apart": {"workers": 1},
+        "kept": {"model": body_and_head(), "cache_features": folder / "features"},
+        "least squares": {"model": moments, "loss": moments_loss(), "callbacks": [keep_noise_down(moments)]},
+    }
+    return {name: digest(train(**changes)) for name, changes in ways.items()}
 
 
 def people(folder: Path) -> str:
@@ -158,6 +92,69 @@ def models(folder: Path) -> str:
 
 def others(folder: Path) -> str:
     return refused(lambda: train(dataset=data(seed=int(dist.get_rank() == 1))))
+
+
+def parts(folder: Path) -> str:
+    """One rank's model has the same tensors and does something else with them."""
+    model = network()
+    model[1] = nn.ReLU() if dist.get_rank() == 1 else nn.Tanh()
+    return refused(lambda: train(model=model))
+
+
+def modes(folder: Path) -> str:
+    """One rank's model has its dropout off."""
+    return refused(lambda: train(model=network().train(dist.get_rank() == 0)))
+
+
+def losses(folder: Path) -> str:
+    return refused(lambda: train(loss=nn.MultiMarginLoss(reduction="none") if dist.get_rank() == 1 else LOSS))
+
+
+def threads(folder: Path) -> str:
+    """One rank of a seeded run has more threads, so its products add up in another order."""
+    torch.set_num_threads(1 + dist.get_rank())
+    try:
+        return refused(train)
+    finally:
+        torch.set_num_threads(1)
+
+
+class Uncounted(TensorDataset):
+    """Cannot say how many rows it has, on one rank."""
+
+    def __len__(self) -> int:
+        if dist.get_rank() == 1:
+            raise DataError("the disk is gone")
+        return ROWS
+
+
+def uncounted(folder: Path) -> str:
+    return refused(lambda: train(dataset=Uncounted(*data().tensors)))
+
+
+def ended(folder: Path) -> list[str]:
+    """One rank is told to end, as by a launcher: all save and stop, and go on later."""
+
+    def end(event: object) -> None:
+        if isinstance(event, StepReport) and event.step == 3 and dist.get_rank() == 1:
+            signal.raise_signal(signal.SIGTERM)
+
+    said = "it was not told"
+    try:
+        train(out=folder / "ENDED", callbacks=[end])
+    except KeyboardInterrupt:
+        said = "stopped"
+    stopped_at = FileLedger.read(folder / "ENDED" / "ledger.jsonl").charged
+    ranks_here().gather(0)
+    again = digest(train(out=folder / "ENDED", resume=True))
+    return [said, str(stopped_at), again, digest(train())]
+
+
+def frozen(folder: Path) -> list[str]:
+    """Features of a frozen part that each rank made by itself: all have rank 0's."""
+    model = body_and_head()
+    result = train(model=model, cache_features=folder / "frozen")
+    return [digest(result), hashlib.sha256(model[0][0].weight.numpy().tobytes()).hexdigest()]
 
 
 def limits(folder: Path) -> str:
@@ -351,8 +348,9 @@ def resumed(folder: Path) -> str:
 JOBS = {
     job.__name__: job
     for job in (
-        every_method, people, counted, kept, second, plans, models, others, limits, releases, shuffled, optimizers,
-        drifts, fails, refuses, unseeded, sharded, noise, sums, hurt, unhurt, resumed,
+        every_method, every_way, parts, modes, losses, threads, uncounted, ended, frozen, people, counted, kept,
+        second, plans, models, others, limits, releases, shuffled, optimizers, drifts, fails, refuses, unseeded,
+        sharded, noise, sums, hurt, unhurt, resumed,
     )
 }  # fmt: skip
 

@@ -12,7 +12,11 @@ from launching import group_of_one
 
 from sparsedp.core.errors import PrivacyError, SparseDPError
 from sparsedp.core.randomness import SystemRandomness
-from sparsedp.ranks.here import ranks_here, refuse_ranks
+from sparsedp.experiments.runner import run_all
+from sparsedp.federated import FederatedTrainer
+from sparsedp.methods import build_plan
+from sparsedp.ranks import launch
+from sparsedp.ranks.here import ranks_here, refuse_ranks, same_threads
 from sparsedp.ranks.packing import packed, unpacked
 
 
@@ -32,10 +36,11 @@ def test_what_is_handed_out_is_the_release(ranks):
     assert float(floats[0]) == 0.4
 
 
-def test_an_integer_without_room_is_refused_before_it_is_released(ranks):
+@pytest.mark.parametrize("number", [2**61, -(2**61), -(2**63)])
+def test_an_integer_without_room_is_refused_before_it_is_released(ranks, number):
     asked = []
     with pytest.raises(PrivacyError, match="too many units"):
-        ranks.exchange.integers(lambda: torch.tensor([2**61]), lambda steps: asked.append(1), 1)
+        ranks.exchange.integers(lambda: torch.tensor([number]), lambda steps: asked.append(1), 1)
     assert asked == []
 
 
@@ -52,11 +57,17 @@ def test_a_rank_that_follows_has_no_noise(ranks, monkeypatch):
     assert int(sums) == 0
 
 
-def test_diagnoses_are_for_one_process(monkeypatch):
+def test_diagnoses_comparisons_and_servers_are_for_one_process(monkeypatch):
     refuse_ranks("this")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(SparseDPError, match="without torchrun"):
-        refuse_ranks("this")
+    plan = build_plan("dp-sgd", units=9, epochs=1, epsilon=9, accountant="rdp", batch_size=3)
+    for refused in (
+        lambda: refuse_ranks("this"),
+        lambda: run_all("all methods", [], None, None),
+        lambda: FederatedTrainer(torch.nn.Linear(2, 2), plan=plan, optimizer=torch.optim.SGD),
+    ):
+        with pytest.raises(SparseDPError, match="without torchrun"):
+            refused()
 
 
 @given(st.lists(st.floats(-1e6, 1e6).filter(lambda x: x == 0 or abs(x) > 1e-15), min_size=1, max_size=12))
@@ -71,3 +82,41 @@ def test_packed_sums_are_exact_in_any_order(values):
 def test_what_cannot_be_packed_is_refused(value):
     with pytest.raises(SparseDPError, match="not finite or too large"):
         packed([torch.tensor([value], dtype=torch.float64)])
+
+
+def test_a_seeded_run_of_one_rank_has_the_threads_that_each_of_several_has(monkeypatch):
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        same_threads()
+        assert torch.get_num_threads() == 2  # no launcher
+        monkeypatch.setenv("TORCHELASTIC_RUN_ID", "a run")
+        monkeypatch.setenv("OMP_NUM_THREADS", "2")
+        same_threads()
+        assert torch.get_num_threads() == 2  # the user's choice
+        monkeypatch.delenv("OMP_NUM_THREADS")
+        same_threads()
+        assert torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_later_start_takes_up_what_an_earlier_one_of_its_launch_began(ranks, tmp_path, monkeypatch):
+    out = tmp_path / "RUN"
+
+    def in_the_next_start(here: bool) -> bool:
+        with monkeypatch.context() as later:
+            later.setattr(launch, "_THIS_START", "another")
+            return ranks.begun_before(out, here)
+
+    assert not in_the_next_start(here=True)  # another launch's
+    with pytest.raises(ZeroDivisionError), ranks.beginning(out):
+        raise ZeroDivisionError
+    assert not in_the_next_start(here=True)  # it was refused
+    with ranks.beginning(out):
+        assert in_the_next_start(here=True)  # killed as soon as the folder was there
+        assert not in_the_next_start(here=False)  # or before
+    assert in_the_next_start(here=True)
+    assert not ranks.begun_before(out, here=True)  # this start's own: a second run into one folder
+    with pytest.raises(SparseDPError, match="which is not here"):
+        in_the_next_start(here=False)

@@ -20,13 +20,15 @@ KILLS = 20
 
 
 def test_every_method_gives_the_same_bits_on_one_to_four_ranks(tmp_path):
-    one = jobs_of_one(tmp_path, "every_method")["every_method"]
-    assert {method.name for method in all_methods()} < set(one)
-    assert not [name for name, text in one.items() if text.startswith("refused")]
+    one = jobs_of_one(tmp_path, "every_method", "every_way")
+    methods = one["every_method"]
+    assert {method.name for method in all_methods()} == set(methods)
+    assert not [name for name, text in methods.items() if text.startswith("refused")]
     for ranks in (2, 3, 4):
         folder = tmp_path / str(ranks)
         folder.mkdir()
-        assert jobs(folder, ranks, "every_method")["every_method"] == [one] * ranks
+        for job, found in jobs(folder, ranks, "every_method", "every_way").items():
+            assert found == [one[job]] * ranks
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +78,9 @@ def test_a_rank_that_hangs_or_cannot_write_is_named_and_the_run_goes_on(tmp_path
 
 def test_a_run_goes_on_with_another_number_of_ranks(tmp_path, unhurt):
     """In a group of the user's own making, too."""
-    torchrun(2, str(SCRIPT), str(tmp_path), "hurt", HITS=json.dumps([("SIGKILL", 1, 17, 0.0)]))
+    hits = json.dumps([("SIGKILL", 1, 17, 0.0)])
+    ended = torchrun(2, str(SCRIPT), str(tmp_path), "hurt", HITS=hits, TORCH_ELASTIC_SHUTDOWN_TIMEOUT="30")
+    assert "rank 0 cannot go on: nothing was heard of rank 1: killed" in ended.stderr
     assert jobs(tmp_path, 3, "resumed", OWN_GROUP="1")["resumed"] == [unhurt] * 3
 
 
@@ -86,6 +90,10 @@ def test_the_command_line_starts_under_torchrun_and_a_second_launch_is_refused(t
     ended = torchrun(2, *command)
     assert ended.returncode == 0, ended.stderr[-4000:]
     assert verify(tmp_path / "RUN", independent=False).passed
-    again = torchrun(2, *command)
+    paid = (tmp_path / "RUN" / "ledger.jsonl").read_bytes()
+    again = torchrun(2, *command, restarts=1)
     assert again.returncode != 0
-    assert "there is a run at" in again.stderr + again.stdout
+    assert (again.stderr + again.stdout).count(
+        "there is a run at"
+    ) >= 2  # in both starts: it is not this launch's
+    assert (tmp_path / "RUN" / "ledger.jsonl").read_bytes() == paid

@@ -8,14 +8,18 @@ from launching import jobs, jobs_of_one
 from sparsedp.runs.ledger_file import FileLedger
 
 SAME = ("people", "counted", "kept")
-DIFFERENT = ("plans", "models", "others", "limits", "releases", "shuffled", "optimizers", "drifts")
+DIFFERENT = (
+    "plans", "models", "parts", "modes", "losses", "threads",
+    "others", "limits", "releases", "shuffled", "optimizers", "drifts",
+)  # fmt: skip
+FAILING = ("fails", "refuses", "uncounted")
 
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory):
     """What two ranks do, in one start."""
     folder = tmp_path_factory.mktemp("two")
-    names = (*SAME, "second", *DIFFERENT, "fails", "refuses", "unseeded", "sharded", "noise", "sums")
+    names = (*SAME, "second", *DIFFERENT, *FAILING, "ended", "frozen", "unseeded", "sharded", "noise", "sums")
     return folder, jobs(folder, 2, *names)
 
 
@@ -35,6 +39,10 @@ def test_rank_0_kept_the_run_and_paid_for_every_step(two):
         ("second", "there is a run at"),
         ("plans", "rank 1: plan.epsilon"),
         ("models", "rank 1: model"),
+        ("parts", 'rank 1: parts.1 is "ReLU()" and "Tanh()" on rank 0'),
+        ("modes", "rank 1: training is []"),
+        ("losses", 'rank 1: loss is "MultiMarginLoss"'),
+        ("threads", "rank 1: threads is 2"),
         ("others", "rank 1: data"),
         ("limits", "rank 1: max_physical_batch is 11"),
         ("releases", "rank 1: versions.torch"),
@@ -47,12 +55,25 @@ def test_every_rank_is_told_who_differs_and_in_what(two, job, named):
     assert [named in text for text in two[1][job]] == [True] * 2, two[1][job]
 
 
-@pytest.mark.parametrize("job", ["fails", "refuses"])
+@pytest.mark.parametrize("job", FAILING)
 def test_an_error_on_one_rank_ends_all_there_and_then(two, job):
     found = two[1][job]
-    assert found[1] == "no more"
+    words = "the disk is gone" if job == "uncounted" else "no more"
+    assert found[1] == words
     assert "rank 1 stopped the run" in found[0]
-    assert "no more" in found[0]
+    assert words in found[0]
+
+
+def test_ranks_that_are_told_to_end_save_first_and_go_on_later(two):
+    (said, charged, again, whole), other = two[1]["ended"]
+    assert (said, other[0]) == ("stopped", "stopped")
+    assert 4 <= int(charged) < 8
+    assert again == whole
+
+
+def test_features_are_those_of_rank_0s_frozen_part(two):
+    found = two[1]["frozen"]
+    assert found == [found[0]] * 2
 
 
 def test_without_a_seed_all_ranks_end_alike(two):

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from sparsedp.core.errors import PrivacyError
+from sparsedp.privacy.grid import within
 from sparsedp.ranks.packing import STEPS, packed, unpacked
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ class GroupExchange:
 
     def _in_bounds(self, mine: Tensor) -> Tensor:
         """Integers whose sum over all ranks has room, whatever the others have."""
-        if not bool((mine.abs() < _ROOM // self.ranks.count).all()):
+        if not within(mine, _ROOM // self.ranks.count):
             raise PrivacyError("the sum has too many units for its grid; nothing was released")
         return mine
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar, final
 
 import torch
@@ -19,6 +20,7 @@ from sparsedp.core.randomness import PrivateRandomness
 from sparsedp.privacy.exchange import Exchange
 from sparsedp.ranks.exchange import LEADER, GroupExchange, Traffic
 from sparsedp.ranks.follower import FollowerRandomness
+from sparsedp.ranks.launch import beginning, begun_before
 from sparsedp.ranks.post import Post
 from sparsedp.runs.identity import differences, short
 from sparsedp.sampling.sharing import Blocks, Shard, Share
@@ -79,6 +81,14 @@ class RankGroup:
         """Integers are added up, rank 0 releases, all get the release."""
         return GroupExchange(self)
 
+    def beginning(self, out: Path) -> AbstractContextManager[None]:
+        """The launcher's store takes note."""
+        return beginning(out)
+
+    def begun_before(self, out: Path, here: bool) -> bool:
+        """As the launcher's store has it."""
+        return begun_before(out, here)
+
     def from_leader(self, make: Callable[[], T]) -> T:
         """The leader's value, or its error."""
         told: list[Any] = [None]
@@ -102,21 +112,31 @@ class RankGroup:
         Raises:
             RankError: it failed on another rank, and on which.
         """
+        value: list[T] = []
+
+        def made() -> None:
+            value.append(make())
+
+        self._made_everywhere(made)
+        return value[0]
+
+    def _made_everywhere(self, make: Callable[[], T]) -> list[T]:
+        """Every rank's value; where one cannot make it, all are told, and its error is raised there as it was."""
         failure: Exception | None = None
-        value: Any = None
+        mine: tuple[T | None, str | None]
         try:
-            value = make()
-        except Exception as error:  # whatever it is: all are told, then it is raised as it was
-            failure = error
-        told = self.gather(None if failure is None else f"{type(failure).__name__}: {failure}")
+            mine = make(), None
+        except Exception as error:
+            failure, mine = error, (None, f"{type(error).__name__}: {error}")
+        told = self.gather(mine)
         if failure is not None:
             raise failure
         failed = [
-            f"rank {rank} stopped the run: {text}" for rank, text in enumerate(told) if text is not None
+            f"rank {rank} stopped the run: {text}" for rank, (_, text) in enumerate(told) if text is not None
         ]
         if failed:
             raise RankError("; ".join(failed))
-        return value  # type: ignore[no-any-return]
+        return [value for value, _ in told]  # type: ignore[misc]
 
     def gather(self, value: T) -> list[T]:
         """Every rank's value."""
@@ -128,10 +148,14 @@ class RankGroup:
         """Compare with the leader's.
 
         Raises:
-            RankError: on every rank, naming those that differ, and in what.
+            RankError: on every rank, naming those that differ, and in what, or that cannot say.
         """
-        mine: Json = json.loads(json.dumps(dict(facts())))
-        leaders, *others = self.gather(mine)
+
+        def plain() -> Json:
+            found: Json = json.loads(json.dumps(dict(facts())))
+            return found
+
+        leaders, *others = self._made_everywhere(plain)
         differing = []
         for rank, theirs in enumerate(others, start=LEADER + 1):
             words = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from datetime import timedelta
 
@@ -14,6 +15,10 @@ from sparsedp.core.errors import SparseDPError
 from sparsedp.ranks.group import RankGroup
 from sparsedp.ranks.one import OneRank, Ranks
 
+logger = logging.getLogger("sparsedp")
+
+THREADS = "OMP_NUM_THREADS"
+"""Environment variable: threads of a process; where it is not set, `torchrun` sets it to one for several."""
 TIMEOUT = "SPARSEDP_RANK_TIMEOUT"
 """Environment variable: how many seconds ranks wait for each other."""
 SECONDS = 1800.0
@@ -50,6 +55,16 @@ def refuse_ranks(what: str) -> None:
         raise SparseDPError(
             f"{what} runs in one process, and this is one of several; start it without torchrun"
         )
+
+
+def same_threads() -> None:
+    """One thread in a process that `torchrun` has started alone: as many as it gives each of several.
+
+    The order of additions in a product of matrices depends on the number of threads, so a seeded run's bits do.
+    """
+    if dist.is_available() and dist.is_torchelastic_launched() and THREADS not in os.environ:
+        logger.info("a seeded run has one thread a process; set %s for more", THREADS)
+        torch.set_num_threads(1)
 
 
 def _refuse_lone_ranks() -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol, TypeVar, final
 
 from torch import nn
@@ -37,7 +38,15 @@ class Ranks(Protocol):
 
     @property
     def restarted(self) -> bool:
-        """Whether the launcher has started this run before, and again after a failure."""
+        """Whether the launcher has started these processes before, and again after a failure."""
+        ...
+
+    def beginning(self, out: Path) -> AbstractContextManager[None]:
+        """Around the making of a run's folder, on the leading rank: a later start of this launch takes it up."""
+        ...
+
+    def begun_before(self, out: Path, here: bool) -> bool:
+        """Whether an earlier start of this very launch began the run that is `here`; asked on the leading rank."""
         ...
 
     @property
@@ -92,6 +101,14 @@ class OneRank:
     leads: bool = True
     restarted: bool = False
     exchange: Exchange = ALONE
+
+    def beginning(self, out: Path) -> AbstractContextManager[None]:
+        """Nobody will start it again."""
+        return nullcontext()
+
+    def begun_before(self, out: Path, here: bool) -> bool:
+        """Nobody has started it before."""
+        return False
 
     def from_leader(self, make: Callable[[], T]) -> T:
         """It leads."""

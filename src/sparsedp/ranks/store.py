@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 
 from sparsedp.privacy.plan import Plan
@@ -14,8 +15,13 @@ from sparsedp.runs.store import ExistingRun, FolderStore, NoStore, RunStore, fin
 
 
 def goes_on(ranks: Ranks, out: Path | str | None, resume: bool) -> bool:
-    """Whether the run at `out` is gone on with: if that was asked for, or if the launcher starts it again."""
-    return ranks.from_leader(lambda: resume or (ranks.restarted and out is not None and holds_run(Path(out))))
+    """Whether the run at `out` is gone on with: if that was asked for, or if this launch began it and starts again.
+
+    Another launch's run is not taken up, however often the launcher tries.
+    """
+    return ranks.from_leader(
+        lambda: resume or (out is not None and ranks.begun_before(Path(out), holds_run(Path(out))))
+    )
 
 
 def find_shared_run(
@@ -45,7 +51,8 @@ def new_shared_store(
     kept: list[RunStore] = []
 
     def make() -> RunStore:
-        kept.append(new_store(out, plan, start, record, replay=replay))
+        with nullcontext() if out is None else ranks.beginning(Path(out)):
+            kept.append(new_store(out, plan, start, record, replay=replay))
         return _followed(kept[0])
 
     told = ranks.from_leader(make)
