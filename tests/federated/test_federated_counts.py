@@ -10,10 +10,10 @@ from federated_tools import CLIENTS, LOSS, TEXTS, WORDS, Loopback, a_plan, make_
 
 import sparsedp
 from sparsedp.core.layout import Layout
-from sparsedp.federated import Asked, Client, FederatedTrainer, LocalSGD
+from sparsedp.federated import Client, CountAsked, FederatedTrainer, LocalSGD
 from sparsedp.federated.rounds import DOWN, REFRESH, UP
 
-TABLE = Asked(("table.weight",), whole=False, votes=None)
+TABLE = CountAsked(("table.weight",), whole=False, votes=None)
 
 
 @cache
@@ -37,7 +37,7 @@ def test_a_client_touches_the_words_of_its_rows_and_no_padding():
 def test_a_client_votes_by_the_gradient_of_all_its_rows():
     model = make_bag()
     layout, rows = Layout.of(model), words_of(3)
-    asked = Asked(("table.weight", "head.weight"), whole=False, votes=3)
+    asked = CountAsked(("table.weight", "head.weight"), whole=False, votes=3)
     counted = LocalSGD(dataset=rows, loss=LOSS).count(model, layout, asked, 0)
     LOSS(model(rows.tensors[0]), rows.tensors[1]).mean().backward()
     energy = torch.cat([model.table.weight.grad.square().sum(1), model.head.weight.grad.square().sum(1)])

@@ -25,6 +25,7 @@ class LocalGrid(Grid):
         }
         self.bytes: list[tuple[int | None, int | None]] = []
         self.contents: list[RecordDict] = []
+        self.errors: list[str] = []
 
     def set_run(self, run):
         raise NotImplementedError
@@ -57,6 +58,7 @@ class LocalGrid(Grid):
         try:
             reply = self._app(message, self.contexts[node])
         except Exception as error:
+            self.errors.append(str(error))
             return Message(Error(code=0, reason=str(error)), reply_to=message)
         self.bytes.append((sent, counted(reply.content)))
         self.contents.append(reply.content)

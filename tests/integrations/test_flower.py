@@ -151,6 +151,34 @@ def test_secure_aggregation_gives_the_same_bits_and_shows_no_update(batch_size):
     assert all(not record for content in grid.contents for record in content.array_records.values())
 
 
+def test_the_bytes_of_a_secure_round_are_those_of_its_masked_answers():
+    from flwr.client.mod import secaggplus_mod
+
+    grid = LocalGrid(client_app(make_client, mods=[secaggplus_mod]), CLIENTS)
+    plan = a_plan("tp-topk", batch_size=CLIENTS, epochs=6)
+    result, _ = trained(plan, grid, secure=SecAggPlus())
+    masked = [sent for content, (_, sent) in zip(grid.contents, grid.bytes, strict=True) if len(content) > 1]
+    assert result.metrics["client_bytes_up"] == masked[-1]
+    assert masked[-1] > 2 * 8 * result.k  # two digits of eight bytes for each coordinate
+
+
+def test_a_secure_round_tells_the_server_no_words_of_an_error():
+    """Flower sends what a client's error says, and that may quote the data."""
+    from flwr.client.mod import secaggplus_mod
+
+    def odd(context):
+        if context.node_config["partition-id"] == 4:
+            raise ValueError("the patient's name is Ada")
+        return make_client(context)
+
+    grid = LocalGrid(client_app(odd, mods=[secaggplus_mod]), CLIENTS)
+    plan = a_plan("dp-sgd", batch_size=CLIENTS, epochs=1)
+    result, _ = trained(plan, grid, secure=SecAggPlus())
+    assert result.complete
+    assert grid.errors == ["its training failed (ValueError)"] * len(grid.errors)
+    assert grid.errors
+
+
 def test_counts_are_summed_securely_too():
     from flwr.client.mod import secaggplus_mod
 

@@ -6,11 +6,13 @@ Takes minutes, as every client of every round is a process that imports torch.
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -76,7 +78,9 @@ def federation(tmp_path: Path) -> Iterator[Path]:
     def start(name: str, *arguments: str) -> None:
         log = (tmp_path / f"{len(started)}-{name}.log").open("wb")
         command = [str(PROGRAMS / name), *arguments]
-        started.append(subprocess.Popen(command, env=environment(home), stdout=log, stderr=log))
+        started.append(
+            subprocess.Popen(command, env=environment(home), stdout=log, stderr=log, start_new_session=True)
+        )
 
     try:
         start("flower-superlink", *tls, "--port", str(port), "--disable-runtime-dependency-installation")
@@ -92,17 +96,20 @@ def federation(tmp_path: Path) -> Iterator[Path]:
         for process in reversed(started):
             process.terminate()
         for process in started:
-            process.wait(30)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(30)
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # what it has started, if it is still at work
 
 
-def check_run(out: Path) -> None:
+def check_run(out: Path, bytes_a_number: int = 4) -> None:
     verified = sparsedp.verify(out, independent=False)
     assert verified.passed, verified.reasons
     record = Run.open(out).record
     assert record["status"] == "finished"
     assert (record["unit"], record["units"]) == ("client", CLIENTS)
     k = record["k"]
-    assert 4 * k < record["metrics"]["client_bytes_up"] < 4 * k + 500
+    assert bytes_a_number * k < record["metrics"]["client_bytes_up"] < bytes_a_number * k + 500
     assert 4 * k < record["metrics"]["client_bytes_down"] < 4 * k + 800
 
 
@@ -118,15 +125,16 @@ def test_processes_over_tls(federation, tmp_path):
     check_run(out)
 
 
-def test_the_simulation_engine(tmp_path):
+@pytest.mark.parametrize("apps", ["app.server, app.client", "app.secure_server, app.secure_client"])
+def test_the_simulation_engine(tmp_path, apps):
     pytest.importorskip("ray", reason="flwr[simulation] is not installed")
     out = tmp_path / "run"
     code = (
         "import flower_digits as app; from flwr.simulation import run_simulation; "
         f"app.DEFAULTS.update({{'clients': {CLIENTS}, 'clients-a-round': 2, 'rounds': 4, 'out': {str(out)!r}}}); "
-        f"run_simulation(app.server, app.client, num_supernodes={CLIENTS})"
+        f"run_simulation({apps}, num_supernodes={CLIENTS})"
     )
     subprocess.run(
         [sys.executable, "-c", code], env=environment(tmp_path), check=True, capture_output=True, timeout=500
     )
-    check_run(out)
+    check_run(out, bytes_a_number=16 if "secure" in apps else 4)  # two digits of eight bytes

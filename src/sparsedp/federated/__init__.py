@@ -7,11 +7,11 @@ from sparsedp.federated.client import Client, Held, NothingHeldError
 from sparsedp.federated.local import LocalCounting, LocalSGD, LocalTraining
 from sparsedp.federated.rounds import Round, RoundReport
 from sparsedp.federated.server import FederatedTrainer
-from sparsedp.federated.task import Asked, Task
+from sparsedp.federated.task import CountAsked, Task
 
 __all__ = [
-    "Asked",
     "Client",
+    "CountAsked",
     "FederatedTrainer",
     "Held",
     "LocalCounting",

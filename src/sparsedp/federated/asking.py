@@ -13,7 +13,7 @@ from sparsedp.core.geometry import Identity
 from sparsedp.core.layout import Layout
 from sparsedp.core.support import Support
 from sparsedp.federated.rounds import Round
-from sparsedp.federated.task import Asked, Base, Task
+from sparsedp.federated.task import Base, CountAsked, Task
 from sparsedp.federated.weights import model_digest
 from sparsedp.methods import Controller, OffSupport
 from sparsedp.methods.votes import Votes
@@ -50,7 +50,7 @@ class Asking:
             clip=FlatClip(1.0) if phase.trains else clip_of(phase),
             noise_multiplier=phase.count_noise if phase.trains else phase.noise_multiplier,
         )
-        task = replace(task, asked=Asked(tuple(slot.name for slot in tables.slots), tables.whole, most))
+        task = replace(task, asked=CountAsked(tuple(slot.name for slot in tables.slots), tables.whole, most))
         return Round(step, dict.fromkeys(picked, task), None, task)
 
     def training(self, step: int, phase: Phase, picked: Sequence[int], *, counted: bool) -> Round:

@@ -13,7 +13,7 @@ from sparsedp.core.errors import ModelError, SparseDPError
 from sparsedp.core.layout import Layout
 from sparsedp.core.support import Support
 from sparsedp.federated.local import LocalCounting, LocalTraining
-from sparsedp.federated.task import Asked, Task
+from sparsedp.federated.task import CountAsked, Task
 from sparsedp.federated.weights import model_digest, write_weights
 from sparsedp.gradients.query import Query, keep_largest
 from sparsedp.privacy.updates import on_grid
@@ -83,7 +83,7 @@ class Client:
         learned = self.training(model, layout, held.support, task.step)
         return self._clipped(task, held.support, learned).to(task.integers), held
 
-    def _counted(self, model: nn.Module, layout: Layout, asked: Asked, step: int) -> Tensor:
+    def _counted(self, model: nn.Module, layout: Layout, asked: CountAsked, step: int) -> Tensor:
         if not isinstance(self.training, LocalCounting):
             raise SparseDPError(
                 f"the round asks for a count of rows, and {type(self.training).__name__} has none; give the client's "

@@ -16,7 +16,7 @@ from sparsedp.core.generators import own_generators
 from sparsedp.core.layout import Layout
 from sparsedp.core.randomness import PublicRandomness
 from sparsedp.core.support import Support
-from sparsedp.federated.task import Asked
+from sparsedp.federated.task import CountAsked
 from sparsedp.federated.weights import write_weights
 from sparsedp.gradients.touched import TouchedRows
 from sparsedp.gradients.votes import votes
@@ -39,7 +39,7 @@ class LocalTraining(Protocol):
 class LocalCounting(Protocol):
     """What a client says in a round that counts, for methods that choose rows by it (`fest`, `adafest`, `votes`)."""
 
-    def count(self, model: nn.Module, layout: Layout, asked: Asked, step: int) -> Tensor:
+    def count(self, model: nn.Module, layout: Layout, asked: CountAsked, step: int) -> Tensor:
         """For each group that is asked for 1 if the client has to do with it, else 0. Private."""
         ...
 
@@ -97,7 +97,7 @@ class LocalSGD:
                     write_weights(model, layout, support, weights)
         return total / self.steps
 
-    def count(self, model: nn.Module, layout: Layout, asked: Asked, step: int) -> Tensor:
+    def count(self, model: nn.Module, layout: Layout, asked: CountAsked, step: int) -> Tensor:
         """The rows of tables that any of its rows touches, or the groups with most of its mean gradient's energy."""
         slots = {slot.name: slot for slot in layout}
         groups = TableRows(tuple(slots[name] for name in asked.parameters), asked.whole)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import final
-
-import torch
+from typing import Protocol, final
 
 from sparsedp.callbacks.reports import StepReport
-from sparsedp.federated.task import Base, Task, Wire
+from sparsedp.federated.task import Base, Task
 from sparsedp.methods import StepSetting
 from sparsedp.privacy.shares import SharedCharge
 
@@ -87,13 +85,37 @@ class Step:
     done: tuple[Task, ...] = ()
 
 
-def bytes_of(tasks: Sequence[Task], base: Base, measure: Callable[[Wire], int]) -> dict[str, float]:
+class Measure(Protocol):
+    """How many bytes messages have on a transport."""
+
+    def task(self, task: Task) -> int:
+        """Of a task, to one client."""
+        ...
+
+    def answer(self, task: Task) -> int:
+        """Of what one client sends back."""
+        ...
+
+
+@final
+class ArraysAlone:
+    """Where no transport says more: the bytes of the arrays."""
+
+    def task(self, task: Task) -> int:
+        """Of a task."""
+        return task.to_wire().size
+
+    def answer(self, task: Task) -> int:
+        """Of an update or count."""
+        return task.size * task.integers.itemsize
+
+
+def bytes_of(tasks: Sequence[Task], base: Base, measure: Measure) -> dict[str, float]:
     """The bytes of a step's rounds, for one client; the last task is the one that trains."""
     *_, last = tasks
     whole = last if last.base is not None else replace(last, base=base, active=None, moved=None)
-    updates = [Wire({"update": torch.zeros(task.size, dtype=task.integers).numpy()}, {}) for task in tasks]
     return {
-        DOWN: float(sum(measure(task.to_wire()) for task in tasks)),
-        UP: float(sum(measure(update) for update in updates)),
-        REFRESH: float(measure(whole.to_wire())),
+        DOWN: float(sum(map(measure.task, tasks))),
+        UP: float(sum(map(measure.answer, tasks))),
+        REFRESH: float(measure.task(whole)),
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, final
@@ -19,9 +19,10 @@ from sparsedp.evaluation.evaluate import Evaluator
 from sparsedp.federated.asking import Asking
 from sparsedp.federated.picking import pick
 from sparsedp.federated.replies import Answers, sort_out
-from sparsedp.federated.rounds import Round, RoundReport, Step, bytes_of
-from sparsedp.federated.task import Task, Wire
-from sparsedp.methods import Controller, Knowledge, PublicScores, StepSetting
+from sparsedp.federated.rounds import ArraysAlone, Measure, Round, RoundReport, Step, bytes_of
+from sparsedp.federated.task import Task
+from sparsedp.methods import StepSetting
+from sparsedp.methods.stages import SELECT
 from sparsedp.optimizers.rule import OptimizerChoice, SchedulerChoice
 from sparsedp.privacy.ledger import Charge
 from sparsedp.privacy.mechanism import BoundedSum, private_mean
@@ -29,13 +30,13 @@ from sparsedp.privacy.plan import Plan
 from sparsedp.privacy.released import Released
 from sparsedp.privacy.shares import SharedCharge
 from sparsedp.privacy.updates import AggregatedUpdates, UpdateSum
-from sparsedp.runs.record import About, RunFacts
+from sparsedp.ranks.here import refuse_ranks
+from sparsedp.runs.record import About
 from sparsedp.runs.store import find_run
 from sparsedp.training.counts import COUNT
-from sparsedp.training.keeper import RunKeeper, public_randomness
+from sparsedp.training.keeper import RunKeeper, facts_of, public_randomness
 from sparsedp.training.kept_run import KeptRun
 from sparsedp.training.learner import Learner, UpdateRule
-from sparsedp.training.selection import selection_phase
 
 logger = logging.getLogger("sparsedp")
 
@@ -81,32 +82,21 @@ class FederatedTrainer(KeptRun):
         callbacks: Sequence[Callback] = (),
         about: About = About(),  # noqa: B008
     ) -> None:
+        refuse_ranks("a federated run's server")
         check_federated(plan)
         found = find_run(out, resume, plan, replay=seed is not None)
         self._private = SystemRandomness() if seed is None else SeededRandomness(seed)
         public = public_randomness(seed, found)
         layout = Layout.of(model)
-        scores = None if public_scores is None else PublicScores.of(public_scores)
-        controller = Controller(plan, layout, public, Knowledge(lambda: layout.flatten(model), scores))
-        rule = UpdateRule(optimizer, scheduler, ema_decay)
-        self._learner = Learner(model, layout, controller, rule, plan.training_steps)
+        rule = UpdateRule(optimizer, scheduler, ema_decay, public_scores=public_scores)
+        self._learner = Learner(model, layout, plan, public, rule)
         setup = {"engine": "federated", "ema_decay": ema_decay, "rows_per_unit": None}
-        facts = RunFacts(
-            about=about,
-            model_class=type(model).__name__,
-            plan=plan,
-            method=controller.method,
-            layout=layout,
-            seed=seed,
-            public_seed=public.seed,
-            setup={**self._learner.describe(), **setup},
-            details=self._learner.details(),
-        )
+        facts = facts_of(self._learner, plan, about, seed=seed, public_seed=public.seed, setup=setup)
         self._keeper = RunKeeper(
             self._learner, facts, evaluate=evaluate, callbacks=callbacks, out=out, found=found
         )
-        self._measure: Callable[[Wire], int] = lambda wire: wire.size
-        self._asking = Asking(plan, model, layout, controller)
+        self._measure: Measure = ArraysAlone()
+        self._asking = Asking(plan, model, layout, self._learner.controller)
         self._begun: Round | None = None
         self._step: Step | None = None
 
@@ -127,8 +117,8 @@ class FederatedTrainer(KeptRun):
         twice = sum(phase.trains and self._asking.counts(phase) for phase in phases)
         return len(phases) + twice - (0 if self._step is None else len(self._step.done))
 
-    def count_bytes_by(self, measure: Callable[[Wire], int]) -> None:
-        """Let the transport say how many bytes a message has; without it, those of its arrays are counted."""
+    def count_bytes_by(self, measure: Measure) -> None:
+        """Let the transport say how many bytes messages have; without it, those of their arrays are counted."""
         self._measure = measure
 
     def begin(self) -> Round:
@@ -246,7 +236,7 @@ def check_federated(plan: Plan) -> None:
         raise PrivacyError(
             f"{plan.method} protects nobody, and clients were promised protection; run the ablations centrally"
         )
-    others = [phase.name for phase in plan.phases if not phase.trains and phase is not selection_phase(plan)]
+    others = [phase.name for phase in plan.phases if not phase.trains and phase.name != SELECT.name]
     if others:
         raise PrivacyError(
             f"the phases {others} release statistics of the inputs, which clients are not asked for; leave out "

@@ -44,7 +44,7 @@ class Base:
 
 @final
 @dataclass(frozen=True, slots=True)
-class Asked:
+class CountAsked:
     """What a round asks for instead of an update: which groups of coordinates a client has something to do with.
 
     Attributes:
@@ -102,7 +102,7 @@ class Task:
     geometry: Geometry
     top: float | None
     moved: Tensor | None = None
-    asked: Asked | None = None
+    asked: CountAsked | None = None
 
     @property
     def grid(self) -> Grid:
@@ -161,7 +161,7 @@ class Task:
                 geometry=Standardized(arrays["centre"], arrays["scale"]) if "scale" in arrays else Identity(),
                 top=values.get("top"),
                 moved=arrays.get("moved"),
-                asked=Asked.from_json(values["asked"]) if "asked" in values else None,
+                asked=CountAsked.from_json(values["asked"]) if "asked" in values else None,
             )
         except KeyError as error:
             raise SparseDPError(

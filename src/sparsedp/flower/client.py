@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,6 +17,8 @@ from sparsedp.federated.task import Wire
 from sparsedp.flower.records import from_records, keep, kept, refusal_wire, to_records, update_wire
 from sparsedp.flower.refusals import check_mods
 from sparsedp.flower.secure import COVER, SECURE, masked_answer
+
+logger = logging.getLogger("sparsedp")
 
 
 def client_app(make_client: Callable[[Context], Client], mods: Sequence[Any] = ()) -> ClientApp:
@@ -49,14 +52,23 @@ def client_app(make_client: Callable[[Context], Client], mods: Sequence[Any] = (
         except SparseDPError as error:
             return refusal_wire(str(error))
         except Exception as error:
-            return refusal_wire(f"its training failed ({type(error).__name__})")
+            return refusal_wire(_without_words(error))
 
     def _masked(wire: Wire, context: Context) -> RecordDict:
         """For secure aggregation, where a client that cannot answer drops out."""
         if COVER in wire.values:
             task = Task.from_wire(wire)
             return masked_answer(torch.zeros(task.size, dtype=torch.int64), task)
-        task, update = _update(wire, context)
+        try:
+            task, update = _update(wire, context)
+        except Exception as error:
+            raise SparseDPError(_without_words(error)) from None  # Flower would tell the server its words
         return masked_answer(update, task)
 
     return app
+
+
+def _without_words(error: Exception) -> str:
+    """What the server may hear of an error; all of it is in the client's own log, if that shows debug messages."""
+    logger.debug("training failed", exc_info=error)
+    return f"its training failed ({type(error).__name__})"

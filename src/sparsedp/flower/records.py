@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import final
 
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from sparsedp.core.support import Support
 from sparsedp.federated import Held
-from sparsedp.federated.task import Wire
+from sparsedp.federated.task import Task, Wire
 
 _ARRAYS, _VALUES = "sparsedp.arrays", "sparsedp.values"
 _UPDATE, _REASON = "update", "reason"
@@ -31,9 +32,22 @@ def from_records(content: RecordDict) -> Wire:
     return Wire(arrays, dict(content.config_records[_VALUES]))
 
 
-def count_bytes(wire: Wire) -> int:
+def count_bytes(content: RecordDict) -> int:
     """Bytes of a message's content, as Flower counts them."""
-    return sum(record.count_bytes() for record in to_records(wire).values())
+    return sum(record.count_bytes() for record in content.values())
+
+
+@final
+class FlowerBytes:
+    """How many bytes a round's messages have on Flower."""
+
+    def task(self, task: Task) -> int:
+        """Of a task."""
+        return count_bytes(to_records(task.to_wire()))
+
+    def answer(self, task: Task) -> int:
+        """Of an update or count."""
+        return count_bytes(to_records(update_wire(torch.zeros(task.size, dtype=task.integers))))
 
 
 def update_wire(update: Tensor) -> Wire:
@@ -51,10 +65,15 @@ def read_answer(content: RecordDict) -> Tensor | str:
     try:
         wire = from_records(content)
         if _REASON in wire.values:
-            return " ".join(str(wire.values[_REASON]).split())[:LONGEST]
+            return in_one_line(str(wire.values[_REASON]))
         return torch.from_numpy(wire.arrays[_UPDATE].copy())
     except Exception as error:
         return f"its answer cannot be read ({type(error).__name__})"
+
+
+def in_one_line(words: str) -> str:
+    """Words from elsewhere as they may stand in the log: short, and no line of their own."""
+    return " ".join(words.split())[:LONGEST]
 
 
 def keep(state: RecordDict, held: Held) -> None:

@@ -20,9 +20,13 @@ from flwr.common import (
     FitRes,
     Parameters,
     Status,
+    ndarray_to_bytes,
     ndarrays_to_parameters,
     parameters_to_ndarrays,
 )
+from flwr.common.secure_aggregation.ndarrays_arithmetic import factor_combine
+from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS
+from flwr.common.secure_aggregation.secaggplus_constants import Key as SecureKey
 from flwr.compat.common.recorddict_compat import fitres_to_recorddict
 from flwr.server import LegacyContext
 from flwr.server.strategy import FedAvg
@@ -35,7 +39,7 @@ from torch import Tensor
 from sparsedp.core.errors import SparseDPError
 from sparsedp.federated.digits import BITS, digit_count, from_digits, to_digits
 from sparsedp.federated.task import Task, Wire
-from sparsedp.flower.records import to_records
+from sparsedp.flower.records import count_bytes, to_records
 
 logger = logging.getLogger("sparsedp")
 
@@ -80,8 +84,8 @@ class SecAggPlus:
         if not tasks:
             return torch.zeros(task.size, dtype=torch.int64), set()
         company = others[: max(0, self.company - len(tasks))]
-        contents = {node: self._content(asked, {SECURE: 1}) for node, asked in tasks.items()}
-        contents |= {node: self._content(_without_weights(task), {SECURE: 1, COVER: 1}) for node in company}
+        contents = {node: _content(asked, {SECURE: 1}) for node, asked in tasks.items()}
+        contents |= {node: _content(_without_weights(task), {SECURE: 1, COVER: 1}) for node in company}
         strategy = _Capture(list(contents))
         if not self._run(grid, strategy, contents, task, timeout) or strategy.sums is None:
             raise SparseDPError(
@@ -115,9 +119,29 @@ class SecAggPlus:
         stages = (workflow.share_keys_stage, workflow.collect_masked_vectors_stage, workflow.unmask_stage)
         return all(stage(grid, context, state) for stage in stages)
 
-    def _content(self, task: Task, values: Mapping[str, int]) -> RecordDict:
-        wire = task.to_wire()
-        return to_records(Wire(wire.arrays, {**wire.values, **values}))
+
+@final
+class MaskedBytes:
+    """How many bytes a task and a masked answer have. Keys and their shares come on top, for every other client."""
+
+    def task(self, task: Task) -> int:
+        """Of a task."""
+        return count_bytes(_content(task, {SECURE: 1}))
+
+    def answer(self, task: Task) -> int:
+        """Of an update or count, as digits of eight bytes behind masks."""
+        content = masked_answer(torch.zeros(task.size, dtype=torch.int64), task)
+        for arrays in content.array_records.values():
+            arrays.clear()
+        digits = np.zeros((digit_count(task.grid), task.size), dtype=np.int64)
+        masked = [ndarray_to_bytes(part) for part in factor_combine(0, [digits])]
+        content[RECORD_KEY_CONFIGS] = ConfigRecord({SecureKey.MASKED_PARAMETERS: masked})
+        return count_bytes(content)
+
+
+def _content(task: Task, values: Mapping[str, int]) -> RecordDict:
+    wire = task.to_wire()
+    return to_records(Wire(wire.arrays, {**wire.values, **values}))
 
 
 def masked_answer(update: Tensor, task: Task) -> RecordDict:

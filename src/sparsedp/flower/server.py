@@ -15,9 +15,9 @@ from flwr.serverapp.strategy import Strategy
 from sparsedp.callbacks.reports import Result
 from sparsedp.core.errors import PrivacyError, SparseDPError
 from sparsedp.federated import FederatedTrainer, Round
-from sparsedp.flower.records import count_bytes, read_answer, to_records
+from sparsedp.flower.records import FlowerBytes, in_one_line, read_answer, to_records
 from sparsedp.flower.roster import Roster
-from sparsedp.flower.secure import SecAggPlus
+from sparsedp.flower.secure import MaskedBytes, SecAggPlus
 
 logger = logging.getLogger("sparsedp")
 
@@ -44,7 +44,7 @@ class SparseDPStrategy(Strategy):
         self._round: Round | None = None
         self._started = False
         self.result: Result | None = None
-        trainer.count_bytes_by(count_bytes)
+        trainer.count_bytes_by(FlowerBytes() if secure is None else MaskedBytes())
 
     def start(
         self,
@@ -108,10 +108,11 @@ class SparseDPStrategy(Strategy):
         for reply in replies:
             number = self._roster.number(reply.metadata.src_node_id)
             if number is not None:
-                said = (
-                    f"Flower says: {reply.error.reason}" if reply.has_error() else read_answer(reply.content)
+                answers[number] = (
+                    f"Flower says: {in_one_line(reply.error.reason)}"
+                    if reply.has_error()
+                    else read_answer(reply.content)
                 )
-                answers[number] = said
         report = self._trainer.complete(self._round, answers)
         for number in report.missing:
             logger.warning("client %s, round %d: no answer", number, self._round.step + 1)
@@ -163,12 +164,16 @@ class SparseDPStrategy(Strategy):
             time.sleep(0.5)
 
 
-def server_app(make_trainer: Callable[[Context], FederatedTrainer], timeout: float = 3600) -> ServerApp:
-    """A `ServerApp` that runs the trainer made from Flower's context."""
+def server_app(
+    make_trainer: Callable[[Context], FederatedTrainer],
+    timeout: float = 3600,
+    secure: SecAggPlus | None = None,
+) -> ServerApp:
+    """A `ServerApp` that runs the trainer made from Flower's context; timeout and `secure` as for the strategy."""
     app = ServerApp()
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        SparseDPStrategy(make_trainer(context)).start(grid, timeout=timeout)
+        SparseDPStrategy(make_trainer(context), secure=secure).start(grid, timeout=timeout)
 
     return app
