@@ -10,8 +10,8 @@ import torch
 
 from sparsedp.core.errors import DataError
 from sparsedp.datasets import diabetes130, icd9
-from sparsedp.datasets.encoding import Category, Diagnoses, Hashed, Number, Ordinal
-from sparsedp.datasets.hospital import encode, feature_names, read_table, schema
+from sparsedp.datasets.encoding import Category, Diagnoses, Hashed, Number, Ordinal, encode, feature_names
+from sparsedp.datasets.hospital import read_table, schema
 
 COLUMNS = [
     "encounter_id", "patient_nbr", "race", "gender", "age", "weight", "admission_type_id",

@@ -13,10 +13,12 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+import torch
 from scipy import sparse
 
 from sparsedp.core.errors import DataError
 from sparsedp.datasets import icd9
+from sparsedp.datasets.features import Sparse
 
 MISSING = "?"
 
@@ -194,6 +196,26 @@ class Diagnoses:
         """A one per distinct code of the row."""
         parts = [_one_hot(table[column], icd9.slot, {MISSING}, self.width) for column in self.columns]
         return sum(parts[1:], parts[0]).sign()
+
+
+def encode(table: Table, blocks: Sequence[ColumnRule], unit_norm: bool) -> Sparse:
+    """Every block of every row, side by side; `unit_norm` scales each record to length one."""
+    found = sparse.hstack([block.encode(table) for block in blocks], format="csr")
+    values = found.data
+    if unit_norm:
+        norms = np.sqrt(found.astype(np.float64).power(2).sum(axis=1))
+        values = (values / np.repeat(norms, np.diff(found.indptr))).astype(np.float32)
+    return Sparse(
+        torch.from_numpy(found.indptr.astype(np.int64)),
+        torch.from_numpy(found.indices.astype(np.int32)),
+        torch.from_numpy(values),
+        found.shape[1],
+    )
+
+
+def feature_names(blocks: Sequence[ColumnRule]) -> list[str]:
+    """A name for each input of the encoded table."""
+    return [name for block in blocks for name in block.names()]
 
 
 def _one_hot(

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
-import numpy as np
 import torch
-from scipy import sparse
 
 from sparsedp.core.errors import DataError
 from sparsedp.datasets.bundle import DataBundle, Split
+from sparsedp.datasets.delimited import Known, read_columns
 from sparsedp.datasets.encoding import (
     Category,
     ColumnRule,
@@ -23,16 +20,16 @@ from sparsedp.datasets.encoding import (
     Number,
     Ordinal,
     Table,
+    encode,
 )
-from sparsedp.datasets.features import Sparse
-from sparsedp.datasets.files import fingerprint, open_tree
+from sparsedp.datasets.files import fingerprint
 from sparsedp.datasets.images import TEST_FRACTION, public_share
 from sparsedp.datasets.row import DatasetRow, PublicFiles, SourceFile
 
 CLASSES = ("not readmitted within 30 days", "readmitted within 30 days")
 
 _TARGETS = {"<30": 1, ">30": 0, "NO": 0}
-_KNOWN: Mapping[str, tuple[Callable[[str], bool], str]] = MappingProxyType(
+_KNOWN: Mapping[str, Known] = MappingProxyType(
     {"readmitted": (_TARGETS.__contains__, "<30, >30 or NO"), "patient_nbr": (str.isdigit, "a whole number")}
 )
 _DRUGS = (
@@ -129,11 +126,6 @@ def diabetes130(
     )
 
 
-def feature_names(blocks: tuple[ColumnRule, ...]) -> list[str]:
-    """A name for each input of the encoded table."""
-    return [name for block in blocks for name in block.names()]
-
-
 def read_table(path: Path) -> Table:
     """The columns of the CSV as strings.
 
@@ -141,58 +133,7 @@ def read_table(path: Path) -> Table:
         DataError: columns are missing, a row has another length, or a target or patient number is unknown.
     """
     columns = [*(column for block in schema() for column in block.columns), *_KNOWN]
-    with _open_csv(path) as stream:
-        try:
-            rows = csv.reader(stream)
-            header = next(rows, [])
-            if missing := [column for column in columns if column not in header]:
-                raise DataError(
-                    f"{path}: column {missing[0]!r} is missing; expected the 50 columns of diabetic_data.csv"
-                )
-            records = list(rows)
-        except (UnicodeDecodeError, csv.Error) as error:
-            raise DataError(f"{path}: cannot be read as a table ({error})") from error
-    if not records:
-        raise DataError(f"{path}: no rows")
-    for line, record in enumerate(records, start=2):
-        if len(record) != len(header):
-            raise DataError(
-                f"{path}, line {line}: got {len(record)} fields, expected {len(header)}; it is truncated"
-            )
-    by_column = list(zip(*records, strict=True))
-    table = {column: by_column[header.index(column)] for column in columns}
-    for column, (known, expected) in _KNOWN.items():
-        bad = next((line for line, value in enumerate(table[column]) if not known(value)), None)
-        if bad is not None:
-            raise DataError(
-                f"{path}, line {bad + 2}: got {column} {table[column][bad]!r}, expected {expected}"
-            )
-    return table
-
-
-def encode(table: Table, blocks: tuple[ColumnRule, ...], unit_norm: bool) -> Sparse:
-    """Every block of every row, side by side."""
-    found = sparse.hstack([block.encode(table) for block in blocks], format="csr")
-    values = found.data
-    if unit_norm:
-        norms = np.sqrt(found.astype(np.float64).power(2).sum(axis=1))
-        values = (values / np.repeat(norms, np.diff(found.indptr))).astype(np.float32)
-    return Sparse(
-        torch.from_numpy(found.indptr.astype(np.int64)),
-        torch.from_numpy(found.indices.astype(np.int32)),
-        torch.from_numpy(values),
-        found.shape[1],
-    )
-
-
-def _open_csv(path: Path) -> io.TextIOBase:
-    if path.suffix != ".zip":
-        return path.open(newline="", encoding="utf-8")
-    with open_tree(path) as tree:
-        members = [name for name in tree.names if name.endswith("diabetic_data.csv")]
-        if not members:
-            raise DataError(f"{path}: no diabetic_data.csv in it")
-        return io.TextIOWrapper(io.BytesIO(tree.read(members[0])), encoding="utf-8", newline="")
+    return read_columns(path, columns, member="diabetic_data.csv", known=_KNOWN)
 
 
 _SOURCE = PublicFiles(

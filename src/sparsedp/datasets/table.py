@@ -9,8 +9,10 @@ from typing import Any
 
 from sparsedp.core.errors import DataError
 from sparsedp.datasets import (
+    census,
     cifar,
     clicks,
+    compas,
     hospital,
     house_numbers,
     idx,
@@ -30,6 +32,8 @@ _ROWS: tuple[DatasetRow, ...] = (
     *house_numbers.ROWS,
     *retinopathy.ROWS,
     *hospital.ROWS,
+    *census.ROWS,
+    *compas.ROWS,
     *reviews.ROWS,
     *ratings.ROWS,
     *clicks.ROWS,
