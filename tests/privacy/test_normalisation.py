@@ -25,6 +25,7 @@ from sparsedp.privacy import EqualNoise, NominalSplit, Plan, PrivateNormalisatio
 from sparsedp.privacy.channels import ChannelSum
 from sparsedp.privacy.ledger import Charge, MemoryLedger
 from sparsedp.privacy.mechanism import private_mean
+from sparsedp.sampling.loading import Loading
 from sparsedp.sampling.poisson import PoissonSampler
 
 LEVEL = 1e-6
@@ -33,9 +34,14 @@ SHAPES = {"features": (4,), "maps": (4, 3, 5), "sequence": (4, 6)}
 CENTRE = torch.tensor([0.1, -0.2, 0.0, 3.0])
 
 
-def channel_sum(inputs: Tensor, units: Tensor | None = None, centre: Tensor | None = None) -> Tensor:
+def channel_sum(
+    inputs: Tensor,
+    units: Tensor | None = None,
+    centre: Tensor | None = None,
+    columns: Tensor | None = None,
+) -> Tensor:
     batch = MicroBatch((inputs, torch.zeros(len(inputs))), units)
-    return sum(ChannelSum([batch], 4, FlatClip(CLIP), centre).parts(CLIP))
+    return sum(ChannelSum([batch], 4, FlatClip(CLIP), centre, columns).parts(CLIP))
 
 
 def by_hand(inputs: Tensor, units: Sequence[int], centre: Tensor | None) -> np.ndarray:
@@ -73,18 +79,20 @@ def test_the_sum_is_what_the_definition_says(shape, centre, units):
     rows=st.integers(1, 5),
     spoilt=st.sampled_from([None, torch.nan, torch.inf, -torch.inf]),
     spread=st.booleans(),
+    columns=st.sampled_from([None, (1,), (0, 1, 3)]),
     seed=st.integers(0, 10),
 )
 @settings(deadline=None, max_examples=150)
-def test_one_more_patient_moves_the_sum_by_at_most_the_clip(size, rows, spoilt, spread, seed):
+def test_one_more_patient_moves_the_sum_by_at_most_the_clip(size, rows, spoilt, spread, columns, seed):
     generator = torch.Generator().manual_seed(seed)
     others, own = (torch.randn(count, 4, 2, 2, generator=generator).double() for count in (5, rows))
     own *= size
     if spoilt is not None:
         own[0, 1, 0, 1] = spoilt
-    centre = CENTRE if spread else None
-    before = channel_sum(others, torch.tensor([0, 0, 1, 2, 2]), centre)
-    after = channel_sum(torch.cat([others, own]), torch.tensor([0, 0, 1, 2, 2] + [3] * rows), centre)
+    chosen = None if columns is None else torch.tensor(columns)
+    centre = (CENTRE if chosen is None else CENTRE[chosen]) if spread else None
+    before = channel_sum(others, torch.tensor([0, 0, 1, 2, 2]), centre, chosen)
+    after = channel_sum(torch.cat([others, own]), torch.tensor([0, 0, 1, 2, 2] + [3] * rows), centre, chosen)
     moved = float((after - before).norm())
     assert moved <= CLIP
     assert moved == 0 or spoilt is None
@@ -105,8 +113,8 @@ def test_a_patient_counts_once_however_many_rows_are_loaded():
     inputs = torch.randn(12, 4, generator=torch.Generator().manual_seed(0))
     dataset = TensorDataset(inputs, torch.zeros(12))
     sampler = PoissonSampler(
-        dataset, sampling_rate=1.0, randomness=SystemRandomness(), units=owner, rows_per_unit=9,
-        max_physical_batch=9,
+        dataset, sampling_rate=1.0, randomness=SystemRandomness(),
+        loading=Loading(units=owner, rows_per_unit=9, max_physical_batch=9),
     )  # fmt: skip
     (batch,) = sampler.batches(0, 1)
     found = sum(ChannelSum(batch, 4, FlatClip(CLIP)).parts(CLIP))
@@ -116,7 +124,8 @@ def test_a_patient_counts_once_however_many_rows_are_loaded():
 def test_a_sampling_rate_of_one_takes_every_unit():
     dataset = TensorDataset(torch.ones(5000, 1))
     for randomness in (SystemRandomness(), SeededRandomness(0)):
-        sampler = PoissonSampler(dataset, sampling_rate=1.0, randomness=randomness, max_physical_batch=999)
+        whole = Loading(max_physical_batch=999)
+        sampler = PoissonSampler(dataset, sampling_rate=1.0, randomness=randomness, loading=whole)
         (batch,) = sampler.batches(0, 1)
         assert sum(part.row_count for part in batch) == 5000
 
@@ -129,6 +138,25 @@ def test_a_sampling_rate_of_one_takes_every_unit():
 def test_inputs_that_have_no_channels_of_numbers_are_refused(rows):
     with pytest.raises(DataError, match="normalise: got inputs"):
         sum(ChannelSum([MicroBatch(rows)], 4, FlatClip(CLIP)).parts(CLIP))
+
+
+def test_columns_that_are_left_out_neither_count_nor_take_part_in_the_clip():
+    inputs = torch.randn(6, 4, generator=torch.Generator().manual_seed(3))
+    loud = inputs.clone()
+    loud[:, [0, 2]] *= 1e6
+    kept = torch.tensor([1, 3])
+    quiet = channel_sum(inputs, columns=kept)
+    assert torch.equal(channel_sum(loud, columns=kept), quiet)
+    x = inputs[:, kept].double().numpy()
+    lengths = np.linalg.norm(x, axis=1, keepdims=True)
+    expected = (x * np.minimum(1, CLIP / 1.001 / lengths)).sum(axis=0)
+    np.testing.assert_allclose(quiet.numpy(), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("columns", [(), (1, 1), (-1,), (True,), ("age",), "ab", 3])
+def test_columns_are_distinct_numbers(columns):
+    with pytest.raises(PrivacyError, match="normalise: columns: got"):
+        PrivateNormalisation(columns=columns)
 
 
 def test_other_channels_than_declared_are_refused():

@@ -44,6 +44,10 @@ class SupportOptimizer(Protocol):
         """One optimizer step with the released gradient; no `grad` is left afterwards."""
         ...
 
+    def enter(self, support: Support) -> None:
+        """Be on this support from now on: `apply` does so itself."""
+        ...
+
     def hand_back(self) -> None:
         """Leave the optimizer over the model's own parameters, as it was given."""
         ...

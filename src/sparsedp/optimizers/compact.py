@@ -156,6 +156,6 @@ def _gradient(seat: _Seat, released: Released) -> Tensor | None:
     if held.numel() == 0:
         return None
     if seat.active is not None:
-        held.copy_(seat.active.read(seat.parameter.detach()))
+        seat.active.read(seat.parameter.detach(), out=held)
     # Fused optimizers walk memory, so the gradient must have the parameter's strides, not only its shape.
     return released.copy_to(torch.empty_like(held), seat.span.start)

@@ -61,7 +61,7 @@ class MaskedOptimizer:
 
     def apply(self, released: Released) -> None:
         """One optimizer step with the released gradient; the parameters' `grad` is None afterwards."""
-        self._enter(released.support)
+        self.enter(released.support)
         gradient = None if released.support.is_full else released.dense()
         for part in self._parts:
             part.parameter.grad = self._gradient(part, released, gradient)
@@ -107,7 +107,7 @@ class MaskedOptimizer:
             torch.where(frozen, old, moved, out=moved)
             self._forget(part)
 
-    def _enter(self, support: Support) -> None:
+    def enter(self, support: Support) -> None:
         """Split a new support by parameter, and forget the state of what is not on it."""
         if support is self._support:
             return

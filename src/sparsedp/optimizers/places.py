@@ -29,9 +29,9 @@ class WholeRows:
         width = math.prod(self.row_shape)
         return (self.rows.unsqueeze(1) * width + torch.arange(width, device=self.rows.device)).reshape(-1)
 
-    def read(self, full: Tensor) -> Tensor:
-        """The active entries of a tensor of the parameter's shape."""
-        return full.index_select(0, self.rows)
+    def read(self, full: Tensor, out: Tensor | None = None) -> Tensor:
+        """The active entries of a tensor of the parameter's shape, in `out` if there is one."""
+        return torch.index_select(full, 0, self.rows, out=out)
 
     def write(self, full: Tensor, values: Tensor) -> None:
         """Put values into the active entries, and leave every other bit alone."""
@@ -55,11 +55,12 @@ class Scattered:
         """Of the active entries as one tensor."""
         return (self.flat.numel(),)
 
-    def read(self, full: Tensor) -> Tensor:
-        """The active entries of a tensor of the parameter's shape."""
+    def read(self, full: Tensor, out: Tensor | None = None) -> Tensor:
+        """The active entries of a tensor of the parameter's shape, in `out` if there is one."""
         if full.is_contiguous():
-            return full.view(-1).index_select(0, self.flat)
-        return full[torch.unravel_index(self.flat, self.full_shape)]
+            return torch.index_select(full.view(-1), 0, self.flat, out=out)
+        found = full[torch.unravel_index(self.flat, self.full_shape)]
+        return found if out is None else out.copy_(found)
 
     def write(self, full: Tensor, values: Tensor) -> None:
         """Put values into the active entries, and leave every other bit alone."""

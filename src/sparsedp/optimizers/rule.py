@@ -21,6 +21,9 @@ MOMENTUM = 0.9
 OptimizerChoice = Optimizer | Callable[[Iterable[nn.Parameter]], Optimizer]
 """An optimizer over the model's parameters, or a function that makes one from them."""
 
+Rate = float | Callable[[Plan], float]
+"""A learning rate, or a rule that gives it for a plan."""
+
 SchedulerChoice = LRScheduler | Callable[[Optimizer, int], LRScheduler] | None
 """A scheduler over the optimizer, or a function that makes one from it and the number of steps. Moves every step."""
 
@@ -74,7 +77,7 @@ def make_scheduler(choice: SchedulerChoice, optimizer: Optimizer, steps: int) ->
     return made
 
 
-def default_optimizer(lr: float | None, plan: Plan) -> OptimizerChoice:
+def default_optimizer(lr: Rate | None, plan: Plan) -> OptimizerChoice:
     """SGD with momentum 0.9, at a rate of `0.2 sqrt(B / 128) / clip_norm` if none is given.
 
     Clipped updates scale with the clip norm, and their noise falls with the batch size. Found on digits (B = 128 and
@@ -82,7 +85,8 @@ def default_optimizer(lr: float | None, plan: Plan) -> OptimizerChoice:
     """
     last = plan.phases[-1]
     scale = math.sqrt(plan.expected_batch_size(last) / 128) / (last.clip_norm or CLIP_NORM)
-    return functools.partial(torch.optim.SGD, lr=0.2 * scale if lr is None else lr, momentum=MOMENTUM)
+    given = 0.2 * scale if lr is None else lr(plan) if callable(lr) else lr
+    return functools.partial(torch.optim.SGD, lr=given, momentum=MOMENTUM)
 
 
 def optimizer_state(optimizer: Optimizer) -> dict[str, Any]:

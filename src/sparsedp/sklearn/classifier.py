@@ -31,6 +31,9 @@ from sparsedp.methods.method import ActiveRatio
 from sparsedp.methods.spec import ACCOUNTANT, CLIP_NORM, EPOCHS, EPSILON
 from sparsedp.models.heads import parameter_count
 from sparsedp.models.tabular import logistic, mlp
+from sparsedp.optimizers.rule import Rate
+from sparsedp.optimizers.table_rate import table_rate, typical_length
+from sparsedp.privacy.normalisation import PrivateNormalisation
 from sparsedp.privacy.summary import guarantee
 from sparsedp.runs.record import About
 from sparsedp.sklearn.call_stack import check_surroundings
@@ -40,6 +43,7 @@ from sparsedp.sklearn.scaling import (
     Matrix,
     looks_standardized,
     normalization,
+    private_normalisation,
     refuse_standardizing,
     scale_to_bounds,
 )
@@ -72,12 +76,15 @@ class SparseDPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         rows_per_unit: rows drawn of a sampled unit; their mean gradient is clipped once.
         feature_bounds: (low, high), numbers or one for each feature: clamped and mapped to [-1, 1].
         normalize: "record" scales each record to L2 norm one (after the bounds); None does not.
+        private_scale: columns to divide by their mean size, which is released with noise before training and charged
+            in the same plan: names or numbers, or a `PrivateNormalisation` for other noise. Zero stays zero.
         standardize: refused, with an explanation; it is here to be found.
         class_weight: public weights {label: weight} on the loss; "balanced" is refused.
         hidden: width of a hidden layer, or widths of several; () is logistic regression.
         epochs: passes over the data, on average.
         batch_size: expected batch size, in units; if not given, the power of two nearest to 4 sqrt(N).
-        lr: rate of SGD with momentum 0.9; 0.2 sqrt(batch_size / 128) / clip_norm if not given.
+        lr: rate of SGD with momentum 0.9; if not given, by `sparsedp.optimizers.table_rate` from batch size, noise,
+            number of coordinates and passes, or for a network 0.2 sqrt(batch_size / 128) / clip_norm.
         clip_norm: L2 bound on each unit's gradient.
         active_ratio: share of the coordinates trained, or "auto", as many as the noise allows; if not given, the
             method's own, but never fewer than 32 coordinates: there is nothing to gain in a handful.
@@ -121,6 +128,7 @@ class SparseDPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         rows_per_unit: int = 1,
         feature_bounds: tuple[npt.ArrayLike, npt.ArrayLike] | None = None,
         normalize: str | None = None,
+        private_scale: PrivateNormalisation | Sequence[Any] | None = None,
         standardize: bool = False,
         class_weight: Mapping[Any, float] | None = None,
         hidden: int | Sequence[int] = (),
@@ -144,6 +152,7 @@ class SparseDPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.rows_per_unit = rows_per_unit
         self.feature_bounds = feature_bounds
         self.normalize = normalize
+        self.private_scale = private_scale
         self.standardize = standardize
         self.class_weight = class_weight
         self.hidden = hidden
@@ -256,7 +265,7 @@ class SparseDPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             delta=self.delta,
             epochs=self.epochs,
             batch_size=self.batch_size,
-            lr=self.lr,
+            lr=self._rate(parameter_count(model)),
             clip_norm=self.clip_norm,
             active_ratio=self._ratio(parameter_count(model)),
             options=self.options,
@@ -265,6 +274,7 @@ class SparseDPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             units=units,
             unit=self.unit,
             rows_per_unit=self.rows_per_unit,
+            normalise=private_normalisation(self.private_scale, self._names()),
             accountant=self.accountant,
             progress=bool(self.verbose),
             about=About(
@@ -273,6 +283,13 @@ class SparseDPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 schema=self._schema(held_out),
             ),
         )
+
+    def _rate(self, coordinates: int) -> Rate | None:
+        """The rate given, or the rule for logistic regression on tables."""
+        if self.lr is not None or self.hidden:
+            return self.lr
+        length = 1.0 if self.normalize == "record" else typical_length(self.n_features_in_)
+        return lambda plan: table_rate(plan, coordinates, length)
 
     def _choose(self, coordinates: int) -> tuple[str, str | None]:
         """The method, and why if it was left open."""
@@ -294,12 +311,16 @@ class SparseDPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         fewest = min(1.0, _FEWEST_COORDINATES / coordinates)
         return fewest if row.active_ratio < fewest else None
 
+    def _names(self) -> list[str] | None:
+        names = getattr(self, "feature_names_in_", None)
+        return None if names is None else [str(name) for name in names]
+
     def _schema(self, held_out: Split | None) -> dict[str, Any]:
-        bounds, names = self.feature_bounds, getattr(self, "feature_names_in_", None)
+        bounds, names = self.feature_bounds, self._names()
         return {
             "classes": self.classes_.tolist() if self.classes is not None else None,
             "features": self.n_features_in_,
-            "feature_names": None if names is None else [str(name) for name in names],
+            "feature_names": names,
             "support": self.reason_,
             "feature_bounds": None if bounds is None else [np.asarray(side).tolist() for side in bounds],
             "normalize": self.normalize,

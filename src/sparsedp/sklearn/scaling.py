@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Self
 
@@ -15,6 +15,7 @@ from sklearn.utils import Tags
 from sklearn.utils.validation import validate_data
 
 from sparsedp.core.errors import DataError, PrivacyError
+from sparsedp.privacy.normalisation import PrivateNormalisation
 
 Matrix = Any
 """A NumPy array of shape (records, features), or a SciPy CSR matrix or array."""
@@ -25,7 +26,7 @@ STANDARDIZING = (
 )
 INSTEAD = (
     "Give feature_bounds=(low, high) known without looking at the data, or normalize='record', or put "
-    "sparsedp.sklearn.BoundedScaler into the pipeline"
+    "sparsedp.sklearn.BoundedScaler into the pipeline; private_scale=[columns] measures their size privately"
 )
 
 
@@ -117,6 +118,22 @@ def normalization(choice: Any) -> Callable[[Matrix], Matrix]:
             f"{STANDARDIZING}. {INSTEAD}"
         )
     return _NORMALIZATIONS[choice]
+
+
+def private_normalisation(choice: Any, names: Sequence[str] | None) -> PrivateNormalisation | None:
+    """What `private_scale` asks for: columns by name or number are scaled around zero; None asks for nothing.
+
+    Raises:
+        DataError: a column that X does not have, by name.
+    """
+    if choice is None or isinstance(choice, PrivateNormalisation):
+        return choice
+    listed = [choice] if isinstance(choice, str) else list(choice)
+    if strangers := [one for one in listed if isinstance(one, str) and one not in (names or ())]:
+        known = "numbers, as X has no names" if names is None else f"some of {', '.join(names[:12])}"
+        raise DataError(f"private_scale: got the columns {strangers[:6]}, expected {known}")
+    places: list[Any] = [names.index(one) if isinstance(one, str) and names else one for one in listed]
+    return PrivateNormalisation(centre=False, columns=tuple(places))
 
 
 def refuse_standardizing(standardize: bool) -> None:

@@ -19,7 +19,6 @@ from sparsedp.privacy.normalisation import NORMALISE, RELEASES
 from sparsedp.privacy.plan import Phase, Plan
 from sparsedp.privacy.released import Released
 from sparsedp.sampling.poisson import LogicalBatch
-from sparsedp.training.step import clip_of
 
 
 @final
@@ -55,18 +54,16 @@ class Normalised(nn.Module):
         return self.model((inputs - self.centre.view(shape)).div_(self.scale.view(shape)), *more)
 
     @torch.no_grad()
-    def set_constants(self, means: Released, spreads: Released) -> None:
-        """Take released means and spreads; a spread below its own noise counts as that noise.
+    def set_constants(self, means: Released | None, spreads: Released, columns: Tensor | None = None) -> None:
+        """Take released means, if any, and spreads; a spread below its own noise counts as that noise.
 
+        With `columns` they are of these channels, and the others stay as they are.
         **Privacy.** Post-processing: released values and their public noise.
         """
-        self.centre.copy_(means.mean)
-        self.scale.copy_(torch.maximum(spreads.mean, spreads.noise_scale))
-
-
-def normalisation_phase(plan: Plan) -> Phase | None:
-    """The plan's normalisation, if it has one."""
-    return next((phase for phase in plan.phases if phase.name == NORMALISE and not phase.trains), None)
+        where = slice(None) if columns is None else columns
+        if means is not None:
+            self.centre[where] = means.mean.to(self.centre)
+        self.scale[where] = torch.maximum(spreads.mean, spreads.noise_scale).to(self.scale)
 
 
 def check_normalisation(plan: Plan, model: nn.Module) -> None:
@@ -76,7 +73,7 @@ def check_normalisation(plan: Plan, model: nn.Module) -> None:
         PrivacyError: the plan has another phase that does not train.
         ModelError: the model is not `Normalised`.
     """
-    phase = normalisation_phase(plan)
+    phase = plan.preliminary(NORMALISE)
     known = (NORMALISE, SELECT.name)
     others = [other.name for other in plan.phases if not other.trains and other.name not in known]
     if others:
@@ -85,15 +82,21 @@ def check_normalisation(plan: Plan, model: nn.Module) -> None:
         )
     if phase is None:
         return
-    if plan.phases[0] is not phase or phase.steps != RELEASES or phase.clip_norm is None:
+    if plan.phases[0] is not phase or phase.steps not in (1, RELEASES) or phase.clip_norm is None:
         raise PrivacyError(
-            f"the phase {NORMALISE!r} comes first and has {RELEASES} releases and a clip norm; make the plan with "
-            "build_plan(normalise=...)"
+            f"the phase {NORMALISE!r} comes first and has one or {RELEASES} releases and a clip norm; make the plan "
+            "with build_plan(normalise=...)"
         )
     if not isinstance(model, Normalised):
         raise ModelError(
             f"the plan normalises the inputs, and {type(model).__name__} has no place for the constants; give "
             "Normalised(model, channels)"
+        )
+    columns = phase.support.get("columns")
+    if columns and max(columns) >= model.centre.numel():
+        raise PrivacyError(
+            f"normalise: columns: got {max(columns)}, expected numbers below {model.centre.numel()}, the channels of "
+            "the inputs"
         )
 
 
@@ -109,16 +112,19 @@ def release_statistics(
 ) -> None:
     """Release the channels' means, then their spreads around those means, and set the model's constants to them.
 
-    **Privacy.** Two (Poisson-sampled) Gaussian releases of sensitivity `clip_norm`; the second is adaptive, which
+    A phase of one release has the spreads around zero alone.
+    **Privacy.** (Poisson-sampled) Gaussian releases of sensitivity `clip_norm`; the second is adaptive, which
     composition allows.
     """
-    channels, clip = model.centre.numel(), clip_of(phase)
+    channels, clip = model.centre.numel(), phase.clip
+    chosen = phase.support.get("columns")
+    columns = None if chosen is None else torch.tensor(chosen)
 
     def released(centre: Tensor | None) -> Released:
         batch = next(batches)
         return private_mean(
-            ChannelSum(batch, channels, clip, centre),
-            channels,
+            ChannelSum(batch, channels, clip, centre, columns),
+            channels if columns is None else columns.numel(),
             expected_batch_size=plan.expected_batch_size(phase),
             charge=Charge(phase.name, batch.step, phase.sampling_rate, phase.noise_multiplier),
             ledger=ledger,
@@ -126,8 +132,9 @@ def release_statistics(
             exchange=exchange,
         )
 
-    means = released(None)
-    model.set_constants(means, released(means.mean))
+    means = None if phase.steps == 1 else released(None)
+    measured = channels if columns is None else columns.numel()
+    model.set_constants(means, released(torch.zeros(measured) if means is None else means.mean), columns)
 
 
 def check_not_lost(plan: Plan, saved: int, paid: int) -> None:

@@ -1,0 +1,1 @@
+"""Which learning rate a private logistic regression on a table wants, by simulating many rates at once."""

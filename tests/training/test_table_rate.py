@@ -1,0 +1,89 @@
+"""The rate that a table is trained at if none is given: public numbers alone, the formula, and where it is used."""
+
+import math
+
+import numpy as np
+import pytest
+
+from sklearn_tools import classifier, table
+from sparsedp.core.errors import SparseDPError
+from sparsedp.methods import build_plan, get_method
+from sparsedp.optimizers.table_rate import table_rate, typical_length
+from sparsedp.runs.reader import Run
+
+
+def plan_of(units=20_000, batch=512, epochs=10, clip=1.0, epsilon=1.0, method="dp-sgd"):
+    return build_plan(
+        get_method(method), units=units, batch_size=batch, epochs=epochs, epsilon=epsilon, delta=1e-7,
+        clip_norm=clip, accountant="rdp",
+    )  # fmt: skip
+
+
+def by_hand(noise, batch, epochs, coordinates, length, clip):
+    """The docstring's formula, in other steps: logarithms."""
+    s = math.log(noise) + 0.5 * math.log(coordinates * epochs / batch)
+    squared = 1 + length * length
+    rate = math.exp(math.log(0.0047) + math.log(batch) - s / 2 - 0.375 * math.log(squared))
+    return min(rate, 30 / squared) / clip
+
+
+@pytest.mark.parametrize("method", ["dp-sgd", "tp-coherent"])
+@pytest.mark.parametrize(("length", "clip", "coordinates"), [(1.0, 1.0, 112), (4.0, 0.3, 519), (9.0, 2.0, 6)])
+def test_the_rate_is_the_formula_of_the_plans_public_numbers(method, length, clip, coordinates):
+    plan = plan_of(clip=clip, method=method)
+    noise = plan.phases[-1].noise_multiplier
+    passes = sum(phase.steps for phase in plan.phases) * 512 / 20_000
+    found = table_rate(plan, coordinates, length)
+    assert found == pytest.approx(by_hand(noise, 512, passes, coordinates, length, clip), rel=1e-9)
+
+
+def test_more_noise_more_coordinates_and_longer_records_ask_for_a_smaller_rate():
+    usual = table_rate(plan_of(), 200, 1.0)
+    assert table_rate(plan_of(epsilon=0.3), 200, 1.0) < usual
+    assert table_rate(plan_of(), 2000, 1.0) < usual
+    assert table_rate(plan_of(), 200, 5.0) < usual
+    assert table_rate(plan_of(batch=2048), 200, 1.0) > usual
+    assert table_rate(plan_of(clip=0.5), 200, 1.0) == pytest.approx(2 * usual)
+
+
+def test_the_rate_stays_where_momentum_does_not_overshoot():
+    assert table_rate(plan_of(units=10**6, batch=65_536), 50, 3.0) == pytest.approx(30 / 10)
+
+
+def test_a_typical_length_lies_between_one_feature_and_all():
+    assert typical_length(1) == 1
+    assert typical_length(10_000) == 10
+
+
+def rate_of(fitted):
+    """As the run's record has it."""
+    (group,) = Run.open(fitted.out).record["settings"]["optimizer"]["groups"]
+    return group["lr"]
+
+
+@pytest.mark.parametrize("normalize", [None, "record"])
+def test_the_classifier_takes_it_and_a_network_or_a_given_rate_does_not(normalize, tmp_path):
+    X, y = table(rows=300, features=5)
+    model = classifier(normalize=normalize, out=tmp_path / "rule").fit(X, y)
+    length = 1.0 if normalize else 5**0.25
+    assert rate_of(model) == pytest.approx(table_rate(model.result_.plan, 6, length))
+    assert rate_of(classifier(normalize=normalize, lr=0.125, out=tmp_path / "given").fit(X, y)) == 0.125
+    network = classifier(normalize=normalize, hidden=4, out=tmp_path / "network").fit(X, y)
+    assert rate_of(network) == pytest.approx(0.2 * math.sqrt(16 / 128))
+
+
+def test_no_value_of_the_table_moves_the_rate(tmp_path):
+    X, y = table(rows=300, features=5)
+    rng = np.random.default_rng(1)
+    first = classifier(out=tmp_path / "first").fit(X, y)
+    second = classifier(out=tmp_path / "second").fit(rng.uniform(-9, 9, X.shape), 1 - y)
+    assert rate_of(first) == rate_of(second)
+
+
+def test_a_rule_is_for_the_default_optimizer_alone():
+    from runs import loss_fn, network, rows
+
+    from sparsedp import fit
+
+    with pytest.raises(SparseDPError, match="is for the default optimizer"):
+        fit(network(), rows(1), loss_fn, optimizer="adam", lr=lambda plan: 0.1, epsilon=8, delta=1e-3)
