@@ -72,3 +72,13 @@ def test_fit_chooses_by_itself_and_keeps_to_what_is_said_of_a_support():
     assert fit(epsilon=8.0).method == "dp-sgd"
     assert fit(epsilon=8.0, active_ratio=0.5).method == "tp-topk"
     assert fit(epsilon=8.0, method="on-rand").method == "on-rand"
+
+
+@pytest.mark.parametrize(
+    ("method", "active"),
+    [("tp-topk", 200), ("head", 100), ("head-probe", 100 + 90), ("head-first", 1000), ("bias", None)],
+)
+def test_a_quote_counts_what_is_always_active_and_what_has_no_part(method, active):
+    spec = PlanSpec.asked(method, units=1000, epsilon=1.0, delta=1e-5, epochs=5, batch_size=100)
+    found = quote(spec, {"all": 1000, "head": 100, "bias": 40}, ())["noise_energy"]
+    assert active == (None if found is None else found["k"])

@@ -31,7 +31,7 @@ every_method = pytest.mark.parametrize("method", all_methods(), ids=lambda metho
 def scheduled_sizes(row, plan, starts):
     """The size of the support at each step, from the method's row, told again from the top."""
     d, sizes = LAYOUT.dimension, []
-    first = plan.training[0].steps if len(plan.training) == 2 else 0
+    first = sum(phase.steps for phase in plan.training[:-1])
     for step in range(plan.training_steps):
         period = sum(start <= step - first for start in starts) - 1
         learns = row.ranking is not None and row.ranking.source is RankedBy.GRADIENTS
@@ -108,7 +108,7 @@ def test_changes_say_exactly_what_left_and_entered(method):
 def test_a_warm_up_is_dense_and_clips_gradients_as_they_are(method):
     done = run(method, MethodOptions(per_sample_top=0.5))
     for step, setting in enumerate(done.settings):
-        if len(done.plan.training) == 2 and step < done.plan.phases[0].steps:
+        if step < done.plan.first_step(done.plan.training[-1].name):
             assert setting.support.is_full
             assert setting.geometry == Identity()
             assert setting.per_sample_top is None

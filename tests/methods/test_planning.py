@@ -24,6 +24,11 @@ SIZES = {"units": 1000, "batch_size": 100, "epochs": 3}
 private_methods = [method for method in all_methods() if method.private]
 
 
+def test_what_no_plan_has_is_refused_by_name():
+    with pytest.raises(TypeError, match=r"build_plan\(\) got .*'lr'.*batch_size"):
+        build_plan("dp-sgd", **SIZES, lr=0.1)
+
+
 def test_an_epoch_is_units_over_batch_size_to_the_nearest_step():
     for units, batch_size, expected in [
         (60_000, 1024, 59),
@@ -106,7 +111,7 @@ def test_the_split_divides_two_phases_and_leaves_one_alone():
 def test_each_phase_may_have_its_own_clip():
     plan = PlanSpec.asked(get_method("tp-topk"), **SIZES, clip_norm=(1.0, 0.5)).draft()
     assert [phase.clip_norm for phase in plan.phases] == [1.0, 0.5]
-    with pytest.raises(PrivacyError, match="one number for each of 1 phases"):
+    with pytest.raises(PrivacyError, match="expected one number, or a pair"):
         PlanSpec.asked(get_method("dp-sgd"), **SIZES, clip_norm=(1.0, 0.5)).draft()
 
 

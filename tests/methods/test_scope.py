@@ -5,10 +5,11 @@ import torch
 from method_tools import plan_of, random_release
 from torch import nn
 
+import sparsedp
 from sparsedp.core.errors import SparseDPError
 from sparsedp.core.layout import Layout
 from sparsedp.core.randomness import PublicRandomness
-from sparsedp.methods import Controller, MethodOptions, get_method
+from sparsedp.methods import HEAD, MAIN, PROBE, WARM_UP, Controller, MethodOptions, get_method
 from sparsedp.methods.order import Order, TableRows
 from sparsedp.methods.scope import Parts, find
 
@@ -34,6 +35,7 @@ def test_structure_and_patterns_find_parameters_in_their_order():
     assert names("head") == ["out.weight", "out.bias"]
     assert names("last=2") == ["norm.weight", "norm.bias", "out.weight", "out.bias"]
     assert names("bias") == ["body.bias", "norm.bias", "out.bias"]
+    assert names("norms") == ["norm.weight", "norm.bias"]
     assert names("embeddings") == ["words.weight", "bags.weight"]
     assert names("dense") == [slot.name for slot in LAYOUT.slots[2:]]
     assert names("b*.weight", "head") == ["bags.weight", "body.weight", "out.weight", "out.bias"]
@@ -121,3 +123,53 @@ def test_an_order_of_rows_gives_whole_rows_and_then_part_of_one(count):
         start, width = (3 * row, 3) if words else (21 + 2 * (row - 7), 2)
         written_out += range(start, start + width)
     assert Order(order, rows).first(count).tolist() == written_out[:count]
+
+
+def test_a_probe_after_the_head_sees_everything_for_an_epoch_and_then_head_and_whole_rows_are_trained():
+    found, (first, probe, main) = supports("head-probe", active_ratio=0.3)
+    head = mask_of("head")
+    assert all(torch.equal(support.mask(), head) for support in found[:first])
+    assert all(support.is_full for support in found[first : first + probe])
+    assert len({tuple(support.indices.tolist()) for support in found[first + probe :]}) == 1
+    assert len(found) == first + probe + main
+    assert (found[-1].mask() & head).sum() == head.sum()
+    assert found[-1].size == int(head.sum()) + int(0.3 * (LAYOUT.dimension - int(head.sum())))
+
+
+def test_the_probe_alone_decides_the_support_and_a_controller_says_when_nothing_moves():
+    def support_after(loud_step):
+        plan = plan_of(get_method("head-probe"), MethodOptions(active_ratio=0.2))
+        controller = Controller(plan, LAYOUT, PublicRandomness(5))
+        moves = []
+        for step in range(plan.total_steps):
+            setting = controller.setting(step)
+            moves.append(controller.moves)
+            controller.observe(random_release(1 if step != loud_step else 77, step, setting))
+        return setting.support, moves, [phase.steps for phase in plan.phases]
+
+    support, moves, (head, probe, main) = support_after(None)
+    assert moves == [True] * head + [False] * probe + [True] * main
+    same = [support_after(step)[0] == support for step in range(head + probe + main)]
+    assert all(same[:head])
+    assert not all(same[head : head + probe])
+    assert all(same[head + probe :])
+
+
+@pytest.mark.parametrize(
+    ("stages", "ranking", "told"),
+    [
+        ((PROBE, HEAD, MAIN), "energy", "probe just before the main one"),
+        ((HEAD, PROBE, MAIN), "random", "releases gradients to rank by"),
+        ((WARM_UP, HEAD, MAIN), "energy", "at most one that trains"),
+    ],
+)
+def test_stages_in_no_sensible_order_are_refused(stages, ranking, told):
+    with pytest.raises(SparseDPError, match=told):
+        plan_of(get_method("head-first"), MethodOptions(stages=stages, ranking=ranking))
+
+
+def test_a_probe_that_leaves_no_step_for_the_support_is_refused():
+    with pytest.raises(SparseDPError, match="A probe takes an epoch"):
+        sparsedp.build_plan(
+            "head-probe", units=100, batch_size=10, epochs=2, warmup_fraction=0.5, epsilon=1.0, delta=1e-5
+        )

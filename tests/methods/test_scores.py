@@ -120,6 +120,16 @@ def test_frozen_coordinates_show_fresh_noise_with_its_own_variance():
     np.testing.assert_allclose(seen.noise_variance, [0.01, 0.25, 0.09, 0.25])
 
 
+@pytest.mark.parametrize("scale", [torch.tensor(0.3).expand(3), torch.tensor([0.1, 0.2, 0.3])])
+def test_a_dense_release_shows_the_variance_of_its_noise(scale):
+    seen = observe_dense(release(Support.full(3), torch.tensor([5.0, -1.0, 0.0]), scale))
+    assert torch.equal(seen.noise_variance, scale.double() ** 2)
+    before = seen.gradient.clone()
+    energy = Energy().update({"sum": torch.ones(3, dtype=torch.float64), "steps": torch.tensor(1)}, seen)
+    assert torch.equal(energy["sum"], 1 + (before**2 - scale.double() ** 2))
+    assert torch.equal(seen.gradient, before)
+
+
 def test_a_sparse_release_is_not_taken_for_a_dense_one():
     sparse = release(Support([0], 2), torch.tensor([1.0]))
     with pytest.raises(SparseDPError, match="expected the full support"):

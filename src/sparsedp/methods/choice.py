@@ -51,6 +51,13 @@ def pays(ratio: float, dimension: int) -> bool:
     return dimension >= MANY and LOUD <= ratio < TOO_LOUD
 
 
+def method_at(ratio: float, dimension: int) -> Method:
+    """What "auto" takes where r of all coordinates is `ratio`: a learned support where it can pay, else all."""
+    if not pays(ratio, dimension):
+        return get_method("dp-sgd")
+    return configure(get_method(SPARSE), MethodOptions(active_ratio=SPARSE_RATIO))
+
+
 def choose_method(dimension: int, *, units: int, unit: str = "row", **asked: Unpack[Asked]) -> Method:
     """A learned support where a step's noise on many coordinates is loud beside the clip norm, else dense DP-SGD.
 
@@ -64,11 +71,7 @@ def choose_method(dimension: int, *, units: int, unit: str = "row", **asked: Unp
     """
     dense = PlanSpec.asked("dp-sgd", units=units, unit=unit, **asked).plan()
     loudness = noise_ratio(dense, dimension)
-    method = (
-        configure(get_method(SPARSE), MethodOptions(active_ratio=SPARSE_RATIO))
-        if pays(loudness, dimension)
-        else get_method("dp-sgd")
-    )
+    method = method_at(loudness, dimension)
     logger.info(
         "method auto: %s, as the noise of a dense step on %d coordinates is %.2f of the clip norm (%s at ratio %.1f "
         "from %d coordinates on, between %.1f and %.1f)",

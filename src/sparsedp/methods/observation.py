@@ -52,5 +52,5 @@ def observe_dense(released: Released) -> Observation:
             "use observe_released, which says what frozen coordinates look like"
         )
     return Observation(
-        released.mean.to("cpu", torch.float64), released.noise_scale.to("cpu", torch.float64) ** 2
+        released.mean.to("cpu", torch.float64), released.noise_variance.to("cpu", torch.float64)
     )

@@ -23,7 +23,7 @@ def quote(spec: PlanSpec, sizes: Mapping[str, int], other_budgets: Iterable[floa
 
     `sizes` has the number of parameters by part of the model: "all", where it is known, and such as "head".
     """
-    plan, dimension = spec.plan(), sizes.get("all")
+    plan = spec.plan()
     summary = summarize(plan)
     epsilons = dict(summary.epsilons)
     return {
@@ -37,7 +37,7 @@ def quote(spec: PlanSpec, sizes: Mapping[str, int], other_budgets: Iterable[floa
         "units": plan.units,
         "guarantee": guarantee(plan),
         "epsilons": epsilons,
-        "noise_energy": noise_energy(plan, spec.method, dimension),
+        "noise_energy": noise_energy(plan, spec.method, sizes),
         "noise_ratios": noise_ratios(plan, spec.method, sizes),
         "curve": _curve(plan),
         "other_budgets": [_other(spec, plan, epsilon) for epsilon in other_budgets]
@@ -46,15 +46,15 @@ def quote(spec: PlanSpec, sizes: Mapping[str, int], other_budgets: Iterable[floa
     }
 
 
-def noise_energy(plan: Plan, method: Method, dimension: int | None) -> dict[str, Any] | None:
+def noise_energy(plan: Plan, method: Method, sizes: Mapping[str, int]) -> dict[str, Any] | None:
     """Expected squared length of a step's noise in the main phase: d nu^2 on all coordinates, k nu^2 on the support.
 
     TP-TopK Sec. 5: what sparsity saves. k is that of the last period, for methods that shrink as they go.
     """
-    if dimension is None or method.active_ratio == AUTO:
+    active = _active(method, sizes)
+    if active is None or "all" not in sizes:
         return None
-    variance = noise_on_mean(plan, plan.phases[-1]) ** 2
-    active = active_count(exact_ratio(method.active_ratio), dimension)
+    dimension, variance = sizes["all"], noise_on_mean(plan, plan.phases[-1]) ** 2
     return {"d": dimension, "k": active, "dense": dimension * variance, "sparse": active * variance}
 
 
@@ -63,10 +63,9 @@ def noise_ratios(plan: Plan, method: Method, sizes: Mapping[str, int]) -> list[d
     if not plan.is_private:
         return []
     counts = {name: count for name, count in sizes.items() if count}
-    if method.active_ratio not in (AUTO, 1.0) and "all" in sizes:
-        counts[f"{method.name}, ratio {method.active_ratio}"] = active_count(
-            exact_ratio(method.active_ratio), sizes["all"]
-        )
+    active = _active(method, sizes)
+    if active is not None and method.active_ratio != 1.0:
+        counts[f"{method.name}, ratio {method.active_ratio}"] = active
     return [
         {
             "which": name,
@@ -76,6 +75,16 @@ def noise_ratios(plan: Plan, method: Method, sizes: Mapping[str, int]) -> list[d
         }
         for name, count in counts.items()
     ]
+
+
+def _active(method: Method, sizes: Mapping[str, int]) -> int | None:
+    """How many coordinates are active in the end; None where the sizes of the parts do not tell."""
+    inside = sizes.get(method.scope[0] if method.scope else "all")
+    if inside is None or len(method.scope) > 1 or method.active_ratio == AUTO:
+        return None
+    fixed = sum(sizes.get(part, 0) for part in method.always)
+    ranked = max(inside - fixed, 0)
+    return fixed + (active_count(exact_ratio(method.active_ratio), ranked) if ranked else 0)
 
 
 def _phase(plan: Plan, number: int) -> dict[str, Any]:

@@ -18,8 +18,9 @@ from sparsedp.methods.order import TableRows
 
 logger = logging.getLogger("sparsedp")
 
-HEAD, BIAS, LAST, EMBEDDINGS, DENSE = "head", "bias", "last=", "embeddings", "dense"
-"""Words for structure: the last module, every bias, the last n modules, embedding tables, all that is no table."""
+HEAD, BIAS, NORMS, LAST, EMBEDDINGS, DENSE = "head", "bias", "norms", "last=", "embeddings", "dense"
+"""Words for structure: the last module, every bias, normalisation layers, the last n modules, embedding tables, all
+that is no table."""
 
 Names = tuple[str, ...]
 """Patterns of parameter names, such as "encoder.*", and words for structure."""
@@ -123,6 +124,8 @@ def find(layout: Layout, names: Names, what: str) -> tuple[Slot, ...]:
             fits = [slot for slot in layout if _module(slot) == modules[-1]]
         elif name == BIAS:
             fits = [slot for slot in layout if slot.name.rpartition(".")[2] == BIAS]
+        elif name == NORMS:
+            fits = [slot for slot in layout if slot.norm]
         elif name in (EMBEDDINGS, DENSE):
             fits = [slot for slot in layout if slot.table == (name == EMBEDDINGS)]
         else:
@@ -130,7 +133,7 @@ def find(layout: Layout, names: Names, what: str) -> tuple[Slot, ...]:
             if not fits:
                 raise SparseDPError(
                     f"{what}: got {name!r}, which fits none of the parameters {[slot.name for slot in layout][:20]}; "
-                    f"expected a pattern of names, or one of {HEAD}, {BIAS}, {LAST}n, {EMBEDDINGS}, {DENSE}"
+                    f"expected a pattern of names, or one of {HEAD}, {BIAS}, {NORMS}, {LAST}n, {EMBEDDINGS}, {DENSE}"
                 )
         chosen |= {slot.name for slot in fits}
     return tuple(slot for slot in layout if slot.name in chosen)

@@ -32,7 +32,8 @@ class Energy(ByScore):
 
     def update(self, state: RankingState, seen: Observation) -> RankingState:
         """Add `g^2 - v`."""
-        return {"sum": state["sum"] + (seen.gradient**2 - seen.noise_variance), "steps": state["steps"] + 1}
+        more = seen.gradient.square().sub_(seen.noise_variance)
+        return {"sum": more.add_(state["sum"]), "steps": state["steps"] + 1}
 
     def scores(self, state: RankingState) -> Tensor:
         """The mean over steps."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypedDict, Unpack, final
 
@@ -62,6 +62,20 @@ class Asked(TypedDict, total=False):
     accountant: str | None
     normalise: PrivateNormalisation | None
     noise_std: float | None
+
+
+def check_asked(asked: Asked, door: str, *, without: Sequence[str] = ()) -> None:
+    """Refuse arguments that no plan has, or that this door knows itself, as Python does.
+
+    Raises:
+        TypeError: with those that are expected.
+    """
+    expected = [name for name in Asked.__annotations__ if name not in without]
+    for name in asked:
+        if name not in expected:
+            raise TypeError(
+                f"{door}() got an unexpected argument {name!r}; of a plan, expected {', '.join(expected)}"
+            )
 
 
 @final
@@ -163,6 +177,7 @@ class PlanSpec:
         phases = draft_phases(
             self.method,
             total=self.epochs * steps_per_epoch,
+            epoch=steps_per_epoch,
             sampling_rate=self.batch_size / self.units,
             clip_norm=self.clip_norm,
             warmup_fraction=self.warmup_fraction,
@@ -202,12 +217,8 @@ class PlanSpec:
         """The noise that makes a selection, taken alone, cost its share."""
         assert self.epsilon is not None
         assert self.delta is not None
-        alone = replace(draft, phases=(phase,))
-        return (
-            calibrate(alone, self.selection_budget * self.epsilon, self.delta, self.accountant)
-            .phases[0]
-            .noise_multiplier
-        )
+        alone, share = replace(draft, phases=(phase,)), self.selection_budget * self.epsilon
+        return calibrate(alone, share, self.delta, self.accountant).phases[0].noise_multiplier
 
     def check(self, plan: Plan) -> None:
         """Refuse a plan that is not the one asked for, but for noise, target and what it continues.
@@ -279,6 +290,7 @@ def build_plan(
     **asked: Unpack[Asked],
 ) -> Plan:
     """A calibrated plan; what is not given is filled in as `fit` does. See `PlanSpec`."""
+    check_asked(asked, "build_plan")
     return PlanSpec.asked(method, options, units=units, unit=unit, **asked).plan()
 
 

@@ -24,11 +24,11 @@ class Stage:
     Attributes:
         name: its phase in the plan.
         moves: the coordinates it may move, and so releases a gradient of; a stage that moves nothing makes one
-            release of the ranking's own, over all units.
+            release of the ranking's own, over all units, or is a probe.
         observes: whether the ranking sees what it releases.
 
-    A stage before the main one that moves something takes the plan's `warmup_fraction` of the steps; one that moves
-    nothing takes the plan's `selection_budget` of epsilon.
+    A stage before the main one that moves something takes the plan's `warmup_fraction` of the steps, a probe those of
+    one epoch; a selection takes the plan's `selection_budget` of epsilon.
     """
 
     name: str
@@ -37,13 +37,15 @@ class Stage:
 
     @property
     def trains(self) -> bool:
-        """Whether it moves anything."""
-        return self.moves is not Moves.NOTHING
+        """Whether it takes steps of the training loop: all do but a selection, which comes before."""
+        return self.moves is not Moves.NOTHING or self == PROBE
 
 
 WARM_UP = Stage("warm-up", Moves.ALL, observes=True)
 HEAD = Stage("head", Moves.HEAD)
 SELECT = Stage("select", Moves.NOTHING, observes=True)
+PROBE = Stage("probe", Moves.NOTHING, observes=True)
+"""An epoch of steps that release the gradient of everything and move nothing: the ranking alone learns from them."""
 MAIN = Stage("main", Moves.SUPPORT, observes=True)
 
 TRAIN = "train"
@@ -66,7 +68,10 @@ def check_stages(stages: tuple[Stage, ...], who: str) -> None:
         for earlier in stages[:place]
     ):
         raise SparseDPError(f"{who}: got the stages {names}, expected those that move nothing first")
-    if sum(stage.trains for stage in before) > 1 or any(stage.moves is Moves.SUPPORT for stage in before):
+    if PROBE in before[:-1]:
+        raise SparseDPError(f"{who}: got the stages {names}, expected the probe just before the main one")
+    moving = [stage for stage in before if stage.trains and stage != PROBE]
+    if len(moving) > 1 or any(stage.moves is Moves.SUPPORT for stage in before):
         raise SparseDPError(
             f"{who}: got the stages {names}, expected at most one that trains before the main one, as it "
             "takes warmup_fraction of the steps"

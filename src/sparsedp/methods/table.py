@@ -14,7 +14,7 @@ from sparsedp.methods.registry import Registry
 from sparsedp.methods.rules import GeometryRule, OffSupport, Protection
 from sparsedp.methods.schedules import Cooling, Release
 from sparsedp.methods.scores import BlockCoherent, Coherent, Energy, Magnitude, Ranked
-from sparsedp.methods.stages import HEAD, MAIN, SELECT, WARM_UP
+from sparsedp.methods.stages import HEAD, MAIN, PROBE, SELECT, WARM_UP
 from sparsedp.methods.votes import Votes
 
 _TP = "Zhang and Xie 2026, arXiv 2606.04375"
@@ -49,8 +49,17 @@ _ROWS = (
     Method(name="adadpigu", paper="Zhang and Xie 2025, Alg. 1 and 2", stages=(WARM_UP, MAIN), ranking=Magnitude(),
            schedule=Release(), active_ratio=0.6, geometry=GeometryRule.STANDARDIZED,
            summary="Warm-up, then the coordinates of largest mean magnitude, clipped in standardized space."),
-    Method(name="head-first", paper="ours", stages=(HEAD, MAIN),
+    Method(name="head", paper="linear probing", scope=("head",),
+           summary="The last module alone: for pretrained networks."),
+    Method(name="bias", paper="Ben Zaken et al. 2022; Bu et al. 2022, arXiv 2210.00036", scope=("bias", "head"),
+           summary="Biases and the head (BiTFiT): for pretrained networks."),
+    Method(name="norms", paper="ours", scope=("norms", "head"),
+           summary="Normalisation layers and the head: for pretrained networks."),
+    Method(name="head-first", paper="Kumar et al. 2022, arXiv 2202.10054 (LP-FT)", stages=(HEAD, MAIN),
            summary="The head alone for a while, then every coordinate: for pretrained networks."),
+    Method(name="head-probe", paper="after Makni et al. 2025, arXiv 2503.12822 (SPARTA)", stages=(HEAD, PROBE, MAIN),
+           ranking=Energy(), granularity=Granularity.ROWS, always=("head",), active_ratio=0.1,
+           summary="The head, then an epoch that only looks, then head and the rows with the most energy."),
     Method(name="fest", paper="Ghazi et al. 2023, arXiv 2311.08357", stages=(SELECT, MAIN), ranking=Frequency(),
            granularity=Granularity.ROWS, always=("dense",), active_ratio=0.1,
            summary="The rows of embedding tables that most units touch, by one noisy count, and all but the tables."),
