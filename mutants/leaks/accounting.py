@@ -107,7 +107,7 @@ MUTANTS = [
     mutant(
         "edited-plans-are-run",
         "A plan that costs more than its target is run",
-        "training/plan_checks.py",
+        "training/planning.py",
         "    if plan.target_epsilon is not None and exceeds_target(plan, cost := plan_epsilon(plan)):\n",
         "    if plan.target_epsilon is not None and exceeds_target(plan, cost := plan_epsilon(plan)) and False:\n",
         "tests/training/test_identity.py::test_a_plan_that_costs_more_than_its_target_is_refused",

@@ -24,8 +24,8 @@ MUTANTS = [
             KEEP_RAW,
             Edit(
                 "methods/observation.py",
-                'released.mean.to("cpu", torch.float64), released.noise_scale',
-                'torch._raw.to("cpu", torch.float64), released.noise_scale',
+                'released.mean.to("cpu", torch.float64), released.noise_variance',
+                'torch._raw.to("cpu", torch.float64), released.noise_variance',
             ),
         ),
         (f"{BITS}[tp-topk]",),
@@ -131,8 +131,8 @@ MUTANTS = [
         "training-rows-evaluated",
         "Rows of the training data are evaluated exactly, and the result is written down",
         "training/fit.py",
-        "        refuse_training_rows(train_dataset, eval_dataset)\n",
-        "        pass\n",
+        "            refuse_training_rows(self.rows, self.apart)\n",
+        "            pass\n",
         "tests/training/test_overlap.py::test_fit_refuses_its_training_data_for_evaluation_and_writes_nothing",
     ),
     mutant(

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from sparsedp.runs.record import About as About
     from sparsedp.runs.verify import Verification as Verification
     from sparsedp.runs.verify import verify as verify
-    from sparsedp.training.batches import Loading as Loading
+    from sparsedp.sampling.loading import Loading as Loading
     from sparsedp.training.fit import fit as fit
     from sparsedp.training.normalised import Normalised as Normalised
     from sparsedp.training.trainer import Trainer as Trainer
@@ -49,7 +49,7 @@ _HOMES = {
     "AuditResult": "sparsedp.auditing",
     "DataError": "sparsedp.core.errors",
     "EpochReport": "sparsedp.runs.history",
-    "Loading": "sparsedp.training.batches",
+    "Loading": "sparsedp.sampling.loading",
     "MethodOptions": "sparsedp.methods",
     "ModelError": "sparsedp.core.errors",
     "Normalised": "sparsedp.training.normalised",

@@ -11,6 +11,7 @@ from torch.utils.data import Dataset, TensorDataset
 from sparsedp.core.errors import DataError, PrivacyError
 from sparsedp.core.randomness import SeededRandomness
 from sparsedp.datasets import Dense, Split
+from sparsedp.sampling.loading import Loading
 from sparsedp.sampling.poisson import PoissonSampler
 from sparsedp.sampling.shapes import FixedShapes
 
@@ -19,7 +20,9 @@ WORKERS = pytest.mark.parametrize("workers", [0, 1])
 
 def first_rows(dataset: Dataset, **more: object) -> object:
     """The rows of a batch of everything."""
-    sampler = PoissonSampler(dataset, sampling_rate=1.0, randomness=SeededRandomness(0), **more)
+    sampler = PoissonSampler(
+        dataset, sampling_rate=1.0, randomness=SeededRandomness(0), loading=Loading(**more)
+    )
     (micro,) = next(sampler.batches(0, 1))
     return micro.rows
 
@@ -97,8 +100,7 @@ def test_padding_to_the_longest_row_of_a_batch_is_refused_without_telling_a_leng
         Words(12),
         sampling_rate=0.3,
         randomness=SeededRandomness(0),
-        collate=to_the_longest,
-        workers=workers,
+        loading=Loading(collate=to_the_longest, workers=workers),
     )
     with pytest.raises(PrivacyError, match="one declared fixed length") as refusal:
         [list(batch) for batch in sampler.batches(0, 20)]
@@ -108,7 +110,10 @@ def test_padding_to_the_longest_row_of_a_batch_is_refused_without_telling_a_leng
 @WORKERS
 def test_padding_to_one_length_is_accepted(workers):
     sampler = PoissonSampler(
-        Words(12), sampling_rate=0.3, randomness=SeededRandomness(0), collate=to_twelve, workers=workers
+        Words(12),
+        sampling_rate=0.3,
+        randomness=SeededRandomness(0),
+        loading=Loading(collate=to_twelve, workers=workers),
     )
     shapes = {micro.rows.shape[1] for batch in sampler.batches(0, 20) for micro in batch}
     assert shapes == {12}

@@ -19,6 +19,7 @@ from sparsedp.core.errors import DataError, PrivacyError
 from sparsedp.core.randomness import SeededRandomness, SystemRandomness
 from sparsedp.core.support import Support
 from sparsedp.gradients import ENGINES, Query
+from sparsedp.sampling.loading import Loading
 from sparsedp.sampling.poisson import PoissonSampler
 
 ALARM = 1e-9
@@ -57,7 +58,9 @@ def sampler(
     size: int, rate: float, seed: int | None = 0, form: str = "tensor", **more: object
 ) -> PoissonSampler:
     randomness = SystemRandomness() if seed is None else SeededRandomness(seed)
-    return PoissonSampler(Numbers(size, form), sampling_rate=rate, randomness=randomness, **more)
+    return PoissonSampler(
+        Numbers(size, form), sampling_rate=rate, randomness=randomness, loading=Loading(**more)
+    )
 
 
 @pytest.mark.parametrize("seed", [None, 0], ids=["system", "seeded"])

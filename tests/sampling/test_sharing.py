@@ -14,6 +14,7 @@ from scipy import stats
 from torch.utils.data import TensorDataset
 
 from sparsedp.core.randomness import SeededRandomness, SystemRandomness
+from sparsedp.sampling.loading import Loading
 from sparsedp.sampling.poisson import PoissonSampler
 from sparsedp.sampling.sharing import EVERYTHING, Blocks, Shard, block_bits
 
@@ -27,9 +28,7 @@ def sampler(share, randomness, rate=0.5, units=None, rows_per_unit=1, rows=UNITS
         sampling_rate=rate,
         randomness=randomness,
         share=share,
-        units=units,
-        rows_per_unit=rows_per_unit,
-        max_physical_batch=most,
+        loading=Loading(units=units, rows_per_unit=rows_per_unit, max_physical_batch=most),
     )
 
 

@@ -16,8 +16,8 @@ from torch.utils.data import Dataset, TensorDataset
 from sparsedp.core.errors import PrivacyError
 from sparsedp.core.randomness import PublicRandomness, SeededRandomness
 from sparsedp.methods import build_plan, get_method
+from sparsedp.sampling.loading import Loading
 from sparsedp.sampling.poisson import PoissonSampler
-from sparsedp.training.batches import Loading
 from sparsedp.training.trainer import Trainer
 
 
@@ -53,7 +53,7 @@ def loaded(dataset: Dataset, names: list[int], **more: object) -> dict[int, Tens
         def bernoulli(self, probability, size, key):
             return np.isin(np.arange(size), names)
 
-    sampler = PoissonSampler(dataset, sampling_rate=1.0, randomness=Chosen(3), **more)
+    sampler = PoissonSampler(dataset, sampling_rate=1.0, randomness=Chosen(3), loading=Loading(**more))
     batch = next(sampler.batches(0, 1))
     return {
         int(name): row for micro in batch for name, row in zip(micro.chance.rows, micro.rows[0], strict=True)
@@ -212,7 +212,7 @@ def test_an_attacker_with_the_run_folder_guesses_membership_no_better_than_epsil
         )
         observed = size * trainer.step(next(iter(trainer))).released.dense()
         trainer.finish()
-        public_seed = trainer._stepper._public.seed
+        public_seed = trainer._keeper._public.seed
         if trial < 20:
             assert json.loads((out / "record.json").read_text())["public_seed"] == public_seed
         distances = [

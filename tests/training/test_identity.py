@@ -11,7 +11,7 @@ from runs import ROWS, a_plan, a_trainer
 from sparsedp.core.errors import PrivacyError
 from sparsedp.methods import get_method
 from sparsedp.privacy.plan import Plan
-from sparsedp.training.batches import Loading
+from sparsedp.sampling.loading import Loading
 
 
 def with_noise_times(plan: Plan, factor: float) -> Plan:

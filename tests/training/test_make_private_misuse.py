@@ -292,6 +292,12 @@ def test_what_cannot_be_made_private_is_refused_at_once():
         asked(unit="patient")
 
 
+@pytest.mark.parametrize("name", ["batch_size", "normalise", "lr"])
+def test_what_the_loader_says_or_no_plan_has_is_refused_by_name(name):
+    with pytest.raises(TypeError, match=rf"make_private\(\) got .*'{name}'.*epsilon, delta, epochs"):
+        asked(**{name: None})
+
+
 def test_a_loss_that_cannot_be_followed_is_told():
     def branching(output, target):
         return F.cross_entropy(output, target, reduction="none") * (2 if len(output) == 1000 else 1)

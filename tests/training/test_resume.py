@@ -16,7 +16,7 @@ from sparsedp.callbacks.reports import Event, Result, StepReport
 from sparsedp.core.errors import DataError, PrivacyError, SparseDPError
 from sparsedp.methods import AUTO, MethodOptions, all_methods, build_plan, get_method
 from sparsedp.runs.ledger_file import FileLedger
-from sparsedp.training.batches import Loading
+from sparsedp.sampling.loading import Loading
 
 pytestmark = pytest.mark.usefixtures("checked_once")
 

@@ -26,7 +26,7 @@ from sparsedp.privacy.accountants import plan_epsilon
 from sparsedp.privacy.grid import Grid
 from sparsedp.privacy.plan import Plan
 from sparsedp.privacy.touched import TouchedSum
-from sparsedp.training.batches import Loading
+from sparsedp.sampling.loading import Loading
 from sparsedp.training.fit import fit
 from sparsedp.training.trainer import Trainer
 

@@ -12,7 +12,7 @@ from torch.utils.data import Dataset
 
 from sparsedp.core.errors import PrivacyError
 from sparsedp.methods import get_method
-from sparsedp.training.batches import Loading
+from sparsedp.sampling.loading import Loading
 from sparsedp.training.trainer import Trainer
 
 Items = list[tuple[Tensor, int]]

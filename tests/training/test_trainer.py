@@ -19,8 +19,8 @@ from sparsedp.methods import MethodOptions, OffSupport, all_methods, build_plan,
 from sparsedp.privacy.plan import Plan
 from sparsedp.runs.checkpoint import read_checkpoint
 from sparsedp.runs.history import EpochReport
+from sparsedp.sampling.loading import Loading
 from sparsedp.sampling.poisson import LogicalBatch, PoissonSampler
-from sparsedp.training.batches import Loading
 from sparsedp.training.trainer import Trainer
 
 OPTIMIZERS = {

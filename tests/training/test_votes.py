@@ -22,7 +22,7 @@ from sparsedp.privacy.accountants import plan_epsilon
 from sparsedp.privacy.grid import Grid
 from sparsedp.privacy.plan import Plan
 from sparsedp.privacy.touched import TouchedSum
-from sparsedp.training.batches import Loading
+from sparsedp.sampling.loading import Loading
 from sparsedp.training.trainer import Trainer
 
 INPUTS, HIDDEN, CLASSES, ROWS = 4, 6, 3, 60  # two classes would have gradients that tie

@@ -159,17 +159,13 @@ def generators_of_a_step(subject: Subject, seed: int) -> AbstractContextManager[
 
 def batch_of(subject: Subject, dataset: Dataset[Any], units: Indices, seed: int) -> LogicalBatch:
     """The batch the real sampler makes when it draws exactly these units."""
-    loading = subject.loading
     chosen = np.zeros(subject.plan.units, dtype=bool)
     chosen[units] = True
     sampler = PoissonSampler(
         dataset,
         sampling_rate=1.0,
         randomness=FixedCoins(chosen, _unit_sizes(subject), seed),
-        units=loading.units,
-        rows_per_unit=loading.rows_per_unit,
-        max_physical_batch=loading.max_physical_batch,
-        collate=loading.collate,
+        loading=replace(subject.loading, workers=0),
     )
     (batch,) = sampler.batches(0, 1)
     return batch

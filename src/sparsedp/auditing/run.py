@@ -5,9 +5,8 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
-import numpy as np
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
@@ -18,11 +17,12 @@ from sparsedp.auditing.subject import Subject
 from sparsedp.core.batch import PerSample, Rows, per_sample_loss
 from sparsedp.core.errors import PrivacyError, SparseDPError
 from sparsedp.methods import Method, MethodOptions, build_plan
-from sparsedp.methods.spec import METHOD, ClipNorm
+from sparsedp.methods.spec import METHOD, Asked, check_asked
 from sparsedp.privacy.plan import Plan
 from sparsedp.ranks.here import refuse_ranks
 from sparsedp.runs.reader import Run, load_weights
-from sparsedp.training.batches import Loading
+from sparsedp.sampling.loading import Loading
+from sparsedp.training.planning import count_units
 
 
 def audit(
@@ -33,11 +33,6 @@ def audit(
     *,
     method: str | Method | None = None,
     options: MethodOptions | None = None,
-    epsilon: float | None = None,
-    delta: float | None = None,
-    epochs: int | None = None,
-    batch_size: int | None = None,
-    clip_norm: ClipNorm | None = None,
     units: Tensor | Sequence[int] | None = None,
     rows_per_unit: int = 1,
     max_physical_batch: int | None = None,
@@ -48,6 +43,7 @@ def audit(
     training: Training | None = None,
     progress: bool = True,
     run: Path | str | None = None,
+    **asked: Unpack[Asked],
 ) -> AuditResult:
     """Attack what `fit` would run, and give an empirical lower bound on epsilon beside the claim.
 
@@ -57,14 +53,10 @@ def audit(
         model: as it would be trained; it is not moved, and the checks that `fit` makes first are left out.
         train_dataset: the data that would be protected.
         loss_fn: as for `fit`.
-        plan: the claim, from `build_plan` or of a run; if not given, made of the next arguments as `fit` does.
+        plan: the claim, from `build_plan` or of a run; if not given, made of `method`, `options` and
+            `asked` as `fit` does.
         method: as for `fit`; not with a plan, which has its own.
         options: changes to the method; not with a plan.
-        epsilon: as for `fit`; not with a plan.
-        delta: as for `fit`; not with a plan.
-        epochs: as for `fit`; not with a plan.
-        batch_size: as for `fit`; not with a plan.
-        clip_norm: as for `fit`; not with a plan.
         units: the unit each row belongs to.
         rows_per_unit: rows drawn of a sampled unit.
         max_physical_batch: most rows loaded at once.
@@ -76,6 +68,7 @@ def audit(
         progress: show a progress bar on a terminal.
         run: the folder of a run: its plan is the claim, and a copy of the model with its weights is audited. Give the
             method's options as `fit` got them.
+        asked: epsilon, delta, epochs, batch_size, clip_norm and all else of a plan, as for `fit`; not with a plan.
 
     **Privacy.** It looks at private rows without noise: the result is for whoever answers for the guarantee, and not
     for release. Nothing is charged, and no run is touched.
@@ -89,16 +82,9 @@ def audit(
         raise SparseDPError(f"confidence: got {confidence}, expected a number in (0, 1), such as 0.95")
     if steps < 2:
         raise SparseDPError(f"steps: got {steps}, expected at least 2")
-    asked = {
-        "method": method,
-        "options": options,
-        "epsilon": epsilon,
-        "delta": delta,
-        "epochs": epochs,
-        "batch_size": batch_size,
-        "clip_norm": clip_norm,
-    }
-    given: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
+    check_asked(asked, "audit")
+    told = {"method": method, "options": options, **asked}
+    given: dict[str, Any] = {name: value for name, value in told.items() if value is not None}
     head, trained = None, model
     if run is not None:
         if plan is not None:
@@ -108,7 +94,8 @@ def audit(
         raise SparseDPError(
             f"audit: got a plan and {sorted(given)}; the plan has its own, so drop them or it"
         )
-    claimed = plan or build_plan(**{"method": METHOD, **given}, units=_count(train_dataset, units))
+    found = count_units(train_dataset, units)
+    claimed = plan or build_plan(**{"method": METHOD, **given}, units=found)
     if not claimed.is_private or claimed.delta is None:
         raise PrivacyError(
             f"audit: {claimed.method} claims no privacy, so there is nothing to audit; give a private method"
@@ -124,7 +111,6 @@ def audit(
         loading=loading,
         engine=engine,
     )
-    found = _count(train_dataset, units)
     if found != claimed.units:
         raise SparseDPError(f"audit: the data set has {found} units, the plan is for {claimed.units}")
     return attack(
@@ -144,7 +130,3 @@ def _of_run(folder: Path, model: nn.Module) -> tuple[Plan, nn.Module, str]:
     trained = copy.deepcopy(model)
     load_weights(folder, trained)
     return there.plan, trained, there.ledger.head
-
-
-def _count(dataset: Dataset[Any], units: Tensor | Sequence[int] | None) -> int:
-    return len(dataset) if units is None else len(np.unique(np.asarray(units)))  # type: ignore[arg-type]

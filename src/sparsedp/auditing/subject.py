@@ -20,8 +20,7 @@ from sparsedp.gradients import make_engine
 from sparsedp.gradients.query import Engine
 from sparsedp.methods import Controller, Knowledge
 from sparsedp.privacy.plan import Phase, Plan
-from sparsedp.training.batches import Loading
-from sparsedp.training.step import clip_of
+from sparsedp.sampling.loading import Loading
 
 
 @final
@@ -87,7 +86,7 @@ class Setting:
     @property
     def clip(self) -> Clip:
         """The phase's."""
-        return clip_of(self.phase)
+        return self.phase.clip
 
 
 def device_of(model: nn.Module) -> torch.device:

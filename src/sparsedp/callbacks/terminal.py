@@ -77,27 +77,32 @@ class EpochLines:
 
 
 @contextmanager
-def deferred_interrupt() -> Iterator[Callable[[], bool]]:
+def deferred_interrupt(*signals: signal.Signals) -> Iterator[Callable[[], bool]]:
     """Hold back the first Ctrl-C: the function given says whether there was one. A second one acts at once.
 
-    **Edge cases.** Outside the main thread, where Python delivers no signals, nothing is held back.
+    `signals` are what counts as such; SIGINT alone if none is given.
+
+    **Edge cases.** Outside the main thread, where Python delivers no signals, nothing is held back; nor is a signal
+    that somebody else handles.
     """
     asked = False
 
     def remember(number: int, frame: FrameType | None) -> None:
         nonlocal asked
         asked = True
-        signal.signal(signal.SIGINT, before)
+        signal.signal(number, before[signal.Signals(number)])
 
     if threading.current_thread() is not threading.main_thread():
         yield lambda: False
         return
-    before = signal.getsignal(signal.SIGINT)
-    if before is not signal.default_int_handler:
-        yield lambda: False
-        return
-    signal.signal(signal.SIGINT, remember)
+    usual = {signal.SIGINT: signal.default_int_handler}
+    held = signals or (signal.SIGINT,)
+    before = {one: signal.getsignal(one) for one in held}
+    before = {one: handler for one, handler in before.items() if handler is usual.get(one, signal.SIG_DFL)}
     try:
+        for number in before:
+            signal.signal(number, remember)
         yield lambda: asked
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from sparsedp.callbacks.reports import Result, StepReport
-from sparsedp.core.batch import PerSampleLoss, Rows, row_count, select_rows, to_device
+from sparsedp.core.batch import PerSampleLoss, Rows, join_rows, row_count, select_rows, to_device
 from sparsedp.core.errors import PrivacyError, SparseDPError
 from sparsedp.core.generators import own_generators
 from sparsedp.own_loop.deferred import MODEL, Deferred, describe, model_calls, same, without_reduction
@@ -127,7 +127,7 @@ class Loop:
         """Copies of the batch's rows in as many parts as the loop accumulates; some may be empty."""
         with own_generators(batch.secret.seed(), self._device):
             loaded = [micro.rows for micro in batch.load_ahead()]
-        rows = pytree.tree_map(_joined, *loaded) if loaded else self._no_rows
+        rows = join_rows(loaded) if loaded else self._no_rows
         rows = to_device(pytree.tree_map_only(Tensor, torch.clone, rows), self._device)
         bounds = [row_count(rows) * i // self.parts for i in range(self.parts + 1)]
         for first, last in pairwise(bounds):
@@ -229,7 +229,3 @@ class _Recorder:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)
-
-
-def _joined(*parts: Any) -> Any:
-    return torch.cat(parts) if isinstance(parts[0], Tensor) else parts[0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -21,15 +21,14 @@ from sparsedp.evaluation.evaluate import Evaluator, held_out, refuse_training_ro
 from sparsedp.methods import Method, MethodOptions
 from sparsedp.methods.choice import AUTO_METHOD
 from sparsedp.methods.method import ActiveRatio
-from sparsedp.methods.spec import ClipNorm
+from sparsedp.methods.spec import Asked, check_asked
 from sparsedp.own_loop.loop import Loop
 from sparsedp.own_loop.private_loop import PrivateLoader, PrivateModel, PrivateOptimizer
-from sparsedp.privacy.calibrate import BudgetSplit
 from sparsedp.ranks.here import refuse_ranks
 from sparsedp.runs.record import About
 from sparsedp.sampling.fetching import rows_in_order
-from sparsedp.training.batches import Loading
-from sparsedp.training.planning import plan_for
+from sparsedp.sampling.loading import Loading
+from sparsedp.training.planning import AskedMethod, plan_for
 from sparsedp.training.trainer import Trainer
 
 
@@ -40,10 +39,6 @@ def make_private(
     loss_fn: Callable[[Any, Tensor], Tensor] | PerSample,
     *,
     method: str | Method = AUTO_METHOD,
-    epsilon: float | None = None,
-    delta: float | None = None,
-    epochs: int | None = None,
-    clip_norm: ClipNorm | None = None,
     active_ratio: ActiveRatio | None = None,
     options: MethodOptions | None = None,
     public_scores: Mapping[str, Any] | None = None,
@@ -56,16 +51,12 @@ def make_private(
     units: Tensor | Sequence[int] | None = None,
     unit: str | None = None,
     rows_per_unit: int = 1,
-    warmup_fraction: float | None = None,
-    selection_budget: float | None = None,
-    split: BudgetSplit | None = None,
-    noise_std: float | None = None,
-    accountant: str | None = None,
     engine: str = "bookkeeping",
     max_physical_batch: int | None = None,
     ema_decay: float | None = None,
     callbacks: Sequence[Callback] = (),
     about: About = About(),  # noqa: B008
+    **asked: Unpack[Asked],
 ) -> tuple[PrivateModel, PrivateOptimizer, PrivateLoader]:
     """Make an ordinary PyTorch loop private: zero_grad, forward, loss, backward, step, over the loader's batches.
 
@@ -81,13 +72,15 @@ def make_private(
             mean or sum before `backward`.
         accumulation: batches of the loader before each `optimizer.step()`; a step then expects that many times the
             loader's batch size.
-        epochs: passes over the loader, 20 if not given; planned ahead, so the loop makes no more of them.
+        asked: epsilon, delta, epochs, clip_norm and all else of a plan. Epochs are passes over the loader, 20 if not
+            given; planned ahead, so the loop makes no more of them.
 
     **Privacy.** As `fit`: the step is the trainer's, on the rows it drew, and the loop decides only when it is taken.
     Outputs and losses on training rows are not computed outside the step, so a loop cannot log them. What your own
     code makes of the batch itself is not protected.
     **Edge cases.** After the last planned step the run is finished; `loader.finish()` gives its result.
     """
+    check_asked(asked, "make_private", without=("batch_size", "normalise"))
     loading = Loading(
         units=units,
         rows_per_unit=rows_per_unit,
@@ -103,27 +96,16 @@ def make_private(
         raise SparseDPError(f"accumulation: got {accumulation!r}, expected a whole number >= 1")
     dataset, per_sample = data_loader.dataset, per_sample_loss(loss_fn)
     refuse_ranks("make_private")
+    asked["batch_size"] = _batch_size(data_loader) * accumulation
     plan = plan_for(
         model,
         dataset,
-        method=method,
-        options=options,
-        active_ratio=active_ratio,
-        public_scores=public_scores,
-        units=units,
+        AskedMethod(method, options, active_ratio, public_scores),
+        loading,
         unit=unit,
         out=out,
         resume=resume,
-        epsilon=epsilon,
-        delta=delta,
-        epochs=epochs,
-        batch_size=_batch_size(data_loader) * accumulation,
-        clip_norm=clip_norm,
-        warmup_fraction=warmup_fraction,
-        selection_budget=selection_budget,
-        split=split,
-        noise_std=noise_std,
-        accountant=accountant,
+        **asked,
     )
     if evaluate is None and eval_dataset is not None:
         refuse_training_rows(dataset, eval_dataset)

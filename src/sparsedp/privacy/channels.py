@@ -33,20 +33,22 @@ class ChannelSum:
 
     Attributes:
         batches: the units. Private.
-        channels: how many; public.
+        channels: how many the inputs have; public.
         clip: the bound on a unit's vector.
-        centre: one public number per channel; None for the means.
+        centre: one public number per channel that is measured; None for the means.
+        columns: the channels that are measured; None for all. Public.
     """
 
     batches: Iterable[MicroBatch]
     channels: int
     clip: Clip
     centre: Tensor | None = None
+    columns: Tensor | None = None
 
     @property
     def size(self) -> int:
-        """One number per channel."""
-        return self.channels
+        """One number per channel that is measured."""
+        return self.channels if self.columns is None else self.columns.numel()
 
     @property
     def sensitivity(self) -> float:
@@ -55,11 +57,12 @@ class ChannelSum:
 
     def parts(self, bound: float) -> Iterator[Tensor]:
         """The sum, micro-batch by micro-batch."""
-        yield torch.zeros(self.channels, dtype=torch.float64)
+        yield torch.zeros(self.size, dtype=torch.float64)
         for batch in self.batches:
             inputs = inputs_of(batch.rows)
             if inputs.shape[1] != self.channels:
                 raise DataError(f"inputs: got {inputs.shape[1]} channels, expected {self.channels}")
+            inputs = inputs if self.columns is None else inputs[:, self.columns.to(inputs.device)]
             parts = torch.split(inputs, _ROWS_AT_ONCE)
             values = torch.cat([self._statistic(part.to("cpu", torch.float64)) for part in parts])
             yield from ClippedRows(mean_by_unit(values, batch.units), self.clip).parts(bound)

@@ -93,7 +93,7 @@ class Grid:
                 continue
             for new, more in zip(torch.split(total, AT_ONCE), torch.split(part, AT_ONCE), strict=True):
                 new += self._steps(more.to(torch.float64), room).to(torch.int64)
-                if not _within(new, int(_ROOM)):
+                if not within(new, int(_ROOM)):
                     raise PrivacyError("the sum has too many units for its grid; nothing was released")
         if total is None:
             raise PrivacyError("a sum without parts has no size; give at least one part, of zeros if need be")
@@ -101,7 +101,7 @@ class Grid:
 
     def _steps(self, part: Tensor, room: Tensor) -> Tensor:
         steps = torch.div(part, self.step, out=room[: part.numel()])
-        if not _within(steps, _ROOM):
+        if not within(steps, _ROOM):
             raise PrivacyError(
                 "the clipped sum is not finite or too large for its grid; nothing was released. Without a bug in "
                 "the model or the engine, that takes more units than a grid has room for"
@@ -117,7 +117,7 @@ class Grid:
         return values
 
 
-def _within(numbers: Tensor, room: float) -> bool:
+def within(numbers: Tensor, room: float) -> bool:
     """Whether all are smaller than that in size; not if one is NaN."""
     if not numbers.numel():
         return True

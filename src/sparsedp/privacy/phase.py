@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 from sparsedp.core.errors import PrivacyError
 from sparsedp.privacy import checks
 from sparsedp.privacy.canonical import FrozenMap
+
+if TYPE_CHECKING:
+    from sparsedp.core.clip import Clip
 
 
 @final
@@ -76,6 +79,13 @@ class Phase:
     def is_private(self) -> bool:
         """Whether its releases are clipped and noised in proportion."""
         return self.clip_norm is not None and self.noise_multiplier > 0
+
+    @property
+    def clip(self) -> Clip:
+        """What bounds a unit's contribution; nothing in the ablation without a bound."""
+        from sparsedp.core.clip import FlatClip, NoClip  # loads torch, which planning does without
+
+        return NoClip() if self.clip_norm is None else FlatClip(self.clip_norm)
 
     @property
     def gradient_noise(self) -> float:

@@ -109,6 +109,10 @@ class Plan:
         """Whether every phase is."""
         return all(phase.is_private for phase in self.phases)
 
+    def preliminary(self, name: str) -> Phase | None:
+        """The release before training of that name, if the plan has it."""
+        return next((phase for phase in self.phases if phase.name == name and not phase.trains), None)
+
     def phase_at(self, step: int) -> Phase:
         """The phase a step (counted from 0 over the whole plan) belongs to."""
         end = 0

@@ -73,6 +73,13 @@ class Released:
         """Standard deviation of the noise on each active coordinate (a copy)."""
         return self._noise_scale.clone()
 
+    @property
+    def noise_variance(self) -> Tensor:
+        """Its square; a single number, to be read k times, where all coordinates have the same noise."""
+        alike = self._noise_scale.stride() == (0,)
+        scale = self._noise_scale[:1] if alike else self._noise_scale
+        return scale.square().expand_as(self._noise_scale)
+
     def copy_to(self, out: Tensor, start: int = 0) -> Tensor:
         """As many numbers of `mean` as `out` has, from `start` on, written into it in its shape and type."""
         return out.copy_(self._mean[start : start + out.numel()].view(out.shape))

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-
-from safetensors import safe_open
-from safetensors.torch import load
 
 from sparsedp.methods.warmup import WarmupSeen
 from sparsedp.runs.documents import intact
+from sparsedp.runs.snapshots import read_facts
 
 WARMUP = "warmup.safetensors"
 
@@ -24,9 +21,7 @@ def read_older_warmup(folder: Path) -> WarmupSeen | None:
     if not file.is_file():
         return None
     with intact(file):
-        with safe_open(file, framework="pt") as opened:
-            facts = json.loads((opened.metadata() or {})["facts"])
-        tensors = load(file.read_bytes())
+        tensors, facts = read_facts(file)
         variances = (facts["first_variance"], facts["second_variance"])
         even, odd = (round(facts["noise_std"] ** 2 / variance) for variance in variances)
         orders = {name: tensors[f"order.{name}"] for name in facts["rankings"]}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from torch import Tensor
@@ -77,6 +77,16 @@ def checkpoint_of(
         "journal": history_state(history),
     }
     return Checkpoint(step, identity, state)
+
+
+def cut_in_blocks(checkpoint: Checkpoint) -> Checkpoint:
+    """The same with a word that batches are cut for several ranks: a run goes on as it was begun."""
+    return replace(checkpoint, state={**checkpoint.state, "cut": "blocks"})
+
+
+def is_cut_in_blocks(checkpoint: Checkpoint) -> bool:
+    """Whether its run's batches are cut for several ranks."""
+    return checkpoint.state.get("cut") == "blocks"
 
 
 def history_state(history: History) -> dict[str, Any]:

@@ -9,10 +9,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
-from sparsedp.core.batch import Rows
+from sparsedp.core.batch import Rows, join_rows
 from sparsedp.core.chance import StepSecret
 from sparsedp.core.errors import PrivacyError
 from sparsedp.core.generators import GeneratorWatch, seed_generators
@@ -85,7 +84,7 @@ class Fetcher:
             seed_generators(secret.seed(int(i)), _CPU)
             found.append(fetch_rows(self._dataset, np.array([i]), None) if gathers else self._dataset[int(i)])
         if gathers:
-            return pytree.tree_map(lambda *parts: _joined(parts), *found)
+            return join_rows(found)
         watch = GeneratorWatch(_CPU)
         rows = (self._collate or default_collate)(found)
         if watch.moved() is not None:
@@ -94,10 +93,6 @@ class Fetcher:
                 "(augmentation, masking) into the data set, where a row stands alone"
             )
         return rows
-
-
-def _joined(parts: tuple[Any, ...]) -> Any:
-    return torch.cat(parts) if isinstance(parts[0], Tensor) else parts[0]
 
 
 def rows_in_order(

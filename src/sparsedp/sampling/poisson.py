@@ -20,7 +20,8 @@ from sparsedp.core.batch import MicroBatch, Rows
 from sparsedp.core.chance import Chance, StepSecret
 from sparsedp.core.errors import DataError, PrivacyError
 from sparsedp.core.randomness import PrivateRandomness
-from sparsedp.sampling.fetching import Collate, Fetcher, Indices
+from sparsedp.sampling.fetching import Fetcher, Indices
+from sparsedp.sampling.loading import Loading
 from sparsedp.sampling.shapes import FixedShapes
 from sparsedp.sampling.sharing import EVERYTHING, Share, block_bits
 
@@ -70,11 +71,11 @@ class PoissonSampler:
     """Draws each step's batch from a map-style data set.
 
     **Privacy.** Each unit is included independently with probability `sampling_rate`. A unit is a row unless `units`
-    names one for every row; then `rows_per_unit` rows of a sampled unit are drawn at random without replacement
-    (all of them if it has fewer), and the engine clips their mean gradient once. A row is loaded the same whatever
-    else is in its batch: `FixedShapes` refuses padding to the longest row of a batch, and random numbers drawn while
-    a row is loaded come from the step's secret and the row's index. Where several processes share the units, each is
-    drawn by its one owner (`sampling.sharing`).
+    in `loading` names one for every row; then `rows_per_unit` rows of a sampled unit are drawn at random without
+    replacement (all of them if it has fewer), and the engine clips their mean gradient once. A row is loaded the same
+    whatever else is in its batch: `FixedShapes` refuses padding to the longest row of a batch, and random numbers
+    drawn while a row is loaded come from the step's secret and the row's index. Where several processes share the
+    units, each is drawn by its one owner (`sampling.sharing`).
     **Edge cases.** A batch may be empty; it still is a step.
     """
 
@@ -84,37 +85,34 @@ class PoissonSampler:
         *,
         sampling_rate: float,
         randomness: PrivateRandomness,
-        units: Tensor | Sequence[int] | None = None,
-        rows_per_unit: int = 1,
-        max_physical_batch: int | None = None,
-        workers: int = 0,
-        collate: Collate | None = None,
+        loading: Loading = Loading(),  # noqa: B008
         shapes: FixedShapes | None = None,
         share: Share = EVERYTHING,
     ) -> None:
         rows = len(cast("Any", dataset))
+        rows_per_unit, most = loading.rows_per_unit, loading.max_physical_batch
         if rows == 0:
             raise DataError("the data set is empty; give at least one row")
         if not 0 < sampling_rate <= 1:
             raise PrivacyError(f"sampling_rate: got {sampling_rate}, expected a number in (0, 1]")
         if rows_per_unit < 1:
             raise DataError(f"rows_per_unit: got {rows_per_unit}, expected a whole number >= 1")
-        if rows_per_unit > 1 and units is None:
+        if rows_per_unit > 1 and loading.units is None:
             raise DataError(
                 f"rows_per_unit: got {rows_per_unit}, but each row is a unit of its own; give units, or drop it"
             )
-        if max_physical_batch is not None and max_physical_batch < rows_per_unit:
+        if most is not None and most < rows_per_unit:
             raise DataError(
-                f"max_physical_batch: got {max_physical_batch}, expected at least rows_per_unit={rows_per_unit}"
+                f"max_physical_batch: got {most}, expected at least rows_per_unit={rows_per_unit}"
             )
-        self._fetch = Fetcher(dataset, collate)
+        self._fetch = Fetcher(dataset, loading.collate)
         self._rate = sampling_rate
         self._randomness = randomness
-        self._index = None if units is None else _UnitIndex.of(units, rows)
+        self._index = None if loading.units is None else _UnitIndex.of(loading.units, rows)
         self._rows = rows
         self._rows_per_unit = rows_per_unit
-        self._max_physical = max_physical_batch
-        self._workers = workers
+        self._max_physical = most
+        self._workers = loading.workers
         self._shapes = shapes or FixedShapes()
         self._share = share
         self._bits = block_bits(sampling_rate, self.unit_count, self._most_units)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, cast, final
 
 import torch
-from torch import Tensor
 from torch.utils.data import Dataset
 
 from sparsedp.core.batch import Rows
@@ -17,38 +16,16 @@ from sparsedp.guards.independent_rows import check_rows_stand_alone
 from sparsedp.privacy.channels import inputs_of
 from sparsedp.privacy.plan import Phase, Plan
 from sparsedp.sampling.fetching import Collate, fetch_rows, rows_in_order
+from sparsedp.sampling.loading import Loading
 from sparsedp.sampling.poisson import LogicalBatch, PoissonSampler
 from sparsedp.sampling.shapes import FixedShapes
 from sparsedp.sampling.sharing import EVERYTHING, Share
-from sparsedp.training.plan_checks import check_plan
+from sparsedp.training.planning import check_plan
 
 TRIAL_DRAW = 7
 """Keeps the draw of rows for a trial apart from other public draws."""
 STATISTICS_ROWS = 1024
 """Most rows at once in a phase that does not train, unless told."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Loading:
-    """How rows become batches.
-
-    Attributes:
-        units: the unit each row belongs to; without it each row is one.
-        rows_per_unit: how many rows of a sampled unit are drawn; their mean gradient is clipped once.
-        max_physical_batch: most rows loaded at once; changes nothing but memory.
-        workers: loading processes. What a random augmentation draws for a row is the same with any number.
-        collate: makes a batch of items of the data set, as in a `DataLoader`. Each row from its own item alone: pad
-            to one fixed length, never to the longest of the batch.
-        sharded: in a run of several processes, each gives its own rows, and no other process has them. Without it
-            each gives all rows. How many units all have together is public.
-    """
-
-    units: Tensor | Sequence[int] | None = None
-    rows_per_unit: int = 1
-    max_physical_batch: int | None = None
-    workers: int = 0
-    collate: Collate | None = None
-    sharded: bool = False
 
 
 @final
@@ -74,11 +51,7 @@ class Batches:
                 dataset,
                 sampling_rate=phase.sampling_rate,
                 randomness=randomness,
-                units=loading.units,
-                rows_per_unit=loading.rows_per_unit,
-                max_physical_batch=_at_once(loading, phase),
-                workers=loading.workers,
-                collate=loading.collate,
+                loading=replace(loading, max_physical_batch=_at_once(loading, phase)),
                 shapes=shapes,
                 share=share,
             )

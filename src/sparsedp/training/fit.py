@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
+from signal import SIGINT, SIGTERM
 from typing import Any
 
 from rich.console import Console
@@ -24,20 +25,24 @@ from sparsedp.methods.spec import ClipNorm
 from sparsedp.optimizers.rates import RateFactors
 from sparsedp.optimizers.rule import (
     OptimizerChoice,
+    Rate,
     SchedulerChoice,
     default_optimizer,
     named_optimizer,
 )
 from sparsedp.privacy.calibrate import BudgetSplit
 from sparsedp.privacy.normalisation import PrivateNormalisation
+from sparsedp.privacy.plan import Plan
 from sparsedp.ranks.here import ranks_here
 from sparsedp.ranks.store import goes_on
 from sparsedp.runs.record import About
-from sparsedp.training.batches import Loading, count_channels
+from sparsedp.sampling.loading import Loading
+from sparsedp.training.batches import count_channels
 from sparsedp.training.given_data import given_data
 from sparsedp.training.kept_features import keep_below
 from sparsedp.training.normalised import Normalised
-from sparsedp.training.planning import plan_for
+from sparsedp.training.planning import AskedMethod, plan_for
+from sparsedp.training.together import same_model
 from sparsedp.training.trainer import Trainer
 
 
@@ -51,7 +56,7 @@ def fit(
     delta: float | None = None,
     epochs: int | None = None,
     batch_size: int | None = None,
-    lr: float | None = None,
+    lr: Rate | None = None,
     clip_norm: ClipNorm | None = None,
     active_ratio: ActiveRatio | None = None,
     options: MethodOptions | None = None,
@@ -98,7 +103,8 @@ def fit(
         delta: of the guarantee; if not given, a power of ten at most 1/(10 N) and at most 1e-5, and a log line.
         epochs: 20 if not given.
         batch_size: expected size of a batch; if not given, the power of two nearest to 4 sqrt(N).
-        lr: rate of the default optimizer, SGD with momentum 0.9; 0.2 sqrt(batch_size / 128) / clip_norm if not given.
+        lr: rate of the default optimizer, SGD with momentum 0.9, or a function that gives it for the plan;
+            0.2 sqrt(batch_size / 128) / clip_norm if not given.
         clip_norm: L2 bound on each unit's gradient; 1 if not given. A pair is for warm-up and main phase.
         active_ratio: share of the coordinates trained, or "auto": as many as the noise allows; else the method's own.
         options: further changes to the method.
@@ -140,39 +146,31 @@ def fit(
     **Privacy.** (epsilon, delta) under adding or removing one unit, for everything that the run gives and writes, but
     what is said of `eval_dataset`. Tuning on the same data costs extra and is not counted.
     **Edge cases.** Under `torchrun` all processes train one model together; rank 0 keeps the run. Ctrl-C stops after
-    the step in progress, with a checkpoint if there is a run directory.
+    the step in progress, with a checkpoint if there is a run directory; among several processes SIGTERM does as well.
     """
     given = given_data(train_dataset, "train_dataset")
-    train_dataset, collate = given.dataset, collate or given.collate
-    if eval_dataset is not None:
-        eval_dataset = given_data(eval_dataset, "eval_dataset").dataset
     loading = Loading(
         units=units,
         rows_per_unit=rows_per_unit,
         max_physical_batch=max_physical_batch,
         workers=workers,
-        collate=collate,
+        collate=collate or given.collate,
         sharded=sharded,
     )
-    if isinstance(optimizer, str):
-        optimizer, lr = named_optimizer(optimizer, lr), None
-    if optimizer is not None and lr is not None:
-        raise SparseDPError(f"lr={lr} is for the default optimizer; give your optimizer its own rate")
+    apart = None if eval_dataset is None else given_data(eval_dataset, "eval_dataset").dataset
+    task = _Task(model, given.dataset, apart, loading, evaluate, about)
+    chosen, lr = _own_rate(optimizer, lr)
     ranks = ranks_here()
     resume = goes_on(ranks, out, resume)
     plan = plan_for(
         model,
-        train_dataset,
-        method=method,
-        options=options,
-        active_ratio=active_ratio,
-        public_scores=public_scores,
-        units=units,
+        given.dataset,
+        AskedMethod(method, options, active_ratio, public_scores),
+        loading,
         unit=unit,
         out=out,
         resume=resume,
         ranks=ranks,
-        sharded=sharded,
         epsilon=epsilon,
         delta=delta,
         epochs=epochs,
@@ -185,35 +183,19 @@ def fit(
         accountant=accountant,
         normalise=normalise,
     )
-    if evaluate is None and eval_dataset is not None:
-        refuse_training_rows(train_dataset, eval_dataset)
-    whole = model
-    kept = keep_below(model, train_dataset, eval_dataset, collate, cache_features) if cache_features else None
-    if kept is not None:
-        model, train_dataset, eval_dataset, collate = kept.above, kept.train, kept.held_out, None
-        evaluate = None if evaluate is None else _of_the_whole(evaluate, whole)
-        loading = replace(loading, collate=None)
-        about = replace(about, schema={**(about.schema or {}), "frozen_part": kept.below})
-    if evaluate is None and eval_dataset is not None:
-        evaluate = held_out(eval_dataset, per_sample_loss(loss_fn), collate=collate)
-    if normalise is not None and not isinstance(model, Normalised):
-        model = Normalised(model, count_channels(train_dataset, collate))
-    with ExitStack() as stack:
-        screen = Console(stderr=True)
-        shown = (
-            [stack.enter_context(live(plan, screen))]
-            if progress and ranks.leads and screen.is_terminal
-            else []
-        )
+    if cache_features:
+        same_model(ranks, model)  # also of what lies below the trained parts, which the trainer does not see
+    task = task.prepared(cache_features, normalises=normalise is not None)
+    with _progress_bar(plan, shown=progress and ranks.leads) as bar:
         trainer = Trainer(
-            model,
-            train_dataset,
+            task.model,
+            task.rows,
             loss_fn,
             plan=plan,
-            optimizer=optimizer or default_optimizer(lr, plan),
+            optimizer=chosen or default_optimizer(lr, plan),
             scheduler=scheduler,
-            loading=loading,
-            evaluate=evaluate,
+            loading=task.loading,
+            evaluate=task.evaluator(loss_fn),
             out=out,
             resume=resume,
             seed=seed,
@@ -221,11 +203,65 @@ def fit(
             ema_decay=ema_decay,
             lr_factors=lr_factors,
             public_scores=public_scores,
-            callbacks=(*callbacks, *shown),
-            about=about,
+            callbacks=(*callbacks, *bar),
+            about=task.about,
         )
         result = _run(trainer)
-    return result if kept is None else replace(result, model=whole.eval())
+    return replace(result, model=model.eval()) if task.is_a_part else result
+
+
+def _own_rate(
+    optimizer: OptimizerChoice | str | None, lr: Rate | None
+) -> tuple[OptimizerChoice | None, Rate | None]:
+    """The optimizer with its rate, or none and the rate for the default one."""
+    if isinstance(optimizer, str) and not callable(lr):
+        return named_optimizer(optimizer, lr), None
+    if isinstance(optimizer, str) or (optimizer is not None and lr is not None):
+        raise SparseDPError(f"lr={lr} is for the default optimizer; give your optimizer its own rate")
+    return optimizer, lr
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Task:
+    """What is trained, on which rows, and how it is scored."""
+
+    model: nn.Module
+    rows: Dataset[Any]
+    apart: Dataset[Any] | None
+    loading: Loading
+    evaluate: Evaluator | None
+    about: About
+    is_a_part: bool = False
+
+    def prepared(self, cache_features: Path | str | None, *, normalises: bool) -> _Task:
+        """What a trainer gets: the part above kept features, behind constants if the plan releases them."""
+        if self.evaluate is None and self.apart is not None:
+            refuse_training_rows(self.rows, self.apart)
+        task = self._on_kept(cache_features) if cache_features else self
+        if not normalises or isinstance(task.model, Normalised):
+            return task
+        return replace(task, model=Normalised(task.model, count_channels(task.rows, task.loading.collate)))
+
+    def evaluator(self, loss: Callable[[Any, Tensor], Tensor] | PerSample) -> Evaluator | None:
+        """The user's own evaluation, or that of the loss on held-out data."""
+        if self.evaluate is not None or self.apart is None:
+            return self.evaluate
+        return held_out(self.apart, per_sample_loss(loss), collate=self.loading.collate)
+
+    def _on_kept(self, where: Path | str) -> _Task:
+        """The part that is trained, on what the fixed part below it gives; all of it where "auto" finds none."""
+        kept = keep_below(self.model, self.rows, self.apart, self.loading.collate, where)
+        if kept is None:
+            return self
+        return _Task(
+            kept.above,
+            kept.train,
+            kept.held_out,
+            replace(self.loading, collate=None),
+            None if self.evaluate is None else _of_the_whole(self.evaluate, self.model),
+            replace(self.about, schema={**(self.about.schema or {}), "frozen_part": kept.below}),
+            is_a_part=True,
+        )
 
 
 def _of_the_whole(evaluate: Evaluator, model: nn.Module) -> Evaluator:
@@ -238,9 +274,25 @@ def _of_the_whole(evaluate: Evaluator, model: nn.Module) -> Evaluator:
     return evaluate_whole
 
 
+@contextmanager
+def _progress_bar(plan: Plan, *, shown: bool) -> Iterator[Sequence[Callback]]:
+    """A callback that draws a bar, where there is somebody to see it."""
+    screen = Console(stderr=True)
+    if not shown or not screen.is_terminal:
+        yield ()
+        return
+    with live(plan, screen) as bar:
+        yield (bar,)
+
+
 def _run(trainer: Trainer) -> Result:
-    """Every step, then the result; Ctrl-C and errors leave a checkpoint behind."""
-    with trainer, deferred_interrupt() as interrupted:
+    """Every step, then the result; Ctrl-C and errors leave a checkpoint behind.
+
+    A launcher ends ranks by SIGTERM when one has failed, or when its job is over. They then go on to the end of the
+    step: to hear which one failed, and say so, or to save.
+    """
+    signals = (SIGINT, SIGTERM) if trainer.ranks.count > 1 else (SIGINT,)
+    with trainer, deferred_interrupt(*signals) as interrupted:
         for batch in trainer:
             trainer.step(batch)
             if trainer.stops(interrupted()):

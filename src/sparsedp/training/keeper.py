@@ -12,6 +12,7 @@ from typing import final
 
 from sparsedp.callbacks.reports import Callback, Event, Result, Spending, StepReport
 from sparsedp.core.errors import SparseDPError
+from sparsedp.core.files import Json
 from sparsedp.core.generators import own_generators
 from sparsedp.core.randomness import PublicRandomness
 from sparsedp.evaluation.evaluate import Evaluator
@@ -24,12 +25,12 @@ from sparsedp.runs.checkpoint import Checkpoint
 from sparsedp.runs.history import EpochReport, History
 from sparsedp.runs.identity import check_identity, identity_of
 from sparsedp.runs.moved import moved_checkpoint
-from sparsedp.runs.record import FINISHED, RUNNING, STOPPED, RunFacts
-from sparsedp.runs.state import checkpoint_of, history_of
+from sparsedp.runs.record import FINISHED, RUNNING, STOPPED, About, RunFacts
+from sparsedp.runs.state import checkpoint_of, cut_in_blocks, history_of
 from sparsedp.runs.store import ExistingRun, RunStore
 from sparsedp.training.learner import Learner
-from sparsedp.training.normalised import check_not_lost
-from sparsedp.training.together import CUT, IN_BLOCKS, weight_facts
+from sparsedp.training.normalised import Normalised, check_not_lost
+from sparsedp.training.together import weight_facts
 
 
 @final
@@ -196,8 +197,7 @@ class RunKeeper:
         return self._marked(checkpoint_of(self.position, self._identity, self._learner.state(), self.history))
 
     def _marked(self, state: Checkpoint) -> Checkpoint:
-        """With a word on how batches are cut, if not as usual."""
-        return replace(state, state={**state.state, CUT: IN_BLOCKS}) if self._in_blocks else state
+        return cut_in_blocks(state) if self._in_blocks else state
 
     def _end_epoch(self, last: StepReport, extra: Mapping[str, float]) -> None:
         support = self.history.support
@@ -260,6 +260,30 @@ class RunKeeper:
     def _write_record(self, status: str, result: Result) -> None:
         seconds = self._store.seconds + time.monotonic() - self._clock
         self._store.keep_record(self._facts.record(status, seconds, result.outcome))
+
+
+def facts_of(
+    learner: Learner,
+    plan: Plan,
+    about: About,
+    *,
+    seed: int | None,
+    public_seed: int,
+    setup: Mapping[str, Json],
+) -> RunFacts:
+    """What a run is, for its record and for a resume to compare; `setup` is what its trainer was told besides."""
+    model = learner.model
+    return RunFacts(
+        about=about,
+        model_class=type(model.model if isinstance(model, Normalised) else model).__name__,
+        plan=plan,
+        method=learner.controller.method,
+        layout=learner.layout,
+        seed=seed,
+        public_seed=public_seed,
+        setup={**learner.describe(), **setup},
+        details=learner.details(),
+    )
 
 
 def public_randomness(seed: int | None, found: ExistingRun | None) -> PublicRandomness:

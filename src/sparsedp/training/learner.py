@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, final
@@ -14,9 +14,10 @@ from torch.optim import Optimizer
 
 from sparsedp.core.files import Json
 from sparsedp.core.layout import Layout
+from sparsedp.core.randomness import PublicRandomness
 from sparsedp.core.support import Support
 from sparsedp.evaluation.evaluate import evaluation_mode
-from sparsedp.methods import Controller, ControllerState, OffSupport
+from sparsedp.methods import Controller, ControllerState, Knowledge, OffSupport, PublicScores
 from sparsedp.optimizers.apply import support_optimizer
 from sparsedp.optimizers.average import WeightAverage
 from sparsedp.optimizers.rates import RateFactors, grouped_optimizer
@@ -28,6 +29,7 @@ from sparsedp.optimizers.rule import (
     scheduler_state,
 )
 from sparsedp.optimizers.since import Since
+from sparsedp.privacy.plan import Plan
 from sparsedp.privacy.released import Released
 from sparsedp.runs.checkpoint import Checkpoint, load_model_state
 from sparsedp.runs.moved import MovedState
@@ -43,12 +45,14 @@ class UpdateRule:
         scheduler: moves its learning rate, every step.
         ema_decay: of a running average of the weights, if one is kept.
         lr_factors: of the optimizer's rate, for parts of the model.
+        public_scores: what the ranking `given` goes by, as users give them.
     """
 
     optimizer: OptimizerChoice
     scheduler: SchedulerChoice = None
     ema_decay: float | None = None
     lr_factors: RateFactors = field(default_factory=dict)
+    public_scores: Mapping[str, Any] | None = None
 
 
 @final
@@ -59,17 +63,19 @@ class Learner:
         self,
         model: nn.Module,
         layout: Layout,
-        controller: Controller,
+        plan: Plan,
+        public: PublicRandomness,
         rule: UpdateRule,
-        steps: int,
     ) -> None:
-        self.model = model
-        self.controller = controller
+        self.model, self.layout = model, layout
+        scores = None if rule.public_scores is None else PublicScores.of(rule.public_scores)
+        known = Knowledge(lambda: layout.flatten(model), scores)
+        self.controller = Controller(plan, layout, public, known)
         self._optimizer = grouped_optimizer(rule.optimizer, model, layout, rule.lr_factors)
         self._members = group_members(self._optimizer, model)
-        coasts = controller.method.off_support is OffSupport.COASTS
+        coasts = self.controller.method.off_support is OffSupport.COASTS
         self.applier = support_optimizer(model, layout, self._optimizer, coasts=coasts)
-        self._scheduler = make_scheduler(rule.scheduler, self._optimizer, steps)
+        self._scheduler = make_scheduler(rule.scheduler, self._optimizer, plan.training_steps)
         decay = rule.ema_decay
         self._average = None if decay is None else WeightAverage(model, layout, decay)
         if self._average is not None and coasts:
@@ -87,7 +93,10 @@ class Learner:
         return tuple(float(group["lr"]) for group in self._optimizer.param_groups)
 
     def apply(self, released: Released) -> None:
-        """Move the support by a release."""
+        """Move the support by a release; a step that only looks moves nothing."""
+        if not self.controller.moves:
+            self.applier.enter(released.support)
+            return
         if self._average is not None:
             self._average.follow(released.support)
         self._since.about_to_move(released.support)

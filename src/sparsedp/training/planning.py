@@ -1,12 +1,13 @@
-"""From what a user asks to a plan: the same for every door."""
+"""From what a user asks to a plan, the same for every door; and whether a plan is for this data and this run."""
 
 from __future__ import annotations
 
+import json
 import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Unpack, cast
+from typing import Any, Unpack, cast, final
 
 import numpy as np
 from torch import Tensor, nn
@@ -17,10 +18,13 @@ from sparsedp.methods import AUTO, Given, Method, MethodOptions, PublicScores, c
 from sparsedp.methods.choice import AUTO_METHOD, choose_method
 from sparsedp.methods.method import ActiveRatio
 from sparsedp.methods.spec import METHOD, Asked, PlanSpec
+from sparsedp.privacy.accountants import plan_epsilon
 from sparsedp.privacy.plan import Plan
+from sparsedp.privacy.summary import exceeds_target
 from sparsedp.ranks.one import ONE_RANK, Ranks
 from sparsedp.runs.folder import check_new
-from sparsedp.training.plan_checks import saved_plan
+from sparsedp.runs.reader import Run
+from sparsedp.sampling.loading import Loading
 
 GIVEN = "given"
 """The method that `public_scores` asks for."""
@@ -28,28 +32,54 @@ GIVEN = "given"
 Units = Tensor | Sequence[int] | None
 
 
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class AskedMethod:
+    """The method that a user asks for, in the words of `fit`.
+
+    Attributes:
+        method: a row of the table, its name, or "auto".
+        options: changes to it.
+        active_ratio: the change that most users make.
+        public_scores: what the ranking `given` goes by.
+    """
+
+    method: str | Method
+    options: MethodOptions | None = None
+    active_ratio: ActiveRatio | None = None
+    public_scores: Mapping[str, Any] | None = None
+
+    @property
+    def name(self) -> str | Method:
+        """The method; scores ask for theirs where none was named."""
+        return GIVEN if self.public_scores is not None and self.method == AUTO_METHOD else self.method
+
+    def changes(self) -> MethodOptions | None:
+        """All changes to the method as options.
+
+        Raises:
+            SparseDPError: a ratio that is none, or scores for a method that does not rank by them.
+        """
+        return _with_scores(_with_ratio(self.options, self.active_ratio), self.name, self.public_scores)
+
+
 def plan_for(
     model: nn.Module,
     dataset: Dataset[Any],
+    wanted: AskedMethod,
+    loading: Loading,
     *,
-    method: str | Method,
-    options: MethodOptions | None,
-    active_ratio: ActiveRatio | None,
-    public_scores: Mapping[str, Any] | None = None,
-    units: Units,
     unit: str | None,
     out: Path | str | None,
     resume: bool,
     ranks: Ranks = ONE_RANK,
-    sharded: bool = False,
     **asked: Unpack[Asked],
 ) -> Plan:
     """The plan for this model and data: a new one, or the one of the run that goes on; all ranks must ask alike."""
-    if public_scores is not None and method == AUTO_METHOD:
-        method = GIVEN
-    changes = _with_scores(_with_ratio(options, active_ratio), method, public_scores)
-    protected, called = count_units(dataset, units), _name_of_unit(unit, dataset, units)
-    if sharded:
+    method, changes = wanted.name, wanted.changes()
+    protected = ranks.jointly(lambda: count_units(dataset, loading.units))
+    called = _name_of_unit(unit, dataset, loading.units)
+    if loading.sharded:
         protected = sum(ranks.gather(protected))
     if method == AUTO_METHOD:
         trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
@@ -120,3 +150,65 @@ def _with_scores(
             f'public_scores: {row.name} does not rank by them; give method="given", or ranking="given"'
         )
     return replace(options or MethodOptions(), ranking=Given(PublicScores.of(scores).checksum))
+
+
+def check_plan(plan: Plan, units: int, *, rows_are_units: bool) -> None:
+    """Refuse a plan that is not for this data, or promises more than it keeps.
+
+    Raises:
+        DataError: the plan counts other units.
+        PrivacyError: it is not what it was made from, costs more than its target, or protects units that nothing
+            names.
+    """
+    PlanSpec.of(plan).check(plan)
+    if plan.units != units:
+        raise DataError(
+            f"the plan is for {plan.units} units ({plan.unit}) and the data set has {units}; the sampling rate would "
+            "not be the planned one. Make a plan for this data, or give the units it counts"
+        )
+    if rows_are_units and plan.unit != "row":
+        raise PrivacyError(
+            f"the plan promises to protect each {plan.unit}, which takes the {plan.unit} of every row: give "
+            "Loading(units=...), or make a plan for rows"
+        )
+    if plan.target_epsilon is not None and exceeds_target(plan, cost := plan_epsilon(plan)):
+        raise PrivacyError(
+            f"the plan costs epsilon {cost:.6g} by {plan.accountant} and its target is {plan.target_epsilon:g}: it "
+            "was changed after it was calibrated. Calibrate it again"
+        )
+
+
+def saved_plan(asked: PlanSpec, out: Path | str) -> Plan:
+    """The plan of the run at `out`, if that is what is asked for; its noise is kept as it was calibrated.
+
+    Raises:
+        PrivacyError: it is another plan, and in what it differs.
+    """
+    saved = Run.open(out).plan
+    planned = PlanSpec.of(saved)
+    if planned != asked:
+        details = "; ".join(
+            f"{name} was {_short(one)} and is {_short(other)}"
+            for name, one, other in _differences(planned.to_json(), asked.to_json())
+        )
+        raise PrivacyError(f"the run was planned otherwise: {details}. A plan is never changed on the way")
+    return saved
+
+
+def _differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    for name, value in one.items():
+        if name == "method":
+            same = value["name"] == other[name]["name"]
+            yield from (
+                _differences(value, other[name]) if same else [(name, value["name"], other[name]["name"])]
+            )
+        elif value != other[name]:
+            yield name, value, other[name]
+
+
+def _short(value: Any) -> str:
+    """A value in words, a long one cut."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {_short(part)}" for name, part in value.items()) or "nothing"
+    text = json.dumps(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from torch import nn
 
 from sparsedp.core.batch import MicroBatch
-from sparsedp.core.clip import Clip, FlatClip, NoClip
 from sparsedp.core.randomness import PrivateRandomness
 from sparsedp.gradients.query import Engine, Query
 from sparsedp.guards.attributes import AttributeGuard
@@ -18,7 +17,7 @@ from sparsedp.optimizers.apply import set_to_zero
 from sparsedp.privacy.exchange import Exchange
 from sparsedp.privacy.ledger import Charge, Ledger
 from sparsedp.privacy.mechanism import privatize
-from sparsedp.privacy.plan import Phase, Plan
+from sparsedp.privacy.plan import Plan
 from sparsedp.privacy.released import Released
 from sparsedp.training.counts import StepCounts
 
@@ -60,7 +59,7 @@ class PrivateStep:
             released = privatize(
                 self.company.engine_for(step),
                 batch,
-                Query(setting.support, clip_of(phase), setting.geometry, setting.per_sample_top),
+                Query(setting.support, phase.clip, setting.geometry, setting.per_sample_top),
                 expected_batch_size=self.plan.expected_batch_size(phase),
                 charge=Charge(phase.name, step, phase.sampling_rate, phase.gradient_noise),
                 ledger=ledger,
@@ -71,8 +70,3 @@ class PrivateStep:
         self.move(released)
         self.controller.observe(released)
         return released
-
-
-def clip_of(phase: Phase) -> Clip:
-    """The phase's clip; none for the ablation without one."""
-    return NoClip() if phase.clip_norm is None else FlatClip(phase.clip_norm)

@@ -16,17 +16,15 @@ from sparsedp.gradients import make_engine
 from sparsedp.gradients.check import PROBE_ROWS
 from sparsedp.guards.attributes import AttributeGuard
 from sparsedp.guards.guard import CompanyGuard, ModelGuard, StateGuard
-from sparsedp.methods import Controller, Knowledge, PublicScores
 from sparsedp.privacy.exchange import ALONE, Exchange
 from sparsedp.privacy.ledger import Ledger
 from sparsedp.privacy.plan import Phase, Plan
 from sparsedp.privacy.released import Released
 from sparsedp.sampling.poisson import LogicalBatch
 from sparsedp.training.batches import Batches
-from sparsedp.training.counts import StepCounts
+from sparsedp.training.counts import StepCounts, counted_rows, release_selection
 from sparsedp.training.learner import Learner, UpdateRule
 from sparsedp.training.normalised import Normalised, release_statistics
-from sparsedp.training.selection import counted_rows, release_selection
 from sparsedp.training.step import PrivateStep
 
 
@@ -45,7 +43,6 @@ class Stepper:
 
     Attributes:
         learner: what a release moves.
-        layout: the trainable parameters.
     """
 
     def __init__(
@@ -57,7 +54,6 @@ class Stepper:
         randomness: Randomness,
         rule: UpdateRule,
         engine: str,
-        scores: PublicScores | None = None,
         exchange: Exchange = ALONE,
     ) -> None:
         private, public = randomness
@@ -68,12 +64,11 @@ class Stepper:
             attributes = AttributeGuard(model, loss, lambda: batches.rows_for_a_trial(1, public))
             guard.check()
         computing = make_engine(model, loss, engine)
-        known = Knowledge(lambda: computing.layout.flatten(model), scores)
-        controller = Controller(plan, computing.layout, public, known)
+        self.learner = Learner(model, computing.layout, plan, public, rule)
+        controller = self.learner.controller
         self._look = counted_rows(model, loss, controller, some_rows, public)
         attributes.check()
-        self._plan, self._public, self.layout = plan, public, computing.layout
-        self.learner = Learner(model, self.layout, controller, rule, plan.training_steps)
+        self._plan = plan
         self._step = PrivateStep(
             model,
             guard,

@@ -14,26 +14,23 @@ from sparsedp.core.batch import PerSample, per_sample_loss
 from sparsedp.core.errors import SparseDPError
 from sparsedp.core.randomness import PublicRandomness, SeededRandomness, SystemRandomness
 from sparsedp.evaluation.evaluate import Evaluator
-from sparsedp.methods import PublicScores
+from sparsedp.methods.stages import SELECT
 from sparsedp.optimizers.rates import RateFactors
 from sparsedp.optimizers.rule import OptimizerChoice, SchedulerChoice
+from sparsedp.privacy.normalisation import NORMALISE
 from sparsedp.privacy.plan import Plan
-from sparsedp.ranks.here import ranks_here
+from sparsedp.ranks.here import ranks_here, same_threads
 from sparsedp.ranks.one import Ranks
 from sparsedp.ranks.store import find_shared_run, goes_on
-from sparsedp.runs.record import About, RunFacts
+from sparsedp.runs.record import About
+from sparsedp.sampling.loading import Loading
 from sparsedp.sampling.poisson import LogicalBatch
 from sparsedp.sampling.sharing import EVERYTHING
-from sparsedp.training.batches import Batches, Loading
-from sparsedp.training.keeper import RunKeeper, public_randomness
+from sparsedp.training.batches import Batches
+from sparsedp.training.keeper import RunKeeper, facts_of, public_randomness
 from sparsedp.training.kept_run import KeptRun
 from sparsedp.training.learner import UpdateRule
-from sparsedp.training.normalised import (
-    Normalised,
-    check_normalisation,
-    normalisation_phase,
-)
-from sparsedp.training.selection import selection_phase
+from sparsedp.training.normalised import check_normalisation
 from sparsedp.training.stepper import Randomness, Stepper
 from sparsedp.training.together import LOOKED_AT, data_facts, first_facts, share_of
 
@@ -94,8 +91,10 @@ class Trainer(KeptRun):
         about: About = About(),  # noqa: B008
     ) -> None:
         self._ranks = ranks = ranks_here()
+        if seed is not None:
+            same_threads()
         check_normalisation(plan, model)
-        ranks.alike(lambda: first_facts(plan, model, dataset, loading, seed))
+        ranks.alike(lambda: first_facts(plan, model, dataset, loss, loading, seed))
         resume = goes_on(ranks, out, resume)
         found = find_shared_run(ranks, out, resume, plan, replay=seed is not None)
         private = ranks.randomness(SystemRandomness() if seed is None else SeededRandomness(seed))
@@ -104,27 +103,16 @@ class Trainer(KeptRun):
         self._batches = ranks.jointly(lambda: Batches(dataset, plan, private, loading, share))
         ranks.alike(lambda: data_facts(self._batches.rows_for_a_trial(LOOKED_AT, public), loading))
         ranks.align(model)
-        rule = UpdateRule(optimizer, scheduler, ema_decay, lr_factors or {})
+        rule = UpdateRule(optimizer, scheduler, ema_decay, lr_factors or {}, public_scores)
         draws = Randomness(private, public)
-        scores = None if public_scores is None else PublicScores.of(public_scores)
         self._stepper = ranks.jointly(
             lambda: Stepper(
-                model, per_sample_loss(loss), plan, self._batches, draws, rule, engine, scores, ranks.exchange
+                model, per_sample_loss(loss), plan, self._batches, draws, rule, engine, ranks.exchange
             )
         )
         learner = self._stepper.learner
         setup = {"engine": engine, "ema_decay": ema_decay, "rows_per_unit": loading.rows_per_unit}
-        facts = RunFacts(
-            about=about,
-            model_class=type(model.model if isinstance(model, Normalised) else model).__name__,
-            plan=plan,
-            method=learner.controller.method,
-            layout=self._stepper.layout,
-            seed=seed,
-            public_seed=public.seed,
-            setup={**learner.describe(), **setup},
-            details=learner.details(),
-        )
+        facts = facts_of(learner, plan, about, seed=seed, public_seed=public.seed, setup=setup)
         self._issued: dict[int, LogicalBatch] = {}
         self._workers = loading.workers
         self._keeper = RunKeeper(
@@ -170,14 +158,15 @@ class Trainer(KeptRun):
     def _before_training(self) -> None:
         """The releases before training: steps of the plan that no report shows, each saved at once."""
         stepper, keeper = self._stepper, self._keeper
-        for phase, release in ((normalisation_phase, stepper.normalise), (selection_phase, stepper.select)):
-            found = phase(self.plan)
+        for name, release in ((NORMALISE, stepper.normalise), (SELECT.name, stepper.select)):
+            found = self.plan.preliminary(name)
             if found is None or self.position != self.plan.first_step(found.name):
                 continue
             keeper.begin_step()
-            with self._ranks.together(), stepper.secret_generators(self.position):
-                release(found, self._batches.starting_at(self.position), keeper.ledger)
-            keeper.end_preliminary(found.steps)
+            with self._ranks.together():
+                with stepper.secret_generators(self.position):
+                    release(found, self._batches.starting_at(self.position), keeper.ledger)
+                keeper.end_preliminary(found.steps)
 
     def _next_batch(self, batches: Iterator[LogicalBatch]) -> LogicalBatch | None:
         if self._workers == 0:
