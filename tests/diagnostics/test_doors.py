@@ -1,4 +1,4 @@
-"""`advise` works on a run whatever started it: `fit`, a `Trainer`, an experiment (`train`, `sweep`), an estimator."""
+"""`advise` works on a run whatever started it: `fit`, a `Trainer`, `make_private`, an experiment, an estimator."""
 
 import re
 
@@ -7,7 +7,7 @@ import pytest
 import torch
 from diagnostic_probes import network, rows
 from torch import nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 import sparsedp
 from sparsedp.diagnostics.advice import advise_run
@@ -36,6 +36,21 @@ def by_a_loop_of_ones_own(out):
     trainer.finish()
 
 
+def by_make_private(out):
+    model = network()
+    loader = DataLoader(TensorDataset(*rows(60)), batch_size=20, shuffle=True)
+    model, optimizer, loader = sparsedp.make_private(
+        model, torch.optim.SGD(model.parameters(), lr=0.1), loader, LOSS, method="tp-topk", epsilon=8.0, delta=1e-3,
+        epochs=5, accountant="rdp", out=out,
+    )  # fmt: skip
+    for _ in range(5):
+        for inputs, targets in loader:
+            optimizer.zero_grad()
+            LOSS(model(inputs), targets).mean().backward()
+            optimizer.step()
+    loader.finish()
+
+
 def by_an_experiment(out):
     settings = {
         "dataset": "digits",
@@ -57,7 +72,10 @@ def by_the_estimator(out):
     SparseDPClassifier(classes=[0, 1], feature_bounds=(-1, 1), out=out, **settings).fit(X, y)
 
 
-@pytest.mark.parametrize("start", [by_fit, by_a_loop_of_ones_own, by_an_experiment, by_the_estimator])
+DOORS = [by_fit, by_a_loop_of_ones_own, by_make_private, by_an_experiment, by_the_estimator]
+
+
+@pytest.mark.parametrize("start", DOORS)
 def test_a_run_can_be_advised_on_whatever_started_it(start, tmp_path):
     start(tmp_path / "run")
     advice = advise_run(tmp_path / "run")

@@ -12,12 +12,10 @@ from sparsedp.core.layout import Layout
 from sparsedp.core.support import Support
 from sparsedp.diagnostics.snapshots import (
     SnapshotFiles,
-    read_snapshots,
     snapshot_steps,
-    write_snapshot,
 )
-from sparsedp.diagnostics.trajectory import Snapshot
 from sparsedp.runs.reader import Run
+from sparsedp.runs.snapshots import Snapshot, read_snapshots, write_snapshot
 
 
 def a_run(out, watch=lambda model: (), method="tp-topk"):

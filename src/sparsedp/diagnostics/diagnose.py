@@ -27,7 +27,6 @@ from sparsedp.diagnostics.measured_bounds import Measured, bound_findings
 from sparsedp.diagnostics.nonprivate import Findings, NonPrivate, write_nonprivate
 from sparsedp.diagnostics.oracle import clipping_report, deviations, mean_gradient, projected_deviations
 from sparsedp.diagnostics.quality import energy_captured
-from sparsedp.diagnostics.snapshots import read_snapshots
 from sparsedp.diagnostics.sparsification import kappa, progress_measure
 from sparsedp.diagnostics.symmetry import symmetry_error
 from sparsedp.diagnostics.trajectory import Waypoint, energy_capture, measure
@@ -37,6 +36,7 @@ from sparsedp.gradients.query import Engine
 from sparsedp.methods.timeline import noise_on_mean
 from sparsedp.ranks.here import refuse_ranks
 from sparsedp.runs.reader import Run, load_weights
+from sparsedp.runs.snapshots import read_snapshots
 
 __all__ = ["Limits", "Proxy", "RunView", "diagnose_nonprivate"]
 

@@ -1,4 +1,4 @@
-"""The mark that every value derived from un-noised gradients wears, and the one file such values are written to."""
+"""The mark that every value derived from un-noised gradients wears, and how such values are written down."""
 
 from __future__ import annotations
 
@@ -9,12 +9,7 @@ from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar, final
 
 from sparsedp.core.errors import SparseDPError
-from sparsedp.core.files import write_json
-from sparsedp.runs.folder import RunFolder
-
-"""The only file of a run's folder that holds non-private values; reports open it only when asked to."""
-
-FORMAT = 1
+from sparsedp.runs.nonprivate_file import Diagnostics, write_diagnostics
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -119,18 +114,12 @@ def write_nonprivate(
     **Privacy.** The file is not private and nothing else in the folder refers to it; delete it before sharing a run.
     **Edge cases.** An earlier file is replaced whole. A value that is not finite is an error.
     """
-    document = {
-        "format": FORMAT,
-        "values": [
-            {"name": name, "value": _finite([marked.value], name)[0], "note": marked.banner}
-            for name, marked in values.items()
-        ],
-        "figures": [_figure(marked) for marked in figures],
-        "remarks": list(remarks),
-    }
-    path = RunFolder(Path(folder)).nonprivate_file
-    write_json(path, document)
-    return path
+    shown = tuple(
+        {"name": name, "value": _finite([marked.value], name)[0], "note": marked.banner}
+        for name, marked in values.items()
+    )
+    drawn = tuple(_figure(marked) for marked in figures)
+    return write_diagnostics(folder, Diagnostics(shown, drawn, tuple(remarks)))
 
 
 def _figure(marked: NonPrivate[Figure]) -> dict[str, Any]:

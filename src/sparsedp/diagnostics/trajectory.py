@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import final
 
 import torch
@@ -19,7 +19,6 @@ from sparsedp.core.batch import MicroBatch, PerSampleLoss
 from sparsedp.core.clip import FlatClip
 from sparsedp.core.errors import SparseDPError
 from sparsedp.core.layout import Layout
-from sparsedp.core.support import Support
 from sparsedp.diagnostics.convergence import ProjectedBound, projected_bound
 from sparsedp.diagnostics.curvature import mean_loss
 from sparsedp.diagnostics.nonprivate import NonPrivate
@@ -27,17 +26,7 @@ from sparsedp.diagnostics.oracle import clipping_report, mean_gradient
 from sparsedp.diagnostics.quality import energy_captured, trajectory_capture
 from sparsedp.gradients import make_engine
 from sparsedp.runs.history import EpochReport
-
-
-@final
-@dataclass(frozen=True, slots=True, eq=False)
-class Snapshot:
-    """The weights after a step, and the support it moved."""
-
-    step: int
-    phase: str
-    support: Support
-    weights: Tensor = field(repr=False)
+from sparsedp.runs.snapshots import Snapshot
 
 
 @final

@@ -21,13 +21,13 @@ from sparsedp.diagnostics.misranking import (
 )
 from sparsedp.diagnostics.proxy import SplitConcentration, split_concentration
 from sparsedp.diagnostics.quality import LayerShare, Overlap, overlap, support_per_layer
-from sparsedp.diagnostics.snapshots import read_snapshots
 from sparsedp.diagnostics.sparsification import best_rate_at_most
 from sparsedp.diagnostics.splits import WarmupStatistics, statistics_of, why_nothing
 from sparsedp.diagnostics.view import Proxy, RunView
-from sparsedp.diagnostics.wire import Traffic, encode_values, traffic
+from sparsedp.diagnostics.wire import BytesSent, encode_values, traffic
 from sparsedp.methods.timeline import noise_on_mean
 from sparsedp.runs.reader import Run
+from sparsedp.runs.snapshots import read_snapshots
 
 DENSE_LOOK = 5
 """A dense run is looked at as if it kept one coordinate in this many."""
@@ -101,7 +101,7 @@ class Visible:
     odds: Mapping[str, Odds]
     layers: tuple[LayerShare, ...] = field(repr=False)
     overlaps: tuple[tuple[str, str, Overlap], ...]
-    wire: Traffic
+    wire: BytesSent
     noise: NoiseFacts
 
     def to_json(self) -> dict[str, Any]:
@@ -196,7 +196,7 @@ def _overlaps(
             yield f"step {before.step}", f"step {after.step}", overlap(before.support, after.support)
 
 
-def _wire(view: RunView, run: Run) -> Traffic:
+def _wire(view: RunView, run: Run) -> BytesSent:
     """Encode the last support and the weights on it, as many times as it was used."""
     flat = torch.cat([run.weights[slot.name].reshape(-1).float() for slot in run.layout])
     phase = view.plan.phases[-1]

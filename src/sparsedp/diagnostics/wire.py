@@ -68,7 +68,7 @@ def decode_values(message: bytes, size: int) -> Tensor:
 
 @final
 @dataclass(frozen=True, slots=True)
-class Traffic:
+class BytesSent:
     """Bytes sent by a run of updates.
 
     Attributes:
@@ -94,7 +94,7 @@ class Traffic:
         return (self.values + self.indices) / self.dense if self.dense else 1.0
 
 
-def traffic(supports: Sequence[Support], messages: Sequence[bytes]) -> Traffic:
+def traffic(supports: Sequence[Support], messages: Sequence[bytes]) -> BytesSent:
     """Count real encoded updates: one support and one message of values per step.
 
     **Edge cases.** A support is sent when it differs from the one before; a full one needs no indices.
@@ -105,7 +105,7 @@ def traffic(supports: Sequence[Support], messages: Sequence[bytes]) -> Traffic:
             indices += len(encode_support(support))
         before = support
     dense = sum(VALUE_BYTES * support.dimension for support in supports)
-    return Traffic(len(supports), sum(map(len, messages)), indices, dense)
+    return BytesSent(len(supports), sum(map(len, messages)), indices, dense)
 
 
 def _rice(gaps: np.ndarray, bits: int) -> np.ndarray:

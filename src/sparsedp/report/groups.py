@@ -17,7 +17,7 @@ BASELINE = "dp-sgd"
 _SHORT = {"method.active_ratio": "ratio", "optimizer.groups.0.lr": "lr", "batch_size": "batch"}
 
 
-class Task(NamedTuple):
+class ComparedTask(NamedTuple):
     """What runs must share to be compared; `variant` is set where they share that too."""
 
     dataset: str | None
@@ -92,7 +92,7 @@ class Group:
         references: numbers that are not of an arm, to read the arms' by.
     """
 
-    task: Task
+    task: ComparedTask
     metric: MetricStyle
     arms: tuple[Arm, ...]
     baseline: Arm | None
@@ -116,7 +116,7 @@ class Group:
 
 def group_records(records: Iterable[Record]) -> tuple[Group, ...]:
     """Finished runs by task, epsilon rising; a run recorded twice counts once, a run without a number not at all."""
-    by_task: dict[Task, list[Record]] = {}
+    by_task: dict[ComparedTask, list[Record]] = {}
     for record in records:
         if record.get("status", "finished") == "finished" and record["metrics"]:
             by_task.setdefault(_task(record), []).append(record)
@@ -132,8 +132,8 @@ def _above(arm: Arm, others: Sequence[Arm]) -> bool:
     return all(one is not None and one.low is not None and one.low > 0 for one in found)
 
 
-def _task(record: Record) -> Task:
-    return Task(
+def _task(record: Record) -> ComparedTask:
+    return ComparedTask(
         record["dataset"],
         record["model"],
         record["unit"],
@@ -142,7 +142,7 @@ def _task(record: Record) -> Task:
     )
 
 
-def _order(task: Task) -> tuple[str, str, str, float]:
+def _order(task: ComparedTask) -> tuple[str, str, str, float]:
     return (
         task.dataset or "",
         task.model or "",
@@ -151,7 +151,7 @@ def _order(task: Task) -> tuple[str, str, str, float]:
     )
 
 
-def _group(task: Task, records: Sequence[Record]) -> Group | None:
+def _group(task: ComparedTask, records: Sequence[Record]) -> Group | None:
     metric = leading([record["metrics"] for record in records])
     if metric is None:
         return None

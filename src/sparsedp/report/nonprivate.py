@@ -1,65 +1,24 @@
-"""Non-private diagnostics: shown only when asked for, under a banner.
-
-They live in a file of their own, `nonprivate.json`, which no other part of a report opens:
-
-    {"format": 1,
-     "values": [{"name": "...", "value": 0.5, "note": "..."}],
-     "figures": [{"title": "...", "note": "...", "x": "epoch", "y": "training loss", "kind": "lines",
-                  "series": [{"name": "...", "x": [0, 1], "y": [2.3, 1.9]}]}],
-     "remarks": ["..."]}
-
-A figure of the kind "points" is a cloud; its points are not joined.
-"""
+"""Non-private diagnostics: shown only when asked for, under a banner."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, final
+from typing import Any
 
-from sparsedp.core.errors import DataError
-from sparsedp.core.files import read_json
 from sparsedp.report.chart import Series, line_chart
 from sparsedp.report.figure import Legend, Table, banner, bullets, card, figure, grid
 from sparsedp.report.markup import Html, join, tag
 from sparsedp.report.numbers import significant
 from sparsedp.report.page import Section
 from sparsedp.report.scale import linear_axis
-from sparsedp.runs.folder import NONPRIVATE, RunFolder
+from sparsedp.runs.folder import NONPRIVATE
+from sparsedp.runs.nonprivate_file import Diagnostics
 
-FORMAT = 1
 WARNING = (
     "Not private. Everything in this section was computed from data without noise. Publishing it, or choosing "
     "anything by it, breaks the guarantee above."
 )
 STYLES = ("main", "second", "third", "fourth", "fifth", "quiet")
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Diagnostics:
-    """What a run's `nonprivate.json` holds; empty if there is none."""
-
-    values: tuple[Mapping[str, Any], ...] = ()
-    figures: tuple[Mapping[str, Any], ...] = ()
-    remarks: tuple[str, ...] = ()
-
-
-def read_diagnostics(folder: Path) -> Diagnostics:
-    """The non-private values of a run, if any were kept.
-
-    Raises:
-        DataError: the file is damaged or of another format.
-    """
-    file = RunFolder(folder).nonprivate_file
-    if not file.exists():
-        return Diagnostics()
-    content = read_json(file)
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise DataError(f"{file}: expected format {FORMAT}; make it again with this version of sparsedp")
-    parts = (tuple(content.get(name, ())) for name in ("values", "figures", "remarks"))
-    return Diagnostics(*parts)
 
 
 def diagnostics_section(found: Diagnostics) -> Section:

@@ -18,7 +18,7 @@ from sparsedp.report.guarantee import (
 )
 from sparsedp.report.markup import Child, Html, join
 from sparsedp.report.metric import leading
-from sparsedp.report.nonprivate import Diagnostics, diagnostics_section
+from sparsedp.report.nonprivate import diagnostics_section
 from sparsedp.report.numbers import count, epsilon_text, percent, significant
 from sparsedp.report.page import Page, Section
 from sparsedp.report.references import majority
@@ -27,6 +27,7 @@ from sparsedp.report.table_card import table_card
 from sparsedp.report.trajectory import accuracy_figure, energy_figure, epsilon_figure, run_stretches
 from sparsedp.report.warmup import warmup_figure
 from sparsedp.report.words import Words
+from sparsedp.runs.nonprivate_file import Diagnostics
 
 
 def run_page(run: ReportedRun, diagnostics: Diagnostics | None = None) -> Page:

@@ -15,6 +15,7 @@ from sparsedp.report.numbers import NONE, count, epsilon_text, percent, signific
 from sparsedp.report.references import drawn, majority, told
 from sparsedp.report.run import ReportedRun
 from sparsedp.report.scale import linear_axis
+from sparsedp.runs.folder import RECORD
 from sparsedp.runs.history import EpochReport
 
 MORE_METRICS = ("accuracy", "balanced_accuracy", "sensitivity", "specificity")
@@ -127,7 +128,7 @@ def energy_figure(run: ReportedRun) -> Html:
         for part in parts[:MOST_ROWS]
     )
     if len(parts) > MOST_ROWS:
-        rows += ((f"and {count(len(parts) - MOST_ROWS)} more, in record.json", "", "", "", "", ""),)
+        rows += ((f"and {count(len(parts) - MOST_ROWS)} more, in {RECORD}", "", "", "", "", ""),)
     standardized = any(phase.geometry != "identity" for phase in run.plan.phases)
     extra = " Standardized coordinates rescale their own noise; that is not shown." if standardized else ""
     return figure(

@@ -8,11 +8,11 @@ from sparsedp.callbacks.reports import Result
 from sparsedp.core.errors import SparseDPError
 from sparsedp.core.files import write_atomically
 from sparsedp.report.comparison import comparison_page
-from sparsedp.report.nonprivate import read_diagnostics
 from sparsedp.report.page import Page
 from sparsedp.report.run import read_run, run_of
 from sparsedp.report.single import run_page
 from sparsedp.runs.folder import RunFolder, find_runs
+from sparsedp.runs.nonprivate_file import read_diagnostics
 
 
 def write_report(
