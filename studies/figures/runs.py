@@ -22,7 +22,7 @@ from sparsedp.gradients.query import Engine
 from sparsedp.methods import build_plan
 from sparsedp.methods.timeline import WARM_UP
 from sparsedp.runs.history import EpochReport
-from sparsedp.training.batches import Loading
+from sparsedp.sampling.loading import Loading
 from sparsedp.training.trainer import Trainer
 
 CRITERION = nn.CrossEntropyLoss(reduction="none")

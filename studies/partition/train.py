@@ -27,6 +27,7 @@ from sparsedp.privacy.canonical import FrozenMap
 from sparsedp.privacy.ledger import Charge, MemoryLedger
 from sparsedp.privacy.mechanism import privatize
 from sparsedp.privacy.plan import Plan
+from sparsedp.sampling.loading import Loading
 from sparsedp.sampling.poisson import LogicalBatch, PoissonSampler
 from studies.tables.partition import gaussian_epsilon
 
@@ -136,7 +137,7 @@ def _poisson_batches(bundle: DataBundle, plan: Plan, randomness: SeededRandomnes
         bundle.train,
         sampling_rate=phase.sampling_rate,
         randomness=randomness,
-        max_physical_batch=_AT_ONCE,
+        loading=Loading(max_physical_batch=_AT_ONCE),
     )
     return sampler.batches(0, phase.steps)
 

@@ -47,7 +47,9 @@ class Shell:
     folder: Path
     environment: dict[str, str]
 
-    train = ("train", "--dataset", "digits", "--epochs", "8", "--batch-size", "64", "--seed", "0")
+    train = (
+        "train", "--dataset", "digits", "--method", "tp-topk", "--epochs", "8", "--batch-size", "64", "--seed", "0",
+    )  # fmt: skip
 
     def __call__(self, *arguments: str | Path) -> Finished:
         process = self.start(*arguments)

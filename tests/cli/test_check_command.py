@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 OWN = """
@@ -42,6 +44,7 @@ def own_models(tmp_path, monkeypatch):
 
 def test_a_model_by_name_is_all_fast(typed):
     told = typed("check", "mnist-cnn", "--json").json
+    assert 0.3 < told.pop("times_plain") < 30  # measured, on whatever runs here
     assert told == {"model": "mnist-cnn", "parameters": 26_010, "fast": True, "notes": []}
 
 
@@ -49,6 +52,7 @@ def test_a_model_by_name_is_all_fast(typed):
 def test_what_is_slow_in_ones_own_model_is_named(typed):
     shown = typed("check", "own_models_to_check:slow").out
     assert "'target': LerpBackward0 has no formula" in shown
+    assert re.search(r"32 rows takes \d+\.\d times an ordinary gradient", " ".join(shown.split()))
 
 
 @pytest.mark.usefixtures("own_models")

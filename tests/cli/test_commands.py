@@ -47,6 +47,15 @@ def test_every_command_takes_json_and_explains_itself(command):
     assert "sparsedp" in shown.output or command == "demo"
 
 
+def test_train_chooses_by_public_numbers_unless_told(typed, tmp_path):
+    small = ("train", "--dataset", "digits", "--epochs", "1", "--batch-size", "512", "--seed", "0", "--json")
+    record = typed(*small, "--out", tmp_path / "dense").json
+    assert (record["config"]["method"], record["method"], record["k"]) == ("auto", "dp-sgd", 4810)
+    wide = (*small, "--set", "model_options={ hidden = [256] }", "--epochs", "3")
+    record = typed(*wide, "--out", tmp_path / "sparse").json
+    assert (record["method"], record["k"], record["d"]) == ("tp-topk", 7684, 19210)
+
+
 def test_train_prints_the_record_of_a_run_that_keeps_its_promise(trained):
     folder, record = trained
     assert record["status"] == "finished"

@@ -29,7 +29,7 @@ def check(
     ],
     as_json: options.Json = False,
 ) -> None:
-    """Say whether a model's samples stand alone, and which of its parts are not on the fast path, and why.
+    """Say whether a model's samples stand alone, which of its parts are not on the fast path, why, and what it costs.
 
     Nothing private is looked at: rows are made up, or what your function gives.
 
@@ -37,14 +37,16 @@ def check(
 
     Your own: `sparsedp check mypackage.models:example`
     """
-    from sparsedp.guards.coverage import slow_parts
+    from sparsedp.guards.coverage import TIMED_ROWS, coverage
     from sparsedp.models import parameter_count
 
     network, loss, rows = _imported(model) if ":" in model else _named(model)
-    notes = slow_parts(network, loss, rows)
+    found = coverage(network, loss, rows)
+    notes = found.notes
     size = parameter_count(network)
     if as_json:
-        emit({"model": model, "parameters": size, "fast": not notes, "notes": list(notes)})
+        told = {"model": model, "parameters": size, "fast": not notes, "notes": list(notes)}
+        emit({**told, "times_plain": round(found.times_plain, 2)})
         return
     screen = people(as_json)
     screen.print(f"{model}: {size:,} parameters; every sample stands alone")
@@ -52,6 +54,9 @@ def check(
         screen.print(f"slow: {note}", soft_wrap=True)
     if not notes:
         screen.print("all of it is on the fast path")
+    screen.print(
+        f"a clipped sum of {TIMED_ROWS} rows takes {found.times_plain:.1f} times an ordinary gradient, here and now"
+    )
 
 
 def _named(name: str) -> tuple[nn.Module, PerSampleLoss, Any]:

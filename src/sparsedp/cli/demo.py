@@ -34,16 +34,36 @@ def demo(
         experiment = replace(experiment, seeds=read_seeds(seeds))
     carry_out(experiment, out, options.processes(workers), as_json)
     screen = people(as_json)
-    first = next((path for path in sorted(out.iterdir()) if holds_run(path)), out)
+    runs = [path for path in sorted(out.iterdir()) if holds_run(path)]
+    first = runs[0] if runs else out
     screen.print(
-        "A model of 4,810 coordinates has little to leave out: the default, method auto, trains all of it here: "
-        "dp-sgd above. Where a support pays: docs/results.md.\n"
+        "The default, method auto, goes by r, the noise of a dense step over the clip norm: "
+        f"{_chosen(runs)}. Where a support pays: docs/fine-tuning.md and docs/results.md.\n",
+        soft_wrap=True,
     )
     screen.print("[bold]What to try next[/bold]")
     for line in (
         f"sparsedp verify {first}",
-        "sparsedp plan --records 1437 --batch-size 128 --epochs 30 --epsilon 1 --parameters 4810",
+        "sparsedp plan --records 1437 --batch-size 512 --epochs 30 --epsilon 1 --parameters 19210",
         "sparsedp train --dataset digits --method tp-coherent --epsilon 3",
         "sparsedp train --dataset mnist --method tp-topk --epsilon 3     (`sparsedp data get mnist` first)",
     ):
         screen.print(f"  {line}", soft_wrap=True, markup=False)
+
+
+def _chosen(runs: list[Path]) -> str:
+    """What method auto takes at each epsilon, from the plans of the dense runs: public numbers alone."""
+    from sparsedp.methods.choice import method_at, noise_ratio
+    from sparsedp.runs.reader import Run
+
+    found: dict[float, str] = {}
+    for run in map(Run.open, runs):
+        if run.plan.method != "dp-sgd" or run.plan.target_epsilon is None:
+            continue
+        ratio = noise_ratio(run.plan, run.record["d"])
+        method = method_at(ratio, run.record["d"])
+        share = "" if method.active_ratio == 1.0 else f" at ratio {method.active_ratio:g}"
+        found[run.plan.target_epsilon] = (
+            f"{method.name}{share} at epsilon {run.plan.target_epsilon:g}, r {ratio:.2f}"
+        )
+    return "; ".join(found[epsilon] for epsilon in sorted(found))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self, final
@@ -16,18 +15,20 @@ from sparsedp.cli import options
 from sparsedp.cli.output import Exit, aside, emit, people, run_folder
 from sparsedp.core.errors import SparseDPError
 from sparsedp.report.numbers import percent, significant
+from sparsedp.runs.folder import NONPRIVATE
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from sparsedp.diagnostics.criteria import NoisyEstimate
     from sparsedp.diagnostics.visible import Visible
+    from sparsedp.runs.nonprivate_file import Diagnostics
 
 ROWS = 2000
 MOST_ROWS = 40
 """Of a table on the screen; --json has everything."""
 BANNER = (
-    "Not private: this looks at the run's data without noise. The results go to RUN/nonprivate.json and into no "
+    f"Not private: this looks at the run's data without noise. The results go to RUN/{NONPRIVATE} and into no "
     "other file. Do not publish them or choose anything by them."
 )
 
@@ -82,7 +83,7 @@ def diagnose(
 
 
 def _without_noise(folder: Path, data: Data, rows: int, as_json: bool) -> dict[str, Any]:
-    from sparsedp.core.files import read_json
+    from sparsedp.runs.nonprivate_file import read_diagnostics
 
     screen = aside()
     screen.print(BANNER, style="bold red")
@@ -92,11 +93,11 @@ def _without_noise(folder: Path, data: Data, rows: int, as_json: bool) -> dict[s
         except KeyboardInterrupt as interrupt:
             screen.print("Stopped; nothing was written.")
             raise typer.Exit(Exit.INTERRUPTED) from interrupt
-    content = read_json(file)
+    found = read_diagnostics(folder)
     if not as_json:
-        _show_nonprivate(file, content, people(as_json))
+        _show_nonprivate(file, found, people(as_json))
     seconds = [{"stage": name, "seconds": round(value, 3)} for name, value in stages.seconds]
-    return {"nonprivate": content, "stages": seconds, "file": str(file)}
+    return {"nonprivate": found.to_json(), "stages": seconds, "file": str(file)}
 
 
 def _measure(folder: Path, data: Data, rows: int, stages: _Stages) -> Path:
@@ -251,13 +252,13 @@ def _show_overlaps(seen: Visible, screen: Console) -> None:
     screen.print(table)
 
 
-def _show_nonprivate(file: Path, content: Mapping[str, Any], screen: Console) -> None:
-    """The values of a run's `nonprivate.json`, under the words that belong there."""
+def _show_nonprivate(file: Path, found: Diagnostics, screen: Console) -> None:
+    """A run's values that are not private, under the words that belong there."""
     table = Table("value", title="NOT PRIVATE", title_style="bold red")
     table.add_column("", justify="right")
-    for entry in content["values"]:
+    for entry in found.values:
         table.add_row(entry["name"], significant(float(entry["value"]), 4))
     screen.print(table)
-    for remark in content["remarks"]:
+    for remark in found.remarks:
         screen.print(f"- {remark}", markup=False)
     screen.print(f"Written: {file}. Figures: sparsedp report {file.parent} --nonprivate", soft_wrap=True)

@@ -13,7 +13,7 @@ from sparsedp.cli.output import Exit, aside, emit, people
 if TYPE_CHECKING:
     from sparsedp.experiments.forecast import Forecast
 
-_SMOKE = {"epochs": 1, "subset": 256, "batch_size": 32}
+_SMOKE = {"subset": 256, "batch_size": 32}
 
 
 def sweep(
@@ -62,7 +62,7 @@ def sweep(
     name = f"{experiment.name}-smoke" if smoke else experiment.name
     runs = experiment.runs()
     if smoke:
-        runs = tuple(run.with_settings(**_SMOKE) for run in runs if run.seed == experiment.seeds[0])
+        runs = tuple(run.smoke(**_SMOKE) for run in runs if run.seed == experiment.seeds[0])
     results = Results(out or (Path("runs" if smoke else "results") / name / "records"))
     place = Workplace(results, work or Path("runs") / name, keep_runs, options.processes(workers))
     expected: Forecast | None = None

@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 def train(
     dataset: options.Dataset = None,
     model: options.Model = None,
-    method: options.Method = None,
+    method: Annotated[
+        str | None,
+        typer.Option(help="A method (`sparsedp methods` lists them); by default auto: by public numbers."),
+    ] = None,
     epsilon: Annotated[
         float | None, typer.Option("--epsilon", "-e", help="The budget; 3 if not given.")
     ] = None,
@@ -105,7 +108,9 @@ def train(
             return
         _go(ranks.from_leader(lambda: settings_of_run(resume)), resume, extras, resume=True)
         return
-    values = {**options.from_file(config), **chosen}
+    from sparsedp.methods.choice import AUTO_METHOD
+
+    values = {"method": AUTO_METHOD, **options.from_file(config), **chosen}
     if "dataset" not in values:
         raise SparseDPError("give --dataset (`sparsedp data` lists them), --config FILE, or --resume RUN")
     _go(values, out, _Extras(tensorboard, snapshots, as_json), resume=False)

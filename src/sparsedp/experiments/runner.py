@@ -17,6 +17,7 @@ from sparsedp.experiments.grid import GridRun
 from sparsedp.experiments.pool import Pool
 from sparsedp.experiments.results import Results, make_record
 from sparsedp.experiments.worker import Done, Failed, Job, Progress, Stopped
+from sparsedp.ranks.here import refuse_ranks
 
 _TICK_SECONDS = 0.25
 
@@ -76,6 +77,7 @@ def run_all(experiment: str, runs: Sequence[GridRun], place: Workplace, watch: W
         DataError: the data of a run cannot be loaded.
         SparseDPError: another process is at work here, or a folder cannot be written.
     """
+    refuse_ranks("a comparison")
     status = Status(len(runs))
     with _alone(place.runs):
         place.results.make()

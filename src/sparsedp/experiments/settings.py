@@ -15,6 +15,7 @@ from sparsedp.datasets import DATASETS
 from sparsedp.datasets.row import Value
 from sparsedp.experiments import value_kinds as kinds
 from sparsedp.methods import MethodOptions, Protection, configure, get_method
+from sparsedp.methods.choice import AUTO_METHOD
 from sparsedp.methods.spec import ACCOUNTANT, CLIP_NORM, EPOCHS, EPSILON, METHOD, WARMUP_FRACTION, Asked
 from sparsedp.optimizers.noise_aware import OWN_OPTIMIZERS
 from sparsedp.optimizers.rule import MOMENTUM
@@ -43,7 +44,7 @@ class Settings:
         subset: use only so many units of each side, chosen by a public seed.
         model: a name from the models table.
         model_options: arguments of the model, such as `hidden` or `activation`.
-        method: a name from `sparsedp methods`.
+        method: a name from `sparsedp methods`, or "auto": dense or sparse, by public numbers.
         active_ratio: share of the coordinates trained, or "auto".
         options: further changes to the method.
         epsilon: the budget; inf for a method that is not private.
@@ -127,10 +128,11 @@ class Settings:
             name: _plain(value) for name, value in found.items() if value is not None and value != _NOTHING
         }
 
-    def method_options(self) -> MethodOptions:
-        """The changes to the method, its ratio among them."""
+    def method_options(self) -> MethodOptions | None:
+        """The changes to the method, its ratio among them; None if there are none."""
         ratio = {} if self.active_ratio is None else {"active_ratio": self.active_ratio}
-        return MethodOptions.from_json({**self.options.plain(), **ratio})
+        changes = {**self.options.plain(), **ratio}
+        return MethodOptions.from_json(changes) if changes else None
 
     def asked(self) -> Asked:
         """What they ask of a plan, but for units and method; a budget of inf is none."""
@@ -164,7 +166,7 @@ class Settings:
         Raises:
             SparseDPError: an unknown method, model, data set or option, or a private method without a budget.
         """
-        method = get_method(self.method)
+        method = get_method(METHOD if self.method == AUTO_METHOD else self.method)
         configure(method, self.method_options())
         PrivateNormalisation.from_json(self.normalise)
         recipe = recipe_for(self.dataset, self.model, self.optimizer)

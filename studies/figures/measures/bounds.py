@@ -20,7 +20,6 @@ from sparsedp.diagnostics.proxy import split_of
 from sparsedp.diagnostics.sparsification import Descent, kappa
 from sparsedp.diagnostics.symmetry import symmetry_error
 from sparsedp.diagnostics.trajectory import (
-    Snapshot,
     Snapshots,
     Waypoint,
     bound_along,
@@ -33,6 +32,7 @@ from sparsedp.methods.scores import Energy
 from sparsedp.methods.stages import MAIN
 from sparsedp.methods.timeline import noise_on_mean
 from sparsedp.privacy.plan import Phase, Plan
+from sparsedp.runs.snapshots import Snapshot
 from studies.figures.config import Point, Study
 from studies.figures.cost import Costs
 from studies.figures.measures.warmup import ranked, scored
