@@ -14,6 +14,7 @@ from PIL import Image
 from sparsedp.datasets.cifar import CLASSES
 from sparsedp.datasets.encoding import Number
 from sparsedp.datasets.hospital import schema
+from tables_of_people import COMPAS_COLUMNS, adult_lines, census_lines, compas_rows
 
 TRAIN, TEST = 288, 64
 
@@ -27,6 +28,7 @@ def write_all(root: Path) -> None:
     write_hospital(root / "diabetes130")
     write_imdb(root / "imdb")
     write_movielens(root / "movielens" / "ml-100k")
+    write_people(root)
 
 
 def write_idx(folder: Path) -> None:
@@ -99,3 +101,20 @@ def _jpeg(size: int, red: int, green: int) -> bytes:
     stream = io.BytesIO()
     Image.new("RGB", (size, size), (red % 256, green % 256, 100)).save(stream, "JPEG")
     return stream.getvalue()
+
+
+def write_people(root: Path) -> None:
+    """The census tables and COMPAS."""
+    for name, lines in (
+        ("adult/adult.data", [*adult_lines(TRAIN // 2, "<=50K"), *adult_lines(TRAIN // 2, ">50K")]),
+        ("adult/adult.test", [*adult_lines(TEST // 2, "<=50K."), *adult_lines(TEST // 2, ">50K.")]),
+        ("census-income/census-income.data", census_lines(TRAIN)),
+        ("census-income/census-income.test", census_lines(TEST)),
+    ):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text("\n".join(lines) + "\n")
+    (root / "compas").mkdir()
+    with (root / "compas" / "compas-scores-two-years.csv").open("w", newline="") as stream:
+        writer = csv.DictWriter(stream, COMPAS_COLUMNS)
+        writer.writeheader()
+        writer.writerows(compas_rows(TRAIN + TEST))

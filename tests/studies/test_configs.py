@@ -12,7 +12,7 @@ from sparsedp.experiments.config import read_experiment
 from sparsedp.experiments.execute import execute
 
 CONFIGS = configs()
-SMOKE = {"epochs": 1, "subset": 64, "batch_size": 16}
+SMOKE = {"subset": 64, "batch_size": 16}
 """As `sparsedp sweep --smoke`, on fewer records."""
 SLOW = {"eyepacs": {"subset": 12, "batch_size": 6}, "eyepacs-natural": {"subset": 12, "batch_size": 6}}
 """Fewer still where a picture takes long."""
@@ -49,7 +49,7 @@ def everywhere(*what):
 
 
 def take_an_epoch(metric, run):
-    settings = run.with_settings(**{**SMOKE, **SLOW.get(run.settings.dataset, {})}).settings
+    settings = run.smoke(**{**SMOKE, **SLOW.get(run.settings.dataset, {})}).settings
     result = execute(settings)
     assert math.isfinite(result.metrics[metric]), run.title
     if settings.epsilon != math.inf:
