@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import atexit
 import errno
 import hashlib
 import json
@@ -357,6 +358,8 @@ JOBS = {
 
 def main() -> None:
     folder, *names = sys.argv[1:]
+    left = Path(folder) / f"left.{os.environ['RANK']}.json"
+    atexit.register(lambda: left.write_text(json.dumps(not dist.is_initialized())))  # first in, so last
     torch.set_num_threads(1)
     if os.environ.get("OWN_GROUP"):
         dist.init_process_group("gloo")

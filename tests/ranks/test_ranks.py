@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from launching import jobs, jobs_of_one
 
@@ -26,6 +28,11 @@ def two(tmp_path_factory):
 def test_one_rank_gives_the_bits_of_two(two, tmp_path):
     for name, found in jobs_of_one(tmp_path, *SAME).items():
         assert two[1][name] == [found] * 2
+
+
+def test_ranks_leave_their_groups_before_python_ends(two):
+    """Or a thread of theirs may abort a process whose run is finished."""
+    assert [json.loads((two[0] / f"left.{rank}.json").read_text()) for rank in range(2)] == [True] * 2
 
 
 def test_rank_0_kept_the_run_and_paid_for_every_step(two):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import logging
 import os
 from datetime import timedelta
@@ -38,6 +40,7 @@ def ranks_here() -> Ranks:
             _refuse_lone_ranks()
             return OneRank()
         _make_group()
+    _leave_before_the_interpreter()
     group = dist.new_group(backend=_backend(), timeout=timedelta(seconds=_seconds()))
     on_gpu = "nccl" in dist.get_backend()
     device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
@@ -74,6 +77,16 @@ def _refuse_lone_ranks() -> None:
             f"this is rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']} and there is no process group: every "
             "rank would train and release by itself. Call torch.distributed.init_process_group first, or use torchrun"
         )
+
+
+@functools.cache
+def _leave_before_the_interpreter() -> None:
+    """See that the groups end before Python does, once a process.
+
+    Their threads may drop a tensor a moment after the last exchange. If the interpreter is ending by then, that
+    aborts the process (seen in one of ten), and a launcher takes a finished run for a failed one.
+    """
+    atexit.register(lambda: dist.is_initialized() and dist.destroy_process_group())
 
 
 def _make_group() -> None:
