@@ -10,7 +10,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from benchmarks.readme import updated
+from benchmarks.readme import MEASURED_PAGES, updated
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
@@ -191,8 +191,9 @@ def test_the_run_format_is_that_of_a_real_run(tmp_path):
     assert listed == {file.name for file in run.iterdir()} | {"nonprivate.json", "moved.safetensors"}
 
 
-def test_readmes_tables_are_up_to_date_with_the_committed_measurements():
-    text = (ROOT / "README.md").read_text()
+@pytest.mark.parametrize("page", MEASURED_PAGES)
+def test_a_pages_tables_are_up_to_date_with_the_committed_measurements(page):
+    text = (ROOT / page).read_text()
     assert updated(text) == text, "run: python -m benchmarks.readme"
 
 
