@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from sparsedp.methods.spec import PlanSpec
-from sparsedp.optimizers.table_rate import table_rate, typical_length
+from sparsedp.optimizers.table_rate import rate_for_table
 from sparsedp.report.statistics import Estimate, estimate
 from studies.rates.records import DELTA, EPOCHS, usual_batch
 from studies.rates.simulate import Setting
@@ -44,8 +44,7 @@ def rule(units: int, coordinates: int, unit_norm: bool, epsilon: float) -> Setti
     plan = PlanSpec.asked(
         "dp-sgd", units=units, epsilon=epsilon, delta=DELTA, epochs=EPOCHS, batch_size=batch, clip_norm=CLIP
     ).plan()
-    length = 1.0 if unit_norm else typical_length(coordinates - 1)
-    return Setting(table_rate(plan, coordinates, length), CLIP)
+    return Setting(rate_for_table(coordinates, coordinates - 1, unit_norm=unit_norm)(plan), CLIP)
 
 
 def before(units: int) -> Setting:

@@ -7,9 +7,14 @@ import pytest
 
 from sklearn_tools import classifier, table
 from sparsedp.core.errors import SparseDPError
+from sparsedp.datasets.census import adult
+from sparsedp.experiments.execute import execute, rate_of
+from sparsedp.experiments.settings import Settings, recipe_for
 from sparsedp.methods import build_plan, get_method
+from sparsedp.models.tabular import logistic
 from sparsedp.optimizers.table_rate import table_rate, typical_length
 from sparsedp.runs.reader import Run
+from tables_of_people import ADULT_ROW
 
 
 def plan_of(units=20_000, batch=512, epochs=10, clip=1.0, epsilon=1.0, method="dp-sgd"):
@@ -55,7 +60,7 @@ def test_a_typical_length_lies_between_one_feature_and_all():
     assert typical_length(10_000) == 10
 
 
-def rate_of(fitted):
+def rate_in(fitted):
     """As the run's record has it."""
     (group,) = Run.open(fitted.out).record["settings"]["optimizer"]["groups"]
     return group["lr"]
@@ -66,10 +71,10 @@ def test_the_classifier_takes_it_and_a_network_or_a_given_rate_does_not(normaliz
     X, y = table(rows=300, features=5)
     model = classifier(normalize=normalize, out=tmp_path / "rule").fit(X, y)
     length = 1.0 if normalize else 5**0.25
-    assert rate_of(model) == pytest.approx(table_rate(model.result_.plan, 6, length))
-    assert rate_of(classifier(normalize=normalize, lr=0.125, out=tmp_path / "given").fit(X, y)) == 0.125
+    assert rate_in(model) == pytest.approx(table_rate(model.result_.plan, 6, length))
+    assert rate_in(classifier(normalize=normalize, lr=0.125, out=tmp_path / "given").fit(X, y)) == 0.125
     network = classifier(normalize=normalize, hidden=4, out=tmp_path / "network").fit(X, y)
-    assert rate_of(network) == pytest.approx(0.2 * math.sqrt(16 / 128))
+    assert rate_in(network) == pytest.approx(0.2 * math.sqrt(16 / 128))
 
 
 def test_no_value_of_the_table_moves_the_rate(tmp_path):
@@ -77,7 +82,39 @@ def test_no_value_of_the_table_moves_the_rate(tmp_path):
     rng = np.random.default_rng(1)
     first = classifier(out=tmp_path / "first").fit(X, y)
     second = classifier(out=tmp_path / "second").fit(rng.uniform(-9, 9, X.shape), 1 - y)
-    assert rate_of(first) == rate_of(second)
+    assert rate_in(first) == rate_in(second)
+
+
+def test_the_command_line_takes_the_same_rule_for_a_table(tmp_path):
+    X, y = table(rows=300, features=5)
+    arrays = {"x_train": X, "y_train": y, "x_test": X[:20] + 1, "y_test": y[:20]}
+    np.savez(tmp_path / "table.npz", **arrays)
+    asked = {
+        "dataset": str(tmp_path / "table.npz"), "classes": ["no", "yes"], "model": "logistic", "method": "dp-sgd",
+        "epochs": 1, "batch_size": 16, "epsilon": 8.0, "delta": 1e-5, "accountant": "rdp", "seed": 0,
+    }  # fmt: skip
+
+    def rate(name, **more):
+        result = execute(Settings.from_json({**asked, **more}), out=tmp_path / name)
+        (group,) = Run.open(tmp_path / name).record["settings"]["optimizer"]["groups"]
+        return group["lr"], result.plan
+
+    found, plan = rate("rule")
+    assert found == pytest.approx(table_rate(plan, 6, 5**0.25))
+    assert rate("given", lr=0.125)[0] == 0.125
+    assert rate("network", model="mlp")[0] == pytest.approx(0.2 * math.sqrt(16 / 128))
+
+
+def test_encoded_tables_say_whether_their_records_have_length_one(tmp_path):
+    (tmp_path / "adult.data").write_text(ADULT_ROW + ", >50K\n")
+    (tmp_path / "adult.test").write_text(ADULT_ROW + ", <=50K.\n")
+    for unit_norm in (True, False):
+        bundle = adult(tmp_path, unit_norm=unit_norm)
+        model, features = logistic(bundle.input_shape, 2), bundle.input_shape[0]
+        rule = rate_of(Settings(dataset="adult", model="logistic"), bundle, model)
+        length = 1.0 if unit_norm else features**0.25
+        assert rule(plan_of()) == pytest.approx(table_rate(plan_of(), features + 1, length))
+    assert "lr" not in recipe_for("diabetes130", None)
 
 
 def test_a_rule_is_for_the_default_optimizer_alone():

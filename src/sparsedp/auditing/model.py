@@ -21,7 +21,7 @@ from sparsedp.auditing.subject import Subject, device_of
 from sparsedp.core.batch import PerSample, check_losses, row_count, to_device
 from sparsedp.core.errors import SparseDPError
 from sparsedp.core.randomness import PublicRandomness
-from sparsedp.optimizers.rule import OptimizerChoice, default_optimizer
+from sparsedp.optimizers.rule import OptimizerChoice, Rate, default_optimizer
 from sparsedp.sampling.fetching import rows_in_order
 from sparsedp.training.batches import Batches
 from sparsedp.training.trainer import Trainer
@@ -37,7 +37,7 @@ class Training:
 
     records: int
     trainings: int = 1
-    lr: float | None = None
+    lr: Rate | None = None
     optimizer: OptimizerChoice | None = None
 
 

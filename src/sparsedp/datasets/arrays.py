@@ -32,7 +32,7 @@ def npz(
     arrays = _with_numbered_units(_read(path))
     if missing := [name for name in _REQUIRED if name not in arrays]:
         raise DataError(f"{path}: array {missing[0]!r} is missing; expected {', '.join(_REQUIRED)}")
-    named = "units_train" in arrays
+    named, is_table = "units_train" in arrays, arrays["x_train"].ndim == 2
     return DataBundle(
         name=path.stem,
         variant="npz",
@@ -41,6 +41,7 @@ def npz(
         classes=classes,
         unit=unit if named else "row",
         fingerprint=fingerprint([path], "npz", pixels),
+        unit_norm=False if is_table else None,
     )
 
 

@@ -83,7 +83,8 @@ class DataBundle:
     `variant` says which form was loaded ("official", "jpeg"), `unit` what one unit is ("row" or "patient"), `notes`
     what must be said beside every figure. `fingerprint` names the files it came from by path, size and time, never by
     content; it keys the disk cache. `vocabulary` is the number of ids where inputs are ids, and `ranked` says that a
-    unit's records are to be ranked among each other, as a recommender's are.
+    unit's records are to be ranked among each other, as a recommender's are. `unit_norm` says of a table whether its
+    records are scaled to length one; it is None for what is no table.
     """
 
     name: str
@@ -96,6 +97,7 @@ class DataBundle:
     fingerprint: str | None = None
     vocabulary: int | None = None
     ranked: bool = False
+    unit_norm: bool | None = None
 
     def __post_init__(self) -> None:
         if self.train.features.shape != self.test.features.shape:

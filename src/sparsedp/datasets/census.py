@@ -105,6 +105,7 @@ def _bundle(
         test=sides[1],
         classes=CLASSES,
         fingerprint=fingerprint(paths, source.name, unit_norm),
+        unit_norm=unit_norm,
     )
 
 

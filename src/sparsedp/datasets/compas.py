@@ -56,6 +56,7 @@ def compas(root: Path | str | None = None, unit_norm: bool = True) -> DataBundle
         classes=CLASSES,
         notes=("the test set is a fifth of the people",),
         fingerprint=fingerprint([path], "compas", unit_norm),
+        unit_norm=unit_norm,
     )
 
 

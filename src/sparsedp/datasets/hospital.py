@@ -123,6 +123,7 @@ def diabetes130(
         unit="patient",
         notes=("the test set is a fifth of the patients",),
         fingerprint=fingerprint([path], "diabetes130", ordered, diagnoses, unit_norm),
+        unit_norm=unit_norm,
     )
 
 
@@ -167,7 +168,7 @@ _BY_POSITION = DatasetRow(
     source=_SOURCE,
     loader=diabetes130,
     model="logistic",
-    recipes={"logistic": {"epochs": 10, "batch_size": 2048, "lr": 4.0, "clip_norm": 0.5}},
+    recipes={"logistic": {"epochs": 10, "batch_size": 2048, "clip_norm": 0.5}},
 )
 _POOLED = replace(
     _BY_POSITION,

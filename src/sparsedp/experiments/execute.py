@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -26,9 +27,11 @@ from sparsedp.experiments.evaluation import evaluator
 from sparsedp.experiments.networks import build_model, check_model
 from sparsedp.experiments.scores import read_scores
 from sparsedp.experiments.settings import Settings
+from sparsedp.models.heads import parameter_count
 from sparsedp.models.least_squares import LeastSquares, keep_noise_down, moments_loss
 from sparsedp.optimizers.noise_aware import AdamBC, LowPassSGD
-from sparsedp.optimizers.rule import MOMENTUM, OptimizerChoice
+from sparsedp.optimizers.rule import MOMENTUM, OptimizerChoice, Rate
+from sparsedp.optimizers.table_rate import rate_for_table
 from sparsedp.runs.record import About
 from sparsedp.training.fit import fit
 from sparsedp.training.kept_features import keep_features, kept_folder, split_at_lowest_trained
@@ -88,13 +91,15 @@ def execute(
     )
     if isinstance(model, LeastSquares):
         callbacks = (*callbacks, keep_noise_down(model))
+    optimizer = optimizer_of(found)
     return fit(
         model,
         bundle.train,
         moments_loss() if isinstance(model, LeastSquares) else nn.CrossEntropyLoss(reduction="none"),
         method=found.method,
         options=found.method_options(),
-        optimizer=optimizer_of(found),
+        optimizer=optimizer,
+        lr=rate_of(found, bundle, model) if optimizer is None else None,
         scheduler=_SCHEDULERS[found.scheduler],
         evaluate=_evaluator(bundle, model)
         if found.cache_features
@@ -157,3 +162,10 @@ def optimizer_of(settings: Settings) -> OptimizerChoice | None:
             f"{settings.weight_decay:g}; give one"
         )
     return None
+
+
+def rate_of(settings: Settings, bundle: DataBundle, model: nn.Module) -> Rate | None:
+    """The rule for logistic regression on tables, as the scikit-learn estimator has it; None leaves it to `fit`."""
+    if settings.model != "logistic" or bundle.unit_norm is None:
+        return None
+    return rate_for_table(parameter_count(model), math.prod(bundle.input_shape), unit_norm=bundle.unit_norm)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from sparsedp.privacy.plan import Plan
 
@@ -11,13 +12,19 @@ _STABLE = 30.0
 """Times the square of a record's length, the rate from which on momentum overshoots the loss's curvature."""
 
 
-def typical_length(features: int) -> float:
-    """A guess at a record's length when it is not scaled to one: between one feature present and all of them.
+def rate_for_table(coordinates: int, features: int, *, unit_norm: bool) -> Callable[[Plan], float]:
+    """`table_rate` of any plan, for records of so many features, scaled to length one (`unit_norm`) or as they are."""
+    length = typical_length(features, unit_norm=unit_norm)
+    return lambda plan: table_rate(plan, coordinates, length)
+
+
+def typical_length(features: int, *, unit_norm: bool = False) -> float:
+    """A record's length: one if it is scaled to that, else a guess between one feature present and all of them.
 
     Features lie between -1 and 1, so a record's length is at most sqrt(p), and about 1 if one of them is present.
     The guess is in the middle on a logarithmic scale; one-hot tables of 100 to 2,000 features have lengths of 3 to 5.
     """
-    return math.sqrt(math.sqrt(features))
+    return 1.0 if unit_norm else math.sqrt(math.sqrt(features))
 
 
 def table_rate(plan: Plan, coordinates: int, length: float) -> float:

@@ -32,7 +32,7 @@ from sparsedp.methods.spec import ACCOUNTANT, CLIP_NORM, EPOCHS, EPSILON
 from sparsedp.models.heads import parameter_count
 from sparsedp.models.tabular import logistic, mlp
 from sparsedp.optimizers.rule import Rate
-from sparsedp.optimizers.table_rate import table_rate, typical_length
+from sparsedp.optimizers.table_rate import rate_for_table
 from sparsedp.privacy.normalisation import PrivateNormalisation
 from sparsedp.privacy.summary import guarantee
 from sparsedp.runs.record import About
@@ -288,8 +288,7 @@ class SparseDPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """The rate given, or the rule for logistic regression on tables."""
         if self.lr is not None or self.hidden:
             return self.lr
-        length = 1.0 if self.normalize == "record" else typical_length(self.n_features_in_)
-        return lambda plan: table_rate(plan, coordinates, length)
+        return rate_for_table(coordinates, self.n_features_in_, unit_norm=self.normalize == "record")
 
     def _choose(self, coordinates: int) -> tuple[str, str | None]:
         """The method, and why if it was left open."""
