@@ -33,6 +33,14 @@ def test_a_plan_is_audited_before_it_runs(typed):
     assert 2 <= found["steps"] <= 24
 
 
+def test_an_audit_takes_the_method_that_training_would(typed):
+    done = typed(
+        "audit", "--dataset", "digits", "--epochs", "2", "--steps", "4", "--confidence", "0.9999999", "--json"
+    )
+    assert done.code == 0, done
+    assert done.json["method"] == "dp-sgd"  # by "auto": digits' network is small
+
+
 def test_a_run_is_audited_and_left_as_it_was_and_verify_and_report_tell(typed, run_copy):
     before = contents(run_copy)
     done = typed("audit", run_copy, "--steps", "20", "--confidence", "0.9999999")

@@ -39,6 +39,12 @@ def test_all_coordinates_are_trained_where_there_are_few_or_noise_is_all_there_i
     assert choose_method(4810, **few) == get_method("dp-sgd")
 
 
+def test_the_delta_that_was_not_given_is_said_once(caplog):
+    with caplog.at_level("INFO", logger="sparsedp"):
+        fit(epsilon=8.0)
+    assert sum("delta was not given" in line for line in caplog.messages) == 1
+
+
 def test_the_threshold_is_where_it_is_said_to_be():
     plan = build_plan("dp-sgd", epsilon=3.0, **CIFAR)
     at = (LOUD / noise_ratio(plan, 1)) ** 2

@@ -115,7 +115,9 @@ def audit(
 def _values(run: Path | None, chosen: dict[str, Any], config: Path | None) -> dict[str, Any]:
     """The settings of what is audited: a run's own, or those given."""
     if run is None:
-        values = {**options.from_file(config), **chosen}
+        from sparsedp.methods.choice import AUTO_METHOD
+
+        values = {"method": AUTO_METHOD, **options.from_file(config), **chosen}
         if "dataset" not in values:
             raise SparseDPError("give RUN, the folder of a run, or --dataset (`sparsedp data` lists them)")
         return values

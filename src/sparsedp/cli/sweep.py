@@ -36,7 +36,10 @@ def sweep(
     ] = False,
     smoke: Annotated[
         bool,
-        typer.Option("--smoke", help="One epoch on 256 records of each run, to see that all of it works."),
+        typer.Option(
+            "--smoke",
+            help="One epoch (three with a probe) on 256 records of each run, to see that all of it works.",
+        ),
     ] = False,
     workers: options.Workers = None,
     as_json: options.Json = False,

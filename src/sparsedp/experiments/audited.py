@@ -9,10 +9,11 @@ from torch import nn
 from sparsedp.auditing import AuditResult, Training, audit
 from sparsedp.datasets.bundle import DataBundle
 from sparsedp.experiments.datasets import load_data
-from sparsedp.experiments.execute import check, optimizer_of
+from sparsedp.experiments.execute import check, optimizer_of, rate_of
 from sparsedp.experiments.finished_model import model_of
 from sparsedp.experiments.settings import Settings
 from sparsedp.methods.spec import PlanSpec
+from sparsedp.training.planning import spec_for
 
 
 def audit_settings(
@@ -29,11 +30,12 @@ def audit_settings(
     found = check(settings)
     bundle = load_data(found)
     units = None if found.unit == "row" else bundle.train.units
+    model = model_of(found, bundle.input_shape, len(bundle.classes), bundle.vocabulary).train()
     return audit(
-        model_of(found, bundle.input_shape, len(bundle.classes), bundle.vocabulary).train(),
+        model,
         bundle.train,
         nn.CrossEntropyLoss(reduction="none"),
-        plan=_spec(found, bundle).plan() if run is None else None,
+        plan=_spec(model, found, bundle).plan() if run is None else None,
         run=run,
         units=units,
         rows_per_unit=found.rows_per_unit,
@@ -41,18 +43,24 @@ def audit_settings(
         engine=found.engine,
         confidence=confidence,
         steps=steps,
-        training=Training(records=records, trainings=trainings, optimizer=optimizer_of(found))
+        training=Training(
+            records=records,
+            trainings=trainings,
+            optimizer=optimizer_of(found),
+            lr=rate_of(found, bundle, model),
+        )
         if records
         else None,
         progress=progress,
     )
 
 
-def _spec(found: Settings, bundle: DataBundle) -> PlanSpec:
+def _spec(model: nn.Module, found: Settings, bundle: DataBundle) -> PlanSpec:
     """What `execute` asks of `fit`, its privacy half."""
     train = bundle.train
     by_row = found.unit == "row" or train.units is None
-    return PlanSpec.asked(
+    return spec_for(
+        model,
         found.method,
         found.method_options(),
         units=len(train) if by_row else train.unit_count,

@@ -9,7 +9,7 @@ from typing import Unpack
 from sparsedp.methods.autoratio import LOUD
 from sparsedp.methods.method import Method
 from sparsedp.methods.options import MethodOptions, configure
-from sparsedp.methods.spec import Asked, PlanSpec
+from sparsedp.methods.spec import Asked, PlanSpec, default_delta
 from sparsedp.methods.table import get_method
 from sparsedp.methods.timeline import noise_on_mean
 from sparsedp.privacy.plan import Plan
@@ -69,7 +69,9 @@ def choose_method(dimension: int, *, units: int, unit: str = "row", **asked: Unp
 
     **Privacy.** Only public numbers are looked at: size of the model, number of units, batch size, epochs and budget.
     """
-    dense = PlanSpec.asked("dp-sgd", units=units, unit=unit, **asked).plan()
+    delta = asked.get("delta")
+    known: Asked = {**asked, "delta": default_delta(units) if delta is None else delta}
+    dense = PlanSpec.asked("dp-sgd", units=units, unit=unit, **known).plan()
     loudness = noise_ratio(dense, dimension)
     method = method_at(loudness, dimension)
     logger.info(

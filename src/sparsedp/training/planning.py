@@ -81,14 +81,27 @@ def plan_for(
     called = _name_of_unit(unit, dataset, loading.units)
     if loading.sharded:
         protected = sum(ranks.gather(protected))
+    spec = spec_for(model, method, changes, units=protected, unit=called, **asked)
+    ranks.alike(lambda: {"plan": spec.to_json()})
+    return ranks.from_leader(lambda: _planned(spec, out, resume))
+
+
+def spec_for(
+    model: nn.Module,
+    method: str | Method,
+    changes: MethodOptions | None,
+    *,
+    units: int,
+    unit: str,
+    **asked: Unpack[Asked],
+) -> PlanSpec:
+    """What is asked of a plan for this model; "auto" goes by public numbers, and is sparse if changes ask for it."""
     if method == AUTO_METHOD:
         trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
         # What is said of a support asks for one.
         told = changes is not None or isinstance(asked.get("clip_norm"), tuple)
-        method = METHOD if told else choose_method(trained, units=protected, unit=called, **asked)
-    spec = PlanSpec.asked(method, changes, units=protected, unit=called, **asked)
-    ranks.alike(lambda: {"plan": spec.to_json()})
-    return ranks.from_leader(lambda: _planned(spec, out, resume))
+        method = METHOD if told else choose_method(trained, units=units, unit=unit, **asked)
+    return PlanSpec.asked(method, changes, units=units, unit=unit, **asked)
 
 
 def _planned(spec: PlanSpec, out: Path | str | None, resume: bool) -> Plan:
