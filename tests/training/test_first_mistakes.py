@@ -28,7 +28,7 @@ def trained(data, model=None, loss=loss_fn, **more):
     return fit(network() if model is None else model, data, loss, **{**ASKED, "batch_size": 20, **more})
 
 
-@pytest.mark.parametrize("form", ["loader", "tensors", "arrays", "list"])
+@pytest.mark.parametrize("form", ["loader", "tensors", "arrays", "list", "narrow"])
 def test_rows_are_taken_in_any_form(form):
     x, y = rows(1).tensors
     given = {
@@ -36,6 +36,7 @@ def test_rows_are_taken_in_any_form(form):
         "tensors": (x, y),
         "arrays": (x.double().numpy(), y.numpy()),
         "list": [x, y],
+        "narrow": (x.numpy(), y.numpy().astype(np.int32)),
     }[form]
     found = trained(given, batch_size=None if form == "loader" else 20, eval_dataset=(rows(7).tensors))
     wanted = trained(rows(1), eval_dataset=rows(7))
@@ -59,6 +60,8 @@ def test_what_is_no_table_of_rows_is_told():
         trained(rows(1).tensors[0])
     with pytest.raises(DataError, match="as many targets as rows"):
         trained((torch.zeros(4, FEATURES), torch.zeros(5)))
+    with pytest.raises(DataError, match=r"tuple of 3 arrays, expected two, \(X, y\)"):
+        trained((*rows(1).tensors, torch.zeros(60)))
     with pytest.raises(DataError, match="encode names"):
         trained((np.array([["a"]]), np.array([1])))
     with pytest.raises(DataError, match="eval_dataset: got object"):
@@ -71,6 +74,21 @@ def test_an_optimizer_may_be_a_name():
     assert torch.equal(weights(named.model), weights(made.model))
     with pytest.raises(SparseDPError, match=r"expected one of .*adam-bc.*adamw"):
         trained(rows(1), optimizer="adamm")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"lr": "0.1"}, "lr: got '0.1', expected a number"),
+        ({"lr": -1.0}, "lr: got -1.0, expected a number"),
+        ({"optimizer": 3, "lr": None}, r"optimizer: got int, expected a torch\.optim"),
+        ({"loss": "mse"}, "loss_fn: got 'mse', expected a criterion"),
+    ],
+)
+def test_what_is_no_rate_optimizer_or_loss_is_told(wrong, words, tmp_path):
+    with pytest.raises(SparseDPError, match=words):
+        trained(rows(1), out=tmp_path / "run", **wrong)
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_class_is_no_loss():

@@ -138,6 +138,11 @@ def per_sample_loss(loss_fn: Callable[[Any, Tensor], Tensor] | PerSample) -> Per
         raise SparseDPError(
             f'loss_fn: got the class {loss_fn.__name__}, expected an instance: {loss_fn.__name__}(reduction="none")'
         )
+    if not callable(loss_fn):
+        raise SparseDPError(
+            f"loss_fn: got {loss_fn!r}, expected a criterion on (output, target), such as "
+            'nn.CrossEntropyLoss(reduction="none"), or PerSample(lambda model, rows: ...)'
+        )
     reduction = getattr(loss_fn, "reduction", "none")
     if reduction != "none":
         raise SparseDPError(

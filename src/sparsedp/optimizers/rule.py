@@ -49,11 +49,7 @@ def named_optimizer(name: str, lr: float | None) -> Callable[[Iterable[nn.Parame
 
 def make_optimizer(choice: OptimizerChoice, model: nn.Module) -> Optimizer:
     """The optimizer itself."""
-    made = (
-        choice
-        if isinstance(choice, Optimizer)
-        else choice([p for p in model.parameters() if p.requires_grad])
-    )
+    made = choice([p for p in model.parameters() if p.requires_grad]) if callable(choice) else choice
     if not isinstance(made, Optimizer):
         raise SparseDPError(
             f"optimizer: got {type(made).__name__}, expected a torch.optim optimizer or a function that makes one, "
@@ -86,6 +82,10 @@ def default_optimizer(lr: Rate | None, plan: Plan) -> OptimizerChoice:
     last = plan.phases[-1]
     scale = math.sqrt(plan.expected_batch_size(last) / 128) / (last.clip_norm or CLIP_NORM)
     given = 0.2 * scale if lr is None else lr(plan) if callable(lr) else lr
+    if not isinstance(given, (int, float)) or not 0 <= given < math.inf:
+        raise SparseDPError(
+            f"lr: got {given!r}, expected a number >= 0, or a function of the plan that gives one"
+        )
     return functools.partial(torch.optim.SGD, lr=given, momentum=MOMENTUM)
 
 

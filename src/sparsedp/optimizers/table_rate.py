@@ -13,7 +13,7 @@ _STABLE = 30.0
 
 
 def rate_for_table(coordinates: int, features: int, *, unit_norm: bool) -> Callable[[Plan], float]:
-    """`table_rate` of any plan, for records of so many features, scaled to length one (`unit_norm`) or as they are."""
+    """`table_rate` of a plan, for records of so many features, scaled to length one (`unit_norm`) or as they are."""
     length = typical_length(features, unit_norm=unit_norm)
     return lambda plan: table_rate(plan, coordinates, length)
 

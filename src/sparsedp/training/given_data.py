@@ -42,6 +42,11 @@ def given_data(given: object, name: str) -> GivenData:
             "guarantee counts on every row joining a batch with the planned chance. Give it __len__ and __getitem__, "
             "or list(it) if it fits in memory"
         )
+    if isinstance(given, tuple) and len(given) != 2 and any(_is_array(part) for part in given):
+        raise DataError(
+            f"{name}: got a tuple of {len(given)} arrays, expected two, (X, y); for more give TensorDataset(*arrays) "
+            "and loss_fn=PerSample(lambda model, rows: ...)"
+        )
     if isinstance(given, (tuple, list)) and len(given) == 2 and all(_is_array(part) for part in given):
         return GivenData(_pair(given[0], given[1], name))
     if _is_array(given):
@@ -69,11 +74,13 @@ def _pair(features: Any, targets: Any, name: str) -> TensorDataset:
 
 
 def _tensor(value: Any) -> Tensor:
-    """Single precision where it was double, as models are; whole numbers as they are."""
+    """Single precision where it was double, as models are; whole numbers as int64, as losses take them, but bytes."""
     array = value.to_numpy() if hasattr(value, "to_numpy") else value
     if isinstance(array, np.ndarray):
         if array.dtype.kind not in "fiub":
             raise DataError(f"got an array of {array.dtype}, expected numbers; encode names as numbers first")
-        array = torch.from_numpy(np.ascontiguousarray(array))
+        array = torch.from_numpy(np.require(array, requirements="CW"))
     tensor: Tensor = array
+    if tensor.dtype in (torch.int8, torch.int16, torch.int32):
+        return tensor.long()
     return tensor.float() if tensor.dtype == torch.float64 else tensor
