@@ -83,7 +83,7 @@ _PARTS: Mapping[type, Callable[[Any], list[Any]]] = MappingProxyType(
 )
 
 
-def check_surroundings() -> None:
+def check_callers() -> None:
     """Refuse learned scaling in a pipeline around this fit; warn of other learned steps and of repeated fits.
 
     Raises:

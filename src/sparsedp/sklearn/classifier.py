@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 import numbers
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -14,29 +13,27 @@ import numpy.typing as npt
 import torch
 from scipy import sparse
 from sklearn.base import BaseEstimator, ClassifierMixin
-from sklearn.utils import Tags, check_random_state
+from sklearn.utils import Tags
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import nn
 
 from sparsedp.callbacks.reports import Result
-from sparsedp.core.errors import PrivacyError, PrivacyWarning, SparseDPError
-from sparsedp.core.generators import own_generators
+from sparsedp.core.errors import PrivacyError, PrivacyWarning
 from sparsedp.core.layout import Layout
-from sparsedp.core.randomness import PublicRandomness
 from sparsedp.datasets.bundle import Split
-from sparsedp.methods import AUTO, Listed, MethodOptions, configure, get_method
+from sparsedp.methods import MethodOptions, get_method
 from sparsedp.methods.choice import AUTO_METHOD
 from sparsedp.methods.method import ActiveRatio
 from sparsedp.methods.spec import ACCOUNTANT, CLIP_NORM, EPOCHS, EPSILON
 from sparsedp.models.heads import parameter_count
-from sparsedp.models.tabular import logistic, mlp
 from sparsedp.optimizers.rule import Rate
 from sparsedp.optimizers.table_rate import rate_for_table
 from sparsedp.privacy.normalisation import PrivateNormalisation
 from sparsedp.privacy.summary import guarantee
 from sparsedp.runs.record import About
-from sparsedp.sklearn.call_stack import check_surroundings
+from sparsedp.sklearn.call_stack import check_callers
+from sparsedp.sklearn.defaults import method_for, new_model, ratio_for, seed_of
 from sparsedp.sklearn.inputs import class_weights, encode_labels, encode_units, refuse_weights, to_features
 from sparsedp.sklearn.scaling import (
     INSTEAD,
@@ -52,12 +49,6 @@ from sparsedp.training.fit import fit
 Floats = npt.NDArray[np.float64]
 
 _ROWS_AT_ONCE = 4096
-_FEWEST_COORDINATES = 32
-_DENSE_UP_TO = 500
-"""Up to so many coordinates "auto" trains all of them; see docs/tables.md."""
-_SPARSE = "tp-coherent"
-
-logger = logging.getLogger("sparsedp")
 
 
 class SparseDPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
@@ -188,7 +179,7 @@ class SparseDPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         refuse_weights(sample_weight)
         refuse_standardizing(self.standardize)
         self._check_method()
-        check_surroundings()
+        check_callers()
         X, y = validate_data(self, X, y, accept_sparse="csr", dtype=(np.float64, np.float32))
         check_classification_targets(y)
         if looks_standardized(X):
@@ -199,7 +190,7 @@ class SparseDPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 stacklevel=2,
             )
         self.classes_, targets = encode_labels(y, self.classes)
-        seed = _seed(self.random_state)
+        seed = seed_of(self.random_state)
         held_out = None if eval_set is None else self._held_out(*eval_set)
         result = self._train(
             to_features(self._scaled(X)), targets, encode_units(units, len(y)), seed, held_out
@@ -253,8 +244,10 @@ class SparseDPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         held_out: Split | None,
     ) -> Result:
         classes = self.classes_
-        model = _new_model(features.shape, len(classes), self.hidden, seed)
-        self.method_, self.reason_ = self._choose(parameter_count(model))
+        model = new_model(features.shape, len(classes), self.hidden, seed)
+        size = parameter_count(model)
+        told = self.active_ratio is not None or self.options is not None
+        self.method_, self.reason_ = method_for(self.method, size, support_asked_for=told)
         return fit(
             model,
             Split(features, targets),
@@ -265,9 +258,9 @@ class SparseDPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             delta=self.delta,
             epochs=self.epochs,
             batch_size=self.batch_size,
-            lr=self._rate(parameter_count(model)),
+            lr=self._rate(size),
             clip_norm=self.clip_norm,
-            active_ratio=self._ratio(parameter_count(model)),
+            active_ratio=ratio_for(self.method_, self.options, self.active_ratio, size),
             options=self.options,
             out=self.out,
             seed=seed,
@@ -289,26 +282,6 @@ class SparseDPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if self.lr is not None or self.hidden:
             return self.lr
         return rate_for_table(coordinates, self.n_features_in_, unit_norm=self.normalize == "record")
-
-    def _choose(self, coordinates: int) -> tuple[str, str | None]:
-        """The method, and why if it was left open."""
-        if self.method != AUTO_METHOD:
-            return self.method, None
-        if self.active_ratio is not None or self.options is not None or coordinates > _DENSE_UP_TO:
-            return _SPARSE, f"{_SPARSE}: {coordinates:,} coordinates, or a support was asked for"
-        reason = f"dense: of {coordinates} coordinates a support saves too little noise to pay for finding it"
-        logger.info("%s (method='auto')", reason)
-        return "dp-sgd", reason
-
-    def _ratio(self, coordinates: int) -> ActiveRatio | None:
-        """The ratio given, or None for the method's own, or one that leaves a small model enough coordinates."""
-        row = configure(get_method(self.method_), self.options)
-        chosen = self.options is not None and self.options.active_ratio is not None
-        given = self.active_ratio is not None or chosen or isinstance(row.schedule, Listed)
-        if given or row.ranking is None or row.active_ratio == AUTO:
-            return self.active_ratio
-        fewest = min(1.0, _FEWEST_COORDINATES / coordinates)
-        return fewest if row.active_ratio < fewest else None
 
     def _names(self) -> list[str] | None:
         names = getattr(self, "feature_names_in_", None)
@@ -350,29 +323,3 @@ class SparseDPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             dense = rows.toarray() if sparse.issparse(rows) else rows
             parts.append(self.model_(torch.from_numpy(np.array(dense, dtype=np.float64, order="C"))).numpy())
         return np.concatenate(parts)
-
-
-def _new_model(
-    shape: tuple[int, ...], classes: int, hidden: int | Sequence[int], seed: int | None
-) -> nn.Module:
-    """A model whose random start, if it has one, follows from the seed; the global generators are left alone."""
-    widths = tuple(hidden) if isinstance(hidden, Iterable) else (hidden,)
-    if not all(isinstance(width, numbers.Integral) and width > 0 for width in widths):
-        raise SparseDPError(
-            f"hidden: got {hidden!r}, expected whole numbers > 0, or () for logistic regression"
-        )
-    if not widths:
-        return logistic(shape, classes)
-    public = PublicRandomness.fresh() if seed is None else PublicRandomness(seed)
-    with own_generators(public.generator_seed((0, 3)), torch.device("cpu")):
-        torch.manual_seed(public.torch_seed((0, 3)))
-        return mlp(shape, classes, tuple(int(width) for width in widths))
-
-
-def _seed(random_state: Any) -> int | None:
-    """None, the number given, or one drawn from a RandomState."""
-    if random_state is None:
-        return None
-    if isinstance(random_state, numbers.Integral):
-        return int(random_state)
-    return int(check_random_state(random_state).randint(np.iinfo(np.int32).max))

@@ -1,0 +1,78 @@
+"""What the estimator takes where that is left open: method, ratio, model and seed. Public numbers alone."""
+
+from __future__ import annotations
+
+import logging
+import numbers
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.utils import check_random_state
+from torch import nn
+
+from sparsedp.core.errors import SparseDPError
+from sparsedp.core.generators import own_generators
+from sparsedp.core.randomness import PublicRandomness
+from sparsedp.methods import AUTO, Listed, MethodOptions, configure, get_method
+from sparsedp.methods.choice import AUTO_METHOD
+from sparsedp.methods.method import ActiveRatio
+from sparsedp.models.tabular import logistic, mlp
+
+_FEWEST_COORDINATES = 32
+_DENSE_UP_TO = 500
+"""Up to so many coordinates "auto" trains all of them; see docs/tables.md."""
+_SPARSE = "tp-coherent"
+
+logger = logging.getLogger("sparsedp")
+
+
+def method_for(asked: str, coordinates: int, *, support_asked_for: bool) -> tuple[str, str | None]:
+    """The method, and why if it was left open."""
+    if asked != AUTO_METHOD:
+        return asked, None
+    if support_asked_for or coordinates > _DENSE_UP_TO:
+        return _SPARSE, f"{_SPARSE}: {coordinates:,} coordinates, or a support was asked for"
+    reason = f"dense: of {coordinates} coordinates a support saves too little noise to pay for finding it"
+    logger.info("%s (method='auto')", reason)
+    return "dp-sgd", reason
+
+
+def ratio_for(
+    method: str, options: MethodOptions | None, given: ActiveRatio | None, coordinates: int
+) -> ActiveRatio | None:
+    """The ratio given, or None for the method's own, or one that leaves a small model enough coordinates."""
+    row = configure(get_method(method), options)
+    chosen = options is not None and options.active_ratio is not None
+    told = given is not None or chosen or isinstance(row.schedule, Listed)
+    if told or row.ranking is None or row.active_ratio == AUTO:
+        return given
+    fewest = min(1.0, _FEWEST_COORDINATES / coordinates)
+    return fewest if row.active_ratio < fewest else None
+
+
+def new_model(
+    shape: tuple[int, ...], classes: int, hidden: int | Sequence[int], seed: int | None
+) -> nn.Module:
+    """A model whose random start, if it has one, follows from the seed; the global generators are left alone."""
+    widths = tuple(hidden) if isinstance(hidden, Iterable) else (hidden,)
+    if not all(isinstance(width, numbers.Integral) and width > 0 for width in widths):
+        raise SparseDPError(
+            f"hidden: got {hidden!r}, expected whole numbers > 0, or () for logistic regression"
+        )
+    if not widths:
+        return logistic(shape, classes)
+    public = PublicRandomness.fresh() if seed is None else PublicRandomness(seed)
+    with own_generators(public.generator_seed((0, 3)), torch.device("cpu")):
+        torch.manual_seed(public.torch_seed((0, 3)))
+        return mlp(shape, classes, tuple(int(width) for width in widths))
+
+
+def seed_of(random_state: Any) -> int | None:
+    """None, the number given, or one drawn from a RandomState."""
+    if random_state is None:
+        return None
+    if isinstance(random_state, numbers.Integral):
+        return int(random_state)
+    return int(check_random_state(random_state).randint(np.iinfo(np.int32).max))
