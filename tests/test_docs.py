@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from benchmarks.readme import MEASURED_PAGES, updated
 
+import sparsedp
+
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
 RUN_ELSEWHERE = {"methods.md", "adding-a-method.md"}
@@ -217,6 +219,16 @@ def test_tables_are_made_from_measurements(tmp_path):
     assert "old" not in made
     assert "| m, 64 | 100 ms | 300 ms | 150 ms | 140 ms | - | 400 / 900 / 450 MB |" in made
     assert updated(made, tmp_path) == updated(text, tmp_path)
+
+
+def test_the_site_has_every_page_and_the_reference_every_name():
+    pages = {page.name for page in (ROOT / "docs").glob("*.md")}
+    assert set(re.findall(r"[\w-]+\.md", (ROOT / "mkdocs.yml").read_text())) == pages
+    assert set(re.findall(r"\(([\w-]+\.md)\)", (ROOT / "docs" / "index.md").read_text())) == pages - {
+        "index.md"
+    }
+    named = set(re.findall(r"`(\w+)`", (ROOT / "docs" / "api.md").read_text()))
+    assert set(sparsedp.__all__) <= named
 
 
 def test_the_architecture_page_names_files_that_are_there_and_draws_the_import_contract():
