@@ -33,6 +33,14 @@ def mixing():
 
 def nothing():
     return None
+
+
+def broken():
+    raise ValueError("my own mistake")
+
+
+def ok():
+    return nn.Linear(3, 4), nn.CrossEntropyLoss(reduction="none"), (torch.randn(4, 3), torch.arange(4))
 """
 
 
@@ -56,11 +64,17 @@ def test_what_is_slow_in_ones_own_model_is_named(typed):
 
 
 @pytest.mark.usefixtures("own_models")
+def test_a_path_is_shown_as_it_was_typed(typed):
+    assert "own_models_to_check:ok: 16 parameters" in typed("check", "own_models_to_check:ok").out
+
+
+@pytest.mark.usefixtures("own_models")
 @pytest.mark.parametrize(
     ("path", "complaint"),
     [
         ("own_models_to_check:mixing", "statistics of the whole batch"),
         ("own_models_to_check:nothing", "expected (model, loss_fn, rows)"),
+        ("own_models_to_check:broken", "raised ValueError (my own mistake); expected it to give"),
         ("own_models_to_check:absent", "expected package.module:function"),
         ("no_such_module_at_all:f", "expected package.module:function"),
         ("logistic", "built for its data"),

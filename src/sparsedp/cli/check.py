@@ -90,7 +90,12 @@ def _imported(path: str) -> tuple[nn.Module, PerSampleLoss, Any]:
         raise SparseDPError(f"{path}: {error}; expected package.module:function") from error
     finally:
         sys.path.pop(0)
-    given = make()
+    try:
+        given = make()
+    except Exception as error:
+        raise SparseDPError(
+            f"{path}() raised {type(error).__name__} ({error}); expected it to give (model, loss_fn, rows)"
+        ) from error
     if not isinstance(given, tuple) or len(given) != 3:
         raise SparseDPError(f"{path}() gave {type(given).__name__}, expected (model, loss_fn, rows)")
     network, loss_fn, rows = given

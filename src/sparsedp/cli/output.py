@@ -56,12 +56,12 @@ def run_folder(path: Path) -> Path:
 
 def people(as_json: bool) -> Console:
     """Where results for people go: standard output, or nowhere when a machine reads it."""
-    return Console(quiet=as_json, highlight=False)
+    return Console(quiet=as_json, highlight=False, emoji=False)
 
 
 def aside() -> Console:
     """Where progress, warnings and errors go: standard error."""
-    return Console(stderr=True, highlight=False)
+    return Console(stderr=True, highlight=False, emoji=False)
 
 
 def emit(value: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import operator
 from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar, final
@@ -53,9 +54,11 @@ class Registry(Generic[T]):
             SparseDPError: there is none.
         """
         if name not in self._known:
+            near = difflib.get_close_matches(name, self._known, n=1)
+            hint = f"Did you mean {near[0]!r}? One" if near else "One"
             raise SparseDPError(
-                f"{self._what}: got {name!r}, expected one of {self.names()}; one of your own is made known by "
-                f"{self._door}"
+                f"{self._what}: got {name!r}, expected one of {', '.join(self.names())}. {hint} of your own is made "
+                f"known by {self._door}"
             )
         return self._known[name]
 
