@@ -16,11 +16,13 @@ from sparsedp.datasets.encoding import Number
 from sparsedp.datasets.hospital import schema
 from tables_of_people import COMPAS_COLUMNS, adult_lines, census_lines, compas_rows
 
-TRAIN, TEST = 288, 64
+TRAIN, TEST = 112, 40
+PATIENTS = 48
+"""Whose eyes are photographed: features of every picture are computed, however few are trained on."""
 
 
 def write_all(root: Path) -> None:
-    """Every data set the experiments name, a few hundred records each."""
+    """Every data set the experiments name, about a hundred records each."""
     write_idx(root / "mnist")
     write_idx(root / "fashion-mnist")
     write_cifar(root / "cifar10")
@@ -53,7 +55,7 @@ def write_cifar(folder: Path) -> None:
 
 def write_eyepacs(folder: Path) -> None:
     folder.mkdir(parents=True)
-    eyes = [f"{10 * patient}_{eye}" for patient in range(TRAIN) for eye in ("left", "right")]
+    eyes = [f"{10 * patient}_{eye}" for patient in range(PATIENTS) for eye in ("left", "right")]
     lines = ["image,level", *(f"{eye},{number % 5}" for number, eye in enumerate(eyes))]
     for name in ("trainLabels.csv", "naturalLabels.csv"):
         (folder / name).write_text("\n".join(lines) + "\n")
