@@ -5,6 +5,7 @@ import pytest
 from house_counts import RUN_FILES, House, body_lines
 
 HOUSE = House()
+IMPORTERS = HOUSE.importers()
 
 DOORS = {
     "auditing/run.py audit",
@@ -64,7 +65,7 @@ def test_a_setting_of_the_loop_touches_where_it_acts_trainer_fit_and_the_setting
 
 @pytest.mark.parametrize("name", ["clicks", "ratings", "zipf"])
 def test_a_data_set_touches_its_own_file_and_the_table(name):
-    assert HOUSE.importers()[f"datasets/{name}.py"] == {"datasets/table.py"}
+    assert IMPORTERS[f"datasets/{name}.py"] == {"datasets/table.py"}
 
 
 def test_a_command_touches_its_own_file_and_the_list():
@@ -72,8 +73,8 @@ def test_a_command_touches_its_own_file_and_the_list():
     helpers = {"__init__", "app", "options", "output", "running"}
     for file in commands - {f"cli/{name}.py" for name in helpers}:
         shown_again = {"cli/demo.py"} if file == "cli/compare.py" else set()
-        assert HOUSE.importers()[file] == {"cli/app.py"} | shown_again, file
+        assert IMPORTERS[file] == {"cli/app.py"} | shown_again, file
 
 
 def test_a_layer_touches_its_own_file_and_the_table():
-    assert HOUSE.importers()["gradients/layers/norm.py"] == {"gradients/layers/table.py"}
+    assert IMPORTERS["gradients/layers/norm.py"] == {"gradients/layers/table.py"}

@@ -37,7 +37,7 @@ def test_golden_noise_for_epsilon_3(name, published):
     assert found == pytest.approx(published, rel=2.5e-3)
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     epsilon=st.floats(0.1, 10.0),
     delta=st.sampled_from([1e-4, 1e-5, 1e-7]),

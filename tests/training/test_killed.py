@@ -32,7 +32,7 @@ def killed(folder: Path, seed: str, kills: int, epochs: int) -> dict[str, Any]:
     return json.loads(done.stdout)
 
 
-@pytest.mark.parametrize(("kills", "epochs"), [(3, 20), pytest.param(20, 70, marks=pytest.mark.heavy)])
+@pytest.mark.parametrize(("kills", "epochs"), [(2, 14), pytest.param(20, 70, marks=pytest.mark.heavy)])
 def test_an_unseeded_run_killed_is_never_under_counted(kills: int, epochs: int, tmp_path: Path) -> None:
     seen = killed(tmp_path / "killed", "none", kills, epochs)
     before, steps = 0, 3 * epochs
@@ -50,7 +50,7 @@ def test_an_unseeded_run_killed_is_never_under_counted(kills: int, epochs: int, 
     assert seen["epochs"] == sorted(set(seen["epochs"]))
 
 
-@pytest.mark.parametrize(("kills", "epochs"), [(3, 20), pytest.param(8, 70, marks=pytest.mark.heavy)])
+@pytest.mark.parametrize(("kills", "epochs"), [(2, 14), pytest.param(8, 70, marks=pytest.mark.heavy)])
 def test_a_seeded_run_killed_ends_with_the_bits_of_one_left_alone(
     kills: int, epochs: int, tmp_path: Path
 ) -> None:

@@ -1,11 +1,13 @@
 """The rate that a table is trained at if none is given: public numbers alone, the formula, and where it is used."""
 
+import functools
 import math
 
 import numpy as np
 import pytest
 
-from sklearn_tools import classifier, table
+from sklearn_tools import classifier as any_classifier
+from sklearn_tools import table
 from sparsedp.core.errors import SparseDPError
 from sparsedp.datasets.census import adult
 from sparsedp.experiments.execute import execute, rate_of
@@ -69,6 +71,7 @@ def rate_in(fitted):
 @pytest.mark.parametrize("normalize", [None, "record"])
 def test_the_classifier_takes_it_and_a_network_or_a_given_rate_does_not(normalize, tmp_path):
     X, y = table(rows=300, features=5)
+    classifier = functools.partial(any_classifier, accountant="rdp", epochs=2)
     model = classifier(normalize=normalize, out=tmp_path / "rule").fit(X, y)
     length = 1.0 if normalize else 5**0.25
     assert rate_in(model) == pytest.approx(table_rate(model.result_.plan, 6, length))
@@ -80,6 +83,7 @@ def test_the_classifier_takes_it_and_a_network_or_a_given_rate_does_not(normaliz
 def test_no_value_of_the_table_moves_the_rate(tmp_path):
     X, y = table(rows=300, features=5)
     rng = np.random.default_rng(1)
+    classifier = functools.partial(any_classifier, accountant="rdp", epochs=2)
     first = classifier(out=tmp_path / "first").fit(X, y)
     second = classifier(out=tmp_path / "second").fit(rng.uniform(-9, 9, X.shape), 1 - y)
     assert rate_in(first) == rate_in(second)
