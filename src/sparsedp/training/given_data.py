@@ -79,7 +79,7 @@ def _tensor(value: Any) -> Tensor:
     if isinstance(array, np.ndarray):
         if array.dtype.kind not in "fiub":
             raise DataError(f"got an array of {array.dtype}, expected numbers; encode names as numbers first")
-        array = torch.from_numpy(np.require(array, requirements="CW"))
+        array = torch.from_numpy(np.require(array, requirements=["C", "W"]))
     tensor: Tensor = array
     if tensor.dtype in (torch.int8, torch.int16, torch.int32):
         return tensor.long()
