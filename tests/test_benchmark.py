@@ -18,6 +18,7 @@ from sparsedp.models import parameter_count
 PARAMETERS = {"mnist-cnn": 26_010, "scatter-linear": 39_700, "scatter-cnn": 187_210, "dp-cnn": 550_570}
 
 
+@pytest.mark.heavy
 def test_contenders_take_turns_and_one_that_cannot_run_says_why(capsys):
     jobs = [
         Job("scatter-linear", "sgd", rows=16),

@@ -34,6 +34,7 @@ def run_example(name: str, *arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.heavy
 def test_the_table_example_trains_dense_and_by_rows() -> None:
     shown = run_example("embedding_table.py", "--records", "2000", "--vocabulary", "500", "--epochs", "2")
     assert re.search(r"dp-sgd +epsilon 3.00  active 8,017 of 8,017 ", shown), shown
@@ -92,6 +93,7 @@ def test_the_mnist_example_trains_on_real_mnist(tmp_path: Path) -> None:
     assert epsilon <= 8.0
 
 
+@pytest.mark.heavy
 def test_the_loop_of_the_example_learns() -> None:
     shown = run_example("keep_your_loop.py")
     assert float(re.findall(r"accuracy ([\d.]+)", shown)[-1]) > 0.6, shown
