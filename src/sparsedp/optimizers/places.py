@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -35,9 +37,9 @@ class WholeRows:
 
     def write(self, full: Tensor, values: Tensor) -> None:
         """Put values into the active entries, and leave every other bit alone."""
-        if full.device.type == "cpu" and full.is_contiguous() and full.dtype in _IN_NUMPY:
-            # NumPy copies row by row, PyTorch number by number.
-            full.detach().numpy()[self.rows.numpy()] = values.detach().numpy()
+        in_numpy = full.device.type == "cpu" and full.dtype == values.dtype and full.dtype in _IN_NUMPY
+        if in_numpy and full.is_contiguous() and values.is_contiguous():
+            _as_items(full)[self.rows.numpy()] = _as_items(values)
             full.index_copy_(0, self.rows[:0], values[:0])  # so that PyTorch counts it as a change
         else:
             full.index_copy_(0, self.rows, values)
@@ -71,6 +73,12 @@ class Scattered:
 
 
 Places = WholeRows | Scattered
+
+
+def _as_items(rows: Tensor) -> npt.NDArray[np.void]:
+    """The same memory as one item a row: NumPy then copies row by row, where PyTorch does number by number."""
+    flat = rows.detach().numpy().reshape(len(rows), -1)
+    return flat.view(f"V{flat.shape[1] * flat.itemsize}").reshape(-1)
 
 
 def places_in(flat: Tensor, shape: tuple[int, ...], device: torch.device) -> Places | None:
