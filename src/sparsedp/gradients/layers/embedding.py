@@ -109,13 +109,14 @@ class TokenRows:
 
         Gradients may nearly undo each other between places; norms and sums in different orders would then disagree.
         """
-        keys, order = _sorted(self.places * self.samples + self.owners)
+        owner_bits = max(0, self.samples - 1).bit_length()
+        keys, order = _sorted(self.places << owner_bits | self.owners, most=self.rows << owner_bits)
         starts = _starts(keys)
         if starts.numel() == keys.numel():
             return Pairs(self.places, self.owners, self.gradients, by_row=False)
-        found, taken = keys[starts], order if self.kept is None else self.kept[order]
+        found, taken = keys[starts], order if self.kept is None else self.kept.index_select(0, order)
         total = F.embedding_bag(taken, self.vectors, starts, mode="sum")
-        return Pairs(found // self.samples, found % self.samples, total, by_row=True)
+        return Pairs(found >> owner_bits, found & ((1 << owner_bits) - 1), total, by_row=True)
 
     def holds(self, metric: Metric) -> bool:
         """In any metric."""
@@ -140,8 +141,8 @@ class TokenRows:
 
     def add_weighted_sum(self, factors: Tensor, total: Tensor, metric: Metric) -> None:
         """Add every pair's scaled gradient to its row; rows no token touched are not looked at."""
-        pairs, weights = self.pairs, factors[self.pairs.owners]
-        if bool((weights == 0).any()):
+        pairs, weights = self.pairs, factors.index_select(0, self.pairs.owners)
+        if bool((factors == 0).any()):
             pairs, weights = pairs.heard(weights), weights[weights != 0]
         wide = pairs.gradients if metric.centre is None else pairs.gradients.double()
         room = self.space.part("scaled", tuple(wide.shape), wide)
@@ -159,9 +160,9 @@ def embedding_source(call: Call, parameter: str, block: Block, space: Space) -> 
     ids = call.input.reshape(-1)
     places, kept = _active(ids, module.padding_idx, block)
     vectors = working(gradient).reshape(ids.numel(), module.embedding_dim)
-    each = max(1, ids.numel() // samples) if samples else 1
-    owners = torch.arange(ids.numel(), device=ids.device) if kept is None else kept
-    return TokenRows(places, owners // each, vectors, kept, samples, block.shape[0], space)
+    owners = torch.arange(samples, device=ids.device).repeat_interleave(ids.numel() // max(samples, 1))
+    owners = owners if kept is None else owners.index_select(0, kept)
+    return TokenRows(places, owners, vectors, kept, samples, block.shape[0], space)
 
 
 def bag_source(call: Call, parameter: str, block: Block, space: Space) -> Source:
@@ -208,16 +209,14 @@ def _active(ids: Tensor, padding: int | None, block: Block) -> tuple[Tensor, Ten
     active = places >= 0
     if padding is not None:
         active &= ids != padding
-    if bool(active.all()):
-        return places, None
     kept = active.nonzero().squeeze(1)
-    return places.index_select(0, kept), kept
+    return (places, None) if kept.numel() == ids.numel() else (places.index_select(0, kept), kept)
 
 
-def _sorted(keys: Tensor) -> tuple[Tensor, Tensor]:
-    """Whole numbers in order, and where each stood; equal ones in the order they had."""
+def _sorted(keys: Tensor, most: int) -> tuple[Tensor, Tensor]:
+    """Whole numbers from 0 to `most` in order, and where each stood; equal ones in the order they had."""
     place_bits = max(1, keys.numel() - 1).bit_length()
-    if keys.device.type != "cpu" or not keys.numel() or int(keys.max()).bit_length() + place_bits > 62:
+    if keys.device.type != "cpu" or most.bit_length() + place_bits > 62:
         in_order, order = torch.sort(keys, stable=True)
         return in_order, order
     # NumPy sorts plain numbers several times as fast as PyTorch does numbers with their places.
