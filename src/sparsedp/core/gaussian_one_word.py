@@ -45,7 +45,7 @@ def add(bits: int, sums: Integers, words: Words) -> None:
         where.append(open_ + start)
         taken.append(drawn[open_])
         added.append(noise[open_])
-    if len(sums):
+    if any(map(len, where)):
         sums[np.concatenate(where)] += _settled(bits, np.concatenate(taken), words) - np.concatenate(added)
 
 
@@ -72,9 +72,10 @@ def _settled(bits: int, drawn: Digits, words: Words) -> Integers:
     lots = (drawn & np.uint64(2**LOT - 1)) << np.uint64(LOT_BITS - LOT)
     lots |= further >> np.uint64(WORD - LOT_BITS + LOT)
     refused = ~kept(cells, places, lots, words)
-    again = np.zeros(np.count_nonzero(refused), dtype=np.int64)
-    add(bits, again, words)
-    numbers[refused] = again
+    if refused.any():
+        again = np.zeros(np.count_nonzero(refused), dtype=np.int64)
+        add(bits, again, words)
+        numbers[refused] = again
     return numbers
 
 
@@ -91,8 +92,9 @@ def _cells(drawn: Digits, words: Words) -> Integers:
     signed = entries.view(np.int16)[_CELL].astype(np.int64)
     cells: Integers = signed ^ (signed >> np.int64(WORD - 1))
     split = np.flatnonzero(entries < 2**HEAD)
-    digits = drawn[split] << np.uint64(1) & ~np.uint64(2 ** (WORD - HEAD + 1) - 1)
-    cells[split] = cells_of(digits | words(len(split)) >> np.uint64(HEAD - 1), words)
+    if len(split):
+        digits = drawn[split] << np.uint64(1) & ~np.uint64(2 ** (WORD - HEAD + 1) - 1)
+        cells[split] = cells_of(digits | words(len(split)) >> np.uint64(HEAD - 1), words)
     return cells
 
 
