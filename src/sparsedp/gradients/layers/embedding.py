@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -38,14 +39,14 @@ class Pairs:
         if self.by_row:
             starts = _starts(self.rows)
             every = torch.arange(self.rows.numel(), device=self.rows.device)
-            return self.rows[starts], F.embedding_bag(every, gradients, starts, mode="sum")
+            return self.rows.index_select(0, starts), F.embedding_bag(every, gradients, starts, mode="sum")
         rows, within = torch.unique(self.rows, return_inverse=True)
         sums = gradients.new_zeros(rows.numel(), gradients.shape[1])
         return rows, sums.index_add_(0, within, gradients)
 
     def heard(self, weights: Tensor) -> Pairs:
         """Those whose weight is not zero."""
-        kept = weights.nonzero().squeeze(1)
+        kept = _where(weights != 0)
         return Pairs(self.rows[kept], self.owners[kept], self.gradients[kept], self.by_row)
 
 
@@ -114,7 +115,10 @@ class TokenRows:
         starts = _starts(keys)
         if starts.numel() == keys.numel():
             return Pairs(self.places, self.owners, self.gradients, by_row=False)
-        found, taken = keys[starts], order if self.kept is None else self.kept.index_select(0, order)
+        found, taken = (
+            keys.index_select(0, starts),
+            order if self.kept is None else self.kept.index_select(0, order),
+        )
         total = F.embedding_bag(taken, self.vectors, starts, mode="sum")
         return Pairs(found >> owner_bits, found & ((1 << owner_bits) - 1), total, by_row=True)
 
@@ -160,7 +164,8 @@ def embedding_source(call: Call, parameter: str, block: Block, space: Space) -> 
     ids = call.input.reshape(-1)
     places, kept = _active(ids, module.padding_idx, block)
     vectors = working(gradient).reshape(ids.numel(), module.embedding_dim)
-    owners = torch.arange(samples, device=ids.device).repeat_interleave(ids.numel() // max(samples, 1))
+    each = ids.numel() // max(samples, 1)
+    owners = torch.arange(samples, device=ids.device).unsqueeze(1).expand(-1, each).reshape(-1)
     owners = owners if kept is None else owners.index_select(0, kept)
     return TokenRows(places, owners, vectors, kept, samples, block.shape[0], space)
 
@@ -209,7 +214,7 @@ def _active(ids: Tensor, padding: int | None, block: Block) -> tuple[Tensor, Ten
     active = places >= 0
     if padding is not None:
         active &= ids != padding
-    kept = active.nonzero().squeeze(1)
+    kept = _where(active)
     return (places, None) if kept.numel() == ids.numel() else (places.index_select(0, kept), kept)
 
 
@@ -230,7 +235,14 @@ def _starts(in_order: Tensor) -> Tensor:
     """Where a new value begins among sorted ones."""
     first = torch.ones_like(in_order, dtype=torch.bool)
     torch.ne(in_order[1:], in_order[:-1], out=first[1:])
-    return first.nonzero().squeeze(1)
+    return _where(first)
+
+
+def _where(mask: Tensor) -> Tensor:
+    """The places at which a mask of one axis is true; NumPy finds them several times as fast as PyTorch."""
+    if mask.device.type != "cpu":
+        return mask.nonzero().squeeze(1)
+    return torch.from_numpy(np.flatnonzero(mask.numpy()))
 
 
 def refuse_embedding(module: nn.Module) -> str | None:
