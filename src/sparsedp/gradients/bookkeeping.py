@@ -176,10 +176,13 @@ class BookkeepingEngine:
         self, batch: MicroBatch, query: Query, prepared: _Prepared, device: torch.device
     ) -> Iterator[MicroBatch]:
         """Split a micro-batch so that a chunk fits the cache; a unit's rows stay together."""
-        leaves, tree = pytree.tree_flatten(to_device(batch.rows, device))
+        here = to_device(batch.rows, device)
+        leaves, tree = pytree.tree_flatten(here)
         kind = RowKind.of(leaves, batch, query)
 
         def between(start: int, stop: int) -> MicroBatch:
+            if (start, stop) == (0, count) and batch.units is None and here is batch.rows:
+                return batch
             part = [leaf[start:stop] if isinstance(leaf, Tensor) else leaf for leaf in leaves]
             units = None if batch.units is None else (batch.units[start:stop] - batch.units[start]).to(device)
             chance = None if batch.chance is None else batch.chance.part(slice(start, stop))

@@ -16,15 +16,14 @@ from sparsedp.gradients.wide_products import quick_forward
 @contextmanager
 def plain_forward(model: nn.Module) -> Iterator[None]:
     """Within this context recurrent layers run step by step, compiled models as written, wide inputs quicker."""
-    recurrent = [
-        part for part in model.modules() if isinstance(part, nn.RNNBase) and "forward" not in vars(part)
-    ]
+    parts = list(model.modules())
+    recurrent = [part for part in parts if isinstance(part, nn.RNNBase) and "forward" not in vars(part)]
     for part in recurrent:
         vars(part)["forward"] = functools.partial(_step_by_step, part)
     try:
         with ExitStack() as stack:
-            stack.enter_context(quick_forward(model.modules()))
-            if any(_is_compiled(part) for part in model.modules()):
+            stack.enter_context(quick_forward(parts))
+            if any(map(_is_compiled, parts)):
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
             yield
     finally:

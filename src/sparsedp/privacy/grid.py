@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -88,10 +88,10 @@ class Grid:
             if total is None:
                 held = part.to(torch.float64).contiguous()
                 total, room = held.view(torch.int64), held.new_empty(min(AT_ONCE, held.numel()))
-                for old, new in zip(torch.split(held, AT_ONCE), torch.split(total, AT_ONCE), strict=True):
+                for old, new in zip(_stretches(held), _stretches(total), strict=True):
                     new.copy_(self._steps(old, room))
                 continue
-            for new, more in zip(torch.split(total, AT_ONCE), torch.split(part, AT_ONCE), strict=True):
+            for new, more in zip(_stretches(total), _stretches(part), strict=True):
                 new += self._steps(more.to(torch.float64), room).to(torch.int64)
                 if not within(new, int(_ROOM)):
                     raise PrivacyError("the sum has too many units for its grid; nothing was released")
@@ -112,7 +112,7 @@ class Grid:
         """Integers as the float64 numbers they stand for, in the same memory: the integers are used up."""
         values = steps.view(torch.float64)
         room = values.new_empty(min(AT_ONCE, values.numel()))
-        for old, new in zip(torch.split(steps, AT_ONCE), torch.split(values, AT_ONCE), strict=True):
+        for old, new in zip(_stretches(steps), _stretches(values), strict=True):
             torch.mul(room[: old.numel()].copy_(old), self.step, out=new)
         return values
 
@@ -122,4 +122,8 @@ def within(numbers: Tensor, room: float) -> bool:
     if not numbers.numel():
         return True
     low, high = torch.aminmax(numbers)
-    return bool(low > -room) and bool(high < room)
+    return bool(low.item() > -room and high.item() < room)
+
+
+def _stretches(numbers: Tensor) -> Sequence[Tensor]:
+    return (numbers,) if numbers.numel() <= AT_ONCE else torch.split(numbers, AT_ONCE)
