@@ -140,7 +140,7 @@ class ConvWeight:
     def add_weighted_sum(self, factors: Tensor, total: Tensor, metric: Metric) -> None:
         """One ordinary weight gradient, and by themselves the samples whose positions cancel."""
         together = self._measured.together(factors)
-        a, b = silence(self.a, together), silence(self.b, together)
+        a, b = silence(together, self.a, self.b)
         for span in summed(len(a), math.prod(b.shape[2:])):
             scaled = b[span] * together[span].to(b).reshape(-1, *[1] * (b.dim() - 1))
             total += self._weight_gradient(a[span], scaled)

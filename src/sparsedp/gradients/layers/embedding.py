@@ -115,10 +115,8 @@ class TokenRows:
         starts = _starts(keys)
         if starts.numel() == keys.numel():
             return Pairs(self.places, self.owners, self.gradients, by_row=False)
-        found, taken = (
-            keys.index_select(0, starts),
-            order if self.kept is None else self.kept.index_select(0, order),
-        )
+        found = keys.index_select(0, starts)
+        taken = order if self.kept is None else self.kept.index_select(0, order)
         total = F.embedding_bag(taken, self.vectors, starts, mode="sum")
         return Pairs(found >> owner_bits, found & ((1 << owner_bits) - 1), total, by_row=True)
 

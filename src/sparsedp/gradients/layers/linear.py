@@ -101,7 +101,7 @@ class Outer:
 
     def add_weighted_sum(self, factors: Tensor, total: Tensor, metric: Metric) -> None:
         """One ordinary weight gradient on the scaled output gradients."""
-        a, b = silence(self.a, factors), silence(self.b, factors)
+        a, b = silence(factors, self.a, self.b)
         if metric.centre is not None:
             a, b = a.double(), b.double()
         scaled = b * factors.to(b).unsqueeze(1)
@@ -147,7 +147,7 @@ class SequenceOuter:
     def add_weighted_sum(self, factors: Tensor, total: Tensor, metric: Metric) -> None:
         """One ordinary weight gradient, and by themselves the samples whose positions cancel."""
         together = self._measured.together(factors)
-        a, b = silence(self.a, together), silence(self.b, together)
+        a, b = silence(together, self.a, self.b)
         for span in summed(len(a), a.shape[1]):
             scaled = b[span] * together[span].to(b).reshape(-1, 1, 1)
             total += (scaled.flatten(0, 1).T @ a[span].flatten(0, 1)).flatten()

@@ -149,12 +149,12 @@ class Explicit:
         return working(self.values[span]).reshape(1, -1, self.block_size).clone()
 
 
-def silence(values: Tensor, factors: Tensor) -> Tensor:
+def silence(factors: Tensor, *values: Tensor) -> tuple[Tensor, ...]:
     """Zero the samples whose factor is zero, so that 0 * NaN cannot appear; free when there are none."""
     quiet = factors == 0
     if not bool(quiet.any()):
         return values
-    return values.masked_fill(quiet.reshape(-1, *[1] * (values.dim() - 1)), 0)
+    return tuple(each.masked_fill(quiet.reshape(-1, *[1] * (each.dim() - 1)), 0) for each in values)
 
 
 def squared_norms_of(rows: Tensor) -> Tensor:
@@ -163,10 +163,11 @@ def squared_norms_of(rows: Tensor) -> Tensor:
     Long float32 sums fall short of the truth by more than the clip's margin, so only short stretches are summed so.
     """
     stretches = rows.shape[-1] // STRETCH
+    if not stretches:
+        alone: Tensor = torch.linalg.vector_norm(rows, dim=-1).double().square()
+        return alone
     whole = stretches * STRETCH
-    tail: Tensor = torch.linalg.vector_norm(rows[..., whole:], dim=-1)
-    if not whole:
-        return tail.double().square()
+    tail = torch.linalg.vector_norm(rows[..., whole:], dim=-1)
     head = torch.linalg.vector_norm(rows[..., :whole].reshape(*rows.shape[:-1], stretches, STRETCH), dim=-1)
     squared: Tensor = head.double().square().sum(-1) + tail.double().square()
     return squared
