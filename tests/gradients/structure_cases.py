@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from gradient_cases import Case
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.utils.checkpoint import checkpoint
 
 
@@ -127,6 +128,35 @@ def recurrent(kind: type[nn.RNNBase], take: str = "outputs", **kwargs) -> Callab
         return torch.cat([part.transpose(0, 1).flatten(1) for part in parts], 1)
 
     return by(forward, cell=lambda: kind(3, 4, **kwargs))
+
+
+def packed(kind: type[nn.RNNBase], take: str = "outputs", **kwargs) -> Callable[[], nn.Module]:
+    """Rows of one to three steps, as their own content says."""
+
+    def forward(m: nn.Module, x: Tensor) -> Tensor:
+        lengths = 1 + (x[:, 0, 0] > 0).long() + (x[:, 1, 1] > 0)
+        first = m.cell.batch_first
+        x = m.body(x) if first else m.body(x).transpose(0, 1)
+        outputs, state = m.cell(pack_padded_sequence(x, lengths, batch_first=first, enforce_sorted=False))
+        if take == "outputs":
+            return pad_packed_sequence(outputs, batch_first=True, padding_value=0.5, total_length=4)[0]
+        parts = state if isinstance(state, tuple) else (state,)
+        return torch.cat([part.transpose(0, 1).flatten(1) for part in parts], 1)
+
+    return by(forward, body=linear(3, 3), cell=lambda: kind(3, 4, **kwargs))
+
+
+def mean_of_packed(m: nn.Module, x: Tensor) -> Tensor:
+    """Rows as wide as the longest of a chunk, and a padding token that no step ever sees."""
+    lengths = (x > 0).sum(1).clamp(min=1)
+    rows = pack_padded_sequence(m.tokens(x), lengths, batch_first=True, enforce_sorted=False)
+    outputs, _ = pad_packed_sequence(m.cell(rows)[0], batch_first=True)
+    return m.head(outputs.sum(1) / lengths.unsqueeze(1))
+
+
+def learned_start(m: nn.Module, x: Tensor) -> Tensor:
+    outputs, last = m.cell(x, m.start.unsqueeze(1).expand(-1, len(x), -1).contiguous())
+    return outputs.mul_(2) + last.sum(0).unsqueeze(1)
 
 
 def transposed(dims: int, *args, **kwargs) -> Callable[[], nn.Module]:
@@ -276,6 +306,36 @@ RECURRENT = {
     "rnn": Case(recurrent(nn.RNN, batch_first=True), (4, 3)),
     "rnn-relu-both-ways": Case(
         recurrent(nn.RNN, nonlinearity="relu", bidirectional=True, batch_first=True), (3, 3)
+    ),
+    "gru-learned-start": Case(
+        by(
+            learned_start,
+            start=bare(2, 4),
+            cell=lambda: nn.GRU(3, 4, num_layers=2, batch_first=True),
+        ),
+        (3, 3),
+    ),
+    "packed-lstm-deep-both-ways": Case(
+        packed(nn.LSTM, num_layers=2, bidirectional=True, batch_first=True), (3, 3)
+    ),
+    "packed-lstm-states": Case(packed(nn.LSTM, "state", num_layers=2, bidirectional=True), (3, 3)),
+    "packed-gru-deep-both-ways": Case(
+        packed(nn.GRU, num_layers=2, bidirectional=True, batch_first=True), (3, 3)
+    ),
+    "packed-gru-states": Case(packed(nn.GRU, "state", bias=False, batch_first=True), (3, 3)),
+    "packed-rnn-both-ways": Case(packed(nn.RNN, bidirectional=True, batch_first=True), (3, 3)),
+    "packed-rnn-relu-deep": Case(
+        packed(nn.RNN, "state", nonlinearity="relu", num_layers=2, batch_first=True), (3, 3)
+    ),
+    "packed-tokens": Case(
+        by(
+            mean_of_packed,
+            tokens=lambda: nn.Embedding(4, 3),
+            cell=lambda: nn.LSTM(3, 4, batch_first=True),
+            head=linear(4, 2),
+        ),
+        (4,),
+        tokens=4,
     ),
     "lstm-cell": Case(
         by(lambda m, x: m.cell(x[:, 1], m.cell(x[:, 0]))[0], cell=lambda: nn.LSTMCell(3, 4)), (2, 3)

@@ -183,7 +183,6 @@ def test_the_layer_is_fast_and_equals_a_plain_loop(file, name, caplog):
 @pytest.mark.parametrize("in_order", [True, False], ids=["sorted", "lengths-of-their-own"])
 @pytest.mark.parametrize("kind", ["rnn", "gru", "lstm"])
 def test_packed_sequences_equal_a_plain_loop(kind, in_order):
-    """Not fast: packed rows lie where no axis tells whose they are. The sum is right, and this is said."""
     case = Case(packed(RECURRENT[kind][0], in_order=in_order, num_layers=2, bidirectional=True), (3, 4))
     model, rows = case.make(torch.float64, 5)
     gradients = plain_loop(model, loss, rows)
@@ -191,4 +190,4 @@ def test_packed_sequences_equal_a_plain_loop(kind, in_order):
     query = Query(supports(engine.layout)["full"], FlatClip(median_norm(gradients)))
     found = engine.clipped_sum([MicroBatch(rows)], query)
     np.testing.assert_allclose(found.numpy(), clipped_sum(gradients, query.clip.norm), atol=1e-9)
-    assert "reference engine" in engine.notes[0]
+    assert engine.notes == ()

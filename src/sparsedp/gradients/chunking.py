@@ -80,7 +80,8 @@ def chunk_rows(
     if kind.keeps_largest:
         explicit += 4 * query.support.size
     each = 4 * (seen // forward.samples + explicit)
-    room = chunk_bytes(device) * min(max(1, (len(calls) + len(uses)) // CALLS_PER_CHUNK), MOST_GROWTH)
+    work = len(calls) + sum(use.steps for use in uses)
+    room = chunk_bytes(device) * min(max(1, work // CALLS_PER_CHUNK), MOST_GROWTH)
     rows = min(max(room // max(each, 1), LEAST_CHUNK), MOST_CHUNK)
     return 1 << (rows.bit_length() - 1)
 

@@ -148,9 +148,10 @@ def added(parts: Sequence[Contribution], space: Space) -> list[Contribution]:
     dense = [part for part in parts if isinstance(part, Whole)]
     rest = [part for part in parts if not isinstance(part, Product | Whole)]
     merged: list[Contribution] = list(rest)
-    if products:
+    if len(products) > 1:
         a, b = (torch.cat([getattr(p, name) for p in products], 1) for name in ("a", "b"))
-        merged.append(Product(a, b) if len(products) > 1 else products[0])
+        products = [Product(a, b)]
+    merged += products
     if dense:
         values = dense[0].values
         for part in dense[1:]:

@@ -19,6 +19,7 @@ from torch.autograd.graph import Node
 from sparsedp.gradients.graph import CannotBookError
 from sparsedp.gradients.layers.contributions import Contribution, Folded, Patches, Product, Tokens, Whole
 from sparsedp.gradients.layers.source import working
+from sparsedp.gradients.recurrent.nodes import input_of, is_ours
 from sparsedp.gradients.rowaxis import RowAxis
 
 
@@ -69,6 +70,8 @@ def saved_by(node: Node) -> dict[str, Any]:
     """What the node's formula needs, taken before the backward pass frees it."""
     operation = OPERATIONS.get(node.name())
     names = () if operation is None else operation.saved
+    if is_ours(node):
+        return {name: input_of(node).detach() for name in names}
     values = {name: getattr(node, f"_saved_{name}") for name in names}
     return {name: value.detach() if isinstance(value, Tensor) else value for name, value in values.items()}
 
@@ -237,6 +240,16 @@ def _convolution(met: Met) -> Contribution:
     return found if met.rows.first else Folded(found, met.rows, met.samples)
 
 
+def _projection(met: Met) -> Contribution:
+    """A recurrent layer's, [t, n, features]: all of its steps are positions."""
+    if met.slot == 0:
+        raise CannotBookError("a recurrent layer whose input all samples share")
+    if met.slot == 2:
+        return met.summed(met.gradient)
+    x, gradient = (met.to_front(values).squeeze(2) for values in (met.saved["x"], met.gradient))
+    return Product(gradient, x.contiguous())
+
+
 OPERATIONS: dict[str, Operation] = {
     "AddBackward0": Operation(("alpha",), _add),
     "SubBackward0": Operation(("alpha",), _subtract),
@@ -261,4 +274,5 @@ OPERATIONS: dict[str, Operation] = {
     "ConvolutionBackward0": Operation(
         ("input", "stride", "padding", "dilation", "transposed", "groups"), _convolution
     ),
+    "ProjectionBackward": Operation(("x",), _projection),
 }

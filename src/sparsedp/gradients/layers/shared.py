@@ -16,6 +16,7 @@ from sparsedp.gradients.layers.contributions import Contribution, Product, Whole
 from sparsedp.gradients.layers.operations import OPERATIONS, Met, saved_by, summed_to, tokens
 from sparsedp.gradients.layers.source import Source, working
 from sparsedp.gradients.reading import VIEWS, Meeting
+from sparsedp.gradients.recurrent.nodes import is_ours
 from sparsedp.gradients.workspace import Space
 
 ROUNDING = 0.02
@@ -49,6 +50,11 @@ class Use:
     def has_formula(self) -> bool:
         """Whether its gradients come from a formula; else its own backward is called once per sample."""
         return self.node.name() in OPERATIONS
+
+    @property
+    def steps(self) -> int:
+        """How often something is computed there, one after the other."""
+        return self.node._input_metadata[0].shape[0] if is_ours(self.node) else 1
 
     def leaves(self, leaves: Mapping[Node, Leaf]) -> list[Leaf]:
         """The active parameters among what it shares."""
@@ -105,7 +111,7 @@ class Use:
         """The node's own backward, given one sample's gradient at a time."""
         count = len(self.node._input_metadata)
         rows = dict(self.meeting.outputs)
-        backward: Callable[..., Any] = self.node  # type: ignore[assignment]
+        backward: Callable[..., Any] = self.node if callable(self.node) else self.node.apply  # type: ignore
         found = []
         for sample in range(samples):
             given: list[Tensor | None] = [None] * count
