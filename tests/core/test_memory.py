@@ -42,3 +42,28 @@ def test_batches_after_the_first_find_their_memory_in_place():
 def test_other_c_libraries_are_left_alone(monkeypatch):
     monkeypatch.setattr("sparsedp.core.memory.ctypes.CDLL", lambda name: object())
     assert keep_freed_memory() is False
+
+
+HOLES = """
+import resource, sys
+from sparsedp.core.memory import give_back_freed_memory, keep_freed_memory
+
+def held():
+    with open("/proc/self/statm") as pages:
+        return int(pages.read().split()[1]) * resource.getpagesize()
+
+if sys.argv[1] == "keep":
+    assert keep_freed_memory()
+pieces = [bytearray(100_000) for _ in range(600)]
+del pieces[:-1]  # the last one, on top, keeps the C library from giving back the rest
+before = held()
+give_back_freed_memory()
+print(before - held())
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has malloc_trim")
+@pytest.mark.parametrize(("word", "given_back"), [("leave", True), ("keep", False)])
+def test_holes_are_given_back_unless_they_were_to_be_kept(word, given_back):
+    done = subprocess.run([sys.executable, "-c", HOLES, word], capture_output=True, text=True, check=True)
+    assert (int(done.stdout) > 30_000_000) is given_back

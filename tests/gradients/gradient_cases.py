@@ -151,6 +151,7 @@ LINEAR = {
     "linear-grid": Case(lambda: nn.Linear(5, 4), (2, 3, 5)),
     "linear-to-one": Case(lambda: nn.Linear(5, 1), (5,)),
     "linear-wide": Case(lambda: nn.Linear(40, 30), (40,)),
+    "linear-few-inputs": Case(lambda: nn.Linear(2, 20), (3, 2)),
     "linear-long-sequence": Case(lambda: nn.Linear(3, 2), (30, 3)),
 }
 

@@ -7,6 +7,7 @@ import ctypes
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 """Parameters of glibc's mallopt."""
 _NEVER, _LARGE = 2**31 - 1, 2**30
+_kept = False
 
 
 def keep_freed_memory() -> bool:
@@ -23,4 +24,20 @@ def keep_freed_memory() -> bool:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError, TypeError):
         return False
-    return bool(mallopt(_TRIM_THRESHOLD, _NEVER)) and bool(mallopt(_MMAP_THRESHOLD, _LARGE))
+    kept = bool(mallopt(_TRIM_THRESHOLD, _NEVER)) and bool(mallopt(_MMAP_THRESHOLD, _LARGE))
+    global _kept
+    _kept = _kept or kept
+    return kept
+
+
+def give_back_freed_memory() -> None:
+    """Give memory that was freed back to the system, unless `keep_freed_memory` was asked to keep it.
+
+    For use before something large is made; the pages are asked for again when they are needed.
+    """
+    if _kept:
+        return
+    try:
+        ctypes.CDLL(None).malloc_trim(0)
+    except (OSError, AttributeError, TypeError):
+        return

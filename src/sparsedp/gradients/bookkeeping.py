@@ -20,6 +20,7 @@ from sparsedp.core.chance import Chance, StepSecret
 from sparsedp.core.generators import SEED_BYTES
 from sparsedp.core.geometry import Identity
 from sparsedp.core.layout import Layout
+from sparsedp.core.memory import give_back_freed_memory
 from sparsedp.core.support import Support
 from sparsedp.gradients import chunking
 from sparsedp.gradients.blocks import Block, Metrics, make_blocks
@@ -40,6 +41,9 @@ from sparsedp.gradients.reading import Reading, read
 from sparsedp.gradients.reference import ReferenceEngine
 from sparsedp.gradients.tape import Tape
 from sparsedp.gradients.workspace import Space, Workspace
+
+LARGE_SUM = 1 << 23
+"""Coordinates from which on a sum takes what the system has to give, and not freed memory beside it."""
 
 logger = logging.getLogger("sparsedp")
 
@@ -114,7 +118,7 @@ class BookkeepingEngine:
         metrics = prepared.plain_metrics
         if not isinstance(query.geometry, Identity):
             metrics = Metrics(prepared.blocks, query.geometry, self._dtype())
-        running = ClippedSum(prepared.blocks, metrics, query, chunk_bytes(device), device)
+        running: ClippedSum | None = None
         by_reference: Tensor | None = None
         for batch in batches:
             if query.support.size == 0:
@@ -126,11 +130,20 @@ class BookkeepingEngine:
                         part = self._reference.clipped_sum([rows], query, see)
                         by_reference = part if by_reference is None else by_reference + part
                         continue
+                    running = running or self._begin_sum(query, prepared, metrics, device)
                     norms = running.add(gradients)
                     if see is not None:
                         see(rows, _each_row(rows, gradients, prepared), norms if rows.units is None else None)
-        total = running.total()
+        total = (running or self._begin_sum(query, prepared, metrics, device)).total()
         return total if by_reference is None else total.add_(by_reference)
+
+    def _begin_sum(
+        self, query: Query, prepared: _Prepared, metrics: Metrics, device: torch.device
+    ) -> ClippedSum:
+        """Room for the sum, taken once the first backward pass has given up most of its own."""
+        if query.support.size >= LARGE_SUM:
+            give_back_freed_memory()
+        return ClippedSum(prepared.blocks, metrics, query, chunk_bytes(device), device)
 
     def _why_not(self) -> str | None:
         """What the user has hung on the model that this engine's formulas would miss, in words."""

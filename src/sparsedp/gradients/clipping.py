@@ -15,6 +15,7 @@ from sparsedp.gradients.layers.source import (
     Closed,
     Mergeable,
     Source,
+    add_to,
     in_block_order,
     is_closed,
     is_mergeable,
@@ -225,7 +226,7 @@ def _bring(values: Tensor, place: Tensor, *, at_home: bool) -> None:
 
 def _accumulate(sums: dict[str, Tensor], name: str, value: Tensor) -> None:
     if name in sums:
-        sums[name] += value
+        add_to(sums[name].view(-1), value)
     else:
         sums[name] = value.to(torch.float64, copy=True)
 

@@ -100,7 +100,11 @@ class CompactOptimizer:
         """Hold the entries of this support from now on."""
         if support is self._support:
             return
-        if support != self._support:
+        if support.is_full and support.dimension == self._layout.dimension:
+            for seat, slot in zip(self._seats, self._layout, strict=True):
+                self._seat(seat, None)
+                seat.span = slot.span
+        elif support != self._support:
             split = support.split(self._layout)
             filled = 0
             for seat, slot in zip(self._seats, self._layout, strict=True):

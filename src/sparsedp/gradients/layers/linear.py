@@ -19,6 +19,7 @@ from sparsedp.gradients.layers.source import (
     Explicit,
     Family,
     Source,
+    add_to,
     as_it_is,
     keep,
     never,
@@ -33,6 +34,8 @@ from sparsedp.gradients.workspace import Space
 
 WIDE = 8192
 """Inputs whose products are summed in float32 before the sum goes on in float64."""
+NARROW, NARROW_TIMES = 16, 8
+"""So few inputs, for so many times the outputs, are the low-rank additions of LoRA."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -107,7 +110,7 @@ class Outer:
         scaled = b * factors.to(b).unsqueeze(1)
         for start in range(0, len(a), MOST_SUMMED):
             span = slice(start, start + MOST_SUMMED)
-            total += outer_sum(scaled[span], a[span]).flatten()
+            add_to(total, outer_sum(scaled[span], a[span]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,9 +133,13 @@ class SequenceOuter:
         return self.a.shape[2] * self.b.shape[2]
 
     def explicit(self, span: slice) -> Tensor:
-        """Per-sample weight gradients by a batched product."""
+        """Per-sample weight gradients by a batched product, which for few inputs is quicker turned."""
         a, b = self.a[span], self.b[span].transpose(1, 2)
-        room = self.space.result((a.shape[0], b.shape[1], a.shape[2]), a, span)
+        n, i, o = a.shape[0], a.shape[2], b.shape[1]
+        room = self.space.result((n, o, i), a, span)
+        if i <= NARROW and o >= NARROW_TIMES * i:
+            turned = torch.bmm(a.transpose(1, 2), b.transpose(1, 2), out=self.space.scratch((n, i, o), a))
+            return room.copy_(turned.transpose(1, 2)).flatten(1).unsqueeze(0)
         return torch.bmm(b, a, out=room).flatten(1).unsqueeze(0)
 
     def holds(self, metric: Metric) -> bool:
@@ -150,7 +157,7 @@ class SequenceOuter:
         a, b = silence(together, self.a, self.b)
         for span in summed(len(a), a.shape[1]):
             scaled = b[span] * together[span].to(b).reshape(-1, 1, 1)
-            total += (scaled.flatten(0, 1).T @ a[span].flatten(0, 1)).flatten()
+            add_to(total, scaled.flatten(0, 1).T @ a[span].flatten(0, 1))
         for sample in self._measured.alone:
             total += factors[sample] * self._formed(sample).flatten()
 

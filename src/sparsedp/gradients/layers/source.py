@@ -94,6 +94,9 @@ STRETCH = 1024
 MOST_SUMMED = 1024
 """Samples summed in float32 before the sum goes on in float64."""
 
+AT_ONCE = 1 << 18
+"""Scalars that are turned into float64 at a time."""
+
 MakeSource = Callable[[Call, str, Block, Space], Source]
 
 
@@ -171,6 +174,13 @@ def squared_norms_of(rows: Tensor) -> Tensor:
     head = torch.linalg.vector_norm(rows[..., :whole].reshape(*rows.shape[:-1], stretches, STRETCH), dim=-1)
     squared: Tensor = head.double().square().sum(-1) + tail.double().square()
     return squared
+
+
+def add_to(total: Tensor, values: Tensor) -> None:
+    """Add to a flat total, a few values at a time: PyTorch copies narrow ones in the total's type first."""
+    pairs = zip(torch.split(total, AT_ONCE), torch.split(values.reshape(-1), AT_ONCE), strict=True)
+    for part, more in pairs:
+        part += more
 
 
 def in_block_order(source: Source, span: slice) -> Tensor:
