@@ -44,6 +44,7 @@ RAW_GRADIENTS = {
         "gradients/layers/operations.py",
         "gradients/layers/shared.py",
         "gradients/reading.py",
+        "gradients/recurrent/nodes.py",
         "gradients/rowwise.py",
         "gradients/tape.py",
         "guards/coverage.py",

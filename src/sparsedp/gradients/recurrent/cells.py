@@ -21,7 +21,7 @@ States = tuple[Tensor, ...]
 """Hidden states, and the cells' where there are any."""
 
 
-class Run(Protocol):
+class WayBack(Protocol):
     """What a cell that was run needs to go back. Private.
 
     It does not hold what it gave out: the graph that leads there holds the run.
@@ -42,7 +42,7 @@ class Ran:
     outputs: Tensor
     last: States
     before: Tensor
-    run: Run
+    run: WayBack
 
 
 class _Walk:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 
-from sparsedp.gradients.recurrent.cells import Run
+from sparsedp.gradients.recurrent.cells import WayBack
 from sparsedp.gradients.recurrent.steps import Steps
 
 
@@ -49,7 +49,7 @@ class Recurrence(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, outputs: Tensor, *last: Tensor) -> tuple[Tensor | None, ...]:
         """One walk back."""
-        run: Run = ctx.run
+        run: WayBack = ctx.run
         steps: Steps = ctx.steps
         states = tuple(state.clone() for state in last)
         from_input, from_state, first = run.gradients(steps.rows(outputs), states)
