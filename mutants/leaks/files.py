@@ -66,7 +66,7 @@ MUTANTS = [
         "long-sums-in-half-precision",
         "Sums over chunks go on in half precision, where the first records weigh less than the last",
         "gradients/clipping.py",
-        "        sums[name] += value\n",
+        "        add_to(sums[name].view(-1), value)\n",
         "        sums[name].copy_((sums[name] + value).to(torch.bfloat16))\n",
         "tests/gradients/test_thousands.py::test_a_module_without_a_fast_path_in_half_precision",
     ),
