@@ -15,6 +15,8 @@ from sparsedp.models.pretrained import PRETRAINED, parts_before, pretrained
 
 _VERSION = 1
 _NETWORK = "efficientnet-lite0"
+_AT_ONCE = 16
+"""Pictures: their activations then fit into the processor's cache, which at 224 pixels takes half the time of 64."""
 
 
 def lite0_bundle(bundle: DataBundle, resize: int = 96, cut: str = "head") -> DataBundle:
@@ -50,7 +52,7 @@ def lite0_bundle(bundle: DataBundle, resize: int = 96, cut: str = "head") -> Dat
 def _compute(below: nn.Module, split: Split) -> Compute:
     def features(indices: Tensor) -> Tensor:
         with torch.no_grad():
-            pictures = [split.features.batch(part) for part in torch.split(indices, 64)]
+            pictures = [split.features.batch(part) for part in torch.split(indices, _AT_ONCE)]
             return torch.cat([below(part).contiguous() for part in pictures])
 
     return features
