@@ -118,7 +118,7 @@ def test_a_client_that_lost_the_weights_between_count_and_update_gets_them_again
         assert report.refused == ()
 
 
-@pytest.mark.parametrize("method", ["fest", "adafest", "votes"])
+@pytest.mark.parametrize("method", ["fest", "adafest", "votes", "head-votes"])
 def test_a_run_that_counts_is_kept_resumed_and_verified(tmp_path, method):
     plan = a_plan(method, epochs=3)
     with trainer_of(plan) as trainer:

@@ -23,7 +23,7 @@ from sparsedp.federated import FederatedTrainer
 from sparsedp.methods import all_methods
 from sparsedp.privacy.plan import Plan
 
-COUNTING = ("adafest", "fest", "votes")
+COUNTING = ("adafest", "fest", "head-votes", "votes")
 EVERYWHERE = [(method.name, NUMBERS) for method in all_methods() if method.private]
 ON_TABLES = [(name, TEXTS) for name in COUNTING]
 

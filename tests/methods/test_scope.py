@@ -9,7 +9,7 @@ import sparsedp
 from sparsedp.core.errors import SparseDPError
 from sparsedp.core.layout import Layout
 from sparsedp.core.randomness import PublicRandomness
-from sparsedp.methods import HEAD, MAIN, PROBE, WARM_UP, Controller, MethodOptions, get_method
+from sparsedp.methods import HEAD, MAIN, PROBE, SELECT, WARM_UP, Controller, MethodOptions, get_method
 from sparsedp.methods.order import Order, TableRows
 from sparsedp.methods.scope import Parts, find
 
@@ -161,6 +161,7 @@ def test_the_probe_alone_decides_the_support_and_a_controller_says_when_nothing_
         ((PROBE, HEAD, MAIN), "energy", "probe just before the main one"),
         ((HEAD, PROBE, MAIN), "random", "releases gradients to rank by"),
         ((WARM_UP, HEAD, MAIN), "energy", "at most one that trains"),
+        ((HEAD, SELECT, PROBE, MAIN), "votes", "a selection first or just before the main one"),
     ],
 )
 def test_stages_in_no_sensible_order_are_refused(stages, ranking, told):

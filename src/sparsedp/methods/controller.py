@@ -154,9 +154,11 @@ class Controller:
         self._watch.observe(released)
 
     def observe_selection(self, released: Released) -> None:
-        """Learn from the release of a selection stage, which comes before all training: one number for each row."""
-        if self._period != _NOT_BEGUN:
-            raise SparseDPError("observe_selection: training has begun; a selection comes before it")
+        """Learn from the release of a selection stage, which comes before the main one: one number for each row."""
+        if self._period > _BEFORE_MAIN or self._awaited is not None:
+            raise SparseDPError(
+                "observe_selection: the main stage, or a step, has begun; a selection comes before"
+            )
         self._learn_counts(released)
 
     def observe_counts(self, released: Released) -> None:

@@ -42,8 +42,7 @@ def draft_phases(
     stages = tuple(stage for stage in method.stages if stage.trains)
     steps = _split_steps(stages, total, epoch, warmup_fraction)
     clips = _clips(method, clip_norm, len(stages))
-    selections = tuple(_selection(method, stage) for stage in method.stages if not stage.trains)
-    return selections + tuple(
+    training = iter(
         Phase(
             name=name,
             steps=count,
@@ -56,6 +55,7 @@ def draft_phases(
         )
         for stage, name, count, clip in zip(stages, phase_names(stages), steps, clips, strict=True)
     )
+    return tuple(next(training) if stage.trains else _selection(method, stage) for stage in method.stages)
 
 
 def _count_share(method: Method, stage: Stage) -> float:

@@ -38,7 +38,7 @@ class RankedBy(Enum):
 
     @property
     def selects(self) -> bool:
-        """Whether it takes one release of its own before training."""
+        """Whether it takes one release of its own, in a stage that selects."""
         return self in (RankedBy.TOUCHED_ROWS, RankedBy.VOTES)
 
 

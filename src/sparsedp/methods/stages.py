@@ -28,7 +28,7 @@ class Stage:
         observes: whether the ranking sees what it releases.
 
     A stage before the main one that moves something takes the plan's `warmup_fraction` of the steps, a probe those of
-    one epoch; a selection takes the plan's `selection_budget` of epsilon.
+    one epoch; a selection, which comes first or just before the main one, the plan's `selection_budget` of epsilon.
     """
 
     name: str
@@ -37,7 +37,7 @@ class Stage:
 
     @property
     def trains(self) -> bool:
-        """Whether it takes steps of the training loop: all do but a selection, which comes before."""
+        """Whether it takes steps of the training loop: all do but a selection."""
         return self.moves is not Moves.NOTHING or self == PROBE
 
 
@@ -62,12 +62,11 @@ def check_stages(stages: tuple[Stage, ...], who: str) -> None:
     names = [stage.name for stage in stages]
     if not stages or stages[-1].moves is not Moves.SUPPORT or len(set(names)) != len(names):
         raise SparseDPError(f"{who}: got the stages {names}, expected different ones with the main one last")
-    if any(
-        not stage.trains and earlier.trains
-        for place, stage in enumerate(stages)
-        for earlier in stages[:place]
-    ):
-        raise SparseDPError(f"{who}: got the stages {names}, expected those that move nothing first")
+    begun = next((place for place, stage in enumerate(before) if stage.trains), len(before))
+    if any(not stage.trains for stage in before[begun:-1]):
+        raise SparseDPError(
+            f"{who}: got the stages {names}, expected a selection first or just before the main one"
+        )
     if PROBE in before[:-1]:
         raise SparseDPError(f"{who}: got the stages {names}, expected the probe just before the main one")
     moving = [stage for stage in before if stage.trains and stage != PROBE]

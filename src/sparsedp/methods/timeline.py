@@ -16,7 +16,9 @@ WARM_UP = stages.WARM_UP.name
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """Training steps `first .. main_start - 1` are warm-up, `main_start .. stop - 1` the main phase.
+    """Training begins at step `first`, its main phase has the steps `main_start .. stop - 1`.
+
+    What lies between is the stage before the main one, with a selection at its end if the method has one there.
 
     `main_noise_std` is the noise `nu` on each coordinate of the main phase's mean gradient, before any geometry.
     """
@@ -26,11 +28,6 @@ class Timeline:
     stop: int
     steps_per_epoch: int
     main_noise_std: float
-
-    @property
-    def warmup_steps(self) -> int:
-        """T1."""
-        return self.main_start - self.first
 
     @property
     def main_steps(self) -> int:
@@ -58,7 +55,8 @@ class Timeline:
             )
         main = training[-1]
         first, main_start = plan.first_step(training[0].name), plan.first_step(main.name)
-        if main_start - first != sum(phase.steps for phase in training[:-1]):
+        before_main = plan.phases[plan.phases.index(training[0]) : plan.phases.index(main)]
+        if not {phase.name for phase in before_main} <= {stage.name for stage in method.stages}:
             raise SparseDPError(
                 "the plan has another phase between warm-up and main; put it before the warm-up"
             )

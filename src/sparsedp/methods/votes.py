@@ -1,4 +1,4 @@
-"""A ranking by one vote of all units, before training."""
+"""A ranking by one vote of all units."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sparsedp.methods.rankings import Place, RankedBy, RankingState, WithoutScor
 
 @dataclass(frozen=True, slots=True)
 class Votes(WithoutScores):
-    """Rows or tensors by how many units they carry most of the gradient of, at the initial weights. Ours.
+    """Rows or tensors by how many units they carry most of the gradient of, at the weights of that time. Ours.
 
     A unit votes for the `most` rows (or tensors) with the largest share of its squared gradient; each vote weighs one
     over the root of their number, so that its vector has norm one.

@@ -1,4 +1,4 @@
-"""Counts of rows, with noise: one release over all units before training, or a second one in every step."""
+"""Counts of rows, with noise: one release over all units, or a second one in every step."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ class RunKeeper:
         return report
 
     def end_preliminary(self, steps: int) -> None:
-        """Note releases before training, which no report shows, and save at once."""
+        """Note releases that do not train, which no report shows, and save at once."""
         self.position, self._between_steps = self.position + steps, True
         self.save()
 

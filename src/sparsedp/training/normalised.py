@@ -138,13 +138,12 @@ def release_statistics(
 
 
 def check_not_lost(plan: Plan, saved: int, paid: int) -> None:
-    """Refuse to go on after a crash between paying for a release before training and saving it, without a seed.
+    """Refuse to go on after a crash between paying for a release that does not train and saving it, without a seed.
 
     Raises:
-        PrivacyError: the constants are gone, and releasing them again would cost again.
+        PrivacyError: what it gave is gone, and releasing it again would cost again.
     """
-    before = sum(phase.steps for phase in plan.phases if not phase.trains)
-    if saved < before and paid > saved:
+    if any(not plan.phase_at(step).trains for step in range(saved, paid)):
         raise PrivacyError(
             "the run was interrupted after it paid for its normalisation or its selection and before that was saved; "
             "releasing it again would cost again. Start a new run; what this one paid stays spent"

@@ -101,7 +101,7 @@ class Stepper:
         )  # fmt: skip
 
     def select(self, phase: Phase, batches: Iterator[LogicalBatch], ledger: Ledger) -> None:
-        """Release the count that a selection ranks by, before training."""
+        """Release the count that a selection ranks by."""
         assert self._look is not None
         step, batch = self._step, next(batches)
         step.guard.check()

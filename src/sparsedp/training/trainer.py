@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, final
 
@@ -14,11 +15,10 @@ from sparsedp.core.batch import PerSample, per_sample_loss
 from sparsedp.core.errors import SparseDPError
 from sparsedp.core.randomness import PublicRandomness, SeededRandomness, SystemRandomness
 from sparsedp.evaluation.evaluate import Evaluator
-from sparsedp.methods.stages import SELECT
 from sparsedp.optimizers.rates import RateFactors
 from sparsedp.optimizers.rule import OptimizerChoice, SchedulerChoice
 from sparsedp.privacy.normalisation import NORMALISE
-from sparsedp.privacy.plan import Plan
+from sparsedp.privacy.plan import Phase, Plan
 from sparsedp.ranks.here import ranks_here, same_threads
 from sparsedp.ranks.one import Ranks
 from sparsedp.ranks.store import find_shared_run, goes_on
@@ -131,13 +131,16 @@ class Trainer(KeptRun):
         return self._ranks
 
     def __iter__(self) -> Iterator[LogicalBatch]:
-        """The batches still to be stepped through, in order; before the first, what the plan releases ahead."""
+        """The batches still to be stepped through, in order; what else the plan releases is released on the way."""
         self._keeper.check_open()
-        self._before_training()
         batches = self._batches.starting_at(self.position)
         while (batch := self._next_batch(batches)) is not None:
-            self._issued[batch.step] = batch
-            yield batch
+            phase = self.plan.phase_at(batch.step)
+            if phase.trains:
+                self._issued[batch.step] = batch
+                yield batch
+            else:
+                self._release(phase, batch, batches)
 
     def step(self, batch: LogicalBatch) -> StepReport:
         """Take the private step of a batch; at the end of an epoch evaluate, at the end of a ledger block save."""
@@ -155,18 +158,20 @@ class Trainer(KeptRun):
         """Whether to stop after this step: if asked, and with several processes once all have heard of it."""
         return self._ranks.stops(asked)
 
-    def _before_training(self) -> None:
-        """The releases before training: steps of the plan that no report shows, each saved at once."""
+    def _release(self, phase: Phase, first: LogicalBatch, others: Iterator[LogicalBatch]) -> None:
+        """The releases of a phase that does not train: steps of the plan that no report shows, saved at once."""
         stepper, keeper = self._stepper, self._keeper
-        for name, release in ((NORMALISE, stepper.normalise), (SELECT.name, stepper.select)):
-            found = self.plan.preliminary(name)
-            if found is None or self.position != self.plan.first_step(found.name):
-                continue
-            keeper.begin_step()
-            with self._ranks.together():
-                with stepper.secret_generators(self.position):
-                    release(found, self._batches.starting_at(self.position), keeper.ledger)
-                keeper.end_preliminary(found.steps)
+        if first.step != self.position:
+            raise SparseDPError(
+                f"the batch of step {first.step} is asked for before step {self.position} was taken, and the phase "
+                f"{phase.name!r} looks at what the steps before it made; take each batch as it comes"
+            )
+        release = stepper.normalise if phase.name == NORMALISE else stepper.select
+        keeper.begin_step()
+        with self._ranks.together():
+            with stepper.secret_generators(self.position):
+                release(phase, chain([first], others), keeper.ledger)
+            keeper.end_preliminary(phase.steps)
 
     def _next_batch(self, batches: Iterator[LogicalBatch]) -> LogicalBatch | None:
         if self._workers == 0:
