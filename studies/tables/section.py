@@ -21,6 +21,7 @@ SIDE_METRICS = (
     "auc",
     "average_precision",
     "recall_at_90_specificity",
+    "recall_at_prevalence",
     "balanced_accuracy",
     "sensitivity",
     "specificity",

@@ -63,20 +63,31 @@ def test_binary_metrics_count_right_ties_included(form: str, levels: int) -> Non
 def test_ranking_metrics_go_through_the_thresholds_ties_included(levels: int) -> None:
     scores, targets = example(levels)
     positives, negatives = int(targets.sum()), int((1 - targets).sum())
-    precision, before, recall = 0.0, 0, 0.0
+    precision, before, recall, at_prevalence = 0.0, 0, 0.0, 0.0
     for hits, alarms in thresholds(scores, targets):
         precision += (hits - before) / positives * hits / (hits + alarms)
         before = hits
         if alarms <= 0.1 * negatives + 1e-9:
             recall = hits / positives
+        if hits + alarms <= positives:
+            at_prevalence = hits / positives
     assert ranking_metrics(scores, targets == 1) == pytest.approx(
-        {"average_precision": precision, "recall_at_90_specificity": recall}, abs=1e-12
+        {
+            "average_precision": precision,
+            "recall_at_90_specificity": recall,
+            "recall_at_prevalence": at_prevalence,
+        },
+        abs=1e-12,
     )
 
 
-def test_one_score_for_all_recalls_nothing_at_90_specificity() -> None:
+def test_one_score_for_all_recalls_nothing_at_a_threshold() -> None:
     found = ranking_metrics(torch.zeros(4), torch.tensor([True, False, False, False]))
-    assert found == {"average_precision": 0.25, "recall_at_90_specificity": 0.0}
+    assert found == {
+        "average_precision": 0.25,
+        "recall_at_90_specificity": 0.0,
+        "recall_at_prevalence": 0.0,
+    }
 
 
 def test_scores_that_are_not_finite_are_ranked_nan_highest() -> None:

@@ -37,17 +37,22 @@ def classification_metrics(outputs: Tensor, targets: Tensor) -> dict[str, float]
 
 
 def ranking_metrics(scores: Tensor, positive: Tensor) -> dict[str, float]:
-    """Average precision, and the recall at the lowest threshold that keeps 90 % of the negatives out.
+    """Average precision, and the recall at two thresholds, each the lowest that does not go too far.
 
+    One keeps 90 % of the negatives out; the other flags no more records than are positive: with their share, the
+    prevalence, for a public number, it can be set without labels.
     **Edge cases.** Both classes must be there. Tied scores are taken together.
     """
     from sklearn.metrics import average_precision_score, roc_curve
 
     actual, ranks = positive.cpu().numpy(), _ranks(scores)
     false_alarms, recall, _ = roc_curve(actual, ranks, drop_intermediate=False)
+    positives = float(actual.sum())
+    flagged = recall * positives + false_alarms * (len(actual) - positives)
     return {
         "average_precision": float(average_precision_score(actual, ranks)),
         "recall_at_90_specificity": float(recall[false_alarms <= 1 - SPECIFICITY + 1e-12][-1]),
+        "recall_at_prevalence": float(recall[flagged <= positives + 1e-6][-1]),
     }
 
 
