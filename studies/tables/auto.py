@@ -63,14 +63,18 @@ def auto_table(found: Sequence[Gain]) -> list[str]:
 
 
 def _cells(found: Sequence[Gain]) -> Mapping[Cell, dict[tuple[str, float | None], Gain]]:
-    """Gains by cell, then by method and ratio; arms with options of their own are no choice of auto's."""
+    """Gains by cell, then by method and ratio; arms with options of their own are no choice of auto's.
+
+    Where a study has a cell without auto's choice, and another has the same cell with it, the second alone counts.
+    """
     cells: dict[Cell, dict[tuple[str, float | None], Gain]] = defaultdict(dict)
     for gain in found:
         method, ratio, options = json.loads(gain.arm)
         own = cells[gain.study, gain.task, gain.epsilon, gain.r, gain.d]
         if not options:
             own[method, ratio] = gain
-    return cells
+    answered = {cell[1:] for cell, arms in cells.items() if _CHOSEN in arms}
+    return {cell: arms for cell, arms in cells.items() if _CHOSEN in arms or cell[1:] not in answered}
 
 
 def _row(cell: Cell, arms: Mapping[tuple[str, float | None], Gain]) -> list[str]:

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 from studies.tables.auto import MARK, auto_section, auto_table, with_auto_table
@@ -54,6 +55,12 @@ def test_a_loss_beyond_half_a_point_is_told(seeds, answer):
 )
 def test_a_cell_without_the_arm_it_chooses_is_told(arm):
     assert rows([gain(0.9, arm=json.dumps(arm))])[0][-1] == "not run"
+
+
+def test_a_study_that_ran_the_arm_answers_for_one_that_did_not():
+    asked = gain(0.9, arm=json.dumps(["tp-rand", 0.4, None]))
+    assert rows([asked, replace(gain(0.9), study="other")]) == rows([replace(gain(0.9), study="other")])
+    assert len(rows([asked, replace(gain(0.9, epsilon=2.0), study="other")])) == 2
 
 
 def test_the_table_stands_between_its_marks():
