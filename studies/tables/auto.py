@@ -7,8 +7,7 @@ import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from sparsedp.methods.autoratio import LOUD
-from sparsedp.methods.choice import MANY, SPARSE, SPARSE_RATIO, TOO_LOUD, pays
+from sparsedp.methods.choice import LOUD, MANY, SPARSE, SPARSE_RATIO, TOO_LOUD, pays
 from sparsedp.report.numbers import NONE
 from sparsedp.report.statistics import estimate
 from studies.tables import words

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from method_tools import layout_of, run
 
-from sparsedp.methods.autoratio import LOUD, quiet_count
+from sparsedp.methods.autoratio import QUIET, quiet_count
 from sparsedp.methods.method import AUTO
 from sparsedp.methods.options import MethodOptions
 from sparsedp.methods.table import get_method
@@ -18,9 +18,9 @@ def test_as_many_as_stay_quiet_and_not_one_more(noise, ranked, always):
     count = quiet_count(noise, ranked, always)
     assert 1 <= count <= ranked
     if count > 1:
-        assert noise * math.sqrt(count + always) <= LOUD * (1 + 1e-9)
+        assert noise * math.sqrt(count + always) <= QUIET * (1 + 1e-9)
     if count < ranked:
-        assert noise * math.sqrt(count + 1 + always) > LOUD * (1 - 1e-9)
+        assert noise * math.sqrt(count + 1 + always) > QUIET * (1 - 1e-9)
 
 
 def test_without_noise_all_are_active():

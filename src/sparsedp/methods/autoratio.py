@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import math
 
-LOUD = 0.4
-"""The noise ratio r of a dense step from which on a learned support gained in our tables; below, it did not."""
+QUIET = 0.4
+"""A noise ratio r at which training all there is was as good as any part of it in our tables."""
 
 
 def quiet_count(noise: float, ranked: int, always: int = 0) -> int:
-    """How many of the ranked coordinates may be active beside `always` others so that r stays below `LOUD`.
+    """How many of the ranked coordinates may be active beside `always` others so that r stays below `QUIET`.
 
     Args:
         noise: on each coordinate of a step's mean gradient, over the clip norm.
@@ -25,4 +25,4 @@ def quiet_count(noise: float, ranked: int, always: int = 0) -> int:
     """
     if noise == 0:
         return ranked
-    return max(1, min(ranked, math.floor((LOUD / noise) ** 2) - always))
+    return max(1, min(ranked, math.floor((QUIET / noise) ** 2) - always))
