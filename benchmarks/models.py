@@ -55,7 +55,7 @@ def effort_for(model: str, *, quick: bool) -> Effort:
 
 def main() -> None:
     """Measure, then print the table and the verdicts, or JSON."""
-    arguments = read_arguments(__doc__.splitlines()[0], MODELS, "five minutes or so: fewer steps")
+    arguments = read_arguments(__doc__.splitlines()[0], MODELS, "five to ten minutes: fewer steps")
     rows: list[dict[str, object]] = []
     for model in arguments.models:
         if (reason := why_not(model)) is not None:
