@@ -108,3 +108,15 @@ def advance(trainer: Trainer, steps: int | None = None) -> Trainer:
 
 def weights(model: nn.Module) -> Tensor:
     return Layout.of(model).flatten(model)
+
+
+def check_that_a_cut_changes_nothing(
+    method: str, options: MethodOptions, phase: str, into: int, folder: Path
+) -> None:
+    """A run cut so many steps after a phase begins ends with the weights and the support of one left alone."""
+    whole = advance(a_trainer(method, options=options, out=folder / "whole")).finish()
+    cut = a_trainer(method, options=options, out=folder / "cut")
+    advance(cut, cut.plan.first_step(phase) + into).close()
+    resumed = advance(a_trainer(method, options=options, out=folder / "cut", resume=True)).finish()
+    assert torch.equal(weights(whole.model), weights(resumed.model))
+    assert whole.support == resumed.support

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from runs import a_trainer, advance, weights
+from runs import a_trainer, advance, check_that_a_cut_changes_nothing, weights
 
 from sparsedp.methods import MethodOptions
 from sparsedp.runs.ledger_file import FileLedger
@@ -41,9 +41,4 @@ def test_no_weight_moves_in_the_probe_and_every_step_of_it_is_charged(tmp_path: 
 
 @pytest.mark.parametrize("into", [0, 1])
 def test_a_run_cut_in_the_probe_ends_with_the_same_bits(into: int, tmp_path: Path) -> None:
-    whole = advance(a_trainer(METHOD, options=HALF, out=tmp_path / "whole")).finish()
-    cut = a_trainer(METHOD, options=HALF, out=tmp_path / "cut")
-    advance(cut, cut.plan.first_step("probe") + into).close()
-    resumed = advance(a_trainer(METHOD, options=HALF, out=tmp_path / "cut", resume=True)).finish()
-    assert torch.equal(weights(whole.model), weights(resumed.model))
-    assert whole.support == resumed.support
+    check_that_a_cut_changes_nothing(METHOD, HALF, "probe", into, tmp_path)

@@ -8,7 +8,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from runs import CLASSES, FEATURES, a_trainer, advance, loss_fn, network, rows, weights
+from runs import (
+    CLASSES,
+    FEATURES,
+    a_trainer,
+    advance,
+    check_that_a_cut_changes_nothing,
+    loss_fn,
+    network,
+    rows,
+    weights,
+)
 
 from sparsedp.core.errors import PrivacyError, SparseDPError
 from sparsedp.core.randomness import SeededRandomness
@@ -67,12 +77,7 @@ def test_the_vote_is_taken_at_the_trained_head_and_charged_between_head_and_supp
 
 @pytest.mark.parametrize("into", [-1, 0, 1])
 def test_a_run_cut_around_the_vote_ends_with_the_same_bits(into: int, tmp_path: Path) -> None:
-    whole = advance(a_trainer(METHOD, options=OPTIONS, out=tmp_path / "whole")).finish()
-    cut = a_trainer(METHOD, options=OPTIONS, out=tmp_path / "cut")
-    advance(cut, cut.plan.first_step("select") + into).close()
-    resumed = advance(a_trainer(METHOD, options=OPTIONS, out=tmp_path / "cut", resume=True)).finish()
-    assert torch.equal(weights(whole.model), weights(resumed.model))
-    assert whole.support == resumed.support
+    check_that_a_cut_changes_nothing(METHOD, OPTIONS, "select", into, tmp_path)
 
 
 def test_a_vote_that_was_paid_for_and_lost_is_not_made_again(
