@@ -1,6 +1,7 @@
 """Scattering features against Kymatio's numbers, against their definition, and on disk."""
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,8 @@ from torch import nn
 
 from sparsedp.core.errors import DataError
 from sparsedp.datasets import UNIT, DataBundle, Dense, Sparse, Split, load, scattering_bundle
+from sparsedp.datasets.bundle import holdout
+from sparsedp.datasets.mirrored import mirrored
 from sparsedp.datasets.scattering import MAPS, Scattering
 from sparsedp.datasets.wavelets import ANGLES, low_pass, morlet
 
@@ -145,6 +148,37 @@ def test_a_damaged_or_unwritable_cache_is_harmless(private_cache, caplog):
 def test_a_bundle_without_files_leaves_nothing_on_disk(private_cache):
     scattering_bundle(image_bundle())
     assert not private_cache.exists()
+
+
+def test_a_picture_and_its_mirror_image_are_two_rows_of_one_unit(private_cache):
+    bundle = image_bundle(fingerprint="toy files")
+    bundle = replace(bundle, train=replace(bundle.train, units=None), unit="row")
+    plain, both = scattering_bundle(bundle), scattering_bundle(bundle, mirror=True)
+    n = len(bundle.train)
+    turned = replace(bundle.train, features=Dense(bundle.train.inputs.flip(-1)))
+    expected = scattering_bundle(replace(bundle, train=turned, fingerprint=None)).train.inputs
+    assert torch.equal(both.train.inputs, torch.cat([plain.train.inputs, expected]))
+    assert not torch.equal(expected, plain.train.inputs)
+    assert torch.equal(both.train.targets, bundle.train.targets.repeat(2))
+    assert torch.equal(both.train.units, torch.arange(n).repeat(2))
+    assert both.unit == "picture"
+    assert both.train.unit_count == n
+    assert len(both.test) == len(plain.test)
+    assert "mirrored" in both.variant
+
+
+def test_mirror_images_belong_to_the_patient_of_their_picture():
+    patients = torch.tensor([4, 4, 9])
+    pictures = Dense(torch.rand(3, 1, 4, 4))
+    train = Split(pictures, torch.tensor([0, 1, 1]), patients)
+    test = Split(pictures, torch.tensor([0, 1, 1]), torch.tensor([1, 2, 3]))
+    both = mirrored(DataBundle("eyes", "toy", train, test, ("well", "ill"), unit="patient"))
+    assert torch.equal(both.train.units, torch.tensor([4, 4, 9, 4, 4, 9]))
+    assert both.unit == "patient"
+    chosen = both.train.select(torch.tensor([5, 0]))
+    assert torch.equal(chosen.inputs, torch.stack([pictures.values[2].flip(-1), pictures.values[0]]))
+    kept, held_out = holdout(both.train, 0.5, seed=0)
+    assert not set(kept.units.tolist()) & set(held_out.units.tolist())
 
 
 def test_what_is_not_square_images_is_refused():

@@ -15,16 +15,18 @@ from torch.nn import functional
 from sparsedp.core.errors import DataError
 from sparsedp.datasets.bundle import DataBundle, Split
 from sparsedp.datasets.kept import Compute, with_features
+from sparsedp.datasets.mirrored import mirrored
 from sparsedp.datasets.scattering import MAPS, Scattering
 
 _VERSION = 1
 
 
-def scattering_bundle(bundle: DataBundle, groups: int | None = 27) -> DataBundle:
+def scattering_bundle(bundle: DataBundle, groups: int | None = 27, mirror: bool = False) -> DataBundle:
     """Scattering features of a data set of square images, normalised within each sample.
 
     `groups` is the number of channel groups of a GroupNorm without parameters (27 in Tramèr and Boneh's Fashion-MNIST
-    setting); None or 0 keeps the raw features. Cached on disk when the bundle came from files.
+    setting); None or 0 keeps the raw features. With `mirror` every training picture has its mirror image as a second
+    row; see `mirrored`. Cached on disk when the bundle came from files.
     **Privacy.** Each record's features depend on that record alone: no privacy cost. The cached file holds them.
     """
     shape = bundle.input_shape
@@ -33,6 +35,7 @@ def scattering_bundle(bundle: DataBundle, groups: int | None = 27) -> DataBundle
     groups = groups or None
     if groups is not None and (groups < 1 or (shape[0] * MAPS) % groups):
         raise DataError(f"scattering: {shape[0] * MAPS} channels cannot be split into {groups} groups")
+    bundle = mirrored(bundle) if mirror else bundle
     transform = Scattering(shape[1])
     normal = "raw" if groups is None else f"GroupNorm({groups})"
     key = None if bundle.fingerprint is None else f"{bundle.fingerprint}|scattering {_VERSION}|{normal}"
