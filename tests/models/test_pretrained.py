@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+from collections import OrderedDict
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from sparsedp import fit
 from sparsedp.core.errors import DataError, ModelError
 from sparsedp.datasets.bundle import DataBundle, Split
 from sparsedp.datasets.features import Dense
 from sparsedp.datasets.pretrained_features import lite0_bundle
+from sparsedp.models.efficientnet import BlockMoments
 from sparsedp.models.folding import ChannelAffine, fold_batch_norm, freeze_batch_norm
 from sparsedp.models.heads import parameter_count
 from sparsedp.models.pretrained import PRETRAINED, lite0_top, load_public_weights, pretrained, train_from
@@ -109,6 +113,61 @@ def test_kept_activations_and_the_top_above_them_are_the_whole_network(cut):
     assert parameter_count(top) == parameter_count(whole)
     with torch.no_grad():
         torch.testing.assert_close(top(kept.train.features.batch(torch.arange(3))), whole(pictures))
+
+
+@pytest.mark.parametrize("features", ["head", "blocks"])
+def test_a_head_on_kept_features_is_that_on_pictures_to_rounding(features, tmp_path):
+    generator = torch.Generator().manual_seed(5)
+    pictures = torch.rand(40, 3, 32, 32, generator=generator), torch.arange(40) % 2
+
+    def trained(**settings):
+        torch.manual_seed(0)
+        model = pretrained(classes=2, size=32)
+        if features == "blocks":
+            moments = BlockMoments(model).requires_grad_(False)
+            model = nn.Sequential(OrderedDict(moments=moments, head=nn.Linear(3616, 2)))
+        fit(
+            model, pictures, nn.CrossEntropyLoss(reduction="none"), method="dp-sgd", epsilon=8.0, delta=1e-3,
+            epochs=2, batch_size=16, lr=1.0, seed=0, progress=False, **settings,
+        )  # fmt: skip
+        return torch.nn.utils.parameters_to_vector(p for p in model.parameters() if p.requires_grad)
+
+    plain, kept = trained(), trained(cache_features=tmp_path)
+    torch.testing.assert_close(kept, plain, rtol=0, atol=1e-5 * float(plain.detach().abs().max()))
+
+
+def test_moments_of_every_block_are_those_of_its_maps():
+    generator = torch.Generator().manual_seed(3)
+    pictures = torch.rand(2, 3, 20, 20, generator=generator)
+    network = pretrained(classes=2, size=64)
+    seen = []
+    for name, part in network.named_children():
+        if name.startswith("block"):
+            part.register_forward_hook(lambda _module, _inputs, output: seen.append(output.numpy()))
+    with torch.no_grad():
+        network(pictures)
+        found = BlockMoments(network)(pictures).numpy()
+    maps = [one.reshape(*one.shape[:2], -1) for one in seen[:16]]
+    expected = np.concatenate([part for one in maps for part in (one.mean(2), one.std(2))], axis=1)
+    assert expected.shape == (2, 3616)
+    np.testing.assert_allclose(found, expected / np.linalg.norm(expected, axis=1, keepdims=True), atol=1e-6)
+
+
+def test_moments_of_a_network_without_blocks_are_refused():
+    with pytest.raises(ModelError, match="expected parts named block0"):
+        BlockMoments(nn.Sequential(nn.Linear(3, 2)))
+
+
+def test_a_data_set_can_be_kept_as_the_moments_of_every_block():
+    pictures = torch.rand(3, 3, 20, 20, generator=torch.Generator().manual_seed(4))
+    split = Split(Dense(pictures), torch.zeros(3, dtype=torch.int64))
+    kept = lite0_bundle(DataBundle("pictures", "random", split, split, ("a", "b")), resize=40, cut="blocks")
+    assert kept.input_shape == (3616,)
+    assert "moments of every block" in kept.variant
+    with torch.no_grad():
+        torch.testing.assert_close(
+            kept.train.features.batch(torch.arange(3)), BlockMoments(pretrained(classes=2, size=40))(pictures)
+        )
 
 
 def test_missing_weights_name_the_extra_to_install():

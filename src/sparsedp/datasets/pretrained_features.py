@@ -11,10 +11,13 @@ from torch import Tensor, nn
 from sparsedp.core.errors import DataError
 from sparsedp.datasets.bundle import DataBundle, Split
 from sparsedp.datasets.kept import Compute, with_features
+from sparsedp.models.efficientnet import BlockMoments
 from sparsedp.models.pretrained import PRETRAINED, parts_before, pretrained
 
 _VERSION = 1
 _NETWORK = "efficientnet-lite0"
+_BLOCKS = "blocks"
+"""A cut that is no part: features of all blocks together."""
 _AT_ONCE = 16
 """Pictures: their activations then fit into the processor's cache, which at 224 pixels takes half the time of 64."""
 
@@ -22,16 +25,19 @@ _AT_ONCE = 16
 def lite0_bundle(bundle: DataBundle, resize: int = 96, cut: str = "head") -> DataBundle:
     """What EfficientNet-Lite0, pretrained on ImageNet, hands to its part `cut`, for pictures resized to `resize`.
 
+    With `cut="blocks"` it is the mean and the spread of every map of all its blocks; see `BlockMoments`.
+
     **Privacy.** The network is public and each record's features depend on that record alone: no privacy cost.
     """
     if len(bundle.input_shape) != 3:
         raise DataError(f"lite0: {bundle.name} has inputs of shape {bundle.input_shape}, expected images")
     weights = PRETRAINED[_NETWORK]
-    below = parts_before(pretrained(_NETWORK, classes=2, size=resize), cut).eval()
+    network = pretrained(_NETWORK, classes=2, size=resize)
+    below = (BlockMoments(network) if cut == _BLOCKS else parts_before(network, cut)).eval()
     below.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     with torch.no_grad():
         shape = tuple(below(torch.zeros(1, *bundle.input_shape)).shape[1:])
-    told = f"{resize} px, before {cut!r}"
+    told = f"{resize} px, " + ("moments of every block" if cut == _BLOCKS else f"before {cut!r}")
     key = None if bundle.fingerprint is None else f"{bundle.fingerprint}|lite0 {_VERSION}|{told}"
 
     found = with_features(

@@ -1,6 +1,7 @@
 """The papers' networks and a few more, by name or as functions of an input shape and a number of classes."""
 
 from sparsedp.models.convolutional import adadpigu_cnn, dp_cnn, mnist_cnn, resnet_gn
+from sparsedp.models.efficientnet import BlockMoments
 from sparsedp.models.folding import fold_batch_norm, freeze_batch_norm
 from sparsedp.models.heads import classifier_head, parameter_count
 from sparsedp.models.least_squares import LeastSquares, least_squares
@@ -13,6 +14,7 @@ from sparsedp.models.text import embedding_bag, transformer
 __all__ = [
     "MODELS",
     "PRETRAINED",
+    "BlockMoments",
     "LeastSquares",
     "ModelSpec",
     "adadpigu_cnn",

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from sparsedp.core.errors import ModelError
 from sparsedp.models.folding import fold_into
 from sparsedp.models.heads import classifier_head
 
@@ -72,6 +73,39 @@ class MeanPool(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[n, c, h, w] to [n, c]."""
         return x.mean((2, 3))
+
+
+@final
+class BlockMoments(nn.Module):
+    """Mean and spread of every map of every block of a network in a row, as one vector of length 1.
+
+    Features from all depths: where pictures are unlike those the network was trained on, small spots and textures
+    that its upper blocks have given up still show in the lower ones. What comes after the last block is not run.
+    """
+
+    def __init__(self, network: nn.Sequential) -> None:
+        super().__init__()
+        parts = list(network.named_children())
+        blocks = [number for number, (name, _) in enumerate(parts) if _is_block(name)]
+        if not blocks:
+            raise ModelError(
+                f"BlockMoments: got a network of {[name for name, _ in parts]}, expected parts named block0, "
+                "block1, ..., as those of pretrained(...)"
+            )
+        self.parts = nn.Sequential(OrderedDict(parts[: blocks[-1] + 1]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[n, 3, h, w] to [n, 3616] for EfficientNet-Lite0: each block's means, then its spreads."""
+        found: list[Tensor] = []
+        for name, part in self.parts.named_children():
+            x = part(x)
+            if _is_block(name):
+                found += [x.mean((2, 3)), x.std((2, 3), correction=0)]
+        return functional.normalize(torch.cat(found, 1))
+
+
+def _is_block(name: str) -> bool:
+    return name.startswith("block")
 
 
 def efficientnet_lite0(classes: int, size: int) -> nn.Sequential:
