@@ -12,6 +12,7 @@ from studies.tables import words
 from studies.tables.auto import auto_section, with_auto_table
 from studies.tables.chart import panels_of, picture
 from studies.tables.contrast import pooled
+from studies.tables.grids import with_grids
 from studies.tables.loudness import FIGURE, Gain, gains, loudness_section, scatter
 from studies.tables.noise import noise_table
 from studies.tables.paper import FILES, Paper, label, read_paper, text_lines
@@ -139,8 +140,8 @@ def side_files(studies: Mapping[str, Study]) -> dict[Path, str]:
 
 
 def guide(text: str, studies: Mapping[str, Study]) -> str:
-    """docs/fine-tuning.md with what `method="auto"` would have done."""
-    return with_auto_table(text, _compared(studies))
+    """docs/fine-tuning.md with its experiments' tables, and what `method="auto"` would have done."""
+    return with_grids(with_auto_table(text, _compared(studies)), studies)
 
 
 def over_all(studies: Mapping[str, Study]) -> dict[Path, str]:

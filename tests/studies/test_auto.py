@@ -1,13 +1,11 @@
-"""What auto would have chosen, by hand-made records; docs/fine-tuning.md against the records there are."""
+"""What auto would have chosen, by hand-made records."""
 
 import json
-import re
 from dataclasses import replace
 
 import pytest
 from studies.tables.auto import MARK, auto_section, auto_table, with_auto_table
 from studies.tables.loudness import Gain
-from studies.tables.study import ROOT, read_study
 
 TP_TOPK = json.dumps(["tp-topk", 0.4, None])
 
@@ -72,30 +70,3 @@ def test_the_table_stands_between_its_marks():
     assert "old" not in written
     assert with_auto_table(written, found) == written
     assert auto_section([]) == []
-
-
-NUMBER = r"[+-]?\d+\.\d+"
-COLUMNS = ("head, dense", "head, tp-coherent 0.4", "head, on-rand 0.4", "least squares")
-
-
-def near(text, value):
-    """Whether a number is a value rounded to as many places as it has."""
-    return abs(float(text) - value) <= 0.5 * 10.0 ** -len(text.partition(".")[2]) + 1e-9
-
-
-def test_the_heads_in_the_guide_are_those_of_the_records():
-    study = read_study(ROOT / "configs" / "lite0-cifar10-longer.toml", ROOT / "results")
-    measured = {(row.cell["epsilon"], row.cell["arm"]): row for row in study.rows}
-    page = (ROOT / "docs" / "fine-tuning.md").read_text(encoding="utf-8")
-    lines = re.findall(rf"^\| (0\.5|1|3|8) \|(.* {NUMBER}.*)\|$", page, re.MULTILINE)
-    assert len(lines) == 4
-    for epsilon, cells in lines:
-        for arm, cell in zip(COLUMNS, cells.split("|"), strict=True):
-            row = measured[epsilon, arm]
-            mean, *interval = re.findall(NUMBER, cell)
-            assert near(mean, 100 * row.score.mean), (epsilon, arm)
-            if interval:
-                low, high = interval
-                assert near(low, 100 * row.difference.low), (epsilon, arm)
-                assert near(high, 100 * row.difference.high), (epsilon, arm)
-        assert sum("(" in cell for cell in cells.split("|")) == len(COLUMNS) - 1
