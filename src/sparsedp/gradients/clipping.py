@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -22,30 +23,51 @@ from sparsedp.gradients.layers.source import (
     one_plane,
     squared_norms_of,
 )
+from sparsedp.gradients.layers.unit_rows import ByUnit, UnitRows, can_be_by_unit
 from sparsedp.gradients.query import Query, sum_clipped_rows
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Chunk:
     """The per-sample gradients of one chunk, by parameter; a parameter the loss ignores is absent. Private.
 
     A parameter used by several calls has several sources, to be added sample by sample. With `units`, samples of one
-    unit are added too (their losses were already divided by the unit's size).
+    unit are added too (their losses were already divided by the unit's size): before anything is formed where the
+    source can be had by unit, else once it is.
     """
 
     samples: int
     units: Tensor | None
     sources: Mapping[str, list[Source]]
     _merged: dict[str, Mergeable] = field(default_factory=dict, init=False)
+    _grouped: dict[str, tuple[Sequence[Source], Tensor | None]] = field(default_factory=dict, init=False)
 
     @property
     def unit_count(self) -> int:
         """Contributions that are clipped."""
         return self.samples if self.units is None else int(self.units[-1]) + 1
 
+    @functools.cached_property
+    def _unit_rows(self) -> UnitRows | None:
+        return None if self.units is None else UnitRows.of(self.units)
+
+    def _by_unit(self, name: str) -> tuple[Sequence[Source], Tensor | None]:
+        """One parameter's sources; and the unit of each sample, if these are still to be added up by it."""
+        if name not in self._grouped:
+            sources, rows = self.sources[name], self._unit_rows
+            if rows is not None and all(can_be_by_unit(type(source)) for source in sources):
+                self._grouped[name] = [cast(ByUnit, source).by_unit(rows) for source in sources], None
+            else:
+                self._grouped[name] = sources, self.units
+        return self._grouped[name]
+
+    def comes_whole(self, name: str) -> bool:
+        """Whether a parameter's gradients can only be had for all units together."""
+        return self._by_unit(name)[1] is not None
+
     def explicit(self, name: str, span: slice) -> Tensor:
-        """One parameter's gradients for some samples, or per unit for all, [planes, contributions, scalars]."""
-        first, *others = self.sources[name]
+        """One parameter's gradients, [planes, contributions, scalars]: of some, or of all where they come whole."""
+        (first, *others), units = self._by_unit(name)
         if others:
             gradients = in_block_order(first, span)
             if span != slice(None):
@@ -54,10 +76,10 @@ class Chunk:
                 gradients += in_block_order(source, span)
         else:
             gradients = first.explicit(span)
-        if self.units is None:
+        if units is None:
             return gradients
         merged = gradients.new_zeros(gradients.shape[0], self.unit_count, gradients.shape[2])
-        return merged.index_add_(1, self.units, gradients)
+        return merged.index_add_(1, units, gradients)
 
     def closed(self, name: str, metric: Metric) -> Closed | None:
         """The parameter's gradients, per unit where there are units, if formulas hold; the same object again."""
@@ -67,14 +89,15 @@ class Chunk:
                 parts = cast(Mergeable, first).joined(others)
                 self._merged[name] = parts.merged(self.units, self.unit_count)
             return self._merged[name]
-        if not is_closed(type(first)) or self.units is not None or others:
+        (first, *others), units = self._by_unit(name)
+        if not is_closed(type(first)) or units is not None or others:
             return None
         closed = cast(Closed, first)
         return closed if closed.holds(metric) else None
 
     def sole_source(self, name: str) -> Source | None:
         """The parameter's source if it has just one."""
-        sources = self.sources[name]
+        sources, _ = self._by_unit(name)
         return sources[0] if len(sources) == 1 else None
 
     def restricted(self, blocks: Mapping[str, Block], span: slice) -> Tensor:
@@ -189,7 +212,7 @@ class ClippedSum:
                 continue
             if (closed := self._closed(chunk, name)) is not None:
                 squared = squared + closed.squared_norms(self._metrics.of(name)).double()
-            elif chunk.units is not None or self._bytes_each(chunk, name) * chunk.samples <= self._keep:
+            elif chunk.comes_whole(name) or self._bytes_each(chunk, name) * chunk.unit_count <= self._keep:
                 kept[name] = self._measure(chunk, name, slice(None))
                 squared = squared + squared_norms_of(kept[name]).sum(0)
             else:
@@ -208,7 +231,7 @@ class ClippedSum:
 
     def _spans(self, chunk: Chunk, name: str) -> list[slice]:
         step = max(1, self._keep // self._bytes_each(chunk, name))
-        return [slice(start, start + step) for start in range(0, chunk.samples, step)]
+        return [slice(start, start + step) for start in range(0, chunk.unit_count, step)]
 
     def _measure(self, chunk: Chunk, name: str, span: slice) -> Tensor:
         source = chunk.sole_source(name)

@@ -28,6 +28,7 @@ from sparsedp.gradients.layers.source import (
     squared_norms_of,
     working,
 )
+from sparsedp.gradients.layers.unit_rows import UnitRows
 from sparsedp.gradients.tape import Call
 from sparsedp.gradients.wide_products import cached_rows, inner_products, outer_sum
 from sparsedp.gradients.workspace import Space
@@ -57,6 +58,10 @@ class Outer:
     def explicit(self, span: slice) -> Tensor:
         """The outer products of some samples."""
         return (self.b[span].unsqueeze(2) * self.a[span].unsqueeze(1)).flatten(1).unsqueeze(0)
+
+    def by_unit(self, rows: UnitRows) -> SequenceOuter:
+        """A unit's rows are the positions of a sequence."""
+        return SequenceOuter(rows.beside(self.a), rows.beside(self.b), self.space)
 
     def holds(self, metric: Metric) -> bool:
         """In any metric."""
@@ -141,6 +146,10 @@ class SequenceOuter:
             turned = torch.bmm(a.transpose(1, 2), b.transpose(1, 2), out=self.space.scratch((n, i, o), a))
             return room.copy_(turned.transpose(1, 2)).flatten(1).unsqueeze(0)
         return torch.bmm(b, a, out=room).flatten(1).unsqueeze(0)
+
+    def by_unit(self, rows: UnitRows) -> SequenceOuter:
+        """A unit's sequences one after the other."""
+        return SequenceOuter(rows.beside(self.a).flatten(1, 2), rows.beside(self.b).flatten(1, 2), self.space)
 
     def holds(self, metric: Metric) -> bool:
         """Where all of the block counts alike, and positions are few for its size."""
