@@ -11,9 +11,19 @@ from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
 import sparsedp
-from sparsedp.core.errors import ModelError, SparseDPError
+from sparsedp import PrivateNormalisation
+from sparsedp.core.errors import DataError, ModelError, PrivacyError, SparseDPError
+from sparsedp.models.efficientnet import Pictures
+from sparsedp.runs.history import EpochReport
 from sparsedp.training import kept_features
 from sparsedp.training.kept_features import keep_features
+
+
+@pytest.fixture(autouse=True)
+def private_cache(tmp_path, monkeypatch):
+    """A cache that does not exist yet."""
+    monkeypatch.setenv("SPARSEDP_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
 
 
 def network():
@@ -72,10 +82,13 @@ def test_a_run_with_kept_features_loads_into_the_whole_model_and_names_its_froze
 def test_features_are_computed_once_and_gone_on_with_after_a_kill(tmp_path):
     calls = []
 
+    def whole_blocks(rows):
+        return [count for count in rows if count > kept_features.PROBE_ROWS]
+
     class Counted(nn.Flatten):
         def forward(self, x):
             calls.append(len(x))
-            if sum(calls) > 2 * kept_features.BLOCK and len(calls) < 4:
+            if len(x) == kept_features.BLOCK and calls.count(len(x)) == 2:
                 raise KeyboardInterrupt
             return super().forward(x)
 
@@ -85,10 +98,11 @@ def test_features_are_computed_once_and_gone_on_with_after_a_kill(tmp_path):
     done = len(calls)
     found = keep_features(body, records(), None, tmp_path, "")
     assert torch.equal(found.features, records().tensors[0].flatten(1))
-    assert done == 3  # one row for the shape, one whole block, one that was killed
-    assert calls[done:] == [1, 256, 188]
+    assert whole_blocks(calls[:done]) == [256, 256], "one whole block, one that was killed"
+    assert whole_blocks(calls[done:]) == [256, 188]
+    done = len(calls)
     assert torch.equal(keep_features(body, records(), None, tmp_path, "").features, found.features)
-    assert calls[-1] == 1, "nothing but the shape was asked again"
+    assert whole_blocks(calls[done:]) == [], "nothing but a few records was asked again"
 
 
 def test_a_damaged_block_is_made_again(tmp_path):
@@ -136,3 +150,223 @@ def test_a_model_without_a_frozen_first_part_is_told_or_trained_as_it_is(tmp_pat
     with pytest.raises(ModelError, match=r"expected an nn.Sequential"):
         run(nn.Bilinear(2, 2, 3), tmp_path / "b", cache_features=tmp_path / "features")
     assert run(trained, tmp_path / "c", cache_features="auto").model is trained
+
+
+class Centred(nn.Flatten):
+    def forward(self, x):
+        return super().forward(x - x.mean(0))
+
+
+class Later(nn.Flatten):
+    """Mixes from the second block on."""
+
+    def forward(self, x):
+        flat = super().forward(x)
+        return flat - flat.mean(0) if len(x) > 1 and float(x.sum()) > 1e6 else flat
+
+
+def with_body(body):
+    torch.manual_seed(7)
+    return nn.Sequential(body, nn.Linear(64, 3))
+
+
+def frozen(*layers):
+    return nn.Sequential(nn.Conv2d(1, 1, 1), *layers).requires_grad_(False)
+
+
+@pytest.mark.parametrize("where", ["auto", "folder"])
+@pytest.mark.parametrize(
+    ("body", "complaint"),
+    [
+        (frozen(Centred()), "other features of a record when other records"),
+        (frozen(nn.BatchNorm2d(1, track_running_stats=False), nn.Flatten()), "statistics of the whole batch"),
+        (frozen(nn.BatchNorm2d(1), nn.Flatten()), "statistics of the whole batch"),
+        (frozen(nn.Flatten(), nn.Dropout(0.5)), r"call \.eval\(\) on that part"),
+    ],
+    ids=["centred", "batch norm without statistics", "live batch norm", "dropout"],
+)
+def test_a_frozen_part_that_is_no_function_of_a_record_is_refused_with_the_cache_too(
+    tmp_path, private_cache, body, complaint, where
+):
+    with pytest.raises(ModelError, match=complaint):
+        run(
+            with_body(body),
+            tmp_path / "run",
+            cache_features="auto" if where == "auto" else tmp_path / "features",
+        )
+    assert not (tmp_path / "run").exists()
+    assert not (tmp_path / "features").exists()
+    assert not (private_cache / "features").exists()
+
+
+def test_a_part_in_evaluation_mode_is_kept_as_it_is_trained_on_without(tmp_path):
+    body = frozen(nn.BatchNorm2d(1), nn.Flatten(), nn.Dropout(0.5)).eval()
+    without = run(with_body(copy.deepcopy(body)), tmp_path / "plain")
+    kept = run(with_body(body), tmp_path / "cached", cache_features=tmp_path / "features")
+    assert kept.metrics == without.metrics
+
+
+def test_mixing_that_sets_in_later_is_found_before_anything_is_trained(tmp_path):
+    x = torch.rand(700, 1, 8, 8)
+    x[300:] *= 1e4
+    data = TensorDataset(x, torch.zeros(700, dtype=torch.int64))
+    with pytest.raises(ModelError, match="other features of a record when other records"):
+        keep_features(Later(), data, None, tmp_path, "")
+
+
+def test_a_collate_that_mixes_is_refused_with_the_cache_too(tmp_path):
+    def centred(items):
+        inputs = torch.stack([x for x, _ in items])
+        return inputs - inputs.mean(0), torch.stack([y for _, y in items])
+
+    with pytest.raises(PrivacyError, match="other rows are in the batch"):
+        run(network(), tmp_path / "run", cache_features=tmp_path / "features", collate=centred)
+    assert not (tmp_path / "features").exists()
+
+
+class Scale(nn.Module):
+    def __init__(self, by):
+        super().__init__()
+        self.by = by
+
+    def forward(self, x):
+        return self.by * x.flatten(1)
+
+
+def test_another_setting_of_a_module_is_another_function(tmp_path):
+    for by in (1.0, 5.0):
+        found = keep_features(Scale(by), records(), None, tmp_path, "")
+        assert torch.equal(found.features, by * records().tensors[0].flatten(1))
+
+
+class Secret(Scale):
+    """A function that nothing of the module tells apart."""
+
+    def __init__(self, by):
+        super().__init__(0.0)
+        self.by = [by]
+
+    def forward(self, x):
+        return self.by[0] * x.flatten(1)
+
+
+def test_features_of_another_function_under_the_same_name_are_made_again(tmp_path, caplog):
+    for by in (1.0, 5.0):
+        found = keep_features(Secret(by), records(), None, tmp_path, "")
+        assert torch.equal(found.features, by * records().tensors[0].flatten(1))
+    assert "not those of this network" in caplog.text
+
+
+def test_pictures_of_another_size_are_other_features(tmp_path):
+    pictures = TensorDataset(torch.rand(4, 3, 16, 16), torch.zeros(4, dtype=torch.int64))
+    for size in (16, 32):
+        body = nn.Sequential(Pictures(size), nn.AdaptiveAvgPool2d(4), nn.Flatten())
+        found = keep_features(body, pictures, None, tmp_path, "")
+        torch.testing.assert_close(found.features, body(pictures.tensors[0]))
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_module_that_stands_in_the_row_twice_stays_there_twice(tmp_path):
+    def shared(*, head_only):
+        torch.manual_seed(3)
+        tanh = nn.Tanh()
+        body = nn.Sequential(nn.Flatten(), nn.Linear(64, 8)).requires_grad_(False)
+        middle = nn.Linear(8, 8).requires_grad_(not head_only)
+        return nn.Sequential(body, tanh, middle, tanh, nn.Linear(8, 3))
+
+    for head_only in (False, True):
+        plain, cached = shared(head_only=head_only), shared(head_only=head_only)
+        run(plain, tmp_path / f"plain{head_only}")
+        run(cached, tmp_path / f"cached{head_only}", cache_features=tmp_path / "features")
+        assert all(torch.equal(a, b) for a, b in zip(plain.parameters(), cached.parameters(), strict=True))
+
+
+def test_a_row_with_a_forward_of_its_own_is_no_row(tmp_path):
+    class Own(nn.Sequential):
+        def forward(self, x):
+            return 2 * super().forward(x)
+
+    with pytest.raises(ModelError, match=r"got a Own, expected an nn\.Sequential"):
+        run(Own(*network()), tmp_path / "run", cache_features=tmp_path / "features")
+
+
+class RarelyFlipped(Dataset):
+    def __len__(self):
+        return 300
+
+    def __getitem__(self, index):
+        x = torch.arange(4.0) + index
+        return (x.flip(0) if index >= 32 and torch.rand(()) < 0.5 else x), torch.tensor(0)
+
+
+def test_augmentation_beyond_the_first_records_is_found(tmp_path):
+    with pytest.raises(SparseDPError, match="augmentation"):
+        keep_features(nn.Identity(), RarelyFlipped(), None, tmp_path, "")
+
+
+def test_constants_in_the_middle_of_the_model_are_refused(tmp_path):
+    with pytest.raises(SparseDPError, match="cache_features and normalise"):
+        run(network(), tmp_path / "run", cache_features="auto", normalise=PrivateNormalisation())
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_goes_on_with_the_network_it_was_begun_with_alone(tmp_path):
+    def stop(event):
+        if isinstance(event, EpochReport):
+            raise KeyboardInterrupt
+
+    other = network()
+    with torch.no_grad():
+        other[0][0].bias.add_(0.5)
+    settings = {"cache_features": tmp_path / "features"}
+    with pytest.raises(KeyboardInterrupt):
+        run(network(), tmp_path / "run", callbacks=[stop], **settings)
+    with pytest.raises(ModelError, match="frozen part of the model is not the one"):
+        run(other, tmp_path / "run", resume=True, **settings)
+    whole = run(network(), tmp_path / "whole", **settings)
+    again = run(network(), tmp_path / "run", resume=True, **settings)
+    assert all(
+        torch.equal(a, b) for a, b in zip(whole.model.parameters(), again.model.parameters(), strict=True)
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_features_keep_their_type(tmp_path, dtype):
+    body = nn.Sequential(nn.Flatten(), Scale(torch.tensor(3.0, dtype=dtype)))
+    data = TensorDataset(records().tensors[0].to(dtype), records().tensors[1])
+    found = keep_features(body, data, None, tmp_path, "")
+    assert torch.equal(found.rows_at(torch.arange(700))[0], 3 * data.tensors[0].flatten(1))
+
+
+def test_what_cannot_be_kept_is_told(tmp_path):
+    class Pair(nn.Flatten):
+        def forward(self, x):
+            return super().forward(x), x
+
+    with pytest.raises(ModelError, match="gives a tuple, expected one tensor"):
+        keep_features(Pair(), records(), None, tmp_path, "")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataError, match="expected a folder to keep features in"):
+        keep_features(nn.Flatten(), records(), None, tmp_path / "file", "")
+
+
+def test_an_empty_file_is_made_again(tmp_path):
+    keep_features(nn.Flatten(), records(), None, tmp_path, "")
+    (file,) = tmp_path.glob("*/features.npy")
+    file.write_bytes(b"")
+    found = keep_features(nn.Flatten(), records(), None, tmp_path, "")
+    assert torch.equal(found.features, records().tensors[0].flatten(1))
+
+
+def test_features_in_the_users_cache_are_for_the_owner_alone(tmp_path, private_cache):
+    run(network(), tmp_path / "run", cache_features=True)
+    folder = private_cache / "features"
+    assert [oct(each.stat().st_mode & 0o777) for each in (folder, *folder.iterdir())] == ["0o700"] * 3
+
+
+def test_a_record_names_the_public_weights_of_parts_of_the_model(tmp_path):
+    model = network()
+    model[0].public_weights = "some weights, sha256 abc"
+    run(model, tmp_path / "run", cache_features=tmp_path / "features")
+    schema = json.loads((tmp_path / "run" / "record.json").read_text())["schema"]
+    assert schema["public_weights"] == ["some weights, sha256 abc"]

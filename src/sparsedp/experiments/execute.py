@@ -34,7 +34,8 @@ from sparsedp.optimizers.rule import MOMENTUM, OptimizerChoice, Rate
 from sparsedp.optimizers.table_rate import rate_for_table
 from sparsedp.runs.record import About
 from sparsedp.training.fit import fit
-from sparsedp.training.kept_features import keep_features, kept_folder, split_at_lowest_trained
+from sparsedp.training.fixed_part import split_at_lowest_trained
+from sparsedp.training.kept_features import keep_features, kept_folder
 
 _OPTIMIZERS: Mapping[str, Callable[[Settings, float], OptimizerChoice]] = MappingProxyType(
     {

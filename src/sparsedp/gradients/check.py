@@ -39,7 +39,7 @@ def check_model(
     for name, parameter in model.named_parameters():
         if not bool(parameter.isfinite().all()):
             raise ModelError(f"parameter {name!r} holds NaN or infinite values; re-initialise the model")
-    _refuse_known_layers(model)
+    refuse_known_layers(model)
     pool = to_device(rows, parameters[0].device)
     with generators_put_back(parameters[0].device), _without_log():
         for refuse in (Trial.refuse_by_outputs, Trial.refuse_by_gradients):  # outputs tell which module it is
@@ -50,7 +50,12 @@ def check_model(
                     refuse(Trial(model, loss, pool, fast, largest, first_seed=1000 * perturbed))
 
 
-def _refuse_known_layers(model: nn.Module) -> None:
+def refuse_known_layers(model: nn.Module) -> None:
+    """Refuse layers that are known to mix samples, in the modes they are in.
+
+    Raises:
+        ModelError: the layer by name, and the remedy.
+    """
     for name, module in model.named_modules():
         if isinstance(module, _BatchNorm) and (module.training or not module.track_running_stats):
             raise ModelError(

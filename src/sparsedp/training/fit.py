@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 from sparsedp.callbacks.reports import Callback, Result
 from sparsedp.callbacks.terminal import deferred_interrupt, live
 from sparsedp.core.batch import PerSample, Rows, per_sample_loss
-from sparsedp.core.errors import SparseDPError
+from sparsedp.core.errors import ModelError, SparseDPError
 from sparsedp.evaluation.evaluate import Evaluator, evaluation_mode, held_out, refuse_training_rows
 from sparsedp.methods import Method, MethodOptions
 from sparsedp.methods.choice import AUTO_METHOD
@@ -35,11 +35,13 @@ from sparsedp.privacy.normalisation import PrivateNormalisation
 from sparsedp.privacy.plan import Plan
 from sparsedp.ranks.here import ranks_here
 from sparsedp.ranks.store import goes_on
+from sparsedp.runs.reader import Run
 from sparsedp.runs.record import About
 from sparsedp.sampling.loading import Loading
 from sparsedp.training.batches import count_channels
 from sparsedp.training.given_data import given_data
-from sparsedp.training.kept_features import keep_below
+from sparsedp.training.kept_features import AUTO as AUTO_FEATURES
+from sparsedp.training.kept_features import FROZEN_PART, keep_below
 from sparsedp.training.normalised import Normalised
 from sparsedp.training.planning import AskedMethod, plan_for
 from sparsedp.training.together import same_model
@@ -84,7 +86,7 @@ def fit(
     ema_decay: float | None = None,
     lr_factors: RateFactors | None = None,
     public_scores: Mapping[str, Any] | None = None,
-    cache_features: Path | str | None = None,
+    cache_features: Path | str | bool | None = None,
     callbacks: Sequence[Callback] = (),
     progress: bool = True,
     about: About = About(),  # noqa: B008
@@ -138,7 +140,8 @@ def fit(
         public_scores: what method `given` trains: a score for each row, entry or whole parameter, or a mask, by the
             parameters' names; see `PublicScores`. Public knowledge, for which nothing is charged.
         cache_features: run the frozen first parts of an `nn.Sequential` once, keep what they give in this folder (or,
-            with "auto", in the user's cache) and train on that. It holds private records in another form.
+            with "auto" or True, in the user's cache) and train on that. It holds private records in another form.
+            Not with `normalise`.
         callbacks: see every step and epoch.
         progress: show a progress bar on a terminal.
         about: names for the record.
@@ -148,6 +151,13 @@ def fit(
     **Edge cases.** Under `torchrun` all processes train one model together; rank 0 keeps the run. Ctrl-C stops after
     the step in progress, with a checkpoint if there is a run directory; among several processes SIGTERM does as well.
     """
+    if cache_features and normalise is not None:
+        raise SparseDPError(
+            "cache_features and normalise: the constants would stand in the middle of the model, expected one of the "
+            "two; keep the features yourself (sparsedp.models.BlockMoments, or run the frozen part over your data) "
+            "and give them to fit with normalise"
+        )
+    cache_features = AUTO_FEATURES if cache_features is True else cache_features
     given = given_data(train_dataset, "train_dataset")
     loading = Loading(
         units=units,
@@ -158,7 +168,7 @@ def fit(
         sharded=sharded,
     )
     apart = None if eval_dataset is None else given_data(eval_dataset, "eval_dataset").dataset
-    task = _Task(model, given.dataset, apart, loading, evaluate, about)
+    task = _Task(model, given.dataset, apart, loading, evaluate, _naming_weights(about, model))
     chosen, lr = _own_rate(optimizer, lr)
     ranks = ranks_here()
     resume = goes_on(ranks, out, resume)
@@ -185,7 +195,9 @@ def fit(
     )
     if cache_features:
         same_model(ranks, model)  # also of what lies below the trained parts, which the trainer does not see
-    task = task.prepared(cache_features, normalises=normalise is not None)
+    task = task.prepared(cache_features or None, normalises=normalise is not None)
+    if resume and task.is_a_part and ranks.leads and out is not None:
+        _refuse_another_frozen_part(Path(out), task.about)
     with _progress_bar(plan, shown=progress and ranks.leads) as bar:
         trainer = Trainer(
             task.model,
@@ -208,6 +220,24 @@ def fit(
         )
         result = _run(trainer)
     return replace(result, model=model.eval()) if task.is_a_part else result
+
+
+def _naming_weights(about: About, model: nn.Module) -> About:
+    """With the public weights that parts of the model say they were loaded from."""
+    named = {str(part.public_weights) for part in model.modules() if hasattr(part, "public_weights")}
+    if not named:
+        return about
+    return replace(about, schema={**(about.schema or {}), "public_weights": sorted(named)})
+
+
+def _refuse_another_frozen_part(out: Path, about: About) -> None:
+    """Kept features are not in a run, so nothing else would notice that another network made them."""
+    before = (Run.open(out).record["schema"] or {}).get(FROZEN_PART)
+    if before != (about.schema or {}).get(FROZEN_PART):
+        raise ModelError(
+            f"resume: the frozen part of the model is not the one that the run at {out} was begun with; load the "
+            "same weights into it, with cache_features as at the start, or begin a new run"
+        )
 
 
 def _own_rate(
@@ -259,7 +289,7 @@ class _Task:
             kept.held_out,
             replace(self.loading, collate=None),
             None if self.evaluate is None else _of_the_whole(self.evaluate, self.model),
-            replace(self.about, schema={**(self.about.schema or {}), "frozen_part": kept.below}),
+            replace(self.about, schema={**(self.about.schema or {}), FROZEN_PART: kept.below}),
             is_a_part=True,
         )
 

@@ -7,36 +7,42 @@ costs.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
-import json
 import logging
-import os
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast, final
 
 import numpy as np
-import numpy.typing as npt
 import torch
-from rich.console import Console
-from rich.progress import track
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from sparsedp.core.errors import DataError, ModelError, SparseDPError
 from sparsedp.core.folders import cache_dir
-from sparsedp.evaluation.evaluate import evaluation_mode
+from sparsedp.guards.independent_rows import check_rows_stand_alone
 from sparsedp.sampling.fetching import Collate, fetch_rows
+from sparsedp.sampling.shapes import FixedShapes
+from sparsedp.training.feature_file import BLOCK, FeatureFile
+from sparsedp.training.fixed_part import FixedPart, describe_below, split_at_lowest_trained
 
 logger = logging.getLogger("sparsedp")
 
 AUTO = "auto"
 """Keep features in the user's cache, where the model has a fixed first part."""
-BLOCK = 256
-"""Records computed, and written to disk, at once."""
+FROZEN_PART = "frozen_part"
+"""What a record calls the digest of the fixed part."""
+PROBE_ROWS, SOME = 32, 4
+"""Records that the fixed part is tried with, and those whose kept features are made again to see whose they are."""
+
+Read = Callable[[int, int], tuple[Tensor, Tensor]]
+"""Inputs and targets of the records from one number to another."""
+
+_AUGMENTED = (
+    "cache_features: the same records give something else when read again (data augmentation), so their features "
+    "cannot be kept; leave cache_features out, or the augmentation"
+)
 
 
 @final
@@ -46,16 +52,18 @@ class FeatureRows(Dataset[tuple[Tensor, Tensor]]):
 
     features: Tensor
     targets: Tensor
+    dtype: torch.dtype
+    """What the fixed part gave; the file may hold a wider type."""
 
     def __len__(self) -> int:
         return len(self.targets)
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        return self.features[index], self.targets[index]
+        return self.features[index].to(self.dtype), self.targets[index]
 
     def rows_at(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         """Features and targets at these indices."""
-        return self.features[indices], self.targets[indices]
+        return self.features[indices].to(self.dtype), self.targets[indices]
 
 
 @final
@@ -108,28 +116,6 @@ def keep_below(
     return Kept(above, kept, apart, describe_below(below))
 
 
-def split_at_lowest_trained(model: nn.Module) -> tuple[nn.Sequential, nn.Sequential]:
-    """A model in a row, cut below its first part that has something to train: what is fixed, and what is trained.
-
-    Raises:
-        ModelError: it is not a row of parts, or nothing fixed comes first, or that is not a fixed function.
-    """
-    if not isinstance(model, nn.Sequential):
-        raise ModelError(
-            f"cache_features: got a {type(model).__name__}, expected an nn.Sequential, so that what is frozen is a "
-            "first part of it; put the frozen body and the trained head in one: nn.Sequential(body, head)"
-        )
-    trained = [any(p.requires_grad for p in part.parameters()) for part in model]
-    if not any(trained) or not any(True for _ in model[: trained.index(True)].parameters()):
-        raise ModelError(
-            "cache_features: the model's first parts are all trained, expected frozen ones to run once; freeze them "
-            "with requires_grad_(False), or leave cache_features out"
-        )
-    cut = trained.index(True)
-    parts = list(model.named_children())
-    return nn.Sequential(OrderedDict(parts[:cut])), nn.Sequential(OrderedDict(parts[cut:]))
-
-
 def keep_features(
     below: nn.Module, dataset: Dataset[Any], collate: Collate | None, where: Path | str, title: str
 ) -> FeatureRows:
@@ -144,16 +130,34 @@ def keep_features(
 
     Raises:
         DataError: the records are not (input, target), or differ each time they are read (augmentation).
+        ModelError: the function is not fixed, or does not take every record by itself.
+        PrivacyError: `collate` does not.
     """
     rows = len(cast("Any", dataset))
     read = _reader(dataset, collate)
-    _refuse_random(read, rows)
-    key, targets = _key_and_targets(below, read, rows)
-    folder = (kept_folder() if where == AUTO else Path(where)) / key
-    with evaluation_mode(below):
-        shape = (rows, *below(read(0, 1)[0]).shape[1:])
-        values = _File(folder, shape).filled(lambda start, stop: below(read(start, stop)[0]), title)
-    return FeatureRows(values, targets)
+    check_rows_stand_alone(dataset, collate, FixedShapes())
+    some = read(0, min(PROBE_ROWS, rows))[0]
+    if not torch.equal(some, read(0, min(PROBE_ROWS, rows))[0]):
+        raise SparseDPError(_AUGMENTED)
+    part = FixedPart(below)
+    part.refuse_if_not_fixed(some)
+    found = part.features(some[:1])
+    inputs = _Inputs.read_all(read, rows)
+    key = inputs.key(below)
+
+    def compute(start: int, stop: int) -> Tensor:
+        return _storable(part.features(inputs.again(start, stop)))
+
+    def same(kept: Tensor) -> bool:
+        few = slice(0, min(SOME, len(kept)))
+        return part.made(inputs.again(0, few.stop, whole=False), kept[few])
+
+    file = FeatureFile(
+        (kept_folder() if where == AUTO else Path(where)) / key,
+        (rows, *found.shape[1:]),
+        _storable(found).numpy().dtype,
+    )
+    return FeatureRows(file.filled(compute, same, title), inputs.targets, found.dtype)
 
 
 def kept_folder() -> Path:
@@ -161,97 +165,56 @@ def kept_folder() -> Path:
     return cache_dir() / "features"
 
 
-@dataclass(frozen=True, slots=True)
-class _File:
-    """Features in one mapped file, and beside it the digest of every block that is complete."""
-
-    folder: Path
-    shape: tuple[int, ...]
-
-    def filled(self, compute: Callable[[int, int], Tensor], title: str) -> Tensor:
-        """All features; blocks whose digest is there and right are not computed again."""
-        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with (self.folder / "blocks.jsonl").open("a+") as journal:
-            fcntl.flock(journal, fcntl.LOCK_EX)
-            room = self._room()
-            done = self._complete(room, journal)
-            starts = range(done * BLOCK, self.shape[0], BLOCK)
-            screen = Console(stderr=True)
-            shown = track(starts, title, console=screen, disable=not screen.is_terminal)
-            for start in shown:
-                stop = min(start + BLOCK, self.shape[0])
-                room[start:stop] = compute(start, stop).contiguous().numpy()
-                cast("np.memmap[Any, Any]", room).flush()
-                journal.write(json.dumps(_digest(room[start:stop])) + "\n")
-                journal.flush()
-                os.fsync(journal.fileno())
-        return torch.from_numpy(np.load(self._path, mmap_mode="c", allow_pickle=False))
-
-    @property
-    def _path(self) -> Path:
-        return self.folder / "features.npy"
-
-    def _room(self) -> npt.NDArray[np.float32]:
-        try:
-            room = np.load(self._path, mmap_mode="r+", allow_pickle=False)
-            if room.shape == self.shape and room.dtype == np.float32:
-                return cast("npt.NDArray[np.float32]", room)
-            logger.warning("kept features in %s have another shape: made again", self.folder)
-        except FileNotFoundError:
-            pass
-        except (OSError, ValueError) as error:
-            logger.warning("kept features in %s cannot be read (%s): made again", self.folder, error)
-        (self.folder / "blocks.jsonl").write_text("")
-        return cast(
-            "npt.NDArray[np.float32]",
-            np.lib.format.open_memmap(self._path, mode="w+", dtype=np.float32, shape=self.shape),
-        )
-
-    def _complete(self, room: npt.NDArray[np.float32], journal: Any) -> int:
-        """How many first blocks are as they were written; what comes after is dropped from the journal."""
-        journal.seek(0)
-        good: list[str] = []
-        for number, line in enumerate(journal.read().splitlines()):
-            block = room[number * BLOCK : (number + 1) * BLOCK]
-            if not len(block) or line != json.dumps(_digest(block)):
-                logger.warning("kept features in %s are damaged at block %d: made again", self.folder, number)
-                break
-            good.append(line)
-        journal.seek(0)
-        journal.truncate()
-        journal.write("".join(f"{line}\n" for line in good))
-        return len(good)
+def _storable(features: Tensor) -> Tensor:
+    """NumPy has no bfloat16; float32 holds its numbers exactly."""
+    return features.float() if features.dtype == torch.bfloat16 else features
 
 
-def _key_and_targets(
-    below: nn.Module, read: Callable[[int, int], tuple[Tensor, Tensor]], rows: int
-) -> tuple[str, Tensor]:
-    """A digest of the function and of every input (others are other features), and all targets, in one reading."""
-    targets = []
-    digest = hashlib.blake2b(digest_size=16)
-    digest.update(describe_below(below).encode())
-    for start in range(0, rows, BLOCK):
-        inputs, wanted = read(start, min(start + BLOCK, rows))
-        targets.append(wanted)
-        digest.update(f"{inputs.dtype} {tuple(inputs.shape)}".encode())
-        digest.update(inputs.contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest(), torch.cat(targets)
+@dataclass(frozen=True, slots=True, eq=False)
+class _Inputs:
+    """Every record read once: its targets, and a digest of each block of inputs. Private."""
+
+    read: Read
+    targets: Tensor
+    digests: tuple[bytes, ...]
+
+    @classmethod
+    def read_all(cls, read: Read, rows: int) -> _Inputs:
+        """All of them, block by block."""
+        targets, digests = [], []
+        for start in range(0, rows, BLOCK):
+            inputs, wanted = read(start, min(start + BLOCK, rows))
+            targets.append(wanted)
+            digests.append(_digest(inputs))
+        return cls(read, torch.cat(targets), tuple(digests))
+
+    def key(self, below: nn.Module) -> str:
+        """A digest of the function and of every input: others are other features."""
+        digest = hashlib.blake2b(digest_size=16)
+        digest.update(describe_below(below).encode())
+        for each in self.digests:
+            digest.update(each)
+        return digest.hexdigest()
+
+    def again(self, start: int, stop: int, *, whole: bool = True) -> Tensor:
+        """The inputs of a block once more, which must be what they were.
+
+        Raises:
+            SparseDPError: they are not.
+        """
+        inputs = self.read(start, stop)[0]
+        if whole and _digest(inputs) != self.digests[start // BLOCK]:
+            raise SparseDPError(_AUGMENTED)
+        return inputs
 
 
-def describe_below(below: nn.Module) -> str:
-    """SHA-256 of the structure and every tensor of the fixed part. Public, as the part is."""
-    digest = hashlib.sha256(repr(below).encode())
-    for name, value in below.state_dict().items():
-        digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
-        digest.update(value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
+def _digest(inputs: Tensor) -> bytes:
+    digest = hashlib.blake2b(f"{inputs.dtype} {tuple(inputs.shape)}".encode(), digest_size=16)
+    digest.update(inputs.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.digest()
 
 
-def _digest(block: npt.NDArray[np.float32]) -> str:
-    return hashlib.blake2b(np.ascontiguousarray(block).data, digest_size=16).hexdigest()
-
-
-def _reader(dataset: Dataset[Any], collate: Collate | None) -> Callable[[int, int], tuple[Tensor, Tensor]]:
+def _reader(dataset: Dataset[Any], collate: Collate | None) -> Read:
     def read(start: int, stop: int) -> tuple[Tensor, Tensor]:
         rows = fetch_rows(dataset, np.arange(start, stop), collate)
         fits = isinstance(rows, (tuple, list)) and len(rows) == 2 and all(isinstance(x, Tensor) for x in rows)
@@ -262,14 +225,3 @@ def _reader(dataset: Dataset[Any], collate: Collate | None) -> Callable[[int, in
         return rows[0], rows[1]
 
     return read
-
-
-def _refuse_random(read: Callable[[int, int], tuple[Tensor, Tensor]], rows: int) -> None:
-    """Augmentation gives other features each time: nothing to keep."""
-    rows = min(32, rows)
-    first, again = read(0, rows)[0], read(0, rows)[0]
-    if not torch.equal(first, again):
-        raise SparseDPError(
-            "cache_features: the same records give something else when read again (data augmentation), so their "
-            "features cannot be kept; leave cache_features out, or the augmentation"
-        )

@@ -1,0 +1,145 @@
+"""The fixed first part of a model: where it ends, what it is, and that it takes every record by itself."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from typing import final
+
+import torch
+from torch import Tensor, nn
+
+from sparsedp.core.errors import ModelError
+from sparsedp.evaluation.evaluate import evaluation_mode
+from sparsedp.gradients.alone import generators_put_back
+from sparsedp.gradients.check import refuse_known_layers
+
+TOLERANCE = 1e-4
+"""Of a record's largest feature: what rounding in other company may change. Mixing changes far more."""
+
+FIRST_LOOK, _STRIDE = 8, 97
+"""Records looked at alone in the first batch; the one in each further batch moves by a number prime to its size."""
+
+_PLAIN = (bool, int, float, complex, str, bytes, tuple, type(None))
+
+
+def split_at_lowest_trained(model: nn.Module) -> tuple[nn.Sequential, nn.Sequential]:
+    """A model in a row, cut below its first part that has something to train: what is fixed, and what is trained.
+
+    Raises:
+        ModelError: it is not a row of parts, or nothing fixed comes first.
+    """
+    if not isinstance(model, nn.Sequential) or type(model).forward is not nn.Sequential.forward:
+        raise ModelError(
+            f"cache_features: got a {type(model).__name__}, expected an nn.Sequential, so that what is frozen is a "
+            "first part of it; put the frozen body and the trained head in one: nn.Sequential(body, head)"
+        )
+    parts = [(name, part) for name, part in model._modules.items() if part is not None]  # repeats count
+    trained = [any(p.requires_grad for p in part.parameters()) for _, part in parts]
+    cut = trained.index(True) if any(trained) else 0
+    if not any(True for _, part in parts[:cut] for _ in part.parameters()):
+        raise ModelError(
+            "cache_features: the model's first parts are all trained, expected frozen ones to run once; freeze them "
+            "with requires_grad_(False), or leave cache_features out"
+        )
+    return nn.Sequential(OrderedDict(parts[:cut])), nn.Sequential(OrderedDict(parts[cut:]))
+
+
+def describe_below(below: nn.Module) -> str:
+    """SHA-256 of the structure, every tensor and every plain setting of the fixed part. Public, as the part is."""
+    digest = hashlib.sha256(repr(below).encode())
+    for name, module in below.named_modules():
+        settings = {key: value for key, value in vars(module).items() if isinstance(value, _PLAIN)}
+        settings.pop("training", None)
+        digest.update(f"{name} {type(module).__qualname__} {sorted(settings.items())}".encode())
+    for name, value in [*below.named_parameters(), *below.named_buffers()]:
+        digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+        digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+@final
+class FixedPart:
+    """A frozen part as the function it is in evaluation mode, watched while it runs.
+
+    **Privacy.** Features may stand for records only if each is made of its own record alone: else one person changes
+    the features of others, and clipping protects nobody. In every block that is computed, some records are computed
+    alone as well.
+    """
+
+    def __init__(self, below: nn.Module) -> None:
+        self._below = below
+        self._batches = 0
+
+    def refuse_if_not_fixed(self, inputs: Tensor) -> None:
+        """Look at its layers, and at what it makes of some records in the modes it is in.
+
+        Raises:
+            ModelError: it mixes records, or is another function while training than in evaluation mode.
+        """
+        refuse_known_layers(self._below)
+        device = inputs.device
+        with torch.no_grad(), generators_put_back(device):
+            before = {name: value.clone() for name, value in self._below.named_buffers()}
+            in_training = _features(self._below(inputs))
+            for name, value in self._below.named_buffers():
+                value.copy_(before[name])
+        if not _alike(in_training, self.features(inputs)):
+            raise ModelError(
+                "cache_features: the frozen part gives something else in training mode than in evaluation mode "
+                "(dropout, for one), and kept features are those of the latter; call .eval() on that part, or leave "
+                "cache_features out"
+            )
+
+    def features(self, inputs: Tensor) -> Tensor:
+        """Of some records, in evaluation mode; some of them are looked at alone, in each batch another.
+
+        Raises:
+            ModelError: a record's features depend on the records beside it.
+        """
+        with evaluation_mode(self._below):
+            found = _features(self._below(inputs))
+            if found.dim() < 1 or len(found) != len(inputs):
+                raise ModelError(
+                    f"cache_features: the frozen part made {tuple(found.shape)} of {len(inputs)} records, expected "
+                    "one row of features for each"
+                )
+            if len(inputs) > 1:
+                for row in self._next_rows(len(inputs)):
+                    if not _alike(_features(self._below(inputs[row : row + 1])), found[row : row + 1]):
+                        raise ModelError(
+                            "cache_features: the frozen part makes other features of a record when other records are "
+                            "in the batch, so clipping would protect nobody; compute each record's features from it "
+                            "alone"
+                        )
+        return found
+
+    def _next_rows(self, count: int) -> list[int]:
+        """Several in the first batch, one in each further."""
+        self._batches += 1
+        if self._batches == 1:
+            return list(range(0, count, max(1, count // FIRST_LOOK)))
+        return [self._batches * _STRIDE % count]
+
+    def made(self, inputs: Tensor, kept: Tensor) -> bool:
+        """Whether kept features are what it makes of these records."""
+        found = self.features(inputs)
+        return found.shape == kept.shape and _alike(found, kept.to(found.dtype))
+
+
+def _features(output: object) -> Tensor:
+    if not isinstance(output, Tensor):
+        raise ModelError(
+            f"cache_features: the frozen part gives a {type(output).__name__}, expected one tensor, records first; "
+            "put a module that picks it at its end"
+        )
+    return output
+
+
+def _alike(found: Tensor, expected: Tensor) -> bool:
+    """Equal but for rounding, record by record, measured by the record's largest feature; NaN equals NaN."""
+    if not found.is_floating_point():
+        return torch.equal(found, expected)
+    a, b = found.double().flatten(1), expected.double().flatten(1)
+    size = torch.nan_to_num(b.abs(), nan=0.0, posinf=0.0).amax(1, keepdim=True)
+    return bool((((a - b).abs() <= TOLERANCE * size) | (a == b) | (a.isnan() & b.isnan())).all())
