@@ -1,10 +1,11 @@
-"""Features that take long to compute, kept on disk in a file that is mapped into memory.
+"""Features that take long to compute, kept on disk in a file that is mapped into memory, its digest beside it.
 
 **Privacy.** The file holds private records, one by one. It stays on this machine, in a folder of mode 700.
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,7 +17,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from sparsedp.core.files import replaced
+from sparsedp.core.errors import DataError
+from sparsedp.core.files import read_json, replaced, write_json
 from sparsedp.datasets.bundle import DataBundle, Split
 from sparsedp.datasets.cache import cache_path
 from sparsedp.datasets.features import Dense
@@ -91,6 +93,7 @@ def kept_features(
                 room = np.lib.format.open_memmap(partial, mode="w+", dtype=dtype, shape=shape)
                 _fill(compute, room, title)
                 room.flush()
+            _note(path)
             written = _mapped(path, shape, dtype)
             if written is not None:
                 return torch.from_numpy(written)
@@ -121,4 +124,39 @@ def _mapped(path: Path, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDA
             "cache file %s holds %s %s, expected %s %s", path, values.dtype, values.shape, dtype, shape
         )
         return None
+    if not _as_written(path):
+        logger.warning("cache file %s is not as it was written: made again", path)
+        return None
     return values
+
+
+def _note(path: Path) -> None:
+    """Write down what a file is, beside it."""
+    write_json(_beside(path), {**_touched(path), "blake2b": _digest(path)})
+
+
+def _as_written(path: Path) -> bool:
+    """Whether a file is what was noted; read through only if it was touched since."""
+    try:
+        noted = read_json(_beside(path))
+    except DataError:
+        return False
+    if not isinstance(noted, dict) or noted.get("blake2b") is None:
+        return False
+    if _touched(path).items() <= noted.items():
+        return True
+    return bool(noted["blake2b"] == _digest(path))
+
+
+def _beside(path: Path) -> Path:
+    return path.with_suffix(".json")
+
+
+def _touched(path: Path) -> dict[str, int]:
+    found = path.stat()
+    return {"size": found.st_size, "changed_ns": found.st_mtime_ns}
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
