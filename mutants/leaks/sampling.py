@@ -63,8 +63,8 @@ MUTANTS = [
         "more-rows-of-a-unit-than-told",
         "A sampled unit gives one row more than it may",
         "sampling/poisson.py",
-        "[within < self._rows_per_unit]",
-        "[within <= self._rows_per_unit]",
+        "kept[within < self._rows_per_unit]",
+        "kept[within <= self._rows_per_unit]",
         TESTS + "test_several_rows_of_a_unit_are_distinct_and_all_equally_likely",
     ),
     mutant(

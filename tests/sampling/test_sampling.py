@@ -286,3 +286,27 @@ def test_a_logical_batch_does_not_show_its_size():
     batch = next(sampler(30, 0.5).batches(3, 4))
     assert repr(batch) == "LogicalBatch(step=3)"
     assert not hasattr(batch, "__len__")
+
+
+def test_whole_units_come_with_all_their_rows_in_cuts_that_know_no_units_size():
+    units = torch.cat([torch.zeros(500, dtype=torch.int64), torch.arange(1, 41).repeat(3)])
+    sampler = PoissonSampler(
+        Numbers(len(units)),
+        sampling_rate=1.0,
+        randomness=SeededRandomness(0),
+        loading=Loading(units=units, max_physical_batch=1024),
+        whole_units=True,
+    )
+    (batch,) = sampler.batches(0, 1)
+    parts = list(batch)
+    assert sorted(row for part in parts for row in rows_of(part)) == list(range(len(units)))
+    assert sum(int(part.units[-1]) + 1 for part in parts) == 41
+    few = PoissonSampler(
+        Numbers(len(units)),
+        sampling_rate=1.0,
+        randomness=SeededRandomness(0),
+        loading=Loading(units=torch.arange(len(units)) % 41, max_physical_batch=1024),
+        whole_units=True,
+    )
+    (other,) = few.batches(0, 1)
+    assert [int(p.units[-1]) + 1 for p in other] == [int(p.units[-1]) + 1 for p in parts]

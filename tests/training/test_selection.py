@@ -16,8 +16,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from oracles.fest import best_rows, histogram
 from sparsedp.core.batch import MicroBatch, supervised
+from sparsedp.core.chance import Chance, StepSecret
 from sparsedp.core.clip import FlatClip
-from sparsedp.core.errors import ModelError, SparseDPError
+from sparsedp.core.errors import DataError, ModelError, SparseDPError
+from sparsedp.core.generators import SEED_BYTES
 from sparsedp.core.randomness import SeededRandomness
 from sparsedp.gradients.touched import TouchedRows
 from sparsedp.methods import MethodOptions, PlanSpec, build_plan
@@ -95,9 +97,83 @@ def test_words_on_the_wrong_axis_are_refused():
         with pytest.raises(ModelError, match=r"expected \[samples"):
             look.check(given)
     turned = TouchedRows(Bag(turn=1), supervised(LOSS), ["words.weight"])
-    with pytest.raises(ModelError, match="samples on its first axis"):
+    with pytest.raises(ModelError, match="alone than beside other samples"):
         turned.check(square.tensors)
     TouchedRows(Bag(), supervised(LOSS), ["words.weight"]).check(square.tensors)
+
+
+class Rare(Bag):
+    """Mixes samples once a rare word is in the batch."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return super().forward(torch.where((tokens == WORDS - 1).any(), tokens.clamp(max=19) + 5, tokens))
+
+
+def test_samples_that_mix_where_no_trial_looked_are_found_while_they_are_counted():
+    tokens = texts(2).tensors[0].clamp(max=WORDS - 2)
+    counted(Rare(), tokens)
+    tokens[50, 0] = WORDS - 1
+    with pytest.raises(ModelError, match="alone than beside other samples"):
+        counted(Rare(), tokens)
+
+
+class Forgetful(Bag):
+    """Drops words at random while it trains."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return super().forward(torch.where(torch.rand(tokens.shape) < 0.5, 0, tokens))
+
+
+def drawn_count(tokens: Tensor, rows: Tensor) -> Tensor:
+    look = TouchedRows(Forgetful(), supervised(LOSS), ["words.weight"])
+    targets = torch.zeros(len(rows), dtype=torch.int64)
+    batch = MicroBatch((tokens[rows], targets), chance=Chance(StepSecret(bytes(SEED_BYTES)), rows))
+    look.check(batch.rows)
+    return torch.stack(list(TouchedSum([batch], look, WORDS, FlatClip(1.0)).parts(1.0))).sum(0)
+
+
+def test_words_dropped_at_random_are_those_of_the_sample_wherever_it_stands():
+    tokens, rows = texts(3).tensors[0], torch.arange(ROWS)
+    everybody = drawn_count(tokens, rows)
+    assert not torch.equal(everybody, counted(Bag(), tokens))
+    assert torch.allclose(drawn_count(tokens, rows.flip(0)), everybody, rtol=1e-12)
+    for gone in range(0, ROWS, 9):
+        moved = everybody - drawn_count(tokens, rows[rows != gone])
+        assert float(moved.norm()) <= 1.0
+
+
+def test_a_table_that_is_used_unseen_is_refused_by_name():
+    class Functional(Bag):
+        def forward(self, tokens: Tensor) -> Tensor:
+            return self.out(nn.functional.embedding(tokens, self.words.weight).mean(1))
+
+    look = TouchedRows(Functional(), supervised(LOSS), ["words.weight"])
+    with pytest.raises(ModelError, match=r"words\.weight cannot be counted"):
+        look.check(texts(1).tensors)
+
+
+@pytest.mark.parametrize("bad", [WORDS, -1])
+def test_a_row_that_the_table_does_not_have_is_told_without_naming_it(bad):
+    tokens = texts(4).tensors[0]
+    tokens[7, 0] = bad
+    with pytest.raises(DataError, match=rf"words\.weight: .* from 0 to {WORDS - 1}"):
+        counted(Bag(), tokens)
+
+
+def test_all_texts_of_a_unit_are_counted_however_few_train(monkeypatch):
+    seen = []
+    honest = TouchedRows.__call__
+
+    def watch(self, batch):
+        seen.append((batch.row_count, int(batch.units[-1]) + 1))
+        return honest(self, batch)
+
+    monkeypatch.setattr(TouchedRows, "__call__", watch)
+    fit(
+        Bag(), texts(5), LOSS, method="fest", active_ratio=0.3, units=torch.arange(ROWS) // 9, rows_per_unit=1,
+        epsilon=8.0, delta=1e-3, epochs=1, batch_size=5, accountant="rdp", progress=False, seed=0,
+    )  # fmt: skip
+    assert seen == [(ROWS, 10)]
 
 
 def a_plan(**more) -> Plan:

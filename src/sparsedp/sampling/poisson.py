@@ -67,6 +67,10 @@ class _Drawn:
     chunks: list[_Chunk]
 
 
+ROWS_OF_A_WHOLE_UNIT = 32
+"""Rows that a unit is taken to have where memory is planned for whole ones."""
+
+
 class PoissonSampler:
     """Draws each step's batch from a map-style data set.
 
@@ -76,7 +80,8 @@ class PoissonSampler:
     whatever else is in its batch: `FixedShapes` refuses padding to the longest row of a batch, and random numbers
     drawn while a row is loaded come from the step's secret and the row's index. Where several processes share the
     units, each is drawn by its one owner (`sampling.sharing`).
-    **Edge cases.** A batch may be empty; it still is a step.
+    **Edge cases.** A batch may be empty; it still is a step. With `whole_units` all rows of a sampled unit are taken,
+    for counts that look at a unit once and bound it as a whole.
     """
 
     def __init__(
@@ -88,6 +93,7 @@ class PoissonSampler:
         loading: Loading = Loading(),  # noqa: B008
         shapes: FixedShapes | None = None,
         share: Share = EVERYTHING,
+        whole_units: bool = False,
     ) -> None:
         rows = len(cast("Any", dataset))
         rows_per_unit, most = loading.rows_per_unit, loading.max_physical_batch
@@ -111,6 +117,7 @@ class PoissonSampler:
         self._index = None if loading.units is None else _UnitIndex.of(loading.units, rows)
         self._rows = rows
         self._rows_per_unit = rows_per_unit
+        self._whole_units = whole_units and self._index is not None
         self._max_physical = most
         self._workers = loading.workers
         self._shapes = shapes or FixedShapes()
@@ -128,8 +135,12 @@ class PoissonSampler:
 
     @property
     def _most_units(self) -> int | None:
-        """Most units at once."""
-        return None if self._max_physical is None else self._max_physical // self._rows_per_unit
+        """Most units at once. Public, so that no unit's size decides how the others are cut."""
+        if self._max_physical is None:
+            return None
+        if self._whole_units:
+            return max(1, self._max_physical // max(self._rows_per_unit, ROWS_OF_A_WHOLE_UNIT))
+        return self._max_physical // self._rows_per_unit
 
     @property
     def expected_batch_size(self) -> float:
@@ -161,7 +172,7 @@ class PoissonSampler:
         chosen = known[mine]
         if self._index is None:
             return [_Chunk(chosen[run], None) for run in self._cut(chosen)]
-        if self._rows_per_unit == 1:
+        if self._rows_per_unit == 1 and not self._whole_units:
             offsets = self._randomness.below(self._index.sizes[known], key=self._share.key(step))[mine]
             rows = self._index.order[self._index.starts[chosen] + offsets]
             return [_Chunk(rows[run], None) for run in self._cut(chosen)]
@@ -178,7 +189,9 @@ class PoissonSampler:
         within = np.arange(len(owner)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
         rows = self._index.order[np.repeat(self._index.starts[known], sizes) + within]
         lottery = self._randomness.below(np.full(len(rows), 2**52), key=self._share.key(step))
-        kept = np.lexsort((lottery, owner))[within < self._rows_per_unit]
+        kept = np.lexsort((lottery, owner))
+        if not self._whole_units:
+            kept = kept[within < self._rows_per_unit]
         kept = kept[mine[owner[kept]]]
         rows, owner = rows[kept], (np.cumsum(mine) - 1)[owner[kept]]
         chunks = []

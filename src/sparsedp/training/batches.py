@@ -13,6 +13,7 @@ from sparsedp.core.batch import Rows
 from sparsedp.core.generators import own_generators
 from sparsedp.core.randomness import PrivateRandomness, PublicRandomness
 from sparsedp.guards.independent_rows import check_rows_stand_alone
+from sparsedp.methods.stages import SELECT
 from sparsedp.privacy.channels import inputs_of
 from sparsedp.privacy.plan import Phase, Plan
 from sparsedp.sampling.fetching import Collate, fetch_rows, rows_in_order
@@ -54,6 +55,7 @@ class Batches:
                 loading=replace(loading, max_physical_batch=_at_once(loading, phase)),
                 shapes=shapes,
                 share=share,
+                whole_units=phase.name == SELECT.name,
             )
             for phase in plan.phases
         }

@@ -105,7 +105,7 @@ class Stepper:
         assert self._look is not None
         step, batch = self._step, next(batches)
         step.guard.check()
-        with step.state.untouched(last_of_epoch=True):
+        with step.state.untouched(last_of_epoch=True), step.attributes.untouched(last_of_epoch=True):
             release_selection(
                 self._look, batch, self._plan, phase, step.controller,
                 ledger=ledger, randomness=step.randomness, exchange=step.exchange,
