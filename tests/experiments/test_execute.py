@@ -182,3 +182,15 @@ def test_kept_features_change_nothing_but_the_time(tmp_path, monkeypatch):
 def test_features_of_a_model_without_a_fixed_part_cannot_be_kept():
     with pytest.raises(ModelError, match="cache_features"):
         execute(settings(model="mlp", cache_features=True))
+
+
+def test_least_squares_is_one_release_over_all_units_unless_told_otherwise():
+    asked = {"dataset": "digits", "model": "least-squares", "method": "auto"}
+    asked |= {"epsilon": 8.0, "delta": 1e-5, "seed": 0}
+    result = execute(Settings.from_json(asked))
+    (phase,) = result.plan.phases
+    assert (phase.steps, phase.sampling_rate) == (1, 1.0)
+    assert phase.clip_norm == pytest.approx((1 + 0.9) ** 0.5), "what a record of ten classes adds"
+    assert result.metrics["accuracy"] > 0.8
+    sampled = execute(Settings.from_json({**asked, "epochs": 2, "batch_size": 500}))
+    assert sampled.plan.phases[0].steps > 2

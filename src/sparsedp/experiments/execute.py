@@ -27,6 +27,7 @@ from sparsedp.experiments.evaluation import evaluator
 from sparsedp.experiments.networks import build_model, check_model
 from sparsedp.experiments.scores import read_scores
 from sparsedp.experiments.settings import Settings
+from sparsedp.methods.choice import AUTO_METHOD
 from sparsedp.models.heads import parameter_count
 from sparsedp.models.least_squares import LeastSquares, keep_noise_down, moments_loss
 from sparsedp.optimizers.noise_aware import AdamBC, LowPassSGD
@@ -91,6 +92,7 @@ def execute(
         bundle.vocabulary,
     )
     if isinstance(model, LeastSquares):
+        found = _in_one_release(found, model, len(bundle.train) if by_row else bundle.train.unit_count)
         callbacks = (*callbacks, keep_noise_down(model))
     optimizer = optimizer_of(found)
     return fit(
@@ -117,6 +119,16 @@ def execute(
         about=about(found, bundle),
         **found.training(),
         **found.asked(),
+    )
+
+
+def _in_one_release(settings: Settings, model: LeastSquares, units: int) -> Settings:
+    """What least squares wants where nothing else is asked for: all units in one dense step, and nothing clipped."""
+    return replace(
+        settings,
+        method="dp-sgd" if settings.method == AUTO_METHOD else settings.method,
+        batch_size=settings.batch_size or units,
+        clip_norm=settings.clip_norm or model.record_norm,
     )
 
 

@@ -26,10 +26,12 @@ from sparsedp.runs.reader import Run
 
 _NOTHING = FrozenMap({})
 
-OWN_FILES_MODEL = "mlp"
+OWN_FILES_MODEL, LEAST_SQUARES = "mlp", "least-squares"
 
 _ANY: Mapping[str, Value] = {"epochs": EPOCHS, "clip_norm": CLIP_NORM, "momentum": MOMENTUM}
 _ADAPTIVE_RATE = 0.001
+_ONE_RELEASE: Mapping[str, Value] = {"epochs": 1, "momentum": 0.0, "lr": 1.0}
+"""Least squares is one step over all units, of length one; its clip norm follows from the classes (`execute`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,7 +195,7 @@ def recipe_for(dataset: str, model: str | None, optimizer: str = "sgd") -> dict[
     row = DATASETS.get(dataset)
     chosen = model or (OWN_FILES_MODEL if row is None else row.model)
     recipe = {} if row is None else row.recipes.get(chosen, {})
-    known = {**_ANY, **recipe, "model": chosen}
+    known = {**(_ONE_RELEASE if chosen == LEAST_SQUARES else _ANY), **recipe, "model": chosen}
     return known if optimizer == "sgd" else {**known, "lr": _ADAPTIVE_RATE}
 
 
