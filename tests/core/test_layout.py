@@ -10,6 +10,7 @@ from torch import nn
 
 from sparsedp.core.errors import ModelError
 from sparsedp.core.layout import Layout
+from sparsedp.models import freeze_batch_norm
 
 
 def network() -> nn.Sequential:
@@ -119,3 +120,8 @@ def test_a_model_that_changed_since_is_refused():
     model[1] = nn.Linear(2, 3)
     with pytest.raises(ModelError, match=r"1\.weight"):
         layout.parameters(model)
+
+
+def test_what_freezing_makes_of_a_batch_norm_is_a_norm():
+    frozen = freeze_batch_norm(nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)))
+    assert [slot.name for slot in Layout.of(frozen) if slot.norm] == ["1.weight", "1.bias"]

@@ -174,3 +174,31 @@ def test_a_probe_that_leaves_no_step_for_the_support_is_refused():
         sparsedp.build_plan(
             "head-probe", units=100, batch_size=10, epochs=2, warmup_fraction=0.5, epsilon=1.0, delta=1e-5
         )
+
+
+def test_biases_are_found_whatever_comes_before_or_after_the_word():
+    attention = Layout.of(nn.MultiheadAttention(4, 2))
+    assert [slot.name for slot in find(attention, ("bias",), "scope")] == ["in_proj_bias", "out_proj.bias"]
+    recurrent = Layout.of(nn.LSTM(3, 2))
+    assert [slot.name for slot in find(recurrent, ("bias",), "scope")] == ["bias_ih_l0", "bias_hh_l0"]
+
+
+@pytest.mark.parametrize("name", ["head", "last=1"])
+def test_a_head_that_is_always_active_must_take_part(name):
+    with pytest.raises(
+        SparseDPError, match=rf"always: got '{name}'.*out\.weight.*body\.weight.*add \"head\" to scope"
+    ):
+        Parts.of(LAYOUT, ("body.*",), (name,))
+    assert Parts.of(LAYOUT, ("body.*", "*.bias"), (name,)).always == (LAYOUT.slot("out.bias"),)
+
+
+def test_words_for_what_a_scope_need_not_have_may_mean_nothing_in_it():
+    parts = Parts.of(LAYOUT, ("words.*",), ("dense", "norms", "bias"))
+    assert parts.always == ()
+    assert parts.ranked == (LAYOUT.slot("words.weight"),)
+
+
+@pytest.mark.parametrize("method", ["head-first", "head-probe", "head-votes"])
+def test_a_stage_of_the_head_is_refused_before_its_first_step_where_the_scope_leaves_it_out(method):
+    with pytest.raises(SparseDPError, match=r"out\.weight.*a scope of .*words\.weight.*without any of it"):
+        supports(method, scope=("words.*", "body.*"))

@@ -7,10 +7,12 @@ import math
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from torch.utils.data import TensorDataset
 
 import sparsedp
-from sparsedp.models.least_squares import LeastSquares, keep_noise_down, moments_loss
+from sparsedp.core.errors import ModelError
+from sparsedp.models import LeastSquares, keep_noise_down, moments_loss
 
 
 def problem(rows=300, features=6, classes=3, seed=4):
@@ -99,3 +101,58 @@ def test_the_released_moments_are_the_true_ones_plus_noise_of_the_planned_size(t
     )
     planned = result.plan.phases[0].noise_multiplier * exact.record_norm / len(x)
     assert float(noise.std()) == pytest.approx(planned, rel=0.35)  # 70 draws: three sigma is 0.25
+
+
+def behind_a_body(features=6, width=4, classes=3):
+    torch.manual_seed(2)
+    body = nn.Sequential(nn.Linear(features, width), nn.Tanh()).requires_grad_(False)
+    return nn.Sequential(body, nn.Flatten(), LeastSquares(width, classes))
+
+
+def test_behind_a_frozen_body_the_moments_are_those_of_its_features():
+    x, y = problem()
+    model = behind_a_body()
+    moments_loss().loss(model, (x, y)).mean().backward()
+    exact = filled(model[0](x), y, 3)
+    for found, expected in zip(model[-1].parameters(), exact.parameters(), strict=True):
+        torch.testing.assert_close(-found.grad, expected.detach())
+
+
+@pytest.mark.parametrize("engine", ["bookkeeping", "reference"])
+def test_a_private_run_behind_a_frozen_body_learns(engine):
+    x, y = problem(5000 if engine == "bookkeeping" else 60)
+    model = behind_a_body(width=20)
+    result = sparsedp.fit(
+        model, TensorDataset(x, y), moments_loss(), method="dp-sgd", epochs=1, batch_size=len(x),
+        clip_norm=model[-1].record_norm, optimizer=lambda parameters: torch.optim.SGD(parameters, lr=1.0),
+        callbacks=[keep_noise_down(model)], epsilon=8.0, delta=1e-5, seed=1, progress=False, engine=engine,
+    )  # fmt: skip
+    assert result.ledger.steps == 1
+    assert float(model[-1].ridge) != 1e-3
+    if engine == "bookkeeping":
+        held_x, held_y = problem(2000, seed=5)
+        assert float((result.model(held_x).argmax(1) == held_y).float().mean()) > 0.7
+
+
+def test_a_body_that_is_not_frozen_is_refused():
+    model = behind_a_body().requires_grad_(True)
+    with pytest.raises(ModelError, match=r"requires_grad_\(False\)"):
+        moments_loss().loss(model, problem(4))
+
+
+def test_a_row_of_parts_that_ends_in_something_else_is_refused():
+    with pytest.raises(ModelError, match="ends in ReLU"):
+        keep_noise_down(nn.Sequential(LeastSquares(4, 3), nn.ReLU()))
+    with pytest.raises(ModelError, match="ends in Linear"):
+        moments_loss().loss(nn.Sequential(nn.Linear(6, 3)), problem(4))
+
+
+def test_a_row_of_parts_with_a_forward_of_its_own_is_called_with_the_targets():
+    class Scaled(nn.Sequential):
+        def forward(self, x, targets=None):
+            return self[0](2 * x + 1, targets)
+
+    x, y = problem(5)
+    head = LeastSquares(6, 3)
+    nn.init.normal_(head.gram.weight)
+    assert torch.equal(moments_loss().loss(Scaled(head), (x, y)), head(2 * x + 1, y))

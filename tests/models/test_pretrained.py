@@ -195,3 +195,14 @@ def test_damaged_weights_are_told_from_a_bad_network(tmp_path, monkeypatch):
         load_public_weights(replace(damaged, sha256=expected))
     with pytest.raises(DataError, match="cannot be read"):
         load_public_weights(replace(damaged, file="gone.pth"))
+
+
+def test_word_vectors_are_no_network_and_the_names_of_networks_are_told():
+    with pytest.raises(
+        ModelError, match=r"'wordllama', which holds word vectors.*\['efficientnet-lite0'\].*WordVectors"
+    ):
+        pretrained("wordllama", classes=2)
+    with pytest.raises(
+        ModelError, match=r"got 'resnet', expected a network, one of \['efficientnet-lite0'\]"
+    ):
+        pretrained("resnet", classes=2)

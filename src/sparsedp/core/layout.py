@@ -17,7 +17,8 @@ class Slot:
     """One trainable parameter's place in the flat vector.
 
     `table` is True for the weight of an `nn.Embedding` or `nn.EmbeddingBag`: rows that inputs name. `norm` is True
-    for the parameters of a normalisation layer: a module whose class is called so (`LayerNorm`, `LlamaRMSNorm`).
+    for the parameters of a normalisation layer: a module whose class is called so (`LayerNorm`, `LlamaRMSNorm`), or
+    what `freeze_batch_norm` makes of one (`ChannelAffine`).
     """
 
     name: str
@@ -61,7 +62,7 @@ class Layout:
         norms = {
             id(parameter)
             for module in model.modules()
-            if "Norm" in type(module).__name__
+            if _is_norm(module)
             for parameter in module.parameters(recurse=False)
         }
         for name, parameter in model.named_parameters():
@@ -148,3 +149,8 @@ class Layout:
         for value in values:
             dtype = torch.promote_types(dtype, value.dtype)
         return torch.cat([value.to(dtype) for value in values])
+
+
+def _is_norm(module: nn.Module) -> bool:
+    name = type(module).__name__
+    return "Norm" in name or name == "ChannelAffine"

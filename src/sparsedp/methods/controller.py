@@ -68,6 +68,8 @@ class Controller:
         self._probe_start = plan.first_step(PROBE.name) if PROBE in self._method.stages else None
         self._starts = self._method.clock.starts(self._timeline.main_steps, self._timeline.steps_per_epoch)
         self._parts = Parts.of(layout, self._method.scope, self._method.always)
+        if any(stage.moves is Moves.HEAD for stage in self._method.stages):
+            self._parts.head_support()  # refuses an empty one before anything is charged
         self._ranking = self._method.ranking
         self._source = RankedBy.PUBLIC if self._ranking is None else self._ranking.source
         if self._source.counts_rows:

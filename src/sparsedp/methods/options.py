@@ -51,6 +51,11 @@ class MethodOptions:
     variance_decay: float | None = None
     stabilizer: float | None = None
 
+    def __post_init__(self) -> None:
+        for name in ("scope", "always"):
+            if (given := getattr(self, name)) is not None:  # a name alone, or a list of them
+                object.__setattr__(self, name, codec.read(name, given))
+
     def to_json(self) -> dict[str, Any]:
         """The overrides that are set, as JSON values."""
         chosen = {f.name: getattr(self, f.name) for f in fields(self)}

