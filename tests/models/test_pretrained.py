@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import json
 from collections import OrderedDict
 from dataclasses import replace
 
@@ -168,6 +169,19 @@ def test_a_data_set_can_be_kept_as_the_moments_of_every_block():
         torch.testing.assert_close(
             kept.train.features.batch(torch.arange(3)), BlockMoments(pretrained(classes=2, size=40))(pictures)
         )
+
+
+@pytest.mark.parametrize("cache", [None, "features"])
+def test_a_run_names_the_public_weights_and_their_checksum(tmp_path, cache):
+    pictures = torch.rand(16, 3, 32, 32, generator=torch.Generator().manual_seed(6)), torch.arange(16) % 2
+    fit(
+        pretrained(classes=2, size=32), pictures, nn.CrossEntropyLoss(reduction="none"), method="dp-sgd", epsilon=8.0,
+        delta=1e-3, epochs=1, batch_size=8, lr=1.0, seed=0, progress=False, accountant="rdp", out=tmp_path / "run",
+        cache_features=None if cache is None else tmp_path / cache,
+    )  # fmt: skip
+    (named,) = json.loads((tmp_path / "run" / "record.json").read_text())["schema"]["public_weights"]
+    assert named == str(PRETRAINED["efficientnet-lite0"])
+    assert PRETRAINED["efficientnet-lite0"].sha256 in named
 
 
 def test_missing_weights_name_the_extra_to_install():

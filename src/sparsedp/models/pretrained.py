@@ -81,7 +81,8 @@ def pretrained(
         train: the first part to train, everything above it included ("head", "features", "block15", ...); the rest is
             frozen. None trains all of it.
 
-    **Privacy.** Weights from public data are public. Name them where the model is published: `PRETRAINED[name]`.
+    **Privacy.** Weights from public data are public. Each part has their name and checksum as `public_weights`, which
+    `fit` puts into the record.
 
     Raises:
         ModelError: no such network or part.
@@ -97,6 +98,8 @@ def pretrained(
         raise ModelError(f"pretrained: got size {size}, expected at least 32 pixels a side")
     network = efficientnet_lite0(classes, size)
     load_lite0(network, load_public_weights(PRETRAINED[name]))
+    for part in network:
+        part.public_weights = str(PRETRAINED[name])  # type: ignore[assignment]
     return network if train is None else train_from(network, train)
 
 
