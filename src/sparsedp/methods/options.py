@@ -51,11 +51,6 @@ class MethodOptions:
     variance_decay: float | None = None
     stabilizer: float | None = None
 
-    def __post_init__(self) -> None:
-        for name in ("scope", "always"):
-            if (given := getattr(self, name)) is not None:  # a name alone, or a list of them
-                object.__setattr__(self, name, codec.read(name, given))
-
     def to_json(self) -> dict[str, Any]:
         """The overrides that are set, as JSON values."""
         chosen = {f.name: getattr(self, f.name) for f in fields(self)}
@@ -86,6 +81,7 @@ def configure(method: Method, options: MethodOptions | None = None) -> Method:
         return method
     names = (*_ABOUT_SUPPORT, "active_ratio", "scope", "always", "geometry", "per_sample_top", "stages")
     chosen = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+    chosen |= {name: codec.read(name, chosen[name]) for name in ("scope", "always") if name in chosen}
     if options.warm_up is not None:
         others = tuple(stage for stage in chosen.get("stages", method.stages) if stage != WARM_UP)
         chosen["stages"] = (*others[:-1], WARM_UP, others[-1]) if options.warm_up else others

@@ -34,6 +34,7 @@ from sparsedp.privacy.calibrate import BudgetSplit
 from sparsedp.privacy.normalisation import PrivateNormalisation
 from sparsedp.privacy.plan import Plan
 from sparsedp.ranks.here import ranks_here
+from sparsedp.ranks.one import Ranks
 from sparsedp.ranks.store import goes_on
 from sparsedp.runs.reader import Run
 from sparsedp.runs.record import About
@@ -151,13 +152,7 @@ def fit(
     **Edge cases.** Under `torchrun` all processes train one model together; rank 0 keeps the run. Ctrl-C stops after
     the step in progress, with a checkpoint if there is a run directory; among several processes SIGTERM does as well.
     """
-    if cache_features and normalise is not None:
-        raise SparseDPError(
-            "cache_features and normalise: the constants would stand in the middle of the model, expected one of the "
-            "two; keep the features yourself (sparsedp.models.BlockMoments, or run the frozen part over your data) "
-            "and give them to fit with normalise"
-        )
-    cache_features = AUTO_FEATURES if cache_features is True else cache_features
+    where = _feature_folder(cache_features, normalise)
     given = given_data(train_dataset, "train_dataset")
     loading = Loading(
         units=units,
@@ -193,11 +188,7 @@ def fit(
         accountant=accountant,
         normalise=normalise,
     )
-    if cache_features:
-        same_model(ranks, model)  # also of what lies below the trained parts, which the trainer does not see
-    task = task.prepared(cache_features or None, normalises=normalise is not None)
-    if resume and task.is_a_part and ranks.leads and out is not None:
-        _refuse_another_frozen_part(Path(out), task.about)
+    task = task.prepared(where, ranks, begun=out if resume else None, normalises=normalise is not None)
     with _progress_bar(plan, shown=progress and ranks.leads) as bar:
         trainer = Trainer(
             task.model,
@@ -220,6 +211,19 @@ def fit(
         )
         result = _run(trainer)
     return replace(result, model=model.eval()) if task.is_a_part else result
+
+
+def _feature_folder(
+    asked: Path | str | bool | None, normalise: PrivateNormalisation | None
+) -> Path | str | None:
+    """Where features are kept, if they are."""
+    if asked and normalise is not None:
+        raise SparseDPError(
+            "cache_features and normalise: the constants would stand in the middle of the model, expected one of the "
+            "two; keep the features yourself (sparsedp.models.BlockMoments, or run the frozen part over your data) "
+            "and give them to fit with normalise"
+        )
+    return AUTO_FEATURES if asked is True else asked or None
 
 
 def _naming_weights(about: About, model: nn.Module) -> About:
@@ -263,11 +267,20 @@ class _Task:
     about: About
     is_a_part: bool = False
 
-    def prepared(self, cache_features: Path | str | None, *, normalises: bool) -> _Task:
-        """What a trainer gets: the part above kept features, behind constants if the plan releases them."""
+    def prepared(
+        self, cache_features: Path | str | None, ranks: Ranks, *, begun: Path | str | None, normalises: bool
+    ) -> _Task:
+        """What a trainer gets: the part above kept features, behind constants if the plan releases them.
+
+        `begun` is the run that it goes on with.
+        """
         if self.evaluate is None and self.apart is not None:
             refuse_training_rows(self.rows, self.apart)
+        if cache_features:
+            same_model(ranks, self.model)  # also of what lies below the trained parts, which no trainer sees
         task = self._on_kept(cache_features) if cache_features else self
+        if task.is_a_part and begun is not None and ranks.leads:
+            _refuse_another_frozen_part(Path(begun), task.about)
         if not normalises or isinstance(task.model, Normalised):
             return task
         return replace(task, model=Normalised(task.model, count_channels(task.rows, task.loading.collate)))
