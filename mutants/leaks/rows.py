@@ -3,6 +3,7 @@
 from mutants.mutant import mutant
 
 CHANCE = "tests/gradients/test_chance.py::"
+KEPT = "tests/training/test_kept_features.py::"
 
 MUTANTS = [
     mutant(
@@ -56,5 +57,40 @@ MUTANTS = [
         "rows = None if draw.axis is None else torch.zeros_like(self.chance.rows)",
         CHANCE + "test_rows_steps_and_draws_have_nothing_to_do_with_each_other",
         CHANCE + "test_keyed_numbers_have_pytorchs_distribution",
+    ),
+    mutant(
+        "kept-features-of-a-part-that-mixes",
+        "What a frozen part makes of records in each other's company is kept and trained on",
+        "training/fixed_part.py",
+        "            if len(inputs) > 1:\n",
+        "            if False:\n",
+        KEPT
+        + "test_a_frozen_part_that_is_no_function_of_a_record_is_refused_with_the_cache_too[centred-auto]",
+        KEPT + "test_mixing_that_sets_in_later_is_found_before_anything_is_trained",
+    ),
+    mutant(
+        "kept-features-by-a-collate-that-mixes",
+        "A collate that mixes records makes the features that are kept",
+        "training/kept_features.py",
+        "    check_rows_stand_alone(dataset, collate, FixedShapes())\n",
+        "",
+        KEPT + "test_a_collate_that_mixes_is_refused_with_the_cache_too",
+    ),
+    mutant(
+        "counts-unwatched",
+        "A model that mixes samples where no trial looked moves the count of rows by hundreds",
+        "gradients/touched.py",
+        "        for place in self._next_places(batch.row_count):\n",
+        "        for place in ():\n",
+        "tests/training/test_selection.py::"
+        "test_samples_that_mix_where_no_trial_looked_are_found_while_they_are_counted",
+    ),
+    mutant(
+        "a-units-rows-by-place",
+        "Rows of ragged units are added up with those of the next",
+        "gradients/layers/unit_rows.py",
+        "return cls(count, most, units * most + within)",
+        "return cls(count, most, torch.arange(units.numel(), device=units.device))",
+        "tests/gradients/test_unit_rows.py::test_the_clipped_sum_is_that_of_a_plain_loop",
     ),
 ]
