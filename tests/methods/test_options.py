@@ -1,4 +1,5 @@
 import json
+from pathlib import Path
 
 import pytest
 
@@ -133,6 +134,24 @@ def test_combinations_without_meaning_are_refused(name, options, message):
         configure(get_method(name), options)
 
 
+SAID_TO_BE_REFUSED = {
+    "an automatic ratio with a listed schedule": (
+        "on-rand", MethodOptions(active_ratio=AUTO, schedule=Listed((0.5,))),
+    ),
+    "decays without a standardized geometry": ("on-rand", MethodOptions(variance_decay=0.5)),
+    "pruning what coasts": ("on-topk", MethodOptions(prune=True)),
+    "sparsity options for `dp-sgd`": ("dp-sgd", MethodOptions(schedule=Listed((0.5,)))),
+}  # fmt: skip
+
+
+def test_what_the_page_says_is_refused_is_refused():
+    page = " ".join((Path(__file__).parents[2] / "docs" / "methods.md").read_text().split())
+    assert f"Combinations without meaning ({', '.join(SAID_TO_BE_REFUSED)}) are refused" in page
+    for name, options in SAID_TO_BE_REFUSED.values():
+        with pytest.raises(SparseDPError):
+            configure(get_method(name), options)
+
+
 def test_a_dense_method_given_a_ranking_becomes_a_sparse_one():
     row = configure(get_method("dp-sgd"), MethodOptions(ranking="random", active_ratio=0.5))
     assert row.ranking == RandomOrder()
@@ -146,3 +165,14 @@ def test_the_two_phase_rows_differ_only_in_their_ranking():
         assert (row.schedule, row.active_ratio, row.refresh, row.off_support) == (
             topk.schedule, topk.active_ratio, topk.refresh, topk.off_support,
         )  # fmt: skip
+
+
+def test_names_in_place_of_choices_are_read_as_in_a_settings_file():
+    written = MethodOptions(scope="head", always=["bias"], granularity="rows", refresh="once")
+    row = configure(get_method("tp-topk"), written)
+    assert (row.scope, row.always) == (("head",), ("bias",))
+    assert row.granularity is Granularity.ROWS
+    assert row.refresh is Refresh.ONCE
+    assert configure(get_method("tp-topk"), MethodOptions.from_json(written.to_json())) == row
+    with pytest.raises(SparseDPError, match="granularity: got 'columns', expected one of"):
+        configure(get_method("tp-topk"), MethodOptions(granularity="columns"))

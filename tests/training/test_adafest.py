@@ -19,11 +19,11 @@ from oracles import adafest
 from oracles.fest import histogram
 from sparsedp.core.batch import MicroBatch, supervised
 from sparsedp.core.clip import FlatClip
-from sparsedp.core.errors import PrivacyError, SparseDPError
+from sparsedp.core.errors import ModelError, PrivacyError, SparseDPError
 from sparsedp.core.layout import Layout
 from sparsedp.core.randomness import PublicRandomness, SeededRandomness
 from sparsedp.gradients.touched import TouchedRows
-from sparsedp.methods import Controller, MethodOptions, build_plan
+from sparsedp.methods import Controller, Granularity, MethodOptions, build_plan
 from sparsedp.methods.adafest import Contributions
 from sparsedp.methods.timeline import noise_on_mean
 from sparsedp.privacy import mechanism
@@ -244,6 +244,55 @@ def test_a_step_waits_for_its_count_and_the_row_for_its_clock():
         Controller(a_plan(), layout, PublicRandomness(1)).setting(0)
     with pytest.raises(SparseDPError, match="in every step"):
         build_plan("adafest", MethodOptions(refresh="once"), units=ROWS)
-    for wrong in ({"share": 0.0}, {"share": 1.0}, {"threshold": -1.0}):
-        with pytest.raises(SparseDPError, match="contributions"):
+    for wrong in (
+        {"share": 0.0}, {"share": 1.0}, {"share": None}, {"threshold": -1.0}, {"threshold": "a"},
+        {"threshold": float("nan")},
+    ):  # fmt: skip
+        with pytest.raises(SparseDPError, match=r"contributions: (share|threshold) is .*, expected a number"):
             Contributions(**wrong)
+
+
+class Placed(nn.Module):
+    """Words and positions, as models ask for them in ways that do not tell whose row is whose."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+        self.words = nn.EmbeddingBag(WORDS, WIDTH) if how == "offsets" else nn.Embedding(WORDS, WIDTH)
+        self.place = nn.Embedding(LENGTH, WIDTH) if how == "positions" else None
+        self.out = nn.Linear(WIDTH, 2)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        if self.place is not None:
+            return self.out((self.words(tokens) + self.place(torch.arange(LENGTH))).mean(1))
+        if self.how == "offsets":
+            return self.out(self.words(tokens.reshape(-1), torch.arange(len(tokens)) * LENGTH))
+        return self.out(self.words(tokens.reshape(-1)).view(*tokens.shape, WIDTH).mean(1))
+
+
+@pytest.mark.parametrize("method", ["fest", "adafest"])
+def test_rows_that_are_nobodys_are_refused_and_a_table_of_positions_may_be_trained_whole(method):
+    """As docs/embedding-tables.md says."""
+
+    def run(how, **more):
+        return fit(
+            Placed(how), texts(), LOSS, method=method, epsilon=8.0, delta=1e-3, epochs=1, batch_size=BATCH,
+            accountant="rdp", lr=0.1, seed=3, progress=False, **more,
+        )  # fmt: skip
+
+    for how in ("offsets", "flattened", "positions"):
+        with pytest.raises(ModelError, match="touches cannot be told"):
+            run(how)
+    result = run("positions", options=MethodOptions(always=("dense", "place.weight")))
+    active = result.support.split(Layout.of(result.model))
+    assert len(active["place.weight"]) == LENGTH * WIDTH
+    assert len(active["words.weight"]) < WORDS * WIDTH
+
+
+def test_the_row_of_padding_gets_noise_where_it_is_in_the_support():
+    how = {"epsilon": 8.0, "delta": 1e-3, "epochs": 1, "batch_size": BATCH, "accountant": "rdp", "lr": 0.1}
+    scores = {"words.weight": torch.arange(WORDS) > 0, "out.*": True}
+    by_rows = {"public_scores": scores, "options": MethodOptions(granularity=Granularity.ROWS)}
+    for more, moves in (({"method": "dp-sgd"}, True), (by_rows, False)):
+        trained = fit(Bag(), texts(), LOSS, seed=3, progress=False, **how, **more).model
+        assert bool((trained.words.weight[0] != 0).all()) is moves

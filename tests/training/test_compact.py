@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 
 import pytest
 import torch
@@ -70,6 +71,40 @@ def test_a_resumed_optimizer_goes_on_to_the_same_bits(name: str, stop: int) -> N
         if step >= stop:
             resumed.apply(release(layout, every[step // 3], value, step))
             assert all(map(torch.equal, bits(model), bits(twin)))
+
+
+@pytest.mark.parametrize("kind", [CompactOptimizer, functools.partial(MaskedOptimizer, coasts=False)])
+@pytest.mark.parametrize("resumed", [False, True])
+def test_a_row_that_enters_later_begins_as_in_an_adagrad_of_its_own(kind, resumed: bool) -> None:
+    """Its `sum` begins at `initial_accumulator_value`, which keeps the first step from being about the whole rate."""
+
+    def adagrad(parameters):
+        return torch.optim.Adagrad(parameters, lr=0.1, initial_accumulator_value=0.5)
+
+    model = Net()
+    layout = Layout.of(model)
+    first, then = random_support(layout.dimension, 20, seed=1), random_support(layout.dimension, 24, seed=2)
+    entering = then.without(first)
+    alone = nn.Parameter(entering.gather(layout.flatten(model)))
+    plain, optimizer = adagrad([alone]), adagrad(model.parameters())
+    applier = kind(model, layout, optimizer)
+    values = gradients(layout.dimension, 6)
+    for step in range(3):
+        applier.apply(release(layout, first, values[step], step))
+    if resumed:
+        saved, optimizer = copy.deepcopy(applier.state()), torch.optim.Adagrad(model.parameters())
+        applier.hand_back()
+        applier = kind(model, layout, optimizer)
+        applier.restore(saved, first)
+    for step in range(3, 6):
+        applier.apply(release(layout, then, values[step], step))
+        alone.grad = entering.gather(values[step]).float()
+        plain.step()
+        assert torch.equal(entering.gather(layout.flatten(model)), alone.detach()), f"step {step}"
+    applier.hand_back()
+    sums = torch.cat([optimizer.state[p]["sum"].reshape(-1) for p in layout.parameters(model)])
+    assert torch.equal(entering.gather(sums), plain.state[alone]["sum"])
+    assert (sums[~then.mask()] == 0.5).all()
 
 
 @pytest.mark.parametrize("name", ["momentum", "adam", "adagrad"])

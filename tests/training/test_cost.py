@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from sparsedp.core.batch import MicroBatch
 from sparsedp.core.clip import FlatClip
 from sparsedp.core.geometry import Identity
+from sparsedp.core.layout import Layout
 from sparsedp.core.randomness import SeededRandomness
 from sparsedp.core.support import Support
 from sparsedp.gradients import BookkeepingEngine, Query
@@ -54,8 +55,8 @@ def some_rows(rows: int) -> Tensor:
     return torch.arange(ACTIVE_ROWS) * 7 % min(rows, 10_000)
 
 
-def steps(rows: int, optimizer: str, geometry: str, changing: bool = False) -> Iterator[Released]:
-    """Everything a training step does, with one batch for every size of table: on one support, or on two in turn."""
+def steps(rows: int, optimizer: str, geometry: str, turns: int = 1) -> Iterator[Released]:
+    """Everything a training step does, with one batch for every size of table, on so many supports in turn."""
     torch.manual_seed(0)
     model = Words(rows)
     engine = BookkeepingEngine(model, loss)
@@ -66,7 +67,7 @@ def steps(rows: int, optimizer: str, geometry: str, changing: bool = False) -> I
         within = (chosen.unsqueeze(1) * WIDTH + torch.arange(WIDTH)).reshape(-1)
         return Support(torch.cat([within, second + within, torch.arange(head, d)]), d)
 
-    supports = [support_of(some_rows(rows)), support_of(some_rows(rows) + 3)]
+    supports = [support_of(some_rows(rows) + 3 * turn) for turn in range(turns)]
     support = supports[0]
     mover = support_optimizer(
         model, engine.layout, getattr(torch.optim, optimizer)(model.parameters(), lr=0.1), coasts=False
@@ -82,7 +83,7 @@ def steps(rows: int, optimizer: str, geometry: str, changing: bool = False) -> I
     batch = MicroBatch((ids, torch.randint(0, 2, (64,), generator=generator)))
     ledger, randomness, number = MemoryLedger(), SeededRandomness(0), 0
     while True:
-        support = supports[number % 2] if changing else support
+        support = supports[number % turns]
         space = Identity() if geometry == "identity" else statistics.geometry(decays)
         with guard.untouched(last_of_epoch=False):
             released = privatize(
@@ -141,11 +142,12 @@ def test_no_operator_of_a_step_sees_d_elements_but_to_index_the_table(optimizer,
     assert sizes.largest <= 3 * max(k, 64 * 12 * WIDTH)
 
 
+@pytest.mark.parametrize("turns", [2, 3], ids=["seen-before", "never-seen"])
 @pytest.mark.parametrize("optimizer", ["SGD", "Adam"])
-def test_a_support_that_changes_in_every_step_takes_one_number_a_row_and_never_d(optimizer):
-    """As `adafest` does: a lookup from row to place is made anew; values, noise and state cost k."""
+def test_a_support_that_changes_in_every_step_takes_one_number_a_row_and_never_d(optimizer, turns):
+    """As `adafest` does: a lookup from row to place is made anew; values, noise, state and average cost k."""
     rows = 60_000
-    step = steps(rows, optimizer, "identity", changing=True)
+    step = steps(rows, optimizer, "identity", turns)
     k = next(step).support.size
     next(step)
     with Sizes(limit=2 * rows) as sizes:  # two tables of WIDTH times as many
@@ -162,3 +164,15 @@ def test_a_step_allocates_the_same_for_a_million_and_for_ten_million_coordinates
         next(step)
         amounts.append(allocated(step))
     assert amounts[0] == amounts[1] > 0
+
+
+def test_a_table_that_the_average_holds_whole_is_not_copied_when_rows_of_another_enter():
+    model = Words(2_000)
+    layout = Layout.of(model)
+    second = layout.slots[1].offset
+    average = WeightAverage(model, layout, 0.9)
+    average.follow(Support(torch.arange(second), layout.dimension))
+    held = average._weights["table.weight"]
+    average.follow(Support(second + torch.arange(WIDTH), layout.dimension))
+    assert average._weights["table.weight"] is held
+    assert average._weights["bag.weight"].shape == (1, WIDTH)

@@ -112,6 +112,11 @@ def test_a_run_resumes_with_the_same_scores_alone(tmp_path):
     ("how", "message"),
     [
         ({"public_scores": {}}, "got nothing"),
+        ({"public_scores": torch.ones(WORDS)}, "got Tensor, expected a mapping"),
+        ({"public_scores": ["bias"]}, "got list, expected a mapping"),
+        ({"public_scores": "bias"}, "got str, expected a mapping"),
+        ({"public_scores": {0: 1.0}}, "the key 0 of type int, expected the name"),
+        ({"public_scores": {"head": 1j}}, "complex numbers for 'head', expected real"),
         ({"public_scores": {"0.weight": torch.zeros(5)}}, "got shape"),
         ({"public_scores": {"no.such": 1.0}}, "fits none"),
         ({"public_scores": {"head": float("nan")}}, "NaN"),
@@ -123,6 +128,19 @@ def test_a_run_resumes_with_the_same_scores_alone(tmp_path):
 def test_scores_that_make_no_sense_are_refused(how, message):
     with pytest.raises(SparseDPError, match=message):
         trained(**how)
+
+
+def test_rows_that_a_mask_takes_in_part_are_refused_and_whole_ones_are_taken():
+    by_rows = MethodOptions(granularity=Granularity.ROWS, always=("dense",))
+    mask = torch.zeros(WORDS, WIDTH, dtype=torch.bool)
+    mask[7] = True
+    result = trained(public_scores={"0.weight": mask}, options=by_rows)
+    assert active(result)["0.weight"] == [21, 22, 23]
+    mask[3, 1] = mask[4, :2] = True
+    scores = torch.where(mask, 2.0, float("-inf"))
+    for given in (mask, scores):
+        with pytest.raises(SparseDPError, match=r"2 of the 12 rows of '0\.weight'.*mask whole rows"):
+            trained(public_scores={"0.weight": given}, options=by_rows)
 
 
 def test_a_file_of_scores_is_a_setting(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Real
 
 import torch
 
@@ -29,10 +30,14 @@ class Contributions(WithoutScores):
     name: str = "contributions"
 
     def __post_init__(self) -> None:
-        if not 0 < self.share < 1:
-            raise SparseDPError(f"contributions: share is {self.share}, expected a number in (0, 1)")
-        if not self.threshold >= 0:
-            raise SparseDPError(f"contributions: threshold is {self.threshold}, expected a number >= 0")
+        if not isinstance(self.share, Real) or not 0 < self.share < 1:
+            raise SparseDPError(
+                f"contributions: share is {self.share!r}, expected a number in (0, 1), such as 0.1"
+            )
+        if not isinstance(self.threshold, Real) or not self.threshold >= 0:
+            raise SparseDPError(
+                f"contributions: threshold is {self.threshold!r}, expected a number >= 0, such as 2.0"
+            )
 
     @property
     def source(self) -> RankedBy:

@@ -37,8 +37,9 @@ class PublicScores:
         """Scores from numbers, tensors or arrays.
 
         Raises:
-            SparseDPError: no score at all, or one that is no number.
+            SparseDPError: no score at all, one that is no real number, or scores without the names of parameters.
         """
+        _check_names(given)
         if not given:
             raise SparseDPError("public_scores: got nothing, expected a score for some parameters")
         return cls({name: _as_scores(name, value) for name, value in given.items()})
@@ -54,7 +55,11 @@ class PublicScores:
         return digest.hexdigest()
 
     def by_row(self, layout: Layout, slots: tuple[Slot, ...]) -> Tensor:
-        """One score for each row of some parameters, numbered through: the mean over the row's entries."""
+        """One score for each row of some parameters, numbered through: the mean over the row's entries.
+
+        Raises:
+            SparseDPError: some entries of a row are never active, and others are.
+        """
         found = self._by_slot(layout)
         return torch.cat([torch.empty(0, dtype=torch.float64), *(_rows(slot, found) for slot in slots)])
 
@@ -104,6 +109,21 @@ class Knowledge:
         return self.weights().detach().abs().to("cpu", torch.float64)
 
 
+def _check_names(given: object) -> None:
+    example = '{"embedding.weight": counts} or {"bias": 1.0}'
+    if not isinstance(given, Mapping):
+        raise SparseDPError(
+            f"public_scores: got {type(given).__name__}, expected a mapping from names of parameters to scores, "
+            f"such as {example}"
+        )
+    for name in given:
+        if not isinstance(name, str):
+            raise SparseDPError(
+                f"public_scores: got the key {name!r} of type {type(name).__name__}, expected the name of a "
+                f"parameter as text, such as {example}"
+            )
+
+
 def _as_scores(name: str, value: Any) -> Tensor:
     try:
         scores = torch.as_tensor(value).detach().to("cpu")
@@ -111,6 +131,10 @@ def _as_scores(name: str, value: Any) -> Tensor:
         raise SparseDPError(
             f"public_scores: got {type(value).__name__} for {name!r}, expected numbers"
         ) from error
+    if scores.is_complex():
+        raise SparseDPError(
+            f"public_scores: got complex numbers for {name!r}, expected real ones; give their sizes, scores.abs()"
+        )
     wide = torch.where(scores, 1.0, NEVER).double() if scores.dtype == torch.bool else scores.double()
     if bool(wide.isnan().any()):
         raise SparseDPError(f"public_scores: a score for {name!r} is NaN, expected numbers")
@@ -122,7 +146,17 @@ def _rows(slot: Slot, found: Mapping[str, Tensor]) -> Tensor:
     value = found.get(slot.name)
     if value is None or value.dim() == 0:
         return torch.full((count,), NEVER if value is None else float(value), dtype=torch.float64)
-    return value if value.dim() == 1 else value.reshape(count, -1).mean(1)
+    if value.dim() == 1:
+        return value
+    by_row = value.reshape(count, -1)
+    never = by_row == NEVER
+    partly = int((never.any(1) & ~never.all(1)).sum())
+    if partly:
+        raise SparseDPError(
+            f"public_scores: {partly} of the {count} rows of {slot.name!r} are false or -inf in some entries and not "
+            "in others, and rows are ranked whole; mask whole rows, or use granularity=Granularity.COORDINATES"
+        )
+    return by_row.mean(1)
 
 
 def _entries(slot: Slot, found: Mapping[str, Tensor]) -> Tensor:

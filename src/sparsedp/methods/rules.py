@@ -15,7 +15,7 @@ class GeometryRule(Enum):
 class OffSupport(Enum):
     """What happens to a coordinate that leaves the support.
 
-    Dropped: its optimizer state is zeroed and it does not move. Coasts: it may still move by its velocity, which is
+    Dropped: its optimizer state is made fresh and it does not move. Coasts: it may still move by its velocity, which is
     public (RS, Sec. 4).
     """
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from sparsedp.core.errors import SparseDPError
 from sparsedp.core.layout import Layout
 from sparsedp.core.support import Support
-from sparsedp.optimizers.places import Places, places_in
+from sparsedp.optimizers.places import Places, carry, places_in
 from sparsedp.runs.moved import Entries
 from sparsedp.runs.state import AverageState
 
@@ -48,15 +48,14 @@ class WeightAverage:
         moved = self._moved.union(support)
         if moved == self._moved:
             return
-        whole = self._whole()
         self._moved, split = moved, moved.split(self._layout)
-        self._places = {
+        places = {
             slot.name: places_in(split[slot.name], slot.shape, self._parameters[slot.name].device)
             for slot in self._layout
             if split[slot.name].numel()
         }
-        held = {name: whole.get(name, self._parameters[name].detach()) for name in self._places}
-        self._weights = {name: _read(held[name], places).clone() for name, places in self._places.items()}
+        self._weights = {name: self._grown(name, new) for name, new in places.items()}
+        self._places = places
 
     @torch.no_grad()
     def update(self) -> None:
@@ -70,8 +69,7 @@ class WeightAverage:
     def in_place(self) -> Iterator[None]:
         """The model with the averaged weights, for the length of a `with` block."""
         raw = {
-            name: _read(self._parameters[name].detach(), places).clone()
-            for name, places in self._places.items()
+            name: _copied(self._parameters[name].detach(), places) for name, places in self._places.items()
         }
         try:
             self.install()
@@ -86,7 +84,9 @@ class WeightAverage:
     def state(self) -> AverageState:
         """What a checkpoint keeps."""
         moved = None if self._moved.is_full else self._moved.indices
-        weights = {name: p.detach().clone() for name, p in self._parameters.items()} | self._whole()
+        weights = {name: p.detach().clone() for name, p in self._parameters.items()}
+        for name, places in self._places.items():
+            _write(weights[name], places, self._weights[name])
         return AverageState(weights, self._updates, moved)
 
     def entries(self) -> tuple[Entries, int, Tensor]:
@@ -100,17 +100,22 @@ class WeightAverage:
         d, moved = self._layout.dimension, state.moved
         self.follow(Support.full(d) if moved is None else Support(moved, d))
         self._weights = {
-            name: _read(state.weights[name].to(self._parameters[name]), places).clone()
+            name: _copied(state.weights[name].to(self._parameters[name]), places)
             for name, places in self._places.items()
         }
         self._updates = state.updates
 
-    def _whole(self) -> dict[str, Tensor]:
-        """The averages of parameters that moved, in the parameters' own shapes."""
-        whole = {name: self._parameters[name].detach().clone() for name in self._places}
-        for name, places in self._places.items():
-            _write(whole[name], places, self._weights[name])
-        return whole
+    def _grown(self, name: str, new: Places | None) -> Tensor:
+        """A parameter's average on more places than so far: what enters is read from the weights."""
+        known, old = name in self._places, self._places.get(name)
+        if known and old is None:
+            return self._weights[name]
+        weights = _copied(self._parameters[name].detach(), new)
+        if old is not None and new is None:
+            old.write(weights, self._weights[name])
+        elif old is not None and new is not None:
+            carry(self._weights[name], old, weights, new)
+        return weights
 
     def _write(self, values: dict[str, Tensor]) -> None:
         for name, places in self._places.items():
@@ -119,6 +124,10 @@ class WeightAverage:
 
 def _read(full: Tensor, places: Places | None) -> Tensor:
     return full if places is None else places.read(full)
+
+
+def _copied(full: Tensor, places: Places | None) -> Tensor:
+    return full.clone() if places is None else places.read(full)
 
 
 def _write(full: Tensor, places: Places | None, values: Tensor) -> None:

@@ -39,6 +39,11 @@ PER_PARAMETER_STATE = frozenset({"step", "mu_product", "eta", "mu"})
 """Names of optimizer state that belongs to a whole parameter even when the parameter is a single scalar."""
 
 
+def first_value(state: str, group: Mapping[str, Any]) -> float:
+    """What a fresh optimizer puts into that state of a coordinate: Adagrad's `sum` may begin above zero."""
+    return float(group.get("initial_accumulator_value", 0.0)) if state == "sum" else 0.0
+
+
 @dataclass(slots=True, eq=False)
 class _Seat:
     """One parameter's place in the optimizer, and what sits there.
@@ -63,7 +68,7 @@ class CompactOptimizer:
     coordinate that leaves is forgotten.
 
     **Privacy.** Post-processing of a release.
-    **Edge cases.** A coordinate that comes back starts with zero state but the parameter's old step count. The
+    **Edge cases.** A coordinate that comes back starts with fresh state but the parameter's old step count. The
     weights are the truth: whoever changes them between steps is followed.
     """
 
@@ -144,8 +149,9 @@ class CompactOptimizer:
         seat.group[seat.place] = seat.held
         state = self._optimizer.state.pop(before, None)
         if state is not None:
+            group = next(group for group in self._optimizer.param_groups if group["params"] is seat.group)
             self._optimizer.state[seat.held] = {
-                name: moved(value, old, active, seat.parameter.detach())
+                name: moved(value, old, active, seat.parameter.detach(), first_value(name, group))
                 if isinstance(value, Tensor)
                 and value.shape == before.shape
                 and name not in PER_PARAMETER_STATE

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, final
@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from sparsedp.core.errors import SparseDPError
 from sparsedp.core.layout import Layout
 from sparsedp.core.support import Support
-from sparsedp.optimizers.compact import PER_PARAMETER_STATE
+from sparsedp.optimizers.compact import PER_PARAMETER_STATE, first_value
 from sparsedp.optimizers.noise_aware import AdamBC
 from sparsedp.optimizers.rule import optimizer_state, restore_optimizer
 from sparsedp.privacy.released import Released
@@ -40,7 +40,7 @@ class MaskedOptimizer:
     """Moves the support by a torch optimizer that holds every coordinate, and nothing else but for coasting velocity.
 
     Off the support a coordinate either *stays* (its value does not change by one bit and its optimizer state is
-    zeroed when it leaves and kept at zero) or, with `coasts=True`, gets a zero gradient and goes on moving by its
+    made fresh when it leaves and kept so) or, with `coasts=True`, gets a zero gradient and goes on moving by its
     velocity alone (RS Sec. 4). Weight decay acts on the support only, in both cases.
 
     A step costs d in time and memory: needed where velocity lives off the support, and for optimizers whose state
@@ -48,7 +48,7 @@ class MaskedOptimizer:
 
     **Privacy.** Post-processing of a release.
     **Edge cases.** State that an optimizer shares between coordinates (step counts, Adafactor's rows and columns) is
-    left to it. A coordinate that comes back starts with zero state but the parameter's old step count.
+    left to it. A coordinate that comes back starts with fresh state but the parameter's old step count.
     """
 
     def __init__(self, model: nn.Module, layout: Layout, optimizer: Optimizer, *, coasts: bool) -> None:
@@ -105,7 +105,7 @@ class MaskedOptimizer:
         for (part, frozen), old in zip(mixed, before, strict=True):
             moved = part.parameter.detach()
             torch.where(frozen, old, moved, out=moved)
-            self._forget(part)
+        self._forget([part for part, _ in mixed])
 
     def enter(self, support: Support) -> None:
         """Split a new support by parameter, and forget the state of what is not on it."""
@@ -124,22 +124,21 @@ class MaskedOptimizer:
                 for parameter, slot in zip(self._parameters, self._layout, strict=True)
             ]
             if not self._coasts:
-                for part in self._parts:
-                    self._forget(part)
+                self._forget(self._parts)
         self._support = support
 
-    def _forget(self, part: _Part) -> None:
-        """Zero the optimizer's state of a parameter's coordinates off the support."""
-        if part.active and part.frozen is None:
-            return
-        p = part.parameter
-        for name, value in self._optimizer.state.get(p, {}).items():
-            if not isinstance(value, Tensor) or value.shape != p.shape or name in PER_PARAMETER_STATE:
-                continue
-            if part.frozen is None:
-                value.zero_()
-            else:
-                value.masked_fill_(part.frozen, 0)
+    def _forget(self, parts: Sequence[_Part]) -> None:
+        """Make the optimizer's state of some parameters fresh off the support."""
+        groups = {p: group for group in self._optimizer.param_groups for p in group["params"]}
+        for part in (part for part in parts if not part.active or part.frozen is not None):
+            p = part.parameter
+            for name, value in self._optimizer.state.get(p, {}).items():
+                if not isinstance(value, Tensor) or value.shape != p.shape or name in PER_PARAMETER_STATE:
+                    continue
+                if part.frozen is None:
+                    value.fill_(first_value(name, groups[p]))
+                else:
+                    value.masked_fill_(part.frozen, first_value(name, groups[p]))
 
     @contextmanager
     def _decay_on_support_only(self) -> Iterator[None]:

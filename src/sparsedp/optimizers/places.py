@@ -94,8 +94,8 @@ def places_in(flat: Tensor, shape: tuple[int, ...], device: torch.device) -> Pla
     return Scattered(flat.to(device), shape)
 
 
-def moved(values: Tensor, old: Places | None, new: Places | None, full: Tensor) -> Tensor:
-    """Values held for the old places, for the new ones: kept where both have them, zero where only the new do.
+def moved(values: Tensor, old: Places | None, new: Places | None, full: Tensor, fill: float = 0.0) -> Tensor:
+    """Values held for the old places, for the new ones: kept where both have them, `fill` where only the new do.
 
     `full` gives the parameter's shape and strides.
     """
@@ -105,14 +105,19 @@ def moved(values: Tensor, old: Places | None, new: Places | None, full: Tensor) 
         assert new is not None
         return new.read(values)
     if new is None:
-        whole = torch.zeros_like(full, dtype=values.dtype)
+        whole = torch.full_like(full, fill, dtype=values.dtype)
         old.write(whole, values)
         return whole
-    out = torch.zeros(new.shape, dtype=values.dtype, device=values.device)
+    out = torch.full(new.shape, fill, dtype=values.dtype, device=values.device)
+    carry(values, old, out, new)
+    return out
+
+
+def carry(values: Tensor, old: Places, out: Tensor, new: Places) -> None:
+    """Put values held for the old places into those for the new ones, where both have them; costs k."""
     before, after = old.flat, new.flat
     if not before.numel() or not after.numel():
-        return out
+        return
     place = torch.searchsorted(after, before).clamp_(max=after.numel() - 1)
     kept = after[place] == before
     out.view(-1)[place[kept]] = values.reshape(-1)[kept]
-    return out
