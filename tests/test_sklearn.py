@@ -209,10 +209,45 @@ def test_small_models_are_trained_dense_and_say_so(caplog):
     caplog.set_level("INFO", "sparsedp")
     small = classifier().fit(*table())
     assert (small.method_, small.result_.method) == ("dp-sgd", "dp-sgd")
-    assert "dense: of 4 coordinates" in small.reason_
-    assert "dense: of 4 coordinates" in caplog.text
-    assert classifier(active_ratio=0.5).fit(*table()).method_ == "tp-coherent"
-    assert classifier().fit(*table(features=600)).method_ == "tp-coherent"
+    assert small.reason_.startswith("dense, as the noise of a dense step on 4 coordinates is 0.")
+    assert caplog.text.count("method auto: dp-sgd") == 1
+    assert caplog.text.count("delta was not given") == 1
+    assert classifier().fit(*table(features=649)).method_ == "dp-sgd"
+
+
+LOUD = {"epsilon": 3.0, "epochs": 1, "batch_size": 256}
+TOO_LOUD = {"epsilon": 0.5, "epochs": 3, "batch_size": 16}
+
+
+@pytest.mark.parametrize(
+    ("rows", "features", "people", "settings", "method"),
+    [
+        (80, 3, 80, TOO_LOUD, "dp-sgd"),
+        (80, 649, 80, TOO_LOUD, "dp-sgd"),
+        (1000, 649, 1000, {"epsilon": 1.0, "epochs": 1, "batch_size": None}, "dp-sgd"),
+        (1000, 15_000, 1000, LOUD, "tp-topk"),
+        (1000, 9_000, 1000, LOUD, "dp-sgd"),
+        (1000, 15_000, 1000, LOUD | {"epsilon": 20.0}, "dp-sgd"),
+        (1000, 15_000, 500, LOUD | {"batch_size": 128}, "dp-sgd"),
+        (80, 3, 80, LOUD | {"batch_size": 16, "active_ratio": 0.5}, "tp-topk"),
+        (80, 649, 80, LOUD | {"batch_size": 16, "options": MethodOptions(ranking="coherent")}, "tp-topk"),
+    ],
+)
+def test_auto_is_the_same_plan_as_that_of_fit(rows, features, people, settings, method):
+    X, y = table(rows=rows, features=features)
+    units = None if people == rows else np.arange(rows) % people
+    model = classifier(**settings, accountant="rdp").fit(X, y, units=units)
+    data = TensorDataset(torch.tensor(X, dtype=torch.float32), torch.tensor(y))
+
+    def loss(network, batch):
+        return network(batch[0]).squeeze(1) * batch[1]
+
+    other = sparsedp.fit(
+        nn.Linear(features, 1), data, sparsedp.PerSample(loss), method="auto", units=units, seed=0, accountant="rdp",
+        progress=False, **settings,
+    )  # fmt: skip
+    assert model.method_ == model.result_.plan.method == method
+    assert model.result_.plan == other.plan
 
 
 def test_the_features_that_were_kept_are_named():
@@ -237,7 +272,8 @@ def test_held_out_rows_are_evaluated_and_the_record_knows_the_table(tmp_path):
     assert record["schema"]["feature_names"] == ["age", "stay", "visits"]
     assert record["schema"]["classes"] == [0, 1]
     assert record["schema"]["feature_bounds"] == [-1, 1]
-    assert record["schema"]["support"].startswith("dense")
+    assert record["schema"]["support"] == model.reason_
+    assert model.reason_.startswith("dense, as the noise")
 
 
 def test_the_report_names_the_table_its_classes_bounds_and_the_features_kept(tmp_path):
@@ -254,17 +290,17 @@ def test_the_report_names_the_table_its_classes_bounds_and_the_features_kept(tmp
     assert 0 < len(kept) < 40
     assert f"<dd>{', '.join(kept)}</dd>" in page
     assert f"<dd>{len(kept)} of 40</dd>" in page
-    assert "<h1>tp-coherent on ward 7</h1>" in page
+    assert "<h1>tp-topk on ward 7</h1>" in page
     assert "<dd>0, 1, 2</dd>" in page
     assert "<dd>clamped to -2 .. 3</dd>" in page
     assert "held-out accuracy" in page
     classifier(out=tmp_path / "dense").fit(frame, y)
     page = sparsedp.write_report(tmp_path / "dense").read_text()
-    assert "dense: of 41 coordinates a support saves too little noise" in page
+    assert "dense, as the noise of a dense step on 41 coordinates is" in page
     assert "<dd>all 40</dd>" in page
 
 
-@pytest.mark.parametrize(("asked", "method"), [({}, "dp-sgd"), ({"active_ratio": 0.3}, "tp-coherent")])
+@pytest.mark.parametrize(("asked", "method"), [({}, "dp-sgd"), ({"active_ratio": 0.3}, "tp-topk")])
 def test_an_estimators_run_can_be_advised_on(tmp_path, asked, method):
     model = classifier(out=tmp_path / "run", epochs=6, batch_size=128, epsilon=8.0, **asked)
     model.fit(*table(rows=800, features=40))
@@ -308,7 +344,8 @@ def test_a_handful_of_coordinates_is_trained_whole_unless_told_otherwise():
     assert classifier(active_ratio=0.5).fit(*few).result_.k == 2
     assert classifier(options=MethodOptions(active_ratio=0.5)).fit(*few).result_.k == 2
     assert classifier(options=MethodOptions(ranking="energy")).fit(*few).result_.k == 4
-    assert classifier().fit(*many).result_.k == 120
+    assert classifier(method="tp-coherent").fit(*many).result_.k == 120
+    assert classifier().fit(*many).result_.k == 601
     assert classifier(method="dp-sgd").fit(*few).result_.k == 4
     with pytest.raises(SparseDPError, match="ratio"):
         classifier(active_ratio=0.0).fit(*few)

@@ -1,6 +1,7 @@
 """Each command once, as a user types it."""
 
 import json
+import math
 import signal
 import subprocess
 import sys
@@ -9,15 +10,17 @@ from importlib.resources import files
 from pathlib import Path
 
 import pytest
+from torch import nn
 from typer.testing import CliRunner
 
 from sparsedp.cli.app import app
 from sparsedp.cli.output import EXIT_CODES
-from sparsedp.methods import all_methods, build_plan, get_method
+from sparsedp.methods import MethodOptions, all_methods, build_plan, get_method
 from sparsedp.models import build, parameter_count
 from sparsedp.privacy import plan_epsilon
 from sparsedp.privacy.normalisation import PrivateNormalisation
 from sparsedp.runs.reader import load_weights
+from sparsedp.training.planning import spec_for
 
 COMMANDS = (
     "demo", "train", "check", "compare", "plan", "verify", "audit", "report", "advise", "diagnose", "data", "methods",
@@ -134,6 +137,76 @@ def test_plan_counts_a_normalisation_and_says_which_budgets_it_puts_out_of_reach
     refused = typed("plan", *question, "--other-budgets", "2,-1")
     assert refused.code != 0
     assert "out of reach" not in refused.out
+
+
+PUBLIC = (
+    "--records", "50000", "--batch-size", "2048", "--epochs", "10", "--epsilon", "1", "--delta", "1e-5",
+    "--clip-norm", "0.1", "--accountant", "rdp", "--other-budgets", "",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("parameters", "more", "method", "why"),
+    [
+        (155_530, (), "tp-topk", "a learned support of ratio 0.4, as the noise of a dense step on 155,530"),
+        (650, (), "dp-sgd", "dense, as the noise of a dense step on 650 coordinates is 0.0"),
+        (2_000_000, (), "dp-sgd", "dense, as the noise of a dense step on 2,000,000 coordinates is 1.9"),
+        (650, ("--active-ratio", "0.5"), "tp-topk", "a support, as what was said of one asks for it"),
+    ],
+)
+def test_plan_says_what_auto_takes_and_why(typed, parameters, more, method, why):
+    asked = ("plan", *PUBLIC, "--method", "auto", "--parameters", str(parameters), *more)
+    answer = typed(*asked, "--json").json
+    assert answer["method"] == method
+    assert why in answer["reason"]
+    numbers = {"units": 50_000, "batch_size": 2048, "epochs": 10, "delta": 1e-5, "accountant": "rdp"}
+    chosen = spec_for(
+        nn.Linear(parameters, 1, bias=False), "auto", MethodOptions(active_ratio=0.5) if more else None,
+        unit="row", epsilon=1.0, clip_norm=0.1, **numbers,
+    )  # fmt: skip
+    noise = [phase.noise_multiplier for phase in chosen.plan().phases]
+    assert [phase["noise_multiplier"] for phase in answer["phases"]] == noise
+    shown = " ".join(typed(*asked).out.split())
+    assert f"Method auto takes {method}: {answer['reason']}." in shown
+
+
+@pytest.mark.parametrize(
+    ("asked", "k", "words"),
+    [
+        ("--method head-probe --parameters 1000000", None, "always trains the head, whose size was not given; give"),
+        ("--method head-probe --parameters 1000000 --head-parameters 12810", 111_529, "k=111,529 active"),
+        ("--method fest --parameters 1000000", None, "what is no embedding table, whose size was not given"),
+        ("--method fest --parameters 1000000 --part dense=1000", 100_900, "k=100,900 active"),
+        ("--method fest --model embedding-bag", 26_231, "k=26,231 active"),
+        ("--method adafest --model embedding-bag", None, "not known before training, as adafest chooses"),
+        ("--method bias --parameters 1000", None, "give --bias-parameters, --head-parameters, or --model"),
+        ("--method bias --parameters 1000 --head-parameters 100 --bias-parameters 9", 109, "head (at most 109"),
+        ("--method bias --model mnist-cnn", 410, "bias, which is bias and head (410 coordinates)"),
+        ("--method head --head-parameters 100", None, "give --parameters or --model"),
+        ("--method head --model lite0", 12_810, "head (12,810 coordinates)"),
+    ],
+)  # fmt: skip
+def test_plan_tells_the_support_or_what_it_takes_to_know_it(typed, asked, k, words):
+    question = ("plan", *PUBLIC, *asked.split())
+    energy = typed(*question, "--json").json["noise_energy"]
+    assert k == (None if energy is None else energy["k"])
+    assert words in " ".join(typed(*question).out.split())
+
+
+def test_plan_tells_the_support_of_an_automatic_ratio(typed):
+    question = ("plan", *PUBLIC, "--active-ratio", "auto", "--parameters", "1000000")
+    answer = typed(*question, "--json").json
+    noise = answer["phases"][-1]["noise_multiplier"] / 2048
+    k = math.floor((0.4 / noise) ** 2)
+    assert answer["noise_energy"]["k"] == k
+    assert f"tp-topk, ratio auto ({k:,} coordinates): 0.40" in " ".join(typed(*question).out.split())
+
+
+def test_lite0_is_planned_without_the_package_of_its_weights(typed, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    answer = typed("plan", *PUBLIC, "--model", "lite0", "--method", "auto", "--json").json
+    assert answer["noise_energy"]["d"] == 1280 * 10 + 10
+    assert answer["method"] == "dp-sgd"
 
 
 def test_methods_lists_the_whole_table(typed):

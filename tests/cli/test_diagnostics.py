@@ -40,6 +40,18 @@ def test_advice_for_people_has_its_reasons_and_caveats(trained, typed):
     assert all(option.ranking in shown for option in advice.options)
 
 
+def test_a_run_without_a_warm_up_is_told_what_public_numbers_say(watched, typed):
+    told = typed("advise", watched, "--json")
+    assert told.code == Exit.OK
+    assert told.json == {"run": str(watched), **advise_run(watched).to_json()}
+    assert (told.json["confidence"], told.json["options"]) == (None, [])
+    shown = " ".join(typed("advise", watched).out.replace("│", " ").split())
+    assert "Advice on scores needs a warm-up" in shown
+    assert "A step's noise over its clip norm, r:" in shown
+    assert "on-topk has no warm-up" in shown
+    assert "As far as noise goes" not in shown
+
+
 def test_diagnose_reads_releases_only_and_writes_nothing(trained, typed):
     folder, record = trained
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
@@ -115,7 +127,6 @@ def test_training_rows_can_be_looked_at_and_people_see_the_times(watched, typed)
         ("diagnose nowhere", Exit.DATA, "nowhere is no folder"),
         ("advise empty", Exit.DATA, "holds no run"),
         ("diagnose empty --nonprivate", Exit.DATA, "holds no run"),
-        ("advise watched", Exit.DATA, "on-topk has no warm-up"),
         ("diagnose watched --data test", Exit.USAGE, "add --nonprivate"),
         ("diagnose watched --rows 5", Exit.USAGE, "add --nonprivate"),
         ("diagnose watched --nonprivate --rows 1", Exit.USAGE, "at least 2"),

@@ -85,6 +85,22 @@ def test_a_folder_that_cannot_be_made_is_named(typed, tmp_path, command):
         ),
         ("plan --records 100 --batch-size 10 --epochs 2 --model mlp", Exit.USAGE, "--parameters"),
         ("plan --records 100 --batch-size 200 --epochs 2", Exit.PRIVACY, "batch_size"),
+        ("plan --records 100 --batch-size 10 --epochs 2 --method auto", Exit.USAGE, "add --parameters N"),
+        (
+            "plan --records 100 --batch-size 10 --epochs 2 --parameters 100 --head-parameters 12810",
+            Exit.USAGE,
+            "head: got 12,810 parameters of a model that has 100",
+        ),
+        (
+            "plan --records 100 --batch-size 10 --epochs 2 --model mnist-cnn --parameters 100",
+            Exit.USAGE,
+            "got --model mnist-cnn and --parameters; give the model",
+        ),
+        (
+            "plan --records 100 --batch-size 10 --epochs 2 --parameters 100 --part norm=3",
+            Exit.USAGE,
+            "--part: got 'norm=3', expected NAME=N",
+        ),
         ("verify nowhere", Exit.DATA, "nowhere"),
         ("report nowhere", Exit.DATA, "nowhere"),
         ("sweep nowhere.toml", Exit.USAGE, "nowhere.toml"),

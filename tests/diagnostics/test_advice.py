@@ -130,10 +130,33 @@ def test_a_run_keeps_its_warm_up(tmp_path, method):
     }  # fmt: skip
 
 
-def test_a_method_that_is_sparse_from_the_start_keeps_nothing(tmp_path):
+@pytest.mark.parametrize(("method", "active"), [("head", 18), ("head-first", 43), ("on-rand", 8)])
+def test_a_run_that_is_sparse_from_the_start_is_told_r_alone(tmp_path, method, active):
     out = tmp_path / "run"
-    a_run(out, "on-rand")
-    with pytest.raises(DataError, match="on-rand has no warm-up"):
+    a_run(out, method)
+    with pytest.raises(DataError, match=f"{method} has no warm-up"):
+        statistics_of(Run.open(out))
+    advice, phase = advise_run(out), Run.open(out).plan.phases[-1]
+    ratios = {count: phase.noise_multiplier / 20 * count**0.5 for count in (43, 18, 8, active)}
+    assert advice.recommendation.startswith(
+        f"Public numbers alone, on the {active} coordinates trained: r is {ratios[active]:.2f}, "
+    )
+    assert advice.recommendation.endswith("Advice on scores needs a warm-up.")
+    loudness, why = advice.reasons
+    for name, count in {"all": 43, "head": 18, "bias": 8, "support": active}.items():
+        assert f"{ratios[count]:.2f} on {name} ({count})" in loudness
+    assert f"{method} has no warm-up" in why
+    assert (advice.confidence, advice.sure, advice.options) == (None, None, ())
+    assert "As far as noise goes" not in advice.text()
+
+
+def test_a_run_that_is_not_private_has_no_noise_to_tell_of(tmp_path):
+    out = tmp_path / "run"
+    sparsedp.fit(
+        network(), TensorDataset(*rows(80)), nn.CrossEntropyLoss(reduction="none"), method="clipped-sgd", epochs=5,
+        batch_size=20, seed=3, progress=False, out=out,
+    )  # fmt: skip
+    with pytest.raises(DataError, match="is not private"):
         advise_run(out)
 
 

@@ -34,6 +34,12 @@ def test_a_run_keeps_what_the_main_phases_noise_allows(noise, kept):
     assert done.settings[-1].support.size == kept
 
 
+@pytest.mark.parametrize("method", ["on-rand", "on-topk", "ranked", "given"])
+def test_no_warm_up_is_needed_as_r_is_public(method):
+    done = run(get_method(method), MethodOptions(active_ratio=AUTO), layout=layout_of((100,)), noise=0.5)
+    assert done.settings[-1].support.size == 64
+
+
 def test_what_is_always_active_counts():
     options = MethodOptions(active_ratio=AUTO, always=("p1",))
     done = run(get_method("tp-topk"), options, layout=layout_of((100,), (10,)), noise=1.0)

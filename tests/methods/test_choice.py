@@ -14,7 +14,7 @@ from sparsedp.core.layout import Layout
 from sparsedp.methods import PlanSpec, build_plan, get_method
 from sparsedp.methods.choice import LOUD, choose_method, noise_ratio
 from sparsedp.methods.quote import quote
-from sparsedp.methods.scope import part_sizes
+from sparsedp.methods.sizes import ModelSize
 
 CIFAR = {"units": 50_000, "batch_size": 2048, "epochs": 10, "delta": 1e-5, "accountant": "rdp"}
 
@@ -54,10 +54,10 @@ def test_the_threshold_is_where_it_is_said_to_be():
 
 def test_a_quote_has_r_for_all_the_head_and_the_biases_of_a_model():
     model = nn.Sequential(nn.Linear(20, 30), nn.Tanh(), nn.Linear(30, 4))
-    sizes = part_sizes(Layout.of(model))
-    assert sizes == {"all": 20 * 30 + 30 + 30 * 4 + 4, "head": 30 * 4 + 4, "bias": 30 + 4}
+    size = ModelSize.of(Layout.of(model))
+    assert size.parts == {"all": 20 * 30 + 30 + 30 * 4 + 4, "head": 30 * 4 + 4, "bias": 30 + 4}
     spec = PlanSpec.asked("tp-topk", epsilon=1.0, clip_norm=0.1, **CIFAR)
-    rows = {row["which"]: row for row in quote(spec, sizes, ())["noise_ratios"]}
+    rows = {row["which"]: row for row in quote(spec, size, ())["noise_ratios"]}
     assert list(rows) == ["all", "head", "bias", "tp-topk, ratio 0.2"]
     noise = spec.plan().phases[-1].noise_multiplier / 2048
     for row in rows.values():
@@ -82,9 +82,10 @@ def test_fit_chooses_by_itself_and_keeps_to_what_is_said_of_a_support():
 
 @pytest.mark.parametrize(
     ("method", "active"),
-    [("tp-topk", 200), ("head", 100), ("head-probe", 100 + 90), ("head-first", 1000), ("bias", None)],
+    [("tp-topk", 200), ("head", 100), ("head-probe", 100 + 90), ("head-first", 1000), ("bias", 140)],
 )
 def test_a_quote_counts_what_is_always_active_and_what_has_no_part(method, active):
     spec = PlanSpec.asked(method, units=1000, epsilon=1.0, delta=1e-5, epochs=5, batch_size=100)
-    found = quote(spec, {"all": 1000, "head": 100, "bias": 40}, ())["noise_energy"]
-    assert active == (None if found is None else found["k"])
+    found = quote(spec, ModelSize({"all": 1000, "head": 100, "bias": 40}), ())
+    assert active == found["noise_energy"]["k"] == found["active"]["count"]
+    assert found["active"]["at_most"] == (method == "bias")

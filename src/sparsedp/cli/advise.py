@@ -24,8 +24,8 @@ def advise(
 
     Example: `sparsedp advise runs/mnist-tp-topk-eps3`
 
-    It reads what the warm-up released, so it costs no privacy. The run is one of `sparsedp train`, by a method with a
-    warm-up or by dp-sgd.
+    It reads what the warm-up released, so it costs no privacy. A run without a warm-up, of dp-sgd apart, is told what
+    public numbers say: how loud its noise is.
     """
     from sparsedp.diagnostics.advice import advise_run
 
@@ -40,9 +40,11 @@ def _show(advice: Advice, screen: Console) -> None:
     from rich.panel import Panel
     from rich.table import Table
 
-    confidence = "above 99.9%" if advice.confidence > 0.999 else f"{advice.confidence:.1%}"
-    how_sure = f"As far as noise goes: {advice.sure} (confidence {confidence})."
-    screen.print(Panel(f"[bold]{advice.recommendation}[/bold]\n{how_sure}", title="Advice", expand=False))
+    words = f"[bold]{advice.recommendation}[/bold]"
+    if advice.confidence is not None:
+        confidence = "above 99.9%" if advice.confidence > 0.999 else f"{advice.confidence:.1%}"
+        words += f"\nAs far as noise goes: {advice.sure} (confidence {confidence})."
+    screen.print(Panel(words, title="Advice", expand=False))
     for reason in advice.reasons:
         screen.print(f"- {reason}", markup=False)
     if advice.options:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -13,8 +13,21 @@ from sparsedp.cli import options
 from sparsedp.cli.output import emit, people
 from sparsedp.core.errors import SparseDPError
 
+if TYPE_CHECKING:
+    from sparsedp.methods import MethodOptions, PlanSpec
+    from sparsedp.methods.sizes import ModelSize
+    from sparsedp.methods.spec import Asked
+
 _OTHER_BUDGETS = "0.5,1,2,4,8"
 _CURVE_ROWS = 10
+_FLAGS = {"all": "--parameters", "head": "--head-parameters", "bias": "--bias-parameters"}
+_IN_WORDS = {
+    "head": "the head",
+    "bias": "the biases",
+    "norms": "normalisation layers",
+    "dense": "what is no embedding table",
+}
+_LITE0_CLASSES, _LITE0_PIXELS = 10, 96
 
 
 def plan(
@@ -28,7 +41,10 @@ def plan(
     ] = None,
     delta: options.Delta = None,
     method: Annotated[
-        str | None, typer.Option(help="A method, tp-topk if not given; `sparsedp methods` lists them.")
+        str | None,
+        typer.Option(
+            help="A method, tp-topk if not given; `sparsedp methods` lists them. auto: what training would take."
+        ),
     ] = None,
     active_ratio: options.ActiveRatio = None,
     phase1_epochs: Annotated[
@@ -52,11 +68,18 @@ def plan(
     parameters: Annotated[
         int | None, typer.Option(min=1, help="Number d of parameters, for the noise energy.")
     ] = None,
-    model: Annotated[str | None, typer.Option(help="Or the name of a model, to count them.")] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="Or the name of a model, to count them; lite0's head is that for 10 classes."),
+    ] = None,
     head_parameters: Annotated[
         int | None, typer.Option(min=1, help="How many of them are the head's, to compare its noise.")
     ] = None,
     bias_parameters: Annotated[int | None, typer.Option(min=1, help="How many of them are biases.")] = None,
+    part: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=N", help="How many are in norms, embeddings, dense (no table) or last=2."),
+    ] = None,
     other_budgets: Annotated[
         str, typer.Option(metavar="E1,E2,...", help="Other epsilons to compare with; empty for none.")
     ] = _OTHER_BUDGETS,
@@ -73,41 +96,33 @@ def plan(
         raise SparseDPError(
             "give --equal-noise or --phase1-budget, not both: they are two ways to split the budget"
         )
-    from sparsedp.methods import MethodOptions, PlanSpec, get_method
+    from sparsedp.methods import MethodOptions
     from sparsedp.methods.quote import quote
-    from sparsedp.methods.scope import part_sizes
-    from sparsedp.methods.spec import METHOD
-    from sparsedp.models import usual_layout
     from sparsedp.privacy import NominalSplit, PrivateNormalisation
 
-    row = get_method(METHOD if method is None else method)
-    if not row.warm_up and (phase1_epochs is not None or phase1_budget is not None or equal_noise):
-        raise SparseDPError(
-            f"{row.name} has one phase: --phase1-epochs, --phase1-budget and --equal-noise are for methods with a "
-            "warm-up, such as tp-topk; drop them"
-        )
     ratio, clip = options.ratio(active_ratio), options.bounds(clip_norm)
-    spec = PlanSpec.asked(
-        row,
-        None if ratio is None else MethodOptions.from_json({"active_ratio": ratio}),
-        units=records,
-        unit=unit,
-        batch_size=batch_size,
-        epochs=epochs,
-        epsilon=epsilon if row.private else None,
-        delta=delta,
-        clip_norm=(clip[0], clip[1]) if isinstance(clip, list) else clip,
-        accountant=accountant,
-        warmup_fraction=_warmup_share(phase1_epochs, epochs),
-        split=None if phase1_budget is None else NominalSplit(phase1_budget),
-        normalise=None if normalise is None else PrivateNormalisation(normalise),
-    )
+    asked: Asked = {
+        "batch_size": batch_size,
+        "epochs": epochs,
+        "epsilon": epsilon,
+        "delta": delta,
+        "clip_norm": (clip[0], clip[1]) if isinstance(clip, list) else clip,
+        "accountant": accountant,
+        "warmup_fraction": _warmup_share(phase1_epochs, epochs),
+        "split": None if phase1_budget is None else NominalSplit(phase1_budget),
+        "normalise": None if normalise is None else PrivateNormalisation(normalise),
+    }
     told = {"all": parameters, "head": head_parameters, "bias": bias_parameters}
-    sizes = {part: count for part, count in told.items() if count is not None}
-    if model is not None:
-        sizes = part_sizes(usual_layout(model)) | {part: sizes[part] for part in sizes if part != "all"}
+    size = _size(model, {name: count for name, count in told.items() if count is not None} | _parts(part))
+    changes = None if ratio is None else MethodOptions.from_json({"active_ratio": ratio})
+    spec, reason = _spec(method, changes, size, asked, units=records, unit=unit)
+    if not spec.method.warm_up and (phase1_epochs is not None or phase1_budget is not None or equal_noise):
+        raise SparseDPError(
+            f"{spec.method.name} has one phase: --phase1-epochs, --phase1-budget and --equal-noise are for methods "
+            "with a warm-up, such as tp-topk; drop them"
+        )
     others = options.numbers(other_budgets, "other-budgets") if other_budgets.strip() else []
-    answered = quote(spec, sizes, others)
+    answered = {**quote(spec, size, others), "reason": reason}
     if as_json:
         emit(answered)
     else:
@@ -125,8 +140,94 @@ def _warmup_share(phase1_epochs: float | None, epochs: int) -> float | None:
     return float(Fraction(repr(phase1_epochs)) / epochs)
 
 
+def _parts(texts: list[str] | None) -> dict[str, int]:
+    """The sizes given with `--part`."""
+    from sparsedp.methods.scope import DENSE, EMBEDDINGS, LAST, NORMS
+
+    found = {}
+    for text in texts or []:
+        name, _, count = text.rpartition("=")
+        known = name in (NORMS, EMBEDDINGS, DENSE) or (
+            name.startswith(LAST) and name.removeprefix(LAST).isdigit()
+        )
+        if not known or not count.isdigit() or int(count) == 0:
+            raise SparseDPError(
+                f"--part: got {text!r}, expected NAME=N with a name of {NORMS}, {EMBEDDINGS}, {DENSE}, {LAST}2 and a "
+                "number of at least 1, such as dense=12810"
+            )
+        found[name] = int(count)
+    return found
+
+
+def _size(model: str | None, told: dict[str, int]) -> ModelSize:
+    """The size of a model by its name, or what was told of one."""
+    from sparsedp.core.layout import Layout
+    from sparsedp.methods.sizes import ModelSize
+    from sparsedp.models import usual_layout
+    from sparsedp.models.efficientnet import efficientnet_lite0
+    from sparsedp.models.pretrained import train_from
+
+    if model is None:
+        return ModelSize(told)
+    if told:
+        raise SparseDPError(
+            f"got --model {model} and {', '.join(_flag(name) for name in told)}; give the model, which is counted, "
+            "or the numbers, not both"
+        )
+    if model == "lite0":
+        # Its sizes follow without its weights, so their package is not needed; training moves the head alone.
+        return ModelSize.of(Layout.of(train_from(efficientnet_lite0(_LITE0_CLASSES, _LITE0_PIXELS), "head")))
+    return ModelSize.of(usual_layout(model))
+
+
+def _spec(
+    method: str | None,
+    changes: MethodOptions | None,
+    size: ModelSize,
+    asked: Asked,
+    *,
+    units: int,
+    unit: str,
+) -> tuple[PlanSpec, str | None]:
+    """What is planned, and why its method if that was left open."""
+    from sparsedp.methods import PlanSpec, get_method
+    from sparsedp.methods.choice import AUTO_METHOD
+    from sparsedp.methods.spec import METHOD
+
+    if method == AUTO_METHOD:
+        return _chosen_by_fit(changes, size, asked, units=units, unit=unit)
+    row = get_method(METHOD if method is None else method)
+    known: Asked = asked if row.private else {**asked, "epsilon": None}
+    return PlanSpec.asked(row, changes, units=units, unit=unit, **known), None
+
+
+def _chosen_by_fit(
+    changes: MethodOptions | None, size: ModelSize, asked: Asked, *, units: int, unit: str
+) -> tuple[PlanSpec, str]:
+    """What `fit` would make of method "auto", and why."""
+    import torch
+    from torch import nn
+
+    from sparsedp.methods.choice import AUTO_METHOD
+    from sparsedp.methods.choice_reason import reason_of
+    from sparsedp.methods.sizes import ALL
+    from sparsedp.training.planning import spec_for
+
+    dimension = size.parts.get(ALL)
+    if dimension is None:
+        raise SparseDPError(
+            "--method auto goes by the number of parameters, which was not given; add --parameters N or --model NAME"
+        )
+    # `fit` looks at nothing of a model but its size, which a tensor without memory has as well.
+    stand_in = nn.ParameterList([nn.Parameter(torch.empty(dimension, device="meta"))])
+    spec = spec_for(stand_in, AUTO_METHOD, changes, units=units, unit=unit, **asked)
+    return spec, reason_of(spec, dimension)
+
+
 def _show(answer: dict[str, Any], screen: Console) -> None:
     screen.print(f"[bold]{answer['guarantee']}[/bold]")
+    if answer["reason"] is not None:
+        screen.print(f"Method auto takes {answer['method']}: {answer['reason']}.", markup=False)
     phases = Table(
         "phase", "steps", "sampling rate", "noise multiplier", "clip norm", "noise on each coordinate"
     )
@@ -142,11 +243,12 @@ def _show(answer: dict[str, Any], screen: Console) -> None:
     if answer["epsilons"]:
         spent = ", ".join(f"{name} {value:.4f}" for name, value in answer["epsilons"].items())
         screen.print(f"Epsilon by accountant: {spent} (delta {answer['delta']:g})")
-    _show_energy(answer["noise_energy"], screen)
+    _show_energy(answer, screen)
     for row in answer["noise_ratios"]:
+        most = "at most " if row["at_most"] else ""
         screen.print(
-            f"Noise over clip norm, r, for {row['which']} ({row['coordinates']:,} coordinates): "
-            f"{row['noise_ratio']:.2f}, {row['means']}."
+            f"Noise over clip norm, r, for {row['which']} ({most}{row['coordinates']:,} coordinates): "
+            f"{most}{row['noise_ratio']:.2f}, {row['means']}."
         )
     _show_curve(answer["curve"], screen)
     if answer["other_budgets"]:
@@ -165,14 +267,36 @@ def _show(answer: dict[str, Any], screen: Console) -> None:
         screen.print(table)
 
 
-def _show_energy(energy: dict[str, Any] | None, screen: Console) -> None:
+def _show_energy(answer: dict[str, Any], screen: Console) -> None:
+    energy, active = answer["noise_energy"], answer["active"]
     if energy is None:
-        screen.print("Noise energy: give --parameters or --model (and an active ratio that is a number).")
+        screen.print(_why_no_energy(answer["method"], active), markup=False)
         return
+    most = "at most " if active["at_most"] else ""
     screen.print(
         f"Noise energy of a step: {energy['dense']:.4g} on all d={energy['d']:,} coordinates, {energy['sparse']:.4g} "
-        f"on the k={energy['k']:,} active ones: {energy['sparse'] / energy['dense']:.1%} of it."
+        f"on {most or 'the '}k={energy['k']:,} active ones: {most}{energy['sparse'] / energy['dense']:.1%} of it."
     )
+
+
+def _why_no_energy(method: str, active: dict[str, Any]) -> str:
+    """What is not known of the support, and what to give."""
+    missing = active["missing"]
+    if active["count"] is not None or missing == ["all"]:
+        return "Noise energy: give --parameters or --model."
+    if not missing:
+        return f"Noise energy and r of the support: not known before training, as {method} chooses it in every step."
+    flags = ", ".join(_flag(name) for name in missing)
+    parts = " and ".join(_IN_WORDS.get(name, name) for name in missing if name != "all")
+    return (
+        f"Noise energy and r of the support: not known, as {method} always trains {parts}, whose size was not given; "
+        f"give {flags}, or --model."
+    )
+
+
+def _flag(part: str) -> str:
+    """The option that tells a part's size."""
+    return _FLAGS.get(part, f"--part {part}=N")
 
 
 def _show_curve(curve: list[dict[str, Any]], screen: Console) -> None:

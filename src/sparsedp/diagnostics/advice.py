@@ -19,7 +19,7 @@ from sparsedp.core.ratio import exact_ratio, share_of
 from sparsedp.core.support import Support
 from sparsedp.diagnostics.criteria import NoisyEstimate, SplitEnergies
 from sparsedp.diagnostics.proxy import split_concentration
-from sparsedp.diagnostics.splits import WarmupStatistics, statistics_of
+from sparsedp.diagnostics.splits import WarmupStatistics, statistics_of, why_nothing
 from sparsedp.methods.choice import meaning_of, noise_ratio
 from sparsedp.methods.scope import part_sizes
 from sparsedp.methods.timeline import noise_on_mean
@@ -63,7 +63,7 @@ class Advice:
     Attributes:
         recommendation: one sentence.
         confidence: the probability that its main claim is right as far as noise goes, corrected for the choice
-            among the options.
+            among the options; None where it rests on public numbers alone.
         sure: that in words.
         reasons: what was found, a sentence each.
         options: everything that was compared.
@@ -71,8 +71,8 @@ class Advice:
     """
 
     recommendation: str
-    confidence: float
-    sure: str
+    confidence: float | None
+    sure: str | None
     reasons: tuple[str, ...]
     options: tuple[Option, ...]
     caveats: tuple[str, ...] = CAVEATS
@@ -101,34 +101,45 @@ class Advice:
     def text(self) -> str:
         """In plain words."""
         reasons = "\n".join(f"- {reason}" for reason in self.reasons)
-        return (
-            f"{self.recommendation} (As far as noise goes: {self.sure}.)\n\n{reasons}\n\n"
-            + "\n".join(self.caveats)
-            + "\n"
-        )
+        how_sure = "" if self.sure is None else f" (As far as noise goes: {self.sure}.)"
+        return f"{self.recommendation}{how_sure}\n\n{reasons}\n\n" + "\n".join(self.caveats) + "\n"
 
 
 def advise_run(folder: Path | str) -> Advice:
-    """Advice from a run's folder.
+    """Advice from a run's folder; from public numbers alone where it kept no warm-up statistics.
 
     Raises:
-        DataError: there is no run, or it kept no warm-up statistics.
+        DataError: there is no run, it is not private, its warm-up is not over, or a file is damaged.
     """
     run = Run.open(folder)
+    if run.warmup is None and run.plan.is_private and not run.warming_up:
+        return _without_scores(run)
     advice = advise(statistics_of(run), run.plan)
     if not run.plan.is_private:
         return advice
-    return replace(advice, reasons=(*_loudness(run.plan, run.layout, run.support), *advice.reasons))
+    return replace(advice, reasons=(_loudness(run.plan, run.layout, run.support), *advice.reasons))
 
 
-def _loudness(plan: Plan, layout: Layout, support: Support) -> Iterator[str]:
+def _without_scores(run: Run) -> Advice:
+    """What r alone says, and why there is no more."""
+    active = run.support.size
+    ratio, words = noise_ratio(run.plan, active), meaning_of(run.plan, active)
+    recommendation = (
+        f"Public numbers alone, on the {active:,} coordinates trained: r is {ratio:.2f}, {words}. Advice on scores "
+        "needs a warm-up."
+    )
+    reasons = (_loudness(run.plan, run.layout, run.support), f"{why_nothing(run)}.")
+    return Advice(recommendation, None, None, reasons, (), CAVEATS[1:])
+
+
+def _loudness(plan: Plan, layout: Layout, support: Support) -> str:
     """How loud the noise is on parts of the model: public numbers, known before any data was touched."""
     sizes = part_sizes(layout) | {"support": support.size}
     parts = ", ".join(
         f"{noise_ratio(plan, size):.2f} on {name} ({size:,})" for name, size in sizes.items() if size
     )
     words = meaning_of(plan, layout.dimension)
-    yield f"A step's noise over its clip norm, r: {parts}. For all of them that is {words}."
+    return f"A step's noise over its clip norm, r: {parts}. For all of them that is {words}."
 
 
 def advise(found: WarmupStatistics, plan: Plan) -> Advice:

@@ -58,6 +58,11 @@ def why_nothing(run: Run) -> str:
     nothing = f"{run.path} has no warm-up statistics: "
     if not plan.is_private:
         return f"{nothing}{plan.method} is not private, so its gradients are no releases; train by a private method"
+    if any(span.active < record["d"] and span.step < first + steps for span in run.spans):
+        return (
+            f"{nothing}{plan.method} has no warm-up and does not train every coordinate for its first {steps} steps, "
+            "so nothing shows what the others would have held; train by a method with a warm-up, or by dp-sgd"
+        )
     if steps < MINIMUM_WARMUP:
         return f"{nothing}{steps} steps are too few to split, {MINIMUM_WARMUP} are the least; train longer"
     if record["d"] > MOST_COORDINATES:
@@ -66,11 +71,6 @@ def why_nothing(run: Run) -> str:
         )
     if run.warming_up:
         return f"{nothing}its warm-up is not over; go on with `sparsedp train --resume {run.path}`, or resume=True"
-    if any(span.active < record["d"] and span.step < first + steps for span in run.spans):
-        return (
-            f"{nothing}{plan.method} has no warm-up and does not train every coordinate for its first {steps} steps, "
-            "so nothing shows what the others would have held; train by a method with a warm-up, or by dp-sgd"
-        )
     return (
         f"{nothing}too many steps were lost, or version 0.1 began it, which kept them on request; train again"
     )

@@ -81,7 +81,9 @@ def configure(method: Method, options: MethodOptions | None = None) -> Method:
         return method
     names = (*_ABOUT_SUPPORT, "active_ratio", "scope", "always", "geometry", "per_sample_top", "stages")
     chosen = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
-    chosen |= {name: codec.read(name, given) for name, given in chosen.items() if isinstance(given, str | list)}
+    chosen |= {
+        name: codec.read(name, given) for name, given in chosen.items() if isinstance(given, str | list)
+    }
     if options.warm_up is not None:
         others = tuple(stage for stage in chosen.get("stages", method.stages) if stage != WARM_UP)
         chosen["stages"] = (*others[:-1], WARM_UP, others[-1]) if options.warm_up else others

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
 from sparsedp.core.errors import OutOfReachError
-from sparsedp.core.ratio import exact_ratio
 from sparsedp.methods.choice import meaning_of, noise_ratio
-from sparsedp.methods.method import AUTO, Method
-from sparsedp.methods.schedules import active_count
+from sparsedp.methods.method import Method
+from sparsedp.methods.sizes import ALL, ActiveCount, ModelSize, count_active
 from sparsedp.methods.spec import PlanSpec
 from sparsedp.methods.timeline import noise_on_mean
 from sparsedp.privacy.accountants import epsilon_by_epoch
@@ -18,14 +17,12 @@ from sparsedp.privacy.plan import Plan
 from sparsedp.privacy.summary import guarantee, summarize
 
 
-def quote(spec: PlanSpec, sizes: Mapping[str, int], other_budgets: Iterable[float]) -> dict[str, Any]:
-    """What is asked for in noise and epsilon, as JSON values.
-
-    `sizes` has the number of parameters by part of the model: "all", where it is known, and such as "head".
-    """
+def quote(spec: PlanSpec, size: ModelSize, other_budgets: Iterable[float]) -> dict[str, Any]:
+    """What is asked for in noise and epsilon, as JSON values."""
     plan = spec.plan()
     summary = summarize(plan)
     epsilons = dict(summary.epsilons)
+    active = count_active(plan, spec.method, size)
     return {
         "epsilon": epsilons.get(plan.accountant or "pld"),
         "delta": plan.delta,
@@ -37,8 +34,9 @@ def quote(spec: PlanSpec, sizes: Mapping[str, int], other_budgets: Iterable[floa
         "units": plan.units,
         "guarantee": guarantee(plan),
         "epsilons": epsilons,
-        "noise_energy": noise_energy(plan, spec.method, sizes),
-        "noise_ratios": noise_ratios(plan, spec.method, sizes),
+        "active": active.to_json(),
+        "noise_energy": noise_energy(plan, size, active),
+        "noise_ratios": noise_ratios(plan, spec.method, size, active),
         "curve": _curve(plan),
         "other_budgets": [_other(spec, plan, epsilon) for epsilon in other_budgets]
         if plan.is_private
@@ -46,45 +44,49 @@ def quote(spec: PlanSpec, sizes: Mapping[str, int], other_budgets: Iterable[floa
     }
 
 
-def noise_energy(plan: Plan, method: Method, sizes: Mapping[str, int]) -> dict[str, Any] | None:
+def noise_energy(plan: Plan, size: ModelSize, active: ActiveCount) -> dict[str, Any] | None:
     """Expected squared length of a step's noise in the main phase: d nu^2 on all coordinates, k nu^2 on the support.
 
     TP-TopK Sec. 5: what sparsity saves. k is that of the last period, for methods that shrink as they go.
     """
-    active = _active(method, sizes)
-    if active is None or "all" not in sizes:
+    if active.count is None or ALL not in size.parts:
         return None
-    dimension, variance = sizes["all"], noise_on_mean(plan, plan.phases[-1]) ** 2
-    return {"d": dimension, "k": active, "dense": dimension * variance, "sparse": active * variance}
+    dimension, variance = size.parts[ALL], noise_on_mean(plan, plan.phases[-1]) ** 2
+    return {
+        "d": dimension,
+        "k": active.count,
+        "dense": dimension * variance,
+        "sparse": active.count * variance,
+    }
 
 
-def noise_ratios(plan: Plan, method: Method, sizes: Mapping[str, int]) -> list[dict[str, Any]]:
+def noise_ratios(plan: Plan, method: Method, size: ModelSize, active: ActiveCount) -> list[dict[str, Any]]:
     """r, the noise norm over the clip norm, for parts of a model and for what is active in the end."""
     if not plan.is_private:
         return []
-    counts = {name: count for name, count in sizes.items() if count}
-    active = _active(method, sizes)
-    if active is not None and method.active_ratio != 1.0:
-        counts[f"{method.name}, ratio {method.active_ratio}"] = active
+    counts = [(part, count, False) for part, count in size.parts.items() if count]
+    support = _name_of_support(method, size)
+    if active.count is not None and support is not None:
+        counts.append((support, active.count, active.at_most))
     return [
         {
             "which": name,
             "coordinates": count,
+            "at_most": at_most,
             "noise_ratio": noise_ratio(plan, count),
             "means": meaning_of(plan, count),
         }
-        for name, count in counts.items()
+        for name, count, at_most in counts
     ]
 
 
-def _active(method: Method, sizes: Mapping[str, int]) -> int | None:
-    """How many coordinates are active in the end; None where the sizes of the parts do not tell."""
-    inside = sizes.get(method.scope[0] if method.scope else "all")
-    if inside is None or len(method.scope) > 1 or method.active_ratio == AUTO:
+def _name_of_support(method: Method, size: ModelSize) -> str | None:
+    """What to call the coordinates that are active in the end; None where that is one of the parts."""
+    if method.active_ratio != 1.0:
+        return f"{method.name}, ratio {method.active_ratio}"
+    if not method.scope or (len(method.scope) == 1 and method.scope[0] in size.parts):
         return None
-    fixed = sum(sizes.get(part, 0) for part in method.always)
-    ranked = max(inside - fixed, 0)
-    return fixed + (active_count(exact_ratio(method.active_ratio), ranked) if ranked else 0)
+    return f"{method.name}, which is {' and '.join(method.scope)}"
 
 
 def _phase(plan: Plan, number: int) -> dict[str, Any]:

@@ -15,8 +15,8 @@ class GeometryRule(Enum):
 class OffSupport(Enum):
     """What happens to a coordinate that leaves the support.
 
-    Dropped: its optimizer state is made fresh and it does not move. Coasts: it may still move by its velocity, which is
-    public (RS, Sec. 4).
+    Dropped: its optimizer state is made fresh and it does not move. Coasts: it may still move by its velocity, which
+    is public (RS, Sec. 4).
     """
 
     DROPPED = "dropped"

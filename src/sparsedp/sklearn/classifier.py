@@ -25,7 +25,7 @@ from sparsedp.datasets.bundle import Split
 from sparsedp.methods import MethodOptions, get_method
 from sparsedp.methods.choice import AUTO_METHOD
 from sparsedp.methods.method import ActiveRatio
-from sparsedp.methods.spec import ACCOUNTANT, CLIP_NORM, EPOCHS, EPSILON
+from sparsedp.methods.spec import ACCOUNTANT, CLIP_NORM, EPOCHS, EPSILON, Asked
 from sparsedp.models.heads import parameter_count
 from sparsedp.optimizers.rule import Rate
 from sparsedp.optimizers.table_rate import rate_for_table
@@ -45,6 +45,7 @@ from sparsedp.sklearn.scaling import (
     scale_to_bounds,
 )
 from sparsedp.training.fit import fit
+from sparsedp.training.planning import AskedMethod, count_units
 
 Floats = npt.NDArray[np.float64]
 
@@ -60,8 +61,8 @@ class SparseDPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     Args:
         epsilon: the budget of one fit. Never exceeded.
         delta: of the guarantee; if not given, a power of ten at most 1/(10 N) and at most 1e-5.
-        method: a private method's name, see `sparsedp.all_methods()`, or "auto": dense DP-SGD for a model of at most
-            500 coordinates, where no support pays for itself, unless one is asked for; tp-coherent above.
+        method: a private method's name, see `sparsedp.all_methods()`, or "auto": dense or sparse by public numbers,
+            as `sparsedp.fit` takes it; tp-topk if `active_ratio` or `options` ask for a support.
         classes: all labels there can be. If not given they are read off y, with a warning: a rare class leaks.
         unit: what is protected, such as "patient", when a unit has several rows; then `fit` needs `units`.
         rows_per_unit: rows drawn of a sampled unit; their mean gradient is clipped once.
@@ -243,32 +244,29 @@ class SparseDPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         seed: int | None,
         held_out: Split | None,
     ) -> Result:
-        classes = self.classes_
+        classes, rows = self.classes_, Split(features, targets)
         model = new_model(features.shape, len(classes), self.hidden, seed)
-        size = parameter_count(model)
-        told = self.active_ratio is not None or self.options is not None
-        self.method_, self.reason_ = method_for(self.method, size, support_asked_for=told)
+        size, asked = parameter_count(model), self._asked()
+        changes = AskedMethod(self.method, self.options, self.active_ratio).changes()
+        method, self.reason_ = method_for(
+            self.method, changes, model, units=count_units(rows, units), **asked
+        )
+        self.method_ = method.name
         return fit(
             model,
-            Split(features, targets),
+            rows,
             nn.CrossEntropyLoss(weight=class_weights(self.class_weight, classes), reduction="none"),
-            method=self.method_,
+            method=method,
             eval_dataset=held_out,
-            epsilon=float(self.epsilon),
-            delta=self.delta,
-            epochs=self.epochs,
-            batch_size=self.batch_size,
+            **asked,
             lr=self._rate(size),
-            clip_norm=self.clip_norm,
-            active_ratio=ratio_for(self.method_, self.options, self.active_ratio, size),
+            active_ratio=ratio_for(method, self.options, self.active_ratio, size),
             options=self.options,
             out=self.out,
             seed=seed,
             units=units,
             unit=self.unit,
             rows_per_unit=self.rows_per_unit,
-            normalise=private_normalisation(self.private_scale, self._names()),
-            accountant=self.accountant,
             progress=bool(self.verbose),
             about=About(
                 dataset=self.name,
@@ -276,6 +274,18 @@ class SparseDPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 schema=self._schema(held_out),
             ),
         )
+
+    def _asked(self) -> Asked:
+        """What is asked of the plan."""
+        return {
+            "epsilon": float(self.epsilon),
+            "delta": self.delta,
+            "epochs": self.epochs,
+            "batch_size": self.batch_size,
+            "clip_norm": self.clip_norm,
+            "accountant": self.accountant,
+            "normalise": private_normalisation(self.private_scale, self._names()),
+        }
 
     def _rate(self, coordinates: int) -> Rate | None:
         """The rate given, or the rule for logistic regression on tables."""

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 import numbers
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import torch
@@ -15,35 +14,36 @@ from torch import nn
 from sparsedp.core.errors import SparseDPError
 from sparsedp.core.generators import own_generators
 from sparsedp.core.randomness import PublicRandomness
-from sparsedp.methods import AUTO, Listed, MethodOptions, configure, get_method
+from sparsedp.methods import AUTO, Listed, Method, MethodOptions, configure, get_method
 from sparsedp.methods.choice import AUTO_METHOD
+from sparsedp.methods.choice_reason import reason_of
 from sparsedp.methods.method import ActiveRatio
+from sparsedp.methods.spec import Asked, default_delta
+from sparsedp.models.heads import parameter_count
 from sparsedp.models.tabular import logistic, mlp
+from sparsedp.training.planning import spec_for
 
 _FEWEST_COORDINATES = 32
-_DENSE_UP_TO = 500
-"""Up to so many coordinates "auto" trains all of them; see docs/tables.md."""
-_SPARSE = "tp-coherent"
-
-logger = logging.getLogger("sparsedp")
 
 
-def method_for(asked: str, coordinates: int, *, support_asked_for: bool) -> tuple[str, str | None]:
-    """The method, and why if it was left open."""
-    if asked != AUTO_METHOD:
-        return asked, None
-    if support_asked_for or coordinates > _DENSE_UP_TO:
-        return _SPARSE, f"{_SPARSE}: {coordinates:,} coordinates, or a support was asked for"
-    reason = f"dense: of {coordinates} coordinates a support saves too little noise to pay for finding it"
-    logger.info("%s (method='auto')", reason)
-    return "dp-sgd", reason
+def method_for(
+    name: str, changes: MethodOptions | None, model: nn.Module, *, units: int, **asked: Unpack[Asked]
+) -> tuple[Method, str | None]:
+    """The method, and why if it was left open: then it is the one `sparsedp.fit` takes."""
+    if name != AUTO_METHOD:
+        return get_method(name), None
+    delta = asked.get("delta")
+    # `fit` says which delta is taken where none was given; here it is filled in, so that it is said once.
+    known: Asked = {**asked, "delta": default_delta(units) if delta is None else delta}
+    spec = spec_for(model, AUTO_METHOD, changes, units=units, unit="row", **known)
+    return spec.method, reason_of(spec, parameter_count(model))
 
 
 def ratio_for(
-    method: str, options: MethodOptions | None, given: ActiveRatio | None, coordinates: int
+    method: Method, options: MethodOptions | None, given: ActiveRatio | None, coordinates: int
 ) -> ActiveRatio | None:
     """The ratio given, or None for the method's own, or one that leaves a small model enough coordinates."""
-    row = configure(get_method(method), options)
+    row = configure(method, options)
     chosen = options is not None and options.active_ratio is not None
     told = given is not None or chosen or isinstance(row.schedule, Listed)
     if told or row.ranking is None or row.active_ratio == AUTO:
