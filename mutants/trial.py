@@ -28,6 +28,7 @@ class Outcome:
 
 def import_what_is_heavy() -> None:
     """Third-party packages only: `sparsedp` itself must come from the copy."""
+    os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")  # as tests/conftest.py
     import dp_accounting  # noqa: F401
     import hypothesis  # noqa: F401
     import numpy  # noqa: F401

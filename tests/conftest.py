@@ -3,9 +3,12 @@
 Shells start background jobs with SIGINT ignored; the tests of interrupts need it.
 """
 
+import os
 import signal
 import sys
 from pathlib import Path
+
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")  # before torch: see docs/faq.md on bfloat16
 
 import pytest
 import torch
