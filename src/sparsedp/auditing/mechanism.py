@@ -30,6 +30,8 @@ from sparsedp.privacy.plan import Phase
 MOST_CANARIES = 2048
 """In one release."""
 FEWEST_RELEASES, MOST_RELEASES = 48, 4000
+ROUNDING = 2.0**-40
+"""Of a clip norm: what is left of a coordinate below this is rounding, and no noise."""
 SHARPNESS = 0.01
 """How closely a canary's contribution is to be measured, as a share of the clip norm (one standard error)."""
 
@@ -117,6 +119,8 @@ def _worst(squares: Vector, count: int, risk: float) -> tuple[float, int | None]
     if not len(squares) or not count:
         return math.inf, None
     place = int(np.argmin(squares))
+    if squares[place] <= count * ROUNDING**2:
+        return 0.0, place
     return float(deviation_at_most(squares[place : place + 1], count, risk / len(squares))[0]), place
 
 
