@@ -73,10 +73,7 @@ class TouchedRows:
             ModelError: a layer was asked for something else than one list of rows for each sample.
             DataError: a row was asked for that a table does not have.
         """
-        noted = self._noted(rows, chance)
-        nothing = torch.empty(0, dtype=torch.int64)
-        samples = [nothing, *(owners for _, owners, _ in noted)]
-        return torch.cat(samples), torch.cat([nothing, *(touched for _, _, touched in noted)])
+        return _joined(self._noted(rows, chance))
 
     def check(self, rows: Rows) -> None:
         """See for some rows that what is taken for a sample's own is what it touches alone.
@@ -86,25 +83,25 @@ class TouchedRows:
                 a way that cannot be seen.
         """
         chance = Chance(StepSecret(bytes(SEED_BYTES)), torch.arange(row_count(rows)))
-        asked = {first for first, _, _ in self._noted(rows, chance)}
+        noted = self._noted(rows, chance)
+        asked = {first for first, _, _ in noted}
         for first, name in self._tables.items():
             if first not in asked:
                 raise ModelError(
                     f"the rows of {name} cannot be counted: no nn.Embedding or nn.EmbeddingBag that holds it was "
                     "called. Call the layer, not a function on its weight, or name the table in always="
                 )
-        owners, touched = self.pairs(rows, chance)
+        owners, touched = _joined(noted)
         for place in range(row_count(rows)):
             self._compare(rows, chance, place, touched[owners == place])
 
     def _next_places(self, count: int) -> set[int]:
         """Two samples of each batch, in every batch others."""
         self._seen += 1
-        return (
-            set()
-            if count < 2
-            else {self._seen * _STRIDE % count, (self._seen * _STRIDE + count // 2) % count}
-        )
+        if count < 2:
+            return set()
+        first = self._seen * _STRIDE
+        return {first % count, (first + count // 2) % count}
 
     def _compare(self, rows: Rows, chance: Chance | None, place: int, touched: Tensor) -> None:
         span = slice(place, place + 1)
@@ -148,6 +145,13 @@ class TouchedRows:
         finally:
             for handle in handles:
                 handle.remove()
+
+
+def _joined(noted: list[_Noted]) -> Pairs:
+    """The pairs of all layers together."""
+    nothing = torch.empty(0, dtype=torch.int64)
+    samples = [nothing, *(owners for _, owners, _ in noted)]
+    return torch.cat(samples), torch.cat([nothing, *(touched for _, _, touched in noted)])
 
 
 def _pairs(module: Table, asked: Tensor, first: int, count: int, name: str) -> Pairs:
