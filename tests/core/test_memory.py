@@ -18,25 +18,23 @@ def faults():
 
 if sys.argv[1] == "keep":
     assert keep_freed_memory()
-for _ in range(4):
-    torch.ones(20_000_000).add(1)
-least = None
-for _ in range(3):
-    before = faults()
-    torch.ones(20_000_000).add(1)
-    least = min(faults() - before, least or 10**9)
-print(least)
+for _ in range(12):  # the heap grows for some batches until what is freed fits what is asked for
+    torch.ones(10_000_000).add(1)
+before = faults()
+for _ in range(5):
+    torch.ones(10_000_000).add(1)
+print(faults() - before)
 """
 
 
-def faults_of_a_batch(word):
+def faults_of_five_batches(word):
     done = subprocess.run([sys.executable, "-c", FAULTS, word], capture_output=True, text=True, check=True)
     return int(done.stdout)
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has mallopt")
 def test_batches_after_the_first_find_their_memory_in_place():
-    assert faults_of_a_batch("keep") < 0.1 * faults_of_a_batch("leave")
+    assert faults_of_five_batches("keep") < 0.1 * faults_of_five_batches("leave")
 
 
 def test_other_c_libraries_are_left_alone(monkeypatch):
