@@ -39,6 +39,16 @@ def test_all_coordinates_are_trained_where_there_are_few_or_noise_is_all_there_i
     assert choose_method(4810, **few) == get_method("dp-sgd")
 
 
+@pytest.mark.parametrize(("epochs", "expected"), [(1, "dp-sgd"), (9, "dp-sgd"), (10, "tp-topk")])
+def test_a_plan_too_short_for_a_warm_up_is_dense(epochs, expected):
+    short = {"units": 2000, "batch_size": 2000, "delta": 1e-5, "accountant": "rdp", "clip_norm": 0.1}
+    plan = {**short, "epochs": epochs, "epsilon": 1.0}
+    dimension = math.ceil((0.7 / noise_ratio(build_plan("dp-sgd", **plan), 1)) ** 2)
+    method = choose_method(dimension, **plan)
+    assert method.name == expected
+    build_plan(method, **plan)
+
+
 def test_the_delta_that_was_not_given_is_said_once(caplog):
     with caplog.at_level("INFO", logger="sparsedp"):
         fit(epsilon=8.0)

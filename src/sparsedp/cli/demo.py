@@ -53,7 +53,7 @@ def demo(
 
 def _chosen(runs: list[Path]) -> str:
     """What method auto takes at each epsilon, from the plans of the dense runs: public numbers alone."""
-    from sparsedp.methods.choice import method_at, noise_ratio
+    from sparsedp.methods.choice import method_beside, noise_ratio
     from sparsedp.runs.reader import Run
 
     found: dict[float, str] = {}
@@ -61,7 +61,7 @@ def _chosen(runs: list[Path]) -> str:
         if run.plan.method != "dp-sgd" or run.plan.target_epsilon is None:
             continue
         ratio = noise_ratio(run.plan, run.record["d"])
-        method = method_at(ratio, run.record["d"])
+        method = method_beside(run.plan, run.record["d"])
         share = "" if method.active_ratio == 1.0 else f" at ratio {method.active_ratio:g}"
         found[run.plan.target_epsilon] = (
             f"{method.name}{share} at epsilon {run.plan.target_epsilon:g}, r {ratio:.2f}"

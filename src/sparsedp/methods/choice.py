@@ -25,6 +25,8 @@ SPARSE, SPARSE_RATIO = "tp-topk", 0.4
 """What gained there: TP-TopK's own setting."""
 MANY = 10_000
 """Coordinates from which on a support has something to leave out: on 4,810 (digits) it lost up to a point."""
+ENOUGH_STEPS = 10
+"""Steps of a plan that leave a warm-up some to learn a support in; a plan of one step has none for it at all."""
 
 
 def noise_ratio(plan: Plan, active: int) -> float:
@@ -52,9 +54,9 @@ def pays(ratio: float, dimension: int) -> bool:
     return dimension >= MANY and LOUD <= ratio < TOO_LOUD
 
 
-def method_at(ratio: float, dimension: int) -> Method:
-    """What "auto" takes where r of all coordinates is `ratio`: a learned support where it can pay, else all."""
-    if not pays(ratio, dimension):
+def method_beside(dense: Plan, dimension: int) -> Method:
+    """What "auto" takes where dense training has this plan: a learned support where it can pay, else all."""
+    if dense.phases[-1].steps < ENOUGH_STEPS or not pays(noise_ratio(dense, dimension), dimension):
         return get_method("dp-sgd")
     return configure(get_method(SPARSE), MethodOptions(active_ratio=SPARSE_RATIO))
 
@@ -73,11 +75,11 @@ def choose_method(dimension: int, *, units: int, unit: str = "row", **asked: Unp
     delta = asked.get("delta")
     known: Asked = {**asked, "delta": default_delta(units) if delta is None else delta}
     dense = PlanSpec.asked("dp-sgd", units=units, unit=unit, **known).plan()
-    loudness = noise_ratio(dense, dimension)
-    method = method_at(loudness, dimension)
+    method = method_beside(dense, dimension)
     logger.info(
         "method auto: %s, as the noise of a dense step on %d coordinates is %.2f of the clip norm (%s at ratio %.1f "
-        "from %d coordinates on, between %.1f and %.1f)",
-        method.name, dimension, loudness, SPARSE, SPARSE_RATIO, MANY, LOUD, TOO_LOUD,
+        "from %d coordinates and %d steps on, between %.1f and %.1f)",
+        method.name, dimension, noise_ratio(dense, dimension),
+        SPARSE, SPARSE_RATIO, MANY, ENOUGH_STEPS, LOUD, TOO_LOUD,
     )  # fmt: skip
     return method
