@@ -116,6 +116,7 @@ def test_kept_activations_and_the_top_above_them_are_the_whole_network(cut):
         torch.testing.assert_close(top(kept.train.features.batch(torch.arange(3))), whole(pictures))
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("features", ["head", "blocks"])
 def test_a_head_on_kept_features_is_that_on_pictures_to_rounding(features, tmp_path):
     generator = torch.Generator().manual_seed(5)
