@@ -82,8 +82,7 @@ def voted(rows: TensorDataset, units: torch.Tensor | None, most: int, granularit
 
 @pytest.mark.parametrize("granularity", [Granularity.ROWS, Granularity.TENSORS])
 @pytest.mark.parametrize("most", [1, 3])
-def test_a_unit_votes_for_what_carries_most_of_its_gradient(granularity, most, monkeypatch):
-    monkeypatch.setattr("sparsedp.gradients.votes._BYTES", 8 * ALL * 7)  # chunks of seven rows or fewer
+def test_a_unit_votes_for_what_carries_most_of_its_gradient(granularity, most):
     alone = expected_votes(data(), list(range(ROWS)), most, granularity)
     np.testing.assert_allclose(voted(data(), None, most, granularity), alone / 1.001, rtol=2e-5)
     units = [row // 4 for row in range(ROWS)]
@@ -104,6 +103,27 @@ def test_a_whole_unit_moves_the_vote_by_at_most_one(seed):
     assert float(moved.norm()) <= 1.0
     assert bool(torch.isfinite(moved).all())
     assert float(moved.norm()) > 0.99 or seed % 2
+
+
+@pytest.mark.parametrize("hidden", [5, 64, 300])
+def test_no_company_moves_a_vote_even_where_two_groups_tie(hidden):
+    """Both rows of a two-class head have gradients of one size, so a last bit would decide between them."""
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(INPUTS, hidden), nn.Tanh(), nn.Linear(hidden, 2))
+    layout = Layout.of(model)
+    groups = TableRows(layout.slots, whole=False).of_coordinates(layout.dimension)
+    look = GradientVotes(model, supervised(LOSS), groups, 1)
+    x, y = torch.randn(97, INPUTS), torch.arange(97) % 2
+
+    def choices(first: int, last: int) -> list[int]:
+        owners, voted = look(MicroBatch((x[first:last], y[first:last])))
+        assert owners.tolist() == list(range(last - first))
+        return voted.tolist()
+
+    whole = choices(0, 97)
+    assert choices(1, 97) == whole[1:]
+    assert choices(0, 50) + choices(50, 97) == whole
+    assert [choice for row in range(97) for choice in choices(row, row + 1)] == whole
 
 
 def a_plan(**options) -> Plan:

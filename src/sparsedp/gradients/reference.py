@@ -59,13 +59,6 @@ class ReferenceEngine:
             total += sum_clipped_rows(mean_by_unit(gradients, units), query)
         return total
 
-    def unit_gradients(self, batch: MicroBatch) -> Tensor:
-        """The [units, d] matrix of a batch's gradients, one for each unit: the mean over its rows. Private."""
-        device = self._layout.parameters(self._model)[0].device
-        with detached_and_quiet(), nothing_drawn(device):
-            gradients = self._per_sample_gradients(to_device(batch.rows, device), batch.chance)
-        return mean_by_unit(gradients, None if batch.units is None else batch.units.to(device))
-
     def _per_sample_gradients(self, rows: Rows, chance: Chance | None) -> Tensor:
         """The [n, d] matrix of per-sample gradients."""
         if (draws := self._chances.of(rows)) != ():

@@ -65,7 +65,7 @@ class RowByRow:
                 span = slice(i, i + 1)
                 with self.own_numbers(draws, None if chance is None else chance.part(span)):
                     found.append(self._one(select_rows(rows, span)))
-        return torch.stack(found)
+        return found[0].unsqueeze(0) if len(found) == 1 else torch.stack(found)
 
     def own_numbers(
         self, draws: tuple[Draw, ...] | None, chance: Chance | None

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import final
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
-from sparsedp.core.batch import MicroBatch, PerSampleLoss, select_rows
-from sparsedp.gradients.reference import ReferenceEngine
+from sparsedp.core.batch import MicroBatch, PerSampleLoss, Rows, select_rows, to_device
+from sparsedp.gradients.alone import RowsAlone
 from sparsedp.gradients.touched import Pairs
-
-_BYTES = 2**26
-"""About how much memory the gradients of one chunk take."""
 
 
 @final
@@ -27,45 +25,46 @@ class GradientVotes:
         groups: the group of each of the d coordinates; -1 for those that nobody can vote for.
         most: for how many groups a unit votes.
 
+    **Privacy.** Every row is taken alone, in memory of its own: in company the last bits of a gradient hang on who
+    else is there, and where two groups tie (both rows of a two-class head do) the last bit moves a whole vote.
+
     **Edge cases.** A unit whose gradient is zero or not finite votes for nothing; ties go to the lower group. A
-    unit's gradient is the mean over its rows. One pass costs d numbers for each sample, as the
-    reference engine does.
+    unit's gradient is the mean over its rows. One pass costs a backward pass and d numbers for each row.
     """
 
     def __init__(self, model: nn.Module, loss: PerSampleLoss, groups: Tensor, most: int) -> None:
-        self._engine = ReferenceEngine(model, loss)
+        self._alone = RowsAlone(model, loss)
+        self._device = next(model.parameters()).device
         self._groups, self._most = groups, most
 
     def __call__(self, batch: MicroBatch) -> Pairs:
         """The pairs of unit and group voted for, in a batch."""
         nothing = torch.empty(0, dtype=torch.int64)
-        owners, voted, first = [nothing], [nothing], 0
-        for chunk in self._chunks(batch):
-            gradients = self._engine.unit_gradients(chunk).cpu()
-            for place, groups in enumerate(votes(gradients, self._groups, self._most), start=first):
-                owners.append(torch.full_like(groups, place))
-                voted.append(groups)
-            first += gradients.shape[0]
+        owners, voted = [nothing], [nothing]
+        for place, groups in enumerate(votes(self._unit_gradients(batch), self._groups, self._most)):
+            owners.append(torch.full_like(groups, place))
+            voted.append(groups)
         return torch.cat(owners), torch.cat(voted)
 
-    def _chunks(self, batch: MicroBatch) -> Iterator[MicroBatch]:
-        """The batch in pieces of whole units."""
-        most = max(1, _BYTES // (8 * self._engine.layout.dimension))
-        count = batch.row_count
-        units = torch.arange(count) if batch.units is None else batch.units.cpu()
-        sizes = torch.bincount(units).cumsum(0).tolist() if count else []
+    def _unit_gradients(self, batch: MicroBatch) -> Iterator[Tensor]:
+        """The mean gradient of each unit's rows."""
+        rows = to_device(batch.rows, self._device)
+        units = torch.arange(batch.row_count) if batch.units is None else batch.units.cpu()
         start = 0
-        for place, end in enumerate(sizes):
-            following = sizes[place + 1] if place + 1 < len(sizes) else None
-            if following is None or following - start > most:
-                span = slice(start, end)
-                chance = None if batch.chance is None else batch.chance.part(span)
-                yield MicroBatch(select_rows(batch.rows, span), units[span] - units[start], chance)
-                start = end
+        for size in torch.bincount(units).tolist() if batch.row_count else []:
+            total = sum(self._row_gradient(rows, batch, row) for row in range(start, start + size))
+            yield torch.as_tensor(total / size)
+            start += size
+
+    def _row_gradient(self, rows: Rows, batch: MicroBatch, row: int) -> Tensor:
+        span = slice(row, row + 1)
+        own = pytree.tree_map_only(Tensor, torch.clone, select_rows(rows, span))
+        chance = None if batch.chance is None else batch.chance.part(span)
+        return self._alone.gradient(MicroBatch(own, chance=chance)).to("cpu", torch.float64)
 
 
-def votes(gradients: Tensor, groups: Tensor, most: int) -> Iterator[Tensor]:
-    """The groups that each of some units votes for, by its gradient: [units, d], on the CPU."""
+def votes(gradients: Iterable[Tensor], groups: Tensor, most: int) -> Iterator[Tensor]:
+    """The groups that each of some units votes for, by its gradient: d numbers, on the CPU."""
     runs, sizes = torch.unique_consecutive(groups, return_counts=True)
     starts, able = (sizes.cumsum(0) - sizes).numpy(), runs >= 0
     count = int(groups.max()) + 1 if groups.numel() else 0
