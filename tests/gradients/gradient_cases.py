@@ -104,6 +104,14 @@ class WeightedBag(nn.Module):
         return self.bag(ids, per_sample_weights=weights)
 
 
+class WeightsNamedFirst(WeightedBag):
+    """The same called by names, the tokens' last."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        weights = (1.0 + ids + torch.arange(ids.shape[1])).to(self.bag.weight).cos()
+        return self.bag(per_sample_weights=weights, offsets=None, input=ids)
+
+
 class BagsByOffsets(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -196,6 +204,7 @@ EMBEDDINGS = {
     "embedding-bag-sum": Case(lambda: nn.EmbeddingBag(4, 3, mode="sum"), (7,), tokens=4),
     "embedding-bag-padding": Case(lambda: nn.EmbeddingBag(4, 3, padding_idx=1), (5,), tokens=4),
     "embedding-bag-weights": Case(WeightedBag, (5,), tokens=6),
+    "embedding-bag-weights-by-name": Case(WeightsNamedFirst, (5,), tokens=6),
 }
 
 NORMS = {

@@ -152,6 +152,24 @@ def test_a_table_that_is_used_unseen_is_refused_by_name():
         look.check(texts(1).tensors)
 
 
+class Remapped(nn.Embedding):
+    def forward(self, ids: Tensor) -> Tensor:
+        return super().forward((ids + 1) % self.num_embeddings)
+
+
+def test_a_layer_that_looks_up_other_rows_than_it_is_given_is_refused():
+    model = Bag()
+    model.words = Remapped(WORDS, WIDTH)
+    with pytest.raises(
+        ModelError, match=r"words\.weight cannot be counted: Remapped has a forward pass of its own"
+    ):
+        TouchedRows(model, supervised(LOSS), ["words.weight"])
+    patched = Bag()
+    patched.words.forward = lambda ids: nn.functional.embedding(ids.flip(0), patched.words.weight)
+    with pytest.raises(ModelError, match="Embedding has a forward pass of its own"):
+        TouchedRows(patched, supervised(LOSS), ["words.weight"])
+
+
 @pytest.mark.parametrize("bad", [WORDS, -1])
 def test_a_row_that_the_table_does_not_have_is_told_without_naming_it(bad):
     tokens = texts(4).tensors[0]

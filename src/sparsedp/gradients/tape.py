@@ -42,7 +42,7 @@ class Call:
     @property
     def input(self) -> Tensor:
         """The first argument, for layers that take one tensor."""
-        first = self.args[0] if self.args else next(iter(self.kwargs.values()))
+        first = self.args[0] if self.args else self.kwargs.get("input", next(iter(self.kwargs.values())))
         assert isinstance(first, Tensor)
         return first.detach()
 

@@ -33,6 +33,9 @@ class TouchedRows:
         model: as it is trained.
         loss: calls it.
         tables: names of the tables' weights; their rows are numbered through in this order.
+
+    Raises:
+        ModelError: a table's layer is not a plain one.
     """
 
     def __init__(self, model: nn.Module, loss: PerSampleLoss, tables: Sequence[str]) -> None:
@@ -50,6 +53,8 @@ class TouchedRows:
             for module in model.modules()
             if isinstance(module, Table) and id(module.weight) in firsts
         ]
+        for module, first in self._layers:
+            _refuse_own_forward(module, self._tables[first])
         self._device = next(model.parameters()).device
 
     def __call__(self, batch: MicroBatch) -> Pairs:
@@ -145,6 +150,17 @@ class TouchedRows:
         finally:
             for handle in handles:
                 handle.remove()
+
+
+def _refuse_own_forward(module: Table, name: str) -> None:
+    """What such a layer looks up need not be what it is given: it may hash, remap, or ask for positions."""
+    plain = nn.EmbeddingBag.forward if isinstance(module, nn.EmbeddingBag) else nn.Embedding.forward
+    if getattr(module.forward, "__func__", None) is not plain:
+        raise ModelError(
+            f"the rows of {name} cannot be counted: {type(module).__name__} has a forward pass of its own, so what "
+            "it is given need not be what it looks up. Do the same in a module around a plain nn.Embedding or "
+            "nn.EmbeddingBag, or name the table in always="
+        )
 
 
 def _joined(noted: list[_Noted]) -> Pairs:
