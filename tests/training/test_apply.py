@@ -88,7 +88,7 @@ def states(optimizer: Optimizer, layout: Layout, model: nn.Module) -> dict[tuple
 
 def fresh_state(name: str, state: str) -> float:
     """What a new optimizer has there."""
-    return 0.5 if (name, state) == ("adagrad", "sum") else 0.0
+    return {("adagrad", "sum"): 0.5, ("rprop", "step_size"): torch.tensor(0.1).item()}.get((name, state), 0.0)
 
 
 @pytest.mark.parametrize("name", DROPPING)

@@ -75,24 +75,29 @@ def test_a_resumed_optimizer_goes_on_to_the_same_bits(name: str, stop: int) -> N
 
 @pytest.mark.parametrize("kind", [CompactOptimizer, functools.partial(MaskedOptimizer, coasts=False)])
 @pytest.mark.parametrize("resumed", [False, True])
-def test_a_row_that_enters_later_begins_as_in_an_adagrad_of_its_own(kind, resumed: bool) -> None:
-    """Its `sum` begins at `initial_accumulator_value`, which keeps the first step from being about the whole rate."""
-
-    def adagrad(parameters):
-        return torch.optim.Adagrad(parameters, lr=0.1, initial_accumulator_value=0.5)
-
+@pytest.mark.parametrize(
+    ("make", "kept", "start"),
+    [
+        (functools.partial(torch.optim.Adagrad, lr=0.1, initial_accumulator_value=0.5), "sum", 0.5),
+        (functools.partial(torch.optim.Rprop, lr=0.1), "step_size", 0.1),
+    ],
+)
+def test_a_row_that_enters_later_begins_as_in_an_optimizer_of_its_own(
+    kind, make, kept, start, resumed
+) -> None:
+    """Adagrad's `sum` and Rprop's `step_size` do not begin at zero."""
     model = Net()
     layout = Layout.of(model)
     first, then = random_support(layout.dimension, 20, seed=1), random_support(layout.dimension, 24, seed=2)
     entering = then.without(first)
     alone = nn.Parameter(entering.gather(layout.flatten(model)))
-    plain, optimizer = adagrad([alone]), adagrad(model.parameters())
+    plain, optimizer = make([alone]), make(model.parameters())
     applier = kind(model, layout, optimizer)
     values = gradients(layout.dimension, 6)
     for step in range(3):
         applier.apply(release(layout, first, values[step], step))
     if resumed:
-        saved, optimizer = copy.deepcopy(applier.state()), torch.optim.Adagrad(model.parameters())
+        saved, optimizer = copy.deepcopy(applier.state()), make.func(model.parameters())
         applier.hand_back()
         applier = kind(model, layout, optimizer)
         applier.restore(saved, first)
@@ -102,9 +107,9 @@ def test_a_row_that_enters_later_begins_as_in_an_adagrad_of_its_own(kind, resume
         plain.step()
         assert torch.equal(entering.gather(layout.flatten(model)), alone.detach()), f"step {step}"
     applier.hand_back()
-    sums = torch.cat([optimizer.state[p]["sum"].reshape(-1) for p in layout.parameters(model)])
-    assert torch.equal(entering.gather(sums), plain.state[alone]["sum"])
-    assert (sums[~then.mask()] == 0.5).all()
+    state = torch.cat([optimizer.state[p][kept].reshape(-1) for p in layout.parameters(model)])
+    assert torch.equal(entering.gather(state), plain.state[alone][kept])
+    assert (state[~then.mask()] == start).all()
 
 
 @pytest.mark.parametrize("name", ["momentum", "adam", "adagrad"])

@@ -40,7 +40,9 @@ PER_PARAMETER_STATE = frozenset({"step", "mu_product", "eta", "mu"})
 
 
 def first_value(state: str, group: Mapping[str, Any]) -> float:
-    """What a fresh optimizer puts into that state of a coordinate: Adagrad's `sum` may begin above zero."""
+    """What a fresh optimizer puts into that state of a coordinate: Adagrad's `sum`, Rprop's steps are not zero."""
+    if state == "step_size":
+        return float(group["lr"])
     return float(group.get("initial_accumulator_value", 0.0)) if state == "sum" else 0.0
 
 
