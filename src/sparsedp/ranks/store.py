@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -45,7 +46,13 @@ def find_shared_run(
 
 
 def new_shared_store(
-    ranks: Ranks, out: Path | str | None, plan: Plan, start: Checkpoint, record: Record, *, replay: bool
+    ranks: Ranks,
+    out: Path | str | None,
+    plan: Plan,
+    start: Callable[[], Checkpoint],
+    record: Record,
+    *,
+    replay: bool,
 ) -> RunStore:
     """Where a new run is kept: by the leading rank, if anywhere."""
     kept: list[RunStore] = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple, Protocol, final
@@ -182,7 +182,7 @@ def find_run(out: Path | str | None, resume: bool, plan: Plan, *, replay: bool) 
 
 
 def new_store(
-    out: Path | str | None, plan: Plan, start: Checkpoint, record: Record, *, replay: bool
+    out: Path | str | None, plan: Plan, start: Callable[[], Checkpoint], record: Record, *, replay: bool
 ) -> RunStore:
     """Where a new run is kept: a folder made for it, whole or not at all; nothing if none is named.
 
@@ -199,7 +199,7 @@ def new_store(
         raise SparseDPError(f"out: cannot write a run to {final} ({error}); give another folder") from error
     try:
         with FileLedger.create(draft.ledger_file, plan) as ledger:
-            FolderStore(draft, ledger)._begin(plan, start, record)
+            FolderStore(draft, ledger)._begin(plan, start(), record)
         draft.path.chmod(0o755)
         os.rename(draft.path, final)
     except BaseException:

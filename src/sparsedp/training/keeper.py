@@ -119,6 +119,8 @@ class RunKeeper:
 
     def save(self) -> None:
         """Write a checkpoint now; does nothing without a run directory."""
+        if self._store.path is None:
+            return
         self._store.save(self._state())
         self._learner.saved()
 
@@ -152,7 +154,7 @@ class RunKeeper:
     def close(self) -> None:
         """Release the ledger; steps already paid for and not taken are lost to an unseeded run."""
         self._closed = True
-        self._learner.applier.hand_back()
+        self._learner.hand_back()
         self._store.close()
 
     def _end_block(self) -> None:
@@ -171,9 +173,8 @@ class RunKeeper:
 
     def _begin(self, out: Path | str | None) -> RunStore:
         """Keep a new run, with its first state."""
-        start, record = self._state(), self._facts.record(RUNNING, 0.0, None)
-        replay = self._facts.seed is not None
-        return new_shared_store(self._ranks, out, self.plan, start, record, replay=replay)
+        record, replay = self._facts.record(RUNNING, 0.0, None), self._facts.seed is not None
+        return new_shared_store(self._ranks, out, self.plan, self._state, record, replay=replay)
 
     def _go_on(self, found: ExistingRun) -> RunStore:
         """Take up a run at its checkpoint, past the steps that were paid for and lost."""

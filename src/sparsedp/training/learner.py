@@ -80,6 +80,7 @@ class Learner:
         self._average = None if decay is None else WeightAverage(model, layout, decay)
         if self._average is not None and coasts:
             self._average.follow(Support.full(layout.dimension))
+        self._made_optimizer = not isinstance(rule.optimizer, Optimizer)
         self._setup = {
             "optimizer": describe_optimizer(self._optimizer),
             "scheduler": None if self._scheduler is None else type(self._scheduler).__name__,
@@ -148,7 +149,15 @@ class Learner:
 
     def saved(self) -> None:
         """All of it has been kept: from here on `moved` tells the difference."""
-        self._since.begin(self.controller.state().tensors)
+        # The support's numbers are made anew each time they are asked for, so they would be held in vain.
+        tensors = {name: held for name, held in self.controller.state().tensors.items() if name != "support"}
+        self._since.begin(tensors)
+
+    def hand_back(self) -> None:
+        """Leave the optimizer as it was given; one that was made here goes with its state, which nobody sees."""
+        if self._made_optimizer:
+            self._optimizer.state.clear()
+        self.applier.hand_back()
 
     def moved(self) -> MovedState | None:
         """What has moved since `saved`, between two steps; None when that is not known, or not much less than all."""
