@@ -16,6 +16,15 @@ MUTANTS = [
         COUNT + "test_a_whole_unit_moves_the_count_by_at_most_one",
     ),
     mutant(
+        "votes-by-company",
+        "The last bits of a row's gradient, and so its vote, depend on how many others are in the batch",
+        "gradients/votes.py",
+        'chance=chance)).to("cpu", torch.float64)',
+        'chance=chance)).to("cpu", torch.float64).mul('
+        "1 + 1e-7 * torch.arange(self._groups.numel()).mul(batch.row_count).sin())",
+        "tests/training/test_votes.py::test_no_company_moves_a_vote_even_where_two_groups_tie",
+    ),
+    mutant(
         "texts-count-one-by-one",
         "Every record of a unit counts as a unit of its own",
         "gradients/touched.py",
