@@ -59,6 +59,15 @@ MUTANTS = [
         CHANCE + "test_keyed_numbers_have_pytorchs_distribution",
     ),
     mutant(
+        "frozen-part-remembers",
+        "Nobody looks for what the frozen part below kept features keeps of records in its attributes",
+        "training/fixed_part.py",
+        "                self._attributes.check()\n",
+        "",
+        "tests/training/test_kept_features_memory.py::"
+        "test_what_a_frozen_part_keeps_of_records_is_refused_by_name_and_put_back",
+    ),
+    mutant(
         "kept-features-of-a-part-that-mixes",
         "What a frozen part makes of records in each other's company is kept and trained on",
         "training/fixed_part.py",

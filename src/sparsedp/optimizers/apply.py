@@ -68,7 +68,7 @@ def support_optimizer(
 
     Raises:
         SparseDPError: the optimizer cannot honour a support, and why.
-        ModelError: it holds other parameters than the model's.
+        ModelError: it holds other parameters than the model's that it could move.
     """
     _check_optimizer(model, layout, optimizer, coasts)
     if coasts or type(optimizer) not in ELEMENTWISE:
@@ -109,7 +109,7 @@ def _check_optimizer(model: nn.Module, layout: Layout, optimizer: Optimizer, coa
         raise SparseDPError("SparseAdam wants sparse gradient tensors; use Adam, the support is kept for you")
     held = {p for group in optimizer.param_groups for p in group["params"]}
     trainable = dict(zip((slot.name for slot in layout), layout.parameters(model), strict=True))
-    strangers = len(held - set(model.parameters()))
+    strangers = sum(p.requires_grad or p.grad is not None for p in held - set(model.parameters()))
     if strangers:
         raise ModelError(
             f"the optimizer holds {strangers} parameter tensors that are not the model's; "

@@ -39,10 +39,13 @@ class FeatureFile:
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
 
-    def filled(self, compute: Compute, same: Callable[[Tensor], bool], title: str) -> Tensor:
+    def filled(
+        self, compute: Compute, same: Callable[[Tensor], bool], title: str, *, shown: bool = True
+    ) -> Tensor:
         """All features; blocks whose digest is there and right are not computed again.
 
         `same` is shown what was kept before: where it says no, something else has made it, and all is made again.
+        `shown` is whether to draw a progress bar on a terminal.
 
         Raises:
             DataError: the folder cannot be one.
@@ -54,12 +57,12 @@ class FeatureFile:
             done = self._complete(room, journal)
             kept = min(done * BLOCK, self.shape[0])
             if kept and not same(torch.from_numpy(np.array(room[:kept], copy=False))):
-                logger.warning("features in %s are not those of this network: made again", self.folder)
+                logger.warning("features in %s are not those of this network: made again", self.folder.parent)
                 journal.truncate(0)
                 done = 0
             screen = Console(stderr=True)
             starts = range(done * BLOCK, self.shape[0], BLOCK)
-            for start in track(starts, title, console=screen, disable=not screen.is_terminal):
+            for start in track(starts, title, console=screen, disable=not (shown and screen.is_terminal)):
                 stop = min(start + BLOCK, self.shape[0])
                 room[start:stop] = compute(start, stop).contiguous().numpy()
                 cast("np.memmap[Any, Any]", room).flush()
@@ -80,7 +83,7 @@ class FeatureFile:
             self.folder.mkdir(exist_ok=True, mode=0o700)
         except OSError as error:
             raise DataError(
-                f"cache_features: got {self.folder.parent}, expected a folder to keep features in ({error})"
+                f"cache_features: got {self.folder.parent}, expected a folder to keep features in ({error.strerror})"
             ) from error
 
     def _room(self) -> npt.NDArray[Any]:
@@ -88,11 +91,12 @@ class FeatureFile:
             room = np.load(self._path, mmap_mode="r+", allow_pickle=False)
             if room.shape == self.shape and room.dtype == self.dtype:
                 return cast("npt.NDArray[Any]", room)
-            logger.warning("kept features in %s have another shape: made again", self.folder)
+            logger.warning("kept features in %s have another shape: made again", self.folder.parent)
         except FileNotFoundError:
             pass
         except (OSError, ValueError, EOFError) as error:
-            logger.warning("kept features in %s cannot be read (%s): made again", self.folder, error)
+            kind = type(error).__name__  # its text may name the folder
+            logger.warning("kept features in %s cannot be read (%s): made again", self.folder.parent, kind)
         (self.folder / "blocks.jsonl").write_text("")
         return np.lib.format.open_memmap(self._path, mode="w+", dtype=self.dtype, shape=self.shape)
 
@@ -103,7 +107,9 @@ class FeatureFile:
         for number, line in enumerate(journal.read().splitlines()):
             block = room[number * BLOCK : (number + 1) * BLOCK]
             if not len(block) or line != json.dumps(_digest(block)):
-                logger.warning("kept features in %s are damaged at block %d: made again", self.folder, number)
+                logger.warning(
+                    "kept features in %s are damaged at block %d: made again", self.folder.parent, number
+                )
                 break
             good.append(line)
         journal.seek(0)

@@ -163,7 +163,7 @@ def fit(
         sharded=sharded,
     )
     apart = None if eval_dataset is None else given_data(eval_dataset, "eval_dataset").dataset
-    task = _Task(model, given.dataset, apart, loading, evaluate, _naming_weights(about, model))
+    task = _Task(model, given.dataset, apart, loss_fn, loading, evaluate, _naming_weights(about, model))
     chosen, lr = _own_rate(optimizer, lr)
     ranks = ranks_here()
     resume = goes_on(ranks, out, resume)
@@ -188,7 +188,8 @@ def fit(
         accountant=accountant,
         normalise=normalise,
     )
-    task = task.prepared(where, ranks, begun=out if resume else None, normalises=normalise is not None)
+    begun, normalises = out if resume else None, normalise is not None
+    task = task.prepared(where, ranks, begun=begun, normalises=normalises, shown=progress)
     with _progress_bar(plan, shown=progress and ranks.leads) as bar:
         trainer = Trainer(
             task.model,
@@ -198,7 +199,7 @@ def fit(
             optimizer=chosen or default_optimizer(lr, plan),
             scheduler=scheduler,
             loading=task.loading,
-            evaluate=task.evaluator(loss_fn),
+            evaluate=task.evaluator(),
             out=out,
             resume=resume,
             seed=seed,
@@ -234,10 +235,15 @@ def _naming_weights(about: About, model: nn.Module) -> About:
     return replace(about, schema={**(about.schema or {}), "public_weights": sorted(named)})
 
 
-def _refuse_another_frozen_part(out: Path, about: About) -> None:
+def _refuse_another_frozen_part(out: Path, now: str | None) -> None:
     """Kept features are not in a run, so nothing else would notice that another network made them."""
     before = (Run.open(out).record["schema"] or {}).get(FROZEN_PART)
-    if before != (about.schema or {}).get(FROZEN_PART):
+    if before is not None and now is None:
+        raise ModelError(
+            f"resume: the run at {out} was begun with kept features of a frozen part, and now none are kept; give "
+            'cache_features (a folder or "auto"), with the model frozen as it was, or begin a new run'
+        )
+    if before != now:
         raise ModelError(
             f"resume: the frozen part of the model is not the one that the run at {out} was begun with; load the "
             "same weights into it, with cache_features as at the start, or begin a new run"
@@ -262,48 +268,64 @@ class _Task:
     model: nn.Module
     rows: Dataset[Any]
     apart: Dataset[Any] | None
+    loss: Callable[[Any, Tensor], Tensor] | PerSample
     loading: Loading
     evaluate: Evaluator | None
     about: About
-    is_a_part: bool = False
+    frozen_part: str | None = None
+    """Digest of what lies below the model, if it is the part above kept features."""
+
+    @property
+    def is_a_part(self) -> bool:
+        """Whether the model is the part above kept features."""
+        return self.frozen_part is not None
 
     def prepared(
-        self, cache_features: Path | str | None, ranks: Ranks, *, begun: Path | str | None, normalises: bool
+        self,
+        cache_features: Path | str | None,
+        ranks: Ranks,
+        *,
+        begun: Path | str | None,
+        normalises: bool,
+        shown: bool,
     ) -> _Task:
         """What a trainer gets: the part above kept features, behind constants if the plan releases them.
 
-        `begun` is the run that it goes on with.
+        `begun` is the run that it goes on with; `shown` is whether to draw progress bars on a terminal.
         """
         if self.evaluate is None and self.apart is not None:
             refuse_training_rows(self.rows, self.apart)
         if cache_features:
             same_model(ranks, self.model)  # also of what lies below the trained parts, which no trainer sees
-        task = self._on_kept(cache_features) if cache_features else self
-        if task.is_a_part and begun is not None and ranks.leads:
-            _refuse_another_frozen_part(Path(begun), task.about)
+        task = self._on_kept(cache_features, shown=shown and ranks.leads) if cache_features else self
+        if begun is not None and ranks.leads:
+            _refuse_another_frozen_part(Path(begun), task.frozen_part)
         if not normalises or isinstance(task.model, Normalised):
             return task
         return replace(task, model=Normalised(task.model, count_channels(task.rows, task.loading.collate)))
 
-    def evaluator(self, loss: Callable[[Any, Tensor], Tensor] | PerSample) -> Evaluator | None:
+    def evaluator(self) -> Evaluator | None:
         """The user's own evaluation, or that of the loss on held-out data."""
         if self.evaluate is not None or self.apart is None:
             return self.evaluate
-        return held_out(self.apart, per_sample_loss(loss), collate=self.loading.collate)
+        return held_out(self.apart, per_sample_loss(self.loss), collate=self.loading.collate)
 
-    def _on_kept(self, where: Path | str) -> _Task:
+    def _on_kept(self, where: Path | str, *, shown: bool) -> _Task:
         """The part that is trained, on what the fixed part below it gives; all of it where "auto" finds none."""
-        kept = keep_below(self.model, self.rows, self.apart, self.loading.collate, where)
+        loss = self.loss.loss if isinstance(self.loss, PerSample) else None
+        collate = self.loading.collate
+        kept = keep_below(self.model, self.rows, self.apart, collate, where, loss=loss, shown=shown)
         if kept is None:
             return self
         return _Task(
             kept.above,
             kept.train,
             kept.held_out,
+            self.loss,
             replace(self.loading, collate=None),
             None if self.evaluate is None else _of_the_whole(self.evaluate, self.model),
             replace(self.about, schema={**(self.about.schema or {}), FROZEN_PART: kept.below}),
-            is_a_part=True,
+            frozen_part=kept.below,
         )
 
 

@@ -1,10 +1,13 @@
-"""The fixed first part of a model: where it ends, what it is, and that it takes every record by itself."""
+"""The fixed first part of a model: where it ends, what it is, that it mixes no records and remembers none."""
 
 from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from typing import final
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from copy import deepcopy
+from typing import Any, cast, final
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +16,8 @@ from sparsedp.core.errors import ModelError
 from sparsedp.evaluation.evaluate import evaluation_mode
 from sparsedp.gradients.alone import generators_put_back
 from sparsedp.gradients.check import refuse_known_layers
+from sparsedp.guards.attributes import AttributeGuard, marks_of
+from sparsedp.guards.guard import StateGuard, digest
 
 TOLERANCE = 1e-4
 """Of a record's largest feature: what rounding in other company may change. Mixing changes far more."""
@@ -21,6 +26,8 @@ FIRST_LOOK, _STRIDE = 8, 97
 """Records looked at alone in the first batch; the one in each further batch moves by a number prime to its size."""
 
 _PLAIN = (bool, int, float, complex, str, bytes, tuple, type(None))
+_TORCHS_OWN = frozenset(vars(nn.Module()))
+"""What PyTorch keeps in every module."""
 
 
 def split_at_lowest_trained(model: nn.Module) -> tuple[nn.Sequential, nn.Sequential]:
@@ -47,15 +54,86 @@ def split_at_lowest_trained(model: nn.Module) -> tuple[nn.Sequential, nn.Sequent
 
 def describe_below(below: nn.Module) -> str:
     """SHA-256 of the structure, every tensor and every plain setting of the fixed part. Public, as the part is."""
-    digest = hashlib.sha256(repr(below).encode())
+    found = hashlib.sha256(repr(below).encode())
     for name, module in below.named_modules():
         settings = {key: value for key, value in vars(module).items() if isinstance(value, _PLAIN)}
         settings.pop("training", None)
-        digest.update(f"{name} {type(module).__qualname__} {sorted(settings.items())}".encode())
+        found.update(f"{name} {type(module).__qualname__} {sorted(settings.items())}".encode())
     for name, value in [*below.named_parameters(), *below.named_buffers()]:
-        digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
-        digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
+        found.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+        found.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return found.hexdigest()
+
+
+@final
+class HeldBefore:
+    """What the modules of a model hold beside their parameters, to be put back after a look at records.
+
+    **Edge cases.** If any attribute has changed, all are put back, as copies; one that cannot be copied stays.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._marks = marks_of(model, by_value=True)
+        shared = {id(each): each for each in [*model.modules(), *model.parameters(), *model.buffers()]}
+        self._attributes = {
+            module: {
+                name: _copied(value, shared)
+                for name, value in vars(module).items()
+                if name not in _TORCHS_OWN
+            }
+            for module in model.modules()
+        }
+        self._buffers = {module: dict(module._buffers) for module in model.modules()}
+        self._values = {buffer: buffer.detach().clone() for buffer in model.buffers()}
+
+    def put_back(self) -> None:
+        """Buffers and attributes as they were; what is new goes."""
+        with torch.no_grad():
+            for buffer, value in self._values.items():
+                if digest(buffer) != digest(value):
+                    buffer.copy_(value)
+        for module, buffers in self._buffers.items():
+            module._buffers.clear()
+            module._buffers.update(buffers)
+        if marks_of(self._model, by_value=True) == self._marks:
+            return
+        for module, attributes in self._attributes.items():
+            for name in vars(module).keys() - _TORCHS_OWN - attributes.keys():
+                del vars(module)[name]
+            vars(module).update(attributes)
+
+
+@final
+class MemoryWatch:
+    """Refuses a fixed part that keeps something of the records it is run over, and puts back what it held before.
+
+    Made before the part sees the first of them. What it keeps of any record alike (a mask by its length) may stay.
+
+    **Privacy.** No trainer looks below kept features, and the model is given back whole: what a buffer or an
+    attribute there keeps of a record is released without noise.
+    **Edge cases.** A parameter that was written to is found and not put back, as no second copy is held.
+    """
+
+    def __init__(self, below: nn.Module, some: Tensor) -> None:
+        self._before = HeldBefore(below)
+        self._state = StateGuard(below)
+        self._attributes = AttributeGuard(_with_a_parameter(below), _look_at, lambda: some[:1])
+
+    @contextmanager
+    def untouched(self) -> Iterator[None]:
+        """Watch the part while it runs.
+
+        Raises:
+            PrivacyError: it has kept something, and under which name.
+        """
+        try:
+            with self._state.untouched(last_of_epoch=True):
+                yield
+                self._attributes.check()
+        except BaseException:
+            self._before.put_back()
+            raise
 
 
 @final
@@ -80,10 +158,7 @@ class FixedPart:
         refuse_known_layers(self._below)
         device = inputs.device
         with torch.no_grad(), generators_put_back(device):
-            before = {name: value.clone() for name, value in self._below.named_buffers()}
             in_training = _features(self._below(inputs))
-            for name, value in self._below.named_buffers():
-                value.copy_(before[name])
         if not _alike(in_training, self.features(inputs)):
             raise ModelError(
                 "cache_features: the frozen part gives something else in training mode than in evaluation mode "
@@ -125,6 +200,32 @@ class FixedPart:
         """Whether kept features are what it makes of these records."""
         found = self.features(inputs)
         return found.shape == kept.shape and _alike(found, kept.to(found.dtype))
+
+
+def _copied(value: Any, shared: Mapping[int, Any]) -> Any:
+    """A copy that shares the model's own parts; the value itself if there can be none."""
+    if isinstance(value, (bool, int, float, complex, str, bytes, type(None))):
+        return value
+    try:
+        return deepcopy(value, dict(shared))
+    except Exception:  # a lock, a file, a tensor with a graph: whatever deepcopy cannot do
+        return value
+
+
+def _with_a_parameter(part: nn.Module) -> nn.Module:
+    """The part; in something that has a parameter if it has none, as a guard asks that for the device."""
+    if any(True for _ in part.parameters()):
+        return part
+    around = nn.Sequential(part)
+    around.register_parameter("device", nn.Parameter(torch.empty(0), requires_grad=False))
+    return around
+
+
+def _look_at(part: Callable[..., Any], inputs: Tensor) -> Tensor:
+    """In the modes it is in, as in its trial; then in evaluation mode, as for its features."""
+    part(inputs)
+    with evaluation_mode(cast("nn.Module", part)):
+        return _features(part(inputs))
 
 
 def _features(output: object) -> Tensor:
