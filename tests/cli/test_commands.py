@@ -54,7 +54,7 @@ def test_train_chooses_by_public_numbers_unless_told(typed, tmp_path):
     small = ("train", "--dataset", "digits", "--epochs", "1", "--batch-size", "512", "--seed", "0", "--json")
     record = typed(*small, "--out", tmp_path / "dense").json
     assert (record["config"]["method"], record["method"], record["k"]) == ("auto", "dp-sgd", 4810)
-    wide = (*small, "--set", "model_options={ hidden = [256] }", "--epochs", "3")
+    wide = (*small, "--set", "model_options={ hidden = [256] }", "--epochs", "4")
     record = typed(*wide, "--out", tmp_path / "sparse").json
     assert (record["method"], record["k"], record["d"]) == ("tp-topk", 7684, 19210)
 
@@ -119,6 +119,8 @@ def test_plan_without_a_split_is_equal_noise_and_says_what_another_budget_costs(
     assert other["noise_energy_factor"] == pytest.approx(louder**2)
     shown = typed("plan", *question)
     assert "What another epsilon costs" in shown.out
+    assert "docs/fine-tuning.md" not in shown.out, "without sizes there is no r to look up"
+    assert "docs/fine-tuning.md" in typed("plan", *question, "--parameters", "1000").out
 
 
 def test_plan_counts_a_normalisation_and_says_which_budgets_it_puts_out_of_reach(typed):

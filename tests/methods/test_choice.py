@@ -12,7 +12,7 @@ from torch.utils.data import TensorDataset
 import sparsedp
 from sparsedp.core.layout import Layout
 from sparsedp.methods import PlanSpec, build_plan, get_method
-from sparsedp.methods.choice import LOUD, choose_method, noise_ratio
+from sparsedp.methods.choice import LOUD, choose_method, meaning_of, noise_ratio
 from sparsedp.methods.quote import quote
 from sparsedp.methods.sizes import ModelSize
 
@@ -72,6 +72,26 @@ def test_a_quote_has_r_for_all_the_head_and_the_biases_of_a_model():
     noise = spec.plan().phases[-1].noise_multiplier / 2048
     for row in rows.values():
         assert row["noise_ratio"] == pytest.approx(noise * math.sqrt(row["coordinates"]))
+
+
+@pytest.mark.parametrize(
+    ("dimension", "word"), [(1_000, "quiet"), (200_000, "loud"), (5_000_000, "too loud")]
+)
+def test_what_the_tables_say_of_a_whole_model_is_said_of_no_part(dimension, word):
+    plan = build_plan("dp-sgd", epsilon=1.0, clip_norm=0.1, **CIFAR)
+    whole, part = (meaning_of(plan, dimension, whole=which) for which in (True, False))
+    assert whole.startswith(f"{word}: ")
+    assert part.startswith(f"{word}: ")
+    assert not any(words in part for words in ("head", "support", "two fifths", "train less of"))
+
+
+def test_a_quote_speaks_of_the_head_and_of_a_support_as_parts():
+    spec = PlanSpec.asked("tp-topk", epsilon=0.1, clip_norm=0.1, **CIFAR)
+    parts = {"all": 20_000_000, "head": 10_000_000}
+    rows = {row["which"]: row["means"] for row in quote(spec, ModelSize(parts), ())["noise_ratios"]}
+    assert "pretrained network its head" in rows.pop("all")
+    assert set(rows) == {"head", "tp-topk, ratio 0.2"}
+    assert all(means.startswith("too loud") and "head" not in means for means in rows.values())
 
 
 def data(rows=200):

@@ -1,9 +1,12 @@
 """Which parameters take part, by name or structure, and how supports are cut from scope, always and an order."""
 
+import functools
+
 import pytest
 import torch
 from method_tools import plan_of, random_release
 from torch import nn
+from torch.utils.data import TensorDataset
 
 import sparsedp
 from sparsedp.core.errors import SparseDPError
@@ -12,6 +15,7 @@ from sparsedp.core.randomness import PublicRandomness
 from sparsedp.methods import HEAD, MAIN, PROBE, SELECT, WARM_UP, Controller, MethodOptions, get_method
 from sparsedp.methods.order import Order, TableRows
 from sparsedp.methods.scope import Parts, find
+from sparsedp.optimizers.rates import grouped_optimizer
 
 
 class Reader(nn.Module):
@@ -202,3 +206,24 @@ def test_words_for_what_a_scope_need_not_have_may_mean_nothing_in_it():
 def test_a_stage_of_the_head_is_refused_before_its_first_step_where_the_scope_leaves_it_out(method):
     with pytest.raises(SparseDPError, match=r"out\.weight.*a scope of .*words\.weight.*without any of it"):
         supports(method, scope=("words.*", "body.*"))
+
+
+@pytest.mark.parametrize("word", ["norms", "embeddings"])
+def test_a_scope_that_holds_nothing_is_refused_before_anything_is_charged(word, tmp_path):
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    with pytest.raises(SparseDPError, match=rf"scope: got \('{word}',\).*fits none.*0\.weight"):
+        sparsedp.fit(
+            model, TensorDataset(torch.rand(40, 3), torch.arange(40) % 2), nn.CrossEntropyLoss(reduction="none"),
+            method="dp-sgd", options=MethodOptions(scope=(word,)), epsilon=8.0, delta=1e-5, epochs=1,
+            out=tmp_path / "run", progress=False,
+        )  # fmt: skip
+    assert not (tmp_path / "run").exists()
+    assert Parts.of(Layout.of(model), (word, "head"), ()).scope == Layout.of(model).slots[2:]
+
+
+def test_a_factor_on_the_rate_of_what_the_model_does_not_have_is_refused():
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    choice = functools.partial(torch.optim.SGD, lr=0.1)
+    with pytest.raises(SparseDPError, match=r"lr_factors: got 'norms', which fits none.*0\.weight"):
+        grouped_optimizer(choice, model, Layout.of(model), {"norms": 10.0})
+    grouped_optimizer(choice, model, Layout.of(model), {"bias": 10.0})

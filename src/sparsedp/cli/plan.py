@@ -250,6 +250,8 @@ def _show(answer: dict[str, Any], screen: Console) -> None:
             f"Noise over clip norm, r, for {row['which']} ({most}{row['coordinates']:,} coordinates): "
             f"{most}{row['noise_ratio']:.2f}, {row['means']}."
         )
+    if answer["noise_ratios"]:
+        screen.print("What was measured at which r: docs/fine-tuning.md.")
     _show_curve(answer["curve"], screen)
     if answer["other_budgets"]:
         table = Table(

@@ -123,7 +123,7 @@ def advise_run(folder: Path | str) -> Advice:
 def _without_scores(run: Run) -> Advice:
     """What r alone says, and why there is no more."""
     active = run.support.size
-    ratio, words = noise_ratio(run.plan, active), meaning_of(run.plan, active)
+    ratio, words = noise_ratio(run.plan, active), meaning_of(run.plan, active, whole=run.support.is_full)
     recommendation = (
         f"Public numbers alone, on the {active:,} coordinates trained: r is {ratio:.2f}, {words}. Advice on scores "
         "needs a warm-up."
@@ -138,7 +138,7 @@ def _loudness(plan: Plan, layout: Layout, support: Support) -> str:
     parts = ", ".join(
         f"{noise_ratio(plan, size):.2f} on {name} ({size:,})" for name, size in sizes.items() if size
     )
-    words = meaning_of(plan, layout.dimension)
+    words = meaning_of(plan, layout.dimension, whole=True)
     return f"A step's noise over its clip norm, r: {parts}. For all of them that is {words}."
 
 

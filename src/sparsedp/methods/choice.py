@@ -28,6 +28,17 @@ MANY = 10_000
 ENOUGH_STEPS = 10
 """Steps of a plan that leave a warm-up some to learn a support in; a plan of one step has none for it at all."""
 
+_OF_THE_WHOLE = (
+    "quiet: training all of them is as good as any part, and sparse supports save only time",
+    "loud: a learned support of two fifths was level with all of them in our tables",
+    "too loud: train less (of a pretrained network its head, of tables their frequent rows), or larger batches",
+)
+_OF_A_PART = (
+    "quiet: noise is no reason to train less than that",
+    "loud: a step's noise is more than half of what a clipped gradient can be",
+    "too loud: a step's noise is more than any clipped gradient can be; larger batches make it less",
+)
+
 
 def noise_ratio(plan: Plan, active: int) -> float:
     """r: the norm of the noise on `active` coordinates over the clip norm, in a step of the plan's last phase.
@@ -39,14 +50,14 @@ def noise_ratio(plan: Plan, active: int) -> float:
     return noise_on_mean(plan, phase) * math.sqrt(active) / phase.clip_norm if phase.clip_norm else math.inf
 
 
-def meaning_of(plan: Plan, active: int) -> str:
-    """What the noise ratio of so many coordinates means, after docs/fine-tuning.md and docs/results.md."""
+def meaning_of(plan: Plan, active: int, *, whole: bool) -> str:
+    """What the noise ratio of so many coordinates means, after docs/fine-tuning.md and docs/results.md.
+
+    The tables go by r of the whole model, so of a part or a support only the noise itself is spoken of.
+    """
     ratio = noise_ratio(plan, active)
-    if ratio < LOUD:
-        return "quiet: training all of them is as good as any part, and sparse supports save only time"
-    if ratio < TOO_LOUD:
-        return "loud: a learned support of two fifths was level with all of them in our tables"
-    return "too loud: train less of it (the head of a pretrained network, frequent rows), or larger batches"
+    quiet, loud, too_loud = _OF_THE_WHOLE if whole else _OF_A_PART
+    return quiet if ratio < LOUD else loud if ratio < TOO_LOUD else too_loud
 
 
 def pays(ratio: float, dimension: int) -> bool:

@@ -74,7 +74,7 @@ def noise_ratios(plan: Plan, method: Method, size: ModelSize, active: ActiveCoun
             "coordinates": count,
             "at_most": at_most,
             "noise_ratio": noise_ratio(plan, count),
-            "means": meaning_of(plan, count),
+            "means": meaning_of(plan, count, whole=name == ALL),
         }
         for name, count, at_most in counts
     ]

@@ -46,9 +46,12 @@ class Parts:
         """Sort the parameters; no scope means all of them.
 
         Raises:
-            SparseDPError: a name that no parameter has, or a head that is always active and does not take part.
+            SparseDPError: a name that no parameter has, a scope that holds nothing, or a head that is always active
+                and does not take part.
         """
         inside = find(layout, scope, "scope") if scope else layout.slots
+        if scope:
+            check_fits(layout, inside, f"scope: got {scope}")
         found = find(layout, always, "always") if always else ()
         for name in always:
             if name == HEAD or name.startswith(LAST):
@@ -145,6 +148,19 @@ def find(layout: Layout, names: Names, what: str) -> tuple[Slot, ...]:
                 )
         chosen |= {slot.name for slot in fits}
     return tuple(slot for slot in layout if slot.name in chosen)
+
+
+def check_fits(layout: Layout, found: tuple[Slot, ...], got: str) -> None:
+    """Refuse names that mean not one coordinate of the model.
+
+    Raises:
+        SparseDPError: says what was got, and which parameters there are.
+    """
+    if size_of(found) == 0:
+        raise SparseDPError(
+            f"{got}, which fits none of the parameters {[slot.name for slot in layout][:20]}; expected names or "
+            "words that fit at least one; name a part that the model has, or leave it out"
+        )
 
 
 def part_sizes(layout: Layout) -> dict[str, int]:

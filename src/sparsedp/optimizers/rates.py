@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from sparsedp.core.errors import SparseDPError
 from sparsedp.core.layout import Layout
-from sparsedp.methods.scope import find
+from sparsedp.methods.scope import check_fits, find
 from sparsedp.optimizers.rule import OptimizerChoice, make_optimizer
 
 RateFactors = Mapping[str, float]
@@ -53,7 +53,9 @@ def _groups(model: nn.Module, layout: Layout, factors: RateFactors) -> list[tupl
     for name, factor in factors.items():
         if isinstance(factor, bool) or not isinstance(factor, (int, float)) or not 0 < factor < math.inf:
             raise SparseDPError(f"lr_factors: got {factor!r} for {name!r}, expected a number > 0")
-        for slot in find(layout, (name,), "lr_factors"):
+        fits = find(layout, (name,), "lr_factors")
+        check_fits(layout, fits, f"lr_factors: got {name!r}")
+        for slot in fits:
             if slot.name in chosen:
                 raise SparseDPError(
                     f"lr_factors: got {chosen[slot.name]!r} and {name!r}, which both fit {slot.name}; expected one "
