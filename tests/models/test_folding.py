@@ -110,6 +110,63 @@ def test_a_batch_norm_with_two_names_is_replaced_under_both(convert, calls):
     torch.testing.assert_close(converted(PICTURES), model(PICTURES), rtol=1e-5, atol=1e-5)
 
 
+class PreActivation(nn.Module):
+    """Two blocks of a pre-activation network, whose skips are added in place to what a convolution gave."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.one = nn.BatchNorm2d(3), nn.Conv2d(3, 3, 1)
+        self.second, self.two = nn.BatchNorm2d(3), nn.Conv2d(3, 3, 1)
+        self.last = nn.BatchNorm2d(3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for norm, conv in ((self.first, self.one), (self.second, self.two)):
+            moved = conv(norm(x).relu_())
+            moved += x
+            x = moved
+        return self.last(x)
+
+
+def written_in_place() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 3, 1), nn.ReLU(inplace=True), nn.BatchNorm2d(3))
+
+
+@pytest.mark.parametrize("inference", [False, True])
+@pytest.mark.parametrize("make", [written_in_place, PreActivation])
+def test_a_batch_norm_behind_what_was_written_in_place_becomes_an_affine_map(make, inference):
+    torch.manual_seed(0)
+    model = far_from_the_start(make())
+    with torch.inference_mode(inference):
+        folded = fold_batch_norm(model, PICTURES)
+    norms = [name for name, module in model.named_modules() if isinstance(module, nn.BatchNorm2d)]
+    assert all(isinstance(folded.get_submodule(name), ChannelAffine) for name in norms)
+    torch.testing.assert_close(folded(PICTURES), model(PICTURES), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("features", [5, 16])
+def test_a_linear_layer_whose_features_are_not_the_batch_norms_channels_is_left_alone(features):
+    torch.manual_seed(0)
+    model, example = nn.Sequential(nn.Linear(8, features), nn.BatchNorm1d(5)), torch.randn(4, 5, 8)
+    model(example)
+    folded = fold_batch_norm(model.eval(), example)
+    assert isinstance(folded[1], ChannelAffine)
+    torch.testing.assert_close(folded(example), model(example), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("convert", CONVERSIONS, ids=["freeze", "fold"])
+@pytest.mark.parametrize("training", [False, True])
+def test_modules_are_in_the_mode_they_were_in(convert, training):
+    model = nn.Sequential(
+        OrderedDict(body=network(NormAct(5)), dropout=nn.Dropout(0.1), last=nn.BatchNorm1d(2))
+    )
+    model.train(training)
+    model.body.eval()
+    converted = convert(model)
+    assert converted.training == converted.dropout.training == converted.last.training == training
+    assert not any(module.training for module in converted.body.modules())
+    assert (model.training, model.body.training) == (training, False)
+
+
 @dataclass
 class Record:
     logits: torch.Tensor

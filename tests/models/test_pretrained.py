@@ -18,7 +18,7 @@ from sparsedp.core.errors import DataError, ModelError
 from sparsedp.datasets.bundle import DataBundle, Split
 from sparsedp.datasets.features import Dense
 from sparsedp.datasets.pretrained_features import lite0_bundle
-from sparsedp.models.efficientnet import BlockMoments
+from sparsedp.models.efficientnet import BlockMoments, Pictures
 from sparsedp.models.folding import ChannelAffine, fold_batch_norm, freeze_batch_norm
 from sparsedp.models.heads import parameter_count
 from sparsedp.models.pretrained import PRETRAINED, lite0_top, load_public_weights, pretrained, train_from
@@ -91,6 +91,24 @@ def test_lite0_in_plain_layers_computes_what_the_published_network_does(size):
         found = ours[:-2](x)
     assert found.shape == expected.shape
     assert float((found - expected).abs().max()) < 1e-5 * float(expected.abs().max())
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("side", [20, 32])
+def test_bytes_and_real_numbers_are_the_same_pictures(channels, side):
+    seen = torch.randint(0, 256, (2, channels, side, side), generator=torch.Generator().manual_seed(1))
+    pictures = Pictures(32)
+    found = pictures(seen.to(torch.uint8))
+    assert torch.equal(found, pictures(seen / 255))
+    assert float(found.abs().max()) <= 1
+    with pytest.raises(ModelError, match=r"got torch\.int64, expected bytes"):
+        pictures(seen)
+
+
+def test_a_pretrained_network_takes_bytes():
+    seen = torch.randint(0, 256, (2, 3, 32, 32), generator=torch.Generator().manual_seed(1))
+    network = pretrained(classes=3, size=32).eval()
+    torch.testing.assert_close(network(seen.to(torch.uint8)), network(seen / 255))
 
 
 def test_only_what_lies_above_the_chosen_part_is_trained():

@@ -34,9 +34,9 @@ _STAGES = (
 
 @final
 class Pictures(nn.Module):
-    """Pictures with values in [0, 1] as the network was trained on them: resized, (x - 0.498) / 0.502.
+    """Pictures with values in [0, 1], or bytes, as the network was trained on them: resized, (x - 0.498) / 0.502.
 
-    127/255 and 128/255 are the constants of the Lite family.
+    Bytes (0 to 255) are divided by 255. 127/255 and 128/255 are the constants of the Lite family.
     """
 
     def __init__(self, size: int) -> None:
@@ -44,7 +44,18 @@ class Pictures(nn.Module):
         self.size = size
 
     def forward(self, x: Tensor) -> Tensor:
-        """Resize by bilinear interpolation where the size differs; grey pictures get three equal channels."""
+        """Resize by bilinear interpolation where the size differs; grey pictures get three equal channels.
+
+        Raises:
+            ModelError: whole numbers that are no bytes, whose range is not known.
+        """
+        if x.dtype == torch.uint8:
+            x = x / 255
+        elif not x.is_floating_point():
+            raise ModelError(
+                f"pictures: got {x.dtype}, expected bytes (torch.uint8, 0 to 255) or real numbers in [0, 1]; "
+                "convert them: pictures.to(torch.uint8), or pictures / 255"
+            )
         if x.shape[1] == 1:
             x = x.expand(-1, 3, -1, -1)
         if x.shape[-1] != self.size or x.shape[-2] != self.size:

@@ -47,27 +47,32 @@ def freeze_batch_norm(model: nn.Module) -> nn.Module:
     """A copy of the model in which every batch norm is the fixed affine map it is in evaluation mode.
 
     Scale and shift are parameters and can be trained; the statistics are in them. A batch norm that goes on with
-    dropout and an activation (timm's `BatchNormAct2d`) keeps both behind the map.
+    dropout and an activation (timm's `BatchNormAct2d`) keeps both behind the map. What was in training mode still is.
 
     Raises:
         ModelError: a batch norm has no running statistics to fix, or a forward of its own that is none of these.
     """
-    return _replaced(copy.deepcopy(model), {})
+    frozen = copy.deepcopy(model)
+    modes = _modes(frozen)
+    return _in_modes(_replaced(frozen, {}), modes, model.training)
 
 
 def fold_batch_norm(model: nn.Module, example: Any) -> nn.Module:
     """A copy of the model with every batch norm folded into the convolution or linear layer that feeds it alone.
 
     Which layer feeds which is seen in one forward pass of `example` (inputs of the model, any batch; a dict is
-    keyword arguments where the model takes those names). What has no such layer becomes a `ChannelAffine`. Outputs,
-    also those in tuples, dicts and data classes, are compared before the copy is given back.
+    keyword arguments where the model takes those names), in evaluation mode. What has no such layer becomes a
+    `ChannelAffine`. Outputs, also those in tuples, dicts and data classes, are compared before the copy is given
+    back. What was in training mode is so in the copy: call `eval()` on it to have no dropout.
 
     Raises:
         ModelError: a batch norm cannot be fixed (see `freeze_batch_norm`), there is no output to compare, or outputs
             differ: a layer is used twice.
     """
-    folded = copy.deepcopy(model).eval()
-    with torch.no_grad():
+    with torch.inference_mode(False), torch.no_grad():
+        folded = copy.deepcopy(model)
+        modes = _modes(folded)
+        folded.eval()
         before = _numbers(_call(folded, example))
         folded = _replaced(folded, _feeders(folded, example))
         after = _numbers(_call(folded, example))
@@ -78,7 +83,20 @@ def fold_batch_norm(model: nn.Module, example: Any) -> nn.Module:
                 f"fold_batch_norm: outputs moved by {float((old - new).abs().max()):.2g} of {scale:.2g}, so a layer "
                 "before a batch norm is used elsewhere, too; call freeze_batch_norm, which changes no other layer"
             )
-    return folded
+    return _in_modes(folded, modes, model.training)
+
+
+def _modes(model: nn.Module) -> dict[nn.Module, bool]:
+    """Which modules are in training mode."""
+    return {module: module.training for module in model.modules()}
+
+
+def _in_modes(model: nn.Module, modes: Mapping[nn.Module, bool], around: bool) -> nn.Module:
+    """Every module in the mode it had; one that is new has that of the module around it."""
+    model.training = modes.get(model, around)
+    for child in model.children():
+        _in_modes(child, modes, model.training)
+    return model
 
 
 def _call(model: nn.Module, example: Any) -> Any:
@@ -119,16 +137,20 @@ def _tensors(output: Any) -> list[Tensor]:
 
 def _feeders(model: nn.Module, example: Any) -> dict[nn.Module, nn.Module]:
     """Each batch norm whose input is exactly the output of one layer that can take it in."""
-    made: dict[int, tuple[Tensor, nn.Module]] = {}
+    made: dict[int, tuple[Tensor, int, nn.Module]] = {}
     feeders: dict[nn.Module, nn.Module] = {}
     calls: dict[nn.Module, int] = {}
 
     def note(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         calls[module] = calls.get(module, 0) + 1
         if isinstance(module, _FOLDABLE):
-            made[id(output)] = (output, module)  # holds the tensor, so that its id stays its own
+            if output.dim() == module.weight.dim():  # its channels are on axis 1, as a batch norm's are
+                # Holds the tensor, so that its id stays its own.
+                made[id(output)] = (output, output._version, module)
         elif args and id(args[0]) in made:
-            feeders[module] = made[id(args[0])][1]
+            given, version, layer = made[id(args[0])]
+            if given._version == version:  # nothing has written into it in between
+                feeders[module] = layer
 
     watched = [m for m in model.modules() if isinstance(m, (*_FOLDABLE, _BatchNorm))]
     handles = [module.register_forward_hook(note) for module in watched]
