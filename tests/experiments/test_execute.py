@@ -194,3 +194,10 @@ def test_least_squares_is_one_release_over_all_units_unless_told_otherwise():
     assert result.metrics["accuracy"] > 0.8
     sampled = execute(Settings.from_json({**asked, "epochs": 2, "batch_size": 500}))
     assert sampled.plan.phases[0].steps > 2
+    assert sampled.metrics["accuracy"] > 0.8
+
+
+@pytest.mark.parametrize("change", [{"optimizer": "adam"}, {"momentum": 0.9}, {"weight_decay": 0.1}])
+def test_least_squares_refuses_an_optimizer_that_does_not_add_up_releases(change):
+    with pytest.raises(SparseDPError, match=r"least squares: got optimizer .* expected plain sgd"):
+        execute(Settings.from_json({"dataset": "digits", "model": "least-squares", **change}))

@@ -64,3 +64,10 @@ def test_people_of_a_file_with_units_come_whole(tmp_path):
 def test_too_few_rows_are_refused():
     with pytest.raises(SparseDPError, match="at least 2"):
         finished_model(Settings.from_json({"dataset": "digits"}), "test", 1)
+
+
+@pytest.mark.parametrize("normalise", [{}, {"noise_multiplier": 20.0}])
+def test_least_squares_is_refused_as_its_gradients_never_change(normalise):
+    asked = {"dataset": "digits", "model": "least-squares", "normalise": normalise}
+    with pytest.raises(SparseDPError, match="linear in its weights"):
+        finished_model(Settings.from_json(asked), "test", 20)

@@ -103,6 +103,44 @@ def test_the_released_moments_are_the_true_ones_plus_noise_of_the_planned_size(t
     assert float(noise.std()) == pytest.approx(planned, rel=0.35)  # 70 draws: three sigma is 0.25
 
 
+def test_several_steps_have_the_ridge_of_their_sum():
+    x, y = problem(5000)
+    model, told = LeastSquares(6, 3), []
+    result = sparsedp.fit(
+        model, TensorDataset(x, y), moments_loss(), method="dp-sgd", epochs=2, batch_size=2500, epsilon=8.0,
+        delta=1e-5, clip_norm=model.record_norm, optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.5),
+        scheduler=lambda optimizer, _: torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step)),
+        callbacks=[keep_noise_down(model), told.append], seed=1, progress=False,
+    )  # fmt: skip
+    steps = [event for event in told if hasattr(event, "released")]
+    assert [event.learning_rates for event in steps] == [(0.5,), (0.25,), (0.5 / 3,), (0.125,)]
+    one = result.plan.phases[0].noise_multiplier * model.record_norm / 2500
+    noise = one * math.sqrt(0.25 + 0.0625 + 0.25 / 9 + 0.125**2)
+    assert float(model.noise) == pytest.approx(noise)
+    assert float(model.ridge) == pytest.approx(0.25 * noise * math.sqrt(2 * 7))
+
+
+@pytest.mark.parametrize("steps", [1, 16])
+def test_moments_and_noise_that_grow_alike_are_the_same_classifier(steps):
+    x, y = problem()
+    once, often = filled(x, y, 3), filled(x, y, 3)
+    once.add_noise(0.01)
+    with torch.no_grad():
+        for parameter in often.parameters():
+            parameter.mul_(math.sqrt(steps))
+    for _ in range(steps):
+        often.add_noise(0.01)
+    torch.testing.assert_close(often.solution(), once.solution())
+
+
+def test_the_noise_so_far_is_kept_with_the_weights():
+    model, other = LeastSquares(6, 3), LeastSquares(6, 3)
+    model.add_noise(0.3)
+    other.load_state_dict(model.state_dict())
+    other.add_noise(0.4)
+    assert float(other.noise) == pytest.approx(0.5)
+
+
 def behind_a_body(features=6, width=4, classes=3):
     torch.manual_seed(2)
     body = nn.Sequential(nn.Linear(features, width), nn.Tanh()).requires_grad_(False)

@@ -9,7 +9,7 @@ from torch import nn
 from sparsedp.auditing import AuditResult, Training, audit
 from sparsedp.datasets.bundle import DataBundle
 from sparsedp.experiments.datasets import load_data
-from sparsedp.experiments.execute import check, optimizer_of, rate_of
+from sparsedp.experiments.execute import check, loss_of, optimizer_of, rate_of, suited_to
 from sparsedp.experiments.finished_model import model_of
 from sparsedp.experiments.settings import Settings
 from sparsedp.methods.spec import PlanSpec
@@ -31,10 +31,11 @@ def audit_settings(
     bundle = load_data(found)
     units = None if found.unit == "row" else bundle.train.units
     model = model_of(found, bundle.input_shape, len(bundle.classes), bundle.vocabulary).train()
+    found = suited_to(model, found, bundle)
     return audit(
         model,
         bundle.train,
-        nn.CrossEntropyLoss(reduction="none"),
+        loss_of(model),
         plan=_spec(model, found, bundle).plan() if run is None else None,
         run=run,
         units=units,

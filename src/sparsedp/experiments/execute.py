@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, LRScheduler
 
 from sparsedp.callbacks.reports import Callback, Result
+from sparsedp.core.batch import PerSample
 from sparsedp.core.errors import SparseDPError
 from sparsedp.datasets import DATASETS
 from sparsedp.datasets.bundle import DataBundle
@@ -37,6 +38,7 @@ from sparsedp.runs.record import About
 from sparsedp.training.fit import fit
 from sparsedp.training.fixed_part import split_at_lowest_trained
 from sparsedp.training.kept_features import keep_features, kept_folder
+from sparsedp.training.normalised import Normalised
 
 _OPTIMIZERS: Mapping[str, Callable[[Settings, float], OptimizerChoice]] = MappingProxyType(
     {
@@ -91,14 +93,14 @@ def execute(
         found.seed,
         bundle.vocabulary,
     )
+    found = suited_to(model, found, bundle)
     if isinstance(model, LeastSquares):
-        found = _in_one_release(found, model, len(bundle.train) if by_row else bundle.train.unit_count)
         callbacks = (*callbacks, keep_noise_down(model))
     optimizer = optimizer_of(found)
     return fit(
         model,
         bundle.train,
-        moments_loss() if isinstance(model, LeastSquares) else nn.CrossEntropyLoss(reduction="none"),
+        loss_of(model),
         method=found.method,
         options=found.method_options(),
         optimizer=optimizer,
@@ -122,8 +124,38 @@ def execute(
     )
 
 
+def loss_of(model: nn.Module) -> nn.Module | PerSample:
+    """What a model of the table is trained with; it may stand behind private constants."""
+    return nn.CrossEntropyLoss(reduction="none") if moments_in(model) is None else moments_loss()
+
+
+def moments_in(model: nn.Module) -> LeastSquares | None:
+    """The least squares that a model is, alone or behind private constants; None if it is something else."""
+    inside = model.model if isinstance(model, Normalised) else model
+    return inside if isinstance(inside, LeastSquares) else None
+
+
+def suited_to(model: nn.Module, settings: Settings, bundle: DataBundle) -> Settings:
+    """The settings that `fit` gets, where what the model wants and nobody asked for is filled in.
+
+    Raises:
+        SparseDPError: least squares, and an optimizer that adds up no releases.
+    """
+    moments = moments_in(model)
+    if moments is None:
+        return settings
+    train = bundle.train
+    return _in_one_release(settings, moments, len(train) if settings.unit == "row" else train.unit_count)
+
+
 def _in_one_release(settings: Settings, model: LeastSquares, units: int) -> Settings:
     """What least squares wants where nothing else is asked for: all units in one dense step, and nothing clipped."""
+    if settings.optimizer != "sgd" or settings.weight_decay or settings.momentum:
+        raise SparseDPError(
+            f"least squares: got optimizer {settings.optimizer}, momentum {settings.momentum or 0:g} and weight "
+            f"decay {settings.weight_decay:g}, expected plain sgd, as its moments are the sum of what is released; "
+            "leave all three out"
+        )
     return replace(
         settings,
         method="dp-sgd" if settings.method == AUTO_METHOD else settings.method,

@@ -8,11 +8,12 @@ from typing import Literal, final
 import torch
 from torch import Tensor, nn
 
-from sparsedp.core.batch import MicroBatch, PerSampleLoss, supervised
+from sparsedp.core.batch import MicroBatch, PerSampleLoss, per_sample_loss
 from sparsedp.core.errors import SparseDPError
 from sparsedp.core.randomness import PublicRandomness
 from sparsedp.datasets.bundle import Split
 from sparsedp.experiments.datasets import load_data
+from sparsedp.experiments.execute import loss_of, moments_in
 from sparsedp.experiments.networks import build_model
 from sparsedp.experiments.settings import Settings
 from sparsedp.training.normalised import Normalised
@@ -44,6 +45,9 @@ def finished_model(settings: Settings, side: Side, rows: int) -> FinishedModel:
     """The model of a run and at most `rows` rows of one side of its data, chosen by public randomness.
 
     Where people are protected, each of them has at most as many rows as a step would draw.
+
+    Raises:
+        SparseDPError: too few rows, or a least-squares model.
     """
     if rows < 2:
         raise SparseDPError(f"rows: got {rows}, expected at least 2")
@@ -54,9 +58,14 @@ def finished_model(settings: Settings, side: Side, rows: int) -> FinishedModel:
     model, fresh = (
         model_of(found, bundle.input_shape, len(bundle.classes), bundle.vocabulary) for _ in range(2)
     )
+    if moments_in(model) is not None:
+        raise SparseDPError(
+            "least squares: got a run whose loss is linear in its weights, expected one with gradients that change "
+            "as it trains: here they are the same at all weights, so there is no curvature, support or progress to "
+            "measure; `sparsedp audit` and `sparsedp report` take such a run"
+        )
     chosen = choose_rows(len(split), units, found.rows_per_unit, rows)
-    loss = supervised(nn.CrossEntropyLoss(reduction="none"))
-    return FinishedModel(model, fresh, loss, _batches(split, units, chosen))
+    return FinishedModel(model, fresh, per_sample_loss(loss_of(model)), _batches(split, units, chosen))
 
 
 def choose_rows(count: int, units: Tensor | None, per_unit: int, most: int) -> Tensor:

@@ -39,7 +39,7 @@ class LeastSquares(nn.Module):
     Args:
         features: numbers per record.
         classes: of the targets.
-        ridge: added to the diagonal of the mean of x x'; public. Set it by `set_ridge` from the noise.
+        ridge: added to the diagonal of `gram`; public. `add_noise` sets it from the noise of what was released.
 
     **Privacy.** One record adds (x x', y x') with norm sqrt(|x|^4 + |x|^2 |y|^2), a public constant for unit
     records: set the clip norm to `record_norm` and nothing is clipped. `gram` is released whole; that it is
@@ -47,6 +47,7 @@ class LeastSquares(nn.Module):
     """
 
     ridge: Tensor
+    noise: Tensor
 
     def __init__(self, features: int, classes: int, ridge: float = 1e-3) -> None:
         super().__init__()
@@ -56,6 +57,7 @@ class LeastSquares(nn.Module):
         self.gram = nn.Linear(features + 1, features + 1, bias=False)
         self.cross = nn.Linear(features + 1, classes, bias=False)
         self.register_buffer("ridge", torch.tensor(float(ridge), dtype=torch.float64))
+        self.register_buffer("noise", torch.zeros((), dtype=torch.float64))
         self._solved: tuple[tuple[int, int, float], Tensor] | None = None
         nn.init.zeros_(self.gram.weight)
         nn.init.zeros_(self.cross.weight)
@@ -65,15 +67,18 @@ class LeastSquares(nn.Module):
         """The norm of what one record adds."""
         return math.sqrt(1.0 + BALANCE**2 * (1.0 - 1.0 / self.classes))
 
-    def set_ridge(self, noise_std: float) -> None:
-        """The ridge that holds the noise down: a share of the spectral norm of the symmetrised noise on x x'.
+    def add_noise(self, std: float) -> None:
+        """Tell of noise that `gram` has got; sets the ridge that holds down all of it so far.
+
+        That is a share of the spectral norm of the symmetrised noise.
 
         Args:
-            noise_std: of each entry of the released mean; public.
+            std: of the noise that one more release put on each entry of `gram`; public.
         """
         size = self.gram.weight.shape[0]
         with torch.no_grad():
-            self.ridge.fill_(max(RIDGE * noise_std * math.sqrt(2.0 * size), 1e-6))
+            self.noise.fill_(math.hypot(float(self.noise), std))
+            self.ridge.fill_(max(RIDGE * float(self.noise) * math.sqrt(2.0 * size), 1e-6))
 
     def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
         """Scores [n, classes]; with targets the loss per record whose gradients are minus (x x', y x')."""
@@ -122,7 +127,10 @@ def moments_loss() -> PerSample:
 
 
 def keep_noise_down(model: nn.Module) -> Callable[[Any], None]:
-    """A callback for `fit` that sets the model's ridge from the noise of its release, a public number.
+    """A callback for `fit` that sets the model's ridge from the noise of its releases, a public number.
+
+    It is for SGD without momentum and weight decay: then `gram` is the sum of the releases times their rates. The
+    ridge follows the noise of that sum; one release of all records is the simplest.
 
     Raises:
         ModelError: it is neither a `LeastSquares` nor an `nn.Sequential` that ends in one.
@@ -132,7 +140,7 @@ def keep_noise_down(model: nn.Module) -> Callable[[Any], None]:
     def tell(event: Any) -> None:
         released = getattr(event, "released", None)
         if released is not None:
-            head.set_ridge(float(released.noise_scale.max()))
+            head.add_noise(max(event.learning_rates) * float(released.noise_scale.max()))
 
     return tell
 
