@@ -24,6 +24,7 @@ RAW_GRADIENTS = {
         "gradients/reference.py",
         "gradients/rowwise.py",
         "gradients/tape.py",
+        "optimizers/apply.py",  # asks of a frozen parameter whether there is one
         "optimizers/compact.py",  # hands the released gradient to the optimizer
         "optimizers/masked.py",  # as well
         "optimizers/noise_aware.py",  # optimizers: they are handed it
@@ -60,7 +61,12 @@ RAW_GRADIENTS = {
         "privacy/mechanism.py",
         "guards/coverage.py",  # to see which way it is computed; the sum is thrown away
     },
-    "unit_gradients": {"gradients/votes.py"},  # for a vote, which the mechanism bounds and noises
+    "RowsAlone": {
+        "gradients/trial.py",
+        "gradients/votes.py",  # for a vote, which the mechanism bounds and noises
+        "gradients/witness.py",
+        "guards/guard.py",  # whether rows agree with themselves in company
+    },
     "vjp": set(),
     "jvp": set(),
     "jacrev": set(),
@@ -104,7 +110,9 @@ RANDOM_DRAWS = {
     "PCG64": {"core/randomness.py"},
     "random_raw": {"core/randomness.py"},
     "randn": set(),
-    "randn_like": set(),
+    "randn_like": {
+        "training/kept_features.py"
+    },  # for one look at a loss, from public bytes; no noise of a release
     "normal_": set(),
     "rand": set(),
     "rand_like": set(),

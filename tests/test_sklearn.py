@@ -215,7 +215,7 @@ def test_small_models_are_trained_dense_and_say_so(caplog):
     assert classifier().fit(*table(features=649)).method_ == "dp-sgd"
 
 
-LOUD = {"epsilon": 3.0, "epochs": 1, "batch_size": 256}
+LOUD = {"epsilon": 3.0, "epochs": 3, "batch_size": 256}
 TOO_LOUD = {"epsilon": 0.5, "epochs": 3, "batch_size": 16}
 
 

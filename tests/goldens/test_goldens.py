@@ -30,7 +30,10 @@ def test_every_method_of_the_table_has_goldens():
     assert set(GOLDENS["runs"]) == {f"{method}, {model}" for method, model in cases()}
 
 
-@pytest.mark.parametrize(("method", "model"), cases())
+@pytest.mark.parametrize(
+    ("method", "model"),
+    [pytest.param(*case, marks=pytest.mark.heavy) if case[1] == "cnn" else case for case in cases()],
+)
 def test_a_run_gives_what_it_gave(method, model, tmp_path):
     straight = digests(method, model, tmp_path / "straight")
     resumed = digests(method, model, tmp_path / "resumed", interrupted=True)
