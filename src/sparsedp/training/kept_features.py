@@ -128,7 +128,6 @@ def keep_below(
     except ModelError as reason:
         _tell_why_nothing_is_kept(where, reason)
         return None
-    name = describe_below(below)
     tried = _tried(below, train, collate)
     if loss is not None and not tried.mean_the_same_to(loss, model, above):
         _tell_why_nothing_is_kept(where, ModelError(_LOOKS_AT_INPUTS))
@@ -137,7 +136,7 @@ def keep_below(
     apart = None
     if held_out is not None:
         apart = keep_features(below, held_out, collate, where, "held-out features", shown=shown)
-    return Kept(above, kept, apart, name)
+    return Kept(above, kept, apart, tried.name)
 
 
 def _tell_why_nothing_is_kept(where: Path | str, reason: ModelError) -> None:
