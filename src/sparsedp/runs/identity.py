@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 
-from sparsedp.core.errors import SparseDPError
+from sparsedp.core.errors import ModelError, SparseDPError
 from sparsedp.core.files import Json
 from sparsedp.runs.checkpoint import describe_layout
 from sparsedp.runs.record import RunFacts
@@ -35,11 +35,11 @@ def check_identity(saved: Mapping[str, Json], now: Mapping[str, Json]) -> None:
     """Refuse a checkpoint of another run, naming what differs.
 
     Raises:
-        SparseDPError: the two are not the same run. Another model is left to the loading of its weights.
+        SparseDPError: the two are not the same run.
+        ModelError: the model has other trainable parameters, or the same in another order.
     """
     same = json.loads(json.dumps(dict(now)))
-    if not alike(saved.get("layout"), same["layout"]):
-        return
+    check_parameters(saved["layout"], same["layout"])
     differing = list(differences({name: saved.get(name) for name in same}, same))
     if [name for name, _, _ in differing] == ["plan"]:
         raise SparseDPError(
@@ -51,6 +51,28 @@ def check_identity(saved: Mapping[str, Json], now: Mapping[str, Json]) -> None:
         raise SparseDPError(
             f"this is not the run that was saved: {words}. Resume with what it was started with"
         )
+
+
+def check_parameters(saved: Json, now: Json) -> None:
+    """Refuse a model whose trainable parameters are not those of the run: state is kept by their places.
+
+    Raises:
+        ModelError: some have another name or shape, or they come in another order.
+    """
+    if alike(saved, now):
+        return
+    differing = sorted({str(slot[0]) for slot in (*saved, *now) if slot not in saved or slot not in now})
+    if differing:
+        raise ModelError(
+            "the checkpoint belongs to another model: they differ in the trainable parameters "
+            f"{differing[:6]}; build the model as it was when the run started"
+        )
+    places = zip(saved, now, strict=True)
+    moved = [f"{new[0]} where {old[0]} was" for old, new in places if old != new]
+    raise ModelError(
+        f"the model has the parameters of the run in another order ({'; '.join(moved[:3])}); define its layers in "
+        "the order they had when the run started"
+    )
 
 
 def alike(one: Json, other: Json) -> bool:

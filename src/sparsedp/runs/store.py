@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple, Protocol, final
@@ -139,13 +140,31 @@ class FolderStore:
         return checkpoint_bytes(replace(checkpoint, state={**checkpoint.state, "ledger": place}))
 
     def _write(self, files: Mapping[str, bytes]) -> None:
+        before = {name: self.ledger.record.known(name) for name in files}
         self.ledger.note_files({name: digest_of(name, content) for name, content in files.items()})
-        for name, content in files.items():
-            if content or name != MOVED:
-                write_atomically(self.path / name, content)
-            else:
-                self.folder.moved_file.unlink(missing_ok=True)
+        try:
+            for name, content in files.items():
+                if content or name != MOVED:
+                    write_atomically(self.path / name, content)
+                else:
+                    self.folder.moved_file.unlink(missing_ok=True)
+        except OSError:
+            with suppress(OSError):  # without room for a line the file before the last one still counts
+                self.note_again(before)
+            raise
         sync_directory(self.path)
+
+    def note_again(self, known: Mapping[str, Sequence[str]]) -> None:
+        """Let the chain's last word on each of these files be the one that is there, if it is one of those known."""
+        there = {name: self.path / name for name in known}
+        found = {name: digest_of(name, file.read_bytes()) for name, file in there.items() if file.exists()}
+        stale = {
+            name: digest
+            for name, digest in found.items()
+            if digest in known[name] and digest != self.ledger.record.known(name)[-1]
+        }
+        if stale:
+            self.ledger.note_files(stale)
 
 
 class ExistingRun(NamedTuple):
@@ -174,11 +193,28 @@ def find_run(out: Path | str | None, resume: bool, plan: Plan, *, replay: bool) 
         raise SparseDPError("resume: got no out, expected the folder of the run to go on with")
     run = Run.open(out)
     ledger = FileLedger.resume(run.folder.ledger_file, plan, replay=replay)
-    checkpoint, record = run.checkpoint, run.record
-    ledger.expect(checkpoint.state["ledger"]["head"], checkpoint.state["ledger"]["length"])
-    check_file(ledger.record, run.folder.checkpoint_file)
-    check_file(ledger.record, run.folder.moved_file)
-    return ExistingRun(FolderStore(run.folder, ledger, record["timing"]["seconds"]), checkpoint)
+    try:
+        checkpoint, record = run.checkpoint, run.record
+        ledger.expect(checkpoint.state["ledger"]["head"], checkpoint.state["ledger"]["length"])
+        check_file(ledger.record, run.folder.checkpoint_file)
+        check_file(ledger.record, run.folder.moved_file)
+        store = FolderStore(run.folder, ledger, record["timing"]["seconds"])
+        store.note_again({name: ledger.record.known(name) for name in (CHECKPOINT, MOVED)})
+    except BaseException:
+        ledger.close()
+        raise
+    return ExistingRun(store, checkpoint)
+
+
+@contextmanager
+def given_up_on_failure(found: ExistingRun | None) -> Iterator[None]:
+    """Release a run that was found if what is made of it fails: whoever corrects the mistake can have it again."""
+    try:
+        yield
+    except BaseException:
+        if found is not None:
+            found.store.close()
+        raise
 
 
 def new_store(

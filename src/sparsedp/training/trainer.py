@@ -23,6 +23,7 @@ from sparsedp.ranks.here import ranks_here, same_threads
 from sparsedp.ranks.one import Ranks
 from sparsedp.ranks.store import find_shared_run, goes_on
 from sparsedp.runs.record import About
+from sparsedp.runs.store import given_up_on_failure
 from sparsedp.sampling.loading import Loading
 from sparsedp.sampling.poisson import LogicalBatch
 from sparsedp.sampling.sharing import EVERYTHING
@@ -97,28 +98,29 @@ class Trainer(KeptRun):
         ranks.alike(lambda: first_facts(plan, model, dataset, loss, loading, seed))
         resume = goes_on(ranks, out, resume)
         found = find_shared_run(ranks, out, resume, plan, replay=seed is not None)
-        private = ranks.randomness(SystemRandomness() if seed is None else SeededRandomness(seed))
-        public = PublicRandomness(ranks.from_leader(lambda: public_randomness(seed, found).seed))
-        share = share_of(ranks, dataset, loading, found and found.checkpoint)
-        self._batches = ranks.jointly(lambda: Batches(dataset, plan, private, loading, share))
-        ranks.alike(lambda: data_facts(self._batches.rows_for_a_trial(LOOKED_AT, public), loading))
-        ranks.align(model)
-        rule = UpdateRule(optimizer, scheduler, ema_decay, lr_factors or {}, public_scores)
-        draws = Randomness(private, public)
-        self._stepper = ranks.jointly(
-            lambda: Stepper(
-                model, per_sample_loss(loss), plan, self._batches, draws, rule, engine, ranks.exchange
+        with given_up_on_failure(found):
+            private = ranks.randomness(SystemRandomness() if seed is None else SeededRandomness(seed))
+            public = PublicRandomness(ranks.from_leader(lambda: public_randomness(seed, found).seed))
+            share = share_of(ranks, dataset, loading, found and found.checkpoint)
+            self._batches = ranks.jointly(lambda: Batches(dataset, plan, private, loading, share))
+            ranks.alike(lambda: data_facts(self._batches.rows_for_a_trial(LOOKED_AT, public), loading))
+            ranks.align(model)
+            rule = UpdateRule(optimizer, scheduler, ema_decay, lr_factors or {}, public_scores)
+            draws = Randomness(private, public)
+            self._stepper = ranks.jointly(
+                lambda: Stepper(
+                    model, per_sample_loss(loss), plan, self._batches, draws, rule, engine, ranks.exchange
+                )
             )
-        )
-        learner = self._stepper.learner
-        setup = {"engine": engine, "ema_decay": ema_decay, "rows_per_unit": loading.rows_per_unit}
-        facts = facts_of(learner, plan, about, seed=seed, public_seed=public.seed, setup=setup)
-        self._issued: dict[int, LogicalBatch] = {}
-        self._workers = loading.workers
-        self._keeper = RunKeeper(
-            learner, facts, evaluate=evaluate, callbacks=callbacks, out=out, found=found,
-            ranks=ranks, in_blocks=share is not EVERYTHING,
-        )  # fmt: skip
+            learner = self._stepper.learner
+            setup = {"engine": engine, "ema_decay": ema_decay, "rows_per_unit": loading.rows_per_unit}
+            facts = facts_of(learner, plan, about, seed=seed, public_seed=public.seed, setup=setup)
+            self._issued: dict[int, LogicalBatch] = {}
+            self._workers = loading.workers
+            self._keeper = RunKeeper(
+                learner, facts, evaluate=evaluate, callbacks=callbacks, out=out, found=found,
+                ranks=ranks, in_blocks=share is not EVERYTHING,
+            )  # fmt: skip
 
     @property
     def model(self) -> nn.Module:
