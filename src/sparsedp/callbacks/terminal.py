@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from sparsedp.callbacks.reports import Callback, Event
+from sparsedp.core.rounding import rounded_up
 from sparsedp.privacy.accountants import epsilon_by_epoch
 from sparsedp.privacy.plan import Plan
 from sparsedp.runs.history import EpochReport
@@ -37,7 +38,7 @@ def live(plan: Plan, console: Console) -> Iterator[Callback]:
     task = bar.add_task(plan.method, total=plan.total_steps)
     facts = Text()
     private = plan.is_private and plan.delta is not None
-    epsilons = [f"epsilon ≤ {bound:.2f}" for bound in epsilon_by_epoch(plan)] if private else []
+    epsilons = [f"epsilon ≤ {rounded_up(bound, 3)}" for bound in epsilon_by_epoch(plan)] if private else []
     epochs = len(plan.epoch_ends())
     accuracy: list[str] = []
 
@@ -69,7 +70,7 @@ class EpochLines:
         accuracy = event.metrics.get("accuracy")
         facts = [
             f"epoch {event.epoch}/{self._epochs or '?'}",
-            f"epsilon {event.epsilon:.3f}" if event.epsilon is not None else "not private",
+            f"epsilon {rounded_up(event.epsilon)}" if event.epsilon is not None else "not private",
             f"active {event.active_ratio:.1%}",
             f"held-out accuracy {accuracy:.1%}" if accuracy is not None else "",
         ]

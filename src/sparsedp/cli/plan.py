@@ -12,6 +12,7 @@ from rich.table import Table
 from sparsedp.cli import options
 from sparsedp.cli.output import emit, people
 from sparsedp.core.errors import SparseDPError
+from sparsedp.core.rounding import rounded_up
 
 if TYPE_CHECKING:
     from sparsedp.methods import MethodOptions, PlanSpec
@@ -310,6 +311,6 @@ def _show_curve(curve: list[dict[str, Any]], screen: Console) -> None:
     table = Table("epoch", "epsilon", "", title="Cost over time")
     for point in shown:
         table.add_row(
-            str(point["epoch"]), f"{point['epsilon']:.3f}", "#" * round(30 * point["epsilon"] / top)
+            str(point["epoch"]), rounded_up(point["epsilon"]), "#" * round(30 * point["epsilon"] / top)
         )
     screen.print(table)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import final
 
+from sparsedp.core.rounding import rounded_up
 from sparsedp.privacy.accountants import ACCOUNTANTS, plan_epsilon
 from sparsedp.privacy.calibrate import UNDERSHOOT
 from sparsedp.privacy.plan import Phase, Plan
@@ -59,11 +59,11 @@ def guarantee(plan: Plan) -> str:
     cost, target = plan_epsilon(plan), plan.target_epsilon
     if target is None:
         return (
-            f"({_rounded_up(cost)}, {plan.delta:g})-differential privacy for adding or removing one {plan.unit} of "
+            f"({rounded_up(cost)}, {plan.delta:g})-differential privacy for adding or removing one {plan.unit} of "
             f"{plan.units}, by the pld accountant."
         )
     calibrated = (1 - UNDERSHOOT) * target <= cost <= target
-    epsilon = f"{target:.4g}" if calibrated else _rounded_up(cost)
+    epsilon = rounded_up(target if calibrated else cost)
     earlier = len(plan.continuation.ledgers) if plan.continuation else 0
     whole = f" together with {earlier} earlier run{'s' if earlier > 1 else ''}" if earlier else ""
     excess = f" That is more than its target of {target:.4g}." if exceeds_target(plan, cost) else ""
@@ -76,14 +76,6 @@ def guarantee(plan: Plan) -> str:
 def exceeds_target(plan: Plan, cost: float) -> bool:
     """Whether a plan costs more than it was calibrated to, beyond rounding; False without a target."""
     return plan.target_epsilon is not None and not cost <= plan.target_epsilon * (1 + ROUNDING)
-
-
-def _rounded_up(epsilon: float) -> str:
-    """Four significant digits, never less than the number itself."""
-    if not 0 < epsilon < math.inf:
-        return f"{epsilon:g}"
-    unit = 10.0 ** (math.floor(math.log10(epsilon)) - 3)
-    return f"{math.ceil(epsilon / unit) * unit:.4g}"
 
 
 def _not_private(phase: Phase) -> str:

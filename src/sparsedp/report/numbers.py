@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+from sparsedp.core.rounding import rounded_up
+
 NONE = "–"
 
 
@@ -34,5 +36,5 @@ def significant(value: float, digits: int = 3) -> str:
 
 
 def epsilon_text(value: float | None) -> str:
-    """An epsilon; None is none at all."""
-    return "∞" if value is None or not math.isfinite(value) else f"{value:.4g}"
+    """An epsilon, never less than it is; None is none at all."""
+    return "∞" if value is None or not math.isfinite(value) else rounded_up(value)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, final
 
+from sparsedp.core.rounding import rounded_up
 from sparsedp.privacy.accountants import plan_epsilon
 from sparsedp.privacy.calibrate import UNDERSHOOT
 from sparsedp.privacy.plan import Plan
@@ -95,8 +96,8 @@ def _promises(plan: Plan) -> tuple[str, ...]:
     if delta is not None:
         epsilon = _stated_epsilon(plan)
         odds.append(
-            f"Whatever anybody concludes from what this run released is at most e^{epsilon:.4g} = "
-            f"{significant(math.exp(epsilon))} times as likely with any one {unit} in the training data as without "
+            f"Whatever anybody concludes from what this run released is at most e^{rounded_up(epsilon)} = "
+            f"{rounded_up(math.exp(epsilon), 3)} times as likely with any one {unit} in the training data as without "
             f"it, but for a probability of {significant(delta)}."
         )
     return (
