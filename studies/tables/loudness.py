@@ -7,7 +7,6 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from scipy import stats
@@ -38,8 +37,6 @@ _COLOURS = (
     "#85491f",
     "#3d4855",
 )
-SHARED = ("data_options", "subset", "epochs", "batch_size", "normalise", "ema", "model_options")
-"""Settings that runs must have in common to be compared; rate and clip norm are each method's own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +47,7 @@ class Gain:
         study: the experiment.
         task: data set and model.
         epsilon: the budget.
+        place: its labels on all axes of its experiment but epsilon.
         arm: method, ratio and options.
         r: of the dense run: noise multiplier times sqrt(d) over the batch size.
         d: coordinates of the model.
@@ -59,6 +57,7 @@ class Gain:
     study: str
     task: str
     epsilon: float
+    place: str
     arm: str
     r: float
     d: int
@@ -71,13 +70,13 @@ class Gain:
 
 
 def gains(studies: Iterable[Study]) -> list[Gain]:
-    """Every sparse method beside the dense run of its cell, where there is exactly one."""
+    """Every sparse method beside the dense run of its place: the same epsilon, unit, data and model."""
     found: list[Gain] = []
     for study in studies:
-        for arms in _cells(study.records).values():
-            dense = [arm for arm in arms if json.loads(arm)[0] == DENSE]
-            if len(dense) == 1:
-                found += _compared(study, arms, dense[0])
+        for cells in _places(study).values():
+            dense = _dense(study, cells)
+            if dense is not None:
+                found += _compared(study, cells, dense)
     return sorted(found, key=lambda gain: (gain.r, gain.study, gain.arm))
 
 
@@ -154,11 +153,11 @@ def verdict(found: Sequence[Gain]) -> str:
 
 def _rises(found: Sequence[Gain]) -> Mapping[str, float]:
     """Of each experiment, the mean over its methods of the gain at the largest r less that at the smallest."""
-    by_arm: dict[tuple[str, str, str], list[Gain]] = defaultdict(list)
+    by_place: dict[tuple[str, str, str], list[Gain]] = defaultdict(list)
     for gain in found:
-        by_arm[gain.study, gain.task, gain.arm].append(gain)
+        by_place[gain.study, gain.task, gain.place].append(gain)
     by_study: dict[str, list[float]] = defaultdict(list)
-    for (study, _, _), own in by_arm.items():
+    for (study, _, _), own in by_place.items():
         if len({gain.epsilon for gain in own}) > 1:
             by_study[study].append(max(own, key=lambda g: g.r).mean - min(own, key=lambda g: g.r).mean)
     return {study: float(np.mean(values)) for study, values in by_study.items()}
@@ -174,37 +173,60 @@ def _band(low: float, high: float, own: Sequence[Gain]) -> list[str]:
     return [name, str(len(own)), str(tasks), f"{mean:+.2f}", f"{up} of {len(own)}"]
 
 
-def _cells(records: Iterable[Record]) -> Mapping[str, dict[str, dict[int, Record]]]:
-    """Records by what they must share, then by method with ratio and options, then by seed."""
-    cells: dict[str, dict[str, dict[int, Record]]] = defaultdict(lambda: defaultdict(dict))
-    for record in records:
+Cells = dict[tuple[tuple[str, str], ...], dict[int, Record]]
+"""Records by the labels of their cell, then by seed."""
+
+
+def _places(study: Study) -> Mapping[str, Cells]:
+    """The private records of a study by what runs to be compared must share, whatever they were tuned to."""
+    axis = study.experiment.contrast.axis
+    places: dict[str, Cells] = defaultdict(lambda: defaultdict(dict))
+    for record in study.records:
         if not record["private"] or not record["target_epsilon"]:
             continue
-        settings: Mapping[str, Any] = record["settings"]
-        shared = [record[name] for name in ("dataset", "model", "target_epsilon", "unit", "units")]
-        shared += [settings.get(name) for name in SHARED]
-        ratio = settings.get("active_ratio")
-        arm = json.dumps([record["method"], ratio, settings.get("options")], sort_keys=True)
-        cells[json.dumps(shared, sort_keys=True)][arm][record["seed"]] = record
-    return cells
+        labels = {name: label for name, label in record["cell"].items() if name != axis}
+        shared = [labels, *(record[name] for name in ("dataset", "model", "target_epsilon", "unit", "units"))]
+        places[json.dumps(shared, sort_keys=True)][tuple(record["cell"].items())][record["seed"]] = record
+    return places
 
 
-def _compared(study: Study, arms: Mapping[str, Mapping[int, Record]], dense: str) -> Iterator[Gain]:
-    known = arms[dense]
-    for arm, runs in arms.items():
+def _dense(study: Study, cells: Cells) -> tuple[tuple[str, str], ...] | None:
+    """The cell to compare with: the study's baseline if that is dense, else the only dense DP-SGD, else none."""
+    dense = {cell: next(iter(runs.values())) for cell, runs in cells.items() if _ratio(runs) == 1.0}
+    contrast = study.experiment.contrast
+    for cell in dense:
+        if dict(cell).get(contrast.axis) == contrast.baseline:
+            return cell
+    plain = [cell for cell, record in dense.items() if record["method"] == DENSE]
+    return plain[0] if len(plain) == 1 else None
+
+
+def _ratio(runs: Mapping[int, Record]) -> float:
+    """The share of coordinates asked for; where it was left to the method, the share there was."""
+    record = next(iter(runs.values()))
+    asked = record["settings"].get("active_ratio")
+    whole = record["k"] / record["d"] if asked is None or isinstance(asked, str) else asked
+    return float(whole)
+
+
+def _compared(study: Study, cells: Cells, dense: tuple[tuple[str, str], ...]) -> Iterator[Gain]:
+    known = cells[dense]
+    for cell, runs in cells.items():
         both = sorted(set(known) & set(runs))
-        if arm == dense or not both:
+        if not both or not LEAST_RATIO <= _ratio(runs) < 1.0:
             continue
-        one = known[both[0]]
+        one, other = known[both[0]], runs[both[0]]
         r = noise_ratio(one)
-        if r is None or runs[both[0]]["active_ratio"] < LEAST_RATIO:
+        if r is None:
             continue
-        metric = study.experiment.metric
+        metric, settings = study.experiment.metric, other["settings"]
+        arm = [other["method"], settings.get("active_ratio"), settings.get("options")]
         yield Gain(
             study=study.name,
             task=f"{one['dataset']}, {one['model']}{' (JPEG)' if words.is_cifar(study) else ''}",
             epsilon=one["target_epsilon"],
-            arm=arm,
+            place=json.dumps([pair for pair in cell if pair[0] != "epsilon"]),
+            arm=json.dumps(arm, sort_keys=True),
             r=r,
             d=one["d"],
             seeds=tuple(100 * (runs[s]["metrics"][metric] - known[s]["metrics"][metric]) for s in both),

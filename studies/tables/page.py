@@ -71,7 +71,7 @@ def verdict_table(verdicts: Sequence[Verdict]) -> list[str]:
         claim = verdict.claim
         rows.append(
             [
-                claim.says,
+                f"{claim.says} *{claim.beware}*" if claim.beware else claim.says,
                 f"{claim.paper}, {claim.where}",
                 f"**{verdict.ruling.value}**",
                 _interval(verdict),

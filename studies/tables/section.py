@@ -22,6 +22,7 @@ SIDE_METRICS = (
     "average_precision",
     "recall_at_90_specificity",
     "recall_at_prevalence",
+    "recall_at_10",
     "balanced_accuracy",
     "sensitivity",
     "specificity",

@@ -3,51 +3,105 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 
-from sparsedp.report.statistics import estimate
+from scipy import stats
+
+from sparsedp.report.statistics import CONFIDENCE, Estimate, estimate
 from studies.tables import words
-from studies.tables.loudness import Gain
+from studies.tables.loudness import LEAST_RATIO, Gain
 from studies.tables.section import TEXTS
-from studies.tables.verdicts import SEEDS, Ruling, Verdict, above
+from studies.tables.verdicts import SEEDS, Ruling, Verdict
 
 SHOWN = 6
 """Gains and losses in the list."""
+MANY = 100
+"""Seeds that nobody runs."""
+Judged = tuple[Gain, Estimate]
 
 
 def summary(verdicts: Sequence[Verdict], found: Sequence[Gain]) -> list[str]:
     """A page that can be read in five minutes."""
     count = {ruling: sum(verdict.ruling is ruling for verdict in verdicts) for ruling in Ruling}
     lines = [
-        f"Of {len(verdicts)} claims, by the papers and by us, {count[Ruling.HOLDS]} hold, {count[Ruling.FAILS]} "
-        f"do not, {count[Ruling.LEVEL]} are about a difference that is smaller than half a point, "
+        (TEXTS / "one-page.md").read_text(encoding="utf-8").strip(),
+        "",
+        f"Of {len(verdicts)} claims, by the papers and by us, {count[Ruling.HOLDS] + count[Ruling.SLIGHT]} hold "
+        f"({count[Ruling.SLIGHT]} of them by less than half a point), {count[Ruling.FAILS]} do not, "
+        f"{count[Ruling.LEVEL]} are about a difference that is smaller than half a point, "
         f"{count[Ruling.BLIND]} about one that cannot be seen with the number it names, {count[Ruling.OPEN]} are not "
-        f"resolved with the seeds there are, and {count[Ruling.NOT_RUN]} are not run.",
+        f"resolved, and {count[Ruling.NOT_RUN]} are not run.",
         "",
     ]
     titles = {
         Ruling.HOLDS: "What holds",
+        Ruling.SLIGHT: "What holds, and nobody would notice (less than half a point, or 0.005 AUC)",
         Ruling.FAILS: "What does not hold",
         Ruling.LEVEL: "What makes no difference (half a point, or 0.005 AUC, either way)",
     }
     for ruling, title in titles.items():
         own = [verdict for verdict in verdicts if verdict.ruling is ruling]
         lines += [f"**{title}.**", "", *(f"- {_said(verdict)}" for verdict in own), ""] if own else []
-    return [*lines, *_where_it_pays(found)]
+    return [*lines, *_unresolved(verdicts), *_where_it_pays(found)]
 
 
 def _said(verdict: Verdict) -> str:
     claim = verdict.claim
-    return f"{claim.says} ({claim.paper}; {words.difference_text(verdict.pooled, claim.metric)})"
+    beware = f" *{claim.beware}*" if claim.beware else ""
+    return f"{claim.says} ({claim.paper}; {words.difference_text(verdict.pooled, claim.metric)}){beware}"
+
+
+def _unresolved(verdicts: Sequence[Verdict]) -> list[str]:
+    """Every claim that is open, with the reason."""
+    own = [verdict for verdict in verdicts if verdict.ruling is Ruling.OPEN]
+    if not own:
+        return []
+    rows = [
+        [
+            f"{verdict.claim.says} ({verdict.claim.paper})",
+            words.difference_text(verdict.pooled, verdict.claim.metric),
+            " ".join(part for part in (_reason(verdict), verdict.claim.beware) if part),
+        ]
+        for verdict in own
+    ]
+    return [
+        "**What is not resolved, and why.**",
+        "",
+        *words.markdown_table(["claim", "so far", "why"], rows),
+        "",
+    ]
+
+
+def _reason(verdict: Verdict) -> str:
+    """What the interval lacks, and about how many seeds would settle it if mean and spread stay as they are."""
+    seen = verdict.pooled
+    if seen is None or seen.std is None or seen.low is None or seen.high is None or seen.count < SEEDS:
+        return "Fewer than three seeds."
+    if seen.low > 0 or seen.high < 0:
+        return f"With {seen.count} seeds it is not zero, and it may be on either side of the margin."
+    needed = _seeds_needed(abs(seen.mean), seen.std)
+    if needed > MANY:
+        return f"The difference is so small beside its spread that {MANY} seeds would not tell its sign."
+    return f"{seen.count} seeds; at this spread about {needed} would tell the sign."
+
+
+def _seeds_needed(mean: float, std: float) -> int:
+    """The fewest seeds whose interval leaves zero out, were mean and spread to stay."""
+    for count in range(SEEDS, MANY + 1):
+        if float(stats.t.ppf((1 + CONFIDENCE) / 2, count - 1)) * std / math.sqrt(count) < mean:
+            return count
+    return MANY + 1
 
 
 def _where_it_pays(found: Sequence[Gain]) -> list[str]:
-    """The cells in which a sparse method is above or below dense training beyond doubt, the clearest first."""
-    judged = [(gain, estimate(gain.seeds)) for gain in found if len(gain.seeds) >= SEEDS]
-    better = sorted((j for j in judged if above(j[1]) is Ruling.HOLDS), key=lambda j: -(j[1].low or 0))
-    worse = sorted((j for j in judged if above(j[1]) is Ruling.FAILS), key=lambda j: j[1].high or 0)
+    """The cells in which the interval of sparse less dense training leaves zero out, the clearest first."""
+    judged: list[Judged] = [(gain, estimate(gain.seeds)) for gain in found if len(gain.seeds) >= SEEDS]
     if not judged:
         return []
+    better = sorted((one for one in judged if _low(one) > 0), key=lambda one: -_low(one))
+    worse = sorted((one for one in judged if _high(one) < 0), key=_high)
+    sure = surviving(judged)
     rows = [
         [
             gain.task,
@@ -59,16 +113,40 @@ def _where_it_pays(found: Sequence[Gain]) -> list[str]:
         for gain, own in (*better[:SHOWN], *worse[:SHOWN])
     ]
     headings = ["task", "epsilon", "sparse method", "r", "less dense DP-SGD, points"]
+    by_chance = round((1 - CONFIDENCE) / 2 * len(judged))
     return [
-        f"**Where sparsity pays.** Of {len(judged)} comparisons of a sparse method with dense DP-SGD (three seeds "
-        f"and more, each interval by itself), sparse is above beyond doubt in {len(better)}, below in {len(worse)}. "
-        "The clearest of both:",
+        f"**Where sparsity pays.** In {len(judged)} places a sparse method (ratio {LEAST_RATIO:g} and more) stands "
+        f"beside dense DP-SGD with three seeds or more. The interval by itself is above zero in {len(better)} and "
+        f"below it in {len(worse)}; of {len(judged)} looks at nothing, {by_chance} would be on each side. Correcting "
+        f"for the number of looks (Holm) leaves {sum(one in better for one in sure)} gains and "
+        f"{sum(one in worse for one in sure)} losses. The clearest of both, each by itself:",
         "",
         *words.markdown_table(headings, rows),
         "",
         (TEXTS / "where-sparsity-pays.md").read_text(encoding="utf-8").strip(),
         "",
     ]
+
+
+def surviving(judged: Sequence[Judged]) -> list[Judged]:
+    """Those that differ from zero when all looks are to be right together 95 times in 100 (Holm's correction)."""
+    values = {
+        place: float(stats.ttest_1samp(gain.seeds, 0.0).pvalue) for place, (gain, _) in enumerate(judged)
+    }
+    kept = []
+    for rank, place in enumerate(sorted(values, key=values.__getitem__)):
+        if not values[place] <= (1 - CONFIDENCE) / (len(judged) - rank):
+            break
+        kept.append(judged[place])
+    return kept
+
+
+def _low(one: Judged) -> float:
+    return one[1].low or 0.0
+
+
+def _high(one: Judged) -> float:
+    return one[1].high or 0.0
 
 
 def _arm(gain: Gain) -> str:

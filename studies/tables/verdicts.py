@@ -17,7 +17,7 @@ from studies.tables.contrast import Contrast, Labels, Part, parts_of, pooled
 from studies.tables.paper import CLAIMS, PAPERS, label
 from studies.tables.study import Measured
 
-_KEYS = {"id", "paper", "where", "says", "decides", "kind", "margin", "metric", "evidence"}
+_KEYS = {"id", "paper", "where", "says", "decides", "kind", "margin", "metric", "evidence", "beware"}
 _EVIDENCE = {"experiment", "better", "worse", "at", "less_at", "best", "among", "only"}
 
 
@@ -31,6 +31,7 @@ class Ruling(Enum):
     """What the records say about a claim."""
 
     HOLDS = "holds"
+    SLIGHT = "holds, by less than half a point"
     FAILS = "does not hold"
     LEVEL = "makes no difference"
     BLIND = "cannot be seen"
@@ -70,6 +71,7 @@ class Claim:
         margin: for "equal" how far apart equal things may be, for "no-loss" how much no loss is.
         metric: of the records.
         evidence: the experiments that test it.
+        beware: what must be said beside its verdict; empty for nothing.
     """
 
     id: str
@@ -81,6 +83,7 @@ class Claim:
     margin: float
     metric: str
     evidence: tuple[Evidence, ...]
+    beware: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,13 +141,16 @@ def judge(claim: Claim, studies: Mapping[str, Measured]) -> Verdict:
 def above(found: Estimate, margin: float = 0.0) -> Ruling:
     """Holds if the whole interval is above zero, fails if all of it is below.
 
-    One that covers zero and stays within `LEVEL` of it says that there is no difference to speak of; one that is
-    nothing but zero, that the metric cannot tell the two apart.
+    One between zero and `LEVEL` holds, and nobody would notice. One that covers zero and stays within `LEVEL` of it
+    says that there is no difference to speak of; one that is nothing but zero, that the metric cannot tell the two
+    apart.
     """
     if found.low is None or found.high is None or found.count < SEEDS:
         return Ruling.OPEN
-    if found.low > 0 or found.high < 0:
-        return Ruling.HOLDS if found.low > 0 else Ruling.FAILS
+    if found.low > 0:
+        return Ruling.HOLDS if found.high > LEVEL else Ruling.SLIGHT
+    if found.high < 0:
+        return Ruling.FAILS
     if found.low == found.high == 0:
         return Ruling.BLIND
     return Ruling.LEVEL if max(-found.low, found.high) <= LEVEL else Ruling.OPEN
@@ -187,7 +193,7 @@ def _judge_best(claim: Claim, studies: Mapping[str, Measured]) -> Verdict:
     rulings = {rival: above(lead) for rival, (lead, _) in leads.items()}
     failed = [rival for rival, ruling in rulings.items() if ruling is Ruling.FAILS]
     strongest = min(failed or leads, key=lambda rival: leads[rival][0].mean)
-    complete = len(leads) == len(by_rival) and set(rulings.values()) == {Ruling.HOLDS}
+    complete = len(leads) == len(by_rival) and set(rulings.values()) <= {Ruling.HOLDS, Ruling.SLIGHT}
     ruling = Ruling.FAILS if failed else Ruling.HOLDS if complete else Ruling.OPEN
     shown, used = leads[strongest]
     return Verdict(claim, ruling, shown, tuple(by_rival[strongest]), used, strongest)
@@ -224,6 +230,7 @@ def _claim(content: Mapping[str, Any]) -> Claim:
         float(content.get("margin", 0.0)),
         content.get("metric", "accuracy"),
         tuple(_evidence(one, kind) for one in content["evidence"]),
+        content.get("beware", ""),
     )
 
 

@@ -7,7 +7,8 @@ import pytest
 from handmade import make_study
 from scipy import stats
 from studies.tables.contrast import Contrast, Part, parts_of, pooled
-from studies.tables.verdicts import Ruling, above, equal, judge, no_loss, read_claims
+from studies.tables.summary import summary
+from studies.tables.verdicts import Claim, Ruling, Verdict, above, equal, judge, no_loss, read_claims
 
 from sparsedp.core.errors import SparseDPError
 from sparsedp.report.statistics import Estimate, estimate
@@ -104,6 +105,7 @@ def test_lists_are_means_and_only_restricts_the_places(tmp_path):
     ("rule", "low", "high", "ruling"),
     [
         (above, 0.001, 0.02, Ruling.HOLDS),
+        (above, 0.001, 0.005, Ruling.SLIGHT),
         (above, -0.02, -0.001, Ruling.FAILS),
         (above, -0.001, 0.02, Ruling.OPEN),
         (above, -0.02, 0.001, Ruling.OPEN),
@@ -198,3 +200,29 @@ def test_the_committed_claims_cover_the_papers_and_ours():
     claims = read_claims()
     assert {claim.paper for claim in claims} == {"TP-TopK", "RS", "AdaDPIGU", "ours"}
     assert all(claim.margin == 0.005 for claim in claims if claim.kind in ("equal", "no-loss"))
+
+
+def open_verdict(values, beware=""):
+    claim = Claim("c", "p", "w", "It pays.", "d", "above", 0.0, "accuracy", (), beware)
+    return Verdict(claim, Ruling.OPEN, estimate(values), (), 1)
+
+
+def test_an_open_claim_stands_on_the_first_page_with_the_seeds_that_would_tell():
+    values = [0.012, -0.004, 0.013]
+    mean, std = np.mean(values), np.std(values, ddof=1)
+    needed = next(n for n in range(3, 200) if stats.t.interval(0.95, n - 1, mean, std / math.sqrt(n))[0] > 0)
+    text = "\n".join(summary([open_verdict(values, "Mind the gap.")], []))
+    assert "What is not resolved, and why" in text
+    assert f"3 seeds; at this spread about {needed} would tell the sign. Mind the gap." in text
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ([0.01, 0.02], "Fewer than three seeds."),
+        ([0.004, 0.0045, 0.0055], "With 3 seeds it is not zero"),
+        ([0.0001, -0.01, 0.01], "100 seeds would not tell its sign"),
+    ],
+)
+def test_what_keeps_a_claim_open_is_said(values, reason):
+    assert reason in "\n".join(summary([open_verdict(values)], []))
