@@ -57,6 +57,14 @@ MUTANTS = [
         STEP + "test_a_step_is_the_papers_algorithm",
     ),
     mutant(
+        "selection-without-noise",
+        "The count that a selection ranks by, made once before training, gets no noise",
+        "privacy/mechanism.py",
+        "        randomness.add_rounded_gaussian(grid",
+        '        if charge.phase != "select":\n            randomness.add_rounded_gaussian(grid',
+        "tests/auditing/test_other_releases.py::test_an_honest_release_passes_and_is_named_in_the_result[fest]",
+    ),
+    mutant(
         "same-noise-twice",
         "A step's count and its gradient have the same noise",
         "privacy/ledger.py",

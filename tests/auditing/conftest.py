@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from sparsedp.auditing import draws, mechanism
+from sparsedp.auditing import attack, draws, mechanism
 
 
 @pytest.fixture
@@ -11,3 +11,10 @@ def quick(monkeypatch):
     monkeypatch.setattr(mechanism, "MOST_RELEASES", 24)
     monkeypatch.setattr(mechanism, "FEWEST_RELEASES", 24)
     monkeypatch.setattr(draws, "HITS", 0)
+
+
+@pytest.fixture
+def quickest(quick, monkeypatch):
+    """Hardly a record: for what does not hang on the model and the engine."""
+    monkeypatch.setattr(attack, "UNITS_LEFT_OUT", 1)
+    monkeypatch.setattr(attack, "RECORD_RELEASES", 4)

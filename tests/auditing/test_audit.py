@@ -11,9 +11,12 @@ import torch
 from audited import CONFIDENCE, audited, data, problems
 from torch import nn
 
+from sparsedp.auditing.composed import Composition
 from sparsedp.core.errors import PrivacyError, SparseDPError
 from sparsedp.core.randomness import SystemRandomness
 from sparsedp.methods import build_plan, get_method
+from sparsedp.privacy.accountants import accountant
+from sparsedp.privacy.events import Spend
 from sparsedp.sampling.poisson import PoissonSampler
 
 
@@ -137,6 +140,38 @@ def test_the_same_audit_from_a_plan_and_as_json():
     assert said["steps"] <= 12
     assert said["canaries"] > 1000
     assert any("cannot prove" in line for line in said["words"])
+
+
+@pytest.mark.usefixtures("quickest")
+def test_a_delta_that_only_the_plans_own_accountant_reaches_is_audited_by_it():
+    """PLD's rounding forbids a delta of 1e-12 over 400 steps, and says so only when it is asked."""
+    result = audited(
+        nn.Linear(24, 2), data(200), accountant="rdp", delta=1e-12, epochs=20, batch_size=10, steps=2
+    )
+    assert result.passed, problems(result)
+    assert 0 < result.estimates["composed"] <= result.claimed_epsilon
+    assert any("rdp, as the delta is too small" in line for line in result.words())
+
+
+def test_full_batches_at_a_tiny_delta_are_put_together_as_far_as_the_accountant_reaches():
+    """As planned they are one release, which PLD can count; at a measured rate below one they are 300."""
+    plan = build_plan("dp-sgd", units=50, batch_size=50, epochs=300, epsilon=8.0, delta=1e-12)
+    noise = plan.phases[0].noise_multiplier
+    found = Composition(plan)
+    assert found.accountant == "pld"
+    assert 0 < found.epsilon([(0.999, noise, 300)]) <= 8.0
+    assert found.epsilon([(0.999, noise, 300), (1.0, 0.0, 1)]) == math.inf
+
+
+@pytest.mark.usefixtures("quickest")
+def test_the_claim_of_a_step_with_little_noise_is_the_accountants():
+    how = {"epsilon": 200.0, "delta": 1e-5, "epochs": 1, "batch_size": 20, "clip_norm": 0.5}
+    phase = build_plan("dp-sgd", units=200, **how).phases[0]
+    expected = accountant("pld").epsilon([Spend(phase.sampling_rate, phase.noise_multiplier, 1)], 1e-5)
+    assert phase.noise_multiplier < 0.2
+    result = audited(nn.Linear(24, 2), data(200), steps=2, **how)
+    assert result.one_step["claimed_epsilon"] == pytest.approx(expected)
+    assert result.passed, problems(result)
 
 
 @pytest.mark.usefixtures("quick")

@@ -1,13 +1,16 @@
 """`sparsedp audit` as a user types it: before a run, after one, and with mistakes."""
 
+import json
 import math
 
 import pytest
 import torch
 
 from sparsedp.auditing import draws, mechanism
+from sparsedp.auditing.result import FORMAT
 from sparsedp.cli.output import Exit
 from sparsedp.core.randomness import SystemRandomness
+from sparsedp.experiments import audited
 
 DIGITS = ("audit", "--dataset", "digits", "--method", "tp-topk", "--epochs", "2")
 
@@ -62,9 +65,8 @@ def test_a_run_is_audited_and_left_as_it_was_and_verify_and_report_tell(typed, r
 def test_an_audit_of_another_run_is_not_shown(typed, run_copy):
     folder = run_copy.with_name("run-audit")
     folder.mkdir()
-    (folder / "audit.json").write_text(
-        '{"format": 1, "run": "other", "passed": true, "words": ["all is well"]}'
-    )
+    other = {"format": FORMAT, "run": "other", "passed": True, "words": ["all is well"]}
+    (folder / "audit.json").write_text(json.dumps(other))
     shown = typed("verify", run_copy)
     assert "all is well" not in shown.out
     assert shown.code == 0
@@ -83,6 +85,17 @@ def test_a_leak_is_named_and_has_an_exit_code(typed, monkeypatch, tmp_path):
     assert done.code == Exit.MISMATCH
     assert "LEAK" in done.out
     assert "leak found" in (tmp_path / "found" / "audit.html").read_text()
+
+
+def test_a_place_that_cannot_be_written_to_is_told_before_anything_is_run(typed, monkeypatch, tmp_path):
+    monkeypatch.setattr(audited, "audit_settings", lambda *_, **__: pytest.fail("the audit was run first"))
+    file, folder = tmp_path / "notes.txt", tmp_path / "pictures"
+    file.write_text("mine")
+    folder.mkdir()
+    (folder / "me.png").write_bytes(b"mine")
+    for place, words in {file: "is a file", file / "audit": "is a file", folder: "is no audit"}.items():
+        typed(*DIGITS, "--out", place).failed_with(Exit.USAGE, words)
+    assert contents(tmp_path) == {"notes.txt": b"mine", "me.png": b"mine"}
 
 
 @pytest.mark.parametrize(

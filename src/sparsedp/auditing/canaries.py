@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from typing import Any, final
 
 import numpy as np
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from sparsedp.auditing.coins import fair_coins
+from sparsedp.auditing.coins import Coins, fair_coins
 from sparsedp.auditing.estimators import Vector
 from sparsedp.auditing.subject import Setting
 from sparsedp.core.batch import MicroBatch
@@ -21,7 +21,7 @@ from sparsedp.core.layout import Layout
 from sparsedp.core.randomness import PrivateRandomness, PublicRandomness
 from sparsedp.gradients.query import Engine, Query
 from sparsedp.privacy.grid import Grid
-from sparsedp.privacy.ledger import Charge, MemoryLedger
+from sparsedp.privacy.ledger import Charge, Ledger, MemoryLedger
 from sparsedp.privacy.mechanism import privatize
 from sparsedp.privacy.plan import Plan
 from sparsedp.privacy.released import Released
@@ -57,10 +57,20 @@ class Directions:
         owner[public.permutation(size, (0,)).numpy()[:count]] = np.arange(count)
         return cls(owner, _signs(size), count)
 
+    def without_signs(self) -> Directions:
+        """The same coordinates, all positive: for what counts or measures spreads."""
+        return replace(self, signs=np.ones_like(self.signs))
+
+    @property
+    def sizes(self) -> Indices:
+        """How many coordinates each owns."""
+        return np.bincount(self.owner[self.owner >= 0], minlength=self.count)
+
     @property
     def _weights(self) -> Vector:
-        sizes = np.bincount(self.owner[self.owner >= 0], minlength=max(1, self.count))
-        return np.where(self.owner >= 0, self.signs / np.sqrt(np.maximum(1, sizes))[self.owner], 0.0)
+        if not self.count:
+            return np.zeros(len(self.owner))
+        return np.where(self.owner >= 0, self.signs / np.sqrt(np.maximum(1, self.sizes))[self.owner], 0.0)
 
     def combine(self, lengths: Vector) -> Vector:
         """The sum of the directions, each times its length."""
@@ -109,16 +119,17 @@ def release(
     engine: Engine,
     batches: Iterable[MicroBatch],
     randomness: PrivateRandomness,
+    ledger: Ledger | None = None,
 ) -> Released:
-    """One real step of the mechanism, charged to a ledger of its own."""
+    """The gradient of one real step of the mechanism; charged to a ledger of its own, if none is given."""
     phase = setting.phase
     return privatize(
         engine,
         batches,
         Query(setting.support, setting.clip, setting.geometry, setting.per_sample_top),
         expected_batch_size=plan.expected_batch_size(phase),
-        charge=Charge(phase.name, setting.step, phase.sampling_rate, phase.noise_multiplier),
-        ledger=MemoryLedger(),
+        charge=Charge(phase.name, setting.step, phase.sampling_rate, phase.gradient_noise),
+        ledger=MemoryLedger() if ledger is None else ledger,
         randomness=randomness,
     )
 
@@ -129,15 +140,20 @@ def noisy_sum(plan: Plan, setting: Setting, released: Released) -> Vector:
     return np.asarray((total / setting.clip.sensitivity).numpy(), dtype=np.float64)
 
 
-def added_by(setting: Setting, directions: Directions, present: npt.NDArray[np.bool_]) -> Vector:
+def added_by(
+    clip: Clip,
+    noise: float,
+    directions: Directions,
+    present: Coins,
+    length: Callable[[Clip], float | Vector] = length_of,
+) -> Vector:
     """What the canaries present add to the noisy sum, in clip norms: clipped and rounded as the mechanism does it."""
-    clip = setting.clip
-    grid = Grid.of(clip.sensitivity, setting.phase.noise_multiplier, setting.support.size)
-    part = torch.from_numpy(directions.combine(present * length_of(clip.tightened(grid.bound))))
+    grid = Grid.of(clip.sensitivity, noise, len(directions.owner))
+    part = torch.from_numpy(directions.combine(present * length(clip.tightened(grid.bound))))
     return np.asarray((grid.values(grid.add_up([part])) / clip.sensitivity).numpy(), dtype=np.float64)
 
 
-def one_batch(present: npt.NDArray[np.bool_]) -> list[MicroBatch]:
+def one_batch(present: Coins) -> list[MicroBatch]:
     """A batch of the canaries that are present."""
     numbers = np.flatnonzero(present)
     return [MicroBatch(torch.from_numpy(numbers))] if len(numbers) else []

@@ -17,9 +17,10 @@ from torch.utils.data import Dataset
 from sparsedp.auditing.canaries import Indices
 from sparsedp.auditing.coins import FixedCoins
 from sparsedp.auditing.subject import Setting, Subject, device_of
+from sparsedp.auditing.sums import UnitSum
 from sparsedp.core.generators import own_generators
 from sparsedp.core.randomness import PublicRandomness
-from sparsedp.gradients.query import Engine, Query
+from sparsedp.gradients.query import Query
 from sparsedp.sampling.poisson import LogicalBatch, PoissonSampler
 
 LARGEST_BATCH = 2048
@@ -46,14 +47,14 @@ class Movement:
         ratio: distance over the stated sensitivity; more than one breaks the guarantee.
         unit: what unit did it.
         batch: how many units were in the batch.
-        phase: of the plan.
+        name: the sum's.
         tried: how many pairs of sums were compared.
     """
 
     ratio: float
     unit: str
     batch: int
-    phase: str
+    name: str
     tried: int
 
     @property
@@ -88,39 +89,51 @@ class Crafted(Dataset[Any]):
 
 
 def leave_one_out(
-    subject: Subject, settings: list[Setting], *, units: int, tick: Callable[[int], None]
-) -> Movement:
+    subject: Subject, sums: list[UnitSum], *, units: int, tick: Callable[[int], None]
+) -> dict[str, Movement]:
     """Compare sums with and without a unit, in batches of several sizes, for random units and for crafted ones.
 
     Batches are drawn by the real sampler, which is told whom to draw; rows go through the user's collate, the model
-    and the engine, under the generators a step has. Modes and state of the model are left as they are.
+    and the engine, under the generators a step has. Modes and state of the model are left as they are. Gives the
+    farthest movement of each sum.
     """
-    engine, worst = subject.make_engine(), Movement(0.0, "none", 0, "", 0)
-    tried = 0
-    for setting in settings:
-        for batch, unit, moved in _movements(subject, setting, engine, units):
+    found = {}
+    for one in sums:
+        worst, tried = Movement(0.0, "none", 0, one.name, 0), 0
+        for batch, unit, moved in _movements(subject, one, units):
             tried += 1
             tick(1)
-            ratio = moved / setting.clip.sensitivity if math.isfinite(moved) else math.inf
+            ratio = moved / one.sensitivity if math.isfinite(moved) else math.inf
             if ratio > worst.ratio:
-                worst = Movement(ratio, unit, batch, setting.phase.name, tried)
-    return replace(worst, tried=tried)
+                worst = Movement(ratio, unit, batch, one.name, tried)
+        found[one.name] = replace(worst, tried=tried)
+    return found
 
 
-def count_pairs(subject: Subject, phases: int, units: int) -> int:
+def gradient_sums(subject: Subject, settings: list[Setting]) -> list[UnitSum]:
+    """The clipped sums of the steps."""
+    engine = subject.make_engine()
+
+    def of(setting: Setting) -> UnitSum:
+        query = Query(setting.support, setting.clip, setting.geometry, setting.per_sample_top)
+        return UnitSum(
+            setting.phase.name, setting.clip.sensitivity, lambda batch: engine.clipped_sum(batch, query)
+        )
+
+    return [of(setting) for setting in settings]
+
+
+def count_pairs(subject: Subject, sums: int, units: int) -> int:
     """How many pairs of sums `leave_one_out` compares."""
-    return phases * (len(_sizes(subject)) * units + len(CRAFTED))
+    return sums * (len(_sizes(subject)) * units + len(CRAFTED))
 
 
-def _movements(
-    subject: Subject, setting: Setting, engine: Engine, units: int
-) -> Iterator[tuple[int, str, float]]:
+def _movements(subject: Subject, one: UnitSum, units: int) -> Iterator[tuple[int, str, float]]:
     public, total = PublicRandomness.fresh(), subject.plan.units
     sizes = _sizes(subject)
-    query = Query(setting.support, setting.clip, setting.geometry, setting.per_sample_top)
 
     def moved(dataset: Dataset[Any], company: Indices, unit: int, seed: int) -> float:
-        sums = [_sum(subject, dataset, engine, query, company, extra, seed) for extra in (None, unit)]
+        sums = [_sum(subject, dataset, one, drawn, seed) for drawn in (company, np.append(company, unit))]
         return float(torch.linalg.vector_norm(sums[1] - sums[0]))
 
     for size in sizes:
@@ -137,19 +150,10 @@ def _movements(
         yield len(company), f"a unit made {name}", moved(crafted, company, unit, seed=0)
 
 
-def _sum(
-    subject: Subject,
-    dataset: Dataset[Any],
-    engine: Engine,
-    query: Query,
-    company: Indices,
-    extra: int | None,
-    seed: int,
-) -> Tensor:
-    """The clipped sum of a batch of these units, as a step would compute it."""
-    units = company if extra is None else np.append(company, extra)
+def _sum(subject: Subject, dataset: Dataset[Any], one: UnitSum, units: Indices, seed: int) -> Tensor:
+    """The sum over a batch of these units, as a step would compute it."""
     with generators_of_a_step(subject, seed):
-        return engine.clipped_sum(batch_of(subject, dataset, units, seed), query)
+        return one.of(batch_of(subject, dataset, units, seed, whole_units=one.whole_units))
 
 
 def generators_of_a_step(subject: Subject, seed: int) -> AbstractContextManager[None]:
@@ -157,7 +161,9 @@ def generators_of_a_step(subject: Subject, seed: int) -> AbstractContextManager[
     return own_generators(PublicRandomness(seed).generator_seed((0, 0)), device_of(subject.model))
 
 
-def batch_of(subject: Subject, dataset: Dataset[Any], units: Indices, seed: int) -> LogicalBatch:
+def batch_of(
+    subject: Subject, dataset: Dataset[Any], units: Indices, seed: int, *, whole_units: bool = False
+) -> LogicalBatch:
     """The batch the real sampler makes when it draws exactly these units."""
     chosen = np.zeros(subject.plan.units, dtype=bool)
     chosen[units] = True
@@ -166,6 +172,7 @@ def batch_of(subject: Subject, dataset: Dataset[Any], units: Indices, seed: int)
         sampling_rate=1.0,
         randomness=FixedCoins(chosen, _unit_sizes(subject), seed),
         loading=replace(subject.loading, workers=0),
+        whole_units=whole_units,
     )
     (batch,) = sampler.batches(0, 1)
     return batch

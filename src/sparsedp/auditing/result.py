@@ -12,7 +12,8 @@ from sparsedp.core.errors import DataError, SparseDPError
 from sparsedp.core.files import read_json, write_json
 from sparsedp.runs.checks import Check
 
-FORMAT = 1
+FORMAT = 2
+"""Audits of format 1 left out what a plan releases before training, so they are not shown."""
 FILE = "audit.json"
 MARK = "NOT-FOR-RELEASE.txt"
 WARNING = (
@@ -40,6 +41,8 @@ class AuditResult:
         planned_steps: of the plan.
         dimension: of the model.
         checks: everything tried.
+        attacked: in words, every release of the plan and how often it was made with canaries.
+        accountant: who put single releases together.
         run: the audited run's ledger head, if it was one.
         model: what the model audit found, if it was asked for.
     """
@@ -57,6 +60,8 @@ class AuditResult:
     planned_steps: int
     dimension: int
     checks: tuple[Check, ...]
+    attacked: tuple[str, ...]
+    accountant: str
     run: str | None = None
     model: Mapping[str, Any] | None = field(default=None, repr=False)
 
@@ -106,14 +111,23 @@ class AuditResult:
             f"{self.canaries:,} canaries (planted {self.unit}s with gradients the attacker knows) went through the "
             f"real sampling, clipping and noise, one step at a time and over {self.steps} of the plan's "
             f"{self.planned_steps} steps, on a model of {self.dimension:,} numbers.",
+            f"Every release of the plan was attacked by itself: {'; '.join(self.attacked)}.",
             "Single steps, measured and put together for the whole plan, show epsilon of at least "
-            f"{_number(found['composed'])}. The {self.steps} steps attacked in one go show {_number(found['gdp'])} "
-            "if scores are taken as normally distributed, and "
+            f"{_number(found['composed'])}.{self._yardstick()} The {self.steps} steps attacked in one go show "
+            f"{_number(found['gdp'])} if scores are taken as normally distributed, and "
             f"{_number(max(found['threshold'], found['guesses']))} if nothing is taken for granted.",
             *self._models(),
             f"If everything is as claimed, an audit like this raises an alarm with a chance of at most "
             f"{1 - self.confidence:.3g}.",
         ]
+
+    def _yardstick(self) -> str:
+        if self.accountant == "pld":
+            return ""
+        return (
+            f" That is by the plan's own accountant, {self.accountant}, as the delta is too small for a closer one: "
+            "the epsilon that would be claimed for what was measured, more than an attack can show."
+        )
 
     def _models(self) -> list[str]:
         if self.model is None:
@@ -149,15 +163,26 @@ def audit_folder(run: Path) -> Path:
     return path.with_name(f"{path.name}-audit")
 
 
+def check_folder(folder: Path) -> None:
+    """Refuse a place that an audit cannot be written to.
+
+    Raises:
+        SparseDPError: the folder holds a run or something else, or is no folder.
+    """
+    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not there.is_dir():
+        raise SparseDPError(f"out: {there} is a file, expected a folder or a new name; give another folder")
+    if there == folder and any(folder.iterdir()) and not (folder / MARK).is_file():
+        raise SparseDPError(f"out: {folder} holds something that is no audit; give another folder")
+
+
 def save(result: AuditResult, folder: Path) -> Path:
     """Write an audit to a folder of its own, marked as not for release.
 
     Raises:
         SparseDPError: the folder holds a run or something else.
     """
-    there = folder.exists() and any(folder.iterdir())
-    if there and not (folder / MARK).is_file():
-        raise SparseDPError(f"out: {folder} holds something that is no audit; give another folder")
+    check_folder(folder)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / MARK).write_text(WARNING)
     write_json(folder / FILE, result.to_json())

@@ -18,10 +18,13 @@ from sparsedp.core.batch import PerSample, Rows, per_sample_loss
 from sparsedp.core.errors import PrivacyError, SparseDPError
 from sparsedp.methods import Method, MethodOptions, build_plan
 from sparsedp.methods.spec import METHOD, Asked, check_asked
+from sparsedp.privacy.normalisation import NORMALISE
 from sparsedp.privacy.plan import Plan
 from sparsedp.ranks.here import refuse_ranks
 from sparsedp.runs.reader import Run, load_weights
 from sparsedp.sampling.loading import Loading
+from sparsedp.training.batches import count_channels
+from sparsedp.training.normalised import Normalised, check_normalisation
 from sparsedp.training.planning import count_units
 
 
@@ -103,6 +106,9 @@ def audit(
     loading = Loading(
         units=units, rows_per_unit=rows_per_unit, max_physical_batch=max_physical_batch, collate=collate
     )
+    if claimed.preliminary(NORMALISE) is not None and not isinstance(model, Normalised):
+        model = trained = Normalised(model, count_channels(train_dataset, collate))
+    check_normalisation(claimed, trained)
     subject = Subject(
         model=trained,
         dataset=train_dataset,

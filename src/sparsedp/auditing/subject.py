@@ -21,6 +21,7 @@ from sparsedp.gradients.query import Engine
 from sparsedp.methods import Controller, Knowledge
 from sparsedp.privacy.plan import Phase, Plan
 from sparsedp.sampling.loading import Loading
+from sparsedp.training.normalised import Normalised
 
 
 @final
@@ -58,14 +59,22 @@ class Subject:
         """The phases that train."""
         return self.plan.training
 
+    @property
+    def channels(self) -> int:
+        """Of the inputs, where the plan measures them; else none."""
+        return self.model.centre.numel() if isinstance(self.model, Normalised) else 0
+
+    @property
+    def rows(self) -> int:
+        """Of the data set."""
+        return len(self.dataset)  # type: ignore[arg-type]
+
     def some_steps(self, most: int) -> list[int]:
-        """About so many steps of the training phases, spread evenly, the first and last of each phase among them."""
+        """About so many steps that train, spread evenly, the first and last of each phase among them; all others."""
         chosen: set[int] = set()
-        for phase in self.phases:
-            first, share = (
-                self.plan.first_step(phase.name),
-                max(2, most * phase.steps // self.plan.training_steps),
-            )
+        for phase in self.plan.phases:
+            first = self.plan.first_step(phase.name)
+            share = max(2, most * phase.steps // self.plan.training_steps) if phase.trains else phase.steps
             chosen |= set(
                 np.unique(np.linspace(first, first + phase.steps - 1, share).round()).astype(int).tolist()
             )

@@ -88,6 +88,7 @@ def audit(
         classes=classes,
     )
     values = _values(run, chosen, config)
+    folder = _folder(run, out)
     if not as_json:
         aside().print(BANNER, style="yellow")
     try:
@@ -103,7 +104,8 @@ def audit(
     except KeyboardInterrupt as interrupt:
         aside().print("Stopped; nothing was written.")
         raise typer.Exit(Exit.INTERRUPTED) from interrupt
-    folder = _save(found, run, out)
+    if folder is not None:
+        _save(found, folder)
     if as_json:
         emit({**found.to_json(), "folder": None if folder is None else str(folder)})
     else:
@@ -137,16 +139,22 @@ def _attack(values: dict[str, Any], **how: Any) -> AuditResult:
     return audit_settings(Settings.from_json(values), **how)
 
 
-def _save(found: AuditResult, run: Path | None, out: Path | None) -> Path | None:
-    from sparsedp.auditing.result import audit_folder, save
+def _folder(run: Path | None, out: Path | None) -> Path | None:
+    """Where the audit is written, checked before anything is run; None for nowhere."""
+    from sparsedp.auditing.result import audit_folder, check_folder
+
+    folder = out if run is None or out is not None else audit_folder(run)
+    if folder is not None:
+        check_folder(folder)
+    return folder
+
+
+def _save(found: AuditResult, folder: Path) -> None:
+    from sparsedp.auditing.result import save
     from sparsedp.report.audit import write_audit_page
 
-    if run is None and out is None:
-        return None
-    folder = out or audit_folder(run or Path())
     save(found, folder)
     write_audit_page(found.to_json(), folder)
-    return folder
 
 
 def _show(found: AuditResult, folder: Path | None, screen: Console) -> None:
