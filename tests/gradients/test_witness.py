@@ -120,6 +120,48 @@ def test_mixing_behind_dropout_is_seen():
         ask(watched(Between(between)), table(count=20))
 
 
+def knows_the_model(model: nn.Module, rows) -> Tensor:
+    """Does something else with anything but the model itself, as losses that look at its class do."""
+    return loss(model if isinstance(model, Between) else lambda x: -9 * model(x), rows)
+
+
+def test_a_loss_that_looks_at_the_models_class_does_not_blind_the_witness():
+    mixing = Between(lambda m, h: unseen(h) if len(h) > 3 else h)
+    with pytest.raises(PrivacyError):
+        ask(watched(mixing, loss=knows_the_model), table(count=20))
+
+
+@pytest.mark.parametrize("kind", ENGINES)
+def test_every_engine_gives_the_loss_the_model_itself(kind):
+    model, rows = Between(lambda m, h: h.tanh()), table(count=20)
+    expected = make_engine(model, loss, kind)
+    engine = watched(model, kind, loss=knows_the_model)
+    query = Query(Support.full(expected.layout.dimension), FlatClip(0.1))
+    found = engine.clipped_sum([MicroBatch(rows)], query)
+    assert torch.equal(found, expected.clipped_sum([MicroBatch(rows)], query))
+    assert engine.agreed
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_parameters_that_were_moved_to_see_what_rounding_does_are_put_back_to_the_bit(fails):
+    moved = []
+
+    def between(m: nn.Module, h: Tensor) -> Tensor:
+        moved.append(not torch.equal(m.body.weight, before[0]))
+        if fails and moved[-1]:
+            raise RuntimeError("as a model may")
+        return h.tanh()
+
+    model = Between(between)
+    before = [p.detach().clone() for p in model.parameters()]
+    versions = [p._version for p in model.parameters()]
+    found = RowsAlone(model, loss).jittered(MicroBatch(table(count=1)))
+    assert any(moved)
+    assert len(found) == (0 if fails else 3)
+    assert all(torch.equal(p, value) for p, value in zip(model.parameters(), before, strict=True))
+    assert versions == [p._version for p in model.parameters()]
+
+
 def test_a_wrong_norm_is_seen(monkeypatch):
     """The formula of a linear layer's norm against the row's gradient."""
     from sparsedp.gradients.layers.linear import Outer

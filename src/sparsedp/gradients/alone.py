@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import numpy as np
 import torch
@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from sparsedp.core.batch import MicroBatch, PerSampleLoss, select_rows
 from sparsedp.core.layout import Layout
 from sparsedp.gradients.chances import Chances
-from sparsedp.gradients.reference import call_in_place
 from sparsedp.gradients.rowwise import RowByRow
 
 TOLERANCES = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 0.15}
@@ -53,38 +52,14 @@ class RowsAlone:
     def jittered(self, row: MicroBatch) -> list[Tensor]:
         """The row's gradient with every parameter moved by a few units of rounding, up and down; [] if that fails.
 
-        What this does to a gradient (logits that nearly cancel, a unit at its kink), rounding may do as well.
+        What this does to a gradient (logits that nearly cancel, a unit at its kink), rounding may do as well. It is
+        the model itself that is moved and put back: a loss may treat whatever stands in for it in another way.
         """
-        parameters = self._layout.parameters(self._model)
-        return [
-            found
-            for stretch in (1, 2, 3)
-            if (
-                found := self._moved(
-                    row,
-                    {
-                        slot.name: _move(p.detach(), stretch).requires_grad_()
-                        for slot, p in zip(self._layout, parameters, strict=True)
-                    },
-                )
-            )
-            is not None
-        ]
-
-    def _moved(self, row: MicroBatch, values: dict[str, Tensor]) -> Tensor | None:
-        numbers = self._row_by_row.own_numbers(self._chances.of(row.rows), row.chance)
-        with generators_put_back(self._device), torch.enable_grad():
-            try:
-                with numbers:
-                    losses = self._loss(call_in_place(self._model, values), row.rows)
-                found = torch.autograd.grad(losses.sum(), list(values.values()), allow_unused=True)
-            except Exception:  # a loss that wants the model itself, and not just something to call
-                return None
-        parts = [
-            torch.zeros_like(p) if g is None else g.to_dense() if g.is_sparse else g
-            for p, g in zip(values.values(), found, strict=True)
-        ]
-        return torch.cat([part.detach().reshape(-1).double() for part in parts])
+        found = []
+        for stretch in (1, 2, 3):
+            with _moved(self._layout.parameters(self._model), stretch), suppress(Exception):
+                found.append(self.gradient(row))
+        return found
 
     @property
     def _device(self) -> torch.device:
@@ -124,10 +99,24 @@ def generators_put_back(device: torch.device) -> Iterator[None]:
             np.random.set_state(numpy)  # noqa: NPY002
 
 
+@contextmanager
+def _moved(parameters: list[nn.Parameter], stretch: int) -> Iterator[None]:
+    """Inside, every value is a few units of rounding up or down; afterwards, to the bit, what it was.
+
+    Written through `data`, which counts as no new version: nothing has changed in the end.
+    """
+    before = [p.detach().clone() for p in parameters]
+    try:
+        for p, values in zip(parameters, before, strict=True):
+            p.data.copy_(_move(values, stretch))
+        yield
+    finally:
+        for p, values in zip(parameters, before, strict=True):
+            p.data.copy_(values)
+
+
 def _move(values: Tensor, stretch: int) -> Tensor:
     """Every value up or down by a few units of rounding, in a pattern of stripes."""
-    if not values.is_floating_point():
-        return values.clone()
     places = torch.arange(values.numel(), device=values.device) // stretch % 2
     signs = (2 * places - 1).reshape(values.shape).to(values)
     return values * (1 + JITTER * torch.finfo(values.dtype).eps * signs)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
@@ -89,8 +88,7 @@ class ReferenceEngine:
 
         def loss_of_one(values: dict[str, Tensor], row: Rows) -> Tensor:
             single = pytree.tree_map_only(Tensor, lambda leaf: leaf.unsqueeze(0), row)
-            losses = self._loss(call_in_place(self._model, values), single)
-            return check_losses(losses, 1)[0]
+            return check_losses(_losses_at(self._model, values, self._loss, single), 1)[0]
 
         by_name = vmap(grad(loss_of_one), in_dims=(None, 0), randomness="error")(parameters, rows)
         wide = torch.float32
@@ -100,12 +98,24 @@ class ReferenceEngine:
         return torch.cat([by_name[slot.name].reshape(count, -1).to(wide) for slot in self._layout], dim=1)
 
 
-def call_in_place(model: nn.Module, values: dict[str, Tensor]) -> Callable[..., Any]:
-    """The model with other values for some of its parameters, by their first names, in every place they are held."""
+class _InItsPlace(nn.Module):
+    """Holds a model, so that a loss is given the model itself, its class and all, while other values are in it."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, loss: PerSampleLoss, rows: Rows) -> Tensor:
+        return loss(self.model, rows)
+
+
+def _losses_at(model: nn.Module, values: dict[str, Tensor], loss: PerSampleLoss, rows: Rows) -> Tensor:
+    """The losses with other values for some parameters, by their first names, in every place they are held."""
     first_name = {id(p): name for name, p in model.named_parameters()}
-    names = {place: first_name[id(p)] for place, p in places(model).items() if first_name[id(p)] in values}
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return call_with(model, {place: values[name] for place, name in names.items()}, args, kwargs)
-
-    return call
+    swapped = {
+        f"model.{place}": values[name]
+        for place, p in places(model).items()
+        if (name := first_name[id(p)]) in values
+    }
+    losses: Tensor = call_with(_InItsPlace(model), swapped, (loss, rows), {})
+    return losses

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 
 from sparsedp.callbacks.reports import Result
 from sparsedp.core.batch import PerSample, check_losses, per_sample_loss, row_count
-from sparsedp.evaluation.metrics import classification_metrics
+from sparsedp.evaluation.metrics import classification_metrics, threshold_of
 from sparsedp.own_loop.make_private import make_private
 
 
@@ -41,6 +41,7 @@ class PrivateModule(lightning.LightningModule):  # type: ignore[misc]
         self.automatic_optimization = False
         self._loss = per_sample_loss(loss_fn)
         self._pairs = not isinstance(loss_fn, PerSample)
+        self._threshold = threshold_of(loss_fn)
         self.private, self._steps, self._batches = make_private(model, optimizer, loader, loss_fn, **privacy)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -70,7 +71,7 @@ class PrivateModule(lightning.LightningModule):  # type: ignore[misc]
         losses = check_losses(self._loss(self.private, batch), row_count(batch))
         self.log("val_loss", losses.mean(), batch_size=len(losses))
         if self._pairs:
-            found = classification_metrics(self.private(batch[0]), batch[1])
+            found = classification_metrics(self.private(batch[0]), batch[1], self._threshold)
             self.log_dict({f"val_{name}": value for name, value in found.items()}, batch_size=len(losses))
         return losses.mean()
 

@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from transformers import Trainer as HubTrainer
@@ -17,10 +16,9 @@ from transformers.trainer_utils import TrainOutput
 from sparsedp.callbacks.reports import Result
 from sparsedp.core.batch import PerSample, Rows
 from sparsedp.core.errors import SparseDPError
+from sparsedp.integrations.transformers_losses import loss_for
+from sparsedp.integrations.transformers_settings import refuse_unheeded
 from sparsedp.training.fit import fit
-
-IGNORED = -100
-"""The label of a token that does not count."""
 
 
 class SparseDPTrainer(HubTrainer):  # type: ignore[misc]
@@ -34,7 +32,9 @@ class SparseDPTrainer(HubTrainer):  # type: ignore[misc]
 
     **Privacy.** That of `fit`. Training losses are not logged, as they are not private; `result` says what was spent.
     **Edge cases.** Pad to one fixed length: padding to the longest of a batch mixes samples, and is refused. The
-    optimizer is AdamW, or the one given in `optimizers`.
+    optimizer is AdamW, or the one given in `optimizers`. The loss is the one the model's own head would average
+    (`loss_for`). What only transformers' own loop would heed (max_steps, bf16, an overridden compute_loss, ...) is
+    refused before anything is spent.
     """
 
     def __init__(self, *args: Any, privacy: Mapping[str, Any], **kwargs: Any) -> None:
@@ -49,11 +49,12 @@ class SparseDPTrainer(HubTrainer):  # type: ignore[misc]
                 "resume_from_checkpoint: checkpoints of transformers hold no ledger; resume with "
                 'privacy={"out": RUN, "resume": True}'
             )
+        refuse_unheeded(self, self.privacy)
         args = self.args
         self.result = fit(
             self.model,
             self.train_dataset,
-            PerSample(loss_per_sample),
+            PerSample(loss_for(self.model)),
             epochs=int(args.num_train_epochs),
             batch_size=args.train_batch_size * args.gradient_accumulation_steps,
             optimizer=self.optimizer or self._adamw,
@@ -68,30 +69,29 @@ class SparseDPTrainer(HubTrainer):  # type: ignore[misc]
         return TrainOutput(self.state.global_step, float("nan"), spent)
 
     def _adamw(self, parameters: Any) -> Optimizer:
-        return torch.optim.AdamW(parameters, lr=self.args.learning_rate, weight_decay=self.args.weight_decay)
+        args = self.args
+        return torch.optim.AdamW(
+            parameters,
+            lr=args.learning_rate,
+            weight_decay=args.weight_decay,
+            betas=(args.adam_beta1, args.adam_beta2),
+            eps=args.adam_epsilon,
+        )
 
     def _schedule(self) -> Callable[[Optimizer, int], LRScheduler]:
         def make(optimizer: Optimizer, steps: int) -> LRScheduler:
             made: LRScheduler = get_scheduler(
-                self.args.lr_scheduler_type, optimizer, self.args.get_warmup_steps(steps), steps
+                self.args.lr_scheduler_type,
+                optimizer,
+                self.args.get_warmup_steps(steps),
+                steps,
+                scheduler_specific_kwargs=self.args.lr_scheduler_kwargs,
             )
             return made
 
         return make
 
 
-def loss_per_sample(model: Callable[..., Any], rows: Rows) -> Tensor:
-    """One cross-entropy per row of a model that gives logits: its class, or the mean over its tokens' labels.
-
-    Causal language models are asked for the next token: labels are shifted by one.
-    """
-    inputs = {name: value for name, value in rows.items() if name != "labels"}
-    labels: Tensor = rows["labels"]
-    logits: Tensor = model(**inputs).logits
-    if logits.dim() == 2:
-        return F.cross_entropy(logits, labels, reduction="none")
-    if "CausalLM" in type(getattr(model, "module", model)).__name__ or "LMHead" in type(model).__name__:
-        logits, labels = logits[:, :-1], labels[:, 1:]
-    counted = labels != IGNORED
-    losses = F.cross_entropy(logits.transpose(1, 2), labels, reduction="none", ignore_index=IGNORED)
-    return (losses * counted).sum(dim=1) / counted.sum(dim=1).clamp(min=1)
+def loss_per_sample(model: nn.Module, rows: Rows) -> Tensor:
+    """`loss_for` of the model at hand, for `fit(model, data, PerSample(loss_per_sample))`."""
+    return loss_for(model)(model, rows)

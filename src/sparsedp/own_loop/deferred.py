@@ -17,6 +17,9 @@ MODEL = "model"
 _VALUES = frozenset({"item", "tolist", "numpy", "grad", "register_hook", "retain_grad", "grad_fn"})
 """Names that give a number, or a way to a gradient, at once."""
 
+_SAYABLE = (str, bool, torch.dtype, torch.device, type(None))
+"""What a loop can hardly put the size of a batch into."""
+
 
 @final
 class Deferred:
@@ -141,11 +144,9 @@ def without_reduction(value: Deferred, parts: int) -> Deferred:
 
 
 def describe(value: Any) -> str:
-    """An expression in words, without any value of a tensor."""
-    if isinstance(value, Tensor):
-        return f"tensor{tuple(value.shape[1:])}"
+    """An expression in words, without any number or size in it: they may tell how many rows were drawn."""
     if not isinstance(value, Deferred):
-        return f"[{len(value)}]" if isinstance(value, (tuple, list, dict)) else str(value)[:20]
+        return str(value)[:20] if isinstance(value, _SAYABLE) else type(value).__name__.lower()
     if value._function is getattr:
         return f"{describe(value._args[0])}.{value._args[1]}"
     args = [describe(one) for one in value._args]

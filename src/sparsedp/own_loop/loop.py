@@ -16,6 +16,7 @@ from sparsedp.core.batch import PerSampleLoss, Rows, join_rows, row_count, selec
 from sparsedp.core.errors import PrivacyError, SparseDPError
 from sparsedp.core.generators import own_generators
 from sparsedp.own_loop.deferred import MODEL, Deferred, describe, model_calls, same, without_reduction
+from sparsedp.own_loop.trained import TrainedParameters
 from sparsedp.sampling.poisson import LogicalBatch
 from sparsedp.training.trainer import Trainer
 
@@ -32,6 +33,7 @@ class Loop:
         self.trainer, self.parts = trainer, parts
         self._loss, self._no_rows = loss, no_rows
         self._device = next(trainer.model.parameters()).device
+        self._trained = TrainedParameters(trainer.model)
         self._drawn: Iterator[LogicalBatch] | None = None
         self._batch: LogicalBatch | None = None
         self._part: Part | None = None
@@ -67,7 +69,7 @@ class Loop:
         if self._part is None:
             raise SparseDPError(
                 "the model was called with gradients on, but no batch is out; take a batch from the loader first, "
-                "and evaluate under torch.no_grad()"
+                "and evaluate under torch.no_grad(). fit and other loops take the model inside: model.module"
             )
         return self._part.forward(args, kwargs)
 
@@ -80,12 +82,13 @@ class Loop:
             )
 
     def zero(self) -> None:
-        """Nothing to forget, unless the loop is about to throw away what it has just computed."""
+        """Forget what the user's own code has left, unless the loop is about to throw away what it has computed."""
         if self._part is not None and (self._part.done or self._seen > 1):
             raise SparseDPError(
                 "zero_grad was called between backward and step, so the step would have no gradient; call it before "
                 "the forward pass, or after the step"
             )
+        self.trainer.model.zero_grad()
 
     def step(self) -> StepReport:
         """The private step of the batch that is out."""
@@ -99,6 +102,8 @@ class Loop:
         if not part.done or self._seen < self.parts:
             raise self._unfinished("optimizer.step() was called")
         part.check_unchanged()
+        self._trained.check_same()
+        self._trained.check_no_gradient()
         self._batch, self._part, self._failed = None, None, True
         report = self.trainer.step(batch)
         self._failed = False

@@ -9,7 +9,7 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, SequentialSampler
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 from torch.utils.data._utils.collate import default_collate
 
 from sparsedp.callbacks.reports import Callback
@@ -17,7 +17,9 @@ from sparsedp.core.batch import PerSample, per_sample_loss, select_rows
 from sparsedp.core.errors import DataError, SparseDPError
 from sparsedp.core.generators import own_generators
 from sparsedp.core.randomness import PublicRandomness
-from sparsedp.evaluation.evaluate import Evaluator, held_out, refuse_training_rows
+from sparsedp.evaluation.evaluate import Evaluator, held_out
+from sparsedp.evaluation.metrics import threshold_of
+from sparsedp.evaluation.overlap import refuse_training_rows
 from sparsedp.methods import Method, MethodOptions
 from sparsedp.methods.choice import AUTO_METHOD
 from sparsedp.methods.method import ActiveRatio
@@ -28,6 +30,7 @@ from sparsedp.ranks.here import refuse_ranks
 from sparsedp.runs.record import About
 from sparsedp.sampling.fetching import rows_in_order
 from sparsedp.sampling.loading import Loading
+from sparsedp.training.given_data import refuse_picked_rows
 from sparsedp.training.planning import AskedMethod, plan_for
 from sparsedp.training.trainer import Trainer
 
@@ -88,6 +91,7 @@ def make_private(
         workers=_loader(data_loader).num_workers,
         collate=None if data_loader.collate_fn is default_collate else data_loader.collate_fn,
     )
+    _refuse_wrapped(model, optimizer)
     if not isinstance(optimizer, Optimizer):
         raise SparseDPError(
             f"optimizer: got {type(optimizer).__name__}, expected the torch.optim optimizer that the loop steps"
@@ -109,7 +113,9 @@ def make_private(
     )
     if evaluate is None and eval_dataset is not None:
         refuse_training_rows(dataset, eval_dataset)
-        evaluate = held_out(eval_dataset, per_sample, collate=loading.collate)
+        evaluate = held_out(
+            eval_dataset, per_sample, collate=loading.collate, threshold=threshold_of(loss_fn)
+        )
     trainer = Trainer(
         model,
         dataset,
@@ -134,6 +140,20 @@ def make_private(
     return private, PrivateOptimizer(optimizer, loop), PrivateLoader(loop, private, dataset)
 
 
+def _refuse_wrapped(model: object, optimizer: object) -> None:
+    """What make_private has given belongs to its run."""
+    if isinstance(model, PrivateModel):
+        raise SparseDPError(
+            "model: got one that make_private gave back, expected a plain module; a new run takes the model inside, "
+            "model.module, and is charged for by itself"
+        )
+    if isinstance(optimizer, PrivateOptimizer):
+        raise SparseDPError(
+            "optimizer: got one that make_private gave back, which belongs to that run; a new run takes a new "
+            "torch.optim optimizer over model.module.parameters()"
+        )
+
+
 def _loader(given: object) -> DataLoader[Any]:
     """A loader whose way to draw batches can be replaced by Poisson sampling."""
     if not isinstance(given, DataLoader):
@@ -145,11 +165,7 @@ def _loader(given: object) -> DataLoader[Any]:
             "data_loader: its IterableDataset has no rows to draw from, and privacy takes each row with the planned "
             "chance; give a map-style data set, with __len__ and __getitem__"
         )
-    if type(given.sampler) not in (RandomSampler, SequentialSampler):
-        raise DataError(
-            f"data_loader: got the sampler {type(given.sampler).__name__}, expected a plain one (shuffle=True or "
-            "False): every row is drawn with the same chance, which the guarantee is computed from"
-        )
+    refuse_picked_rows(given, "data_loader")
     return given
 
 

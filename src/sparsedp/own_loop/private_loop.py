@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn, final
 
 import torch
@@ -21,7 +22,8 @@ from sparsedp.training.trainer import Trainer
 class PrivateModel(nn.Module):
     """The model of a private loop: on the loader's batch its output is written down, elsewhere it is computed.
 
-    Attributes, `state_dict` and `load_state_dict` are those of the model inside, `module`.
+    Attributes, `state_dict` and `load_state_dict` are those of the model inside, `module`; a copy of it, or what is
+    read from its pickle, is the model inside alone.
 
     **Privacy.** With gradients on, only the batch that the loader has just given is taken, and nothing is computed on
     it here. Under `torch.no_grad()` it is the plain model, for held-out data; the batch that is out is refused.
@@ -32,6 +34,7 @@ class PrivateModel(nn.Module):
         self.module = module
         self.training = module.training
         self.__dict__["_loop"] = loop
+        self.register_load_state_dict_pre_hook(_under_the_module)  # type: ignore[no-untyped-call]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The output: not computed on the loader's batch."""
@@ -49,11 +52,27 @@ class PrivateModel(nn.Module):
         """Into the model inside."""
         return self.module.load_state_dict(state_dict, *args, **kwargs)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> nn.Module:
+        return copy.deepcopy(self.module, memo)
+
+    def __reduce__(self) -> tuple[Callable[[nn.Module], nn.Module], tuple[nn.Module]]:
+        return _as_it_is, (self.module,)
+
     def __getattr__(self, name: str) -> Any:
         try:
             return super().__getattr__(name)
         except AttributeError:
             return getattr(super().__getattr__("module"), name)
+
+
+def _as_it_is(module: nn.Module) -> nn.Module:
+    return module
+
+
+def _under_the_module(model: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
+    """Where a module around this one loads its state: names in it are those of the model inside."""
+    for name in [name for name in state_dict if name.startswith(prefix)]:
+        state_dict[f"{prefix}module.{name.removeprefix(prefix)}"] = state_dict.pop(name)
 
 
 @final
@@ -94,7 +113,7 @@ class PrivateOptimizer(Optimizer):
         return self._loop.step()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As in any loop; there is no raw gradient to forget."""
+        """As in any loop; of the private step there is no gradient to forget."""
         self._loop.zero()
 
     def state_dict(self) -> dict[str, Any]:
