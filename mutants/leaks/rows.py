@@ -95,6 +95,14 @@ MUTANTS = [
         "test_samples_that_mix_where_no_trial_looked_are_found_while_they_are_counted",
     ),
     mutant(
+        "zero-times-infinity-of-another-row",
+        "A row that is not finite makes NaN of the others where an operation's own backward sees all rows at once",
+        "gradients/bookkeeping.py",
+        "        if any(use.may_have_spread for use in uses):\n",
+        "        if False:\n",
+        "tests/gradients/test_extreme_rows.py::test_one_such_row_silences_no_other[pow-nan]",
+    ),
+    mutant(
         "a-units-rows-by-place",
         "Rows of ragged units are added up with those of the next",
         "gradients/layers/unit_rows.py",

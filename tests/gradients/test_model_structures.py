@@ -154,6 +154,24 @@ def test_an_in_place_activation_after_a_layer():
     assert_right(model, inputs(4))
 
 
+def test_an_in_place_activation_after_a_layer_on_sequences_stays_on_the_fast_path():
+    model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(inplace=True), nn.Linear(5, 3), nn.ELU(inplace=True))
+    assert_right(model, inputs(3, 4))
+    engine = BookkeepingEngine(model, loss)
+    query = Query(Support.full(engine.layout.dimension), FlatClip(1.0))
+    engine.clipped_sum([MicroBatch((inputs(3, 4), torch.ones(SAMPLES)))], query)
+    assert engine.notes == ()
+
+
+def test_an_in_place_activation_on_a_turned_sequence_is_right():
+    def forward(m: nn.Module, x: Tensor) -> Tensor:
+        turned = m.body(x).transpose(0, 1)
+        turned.relu_()
+        return m.head(turned).transpose(0, 1)
+
+    assert_right(By(forward, body=nn.Linear(4, 5), head=nn.Linear(5, 3)), inputs(3, 4))
+
+
 def test_an_in_place_write_to_a_part_of_an_output():
     def forward(m: nn.Module, x: Tensor) -> Tensor:
         hidden = m.body(x)

@@ -20,6 +20,7 @@ from sparsedp.core.clip import FlatClip
 from sparsedp.core.randomness import SeededRandomness
 from sparsedp.core.support import Support
 from sparsedp.gradients import ENGINES, BookkeepingEngine, Query
+from sparsedp.gradients.check import check_model
 from sparsedp.gradients.recurrent.follow import followed_recurrence
 
 CELLS = {
@@ -42,7 +43,7 @@ def rows(*shape: int) -> tuple[Tensor, Tensor]:
     return torch.randn(5, *shape, dtype=torch.float64), torch.linspace(0.2, 2.0, 5).double()
 
 
-def assert_sum_is_right(model: nn.Module, batch: tuple[Tensor, Tensor]) -> BookkeepingEngine:
+def assert_sum_is_right(model: nn.Module, batch: tuple[Tensor, Tensor], loss=loss) -> BookkeepingEngine:
     gradients = plain_loop(model, loss, batch)
     engine = BookkeepingEngine(model, loss)
     query = Query(Support.full(engine.layout.dimension), FlatClip(median_norm(gradients)))
@@ -126,6 +127,27 @@ def test_dropout_between_layers_is_the_same_in_both_engines(packs):
     )
     assert float(fast.norm()) > 0
     torch.testing.assert_close(fast, plain, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("kind", CELLS)
+def test_a_gradient_inside_the_loss_goes_through_the_reference_engine(kind):
+    """What this engine leaves in the graph has a gradient, but no gradient of it."""
+
+    def steep(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        x = batch[0].clone().requires_grad_()
+        with torch.enable_grad():
+            losses = loss(model, (x, batch[1]))
+            (slope,) = torch.autograd.grad(losses.sum(), x, create_graph=True)
+        return losses + 10 * slope.flatten(1).square().sum(1)
+
+    torch.manual_seed(0)
+    layer, more = CELLS[kind]
+    model = By(lambda m, x: m.cell(x)[0][:, -1], cell=layer(3, 4, batch_first=True, **more).double())
+    engine = assert_sum_is_right(model, rows(2, 3), steep)
+    assert engine.gave_way
+    assert "a gradient is taken inside the loss through a recurrent layer" in engine.notes[0]
+    if kind == "rnn":
+        check_model(model, steep, rows(2, 3), largest=2)
 
 
 def test_frozen_weights_and_a_frozen_layer_pass_gradients_on():

@@ -171,21 +171,21 @@ class Metrics:
 
     def __init__(self, blocks: Mapping[str, Block], geometry: Geometry, dtype: torch.dtype) -> None:
         self._by_block = {name: _make_metric(block, geometry, dtype) for name, block in blocks.items()}
-        self._by_plane: dict[str, Metric] = {}
+        self._by_plane: dict[tuple[str, int], Metric] = {}
 
     def of(self, name: str) -> Metric:
         """The metric in the block's own shape."""
         return self._by_block[name]
 
-    def in_planes(self, name: str, to_planes: Callable[[Tensor], Tensor]) -> Metric:
-        """The metric as [planes, 1, scalars]; a parameter's order never changes, so it is made once."""
-        if name not in self._by_plane:
+    def in_planes(self, name: str, planes: int, to_planes: Callable[[Tensor], Tensor]) -> Metric:
+        """The metric as [planes, 1, scalars], made once for each order, which the number of planes tells."""
+        if (name, planes) not in self._by_plane:
             metric = self._by_block[name]
-            self._by_plane[name] = Metric(
+            self._by_plane[name, planes] = Metric(
                 None if metric.weight is None else to_planes(metric.weight).unsqueeze(1),
                 None if metric.centre is None else to_planes(metric.centre).unsqueeze(1),
             )
-        return self._by_plane[name]
+        return self._by_plane[name, planes]
 
 
 def _make_metric(block: Block, geometry: Geometry, dtype: torch.dtype) -> Metric:

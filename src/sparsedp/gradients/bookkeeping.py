@@ -285,6 +285,8 @@ class BookkeepingEngine:
         except CannotBookError as reason:
             self._say(f"some rows go through the reference engine: {reason}")
             return None
+        if any(use.may_have_spread for use in uses):
+            return None  # without a word, which would tell of a record
         return Chunk(chunk.row_count, chunk.units, sources)
 
     def _give_way(self, reason: str) -> None:

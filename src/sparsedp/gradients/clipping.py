@@ -117,7 +117,7 @@ class Chunk:
 
 
 class ClippedSum:
-    """Adds up clipped gradients over chunks. Each parameter's sum stays in the order it is produced in till the end.
+    """Adds up clipped gradients over chunks. Each parameter's sum stays in the order it first came in till the end.
 
     Where a block is all active and measured as it is, its sum is made in its place of the result: of these no second
     vector exists. Others have a sum of their own till the end.
@@ -175,8 +175,17 @@ class ClippedSum:
             planes = torch.matmul(factors[span].to(z), z[:, span])
             if name in self._homes and name not in self._raw:
                 self._measured.setdefault(name, self._homes[name].view(planes.shape))
-            _accumulate(self._measured, name, planes)
-        self._sources[name] = chunk.sole_source(name)
+            _accumulate(self._measured, name, self._in_first_order(chunk, name, planes))
+
+    def _in_first_order(self, chunk: Chunk, name: str, planes: Tensor) -> Tensor:
+        """Planes as the first chunk's came; a layer called more or less often in this one has others."""
+        source = chunk.sole_source(name)
+        if name not in self._measured or planes.shape == self._measured[name].shape:
+            self._sources[name] = source
+            return planes
+        block = planes if source is None else source.from_planes(planes)
+        first = self._sources[name]
+        return block if first is None else first.to_planes(block.reshape(self._blocks[name].shape))
 
     def _raw_sum(self, name: str, block: Block) -> Tensor:
         if name not in self._raw:
@@ -234,9 +243,9 @@ class ClippedSum:
         return [slice(start, start + step) for start in range(0, chunk.unit_count, step)]
 
     def _measure(self, chunk: Chunk, name: str, span: slice) -> Tensor:
-        source = chunk.sole_source(name)
-        metric = self._metrics.in_planes(name, one_plane if source is None else source.to_planes)
-        return metric.apply_(chunk.explicit(name, span))
+        source, gradients = chunk.sole_source(name), chunk.explicit(name, span)
+        to_planes = one_plane if source is None else source.to_planes
+        return self._metrics.in_planes(name, gradients.shape[0], to_planes).apply_(gradients)
 
 
 def _bring(values: Tensor, place: Tensor, *, at_home: bool) -> None:

@@ -6,6 +6,7 @@ At the meeting the output holds every sample's own part, so its gradient does to
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -23,6 +24,8 @@ VIEWS = frozenset(
         "SqueezeBackward1",
     }
 )
+WRITTEN_IN_PLACE = "torch::autograd::CopySlices"
+"""What a tensor goes through when a view of it is written to; the views are then made anew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +116,10 @@ class _Finder:
             axis = self._row_axis((number, place))
             if axis is None:
                 shape = self._shapes[number][place]
+                followers = {self._names[x] for x in self._below.get((number, place), [])}
+                remedy = "; use nn.ReLU(inplace=False) and its like" if WRITTEN_IN_PLACE in followers else ""
                 raise CannotBookError(
-                    f"it cannot be told where the samples lie in {self._names[number]}'s {shape}"
+                    f"it cannot be told where the samples lie in {self._names[number]}'s {shape}{remedy}"
                 )
             outputs.append((place, axis))
         return tuple(outputs)
@@ -149,7 +154,7 @@ class _Finder:
             there = self._row_axis((follower, place))
             if there is None:
                 continue
-            if self._names[follower] in VIEWS:
+            if self._names[follower] in VIEWS or _is_made_anew(self._graph.nodes[follower]):
                 return there.before_view(followed, shape, axis)
             if followed[there.axis] == shape[axis]:
                 return RowAxis(axis, there.before, there.after)
@@ -158,6 +163,15 @@ class _Finder:
 
 def _shapes(node: Node) -> list[Shape]:
     return [tuple(output.shape) for output in node._input_metadata]
+
+
+def _is_made_anew(node: Node) -> bool:
+    """Whether it is a view of a tensor's numbers in the order they have, as in-place operations leave behind."""
+    if node.name() != "AsStridedBackward0":
+        return False
+    sizes, strides, start = (getattr(node, f"_saved_{what}") for what in ("size", "stride", "storage_offset"))
+    in_order = tuple(math.prod(sizes[axis + 1 :]) for axis in range(len(sizes)))
+    return not start and tuple(strides) == in_order
 
 
 def _varying(two: Shape, three: Shape) -> tuple[int, int] | str | None:

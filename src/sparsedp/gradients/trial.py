@@ -22,7 +22,7 @@ from sparsedp.core.randomness import PublicRandomness
 from sparsedp.core.support import Support
 from sparsedp.gradients.alone import RowsAlone, distances, single_row
 from sparsedp.gradients.bookkeeping import BookkeepingEngine
-from sparsedp.gradients.company import as_many, in_other_company
+from sparsedp.gradients.company import CHANGES, ORDINARY, as_many, in_other_company
 from sparsedp.gradients.outcomes import (
     LOSS,
     ForwardOutcome,
@@ -169,12 +169,14 @@ class Trial:
 
     def _company(self, rows: Rows, stay: Tensor, which: list[int], seed: int) -> tuple[Rows, ForwardOutcome]:
         """Others around the rows that stay, as unlike them as the model can take, and what that gives."""
-        changed = in_other_company(rows, stay, seed, plain=False)
-        try:
-            return changed, self._run(changed, which, seed)
-        except Exception:  # for example a sequence of no tokens
-            reordered = in_other_company(rows, stay, seed, plain=True)
-            return reordered, self._run(reordered, which, seed)
+        for changes in (CHANGES, ORDINARY):
+            changed = in_other_company(rows, stay, seed, changes)
+            try:
+                return changed, self._run(changed, which, seed)
+            except Exception:  # for example a sequence of no tokens, or a model that refuses NaN
+                continue
+        reordered = in_other_company(rows, stay, seed, ())
+        return reordered, self._run(reordered, which, seed)
 
     def _run(self, rows: Rows, which: range | list[int], seed: int) -> ForwardOutcome:
         _seed_everything(seed)

@@ -25,12 +25,17 @@ ROUNDING = 0.02
 
 @dataclass(slots=True, eq=False)
 class Use:
-    """One meeting in one graph: its node, what autograd saved there, later the gradients of its outputs. Private."""
+    """One meeting in one graph: its node, what autograd saved there, later the gradients of its outputs. Private.
+
+    `may_have_spread` says that the node's own backward, which sees all rows whichever sample it is asked for, gave
+    something that is not finite: what is infinite in one row, times the zeros of another, is NaN in that other's.
+    """
 
     node: Node
     meeting: Meeting
     saved: dict[str, Any]
     gradients: dict[int, Tensor] = field(default_factory=dict)
+    may_have_spread: bool = False
 
     @classmethod
     def of(cls, graph: Graph, meeting: Meeting) -> Use:
@@ -122,7 +127,9 @@ class Use:
             if each is None:
                 each = torch.zeros(shape)
             found.append(working(each.to_dense() if each.is_sparse else each).sum_to_size(shape))
-        return torch.stack(found)
+        each_sample = torch.stack(found)
+        self.may_have_spread |= not bool(each_sample.isfinite().all())
+        return each_sample
 
 
 def shared_sources(

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 
+from sparsedp.gradients.graph import CannotBookError
 from sparsedp.gradients.recurrent.cells import WayBack
 from sparsedp.gradients.recurrent.steps import Steps
 
@@ -29,6 +30,7 @@ class Projection(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         """The input's; those of what the samples share only when asked by itself, as no backward pass needs them."""
+        _refuse_to_be_differentiated()
         x, weight = ctx.saved_tensors
         to_x = gradient @ weight if ctx.needs_input_grad[0] else None
         if torch._C._current_graph_task_id() >= 0:
@@ -49,6 +51,7 @@ class Recurrence(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, outputs: Tensor, *last: Tensor) -> tuple[Tensor | None, ...]:
         """One walk back."""
+        _refuse_to_be_differentiated()
         run: WayBack = ctx.run
         steps: Steps = ctx.steps
         states = tuple(state.clone() for state in last)
@@ -56,6 +59,12 @@ class Recurrence(torch.autograd.Function):
         spread = steps.by_sample(from_input)
         same = spread if from_state is from_input else steps.by_sample(from_state)
         return spread, same, *first, None, None
+
+
+def _refuse_to_be_differentiated() -> None:
+    """Called from a backward pass: refuse one that is recorded for another, as what is done here leaves no graph."""
+    if torch.is_grad_enabled():
+        raise CannotBookError("a gradient is taken inside the loss through a recurrent layer")
 
 
 _OURS = (Projection._backward_cls, Recurrence._backward_cls)
