@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import json
+from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -16,7 +18,8 @@ from sparsedp.core.errors import DataError, ModelError, PrivacyError, SparseDPEr
 from sparsedp.models.efficientnet import Pictures
 from sparsedp.runs.history import EpochReport
 from sparsedp.training import kept_features
-from sparsedp.training.kept_features import keep_features
+from sparsedp.training.held_settings import describe_held
+from sparsedp.training.kept_features import keep_below, keep_features
 
 
 @pytest.fixture(autouse=True)
@@ -79,18 +82,29 @@ def test_a_run_with_kept_features_loads_into_the_whole_model_and_names_its_froze
     assert len(schema["frozen_part"]) == 64
 
 
-def test_features_are_computed_once_and_gone_on_with_after_a_kill(tmp_path):
+CALLS = []
+
+
+def called_with(count):
+    CALLS.append(count)
+    if count == kept_features.BLOCK and CALLS.count(count) == 2:
+        raise KeyboardInterrupt
+
+
+class Counted(nn.Flatten):
+    """Counts where no guard looks: what a model itself holds of its batches is refused."""
+
+    def forward(self, x):
+        called_with(len(x))
+        return super().forward(x)
+
+
+def test_features_are_computed_once_and_gone_on_with_after_a_kill(tmp_path, monkeypatch):
     calls = []
+    monkeypatch.setitem(globals(), "CALLS", calls)
 
     def whole_blocks(rows):
         return [count for count in rows if count > kept_features.PROBE_ROWS]
-
-    class Counted(nn.Flatten):
-        def forward(self, x):
-            calls.append(len(x))
-            if len(x) == kept_features.BLOCK and calls.count(len(x)) == 2:
-                raise KeyboardInterrupt
-            return super().forward(x)
 
     body = Counted()
     with pytest.raises(KeyboardInterrupt):
@@ -239,22 +253,132 @@ def test_another_setting_of_a_module_is_another_function(tmp_path):
         assert torch.equal(found.features, by * records().tensors[0].flatten(1))
 
 
-class Secret(Scale):
-    """A function that nothing of the module tells apart."""
+class Bag:
+    def __init__(self, held):
+        self.held = held
 
-    def __init__(self, by):
+
+class Holding(Scale):
+    """Holds its number in something that is no number."""
+
+    def __init__(self, by, wrap):
         super().__init__(0.0)
-        self.by = [by]
+        self.wrapped = wrap(by)
+        self.read = lambda: by
 
     def forward(self, x):
-        return self.by[0] * x.flatten(1)
+        return self.read() * x.flatten(1)
 
 
-def test_features_of_another_function_under_the_same_name_are_made_again(tmp_path, caplog):
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda by: [by],
+        lambda by: {"by": {"it": by}},
+        lambda by: {by, "others"},
+        lambda by: torch.full((3,), by),
+        lambda by: np.full(3, by),
+        Bag,
+        lambda by: Bag([Bag(by)]),
+        lambda by: [nn.Linear(1, 1).requires_grad_(False), Scale(by)],
+        lambda by: partial(max, by),
+        lambda by: Scale(by).forward,
+        lambda by: lambda x=by: x,
+    ],
+    ids=[
+        "list",
+        "mapping",
+        "set",
+        "tensor",
+        "array",
+        "object",
+        "objects",
+        "modules",
+        "partial",
+        "method",
+        "default",
+    ],
+)
+def test_what_a_module_holds_in_a_container_an_object_or_a_function_tells_features_apart(wrap):
+    torch.manual_seed(0)
+    one = Holding(1.0, wrap)
+    del one.read
+    torch.manual_seed(0)
+    other = Holding(5.0, wrap)
+    del other.read
+    assert describe_held(one) != describe_held(other)
+    assert describe_held(one) == describe_held(copy.deepcopy(one))
+
+
+def test_a_hook_in_the_fixed_part_and_what_it_closes_over_tell_features_apart():
+    found = []
+    for by in (None, 1.0, 5.0):
+        body = nn.Sequential(nn.Flatten(), nn.Tanh())
+        if by is not None:
+            body[1].register_forward_hook(lambda _module, _args, output, by=by: by * output)
+        found.append(describe_held(body))
+    assert len(set(found)) == 3
+    assert found[0] == ""
+
+
+def test_common_layers_hold_nothing_else_so_their_features_keep_their_names():
+    layers = nn.Sequential(
+        nn.Conv2d(1, 2, 3, padding=1), nn.GELU(), nn.Flatten(), nn.LSTM(2, 2), nn.Upsample(2)
+    )
+    assert describe_held(layers) == ""
+
+
+def test_what_is_held_is_told_without_addresses_and_the_order_of_sets():
+    assert list({0, 8}) != list({8, 0})
+    one, other = Holding(1.0, lambda _: None), Holding(1.0, lambda _: None)
+    one.wrapped, other.wrapped = (
+        [told, object(), print, lambda x: x, each] for told, each in (({0, 8}, one), ({8, 0}, other))
+    )
+    assert describe_held(one) == describe_held(other)
+
+
+FROM = {"by": 1.0, "first": 0}
+
+
+class Secret(nn.Flatten):
+    """A function that nothing of the module tells apart, and that differs for late records alone."""
+
+    def forward(self, x):
+        late = x[:, 0, 0, :1] >= FROM["first"]
+        return torch.where(late, FROM["by"], 1.0) * super().forward(x)
+
+
+def test_features_of_another_function_under_the_same_name_are_made_again(tmp_path, caplog, monkeypatch):
+    numbered = torch.arange(700.0).reshape(-1, 1, 1, 1).expand(-1, 1, 8, 8).clone()
+    data = TensorDataset(numbered, torch.zeros(700, dtype=torch.int64))
+    monkeypatch.setitem(FROM, "first", 600)
     for by in (1.0, 5.0):
-        found = keep_features(Secret(by), records(), None, tmp_path, "")
-        assert torch.equal(found.features, by * records().tensors[0].flatten(1))
+        monkeypatch.setitem(FROM, "by", by)
+        found = keep_features(Secret(), data, None, tmp_path, "")
+        assert torch.equal(found.features, Secret()(numbered))
     assert "not those of this network" in caplog.text
+
+
+@pytest.mark.parametrize("rows", [1, 2, 300])
+def test_kept_features_are_recognised_whatever_their_number(tmp_path, rows, caplog):
+    body = nn.Sequential(nn.Flatten(), nn.Linear(64, 2)).requires_grad_(False)
+    first, again = (keep_features(body, records(rows), None, tmp_path, "") for _ in range(2))
+    assert torch.equal(first.features, again.features)
+    assert not caplog.text
+
+
+class Threshold(Scale):
+    def forward(self, x):
+        return torch.where(x.flatten(1) > self.by[0], 10.0, 1.0) * x.flatten(1)
+
+
+def test_a_threshold_in_a_list_is_another_function_though_no_record_looked_at_shows_it(tmp_path):
+    pixels = torch.rand(700, 1, 8, 8) * 0.5
+    pixels[101] = 0.9
+    data = TensorDataset(pixels, torch.zeros(700, dtype=torch.int64))
+    for by in (1.0, 0.8):
+        found = keep_features(Threshold([by]), data, None, tmp_path, "")
+        assert torch.equal(found.features, Threshold([by])(pixels))
 
 
 def test_pictures_of_another_size_are_other_features(tmp_path):
@@ -288,6 +412,60 @@ def test_a_row_with_a_forward_of_its_own_is_no_row(tmp_path):
 
     with pytest.raises(ModelError, match=r"got a Own, expected an nn\.Sequential"):
         run(Own(*network()), tmp_path / "run", cache_features=tmp_path / "features")
+
+
+def brighter_first(model):
+    model.register_forward_pre_hook(lambda _module, args: (10 * args[0] + 3,))
+
+
+def louder(model):
+    model.register_forward_hook(lambda _module, _args, output: 20 * output)
+
+
+def looked_at_backwards(model):
+    model.register_full_backward_hook(lambda *_: None)
+
+
+def a_forward_of_its_own(model):
+    usual = model.forward
+    model.forward = lambda x: usual(10 * x + 3)
+
+
+AROUND = {
+    brighter_first: "forward pre hooks",
+    louder: "forward hooks",
+    looked_at_backwards: "backward hooks",
+    a_forward_of_its_own: "a forward pass of its own",
+}
+
+
+@pytest.mark.parametrize("change", AROUND, ids=lambda change: change.__name__)
+def test_what_acts_on_the_whole_row_is_refused_or_no_features_are_kept(tmp_path, change, caplog):
+    model = network()
+    change(model)
+    with pytest.raises(ModelError, match=f"the model itself has {AROUND[change]}"):
+        keep_below(model, records(), None, None, tmp_path / "features")
+    with caplog.at_level("INFO", "sparsedp"):
+        assert keep_below(model, records(), None, None, "auto") is None
+    assert "features are not kept: cache_features: the model itself has" in caplog.text
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_model_with_a_hook_is_trained_with_auto_as_without(tmp_path):
+    plain, auto = network(), network()
+    for model, settings in ((plain, {}), (auto, {"cache_features": "auto"})):
+        brighter_first(model)
+        run(model, None, **settings)
+    assert torch.equal(plain[1].weight, auto[1].weight)
+
+
+def test_a_row_that_is_called_in_a_way_of_its_own_is_no_row(tmp_path):
+    class Called(nn.Sequential):
+        def __call__(self, x):
+            return 2 * super().__call__(x)
+
+    with pytest.raises(ModelError, match="a forward pass of its own"):
+        run(Called(*network()), tmp_path / "run", cache_features=tmp_path / "features")
 
 
 class RarelyFlipped(Dataset):

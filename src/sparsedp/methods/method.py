@@ -15,7 +15,7 @@ from sparsedp.methods.rankings import RankedBy, Ranking
 from sparsedp.methods.rules import GeometryRule, OffSupport, Protection
 from sparsedp.methods.schedules import Constant, Listed, Release, Schedule
 from sparsedp.methods.scope import Names
-from sparsedp.methods.stages import MAIN, PROBE, SELECT, WARM_UP, Stage, check_stages
+from sparsedp.methods.stages import MAIN, PROBE, SELECT, WARM_UP, Moves, Stage, check_stages
 from sparsedp.methods.standardization import Decays
 
 _SUPPORT_RULE = ("schedule", "active_ratio", "refresh", "clock", "granularity")
@@ -88,6 +88,12 @@ class Method:
     def warm_up(self) -> bool:
         """Whether a dense stage comes before the main one."""
         return WARM_UP in self.stages
+
+    @property
+    def names(self) -> Names:
+        """What parts of a model are called in it: in scope, always and stages."""
+        heads = tuple(stage.moves.value for stage in self.stages if stage.moves is Moves.HEAD)
+        return (*self.scope, *self.always, *heads)
 
     def to_json(self) -> dict[str, Any]:
         """Everything that decides what it does, as JSON values; prose is left out."""

@@ -19,8 +19,8 @@ from sparsedp.methods.order import TableRows
 logger = logging.getLogger("sparsedp")
 
 HEAD, BIAS, NORMS, LAST, EMBEDDINGS, DENSE = "head", "bias", "norms", "last=", "embeddings", "dense"
-"""Words for structure: the last module, every bias (`bias`, `in_proj_bias`, `bias_hh_l0`), normalisation layers, the
-last n modules, embedding tables, all that is no table."""
+"""Words for structure: the module registered last, every bias (`bias`, `in_proj_bias`, `bias_hh_l0`), normalisation
+layers, the n modules registered last, embedding tables, all that is no table."""
 
 Names = tuple[str, ...]
 """Patterns of parameter names, such as "encoder.*", and words for structure."""
@@ -54,7 +54,7 @@ class Parts:
             check_fits(layout, inside, f"scope: got {scope}")
         found = find(layout, always, "always") if always else ()
         for name in always:
-            if name == HEAD or name.startswith(LAST):
+            if counts_from_the_end(name):
                 _check_inside(find(layout, (name,), "always"), inside, f"always: got {name!r}")
         kept = tuple(slot for slot in inside if slot in found)
         return cls(layout, inside, kept, tuple(slot for slot in inside if slot not in found))
@@ -148,6 +148,11 @@ def find(layout: Layout, names: Names, what: str) -> tuple[Slot, ...]:
                 )
         chosen |= {slot.name for slot in fits}
     return tuple(slot for slot in layout if slot.name in chosen)
+
+
+def counts_from_the_end(name: str) -> bool:
+    """Whether a name goes by the order in which modules are registered."""
+    return name == HEAD or name.startswith(LAST)
 
 
 def check_fits(layout: Layout, found: tuple[Slot, ...], got: str) -> None:

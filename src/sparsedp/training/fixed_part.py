@@ -28,6 +28,7 @@ FIRST_LOOK, _STRIDE = 8, 97
 _PLAIN = (bool, int, float, complex, str, bytes, tuple, type(None))
 _TORCHS_OWN = frozenset(vars(nn.Module()))
 """What PyTorch keeps in every module."""
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
 
 def split_at_lowest_trained(model: nn.Module) -> tuple[nn.Sequential, nn.Sequential]:
@@ -41,6 +42,11 @@ def split_at_lowest_trained(model: nn.Module) -> tuple[nn.Sequential, nn.Sequent
             f"cache_features: got a {type(model).__name__}, expected an nn.Sequential, so that what is frozen is a "
             "first part of it; put the frozen body and the trained head in one: nn.Sequential(body, head)"
         )
+    if around := _around_the_row(model):
+        raise ModelError(
+            f"cache_features: the model itself has {around}, which kept features would go without; expected a plain "
+            "nn.Sequential: put what it does in a module inside the row, or leave cache_features out"
+        )
     parts = [(name, part) for name, part in model._modules.items() if part is not None]  # repeats count
     trained = [any(p.requires_grad for p in part.parameters()) for _, part in parts]
     cut = trained.index(True) if any(trained) else 0
@@ -50,6 +56,13 @@ def split_at_lowest_trained(model: nn.Module) -> tuple[nn.Sequential, nn.Sequent
             "with requires_grad_(False), or leave cache_features out"
         )
     return nn.Sequential(OrderedDict(parts[:cut])), nn.Sequential(OrderedDict(parts[cut:]))
+
+
+def _around_the_row(model: nn.Sequential) -> str | None:
+    """What acts on a whole row of parts, and so on no piece of it; None if nothing does."""
+    if "forward" in vars(model) or type(model).__call__ is not nn.Module.__call__:
+        return "a forward pass of its own"
+    return next((name.strip("_").replace("_", " ") for name in _HOOKS if getattr(model, name)), None)
 
 
 def describe_below(below: nn.Module) -> str:

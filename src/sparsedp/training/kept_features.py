@@ -35,6 +35,7 @@ from sparsedp.training.fixed_part import (
     describe_below,
     split_at_lowest_trained,
 )
+from sparsedp.training.held_settings import describe_held
 
 logger = logging.getLogger("sparsedp")
 
@@ -42,8 +43,8 @@ AUTO = "auto"
 """Keep features in the user's cache, where the model has a fixed first part."""
 FROZEN_PART = "frozen_part"
 """What a record calls the digest of the fixed part."""
-PROBE_ROWS, SOME = 32, 4
-"""Records that the fixed part is tried with, and those whose kept features are made again to see whose they are."""
+PROBE_ROWS, SOME = 32, 16
+"""Records that the fixed part is tried with, and those all over whose kept features are made again to see whose."""
 
 Read = Callable[[int, int], tuple[Tensor, Tensor]]
 """Inputs and targets of the records from one number to another."""
@@ -180,6 +181,7 @@ class _Tried:
         part: the fixed part.
         watch: begun before it saw a record.
         name: its digest from that time.
+        held: digest of what else its modules held then.
         read: reads records.
         rows: how many there are.
         some: the first ones, with their targets.
@@ -189,6 +191,7 @@ class _Tried:
     part: FixedPart
     watch: MemoryWatch
     name: str
+    held: str
     read: Read
     rows: int
     some: tuple[Tensor, Tensor]
@@ -202,11 +205,11 @@ class _Tried:
             return _storable(part.features(inputs.again(start, stop)))
 
         def same(kept: Tensor) -> bool:
-            few = slice(0, min(SOME, len(kept)))
-            return part.made(inputs.again(0, few.stop, whole=False), kept[few])
+            places = sorted({round(i * (len(kept) - 1) / (SOME - 1)) for i in range(SOME)})
+            return all(part.made(self.read(i, i + 1)[0], kept[i : i + 1]) for i in places)
 
         file = FeatureFile(
-            (kept_folder() if where == AUTO else Path(where)) / inputs.key(self.name),
+            (kept_folder() if where == AUTO else Path(where)) / inputs.key(self.name + self.held),
             (self.rows, *self.features.shape[1:]),
             _storable(self.features[:1]).numpy().dtype,
         )
@@ -243,11 +246,12 @@ def _tried(below: nn.Module, dataset: Dataset[Any], collate: Collate | None) -> 
     some = read(0, min(PROBE_ROWS, rows))
     if _digest(some[0]) != _digest(read(0, min(PROBE_ROWS, rows))[0]):
         raise SparseDPError(_AUGMENTED)
-    name, watch, part = describe_below(below), MemoryWatch(below, some[0]), FixedPart(below)
+    name, held = describe_below(below), describe_held(below)
+    watch, part = MemoryWatch(below, some[0]), FixedPart(below)
     with watch.untouched():
         part.refuse_if_not_fixed(some[0])
         features = part.features(some[0])
-    return _Tried(part, watch, name, read, rows, some, features)
+    return _Tried(part, watch, name, held, read, rows, some, features)
 
 
 @torch.no_grad()
@@ -313,14 +317,14 @@ class _Inputs:
             digest.update(each)
         return digest.hexdigest()
 
-    def again(self, start: int, stop: int, *, whole: bool = True) -> Tensor:
+    def again(self, start: int, stop: int) -> Tensor:
         """The inputs of a block once more, which must be what they were.
 
         Raises:
             SparseDPError: they are not.
         """
         inputs = self.read(start, stop)[0]
-        if whole and _digest(inputs) != self.digests[start // BLOCK]:
+        if _digest(inputs) != self.digests[start // BLOCK]:
             raise SparseDPError(_AUGMENTED)
         return inputs
 

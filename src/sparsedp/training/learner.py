@@ -54,6 +54,11 @@ class UpdateRule:
     lr_factors: RateFactors = field(default_factory=dict)
     public_scores: Mapping[str, Any] | None = None
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What parts of the model are called in it."""
+        return (*self.lr_factors, *(self.public_scores or ()))
+
 
 @final
 class Learner:

@@ -16,6 +16,7 @@ from sparsedp.gradients import make_engine
 from sparsedp.gradients.check import PROBE_ROWS
 from sparsedp.guards.attributes import AttributeGuard
 from sparsedp.guards.guard import CompanyGuard, ModelGuard, StateGuard
+from sparsedp.guards.look import modules_apart
 from sparsedp.privacy.exchange import ALONE, Exchange
 from sparsedp.privacy.ledger import Ledger
 from sparsedp.privacy.plan import Phase, Plan
@@ -24,6 +25,7 @@ from sparsedp.sampling.poisson import LogicalBatch
 from sparsedp.training.batches import Batches
 from sparsedp.training.counts import StepCounts, counted_rows, release_selection
 from sparsedp.training.learner import Learner, UpdateRule
+from sparsedp.training.named_head import check_last_modules
 from sparsedp.training.normalised import Normalised, release_statistics
 from sparsedp.training.step import PrivateStep
 
@@ -60,19 +62,21 @@ class Stepper:
         some_rows = functools.partial(batches.rows_for_a_trial, PROBE_ROWS, public)
         guard = ModelGuard(model, loss, some_rows, fast=engine != "reference", largest=batches.most_rows)
         self._device = next(model.parameters()).device
+        one_row = functools.partial(batches.rows_for_a_trial, 1, public)
         with own_generators(private.secret((0, 2)).seed(), self._device):
-            attributes = AttributeGuard(model, loss, lambda: batches.rows_for_a_trial(1, public))
+            attributes = AttributeGuard(model, loss, one_row)
             guard.check()
         computing = make_engine(model, loss, engine)
         self.learner = Learner(model, computing.layout, plan, public, rule)
         controller = self.learner.controller
+        check_last_modules((*controller.method.names, *rule.names), model, loss, computing.layout, one_row)
         self._look = counted_rows(model, loss, controller, some_rows, public)
         attributes.check()
         self._plan = plan
         self._step = PrivateStep(
             model,
             guard,
-            StateGuard(model),
+            StateGuard(model, modules_apart(model, loss)),
             attributes,
             CompanyGuard(computing, model, loss, plan.epoch_ends(), private),
             plan,
