@@ -91,9 +91,9 @@ def test_methods_that_protect_nobody_are_refused(method):
         classifier(method=method).fit(*table())
 
 
-@pytest.mark.parametrize("epsilon", [None, True, "3", 0.0, -1.0])
+@pytest.mark.parametrize("epsilon", [None, True, "3", 0.0, -1.0, np.inf, np.nan])
 def test_a_budget_that_is_no_number_above_zero_is_refused(epsilon):
-    with pytest.raises(SparseDPError, match="epsilon"):
+    with pytest.raises(SparseDPError, match=r"epsilon: got .*, expected a finite number > 0"):
         classifier(epsilon=epsilon).fit(*table())
 
 
@@ -196,6 +196,14 @@ def test_hidden_layers_learn_what_a_line_cannot():
     settings = {"epsilon": 20.0, "epochs": 30, "batch_size": 64, "lr": 0.5, "method": "dp-sgd"}
     assert classifier(**settings, hidden=(16,)).fit(X, y).score(X, y) > 0.85
     assert classifier(**settings).fit(X, y).score(X, y) < 0.65
+
+
+def test_widths_may_be_an_array():
+    X, y = table()
+    given = [classifier(hidden=kind).fit(X, y) for kind in ((4, 3), np.array([4, 3]))]
+    np.testing.assert_array_equal(*map(weights, given))
+    plain = [classifier(hidden=kind).fit(X, y) for kind in ((), np.array([], dtype=int))]
+    np.testing.assert_array_equal(*map(weights, plain))
 
 
 def test_the_width_of_one_hidden_layer_may_be_a_number():
@@ -374,6 +382,20 @@ def test_a_saved_model_carries_no_record():
     saved = pickle.dumps(classifier().fit(X, y, units=units))
     for private in (X[0], X[-1], X[0].astype(np.float64), units[:8], y[:16]):
         assert private.tobytes() not in saved
+
+
+def test_a_fit_that_fails_leaves_the_one_before_whole():
+    X, y = table()
+    model = classifier().fit(X, y)
+    before, said = dict(vars(model)), model.predict(X)
+    names = np.where(y, "b", "a")
+    with pytest.raises(SparseDPError, match="class_weight"):
+        model.set_params(classes=["a", "b"], class_weight={"z": 1.0}).fit(X[:, :2], names)
+    changed = {"classes", "class_weight"}
+    assert {name: one for name, one in vars(model).items() if name not in changed} == {
+        name: one for name, one in before.items() if name not in changed
+    }
+    np.testing.assert_array_equal(model.predict(X), said)
 
 
 def test_a_clone_has_the_settings_and_not_the_fit():

@@ -4,7 +4,9 @@ import warnings
 
 import joblib
 import numpy as np
+import pandas as pd
 import pytest
+import torch
 from scipy import sparse
 from sklearn import config_context
 from sklearn.base import clone
@@ -14,8 +16,10 @@ from sklearn.ensemble import VotingClassifier
 from sklearn.frozen import FrozenEstimator
 from sklearn.impute import SimpleImputer
 from sklearn.model_selection import GridSearchCV, GroupKFold, cross_val_score
+from sklearn.multioutput import ClassifierChain, MultiOutputClassifier
 from sklearn.pipeline import FeatureUnion, make_pipeline
 from sklearn.preprocessing import MinMaxScaler, Normalizer, OneHotEncoder, StandardScaler
+from sklearn.semi_supervised import SelfTrainingClassifier
 
 from sklearn_tools import classifier, table, weights
 from sparsedp import DataError, PrivacyError, PrivacyWarning, SparseDPError
@@ -213,8 +217,13 @@ def test_values_that_are_no_numbers_or_too_large_are_refused(value):
 # Surroundings
 
 
-def columns(*steps):
-    return ColumnTransformer([(f"part{place}", step, [place]) for place, step in enumerate(steps)])
+def columns(*steps, remainder="drop"):
+    parts = [(f"part{place}", step, [place]) for place, step in enumerate(steps)]
+    return ColumnTransformer(parts, remainder=remainder)
+
+
+class OwnScaler(StandardScaler):
+    """Learns what its parent learns."""
 
 
 @pytest.mark.parametrize(
@@ -223,6 +232,9 @@ def columns(*steps):
         StandardScaler(),
         make_pipeline(BoundedScaler(), MinMaxScaler()),
         columns(BoundedScaler(), StandardScaler(), "passthrough"),
+        columns("passthrough", remainder=StandardScaler()),
+        columns("passthrough", remainder=make_pipeline(BoundedScaler(), MinMaxScaler())),
+        OwnScaler(),
         FeatureUnion([("bounds", BoundedScaler()), ("moments", StandardScaler())]),
     ],
 )
@@ -248,6 +260,8 @@ def test_other_steps_that_learn_from_the_data_are_warned_of(step):
         OneHotEncoder(categories=[[-1, 0, 1]] * 3),
         SimpleImputer(strategy="constant", keep_empty_features=True),
         columns(OneHotEncoder(categories=[[-1, 0, 1]]), BoundedScaler(), "drop"),
+        columns("passthrough", remainder="passthrough"),
+        columns("passthrough", remainder=BoundedScaler()),
     ],
 )
 def test_steps_with_fixed_rules_pass_without_a_word(step):
@@ -279,10 +293,23 @@ def test_repeated_fits_in_threads_are_warned_of():
         cross_val_score(classifier(), *table(), cv=2, n_jobs=2, error_score="raise")
 
 
-def test_the_fits_of_an_ensemble_are_warned_of():
-    vote = VotingClassifier([("one", classifier()), ("two", classifier(lr=1.0))])
-    with pytest.warns(PrivacyWarning, match="an ensemble"):
-        vote.fit(*table())
+def several_outputs(y):
+    return np.stack([y, 1 - y], axis=1)
+
+
+@pytest.mark.parametrize(
+    ("around", "targets", "what"),
+    [
+        (VotingClassifier([("one", classifier()), ("two", classifier(lr=1.0))]), None, "an ensemble"),
+        (MultiOutputClassifier(classifier()), several_outputs, "a fit for each output"),
+        (ClassifierChain(classifier()), several_outputs, "a fit for each output"),
+        (SelfTrainingClassifier(classifier()), lambda y: np.r_[y[:60], [-1] * 20], "semi-supervised"),
+    ],
+)
+def test_the_fits_of_several_models_are_warned_of(around, targets, what):
+    X, y = table()
+    with pytest.warns(PrivacyWarning, match=what):
+        around.fit(X, y if targets is None else targets(y))
 
 
 def test_one_plain_fit_is_not_warned_of():
@@ -295,3 +322,53 @@ def test_weights_of_single_records_are_refused_with_the_way_out():
     X, y = table()
     with pytest.raises(PrivacyError, match=r"sample_weight is refused.*class_weight"):
         classifier().fit(X, y, sample_weight=np.ones(80))
+
+
+# Held-out rows
+
+
+def as_lists(X, y):
+    return X.tolist(), y.tolist()
+
+
+def as_frame(X, y):
+    return pd.DataFrame(X, columns=["a", "b", "c"]), pd.Series(y)
+
+
+@pytest.mark.parametrize(
+    ("kind", "again"),
+    [
+        (lambda X, y: (X, y), lambda X, y: (X, y)),
+        (lambda X, y: (X, y), lambda X, y: (X[5:9], y[5:9].copy())),
+        (lambda X, y: (X, y), lambda X, y: (X.copy(), y)),
+        (lambda X, y: (X, y), lambda X, y: (torch.from_numpy(X), y.copy())),
+        (as_lists, lambda X, y: (X, list(y))),
+        (as_frame, lambda X, y: (X, y.copy())),
+        (as_frame, lambda X, y: (X[5:9], y[5:9])),
+        (lambda X, y: (sparse.csr_matrix(X), y), lambda X, y: (X, y.copy())),
+    ],
+)
+def test_training_rows_are_refused_as_held_out_rows(kind, again):
+    X, y = kind(*table())
+    with pytest.raises(PrivacyError, match="eval_set holds rows of the training data"):
+        classifier().fit(X, y, eval_set=again(X, y))
+
+
+@pytest.mark.parametrize("kind", [lambda X, y: (X, y), as_frame, as_lists])
+def test_other_rows_of_the_same_table_are_held_out(kind):
+    X, y = kind(*table(rows=120))
+    model = classifier().fit(X[:80], y[:80], eval_set=(X[80:], y[80:]))
+    assert 0 <= model.result_.metrics["accuracy"] <= 1
+
+
+def test_classes_that_are_read_off_are_warned_of_where_fit_was_called():
+    with pytest.warns(PrivacyWarning, match="classes was not given") as caught:
+        classifier(classes=None).fit(*table())
+    assert caught[0].filename == __file__
+
+
+@pytest.mark.parametrize("given", [np.zeros((4, 2)), [(1, 2)], (1, 2, 3)])
+def test_held_out_data_is_one_pair(given: object) -> None:
+    X, y = table()
+    with pytest.raises(DataError, match=r"eval_set: got .*, expected one pair"):
+        classifier().fit(X, y, eval_set=given)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 from torch.utils.data import TensorDataset
 
 import sparsedp
@@ -46,6 +47,17 @@ def test_without_noise_it_is_ridge_regression():
     x, y = problem()
     found = filled(x, y, 3).solution().numpy()
     np.testing.assert_allclose(found, by_hand(x, y, 3, 1e-3), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("behind", [lambda head: head, lambda head: nn.Sequential(nn.Identity(), head)])
+def test_held_out_numbers_are_of_the_scores(behind):
+    x, y = problem()
+    model = behind(filled(x, y, 3))
+    with torch.no_grad():
+        scores = model(x)
+        found = sparsedp.held_out(TensorDataset(x, y), moments_loss().loss)(model)
+    assert found["accuracy"] == float((scores.argmax(1) == y).double().mean()) > 0.8
+    assert found["loss"] == pytest.approx(float(functional.cross_entropy(scores, y)), rel=1e-5)
 
 
 @pytest.mark.parametrize("classes", [2, 3, 7])

@@ -12,6 +12,7 @@ from sparsedp.core.errors import DataError
 from sparsedp.core.layout import Layout
 from sparsedp.core.support import Support
 from sparsedp.evaluation.evaluate import evaluation_mode, held_out
+from sparsedp.evaluation.metrics import threshold_of
 from sparsedp.optimizers.average import WeightAverage
 
 per_row = nn.CrossEntropyLoss(reduction="none")
@@ -44,6 +45,62 @@ def test_the_mean_loss_and_accuracy_do_not_depend_on_how_rows_are_batched(kind: 
 def test_an_empty_evaluation_set_is_refused() -> None:
     with pytest.raises(DataError, match="eval_dataset is empty"):
         held_out(TensorDataset(torch.empty(0, 2)), supervised(per_row))
+
+
+class Warm(nn.Module):
+    """A classifier with a temperature of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.temperature = 3.0
+        self.body, self.head = nn.Linear(5, 4), nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.body(x))
+
+
+def warm_loss(model: Warm, rows: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    assert isinstance(model, Warm)
+    return per_row(model(rows[0]) / model.temperature, rows[1])
+
+
+def test_the_loss_sees_the_model_itself_and_nothing_stays_behind() -> None:
+    torch.manual_seed(0)
+    data, model = TensorDataset(torch.randn(37, 5), torch.randint(0, 3, (37,))), Warm()
+    found = held_out(data, warm_loss, batch_size=8)(model)
+    with torch.no_grad():
+        assert found["loss"] == pytest.approx(float(warm_loss(model, data.tensors).double().mean()))
+        assert found["accuracy"] == float((model(data.tensors[0]).argmax(1) == data.tensors[1]).sum()) / 37
+    assert not model._forward_hooks
+
+
+def test_a_loss_that_calls_only_parts_of_the_model_is_all_that_is_told() -> None:
+    torch.manual_seed(0)
+    data = TensorDataset(torch.randn(37, 5), torch.randint(0, 3, (37,)))
+    found = held_out(data, lambda model, rows: per_row(model.head(model.body(rows[0])), rows[1]))(Warm())
+    assert set(found) == {"loss"}
+
+
+@pytest.mark.parametrize(
+    ("last", "criterion"),
+    [
+        (nn.Sigmoid(), nn.BCELoss(reduction="none")),
+        (nn.Identity(), nn.BCEWithLogitsLoss(reduction="none")),
+        (nn.Identity(), nn.MSELoss(reduction="none")),
+    ],
+)
+def test_one_output_is_read_as_the_loss_reads_it(last: nn.Module, criterion: nn.Module) -> None:
+    """All decide alike: outputs are logits, their probabilities, or targets to be met."""
+    torch.manual_seed(0)
+    inputs, targets = torch.randn(40, 5), torch.randint(0, 2, (40, 1)).float()
+    model = nn.Sequential(nn.Linear(5, 1), last)
+    with torch.no_grad():
+        raw = model[0](inputs)
+    cut = 0.5 if isinstance(criterion, nn.MSELoss) else 0.0
+    found = held_out(
+        TensorDataset(inputs, targets), supervised(criterion), threshold=threshold_of(criterion)
+    )(model)
+    assert found["accuracy"] == float(((raw > cut) == (targets == 1)).double().mean())
 
 
 def test_evaluation_switches_dropout_off_and_puts_every_mode_back() -> None:

@@ -8,7 +8,16 @@ import torch
 import torch.nn.functional as F
 from runs import FEATURES, loss_fn, network, rows, weights
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    SequentialSampler,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 
 from sparsedp import DataError, ModelError, PerSample, SparseDPError, Trainer, build_plan, fit
 from sparsedp.models import freeze_batch_norm
@@ -66,6 +75,62 @@ def test_what_is_no_table_of_rows_is_told():
         trained((np.array([["a"]]), np.array([1])))
     with pytest.raises(DataError, match="eval_dataset: got object"):
         trained(rows(1), eval_dataset=object())
+
+
+PICKING = {
+    "some rows": {"batch_size": 20, "sampler": SubsetRandomSampler(range(30))},
+    "some more often": {"batch_size": 20, "sampler": WeightedRandomSampler([1.0, 2.0] * 30, 60)},
+    "the first rows": {"batch_size": 20, "sampler": SequentialSampler(range(30))},
+    "whole batches": {"batch_sampler": BatchSampler(SubsetRandomSampler(range(30)), 20, drop_last=False)},
+    "no batches": {"batch_size": None},
+}
+
+
+@pytest.mark.parametrize("how", PICKING)
+def test_a_loader_that_picks_rows_is_refused_for_training_and_for_evaluation(how, tmp_path):
+    words = r"Subset\(dataset, indices\)"
+    with pytest.raises(DataError, match=f"train_dataset: got .*{words}"):
+        trained(DataLoader(rows(1), **PICKING[how]), out=tmp_path / "run")
+    with pytest.raises(DataError, match=f"eval_dataset: got .*{words}"):
+        trained(rows(1), eval_dataset=DataLoader(rows(7), **PICKING[how]), out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def five_times(items):
+    return 5 * torch.stack([x for x, _ in items]), torch.stack([y for _, y in items])
+
+
+def test_a_loader_of_held_out_rows_makes_its_own_batches():
+    x, y = rows(7).tensors
+    wanted = trained(rows(1), eval_dataset=(5 * x, y)).metrics
+    assert trained(rows(1), eval_dataset=DataLoader(rows(7), collate_fn=five_times)).metrics == wanted
+    train = DataLoader(rows(1), batch_size=20, collate_fn=five_times)
+    as_the_training_rows = trained(train, eval_dataset=rows(7)).metrics
+    as_they_are = trained(train, eval_dataset=DataLoader(rows(7))).metrics
+    assert as_the_training_rows == trained(train, eval_dataset=DataLoader(TensorDataset(5 * x, y))).metrics
+    assert as_they_are != as_the_training_rows
+
+
+def test_features_are_kept_with_one_collate_for_both(tmp_path):
+    model = nn.Sequential(nn.Linear(FEATURES, 4).requires_grad_(False), nn.Linear(4, 3))
+    with pytest.raises(SparseDPError, match="collate for eval_dataset that is not the one for train_dataset"):
+        trained(
+            rows(1), model, cache_features=tmp_path, eval_dataset=DataLoader(rows(7), collate_fn=five_times)
+        )
+
+
+@pytest.mark.parametrize(
+    ("units", "words"),
+    [
+        ([None] * 60, "60 ids are missing"),
+        (np.array([1.0, np.nan] * 30), "30 ids are missing"),
+        (torch.tensor([1.0, torch.nan] * 30), "30 ids are missing"),
+        (np.array(["a", 1] * 30, dtype=object), "mixed types"),
+    ],
+)
+def test_units_that_name_nobody_are_told(units, words):
+    with pytest.raises(DataError, match=f"units: .*{words}"):
+        trained(rows(1), units=units, unit="patient")
 
 
 def test_an_optimizer_may_be_a_name():

@@ -7,14 +7,26 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+_AIMING_AT_THE_TARGET = (nn.BCELoss, nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss)
 SPECIFICITY = 0.9
 """Where `recall_at_90_specificity` is read off."""
 
 
-def classification_metrics(outputs: Tensor, targets: Tensor) -> dict[str, float]:
-    """Accuracy from logits of shape [n, classes], or from one logit a row for two classes; empty if neither fits."""
+def threshold_of(loss_fn: object) -> float:
+    """Where one output a row decides for class 1: halfway for losses that pull it to the target itself, else 0.
+
+    **Edge cases.** A function says nothing of what it takes, so its outputs are taken for logits.
+    """
+    return 0.5 if isinstance(loss_fn, _AIMING_AT_THE_TARGET) else 0.0
+
+
+def classification_metrics(outputs: Tensor, targets: Tensor, threshold: float = 0.0) -> dict[str, float]:
+    """Accuracy from logits of shape [n, classes], or from one output a row for two classes; empty if neither fits.
+
+    The second class is what lies above the threshold: 0 for logits, 0.5 for probabilities.
+    """
     if outputs.dim() == 2 and outputs.shape[1] == 1:
         outputs = outputs.squeeze(1)
     targets = targets.reshape(-1)
@@ -28,7 +40,7 @@ def classification_metrics(outputs: Tensor, targets: Tensor) -> dict[str, float]
     else:
         if not bool(((targets == 0) | (targets == 1)).all()):
             return {}
-        predicted, scores = (outputs > 0).long(), outputs
+        predicted, scores = (outputs > threshold).long(), outputs
     actual = targets.long()
     metrics = {"accuracy": float((predicted == actual).sum()) / len(actual)}
     if scores is not None:

@@ -109,21 +109,30 @@ def least_squares(input_shape: InputShape, classes: int) -> LeastSquares:
     return LeastSquares(flat_size(nn.Flatten(), input_shape), classes)
 
 
+@final
+class _MomentsLoss:
+    """In training minus the moments of each record; on held-out rows the cross-entropy of the scores."""
+
+    def __call__(self, model: Callable[..., Any], rows: Rows) -> Tensor:
+        inputs, targets = rows
+        if isinstance(model, nn.Sequential) and type(model).forward is nn.Sequential.forward:
+            moments: Tensor = _head_of(model)(_features(model, inputs), targets)
+        else:
+            moments = model(inputs, targets)
+        return moments
+
+    def on_held_out(self, model: Callable[..., Any], rows: Rows) -> Tensor:
+        inputs, targets = rows
+        return functional.cross_entropy(model(inputs), targets, reduction="none")
+
+
 def moments_loss() -> PerSample:
     """The loss that `fit` trains a `LeastSquares` model with, alone or as the last part of an `nn.Sequential`.
 
-    Moments are of fixed features: the loss raises a `ModelError` if what comes before is not frozen.
+    Moments are of fixed features: the loss raises a `ModelError` if what comes before is not frozen. On held-out rows
+    the model's scores are evaluated.
     """
-
-    def loss(model: Callable[..., Any], rows: Rows) -> Tensor:
-        inputs, targets = rows
-        if isinstance(model, nn.Sequential) and type(model).forward is nn.Sequential.forward:
-            scores: Tensor = _head_of(model)(_features(model, inputs), targets)
-        else:
-            scores = model(inputs, targets)
-        return scores
-
-    return PerSample(loss)
+    return PerSample(_MomentsLoss())
 
 
 def keep_noise_down(model: nn.Module) -> Callable[[Any], None]:

@@ -52,6 +52,8 @@ _REPEATED_FITS: Mapping[str, str] = MappingProxyType(
         "sklearn.calibration": "a calibration",
         "sklearn.ensemble": "an ensemble",
         "sklearn.multiclass": "a one-against-rest scheme",
+        "sklearn.multioutput": "a scheme with a fit for each output",
+        "sklearn.semi_supervised": "a semi-supervised scheme",
         "sklearn.feature_selection": "a feature selection",
     }
 )
@@ -78,7 +80,7 @@ _PARTS: Mapping[type, Callable[[Any], list[Any]]] = MappingProxyType(
     {
         Pipeline: lambda step: [part for _, part in step.steps],
         FeatureUnion: lambda step: [part for _, part in step.transformer_list],
-        ColumnTransformer: lambda step: [part for _, part, _ in step.transformers],
+        ColumnTransformer: lambda step: [*(part for _, part, _ in step.transformers), step.remainder],
     }
 )
 
@@ -115,7 +117,9 @@ def _callers() -> Iterator[FrameType]:
 def _check_step(step: Any) -> None:
     for learned in _learned_steps(step):
         name = type(learned).__name__
-        statistics = _EXACT_STATISTICS.get(type(learned))
+        statistics = next(
+            (what for kind, what in _EXACT_STATISTICS.items() if isinstance(learned, kind)), None
+        )
         if statistics is not None:
             raise PrivacyError(
                 f"the pipeline scales with {name}, which computes {statistics} exactly from the training data; they "

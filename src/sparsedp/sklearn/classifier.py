@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import numbers
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
@@ -22,6 +24,7 @@ from sparsedp.callbacks.reports import Result
 from sparsedp.core.errors import PrivacyError, PrivacyWarning
 from sparsedp.core.layout import Layout
 from sparsedp.datasets.bundle import Split
+from sparsedp.evaluation.overlap import refuse_training_arrays
 from sparsedp.methods import MethodOptions, get_method
 from sparsedp.methods.choice import AUTO_METHOD
 from sparsedp.methods.method import ActiveRatio
@@ -33,8 +36,15 @@ from sparsedp.privacy.normalisation import PrivateNormalisation
 from sparsedp.privacy.summary import guarantee
 from sparsedp.runs.record import About
 from sparsedp.sklearn.call_stack import check_callers
-from sparsedp.sklearn.defaults import method_for, new_model, ratio_for, seed_of
-from sparsedp.sklearn.inputs import class_weights, encode_labels, encode_units, refuse_weights, to_features
+from sparsedp.sklearn.defaults import method_for, new_model, ratio_for, seed_of, widths_of
+from sparsedp.sklearn.inputs import (
+    check_pair,
+    class_weights,
+    encode_labels,
+    encode_units,
+    refuse_weights,
+    to_features,
+)
 from sparsedp.sklearn.scaling import (
     INSTEAD,
     Matrix,
@@ -170,8 +180,10 @@ class SparseDPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             y: labels.
             units: the id of the unit (patient, user) each row belongs to; without it each row is protected alone.
             eval_set: held-out (X, y), evaluated every epoch for `result_.metrics` and the report. Outside the
-                guarantee: no rows of the training data.
+                guarantee: no rows of the training data. The same arrays, or views of them, are refused.
             sample_weight: refused, with an explanation.
+
+        A fit that fails leaves the estimator as it was.
 
         Raises:
             PrivacyError: what is asked for would break the guarantee.
@@ -181,6 +193,13 @@ class SparseDPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         refuse_standardizing(self.standardize)
         self._check_method()
         check_callers()
+        if eval_set is not None:
+            check_pair(eval_set)
+            refuse_training_arrays((X, y), eval_set, names=("eval_set", "the training data"))
+        with _as_it_was_if_it_fails(self):
+            return self._fitted(X, y, units, eval_set)
+
+    def _fitted(self, X: Matrix, y: Any, units: Any, eval_set: Any) -> Self:
         X, y = validate_data(self, X, y, accept_sparse="csr", dtype=(np.float64, np.float32))
         check_classification_targets(y)
         if looks_standardized(X):
@@ -188,7 +207,7 @@ class SparseDPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 "every column of X has mean 0 and deviation 1, as after a StandardScaler: if it was fitted on these "
                 f"rows, its means and deviations are not private, and epsilon does not cover them. {INSTEAD}",
                 PrivacyWarning,
-                stacklevel=2,
+                stacklevel=3,
             )
         self.classes_, targets = encode_labels(y, self.classes)
         seed = seed_of(self.random_state)
@@ -219,8 +238,9 @@ class SparseDPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return tags
 
     def _check_method(self) -> None:
-        if isinstance(self.epsilon, bool) or not isinstance(self.epsilon, numbers.Real):
-            raise PrivacyError(f"epsilon: got {self.epsilon!r}, expected a number > 0")
+        told = not isinstance(self.epsilon, bool) and isinstance(self.epsilon, numbers.Real)
+        if not told or not math.isfinite(self.epsilon) or self.epsilon <= 0:
+            raise PrivacyError(f"epsilon: got {self.epsilon!r}, expected a finite number > 0")
         if self.method != AUTO_METHOD and not get_method(self.method).private:
             raise PrivacyError(
                 f"method {self.method!r} protects nobody: it is an ablation for sparsedp.fit; choose a private one, "
@@ -245,7 +265,7 @@ class SparseDPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         held_out: Split | None,
     ) -> Result:
         classes, rows = self.classes_, Split(features, targets)
-        model = new_model(features.shape, len(classes), self.hidden, seed)
+        model = new_model(features.shape, len(classes), widths_of(self.hidden), seed)
         size, asked = parameter_count(model), self._asked()
         changes = AskedMethod(self.method, self.options, self.active_ratio).changes()
         method, self.reason_ = method_for(
@@ -270,7 +290,7 @@ class SparseDPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             progress=bool(self.verbose),
             about=About(
                 dataset=self.name,
-                model="logistic regression" if not self.hidden else "network",
+                model="network" if widths_of(self.hidden) else "logistic regression",
                 schema=self._schema(held_out),
             ),
         )
@@ -289,7 +309,7 @@ class SparseDPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _rate(self, coordinates: int) -> Rate | None:
         """The rate given, or the rule for logistic regression on tables."""
-        if self.lr is not None or self.hidden:
+        if self.lr is not None or widths_of(self.hidden):
             return self.lr
         return rate_for_table(coordinates, self.n_features_in_, unit_norm=self.normalize == "record")
 
@@ -333,3 +353,15 @@ class SparseDPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             dense = rows.toarray() if sparse.issparse(rows) else rows
             parts.append(self.model_(torch.from_numpy(np.array(dense, dtype=np.float64, order="C"))).numpy())
         return np.concatenate(parts)
+
+
+@contextmanager
+def _as_it_was_if_it_fails(estimator: BaseEstimator) -> Iterator[None]:
+    """An earlier fit stays whole: no new classes or columns beside its model."""
+    before = dict(vars(estimator))
+    try:
+        yield
+    except BaseException:
+        vars(estimator).clear()
+        vars(estimator).update(before)
+        raise

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numbers
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, Unpack
 
 import numpy as np
@@ -52,21 +52,29 @@ def ratio_for(
     return fewest if row.active_ratio < fewest else None
 
 
-def new_model(
-    shape: tuple[int, ...], classes: int, hidden: int | Sequence[int], seed: int | None
-) -> nn.Module:
-    """A model whose random start, if it has one, follows from the seed; the global generators are left alone."""
-    widths = tuple(hidden) if isinstance(hidden, Iterable) else (hidden,)
-    if not all(isinstance(width, numbers.Integral) and width > 0 for width in widths):
+def widths_of(hidden: Any) -> tuple[int, ...]:
+    """The widths of the hidden layers: one number, several, or none for logistic regression.
+
+    Raises:
+        SparseDPError: they are not whole numbers > 0.
+    """
+    given = hidden.tolist() if isinstance(hidden, np.ndarray) else hidden
+    widths = tuple(given) if isinstance(given, Iterable) else (given,)
+    if not all(isinstance(width, (int, np.integer)) and width > 0 for width in widths):
         raise SparseDPError(
             f"hidden: got {hidden!r}, expected whole numbers > 0, or () for logistic regression"
         )
+    return tuple(int(width) for width in widths)
+
+
+def new_model(shape: tuple[int, ...], classes: int, widths: tuple[int, ...], seed: int | None) -> nn.Module:
+    """A model whose random start, if it has one, follows from the seed; the global generators are left alone."""
     if not widths:
         return logistic(shape, classes)
     public = PublicRandomness.fresh() if seed is None else PublicRandomness(seed)
     with own_generators(public.generator_seed((0, 3)), torch.device("cpu")):
         torch.manual_seed(public.torch_seed((0, 3)))
-        return mlp(shape, classes, tuple(int(width) for width in widths))
+        return mlp(shape, classes, widths)
 
 
 def seed_of(random_state: Any) -> int | None:

@@ -16,6 +16,18 @@ from sklearn.utils.validation import column_or_1d
 from sparsedp.core.errors import DataError, PrivacyError, PrivacyWarning
 from sparsedp.datasets.features import Dense, Features, Sparse
 from sparsedp.sklearn.scaling import Matrix
+from sparsedp.training.given_data import given_units
+
+
+def check_pair(eval_set: Any) -> None:
+    """Refuse held-out data that is not (X, y).
+
+    Raises:
+        DataError: it is something else.
+    """
+    if not isinstance(eval_set, (tuple, list)) or len(eval_set) != 2:
+        size = f" of {len(eval_set)}" if isinstance(eval_set, (tuple, list)) else ""
+        raise DataError(f"eval_set: got {type(eval_set).__name__}{size}, expected one pair (X, y)")
 
 
 def encode_labels(y: npt.NDArray[Any], declared: Any) -> tuple[npt.NDArray[Any], torch.Tensor]:
@@ -30,7 +42,7 @@ def encode_labels(y: npt.NDArray[Any], declared: Any) -> tuple[npt.NDArray[Any],
             "classes was not given, so the classes are read off y: a class that one record alone has would reveal "
             "that record. Declare them: SparseDPClassifier(classes=[...])",
             PrivacyWarning,
-            stacklevel=3,
+            stacklevel=4,
         )
     try:
         classes = np.unique(y if declared is None else np.asarray(declared))
@@ -63,16 +75,7 @@ def encode_units(units: Any, rows: int) -> torch.Tensor | None:
     ids = column_or_1d(units)
     if len(ids) != rows:
         raise DataError(f"units: got {len(ids)} ids for {rows} rows, expected one for each")
-    missing = [one is None or one != one for one in ids.tolist()]
-    if any(missing):
-        raise DataError(
-            f"units: {sum(missing)} ids are missing; every row needs one (give each unknown its own, if unknown "
-            "rows belong to different people)"
-        )
-    try:
-        return torch.from_numpy(np.unique(ids, return_inverse=True)[1].astype(np.int64))
-    except TypeError as error:
-        raise DataError(f"units: ids of mixed types cannot be compared ({error}); use one type") from error
+    return torch.from_numpy(np.unique(given_units(ids), return_inverse=True)[1].astype(np.int64))
 
 
 def refuse_weights(sample_weight: Any) -> None:

@@ -17,7 +17,9 @@ from sparsedp.callbacks.reports import Callback, Result
 from sparsedp.callbacks.terminal import deferred_interrupt, live
 from sparsedp.core.batch import PerSample, Rows, per_sample_loss
 from sparsedp.core.errors import ModelError, SparseDPError
-from sparsedp.evaluation.evaluate import Evaluator, evaluation_mode, held_out, refuse_training_rows
+from sparsedp.evaluation.evaluate import Evaluator, evaluation_mode, held_out
+from sparsedp.evaluation.metrics import threshold_of
+from sparsedp.evaluation.overlap import refuse_training_arrays, refuse_training_rows
 from sparsedp.methods import Method, MethodOptions
 from sparsedp.methods.choice import AUTO_METHOD
 from sparsedp.methods.method import ActiveRatio
@@ -38,9 +40,10 @@ from sparsedp.ranks.one import Ranks
 from sparsedp.ranks.store import goes_on
 from sparsedp.runs.reader import Run
 from sparsedp.runs.record import About
+from sparsedp.sampling.fetching import Collate
 from sparsedp.sampling.loading import Loading
 from sparsedp.training.batches import count_channels
-from sparsedp.training.given_data import given_data
+from sparsedp.training.given_data import GivenData, given_data, given_units
 from sparsedp.training.kept_features import AUTO as AUTO_FEATURES
 from sparsedp.training.kept_features import FROZEN_PART, keep_below
 from sparsedp.training.normalised import Normalised
@@ -99,7 +102,7 @@ def fit(
     Args:
         model: trained in place, in the modes it is in (`train`, `eval`); given back in evaluation mode.
         train_dataset: the data that is protected: a map-style data set, a pair (X, y) of arrays, or a `DataLoader`,
-            of which data set, batch size and collate are taken.
+            of which data set, batch size and collate are taken; its sampler must be a plain one.
         loss_fn: a criterion on (output, target) with `reduction="none"`, or `PerSample(lambda model, rows: ...)`.
         method: a name from `sparsedp.methods`, your own `Method`, or "auto": dense or sparse, by public numbers.
         epsilon: the budget; 3 if not given. Never exceeded.
@@ -114,7 +117,8 @@ def fit(
         optimizer: any `torch.optim` optimizer, a function that makes one from the parameters, or a name in
             `torch.optim` such as "adam", at rate `lr` or its own.
         scheduler: a function (optimizer, steps) that makes a learning-rate scheduler; it moves every step.
-        eval_dataset: held-out data, evaluated every epoch. Outside the guarantee, so no rows of `train_dataset`.
+        eval_dataset: held-out data, evaluated every epoch. Outside the guarantee, so no rows of `train_dataset`. One
+            output a row is taken for a logit, or under `nn.BCELoss` and `nn.MSELoss` for what it is.
         evaluate: your own evaluation instead: model to named numbers.
         out: run directory to make: plan, ledger, checkpoint, metrics, record. Never overwritten.
         resume: go on with the run at `out`; give the same arguments.
@@ -155,15 +159,15 @@ def fit(
     where = _feature_folder(cache_features, normalise)
     given = given_data(train_dataset, "train_dataset")
     loading = Loading(
-        units=units,
+        units=given_units(units),
         rows_per_unit=rows_per_unit,
         max_physical_batch=max_physical_batch,
         workers=workers,
         collate=collate or given.collate,
         sharded=sharded,
     )
-    apart = None if eval_dataset is None else given_data(eval_dataset, "eval_dataset").dataset
-    task = _Task(model, given.dataset, apart, loss_fn, loading, evaluate, _naming_weights(about, model))
+    apart = _held_apart(eval_dataset, given, collate, evaluate)
+    task = _Task(model, given.dataset, *apart, loss_fn, loading, evaluate, _naming_weights(about, model))
     chosen, lr = _own_rate(optimizer, lr)
     ranks = ranks_here()
     resume = goes_on(ranks, out, resume)
@@ -235,6 +239,18 @@ def _naming_weights(about: About, model: nn.Module) -> About:
     return replace(about, schema={**(about.schema or {}), "public_weights": sorted(named)})
 
 
+def _held_apart(
+    eval_dataset: Any, train: GivenData, collate: Collate | None, evaluate: Evaluator | None
+) -> tuple[Dataset[Any] | None, Collate | None]:
+    """Held-out rows and what makes batches of them: their own loader, else what does for the training rows."""
+    if eval_dataset is None:
+        return None, None
+    apart = given_data(eval_dataset, "eval_dataset")
+    if evaluate is None:
+        refuse_training_arrays(train.arrays, apart.arrays)
+    return apart.dataset, apart.collate or collate or (None if apart.from_loader else train.collate)
+
+
 def _refuse_another_frozen_part(out: Path, now: str | None) -> None:
     """Kept features are not in a run, so nothing else would notice that another network made them."""
     before = (Run.open(out).record["schema"] or {}).get(FROZEN_PART)
@@ -268,6 +284,7 @@ class _Task:
     model: nn.Module
     rows: Dataset[Any]
     apart: Dataset[Any] | None
+    collate_apart: Collate | None
     loss: Callable[[Any, Tensor], Tensor] | PerSample
     loading: Loading
     evaluate: Evaluator | None
@@ -308,12 +325,22 @@ class _Task:
         """The user's own evaluation, or that of the loss on held-out data."""
         if self.evaluate is not None or self.apart is None:
             return self.evaluate
-        return held_out(self.apart, per_sample_loss(self.loss), collate=self.loading.collate)
+        return held_out(
+            self.apart,
+            per_sample_loss(self.loss),
+            collate=self.collate_apart,
+            threshold=threshold_of(self.loss),
+        )
 
     def _on_kept(self, where: Path | str, *, shown: bool) -> _Task:
         """The part that is trained, on what the fixed part below it gives; all of it where "auto" finds none."""
         loss = self.loss.loss if isinstance(self.loss, PerSample) else None
         collate = self.loading.collate
+        if self.apart is not None and self.collate_apart is not collate:
+            raise SparseDPError(
+                "cache_features: got a collate for eval_dataset that is not the one for train_dataset, expected one "
+                "for both, as features of both are kept alike; give fit(collate=...), and data sets"
+            )
         kept = keep_below(self.model, self.rows, self.apart, collate, where, loss=loss, shown=shown)
         if kept is None:
             return self
@@ -321,6 +348,7 @@ class _Task:
             kept.above,
             kept.train,
             kept.held_out,
+            None,
             self.loss,
             replace(self.loading, collate=None),
             None if self.evaluate is None else _of_the_whole(self.evaluate, self.model),

@@ -4,22 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    TensorDataset,
+    default_collate,
+)
 
 from sparsedp.core.batch import Rows
 from sparsedp.core.errors import DataError
 
+_SOME_ROWS = "For some of the rows give Subset(dataset, indices); processes that train together share them"
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GivenData:
-    """A map-style data set, and what a loader said besides."""
+    """A map-style data set, and what a loader said besides; `arrays` are X and y as they came, before conversion."""
 
     dataset: Dataset[Any]
+    arrays: tuple[Any, ...] = ()
+    from_loader: bool = False
     batch_size: int | None = None
     collate: Callable[[list[Any]], Rows] | None = None
 
@@ -30,12 +42,13 @@ def given_data(given: object, name: str) -> GivenData:
     A `DataLoader` gives its data set, batch size and collate: batches are drawn anew, as the guarantee needs.
 
     Raises:
-        DataError: it has no rows that could be drawn by number, and what to do.
+        DataError: it has no rows that could be drawn by number, or a loader picks among them; and what to do.
     """
     if isinstance(given, DataLoader):
-        inner = given_data(given.dataset, name).dataset
+        inner = given_data(given.dataset, name)
+        refuse_picked_rows(given, name)
         collate = None if given.collate_fn is default_collate else given.collate_fn
-        return GivenData(inner, given.batch_size, collate)
+        return GivenData(inner.dataset, inner.arrays, True, given.batch_size, collate)
     if isinstance(given, IterableDataset):
         raise DataError(
             f"{name}: got the IterableDataset {type(given).__name__}, expected rows that can be drawn by number: the "
@@ -48,7 +61,7 @@ def given_data(given: object, name: str) -> GivenData:
             "and loss_fn=PerSample(lambda model, rows: ...)"
         )
     if isinstance(given, (tuple, list)) and len(given) == 2 and all(_is_array(part) for part in given):
-        return GivenData(_pair(given[0], given[1], name))
+        return GivenData(_pair(given[0], given[1], name), tuple(given))
     if _is_array(given):
         raise DataError(f"{name}: got one array, expected (X, y), or a data set of (input, target) rows")
     if not hasattr(given, "__len__") or not hasattr(given, "__getitem__"):
@@ -56,7 +69,60 @@ def given_data(given: object, name: str) -> GivenData:
             f"{name}: got {type(given).__name__}, expected a map-style data set (with __len__ and __getitem__), a "
             "DataLoader, or a pair (X, y) of arrays"
         )
-    return GivenData(given)  # type: ignore[arg-type]
+    return GivenData(given, given.tensors if isinstance(given, TensorDataset) else ())  # type: ignore[arg-type]
+
+
+def refuse_picked_rows(loader: DataLoader[Any], name: str) -> None:
+    """Refuse a loader whose sampler leaves rows out, or takes some more often: here it has no say.
+
+    Raises:
+        DataError: its sampler is not a plain one over all rows, or makes whole batches.
+    """
+    if loader.batch_size is None:
+        raise DataError(
+            f"{name}: got no batch_size, or a batch_sampler, expected a number: all rows are taken, in batches of "
+            f"that size; in training it is the expected one. {_SOME_ROWS}"
+        )
+    sampler: Any = loader.sampler
+    plain = type(sampler) in (RandomSampler, SequentialSampler)
+    if not plain or len(sampler.data_source) != len(cast("Any", loader.dataset)):
+        raise DataError(
+            f"{name}: got the sampler {type(sampler).__name__}, expected a plain one (shuffle=True or False) over "
+            "all rows: every row is drawn with the same chance, which the guarantee is computed from, and every "
+            f"held-out one is evaluated. {_SOME_ROWS}"
+        )
+
+
+def given_units(units: Any) -> Any:
+    """The id of each row's unit, as given.
+
+    Raises:
+        DataError: ids are missing, or of types that cannot be compared.
+    """
+    if units is None or (isinstance(units, Tensor) and not units.is_floating_point()):
+        return units
+    ids = np.asarray(units)
+    if ids.dtype.kind not in "fO":
+        return units
+    missing = sum(map(is_missing, ids.ravel().tolist()))
+    if missing:
+        raise DataError(
+            f"units: {missing} ids are missing; every row needs one (give each unknown its own, if unknown rows "
+            "belong to different people)"
+        )
+    try:
+        np.unique(ids)
+    except TypeError as error:
+        raise DataError(f"units: ids of mixed types cannot be compared ({error}); use one type") from error
+    return units
+
+
+def is_missing(value: Any) -> bool:
+    """Whether a value of a table stands for none: None, NaN, NaT, or pandas' NA, which is not even unlike itself."""
+    try:
+        return value is None or bool(value != value)
+    except TypeError:
+        return True
 
 
 def _is_array(value: object) -> bool:
