@@ -50,6 +50,7 @@ def test_a_folder_that_cannot_be_made_is_named(typed, tmp_path, command):
         ("train --dataset digits --clip-norm a", Exit.USAGE, "clip-norm"),
         ("train --dataset digits --active-ratio half", Exit.USAGE, "active-ratio"),
         ("train --dataset digits --set moment=0.9", Exit.USAGE, "did you mean 'momentum'"),
+        ("train --set datset=digits", Exit.USAGE, "did you mean 'dataset'"),
         ("train --dataset digits --set epochs=many", Exit.USAGE, "whole number"),
         ("train --dataset digits --set epochs", Exit.USAGE, "KEY=VALUE"),
         ("train --dataset digits --lr -1", Exit.USAGE, "a number > 0"),
@@ -58,7 +59,13 @@ def test_a_folder_that_cannot_be_made_is_named(typed, tmp_path, command):
         ("train --dataset digits --classes a,b --out never", Exit.USAGE, ".npz"),
         ("train --dataset digits --set model_options={hidden=0} --out never", Exit.USAGE, "'hidden': 0"),
         ("train --dataset digits --method noisy-sgd --out never", Exit.PRIVACY, "got no noise_std"),
-        ("train --dataset digits --epsilon -1", Exit.PRIVACY, "epsilon"),
+        (
+            "train --dataset digits --epsilon -1",
+            Exit.USAGE,
+            "epsilon: got -1.0, expected a finite number > 0",
+        ),
+        ("train --dataset digits --delta 2", Exit.USAGE, "delta: got 2.0"),
+        ("train --dataset digits --unit patient --out never", Exit.USAGE, "'unit'"),
         ("train --dataset digits --epsilon inf", Exit.PRIVACY, "clipped-sgd"),
         ("train --dataset digits --batch-size 100000", Exit.PRIVACY, "batch_size"),
         ("train --method dp-sgd", Exit.USAGE, "--dataset"),
@@ -68,7 +75,7 @@ def test_a_folder_that_cannot_be_made_is_named(typed, tmp_path, command):
         ("train --dataset digits --tensorboard --out never", Exit.USAGE, "pip install"),
         ("compare --dataset digits --methods dp-sgd,noisy-sgd", Exit.USAGE, "not private"),
         ("compare --dataset digits --epsilons three", Exit.USAGE, "epsilons"),
-        ("compare --dataset digits --epsilons 3,0", Exit.PRIVACY, "finite number > 0"),
+        ("compare --dataset digits --epsilons 3,0", Exit.USAGE, "finite number > 0"),
         ("compare --dataset digits --set epsilon=3", Exit.USAGE, "--epsilons"),
         ("compare --dataset digits --workers 0", Exit.USAGE, "workers"),
         (
@@ -110,8 +117,18 @@ def test_a_folder_that_cannot_be_made_is_named(typed, tmp_path, command):
 )
 def test_a_mistake_gets_a_message_and_a_code(monkeypatch, typed, tmp_path, arguments, code, words):
     monkeypatch.chdir(tmp_path)
-    typed(*arguments.split()).failed_with(code, words)
+    done = typed(*arguments.split())
+    done.failed_with(code, words)
+    assert "Training" not in done.err
     assert not (tmp_path / "never").exists()
+
+
+@pytest.mark.parametrize("command", ["train", "compare"])
+def test_a_wrong_name_in_a_file_comes_before_what_is_missing(typed, tmp_path, command):
+    (tmp_path / "typo.toml").write_text('datset = "digits"\n')
+    typed(command, "--config", tmp_path / "typo.toml").failed_with(
+        Exit.USAGE, f"{tmp_path / 'typo.toml'}: there is no setting 'datset'; did you mean 'dataset'?"
+    )
 
 
 def test_a_folder_for_records_is_made_before_any_run(typed, tmp_path):

@@ -11,7 +11,7 @@ from sparsedp.cli.output import Exit
 from sparsedp.experiments.config import read_experiment
 from sparsedp.experiments.execute import execute
 from sparsedp.experiments.results import Results, make_record
-from sparsedp.experiments.runner import _alone
+from sparsedp.experiments.runner import _alone, alone_with_records
 from sparsedp.runs.reader import Run
 
 CONFIG = """
@@ -99,3 +99,20 @@ def test_two_sweeps_in_one_folder_are_refused(config, tmp_path, typed):
     with _alone(tmp_path / "work"):
         done = typed("sweep", config, "--out", tmp_path / "records", "--work", tmp_path / "work")
     done.failed_with(Exit.USAGE, "another process is at work")
+
+
+def test_two_sweeps_for_the_same_records_are_refused(config, tmp_path, typed):
+    with alone_with_records(tmp_path / "records"):
+        done = typed("sweep", config, "--out", tmp_path / "records", "--work", tmp_path / "work")
+    done.failed_with(Exit.USAGE, f"another process is at work in {tmp_path / 'records'}")
+    assert not list((tmp_path / "records").iterdir()), "git and the tables see nothing of it"
+
+
+@pytest.mark.parametrize("more", [(), ("--dry-run",)])
+def test_a_damaged_record_says_what_to_do_with_it(config, tmp_path, typed, more):
+    run = read_experiment(config).runs()[0]
+    record = Results(tmp_path / "records").file(run)
+    record.parent.mkdir()
+    record.write_text("{")
+    done = typed("sweep", config, "--out", record.parent, "--work", tmp_path / "work", *more)
+    done.failed_with(Exit.DATA, str(record), "is damaged", "delete it to run it again")

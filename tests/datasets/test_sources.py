@@ -53,12 +53,45 @@ def test_npz_arrays_become_a_bundle(tmp_path):
         ({"y_train": np.full(6, 2)}, "outside the 2 classes"),
         ({"x_train": np.zeros(6)}, r"numbers of shape \[N, ...\]"),
         ({"units_train": np.arange(6), "units_test": np.array([5, 9])}, "in both train and test"),
+        ({"y_train": np.array(list("nynyny"))}, "class numbers in the order of the classes"),
+        ({"x_train": np.zeros((0, 4)), "y_train": np.zeros(0, int)}, "the training part has no rows"),
+        ({"units_train": np.zeros((6, 2), int)}, r"got units_train of int64 \(6, 2\), expected 6 ids"),
+        ({"units_train": np.arange(5)}, r"got units_train of int64 \(5,\), expected 6 ids"),
     ],
 )
 def test_wrong_npz_arrays_are_refused(tmp_path, changes, message):
     write_npz(tmp_path / "mine.npz", **changes)
     with pytest.raises(DataError, match=message):
         npz(tmp_path / "mine.npz", classes=("no", "yes"))
+
+
+@pytest.mark.parametrize(
+    ("train", "test"),
+    [
+        (np.array([1, 1, 2, np.nan, 3, np.nan]), np.array([8, 9])),
+        (np.array([1, 1, 2, 2, 3, 3]), np.array([np.nan, np.nan])),
+        (np.array(["a", "a", "b", "", "c", " "]), np.array(["d", "e"])),
+        (np.array(["a", "a", "b", np.nan, "c", None]).astype(str), np.array(["d", "e"])),
+        (np.array([b"a", b"a", b"b", b"", b"c", b"nan"]), np.array([b"d", b"e"])),
+        (np.array(["2020-01-01"] * 4 + ["NaT"] * 2, "M8[D]"), np.array(["2021-01-01"] * 2, "M8[D]")),
+    ],
+    ids=["numbers", "test", "text", "text-of-missing", "bytes", "dates"],
+)
+def test_missing_ids_are_refused_as_a_person_would_be_two(tmp_path, train, test):
+    write_npz(tmp_path / "mine.npz", units_train=train, units_test=test)
+    with pytest.raises(DataError, match=r"units_t\w+: 2 ids are missing; every row needs one"):
+        npz(tmp_path / "mine.npz", classes=("no", "yes"))
+
+
+def test_labels_may_be_true_and_false(tmp_path):
+    write_npz(tmp_path / "mine.npz", y_train=np.array([0, 1, 0, 1, 0, 1], bool))
+    assert npz(tmp_path / "mine.npz", classes=("no", "yes")).train.targets.tolist() == [0, 1, 0, 1, 0, 1]
+
+
+def test_people_without_ids_are_not_named(tmp_path):
+    write_npz(tmp_path / "mine.npz")
+    with pytest.raises(DataError, match="unit: got 'patient', but there is no units_train"):
+        npz(tmp_path / "mine.npz", classes=("no", "yes"), unit="patient")
 
 
 def test_a_damaged_npz_is_named(tmp_path):

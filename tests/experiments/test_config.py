@@ -106,6 +106,12 @@ def test_a_file_that_is_not_toml_is_named(tmp_path):
         read_experiment(tmp_path / "none.toml")
 
 
+def test_a_mistake_in_a_file_says_which_file(tmp_path):
+    (tmp_path / "small.toml").write_text('[base]\ndataset = "digits"\nepoch = 3\n')
+    with pytest.raises(SparseDPError, match=r"small\.toml: there is no setting 'epoch'"):
+        read_experiment(tmp_path / "small.toml")
+
+
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_every_committed_config_is_valid(path):
     runs = read_experiment(path).runs()

@@ -82,6 +82,25 @@ def test_an_npz_needs_its_classes_declared(patients):
         execute(Settings.from_json(patients))
 
 
+def test_nothing_is_spent_without_rows_to_evaluate_on(patients, tmp_path):
+    with np.load(patients["dataset"]) as file:
+        arrays = {name: file[name][: 0 if "test" in name else None] for name in file.files}
+    np.savez(patients["dataset"], **arrays)
+    with pytest.raises(DataError, match=r"x_test.* has no rows; give some, or .*validation=0.2"):
+        execute(Settings.from_json(patients), out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    result = execute(Settings.from_json({**patients, "validation": 0.2}))
+    assert (result.plan.units, set(result.metrics) >= {"accuracy"}) == (16, True)
+
+
+def test_a_table_of_ones_own_gets_the_model_with_a_rate_for_tables(patients, tmp_path):
+    assert Settings.from_json(patients).resolved().model == "logistic"
+    assert Settings.from_json({**patients, "model": "mlp"}).resolved().model == "mlp"
+    np.savez(tmp_path / "pictures.npz", x_train=np.zeros((6, 1, 4, 4)))
+    for other in ("pictures.npz", "none.npz", "folder"):
+        assert Settings.from_json({"dataset": str(tmp_path / other)}).resolved().model == "mlp"
+
+
 def test_a_seed_decides_everything():
     first, again, other = (execute(settings(seed=seed)) for seed in (3, 3, 4))
     weights = [

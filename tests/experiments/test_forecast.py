@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
+from sparsedp.cli.sweep import in_words
 from sparsedp.experiments import forecast as module
-from sparsedp.experiments.forecast import forecast, timed
+from sparsedp.experiments.forecast import Forecast, forecast, timed
 from sparsedp.experiments.grid import GridRun
 from sparsedp.experiments.settings import Settings
 
@@ -26,12 +27,41 @@ def test_what_has_records_of_its_kind_takes_as_long_as_they_did(monkeypatch):
     monkeypatch.setattr(module, "timed", lambda settings: 100.0)
     all_runs = runs({}, {"lr": 3.0}, {"epsilon": 1.0}, {"batch_size": 60}, {"batch_size": 60, "epsilon": 1.0})
     found = forecast(all_runs, {0: {"seconds": 10.0}, 1: {"seconds": 20.0}})
-    assert (found.runs, found.seconds, found.measured) == (3, 15.0 + 2 * 100.0, 1)
-    assert found.hours(2) == pytest.approx(215 / 7200)
+    assert (found.runs, found.measured, found.recorded) == (3, 1, 1)
+    assert found.seconds == (15.0, 100.0, 100.0)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "workers", "expected"),
+    [
+        ((15, 100, 100), 1, 215),
+        ((15, 100, 100), 2, 115),
+        ((60, 30), 8, 60),
+        ((10, 10, 90), 2, 100),
+        ((), 2, 0),
+    ],
+)
+def test_runs_go_to_workers_as_they_get_free(seconds, workers, expected):
+    found = Forecast(seconds, measured=0, recorded=1)
+    assert found.hours(workers) == pytest.approx(expected / 3600)
+
+
+@pytest.mark.parametrize(
+    ("measured", "recorded", "words"),
+    [
+        (1, 0, "1 kind of runs timed by a few steps."),
+        (2, 0, "2 kinds of runs timed by a few steps."),
+        (1, 3, "1 kind of runs timed by a few steps, the others by their records."),
+        (0, 2, "All by their records."),
+    ],
+)
+def test_what_was_timed_is_told(measured, recorded, words):
+    told = in_words(Forecast((3600.0, 3600.0), measured, recorded), 4)
+    assert told == f"2 left: about 1.0 hours with 2 at a time on a machine that does nothing else. {words}"
 
 
 def test_nothing_left_takes_no_time():
-    assert forecast(runs({}), {0: {"seconds": 3.0}}).seconds == 0
+    assert forecast(runs({}), {0: {"seconds": 3.0}}).seconds == ()
 
 
 def test_timed_steps_are_multiplied_by_how_many_there_will_be(monkeypatch):

@@ -49,6 +49,12 @@ Classes = Annotated[
     str | None,
     typer.Option(metavar="A,B,...", help="Names of the classes, for an .npz file: they are public."),
 ]
+Unit = Annotated[
+    str | None,
+    typer.Option(
+        help="What one of those in units_train of an .npz file is called, such as patient; row protects rows instead."
+    ),
+]
 Set = Annotated[
     list[str] | None,
     typer.Option(
@@ -106,20 +112,40 @@ def given(others: list[str] | None = None, **flags: Any) -> dict[str, Any]:
         name, equals, value = item.partition("=")
         if not equals:
             raise SparseDPError(f"--set: got {item!r}, expected KEY=VALUE, such as momentum=0.5")
-        chosen[name.strip().replace("-", "_")] = _value(value.strip())
+        chosen |= _setting(name.strip().replace("-", "_"), _value(value.strip()))
     return chosen
+
+
+def _setting(name: str, value: Any) -> dict[str, Any]:
+    from sparsedp.experiments.settings import checked
+
+    checked(name, value)
+    return {name: value}
+
+
+def with_unit(values: dict[str, Any], unit: str | None) -> dict[str, Any]:
+    """Settings with what `--unit` says: rows instead of people, or what people are called."""
+    if unit is None:
+        return values
+    if unit == "row":
+        return {**values, "unit": unit}
+    return {**values, "data_options": {**values.get("data_options", {}), "unit": unit}}
 
 
 def from_file(path: Path | None) -> dict[str, Any]:
     """The settings in a file: its `[base]` table, or the file itself where there is none."""
     if path is None:
         return {}
-    from sparsedp.experiments.config import read_toml
+    from sparsedp.experiments.config import naming, read_toml
+    from sparsedp.experiments.settings import checked
 
     content = read_toml(path)
     base = content.get("base", content)
     if not isinstance(base, dict):
         raise SparseDPError(f"{path}: base is {base!r}, expected a table of settings")
+    with naming(path):
+        for name, value in base.items():
+            checked(name, value)
     return base
 
 

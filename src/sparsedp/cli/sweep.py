@@ -90,7 +90,7 @@ def sweep(
             f"{len(status.records)} of {status.total} runs done, records in {results.path}", soft_wrap=True
         )
         if expected is not None and expected.runs:
-            screen.print(_in_words(expected, place.workers), soft_wrap=True)
+            screen.print(in_words(expected, place.workers), soft_wrap=True)
         if strangers:
             aside().print(
                 f"{strangers} other records there belong to another config or an older one; left alone."
@@ -99,13 +99,14 @@ def sweep(
         raise typer.Exit(Exit.FAILED_RUNS)
 
 
-def _in_words(expected: Forecast, workers: int) -> str:
+def in_words(expected: Forecast, workers: int) -> str:
+    """A forecast for people."""
     hours = expected.hours(workers)
     told = f"{hours:.1f} hours" if hours >= 1 else f"{60 * hours:.0f} minutes"
-    timed = (
-        f"{expected.measured} kinds of runs timed by a few steps, the others" if expected.measured else "All"
-    )
+    kinds = "1 kind" if expected.measured == 1 else f"{expected.measured} kinds"
+    timed = [f"{kinds} of runs timed by a few steps"] if expected.measured else []
+    recorded = [f"{'the others' if timed else 'All'} by their records"] if expected.recorded else []
     return (
-        f"{expected.runs} left: about {told} with {workers} at a time on a machine that does nothing else. "
-        f"{timed} by their records."
+        f"{expected.runs} left: about {told} with {min(workers, expected.runs)} at a time on a machine that does "
+        f"nothing else. {', '.join(timed + recorded)}."
     )

@@ -15,7 +15,7 @@ from sparsedp.cli.output import Exit, aside, emit, people
 from sparsedp.core.errors import SparseDPError
 
 if TYPE_CHECKING:
-    from sparsedp.callbacks.reports import Callback, Result
+    from sparsedp.callbacks.reports import Callback, Event, Result
     from sparsedp.experiments.settings import Settings
 
 
@@ -43,6 +43,7 @@ def train(
     ] = None,
     cache_features: options.CacheFeatures = None,
     classes: options.Classes = None,
+    unit: options.Unit = None,
     set_: options.Set = None,
     config: options.Config = None,
     out: Annotated[
@@ -70,7 +71,8 @@ def train(
 
     Example: `sparsedp train --dataset mnist --method tp-topk --epsilon 3`
 
-    Your own data: `sparsedp train --dataset mine.npz --classes no,yes --epsilon 1`
+    Your own data: `sparsedp train --dataset mine.npz --classes no,yes --epsilon 1`. The file has the arrays x_train,
+    y_train, x_test, y_test, and units_train (whose row each is) where a person can have several rows.
 
     Ctrl-C stops between two steps; `sparsedp train --resume RUN` goes on. Where a data set knows whose rows are whose
     (patients), people are protected, not rows.
@@ -96,7 +98,7 @@ def train(
     if resume is not None:
         from sparsedp.experiments.settings import settings_of_run
 
-        if chosen or config is not None or out is not None:
+        if chosen or unit is not None or config is not None or out is not None:
             raise SparseDPError(
                 "--resume goes on with a run as it was planned; drop the other settings, or start a new run"
             )
@@ -110,7 +112,7 @@ def train(
         return
     from sparsedp.methods.choice import AUTO_METHOD
 
-    values = {"method": AUTO_METHOD, **options.from_file(config), **chosen}
+    values = options.with_unit({"method": AUTO_METHOD, **options.from_file(config), **chosen}, unit)
     if "dataset" not in values:
         raise SparseDPError("give --dataset (`sparsedp data` lists them), --config FILE, or --resume RUN")
     _go(values, out, _Extras(tensorboard, snapshots, as_json), resume=False)
@@ -144,14 +146,13 @@ def _go(values: dict[str, Any], out: Path | None, extras: _Extras, *, resume: bo
     ranks.from_leader(lambda: None if resume else check_new(folder))
     screen, as_json = aside() if ranks.leads else Console(quiet=True), extras.as_json
     watched = screen.is_terminal and not as_json and ranks.leads
-    callbacks: list[Callback] = []
+    what = "Going on with" if resume else "Training"
+    told = f"{what} {settings.model} on {settings.dataset} by {settings.method}, in {folder}"
+    callbacks: list[Callback] = [] if as_json else [_Announcement(screen, told)]
     if not watched and not as_json and ranks.leads:
         callbacks.append(EpochLines(screen, settings.epochs))
     if extras.tensorboard and ranks.leads:
         callbacks.append(tensorboard_log(RunFolder(folder).tensorboard))
-    if not as_json:
-        what = "Going on with" if resume else "Training"
-        screen.print(f"{what} {settings.model} on {settings.dataset} by {settings.method}, in {folder}")
     try:
         result = execute(
             settings,
@@ -170,7 +171,19 @@ def _go(values: dict[str, Any], out: Path | None, extras: _Extras, *, resume: bo
     if as_json:
         emit(_record(folder))
     else:
-        _show(result, folder, people(as_json))
+        _show(result, settings, folder, people(as_json))
+
+
+class _Announcement:
+    """A callback that says what is trained and where, once: with the first step, as before it all can be refused."""
+
+    def __init__(self, screen: Console, words: str) -> None:
+        self._screen, self._words = screen, words
+
+    def __call__(self, event: Event) -> None:
+        if self._words:
+            self._screen.print(self._words, soft_wrap=True)
+            self._words = ""
 
 
 def _already_finished(run: Path, as_json: bool) -> bool:
@@ -215,7 +228,7 @@ def _record(folder: Path) -> dict[str, Any]:
     return {"run": str(folder), **Run.open(folder).record}
 
 
-def _show(result: Result, folder: Path, screen: Console) -> None:
+def _show(result: Result, settings: Settings, folder: Path, screen: Console) -> None:
     """What came out, what it cost, and what to do with it."""
     from sparsedp.privacy import guarantee
 
@@ -229,6 +242,12 @@ def _show(result: Result, folder: Path, screen: Console) -> None:
         )
     screen.print(table)
     screen.print(guarantee(result.plan))
+    if result.unit == "row" and settings.unit is None and Path(settings.dataset).suffix == ".npz":
+        screen.print(
+            "Rows are protected here. If a person can have several rows, add units_train (whose row each is), and "
+            "people are; --unit says what they are called.",
+            soft_wrap=True,
+        )
     if not result.for_release:
         screen.print(
             "[yellow]Reproducible, not for release:[/yellow] a seed was given, or the method is not private."

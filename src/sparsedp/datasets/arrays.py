@@ -12,27 +12,35 @@ import numpy.typing as npt
 import torch
 
 from sparsedp.core.errors import DataError
+from sparsedp.core.unit_ids import refuse_missing_ids
 from sparsedp.datasets.bundle import DataBundle, Split
 from sparsedp.datasets.features import UNIT, Dense, PixelScale
 from sparsedp.datasets.files import fingerprint
 
 _REQUIRED = ("x_train", "y_train", "x_test", "y_test")
+_ANY_UNIT = "unit"
 
 
 def npz(
-    path: Path | str, classes: tuple[str, ...], pixels: PixelScale = UNIT, unit: str = "unit"
+    path: Path | str, classes: tuple[str, ...], pixels: PixelScale = UNIT, unit: str = _ANY_UNIT
 ) -> DataBundle:
     """Arrays `x_train`, `y_train`, `x_test`, `y_test`, and `units_train`, `units_test` where a unit has several rows.
 
-    Inputs of bytes are scaled by `pixels`, others become float32 as they are. Targets are class numbers.
+    Inputs of bytes are scaled by `pixels`, others become float32 as they are. Targets are class numbers. `unit` is
+    what a unit is called.
     **Privacy.** `classes` names the classes and is public: it is asked for, because counting them would look at the
-    data. Pickled arrays are refused.
+    data. Pickled arrays are refused, and so are missing ids of units.
     """
     path = Path(path)
-    arrays = _with_numbered_units(_read(path))
+    arrays = _read(path)
     if missing := [name for name in _REQUIRED if name not in arrays]:
         raise DataError(f"{path}: array {missing[0]!r} is missing; expected {', '.join(_REQUIRED)}")
-    named, is_table = "units_train" in arrays, arrays["x_train"].ndim == 2
+    named = "units_train" in arrays
+    if unit not in (_ANY_UNIT, "row") and not named:
+        raise DataError(
+            f"{path}: unit: got {unit!r}, but there is no units_train; add whose row each is, or rows are protected"
+        )
+    arrays = _with_numbered_units(arrays, path)
     return DataBundle(
         name=path.stem,
         variant="npz",
@@ -41,8 +49,20 @@ def npz(
         classes=classes,
         unit=unit if named else "row",
         fingerprint=fingerprint([path], "npz", pixels),
-        unit_norm=False if is_table else None,
+        unit_norm=False if arrays["x_train"].ndim == 2 else None,
     )
+
+
+def is_table(path: Path) -> bool:
+    """Whether a file's training inputs are rows of numbers, by the array's header; False if it cannot be read."""
+    try:
+        with zipfile.ZipFile(path) as archive, archive.open("x_train.npy") as file:
+            version = np.lib.format.read_magic(file)
+            form = np.lib.format
+            read = form.read_array_header_1_0 if version == (1, 0) else form.read_array_header_2_0
+            return len(read(file)[0]) == 2
+    except (OSError, KeyError, ValueError, zipfile.BadZipFile, zlib.error):
+        return False
 
 
 def _read(path: Path) -> dict[str, npt.NDArray[Any]]:
@@ -55,11 +75,16 @@ def _read(path: Path) -> dict[str, npt.NDArray[Any]]:
         raise DataError(f"{path}: cannot be read as an NPZ of plain arrays ({error})") from error
 
 
-def _with_numbered_units(arrays: dict[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
+def _with_numbered_units(arrays: dict[str, npt.NDArray[Any]], path: Path) -> dict[str, npt.NDArray[Any]]:
     """Units of any kind (names, numbers) as whole numbers, the same on both sides."""
     sides = [side for side in ("units_train", "units_test") if side in arrays]
     if not sides:
         return arrays
+    for side in sides:
+        ids, inputs = arrays[side], arrays[side.replace("units", "x")]
+        if inputs.ndim and ids.shape != (len(inputs),):
+            raise DataError(f"{path}: got {side} of {ids.dtype} {ids.shape}, expected {len(inputs)} ids")
+        refuse_missing_ids(ids, f"{path}: {side}")
     numbers = np.unique(np.concatenate([arrays[side] for side in sides]), return_inverse=True)[1].astype(
         np.int64
     )
@@ -73,9 +98,10 @@ def _split(arrays: dict[str, npt.NDArray[Any]], side: str, path: Path, pixels: P
         raise DataError(
             f"{path}: got x_{side} of {inputs.dtype} {inputs.shape}, expected numbers of shape [N, ...]"
         )
-    if targets.dtype.kind not in "iu" or targets.shape != (len(inputs),):
+    if targets.dtype.kind not in "iub" or targets.shape != (len(inputs),):
         raise DataError(
-            f"{path}: got y_{side} of {targets.dtype} {targets.shape}, expected {len(inputs)} class numbers"
+            f"{path}: got y_{side} of {targets.dtype} {targets.shape}, expected {len(inputs)} class numbers in the "
+            "order of the classes (--classes no,yes: 0 is no, 1 is yes)"
         )
     if inputs.dtype.kind == "f" and not np.isfinite(inputs).all():
         raise DataError(f"{path}: x_{side} has values that are not finite; replace them first")

@@ -100,6 +100,8 @@ class DataBundle:
     unit_norm: bool | None = None
 
     def __post_init__(self) -> None:
+        if not len(self.train):
+            raise DataError(f"{self.name}: the training part has no rows; give some")
         if self.train.features.shape != self.test.features.shape:
             raise DataError(
                 f"{self.name}: train records have shape {self.train.features.shape}, test records "

@@ -10,7 +10,6 @@ from sparsedp.core.errors import SparseDPError
 from sparsedp.core.files import read_json, write_json
 from sparsedp.experiments.config import Experiment, parse_experiment
 from sparsedp.methods import get_method
-from sparsedp.privacy import checks
 
 BASELINE = "dp-sgd"
 _CLAIM = "comparison.json"
@@ -27,16 +26,14 @@ def comparison(
     """The grid of a comparison. The dense method takes no active ratio, so it gets none.
 
     Raises:
-        SparseDPError: an unknown method, or one that is not private and so has no budget to match.
-        PrivacyError: a budget that is none.
+        SparseDPError: an unknown method, one that is not private and so has no budget to match, or a budget that is
+            none.
     """
     for method in methods:
         if not get_method(method).private:
             raise SparseDPError(
                 f"{method} is not private, so there is no privacy to match; use `sparsedp sweep`"
             )
-    for epsilon in epsilons:
-        checks.number(epsilon, "epsilons", above=0.0)
     shared = {key: value for key, value in base.items() if key != "active_ratio"}
     ratio = base.get("active_ratio")
     sparse = [method for method in methods if get_method(method).ranking is not None]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -62,7 +63,18 @@ def read_experiment(path: Path | str) -> Experiment:
         SparseDPError: not a file, not TOML, or not an experiment; it says where and what.
     """
     path = Path(path)
-    return parse_experiment(read_toml(path), path.stem)
+    content = read_toml(path)
+    with naming(path):
+        return parse_experiment(content, path.stem)
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Put a file's name before what is wrong in it."""
+    try:
+        yield
+    except SparseDPError as error:
+        raise type(error)(f"{path}: {error}") from error
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -85,7 +97,7 @@ def parse_experiment(content: Mapping[str, Any], name: str) -> Experiment:
     if unknown:
         near = [key for key in unknown if key in KINDS]
         hint = f"; settings such as {near[0]} belong under [base]" if near else ""
-        raise SparseDPError(f"{name}: got {unknown}, expected some of {', '.join(_TOP)}{hint}")
+        raise SparseDPError(f"got {unknown}, expected some of {', '.join(_TOP)}{hint}")
     base = _table(content, "base")
     for key, value in base.items():
         checked(key, value)

@@ -20,6 +20,7 @@ from sparsedp.privacy.canonical import FrozenMap
 
 _SPLIT_SEED = 0
 _SUBSET_KEY = (1,)
+_OWN_FILES = (".npz", ".zip")
 
 
 def load_data(settings: Settings) -> DataBundle:
@@ -30,15 +31,23 @@ def load_data(settings: Settings) -> DataBundle:
 
 
 def check_dataset(name: str) -> None:
-    """Refuse a data set that is neither in the table nor a file or folder.
+    """Refuse a data set that is neither in the table nor a file or folder that can be read here.
 
     Raises:
-        DataError: with the names there are.
+        DataError: with the names there are, or with what to do with a file of another kind.
     """
-    if name not in datasets.DATASETS and not Path(name).exists():
+    if name in datasets.DATASETS:
+        return
+    if not Path(name).exists():
         raise DataError(
             f"no data set named {name!r}, and no file or folder of that name; there are "
             f"{', '.join(datasets.DATASETS)}"
+        )
+    if Path(name).is_file() and Path(name).suffix not in _OWN_FILES:
+        raise DataError(
+            f"{name}: tables are not read here, as their columns need public bounds; expected an .npz of arrays "
+            "(docs/integrations.md), or pictures in a folder or .zip. From Python, encode a table with PublicEncoder "
+            "and train on it with SparseDPClassifier (docs/tables.md), or save what is encoded as such an .npz"
         )
 
 
@@ -60,6 +69,11 @@ def _load(
     )
     if validation is not None:
         bundle = bundle.validated(validation, _SPLIT_SEED)
+    if not len(bundle.test):
+        raise DataError(
+            f"{name}: the test part (x_test) has no rows; give some, or evaluate on a share of the training part: "
+            "--set validation=0.2"
+        )
     if subset is None:
         return bundle
     notes = (*bundle.notes, f"a public random subset of at most {subset} {bundle.unit}s a side")

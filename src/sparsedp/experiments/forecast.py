@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -30,18 +31,26 @@ class Forecast:
     """What is left.
 
     Attributes:
-        runs: how many.
-        seconds: of one process for all of them.
+        seconds: of each run, in the order they are run.
         measured: how many kinds of runs were timed just now, as there was no record of any.
+        recorded: how many kinds of runs have records to go by.
     """
 
-    runs: int
-    seconds: float
+    seconds: tuple[float, ...]
     measured: int
+    recorded: int
+
+    @property
+    def runs(self) -> int:
+        """How many are left."""
+        return len(self.seconds)
 
     def hours(self, workers: int) -> float:
-        """With so many processes at a time, each as fast as one alone."""
-        return self.seconds / workers / 3600
+        """With so many processes at a time, each as fast as one alone, that take the next run when they are free."""
+        free_at = [0.0] * workers
+        for seconds in self.seconds:
+            heapq.heapreplace(free_at, free_at[0] + seconds)
+        return max(free_at) / 3600
 
 
 def forecast(runs: Sequence[GridRun], records: Mapping[int, Mapping[str, Any]]) -> Forecast:
@@ -54,12 +63,10 @@ def forecast(runs: Sequence[GridRun], records: Mapping[int, Mapping[str, Any]]) 
         known.setdefault(_kind(runs[number].settings), []).append(float(record["seconds"]))
     expected = {kind: mean(seconds) for kind, seconds in known.items()}
     left = [run.settings for number, run in enumerate(runs) if number not in records]
-    measured = 0
-    for settings in left:
-        kind = _kind(settings)
-        if kind not in expected:
-            expected[kind], measured = timed(settings), measured + 1
-    return Forecast(len(left), sum(expected[_kind(settings)] for settings in left), measured)
+    kinds = {_kind(settings): settings for settings in reversed(left)}
+    new = {kind: timed(settings) for kind, settings in kinds.items() if kind not in expected}
+    seconds = tuple((expected | new)[_kind(settings)] for settings in left)
+    return Forecast(seconds, measured=len(new), recorded=len(kinds) - len(new))
 
 
 def timed(settings: Settings) -> float:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import sparsedp
-from sparsedp.core.errors import SparseDPError
+from sparsedp.core.errors import DataError, SparseDPError
 from sparsedp.core.files import read_json, write_json
 from sparsedp.experiments.grid import GridRun
 
@@ -46,11 +46,18 @@ class Results:
         return self.path / f"{run.name}.json"
 
     def find(self, run: GridRun) -> dict[str, Any] | None:
-        """A run's record, if it is there and belongs to these settings."""
+        """A run's record, if it is there and belongs to these settings.
+
+        Raises:
+            DataError: it is damaged.
+        """
         file = self.file(run)
         if not file.exists():
             return None
-        found = read_json(file)
+        try:
+            found = read_json(file)
+        except DataError as error:
+            raise DataError(f"{error}; delete it to run it again") from error
         same = isinstance(found, dict) and found.get("config_hash") == run.settings.digest
         return found if same else None
 

@@ -79,8 +79,7 @@ def run_all(experiment: str, runs: Sequence[GridRun], place: Workplace, watch: W
     """
     refuse_ranks("a comparison")
     status = Status(len(runs))
-    with _alone(place.runs):
-        place.results.make()
+    with _alone(place.runs), alone_with_records(place.results.path):
         for number, run in enumerate(runs):
             record = place.results.find(run)
             if record is not None:
@@ -169,16 +168,34 @@ def _alone(folder: Path) -> Iterator[None]:
         file = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as error:
         raise SparseDPError(f"cannot write to {folder} ({error}); give another folder") from error
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        os.close(file)
-        raise SparseDPError(
-            f"another process is at work in {folder}; wait for it, or give another folder"
-        ) from error
-    try:
+    with _locked(file, folder):
         for log in folder.glob("worker-*.log"):
             log.unlink(missing_ok=True)
+        yield
+
+
+@contextmanager
+def alone_with_records(folder: Path) -> Iterator[None]:
+    """Be the only one who writes records into a folder. The folder itself is locked: no file lies among records.
+
+    Raises:
+        SparseDPError: somebody else does, or the folder cannot be made.
+    """
+    Results(folder).make()
+    with _locked(os.open(folder, os.O_RDONLY), folder):
+        yield
+
+
+@contextmanager
+def _locked(file: int, folder: Path) -> Iterator[None]:
+    """Hold an open file's lock, then close it."""
+    try:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise SparseDPError(
+                f"another process is at work in {folder}; wait for it, or give another folder"
+            ) from error
         yield
     finally:
         os.close(file)

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from sparsedp.core.errors import PrivacyError, SparseDPError
 from sparsedp.datasets import DATASETS
+from sparsedp.datasets.arrays import is_table
 from sparsedp.datasets.row import Value
 from sparsedp.experiments import value_kinds as kinds
 from sparsedp.methods import MethodOptions, Protection, configure, get_method
@@ -26,7 +27,7 @@ from sparsedp.runs.reader import Run
 
 _NOTHING = FrozenMap({})
 
-OWN_FILES_MODEL, LEAST_SQUARES = "mlp", "least-squares"
+OWN_TABLES_MODEL, OWN_FILES_MODEL, LEAST_SQUARES = "logistic", "mlp", "least-squares"
 
 _ANY: Mapping[str, Value] = {"epochs": EPOCHS, "clip_norm": CLIP_NORM, "momentum": MOMENTUM}
 _ADAPTIVE_RATE = 0.001
@@ -52,7 +53,8 @@ class Settings:
         epsilon: the budget; inf for a method that is not private.
         delta: of the guarantee.
         accountant: "pld", "rdp" or "rdp-classic".
-        unit: "row" to protect rows of a data set that knows whose they are.
+        unit: "row" to protect rows of a data set that knows whose they are; what the units of an `.npz` file are
+            called is an option of its loader, `data_options={"unit": "patient"}`.
         rows_per_unit: rows drawn of a sampled unit.
         epochs: passes over the data.
         batch_size: expected number of units in a batch.
@@ -119,9 +121,10 @@ class Settings:
         Raises:
             SparseDPError: an unknown name, or a value of the wrong kind.
         """
-        if "dataset" not in values:
+        found = {name: checked(name, value) for name, value in values.items()}
+        if "dataset" not in found:
             raise SparseDPError("dataset: not given; name one (`sparsedp data` lists them)")
-        return cls(**{name: checked(name, value) for name, value in values.items()})
+        return cls(**found)
 
     def to_json(self) -> dict[str, Any]:
         """JSON values of every setting that has one."""
@@ -193,10 +196,14 @@ def recipe_for(dataset: str, model: str | None, optimizer: str = "sgd") -> dict[
     What its row does not know is left to `fit`, which takes values that follow from public numbers.
     """
     row = DATASETS.get(dataset)
-    chosen = model or (OWN_FILES_MODEL if row is None else row.model)
+    chosen = model or (_own_model(dataset) if row is None else row.model)
     recipe = {} if row is None else row.recipes.get(chosen, {})
     known = {**(_ONE_RELEASE if chosen == LEAST_SQUARES else _ANY), **recipe, "model": chosen}
     return known if optimizer == "sgd" else {**known, "lr": _ADAPTIVE_RATE}
+
+
+def _own_model(file: str) -> str:
+    return OWN_TABLES_MODEL if is_table(Path(file)) else OWN_FILES_MODEL
 
 
 def checked(name: str, value: Any) -> Any:
@@ -229,7 +236,7 @@ KINDS: Mapping[str, kinds.Kind] = MappingProxyType(
         "active_ratio": kinds.RATIO,
         "options": kinds.TABLE,
         "epsilon": kinds.BUDGET,
-        "delta": kinds.NUMBER,
+        "delta": kinds.CHANCE,
         "accountant": kinds.choice("pld", "rdp", "rdp-classic"),
         "unit": kinds.choice("row"),
         "rows_per_unit": kinds.COUNT,

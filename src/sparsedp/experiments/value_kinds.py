@@ -49,7 +49,8 @@ def _finite_where(holds: Callable[[float], bool]) -> Callable[[Any], float | Non
 
 
 def _budget(value: Any) -> float | None:
-    return math.inf if value == "inf" else _number(value)
+    found = math.inf if value == "inf" else _number(value)
+    return found if found is not None and found > 0 else None
 
 
 def _whole(value: Any) -> int | None:
@@ -97,7 +98,8 @@ NOT_NEGATIVE = Kind("a number >= 0", _finite_where(lambda value: value >= 0))
 DECAY = Kind("a number in [0, 1)", _finite_where(lambda value: 0 <= value < 1))
 WHOLE = Kind("a whole number >= 0", _whole)
 COUNT = Kind("a whole number >= 1", _count)
-BUDGET = Kind("a number, or inf for a method that is not private", _budget)
+CHANCE = Kind("a number between 0 and 1", _finite_where(lambda value: 0 < value < 1))
+BUDGET = Kind("a finite number > 0, or inf for a method that is not private", _budget)
 RATIO = Kind('a share in (0, 1], or "auto"', _ratio)
 BOUNDS = Kind("a number, or two: for the warm-up and for the main phase", _bounds)
 TABLE = Kind("a table of names and values", _table)
