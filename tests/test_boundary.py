@@ -18,7 +18,6 @@ RAW_GRADIENTS = {
     "grad": {
         "diagnostics/curvature.py",  # Hessian-vector products, on request
         "federated/local.py",  # a client's own, at the client: what leaves it is clipped first
-        "gradients/alone.py",
         "gradients/layers/shared.py",
         "guards/coverage.py",  # to take the time of one; it is thrown away
         "gradients/reference.py",
@@ -28,6 +27,7 @@ RAW_GRADIENTS = {
         "optimizers/compact.py",  # hands the released gradient to the optimizer
         "optimizers/masked.py",  # as well
         "optimizers/noise_aware.py",  # optimizers: they are handed it
+        "own_loop/trained.py",  # asks whether the user's own code has left one
     },
     "vmap": {"gradients/reference.py"},
     "backward": {
@@ -37,7 +37,6 @@ RAW_GRADIENTS = {
     "autograd": {
         "diagnostics/curvature.py",
         "federated/local.py",
-        "gradients/alone.py",
         "gradients/bookkeeping.py",
         "gradients/forward.py",
         "gradients/graph.py",

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import io
+import logging
+import random
+import threading
+from array import array
 from collections import deque
+from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
+from guarded import take_steps
 from runs import FEATURES, a_trainer, advance, network
 from torch import Tensor, nn
 
@@ -135,3 +144,155 @@ def test_attributes_may_be_set_between_steps():
         trainer.step(batch)
         model.steps, model.box.value = batch.step, torch.ones(batch.step)
     assert trainer.position == 15
+
+
+class Recorder:
+    """A callable object, as augmentations are."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        self.last = x.detach().clone()
+        return x
+
+    def hook(self, module: nn.Module, given: tuple[Tensor, ...], output: Tensor) -> None:
+        self.last = output.detach()
+
+
+class Buffer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("last", torch.zeros(FEATURES))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.last.copy_(x.detach()[-1])
+        return x
+
+
+class Hiding(Keeping):
+    """Holds things that can be written to, and hide what they hold."""
+
+    shapes: dict[int, Tensor] = {}  # noqa: RUF012
+
+    def __init__(self, keep: object) -> None:
+        super().__init__(keep)
+        self.recorder, self.helpers = Recorder(), [Buffer()]
+        self.numbers, self.bytes, self.text = array("f", [0.0]), bytearray(), io.StringIO()
+        self.table = pd.DataFrame()
+
+
+def in_a_callable_object(model, x):
+    model.recorder(x)
+
+
+def in_a_module_of_a_list(model, x):
+    model.helpers[0](x)
+
+
+def as_keys(model, x):
+    model.kept[tuple(x[0].tolist())] = True
+
+
+def in_an_array_of_pythons(model, x):
+    model.numbers[:] = array("f", x[-1].tolist())
+
+
+def in_bytes(model, x):
+    model.bytes[:] = x.numpy().tobytes()
+
+
+def in_a_text(model, x):
+    model.text.write(str(x[-1].tolist()))
+
+
+def in_a_table(model, x):
+    model.table = pd.DataFrame(x.numpy())
+
+
+def on_a_parameter(model, x):
+    model.inner[0].weight.last = x
+
+
+def on_its_class(model, x):
+    type(model).last_input = x
+
+
+def first_on_its_class(model, x):
+    type(model).shapes.setdefault(0, x)
+
+
+HIDDEN = {
+    in_a_callable_object: r"recorder\.last",
+    in_a_module_of_a_list: r"helpers\[0\]\.last",
+    as_keys: r"kept\[key 0\]\[0\]",
+    in_an_array_of_pythons: "numbers",
+    in_bytes: "bytes",
+    in_a_text: "text",
+    in_a_table: r"table\._mgr",
+    on_a_parameter: r"inner\.0\.weight\.last",
+    on_its_class: r"Hiding\.last_input",
+    first_on_its_class: r"Hiding\.shapes\[0\]",
+}
+
+
+@pytest.mark.parametrize("keep", HIDDEN, ids=lambda keep: keep.__name__)
+def test_what_hides_rows_is_looked_into(keep):
+    try:
+        with pytest.raises(PrivacyError, match=f"(^|, ){HIDDEN[keep]}(,| of the model)"):
+            take_steps(Hiding(keep))
+    finally:
+        Hiding.shapes.clear()
+        if "last_input" in vars(Hiding):
+            del Hiding.last_input
+
+
+def test_an_object_that_is_a_hook_may_not_keep_outputs():
+    model = network()
+    model[0].register_forward_hook(Recorder().hook)
+    with pytest.raises(PrivacyError, match="last of the model"):
+        take_steps(model)
+
+
+@dataclass
+class Config:
+    width: int = FEATURES
+    names: tuple[str, ...] = ("a", "b")
+    dtype: torch.dtype = torch.float32
+
+
+class Usual(nn.Module):
+    """What models of the hubs hold, and do in a forward pass."""
+
+    masks: dict[int, Tensor] = {}  # noqa: RUF012
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.config = network(), Config()
+        self.logger, self.lock, self.file = logging.getLogger("a.model"), threading.Lock(), io.BytesIO()
+        self.numbers, self.chance = None, random.Random(0)
+        self.generators = [torch.Generator().manual_seed(0), np.random.default_rng(0)]
+        self.library, self.act, self.frozen = np, torch.tanh, [nn.Linear(2, 2)]
+        self.positions = lru_cache(lambda count: torch.arange(count))
+        self.inner[0].weight.tag = "public"
+        self.device = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        with self.lock:
+            self.logger.debug("forward")
+        self.made = threading.Lock()
+        self.device = x.device
+        if x.shape[1] not in self.masks:
+            self.masks[x.shape[1]] = torch.ones(x.shape[1])
+        self.chance.random(), torch.rand(1, generator=self.generators[0])
+        if self.numbers is not None:  # a generator cannot be copied, and without a twin no mask may be new
+            next(self.numbers)
+        return self.inner(self.act(x) * self.masks[x.shape[1]] + 0 * self.positions(x.shape[1]))
+
+
+def test_what_models_usually_hold_is_no_alarm():
+    model = Usual()
+    try:
+        take_steps(model)
+        assert list(Usual.masks) == [FEATURES]  # the twin's run has left it
+        model.numbers = (number for number in range(10**6))
+        take_steps(model)
+    finally:
+        Usual.masks.clear()

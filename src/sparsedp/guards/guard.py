@@ -138,6 +138,8 @@ class CompanyGuard:
 class StateGuard:
     """Refuses a model whose forward pass writes to its parameters or buffers, whatever it did when it was checked.
 
+    Modules apart from it (a criterion, one in a plain list) are given by name, and watched alike.
+
     Every step compares PyTorch's version counters, which cost nothing and show every ordinary write. A write through
     `.data` or a NumPy view does not move them, so at the first step and at the last of every epoch the values are
     compared too, by a digest: no second copy of a large frozen model is held, and reading it once an epoch is cheap.
@@ -149,8 +151,8 @@ class StateGuard:
     weights is found only in the steps that compare values.
     """
 
-    def __init__(self, model: nn.Module) -> None:
-        self._model = model
+    def __init__(self, model: nn.Module, apart: Sequence[tuple[str, nn.Module]] = ()) -> None:
+        self._model, self._apart = model, apart
         self._digests: dict[str, tuple[Mark, bytes]] = {}
 
     @contextmanager
@@ -161,14 +163,14 @@ class StateGuard:
             PrivacyError: its state changed, and which.
         """
         by_value = last_of_epoch or not self._digests
-        before = _state(self._model)  # holds the tensors, so that a new one cannot take the id of an old one
+        before = self._state()  # holds the tensors, so that a new one cannot take the id of an old one
         marks = {name: _mark(tensor) for name, tensor in before.items()}
         if by_value:
             self._digests = {
                 name: (marks[name], self._digest(name, tensor)) for name, tensor in before.items()
             }
         yield
-        after = _state(self._model)
+        after = self._state()
         changed = {name for name in before.keys() | after.keys() if name not in after or name not in before}
         changed |= {name for name in before.keys() & after.keys() if marks[name] != _mark(after[name])}
         if by_value:
@@ -179,6 +181,14 @@ class StateGuard:
                 f"{sorted(changed)[:6]} of the model changed while it looked at private data, without any noise; "
                 "switch off running statistics (track_running_stats=False) or move that state out of the model"
             )
+
+    def _state(self) -> dict[str, Tensor]:
+        state = {**dict(self._model.named_parameters()), **dict(self._model.named_buffers())}
+        for prefix, module in self._apart:
+            for name, tensor in (*module._parameters.items(), *module._buffers.items()):
+                if tensor is not None:
+                    state[f"{prefix}.{name}"] = tensor
+        return state
 
     def _digest(self, name: str, tensor: Tensor) -> bytes:
         """The digest a frozen tensor had when it was last written in the open; of others the one it has now."""
@@ -198,7 +208,3 @@ def digest(tensor: Tensor) -> bytes:
 
 def _mark(tensor: Tensor) -> Mark:
     return id(tensor), tensor._version
-
-
-def _state(model: nn.Module) -> dict[str, Tensor]:
-    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
