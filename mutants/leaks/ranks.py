@@ -4,6 +4,7 @@ from mutants.mutant import Edit, Mutant, mutant
 
 SHARING = "tests/sampling/test_sharing.py::"
 EXCHANGE = "tests/ranks/test_exchange.py::"
+SHARDS = "tests/ranks/test_shards.py::"
 
 MUTANTS = [
     Mutant(
@@ -42,5 +43,13 @@ MUTANTS = [
         "                    got[CONTROL:] = release(sent[CONTROL:])\n",
         "                    got[CONTROL:] = sent[CONTROL:]\n                    release(sent[CONTROL:])\n",
         EXCHANGE + "test_what_is_handed_out_is_the_release",
+    ),
+    mutant(
+        "the-same-rows-on-every-rank",
+        "Ranks that were to give shards give all rows each, and every row is drawn and bounded once a rank",
+        "training/together.py",
+        "        refuse_shared_rows(ranks, dataset, loading.collate)\n",
+        "        pass\n",
+        SHARDS + "test_ranks_that_hold_the_same_rows_are_refused",
     ),
 ]

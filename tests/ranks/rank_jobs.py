@@ -238,7 +238,8 @@ def sharded(folder: Path) -> dict[str, Any]:
     mine = slice(rank * ROWS // ranks, (rank + 1) * ROWS // ranks)
     result = train(dataset=TensorDataset(inputs[mine], labels[mine]), sharded=True)
     twice = refused(lambda: train(units=torch.arange(ROWS), unit="person", sharded=True))
-    return {"digest": digest(result), "units": result.plan.units, "twice": twice}
+    copies = refused(lambda: train(sharded=True))
+    return {"digest": digest(result), "units": result.plan.units, "twice": twice, "copies": copies}
 
 
 def noise(folder: Path) -> list[str]:

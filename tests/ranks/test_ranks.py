@@ -93,6 +93,7 @@ def test_shards_count_together_and_no_unit_is_on_two(two):
     assert found == [found[0]] * 2
     assert found[0]["units"] == 400
     assert "both hold rows of one unit" in found[0]["twice"]
+    assert "ranks 0 and 1 hold the same rows" in found[0]["copies"]
 
 
 def test_noise_is_drawn_once_a_step_and_on_one_rank(two):

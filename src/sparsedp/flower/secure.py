@@ -1,7 +1,8 @@
 """Flower's SecAgg+ under a round: the server gets the integers' sum, and no single update.
 
 Its workflow is for Flower's older strategies, takes weighted means of floats and rounds them at random. Weights of
-one and integers in its range of quantization pass it unchanged; long integers go as digits.
+one and integers in its range of quantization pass its clients unchanged; long integers go as digits. Of its four
+stages at the server the first three are used; the last is `unmasking`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,6 @@ from flwr.common import (
     Status,
     ndarray_to_bytes,
     ndarrays_to_parameters,
-    parameters_to_ndarrays,
 )
 from flwr.common.secure_aggregation.ndarrays_arithmetic import factor_combine
 from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS
@@ -37,9 +37,11 @@ from flwr.serverapp import Grid
 from torch import Tensor
 
 from sparsedp.core.errors import SparseDPError
-from sparsedp.federated.digits import BITS, digit_count, from_digits, to_digits
+from sparsedp.federated.digits import OFFSET, digit_count, to_digits
 from sparsedp.federated.task import Task, Wire
 from sparsedp.flower.records import count_bytes, to_records
+from sparsedp.flower.unmasking import unmasked_total
+from sparsedp.privacy.updates import MODULUS
 
 logger = logging.getLogger("sparsedp")
 
@@ -54,7 +56,8 @@ class SecAggPlus:
 
     **Privacy.** Flower makes its masks from seeds of 32 bits: they keep out an honest server, and no attacker who can
     try them all. Clients that were not picked join rounds with too few, and send zeros: to leave out such rounds
-    would let the presence of one client decide about another's update.
+    would let the presence of one client decide about another's update. The clients of a round see who they are. One
+    that lies can tell on who took part, spoil the model and stop the run, and takes no noise off another's update.
 
     Attributes:
         shares: into which share of the clients each key is split.
@@ -69,7 +72,7 @@ class SecAggPlus:
     def total(
         self, grid: Grid, tasks: Mapping[int, Task], others: Sequence[int], task: Task, timeout: float
     ) -> tuple[Tensor, set[int]]:
-        """The sum of the updates of a round, and the nodes that are in it.
+        """The sum of the updates of a round, modulo 2^51, and the nodes that are in it.
 
         Args:
             grid: Flower's.
@@ -86,23 +89,24 @@ class SecAggPlus:
         company = others[: max(0, self.company - len(tasks))]
         contents = {node: _content(asked, {SECURE: 1}) for node, asked in tasks.items()}
         contents |= {node: _content(_without_weights(task), {SECURE: 1, COVER: 1}) for node in company}
-        strategy = _Capture(list(contents))
-        if not self._run(grid, strategy, contents, task, timeout) or strategy.sums is None:
+        summed = self._run(grid, contents, task, timeout)
+        if summed is None:
             raise SparseDPError(
                 f"secure aggregation halted: of {len(contents)} clients too few stayed to the end. Nothing was "
                 "released; resume the run, or lower the threshold"
             )
-        return from_digits(torch.from_numpy(strategy.sums)), strategy.answered
+        return summed
 
     def _run(
-        self, grid: Grid, strategy: _Capture, contents: Mapping[int, RecordDict], task: Task, timeout: float
-    ) -> bool:
+        self, grid: Grid, contents: Mapping[int, RecordDict], task: Task, timeout: float
+    ) -> tuple[Tensor, set[int]] | None:
         workflow = SecAggPlusWorkflow(
             float(self.shares),
             float(self.threshold),
             max_weight=1.0,
-            clipping_range=float(1 << BITS),
-            quantization_range=2 << BITS,
+            clipping_range=float(OFFSET),
+            quantization_range=2 * OFFSET,
+            modulus_range=MODULUS,
             timeout=timeout,
         )
         records = RecordDict(
@@ -111,13 +115,19 @@ class SecAggPlus:
                 MAIN_PARAMS_RECORD: ArrayRecord(),
             }
         )
-        context = LegacyContext(context=Context(0, 0, {}, records, {}), strategy=strategy)
+        context = LegacyContext(
+            context=Context(0, 0, {}, records, {}), strategy=_TheseClients(list(contents))
+        )
         state = WorkflowState()
         if not workflow.setup_stage(grid, context, state):
-            return False
+            return None
         state.nid_to_fitins = dict(contents)
-        stages = (workflow.share_keys_stage, workflow.collect_masked_vectors_stage, workflow.unmask_stage)
-        return all(stage(grid, context, state) for stage in stages)
+        stages = (workflow.share_keys_stage, workflow.collect_masked_vectors_stage)
+        if not all(stage(grid, context, state) for stage in stages):
+            return None
+        answered, shape = set(state.active_node_ids), (digit_count(task.grid), task.size)
+        total = unmasked_total(grid, state, shape, str(task.step + 1), timeout)
+        return None if total is None else (total, answered)
 
 
 @final
@@ -163,22 +173,12 @@ class _Proxy:
         self.node_id, self.cid = node, str(node)
 
 
-class _Capture(FedAvg):
-    """Flower's old strategy as the workflow calls it: says who takes part, and catches the mean."""
+class _TheseClients(FedAvg):
+    """Flower's old strategy, as far as the workflow asks it: says who takes part."""
 
     def __init__(self, nodes: Sequence[int]) -> None:
         super().__init__()
         self._nodes = nodes
-        self.sums: np.ndarray[Any, Any] | None = None
-        self.answered: set[int] = set()
 
     def configure_fit(self, server_round: int, parameters: Parameters, client_manager: Any) -> list[Any]:
         return [(_Proxy(node), FitIns(Parameters([], ""), {})) for node in self._nodes]
-
-    def aggregate_fit(
-        self, server_round: int, results: list[Any], failures: Any
-    ) -> tuple[None, dict[str, Any]]:
-        (mean,) = parameters_to_ndarrays(results[0][1].parameters)
-        self.answered = {proxy.node_id for proxy, _ in results}
-        self.sums = np.rint(mean * len(results)).astype(np.int64)
-        return None, {}

@@ -18,6 +18,7 @@ from sparsedp.federated import FederatedTrainer, Round
 from sparsedp.flower.records import FlowerBytes, in_one_line, read_answer, to_records
 from sparsedp.flower.roster import Roster
 from sparsedp.flower.secure import MaskedBytes, SecAggPlus
+from sparsedp.privacy.updates import check_room
 
 logger = logging.getLogger("sparsedp")
 
@@ -121,6 +122,7 @@ class SparseDPStrategy(Strategy):
     def _secure_round(self, grid: Grid, secure: SecAggPlus, timeout: float) -> None:
         self._roster.update(grid.get_node_ids())
         begun = self._trainer.begin()
+        check_room(self._roster.size, begun.task.grid)
         nodes = {number: self._roster.node(number) for number in range(self._roster.size)}
         asked = {node: begun.tasks[n] for n, node in nodes.items() if n in begun.tasks and node is not None}
         others = [node for n, node in nodes.items() if n not in begun.tasks and node is not None]

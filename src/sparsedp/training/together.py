@@ -13,12 +13,12 @@ from torch.utils import _pytree as pytree
 from torch.utils.data import Dataset
 
 from sparsedp.core.batch import Rows
-from sparsedp.core.errors import DataError
 from sparsedp.core.files import Json
 from sparsedp.core.support import Support
 from sparsedp.guards.guard import digest
 from sparsedp.privacy.plan import Plan
 from sparsedp.ranks.one import Ranks
+from sparsedp.ranks.shards import refuse_shared_rows, refuse_shared_units
 from sparsedp.runs.checkpoint import Checkpoint
 from sparsedp.runs.record import versions
 from sparsedp.runs.state import is_cut_in_blocks
@@ -34,25 +34,17 @@ def share_of(ranks: Ranks, dataset: Dataset[Any], loading: Loading, saved: Check
     """Which units this rank draws; a run begun by several ranks is cut in the same way by one.
 
     Raises:
-        DataError: two ranks hold rows of one unit, so it would be drawn twice.
+        DataError: two ranks hold rows of one unit, or the same rows, which would be drawn twice.
     """
     units = None if loading.units is None else np.unique(np.asarray(loading.units))
     if loading.sharded and units is not None:
-        _refuse_shared_units(ranks.gather(units))
+        refuse_shared_units(ranks, units)
+    elif loading.sharded:
+        refuse_shared_rows(ranks, dataset, loading.collate)
     held = len(cast("Any", dataset)) if units is None else len(units)
     share = ranks.share(held, sharded=loading.sharded)
     goes_on_in_blocks = saved is not None and is_cut_in_blocks(saved)
     return Blocks(0, 1) if share is EVERYTHING and goes_on_in_blocks else share
-
-
-def _refuse_shared_units(held: list[np.ndarray[Any, Any]]) -> None:
-    for rank, units in enumerate(held):
-        for other in range(rank):
-            if len(np.intersect1d(units, held[other])):
-                raise DataError(
-                    f"ranks {other} and {rank} both hold rows of one unit, which would be drawn twice; put all rows "
-                    "of a unit on one rank"
-                )
 
 
 def same_model(ranks: Ranks, model: nn.Module) -> None:
