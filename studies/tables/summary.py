@@ -130,15 +130,20 @@ def _where_it_pays(found: Sequence[Gain]) -> list[str]:
 
 def surviving(judged: Sequence[Judged]) -> list[Judged]:
     """Those that differ from zero when all looks are to be right together 95 times in 100 (Holm's correction)."""
-    values = {
-        place: float(stats.ttest_1samp(gain.seeds, 0.0).pvalue) for place, (gain, _) in enumerate(judged)
-    }
+    values = {place: _chance(found) for place, (_, found) in enumerate(judged)}
     kept = []
     for rank, place in enumerate(sorted(values, key=values.__getitem__)):
         if not values[place] <= (1 - CONFIDENCE) / (len(judged) - rank):
             break
         kept.append(judged[place])
     return kept
+
+
+def _chance(found: Estimate) -> float:
+    """The p-value of Student's two-sided test against zero."""
+    if not found.std:
+        return 0.0 if found.mean else 1.0
+    return float(2 * stats.t.sf(abs(found.mean) * math.sqrt(found.count) / found.std, found.count - 1))
 
 
 def _low(one: Judged) -> float:

@@ -11,7 +11,7 @@ TP_TOPK = json.dumps(["tp-topk", 0.4, None])
 
 
 def gain(r, seeds=(0.1, 0.2, 0.3), arm=TP_TOPK, task="digits, mlp", epsilon=1.0, d=20_000):
-    return Gain("small", task, epsilon, arm, r, d, seeds)
+    return Gain("small", task, epsilon, "", arm, r, d, seeds)
 
 
 def rows(found):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,7 @@ def test_the_bar_shows_step_epoch_epsilon_ratio_accuracy_and_nothing_private() -
     text = console.file.getvalue()
     for words in ("tp-topk", "15/15", "epoch 5/5", "epsilon", "active 18%", "held-out accuracy"):
         assert words in text
-    assert f"epsilon ≤ {plan_epsilon(plan):.2f}" in text
+    assert f"epsilon ≤ {math.ceil(100 * plan_epsilon(plan)) / 100:g}" in text
     assert result.k == 7
     assert "loss" not in text
 
