@@ -125,6 +125,8 @@ def test_features_are_kept_with_one_collate_for_both(tmp_path):
         ([None] * 60, "60 ids are missing"),
         (np.array([1.0, np.nan] * 30), "30 ids are missing"),
         (torch.tensor([1.0, torch.nan] * 30), "30 ids are missing"),
+        (np.array(["a", "nan", ""] * 20), "40 ids are missing"),
+        (np.array(["2020-01-01", "NaT"] * 30, dtype="datetime64[D]"), "30 ids are missing"),
         (np.array(["a", 1] * 30, dtype=object), "mixed types"),
     ],
 )

@@ -21,6 +21,7 @@ from torch.utils.data import (
 
 from sparsedp.core.batch import Rows
 from sparsedp.core.errors import DataError
+from sparsedp.core.unit_ids import refuse_missing_ids
 
 _SOME_ROWS = "For some of the rows give Subset(dataset, indices); processes that train together share them"
 
@@ -102,14 +103,7 @@ def given_units(units: Any) -> Any:
     if units is None or (isinstance(units, Tensor) and not units.is_floating_point()):
         return units
     ids = np.asarray(units)
-    if ids.dtype.kind not in "fO":
-        return units
-    missing = sum(map(is_missing, ids.ravel().tolist()))
-    if missing:
-        raise DataError(
-            f"units: {missing} ids are missing; every row needs one (give each unknown its own, if unknown rows "
-            "belong to different people)"
-        )
+    refuse_missing_ids(ids, "units")
     try:
         np.unique(ids)
     except TypeError as error:
