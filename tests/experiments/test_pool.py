@@ -4,6 +4,8 @@ import os
 import signal
 import time
 
+import pytest
+
 from sparsedp.experiments.pool import Pool
 from sparsedp.experiments.settings import Settings
 from sparsedp.experiments.worker import Done, Failed, Job, Progress
@@ -18,6 +20,7 @@ def outcome(pool: Pool) -> tuple[int, object]:
                 return task, message
 
 
+@pytest.mark.heavy
 def test_a_killed_worker_is_reported_and_replaced(tmp_path):
     settings = Settings.from_json(TINY).resolved().to_json()
     pool = Pool(1, tmp_path)
