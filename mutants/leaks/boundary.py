@@ -133,7 +133,15 @@ MUTANTS = [
         "training/fit.py",
         "            refuse_training_rows(self.rows, self.apart)\n",
         "            pass\n",
-        "tests/training/test_overlap.py::test_fit_refuses_its_training_data_for_evaluation_and_writes_nothing",
+        "tests/training/test_overlap.py::test_fit_refuses_a_part_of_its_training_data",
+    ),
+    mutant(
+        "converted-training-rows-evaluated",
+        "Arrays of the training data are evaluated exactly, because a conversion copied them",
+        "training/fit.py",
+        "        refuse_training_arrays(train.arrays, apart.arrays)\n",
+        "        pass\n",
+        "tests/training/test_overlap.py::test_rows_that_fit_converts_are_compared_as_they_were_given",
     ),
     mutant(
         "buffers-may-watch",

@@ -68,6 +68,12 @@ def test_fit_refuses_its_training_data_for_evaluation_and_writes_nothing(tmp_pat
     assert list(tmp_path.iterdir()) == []
 
 
+def test_fit_refuses_a_part_of_its_training_data(tmp_path: Path) -> None:
+    with pytest.raises(PrivacyError, match="evaluate="):
+        run(Subset(DATA, range(3)), out=tmp_path / "run")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_an_evaluation_of_the_users_own_is_theirs_to_answer_for() -> None:
     assert run(DATA, evaluate=lambda model: {"one": 1.0}).metrics == {"one": 1.0}
 
