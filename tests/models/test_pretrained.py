@@ -190,7 +190,7 @@ def test_a_data_set_can_be_kept_as_the_moments_of_every_block():
         )
 
 
-@pytest.mark.parametrize("cache", [None, "features"])
+@pytest.mark.parametrize("cache", [pytest.param(None, marks=pytest.mark.heavy), "features"])
 def test_a_run_names_the_public_weights_and_their_checksum(tmp_path, cache):
     pictures = torch.rand(16, 3, 32, 32, generator=torch.Generator().manual_seed(6)), torch.arange(16) % 2
     fit(
