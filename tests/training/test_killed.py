@@ -32,7 +32,8 @@ def killed(folder: Path, seed: str, kills: int, epochs: int) -> dict[str, Any]:
     return json.loads(done.stdout)
 
 
-@pytest.mark.parametrize(("kills", "epochs"), [(2, 14), pytest.param(20, 70, marks=pytest.mark.heavy)])
+@pytest.mark.heavy
+@pytest.mark.parametrize(("kills", "epochs"), [(2, 14), (20, 70)])
 def test_an_unseeded_run_killed_is_never_under_counted(kills: int, epochs: int, tmp_path: Path) -> None:
     seen = killed(tmp_path / "killed", "none", kills, epochs)
     before, steps = 0, 3 * epochs
