@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from scipy import stats
 
-from sparsedp.report.statistics import CONFIDENCE, Estimate, estimate
+from sparsedp.report.statistics import CONFIDENCE, Estimate, estimate, half_width
 from studies.tables import words
 from studies.tables.loudness import LEAST_RATIO, Gain
 from studies.tables.section import TEXTS
@@ -89,7 +89,7 @@ def _reason(verdict: Verdict) -> str:
 def _seeds_needed(mean: float, std: float) -> int:
     """The fewest seeds whose interval leaves zero out, were mean and spread to stay."""
     for count in range(SEEDS, MANY + 1):
-        if float(stats.t.ppf((1 + CONFIDENCE) / 2, count - 1)) * std / math.sqrt(count) < mean:
+        if half_width(std, count) < mean:
             return count
     return MANY + 1
 

@@ -17,6 +17,7 @@ from rich.text import Text
 
 from sparsedp.cli.output import Exit, aside
 from sparsedp.core.errors import SparseDPError
+from sparsedp.core.rounding import rounded_up
 from sparsedp.experiments.config import Experiment
 from sparsedp.experiments.grid import GridRun
 from sparsedp.experiments.results import Results
@@ -91,7 +92,7 @@ def results_table(experiment: Experiment, rows: Sequence[Row]) -> Table:
             *([str(len(row.seeds))] if uneven else []),
             f"{row.score.mean:.4f}{deviation}",
             _difference(row.difference),
-            "not private" if row.epsilon is None else f"{row.epsilon:.3f}",
+            "not private" if row.epsilon is None else rounded_up(row.epsilon),
             f"{row.active_ratio:.0%}",
         )
     return table

@@ -13,6 +13,7 @@ from rich.table import Table
 from sparsedp.cli import options
 from sparsedp.cli.output import Exit, aside, emit, people
 from sparsedp.core.errors import SparseDPError
+from sparsedp.core.rounding import rounded_up
 
 if TYPE_CHECKING:
     from sparsedp.callbacks.reports import Callback, Event, Result
@@ -238,7 +239,8 @@ def _show(result: Result, settings: Settings, folder: Path, screen: Console) -> 
     table.add_row("coordinates", f"{result.k:,} of {result.d:,} active at the end")
     if result.private:
         table.add_row(
-            "epsilon spent", f"{result.ledger.epsilon:.4f} at delta {result.delta:g}, per {result.unit}"
+            "epsilon spent",
+            f"{rounded_up(result.ledger.epsilon, 5)} at delta {result.delta:g}, per {result.unit}",
         )
     screen.print(table)
     screen.print(guarantee(result.plan))

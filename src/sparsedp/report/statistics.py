@@ -48,8 +48,13 @@ def estimate(values: Sequence[float], confidence: float = CONFIDENCE) -> Estimat
     if n == 1:
         return Estimate(1, mean, None, None, None)
     std = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (n - 1))
-    half = float(stdtrit(n - 1, (1 + confidence) / 2)) * std / math.sqrt(n)
+    half = half_width(std, n, confidence)
     return Estimate(n, mean, std, mean - half, mean + half)
+
+
+def half_width(std: float, count: int, confidence: float = CONFIDENCE) -> float:
+    """How far Student's interval of a mean reaches to each side, from the standard deviation of so many values."""
+    return float(stdtrit(count - 1, (1 + confidence) / 2)) * std / math.sqrt(count)
 
 
 def paired_difference(values: Mapping[int, float], baseline: Mapping[int, float]) -> Estimate | None:

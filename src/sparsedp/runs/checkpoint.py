@@ -118,18 +118,26 @@ def read_layout(described: Json) -> Layout:
     return Layout(tuple(slots))
 
 
-def load_model_state(model: nn.Module, checkpoint: Checkpoint) -> None:
-    """Load a checkpoint's raw weights and buffers, or say how the model differs."""
-    saved = dict((name, tuple(shape)) for name, shape in checkpoint.identity["layout"])
-    actual = {slot.name: slot.shape for slot in Layout.of(model)}
-    if saved != actual:
-        differing = sorted({name for name, _ in set(saved.items()) ^ set(actual.items())})
+def check_same_parameters(saved: Json, now: Json) -> None:
+    """Refuse a layout with other trainable parameters than were saved, by name or shape; both as JSON, in any order.
+
+    Raises:
+        ModelError: which ones differ.
+    """
+    differing = sorted({str(slot[0]) for slot in (*saved, *now) if slot not in saved or slot not in now})
+    if differing:
         raise ModelError(
             "the checkpoint belongs to another model: they differ in the trainable parameters "
             f"{differing[:6]}; build the model as it was when the run started"
         )
-    state = checkpoint.state["model"]
-    frozen = {name: value for name, value in model.state_dict().items() if name not in actual}
+
+
+def load_model_state(model: nn.Module, checkpoint: Checkpoint) -> None:
+    """Load a checkpoint's raw weights and buffers, or say how the model differs."""
+    actual = Layout.of(model)
+    check_same_parameters(checkpoint.identity["layout"], describe_layout(actual))
+    state, trained = checkpoint.state["model"], {slot.name for slot in actual}
+    frozen = {name: value for name, value in model.state_dict().items() if name not in trained}
     try:
         # What a run with kept features never held, because it was frozen below them, stays as the model has it.
         model.load_state_dict({**(frozen if _is_above(state, model) else {}), **state})

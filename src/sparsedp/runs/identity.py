@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from sparsedp.core.errors import ModelError, SparseDPError
 from sparsedp.core.files import Json
-from sparsedp.runs.checkpoint import describe_layout
+from sparsedp.runs.checkpoint import check_same_parameters, describe_layout
 from sparsedp.runs.record import RunFacts
 
 _APART = ("plan", "method", "layout", "seed", "public_seed", "details")
@@ -61,12 +61,7 @@ def check_parameters(saved: Json, now: Json) -> None:
     """
     if alike(saved, now):
         return
-    differing = sorted({str(slot[0]) for slot in (*saved, *now) if slot not in saved or slot not in now})
-    if differing:
-        raise ModelError(
-            "the checkpoint belongs to another model: they differ in the trainable parameters "
-            f"{differing[:6]}; build the model as it was when the run started"
-        )
+    check_same_parameters(saved, now)
     places = zip(saved, now, strict=True)
     moved = [f"{new[0]} where {old[0]} was" for old, new in places if old != new]
     raise ModelError(

@@ -199,7 +199,8 @@ def find_run(out: Path | str | None, resume: bool, plan: Plan, *, replay: bool) 
         check_file(ledger.record, run.folder.checkpoint_file)
         check_file(ledger.record, run.folder.moved_file)
         store = FolderStore(run.folder, ledger, record["timing"]["seconds"])
-        store.note_again({name: ledger.record.known(name) for name in (CHECKPOINT, MOVED)})
+        known = {name: ledger.record.known(name) for name in (CHECKPOINT, MOVED)}
+        store.note_again({name: digests for name, digests in known.items() if len(digests) > 1})
     except BaseException:
         ledger.close()
         raise

@@ -13,7 +13,6 @@ from sklearn.base import BaseEstimator, TransformerMixin
 from sklearn.utils import Tags
 
 from sparsedp.core.errors import DataError
-from sparsedp.training.given_data import is_missing
 
 Rule = str | tuple[Any, ...] | list[Any]
 """("linear", low, high), ("log", high), "binary", ("one-hot", [categories]) or "drop"."""
@@ -121,7 +120,7 @@ def _column(X: Any, name: Any) -> npt.NDArray[Any]:
     if values.dtype != object:
         return values
     found = np.empty(len(values), dtype=object)
-    found[:] = [None if is_missing(value) else value for value in values]
+    found[:] = [None if _is_missing(value) else value for value in values]
     return found
 
 
@@ -143,7 +142,7 @@ def _encoded(values: npt.NDArray[Any], name: Any, rule: Rule) -> Floats:
 
 
 def _one_hot(values: npt.NDArray[Any], categories: Sequence[Any]) -> Floats:
-    read = np.array([None if is_missing(value) else _read(value) for value in values.tolist()], dtype=object)
+    read = np.array([None if _is_missing(value) else _read(value) for value in values.tolist()], dtype=object)
     found = [(values == category) | (read == _read(category)) for category in categories]
     return np.stack(found, axis=1).astype(np.float64)
 
@@ -168,8 +167,16 @@ def _numbers(values: npt.NDArray[Any], name: Any) -> Floats:
         ) from error
 
 
+def _is_missing(value: Any) -> bool:
+    """Whether a value of a table stands for none: None, NaN, NaT, or pandas' NA, which is not even unlike itself."""
+    try:
+        return value is None or bool(value != value)
+    except TypeError:
+        return True
+
+
 def _absent(value: Any) -> bool:
-    return is_missing(value) or value in (0, False, "")
+    return _is_missing(value) or value in (0, False, "")
 
 
 def _parts(rule: Rule) -> tuple[str, tuple[Any, ...]]:
@@ -195,7 +202,7 @@ def _outputs(name: Any, rule: Rule) -> list[str]:
 def _categories(name: Any, rule: Rule, categories: Any) -> list[str]:
     """The names of one-hot features."""
     listed = [] if isinstance(categories, str) or not np.iterable(categories) else list(categories)
-    if not listed or any(map(is_missing, listed)) or len({_read(one) for one in listed}) < len(listed):
+    if not listed or any(map(_is_missing, listed)) or len({_read(one) for one in listed}) < len(listed):
         raise DataError(
             f"columns[{name!r}]: got {rule!r}, expected a list of categories that read differently (1 and '1' do "
             "not), none of them missing, as what is missing is zero in every feature"

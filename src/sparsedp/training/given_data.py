@@ -111,14 +111,6 @@ def given_units(units: Any) -> Any:
     return units
 
 
-def is_missing(value: Any) -> bool:
-    """Whether a value of a table stands for none: None, NaN, NaT, or pandas' NA, which is not even unlike itself."""
-    try:
-        return value is None or bool(value != value)
-    except TypeError:
-        return True
-
-
 def _is_array(value: object) -> bool:
     return isinstance(value, (Tensor, np.ndarray)) or hasattr(value, "to_numpy")
 
