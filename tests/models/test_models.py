@@ -72,6 +72,8 @@ def sample_inputs(name, count, seed=0):
         (scatter_linear((243, 8, 8), 10), 155_530),
         (scatter_cnn((81, 7, 7), 10), 33_066),
         (scatter_cnn((243, 8, 8), 10, groups=27), 187_210),
+        (scatter_cnn((81, 7, 7), 10, bypass=0.3), 33_066 + 39_700),
+        (scatter_cnn((243, 8, 8), 10, groups=27, bypass=1.0), 187_210 + 155_530),
         (resnet_gn((3, 32, 32), 10), 78_186),
         (logistic((2516,), 2), 2_517),
         (logistic((64,), 10), 650),
@@ -160,6 +162,19 @@ def test_group_norm_on_scattering_features_has_no_parameters():
     assert [norm.affine for norm in norms] == [False]
 
 
+def test_a_bypass_adds_a_linear_classifier_on_the_scaled_features_to_the_papers_network():
+    torch.manual_seed(4)
+    model = scatter_cnn((81, 7, 7), 10, groups=27, bypass=0.25)
+    plain = scatter_cnn((81, 7, 7), 10, groups=27)
+    weights = [parameter.detach() for parameter in model.parameters()]
+    for parameter, weight in zip(plain.parameters(), weights[:-2], strict=True):
+        parameter.data = weight
+    features = torch.randn(3, 81, 7, 7)
+    normed = nn.functional.group_norm(features, 27).flatten(1)
+    expected = plain(features) + 0.25 * normed @ weights[-2].T + weights[-1]
+    torch.testing.assert_close(model(features), expected)
+
+
 @pytest.mark.parametrize("name", sorted(TOKEN_MODELS))
 def test_padding_changes_nothing_and_an_empty_text_gives_finite_logits(name):
     torch.manual_seed(3)
@@ -191,6 +206,7 @@ def test_underscores_and_hyphens_name_the_same_model():
         (lambda: transformer((9,), 2, width=10, heads=4), "not a multiple of heads"),
         (lambda: resnet_gn((3, 32, 32), 10, width=12), "not a multiple of groups"),
         (lambda: scatter_linear((3969,), 10, groups=27), "expected 3 axes"),
+        (lambda: scatter_cnn((81, 7, 7), 10, bypass=0.0), "bypass: got 0.0, expected a number above 0"),
     ],
 )
 def test_wrong_requests_are_refused_with_the_reason(make, message):

@@ -6,8 +6,11 @@ features of `sparsedp.datasets.scattering_bundle` are normalised already: they n
 
 from __future__ import annotations
 
-from torch import nn
+from typing import final
 
+from torch import Tensor, nn
+
+from sparsedp.core.errors import ModelError
 from sparsedp.models.heads import InputShape, check_shape, classifier_head, flat_size
 from sparsedp.models.pooling import MaxPool2d
 
@@ -23,19 +26,52 @@ def scatter_linear(input_shape: InputShape, classes: int, groups: int | None = N
     return nn.Sequential(*features, classifier_head(flat_size(features, input_shape), classes))
 
 
-def scatter_cnn(input_shape: InputShape, classes: int, groups: int | None = None) -> nn.Sequential:
+def scatter_cnn(
+    input_shape: InputShape, classes: int, groups: int | None = None, bypass: float | None = None
+) -> nn.Sequential:
     """Scattering features and a small CNN with Tanh: 33,066 parameters for 81x7x7, 187,210 for 243x8x8.
 
     Two networks, as in the paper's code: one for grey images (81 channels), a wider one for colour (243).
+
+    Args:
+        input_shape: channels, height and width of the features.
+        classes: how many there are.
+        groups: of the per-sample GroupNorm in front; none without it.
+        bypass: ours, not the papers': a linear classifier on the features, times this number, is added to the
+            network's logits (39,700 and 155,530 parameters more). The smaller it is, the less of the clip norm
+            the linear part takes from the network.
     """
     check_shape(input_shape, axes=3)
+    network = nn.Sequential(*_network(input_shape, classes))
+    if bypass is not None:
+        network = nn.Sequential(Bypassed(network, scatter_linear(input_shape, classes), bypass))
+    return nn.Sequential(*_normalisation(input_shape, groups), *network)
+
+
+@final
+class Bypassed(nn.Module):
+    """The logits of a network plus those of a linear classifier on the scaled input."""
+
+    def __init__(self, network: nn.Module, linear: nn.Module, scale: float) -> None:
+        super().__init__()
+        if not 0 < scale <= 1:
+            raise ModelError(f"bypass: got {scale}, expected a number above 0 and at most 1, such as 0.3")
+        self.network, self.linear, self.scale = network, linear, scale
+
+    def forward(self, features: Tensor) -> Tensor:
+        """One row of logits for each record."""
+        logits: Tensor = self.network(features) + self.linear(self.scale * features)
+        return logits
+
+
+def _network(input_shape: InputShape, classes: int) -> list[nn.Module]:
     channels = input_shape[0]
     body = _grey_body(channels) if channels <= _GREY_CHANNELS else _colour_body(channels)
-    features = nn.Sequential(*_normalisation(input_shape, groups), *body, nn.Flatten())
-    size = flat_size(features, input_shape)
+    features = [*body, nn.Flatten()]
+    size = flat_size(nn.Sequential(*features), input_shape)
     if channels > _GREY_CHANNELS:
-        return nn.Sequential(*features, classifier_head(size, classes))
-    return nn.Sequential(*features, nn.Linear(size, 32), nn.Tanh(), classifier_head(32, classes))
+        return [*features, classifier_head(size, classes)]
+    return [*features, nn.Linear(size, 32), nn.Tanh(), classifier_head(32, classes)]
 
 
 def _normalisation(input_shape: InputShape, groups: int | None) -> list[nn.Module]:
