@@ -60,6 +60,7 @@ bench: $(READY) ## Time one step against SGD and Opacus
 	$(BIN)/python -m benchmarks.models
 	$(BIN)/python -m benchmarks.ranks
 	$(BIN)/python -m benchmarks.heads
+	$(BIN)/python -m benchmarks.sweeps
 
 readme: $(READY) ## Make README's tables from the committed measurements
 	$(BIN)/python -m benchmarks.readme

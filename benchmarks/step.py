@@ -62,10 +62,14 @@ class Worker:
     def take_turn(self, seconds: float) -> None:
         """Let the process work for a while, alone."""
         if self.error is None:
-            assert self.process.stdin is not None
-            self.process.stdin.write(f"{seconds}\n")
-            self.process.stdin.flush()
+            self.begin_turn(seconds)
             self.receive()
+
+    def begin_turn(self, seconds: float) -> None:
+        """Let the process work for a while; `receive` waits for it."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{seconds}\n")
+        self.process.stdin.flush()
 
     def row(self) -> dict[str, object]:
         """The measurement as a row of the report."""
@@ -97,7 +101,7 @@ def jobs_of(model: str, ratios: Sequence[float], rows: int | None = None) -> lis
 def measure(jobs: Sequence[Job], effort: Effort, threads: int) -> list[dict[str, object]]:
     """Run the jobs of one model side by side, taking turns."""
     with ExitStack() as stack:
-        workers = [stack.enter_context(_started(job, threads)) for job in jobs]
+        workers = [stack.enter_context(started(job, threads)) for job in jobs]
         for worker in workers:
             worker.receive()
         for _ in range(effort.turns):
@@ -107,7 +111,8 @@ def measure(jobs: Sequence[Job], effort: Effort, threads: int) -> list[dict[str,
 
 
 @contextmanager
-def _started(job: Job, threads: int) -> Iterator[Worker]:
+def started(job: Job, threads: int) -> Iterator[Worker]:
+    """A contender's process while it is needed; it says once when it is there."""
     root = str(Path(__file__).parents[1])
     path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
     with subprocess.Popen(

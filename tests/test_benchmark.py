@@ -10,6 +10,8 @@ from benchmarks.contenders import CONTENDERS, Job
 from benchmarks.report import Verdict, print_report, verdicts
 from benchmarks.step import QUICK, Effort, jobs_of, measure
 from benchmarks.supports import SUPPORTS
+from benchmarks.sweeps import Throughput
+from benchmarks.sweeps import measure as measure_sweep
 from benchmarks.workloads import WORKLOADS
 
 from sparsedp.core.layout import Layout
@@ -38,6 +40,18 @@ def test_contenders_take_turns_and_one_that_cannot_run_says_why(capsys):
     assert "negative dimension" in failed["error"]
     print_report(rows)
     assert "opacus-hooks cannot: RuntimeError" in capsys.readouterr().out
+
+
+@pytest.mark.heavy
+def test_processes_at_work_at_once_are_measured_against_one_with_their_threads():
+    row = measure_sweep("scatter-linear", Effort(turns=1, seconds=0.0, ratios=()), cores=2, rows=16)
+    assert (row.model, row.processes) == ("scatter-linear", 2)
+    assert row.together > 0
+    assert row.alone > 0
+
+
+def test_two_processes_gain_what_they_do_in_the_time_of_one():
+    assert Throughput("any", processes=2, together=0.4, alone=0.3).gain == pytest.approx(1.5)
 
 
 @pytest.mark.parametrize("model", WORKLOADS)

@@ -111,6 +111,7 @@ def test_a_folder_that_cannot_be_made_is_named(typed, tmp_path, command):
         ("verify nowhere", Exit.DATA, "nowhere"),
         ("report nowhere", Exit.DATA, "nowhere"),
         ("sweep nowhere.toml", Exit.USAGE, "nowhere.toml"),
+        ("sweep nowhere.toml --threads 0", Exit.USAGE, "threads: got 0, expected at least 1"),
         ("data get eyepacs", Exit.DATA, "Kaggle"),
         ("data get mnits", Exit.DATA, "mnist"),
     ],

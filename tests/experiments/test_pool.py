@@ -3,12 +3,14 @@
 import os
 import signal
 import time
+from multiprocessing import Pipe
 
 import pytest
+import torch
 
 from sparsedp.experiments.pool import Pool
 from sparsedp.experiments.settings import Settings
-from sparsedp.experiments.worker import Done, Failed, Job, Progress
+from sparsedp.experiments.worker import Done, Failed, Job, Progress, work
 
 TINY = {"dataset": "digits", "subset": 60, "epochs": 1, "batch_size": 20, "seed": 0}
 
@@ -65,3 +67,20 @@ def test_a_worker_interrupted_while_it_starts_ends_by_itself_without_a_traceback
         pool.close()
     assert capfd.readouterr().err == ""
     assert "".join(log.read_text() for log in tmp_path.glob("*.log")) == ""
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_worker_has_the_threads_it_is_given(threads, tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(torch, "set_num_threads", seen.append)
+    for name in ("setpgrp", "dup2"):
+        monkeypatch.setattr(os, name, lambda *_: None)
+    monkeypatch.setenv("OMP_NUM_THREADS", "before")
+    ours, theirs = Pipe()
+    ours.send(Job(Settings.from_json(TINY).resolved().to_json(), "", prepare=True))
+    ours.send(None)
+    before = signal.getsignal(signal.SIGINT)
+    work(theirs, str(tmp_path / "log"), threads)
+    signal.signal(signal.SIGINT, before)
+    assert isinstance(ours.recv(), Done)
+    assert (seen, os.environ["OMP_NUM_THREADS"]) == ([threads], str(threads))

@@ -62,6 +62,12 @@ Set = Annotated[
     ),
 ]
 Workers = Annotated[int | None, typer.Option(help="Processes; one per core by default.")]
+Threads = Annotated[
+    int,
+    typer.Option(
+        help="Of each process. More than one is for long runs, when few are left; last digits change."
+    ),
+]
 
 
 def listed(text: str) -> list[str]:
@@ -157,10 +163,11 @@ def _value(text: str) -> Any:
         return text
 
 
-def processes(wanted: int | None) -> int:
-    """How many workers: as told, or one per core this process may use."""
+def processes(wanted: int | None, threads: int = 1) -> int:
+    """How many workers: as told, or as many as give every core this process may use a thread."""
     import os
 
-    if wanted is not None and wanted < 1:
-        raise SparseDPError(f"workers: got {wanted}, expected at least 1")
-    return wanted or len(os.sched_getaffinity(0))
+    for name, value in (("workers", wanted), ("threads", threads)):
+        if value is not None and value < 1:
+            raise SparseDPError(f"{name}: got {value}, expected at least 1")
+    return wanted or max(1, len(os.sched_getaffinity(0)) // threads)

@@ -42,6 +42,7 @@ def sweep(
         ),
     ] = False,
     workers: options.Workers = None,
+    threads: options.Threads = 1,
     as_json: options.Json = False,
 ) -> None:
     """Run every cell of an experiment, seed by seed, and keep one small record per run.
@@ -59,6 +60,7 @@ def sweep(
     from sparsedp.experiments.results import Results
     from sparsedp.experiments.runner import Status, Workplace
 
+    processes = options.processes(workers, threads)
     experiment = read_experiment(config)
     if seeds is not None:
         experiment = replace(experiment, seeds=read_seeds(seeds))
@@ -67,7 +69,7 @@ def sweep(
     if smoke:
         runs = tuple(run.smoke(**_SMOKE) for run in runs if run.seed == experiment.seeds[0])
     results = Results(out or (Path("runs" if smoke else "results") / name / "records"))
-    place = Workplace(results, work or Path("runs") / name, keep_runs, options.processes(workers))
+    place = Workplace(results, work or Path("runs") / name, keep_runs, processes, threads)
     expected: Forecast | None = None
     if dry_run:
         found: dict[int, Any] = {

@@ -38,8 +38,8 @@ class Pool:
     fork.
     """
 
-    def __init__(self, size: int, logs: Path) -> None:
-        self._size, self._logs = size, logs
+    def __init__(self, size: int, logs: Path, threads: int = 1) -> None:
+        self._size, self._logs, self._threads = size, logs, threads
         self._workers: list[_Worker] = []
         self._context = multiprocessing.get_context("spawn")
 
@@ -110,7 +110,7 @@ class Pool:
         ours, theirs = self._context.Pipe()
         self._logs.mkdir(parents=True, exist_ok=True)
         log = self._logs / f"worker-{os.getpid()}-{len(list(self._logs.glob('worker-*.log')))}.log"
-        process = self._context.Process(target=work, args=(theirs, str(log)), daemon=True)
+        process = self._context.Process(target=work, args=(theirs, str(log), self._threads), daemon=True)
         with _interrupts_held_back():
             process.start()
         theirs.close()

@@ -24,12 +24,18 @@ _TICK_SECONDS = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Workplace:
-    """Where an experiment's runs live while they run, and after if they are kept."""
+    """Where an experiment's runs live while they run, and after if they are kept, and what runs them.
+
+    Attributes:
+        workers: processes at a time.
+        threads: of each of them.
+    """
 
     results: Results
     runs: Path
     keep_runs: bool
     workers: int
+    threads: int = 1
 
     def folder(self, run: GridRun) -> Path:
         """A run's directory."""
@@ -85,7 +91,7 @@ def run_all(experiment: str, runs: Sequence[GridRun], place: Workplace, watch: W
             if record is not None:
                 status.records[number] = record
                 _tidy(place, run)
-        pool = Pool(min(place.workers, max(1, status.left)), place.runs)
+        pool = Pool(min(place.workers, max(1, status.left)), place.runs, place.threads)
         try:
             _prepare(runs, place, pool, status, watch)
             _run(experiment, runs, place, pool, status, watch)

@@ -1,4 +1,4 @@
-"""A worker process: takes jobs from its parent one by one, on one thread, and reports back.
+"""A worker process: takes jobs from its parent one by one, and reports back.
 
 It has a process group of its own, so that Ctrl-C on the terminal reaches the parent alone, which then asks for a stop
 between two steps. When the parent dies it dies too, and gives its ledgers free.
@@ -69,27 +69,27 @@ class Stopped:
 Message = Progress | Done | Failed | Stopped
 
 
-def work(pipe: connection.Connection, log: str) -> None:
+def work(pipe: connection.Connection, log: str, threads: int) -> None:
     """The life of a worker: jobs until None comes, or until it is told to stop."""
     os.setpgrp()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     threading.Thread(target=_die_with_parent, daemon=True).start()
-    os.environ["OMP_NUM_THREADS"] = "1"
+    os.environ["OMP_NUM_THREADS"] = str(threads)
     keep_freed_memory()
     _write_to(log)
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         while (job := pipe.recv()) is not None:
-            pipe.send(_outcome(job, pipe))
+            pipe.send(_outcome(job, pipe, threads))
     except (KeyboardInterrupt, EOFError, BrokenPipeError):
         return
 
 
-def _outcome(job: Job, pipe: connection.Connection) -> Message:
+def _outcome(job: Job, pipe: connection.Connection, threads: int) -> Message:
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            record, noise = _perform(job, pipe)
+            record, noise = _perform(job, pipe, threads)
         return Done(record, noise, tuple(sorted({str(one.message) for one in caught})))
     except KeyboardInterrupt:
         return Stopped()
@@ -97,7 +97,7 @@ def _outcome(job: Job, pipe: connection.Connection) -> Message:
         return Failed(str(error))
 
 
-def _perform(job: Job, pipe: connection.Connection) -> tuple[dict[str, Any], dict[str, float]]:
+def _perform(job: Job, pipe: connection.Connection, threads: int) -> tuple[dict[str, Any], dict[str, float]]:
     import torch
 
     from sparsedp.experiments.datasets import load_data
@@ -106,7 +106,7 @@ def _perform(job: Job, pipe: connection.Connection) -> tuple[dict[str, Any], dic
     from sparsedp.runs.folder import holds_run
     from sparsedp.runs.reader import Run
 
-    torch.set_num_threads(1)
+    torch.set_num_threads(threads)
     settings = Settings.from_json(job.settings)
     if job.prepare:
         load_data(settings)
