@@ -28,14 +28,15 @@ settings.load_profile("sparsedp")
 
 @pytest.fixture(scope="module")
 def checked_once():
-    """Checks each kind of model once a module: three quarters of what a tiny run costs, and the same every time."""
+    """Checks each kind of model and loss once a module: three quarters of what a tiny run costs, and the same every time."""
     from sparsedp.guards import guard
 
     honest, seen = guard.check_model, set()
 
     def check(model, loss, rows, **how):
         modes = tuple(module.training for module in model.modules())
-        key = (repr(model), modes, *sorted(how.items()))
+        held = tuple(repr(cell.cell_contents) for cell in getattr(loss, "__closure__", None) or ())
+        key = (repr(model), repr(getattr(loss, "__qualname__", loss)), held, modes, *sorted(how.items()))
         if key not in seen:
             honest(model, loss, rows, **how)
             seen.add(key)

@@ -25,6 +25,8 @@ from sparsedp import MethodOptions, PrivacyError, SparseDPError, all_methods
 from sparsedp.diagnostics.advice import advise_run
 from sparsedp.sklearn import BoundedScaler, SparseDPClassifier
 
+pytestmark = pytest.mark.usefixtures("checked_once")
+
 PRIVATE = [method.name for method in all_methods() if method.private]
 ABLATIONS = [method.name for method in all_methods() if not method.private]
 

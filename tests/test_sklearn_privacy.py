@@ -25,6 +25,8 @@ from sklearn_tools import classifier, table, weights
 from sparsedp import DataError, PrivacyError, PrivacyWarning, SparseDPError
 from sparsedp.sklearn import BoundedScaler
 
+pytestmark = pytest.mark.usefixtures("checked_once")
+
 # Classes
 
 

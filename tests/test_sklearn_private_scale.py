@@ -9,6 +9,8 @@ from sparsedp import PrivateNormalisation, verify
 from sparsedp.core.errors import DataError, PrivacyError
 from sparsedp.runs.ledger_file import FileLedger
 
+pytestmark = pytest.mark.usefixtures("checked_once")
+
 
 def test_the_measurement_is_a_phase_of_the_plan_and_in_the_ledger(tmp_path):
     X, y = table(rows=400)

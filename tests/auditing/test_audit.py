@@ -20,7 +20,10 @@ from sparsedp.privacy.events import Spend
 from sparsedp.sampling.poisson import PoissonSampler
 
 
-@pytest.mark.parametrize("method", ["dp-sgd", "tp-topk", "on-rand", "adadpigu"])
+@pytest.mark.parametrize(
+    "method",
+    ["dp-sgd", *(pytest.param(name, marks=pytest.mark.heavy) for name in ("tp-topk", "on-rand", "adadpigu"))],
+)
 def test_an_honest_step_is_bounded_closely_and_never_beyond_its_claim(method):
     result = audited(method=method)
     assert result.passed, problems(result)

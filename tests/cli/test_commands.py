@@ -22,6 +22,8 @@ from sparsedp.privacy.normalisation import PrivateNormalisation
 from sparsedp.runs.reader import load_weights
 from sparsedp.training.planning import spec_for
 
+pytestmark = pytest.mark.usefixtures("checked_once")
+
 COMMANDS = (
     "demo", "train", "check", "compare", "plan", "verify", "audit", "report", "advise", "diagnose", "data", "methods",
     "sweep",

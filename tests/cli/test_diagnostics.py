@@ -12,6 +12,8 @@ from sparsedp.diagnostics.splits import statistics_of
 from sparsedp.report.nonprivate import WARNING
 from sparsedp.runs.reader import Run
 
+pytestmark = pytest.mark.usefixtures("checked_once")
+
 SMALL = ("--dataset", "digits", "--epochs", "4", "--set", "subset=150", "--batch-size", "30", "--seed", "1")
 
 

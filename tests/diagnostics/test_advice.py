@@ -18,6 +18,8 @@ from sparsedp.diagnostics.splits import WarmupStatistics, statistics_of
 from sparsedp.methods import build_plan, get_method
 from sparsedp.runs.reader import Run
 
+pytestmark = pytest.mark.usefixtures("checked_once")
+
 OLD = Path(__file__).parents[1] / "runs_on_disk" / "written_by_0_1"
 PLAN = build_plan(
     get_method("tp-topk"), None, units=1000, batch_size=100, epochs=10, epsilon=3.0, delta=1e-5, clip_norm=1.0,

@@ -15,6 +15,8 @@ from sparsedp.experiments.execute import execute
 from sparsedp.experiments.settings import Settings
 from sparsedp.methods import build_plan
 
+pytestmark = pytest.mark.usefixtures("checked_once")
+
 LOSS = nn.CrossEntropyLoss(reduction="none")
 
 

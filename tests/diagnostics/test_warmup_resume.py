@@ -19,6 +19,8 @@ from sparsedp.diagnostics.splits import WarmupStatistics, statistics_of
 from sparsedp.diagnostics.summary import summarize_warmup, summary_of
 from sparsedp.runs.reader import Run
 
+pytestmark = pytest.mark.usefixtures("checked_once")
+
 STEPS, WARM_UP = 300, 90
 """So a ledger block is three steps."""
 

@@ -12,6 +12,8 @@ from sparsedp.experiments.execute import execute
 from sparsedp.experiments.networks import build_model
 from sparsedp.experiments.settings import Settings
 
+pytestmark = pytest.mark.usefixtures("checked_once")
+
 TINY = {"dataset": "digits", "subset": 120, "epochs": 1, "batch_size": 30, "epsilon": 8.0, "seed": 0}
 
 

@@ -13,6 +13,8 @@ from sparsedp.core.layout import Layout
 from sparsedp.federated import Client, CountAsked, FederatedTrainer, LocalSGD
 from sparsedp.federated.rounds import DOWN, REFRESH, UP
 
+pytestmark = pytest.mark.usefixtures("checked_once")
+
 TABLE = CountAsked(("table.weight",), whole=False, votes=None)
 
 

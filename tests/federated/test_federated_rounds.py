@@ -23,6 +23,8 @@ from sparsedp.federated import FederatedTrainer
 from sparsedp.methods import all_methods
 from sparsedp.privacy.plan import Plan
 
+pytestmark = pytest.mark.usefixtures("checked_once")
+
 COUNTING = ("adafest", "fest", "head-votes", "votes")
 EVERYWHERE = [(method.name, NUMBERS) for method in all_methods() if method.private]
 ON_TABLES = [(name, TEXTS) for name in COUNTING]

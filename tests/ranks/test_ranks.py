@@ -9,6 +9,8 @@ from launching import jobs, jobs_of_one
 
 from sparsedp.runs.ledger_file import FileLedger
 
+pytestmark = pytest.mark.heavy
+
 SAME = ("people", "counted", "kept")
 DIFFERENT = (
     "plans", "models", "parts", "modes", "losses", "threads",

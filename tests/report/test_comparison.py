@@ -17,6 +17,8 @@ from sparsedp.report.groups import group_records
 from sparsedp.report.interval_figures import verdict
 from sparsedp.report.statistics import Estimate
 
+pytestmark = pytest.mark.usefixtures("checked_once")
+
 
 def records(folder: Path) -> list[dict]:
     return [json.loads(file.read_text()) for file in sorted(folder.rglob("record.json"))]

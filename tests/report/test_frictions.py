@@ -19,6 +19,8 @@ from sparsedp.report.groups import Group, group_records
 from sparsedp.report.metric import ACCURACY, AUC
 from sparsedp.report.references import HELD_OUT_COUNTS, Reference, drawn, majority
 
+pytestmark = pytest.mark.usefixtures("checked_once")
+
 
 def compared(values: dict[str, list[float]], several: Path) -> Group:
     """A group whose methods have these accuracies, seed by seed."""

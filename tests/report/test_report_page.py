@@ -14,6 +14,7 @@ from report_runs import a_run, train
 
 import sparsedp
 from sparsedp import About, DataError, PrivacyError, SparseDPError, write_report
+from sparsedp.core.files import readable_json
 from sparsedp.report.nonprivate import WARNING
 
 NEVER_CLOSED = {"meta", "br", "hr", "rect", "line", "path", "circle", "polyline"}
@@ -288,6 +289,6 @@ def test_no_absolute_number_of_seconds_is_shown(single, tmp_path):
     slower = shutil.copytree(single, tmp_path / single.name)
     record = json.loads((slower / "record.json").read_text())
     record["timing"]["seconds"] += 98765.4
-    (slower / "record.json").write_text(json.dumps(record))
+    (slower / "record.json").write_bytes(readable_json(record))
     assert page_of(slower, tmp_path)[0] == text
     assert "seconds" not in text

@@ -19,6 +19,8 @@ from sparsedp.privacy import NominalSplit
 from sparsedp.report.reproduce import changed_options, recipe
 from sparsedp.report.run import read_run
 
+pytestmark = pytest.mark.usefixtures("checked_once")
+
 CASES = {
     "plain": {"method": "tp-topk"},
     "dense": {"method": "dp-sgd"},

@@ -31,43 +31,26 @@ def small_files(tmp_path_factory):
     datasets._load.cache_clear()
 
 
-def kinds_of_runs(config, *what):
-    """One run for each data set and model, or whatever else, of an experiment."""
-    experiment, found = read_experiment(config), {}
-    for run in experiment.runs():
-        found.setdefault(tuple(str(getattr(run.settings, name)) for name in what), (experiment.metric, run))
-    return found
-
-
-def everywhere(*what):
-    """The same of all experiments together, by the first that has it."""
+def kinds_of_runs(experiment):
+    """One run for each data set, model and method of an experiment."""
     found = {}
-    for config in CONFIGS:
-        for kind, one in kinds_of_runs(config, *what).items():
-            found.setdefault(kind, one)
-    return [pytest.param(*one, id=" ".join(kind)) for kind, one in found.items()]
-
-
-def take_an_epoch(metric, run):
-    settings = run.smoke(**{**SMOKE, **SLOW.get(run.settings.dataset, {})}).settings
-    result = execute(settings)
-    assert math.isfinite(result.metrics[metric]), run.title
-    if settings.epsilon != math.inf:
-        assert result.epsilon <= settings.epsilon, run.title
-
-
-@pytest.mark.filterwarnings("ignore:the data set knows which unit")  # hospital-row protects rows on purpose
-@pytest.mark.parametrize(("metric", "run"), everywhere("dataset", "model"))
-def test_every_data_set_and_model_of_the_experiments_takes_an_epoch(metric, run, small_files):
-    take_an_epoch(metric, run)
+    for run in experiment.runs():
+        settings = run.settings
+        found.setdefault((str(settings.dataset), str(settings.model), str(settings.method)), run)
+    return found.values()
 
 
 @pytest.mark.heavy
-@pytest.mark.filterwarnings("ignore:the data set knows which unit")
+@pytest.mark.filterwarnings("ignore:the data set knows which unit")  # hospital-row protects rows on purpose
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.stem)
 def test_every_experiment_takes_an_epoch_with_each_of_its_methods(config, small_files):
-    for metric, run in kinds_of_runs(config, "dataset", "model", "method").values():
-        take_an_epoch(metric, run)
+    experiment = read_experiment(config)
+    for run in kinds_of_runs(experiment):
+        settings = run.smoke(**{**SMOKE, **SLOW.get(run.settings.dataset, {})}).settings
+        result = execute(settings)
+        assert math.isfinite(result.metrics[experiment.metric]), run.title
+        if settings.epsilon != math.inf:
+            assert result.epsilon <= settings.epsilon, run.title
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.stem)

@@ -35,6 +35,8 @@ from sparsedp.privacy.shares import SharedCharge
 from sparsedp.training.fit import fit
 from sparsedp.training.trainer import Trainer
 
+pytestmark = pytest.mark.usefixtures("checked_once")
+
 WORDS, WIDTH, LENGTH, ROWS, BATCH = 24, 3, 5, 80, 20
 LOSS = nn.CrossEntropyLoss(reduction="none")
 

@@ -20,6 +20,8 @@ from sparsedp.sampling.loading import Loading
 from sparsedp.sampling.poisson import PoissonSampler
 from sparsedp.training.trainer import Trainer
 
+pytestmark = pytest.mark.usefixtures("checked_once")
+
 
 class Flips(Dataset):
     """Random flips, noise and shifts in the items, from each of the three global generators."""

@@ -18,6 +18,8 @@ from sparsedp.optimizers.compact import ELEMENTWISE, CompactOptimizer
 from sparsedp.optimizers.masked import MaskedOptimizer
 from sparsedp.optimizers.places import WholeRows, places_in
 
+pytestmark = pytest.mark.usefixtures("checked_once")
+
 ONE_BY_ONE = [name for name in DROPPING if type(DROPPING[name]([nn.Parameter(torch.ones(2))])) in ELEMENTWISE]
 
 

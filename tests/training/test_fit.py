@@ -30,6 +30,8 @@ from sparsedp.privacy.plan import Plan
 from sparsedp.runs.ledger_file import FileLedger
 from sparsedp.runs.reader import load_weights
 
+pytestmark = pytest.mark.usefixtures("checked_once")
+
 QUICK: dict[str, Any] = {
     "epsilon": 8.0, "delta": 1e-3, "epochs": 5, "batch_size": 20, "accountant": "rdp", "seed": 0, "progress": False,
 }  # fmt: skip

@@ -18,6 +18,8 @@ from sparsedp.methods import Granularity, MethodOptions, PublicScores, build_pla
 from sparsedp.privacy.accountants import plan_epsilon
 from sparsedp.training.fit import fit
 
+pytestmark = pytest.mark.usefixtures("checked_once")
+
 LOSS = nn.CrossEntropyLoss(reduction="none")
 ROWS, WORDS, WIDTH = 60, 12, 3
 

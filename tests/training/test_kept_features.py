@@ -21,6 +21,8 @@ from sparsedp.training import kept_features
 from sparsedp.training.held_settings import describe_held
 from sparsedp.training.kept_features import keep_below, keep_features
 
+pytestmark = pytest.mark.usefixtures("checked_once")
+
 
 @pytest.fixture(autouse=True)
 def private_cache(tmp_path, monkeypatch):

@@ -51,7 +51,8 @@ def test_an_unseeded_run_killed_is_never_under_counted(kills: int, epochs: int, 
     assert seen["epochs"] == sorted(set(seen["epochs"]))
 
 
-@pytest.mark.parametrize(("kills", "epochs"), [(2, 14), pytest.param(8, 70, marks=pytest.mark.heavy)])
+@pytest.mark.heavy
+@pytest.mark.parametrize(("kills", "epochs"), [(2, 14), (8, 70)])
 def test_a_seeded_run_killed_ends_with_the_bits_of_one_left_alone(
     kills: int, epochs: int, tmp_path: Path
 ) -> None:

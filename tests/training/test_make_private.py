@@ -15,6 +15,8 @@ from sparsedp.methods import get_method
 from sparsedp.own_loop.loop import Loop
 from sparsedp.own_loop.private_loop import PrivateLoader, PrivateModel, PrivateOptimizer
 
+pytestmark = pytest.mark.usefixtures("checked_once")
+
 ASKED = {"epsilon": 8.0, "delta": 1e-3, "epochs": 5, "accountant": "rdp"}
 Triple = tuple[PrivateModel, PrivateOptimizer, PrivateLoader]
 

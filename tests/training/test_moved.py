@@ -22,6 +22,8 @@ from sparsedp.runs.reader import Run, load_weights
 from sparsedp.runs.verify import verify
 from sparsedp.training.trainer import Trainer
 
+pytestmark = pytest.mark.usefixtures("checked_once")
+
 ROWS, WORDS, WIDTH, LENGTH, STEPS = 60, 400, 4, 5, 12
 LOSS = nn.CrossEntropyLoss(reduction="none")
 OPTIMIZERS = {

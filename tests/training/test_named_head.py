@@ -12,6 +12,8 @@ import sparsedp
 from sparsedp.core.errors import ModelError
 from sparsedp.methods import MethodOptions
 
+pytestmark = pytest.mark.usefixtures("checked_once")
+
 WIDTH, TOKENS = 4, 7
 
 

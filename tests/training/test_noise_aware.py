@@ -10,6 +10,8 @@ import sparsedp
 from sparsedp.core.errors import SparseDPError
 from sparsedp.optimizers.noise_aware import AdamBC, LowPassSGD
 
+pytestmark = pytest.mark.usefixtures("checked_once")
+
 
 def gradients(steps, size=5):
     return np.random.default_rng(4).normal(size=(steps, size))

@@ -16,6 +16,8 @@ from sparsedp import fit
 from sparsedp.core.errors import PrivacyError
 from sparsedp.evaluation.overlap import refuse_training_arrays, refuse_training_rows
 
+pytestmark = pytest.mark.usefixtures("checked_once")
+
 INPUTS, TARGETS = rows(1, 40).tensors
 DATA = TensorDataset(INPUTS, TARGETS)
 CONSTANT = torch.zeros(1).expand(20)

@@ -15,6 +15,8 @@ from sparsedp.experiments.settings import Settings
 from sparsedp.methods import get_method
 from sparsedp.training.trainer import Trainer
 
+pytestmark = pytest.mark.usefixtures("checked_once")
+
 HEAD = ("3.weight", "3.bias")
 
 

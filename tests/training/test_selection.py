@@ -32,6 +32,8 @@ from sparsedp.sampling.loading import Loading
 from sparsedp.training.fit import fit
 from sparsedp.training.trainer import Trainer
 
+pytestmark = pytest.mark.usefixtures("checked_once")
+
 WORDS, WIDTH, LENGTH, ROWS = 30, 4, 6, 90
 LOSS = nn.CrossEntropyLoss(reduction="none")
 

@@ -18,6 +18,8 @@ from sparsedp.optimizers.table_rate import table_rate, typical_length
 from sparsedp.runs.reader import Run
 from tables_of_people import ADULT_ROW
 
+pytestmark = pytest.mark.usefixtures("checked_once")
+
 
 def plan_of(units=20_000, batch=512, epochs=10, clip=1.0, epsilon=1.0, method="dp-sgd"):
     return build_plan(

@@ -25,6 +25,8 @@ from sparsedp.privacy.touched import TouchedSum
 from sparsedp.sampling.loading import Loading
 from sparsedp.training.trainer import Trainer
 
+pytestmark = pytest.mark.usefixtures("checked_once")
+
 INPUTS, HIDDEN, CLASSES, ROWS = 4, 6, 3, 60  # two classes would have gradients that tie
 GROUPS = 2 * HIDDEN + 2 * CLASSES  # rows of two weights, entries of two biases
 BELOW = INPUTS * HIDDEN + HIDDEN
