@@ -28,7 +28,7 @@ settings.load_profile("sparsedp")
 
 @pytest.fixture(scope="module")
 def checked_once():
-    """Checks each kind of model and loss once a module: three quarters of what a tiny run costs, and the same every time."""
+    """Checks each kind of model and loss once a module: three quarters of a tiny run, and the same every time."""
     from sparsedp.guards import guard
 
     honest, seen = guard.check_model, set()

@@ -12,6 +12,7 @@ import ast
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
 from statistics import median
 
@@ -71,7 +72,12 @@ class House:
 
     def spelling(self, word: str) -> set[str]:
         """The files that spell a word, or a longer one with it."""
-        return {name for name, tree in self.trees.items() if any(word in said for said in _words(tree))}
+        return {name for name, words in self.words.items() if any(word in said for said in words)}
+
+    @cached_property
+    def words(self) -> dict[str, set[str]]:
+        """What each file spells."""
+        return {name: set(_words(tree)) for name, tree in self.trees.items()}
 
 
 def body_lines(node: Function) -> int:
