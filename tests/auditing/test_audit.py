@@ -93,12 +93,28 @@ REPEATED = torch.randn(5000, generator=torch.Generator().manual_seed(1), dtype=t
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda coins, other: coins | other, "more often than planned"),
-        (lambda coins, other: np.concatenate([coins[:-1], coins[:1]]), "share a coin"),
-        (lambda coins, other: np.roll(np.arange(len(coins)) < 40, int(other.argmax())), "vary less"),
-        (lambda coins, other: np.repeat(coins[:8], math.ceil(len(coins) / 8))[: len(coins)], "vary more"),
+        pytest.param(
+            lambda coins, other: coins | other,
+            "more often than planned",
+            id="too often",
+            marks=pytest.mark.heavy,
+        ),
+        pytest.param(
+            lambda coins, other: np.concatenate([coins[:-1], coins[:1]]), "share a coin", id="one shared coin"
+        ),
+        pytest.param(
+            lambda coins, other: np.roll(np.arange(len(coins)) < 40, int(other.argmax())),
+            "vary less",
+            id="fixed size",
+            marks=pytest.mark.heavy,
+        ),
+        pytest.param(
+            lambda coins, other: np.repeat(coins[:8], math.ceil(len(coins) / 8))[: len(coins)],
+            "vary more",
+            id="few coins",
+            marks=pytest.mark.heavy,
+        ),
     ],
-    ids=["too often", "one shared coin", "fixed size", "few coins"],
 )
 def test_a_sampler_that_is_not_poissons_is_found(monkeypatch, change, words):
     honest = SystemRandomness.bernoulli
