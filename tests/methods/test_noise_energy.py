@@ -15,6 +15,8 @@ from sparsedp.methods.spec import PlanSpec
 from sparsedp.methods.table import all_methods
 
 STEPS, NOISE, CLIP, BATCH = 200, 0.8, 0.6, 8
+EVERY_DAY = {"dp-sgd", "tp-topk", "on-rand", "adadpigu", "clipped-sgd", "noisy-sgd"}
+"""Not left to `make heavy`."""
 Z = 5.1
 """Two-sided false-alarm rate 4e-7 for each method, for a nearly normal sum of thousands of squares."""
 
@@ -42,7 +44,13 @@ def measured(method):
     )
 
 
-@pytest.mark.parametrize("method", all_methods(), ids=lambda method: method.name)
+@pytest.mark.parametrize(
+    "method",
+    [
+        pytest.param(method, id=method.name, marks=[] if method.name in EVERY_DAY else pytest.mark.heavy)
+        for method in all_methods()
+    ],
+)
 def test_noise_energy_over_200_steps_is_that_of_the_support_alone(method):
     run = measured(method)
     nu = 0.0 if method.protection is Protection.NO_NOISE else NOISE * CLIP / BATCH
