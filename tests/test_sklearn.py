@@ -20,6 +20,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import sparsedp
+from every_day import by_method
 from sklearn_tools import classifier, table, weights
 from sparsedp import MethodOptions, PrivacyError, SparseDPError, all_methods
 from sparsedp.diagnostics.advice import advise_run
@@ -59,7 +60,7 @@ def test_scikit_learn_finds_nothing_but_what_is_listed(estimator, check):
 # The guarantee
 
 
-@pytest.mark.parametrize("method", PRIVATE)
+@pytest.mark.parametrize("method", by_method(PRIVATE))
 def test_every_private_method_trains_by_name_within_its_budget(method):
     X, y = table(features=40)
     model = classifier(method=method, epsilon=2.0).fit(X, y)

@@ -19,6 +19,7 @@ from federated_tools import (
 )
 
 import sparsedp
+from every_day import OFTEN
 from sparsedp.federated import FederatedTrainer
 from sparsedp.methods import all_methods
 from sparsedp.privacy.plan import Plan
@@ -26,8 +27,11 @@ from sparsedp.privacy.plan import Plan
 pytestmark = pytest.mark.usefixtures("checked_once")
 
 COUNTING = ("adafest", "fest", "head-votes", "votes")
-EVERYWHERE = [(method.name, NUMBERS) for method in all_methods() if method.private]
-ON_TABLES = [(name, TEXTS) for name in COUNTING]
+PRIVATE = [method.name for method in all_methods() if method.private]
+EVERYWHERE = [
+    pytest.param(name, NUMBERS, id=name, marks=[] if name in OFTEN else pytest.mark.heavy) for name in PRIVATE
+]
+ON_TABLES = [pytest.param(name, TEXTS, id=f"{name}-on-tables") for name in COUNTING]
 
 
 def central(plan: Plan, world: World = NUMBERS, seed: int = 5):
@@ -53,11 +57,7 @@ def weights(model: torch.nn.Module) -> torch.Tensor:
     return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
 
 
-@pytest.mark.parametrize(
-    ("method", "world"),
-    EVERYWHERE + ON_TABLES,
-    ids=[name for name, _ in EVERYWHERE] + [f"{name}-on-tables" for name, _ in ON_TABLES],
-)
+@pytest.mark.parametrize(("method", "world"), EVERYWHERE + ON_TABLES)
 def test_rounds_of_one_step_are_central_steps_to_the_bit(method, world):
     plan = a_plan(method)
     expected = central(plan, world)

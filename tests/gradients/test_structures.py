@@ -44,7 +44,9 @@ def assert_right(case: Case, geometry: str, units=None, tolerance: float = 1e-9)
     return engine
 
 
-@pytest.mark.parametrize("units", [None, UNITS], ids=["rows", "units"])
+@pytest.mark.parametrize(
+    "units", [pytest.param(None, id="rows"), pytest.param(UNITS, id="units", marks=pytest.mark.heavy)]
+)
 @pytest.mark.parametrize("geometry", GEOMETRIES)
 @pytest.mark.parametrize("case", STRUCTURES)
 def test_the_fast_path_equals_a_plain_loop(case, geometry, units, caplog):

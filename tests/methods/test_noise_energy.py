@@ -7,16 +7,15 @@ import numpy as np
 import pytest
 from method_harness import NETWORK, HandWritten, Problem, drive
 
+from every_day import by_method
 from sparsedp.core.geometry import Standardized
 from sparsedp.core.randomness import SystemRandomness
 from sparsedp.methods.method import GeometryRule, Protection
 from sparsedp.methods.options import MethodOptions
 from sparsedp.methods.spec import PlanSpec
-from sparsedp.methods.table import all_methods
+from sparsedp.methods.table import all_methods, get_method
 
 STEPS, NOISE, CLIP, BATCH = 200, 0.8, 0.6, 8
-EVERY_DAY = {"dp-sgd", "tp-topk", "on-rand", "adadpigu", "clipped-sgd", "noisy-sgd"}
-"""Not left to `make heavy`."""
 Z = 5.1
 """Two-sided false-alarm rate 4e-7 for each method, for a nearly normal sum of thousands of squares."""
 
@@ -44,14 +43,9 @@ def measured(method):
     )
 
 
-@pytest.mark.parametrize(
-    "method",
-    [
-        pytest.param(method, id=method.name, marks=[] if method.name in EVERY_DAY else pytest.mark.heavy)
-        for method in all_methods()
-    ],
-)
-def test_noise_energy_over_200_steps_is_that_of_the_support_alone(method):
+@pytest.mark.parametrize("name", by_method(method.name for method in all_methods()))
+def test_noise_energy_over_200_steps_is_that_of_the_support_alone(name):
+    method = get_method(name)
     run = measured(method)
     nu = 0.0 if method.protection is Protection.NO_NOISE else NOISE * CLIP / BATCH
     scales = [

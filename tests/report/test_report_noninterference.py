@@ -10,19 +10,14 @@ import pytest
 import torch
 from report_runs import a_run, data
 
+from every_day import by_method
 from sparsedp import write_report
 from sparsedp.core.randomness import PublicRandomness
 from sparsedp.methods import all_methods
 from sparsedp.privacy import mechanism
 from sparsedp.runs import ledger_file
 
-EVERY_DAY = {"dp-sgd", "tp-topk", "on-rand", "adadpigu", "fest", "votes"}
-"""Not left to `make heavy`; training itself is tried with every method every day."""
-PRIVATE = [
-    method.name if method.name in EVERY_DAY else pytest.param(method.name, marks=pytest.mark.heavy)
-    for method in all_methods()
-    if method.private
-]
+PRIVATE = [method.name for method in all_methods() if method.private]
 
 
 class _NoClock:
@@ -31,7 +26,7 @@ class _NoClock:
         return datetime(2025, 1, 1, tzinfo=UTC)
 
 
-@pytest.mark.parametrize("method", PRIVATE)
+@pytest.mark.parametrize("method", by_method(PRIVATE))
 def test_the_page_does_not_depend_on_the_data_but_through_releases(method, tmp_path: Path, monkeypatch):
     real = mechanism.private_sum
 

@@ -52,7 +52,13 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case",
+    [
+        case if case in ("plain", "dense", "geometry") else pytest.param(case, marks=pytest.mark.heavy)
+        for case in CASES
+    ],
+)
 def test_the_python_in_a_report_makes_the_same_plan_and_the_same_weights(case, tmp_path: Path):
     folder = a_run(tmp_path / "run", seed=7, **CASES[case])
     found = recipe(read_run(folder))

@@ -4,6 +4,7 @@ import base64
 import io
 import re
 import xml.etree.ElementTree as ElementTree
+from functools import cache
 
 import numpy as np
 import pytest
@@ -20,31 +21,36 @@ from sparsedp.core.errors import SparseDPError
 
 STUDIES = load_studies(CONFIGS)
 RECORDS = whole(STUDIES, STORE)
-MADE = drawn(RECORDS)
+NAMES = sorted(file.name for file in (DOCS / FOLDER).glob("*.svg"))
+
+
+@cache
+def made() -> dict[str, str]:
+    return drawn(RECORDS)
 
 
 def test_the_page_and_its_figures_are_up_to_date_with_the_records():
     """If this fails, run `make figures`, or `python -m studies.figures.run draw` without the data."""
     assert (DOCS / "gallery.md").read_text() == page(TEXT.read_text(), RECORDS)
-    assert {file.name for file in (DOCS / FOLDER).glob("*.svg")} == set(MADE)
-    for name, svg in MADE.items():
+    assert set(NAMES) == set(made())
+    for name, svg in made().items():
         assert (DOCS / FOLDER / name).read_text() == svg, name
 
 
 def test_drawing_again_gives_the_same_bytes():
     for name in ("inversion-pictures", "misranking", "wire"):
-        assert PLOTS[name].draw(RECORDS) == MADE[f"{name}.svg"]
+        assert PLOTS[name].draw(RECORDS) == made()[f"{name}.svg"]
     assert page(TEXT.read_text(), RECORDS) == page(TEXT.read_text(), RECORDS)
 
 
-@pytest.mark.parametrize("name", sorted(MADE))
+@pytest.mark.parametrize("name", NAMES)
 def test_a_figure_is_well_formed_says_what_it_shows_and_is_small(name):
-    root = ElementTree.fromstring(MADE[name])
+    root = ElementTree.fromstring(made()[name])
     assert root.tag == "{http://www.w3.org/2000/svg}svg"
     assert len(root.attrib["aria-label"]) > 20
-    assert "prefers-color-scheme:dark" in MADE[name]
-    assert len(MADE[name].encode()) < 200_000
-    assert not re.search(r"\bnan\b|\binf\b", MADE[name])
+    assert "prefers-color-scheme:dark" in made()[name]
+    assert len(made()[name].encode()) < 200_000
+    assert not re.search(r"\bnan\b|\binf\b", made()[name])
 
 
 def test_figures_that_cannot_be_drawn_yet_are_said_to_be_missing():
@@ -85,7 +91,7 @@ def test_numbers_are_short_and_intervals_need_two_values():
 def test_pictures_show_the_pixels_of_the_records():
     found = next(record for record in RECORDS["inversion"] if record["picture"])
     pixels = np.frombuffer(base64.b64decode(found["picture"]), np.uint8).reshape(found["shape"][-2:])
-    packed = re.search(r'href="data:image/png;base64,\s*([^"]*)"', MADE["inversion-pictures.svg"])[1]
+    packed = re.search(r'href="data:image/png;base64,\s*([^"]*)"', made()["inversion-pictures.svg"])[1]
     shown = np.asarray(Image.open(io.BytesIO(base64.b64decode(packed))).convert("L"))
     height, width = pixels.shape
     assert np.array_equal(shown[:height, :width], pixels)

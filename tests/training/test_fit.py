@@ -18,6 +18,7 @@ from safetensors import safe_open
 from torch import nn
 from torch.utils.data import Dataset
 
+from every_day import by_method
 from sparsedp import About, MethodOptions, PerSample, fit
 from sparsedp.callbacks.reports import Event, Result, StepReport
 from sparsedp.callbacks.terminal import deferred_interrupt
@@ -43,7 +44,7 @@ def quick_fit(**changed: Any) -> Result:
     return fit(network(), data, loss_fn, **arguments)
 
 
-@pytest.mark.parametrize("method", [method.name for method in all_methods() if method.private])
+@pytest.mark.parametrize("method", by_method(method.name for method in all_methods() if method.private))
 def test_every_private_method_keeps_to_its_epsilon_and_says_so_in_the_record(
     method: str, tmp_path: Path
 ) -> None:

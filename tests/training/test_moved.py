@@ -143,7 +143,9 @@ def test_one_that_was_changed_or_taken_away_is_noticed(tmp_path):
         a_trainer(tmp_path / "run", resume=True)
 
 
-@pytest.mark.parametrize("moment", range(6))
+@pytest.mark.parametrize(
+    "moment", [0, 3, *(pytest.param(moment, marks=pytest.mark.heavy) for moment in (1, 2, 4, 5))]
+)
 def test_a_kill_between_the_ledgers_line_and_the_file_leaves_a_run_that_goes_on(
     tmp_path, monkeypatch, moment
 ):

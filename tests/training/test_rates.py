@@ -52,7 +52,13 @@ def by_hand(kind, model, rate, **options):
     ("kind", "rate", "options"),
     [(torch.optim.SGD, 0.2, {"momentum": 0.9}), (torch.optim.AdamW, 0.01, {"weight_decay": 0.1})],
 )
-@pytest.mark.parametrize("scheduler", [None, lambda optimizer, steps: CosineAnnealingLR(optimizer, steps)])
+@pytest.mark.parametrize(
+    "scheduler",
+    [
+        None,
+        pytest.param(lambda optimizer, steps: CosineAnnealingLR(optimizer, steps), marks=pytest.mark.heavy),
+    ],
+)
 def test_factors_give_what_parameter_groups_give(method, kind, rate, options, scheduler):
     model = network()
     expected = trained(

@@ -12,6 +12,7 @@ import torch
 from runs import ROWS, a_trainer, advance, network, weights
 from torch import nn
 
+from every_day import by_method
 from sparsedp.callbacks.reports import Event, Result, StepReport
 from sparsedp.core.errors import DataError, PrivacyError, SparseDPError
 from sparsedp.methods import AUTO, MethodOptions, all_methods, build_plan, get_method
@@ -48,7 +49,7 @@ def assert_same_outcome(one: Result, other: Result) -> None:
     assert public_files(one.out) == public_files(other.out)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", by_method(METHODS))
 def test_a_seeded_run_cut_in_several_places_ends_with_the_same_bits(method: str, tmp_path: Path) -> None:
     whole = advance(a_trainer(method, out=tmp_path / "whole")).finish()
     cut = tmp_path / "cut"

@@ -1,0 +1,14 @@
+"""Which methods a slow test tries every day; `make heavy` tries the others."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+OFTEN = frozenset({"dp-sgd", "tp-topk", "on-rand", "adadpigu", "fest", "votes"})
+"""One of each kind: dense, learned once, renewed, standardized, by a count, by votes."""
+
+
+def by_method(names: Iterable[str]) -> list[Any]:
+    """The names, as parameters of a test."""
+    return [name if name in OFTEN else pytest.param(name, marks=pytest.mark.heavy) for name in names]
