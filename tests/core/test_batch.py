@@ -85,5 +85,5 @@ def test_supervised_pairs_inputs_with_targets():
 
 @pytest.mark.parametrize("rows", [torch.zeros(2), {"inputs": torch.zeros(2)}, (torch.zeros(2),)])
 def test_supervised_refuses_other_batches_and_names_the_way_out(rows):
-    with pytest.raises(DataError, match="PerSample"):
+    with pytest.raises(DataError, match="PerExampleLoss"):
         supervised(nn.MSELoss(reduction="none"))(nn.Identity(), rows)

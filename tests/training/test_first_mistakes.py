@@ -19,7 +19,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from sparsedp import DataError, ModelError, PerSample, SparseDPError, Trainer, build_plan, fit
+from sparsedp import DataError, ModelError, PerExampleLoss, SparseDPError, Trainer, build_plan, fit
 from sparsedp.models import freeze_batch_norm
 
 ASKED = {
@@ -222,7 +222,7 @@ class Named(Dataset):
 
 
 def test_losses_of_their_own_form_have_an_accuracy_too():
-    loss = PerSample(
+    loss = PerExampleLoss(
         lambda model, batch: F.cross_entropy(model(batch["x"]), batch["labels"], reduction="none")
     )
     named = trained(Named(), loss=loss, evaluate=None, eval_dataset=HeldOut(Named()))

@@ -19,7 +19,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from every_day import by_method
-from sparsedp import About, MethodOptions, PerSample, fit
+from sparsedp import About, MethodOptions, PerExampleLoss, fit
 from sparsedp.callbacks.reports import Event, Result, StepReport
 from sparsedp.callbacks.terminal import deferred_interrupt
 from sparsedp.core.errors import DataError, PrivacyError, PrivacyWarning, SparseDPError
@@ -314,7 +314,7 @@ def test_general_losses_nominal_splits_and_options_pass_through() -> None:
     result = fit(
         nn.Linear(FEATURES, CLASSES),
         rows(1),
-        PerSample(lambda model, batch: loss_fn(model(batch[0]), batch[1])),
+        PerExampleLoss(lambda model, batch: loss_fn(model(batch[0]), batch[1])),
         method="tp-topk",
         split=NominalSplit(0.3),
         options=MethodOptions(ranking="coherent"),

@@ -107,7 +107,7 @@ def supervised(criterion: Callable[[Any, Tensor], Tensor]) -> PerSampleLoss:
         if not isinstance(rows, (tuple, list)) or len(rows) != 2:
             raise DataError(
                 f"got a batch of type {type(rows).__name__}, expected (inputs, targets); "
-                "for other data pass loss_fn=PerSample(lambda model, rows: ...)"
+                "for other data pass loss_fn=PerExampleLoss(lambda model, rows: ...)"
             )
         inputs, targets = rows
         return criterion(model(inputs), targets)
@@ -116,23 +116,23 @@ def supervised(criterion: Callable[[Any, Tensor], Tensor]) -> PerSampleLoss:
 
 
 @dataclass(frozen=True, slots=True)
-class PerSample:
+class PerExampleLoss:
     """Marks a loss of the general form `loss(model, rows)`, which calls the model itself on whatever a batch is.
 
-    >>> PerSample(lambda model, rows: (model(rows["x"]) - rows["y"]).square().mean(dim=1))  # doctest: +ELLIPSIS
-    PerSample(loss=...)
+    >>> PerExampleLoss(lambda model, rows: (model(rows["x"]) - rows["y"]).square().mean(dim=1))  # doctest: +ELLIPSIS
+    PerExampleLoss(loss=...)
     """
 
     loss: PerSampleLoss
 
 
-def per_sample_loss(loss_fn: Callable[[Any, Tensor], Tensor] | PerSample) -> PerSampleLoss:
-    """The per-sample loss a user means: `PerSample` as it is, a criterion on (output, target) by `supervised`.
+def per_sample_loss(loss_fn: Callable[[Any, Tensor], Tensor] | PerExampleLoss) -> PerSampleLoss:
+    """The per-sample loss a user means: `PerExampleLoss` as it is, a criterion on (output, target) by `supervised`.
 
     Raises:
         SparseDPError: the criterion averages or sums over rows.
     """
-    if isinstance(loss_fn, PerSample):
+    if isinstance(loss_fn, PerExampleLoss):
         return loss_fn.loss
     if isinstance(loss_fn, type):
         raise SparseDPError(
@@ -141,7 +141,7 @@ def per_sample_loss(loss_fn: Callable[[Any, Tensor], Tensor] | PerSample) -> Per
     if not callable(loss_fn):
         raise SparseDPError(
             f"loss_fn: got {loss_fn!r}, expected a criterion on (output, target), such as "
-            'nn.CrossEntropyLoss(reduction="none"), or PerSample(lambda model, rows: ...)'
+            'nn.CrossEntropyLoss(reduction="none"), or PerExampleLoss(lambda model, rows: ...)'
         )
     reduction = getattr(loss_fn, "reduction", "none")
     if reduction != "none":
