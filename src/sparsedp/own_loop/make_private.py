@@ -71,8 +71,8 @@ def make_private(
             back, work as usual.
         data_loader: its data set, batch size (the expected size of a Poisson batch), collate and workers are taken;
             its sampler, which must be a plain one, is replaced.
-        loss_fn: as in `fit`: a criterion with `reduction="none"`, or `PerExampleLoss`. The loop calls it, and may take
-            the mean or sum before `backward`.
+        loss_fn: as in `fit`: a criterion with `reduction="none"`, or `PerExampleLoss`. The loop calls it,
+            and may take the mean or sum before `backward`.
         accumulation: batches of the loader before each `optimizer.step()`; a step then expects that many times the
             loader's batch size.
         asked: epsilon, delta, epochs, clip_norm and all else of a plan. Epochs are passes over the loader, 20 if not
