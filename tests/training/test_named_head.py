@@ -215,6 +215,8 @@ def test_several_last_layers_are_told(caplog):
 
 def test_a_loss_that_calls_the_layers_itself_is_followed():
     criterion = nn.CrossEntropyLoss(reduction="none")
-    by_parts = sparsedp.PerSample(lambda m, rows: criterion(m.head(torch.tanh(m.body(rows[0]))), rows[1]))
+    by_parts = sparsedp.PerExampleLoss(
+        lambda m, rows: criterion(m.head(torch.tanh(m.body(rows[0]))), rows[1])
+    )
     with pytest.raises(ModelError, match=r"made by \['head.weight', 'head.bias'\]"):
         run(head_declared_first(), by_parts)

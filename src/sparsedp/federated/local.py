@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from sparsedp.core.batch import PerSample, check_losses, per_sample_loss, row_count, to_device
+from sparsedp.core.batch import PerExampleLoss, check_losses, per_sample_loss, row_count, to_device
 from sparsedp.core.errors import SparseDPError
 from sparsedp.core.generators import own_generators
 from sparsedp.core.layout import Layout
@@ -56,7 +56,7 @@ class LocalSGD:
 
     Attributes:
         dataset: the client's own rows, map-style.
-        loss: a criterion on (output, target) with `reduction="none"`, or `PerSample(...)`.
+        loss: a criterion on (output, target) with `reduction="none"`, or `PerExampleLoss(...)`.
         steps: how many.
         lr: the learning rate of those.
         batch_size: rows of each step, in a new random order each pass; None for all.
@@ -65,7 +65,7 @@ class LocalSGD:
     """
 
     dataset: Dataset[Any]
-    loss: Callable[[Any, Tensor], Tensor] | PerSample
+    loss: Callable[[Any, Tensor], Tensor] | PerExampleLoss
     steps: int = 1
     lr: float = 0.1
     batch_size: int | None = None

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from sparsedp.callbacks.reports import Callback, Result
 from sparsedp.callbacks.terminal import deferred_interrupt, live
-from sparsedp.core.batch import PerSample, Rows, per_sample_loss
+from sparsedp.core.batch import PerExampleLoss, Rows, per_sample_loss
 from sparsedp.core.errors import ModelError, SparseDPError
 from sparsedp.evaluation.evaluate import Evaluator, evaluation_mode, held_out
 from sparsedp.evaluation.metrics import threshold_of
@@ -55,7 +55,7 @@ from sparsedp.training.trainer import Trainer
 def fit(
     model: nn.Module,
     train_dataset: Dataset[Any] | DataLoader[Any] | tuple[Any, Any],
-    loss_fn: Callable[[Any, Tensor], Tensor] | PerSample,
+    loss_fn: Callable[[Any, Tensor], Tensor] | PerExampleLoss,
     *,
     method: str | Method = AUTO_METHOD,
     epsilon: float | None = None,
@@ -103,7 +103,8 @@ def fit(
         model: trained in place, in the modes it is in (`train`, `eval`); given back in evaluation mode.
         train_dataset: the data that is protected: a map-style data set, a pair (X, y) of arrays, or a `DataLoader`,
             of which data set, batch size and collate are taken; its sampler must be a plain one.
-        loss_fn: a criterion on (output, target) with `reduction="none"`, or `PerSample(lambda model, rows: ...)`.
+        loss_fn: a criterion on (output, target) with `reduction="none"`, or `PerExampleLoss(lambda model, rows:
+            ...)`.
         method: a name from `sparsedp.methods`, your own `Method`, or "auto": dense or sparse, by public numbers.
         epsilon: the budget; 3 if not given. Never exceeded.
         delta: of the guarantee; if not given, a power of ten at most 1/(10 N) and at most 1e-5, and a log line.
@@ -285,7 +286,7 @@ class _Task:
     rows: Dataset[Any]
     apart: Dataset[Any] | None
     collate_apart: Collate | None
-    loss: Callable[[Any, Tensor], Tensor] | PerSample
+    loss: Callable[[Any, Tensor], Tensor] | PerExampleLoss
     loading: Loading
     evaluate: Evaluator | None
     about: About
@@ -334,7 +335,7 @@ class _Task:
 
     def _on_kept(self, where: Path | str, *, shown: bool) -> _Task:
         """The part that is trained, on what the fixed part below it gives; all of it where "auto" finds none."""
-        loss = self.loss.loss if isinstance(self.loss, PerSample) else None
+        loss = self.loss.loss if isinstance(self.loss, PerExampleLoss) else None
         collate = self.loading.collate
         if self.apart is not None and self.collate_apart is not collate:
             raise SparseDPError(
