@@ -109,6 +109,15 @@ class Plan:
         """Whether every phase is."""
         return all(phase.is_private for phase in self.phases)
 
+    @property
+    def charged_head(self) -> str:
+        """What names it as an earlier run of an `RdpFilter`: its fingerprint."""
+        return self.fingerprint
+
+    def committed(self) -> tuple[Spend, ...]:
+        """The most a run of it can ever spend."""
+        return self.spends()
+
     def preliminary(self, name: str) -> Phase | None:
         """The release before training of that name, if the plan has it."""
         return next((phase for phase in self.phases if phase.name == name and not phase.trains), None)
