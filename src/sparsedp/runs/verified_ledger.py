@@ -12,7 +12,7 @@ from sparsedp.privacy.canonical import FrozenMap
 from sparsedp.privacy.events import Spend, merged
 
 FORMAT = 2
-"""Format 1, of version 0.1, has no lines for files: nothing binds them to the chain."""
+"""Format 1, of unreleased versions, did not bind the run's other files to the chain; it is refused."""
 
 
 class PaidSteps(NamedTuple):
@@ -55,7 +55,6 @@ class VerifiedLedger:
         sealed: what was charged by complete lines, in order, without gaps.
         heads: the hash of every complete line.
         torn: an unfinished end of the file, if there is one.
-        format: of the file.
         files: what was to be written when, in order.
     """
 
@@ -69,13 +68,7 @@ class VerifiedLedger:
     sealed: tuple[PaidSteps, ...]
     heads: tuple[str, ...]
     torn: Torn | None = None
-    format: int = FORMAT
     files: tuple[FilesLine, ...] = ()
-
-    @property
-    def binds_files(self) -> bool:
-        """Whether the chain holds digests of the run's other files."""
-        return self.format > 1
 
     def known(self, name: str) -> tuple[str, ...]:
         """The digests a file of the run may have: the last one written down.
