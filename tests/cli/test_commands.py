@@ -177,8 +177,6 @@ def test_plan_says_what_auto_takes_and_why(typed, parameters, more, method, why)
 @pytest.mark.parametrize(
     ("asked", "k", "words"),
     [
-        ("--method head-probe --parameters 1000000", None, "always trains the head, whose size was not given; give"),
-        ("--method head-probe --parameters 1000000 --head-parameters 12810", 111_529, "k=111,529 active"),
         ("--method fest --parameters 1000000", None, "what is no embedding table, whose size was not given"),
         ("--method fest --parameters 1000000 --part dense=1000", 100_900, "k=100,900 active"),
         ("--method fest --model embedding-bag", 26_231, "k=26,231 active"),

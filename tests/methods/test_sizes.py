@@ -48,8 +48,6 @@ def told(method, parts):
         ("head", ("all", "head")),
         ("bias", ("bias", "head")),
         ("norms", ("norms", "head")),
-        ("head-probe", ("head",)),
-        ("head-votes", ("head",)),
         ("fest", ("dense",)),
     ],
 )
@@ -100,4 +98,4 @@ def test_the_chosen_support_has_its_r_and_only_where_it_is_known():
     assert auto["which"] == "tp-topk, ratio auto"
     assert auto["noise_ratio"] == pytest.approx(0.4, rel=0.2)
     assert auto["noise_ratio"] <= 0.4
-    assert [row["which"] for row in rows("head-probe", {"all": 1_000_000})] == ["all"]
+    assert [row["which"] for row in rows("fest", {"all": 1_000_000})] == ["all"]

@@ -14,15 +14,13 @@ from sparsedp.methods.schedules import Constant, Cooling, Listed, Release, regis
 from sparsedp.methods.scores import BlockCoherent, Coherent, Energy, Magnitude, Ranked
 from sparsedp.methods.setting import ControllerState, StepSetting, SupportChange
 from sparsedp.methods.spec import PlanSpec, build_plan
-from sparsedp.methods.stages import HEAD, MAIN, PROBE, SELECT, WARM_UP, Moves, Stage
+from sparsedp.methods.stages import HEAD, MAIN, SELECT, WARM_UP, Moves, Stage
 from sparsedp.methods.table import all_methods, get_method, register
-from sparsedp.methods.votes import Votes
 
 __all__ = [
     "AUTO",
     "HEAD",
     "MAIN",
-    "PROBE",
     "SELECT",
     "WARM_UP",
     "BlockCoherent",
@@ -58,7 +56,6 @@ __all__ = [
     "Stage",
     "StepSetting",
     "SupportChange",
-    "Votes",
     "all_methods",
     "build_plan",
     "configure",

@@ -15,7 +15,7 @@ from sparsedp.methods.rankings import RankedBy, Ranking
 from sparsedp.methods.rules import GeometryRule, OffSupport, Protection
 from sparsedp.methods.schedules import Constant, Listed, Release, Schedule
 from sparsedp.methods.scope import Names
-from sparsedp.methods.stages import MAIN, PROBE, SELECT, WARM_UP, Moves, Stage, check_stages
+from sparsedp.methods.stages import MAIN, SELECT, WARM_UP, Moves, Stage, check_stages
 from sparsedp.methods.standardization import Decays
 
 _SUPPORT_RULE = ("schedule", "active_ratio", "refresh", "clock", "granularity")
@@ -127,11 +127,6 @@ def _check_selection(method: Method) -> None:
             f"{method.name}: the stage 'select' and a ranking with a release of its own, such as frequency, come "
             "together; give both or none"
         )
-    if PROBE in method.stages and (method.ranking is None or method.ranking.source is not RankedBy.GRADIENTS):
-        raise SparseDPError(
-            f"{method.name}: the stage 'probe' releases gradients to rank by; give a ranking that learns from them, "
-            "such as energy, or leave the stage out"
-        )
     steps = method.ranking is not None and method.ranking.source is RankedBy.STEP_ROWS
     every_step = method.refresh is Refresh.EVERY_PERIOD and method.clock == EverySteps(1)
     if steps and not (every_step and method.granularity is Granularity.ROWS):
@@ -139,9 +134,7 @@ def _check_selection(method: Method) -> None:
             f"{method.name}: its ranking is made in every step and of rows; give Refresh.EVERY_PERIOD, "
             "EverySteps(1) and Granularity.ROWS"
         )
-    votes = method.ranking is not None and method.ranking.source is RankedBy.VOTES
-    grouped = (Granularity.ROWS, Granularity.TENSORS) if votes else (Granularity.ROWS,)
-    if selects and (method.refresh is Refresh.EVERY_PERIOD or method.granularity not in grouped):
+    if selects and (method.refresh is Refresh.EVERY_PERIOD or method.granularity is not Granularity.ROWS):
         raise SparseDPError(
             f"{method.name}: its ranking is made once and of rows; give Refresh.ONCE and Granularity.ROWS"
         )

@@ -177,7 +177,6 @@ class PlanSpec:
         phases = draft_phases(
             self.method,
             total=self.epochs * steps_per_epoch,
-            epoch=steps_per_epoch,
             sampling_rate=self.batch_size / self.units,
             clip_norm=self.clip_norm,
             warmup_fraction=self.warmup_fraction,
