@@ -11,7 +11,7 @@ from sparsedp.methods.options import MethodOptions, configure
 from sparsedp.methods.rankings import ByScore, Frequency, RandomOrder, Ranking, register_ranking
 from sparsedp.methods.rules import GeometryRule, OffSupport, Protection
 from sparsedp.methods.schedules import Constant, Cooling, Listed, Release, register_schedule
-from sparsedp.methods.scores import BlockCoherent, Coherent, Energy, Magnitude, Ranked
+from sparsedp.methods.scores import Coherent, Energy, Magnitude, Ranked
 from sparsedp.methods.setting import ControllerState, StepSetting, SupportChange
 from sparsedp.methods.spec import PlanSpec, build_plan
 from sparsedp.methods.stages import HEAD, MAIN, SELECT, WARM_UP, Moves, Stage
@@ -23,7 +23,6 @@ __all__ = [
     "MAIN",
     "SELECT",
     "WARM_UP",
-    "BlockCoherent",
     "ByScore",
     "Coherent",
     "Constant",

@@ -13,7 +13,7 @@ from sparsedp.methods.rankings import Frequency, RandomOrder
 from sparsedp.methods.registry import Registry
 from sparsedp.methods.rules import GeometryRule, OffSupport, Protection
 from sparsedp.methods.schedules import Cooling, Release
-from sparsedp.methods.scores import BlockCoherent, Coherent, Energy, Magnitude, Ranked
+from sparsedp.methods.scores import Coherent, Energy, Magnitude, Ranked
 from sparsedp.methods.stages import HEAD, MAIN, SELECT, WARM_UP
 
 _TP = "Zhang and Xie 2026, arXiv 2606.04375"
@@ -35,8 +35,6 @@ _ROWS = (
            summary="Warm-up, then the coordinates with the most denoised squared gradient."),
     Method(name="tp-coherent", paper=_OURS, ranking=Coherent(), **_TWO_PHASES,
            summary="Warm-up, then the coordinates with the largest squared mean gradient."),
-    Method(name="tp-block-coherent", paper=_OURS, ranking=BlockCoherent(), **_TWO_PHASES,
-           summary="Warm-up, then the largest squared means over short runs of steps."),
     Method(name="tp-rand", paper=f"{_TP}, Sec. 7.1", ranking=RandomOrder(), **_TWO_PHASES,
            summary="Warm-up, then random coordinates: the control for tp-topk."),
     Method(name="on-rand", paper=f"{_RS}, Alg. 1", ranking=RandomOrder(), active_ratio=0.2, **_EVERY_EPOCH,
