@@ -1,7 +1,6 @@
 """Each command once, as a user types it."""
 
 import json
-import math
 import signal
 import subprocess
 import sys
@@ -193,15 +192,6 @@ def test_plan_tells_the_support_or_what_it_takes_to_know_it(typed, asked, k, wor
     energy = typed(*question, "--json").json["noise_energy"]
     assert k == (None if energy is None else energy["k"])
     assert words in " ".join(typed(*question).out.split())
-
-
-def test_plan_tells_the_support_of_an_automatic_ratio(typed):
-    question = ("plan", *PUBLIC, "--active-ratio", "auto", "--parameters", "1000000")
-    answer = typed(*question, "--json").json
-    noise = answer["phases"][-1]["noise_multiplier"] / 2048
-    k = math.floor((0.4 / noise) ** 2)
-    assert answer["noise_energy"]["k"] == k
-    assert f"tp-topk, ratio auto ({k:,} coordinates): 0.40" in " ".join(typed(*question).out.split())
 
 
 def test_lite0_is_planned_without_the_package_of_its_weights(typed, monkeypatch):

@@ -6,7 +6,7 @@ import pytest
 from sparsedp.core.errors import SparseDPError
 from sparsedp.methods.clock import EverySteps, PerEpoch, Refresh
 from sparsedp.methods.granularity import Granularity
-from sparsedp.methods.method import AUTO, GeometryRule, Method, OffSupport
+from sparsedp.methods.method import GeometryRule, Method, OffSupport
 from sparsedp.methods.options import MethodOptions, configure
 from sparsedp.methods.rankings import RandomOrder
 from sparsedp.methods.schedules import Constant, Cooling, Listed, Release
@@ -63,7 +63,7 @@ def test_a_name_is_registered_once():
 
 @pytest.mark.parametrize(
     "options",
-    [MethodOptions(), FULL, MethodOptions(active_ratio=AUTO, clock=PerEpoch(3), schedule=Release((0.5,)))]
+    [MethodOptions(), FULL, MethodOptions(active_ratio=0.3, clock=PerEpoch(3), schedule=Release((0.5,)))]
     + [MethodOptions(schedule=schedule) for schedule in (Constant(), Cooling(), Release())],
 )
 def test_options_survive_json(options):
@@ -116,10 +116,8 @@ def test_no_options_leave_the_row_as_it_is():
     [
         ("dp-sgd", MethodOptions(active_ratio=0.5), "trains every coordinate"),
         ("dp-sgd", MethodOptions(refresh=Refresh.ONCE), "would do nothing"),
-        ("dp-sgd", MethodOptions(active_ratio=AUTO), "trains every coordinate"),
-        ("tp-topk", MethodOptions(active_ratio=AUTO, schedule=Listed((0.5,))), "the list is the ratio"),
         ("tp-topk", MethodOptions(active_ratio=0.0), "active_ratio: got 0.0"),
-        ("tp-topk", MethodOptions(active_ratio="some"), "active_ratio: got 'some'"),
+        ("tp-topk", MethodOptions(active_ratio="auto"), "active_ratio: got 'auto'"),
         ("tp-topk", MethodOptions(per_sample_top=1.5), "per_sample_top: got 1.5"),
         ("tp-topk", MethodOptions(centre_decay=0.5), "belong to the standardized geometry"),
         ("tp-topk", MethodOptions(ranking="luck"), "ranking: got 'luck'"),
@@ -133,9 +131,6 @@ def test_combinations_without_meaning_are_refused(name, options, message):
 
 
 SAID_TO_BE_REFUSED = {
-    "an automatic ratio with a listed schedule": (
-        "on-rand", MethodOptions(active_ratio=AUTO, schedule=Listed((0.5,))),
-    ),
     "decays without a standardized geometry": ("on-rand", MethodOptions(variance_decay=0.5)),
     "pruning what coasts": ("on-topk", MethodOptions(prune=True)),
     "sparsity options for `dp-sgd`": ("dp-sgd", MethodOptions(schedule=Listed((0.5,)))),

@@ -19,14 +19,13 @@ from runs import a_trainer, advance, network, weights
 
 from sparsedp.callbacks.reports import Event, StepReport
 from sparsedp.core.randomness import PublicRandomness
-from sparsedp.methods import AUTO, Granularity, MethodOptions, all_methods
+from sparsedp.methods import Granularity, MethodOptions, all_methods
 from sparsedp.privacy import mechanism
 from sparsedp.runs import ledger_file
 from sparsedp.training import keeper
 
 METHODS = [method.name for method in all_methods()]
 VARIANTS = {
-    "auto ratio": ("tp-topk", MethodOptions(active_ratio=AUTO)),
     "rows": ("tp-coherent", MethodOptions(granularity=Granularity.ROWS)),
     "pruned": ("adadpigu", MethodOptions(prune=True, per_sample_top=0.5)),
 }

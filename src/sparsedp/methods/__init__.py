@@ -6,7 +6,7 @@ from sparsedp.methods.controller import Controller
 from sparsedp.methods.given import Given
 from sparsedp.methods.granularity import Granularity
 from sparsedp.methods.knowledge import Knowledge, PublicScores
-from sparsedp.methods.method import AUTO, Method
+from sparsedp.methods.method import Method
 from sparsedp.methods.options import MethodOptions, configure
 from sparsedp.methods.rankings import ByScore, Frequency, RandomOrder, Ranking, register_ranking
 from sparsedp.methods.rules import GeometryRule, OffSupport, Protection
@@ -18,7 +18,6 @@ from sparsedp.methods.stages import HEAD, MAIN, SELECT, WARM_UP, Moves, Stage
 from sparsedp.methods.table import all_methods, get_method, register
 
 __all__ = [
-    "AUTO",
     "HEAD",
     "MAIN",
     "SELECT",

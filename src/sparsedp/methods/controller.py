@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from bisect import bisect_right
 from collections.abc import Mapping
-from fractions import Fraction
 from typing import Any, final
 
 import torch
@@ -17,7 +16,6 @@ from sparsedp.core.layout import Layout
 from sparsedp.core.randomness import PublicRandomness
 from sparsedp.core.ratio import exact_ratio
 from sparsedp.core.support import Support
-from sparsedp.methods.autoratio import quiet_count
 from sparsedp.methods.clock import Refresh
 from sparsedp.methods.given import Given
 from sparsedp.methods.knowledge import Knowledge
@@ -27,7 +25,7 @@ from sparsedp.methods.order import Order, TableRows
 from sparsedp.methods.rankings import Place, RankedBy, RankingState
 from sparsedp.methods.rules import GeometryRule
 from sparsedp.methods.schedules import active_count
-from sparsedp.methods.scope import Parts, size_of
+from sparsedp.methods.scope import Parts
 from sparsedp.methods.setting import ControllerState, StepSetting, SupportChange
 from sparsedp.methods.spec import PlanSpec
 from sparsedp.methods.stages import Moves, Stage
@@ -288,17 +286,11 @@ class Controller:
 
     def _count(self, period: int) -> int:
         """The scheduled number of active coordinates among those that are ranked."""
-        ranked, ratio = self._parts.ranked_size, self._method.active_ratio
+        ranked = self._parts.ranked_size
         if ranked == 0:
             return 0
-        target = Fraction(self._quiet_count(), ranked) if isinstance(ratio, str) else exact_ratio(ratio)
+        target = exact_ratio(self._method.active_ratio)
         return active_count(self._method.schedule.ratio(period, len(self._starts), target), ranked)
-
-    def _quiet_count(self) -> int:
-        """The automatic ratio's share of what is ranked, as a number."""
-        clip_norm = self._plan.phases[-1].clip_norm
-        noise = self._timeline.main_noise_std / clip_norm if clip_norm else 0.0
-        return quiet_count(noise, self._parts.ranked_size, size_of(self._parts.always))
 
     def _geometry(self, main: bool) -> Geometry:
         if main and self._method.geometry is GeometryRule.STANDARDIZED:

@@ -10,7 +10,7 @@ from sparsedp.core.errors import SparseDPError
 from sparsedp.methods import codec
 from sparsedp.methods.clock import Clock, Refresh
 from sparsedp.methods.granularity import Granularity
-from sparsedp.methods.method import ActiveRatio, Method
+from sparsedp.methods.method import Method
 from sparsedp.methods.rankings import Ranking, get_ranking
 from sparsedp.methods.rules import GeometryRule, OffSupport
 from sparsedp.methods.schedules import Schedule
@@ -30,7 +30,7 @@ class MethodOptions:
     the constants in `decays`.
     """
 
-    active_ratio: ActiveRatio | None = None
+    active_ratio: float | None = None
     scope: Names | None = None
     always: Names | None = None
     stages: tuple[Stage, ...] | None = None

@@ -10,7 +10,7 @@ from typing import Any
 
 from sparsedp.core.errors import SparseDPError
 from sparsedp.core.ratio import exact_ratio
-from sparsedp.methods import AUTO, Granularity
+from sparsedp.methods import Granularity
 from sparsedp.methods.schedules import active_count
 from sparsedp.privacy.accountants import accountant_for, epsilon_by_epoch
 from sparsedp.privacy.events import Spend, merged
@@ -244,7 +244,7 @@ def _planned_size(rule: Mapping[str, Any], dimension: int) -> int | None:
     if "scope" in rule or "always" in rule or "schedule" not in rule:
         return None
     fixed = rule["schedule"]["name"] == "constant" and rule["granularity"] == Granularity.COORDINATES.value
-    if not fixed or rule["active_ratio"] == AUTO:
+    if not fixed:
         return None
     return active_count(exact_ratio(rule["active_ratio"]), dimension)
 
