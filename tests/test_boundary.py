@@ -63,7 +63,6 @@ RAW_GRADIENTS = {
     },
     "RowsAlone": {
         "gradients/trial.py",
-        "gradients/votes.py",  # for a vote, which the mechanism bounds and noises
         "gradients/witness.py",
         "guards/guard.py",  # whether rows agree with themselves in company
     },

@@ -1,4 +1,4 @@
-"""Releases that are no gradients: counts, votes and statistics of the inputs are attacked as steps are."""
+"""Releases that are no gradients: counts and statistics of the inputs are attacked as steps are."""
 
 from __future__ import annotations
 
@@ -51,7 +51,6 @@ def attacked(method: str, **changes: object):
 
 RELEASES = {
     "fest": ["select"],
-    "votes": ["select"],
     "adafest": ["train, count"],
     "normalise": ["normalise, means", "normalise, spreads"],
 }

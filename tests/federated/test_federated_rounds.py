@@ -26,7 +26,7 @@ from sparsedp.privacy.plan import Plan
 
 pytestmark = pytest.mark.usefixtures("checked_once")
 
-COUNTING = ("adafest", "fest", "head-votes", "votes")
+COUNTING = ("adafest", "fest")
 PRIVATE = [method.name for method in all_methods() if method.private]
 EVERYWHERE = [
     pytest.param(name, NUMBERS, id=name, marks=[] if name in OFTEN else pytest.mark.heavy) for name in PRIVATE

@@ -47,9 +47,9 @@ def without_flower(plan, world=NUMBERS):
         return trainer.finish()
 
 
-@pytest.mark.parametrize("method", ["dp-sgd", "tp-topk", "on-rand", "adadpigu", "fest", "adafest", "votes"])
+@pytest.mark.parametrize("method", ["dp-sgd", "tp-topk", "on-rand", "adadpigu", "fest", "adafest"])
 def test_a_run_over_flower_is_the_run_without_it(method, tmp_path):
-    counts = method in ("fest", "adafest", "votes")
+    counts = method in ("fest", "adafest")
     world, client = (TEXTS, client_of_texts) if counts else (NUMBERS, make_client)
     plan = a_plan(method)
     expected = without_flower(plan, world)

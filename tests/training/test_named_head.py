@@ -121,7 +121,6 @@ def test_a_head_that_does_not_make_the_output_is_refused_and_the_one_that_does_i
     [
         {"method": "bias"},
         {"method": "head-first"},
-        {"method": "head-votes"},
         {"method": "dp-sgd", "options": MethodOptions(scope=("last=1",))},
         {"method": "tp-topk", "options": MethodOptions(always=("head",))},
         {"method": "dp-sgd", "lr_factors": {"head": 2}},

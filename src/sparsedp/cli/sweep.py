@@ -38,7 +38,7 @@ def sweep(
         bool,
         typer.Option(
             "--smoke",
-            help="One epoch (three with a probe) on 256 records of each run, to see that all of it works.",
+            help="One epoch on 256 records of each run, to see that all of it works.",
         ),
     ] = False,
     workers: options.Workers = None,

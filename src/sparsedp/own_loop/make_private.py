@@ -22,7 +22,6 @@ from sparsedp.evaluation.metrics import threshold_of
 from sparsedp.evaluation.overlap import refuse_training_rows
 from sparsedp.methods import Method, MethodOptions
 from sparsedp.methods.choice import AUTO_METHOD
-from sparsedp.methods.method import ActiveRatio
 from sparsedp.methods.spec import Asked, check_asked
 from sparsedp.own_loop.loop import Loop
 from sparsedp.own_loop.private_loop import PrivateLoader, PrivateModel, PrivateOptimizer
@@ -42,7 +41,7 @@ def make_private(
     loss_fn: Callable[[Any, Tensor], Tensor] | PerExampleLoss,
     *,
     method: str | Method = AUTO_METHOD,
-    active_ratio: ActiveRatio | None = None,
+    active_ratio: float | None = None,
     options: MethodOptions | None = None,
     public_scores: Mapping[str, Any] | None = None,
     accumulation: int = 1,

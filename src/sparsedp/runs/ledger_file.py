@@ -182,13 +182,9 @@ class FileLedger:
         self._record = self._record.closed(successor, self._append(closing_line(successor)))
 
     def note_files(self, sha256: Mapping[str, str]) -> None:
-        """Write down the digests of files that are about to be written: from then on they belong to the chain.
-
-        **Edge cases.** A ledger begun by version 0.1 goes on without.
-        """
+        """Write down the digests of files that are about to be written: from then on they belong to the chain."""
         self._check_open()
-        if self._record.binds_files:
-            self._record = self._record.noting(sha256, self._append(files_line(sha256)))
+        self._record = self._record.noting(sha256, self._append(files_line(sha256)))
 
     @property
     def record(self) -> VerifiedLedger:

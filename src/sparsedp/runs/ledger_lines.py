@@ -20,7 +20,6 @@ from sparsedp.privacy.canonical import canonical, sha256
 from sparsedp.privacy.plan import Plan
 from sparsedp.runs.verified_ledger import FORMAT, PaidSteps, Torn, VerifiedLedger
 
-READABLE = (1, FORMAT)
 HEADER_KEYS = {"block", "created", "delta", "format", "hash", "kind", "phases", "plan", "unit", "units"}
 BLOCK_KEYS = {"first_step", "hash", "kind", "noise_multiplier", "phase", "sampling_rate", "steps"}
 TORN_KEYS = {*BLOCK_KEYS, "lost_sha256"}
@@ -103,8 +102,8 @@ def parse(data: bytes, name: str) -> VerifiedLedger:
                 raise PrivacyError(
                     f"{name}, line {lost_from[0]}: not a JSON object, and no repair accounts for it; restore the file"
                 )
-        elif content.get("kind") not in ("block", "files", "closed")[: 1 if record.format == 1 else 3]:
-            raise PrivacyError(f"{where}: kind is {content.get('kind')!r}, expected a block")
+        elif content.get("kind") not in ("block", "files", "closed"):
+            raise PrivacyError(f"{where}: kind is {content.get('kind')!r}, expected a block, files or a closing")
         lost_from = None
         entry = _unsealed(content, line, record.head, where)
         add = _READERS.get(entry["kind"], _extended)
@@ -170,10 +169,11 @@ def _unsealed(content: dict[str, Any], line: bytes, previous: str, where: str) -
 
 
 def _header(content: dict[str, Any], digest: str, where: str) -> VerifiedLedger:
-    if content["kind"] != "header" or content["format"] not in READABLE or content["format"] is True:
+    if content["kind"] != "header" or content["format"] != FORMAT or isinstance(content["format"], bool):
         found = f"kind {content['kind']!r}, format {content.get('format')!r}"
         raise PrivacyError(
-            f"{where}: got {found}, expected a header of format {' or '.join(map(str, READABLE))}"
+            f"{where}: got {found}, expected a header of format {FORMAT}; runs of older formats are not read any "
+            "more, train again"
         )
     planned, first = [], 0
     for phase in content["phases"]:
@@ -197,7 +197,6 @@ def _header(content: dict[str, Any], digest: str, where: str) -> VerifiedLedger:
         block=checks.whole(content["block"], f"{where}: block", at_least=1),
         sealed=(),
         heads=(digest,),
-        format=content["format"],
     )
 
 

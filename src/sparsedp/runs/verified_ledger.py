@@ -13,7 +13,7 @@ from sparsedp.privacy.events import Spend, merged
 from sparsedp.privacy.plan import Plan
 
 FORMAT = 2
-"""Format 1, of version 0.1, has no lines for files: nothing binds them to the chain."""
+"""Format 1, of unreleased versions, did not bind the run's other files to the chain; it is refused."""
 
 
 class PaidSteps(NamedTuple):
@@ -63,7 +63,6 @@ class VerifiedLedger:
         sealed: what was charged by complete lines, in order, without gaps.
         heads: the hash of every complete line.
         torn: an unfinished end of the file, if there is one.
-        format: of the file.
         files: what was to be written when, in order.
         closings: the lines that closed it, the first for good; none while its run can still be resumed.
     """
@@ -78,14 +77,8 @@ class VerifiedLedger:
     sealed: tuple[PaidSteps, ...]
     heads: tuple[str, ...]
     torn: Torn | None = None
-    format: int = FORMAT
     files: tuple[FilesLine, ...] = ()
     closings: tuple[Closing, ...] = ()
-
-    @property
-    def binds_files(self) -> bool:
-        """Whether the chain holds digests of the run's other files."""
-        return self.format > 1
 
     def known(self, name: str) -> tuple[str, ...]:
         """The digests a file of the run may have: the last one written down.

@@ -26,7 +26,6 @@ from sparsedp.core.layout import Layout
 from sparsedp.evaluation.overlap import refuse_training_arrays
 from sparsedp.methods import MethodOptions, get_method
 from sparsedp.methods.choice import AUTO_METHOD
-from sparsedp.methods.method import ActiveRatio
 from sparsedp.methods.spec import ACCOUNTANT, CLIP_NORM, EPOCHS, EPSILON, Asked
 from sparsedp.optimizers.rule import Rate
 from sparsedp.optimizers.table_rate import rate_for_table
@@ -86,8 +85,8 @@ class SparseDPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         lr: rate of SGD with momentum 0.9; if not given, by `sparsedp.optimizers.table_rate` from batch size, noise,
             number of coordinates and passes, or for a network 0.2 sqrt(batch_size / 128) / clip_norm.
         clip_norm: L2 bound on each unit's gradient.
-        active_ratio: share of the coordinates trained, or "auto", as many as the noise allows; if not given, the
-            method's own, but never fewer than 32 coordinates: there is nothing to gain in a handful.
+        active_ratio: share of the coordinates trained; if not given, the method's own, but never
+            fewer than 32 coordinates: there is nothing to gain in a handful.
         options: further changes to the method.
         accountant: "pld", "rdp" or "rdp-classic".
         random_state: None draws noise from the operating system. A number or a RandomState makes the fit
@@ -136,7 +135,7 @@ class SparseDPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         batch_size: int | None = None,
         lr: float | None = None,
         clip_norm: float = CLIP_NORM,
-        active_ratio: ActiveRatio | None = None,
+        active_ratio: float | None = None,
         options: MethodOptions | None = None,
         accountant: str = ACCOUNTANT,
         random_state: int | np.random.RandomState | None = None,

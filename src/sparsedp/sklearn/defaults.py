@@ -11,10 +11,9 @@ from sklearn.utils import check_random_state
 from torch import nn
 
 from sparsedp.core.errors import SparseDPError
-from sparsedp.methods import AUTO, Listed, Method, MethodOptions, configure, get_method
+from sparsedp.methods import Listed, Method, MethodOptions, configure, get_method
 from sparsedp.methods.choice import AUTO_METHOD
 from sparsedp.methods.choice_reason import reason_of
-from sparsedp.methods.method import ActiveRatio
 from sparsedp.methods.spec import Asked, default_delta
 from sparsedp.sklearn.data import coordinate_count
 from sparsedp.training.planning import spec_for
@@ -36,13 +35,13 @@ def method_for(
 
 
 def ratio_for(
-    method: Method, options: MethodOptions | None, given: ActiveRatio | None, coordinates: int
-) -> ActiveRatio | None:
+    method: Method, options: MethodOptions | None, given: float | None, coordinates: int
+) -> float | None:
     """The ratio given, or None for the method's own, or one that leaves a small model enough coordinates."""
     row = configure(method, options)
     chosen = options is not None and options.active_ratio is not None
     told = given is not None or chosen or isinstance(row.schedule, Listed)
-    if told or row.ranking is None or row.active_ratio == AUTO:
+    if told or row.ranking is None:
         return given
     fewest = min(1.0, _FEWEST_COORDINATES / coordinates)
     return fewest if row.active_ratio < fewest else None

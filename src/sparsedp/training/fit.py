@@ -22,7 +22,6 @@ from sparsedp.evaluation.metrics import threshold_of
 from sparsedp.evaluation.overlap import refuse_training_arrays, refuse_training_rows
 from sparsedp.methods import Method, MethodOptions
 from sparsedp.methods.choice import AUTO_METHOD
-from sparsedp.methods.method import ActiveRatio
 from sparsedp.methods.spec import ClipNorm
 from sparsedp.optimizers.rates import RateFactors
 from sparsedp.optimizers.rule import (
@@ -64,7 +63,7 @@ def fit(
     batch_size: int | None = None,
     lr: Rate | None = None,
     clip_norm: ClipNorm | None = None,
-    active_ratio: ActiveRatio | None = None,
+    active_ratio: float | None = None,
     options: MethodOptions | None = None,
     optimizer: OptimizerChoice | str | None = None,
     scheduler: SchedulerChoice = None,
@@ -113,7 +112,7 @@ def fit(
         lr: rate of the default optimizer, SGD with momentum 0.9, or a function that gives it for the plan;
             0.2 sqrt(batch_size / 128) / clip_norm if not given.
         clip_norm: L2 bound on each unit's gradient; 1 if not given. A pair is for warm-up and main phase.
-        active_ratio: share of the coordinates trained, or "auto": as many as the noise allows; else the method's own.
+        active_ratio: share of the coordinates trained; if not given, the method's own.
         options: further changes to the method.
         optimizer: any `torch.optim` optimizer, a function that makes one from the parameters, or a name in
             `torch.optim` such as "adam", at rate `lr` or its own.
