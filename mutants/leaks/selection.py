@@ -18,7 +18,7 @@ MUTANTS = [
     mutant(
         "votes-by-company",
         "The last bits of a row's gradient, and so its vote, depend on how many others are in the batch",
-        "gradients/votes.py",
+        "grad_sample/votes.py",
         'chance=chance)).to("cpu", torch.float64)',
         'chance=chance)).to("cpu", torch.float64).mul('
         "1 + 1e-7 * torch.arange(self._groups.numel()).mul(batch.row_count).sin())",
@@ -27,7 +27,7 @@ MUTANTS = [
     mutant(
         "texts-count-one-by-one",
         "Every record of a unit counts as a unit of its own",
-        "gradients/touched.py",
+        "grad_sample/touched.py",
         "samples if batch.units is None else batch.units.cpu()[samples]",
         "samples",
         COUNT + "test_a_whole_unit_moves_the_count_by_at_most_one",

@@ -15,7 +15,7 @@ from sparsedp.core.clip import FlatClip
 from sparsedp.core.errors import SparseDPError
 from sparsedp.core.layout import Layout
 from sparsedp.core.randomness import SeededRandomness
-from sparsedp.gradients.votes import GradientVotes
+from sparsedp.grad_sample.votes import GradientVotes
 from sparsedp.methods import Granularity, MethodOptions, Votes, build_plan
 from sparsedp.methods.order import TableRows
 from sparsedp.privacy.accountants import plan_epsilon

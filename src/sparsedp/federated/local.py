@@ -18,8 +18,8 @@ from sparsedp.core.randomness import PublicRandomness
 from sparsedp.core.support import Support
 from sparsedp.federated.task import CountAsked
 from sparsedp.federated.weights import write_weights
-from sparsedp.gradients.touched import TouchedRows
-from sparsedp.gradients.votes import votes
+from sparsedp.grad_sample.touched import TouchedRows
+from sparsedp.grad_sample.votes import votes
 from sparsedp.methods.order import TableRows
 from sparsedp.sampling.fetching import Collate, fetch_rows, rows_in_order
 

@@ -13,8 +13,8 @@ from sparsedp.core.errors import PrivacyError
 from sparsedp.core.generators import own_generators
 from sparsedp.core.layout import Layout
 from sparsedp.core.randomness import PrivateRandomness, PublicRandomness
-from sparsedp.gradients.touched import TouchedRows
-from sparsedp.gradients.votes import GradientVotes
+from sparsedp.grad_sample.touched import TouchedRows
+from sparsedp.grad_sample.votes import GradientVotes
 from sparsedp.methods.controller import Controller
 from sparsedp.methods.votes import Votes
 from sparsedp.privacy.exchange import Exchange
