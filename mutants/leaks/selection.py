@@ -17,7 +17,7 @@ MUTANTS = [
     mutant(
         "texts-count-one-by-one",
         "Every record of a unit counts as a unit of its own",
-        "gradients/touched.py",
+        "grad_sample/touched.py",
         "samples if batch.units is None else batch.units.cpu()[samples]",
         "samples",
         COUNT + "test_a_whole_unit_moves_the_count_by_at_most_one",

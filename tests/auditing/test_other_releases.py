@@ -13,7 +13,7 @@ from torch.utils.data import TensorDataset
 
 from sparsedp import PrivateNormalisation
 from sparsedp.core.errors import PrivacyError
-from sparsedp.gradients.touched import TouchedRows
+from sparsedp.grad_sample.touched import TouchedRows
 from sparsedp.methods import build_plan
 from sparsedp.privacy import mechanism
 from sparsedp.privacy.plan import Phase

@@ -18,7 +18,7 @@ from sparsedp.core.randomness import PublicRandomness
 from sparsedp.core.support import Support
 from sparsedp.federated.task import CountAsked
 from sparsedp.federated.weights import write_weights
-from sparsedp.gradients.touched import TouchedRows
+from sparsedp.grad_sample.touched import TouchedRows
 from sparsedp.methods.order import TableRows
 from sparsedp.sampling.fetching import Collate, fetch_rows, rows_in_order
 

@@ -16,7 +16,7 @@ from sparsedp.core.errors import PrivacyError
 from sparsedp.core.geometry import Geometry, Identity
 from sparsedp.core.randomness import PrivateRandomness
 from sparsedp.core.support import Support
-from sparsedp.gradients.query import Engine, Query
+from sparsedp.grad_sample.query import Engine, Query
 from sparsedp.privacy.exchange import ALONE, Exchange
 from sparsedp.privacy.grid import Grid
 from sparsedp.privacy.ledger import Charge, Ledger

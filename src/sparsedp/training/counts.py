@@ -12,7 +12,7 @@ from sparsedp.core.clip import FlatClip
 from sparsedp.core.errors import PrivacyError
 from sparsedp.core.generators import own_generators
 from sparsedp.core.randomness import PrivateRandomness, PublicRandomness
-from sparsedp.gradients.touched import TouchedRows
+from sparsedp.grad_sample.touched import TouchedRows
 from sparsedp.methods.controller import Controller
 from sparsedp.privacy.exchange import Exchange
 from sparsedp.privacy.ledger import Charge, Ledger
