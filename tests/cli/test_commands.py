@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import time
-from importlib.resources import files
 from pathlib import Path
 
 import pytest
@@ -265,9 +264,3 @@ def test_compare_pairs_methods_by_seed_and_goes_on_after_ctrl_c(compared):
     assert all(row["epsilon"] <= 8 for row in done["rows"])
     assert Path(done["report"]).read_text().startswith("<!")
     assert len(list(folder.glob("*/ledger.jsonl"))) == 4
-
-
-def test_the_demo_ships_with_the_package_and_is_the_committed_config():
-    packaged = files("sparsedp.cli") / "demo.toml"
-    committed = Path(__file__).parents[2] / "configs" / "demo.toml"
-    assert packaged.read_text() == committed.read_text()
