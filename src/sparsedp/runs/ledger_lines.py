@@ -103,7 +103,9 @@ def parse(data: bytes, name: str) -> VerifiedLedger:
                     f"{name}, line {lost_from[0]}: not a JSON object, and no repair accounts for it; restore the file"
                 )
         elif content.get("kind") not in ("block", "files", "closed"):
-            raise PrivacyError(f"{where}: kind is {content.get('kind')!r}, expected a block, files or a closing")
+            raise PrivacyError(
+                f"{where}: kind is {content.get('kind')!r}, expected a block, files or a closing"
+            )
         lost_from = None
         entry = _unsealed(content, line, record.head, where)
         add = _READERS.get(entry["kind"], _extended)
