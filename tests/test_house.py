@@ -57,12 +57,6 @@ def test_a_setting_of_the_plan_touches_the_spec_fit_and_the_settings_files():
     }
 
 
-def test_a_setting_of_the_loop_touches_where_it_acts_trainer_fit_and_the_settings_files():
-    acts = {"training/learner.py", "optimizers/rates.py"}
-    doors = {"training/trainer.py", "training/fit.py"}
-    assert HOUSE.spelling("lr_factors") == acts | doors | {"experiments/settings.py"}
-
-
 @pytest.mark.parametrize("name", ["clicks", "ratings", "zipf"])
 def test_a_data_set_touches_its_own_file_and_the_table(name):
     assert IMPORTERS[f"datasets/{name}.py"] == {"datasets/table.py"}

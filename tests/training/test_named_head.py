@@ -123,7 +123,6 @@ def test_a_head_that_does_not_make_the_output_is_refused_and_the_one_that_does_i
         {"method": "head-first"},
         {"method": "dp-sgd", "options": MethodOptions(scope=("last=1",))},
         {"method": "tp-topk", "options": MethodOptions(always=("head",))},
-        {"method": "dp-sgd", "lr_factors": {"head": 2}},
         {"method": "given", "public_scores": {"head": 1.0}, "active_ratio": 0.5},
     ],
     ids=lambda settings: "-".join(settings.values() if len(settings) == 1 else settings),

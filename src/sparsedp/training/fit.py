@@ -23,7 +23,6 @@ from sparsedp.evaluation.overlap import refuse_training_arrays, refuse_training_
 from sparsedp.methods import Method, MethodOptions
 from sparsedp.methods.choice import AUTO_METHOD
 from sparsedp.methods.spec import ClipNorm
-from sparsedp.optimizers.rates import RateFactors
 from sparsedp.optimizers.rule import (
     OptimizerChoice,
     Rate,
@@ -87,7 +86,6 @@ def fit(
     collate: Callable[[list[Any]], Rows] | None = None,
     sharded: bool = False,
     ema_decay: float | None = None,
-    lr_factors: RateFactors | None = None,
     public_scores: Mapping[str, Any] | None = None,
     cache_features: Path | str | bool | None = None,
     callbacks: Sequence[Callback] = (),
@@ -139,8 +137,6 @@ def fit(
         collate: makes a batch of items of the data set, as in a `DataLoader`.
         sharded: among several processes, `train_dataset` has this one's rows alone; else each gives all rows.
         ema_decay: keep an exponential average of the weights, and give that back.
-        lr_factors: what to multiply the rate by for parts of the model: patterns of parameter names, or words for
-            structure, to factors, such as {"head": 10}; the others have 1.
         public_scores: what method `given` trains: a score for each row, entry or whole parameter, or a mask, by the
             parameters' names; see `PublicScores`. Public knowledge, for which nothing is charged.
         cache_features: run the frozen first parts of an `nn.Sequential` once, keep what they give in this folder (or,
@@ -208,7 +204,6 @@ def fit(
             seed=seed,
             engine=engine,
             ema_decay=ema_decay,
-            lr_factors=lr_factors,
             public_scores=public_scores,
             callbacks=(*callbacks, *bar),
             about=task.about,

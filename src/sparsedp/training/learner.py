@@ -6,7 +6,7 @@ import math
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, final
 
 from torch import Tensor, nn
@@ -20,10 +20,10 @@ from sparsedp.evaluation.evaluate import evaluation_mode
 from sparsedp.methods import Controller, ControllerState, Knowledge, OffSupport, PublicScores
 from sparsedp.optimizers.apply import support_optimizer
 from sparsedp.optimizers.average import WeightAverage
-from sparsedp.optimizers.rates import RateFactors, grouped_optimizer
 from sparsedp.optimizers.rule import (
     OptimizerChoice,
     SchedulerChoice,
+    make_optimizer,
     make_scheduler,
     restore_scheduler,
     scheduler_state,
@@ -44,20 +44,18 @@ class UpdateRule:
         optimizer: moves them.
         scheduler: moves its learning rate, every step.
         ema_decay: of a running average of the weights, if one is kept.
-        lr_factors: of the optimizer's rate, for parts of the model.
         public_scores: what the ranking `given` goes by, as users give them.
     """
 
     optimizer: OptimizerChoice
     scheduler: SchedulerChoice = None
     ema_decay: float | None = None
-    lr_factors: RateFactors = field(default_factory=dict)
     public_scores: Mapping[str, Any] | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
         """What parts of the model are called in it."""
-        return (*self.lr_factors, *(self.public_scores or ()))
+        return tuple(self.public_scores or ())
 
 
 @final
@@ -76,7 +74,7 @@ class Learner:
         scores = None if rule.public_scores is None else PublicScores.of(rule.public_scores)
         known = Knowledge(lambda: layout.flatten(model), scores)
         self.controller = Controller(plan, layout, public, known)
-        self._optimizer = grouped_optimizer(rule.optimizer, model, layout, rule.lr_factors)
+        self._optimizer = make_optimizer(rule.optimizer, model)
         self._members = group_members(self._optimizer, model)
         coasts = self.controller.method.off_support is OffSupport.COASTS
         self.applier = support_optimizer(model, layout, self._optimizer, coasts=coasts)
