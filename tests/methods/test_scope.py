@@ -176,3 +176,10 @@ def test_a_scope_that_holds_nothing_is_refused_before_anything_is_charged(word, 
         )  # fmt: skip
     assert not (tmp_path / "run").exists()
     assert Parts.of(Layout.of(model), (word, "head"), ()).scope == Layout.of(model).slots[2:]
+
+
+def test_what_the_last_modules_are_is_logged(caplog):
+    with caplog.at_level("INFO", logger="sparsedp"):
+        supports("bias", scope=("last=2",), always=("head",), ranking="energy", active_ratio=0.2)
+    assert "\"head\" means ['out.weight', 'out.bias']" in caplog.text
+    assert '"last=2" means [' in caplog.text

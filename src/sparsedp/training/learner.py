@@ -52,11 +52,6 @@ class UpdateRule:
     ema_decay: float | None = None
     public_scores: Mapping[str, Any] | None = None
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """What parts of the model are called in it."""
-        return tuple(self.public_scores or ())
-
 
 @final
 class Learner:
