@@ -34,7 +34,7 @@ def test_a_class_name_has_one_meaning():
     assert not {name: files for name, files in HOUSE.classes().items() if len(files) > 1}
 
 
-@pytest.mark.parametrize("name", [*RUN_FILES, "moved.safetensors", "nonprivate.json"])
+@pytest.mark.parametrize("name", [*RUN_FILES, "nonprivate.json"])
 def test_one_file_knows_the_name_of_a_runs_file(name):
     assert HOUSE.spelling(name) == {"runs/folder.py"}
 

@@ -310,7 +310,7 @@ def hurt(folder: Path) -> dict[str, Any]:
                 file.write(f"{event.step}\n")
         steps += 1
         if hit is not None and hit.after == steps and hit.how == FULL:
-            FolderStore.save = FolderStore.save_moved = no_space  # type: ignore[method-assign]
+            FolderStore.save = no_space  # type: ignore[method-assign]
         elif hit is not None and hit.after == steps:
             threading.Thread(target=strike, daemon=True).start()
 

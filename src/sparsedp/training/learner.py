@@ -17,7 +17,7 @@ from sparsedp.core.layout import Layout
 from sparsedp.core.randomness import PublicRandomness
 from sparsedp.core.support import Support
 from sparsedp.evaluation.evaluate import evaluation_mode
-from sparsedp.methods import Controller, ControllerState, Knowledge, OffSupport, PublicScores
+from sparsedp.methods import Controller, Knowledge, OffSupport, PublicScores
 from sparsedp.optimizers.apply import support_optimizer
 from sparsedp.optimizers.average import WeightAverage
 from sparsedp.optimizers.rule import (
@@ -28,11 +28,9 @@ from sparsedp.optimizers.rule import (
     restore_scheduler,
     scheduler_state,
 )
-from sparsedp.optimizers.since import Since
 from sparsedp.privacy.plan import Plan
 from sparsedp.privacy.released import Released
 from sparsedp.runs.checkpoint import Checkpoint, load_model_state
-from sparsedp.runs.moved import MovedState
 from sparsedp.runs.state import LearnerState
 
 
@@ -84,7 +82,6 @@ class Learner:
             "scheduler": None if self._scheduler is None else type(self._scheduler).__name__,
         }
         self._schedule = plain(scheduler_state(self._scheduler))
-        self._since = Since(model, layout, self.applier)
 
     @property
     def learning_rates(self) -> tuple[float, ...]:
@@ -95,9 +92,7 @@ class Learner:
         """Move the support by a release."""
         if self._average is not None:
             self._average.follow(released.support)
-        self._since.about_to_move(released.support)
         self.applier.apply(released)
-        self._since.has_moved()
 
     def after_step(self) -> None:
         """Move the schedule and the average."""
@@ -142,37 +137,11 @@ class Learner:
             self.controller.state(),
         )
 
-    def saved(self) -> None:
-        """All of it has been kept: from here on `moved` tells the difference."""
-        # The support's numbers are made anew each time they are asked for, so they would be held in vain.
-        tensors = {name: held for name, held in self.controller.state().tensors.items() if name != "support"}
-        self._since.begin(tensors)
-
     def hand_back(self) -> None:
         """Leave the optimizer as it was given; one that was made here goes with its state, which nobody sees."""
         if self._made_optimizer:
             self._optimizer.state.clear()
         self.applier.hand_back()
-
-    def moved(self) -> MovedState | None:
-        """What has moved since `saved`, between two steps; None when that is not known, or not much less than all."""
-        entries = self._since.entries()
-        if entries is None:
-            return None
-        controller = self.controller.state()
-        kept = self._since.kept(controller.tensors)
-        changed = {name: tensor for name, tensor in controller.tensors.items() if name not in kept}
-        average = None if self._average is None else self._average.entries()
-        if not self._since.is_little(changed, average and average[0].values):
-            return None
-        return MovedState(
-            entries,
-            self.applier.state(),
-            scheduler_state(self._scheduler),
-            average,
-            ControllerState(changed, controller.values),
-            kept,
-        )
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Go on from a checkpoint of the same run.
