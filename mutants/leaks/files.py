@@ -18,7 +18,7 @@ MUTANTS = [
         "edited-files-verify",
         "Nothing binds the record, the metrics and the weights to the ledger",
         "runs/verify.py",
-        "for name in names:",
+        "for name in (CHECKPOINT, METRICS, RECORD):",
         "for name in ():",
         CLAIMS + "test_weights_belong_to_the_chain_and_changed_ones_are_not_resumed",
     ),

@@ -3,7 +3,7 @@
 from mutants.mutant import mutant
 
 CHANCE = "tests/grad_sample/test_chance.py::"
-KEPT = "tests/training/test_kept_features.py::"
+FEATURES = "tests/training/test_features.py::"
 
 MUTANTS = [
     mutant(
@@ -59,31 +59,20 @@ MUTANTS = [
         CHANCE + "test_keyed_numbers_have_pytorchs_distribution",
     ),
     mutant(
-        "frozen-part-remembers",
-        "Nobody looks for what the frozen part below kept features keeps of records in its attributes",
-        "training/fixed_part.py",
-        "                self._attributes.check()\n",
+        "features-of-a-body-that-mixes",
+        "What a frozen body makes of rows in each other's company is trained on",
+        "training/features.py",
+        "        _check_rows_are_computed_alone(body, tensors[0][0])\n",
         "",
-        "tests/training/test_kept_features_memory.py::"
-        "test_what_a_frozen_part_keeps_of_records_is_refused_by_name_and_put_back",
+        FEATURES + "test_a_body_that_is_no_function_of_a_row_is_refused",
     ),
     mutant(
-        "kept-features-of-a-part-that-mixes",
-        "What a frozen part makes of records in each other's company is kept and trained on",
-        "training/fixed_part.py",
-        "            if len(inputs) > 1:\n",
-        "            if False:\n",
-        KEPT
-        + "test_a_frozen_part_that_is_no_function_of_a_record_is_refused_with_the_cache_too[centred-auto]",
-        KEPT + "test_mixing_that_sets_in_later_is_found_before_anything_is_trained",
-    ),
-    mutant(
-        "kept-features-by-a-collate-that-mixes",
-        "A collate that mixes records makes the features that are kept",
-        "training/kept_features.py",
+        "features-by-a-collate-that-mixes",
+        "A collate that mixes rows makes the features",
+        "training/features.py",
         "    check_rows_stand_alone(dataset, collate, FixedShapes())\n",
         "",
-        KEPT + "test_a_collate_that_mixes_is_refused_with_the_cache_too",
+        FEATURES + "test_a_collate_that_mixes_rows_is_refused",
     ),
     mutant(
         "counts-unwatched",

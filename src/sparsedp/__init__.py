@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from sparsedp.runs.verify import Verification as Verification
     from sparsedp.runs.verify import verify as verify
     from sparsedp.sampling.loading import Loading as Loading
+    from sparsedp.training.features import extract_features as extract_features
     from sparsedp.training.fit import fit as fit
     from sparsedp.training.normalised import Normalised as Normalised
     from sparsedp.training.trainer import Trainer as Trainer
@@ -66,6 +67,7 @@ _HOMES = {
     "all_methods": "sparsedp.methods",
     "audit": "sparsedp.auditing",
     "build_plan": "sparsedp.methods",
+    "extract_features": "sparsedp.training.features",
     "fit": "sparsedp.training.fit",
     "get_method": "sparsedp.methods",
     "held_out": "sparsedp.evaluation.evaluate",

@@ -1,7 +1,5 @@
 """Which parameters take part, by name or structure, and how supports are cut from scope, always and an order."""
 
-import functools
-
 import pytest
 import torch
 from method_tools import plan_of, random_release
@@ -15,7 +13,6 @@ from sparsedp.core.randomness import PublicRandomness
 from sparsedp.methods import HEAD, MAIN, SELECT, WARM_UP, Controller, MethodOptions, get_method
 from sparsedp.methods.order import Order, TableRows
 from sparsedp.methods.scope import Parts, find
-from sparsedp.optimizers.rates import grouped_optimizer
 
 
 class Reader(nn.Module):
@@ -181,9 +178,8 @@ def test_a_scope_that_holds_nothing_is_refused_before_anything_is_charged(word, 
     assert Parts.of(Layout.of(model), (word, "head"), ()).scope == Layout.of(model).slots[2:]
 
 
-def test_a_factor_on_the_rate_of_what_the_model_does_not_have_is_refused():
-    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
-    choice = functools.partial(torch.optim.SGD, lr=0.1)
-    with pytest.raises(SparseDPError, match=r"lr_factors: got 'norms', which fits none.*0\.weight"):
-        grouped_optimizer(choice, model, Layout.of(model), {"norms": 10.0})
-    grouped_optimizer(choice, model, Layout.of(model), {"bias": 10.0})
+def test_what_the_last_modules_are_is_logged(caplog):
+    with caplog.at_level("INFO", logger="sparsedp"):
+        supports("bias", scope=("last=2",), always=("head",), ranking="energy", active_ratio=0.2)
+    assert "\"head\" means ['out.weight', 'out.bias']" in caplog.text
+    assert '"last=2" means [' in caplog.text

@@ -111,14 +111,6 @@ def test_a_loader_of_held_out_rows_makes_its_own_batches():
     assert as_they_are != as_the_training_rows
 
 
-def test_features_are_kept_with_one_collate_for_both(tmp_path):
-    model = nn.Sequential(nn.Linear(FEATURES, 4).requires_grad_(False), nn.Linear(4, 3))
-    with pytest.raises(SparseDPError, match="collate for eval_dataset that is not the one for train_dataset"):
-        trained(
-            rows(1), model, cache_features=tmp_path, eval_dataset=DataLoader(rows(7), collate_fn=five_times)
-        )
-
-
 @pytest.mark.parametrize(
     ("units", "words"),
     [

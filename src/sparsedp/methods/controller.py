@@ -25,7 +25,7 @@ from sparsedp.methods.order import Order, TableRows
 from sparsedp.methods.rankings import Place, RankedBy, RankingState
 from sparsedp.methods.rules import GeometryRule
 from sparsedp.methods.schedules import active_count
-from sparsedp.methods.scope import Parts
+from sparsedp.methods.scope import Parts, log_meaning
 from sparsedp.methods.setting import ControllerState, StepSetting, SupportChange
 from sparsedp.methods.spec import PlanSpec
 from sparsedp.methods.stages import Moves, Stage
@@ -65,6 +65,7 @@ class Controller:
         self._timeline = Timeline.of(plan, self._method)
         self._starts = self._method.clock.starts(self._timeline.main_steps, self._timeline.steps_per_epoch)
         self._parts = Parts.of(layout, self._method.scope, self._method.always)
+        log_meaning(layout, self._method.names)
         if any(stage.moves is Moves.HEAD for stage in self._method.stages):
             self._parts.head_support()  # refuses an empty one before anything is charged
         self._ranking = self._method.ranking

@@ -149,6 +149,12 @@ def counts_from_the_end(name: str) -> bool:
     return name == HEAD or name.startswith(LAST)
 
 
+def log_meaning(layout: Layout, names: Names) -> None:
+    """Log which parameters the names mean that go by the order in which modules are registered."""
+    for name in dict.fromkeys(name for name in names if counts_from_the_end(name)):
+        logger.info('"%s" means %s', name, [slot.name for slot in find(layout, (name,), "scope")])
+
+
 def check_fits(layout: Layout, found: tuple[Slot, ...], got: str) -> None:
     """Refuse names that mean not one coordinate of the model.
 

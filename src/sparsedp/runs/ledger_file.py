@@ -36,7 +36,8 @@ class FileLedger:
 
     **Privacy.** Charges and nothing else, so it holds nothing private. It pays for the plan it was made for, step by
     step and once: another rate or noise, a step beyond the plan, a second release of a step all raise, which keeps
-    the release from happening. A kill loses at most the open block, which stays charged.
+    the release from happening. A kill loses the steps since the last checkpoint and the open block; they stay
+    charged.
     **Edge cases.** With `replay` (a seeded run, whose repeated step releases the same numbers) a charged step may be
     run again for free. A forked child gets a closed ledger; one file has one writer.
     """

@@ -23,11 +23,10 @@ from sparsedp.runs.checkpoint import (
     read_checkpoint,
     read_layout,
 )
-from sparsedp.runs.documents import digest_of, intact, parse_metrics, parse_plan, parse_record
-from sparsedp.runs.folder import CHECKPOINT, PLAN, RunFolder
+from sparsedp.runs.documents import digest_of, parse_metrics, parse_plan, parse_record
+from sparsedp.runs.folder import PLAN, RunFolder
 from sparsedp.runs.history import EpochReport, SupportSpan
 from sparsedp.runs.ledger_file import FileLedger
-from sparsedp.runs.moved import merged
 from sparsedp.runs.record import Record
 from sparsedp.runs.verified_ledger import VerifiedLedger
 
@@ -92,8 +91,8 @@ class Run:
 
     @cached_property
     def checkpoint(self) -> Checkpoint:
-        """The newest state: the full one, and what moved since."""
-        return newest_checkpoint(self.folder)
+        """The newest state."""
+        return parse_checkpoint(_read(self.folder.checkpoint_file), self.folder.checkpoint_file)
 
     @cached_property
     def layout(self) -> Layout:
@@ -164,21 +163,6 @@ class Run:
                 self.ledger.expect(place["head"], place["length"])
 
 
-def newest_checkpoint(folder: RunFolder) -> Checkpoint:
-    """The last full checkpoint of a run, and what moved since put on it.
-
-    Raises:
-        DataError: one of them is missing or damaged.
-    """
-    content = _read(folder.checkpoint_file)
-    full = parse_checkpoint(content, folder.checkpoint_file)
-    if not folder.moved_file.is_file():
-        return full
-    moved = parse_checkpoint(_read(folder.moved_file), folder.moved_file)
-    with intact(folder.moved_file):
-        return merged(full, digest_of(CHECKPOINT, content), moved)
-
-
 def load_weights(path: Path | str, model: nn.Module) -> None:
     """Load a run's trained weights into a model of the same architecture.
 
@@ -191,7 +175,7 @@ def load_weights(path: Path | str, model: nn.Module) -> None:
         ModelError: the checkpoint belongs to another architecture.
     """
     path = Path(path)
-    checkpoint = newest_checkpoint(RunFolder(path)) if path.is_dir() else read_checkpoint(path)
+    checkpoint = read_checkpoint(RunFolder(path).checkpoint_file if path.is_dir() else path)
     load_model_state(model, checkpoint)
     average = checkpoint.state.get("average")
     if average is not None:

@@ -25,7 +25,6 @@ from sparsedp.sampling.poisson import LogicalBatch
 from sparsedp.training.batches import Batches
 from sparsedp.training.counts import StepCounts, counted_rows, release_selection
 from sparsedp.training.learner import Learner, UpdateRule
-from sparsedp.training.named_head import check_last_modules
 from sparsedp.training.normalised import Normalised, release_statistics
 from sparsedp.training.step import PrivateStep
 
@@ -69,7 +68,6 @@ class Stepper:
         computing = make_engine(model, loss, engine)
         self.learner = Learner(model, computing.layout, plan, public, rule)
         controller = self.learner.controller
-        check_last_modules((*controller.method.names, *rule.names), model, loss, computing.layout, one_row)
         self._look = counted_rows(model, loss, controller, some_rows, public)
         attributes.check()
         self._plan = plan
