@@ -24,7 +24,6 @@ from sparsedp.core.errors import DataError, ModelError, SparseDPError
 from sparsedp.core.folders import cache_dir
 from sparsedp.core.generators import SEED_BYTES, own_generators
 from sparsedp.gradients.alone import tolerance
-from sparsedp.guards.independent_rows import check_rows_stand_alone
 from sparsedp.sampling.fetching import Collate, fetch_rows
 from sparsedp.sampling.shapes import FixedShapes
 from sparsedp.training.feature_file import BLOCK, FeatureFile
@@ -36,6 +35,7 @@ from sparsedp.training.fixed_part import (
     split_at_lowest_trained,
 )
 from sparsedp.training.held_settings import describe_held
+from sparsedp.validation.data import validate_data
 
 logger = logging.getLogger("sparsedp")
 
@@ -242,7 +242,7 @@ class _Tried:
 def _tried(below: nn.Module, dataset: Dataset[Any], collate: Collate | None) -> _Tried:
     rows = len(cast("Any", dataset))
     read = _reader(dataset, collate)
-    check_rows_stand_alone(dataset, collate, FixedShapes())
+    validate_data(dataset, collate, FixedShapes())
     some = read(0, min(PROBE_ROWS, rows))
     if _digest(some[0]) != _digest(read(0, min(PROBE_ROWS, rows))[0]):
         raise SparseDPError(_AUGMENTED)

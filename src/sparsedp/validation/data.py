@@ -27,7 +27,7 @@ _TRIAL, _OTHER = StepSecret(bytes(SEED_BYTES)), StepSecret(bytes([1] * SEED_BYTE
 """Of trials whose rows go nowhere; no step has them."""
 
 
-def check_rows_stand_alone(dataset: Dataset[Any], collate: Collate | None, shapes: FixedShapes) -> None:
+def validate_data(dataset: Dataset[Any], collate: Collate | None, shapes: FixedShapes) -> None:
     """Make the first rows together and one by one, and refuse items that change and a `collate` that mixes them.
 
     The shapes found here are those that every batch must have.
