@@ -81,7 +81,7 @@ MUTANTS = [
         "kept-features-by-a-collate-that-mixes",
         "A collate that mixes records makes the features that are kept",
         "training/kept_features.py",
-        "    validate_data(dataset, collate, FixedShapes())\n",
+        "    validate_collate(dataset, collate, FixedShapes())\n",
         "",
         KEPT + "test_a_collate_that_mixes_is_refused_with_the_cache_too",
     ),

@@ -21,7 +21,7 @@ from sparsedp.sampling.poisson import LogicalBatch, PoissonSampler
 from sparsedp.sampling.shapes import FixedShapes
 from sparsedp.sampling.sharing import EVERYTHING, Share
 from sparsedp.training.planning import check_plan
-from sparsedp.validation.data import validate_data
+from sparsedp.validation.data import validate_collate, validate_items
 
 TRIAL_DRAW = 7
 """Keeps the draw of rows for a trial apart from other public draws."""
@@ -61,7 +61,8 @@ class Batches:
         }
         units = next(iter(self._samplers.values())).unit_count
         check_plan(plan, units, rows_are_units=loading.units is None)
-        validate_data(dataset, loading.collate, shapes)
+        validate_items(dataset, loading.units)
+        validate_collate(dataset, loading.collate, shapes)
 
     def rows_for_a_trial(self, count: int, public: PublicRandomness) -> Rows:
         """Rows from all over the data set, in the order of a public draw; they themselves are private."""

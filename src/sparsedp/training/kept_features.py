@@ -35,7 +35,7 @@ from sparsedp.training.fixed_part import (
     split_at_lowest_trained,
 )
 from sparsedp.training.held_settings import describe_held
-from sparsedp.validation.data import validate_data
+from sparsedp.validation.data import validate_collate
 
 logger = logging.getLogger("sparsedp")
 
@@ -242,7 +242,7 @@ class _Tried:
 def _tried(below: nn.Module, dataset: Dataset[Any], collate: Collate | None) -> _Tried:
     rows = len(cast("Any", dataset))
     read = _reader(dataset, collate)
-    validate_data(dataset, collate, FixedShapes())
+    validate_collate(dataset, collate, FixedShapes())
     some = read(0, min(PROBE_ROWS, rows))
     if _digest(some[0]) != _digest(read(0, min(PROBE_ROWS, rows))[0]):
         raise SparseDPError(_AUGMENTED)
