@@ -70,7 +70,7 @@ MUTANTS = [
         "features-by-a-collate-that-mixes",
         "A collate that mixes rows makes the features",
         "training/features.py",
-        "    check_rows_stand_alone(dataset, collate, FixedShapes())\n",
+        "    validate_collate(dataset, collate, FixedShapes())\n",
         "",
         FEATURES + "test_a_collate_that_mixes_rows_is_refused",
     ),

@@ -12,9 +12,9 @@ from sparsedp.core.batch import to_device
 from sparsedp.core.errors import DataError, ModelError
 from sparsedp.core.generators import SEED_BYTES, own_generators
 from sparsedp.evaluation.evaluate import evaluation_mode
-from sparsedp.guards.independent_rows import check_rows_stand_alone
 from sparsedp.sampling.fetching import Collate, rows_in_order
 from sparsedp.sampling.shapes import FixedShapes
+from sparsedp.validation.data import validate_collate
 
 MADE_UP_ROWS = 8
 TOLERANCE = 1e-4
@@ -45,7 +45,7 @@ def extract_features(
         PrivacyError: `collate` mixes rows.
     """
     rows = len(cast("Any", dataset))
-    check_rows_stand_alone(dataset, collate, FixedShapes())
+    validate_collate(dataset, collate, FixedShapes())
     tensors = [(_pair(part)) for part in rows_in_order(dataset, rows, batch_size, collate)]
     if not tensors:
         raise DataError("extract_features: got a data set without rows, expected at least one")
