@@ -31,11 +31,13 @@ class Identity:
 class Standardized:
     """Per-coordinate centre and scale on the support: z = (g - centre) / scale (AdaDPIGU, Alg. 2 line 9).
 
-    Both are k-vectors aligned with the support's sorted indices; the scale is positive.
+    Both are k-vectors aligned with the support's sorted indices; the scale is positive. What is restored is multiplied
+    by `gain`, a public number: `1/scale` leaves it as long as it was clipped.
     """
 
     centre: Tensor
     scale: Tensor
+    gain: float = 1.0
 
     def __post_init__(self) -> None:
         if self.centre.shape != self.scale.shape or self.centre.dim() != 1:
@@ -52,14 +54,15 @@ class Standardized:
         return (gradient - self.centre.to(gradient)) / self.scale.to(gradient)
 
     def inverse(self, value: Tensor) -> Tensor:
-        """Back from the clipping space: g = z * scale + centre (Alg. 2 line 13)."""
-        return value * self.scale.to(value) + self.centre.to(value)
+        """Back from the clipping space: g = z * scale + centre (Alg. 2 line 13), times the gain."""
+        restored = value * self.scale.to(value) + self.centre.to(value)
+        return restored if self.gain == 1 else restored * self.gain
 
     def noise_scale(self, noise_std: float, size: int) -> Tensor:
-        """Standard deviation of the restored noise on each active coordinate: noise_std * scale."""
+        """Standard deviation of the restored noise on each active coordinate: noise_std * scale * gain."""
         if size != self.scale.numel():
             raise SparseDPError(f"Standardized: scale has {self.scale.numel()} entries, the support {size}")
-        return noise_std * self.scale.to("cpu", torch.float64)
+        return noise_std * self.scale.to("cpu", torch.float64) * self.gain
 
 
 Geometry = Identity | Standardized

@@ -150,6 +150,12 @@ class Layout:
             dtype = torch.promote_types(dtype, value.dtype)
         return torch.cat([value.to(dtype) for value in values])
 
+    @torch.no_grad()
+    def write(self, model: nn.Module, values: Tensor) -> None:
+        """Set the trainable scalars to those of one vector: the inverse of `flatten`."""
+        for slot, parameter in zip(self.slots, self.parameters(model), strict=True):
+            parameter.copy_(values[slot.span].reshape(slot.shape))
+
 
 def _is_norm(module: nn.Module) -> bool:
     name = type(module).__name__

@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 
 from sparsedp.core.errors import SparseDPError
-from sparsedp.core.geometry import Geometry, Identity
+from sparsedp.core.geometry import Geometry, Identity, Standardized
 from sparsedp.core.layout import Layout
 from sparsedp.core.randomness import PublicRandomness
 from sparsedp.core.ratio import exact_ratio
 from sparsedp.core.support import Support
 from sparsedp.methods.clock import Refresh
+from sparsedp.methods.empirical_bayes import Shrinkage, SignalSums
 from sparsedp.methods.given import Given
 from sparsedp.methods.knowledge import Knowledge
 from sparsedp.methods.method import Method
@@ -38,8 +39,8 @@ from sparsedp.privacy.released import Released
 logger = logging.getLogger("sparsedp")
 
 _NOT_BEGUN, _BEFORE_MAIN = -2, -1
-WARMUP = "warmup."
-"""How the names of the warm-up's statistics begin in a saved state."""
+WARMUP, SIGNALS = "warmup.", "signals."
+"""How the names of the warm-up's statistics, and of the sums of all releases, begin in a saved state."""
 FROZEN_NOISE = 2
 """First number of the key of the public noise on frozen coordinates; granularity uses 0 and 1."""
 
@@ -91,6 +92,10 @@ class Controller:
         self._score_state: RankingState = self._ranking.init(d) if self._ranking else {}
         self._statistics: Statistics | None = None
         self._watch = WarmupWatch(self._plan, d)
+        self._signals: SignalSums | None = None
+        if self._method.denoise:
+            weights = self._known.weights
+            self._signals = SignalSums(torch.zeros(d) if weights is None else weights())
 
     @property
     def method(self) -> Method:
@@ -147,6 +152,12 @@ class Controller:
         if self._statistics is not None and not warming:
             self._statistics = self._statistics.updated(released, self._method.decays)
         self._watch.observe(released)
+        if self._signals is not None:
+            self._signals.observe(released)
+
+    def shrinkage(self) -> Shrinkage | None:
+        """How the weights are denoised before they are handed out; None for a method that hands them out as they are."""
+        return None if self._signals is None else self._signals.shrinkage()
 
     def observe_selection(self, released: Released) -> None:
         """Learn from the release of a selection stage, which comes before the main one: one number for each row."""
@@ -195,6 +206,8 @@ class Controller:
             "scored_steps": self._scored_steps,
             "pruned": self._pruned,
         }
+        if self._signals is not None:
+            tensors |= {f"{SIGNALS}{name}": value for name, value in self._signals.state().items()}
         if self._statistics is not None:
             tensors |= {"alpha": self._statistics.alpha.clone(), "beta": self._statistics.beta.clone()}
         if self._order is not None:
@@ -223,6 +236,7 @@ class Controller:
             self._statistics = Statistics(self._support, tensors["alpha"].clone(), tensors["beta"].clone())
         self._score_state = _under(tensors, "score.")
         self._watch.restore(_under(tensors, WARMUP))
+        self._signals = signal_sums(tensors)
         rows = TableRows(self._parts.ranked) if values.get("order_of_rows") else None
         self._order = Order(tensors["order"].clone(), rows) if "order" in tensors else None
         self._last_scores = tensors["scores"].clone() if "scores" in tensors else None
@@ -265,7 +279,8 @@ class Controller:
         ranking = self._ranking
         if ranking is None or (self._source is not RankedBy.PUBLIC and not self._scored_steps):
             return
-        place = Place(self._parts, self._method.granularity, self._public, period, self._known)
+        left = self._timeline.main_steps - self._starts[period]
+        place = Place(self._parts, self._method.granularity, self._public, period, self._known, left)
         self._last_scores = ranking.scores(self._score_state)
         self._order = ranking.order(self._score_state, place)
         again = self._method.refresh is Refresh.EVERY_PERIOD
@@ -298,6 +313,14 @@ class Controller:
             known = self._statistics or Statistics.fresh(self._support)
             self._statistics = known.moved_to(self._support)
             return self._statistics.geometry(self._method.decays)
+        if (
+            main
+            and self._method.geometry is GeometryRule.SCALED
+            and 0 < self._support.size < self._support.dimension
+        ):
+            scale = self._support.active_ratio**0.5
+            scales = torch.full((self._support.size,), scale, dtype=torch.float64)
+            return Standardized(torch.zeros_like(scales), scales, gain=1 / scale)
         return Identity()
 
     def _observation(self, released: Released) -> Observation:
@@ -310,6 +333,12 @@ class Controller:
         """Refuse at once a schedule that would leave nothing to train."""
         for period in range(len(self._starts)):
             self._count(period)
+
+
+def signal_sums(tensors: Mapping[str, Tensor]) -> SignalSums | None:
+    """The sums of all releases in a controller's saved state; None for a method that does not denoise."""
+    found = _under(tensors, SIGNALS)
+    return SignalSums.of(found) if found else None
 
 
 def _under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:

@@ -44,6 +44,7 @@ class Method:
         per_sample_top: share of the active coordinates each unit keeps (AdaDPIGU's option); None keeps all.
         decays: the constants of the standardized geometry.
         protection: private, or which half is missing.
+        denoise: hand out the posterior mean of the weights, by empirical Bayes (see `methods.empirical_bayes`).
 
     **Edge cases.** A scored ranking without a warm-up has nothing to rank by at first: its first period is dense.
     """
@@ -66,6 +67,7 @@ class Method:
     per_sample_top: float | None = None
     decays: Decays = field(default_factory=Decays)
     protection: Protection = Protection.PRIVATE
+    denoise: bool = False
 
     def __post_init__(self) -> None:
         exact_ratio(self.active_ratio)
@@ -92,8 +94,13 @@ class Method:
         return (*self.scope, *self.always, *heads)
 
     def to_json(self) -> dict[str, Any]:
-        """Everything that decides what it does, as JSON values; prose is left out."""
-        return {entry.name: codec.write(getattr(self, entry.name)) for entry in fields(self) if entry.compare}
+        """Everything that decides what it does, as JSON values; prose is left out, and so is `denoise` unless set."""
+        values = {
+            entry.name: codec.write(getattr(self, entry.name)) for entry in fields(self) if entry.compare
+        }
+        if not self.denoise:
+            del values["denoise"]
+        return values
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Method:
@@ -103,7 +110,7 @@ class Method:
             SparseDPError: unknown or missing fields, or a value that is none of the choices.
         """
         known = {entry.name for entry in fields(cls) if entry.compare}
-        if set(values) != known:
+        if {*values, "denoise"} != known:
             raise SparseDPError(f"method: got the fields {sorted(values)}, expected {sorted(known)}")
         return cls(**{name: codec.read(name, value) for name, value in values.items()})
 

@@ -45,7 +45,7 @@ class RankedBy(Enum):
 class Place:
     """Where and when a ranking is asked for: all of it public.
 
-    `period` counts from 0 in the main stage.
+    `period` counts from 0 in the main stage; `steps_left` are those of it still to come.
     """
 
     parts: Parts
@@ -53,6 +53,7 @@ class Place:
     public: PublicRandomness
     period: int
     known: Knowledge = field(default_factory=Knowledge)
+    steps_left: int = 0
 
     def by_score(self, scores: Tensor) -> Order:
         """What is ranked by falling score of its d coordinates; ties go to the lower index."""

@@ -6,10 +6,15 @@ from enum import Enum
 
 
 class GeometryRule(Enum):
-    """The space the main stage clips in; earlier stages always clip gradients as they are."""
+    """The space the main stage clips in; earlier stages always clip gradients as they are.
+
+    Scaled: the clip norm follows the support, `C sqrt(k/d)` for k of d coordinates, and an update is as long as before:
+    a gradient whose energy is spread evenly loses as little to the clip as a whole one, and meets `k/d` of the noise.
+    """
 
     IDENTITY = "identity"
     STANDARDIZED = "standardized"
+    SCALED = "scaled"
 
 
 class OffSupport(Enum):

@@ -6,6 +6,7 @@ from typing import Any
 
 from sparsedp.methods.adafest import Contributions
 from sparsedp.methods.clock import EverySteps, Refresh
+from sparsedp.methods.empirical_bayes import EmpiricalBayes
 from sparsedp.methods.given import Given
 from sparsedp.methods.granularity import Granularity
 from sparsedp.methods.method import Method
@@ -31,6 +32,11 @@ _ABLATION: dict[str, Any] = {"ranking": RandomOrder(), **_EVERY_EPOCH}
 _ROWS = (
     Method(name="dp-sgd", paper="Abadi et al. 2016",
            summary="Every coordinate, all the time: the dense baseline."),
+    Method(name="dp-shrink", paper="ours, after Stephens 2017 and Balle and Wang 2018", denoise=True,
+           summary="Every coordinate, all the time, and out comes the posterior mean of the weights: no noise to speak of."),
+    Method(name="tp-adaptive", paper=f"{_OURS}, and Stephens 2017", stages=(WARM_UP, MAIN), ranking=EmpiricalBayes(),
+           geometry=GeometryRule.SCALED, denoise=True,
+           summary="Warm-up, then as many coordinates as are worth their noise; the posterior mean of the weights."),
     Method(name="tp-topk", paper=f"{_TP}, Alg. 1", ranking=Energy(), **_TWO_PHASES,
            summary="Warm-up, then the coordinates with the most denoised squared gradient."),
     Method(name="tp-coherent", paper=_OURS, ranking=Coherent(), **_TWO_PHASES,

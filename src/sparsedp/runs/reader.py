@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from sparsedp.core.errors import DataError, PrivacyError
 from sparsedp.core.layout import Layout
 from sparsedp.core.support import Support
-from sparsedp.methods.controller import WARMUP
+from sparsedp.methods.controller import WARMUP, signal_sums
 from sparsedp.methods.warmup import WarmupSeen
 from sparsedp.privacy.plan import Plan
 from sparsedp.runs.checkpoint import (
@@ -168,7 +168,7 @@ def load_weights(path: Path | str, model: nn.Module) -> None:
 
     Args:
         path: the run's folder, or its checkpoint file.
-        model: gets the weights; the averaged ones if the run kept an average.
+        model: gets the weights; the averaged ones if the run kept an average, and denoised ones if its method does.
 
     Raises:
         DataError: there is no checkpoint, or it is damaged.
@@ -183,6 +183,9 @@ def load_weights(path: Path | str, model: nn.Module) -> None:
             for name, parameter in model.named_parameters():
                 if name in average["weights"]:
                     parameter.copy_(average["weights"][name])
+    signals = signal_sums(checkpoint.state["controller"]["tensors"])
+    if signals is not None:
+        signals.shrinkage().apply(Layout.of(model), model)
 
 
 def check_file(ledger: VerifiedLedger, file: Path) -> None:

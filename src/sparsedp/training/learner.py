@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -114,18 +114,21 @@ class Learner:
 
     @contextmanager
     def evaluated(self) -> Iterator[nn.Module]:
-        """The model to evaluate: averaged weights if there are any, evaluation mode; then all is as before."""
-        with evaluation_mode(self.model):
-            if self._average is None:
-                yield self.model
-            else:
-                with self._average.in_place():
-                    yield self.model
+        """The model to evaluate: its weights averaged and denoised if asked for, evaluation mode; then all as before."""
+        with evaluation_mode(self.model), ExitStack() as stack:
+            if self._average is not None:
+                stack.enter_context(self._average.in_place())
+            if (shrinkage := self.controller.shrinkage()) is not None:
+                stack.callback(self.layout.write, self.model, self.layout.flatten(self.model))
+                shrinkage.apply(self.layout, self.model)
+            yield self.model
 
     def install_average(self) -> None:
-        """Leave the averaged weights, if any, in the model."""
+        """Leave the averaged and denoised weights, as far as they were asked for, in the model."""
         if self._average is not None:
             self._average.install()
+        if (shrinkage := self.controller.shrinkage()) is not None:
+            shrinkage.apply(self.layout, self.model)
 
     def state(self) -> LearnerState:
         """All of it, between two steps."""
