@@ -84,8 +84,8 @@ MUTANTS = [
             KEEP_SIZE,
             Edit(
                 "training/keeper.py",
-                "            metrics=self._metrics(extra),\n",
-                '            metrics={**self._metrics(extra), "rows": float(__import__("torch")._size)},\n',
+                "            metrics=self._metrics(),\n",
+                '            metrics={**self._metrics(), "rows": float(__import__("torch")._size)},\n',
             ),
         ),
         (f"{BITS}[dp-sgd]",),
