@@ -131,7 +131,7 @@ MUTANTS = [
         "training-rows-evaluated",
         "Rows of the training data are evaluated exactly, and the result is written down",
         "training/fit.py",
-        "        refuse_training_rows(given.dataset, apart)\n",
+        "    refuse_training_rows(train.dataset, apart)\n",
         "",
         "tests/training/test_overlap.py::test_fit_refuses_a_part_of_its_training_data",
     ),
