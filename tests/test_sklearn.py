@@ -23,7 +23,7 @@ import sparsedp
 from every_day import by_method
 from sklearn_tools import classifier, table, weights
 from sparsedp import MethodOptions, PrivacyError, SparseDPError, all_methods
-from sparsedp.diagnostics.advice import advise_run
+from sparsedp.diagnostics.visible import look
 from sparsedp.sklearn import BoundedScaler, SparseDPClassifier
 
 pytestmark = pytest.mark.usefixtures("checked_once")
@@ -313,14 +313,11 @@ def test_the_report_names_the_table_its_classes_bounds_and_the_features_kept(tmp
 
 
 @pytest.mark.parametrize(("asked", "method"), [({}, "dp-sgd"), ({"active_ratio": 0.3}, "tp-topk")])
-def test_an_estimators_run_can_be_advised_on(tmp_path, asked, method):
+def test_an_estimators_run_can_be_diagnosed(tmp_path, asked, method):
     model = classifier(out=tmp_path / "run", epochs=6, batch_size=128, epsilon=8.0, **asked)
     model.fit(*table(rows=800, features=40))
     assert model.method_ == method
-    advice = advise_run(tmp_path / "run")
-    assert advice.recommendation
-    assert advice.options
-    assert 0 <= advice.confidence <= 1
+    assert set(look(tmp_path / "run").splits) == {"energy", "coherent"}
 
 
 @pytest.mark.parametrize("hidden", [(0,), (2.5,), (-1, 3)])

@@ -23,7 +23,7 @@ from sparsedp.training.planning import spec_for
 pytestmark = pytest.mark.usefixtures("checked_once")
 
 COMMANDS = (
-    "demo", "train", "check", "compare", "plan", "verify", "audit", "report", "advise", "diagnose", "data", "methods",
+    "demo", "train", "check", "compare", "plan", "verify", "audit", "report", "diagnose", "data", "methods",
     "sweep",
 )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""`advise` and `diagnose` as typed, and what `train` keeps for them."""
+"""`diagnose` as typed, and what `train` keeps for them."""
 
 import json
 
@@ -6,7 +6,6 @@ import pytest
 from torch import nn
 
 from sparsedp.cli.output import Exit
-from sparsedp.diagnostics.advice import advise_run
 from sparsedp.diagnostics.snapshots import snapshot_steps, watching
 from sparsedp.diagnostics.splits import statistics_of
 from sparsedp.report.nonprivate import WARNING
@@ -29,29 +28,15 @@ def test_a_run_stopped_by_ctrl_c_and_resumed_keeps_its_whole_warm_up(trained, ty
     folder, record = trained
     found, plan = statistics_of(Run.open(folder)), Run.open(folder).plan
     assert found.steps == found.planned == plan.phases[0].steps
-    told = typed("advise", folder, "--json").json
-    assert told == {"run": str(folder), **advise_run(folder).to_json()}
     assert record["status"] == "finished"
 
 
-def test_advice_for_people_has_its_reasons_and_caveats(trained, typed):
-    shown = " ".join(typed("advise", trained[0]).out.split())
-    advice = advise_run(trained[0])
-    assert advice.sure in shown
-    assert "The advice costs no privacy" in shown
-    assert all(option.ranking in shown for option in advice.options)
-
-
 def test_a_run_without_a_warm_up_is_told_what_public_numbers_say(watched, typed):
-    told = typed("advise", watched, "--json")
-    assert told.code == Exit.OK
-    assert told.json == {"run": str(watched), **advise_run(watched).to_json()}
-    assert (told.json["confidence"], told.json["options"]) == (None, [])
-    shown = " ".join(typed("advise", watched).out.replace("│", " ").split())
-    assert "Advice on scores needs a warm-up" in shown
-    assert "A step's noise over its clip norm, r:" in shown
-    assert "on-topk has no warm-up" in shown
-    assert "As far as noise goes" not in shown
+    told = typed("diagnose", watched, "--json").json["visible"]
+    assert told["splits"] == {}
+    assert "on-topk has no warm-up" in told["missing"]
+    assert set(told["noise"]["noise_ratios"]) >= {"all", "support"}
+    assert "A step's noise over its clip norm, r:" in " ".join(typed("diagnose", watched).out.split())
 
 
 def test_diagnose_reads_releases_only_and_writes_nothing(trained, typed):
@@ -125,9 +110,7 @@ def test_training_rows_can_be_looked_at_and_people_see_the_times(watched, typed)
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        ("advise nowhere", Exit.DATA, "nowhere is no folder"),
         ("diagnose nowhere", Exit.DATA, "nowhere is no folder"),
-        ("advise empty", Exit.DATA, "holds no run"),
         ("diagnose empty --nonprivate", Exit.DATA, "holds no run"),
         ("diagnose watched --data test", Exit.USAGE, "add --nonprivate"),
         ("diagnose watched --rows 5", Exit.USAGE, "add --nonprivate"),

@@ -1,6 +1,4 @@
-"""`advise` works on a run whatever started it: `fit`, a `Trainer`, `make_private`, an experiment, an estimator."""
-
-import re
+"""`diagnose` works on a run whatever started it: `fit`, a `Trainer`, `make_private`, an experiment, an estimator."""
 
 import numpy as np
 import pytest
@@ -10,7 +8,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import sparsedp
-from sparsedp.diagnostics.advice import advise_run
+from sparsedp.diagnostics.visible import look
 from sparsedp.experiments.execute import execute
 from sparsedp.experiments.settings import Settings
 from sparsedp.methods import build_plan
@@ -78,11 +76,9 @@ DOORS = [by_fit, by_a_loop_of_ones_own, by_make_private, by_an_experiment, by_th
 
 
 @pytest.mark.parametrize("start", DOORS)
-def test_a_run_can_be_advised_on_whatever_started_it(start, tmp_path):
+def test_a_run_can_be_diagnosed_whatever_started_it(start, tmp_path):
     start(tmp_path / "run")
-    advice = advise_run(tmp_path / "run")
-    assert any(reason.startswith("Seen: ") for reason in advice.reasons)
-    assert re.match(
-        r"A step's noise over its clip norm, r: [\d.]+ on all \([\d,]+\), .*head.*support", advice.reasons[0]
-    )
+    seen = look(tmp_path / "run")
+    assert set(seen.splits) == {"energy", "coherent"}
+    assert set(seen.noise.noise_ratios) >= {"all", "head", "support"}
     assert sparsedp.verify(tmp_path / "run", independent=False).reasons == ()

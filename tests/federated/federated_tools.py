@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from sparsedp.federated import Client, FederatedTrainer, Held, LocalSGD, NothingHeldError, RoundReport, Task
+from sparsedp.federated import Client, FederatedTrainer, LocalSGD, RoundReport, Task
 from sparsedp.methods import build_plan
 from sparsedp.privacy.plan import Plan
 
@@ -86,7 +86,7 @@ def sgd(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
 
 
 class Loopback:
-    """All clients, and what each keeps between rounds; `meddle` may change what is sent, or drop it."""
+    """All clients; `meddle` may change what is sent, or drop it."""
 
     def __init__(
         self,
@@ -98,22 +98,17 @@ class Loopback:
             Client(world.make_model, LocalSGD(dataset=world.rows_of(number), loss=LOSS, **local))
             for number in range(CLIENTS)
         ]
-        self.held: dict[int, Held] = {}
         self.asked: list[tuple[int, Task]] = []
         self._meddle = meddle or (lambda client, task, update: update)
 
     def ask(self, client: int, task: Task) -> Tensor | str | None:
         task = Task.from_wire(task.to_wire())
         self.asked.append((client, task))
-        try:
-            update, self.held[client] = self.clients[client].answer(task, self.held.get(client))
-        except NothingHeldError as error:
-            return str(error)
-        return self._meddle(client, task, update)
+        return self._meddle(client, task, self.clients[client].answer(task))
 
     def round(self, trainer: FederatedTrainer) -> RoundReport:
         begun = trainer.begin()
-        answers = {client: self.ask(client, task) for client, task in begun.tasks.items()}
+        answers = {client: self.ask(client, begun.task) for client in begun.clients}
         return trainer.complete(begun, {c: a for c, a in answers.items() if a is not None})
 
     def run(self, trainer: FederatedTrainer) -> list[RoundReport]:

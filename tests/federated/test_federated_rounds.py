@@ -124,12 +124,11 @@ def test_who_was_not_picked_cannot_add_anything():
     for uninvited in (False, True):
         trainer = FederatedTrainer(make_model(), plan=plan, optimizer=sgd, seed=5)
         begun, clients = trainer.begin(), Loopback()
-        assert 0 < len(begun.tasks) < CLIENTS
-        answers = {number: clients.ask(number, task) for number, task in begun.tasks.items()}
-        other = next(number for number in range(CLIENTS) if number not in begun.tasks)
+        assert 0 < len(begun.clients) < CLIENTS
+        answers = {number: clients.ask(number, begun.task) for number in begun.clients}
+        other = next(number for number in range(CLIENTS) if number not in begun.clients)
         if uninvited:
-            whole = next(task for task in begun.tasks.values())
-            answers[other] = clients.ask(other, whole)
+            answers[other] = clients.ask(other, begun.task)
         report = trainer.complete(begun, answers)
         results.append(report.report.released.mean)
         assert [refusal.client for refusal in report.refused] == ([other] if uninvited else [])
@@ -180,7 +179,7 @@ def test_clients_are_picked_by_their_own_coins():
     assert abs(float(sized.var()) - expected) < 5 * expected * (2 / rounds) ** 0.5  # a fixed number has none
 
 
-def test_each_client_gets_the_support_once_and_k_weights_a_round():
+def test_each_client_gets_weights_and_support_and_sends_k_numbers():
     plan = a_plan("tp-topk", batch_size=CLIENTS, epochs=10)
     clients = Loopback()
     with FederatedTrainer(make_model(), plan=plan, optimizer=sgd, seed=5) as trainer:
@@ -188,25 +187,10 @@ def test_each_client_gets_the_support_once_and_k_weights_a_round():
         result = trainer.finish()
     d, k = result.d, result.k
     assert k < d
-    changes = {span.step for span in result.supports} | {0}
+    assert {task.size for _, task in clients.asked} == {k, d}
     for _, task in clients.asked:
         arrays = {name: len(array) for name, array in task.to_wire().arrays.items()}
-        if task.step not in changes:
-            assert arrays == {"active": task.size}
-        else:
-            assert arrays == {"weights": d} | ({"support": k} if task.size == k else {})
-
-
-def test_a_client_that_lost_its_state_gets_it_again():
-    plan = dense()
-    clients = Loopback()
-    with FederatedTrainer(make_model(), plan=plan, optimizer=sgd, seed=5) as trainer:
-        clients.round(trainer)
-        del clients.held[3]
-        report = clients.round(trainer)
-        assert [refusal.client for refusal in report.refused] == [3]
-        assert "does not hold" in report.refused[0].why
-        assert clients.round(trainer).refused == ()
+        assert arrays == {"weights": d} | ({"support": k} if task.size == k else {})
 
 
 def test_another_model_is_refused_by_the_client():
@@ -215,7 +199,7 @@ def test_another_model_is_refused_by_the_client():
     odd = Loopback().clients[0]
     object.__setattr__(odd, "make_model", lambda: torch.nn.Linear(6, 3).double())
     with pytest.raises(sparsedp.ModelError, match="not the server's"):
-        odd.answer(begun.tasks[0], None)
+        odd.answer(begun.task)
     trainer.close()
 
 

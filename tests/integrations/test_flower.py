@@ -62,17 +62,6 @@ def test_a_run_over_flower_is_the_run_without_it(method, tmp_path):
     assert verified.passed, verified.reasons
 
 
-def test_the_bytes_in_the_metrics_are_those_of_the_messages():
-    grid = LocalGrid(client_app(make_client), CLIENTS)
-    result, _ = trained(a_plan("tp-topk", epochs=10, batch_size=CLIENTS), grid)
-    down, up = grid.bytes[-1]
-    assert result.metrics["client_bytes_down"] == down
-    assert result.metrics["client_bytes_up"] == up
-    first = result.history[0].metrics
-    assert grid.bytes[0][0] == first["client_bytes_refresh"]
-    assert down < 8 * result.k + 1000  # k numbers and a constant
-
-
 def test_clients_that_drop_out_are_named_and_the_run_goes_on(caplog):
     def drops(node: int, group: str) -> bool:
         return node == 1003 and group == "2"

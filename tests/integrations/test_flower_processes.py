@@ -108,9 +108,6 @@ def check_run(out: Path) -> None:
     record = Run.open(out).record
     assert record["status"] == "finished"
     assert (record["unit"], record["units"]) == ("client", CLIENTS)
-    k = record["k"]
-    assert 4 * k < record["metrics"]["client_bytes_up"] < 4 * k + 500
-    assert 4 * k < record["metrics"]["client_bytes_down"] < 4 * k + 800
 
 
 def test_processes_over_tls(federation, tmp_path):

@@ -21,7 +21,6 @@ def summary(**changes):
         "steps": 9,
         "planned": 10,
         "noise_std": 0.1,
-        "advice": {"recommendation": "Keep every coordinate.", "sure": "fairly sure", "reasons": []},
         "curves": [curve],
     }
     return {**content, **changes}
@@ -45,11 +44,10 @@ def test_every_run_shows_what_its_warm_up_did(run):
     assert TITLE in Outline(write_report(run).read_text()).text
 
 
-def test_a_run_that_kept_its_warm_up_shows_the_curve_its_interval_and_the_advice(page):
+def test_a_run_that_kept_its_warm_up_shows_the_curve_and_its_interval(page):
     assert TITLE not in page(None).text
     shown = page(summary())
     assert TITLE in shown.text
-    assert "Advice: Keep every coordinate. (As far as noise goes: fairly sure.)" in shown.text
     assert "30.2 % to 49.8 %" in shown.text.replace("\u00a0", " ")  # 40 % and 1.96 times 5 %
 
 
@@ -57,7 +55,6 @@ def test_energy_lost_in_noise_is_said_in_words(page):
     curve = {"ranking": "energy", "ratio": [], "share": [], "std": []}
     shown = page(summary(curves=[curve]))
     assert "does not stand out from the noise" in shown.text
-    assert "Keep every coordinate." in shown.text
 
 
 def test_points_of_a_cloud_are_not_joined(run):

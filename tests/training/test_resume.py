@@ -229,7 +229,10 @@ def test_a_damaged_checkpoint_is_refused(tmp_path: Path) -> None:
         a_trainer(out=tmp_path / "run", resume=True)
 
 
-def test_a_ledger_that_lost_lines_since_the_checkpoint_is_refused(tmp_path: Path) -> None:
+def test_a_ledger_that_lost_lines_since_the_checkpoint_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sparsedp.training.keeper.SAVE_EVERY", 0.0)
     advance(a_trainer(out=tmp_path / "run"), 4).close()
     file = tmp_path / "run" / "ledger.jsonl"
     file.write_bytes(b"".join(file.read_bytes().splitlines(keepends=True)[:-1]))

@@ -11,7 +11,6 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from sparsedp.cli.advise import advise
 from sparsedp.cli.audit import audit
 from sparsedp.cli.check import check
 from sparsedp.cli.compare import compare
@@ -44,7 +43,7 @@ app = typer.Typer(
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (demo, train, check, compare, plan, verify, audit, report, advise, diagnose, methods, sweep):
+for command in (demo, train, check, compare, plan, verify, audit, report, diagnose, methods, sweep):
     app.command()(command)
 app.add_typer(data_app, name="data")
 

@@ -188,6 +188,9 @@ def _show_visible(seen: Visible, screen: Console) -> None:
         f"Noise energy of a step: {significant(noise.sparse_energy)} on the support, "
         f"{significant(noise.dense_energy)} on all coordinates."
     )
+    if noise.noise_ratios:
+        parts = ", ".join(f"{ratio:.2f} on {name}" for name, ratio in noise.noise_ratios.items())
+        screen.print(f"A step's noise over its clip norm, r: {parts}.")
     if noise.best_rate_at_most is not None:
         most = noise.best_rate_at_most
         verdict = f"freezing more than {percent(most)}" if most else "freezing any coordinate at random"

@@ -256,5 +256,6 @@ def _show(result: Result, settings: Settings, folder: Path, screen: Console) -> 
         )
     screen.print(f"Run: {folder}")
     screen.print(
-        f"Next: sparsedp verify {folder}; sparsedp report {folder}; sparsedp advise {folder}", soft_wrap=True
+        f"Next: sparsedp verify {folder}; sparsedp report {folder}; sparsedp diagnose {folder}",
+        soft_wrap=True,
     )

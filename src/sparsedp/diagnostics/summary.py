@@ -1,4 +1,4 @@
-"""What a warm-up shows, for reports: the share of energy by ranking and ratio, and the advice."""
+"""What a warm-up shows, for reports: the share of energy by ranking and ratio."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from sparsedp.core.ratio import exact_ratio, share_of
-from sparsedp.diagnostics.advice import advise
 from sparsedp.diagnostics.criteria import SplitEnergies
 from sparsedp.diagnostics.proxy import split_concentration
 from sparsedp.diagnostics.splits import WarmupStatistics, statistics_of
-from sparsedp.privacy.plan import Plan
 from sparsedp.runs.reader import Run
 
 SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
@@ -21,21 +19,15 @@ def summarize_warmup(run: Run) -> Mapping[str, Any] | None:
 
     **Privacy.** Post-processing of releases, as public as the run.
     """
-    return None if run.warmup is None else summary_of(statistics_of(run), run.plan)
+    return None if run.warmup is None else summary_of(statistics_of(run))
 
 
-def summary_of(found: WarmupStatistics, plan: Plan) -> Mapping[str, Any]:
-    """The share of energy by ranking and ratio, and the advice."""
-    advice = advise(found, plan)
+def summary_of(found: WarmupStatistics) -> Mapping[str, Any]:
+    """The share of energy by ranking and ratio."""
     return {
         "steps": found.steps,
         "planned": found.planned,
         "noise_std": found.noise_std,
-        "advice": {
-            "recommendation": advice.recommendation,
-            "sure": advice.sure,
-            "reasons": list(advice.reasons),
-        },
         "curves": [split_curve(name, split) for name, split in found.splits.items()],
     }
 

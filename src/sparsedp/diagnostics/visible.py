@@ -11,6 +11,7 @@ from typing import Any, final
 
 import torch
 
+from sparsedp.core.layout import Layout
 from sparsedp.core.support import Support
 from sparsedp.diagnostics.misranking import (
     Pair,
@@ -25,6 +26,8 @@ from sparsedp.diagnostics.sparsification import best_rate_at_most
 from sparsedp.diagnostics.splits import WarmupStatistics, statistics_of, why_nothing
 from sparsedp.diagnostics.view import Proxy, RunView
 from sparsedp.diagnostics.wire import BytesSent, encode_values, traffic
+from sparsedp.methods.choice import noise_ratio
+from sparsedp.methods.scope import part_sizes
 from sparsedp.methods.timeline import noise_on_mean
 from sparsedp.runs.reader import Run
 from sparsedp.runs.snapshots import read_snapshots
@@ -44,6 +47,7 @@ class NoiseFacts:
         dense_energy: `d nu^2`, what it would be on all coordinates.
         least_kappa: `k/d`: RS's kappa lies between this and 1 (Theorem 3.4).
         best_rate_at_most: a bound on RS's r*, the best share of frozen coordinates; None without clip or noise.
+        noise_ratios: r, the norm of a step's noise over the clip norm, for parts of the model and the support.
     """
 
     noise_std: float
@@ -51,6 +55,7 @@ class NoiseFacts:
     dense_energy: float
     least_kappa: float
     best_rate_at_most: float | None
+    noise_ratios: Mapping[str, float]
 
 
 @final
@@ -149,7 +154,7 @@ def look(folder: Path | str) -> Visible:
         layers=support_per_layer(view.support, run.layout),
         overlaps=tuple(_overlaps(folder, view.support, found)),
         wire=_wire(view, run),
-        noise=_noise(view),
+        noise=_noise(view, run.layout),
     )
 
 
@@ -207,10 +212,11 @@ def _wire(view: RunView, run: Run) -> BytesSent:
     return traffic([view.support] * steps, [message] * steps)
 
 
-def _noise(view: RunView) -> NoiseFacts:
+def _noise(view: RunView, layout: Layout) -> NoiseFacts:
     phase, k, d = view.plan.phases[-1], view.support.size, view.support.dimension
     nu = noise_on_mean(view.plan, phase)
     clipped = phase.clip_norm is not None and phase.noise_multiplier > 0
+    sizes = part_sizes(layout) | {"support": k}
     return NoiseFacts(
         nu,
         k * nu**2,
@@ -223,4 +229,5 @@ def _noise(view: RunView) -> NoiseFacts:
         )
         if clipped
         else None,
+        {name: noise_ratio(view.plan, size) for name, size in sizes.items() if size} if clipped else {},
     )

@@ -171,7 +171,7 @@ def _head_on_features(model: nn.Module, bundle: DataBundle) -> tuple[nn.Module, 
     parts = list(model.named_children()) if isinstance(model, nn.Sequential) else []
     trained = [any(p.requires_grad for p in part.parameters()) for _, part in parts]
     cut = trained.index(True) if any(trained) else 0
-    if cut == 0:
+    if not any(True for _, part in parts[:cut] for _ in part.parameters()):
         raise ModelError(
             f"cache_features: got a {type(model).__name__}, expected an nn.Sequential whose first parts are frozen"
         )

@@ -3,7 +3,7 @@
 Nothing here knows a network; `sparsedp.flower` carries it over Flower.
 """
 
-from sparsedp.federated.client import Client, Held, NothingHeldError
+from sparsedp.federated.client import Client
 from sparsedp.federated.local import LocalCounting, LocalSGD, LocalTraining
 from sparsedp.federated.rounds import Round, RoundReport
 from sparsedp.federated.server import FederatedTrainer
@@ -13,11 +13,9 @@ __all__ = [
     "Client",
     "CountAsked",
     "FederatedTrainer",
-    "Held",
     "LocalCounting",
     "LocalSGD",
     "LocalTraining",
-    "NothingHeldError",
     "Round",
     "RoundReport",
     "Task",

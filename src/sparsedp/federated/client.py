@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import final
 
 import torch
@@ -17,28 +17,6 @@ from sparsedp.federated.task import CountAsked, Task
 from sparsedp.federated.weights import model_digest, write_weights
 from sparsedp.grad_sample.query import Query, keep_largest
 from sparsedp.privacy.updates import on_grid
-
-
-class NothingHeldError(SparseDPError):
-    """The client does not hold the weights that the task builds on: it was away, or has lost its state."""
-
-
-@final
-@dataclass(frozen=True, slots=True, eq=False)
-class Held:
-    """What a client keeps between rounds: public values from the server.
-
-    Attributes:
-        run: the run's plan.
-        period: the support's number.
-        weights: all d, as they stood when the period began.
-        support: the period's.
-    """
-
-    run: str
-    period: int
-    weights: Tensor
-    support: Support
 
 
 @final
@@ -57,15 +35,13 @@ class Client:
     make_model: Callable[[], nn.Module]
     training: LocalTraining
 
-    def answer(self, task: Task, held: Held | None) -> tuple[Tensor, Held]:
-        """The update or count, a vector of integers, and what to keep for the next round.
+    def answer(self, task: Task) -> Tensor:
+        """The update or count, a vector of integers.
 
         Raises:
-            NothingHeldError: the task builds on weights that this client does not have.
             ModelError: the client's model is not the server's.
             SparseDPError: a count is asked for, and the client's training has none.
         """
-        held = _up_to_date(task, held)
         model = self.make_model()
         layout = Layout.of(model)
         if model_digest(model, layout) != task.model:
@@ -73,15 +49,13 @@ class Client:
                 "the client's model is not the server's: got other trainable parameters, or frozen weights or "
                 "buffers of other values; build both by one function, and load frozen weights from one file"
             )
-        write_weights(model, layout, Support.full(layout.dimension), held.weights)
-        if task.active is not None:
-            write_weights(model, layout, held.support, task.active)
+        write_weights(model, layout, Support.full(layout.dimension), task.weights)
         model.train()
         if task.asked is not None:
             counted = self._counted(model, layout, task.asked, task.step)
-            return on_grid(counted, task.clip, task.grid).to(task.integers), held
-        learned = self.training(model, layout, held.support, task.step)
-        return self._clipped(task, held.support, learned).to(task.integers), held
+            return on_grid(counted, task.clip, task.grid).to(task.integers)
+        learned = self.training(model, layout, task.support, task.step)
+        return self._clipped(task, learned).to(task.integers)
 
     def _counted(self, model: nn.Module, layout: Layout, asked: CountAsked, step: int) -> Tensor:
         if not isinstance(self.training, LocalCounting):
@@ -91,22 +65,9 @@ class Client:
             )
         return self.training.count(model, layout, asked, step)
 
-    def _clipped(self, task: Task, support: Support, learned: Tensor) -> Tensor:
+    def _clipped(self, task: Task, learned: Tensor) -> Tensor:
         """Standardize, keep the largest, clip, round to the grid: a central step's order."""
-        query = Query(support, task.clip, task.geometry, task.top)
+        query = Query(task.support, task.clip, task.geometry, task.top)
         z = query.geometry.forward(learned.detach().to("cpu", torch.float64))
         z = keep_largest(z.unsqueeze(0), query.kept_per_unit).squeeze(0)
         return on_grid(z, task.clip, task.grid)
-
-
-def _up_to_date(task: Task, held: Held | None) -> Held:
-    if task.base is not None:
-        return Held(task.run, task.period, task.base.weights, task.base.support)
-    if held is None or (held.run, held.period) != (task.run, task.period):
-        raise NothingHeldError(
-            f"step {task.step} builds on weights of period {task.period}, which this client does not hold; it waits "
-            "for the next round, when the server sends them"
-        )
-    if task.moved is not None:
-        return replace(held, support=Support(task.moved, held.weights.numel()))
-    return held

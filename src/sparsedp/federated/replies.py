@@ -30,7 +30,7 @@ def sort_out(round_: Round, answers: Answers) -> SortedOut:
     updates: dict[int, Tensor] = {}
     refused: list[Refusal] = []
     for client, answer in sorted(answers.items()):
-        why = "it was not picked" if client not in round_.tasks else _wrong(answer, round_.task)
+        why = "it was not picked" if client not in round_.clients else _wrong(answer, round_.task)
         if why is not None:
             refused.append(Refusal(client, f"refused: {why}"))
             continue

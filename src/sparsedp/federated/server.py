@@ -17,9 +17,7 @@ from sparsedp.evaluation.evaluate import Evaluator
 from sparsedp.federated.asking import Asking
 from sparsedp.federated.picking import pick
 from sparsedp.federated.replies import Answers, sort_out
-from sparsedp.federated.rounds import ArraysAlone, Measure, Round, RoundReport, Step, bytes_of
-from sparsedp.federated.task import Task
-from sparsedp.methods import StepSetting
+from sparsedp.federated.rounds import Round, RoundReport, Step
 from sparsedp.methods.stages import SELECT
 from sparsedp.optimizers.rule import OptimizerChoice, SchedulerChoice
 from sparsedp.privacy.ledger import Charge
@@ -91,7 +89,6 @@ class FederatedTrainer(KeptRun):
         self._keeper = RunKeeper(
             self._learner, facts, evaluate=evaluate, callbacks=callbacks, out=out, found=found
         )
-        self._measure: Measure = ArraysAlone()
         self._asking = Asking(plan, model, layout, self._learner.controller)
         self._begun: Round | None = None
         self._step: Step | None = None
@@ -111,11 +108,7 @@ class FederatedTrainer(KeptRun):
         """How many rounds are still to come, one that has begun among them."""
         phases = [self.plan.phase_at(step) for step in range(self.position, self.plan.total_steps)]
         twice = sum(phase.trains and self._asking.counts(phase) for phase in phases)
-        return len(phases) + twice - (0 if self._step is None else len(self._step.done))
-
-    def count_bytes_by(self, measure: Measure) -> None:
-        """Let the transport say how many bytes messages have; without it, those of their arrays are counted."""
-        self._measure = measure
+        return len(phases) + twice - int(self._step is not None and self._step.counted)
 
     def begin(self) -> Round:
         """Pick the clients of the next round and say what each is asked.
@@ -131,11 +124,11 @@ class FederatedTrainer(KeptRun):
             charge = Charge(phase.name, self.position, phase.sampling_rate, phase.noise_multiplier)
             drawn = pick(self.plan.units, phase.sampling_rate, self._private, self.position)
             self._step = Step(drawn, SharedCharge(self._keeper.ledger, charge))
-        picked, counted = self._step.picked, bool(self._step.done)
-        if self._asking.counts(phase) and not counted:
+        picked = self._step.picked
+        if self._asking.counts(phase) and not self._step.counted:
             self._begun = self._asking.counting(self.position, phase, picked)
         else:
-            self._begun = self._asking.training(self.position, phase, picked, counted=counted)
+            self._begun = self._asking.training(self.position, phase, picked)
         return self._begun
 
     def complete(self, round_: Round, answers: Answers) -> RoundReport:
@@ -147,12 +140,11 @@ class FederatedTrainer(KeptRun):
         """
         self._check(round_)
         sorted_out = sort_out(round_, answers)
-        self._asking.remember(round_, sorted_out.updates)
         clip, grid = round_.task.clip, round_.task.grid
         report = self._release(
             round_, UpdateSum(tuple(sorted_out.updates.values()), round_.task.size, clip, grid)
         )
-        missing = tuple(number for number in round_.tasks if number not in answers)
+        missing = tuple(number for number in round_.clients if number not in answers)
         return RoundReport(report, sorted_out.refused, missing)
 
     def _release(self, round_: Round, query: BoundedSum) -> StepReport | None:
@@ -177,26 +169,21 @@ class FederatedTrainer(KeptRun):
         )
         self._begun, self._step = None, None
         if setting is not None:
-            return self._learn(round_, setting, released, step.done)
+            return self._learn(released)
         if in_step:
             self._learner.controller.observe_counts(released)
-            self._step = replace(step, done=(round_.task,))
+            self._step = replace(step, counted=True)
         else:
             self._learner.controller.observe_selection(released)
             self._keeper.end_preliminary(phase.steps)
         return None
 
-    def _learn(
-        self, round_: Round, setting: StepSetting, released: Released, before: tuple[Task, ...]
-    ) -> StepReport:
+    def _learn(self, released: Released) -> StepReport:
         """Move the model by the mean of the updates, with noise."""
         self._learner.apply(released)
         self._learner.controller.observe(released)
         self._learner.after_step()
-        if round_.step + 1 not in self.plan.epoch_ends():
-            return self._keeper.end_step(released)
-        base = self._asking.base(setting.support)
-        return self._keeper.end_step(released, bytes_of([*before, round_.task], base, self._measure))
+        return self._keeper.end_step(released)
 
     def _check(self, round_: Round) -> None:
         if round_ is not self._begun:

@@ -27,20 +27,6 @@ class Wire(NamedTuple):
     arrays: Mapping[str, npt.NDArray[Any]]
     values: Mapping[str, Scalar]
 
-    @property
-    def size(self) -> int:
-        """Bytes of the arrays; a transport adds a constant."""
-        return sum(array.nbytes for array in self.arrays.values())
-
-
-@final
-@dataclass(frozen=True, slots=True, eq=False)
-class Base:
-    """What a client needs once for each support: which coordinates are active, and all weights as they stand."""
-
-    weights: Tensor
-    support: Support
-
 
 @final
 @dataclass(frozen=True, slots=True)
@@ -73,10 +59,8 @@ class Task:
         run: the plan's fingerprint.
         model: `model_digest` of the server's.
         step: of the plan.
-        period: the number of the support; what is off it has not moved since the period began.
-        active: the support's k weights; None where `base` says them.
-        base: for a client that does not hold this period's.
-        moved: the coordinates of a new support, where the weights are those that the client holds.
+        weights: all d, as they stand.
+        support: the active coordinates.
         size: how many numbers are sent: the active coordinates, or the rows that are asked for.
         clip: the bound on what is sent.
         noise_multiplier: of the phase; grid and clip follow from public numbers.
@@ -88,15 +72,13 @@ class Task:
     run: str
     model: str
     step: int
-    period: int
-    active: Tensor | None
-    base: Base | None
+    weights: Tensor
+    support: Support
     size: int
     clip: FlatClip
     noise_multiplier: float
     geometry: Geometry
     top: float | None
-    moved: Tensor | None = None
     asked: CountAsked | None = None
 
     @property
@@ -111,24 +93,17 @@ class Task:
 
     def to_wire(self) -> Wire:
         """As arrays and plain values."""
-        arrays: dict[str, Tensor] = {}
+        arrays = {"weights": self.weights}
         values: dict[str, Scalar] = {
             "run": self.run,
             "model": self.model,
             "step": self.step,
-            "period": self.period,
             "size": self.size,
             "clip_norm": self.clip.norm,
             "noise_multiplier": self.noise_multiplier,
         }
-        if self.active is not None:
-            arrays["active"] = self.active
-        if self.base is not None:
-            arrays["weights"] = self.base.weights
-            if not self.base.support.is_full:
-                arrays["support"] = self.base.support.indices.to(torch.int32)
-        if self.moved is not None:
-            arrays["moved"] = self.moved.to(torch.int32)
+        if not self.support.is_full:
+            arrays["support"] = self.support.indices.to(torch.int32)
         if isinstance(self.geometry, Standardized):
             arrays |= {"centre": self.geometry.centre, "scale": self.geometry.scale}
         if self.top is not None:
@@ -147,15 +122,13 @@ class Task:
                 run=values["run"],
                 model=values["model"],
                 step=values["step"],
-                period=values["period"],
-                active=arrays.get("active"),
-                base=_base(arrays),
+                weights=arrays["weights"],
+                support=_support(arrays),
                 size=values["size"],
                 clip=FlatClip(values["clip_norm"]),
                 noise_multiplier=values["noise_multiplier"],
                 geometry=Standardized(arrays["centre"], arrays["scale"]) if "scale" in arrays else Identity(),
                 top=values.get("top"),
-                moved=arrays.get("moved"),
                 asked=CountAsked.from_json(values["asked"]) if "asked" in values else None,
             )
         except KeyError as error:
@@ -169,9 +142,6 @@ def integers_for(grid: Grid) -> torch.dtype:
     return torch.int32 if grid.bound / grid.step < 2**31 - 1 else torch.int64
 
 
-def _base(arrays: Mapping[str, Tensor]) -> Base | None:
-    if "weights" not in arrays:
-        return None
-    weights = arrays["weights"]
-    d = weights.numel()
-    return Base(weights, Support(arrays["support"], d) if "support" in arrays else Support.full(d))
+def _support(arrays: Mapping[str, Tensor]) -> Support:
+    dimension = arrays["weights"].numel()
+    return Support(arrays["support"], dimension) if "support" in arrays else Support.full(dimension)

@@ -12,7 +12,7 @@ from flwr.clientapp import ClientApp
 from sparsedp.core.errors import SparseDPError
 from sparsedp.federated import Client, Task
 from sparsedp.federated.task import Wire
-from sparsedp.flower.records import from_records, keep, kept, refusal_wire, to_records, update_wire
+from sparsedp.flower.records import from_records, refusal_wire, to_records, update_wire
 from sparsedp.flower.refusals import check_mods
 
 logger = logging.getLogger("sparsedp")
@@ -37,9 +37,7 @@ def client_app(make_client: Callable[[Context], Client], mods: Sequence[Any] = (
 
     def _answer(wire: Wire, context: Context) -> Wire:
         try:
-            update, held = make_client(context).answer(Task.from_wire(wire), kept(context.state))
-            keep(context.state, held)
-            return update_wire(update)
+            return update_wire(make_client(context).answer(Task.from_wire(wire)))
         except SparseDPError as error:
             return refusal_wire(str(error))
         except Exception as error:

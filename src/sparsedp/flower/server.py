@@ -15,7 +15,7 @@ from flwr.serverapp.strategy import Strategy
 from sparsedp.callbacks.reports import Result
 from sparsedp.core.errors import PrivacyError, SparseDPError
 from sparsedp.federated import FederatedTrainer, Round, RoundReport
-from sparsedp.flower.records import FlowerBytes, in_one_line, read_answer, to_records
+from sparsedp.flower.records import in_one_line, read_answer, to_records
 from sparsedp.flower.roster import Roster
 
 logger = logging.getLogger("sparsedp")
@@ -48,7 +48,6 @@ class SparseDPStrategy(Strategy):
         self._on_round = on_round
         self._started = False
         self.result: Result | None = None
-        trainer.count_bytes_by(FlowerBytes())
 
     def start(
         self,
@@ -93,10 +92,11 @@ class SparseDPStrategy(Strategy):
             )
         self._roster.update(grid.get_node_ids())
         self._round = self._trainer.begin()
-        there = [(self._roster.node(number), task) for number, task in self._round.tasks.items()]
+        wire = self._round.task.to_wire()
+        nodes = [self._roster.node(number) for number in self._round.clients]
         return [
-            Message(to_records(task.to_wire()), node, MessageType.TRAIN, group_id=str(server_round))
-            for node, task in there
+            Message(to_records(wire), node, MessageType.TRAIN, group_id=str(server_round))
+            for node in nodes
             if node is not None
         ]
 

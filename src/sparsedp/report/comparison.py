@@ -31,7 +31,7 @@ from sparsedp.report.figure import (
     tiles,
 )
 from sparsedp.report.groups import BASELINE, Group, group_records
-from sparsedp.report.guarantee import ROW, guarantee_cards, reproduce_cards, statement, unit_badge, unverified
+from sparsedp.report.guarantee import ROW, guarantee_cards, settings_card, statement, unit_badge, unverified
 from sparsedp.report.interval_figures import differences_figure, means_figure, means_table
 from sparsedp.report.markup import Child, Html, join
 from sparsedp.report.metric import leading
@@ -192,12 +192,12 @@ def _details_section(groups: Sequence[Group], by_record: dict[int, _Entry]) -> S
         title = f"{arm.label}, {group.task.privacy}, run {run.name}"
         sparse = [] if run.support.is_full else [layers_figure(run)]
         scored = [] if run.scores is None else [score_figure(run)]
-        shown.append(folded(title, grid(scored, sparse, reproduce_cards(run)), "card"))
+        shown.append(folded(title, grid(scored, sparse, settings_card(run)), "card"))
     return Section(
         "details",
         "One run of each method",
         stack(shown),
-        lead="The first seed: its scores, which coordinates stayed active, and how to run it again.",
+        lead="The first seed: its scores, which coordinates stayed active, and its settings.",
     )
 
 

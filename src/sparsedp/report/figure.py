@@ -9,8 +9,8 @@ from typing import final
 from sparsedp.report.markup import Child, Html
 from sparsedp.report.rendering import part
 
-WIDE, NARROW = 520, 340
-"""Pixels a chart is drawn for: half a screen, and a phone. The style sheet shows the one that fits."""
+WIDTH = 520
+"""Pixels a chart is drawn for: half a screen. A phone shows it smaller."""
 
 
 @final
@@ -44,8 +44,8 @@ def figure(
     *,
     unfolded: bool = False,
 ) -> Html:
-    """A chart at two sizes, a caption that says what to see, and its numbers as a table, folded away or not."""
-    return part("figure", title, draw(WIDE), draw(NARROW), caption, table, legend, unfolded)
+    """A chart, a caption that says what to see, and its numbers as a table, folded away or not."""
+    return part("figure", title, draw(WIDTH), caption, table, legend, unfolded)
 
 
 def numbers(title: str, table: Table) -> Html:

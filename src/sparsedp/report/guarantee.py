@@ -13,7 +13,6 @@ from sparsedp.report.figure import Table, badge, banner, bullets, card, code, fo
 from sparsedp.report.markup import Child, Html, tag
 from sparsedp.report.numbers import NONE, count, epsilon_text, significant
 from sparsedp.report.rendering import part
-from sparsedp.report.reproduce import recipe
 from sparsedp.report.run import ReportedRun
 from sparsedp.report.words import Words, in_words
 
@@ -122,24 +121,13 @@ def ledger_card(run: ReportedRun) -> Html:
     )
 
 
-def reproduce_cards(run: ReportedRun) -> list[Html]:
-    """The command line and the Python that make this run again, and all its settings."""
-    cards = []
-    found = recipe(run)
-    if found is not None:
-        if found.command is not None:
-            cards.append(card("Command line", code(found.command, "Command line")))
-        notes = [tag("p", {"class": "note"}, note) for note in found.notes]
-        cards.append(card("Python", code(found.python, "Python"), *notes))
-    settings = {
-        name: run.record[name]
-        for name in ("settings", "schema", "checksum", "versions", "public_seed")
-        if run.record.get(name) is not None
-    }
+def settings_card(run: ReportedRun) -> Html:
+    """All settings of the run, its plan and versions, as JSON."""
+    names = ("config", "settings", "schema", "checksum", "versions", "public_seed")
+    settings = {name: run.record[name] for name in names if run.record.get(name) is not None}
     settings["plan"] = json.loads(run.plan.to_json())
     shown = folded("Show", code(json.dumps(settings, indent=2), "Settings"))
-    cards.append(card("All settings, plan and versions", shown))
-    return cards
+    return card("All settings, plan and versions", shown)
 
 
 def _phase_row(plan: Plan, phase: Phase) -> tuple[Child, ...]:

@@ -10,7 +10,7 @@ from sparsedp.report.guarantee import (
     guarantee_cards,
     ledger_card,
     plan_card,
-    reproduce_cards,
+    settings_card,
     statement,
     unit_badge,
     unverified,
@@ -45,7 +45,7 @@ def run_page(run: ReportedRun, diagnostics: Diagnostics | None = None) -> Page:
         ),
         Section("guarantee", "The guarantee, in words", join(statement(words), grid(_promises(run, words)))),
         Section("plan", "Plan and ledger", stack(plan_card(run.plan), ledger_card(run))),
-        Section("again", "Run it again", stack(reproduce_cards(run))),
+        Section("settings", "Settings", settings_card(run)),
     ]
     if diagnostics is not None:
         sections.append(diagnostics_section(diagnostics))

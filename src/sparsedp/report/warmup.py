@@ -1,4 +1,4 @@
-"""What the warm-up shows: how much energy the best coordinates hold, by steps that did not rank them, and the advice.
+"""What the warm-up shows: how much energy the best coordinates hold, by steps that did not rank them.
 
 From what every run keeps of its warm-up; released values only.
 """
@@ -22,15 +22,14 @@ _REACH = 1.96
 
 
 def warmup_figure(run: ReportedRun) -> Html | None:
-    """The split curve of each ranking and the advice; nothing if the run kept none."""
+    """The split curve of each ranking; nothing if the run kept none."""
     if run.warmup is None:
         return None
-    advice = run.warmup["advice"]
-    words = f"Advice: {advice['recommendation']} (As far as noise goes: {advice['sure']}.)"
     curves = [curve for curve in run.warmup["curves"] if curve["ratio"]]
     if not curves:
-        nothing = "The gradient's energy does not stand out from the noise, so nothing can be said of it."
-        return remark(TITLE, f"{nothing} {words}")
+        return remark(
+            TITLE, "The gradient's energy does not stand out from the noise, so nothing can be said of it."
+        )
     series = [line for curve, style in zip(curves, STYLES, strict=False) for line in _lines(curve, style)]
     series.append(Series("random", ((0.0, 0.0), (1.0, 1.0)), "quiet", dots=False))
     heights = [y for line in series for _, y in line.points]
@@ -40,7 +39,7 @@ def warmup_figure(run: ReportedRun) -> Html | None:
     return figure(
         TITLE,
         lambda width: line_chart(width, x, y, series, f"{y.label} against {x.label}, by ranking."),
-        f"{words} Ranked by the first half of {planned} steps, measured by the second ({steps} seen), so noise does "
+        f"Ranked by the first half of {planned} steps, measured by the second ({steps} seen), so noise does "
         "not pass for signal. Dashed: 95 % intervals. From released values alone.",
         Table(("ranking", "coordinates", "share of energy", "95 %"), tuple(_rows(curves))),
         Legend(tuple((line.name, line.style) for line in series if not line.dashed)),

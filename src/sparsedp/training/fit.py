@@ -152,9 +152,7 @@ def fit(
         collate=collate or given.collate,
         sharded=sharded,
     )
-    apart, collate_apart = _held_apart(eval_dataset, given, collate, evaluate)
-    named = public_weights(model)
-    about = replace(about, schema={**(about.schema or {}), **named}) if named else about
+    apart = _held_apart(eval_dataset, given, collate, evaluate)
     chosen, lr = _own_rate(optimizer, lr)
     ranks = ranks_here()
     resume = goes_on(ranks, out, resume)
@@ -179,11 +177,7 @@ def fit(
         accountant=accountant,
         normalise=normalise,
     )
-    if evaluate is None and apart is not None:
-        refuse_training_rows(given.dataset, apart)
-        evaluate = held_out(
-            apart, per_sample_loss(loss_fn), collate=collate_apart, threshold=threshold_of(loss_fn)
-        )
+    evaluate, named = evaluate or _evaluator(given, *apart, loss_fn), _naming_weights(about, model)
     if normalise is not None and not isinstance(model, Normalised):
         model = Normalised(model, count_channels(given.dataset, loading.collate))
     with _progress_bar(plan, shown=progress and ranks.leads) as bar:
@@ -203,7 +197,7 @@ def fit(
             ema_decay=ema_decay,
             public_scores=public_scores,
             callbacks=(*callbacks, *bar),
-            about=about,
+            about=named,
         )
         return _run(trainer)
 
@@ -212,6 +206,21 @@ def public_weights(model: nn.Module) -> dict[str, Any]:
     """The public weights that parts of the model say they were loaded from, as an entry of the record's schema."""
     named = {str(part.public_weights) for part in model.modules() if hasattr(part, "public_weights")}
     return {"public_weights": sorted(named)} if named else {}
+
+
+def _naming_weights(about: About, model: nn.Module) -> About:
+    found = public_weights(model)
+    return replace(about, schema={**(about.schema or {}), **found}) if found else about
+
+
+def _evaluator(
+    train: GivenData, apart: Dataset[Any] | None, collate: Collate | None, loss_fn: Any
+) -> Evaluator | None:
+    """The loss and its metrics on held-out rows, none of which is a training row."""
+    if apart is None:
+        return None
+    refuse_training_rows(train.dataset, apart)
+    return held_out(apart, per_sample_loss(loss_fn), collate=collate, threshold=threshold_of(loss_fn))
 
 
 def _held_apart(

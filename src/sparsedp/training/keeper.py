@@ -95,11 +95,10 @@ class RunKeeper:
         self.check_open()
         self._rates, self._between_steps = self._learner.learning_rates, False
 
-    def end_step(self, released: Released, extra: Mapping[str, float] | None = None) -> StepReport:
+    def end_step(self, released: Released) -> StepReport:
         """Note a release that was learned from; at the end of an epoch evaluate and save.
 
-        Inside an epoch the end of a ledger block saves, at most once a minute. `extra` are public numbers that belong
-        beside an epoch's metrics.
+        Inside an epoch the end of a ledger block saves, at most once a minute.
         """
         self.position += 1
         self.history.note(released)
@@ -111,7 +110,7 @@ class RunKeeper:
         if ends_epoch or ends_block:
             self._check_alike()
         if ends_epoch:
-            self._end_epoch(report, extra or {})
+            self._end_epoch(report)
         self._between_steps = True
         if ends_epoch or (ends_block and time.monotonic() >= self._saved + SAVE_EVERY):
             self.save()
@@ -146,7 +145,7 @@ class RunKeeper:
             with self._ranks.together():
                 self._check_alike()
                 self.save()
-                result, ledger = self._snapshot(self._metrics({})), self._store.ledger
+                result, ledger = self._snapshot(self._metrics()), self._store.ledger
                 self._write_record(FINISHED if result.complete else STOPPED, result)
                 # With the record's own line.
                 last = replace(result.ledger, head=ledger.head, entries=ledger.length)
@@ -195,7 +194,7 @@ class RunKeeper:
     def _marked(self, state: Checkpoint) -> Checkpoint:
         return cut_in_blocks(state) if self._in_blocks else state
 
-    def _end_epoch(self, last: StepReport, extra: Mapping[str, float]) -> None:
+    def _end_epoch(self, last: StepReport) -> None:
         support = self.history.support
         report = EpochReport(
             epoch=last.epoch,
@@ -205,18 +204,18 @@ class RunKeeper:
             active=support.size,
             active_ratio=support.active_ratio,
             learning_rate=last.learning_rates[0],
-            metrics=self._metrics(extra),
+            metrics=self._metrics(),
         )
         self.history.epochs.append(report)
         self._store.keep_epochs(self.history.epochs)
         self._tell(report)
 
-    def _metrics(self, extra: Mapping[str, float]) -> Mapping[str, float | None]:
-        """Held-out numbers of the model as it is now, and others that belong beside them."""
+    def _metrics(self) -> Mapping[str, float | None]:
+        """Held-out numbers of the model as it is now."""
         epochs = self.history.epochs
         if epochs and epochs[-1].step == self.position:
             return epochs[-1].metrics
-        return self._ranks.from_leader(self._evaluated) | dict(extra)
+        return self._ranks.from_leader(self._evaluated)
 
     def _evaluated(self) -> dict[str, float | None]:
         if self._evaluate is None:

@@ -9,9 +9,9 @@ import sparsedp
 from sparsedp.callbacks.reports import StepReport
 from sparsedp.core.errors import DataError
 from sparsedp.core.layout import Layout
-from sparsedp.diagnostics.advice import RATIOS, advise, advise_run, in_words
 from sparsedp.diagnostics.criteria import SplitEnergies
 from sparsedp.diagnostics.splits import WarmupStatistics, statistics_of
+from sparsedp.diagnostics.visible import look
 from sparsedp.methods import build_plan, get_method
 from sparsedp.runs.reader import Run
 
@@ -37,54 +37,6 @@ def statistics(gradient, seed, steps=40, noise=NOISE):
         for name, key in orders.items()
     }
     return WarmupStatistics(splits, steps, steps, noise)
-
-
-def test_a_few_strong_coordinates_are_found_and_recommended():
-    gradient = np.zeros(2000)
-    gradient[:60] = 8 * NOISE
-    advice = advise(statistics(gradient, 0), PLAN)
-    assert advice.recommendation.startswith("Fewer coordinates suffice: train 5%")
-    assert advice.sure == "very sure"
-    assert any("clearly better than chance" in reason for reason in advice.reasons)
-    assert len(advice.options) == 2 * len(RATIOS)
-
-
-def test_energy_everywhere_means_keep_every_coordinate_however_loud_the_noise():
-    for scale in (0.7, 3.0):
-        gradient = scale * NOISE * np.sign(np.random.default_rng(1).standard_normal(2000))
-        advice = advise(statistics(gradient, 1), PLAN)
-        assert advice.recommendation.startswith("Keep every coordinate")
-        assert advice.confidence > 0.99
-
-
-def test_without_signal_the_advice_is_that_it_cannot_tell():
-    advice = advise(statistics(np.zeros(2000), 2), PLAN)
-    assert "does not tell" in advice.recommendation
-    assert advice.options == ()
-    assert not any("clearly better" in reason for reason in advice.reasons)
-    assert any("too little energy" in reason for reason in advice.reasons)
-
-
-def test_sparsity_is_never_sold_where_no_support_can_pay():
-    """Equal energies: every support makes about k/d of the progress. Forty warm-ups, false-alarm rate below 1e-3."""
-    for seed in range(40):
-        advice = advise(statistics(0.5 * NOISE * np.ones(500), seed), PLAN)
-        assert "suffice: train" not in advice.recommendation
-
-
-def test_options_are_those_of_the_split_estimates():
-    found = statistics(np.random.default_rng(3).standard_normal(400) * NOISE, 3)
-    for option in advise(found, PLAN).options:
-        k = round(option.ratio * 400)
-        split = found.splits[option.ranking]
-        assert option.progress == split.progress(k, NOISE)
-        assert option.gain == pytest.approx(split.gain(k, NOISE).value / (400 * NOISE**2))
-
-
-def test_words_follow_the_confidence():
-    assert [in_words(c) for c in (0.999, 0.96, 0.85, 0.3)] == [
-        "very sure", "fairly sure", "leaning this way", "noise could have made this up",
-    ]  # fmt: skip
 
 
 def a_run(out, method="tp-topk", callbacks=()):
@@ -121,11 +73,6 @@ def test_a_run_keeps_its_warm_up(tmp_path, method):
     noise = phase.noise_multiplier * phase.clip_norm / 20
     assert found.noise_std == pytest.approx(noise)
     assert (split.first_variance, split.second_variance) == pytest.approx((noise**2, noise**2 / 2))
-    advice = advise_run(out)
-    assert advice.text().startswith(advice.recommendation)
-    assert set(advice.to_json()) == {
-        "recommendation", "confidence", "sure", "reasons", "caveats", "options",
-    }  # fmt: skip
 
 
 @pytest.mark.parametrize(("method", "active"), [("head", 18), ("head-first", 43), ("on-rand", 8)])
@@ -134,18 +81,10 @@ def test_a_run_that_is_sparse_from_the_start_is_told_r_alone(tmp_path, method, a
     a_run(out, method)
     with pytest.raises(DataError, match=f"{method} has no warm-up"):
         statistics_of(Run.open(out))
-    advice, phase = advise_run(out), Run.open(out).plan.phases[-1]
-    ratios = {count: phase.noise_multiplier / 20 * count**0.5 for count in (43, 18, 8, active)}
-    assert advice.recommendation.startswith(
-        f"Public numbers alone, on the {active} coordinates trained: r is {ratios[active]:.2f}, "
-    )
-    assert advice.recommendation.endswith("Advice on scores needs a warm-up.")
-    loudness, why = advice.reasons
+    seen, phase = look(out), Run.open(out).plan.phases[-1]
+    assert f"{method} has no warm-up" in seen.missing
     for name, count in {"all": 43, "head": 18, "bias": 8, "support": active}.items():
-        assert f"{ratios[count]:.2f} on {name} ({count})" in loudness
-    assert f"{method} has no warm-up" in why
-    assert (advice.confidence, advice.sure, advice.options) == (None, None, ())
-    assert "As far as noise goes" not in advice.text()
+        assert seen.noise.noise_ratios[name] == pytest.approx(phase.noise_multiplier / 20 * count**0.5)
 
 
 def test_a_run_that_is_not_private_has_no_noise_to_tell_of(tmp_path):
@@ -155,4 +94,5 @@ def test_a_run_that_is_not_private_has_no_noise_to_tell_of(tmp_path):
         batch_size=20, seed=3, progress=False, out=out,
     )  # fmt: skip
     with pytest.raises(DataError, match="is not private"):
-        advise_run(out)
+        statistics_of(Run.open(out))
+    assert look(out).noise.noise_ratios == {}
