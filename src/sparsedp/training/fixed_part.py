@@ -16,8 +16,8 @@ from sparsedp.core.errors import ModelError
 from sparsedp.evaluation.evaluate import evaluation_mode
 from sparsedp.gradients.alone import generators_put_back
 from sparsedp.gradients.check import refuse_known_layers
-from sparsedp.guards.attributes import AttributeGuard, marks_of
-from sparsedp.guards.guard import StateGuard, digest
+from sparsedp.validation.state import StateGuard, held_values
+from sparsedp.validation.state import tensor_digest as digest
 
 TOLERANCE = 1e-4
 """Of a record's largest feature: what rounding in other company may change. Mixing changes far more."""
@@ -87,7 +87,7 @@ class HeldBefore:
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
-        self._marks = marks_of(model, by_value=True)
+        self._marks = held_values(model)
         shared = {id(each): each for each in [*model.modules(), *model.parameters(), *model.buffers()]}
         self._attributes = {
             module: {
@@ -109,7 +109,7 @@ class HeldBefore:
         for module, buffers in self._buffers.items():
             module._buffers.clear()
             module._buffers.update(buffers)
-        if marks_of(self._model, by_value=True) == self._marks:
+        if held_values(self._model) == self._marks:
             return
         for module, attributes in self._attributes.items():
             for name in vars(module).keys() - _TORCHS_OWN - attributes.keys():
@@ -130,8 +130,7 @@ class MemoryWatch:
 
     def __init__(self, below: nn.Module, some: Tensor) -> None:
         self._before = HeldBefore(below)
-        self._state = StateGuard(below)
-        self._attributes = AttributeGuard(_with_a_parameter(below), _look_at, lambda: some[:1])
+        self._state = StateGuard(_with_a_parameter(below), _look_at, lambda: some[:1])
 
     @contextmanager
     def untouched(self) -> Iterator[None]:
@@ -143,7 +142,7 @@ class MemoryWatch:
         try:
             with self._state.untouched(last_of_epoch=True):
                 yield
-                self._attributes.check()
+                self._state.check()
         except BaseException:
             self._before.put_back()
             raise

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sparsedp.guards.guard import digest
+from sparsedp.validation.state import tensor_digest
 
 _SCALAR = (bool, int, float, complex, str, bytes, type(None))
 _BY_REPR = (*_SCALAR, Enum, PurePath, range, slice, torch.dtype, torch.device, np.dtype)
@@ -76,7 +76,7 @@ class _Words:
 
     def _inside(self, value: Any) -> str:
         if isinstance(value, Tensor):
-            return f"{value.dtype} {tuple(value.shape)} {digest(value).hex()}"
+            return f"{value.dtype} {tuple(value.shape)} {tensor_digest(value).hex()}"
         if isinstance(value, (np.ndarray, np.generic)) and value.dtype != object:
             return f"{value.dtype} {value.shape} {hashlib.sha256(value.tobytes()).hexdigest()}"
         if isinstance(value, Mapping):
