@@ -146,7 +146,7 @@ MUTANTS = [
     mutant(
         "buffers-may-watch",
         "A buffer that remembers private rows is not noticed",
-        "guards/guard.py",
+        "validation/state.py",
         "        if changed:\n",
         "        if False:\n",
         "tests/training/test_guard.py::test_a_write_is_refused_in_the_step_it_happens",

@@ -41,7 +41,7 @@ MUTANTS = [
     mutant(
         "last-input-stays-in-the-model",
         "A model may keep the rows it has seen, and is given back with them",
-        "guards/attributes.py",
+        "validation/state.py",
         "        if kept:\n",
         "        if False:\n",
         KEPT,
@@ -49,17 +49,17 @@ MUTANTS = [
     mutant(
         "rows-in-containers-stay",
         "Rows kept inside a list or a dictionary are not found",
-        "guards/look.py",
-        "        for part, inner in parts(value, sort):\n",
-        "        for part, inner in ():\n",
+        "validation/state.py",
+        "            for place, inner in enumerate(list(value)):\n",
+        "            for place, inner in ():\n",
         KEPT,
     ),
     mutant(
         "loss-remembers",
         "A loss may remember records: one halves the scale of everybody's loss in all later steps",
-        "guards/look.py",
-        "        self._visit(LOSS, loss)\n",
-        "        self._visit(LOSS, None)\n",
+        "validation/state.py",
+        "            self._visit(LOSS, loss)\n",
+        "            self._visit(LOSS, None)\n",
         "tests/training/test_loss_memory.py::test_a_loss_scale_that_one_record_halves_for_all_is_refused",
     ),
     Mutant(

@@ -11,9 +11,7 @@ from runs import CLASSES, FEATURES, network
 from torch import Tensor, nn
 
 from sparsedp.core.batch import PerSampleLoss
-from sparsedp.guards.attributes import AttributeGuard
-from sparsedp.guards.guard import StateGuard
-from sparsedp.guards.look import modules_apart
+from sparsedp.validation.state import StateGuard
 
 Batch = tuple[Tensor, Tensor]
 
@@ -36,12 +34,11 @@ def take_steps(
 ) -> None:
     """The trial on one row, then steps, two to an epoch."""
     model = network() if model is None else model
-    guard = AttributeGuard(model, loss, lambda: batch_of(0, 1))
-    guard.check()
-    state = StateGuard(model, modules_apart(model, loss))
+    state = StateGuard(model, loss, lambda: batch_of(0, 1))
+    state.check()
     for step in range(1, steps + 1):
         last = step % 2 == 0
-        with state.untouched(last_of_epoch=last), guard.untouched(last_of_epoch=last):
+        with state.untouched(last_of_epoch=last):
             for count in (7, 3):
                 loss(model, batch_of(step, count)).sum().backward()
         between(step)

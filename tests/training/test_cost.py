@@ -20,7 +20,6 @@ from sparsedp.core.layout import Layout
 from sparsedp.core.randomness import SeededRandomness
 from sparsedp.core.support import Support
 from sparsedp.grad_sample import BookkeepingEngine, Query
-from sparsedp.guards.guard import StateGuard
 from sparsedp.methods.standardization import Decays, Statistics
 from sparsedp.optimizers.apply import support_optimizer
 from sparsedp.optimizers.average import WeightAverage
@@ -28,6 +27,7 @@ from sparsedp.privacy.ledger import Charge, MemoryLedger
 from sparsedp.privacy.mechanism import privatize
 from sparsedp.privacy.released import Released
 from sparsedp.runs.history import History
+from sparsedp.validation.state import StateGuard
 
 WIDTH, ACTIVE_ROWS = 16, 300
 
@@ -75,7 +75,9 @@ def steps(rows: int, optimizer: str, geometry: str, turns: int = 1) -> Iterator[
     average, history, guard = (
         WeightAverage(model, engine.layout, 0.9),
         History(engine.layout),
-        StateGuard(model),
+        StateGuard(
+            model, loss, lambda: (torch.zeros(1, 12, dtype=torch.int64), torch.zeros(1, dtype=torch.int64))
+        ),
     )
     statistics, decays = Statistics.fresh(support), Decays()
     generator = torch.Generator().manual_seed(1)

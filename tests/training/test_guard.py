@@ -10,8 +10,8 @@ from runs import CLASSES, FEATURES, a_trainer, advance
 from torch import Tensor, nn
 
 from sparsedp.core.errors import PrivacyError
-from sparsedp.guards.guard import digest
 from sparsedp.training.trainer import Trainer
+from sparsedp.validation.state import tensor_digest
 
 Write = Callable[["Remembering", Tensor], None]
 
@@ -105,8 +105,8 @@ def test_frozen_state_may_be_changed_between_steps() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool])
 def test_a_digest_tells_values_apart_and_not_copies(dtype: torch.dtype) -> None:
     one = torch.tensor([[0, 1, 0], [1, 1, 0]]).to(dtype)
-    assert digest(one) == digest(one.clone()) == digest(one.T.contiguous().T)
-    assert digest(one) != digest(one.flip(0))
-    assert digest(torch.zeros(4)) != digest(torch.ones(4))
-    assert digest(torch.zeros(0)) == digest(torch.ones(0))
-    assert digest(torch.tensor(1.0)) != digest(torch.tensor(2.0))
+    assert tensor_digest(one) == tensor_digest(one.clone()) == tensor_digest(one.T.contiguous().T)
+    assert tensor_digest(one) != tensor_digest(one.flip(0))
+    assert tensor_digest(torch.zeros(4)) != tensor_digest(torch.ones(4))
+    assert tensor_digest(torch.zeros(0)) == tensor_digest(torch.ones(0))
+    assert tensor_digest(torch.tensor(1.0)) != tensor_digest(torch.tensor(2.0))

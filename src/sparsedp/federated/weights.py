@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from sparsedp.core.layout import Layout
 from sparsedp.core.support import Support
-from sparsedp.guards.guard import digest
 from sparsedp.optimizers.places import places_in
 from sparsedp.privacy.canonical import sha256
 from sparsedp.runs.checkpoint import describe_layout
+from sparsedp.validation.state import tensor_digest
 
 
 @torch.no_grad()
@@ -34,7 +34,7 @@ def model_digest(model: nn.Module, layout: Layout) -> str:
     """What two models must share to be trained together: trainable names and shapes, and everything frozen."""
     trainable = {slot.name for slot in layout}
     frozen = {
-        name: digest(tensor).hex()
+        name: tensor_digest(tensor).hex()
         for name, tensor in {**dict(model.named_parameters()), **dict(model.named_buffers())}.items()
         if name not in trainable
     }

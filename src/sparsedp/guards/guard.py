@@ -1,21 +1,18 @@
-"""Watching the model: samples must not mix, and nothing may remember private rows without noise."""
+"""Watching the model: samples must not mix."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from hashlib import blake2b
+from collections.abc import Callable, Sequence
 from itertools import count
 from typing import final
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from sparsedp.core.batch import PerSampleLoss, Rows
-from sparsedp.core.errors import DataError, PrivacyError
+from sparsedp.core.errors import DataError
 from sparsedp.core.randomness import PrivateRandomness
 from sparsedp.grad_sample import BookkeepingEngine, Engine, ReferenceEngine
 from sparsedp.grad_sample.alone import RowsAlone
@@ -132,79 +129,3 @@ class CompanyGuard:
     def _below(self, bounds: list[int], step: int, draw: int) -> list[int]:
         found: list[int] = self._randomness.below(np.array(bounds), key=(step, GUARD_DRAWS, draw)).tolist()
         return found
-
-
-@final
-class StateGuard:
-    """Refuses a model whose forward pass writes to its parameters or buffers, whatever it did when it was checked.
-
-    Modules apart from it (a criterion, one in a plain list) are given by name, and watched alike.
-
-    Every step compares PyTorch's version counters, which cost nothing and show every ordinary write. A write through
-    `.data` or a NumPy view does not move them, so at the first step and at the last of every epoch the values are
-    compared too, by a digest: no second copy of a large frozen model is held, and reading it once an epoch is cheap.
-
-    **Privacy.** A running mean, a counter of batches or a frozen weight that moves is computed from private rows
-    without noise, and is saved with the model.
-    **Edge cases.** State may be changed between steps, by ordinary writes. Frozen state whose digest changed while
-    its counter did not is refused even if the write was in an earlier step of the epoch. A hidden write to trained
-    weights is found only in the steps that compare values.
-    """
-
-    def __init__(self, model: nn.Module, apart: Sequence[tuple[str, nn.Module]] = ()) -> None:
-        self._model, self._apart = model, apart
-        self._digests: dict[str, tuple[Mark, bytes]] = {}
-
-    @contextmanager
-    def untouched(self, *, last_of_epoch: bool) -> Iterator[None]:
-        """Watch the model while gradients are computed.
-
-        Raises:
-            PrivacyError: its state changed, and which.
-        """
-        by_value = last_of_epoch or not self._digests
-        before = self._state()  # holds the tensors, so that a new one cannot take the id of an old one
-        marks = {name: _mark(tensor) for name, tensor in before.items()}
-        if by_value:
-            self._digests = {
-                name: (marks[name], self._digest(name, tensor)) for name, tensor in before.items()
-            }
-        yield
-        after = self._state()
-        changed = {name for name in before.keys() | after.keys() if name not in after or name not in before}
-        changed |= {name for name in before.keys() & after.keys() if marks[name] != _mark(after[name])}
-        if by_value:
-            kept = after.keys() - changed
-            changed |= {name for name in kept if self._digests[name][1] != digest(after[name])}
-        if changed:
-            raise PrivacyError(
-                f"{sorted(changed)[:6]} of the model changed while it looked at private data, without any noise; "
-                "switch off running statistics (track_running_stats=False) or move that state out of the model"
-            )
-
-    def _state(self) -> dict[str, Tensor]:
-        state = {**dict(self._model.named_parameters()), **dict(self._model.named_buffers())}
-        for prefix, module in self._apart:
-            for name, tensor in (*module._parameters.items(), *module._buffers.items()):
-                if tensor is not None:
-                    state[f"{prefix}.{name}"] = tensor
-        return state
-
-    def _digest(self, name: str, tensor: Tensor) -> bytes:
-        """The digest a frozen tensor had when it was last written in the open; of others the one it has now."""
-        mark, known = self._digests.get(name, (None, b""))
-        return known if mark == _mark(tensor) and not tensor.requires_grad else digest(tensor)
-
-
-Mark = tuple[int, int]
-
-
-def digest(tensor: Tensor) -> bytes:
-    """A hash of a tensor's bytes."""
-    plain = tensor.detach().to_dense() if tensor.layout is not torch.strided else tensor.detach()
-    flat = plain.cpu().contiguous().reshape(-1)
-    return blake2b(flat.view(torch.uint8).numpy().data if flat.numel() else b"", digest_size=16).digest()
-
-
-def _mark(tensor: Tensor) -> Mark:
-    return id(tensor), tensor._version

@@ -10,8 +10,7 @@ from torch import nn
 from sparsedp.core.batch import MicroBatch
 from sparsedp.core.randomness import PrivateRandomness
 from sparsedp.grad_sample.query import Engine, Query
-from sparsedp.guards.attributes import AttributeGuard
-from sparsedp.guards.guard import CompanyGuard, ModelGuard, StateGuard
+from sparsedp.guards.guard import CompanyGuard, ModelGuard
 from sparsedp.methods.controller import Controller
 from sparsedp.optimizers.apply import set_to_zero
 from sparsedp.privacy.exchange import Exchange
@@ -20,6 +19,7 @@ from sparsedp.privacy.mechanism import privatize
 from sparsedp.privacy.plan import Plan
 from sparsedp.privacy.released import Released
 from sparsedp.training.counts import StepCounts
+from sparsedp.validation.state import StateGuard
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,6 @@ class PrivateStep:
     model: nn.Module
     guard: ModelGuard
     state: StateGuard
-    attributes: AttributeGuard
     company: CompanyGuard
     plan: Plan
     controller: Controller
@@ -49,13 +48,13 @@ class PrivateStep:
         phase = self.plan.phase_at(step)
         if phase.count_share:
             batch = list(batch)  # looked at twice
-            with self.state.untouched(last_of_epoch=False), self.attributes.untouched(last_of_epoch=False):
+            with self.state.untouched(last_of_epoch=False):
                 ledger = self.counts.release(step, phase, batch, ledger)
         setting = self.controller.setting(step)
         if setting.change is not None and setting.change.prune:
             set_to_zero(self.model, self.engine.layout, setting.change.left)
         last = step + 1 in self.plan.epoch_ends()
-        with self.state.untouched(last_of_epoch=last), self.attributes.untouched(last_of_epoch=last):
+        with self.state.untouched(last_of_epoch=last):
             released = privatize(
                 self.company.engine_for(step),
                 batch,

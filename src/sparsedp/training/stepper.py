@@ -14,9 +14,7 @@ from sparsedp.core.generators import own_generators
 from sparsedp.core.randomness import PrivateRandomness, PublicRandomness
 from sparsedp.grad_sample import make_engine
 from sparsedp.grad_sample.check import PROBE_ROWS
-from sparsedp.guards.attributes import AttributeGuard
-from sparsedp.guards.guard import CompanyGuard, ModelGuard, StateGuard
-from sparsedp.guards.look import modules_apart
+from sparsedp.guards.guard import CompanyGuard, ModelGuard
 from sparsedp.privacy.exchange import ALONE, Exchange
 from sparsedp.privacy.ledger import Ledger
 from sparsedp.privacy.plan import Phase, Plan
@@ -27,6 +25,7 @@ from sparsedp.training.counts import StepCounts, counted_rows, release_selection
 from sparsedp.training.learner import Learner, UpdateRule
 from sparsedp.training.normalised import Normalised, release_statistics
 from sparsedp.training.step import PrivateStep
+from sparsedp.validation.state import StateGuard
 
 
 class Randomness(NamedTuple):
@@ -63,19 +62,18 @@ class Stepper:
         self._device = next(model.parameters()).device
         one_row = functools.partial(batches.rows_for_a_trial, 1, public)
         with own_generators(private.secret((0, 2)).seed(), self._device):
-            attributes = AttributeGuard(model, loss, one_row)
+            state = StateGuard(model, loss, one_row)
             guard.check()
         computing = make_engine(model, loss, engine)
         self.learner = Learner(model, computing.layout, plan, public, rule)
         controller = self.learner.controller
         self._look = counted_rows(model, loss, controller, some_rows, public)
-        attributes.check()
+        state.check()
         self._plan = plan
         self._step = PrivateStep(
             model,
             guard,
-            StateGuard(model, modules_apart(model, loss)),
-            attributes,
+            state,
             CompanyGuard(computing, model, loss, plan.epoch_ends(), private),
             plan,
             controller,
@@ -107,7 +105,7 @@ class Stepper:
         assert self._look is not None
         step, batch = self._step, next(batches)
         step.guard.check()
-        with step.state.untouched(last_of_epoch=True), step.attributes.untouched(last_of_epoch=True):
+        with step.state.untouched(last_of_epoch=True):
             release_selection(
                 self._look, batch, self._plan, phase, step.controller,
                 ledger=ledger, randomness=step.randomness, exchange=step.exchange,

@@ -15,7 +15,6 @@ from torch.utils.data import Dataset
 from sparsedp.core.batch import Rows
 from sparsedp.core.files import Json
 from sparsedp.core.support import Support
-from sparsedp.guards.guard import digest
 from sparsedp.privacy.plan import Plan
 from sparsedp.ranks.one import Ranks
 from sparsedp.ranks.shards import refuse_shared_rows, refuse_shared_units
@@ -24,6 +23,7 @@ from sparsedp.runs.record import versions
 from sparsedp.runs.state import is_cut_in_blocks
 from sparsedp.sampling.loading import Loading
 from sparsedp.sampling.sharing import EVERYTHING, Blocks, Share
+from sparsedp.validation.state import tensor_digest
 
 LOOKED_AT = 64
 """Rows of a data set that ranks compare, of those that all of them hold."""
@@ -94,7 +94,7 @@ def data_facts(rows: Rows, loading: Loading) -> dict[str, Json]:
     if loading.sharded:
         return {}
     leaves = [leaf for leaf in pytree.tree_leaves(rows) if isinstance(leaf, Tensor)]
-    return {"data": blake2b(b"".join(digest(leaf) for leaf in leaves), digest_size=16).hexdigest()}
+    return {"data": blake2b(b"".join(tensor_digest(leaf) for leaf in leaves), digest_size=16).hexdigest()}
 
 
 def weight_facts(model: nn.Module, support: Support, position: int) -> dict[str, Json]:
@@ -102,8 +102,8 @@ def weight_facts(model: nn.Module, support: Support, position: int) -> dict[str,
     state = [*model.named_parameters(), *model.named_buffers()]
     return {
         "step": position,
-        "weights": blake2b(b"".join(digest(value) for _, value in state), digest_size=16).hexdigest(),
-        "support": digest(support.indices).hex(),
+        "weights": blake2b(b"".join(tensor_digest(value) for _, value in state), digest_size=16).hexdigest(),
+        "support": tensor_digest(support.indices).hex(),
     }
 
 
