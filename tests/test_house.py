@@ -77,4 +77,4 @@ def test_a_command_touches_its_own_file_and_the_list():
 
 
 def test_a_layer_touches_its_own_file_and_the_table():
-    assert IMPORTERS["gradients/layers/norm.py"] == {"gradients/layers/table.py"}
+    assert IMPORTERS["grad_sample/layers/norm.py"] == {"grad_sample/layers/table.py"}

@@ -2,7 +2,7 @@
 
 from mutants.mutant import mutant
 
-CHANCE = "tests/gradients/test_chance.py::"
+CHANCE = "tests/grad_sample/test_chance.py::"
 KEPT = "tests/training/test_kept_features.py::"
 
 MUTANTS = [
@@ -17,7 +17,7 @@ MUTANTS = [
     mutant(
         "witness-says-nothing",
         "A difference between a row's gradient alone and in company does not stop the step",
-        "gradients/witness.py",
+        "grad_sample/witness.py",
         "            if differing >= min(2, len(self._kept.rows)):\n",
         "            if False:\n",
         "tests/training/test_company_guard.py::"
@@ -35,7 +35,7 @@ MUTANTS = [
     mutant(
         "randomness-by-place",
         "Dropout masks follow a row's place in the batch: one row more shifts everybody's",
-        "gradients/keyed.py",
+        "grad_sample/keyed.py",
         "rows = None if draw.axis is None else self.chance.rows",
         "rows = None if draw.axis is None else torch.arange(len(self.chance.rows))",
         CHANCE + "test_the_attacked_model_moves_by_c_and_not_by_fifty",
@@ -52,7 +52,7 @@ MUTANTS = [
     mutant(
         "the-same-masks-in-every-row",
         "All rows share one dropout mask",
-        "gradients/keyed.py",
+        "grad_sample/keyed.py",
         "rows = None if draw.axis is None else self.chance.rows",
         "rows = None if draw.axis is None else torch.zeros_like(self.chance.rows)",
         CHANCE + "test_rows_steps_and_draws_have_nothing_to_do_with_each_other",
@@ -88,7 +88,7 @@ MUTANTS = [
     mutant(
         "counts-unwatched",
         "A model that mixes samples where no trial looked moves the count of rows by hundreds",
-        "gradients/touched.py",
+        "grad_sample/touched.py",
         "        for place in self._next_places(batch.row_count):\n",
         "        for place in ():\n",
         "tests/training/test_selection.py::"
@@ -97,17 +97,17 @@ MUTANTS = [
     mutant(
         "zero-times-infinity-of-another-row",
         "A row that is not finite makes NaN of the others where an operation's own backward sees all rows at once",
-        "gradients/bookkeeping.py",
+        "grad_sample/bookkeeping.py",
         "        if any(use.may_have_spread for use in uses):\n",
         "        if False:\n",
-        "tests/gradients/test_extreme_rows.py::test_one_such_row_silences_no_other[pow-nan]",
+        "tests/grad_sample/test_extreme_rows.py::test_one_such_row_silences_no_other[pow-nan]",
     ),
     mutant(
         "a-units-rows-by-place",
         "Rows of ragged units are added up with those of the next",
-        "gradients/layers/unit_rows.py",
+        "grad_sample/layers/unit_rows.py",
         "return cls(count, most, units * most + within)",
         "return cls(count, most, torch.arange(units.numel(), device=units.device))",
-        "tests/gradients/test_unit_rows.py::test_the_clipped_sum_is_that_of_a_plain_loop",
+        "tests/grad_sample/test_unit_rows.py::test_the_clipped_sum_is_that_of_a_plain_loop",
     ),
 ]

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from sparsedp.auditing import audit as audit
     from sparsedp.callbacks.reports import Result as Result
     from sparsedp.callbacks.reports import StepReport as StepReport
-    from sparsedp.core.batch import PerSample as PerSample
+    from sparsedp.core.batch import PerExampleLoss as PerExampleLoss
     from sparsedp.core.errors import DataError as DataError
     from sparsedp.core.errors import ModelError as ModelError
     from sparsedp.core.errors import PrivacyError as PrivacyError
@@ -53,7 +53,7 @@ _HOMES = {
     "MethodOptions": "sparsedp.methods",
     "ModelError": "sparsedp.core.errors",
     "Normalised": "sparsedp.training.normalised",
-    "PerSample": "sparsedp.core.batch",
+    "PerExampleLoss": "sparsedp.core.batch",
     "PrivacyError": "sparsedp.core.errors",
     "PrivacyWarning": "sparsedp.core.errors",
     "PrivateNormalisation": "sparsedp.privacy.normalisation",

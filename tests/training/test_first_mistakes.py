@@ -19,7 +19,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from sparsedp import DataError, ModelError, PerSample, SparseDPError, Trainer, build_plan, fit
+from sparsedp import DataError, ModelError, PerExampleLoss, SparseDPError, Trainer, build_plan, fit
 from sparsedp.models import freeze_batch_norm
 
 ASKED = {
@@ -159,7 +159,7 @@ def test_what_is_no_rate_optimizer_or_loss_is_told(wrong, words, tmp_path):
 
 
 def test_a_class_is_no_loss():
-    with pytest.raises(SparseDPError, match=r'expected an instance: CrossEntropyLoss\(reduction="none"\)'):
+    with pytest.raises(SparseDPError, match=r"expected an instance: CrossEntropyLoss\(\)"):
         trained(rows(1), loss=nn.CrossEntropyLoss)
 
 
@@ -222,7 +222,7 @@ class Named(Dataset):
 
 
 def test_losses_of_their_own_form_have_an_accuracy_too():
-    loss = PerSample(
+    loss = PerExampleLoss(
         lambda model, batch: F.cross_entropy(model(batch["x"]), batch["labels"], reduction="none")
     )
     named = trained(Named(), loss=loss, evaluate=None, eval_dataset=HeldOut(Named()))

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 import sparsedp
-from sparsedp.core.batch import PerSample
+from sparsedp.core.batch import PerExampleLoss
 from sparsedp.core.errors import ModelError, PrivacyError
 from sparsedp.runs.history import EpochReport
 from sparsedp.training import feature_file
@@ -258,16 +258,16 @@ def test_a_loss_that_looks_at_inputs_is_refused_with_kept_features(tmp_path, los
     model = behind(nn.Identity(), head=head())
     weights = [p.clone() for p in model.parameters()]
     with pytest.raises(ModelError, match="the loss is another on kept features"):
-        run(model, loss=PerSample(loss), cache_features=tmp_path / "features")
+        run(model, loss=PerExampleLoss(loss), cache_features=tmp_path / "features")
     assert all(torch.equal(a, b) for a, b in zip(weights, model.parameters(), strict=True))
     assert not (tmp_path / "features").exists()
 
 
 def test_auto_keeps_no_features_for_a_loss_that_looks_at_inputs(tmp_path, private_cache, caplog):
     plain, auto = behind(nn.Identity()), behind(nn.Identity())
-    run(plain, loss=PerSample(of_flipped_inputs))
+    run(plain, loss=PerExampleLoss(of_flipped_inputs))
     with caplog.at_level(logging.INFO, "sparsedp"):
-        run(auto, loss=PerSample(of_flipped_inputs), cache_features="auto")
+        run(auto, loss=PerExampleLoss(of_flipped_inputs), cache_features="auto")
     assert "features are not kept: cache_features: the loss is another" in caplog.text
     assert not (private_cache / "features").exists()
     assert all(torch.equal(a, b) for a, b in zip(plain.parameters(), auto.parameters(), strict=True))
@@ -289,7 +289,7 @@ def test_a_loss_that_only_calls_the_model_is_trained_with_as_without(tmp_path, h
         for parameter, value in zip(head.parameters(), state, strict=True):
             parameter.detach().copy_(value)
         model = behind(nn.Identity(), head=head).train()
-        run(model, loss=PerSample(usual), **settings)
+        run(model, loss=PerExampleLoss(usual), **settings)
         found.append([p.clone() for p in model.parameters()])
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
@@ -297,7 +297,7 @@ def test_a_loss_that_only_calls_the_model_is_trained_with_as_without(tmp_path, h
 def test_what_the_trained_part_keeps_while_the_loss_is_tried_is_not_taken_for_its_own(tmp_path):
     model = behind(nn.Identity(), head=FirstKept(8, 3))
     with pytest.raises(PrivacyError, match=r"2\.first"):
-        run(model, loss=PerSample(usual), cache_features=tmp_path)
+        run(model, loss=PerExampleLoss(usual), cache_features=tmp_path)
 
 
 def test_an_optimizer_of_the_whole_model_trains_the_part_above_kept_features(tmp_path):

@@ -121,7 +121,6 @@ def test_a_head_that_does_not_make_the_output_is_refused_and_the_one_that_does_i
     [
         {"method": "bias"},
         {"method": "head-first"},
-        {"method": "head-votes"},
         {"method": "dp-sgd", "options": MethodOptions(scope=("last=1",))},
         {"method": "tp-topk", "options": MethodOptions(always=("head",))},
         {"method": "dp-sgd", "lr_factors": {"head": 2}},
@@ -215,6 +214,8 @@ def test_several_last_layers_are_told(caplog):
 
 def test_a_loss_that_calls_the_layers_itself_is_followed():
     criterion = nn.CrossEntropyLoss(reduction="none")
-    by_parts = sparsedp.PerSample(lambda m, rows: criterion(m.head(torch.tanh(m.body(rows[0]))), rows[1]))
+    by_parts = sparsedp.PerExampleLoss(
+        lambda m, rows: criterion(m.head(torch.tanh(m.body(rows[0]))), rows[1])
+    )
     with pytest.raises(ModelError, match=r"made by \['head.weight', 'head.bias'\]"):
         run(head_declared_first(), by_parts)

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, LRScheduler
 
 from sparsedp.callbacks.reports import Callback, Result
-from sparsedp.core.batch import PerSample
+from sparsedp.core.batch import PerExampleLoss
 from sparsedp.core.errors import SparseDPError
 from sparsedp.datasets import DATASETS
 from sparsedp.datasets.bundle import DataBundle
@@ -124,7 +124,7 @@ def execute(
     )
 
 
-def loss_of(model: nn.Module) -> nn.Module | PerSample:
+def loss_of(model: nn.Module) -> nn.Module | PerExampleLoss:
     """What a model of the table is trained with; it may stand behind private constants."""
     return nn.CrossEntropyLoss(reduction="none") if moments_in(model) is None else moments_loss()
 

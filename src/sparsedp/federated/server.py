@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -38,8 +37,6 @@ from sparsedp.training.counts import COUNT
 from sparsedp.training.keeper import RunKeeper, facts_of, public_randomness
 from sparsedp.training.kept_run import KeptRun
 from sparsedp.training.learner import Learner, UpdateRule
-
-logger = logging.getLogger("sparsedp")
 
 
 @final
@@ -152,8 +149,6 @@ class FederatedTrainer(KeptRun):
         """
         self._check(round_)
         sorted_out = sort_out(round_, answers)
-        for refusal in sorted_out.refused:
-            logger.warning("client %s, round %d: %s", refusal.client, round_.step + 1, refusal.why)
         self._asking.remember(round_, sorted_out.updates)
         clip, grid = round_.task.clip, round_.task.grid
         report = self._release(

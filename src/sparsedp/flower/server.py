@@ -14,7 +14,7 @@ from flwr.serverapp.strategy import Strategy
 
 from sparsedp.callbacks.reports import Result
 from sparsedp.core.errors import PrivacyError, SparseDPError
-from sparsedp.federated import FederatedTrainer, Round
+from sparsedp.federated import FederatedTrainer, Round, RoundReport
 from sparsedp.flower.records import FlowerBytes, in_one_line, read_answer, to_records
 from sparsedp.flower.roster import Roster
 from sparsedp.flower.secure import MaskedBytes, SecAggPlus
@@ -31,18 +31,25 @@ class SparseDPStrategy(Strategy):
         trainer: holds plan, ledger and model; its number of units is the number of clients.
         patience: seconds to wait for that many clients at the start.
         secure: sum by secure aggregation; the clients' app then has `mods=[secaggplus_mod]`.
+        on_round: called with the number of every round, from 1, and its report, which names clients that took part:
+            for the operator alone.
 
     **Privacy.** Clients are picked by coins, not by Flower's fixed-size sampling; the noise is the trainer's. Its
     `DifferentialPrivacy...` wrappers around this strategy are refused: they would clip and noise a second time, by
-    rules that no ledger knows. The log names clients, for the operator; it is not for release.
+    rules that no ledger knows. The log names no clients, since who took part is private.
     """
 
     def __init__(
-        self, trainer: FederatedTrainer, patience: float = 600.0, secure: SecAggPlus | None = None
+        self,
+        trainer: FederatedTrainer,
+        patience: float = 600.0,
+        secure: SecAggPlus | None = None,
+        on_round: Callable[[int, RoundReport], None] | None = None,
     ) -> None:
         self._trainer, self._patience, self._secure = trainer, patience, secure
         self._roster = Roster(trainer.plan.units)
         self._round: Round | None = None
+        self._on_round = on_round
         self._started = False
         self.result: Result | None = None
         trainer.count_bytes_by(FlowerBytes() if secure is None else MaskedBytes())
@@ -115,8 +122,8 @@ class SparseDPStrategy(Strategy):
                     else read_answer(reply.content)
                 )
         report = self._trainer.complete(self._round, answers)
-        for number in report.missing:
-            logger.warning("client %s, round %d: no answer", number, self._round.step + 1)
+        if self._on_round is not None:
+            self._on_round(self._round.step + 1, report)
         return None, MetricRecord({"sent_by_a_client": self._round.task.size})
 
     def _secure_round(self, grid: Grid, secure: SecAggPlus, timeout: float) -> None:

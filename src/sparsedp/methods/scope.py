@@ -13,8 +13,6 @@ from torch import Tensor
 from sparsedp.core.errors import SparseDPError
 from sparsedp.core.layout import Layout, Slot
 from sparsedp.core.support import Support
-from sparsedp.methods.granularity import Granularity
-from sparsedp.methods.order import TableRows
 
 logger = logging.getLogger("sparsedp")
 
@@ -88,10 +86,6 @@ class Parts:
     def support_with(self, best: Tensor) -> Support:
         """What is active in any case, and the best of the rest."""
         return Support(torch.cat([coordinates(self.always), best]), self.layout.dimension)
-
-    def ranked_groups(self, granularity: Granularity) -> TableRows:
-        """What is ranked, as rows or as whole parameters."""
-        return TableRows(self.ranked, whole=granularity is Granularity.TENSORS)
 
     def check_tables(self, who: str) -> None:
         """Refuse to rank rows of what is no embedding table.

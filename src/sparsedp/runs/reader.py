@@ -28,7 +28,6 @@ from sparsedp.runs.folder import CHECKPOINT, PLAN, RunFolder
 from sparsedp.runs.history import EpochReport, SupportSpan
 from sparsedp.runs.ledger_file import FileLedger
 from sparsedp.runs.moved import merged
-from sparsedp.runs.older import read_older_warmup
 from sparsedp.runs.record import Record
 from sparsedp.runs.verified_ledger import VerifiedLedger
 
@@ -132,7 +131,7 @@ class Run:
     @cached_property
     def warmup(self) -> WarmupSeen | None:
         """What its warm-up showed; None while it is not over, and for a run that could keep nothing."""
-        return WarmupSeen.of(self._watched) or read_older_warmup(self.path)
+        return WarmupSeen.of(self._watched)
 
     @property
     def warming_up(self) -> bool:
@@ -205,13 +204,11 @@ def load_weights(path: Path | str, model: nn.Module) -> None:
 def check_file(ledger: VerifiedLedger, file: Path) -> None:
     """Check that a file is the one the ledger's chain knows.
 
-    **Edge cases.** A ledger begun by version 0.1 knows none.
-
     Raises:
         PrivacyError: it is another one.
     """
     known = ledger.known(file.name)
-    if ledger.binds_files and file.exists() and digest_of(file.name, file.read_bytes()) not in known:
+    if file.exists() and digest_of(file.name, file.read_bytes()) not in known:
         raise PrivacyError(
             f"{file.name} is not the one the ledger knows: it was changed after the run wrote it, or lines were "
             "removed from the ledger; restore them"

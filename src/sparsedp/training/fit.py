@@ -15,14 +15,13 @@ from torch.utils.data import DataLoader, Dataset
 
 from sparsedp.callbacks.reports import Callback, Result
 from sparsedp.callbacks.terminal import deferred_interrupt, live
-from sparsedp.core.batch import PerSample, Rows, per_sample_loss
+from sparsedp.core.batch import PerExampleLoss, Rows, per_sample_loss
 from sparsedp.core.errors import ModelError, SparseDPError
 from sparsedp.evaluation.evaluate import Evaluator, evaluation_mode, held_out
 from sparsedp.evaluation.metrics import threshold_of
 from sparsedp.evaluation.overlap import refuse_training_arrays, refuse_training_rows
 from sparsedp.methods import Method, MethodOptions
 from sparsedp.methods.choice import AUTO_METHOD
-from sparsedp.methods.method import ActiveRatio
 from sparsedp.methods.spec import ClipNorm
 from sparsedp.optimizers.rates import RateFactors
 from sparsedp.optimizers.rule import (
@@ -55,7 +54,7 @@ from sparsedp.training.trainer import Trainer
 def fit(
     model: nn.Module,
     train_dataset: Dataset[Any] | DataLoader[Any] | tuple[Any, Any],
-    loss_fn: Callable[[Any, Tensor], Tensor] | PerSample,
+    loss_fn: Callable[[Any, Tensor], Tensor] | PerExampleLoss,
     *,
     method: str | Method = AUTO_METHOD,
     epsilon: float | None = None,
@@ -64,7 +63,7 @@ def fit(
     batch_size: int | None = None,
     lr: Rate | None = None,
     clip_norm: ClipNorm | None = None,
-    active_ratio: ActiveRatio | None = None,
+    active_ratio: float | None = None,
     options: MethodOptions | None = None,
     optimizer: OptimizerChoice | str | None = None,
     scheduler: SchedulerChoice = None,
@@ -103,7 +102,8 @@ def fit(
         model: trained in place, in the modes it is in (`train`, `eval`); given back in evaluation mode.
         train_dataset: the data that is protected: a map-style data set, a pair (X, y) of arrays, or a `DataLoader`,
             of which data set, batch size and collate are taken; its sampler must be a plain one.
-        loss_fn: a criterion on (output, target) with `reduction="none"`, or `PerSample(lambda model, rows: ...)`.
+        loss_fn: a criterion on (output, target) with `reduction="none"`, or `PerExampleLoss(lambda model, rows:
+            ...)`.
         method: a name from `sparsedp.methods`, your own `Method`, or "auto": dense or sparse, by public numbers.
         epsilon: the budget; 3 if not given. Never exceeded.
         delta: of the guarantee; if not given, a power of ten at most 1/(10 N) and at most 1e-5, and a log line.
@@ -112,7 +112,7 @@ def fit(
         lr: rate of the default optimizer, SGD with momentum 0.9, or a function that gives it for the plan;
             0.2 sqrt(batch_size / 128) / clip_norm if not given.
         clip_norm: L2 bound on each unit's gradient; 1 if not given. A pair is for warm-up and main phase.
-        active_ratio: share of the coordinates trained, or "auto": as many as the noise allows; else the method's own.
+        active_ratio: share of the coordinates trained; if not given, the method's own.
         options: further changes to the method.
         optimizer: any `torch.optim` optimizer, a function that makes one from the parameters, or a name in
             `torch.optim` such as "adam", at rate `lr` or its own.
@@ -285,7 +285,7 @@ class _Task:
     rows: Dataset[Any]
     apart: Dataset[Any] | None
     collate_apart: Collate | None
-    loss: Callable[[Any, Tensor], Tensor] | PerSample
+    loss: Callable[[Any, Tensor], Tensor] | PerExampleLoss
     loading: Loading
     evaluate: Evaluator | None
     about: About
@@ -334,7 +334,7 @@ class _Task:
 
     def _on_kept(self, where: Path | str, *, shown: bool) -> _Task:
         """The part that is trained, on what the fixed part below it gives; all of it where "auto" finds none."""
-        loss = self.loss.loss if isinstance(self.loss, PerSample) else None
+        loss = self.loss.loss if isinstance(self.loss, PerExampleLoss) else None
         collate = self.loading.collate
         if self.apart is not None and self.collate_apart is not collate:
             raise SparseDPError(

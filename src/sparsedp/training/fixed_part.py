@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from sparsedp.core.errors import ModelError
 from sparsedp.evaluation.evaluate import evaluation_mode
-from sparsedp.gradients.alone import generators_put_back
-from sparsedp.gradients.check import refuse_known_layers
+from sparsedp.grad_sample.alone import generators_put_back
+from sparsedp.grad_sample.check import refuse_known_layers
 from sparsedp.guards.attributes import AttributeGuard, marks_of
 from sparsedp.guards.guard import StateGuard, digest
 

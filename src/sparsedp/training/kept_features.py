@@ -23,7 +23,7 @@ from sparsedp.core.batch import PerSampleLoss, Rows
 from sparsedp.core.errors import DataError, ModelError, SparseDPError
 from sparsedp.core.folders import cache_dir
 from sparsedp.core.generators import SEED_BYTES, own_generators
-from sparsedp.gradients.alone import tolerance
+from sparsedp.grad_sample.alone import tolerance
 from sparsedp.guards.independent_rows import check_rows_stand_alone
 from sparsedp.sampling.fetching import Collate, fetch_rows
 from sparsedp.sampling.shapes import FixedShapes

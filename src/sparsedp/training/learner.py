@@ -99,10 +99,7 @@ class Learner:
         return tuple(float(group["lr"]) for group in self._optimizer.param_groups)
 
     def apply(self, released: Released) -> None:
-        """Move the support by a release; a step that only looks moves nothing."""
-        if not self.controller.moves:
-            self.applier.enter(released.support)
-            return
+        """Move the support by a release."""
         if self._average is not None:
             self._average.follow(released.support)
         self._since.about_to_move(released.support)

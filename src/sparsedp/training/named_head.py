@@ -11,7 +11,7 @@ from sparsedp.core.batch import PerSampleLoss, Rows, to_device
 from sparsedp.core.errors import ModelError
 from sparsedp.core.generators import SEED_BYTES, own_generators
 from sparsedp.core.layout import Layout
-from sparsedp.gradients.last_used import LastUsed, used_last
+from sparsedp.grad_sample.last_used import LastUsed, used_last
 from sparsedp.methods.scope import counts_from_the_end, find
 
 logger = logging.getLogger("sparsedp")

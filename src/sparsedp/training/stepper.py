@@ -12,8 +12,8 @@ from torch import nn
 from sparsedp.core.batch import PerSampleLoss
 from sparsedp.core.generators import own_generators
 from sparsedp.core.randomness import PrivateRandomness, PublicRandomness
-from sparsedp.gradients import make_engine
-from sparsedp.gradients.check import PROBE_ROWS
+from sparsedp.grad_sample import make_engine
+from sparsedp.grad_sample.check import PROBE_ROWS
 from sparsedp.guards.attributes import AttributeGuard
 from sparsedp.guards.guard import CompanyGuard, ModelGuard, StateGuard
 from sparsedp.guards.look import modules_apart

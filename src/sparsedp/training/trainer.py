@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from sparsedp.callbacks.reports import Callback, StepReport
-from sparsedp.core.batch import PerSample, per_sample_loss
+from sparsedp.core.batch import PerExampleLoss, per_sample_loss
 from sparsedp.core.errors import SparseDPError
 from sparsedp.core.randomness import PublicRandomness, SeededRandomness, SystemRandomness
 from sparsedp.evaluation.evaluate import Evaluator
@@ -44,7 +44,7 @@ class Trainer(KeptRun):
         model: trained in place; its modes (`train`, `eval`) are left as you set them. For a plan that normalises
             the inputs, `Normalised(model, channels)`.
         dataset: map-style. Each row is protected, or each unit if `loading` names one for every row.
-        loss: a criterion on (output, target) with `reduction="none"`, or `PerSample(lambda model, rows: ...)`.
+        loss: a criterion on (output, target) with `reduction="none"`, or `PerExampleLoss(lambda model, rows: ...)`.
         plan: from `build_plan`; it carries the method.
         optimizer: any `torch.optim` optimizer over the model's parameters, or a function that makes one.
         scheduler: any scheduler that needs no metric, or a function (optimizer, steps); moves every step.
@@ -74,7 +74,7 @@ class Trainer(KeptRun):
         self,
         model: nn.Module,
         dataset: Dataset[Any],
-        loss: Callable[[Any, Tensor], Tensor] | PerSample,
+        loss: Callable[[Any, Tensor], Tensor] | PerExampleLoss,
         *,
         plan: Plan,
         optimizer: OptimizerChoice,
