@@ -56,14 +56,13 @@ def content(
 
 
 def weights_digest(model: nn.Module) -> str:
-    """The digest of every tensor of the model's state."""
-    return _digest({name: _bytes(value) for name, value in sorted(model.state_dict().items())})
+    """The digest of every tensor of the model's state, in the model's order and without its names."""
+    return _digest([_bytes(value) for value in model.state_dict().values()])
 
 
 def sketch(model: nn.Module) -> list[float]:
     """The norm of all weights, and their products with four waves of that norm."""
-    state = [value.detach().double().flatten() for _, value in sorted(model.state_dict().items())]
-    flat = torch.cat(state)
+    flat = torch.cat([value.detach().double().flatten() for value in model.state_dict().values()])
     places = torch.arange(len(flat), dtype=torch.float64)
     waves = [torch.cos(places * frequency) for frequency in (0.31, 0.97, 1.71, 2.63)]
     return [float(flat.norm()), *(float(flat @ wave / wave.norm()) for wave in waves)]
