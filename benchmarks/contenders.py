@@ -107,7 +107,7 @@ def _sparsedp(job: Job, model: nn.Module, batch: Batch) -> Step:
     from sparsedp.core.batch import MicroBatch
     from sparsedp.core.clip import FlatClip
     from sparsedp.core.randomness import SystemRandomness
-    from sparsedp.gradients import BookkeepingEngine, Query
+    from sparsedp.grad_sample import BookkeepingEngine, Query
     from sparsedp.optimizers.apply import support_optimizer
     from sparsedp.privacy.ledger import Charge, MemoryLedger
     from sparsedp.privacy.mechanism import privatize

@@ -66,7 +66,7 @@ def shared_sparsedp(job: Job, batch: Batch) -> Callable[[], None]:
     from sparsedp.core.batch import MicroBatch, select_rows
     from sparsedp.core.clip import FlatClip
     from sparsedp.core.randomness import SystemRandomness
-    from sparsedp.gradients import BookkeepingEngine, Query
+    from sparsedp.grad_sample import BookkeepingEngine, Query
     from sparsedp.optimizers.apply import support_optimizer
     from sparsedp.privacy.ledger import Charge, MemoryLedger
     from sparsedp.privacy.mechanism import privatize

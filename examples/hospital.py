@@ -1,6 +1,6 @@
 """Readmission within 30 days at epsilon 1, 3 and 8, per patient: every private method, tuned alike.
 
-    SPARSEDP_DATA=... python examples/hospital.py --results results/hospital-sklearn.jsonl
+    SPARSEDP_DATA=... python examples/hospital.py --results experiments/results/hospital-sklearn.jsonl
 
 Logistic regression through `SparseDPClassifier` on the hospital table (`diabetes130`). Learning rate and clip norm
 are chosen for each method and epsilon on a fifth of the training patients, with a seed of its own; then the model is

@@ -11,7 +11,7 @@ PARTS = (
     "src",
     "tests",
     "benchmarks",
-    "configs",
+    "experiments",
     "studies",
     "docs",
     "README.md",

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-OFTEN = frozenset({"dp-sgd", "tp-topk", "on-rand", "adadpigu", "fest", "votes"})
-"""One of each kind: dense, learned once, renewed, standardized, by a count, by votes."""
+OFTEN = frozenset({"dp-sgd", "tp-topk", "on-rand", "adadpigu", "fest"})
+"""One of each kind: dense, learned once, renewed, standardized, by a count."""
 
 
 def by_method(names: Iterable[str]) -> list[Any]:

@@ -126,7 +126,7 @@ def counts(source: Path) -> Iterator[str]:
     bodies = sorted((body_lines(node), f"{name} {node.name}") for name, node in house.functions())
     yield f"longest bodies: {bodies[-3:]}"
     yield f"files over 300 lines: {[name for name, count in lines.items() if count > 300]}"
-    for word in ("warmup_fraction", "selection_budget", "lr_factors", *RUN_FILES):
+    for word in ("warmup_fraction", "selection_budget", "ema_decay", *RUN_FILES):
         yield f"files that spell {word}: {sorted(house.spelling(word))}"
     packages: dict[str, list[int]] = defaultdict(list)
     for name, count in lines.items():

@@ -19,52 +19,51 @@ RAW_GRADIENTS = {
     "grad": {
         "diagnostics/curvature.py",  # Hessian-vector products, on request
         "federated/local.py",  # a client's own, at the client: what leaves it is clipped first
-        "gradients/layers/shared.py",
+        "grad_sample/layers/shared.py",
         "guards/coverage.py",  # to take the time of one; it is thrown away
-        "gradients/reference.py",
-        "gradients/rowwise.py",
-        "gradients/tape.py",
+        "grad_sample/reference.py",
+        "grad_sample/rowwise.py",
+        "grad_sample/tape.py",
         "optimizers/apply.py",  # asks of a frozen parameter whether there is one
         "optimizers/compact.py",  # hands the released gradient to the optimizer
         "optimizers/masked.py",  # as well
         "optimizers/noise_aware.py",  # optimizers: they are handed it
         "own_loop/trained.py",  # asks whether the user's own code has left one
     },
-    "vmap": {"gradients/reference.py"},
+    "vmap": {"grad_sample/reference.py"},
     "backward": {
-        "gradients/bookkeeping.py",
+        "grad_sample/bookkeeping.py",
         "integrations/lightning.py",  # a loop of make_private: what it is called on is never computed
     },
     "autograd": {
         "diagnostics/curvature.py",
         "federated/local.py",
-        "gradients/bookkeeping.py",
-        "gradients/forward.py",
-        "gradients/graph.py",
-        "gradients/hooks.py",
-        "gradients/layers/operations.py",
-        "gradients/layers/shared.py",
-        "gradients/reading.py",
-        "gradients/recurrent/nodes.py",
-        "gradients/rowwise.py",
-        "gradients/tape.py",
+        "grad_sample/bookkeeping.py",
+        "grad_sample/forward.py",
+        "grad_sample/graph.py",
+        "grad_sample/hooks.py",
+        "grad_sample/layers/operations.py",
+        "grad_sample/layers/shared.py",
+        "grad_sample/reading.py",
+        "grad_sample/recurrent/nodes.py",
+        "grad_sample/rowwise.py",
+        "grad_sample/tape.py",
         "guards/coverage.py",
     },
-    "get_gradient_edge": {"gradients/graph.py", "gradients/rowwise.py", "gradients/tape.py"},
+    "get_gradient_edge": {"grad_sample/graph.py", "grad_sample/rowwise.py", "grad_sample/tape.py"},
     "clipped_sum": {
         "auditing/leave_one_out.py",  # sums with and without a unit; the result is not for release
         "auditing/record_canaries.py",  # what the attacker knows
         "diagnostics/oracle.py",
-        "gradients/bookkeeping.py",
-        "gradients/trial.py",  # rows in company and alone, before training; only whether they agree is told
-        "gradients/witness.py",  # as well, in a step
+        "grad_sample/bookkeeping.py",
+        "grad_sample/trial.py",  # rows in company and alone, before training; only whether they agree is told
+        "grad_sample/witness.py",  # as well, in a step
         "privacy/mechanism.py",
         "guards/coverage.py",  # to see which way it is computed; the sum is thrown away
     },
     "RowsAlone": {
-        "gradients/trial.py",
-        "gradients/votes.py",  # for a vote, which the mechanism bounds and noises
-        "gradients/witness.py",
+        "grad_sample/trial.py",
+        "grad_sample/witness.py",
         "guards/guard.py",  # whether rows agree with themselves in company
     },
     "vjp": set(),
@@ -72,9 +71,10 @@ RAW_GRADIENTS = {
     "jacrev": set(),
     "jacfwd": set(),
     "hessian": set(),
-    "grad_sample": set(),
     "retain_grad": set(),
-    "register_hook": {"gradients/hooks.py"},  # to see whether a model has some; registers nothing that stays
+    "register_hook": {
+        "grad_sample/hooks.py"
+    },  # to see whether a model has some; registers nothing that stays
     "register_full_backward_hook": set(),
     "register_post_accumulate_grad_hook": set(),
 }
@@ -97,8 +97,8 @@ RANDOM_DRAWS = {
         "diagnostics/curvature.py",  # public: where power iteration starts
         "diagnostics/oracle.py",  # public: random projections and sign flips
         "diagnostics/symmetry.py",  # public: sign flips
-        "gradients/check.py",  # public: perturbs the parameters for a second probe
-        "gradients/company.py",  # public: jitters rows for it
+        "grad_sample/check.py",  # public: perturbs the parameters for a second probe
+        "grad_sample/company.py",  # public: jitters rows for it
         "methods/controller.py",  # public noise on frozen coordinates (RS Alg. 4)
     },
     "rounded_gaussian": {"core/randomness.py", "privacy/grid.py", "privacy/mechanism.py"},
@@ -109,10 +109,8 @@ RANDOM_DRAWS = {
     "urandom": set(),
     "PCG64": {"core/randomness.py"},
     "random_raw": {"core/randomness.py"},
-    "randn": set(),
-    "randn_like": {
-        "training/kept_features.py"
-    },  # for one look at a loss, from public bytes; no noise of a release
+    "randn": {"training/features.py"},  # made-up public rows to look at a frozen body; no noise of a release
+    "randn_like": set(),
     "normal_": set(),
     "rand": set(),
     "rand_like": set(),
@@ -189,7 +187,7 @@ def test_the_package_does_not_import_the_gradient_engine(package):
         path
         for path, tree in files()
         if path.startswith(f"{package}/")
-        and any(name.startswith("sparsedp.gradients") for name in modules_imported(tree))
+        and any(name.startswith("sparsedp.grad_sample") for name in modules_imported(tree))
     }
     assert guilty == set()
 
@@ -199,7 +197,16 @@ def test_training_does_not_import_diagnostics():
         path
         for path, tree in files()
         if path.startswith(
-            ("training/", "own_loop/", "guards/", "callbacks/", "privacy/", "methods/", "gradients/", "core/")
+            (
+                "training/",
+                "own_loop/",
+                "guards/",
+                "callbacks/",
+                "privacy/",
+                "methods/",
+                "grad_sample/",
+                "core/",
+            )
         )
         and any(name.startswith("sparsedp.diagnostics") for name in modules_imported(tree))
     }

@@ -196,7 +196,7 @@ def test_the_run_format_is_that_of_a_real_run(tmp_path):
     assert keys_under("record.json") == [set(record)]
     text = (ROOT / "docs" / "run-format.md").read_text()
     listed = set(re.findall(r"^\| `([\w.]+\.\w+)` \|", text, re.MULTILINE))
-    assert listed == {file.name for file in run.iterdir()} | {"nonprivate.json", "moved.safetensors"}
+    assert listed == {file.name for file in run.iterdir()} | {"nonprivate.json"}
 
 
 @pytest.mark.parametrize("page", MEASURED_PAGES)

@@ -11,7 +11,7 @@ from benchmarks.workloads import per_sample_loss
 
 from sparsedp.core.batch import MicroBatch
 from sparsedp.core.clip import FlatClip
-from sparsedp.gradients import BookkeepingEngine, Query
+from sparsedp.grad_sample import BookkeepingEngine, Query
 
 
 @pytest.mark.heavy

@@ -45,7 +45,7 @@ def test_the_code_on_the_page_runs_as_it_stands():
 
 @pytest.mark.parametrize("table", [hospital.table, hospital.against_dense])
 def test_the_tables_on_the_page_are_made_from_the_committed_results(table):
-    rows = hospital.Results(ROOT / "results" / "hospital-sklearn.jsonl").rows()
+    rows = hospital.Results(ROOT / "experiments" / "results" / "hospital-sklearn.jsonl").rows()
     assert hospital.markdown(table(rows)) in (ROOT / "docs" / "sklearn.md").read_text()
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import torch
 from flwr.app import Context
-from flwr.client.mod import secaggplus_mod
 from torch import nn
 from torch.utils.data import Subset
 
@@ -17,7 +16,7 @@ import sparsedp
 from sparsedp import datasets
 from sparsedp.core.batch import per_sample_loss
 from sparsedp.federated import Client, FederatedTrainer, LocalSGD
-from sparsedp.flower import SecAggPlus, client_app, server_app
+from sparsedp.flower import client_app, server_app
 
 LOSS = nn.CrossEntropyLoss(reduction="none")
 DEFAULTS = {
@@ -70,10 +69,6 @@ def show(event: object) -> None:
 
 server = server_app(make_trainer, timeout=120)
 client = client_app(make_client)
-
-# With secure aggregation, where the server gets the sum of the updates alone; name these two in pyproject.toml.
-secure_server = server_app(make_trainer, timeout=120, secure=SecAggPlus())
-secure_client = client_app(make_client, mods=[secaggplus_mod])
 
 if __name__ == "__main__":
     from flwr.simulation import run_simulation

@@ -4,7 +4,7 @@ from mutants.mutant import Edit, Mutant, mutant
 
 BITS = "tests/training/test_noninterference.py::test_two_data_sets_leave_the_same_bits"
 KEEP_RAW = Edit(
-    "gradients/clipping.py",
+    "grad_sample/clipping.py",
     "        return self._total\n",
     "        torch._raw = self._total.clone()\n        return self._total\n",
 )
@@ -116,7 +116,7 @@ MUTANTS = [
         "A file of the methods imports the gradient engine",
         "methods/scores.py",
         "import torch\nfrom torch import Tensor\n",
-        "import torch\nfrom torch import Tensor\n\nfrom sparsedp.gradients import make_engine\n",
+        "import torch\nfrom torch import Tensor\n\nfrom sparsedp.grad_sample import make_engine\n",
         "tests/test_boundary.py::test_the_package_does_not_import_the_gradient_engine[methods]",
     ),
     mutant(
@@ -131,8 +131,8 @@ MUTANTS = [
         "training-rows-evaluated",
         "Rows of the training data are evaluated exactly, and the result is written down",
         "training/fit.py",
-        "            refuse_training_rows(self.rows, self.apart)\n",
-        "            pass\n",
+        "        refuse_training_rows(given.dataset, apart)\n",
+        "",
         "tests/training/test_overlap.py::test_fit_refuses_a_part_of_its_training_data",
     ),
     mutant(

@@ -3,10 +3,10 @@
 from mutants.mutant import Edit, Mutant, mutant
 
 GEOMETRY = "tests/core/test_geometry_and_clip.py::"
-EDGES = "tests/gradients/test_edge_cases.py::"
-UNITS = "tests/gradients/test_units_and_top.py::"
-LOOP = "tests/gradients/test_layers.py::test_the_engine_equals_a_plain_loop"
-GRAMS = "tests/gradients/test_grams.py::"
+EDGES = "tests/grad_sample/test_edge_cases.py::"
+UNITS = "tests/grad_sample/test_units_and_top.py::"
+LOOP = "tests/grad_sample/test_layers.py::test_the_engine_equals_a_plain_loop"
+GRAMS = "tests/grad_sample/test_grams.py::"
 NOT_FINITE = EDGES + "test_a_sample_that_is_not_finite_contributes_exactly_zero"
 
 MUTANTS = [
@@ -53,7 +53,7 @@ MUTANTS = [
     mutant(
         "non-finite-row-in-the-sum",
         "A row that is not finite gets factor zero and is added all the same: zero times infinity",
-        "gradients/query.py",
+        "grad_sample/query.py",
         "    z = torch.where((factors > 0).unsqueeze(1), z, torch.zeros_like(z))\n",
         "",
         NOT_FINITE + "[reference-linear-identity-nan]",
@@ -61,7 +61,7 @@ MUTANTS = [
     mutant(
         "non-finite-row-in-the-fast-sum",
         "The same in the fast engine",
-        "gradients/clipping.py",
+        "grad_sample/clipping.py",
         "        if bool(quiet.any()):\n            z[:, quiet] = 0\n",
         "",
         NOT_FINITE + "[bookkeeping-linear-identity-nan]",
@@ -69,7 +69,7 @@ MUTANTS = [
     mutant(
         "cancelling-terms-in-a-shared-sum",
         "The large terms of a record whose positions cancel pass through the sum that others share",
-        "gradients/layers/grams.py",
+        "grad_sample/layers/grams.py",
         "    alone = (largest.square() > MOST_TERMS**2 * squared).nonzero().squeeze(1).tolist()\n",
         "    alone: list[int] = []\n",
         GRAMS + "test_a_cancelling_record_cannot_disturb_the_sum_of_the_others[10000000.0]",
@@ -77,7 +77,7 @@ MUTANTS = [
     mutant(
         "not-finite-row-in-a-shared-sum",
         "A row too extreme to be measured by Gram matrices counts as measured",
-        "gradients/layers/grams.py",
+        "grad_sample/layers/grams.py",
         "        squared.masked_fill_(torch.cat(extremes), torch.inf)\n",
         "        pass\n",
         GRAMS + "test_a_record_that_cannot_be_measured_counts_as_absent[1e+20-sequence]",
@@ -85,7 +85,7 @@ MUTANTS = [
     mutant(
         "rows-clipped-not-units",
         "Each row of a unit is clipped by itself, so a unit counts several times",
-        "gradients/reference.py",
+        "grad_sample/reference.py",
         "sum_clipped_rows(mean_by_unit(gradients, units), query)",
         "sum_clipped_rows(gradients, query)",
         UNITS + "test_a_units_mean_gradient_is_clipped_once[reference-linear-identity]",
@@ -93,7 +93,7 @@ MUTANTS = [
     mutant(
         "rows-clipped-not-units-fast",
         "The same in the fast engine",
-        "gradients/bookkeeping.py",
+        "grad_sample/bookkeeping.py",
         "return Chunk(chunk.row_count, chunk.units, sources)",
         "return Chunk(chunk.row_count, None, sources)",
         UNITS + "test_a_units_mean_gradient_is_clipped_once[bookkeeping-linear-identity]",
@@ -101,7 +101,7 @@ MUTANTS = [
     mutant(
         "unit-sums-not-means",
         "A unit's rows are added up before the clip, not averaged, in the fast engine alone",
-        "gradients/bookkeeping.py",
+        "grad_sample/bookkeeping.py",
         "return None if units is None else (1.0 / torch.bincount(units).to(torch.float64))[units]",
         "return None if units is None else torch.ones(len(units), dtype=torch.float64)",
         UNITS + "test_a_units_mean_gradient_is_clipped_once[bookkeeping-linear-identity]",
@@ -109,7 +109,7 @@ MUTANTS = [
     mutant(
         "norm-of-half-the-coordinates",
         "The norm that decides the clip leaves out half of the active coordinates",
-        "gradients/query.py",
+        "grad_sample/query.py",
         "query.clip.factors(torch.linalg.vector_norm(z, dim=1))",
         "query.clip.factors(torch.linalg.vector_norm(z[:, : (z.shape[1] + 1) // 2], dim=1))",
         LOOP + "[reference-linear-identity-float32]",
@@ -117,7 +117,7 @@ MUTANTS = [
     mutant(
         "norm-of-a-layer-too-small",
         "The fast engine halves the norm of linear layers",
-        "gradients/clipping.py",
+        "grad_sample/clipping.py",
         "closed.squared_norms(self._metrics.of(name)).double()",
         "closed.squared_norms(self._metrics.of(name)).double() / 4",
         LOOP + "[bookkeeping-linear-identity-float32]",
@@ -125,7 +125,7 @@ MUTANTS = [
     mutant(
         "norm-misses-a-parameter",
         "The fast engine leaves the last parameter out of the norm, but not out of the sum",
-        "gradients/clipping.py",
+        "grad_sample/clipping.py",
         "squared + squared_norms_of(kept[name]).sum(0)\n",
         "squared + squared_norms_of(kept[name]).sum(0) * (name != list(self._blocks)[-1])\n",
         LOOP + "[bookkeeping-linear-identity-float32]",
@@ -133,7 +133,7 @@ MUTANTS = [
     mutant(
         "standardized-after-the-clip",
         "The geometry is applied after the clip, so its scale undoes the bound",
-        "gradients/query.py",
+        "grad_sample/query.py",
         "    return factors @ z\n",
         "    factors = query.clip.factors(torch.linalg.vector_norm(gradients.double(), dim=1))\n"
         "    return factors @ z\n",
@@ -142,7 +142,7 @@ MUTANTS = [
     mutant(
         "top-r-after-the-clip",
         "The per-sample top-r comes after the norm was taken",
-        "gradients/query.py",
+        "grad_sample/query.py",
         "    z = keep_largest(z, query.kept_per_unit)\n"
         "    factors = query.clip.factors(torch.linalg.vector_norm(z, dim=1))\n",
         "    factors = query.clip.factors(torch.linalg.vector_norm(z, dim=1))\n"
@@ -152,7 +152,7 @@ MUTANTS = [
     mutant(
         "top-r-of-the-batch",
         "The top-r is chosen by the mean over the batch: every row's choice depends on the others",
-        "gradients/query.py",
+        "grad_sample/query.py",
         "    magnitude = rows.abs()\n",
         "    magnitude = rows.abs().mean(0, keepdim=True).expand_as(rows)\n",
         UNITS + "test_the_largest_magnitudes_of_each_sample_are_kept[bookkeeping-linear-0.01-identity]",
@@ -160,7 +160,7 @@ MUTANTS = [
     mutant(
         "support-moves-between-micro-batches",
         "The second micro-batch of a step is restricted to other coordinates",
-        "gradients/reference.py",
+        "grad_sample/reference.py",
         "            units = None if batch.units is None else batch.units.to(device)\n",
         "            units = None if batch.units is None else batch.units.to(device)\n"
         "            gradients = gradients.roll(int(bool(total.any())), 1)\n",

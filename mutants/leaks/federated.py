@@ -4,7 +4,6 @@ from mutants.mutant import mutant
 
 ROUNDS = "tests/federated/test_federated_rounds.py::"
 COUNTS = "tests/federated/test_federated_counts.py::"
-LIARS = "tests/federated/test_federated_liars.py::"
 
 MUTANTS = [
     mutant(
@@ -55,30 +54,5 @@ MUTANTS = [
         "        picked = pick(self.plan.units, phase.sampling_rate, self._private, self.position)\n"
         "        counted = bool(self._step.done)\n",
         COUNTS + "test_a_step_that_counts_asks_the_same_clients_twice_and_sends_weights_once",
-    ),
-    mutant(
-        "secure-sum-centred-before-the-noise",
-        "A sum of secure aggregation is unwrapped before it has noise, so that a client can put it at the edge",
-        "privacy/updates.py",
-        "        return centred(release(local()))\n",
-        "        return release(local())\n",
-        LIARS + "test_a_sum_at_the_modulus_edge_is_centred_by_its_noise_and_not_before",
-    ),
-    mutant(
-        "secure-digits-unwrapped-one-by-one",
-        "Digits of secure aggregation are unwrapped each by itself, so that a client can make another's flip one",
-        "federated/digits.py",
-        "        total += (sums.to(torch.int64) % (MODULUS >> BITS * place)) << BITS * place\n",
-        "        total += ((sums.to(torch.int64) + 2**31) % 2**32 - 2**31) << BITS * place\n",
-        LIARS + "test_digits_that_wrap_move_the_sum_by_a_number_of_the_liars_own",
-    ),
-    mutant(
-        "clients-weights-scale-the-secure-sum",
-        "The sum of secure aggregation is divided by the weights that clients say they have, as Flower does",
-        "federated/digits.py",
-        "    del weights\n    return from_digits(sums.to(torch.int64) - clients * OFFSET)\n",
-        "    total = from_digits(sums.to(torch.int64) - clients * OFFSET)\n"
-        "    return (total * (2.0 * OFFSET * clients / weights)).round().to(torch.int64)\n",
-        LIARS + "test_the_weights_that_clients_say_they_have_do_not_scale_the_sum",
     ),
 ]

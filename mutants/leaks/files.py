@@ -18,7 +18,7 @@ MUTANTS = [
         "edited-files-verify",
         "Nothing binds the record, the metrics and the weights to the ledger",
         "runs/verify.py",
-        "for name in names if ledger.binds_files else ():",
+        "for name in (CHECKPOINT, METRICS, RECORD):",
         "for name in ():",
         CLAIMS + "test_weights_belong_to_the_chain_and_changed_ones_are_not_resumed",
     ),
@@ -67,25 +67,25 @@ MUTANTS = [
         "Gradients of a module without a formula are clipped and added up in half precision",
         (
             Edit(
-                "gradients/layers/source.py",
+                "grad_sample/layers/source.py",
                 "    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor\n",
                 "    return tensor\n",
             ),
             # Where a processor's half-precision matrix products are broken, PyTorch dies instead of leaking.
             Edit(
-                "gradients/clipping.py",
+                "grad_sample/clipping.py",
                 "torch.matmul(factors[span].to(z), z[:, span])",
                 "(factors[span].to(z).unsqueeze(1) * z[:, span]).sum(1)",
             ),
         ),
-        ("tests/gradients/test_thousands.py::test_a_module_without_a_fast_path_in_half_precision",),
+        ("tests/grad_sample/test_thousands.py::test_a_module_without_a_fast_path_in_half_precision",),
     ),
     mutant(
         "long-sums-in-half-precision",
         "Sums over chunks go on in half precision, where the first records weigh less than the last",
-        "gradients/clipping.py",
+        "grad_sample/clipping.py",
         "        add_to(sums[name].view(-1), value)\n",
         "        sums[name].copy_((sums[name] + value).to(torch.bfloat16))\n",
-        "tests/gradients/test_thousands.py::test_a_module_without_a_fast_path_in_half_precision",
+        "tests/grad_sample/test_thousands.py::test_a_module_without_a_fast_path_in_half_precision",
     ),
 ]

@@ -2,8 +2,8 @@
 
 from mutants.mutant import mutant
 
-CHANCE = "tests/gradients/test_chance.py::"
-KEPT = "tests/training/test_kept_features.py::"
+CHANCE = "tests/grad_sample/test_chance.py::"
+FEATURES = "tests/training/test_features.py::"
 
 MUTANTS = [
     mutant(
@@ -17,7 +17,7 @@ MUTANTS = [
     mutant(
         "witness-says-nothing",
         "A difference between a row's gradient alone and in company does not stop the step",
-        "gradients/witness.py",
+        "grad_sample/witness.py",
         "            if differing >= min(2, len(self._kept.rows)):\n",
         "            if False:\n",
         "tests/training/test_company_guard.py::"
@@ -35,7 +35,7 @@ MUTANTS = [
     mutant(
         "randomness-by-place",
         "Dropout masks follow a row's place in the batch: one row more shifts everybody's",
-        "gradients/keyed.py",
+        "grad_sample/keyed.py",
         "rows = None if draw.axis is None else self.chance.rows",
         "rows = None if draw.axis is None else torch.arange(len(self.chance.rows))",
         CHANCE + "test_the_attacked_model_moves_by_c_and_not_by_fifty",
@@ -52,43 +52,32 @@ MUTANTS = [
     mutant(
         "the-same-masks-in-every-row",
         "All rows share one dropout mask",
-        "gradients/keyed.py",
+        "grad_sample/keyed.py",
         "rows = None if draw.axis is None else self.chance.rows",
         "rows = None if draw.axis is None else torch.zeros_like(self.chance.rows)",
         CHANCE + "test_rows_steps_and_draws_have_nothing_to_do_with_each_other",
         CHANCE + "test_keyed_numbers_have_pytorchs_distribution",
     ),
     mutant(
-        "frozen-part-remembers",
-        "Nobody looks for what the frozen part below kept features keeps of records in its attributes",
-        "training/fixed_part.py",
-        "                self._attributes.check()\n",
+        "features-of-a-body-that-mixes",
+        "What a frozen body makes of rows in each other's company is trained on",
+        "training/features.py",
+        "        _check_rows_are_computed_alone(body, tensors[0][0])\n",
         "",
-        "tests/training/test_kept_features_memory.py::"
-        "test_what_a_frozen_part_keeps_of_records_is_refused_by_name_and_put_back",
+        FEATURES + "test_a_body_that_is_no_function_of_a_row_is_refused",
     ),
     mutant(
-        "kept-features-of-a-part-that-mixes",
-        "What a frozen part makes of records in each other's company is kept and trained on",
-        "training/fixed_part.py",
-        "            if len(inputs) > 1:\n",
-        "            if False:\n",
-        KEPT
-        + "test_a_frozen_part_that_is_no_function_of_a_record_is_refused_with_the_cache_too[centred-auto]",
-        KEPT + "test_mixing_that_sets_in_later_is_found_before_anything_is_trained",
-    ),
-    mutant(
-        "kept-features-by-a-collate-that-mixes",
-        "A collate that mixes records makes the features that are kept",
-        "training/kept_features.py",
-        "    check_rows_stand_alone(dataset, collate, FixedShapes())\n",
+        "features-by-a-collate-that-mixes",
+        "A collate that mixes rows makes the features",
+        "training/features.py",
+        "    validate_collate(dataset, collate, FixedShapes())\n",
         "",
-        KEPT + "test_a_collate_that_mixes_is_refused_with_the_cache_too",
+        FEATURES + "test_a_collate_that_mixes_rows_is_refused",
     ),
     mutant(
         "counts-unwatched",
         "A model that mixes samples where no trial looked moves the count of rows by hundreds",
-        "gradients/touched.py",
+        "grad_sample/touched.py",
         "        for place in self._next_places(batch.row_count):\n",
         "        for place in ():\n",
         "tests/training/test_selection.py::"
@@ -97,17 +86,17 @@ MUTANTS = [
     mutant(
         "zero-times-infinity-of-another-row",
         "A row that is not finite makes NaN of the others where an operation's own backward sees all rows at once",
-        "gradients/bookkeeping.py",
+        "grad_sample/bookkeeping.py",
         "        if any(use.may_have_spread for use in uses):\n",
         "        if False:\n",
-        "tests/gradients/test_extreme_rows.py::test_one_such_row_silences_no_other[pow-nan]",
+        "tests/grad_sample/test_extreme_rows.py::test_one_such_row_silences_no_other[pow-nan]",
     ),
     mutant(
         "a-units-rows-by-place",
         "Rows of ragged units are added up with those of the next",
-        "gradients/layers/unit_rows.py",
+        "grad_sample/layers/unit_rows.py",
         "return cls(count, most, units * most + within)",
         "return cls(count, most, torch.arange(units.numel(), device=units.device))",
-        "tests/gradients/test_unit_rows.py::test_the_clipped_sum_is_that_of_a_plain_loop",
+        "tests/grad_sample/test_unit_rows.py::test_the_clipped_sum_is_that_of_a_plain_loop",
     ),
 ]

@@ -8,26 +8,16 @@ COUNT = "tests/training/test_selection.py::"
 MUTANTS = [
     mutant(
         "count-not-bounded",
-        "A unit that touches or votes for many rows moves their counts by more than one",
+        "A unit that touches many rows moves their counts by more than one",
         "privacy/touched.py",
         "clip.factors(norms)[owners]",
         "torch.ones(len(owners), dtype=torch.float64)",
-        "tests/training/test_votes.py::test_a_whole_unit_moves_the_vote_by_at_most_one",
         COUNT + "test_a_whole_unit_moves_the_count_by_at_most_one",
-    ),
-    mutant(
-        "votes-by-company",
-        "The last bits of a row's gradient, and so its vote, depend on how many others are in the batch",
-        "gradients/votes.py",
-        'chance=chance)).to("cpu", torch.float64)',
-        'chance=chance)).to("cpu", torch.float64).mul('
-        "1 + 1e-7 * torch.arange(self._groups.numel()).mul(batch.row_count).sin())",
-        "tests/training/test_votes.py::test_no_company_moves_a_vote_even_where_two_groups_tie",
     ),
     mutant(
         "texts-count-one-by-one",
         "Every record of a unit counts as a unit of its own",
-        "gradients/touched.py",
+        "grad_sample/touched.py",
         "samples if batch.units is None else batch.units.cpu()[samples]",
         "samples",
         COUNT + "test_a_whole_unit_moves_the_count_by_at_most_one",

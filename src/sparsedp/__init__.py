@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from sparsedp.auditing import audit as audit
     from sparsedp.callbacks.reports import Result as Result
     from sparsedp.callbacks.reports import StepReport as StepReport
-    from sparsedp.core.batch import PerSample as PerSample
+    from sparsedp.core.batch import PerExampleLoss as PerExampleLoss
     from sparsedp.core.errors import DataError as DataError
     from sparsedp.core.errors import ModelError as ModelError
     from sparsedp.core.errors import PrivacyError as PrivacyError
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from sparsedp.runs.verify import Verification as Verification
     from sparsedp.runs.verify import verify as verify
     from sparsedp.sampling.loading import Loading as Loading
+    from sparsedp.training.features import extract_features as extract_features
     from sparsedp.training.fit import fit as fit
     from sparsedp.training.normalised import Normalised as Normalised
     from sparsedp.training.trainer import Trainer as Trainer
@@ -53,7 +54,7 @@ _HOMES = {
     "MethodOptions": "sparsedp.methods",
     "ModelError": "sparsedp.core.errors",
     "Normalised": "sparsedp.training.normalised",
-    "PerSample": "sparsedp.core.batch",
+    "PerExampleLoss": "sparsedp.core.batch",
     "PrivacyError": "sparsedp.core.errors",
     "PrivacyWarning": "sparsedp.core.errors",
     "PrivateNormalisation": "sparsedp.privacy.normalisation",
@@ -66,6 +67,7 @@ _HOMES = {
     "all_methods": "sparsedp.methods",
     "audit": "sparsedp.auditing",
     "build_plan": "sparsedp.methods",
+    "extract_features": "sparsedp.training.features",
     "fit": "sparsedp.training.fit",
     "get_method": "sparsedp.methods",
     "held_out": "sparsedp.evaluation.evaluate",

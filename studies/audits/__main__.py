@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -10,20 +9,22 @@ from pathlib import Path
 from typing import Any
 
 from sparsedp.experiments.audited import audit_settings
+from sparsedp.experiments.results import append_row, read_rows
 from sparsedp.experiments.settings import Settings
 from sparsedp.runs.record import versions
 from studies.audits.table import update
 
 ROOT = Path(__file__).resolve().parents[2]
-RESULTS = ROOT / "results" / "audit"
+CONFIG = ROOT / "experiments" / "configs" / "audit.toml"
+RESULTS = ROOT / "experiments" / "results" / "audit.jsonl"
 
 
 def main() -> None:
     """Measure, then write."""
-    config = tomllib.loads((ROOT / "studies" / "audits" / "audit.toml").read_text())
+    config = tomllib.loads(CONFIG.read_text())
     if "--table" not in sys.argv[1:]:
         for name, wanted, how in _studies(config):
-            _measure(RESULTS / f"{name}.jsonl", wanted, how)
+            _measure(name, wanted, how)
     update(RESULTS, config)
 
 
@@ -37,17 +38,14 @@ def _studies(config: Mapping[str, Any]) -> Iterator[tuple[str, int, dict[str, An
     yield "alarms", alarms["audits"], {"settings": settings, "confidence": alarms["confidence"]}
 
 
-def _measure(file: Path, wanted: int, how: Mapping[str, Any]) -> None:
-    """Audit until the file has as many lines as wanted; each says how it was made."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    done = len(file.read_text().splitlines()) if file.exists() else 0
+def _measure(name: str, wanted: int, how: Mapping[str, Any]) -> None:
+    """Audit until there are as many records as wanted; each says how it was made."""
+    done = sum(row["experiment"] == f"audit-{name}" for row in read_rows(RESULTS))
     for number in range(done, wanted):
         found = audit_settings(Settings.from_json(how["settings"]), confidence=how["confidence"])
         kept = {key: value for key, value in found.to_json().items() if key not in ("words", "run", "model")}
-        line = json.dumps({**how, **kept, "versions": dict(versions())}, allow_nan=False)
-        with open(file, "a") as open_file:
-            open_file.write(line + "\n")
-        print(f"{file.stem} {number + 1}/{wanted}: {found.lower_bound:.3f} of {found.claimed_epsilon:.3f}")
+        append_row(RESULTS, {"experiment": f"audit-{name}", **how, **kept, "versions": dict(versions())})
+        print(f"{name} {number + 1}/{wanted}: {found.lower_bound:.3f} of {found.claimed_epsilon:.3f}")
 
 
 if __name__ == "__main__":

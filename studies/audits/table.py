@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from sparsedp.experiments.results import read_rows
 
 ROOT = Path(__file__).resolve().parents[2]
 BEGIN, END = "<!-- audits: made by `python -m studies.audits` -->", "<!-- end of audits -->"
@@ -16,7 +17,7 @@ Records = Sequence[Mapping[str, Any]]
 
 def update(results: Path, config: Mapping[str, Any]) -> None:
     """Write both."""
-    found = {file.stem: _read(file) for file in sorted(results.glob("*.jsonl"))}
+    found = read(results)
     for page, text in (("docs/audit.md", table(found, config)), ("README.md", line(found, config))):
         path = ROOT / page
         path.write_text(updated(path.read_text(), text))
@@ -75,8 +76,12 @@ def line(found: Mapping[str, Records], config: Mapping[str, Any]) -> str:
     return textwrap.fill(text, 128, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
 
 
-def _read(file: Path) -> Records:
-    return [json.loads(text) for text in file.read_text().splitlines()]
+def read(results: Path) -> dict[str, Records]:
+    """The records by method, and those of honest code under "alarms"."""
+    found: dict[str, list[Mapping[str, Any]]] = {}
+    for row in read_rows(results):
+        found.setdefault(row["experiment"].removeprefix("audit-"), []).append(row)
+    return dict(found)
 
 
 def _spread(values: Sequence[float]) -> str:

@@ -22,10 +22,10 @@ _TABLES = ("settings", "grid", "measure")
 @final
 @dataclass(frozen=True, slots=True)
 class Study:
-    """What one file of `configs/figures` says.
+    """What one table of configs/figures.toml says.
 
     Attributes:
-        name: the file's.
+        name: the table's.
         kind: which measurement, a row of `measures.KINDS`.
         title: for people.
         settings: of the run that is measured, as in experiment files; without epsilon and seed if the grid has them.
@@ -67,26 +67,24 @@ def record_name(point: Point) -> str:
     return "-".join(f"{name}{value}" for name, value in point.items()) or "all"
 
 
-def load_study(path: Path) -> Study:
-    """Read a file.
+def load_studies(file: Path) -> list[Study]:
+    """Every study of a file, by name.
 
     Raises:
-        SparseDPError: it lacks a kind, title or grid, or says something else too.
+        SparseDPError: one lacks a kind, title or grid, or says something else too.
     """
-    given = tomllib.loads(path.read_text())
-    unknown = sorted(set(given) - {"kind", "title", *_TABLES})
-    if unknown or not all(isinstance(given.get(name), str) for name in ("kind", "title")):
+    return [_study(name, given) for name, given in sorted(tomllib.loads(file.read_text()).items())]
+
+
+def _study(name: str, given: Mapping[str, Any]) -> Study:
+    unknown = sorted(set(given) - {"kind", "title", "about", *_TABLES})
+    if unknown or not all(isinstance(given.get(key), str) for key in ("kind", "title")):
         raise SparseDPError(
-            f"{path}: got {sorted(given)}, expected kind, title and some of the tables {', '.join(_TABLES)}"
+            f"{name}: got {sorted(given)}, expected kind, title and some of the tables {', '.join(_TABLES)}"
         )
     grid = given.get("grid", {})
     if not all(isinstance(values, list) and values for values in grid.values()):
-        raise SparseDPError(f"{path}: expected a list of values for every name of [grid], got {grid}")
+        raise SparseDPError(f"{name}: expected a list of values for every name of [grid], got {grid}")
     return Study(
-        path.stem, given["kind"], given["title"], given.get("settings", {}), grid, given.get("measure", {})
+        name, given["kind"], given["title"], given.get("settings", {}), grid, given.get("measure", {})
     )
-
-
-def load_studies(folder: Path) -> list[Study]:
-    """Every file of a folder, by name."""
-    return [load_study(path) for path in sorted(folder.glob("*.toml"))]

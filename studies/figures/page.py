@@ -13,7 +13,7 @@ from studies.figures.tables import TABLES
 from studies.figures.words import filled
 
 FOLDER = "figures"
-_HEAD = "<!-- Made by `make figures` from configs/figures/gallery.md and results/figures; edit those. -->\n"
+_HEAD = "<!-- Made by `make figures` from experiments/gallery.md and experiments/results; edit those. -->\n"
 
 
 def whole(studies: Sequence[Study], store: Store) -> dict[str, list[Record]]:

@@ -29,10 +29,11 @@ from studies.figures.page import whole, write
 from studies.figures.store import Store
 
 ROOT = Path(__file__).parents[2]
-CONFIGS = ROOT / "configs" / "figures"
-TEXT = CONFIGS / "gallery.md"
+LABORATORY = ROOT / "experiments"
+CONFIGS = LABORATORY / "configs" / "figures.toml"
+TEXT = LABORATORY / "gallery.md"
 DOCS = ROOT / "docs"
-STORE = Store(ROOT / "results" / "figures")
+STORE = Store(LABORATORY / "results" / "figures.jsonl")
 
 
 def measure(studies: Sequence[Study], store: Store, screen: Console, most: int | None = None) -> None:
@@ -82,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("step", choices=("measure", "draw", "all"), nargs="?", default="all")
-    parser.add_argument("studies", nargs="*", help="names of files in configs/figures")
+    parser.add_argument("studies", nargs="*", help="names of tables in configs/figures.toml")
     parser.add_argument("--most", type=int, help="measure at most so many points now")
     given = parser.parse_intermixed_args(arguments)
     screen = Console(stderr=True)

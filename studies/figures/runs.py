@@ -18,7 +18,7 @@ from sparsedp.diagnostics.oracle import mean_gradient
 from sparsedp.experiments.datasets import load_data
 from sparsedp.experiments.networks import build_model
 from sparsedp.experiments.settings import Settings
-from sparsedp.gradients.query import Engine
+from sparsedp.grad_sample.query import Engine
 from sparsedp.methods import build_plan
 from sparsedp.methods.timeline import WARM_UP
 from sparsedp.runs.history import EpochReport

@@ -1,4 +1,4 @@
-"""Records: one small JSON file for every point of a study."""
+"""Records: one line of JSON for every point of a study."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
-from sparsedp.core.files import read_json, write_json
-from studies.figures.config import Point, Study, record_name
+from sparsedp.experiments.results import append_row, read_rows
+from studies.figures.config import Point, Study
 
 FORMAT = 1
 DIGITS = 5
@@ -22,33 +22,32 @@ Records = Mapping[str, Sequence[Record]]
 @final
 @dataclass(frozen=True, slots=True)
 class Store:
-    """The folder of all studies' records, `<study>/records/<point>.json`."""
+    """The file of all studies' records."""
 
-    root: Path
-
-    def file(self, study: Study, point: Point) -> Path:
-        """Where a point's record is."""
-        return self.root / study.name / "records" / f"{record_name(point)}.json"
+    path: Path
 
     def find(self, study: Study, point: Point) -> Record | None:
         """A point's record, if it is there and was measured as the study says now."""
-        file = self.file(study, point)
-        if not file.is_file():
-            return None
-        found = read_json(file)
-        same = isinstance(found, dict) and found.get("config_hash") == study.digest(point)
-        return found if same else None
+        digest = study.digest(point)
+        return next((row for row in self._rows(study) if row["config_hash"] == digest), None)
 
     def keep(self, study: Study, point: Point, measured: Mapping[str, Any], commit: str | None) -> None:
         """Write a point's record."""
-        file = self.file(study, point)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        head = {"format": FORMAT, "study": study.name, "config_hash": study.digest(point), "commit": commit}
-        write_json(file, {**head, "point": dict(point), **rounded(dict(measured))})
+        head = {
+            "format": FORMAT,
+            "experiment": study.name,
+            "config_hash": study.digest(point),
+            "commit": commit,
+        }
+        append_row(self.path, {**head, "point": dict(point), **rounded(dict(measured))})
+
+    def _rows(self, study: Study) -> list[Record]:
+        return [row for row in read_rows(self.path) if row["experiment"] == study.name]
 
     def records(self, study: Study) -> list[Record]:
         """The records of a study that there are, in the grid's order; none before every cell has a seed."""
-        found = [(point, self.find(study, point)) for point in study.points()]
+        known = {row["config_hash"]: row for row in self._rows(study)}
+        found = [(point, known.get(study.digest(point))) for point in study.points()]
         cells = [{name: point[name] for name in point if name != "seed"} for point, _ in found]
         measured = [cell for cell, (_, record) in zip(cells, found, strict=True) if record is not None]
         whole = all(cell in measured for cell in cells)

@@ -1,4 +1,4 @@
-"""`python -m studies.partition`: train what has no record yet, one small JSON file per training."""
+"""`python -m studies.partition`: train what has no record yet, one line of JSON per training."""
 
 from __future__ import annotations
 
@@ -13,21 +13,23 @@ from typing import Any
 import torch
 from rich.progress import track
 
-from sparsedp.core.files import write_json
 from sparsedp.experiments.datasets import load_data
-from sparsedp.experiments.results import commit
+from sparsedp.experiments.results import append_row, commit, read_rows
 from sparsedp.experiments.settings import Settings
+from sparsedp.privacy.canonical import canonical, sha256
 from studies.partition.train import Training, train
 
 ROOT = Path(__file__).parents[2]
-CONFIG = ROOT / "configs" / "partition" / "rs-table3.toml"
-RECORDS = ROOT / "results" / "rs-table3" / "records"
+CONFIG = ROOT / "experiments" / "configs" / "partition.toml"
+RECORDS = ROOT / "experiments" / "results" / "rs.jsonl"
+NAME = "rs-table3"
 _SHARED = ("model", "delta", "epochs", "batch_size", "clip_norm", "lr", "momentum")
 
 
 def read_config(path: Path = CONFIG) -> dict[str, Any]:
     """The experiment."""
-    return tomllib.loads(path.read_text(encoding="utf-8"))
+    found: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))[NAME]
+    return found
 
 
 def trainings(config: Mapping[str, Any]) -> Iterator[Training]:
@@ -40,32 +42,32 @@ def trainings(config: Mapping[str, Any]) -> Iterator[Training]:
         )
 
 
-def record_file(training: Training) -> Path:
-    """Where a training's record is."""
-    one = training
-    return RECORDS / f"epsilon{one.epsilon:g}-{one.method}-{one.sampling}-seed{one.seed}.json"
+def settings_of(config: Mapping[str, Any], training: Training) -> dict[str, Any]:
+    """What a training's record is found by."""
+    return {"dataset": config["dataset"], **asdict(training)}
 
 
 def main() -> None:
     """Train what is left."""
     torch.set_num_threads(1)
     config = read_config()
-    left = [one for one in trainings(config) if not record_file(one).exists()]
+    done = {row["config_hash"] for row in read_rows(RECORDS)}
+    left = [one for one in trainings(config) if sha256(canonical(settings_of(config, one))) not in done]
     bundle = load_data(Settings(dataset=config["dataset"]))
     for training in track(left, description=config["title"]):
         began = time.monotonic()
         found = train(training, bundle)
-        RECORDS.mkdir(parents=True, exist_ok=True)
         record = {
             "format": 1,
-            "experiment": "rs-table3",
-            "settings": {"dataset": config["dataset"], **asdict(training)},
+            "experiment": NAME,
+            "config_hash": sha256(canonical(settings_of(config, training))),
+            "settings": settings_of(config, training),
             "data_variant": bundle.variant,
             **asdict(found),
             "commit": commit(),
             "seconds": round(time.monotonic() - began, 1),
         }
-        write_json(record_file(training), record)
+        append_row(RECORDS, record)
 
 
 if __name__ == "__main__":

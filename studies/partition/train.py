@@ -20,7 +20,7 @@ from sparsedp.core.randomness import PublicRandomness, SeededRandomness
 from sparsedp.datasets.bundle import DataBundle
 from sparsedp.experiments.evaluation import evaluator
 from sparsedp.experiments.networks import build_model
-from sparsedp.gradients import Query, make_engine
+from sparsedp.grad_sample import Query, make_engine
 from sparsedp.methods import Controller, MethodOptions, OffSupport, build_plan, get_method
 from sparsedp.optimizers.apply import support_optimizer
 from sparsedp.privacy.canonical import FrozenMap

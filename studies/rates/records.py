@@ -13,7 +13,7 @@ from sparsedp.datasets.table import load
 from sparsedp.methods.spec import PlanSpec
 from studies.rates.simulate import People, Setting, auc, bundle_for, simulate
 
-RECORDS = Path(__file__).parents[2] / "results" / "table-rates.jsonl"
+RECORDS = Path(__file__).parents[2] / "experiments" / "results" / "table-rates.jsonl"
 TABLES = ("compas", "adult", "census-income", "diabetes130-pooled")
 EPSILONS = (0.5, 1.0, 3.0)
 CLIPS = (0.1, 0.3, 1.0)

@@ -1,4 +1,4 @@
-"""The command: `python -m studies.tables` writes docs/results.md, what stands beside the records, and README's part.
+"""The command: `python -m studies.tables` writes docs/results.md and README's part.
 
 With `--check` it writes nothing and exits with 1 if a file is out of date.
 """
@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmarks.readme import updated
 
-from studies.tables.page import guide, over_all, page, side_files
+from studies.tables.page import guide, page
 from studies.tables.study import ROOT, Study, read_studies
 
 PAGE = Path("docs") / "results.md"
@@ -23,7 +23,7 @@ GUIDE = Path("docs") / "fine-tuning.md"
 def made_files(root: Path = ROOT, studies: Mapping[str, Study] | None = None) -> dict[Path, str]:
     """Every file made from records, by its place in the repository."""
     found = read_studies(root) if studies is None else studies
-    files = {PAGE: page(found, root), **side_files(found), **over_all(found)}
+    files = {PAGE: page(found, root)}
     if (root / GUIDE).exists():
         files[GUIDE] = guide((root / GUIDE).read_text(encoding="utf-8"), found)
     readme = root / "README.md"
@@ -33,16 +33,8 @@ def made_files(root: Path = ROOT, studies: Mapping[str, Study] | None = None) ->
 
 
 def out_of_date(root: Path = ROOT) -> list[Path]:
-    """Files whose content is not what the records make, and files of records that are gone."""
-    files = made_files(root)
-    old = [path for path, text in files.items() if not _is(root / path, text)]
-    return old + leftovers(root, files)
-
-
-def leftovers(root: Path, files: Mapping[Path, str]) -> list[Path]:
-    """Tables and pictures beside records that make none any more."""
-    beside = [*root.glob("results/*/table.md"), *root.glob("results/*/figure.svg")]
-    return [path.relative_to(root) for path in beside if path.relative_to(root) not in files]
+    """Files whose content is not what the records make."""
+    return [path for path, text in made_files(root).items() if not _is(root / path, text)]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -64,14 +56,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             (ROOT / path).parent.mkdir(parents=True, exist_ok=True)
             (ROOT / path).write_text(text, encoding="utf-8")
             print(f"wrote {path}")
-    for path in leftovers(ROOT, files):
-        (ROOT / path).unlink()
-        print(f"removed {path}")
     for study in studies.values():
-        if study.strangers:
-            print(
-                f"WARNING: {study.name}: {len(study.strangers)} records are of no run of its config; not used"
-            )
+        if study.stale:
+            print(f"WARNING: {study.name}: {len(study.stale)} records are of no run of its config; not used")
     return 0
 
 

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from sparsedp.core.files import read_json, write_json
+from sparsedp.experiments.results import append_row, read_rows
 from sparsedp.methods import get_method
 from sparsedp.methods.spec import build_plan
+from sparsedp.privacy.canonical import canonical, sha256
 from studies.tables import words
 from studies.tables.paper import read_paper
 
-FILE = Path("results") / "adadpigu-table3" / "noise.json"
+FILE, EXPERIMENT = Path("experiments") / "results" / "adadpigu.jsonl", "adadpigu-table3"
 ACCOUNTANTS = MappingProxyType(
     {"rdp-classic": "RDP, classic conversion", "rdp": "RDP, tight conversion", "pld": "PLD"}
 )
@@ -52,18 +52,19 @@ def noise_multiplier(training: Training, epsilon: float, accountant: str) -> flo
 
 
 def noise_table(root: Path) -> list[str]:
-    """The table, from its file; a file that is missing or of other questions is made anew."""
+    """The table, from its records; what has none is computed and appended."""
     file = root / FILE
-    known = read_json(file) if file.exists() else None
-    questions = _questions()
-    if not isinstance(known, dict) or [one["question"] for one in known["answers"]] != questions:
-        known = {"answers": [{"question": one, "noise": _answer(one)} for one in questions]}
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_json(file, known)
-    found = {json.dumps(one["question"]): one["noise"] for one in known["answers"]}
+    found = {row["config_hash"]: row["noise"] for row in read_rows(file) if row["experiment"] == EXPERIMENT}
+    for question in _questions():
+        if (name := sha256(canonical(question))) not in found:
+            found[name] = _answer(question)
+            append_row(
+                file,
+                {"experiment": EXPERIMENT, "config_hash": name, "question": question, "noise": found[name]},
+            )
     rows = []
     for (dataset, epsilon), number in read_paper("adadpigu").table("table3").rows.items():
-        ours = [found[json.dumps(_question(dataset, float(epsilon), name))] for name in ACCOUNTANTS]
+        ours = [found[sha256(canonical(_question(dataset, float(epsilon), name)))] for name in ACCOUNTANTS]
         training = TRAINING[dataset]
         steps = f"batch {words.count_text(training.batch_size)}, {training.epochs} epochs"
         rows.append([dataset, steps, epsilon, f"{number.value:.2f}", *(f"{noise:.2f}" for noise in ours)])

@@ -10,14 +10,14 @@ from sparsedp.report.statistics import Estimate
 from studies.partition.__main__ import read_config, trainings
 from studies.tables import words
 from studies.tables.auto import auto_section, with_auto_table
-from studies.tables.chart import panels_of, picture
+from studies.tables.chart import panels_of
 from studies.tables.contrast import pooled
 from studies.tables.grids import with_grids
-from studies.tables.loudness import FIGURE, Gain, gains, loudness_section, scatter
+from studies.tables.loudness import Gain, gains, loudness_section
 from studies.tables.noise import noise_table
 from studies.tables.paper import FILES, Paper, label, read_paper, text_lines
 from studies.tables.partition import price_table, read_partitions, trained_table
-from studies.tables.section import TEXTS, incomplete, results_table, section
+from studies.tables.section import TEXTS, incomplete, section
 from studies.tables.study import TUNING, Study
 from studies.tables.summary import summary
 from studies.tables.tuning import tuning_section
@@ -124,30 +124,9 @@ def context_tables(paper: Paper) -> list[str]:
     return lines
 
 
-def side_files(studies: Mapping[str, Study]) -> dict[Path, str]:
-    """What stands beside the records: every experiment's table and picture."""
-    files: dict[Path, str] = {}
-    for study in studies.values():
-        if study.rows and not study.name.startswith(HIDDEN):
-            folder = Path("results") / study.name
-            jpeg = [words.JPEG, ""] if words.is_cifar(study) else []
-            table = [f"# {study.experiment.title}", "", *jpeg, *results_table(study)]
-            files[folder / "table.md"] = "\n".join(table) + "\n"
-            drawn = picture(study) if not study.is_tuning else None
-            if drawn is not None:
-                files[folder / "figure.svg"] = drawn
-    return files
-
-
 def guide(text: str, studies: Mapping[str, Study]) -> str:
     """docs/fine-tuning.md with its experiments' tables, and what `method="auto"` would have done."""
     return with_grids(with_auto_table(text, _compared(studies)), studies)
-
-
-def over_all(studies: Mapping[str, Study]) -> dict[Path, str]:
-    """The picture of all experiments together."""
-    compared = _compared(studies)
-    return {Path(FIGURE): scatter(compared)} if compared else {}
 
 
 def _compared(studies: Mapping[str, Study]) -> list[Gain]:

@@ -11,8 +11,8 @@ from typing import Any
 from scipy.optimize import brentq
 from scipy.special import log_ndtr
 
-from sparsedp.core.files import read_json
 from sparsedp.experiments.config import Contrast
+from sparsedp.experiments.results import read_rows
 from sparsedp.experiments.table import make_rows
 from sparsedp.report.numbers import NONE
 from studies.tables import words
@@ -87,8 +87,8 @@ class Partitions:
 
 def read_partitions(root: Path) -> Partitions:
     """Every record of `studies/partition` there is."""
-    files = sorted((root / "results" / "rs-table3" / "records").glob("*.json"))
-    records = [_as_record(read_json(file)) for file in files]
+    rows = read_rows(root / "experiments" / "results" / "rs.jsonl")
+    records = [_as_record(row) for row in rows if row["experiment"] == "rs-table3"]
     axes: dict[str, list[str]] = {"epsilon": [], "method": [], "sampling": []}
     for record in records:
         for axis, found in record["cell"].items():

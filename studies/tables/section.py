@@ -36,8 +36,8 @@ def section(
 ) -> list[str]:
     """Everything about one experiment."""
     lines = [f"### {heading(study)}", ""]
-    if study.description:
-        lines += [study.description, ""]
+    if study.experiment.description:
+        lines += [study.experiment.description, ""]
     lines += [what_was_run(study, tuning), ""]
     if study.rows:
         lines += [*caption(study), *results_table(study), ""]
@@ -177,9 +177,9 @@ def shortcomings(study: Study) -> list[str]:
         more = len(lacking) - len(shown)
         tail = f"; and {more} more cells" if more > 0 else ""
         lines += [f"**Partly run.** {sum(lacking.values())} runs are missing: {'; '.join(shown)}{tail}.", ""]
-    if study.strangers:
+    if study.stale:
         lines += [
-            f"**Not used:** {len(study.strangers)} records in `results/{study.name}/records` belong to another "
+            f"**Not used:** {len(study.stale)} records in `results/{study.name}/records` belong to another "
             "config or an older one.",
             "",
         ]

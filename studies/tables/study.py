@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
-from sparsedp.experiments.config import Experiment, read_experiment, read_toml
+from sparsedp.experiments.config import OTHERS, Experiment, read_family
 from sparsedp.experiments.grid import GridRun
 from sparsedp.experiments.results import Results
 from sparsedp.experiments.table import Row, make_rows
@@ -19,8 +18,6 @@ Record = Mapping[str, Any]
 Cell = Mapping[str, str]
 
 ROOT = Path(__file__).parents[2]
-OTHERS = ("figures", "partition")
-"""Folders of configs that other programs read."""
 TUNING = "-tuning"
 
 
@@ -46,17 +43,15 @@ class Study:
 
     Attributes:
         experiment: from the config.
-        description: the config's own words: the comment it begins with, and its description.
         runs: every run the config asks for.
         records: those of them that are done, in the order of the runs.
-        strangers: records in its folder that are of none of its runs; they are not used.
+        stale: hashes of its records that are of none of its runs; they are not used.
     """
 
     experiment: Experiment
-    description: str
     runs: tuple[GridRun, ...]
     records: tuple[Record, ...]
-    strangers: tuple[Path, ...]
+    stale: tuple[str, ...]
 
     @property
     def name(self) -> str:
@@ -125,48 +120,21 @@ def noise_ratio(record: Record) -> float | None:
     return last * math.sqrt(record["k"]) / float(record["batch_size"])
 
 
-def read_study(config: Path, results: Path) -> Study:
-    """The study of a config, with the records under `results`."""
-    experiment = read_experiment(config)
+def read_study(experiment: Experiment, results: Path) -> Study:
+    """The study of an experiment, with its records in a file."""
     runs = experiment.runs()
-    folder = Results(results / experiment.name / "records")
-    found = [folder.find(run) for run in runs]
-    return Study(
-        experiment,
-        " ".join([_head_comment(config), str(read_toml(config).get("description", "")).strip()]).strip(),
-        runs,
-        tuple(record for record in found if record is not None),
-        tuple(folder.strangers(runs)) + tuple(_stale(folder, runs)),
-    )
+    records = Results(results, experiment.name)
+    found = [records.find(run) for run in runs]
+    return Study(experiment, runs, tuple(one for one in found if one is not None), records.stale(runs))
 
 
 def read_studies(root: Path = ROOT) -> dict[str, Study]:
     """Every study of the repository by name."""
-    found: dict[str, Study] = {}
-    for config in configs(root):
-        study = read_study(config, root / "results")
-        found[study.name] = study
-    return found
-
-
-def configs(root: Path = ROOT) -> list[Path]:
-    """Every experiment file, in whatever folder of configs it is."""
-    folder = root / "configs"
-    return [
-        file for file in sorted(folder.rglob("*.toml")) if file.relative_to(folder).parts[0] not in OTHERS
-    ]
-
-
-def _head_comment(config: Path) -> str:
-    """What a config says about itself before its first setting."""
-    lines = itertools.takewhile(
-        lambda line: line.startswith("#"), config.read_text(encoding="utf-8").splitlines()
-    )
-    return " ".join(line.removeprefix("#").strip() for line in lines)
-
-
-def _stale(folder: Results, runs: tuple[GridRun, ...]) -> Iterator[Path]:
-    """Files that have a run's name and other settings inside."""
-    for run in runs:
-        if folder.file(run).exists() and folder.find(run) is None:
-            yield folder.file(run)
+    folder = root / "experiments"
+    found = {
+        name: read_study(experiment, folder / "results" / f"{file.stem}.jsonl")
+        for file in (folder / "configs").glob("*.toml")
+        if file.stem not in OTHERS
+        for name, experiment in read_family(file).items()
+    }
+    return dict(sorted(found.items()))

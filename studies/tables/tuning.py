@@ -26,8 +26,9 @@ def tuning_section(study: Study) -> list[str]:
     lines = [
         f"### {study.experiment.title}",
         "",
-        f"{study.description} Grid: {axes}; {words.seeds_text(len(study.experiment.seeds))}; on a validation split "
-        f"of the training data. Below, the best by mean {words.metric_title(metric)}. None of it is in epsilon. "
+        f"{study.experiment.description} Grid: {axes}; {words.seeds_text(len(study.experiment.seeds))}; "
+        "on a validation split of the training data. Below, the best by mean "
+        f"{words.metric_title(metric)}. None of it is in epsilon. "
         f"Config `configs/{study.name}.toml`, records in `results/{study.name}/records` ({done}).{jpeg}".strip(),
         "",
     ]

@@ -1,4 +1,4 @@
-"""Releases that are no gradients: counts, votes and statistics of the inputs are attacked as steps are."""
+"""Releases that are no gradients: counts and statistics of the inputs are attacked as steps are."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.utils.data import TensorDataset
 
 from sparsedp import PrivateNormalisation
 from sparsedp.core.errors import PrivacyError
-from sparsedp.gradients.touched import TouchedRows
+from sparsedp.grad_sample.touched import TouchedRows
 from sparsedp.methods import build_plan
 from sparsedp.privacy import mechanism
 from sparsedp.privacy.plan import Phase
@@ -51,7 +51,6 @@ def attacked(method: str, **changes: object):
 
 RELEASES = {
     "fest": ["select"],
-    "votes": ["select"],
     "adafest": ["train, count"],
     "normalise": ["normalise, means", "normalise, spreads"],
 }

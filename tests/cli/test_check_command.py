@@ -9,7 +9,7 @@ import pytest
 OWN = """
 import torch
 from torch import nn
-from sparsedp import PerSample
+from sparsedp import PerExampleLoss
 
 
 class Blends(nn.Module):
@@ -22,7 +22,7 @@ class Blends(nn.Module):
 
 
 def slow():
-    loss = PerSample(lambda model, rows: model(rows).square().sum(1))
+    loss = PerExampleLoss(lambda model, rows: model(rows).square().sum(1))
     return Blends(), loss, torch.randn(4, 3)
 
 

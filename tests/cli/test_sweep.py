@@ -1,17 +1,18 @@
 """`sweep`: killed and resumed it gives the same records; nothing is run twice."""
 
-import json
 import signal
+import subprocess
 import time
 from pathlib import Path
 
 import pytest
 
 from sparsedp.cli.output import Exit
+from sparsedp.experiments import results as results_module
 from sparsedp.experiments.config import read_experiment
 from sparsedp.experiments.execute import execute
-from sparsedp.experiments.results import Results, make_record
-from sparsedp.experiments.runner import _alone, alone_with_records
+from sparsedp.experiments.results import Results, append_row, make_record, read_rows
+from sparsedp.experiments.runner import alone_in
 from sparsedp.runs.reader import Run
 
 CONFIG = """
@@ -29,10 +30,9 @@ method = ["dp-sgd", "tp-topk"]
 """
 
 
-def records(folder: Path) -> dict[str, dict]:
+def records(file: Path) -> dict[str, dict]:
     """Every record without what may differ between two equal runs: how long it took, and a commit made meanwhile."""
-    found = {file.name: json.loads(file.read_text()) for file in folder.glob("*.json")}
-    equal = {name: {**record, "commit": type(record["commit"])} for name, record in found.items()}
+    equal = {row["config_hash"]: {**row, "commit": type(row["commit"])} for row in read_rows(file)}
     return {name: {k: v for k, v in record.items() if k != "seconds"} for name, record in equal.items()}
 
 
@@ -47,11 +47,11 @@ def config(shell) -> Path:
 def undisturbed(config, tmp_path_factory) -> dict[str, dict]:
     """The records of the same runs, done one after the other in this process."""
     folder = tmp_path_factory.mktemp("undisturbed")
-    results = Results(folder / "records")
+    results = Results(folder / "records.jsonl", "small")
     for run in read_experiment(config).runs():
         result = execute(run.settings, out=folder / run.name)
         noise = {phase.name: phase.noise_multiplier for phase in result.plan.phases}
-        results.keep(run, make_record("small", run, Run.open(folder / run.name).record, noise))
+        results.keep(make_record("small", run, Run.open(folder / run.name).record, noise))
     return records(results.path)
 
 
@@ -59,28 +59,28 @@ def undisturbed(config, tmp_path_factory) -> dict[str, dict]:
 def test_a_killed_sweep_goes_on_to_the_records_of_an_undisturbed_one(
     undisturbed, shell, config, typed, monkeypatch
 ):
-    arguments = ("sweep", config, "--out", "broken", "--work", "broken-work", "--workers", "1")
+    arguments = ("sweep", config, "--out", "broken.jsonl", "--work", "broken-work", "--workers", "1")
     process = shell.start(*arguments)
-    while not records(shell.folder / "broken"):
+    while not records(shell.folder / "broken.jsonl"):
         assert process.poll() is None, process.communicate()
         time.sleep(0.01)
     process.send_signal(signal.SIGKILL)
     process.communicate()
-    assert 0 < len(records(shell.folder / "broken")) < 4
+    assert 0 < len(records(shell.folder / "broken.jsonl")) < 4
     time.sleep(0.5)
 
     done = shell(*arguments, "--json")
     assert done.code == 0, done.err
     assert (done.json["runs"], done.json["done"], done.json["left"]) == (4, 4, 0)
-    assert records(shell.folder / "broken") == undisturbed
+    assert records(shell.folder / "broken.jsonl") == undisturbed
     assert not [path for path in (shell.folder / "broken-work").iterdir() if path.is_dir()]
 
-    stamps = {file: file.stat().st_mtime_ns for file in (shell.folder / "broken").iterdir()}
+    written = (shell.folder / "broken.jsonl").read_bytes()
     monkeypatch.chdir(shell.folder)
-    more = typed("sweep", config, "--out", "broken", "--seeds", "3", "--dry-run", "--json").json
+    more = typed("sweep", config, "--out", "broken.jsonl", "--seeds", "3", "--dry-run", "--json").json
     assert (more["runs"], more["done"], more["left"]) == (6, 4, 2)
     assert [row["difference"] is None for row in more["rows"]] == [True, False]
-    assert stamps == {file: file.stat().st_mtime_ns for file in stamps}
+    assert (shell.folder / "broken.jsonl").read_bytes() == written
 
 
 def test_a_record_has_all_it_takes_to_trust_and_repeat_a_run(undisturbed):
@@ -96,23 +96,46 @@ def test_a_record_has_all_it_takes_to_trust_and_repeat_a_run(undisturbed):
 
 
 def test_two_sweeps_in_one_folder_are_refused(config, tmp_path, typed):
-    with _alone(tmp_path / "work"):
-        done = typed("sweep", config, "--out", tmp_path / "records", "--work", tmp_path / "work")
+    with alone_in(tmp_path / "work"):
+        done = typed("sweep", config, "--out", tmp_path / "records.jsonl", "--work", tmp_path / "work")
     done.failed_with(Exit.USAGE, "another process is at work")
 
 
-def test_two_sweeps_for_the_same_records_are_refused(config, tmp_path, typed):
-    with alone_with_records(tmp_path / "records"):
-        done = typed("sweep", config, "--out", tmp_path / "records", "--work", tmp_path / "work")
-    done.failed_with(Exit.USAGE, f"another process is at work in {tmp_path / 'records'}")
-    assert not list((tmp_path / "records").iterdir()), "git and the tables see nothing of it"
-
-
 @pytest.mark.parametrize("more", [(), ("--dry-run",)])
-def test_a_damaged_record_says_what_to_do_with_it(config, tmp_path, typed, more):
-    run = read_experiment(config).runs()[0]
-    record = Results(tmp_path / "records").file(run)
-    record.parent.mkdir()
-    record.write_text("{")
-    done = typed("sweep", config, "--out", record.parent, "--work", tmp_path / "work", *more)
-    done.failed_with(Exit.DATA, str(record), "is damaged", "delete it to run it again")
+def test_a_damaged_line_is_named(config, tmp_path, typed, more):
+    records = tmp_path / "records.jsonl"
+    records.write_text('{"a": 1}\n{\n{"a": 1}\n')
+    done = typed("sweep", config, "--out", records, "--work", tmp_path / "work", *more)
+    done.failed_with(Exit.DATA, f"{records}, line 2", "not JSON", "delete the line to run it again")
+
+
+def test_a_torn_last_line_is_no_record_and_the_next_one_takes_its_place(tmp_path):
+    records = tmp_path / "records.jsonl"
+    append_row(records, {"experiment": "small", "config_hash": "a", "value": 0.1})
+    with records.open("ab") as file:
+        file.write(b'{"experiment": "small", "config_hash": "b", "val')
+    assert [row["config_hash"] for row in read_rows(records)] == ["a"]
+    append_row(records, {"experiment": "small", "config_hash": "c", "value": 1 / 3})
+    assert [(row["config_hash"], row["value"]) for row in read_rows(records)] == [("a", 0.1), ("c", 1 / 3)]
+
+
+def test_records_of_other_experiments_in_a_file_are_left_alone(config, tmp_path):
+    first, *others = read_experiment(config).runs()
+    row = {"config_hash": first.settings.digest, "metrics": {}}
+    for name in ("another", "small"):
+        append_row(tmp_path / "family.jsonl", {"experiment": name, **row, "is": name})
+    results = Results(tmp_path / "family.jsonl", "small")
+    assert (results.find(first) or {})["is"] == "small"
+    assert [results.find(run) for run in others] == [None] * len(others)
+    assert results.stale(others) == (first.settings.digest,)
+
+
+def test_a_commit_is_never_that_of_a_repository_around_an_installed_copy(tmp_path, monkeypatch):
+    git = ("git", "-C", tmp_path, "-c", "user.name=a", "-c", "user.email=a@b")
+    for arguments in (("init", "-q"), ("commit", "-q", "--allow-empty", "-m", "theirs")):
+        subprocess.run([*git, *arguments], check=True)
+    copy = tmp_path / "venv" / "results.py"
+    copy.parent.mkdir()
+    copy.write_text("")
+    monkeypatch.setattr(results_module, "__file__", str(copy))
+    assert results_module.commit.__wrapped__() is None

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
-from sparsedp.core.batch import MicroBatch, check_losses, row_count, select_rows, supervised
+from sparsedp.core.batch import MicroBatch, check_losses, row_count, select_rows, supervised, unreduced
 from sparsedp.core.errors import DataError, SparseDPError
 
 
@@ -85,5 +88,63 @@ def test_supervised_pairs_inputs_with_targets():
 
 @pytest.mark.parametrize("rows", [torch.zeros(2), {"inputs": torch.zeros(2)}, (torch.zeros(2),)])
 def test_supervised_refuses_other_batches_and_names_the_way_out(rows):
-    with pytest.raises(DataError, match="PerSample"):
+    with pytest.raises(DataError, match="PerExampleLoss"):
         supervised(nn.MSELoss(reduction="none"))(nn.Identity(), rows)
+
+
+CRITERIA = {
+    "classes": (nn.CrossEntropyLoss, torch.randn(4, 3), torch.tensor([0, 1, 2, 0])),
+    "classes of every token": (nn.CrossEntropyLoss, torch.randn(4, 3, 5), torch.randint(0, 3, (4, 5))),
+    "squares": (nn.MSELoss, torch.randn(4, 2), torch.randn(4, 2)),
+    "logits": (nn.BCEWithLogitsLoss, torch.randn(4), torch.rand(4)),
+    "log-likelihoods": (nn.NLLLoss, torch.randn(4, 3).log_softmax(1), torch.tensor([0, 1, 2, 0])),
+    "divergences": (nn.KLDivLoss, torch.randn(4, 3).log_softmax(1), torch.randn(4, 3).softmax(1)),
+}
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "batchmean"])
+@pytest.mark.parametrize("name", CRITERIA)
+@pytest.mark.filterwarnings("ignore:reduction. 'mean' divides")
+def test_a_criterion_is_taken_apart_into_what_it_gives_for_each_example_alone(name, reduction):
+    kind, output, target = CRITERIA[name]
+    if reduction == "batchmean" and kind is not nn.KLDivLoss:
+        pytest.skip("only KLDivLoss has it")
+    criterion = kind(reduction=reduction)
+    losses = unreduced(criterion)(output, target)
+    alone = torch.stack([criterion(output[i : i + 1], target[i : i + 1]) for i in range(4)])
+    torch.testing.assert_close(losses, alone)
+    whole = criterion(output, target)
+    torch.testing.assert_close(losses.sum() if reduction == "sum" else losses.mean(), whole)
+    assert criterion.reduction == reduction  # a copy does not reduce, not the user's own
+
+
+@pytest.mark.parametrize(
+    "criterion",
+    [F.cross_entropy, functools.partial(F.cross_entropy, reduction="sum"), nn.CrossEntropyLoss()],
+    ids=["function", "partial", "module"],
+)
+def test_functions_are_taken_apart_as_modules_are(criterion):
+    output, target = torch.randn(4, 3), torch.tensor([0, 1, 2, 0])
+    expected = F.cross_entropy(output, target, reduction="none")
+    assert torch.equal(unreduced(criterion)(output, target), expected)
+
+
+def test_class_weights_and_ignored_targets_keep_their_meaning_for_an_example():
+    weight, output = torch.tensor([1.0, 2.0, 5.0]), torch.randn(3, 3)
+    target = torch.tensor([0, 2, -100])
+    plain = F.cross_entropy(output, target, reduction="none")
+    weighted = unreduced(nn.CrossEntropyLoss(weight=weight))(output, target)
+    torch.testing.assert_close(weighted, plain * torch.tensor([1.0, 5.0, 0.0]))
+
+
+def test_a_reduction_that_cannot_be_taken_apart_is_refused():
+    criterion = nn.CrossEntropyLoss()
+    criterion.reduction = "median"
+    with pytest.raises(SparseDPError, match=r"reduction='median'.*PerExampleLoss"):
+        unreduced(criterion)
+
+
+@pytest.mark.filterwarnings("ignore:Using a target size")
+def test_outputs_and_targets_that_are_broadcast_are_refused():
+    with pytest.raises(SparseDPError, match=r"2 axes and targets of 1.*squeeze"):
+        unreduced(F.smooth_l1_loss)(torch.zeros(4, 1), torch.zeros(4))

@@ -1,6 +1,3 @@
-import shutil
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -20,7 +17,6 @@ from sparsedp.runs.reader import Run
 
 pytestmark = pytest.mark.usefixtures("checked_once")
 
-OLD = Path(__file__).parents[1] / "runs_on_disk" / "written_by_0_1"
 PLAN = build_plan(
     get_method("tp-topk"), None, units=1000, batch_size=100, epochs=10, epsilon=3.0, delta=1e-5, clip_norm=1.0,
     accountant="rdp",
@@ -160,21 +156,3 @@ def test_a_run_that_is_not_private_has_no_noise_to_tell_of(tmp_path):
     )  # fmt: skip
     with pytest.raises(DataError, match="is not private"):
         advise_run(out)
-
-
-@pytest.mark.parametrize("name", ["seeded-finished", "unseeded-stopped"])
-def test_a_run_of_version_0_1_has_them_in_a_file_of_its_own(name):
-    found = statistics_of(Run.open(OLD / name))
-    assert list(found.splits) == ["energy", "coherent"]
-    assert (found.steps, found.planned) == (5, 5)
-    split = found.splits["energy"]
-    assert split.first_variance == pytest.approx(found.noise_std**2 / 2)
-    assert split.second_variance == pytest.approx(found.noise_std**2)
-    assert advise_run(OLD / name).text()
-
-
-def test_a_file_of_version_0_1_that_is_damaged_is_an_error(tmp_path):
-    run = shutil.copytree(OLD / "seeded-finished", tmp_path / "run")
-    (run / "warmup.safetensors").write_bytes(b"damaged")
-    with pytest.raises(DataError, match="damaged"):
-        advise_run(run)

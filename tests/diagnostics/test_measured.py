@@ -20,7 +20,7 @@ from sparsedp.diagnostics.nonprivate import Findings, NonPrivate
 from sparsedp.diagnostics.oracle import deviations
 from sparsedp.diagnostics.snapshots import SnapshotFiles
 from sparsedp.diagnostics.view import RunView
-from sparsedp.gradients import make_engine
+from sparsedp.grad_sample import make_engine
 from sparsedp.methods import build_plan, get_method
 
 PLAN = build_plan(

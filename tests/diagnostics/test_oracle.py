@@ -17,7 +17,7 @@ from sparsedp.diagnostics.oracle import (
     oracle_capture,
     projected_deviations,
 )
-from sparsedp.gradients import make_engine
+from sparsedp.grad_sample import make_engine
 
 SUPPORT = Support(range(3, 30, 2), 43)
 

@@ -36,7 +36,6 @@ EVERYTHING = {
     "phase1_budget": 0.4,
     "optimizer": "adam",
     "lr": 0.1,
-    "lr_factors": {"head": 10.0},
     "momentum": 0.5,
     "weight_decay": 0.01,
     "scheduler": "cosine",

@@ -15,7 +15,7 @@ from sparsedp.federated.rounds import DOWN, REFRESH, UP
 
 pytestmark = pytest.mark.usefixtures("checked_once")
 
-TABLE = CountAsked(("table.weight",), whole=False, votes=None)
+TABLE = CountAsked(("table.weight",))
 
 
 @cache
@@ -34,16 +34,6 @@ def test_a_client_touches_the_words_of_its_rows_and_no_padding():
         words = set(words_of(number).tensors[0].flatten().tolist()) - {0}
         assert set(counted.nonzero().flatten().tolist()) == words
         assert set(counted.tolist()) == {0.0, 1.0}
-
-
-def test_a_client_votes_by_the_gradient_of_all_its_rows():
-    model = make_bag()
-    layout, rows = Layout.of(model), words_of(3)
-    asked = CountAsked(("table.weight", "head.weight"), whole=False, votes=3)
-    counted = LocalSGD(dataset=rows, loss=LOSS).count(model, layout, asked, 0)
-    LOSS(model(rows.tensors[0]), rows.tensors[1]).mean().backward()
-    energy = torch.cat([model.table.weight.grad.square().sum(1), model.head.weight.grad.square().sum(1)])
-    assert set(counted.nonzero().flatten().tolist()) == set(energy.topk(3).indices.tolist())
 
 
 @pytest.mark.parametrize("method", ["fest", "adafest"])
@@ -120,7 +110,7 @@ def test_a_client_that_lost_the_weights_between_count_and_update_gets_them_again
         assert report.refused == ()
 
 
-@pytest.mark.parametrize("method", ["fest", "adafest", "votes", "head-votes"])
+@pytest.mark.parametrize("method", ["fest", "adafest"])
 def test_a_run_that_counts_is_kept_resumed_and_verified(tmp_path, method):
     plan = a_plan(method, epochs=3)
     with trainer_of(plan) as trainer:

@@ -26,7 +26,7 @@ from sparsedp.privacy.plan import Plan
 
 pytestmark = pytest.mark.usefixtures("checked_once")
 
-COUNTING = ("adafest", "fest", "head-votes", "votes")
+COUNTING = ("adafest", "fest")
 PRIVATE = [method.name for method in all_methods() if method.private]
 EVERYWHERE = [
     pytest.param(name, NUMBERS, id=name, marks=[] if name in OFTEN else pytest.mark.heavy) for name in PRIVATE
@@ -82,7 +82,7 @@ def one_round(meddle, seed=5):
     return report.report.released.mean * CLIENTS, report
 
 
-def test_a_huge_update_is_shortened_and_named(caplog):
+def test_a_huge_update_is_shortened_and_named_in_the_report_alone(caplog):
     def huge(client, task, update):
         return update * 0 + 10**8 if client == 7 else update
 
@@ -92,7 +92,7 @@ def test_a_huge_update_is_shortened_and_named(caplog):
     assert 0.49 < float((moved - without).norm()) <= 0.5  # the clip norm, whatever it sent
     assert [refusal.client for refusal in report.refused] == [7]
     assert "shortened" in report.refused[0].why
-    assert "client 7, round 1" in caplog.text
+    assert caplog.text == ""
     assert float((honest - without).norm()) < 0.5
 
 

@@ -1,55 +1,48 @@
-"""Small seeded runs of every method, and the SHA-256 of what they gave: weights, supports, ledger, metrics."""
+"""Small seeded runs of every method, and of everything else that `fit` takes."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
+from golden_content import content
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import sparsedp
 from sparsedp.methods.adafest import Contributions
+from sparsedp.privacy.splits import NominalSplit
 
-FILE = Path(__file__).with_name("goldens.json")
 MODELS = ("linear", "cnn")
-BY_ROWS = ("adafest", "fest", "given", "votes")
+BY_ROWS = ("adafest", "fest", "given")
 """Methods that also run on a table of rows: on the other models some of them have nothing to choose."""
 _ROWS, _HELD_OUT, _STOP_AFTER = 192, 64, 5
 
 
-def arithmetic() -> str:
-    """The digest of a few sums whose last bits depend on processor and libraries."""
-    generator = torch.Generator().manual_seed(0)
-    x, w = torch.rand(32, 3, 11, 11, generator=generator), torch.rand(7, 3, 3, 3, generator=generator)
-    convolved = torch.nn.functional.conv2d(x, w)
-    flat = convolved.flatten(1)
-    parts = (convolved, flat @ flat.T, flat.sum(0), flat.softmax(1).log(), flat.double().cos())
-    return _digest([torch.__version__, np.__version__, *(_bytes(part) for part in parts)])
+def cases() -> dict[str, dict[str, Any]]:
+    """What `run` is given, by name: every method on every model, some on the table, and every feature of `fit`."""
+    methods = [(method.name, model) for method in sparsedp.all_methods() for model in MODELS]
+    methods += [(method, "table") for method in BY_ROWS]
+    found = {f"{method}, {model}": _of_method(method, model) for method, model in methods}
+    features = {f"{how}: {method}": {"method": method, **more} for how, method, more in _FEATURES}
+    assert len(features) == len(_FEATURES)
+    return found | features
 
 
-def digests(method: str, model: str, out: Path, *, interrupted: bool = False) -> dict[str, str]:
-    """What a run of `method` gave, by quantity; `interrupted` stops it on the way and resumes it."""
+def run(out: Path, asked: Mapping[str, Any], *, interrupted: bool = False) -> dict[str, Any]:
+    """What a run gave, by quantity; `interrupted` stops it on the way and resumes it."""
     if interrupted:
         try:
-            _fit(method, model, out, _stop)
+            _fit(out, asked, _stop)
         except _StopError:
-            result, _ = _fit(method, model, out, resume=True)
-            return _content(result, None, out)
-        raise AssertionError(f"{method}: the run ended before it was stopped")
-    return _content(*_fit(method, model, out), out)
-
-
-def cases() -> list[tuple[str, str]]:
-    """Every method on every model, and some on the table."""
-    every = [(method.name, model) for method in sparsedp.all_methods() for model in MODELS]
-    return [*every, *((method, "table") for method in BY_ROWS)]
+            result, _ = _fit(out, {**asked, "resume": True})
+            return content(result, out)
+        raise AssertionError("the run ended before it was stopped")
+    result, supports = _fit(out, asked)
+    return content(result, out, supports)
 
 
 class _StopError(Exception):
@@ -61,9 +54,7 @@ def _stop(event: object) -> None:
         raise _StopError
 
 
-def _fit(
-    method: str, model: str, out: Path, watch: Any = None, resume: bool = False
-) -> tuple[sparsedp.Result, list[Tensor]]:
+def _fit(out: Path, asked: Mapping[str, Any], watch: Any = None) -> tuple[sparsedp.Result, list[Tensor]]:
     supports: list[Tensor] = []
 
     def note(event: object) -> None:
@@ -71,30 +62,105 @@ def _fit(
             supports.append(event.released.support.indices.clone())
 
     torch.manual_seed(3)
-    network = _MODELS[model]()
-    train, test = _digits()
-    protection: dict[str, Any] = {"epsilon": 2.0, "delta": 1e-3, "accountant": "rdp"}
-    rows: dict[str, Any] = {"ranking": Contributions(1.0, 0.3)} if method == "adafest" else {}
-    rows = {"active_ratio": 0.3} if method == "given" else rows
-    without: dict[str, dict[str, Any]] = {"noisy-sgd": {"noise_std": 0.05}, "clipped-sgd": {}}
-    result = sparsedp.fit(
-        network,
-        train,
-        nn.CrossEntropyLoss(reduction="none"),
-        method=method,
-        **without.get(method, protection),
-        options=sparsedp.MethodOptions(**rows) if rows and model == "table" else None,
-        epochs=3,
-        batch_size=48,
-        lr=0.5,
-        eval_dataset=test,
-        out=out,
-        resume=resume,
-        seed=7,
-        callbacks=(note,) if watch is None else (note, watch),
-        progress=False,
-    )
-    return result, supports
+    train, test = digits(flat=asked.get("model") == "flat")
+    usual = {
+        "epsilon": 2.0,
+        "delta": 1e-3,
+        "accountant": "rdp",
+        "epochs": 3,
+        "batch_size": 48,
+        "lr": 0.5,
+        "seed": 7,
+        "progress": False,
+        "eval_dataset": test,
+        "out": out,
+        "callbacks": (note,) if watch is None else (note, watch),
+    }
+    given = {name: value for name, value in {**usual, **asked}.items() if value is not None}
+    network = _MODELS[given.pop("model", "linear")]()
+    return sparsedp.fit(network, train, nn.CrossEntropyLoss(reduction="none"), **given), supports
+
+
+def _of_method(method: str, model: str) -> dict[str, Any]:
+    asked: dict[str, Any] = {"method": method, "model": model}
+    if method in ("noisy-sgd", "clipped-sgd"):
+        asked |= {"epsilon": None, "delta": None, "accountant": None}
+        asked |= {"noise_std": 0.05} if method == "noisy-sgd" else {}
+    if model == "table" and method == "adafest":
+        asked["options"] = sparsedp.MethodOptions(ranking=Contributions(1.0, 0.3))
+    if model == "table" and method == "given":
+        asked["options"] = sparsedp.MethodOptions(active_ratio=0.3)
+    return asked
+
+
+Choice = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+
+
+def _adam(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.Adam(parameters, lr=0.02)
+
+
+def _adamw(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, lr=0.02, weight_decay=0.1, amsgrad=True)
+
+
+def _nesterov(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.3, momentum=0.8, nesterov=True, weight_decay=0.01)
+
+
+def _rmsprop(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.RMSprop(parameters, lr=0.01, momentum=0.5, centered=True)
+
+
+def _one_cycle(optimizer: torch.optim.Optimizer, steps: int) -> torch.optim.lr_scheduler.LRScheduler:
+    return torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.6, total_steps=steps)
+
+
+def _falling(optimizer: torch.optim.Optimizer, steps: int) -> torch.optim.lr_scheduler.LRScheduler:
+    return torch.optim.lr_scheduler.StepLR(optimizer, step_size=max(1, steps // 4), gamma=0.5)
+
+
+_PATIENTS = {"units": torch.arange(_ROWS) % 70, "unit": "patient", "batch_size": 20}
+_TWO_RELEASES = sparsedp.PrivateNormalisation(noise_multiplier=3.0, clip_norm=2.0)
+_ONE_RELEASE = sparsedp.PrivateNormalisation(
+    noise_multiplier=3.0, clip_norm=2.0, centre=False, columns=tuple(range(1, 60, 2))
+)
+_FLAT = {"model": "flat"}
+_FEATURES: list[tuple[str, str, dict[str, Any]]] = [
+    ("pld", "dp-sgd", {"accountant": "pld"}),
+    ("pld", "tp-topk", {"accountant": "pld"}),
+    ("pld", "adadpigu", {"accountant": "pld"}),
+    ("classic rdp", "tp-topk", {"accountant": "rdp-classic"}),
+    ("nominal split", "tp-topk", {"split": NominalSplit(0.3)}),
+    ("two clip norms", "tp-topk", {"clip_norm": (1.0, 0.4)}),
+    ("units of one row", "dp-sgd", _PATIENTS),
+    ("units of one row", "tp-topk", _PATIENTS),
+    ("units of three rows", "dp-sgd", {**_PATIENTS, "rows_per_unit": 3}),
+    ("units of three rows", "adadpigu", {**_PATIENTS, "rows_per_unit": 3, "model": "cnn"}),
+    (
+        "units of three rows, seven at once",
+        "tp-topk",
+        {**_PATIENTS, "rows_per_unit": 3, "max_physical_batch": 7},
+    ),
+    ("seven rows at once", "on-rand", {"max_physical_batch": 7, "model": "cnn"}),
+    ("reference", "tp-topk", {"engine": "reference", "model": "cnn"}),
+    ("adam", "dp-sgd", {"optimizer": _adam, "lr": None}),
+    ("adam", "tp-topk", {"optimizer": _adam, "lr": None, "model": "cnn"}),
+    ("adam", "on-rand", {"optimizer": _adam, "lr": None}),
+    ("adamw", "adadpigu", {"optimizer": _adamw, "lr": None}),
+    ("nesterov", "tp-topk", {"optimizer": _nesterov, "lr": None}),
+    ("nesterov", "on-topk", {"optimizer": _nesterov, "lr": None}),
+    ("rmsprop", "tp-rand", {"optimizer": _rmsprop, "lr": None}),
+    ("average", "dp-sgd", {"ema_decay": 0.9}),
+    ("average", "tp-topk", {"ema_decay": 0.9, "model": "cnn"}),
+    ("average", "on-rand", {"ema_decay": 0.9}),
+    ("one cycle", "dp-sgd", {"scheduler": _one_cycle}),
+    ("one cycle", "tp-topk", {"scheduler": _one_cycle, "optimizer": _adam, "lr": None}),
+    ("falling rate", "on-rand", {"scheduler": _falling}),
+    ("normalised", "dp-sgd", {**_FLAT, "normalise": _TWO_RELEASES, "epsilon": 6.0}),
+    ("normalised", "tp-topk", {**_FLAT, "normalise": _ONE_RELEASE, "epsilon": 6.0}),
+    ("normalised units", "tp-topk", {**_PATIENTS, "normalise": _TWO_RELEASES, "epsilon": 6.0}),
+]
 
 
 def _linear() -> nn.Module:
@@ -127,51 +193,13 @@ class _Table(nn.Module):
         return self.out(self.rows(levels + 17 * torch.arange(64)).mean(1))
 
 
-_MODELS = {"linear": _linear, "cnn": _cnn, "table": _Table}
+_MODELS = {"linear": _linear, "flat": _linear, "cnn": _cnn, "table": _Table}
 
 
-def _digits() -> tuple[TensorDataset, TensorDataset]:
+def digits(*, flat: bool = False) -> tuple[TensorDataset, TensorDataset]:
+    """Scikit-learn's, some to train on and some held out; `flat` has a feature for each pixel."""
     pictures, labels = load_digits(return_X_y=True)
-    x = torch.tensor(pictures, dtype=torch.float32).reshape(-1, 1, 8, 8) / 16
+    x = torch.tensor(pictures, dtype=torch.float32).reshape((-1, 64) if flat else (-1, 1, 8, 8)) / 16
     y = torch.tensor(labels, dtype=torch.int64)
     end = _ROWS + _HELD_OUT
     return TensorDataset(x[:_ROWS], y[:_ROWS]), TensorDataset(x[_ROWS:end], y[_ROWS:end])
-
-
-def _content(result: sparsedp.Result, supports: list[Tensor] | None, out: Path) -> dict[str, str]:
-    """One digest a quantity. The supports of single steps are seen by a run that was not interrupted alone."""
-    weights = {name: _bytes(value) for name, value in sorted(result.model.state_dict().items())}
-    metrics = [
-        [e.epoch, e.step, e.phase, e.epsilon, e.active, e.learning_rate, dict(e.metrics)]
-        for e in result.history
-    ]
-    spans = [[span.step, span.active, dict(span.by_parameter)] for span in result.supports]
-    found = {
-        "weights": _digest(weights),
-        "support": _digest([_bytes(result.support.indices), spans]),
-        "ledger": _digest(_charges(out)),
-        "metrics": _digest([metrics, dict(result.metrics)]),
-    }
-    if supports is not None:
-        found["supports by step"] = _digest([_bytes(support) for support in supports])
-    return found
-
-
-def _charges(out: Path) -> list[list[object]]:
-    """What every step cost: the ledger's content, however it is cut into blocks."""
-    lines = [json.loads(line) for line in (out / "ledger.jsonl").read_text().splitlines()]
-    blocks = [line for line in lines if line["kind"] == "block"]
-    return [
-        [block["phase"], step, block["sampling_rate"], block["noise_multiplier"]]
-        for block in blocks
-        for step in range(block["first_step"], block["first_step"] + block["steps"])
-    ]
-
-
-def _bytes(tensor: Tensor) -> str:
-    plain = tensor.detach().cpu().contiguous()
-    return f"{plain.dtype} {list(plain.shape)} {plain.numpy().tobytes().hex()}"
-
-
-def _digest(value: Mapping[str, Any] | list[Any]) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True, allow_nan=False).encode()).hexdigest()

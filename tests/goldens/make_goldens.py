@@ -6,29 +6,40 @@ import json
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from golden_runs import FILE, arithmetic, cases, digests
+from golden_content import arithmetic
+from golden_doors import ESTIMATOR, FEDERATED, estimator, federated, plans, two_ranks
+from golden_runs import cases, run
+
+FILE = Path(__file__).with_name("goldens.json")
 
 
 def main() -> None:
-    """Train every method on every model and write what it gave."""
+    """Do every run and write what it gave; the records of other machines' arithmetic stay."""
     torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory() as folder:
-        runs = {
-            f"{method}, {model}": digests(method, model, Path(folder) / f"{method}-{model}")
-            for method, model in cases()
-        }
-    before = json.loads(FILE.read_text())["runs"] if FILE.exists() else {}
-    for name, found in runs.items():
-        changed = [
-            quantity for quantity, digest in found.items() if before.get(name, {}).get(quantity) != digest
-        ]
-        print(f"{name}: {', '.join(changed) or 'as before'}")  # noqa: T201
-    FILE.write_text(json.dumps({"arithmetic": arithmetic(), "runs": runs}, indent=1) + "\n")
+    known = json.loads(FILE.read_text()) if FILE.exists() else {"sketches": {}, "digests": {}, "plans": {}}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        found: dict[str, dict[str, Any]] = {}
+        for number, (case, asked) in enumerate(cases().items()):
+            found[case] = run(folder / str(number), asked)
+        for number, case in enumerate(FEDERATED):
+            found[case] = federated(case, folder / f"clients-{number}")
+        for number, case in enumerate(ESTIMATOR):
+            found[case] = estimator(case, folder / f"estimator-{number}")
+        found |= two_ranks(folder)
+    sketches = {case: quantities.pop("sketch") for case, quantities in found.items()}
+    before = known["digests"].get(arithmetic(), {})
+    for case, quantities in found.items():
+        changed = [name for name, digest in quantities.items() if before.get(case, {}).get(name) != digest]
+        print(f"{case}: {', '.join(changed) or 'as before'}")  # noqa: T201
+    digests = {**known["digests"], arithmetic(): found}
+    FILE.write_text(json.dumps({"plans": plans(), "sketches": sketches, "digests": digests}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

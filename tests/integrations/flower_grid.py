@@ -65,9 +65,6 @@ class LocalGrid(Grid):
         return reply
 
 
-def counted(content: RecordDict) -> int | None:
-    """Flower's own count of bytes; None for SecAgg+'s messages with empty lists, which it cannot count."""
-    try:
-        return sum(record.count_bytes() for record in content.values())
-    except IndexError:
-        return None
+def counted(content: RecordDict) -> int:
+    """Flower's own count of bytes."""
+    return sum(record.count_bytes() for record in content.values())

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from sparsedp import PerSample, SparseDPError, fit
+from sparsedp import PerExampleLoss, SparseDPError, fit
 
 pytestmark = pytest.mark.filterwarnings("default")
 
@@ -83,7 +83,7 @@ def test_the_trainer_of_transformers_takes_the_run_of_fit(tmp_path):
 
     plain = bert()
     fit(
-        plain, Texts(), PerSample(loss), epochs=2, batch_size=10, progress=False, **PRIVACY,
+        plain, Texts(), PerExampleLoss(loss), epochs=2, batch_size=10, progress=False, **PRIVACY,
         optimizer=lambda p: torch.optim.AdamW(p, lr=1e-2, weight_decay=0.0),
         scheduler=lambda o, steps: torch.optim.lr_scheduler.LambdaLR(o, lambda step: (steps - step) / steps),
     )  # fmt: skip

@@ -23,7 +23,7 @@ from gradient_oracle import clipped_sum, measured, median_norm, plain_loop
 from sparsedp.core.batch import MicroBatch
 from sparsedp.core.clip import FlatClip
 from sparsedp.core.support import Support
-from sparsedp.gradients import BookkeepingEngine, Query
+from sparsedp.grad_sample import BookkeepingEngine, Query
 
 pytestmark = pytest.mark.filterwarnings("default")
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from sparsedp import PerSample, fit
+from sparsedp import PerExampleLoss, fit
 from sparsedp.core.errors import DataError, ModelError
 from sparsedp.integrations.transformers_losses import loss_for
 
@@ -130,7 +130,7 @@ class Sentences(Dataset):
 def test_every_engine_teaches_the_next_token(engine):
     model = TinyForCausalLM()
     asked = {"epsilon": 1000.0, "delta": 1e-3, "accountant": "rdp", "method": "dp-sgd", "seed": 0}
-    fit(model, Sentences(), PerSample(loss_for(model)), epochs=15, batch_size=32, lr=2.0, progress=False,
+    fit(model, Sentences(), PerExampleLoss(loss_for(model)), epochs=15, batch_size=32, lr=2.0, progress=False,
         engine=engine, **asked)  # fmt: skip
     words = torch.arange(WORDS)
     with torch.no_grad():

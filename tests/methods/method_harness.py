@@ -15,8 +15,8 @@ from sparsedp.core.batch import MicroBatch, supervised
 from sparsedp.core.clip import FlatClip, NoClip
 from sparsedp.core.randomness import PrivateRandomness, PublicRandomness
 from sparsedp.core.support import Support
-from sparsedp.gradients.query import Query, sum_clipped_rows
-from sparsedp.gradients.reference import ReferenceEngine
+from sparsedp.grad_sample.query import Query, sum_clipped_rows
+from sparsedp.grad_sample.reference import ReferenceEngine
 from sparsedp.methods.controller import Controller
 from sparsedp.methods.method import Method, OffSupport
 from sparsedp.methods.options import MethodOptions

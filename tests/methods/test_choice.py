@@ -112,7 +112,7 @@ def test_fit_chooses_by_itself_and_keeps_to_what_is_said_of_a_support():
 
 @pytest.mark.parametrize(
     ("method", "active"),
-    [("tp-topk", 200), ("head", 100), ("head-probe", 100 + 90), ("head-first", 1000), ("bias", 140)],
+    [("tp-topk", 200), ("head", 100), ("head-first", 1000), ("bias", 140)],
 )
 def test_a_quote_counts_what_is_always_active_and_what_has_no_part(method, active):
     spec = PlanSpec.asked(method, units=1000, epsilon=1.0, delta=1e-5, epochs=5, batch_size=100)

@@ -12,7 +12,7 @@ from sparsedp.core.errors import SparseDPError
 from sparsedp.core.randomness import PublicRandomness
 from sparsedp.methods.granularity import Granularity, group_ids, order_by_score, random_order
 
-COORDINATES, ROWS, TENSORS = Granularity.COORDINATES, Granularity.ROWS, Granularity.TENSORS
+COORDINATES, ROWS = Granularity.COORDINATES, Granularity.ROWS
 LAYOUT = layout_of((2, 3), (2,), ())
 each = pytest.mark.parametrize("granularity", list(Granularity), ids=lambda g: g.value)
 layouts = st.lists(st.lists(st.integers(1, 4), max_size=3).map(tuple), min_size=1, max_size=4).map(
@@ -24,10 +24,9 @@ def order(scores, granularity, layout=LAYOUT):
     return order_by_score(torch.tensor(scores, dtype=torch.float64), layout, granularity).tolist()
 
 
-def test_groups_are_coordinates_first_axis_entries_or_whole_tensors():
+def test_groups_are_coordinates_or_first_axis_entries():
     assert group_ids(LAYOUT, COORDINATES) is None
     assert group_ids(LAYOUT, ROWS).tolist() == [0, 0, 0, 1, 1, 1, 2, 3, 4]
-    assert group_ids(LAYOUT, TENSORS).tolist() == [0, 0, 0, 0, 0, 0, 1, 1, 2]
     assert group_ids(layout_of((0, 2), (2, 2)), ROWS).tolist() == [0, 0, 1, 1]
 
 
@@ -37,8 +36,6 @@ def test_hand_computed_orders():
     assert order(scores, COORDINATES) == [7, 3, 1, 6, 0, 5, 8, 2, 4]
     # means: row 0 = 1, row 1 = 2, bias 1.5 and 9, scalar 1; row 0 ties with the scalar and comes first.
     assert order(scores, ROWS) == [7, 3, 5, 4, 6, 1, 0, 2, 8]
-    # means: matrix 1.5, bias 5.25, scalar 1.
-    assert order(scores, TENSORS) == [7, 6, 3, 1, 0, 5, 2, 4, 8]
 
 
 @each
@@ -63,26 +60,24 @@ def test_an_order_is_a_permutation_that_takes_every_group_whole(layout, granular
     assert changes == len(set(visited))
 
 
-@given(layouts, st.sampled_from([ROWS, TENSORS]), st.integers(0, 10**6))
-def test_groups_come_in_the_order_of_their_mean_and_members_in_the_order_of_their_score(
-    layout, granularity, seed
-):
+@given(layouts, st.integers(0, 10**6))
+def test_groups_come_in_the_order_of_their_mean_and_members_in_the_order_of_their_score(layout, seed):
     scores = np.random.default_rng(seed).standard_normal(layout.dimension)
-    groups = group_ids(layout, granularity).numpy()
-    found = order_by_score(torch.from_numpy(scores), layout, granularity).numpy()
+    groups = group_ids(layout, ROWS).numpy()
+    found = order_by_score(torch.from_numpy(scores), layout, ROWS).numpy()
     means = np.array([scores[groups == g].mean() for g in groups])
     keys = [(-round(means[i], 12), -scores[i]) for i in found]
     assert keys == sorted(keys)
 
 
 def test_every_order_of_the_groups_is_equally_likely_whatever_their_sizes():
-    """Chi-square over 6 orders of three tensors of very different size; false-alarm rate 1e-6 (5 d.o.f.)."""
-    layout = layout_of((1, 50), (1,), (4, 2))
-    groups = group_ids(layout, TENSORS)
+    """Chi-square over 6 orders of three rows of very different size; false-alarm rate 1e-6 (5 d.o.f.)."""
+    layout = layout_of((1, 50), (1,), (1, 8))
+    groups = group_ids(layout, ROWS)
     seen = collections.Counter()
     draws = 3000
     for period in range(draws):
-        found = random_order(PublicRandomness(0), (period,), layout, TENSORS)
+        found = random_order(PublicRandomness(0), (period,), layout, ROWS)
         visited = groups[found].tolist()
         seen[tuple(dict.fromkeys(visited))] += 1
     assert len(seen) == 6

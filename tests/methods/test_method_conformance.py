@@ -179,7 +179,7 @@ def test_a_run_that_lost_steps_goes_on_with_what_it_has(method):
 
 PIECES = {
     "ranking": st.sampled_from([name for name in ranking_names() if name in
-        ("energy", "magnitude", "ranked", "coherent", "block-coherent", "random")]),
+        ("energy", "magnitude", "ranked", "coherent", "random")]),
     "refresh": st.sampled_from(list(Refresh)),
     "schedule": st.sampled_from([Constant(), Cooling(), Release((0.7, 0.9)), Listed((0.2, 1.0, 0.5, 0.1))]),
     "clock": st.sampled_from([PerEpoch(), PerEpoch(3), EverySteps(2), EverySteps(7)]),

@@ -6,17 +6,17 @@ import pytest
 from sparsedp.core.errors import SparseDPError
 from sparsedp.methods.clock import EverySteps, PerEpoch, Refresh
 from sparsedp.methods.granularity import Granularity
-from sparsedp.methods.method import AUTO, GeometryRule, Method, OffSupport
+from sparsedp.methods.method import GeometryRule, Method, OffSupport
 from sparsedp.methods.options import MethodOptions, configure
 from sparsedp.methods.rankings import RandomOrder
 from sparsedp.methods.schedules import Constant, Cooling, Listed, Release
-from sparsedp.methods.scores import BlockCoherent, Coherent, Energy
+from sparsedp.methods.scores import Coherent, Energy
 from sparsedp.methods.standardization import Decays
 from sparsedp.methods.table import all_methods, get_method, register
 
 FULL = MethodOptions(
     active_ratio=0.25,
-    ranking="block-coherent",
+    ranking="coherent",
     warm_up=True,
     refresh=Refresh.EVERY_PERIOD,
     clock=EverySteps(20),
@@ -26,7 +26,6 @@ FULL = MethodOptions(
     granularity=Granularity.ROWS,
     prune=True,
     per_sample_top=0.5,
-    block_size=7,
     centre_decay=0.8,
     variance_decay=0.99,
     stabilizer=1e-4,
@@ -36,7 +35,7 @@ FULL = MethodOptions(
 def test_the_table_has_the_papers_methods_and_ours():
     names = {method.name for method in all_methods()}
     assert names >= {
-        "dp-sgd", "tp-topk", "tp-coherent", "tp-block-coherent", "tp-rand", "on-rand", "on-topk", "ranked",
+        "dp-sgd", "tp-topk", "tp-coherent", "tp-rand", "on-rand", "on-topk", "ranked",
         "adadpigu", "noisy-sgd", "clipped-sgd",
     }  # fmt: skip
     assert not get_method("noisy-sgd").private
@@ -47,7 +46,7 @@ def test_the_table_has_the_papers_methods_and_ours():
 def test_only_the_methods_of_the_random_sparsification_paper_coast():
     coasting = {m.name for m in all_methods() if m.off_support is OffSupport.COASTS}
     assert coasting >= {"on-rand", "on-topk", "ranked", "noisy-sgd", "clipped-sgd"}
-    assert not coasting & {"dp-sgd", "tp-topk", "tp-coherent", "tp-block-coherent", "tp-rand", "adadpigu"}
+    assert not coasting & {"dp-sgd", "tp-topk", "tp-coherent", "tp-rand", "adadpigu"}
 
 
 def test_an_unknown_method_is_answered_with_the_known_ones():
@@ -64,7 +63,7 @@ def test_a_name_is_registered_once():
 
 @pytest.mark.parametrize(
     "options",
-    [MethodOptions(), FULL, MethodOptions(active_ratio=AUTO, clock=PerEpoch(3), schedule=Release((0.5,)))]
+    [MethodOptions(), FULL, MethodOptions(active_ratio=0.3, clock=PerEpoch(3), schedule=Release((0.5,)))]
     + [MethodOptions(schedule=schedule) for schedule in (Constant(), Cooling(), Release())],
 )
 def test_options_survive_json(options):
@@ -98,7 +97,7 @@ def test_json_with_a_mistake_says_what_was_expected(values, message):
 
 def test_every_option_reaches_the_row():
     row = configure(get_method("on-rand"), FULL)
-    assert row.ranking == BlockCoherent(7)
+    assert row.ranking == Coherent()
     assert row.decays == Decays(0.8, 0.99, 1e-4)
     for name in ("active_ratio", "warm_up", "refresh", "clock", "schedule", "geometry", "off_support", "granularity",
                  "prune", "per_sample_top"):  # fmt: skip
@@ -117,12 +116,9 @@ def test_no_options_leave_the_row_as_it_is():
     [
         ("dp-sgd", MethodOptions(active_ratio=0.5), "trains every coordinate"),
         ("dp-sgd", MethodOptions(refresh=Refresh.ONCE), "would do nothing"),
-        ("dp-sgd", MethodOptions(active_ratio=AUTO), "trains every coordinate"),
-        ("tp-topk", MethodOptions(active_ratio=AUTO, schedule=Listed((0.5,))), "the list is the ratio"),
         ("tp-topk", MethodOptions(active_ratio=0.0), "active_ratio: got 0.0"),
-        ("tp-topk", MethodOptions(active_ratio="some"), "active_ratio: got 'some'"),
+        ("tp-topk", MethodOptions(active_ratio="auto"), "active_ratio: got 'auto'"),
         ("tp-topk", MethodOptions(per_sample_top=1.5), "per_sample_top: got 1.5"),
-        ("tp-topk", MethodOptions(block_size=5), "belongs to the block-coherent ranking"),
         ("tp-topk", MethodOptions(centre_decay=0.5), "belong to the standardized geometry"),
         ("tp-topk", MethodOptions(ranking="luck"), "ranking: got 'luck'"),
         ("adadpigu", MethodOptions(schedule=Release((0.5,))), "below active_ratio=0.6"),
@@ -135,9 +131,6 @@ def test_combinations_without_meaning_are_refused(name, options, message):
 
 
 SAID_TO_BE_REFUSED = {
-    "an automatic ratio with a listed schedule": (
-        "on-rand", MethodOptions(active_ratio=AUTO, schedule=Listed((0.5,))),
-    ),
     "decays without a standardized geometry": ("on-rand", MethodOptions(variance_decay=0.5)),
     "pruning what coasts": ("on-topk", MethodOptions(prune=True)),
     "sparsity options for `dp-sgd`": ("dp-sgd", MethodOptions(schedule=Listed((0.5,)))),

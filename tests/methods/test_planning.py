@@ -169,8 +169,7 @@ SPECS = {
     "everything": {
         "method": "tp-topk",
         "options": MethodOptions(
-            ranking="block-coherent",
-            block_size=3,
+            ranking="coherent",
             schedule=Listed((0.5, 0.25)),
             clock=EverySteps(4),
             granularity=Granularity.ROWS,

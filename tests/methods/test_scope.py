@@ -1,7 +1,5 @@
 """Which parameters take part, by name or structure, and how supports are cut from scope, always and an order."""
 
-import functools
-
 import pytest
 import torch
 from method_tools import plan_of, random_release
@@ -12,10 +10,9 @@ import sparsedp
 from sparsedp.core.errors import SparseDPError
 from sparsedp.core.layout import Layout
 from sparsedp.core.randomness import PublicRandomness
-from sparsedp.methods import HEAD, MAIN, PROBE, SELECT, WARM_UP, Controller, MethodOptions, get_method
+from sparsedp.methods import HEAD, MAIN, SELECT, WARM_UP, Controller, MethodOptions, get_method
 from sparsedp.methods.order import Order, TableRows
 from sparsedp.methods.scope import Parts, find
-from sparsedp.optimizers.rates import grouped_optimizer
 
 
 class Reader(nn.Module):
@@ -129,55 +126,16 @@ def test_an_order_of_rows_gives_whole_rows_and_then_part_of_one(count):
     assert Order(order, rows).first(count).tolist() == written_out[:count]
 
 
-def test_a_probe_after_the_head_sees_everything_for_an_epoch_and_then_head_and_whole_rows_are_trained():
-    found, (first, probe, main) = supports("head-probe", active_ratio=0.3)
-    head = mask_of("head")
-    assert all(torch.equal(support.mask(), head) for support in found[:first])
-    assert all(support.is_full for support in found[first : first + probe])
-    assert len({tuple(support.indices.tolist()) for support in found[first + probe :]}) == 1
-    assert len(found) == first + probe + main
-    assert (found[-1].mask() & head).sum() == head.sum()
-    assert found[-1].size == int(head.sum()) + int(0.3 * (LAYOUT.dimension - int(head.sum())))
-
-
-def test_the_probe_alone_decides_the_support_and_a_controller_says_when_nothing_moves():
-    def support_after(loud_step):
-        plan = plan_of(get_method("head-probe"), MethodOptions(active_ratio=0.2))
-        controller = Controller(plan, LAYOUT, PublicRandomness(5))
-        moves = []
-        for step in range(plan.total_steps):
-            setting = controller.setting(step)
-            moves.append(controller.moves)
-            controller.observe(random_release(1 if step != loud_step else 77, step, setting))
-        return setting.support, moves, [phase.steps for phase in plan.phases]
-
-    support, moves, (head, probe, main) = support_after(None)
-    assert moves == [True] * head + [False] * probe + [True] * main
-    same = [support_after(step)[0] == support for step in range(head + probe + main)]
-    assert all(same[:head])
-    assert not all(same[head : head + probe])
-    assert all(same[head + probe :])
-
-
 @pytest.mark.parametrize(
     ("stages", "ranking", "told"),
     [
-        ((PROBE, HEAD, MAIN), "energy", "probe just before the main one"),
-        ((HEAD, PROBE, MAIN), "random", "releases gradients to rank by"),
         ((WARM_UP, HEAD, MAIN), "energy", "at most one that trains"),
-        ((HEAD, SELECT, PROBE, MAIN), "votes", "a selection first or just before the main one"),
+        ((HEAD, SELECT, MAIN), "frequency", "a selection first"),
     ],
 )
 def test_stages_in_no_sensible_order_are_refused(stages, ranking, told):
     with pytest.raises(SparseDPError, match=told):
         plan_of(get_method("head-first"), MethodOptions(stages=stages, ranking=ranking))
-
-
-def test_a_probe_that_leaves_no_step_for_the_support_is_refused():
-    with pytest.raises(SparseDPError, match="A probe takes an epoch"):
-        sparsedp.build_plan(
-            "head-probe", units=100, batch_size=10, epochs=2, warmup_fraction=0.5, epsilon=1.0, delta=1e-5
-        )
 
 
 def test_biases_are_found_whatever_comes_before_or_after_the_word():
@@ -202,10 +160,9 @@ def test_words_for_what_a_scope_need_not_have_may_mean_nothing_in_it():
     assert parts.ranked == (LAYOUT.slot("words.weight"),)
 
 
-@pytest.mark.parametrize("method", ["head-first", "head-probe", "head-votes"])
-def test_a_stage_of_the_head_is_refused_before_its_first_step_where_the_scope_leaves_it_out(method):
+def test_a_stage_of_the_head_is_refused_before_its_first_step_where_the_scope_leaves_it_out():
     with pytest.raises(SparseDPError, match=r"out\.weight.*a scope of .*words\.weight.*without any of it"):
-        supports(method, scope=("words.*", "body.*"))
+        supports("head-first", scope=("words.*", "body.*"))
 
 
 @pytest.mark.parametrize("word", ["norms", "embeddings"])
@@ -221,9 +178,8 @@ def test_a_scope_that_holds_nothing_is_refused_before_anything_is_charged(word, 
     assert Parts.of(Layout.of(model), (word, "head"), ()).scope == Layout.of(model).slots[2:]
 
 
-def test_a_factor_on_the_rate_of_what_the_model_does_not_have_is_refused():
-    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
-    choice = functools.partial(torch.optim.SGD, lr=0.1)
-    with pytest.raises(SparseDPError, match=r"lr_factors: got 'norms', which fits none.*0\.weight"):
-        grouped_optimizer(choice, model, Layout.of(model), {"norms": 10.0})
-    grouped_optimizer(choice, model, Layout.of(model), {"bias": 10.0})
+def test_what_the_last_modules_are_is_logged(caplog):
+    with caplog.at_level("INFO", logger="sparsedp"):
+        supports("bias", scope=("last=2",), always=("head",), ranking="energy", active_ratio=0.2)
+    assert "\"head\" means ['out.weight', 'out.bias']" in caplog.text
+    assert '"last=2" means [' in caplog.text

@@ -3,17 +3,15 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from method_tools import release
 
 from sparsedp.core.errors import SparseDPError
 from sparsedp.core.support import Support
 from sparsedp.methods.observation import Observation, observe_dense, observe_released
 from sparsedp.methods.rankings import ByScore, RandomOrder, get_ranking, ranking_names, register_ranking
-from sparsedp.methods.scores import BlockCoherent, Coherent, Energy, Magnitude, Ranked
+from sparsedp.methods.scores import Coherent, Energy, Magnitude, Ranked
 
-SCORES: list[ByScore] = [Energy(), Magnitude(), Ranked(), Coherent(), BlockCoherent(3)]
+SCORES: list[ByScore] = [Energy(), Magnitude(), Ranked(), Coherent()]
 by_name = pytest.mark.parametrize("score", SCORES, ids=lambda score: score.name)
 
 
@@ -25,16 +23,12 @@ def accumulate(score, gradients, variances):
 
 
 def written_out(name, g, v):
-    """Each score's definition in one line of NumPy; blocks of 3."""
-    blocks = [(g[i : i + 3], v[i : i + 3]) for i in range(0, len(g), 3)]
+    """Each score's definition in one line of NumPy."""
     return {
         "energy": lambda: (g**2).mean(0) - v.mean(0),
         "magnitude": lambda: np.abs(g).mean(0),
         "ranked": lambda: np.abs(g.sum(0)),
         "coherent": lambda: g.mean(0) ** 2 - v.mean(0) / len(g),
-        "block-coherent": lambda: (
-            sum(len(b) * (b.mean(0) ** 2 - w.mean(0) / len(b)) for b, w in blocks) / len(g)
-        ),
     }[name]()
 
 
@@ -54,19 +48,6 @@ def test_hand_computed_scores_of_two_steps():
     assert accumulate(Coherent(), g, v).tolist() == [4 - 3 / 4, 0 - 1 / 4]
 
 
-@given(st.integers(1, 12), st.integers(0, 10**6))
-def test_block_coherent_is_energy_for_blocks_of_one_and_coherent_for_one_block(steps, seed):
-    rng = np.random.default_rng(seed)
-    g, v = rng.standard_normal((steps, 4)), rng.random((steps, 4))
-    np.testing.assert_allclose(
-        accumulate(BlockCoherent(1), g, v), accumulate(Energy(), g, v), rtol=1e-10, atol=1e-12
-    )
-    for block in (steps, steps + 5):
-        np.testing.assert_allclose(
-            accumulate(BlockCoherent(block), g, v), accumulate(Coherent(), g, v), rtol=1e-10, atol=1e-12
-        )
-
-
 @by_name
 def test_update_leaves_the_old_state_alone_and_counts_in_float64(score):
     state = score.init(3)
@@ -84,9 +65,8 @@ def test_update_leaves_the_old_state_alone_and_counts_in_float64(score):
     [
         (Energy(), lambda v, G, T: 2 * v**2 / T + 4 * v * G**2 / T),
         (Coherent(), lambda v, G, T: 2 * v**2 / T**2 + 4 * v * G**2 / T),
-        (BlockCoherent(4), lambda v, G, T: 2 * v**2 / (4 * T) + 4 * v * G**2 / T),
     ],
-    ids=["energy", "coherent", "block-coherent"],
+    ids=["energy", "coherent"],
 )
 def test_scores_are_unbiased_for_the_squared_gradient_with_the_predicted_variance(score, variance_of):
     """TP-TopK Lemma 5.2 and design section 3, by simulation. False alarm below 1e-6 for each of 6 z-tests."""
@@ -139,11 +119,9 @@ def test_a_sparse_release_is_not_taken_for_a_dense_one():
 
 
 def test_rankings_are_found_by_name_and_names_are_unique():
-    assert {"block-coherent", "coherent", "energy", "magnitude", "random", "ranked"} <= set(ranking_names())
+    assert {"coherent", "energy", "magnitude", "random", "ranked"} <= set(ranking_names())
     assert get_ranking("random") == RandomOrder()
     with pytest.raises(SparseDPError, match="got 'enrgy', expected one of"):
         get_ranking("enrgy")
     with pytest.raises(SparseDPError, match="taken"):
-        register_ranking(BlockCoherent(block=99))
-    with pytest.raises(SparseDPError, match="expected a number of steps >= 1"):
-        BlockCoherent(block=0)
+        register_ranking(Magnitude(name="energy"))

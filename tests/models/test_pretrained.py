@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
-from collections import OrderedDict
 from dataclasses import replace
 
 import numpy as np
@@ -134,28 +133,6 @@ def test_kept_activations_and_the_top_above_them_are_the_whole_network(cut):
         torch.testing.assert_close(top(kept.train.features.batch(torch.arange(3))), whole(pictures))
 
 
-@pytest.mark.heavy
-@pytest.mark.parametrize("features", ["head", "blocks"])
-def test_a_head_on_kept_features_is_that_on_pictures_to_rounding(features, tmp_path):
-    generator = torch.Generator().manual_seed(5)
-    pictures = torch.rand(40, 3, 32, 32, generator=generator), torch.arange(40) % 2
-
-    def trained(**settings):
-        torch.manual_seed(0)
-        model = pretrained(classes=2, size=32)
-        if features == "blocks":
-            moments = BlockMoments(model).requires_grad_(False)
-            model = nn.Sequential(OrderedDict(moments=moments, head=nn.Linear(3616, 2)))
-        fit(
-            model, pictures, nn.CrossEntropyLoss(reduction="none"), method="dp-sgd", epsilon=8.0, delta=1e-3,
-            epochs=2, batch_size=16, lr=1.0, seed=0, progress=False, **settings,
-        )  # fmt: skip
-        return torch.nn.utils.parameters_to_vector(p for p in model.parameters() if p.requires_grad)
-
-    plain, kept = trained(), trained(cache_features=tmp_path)
-    torch.testing.assert_close(kept, plain, rtol=0, atol=1e-5 * float(plain.detach().abs().max()))
-
-
 def test_moments_of_every_block_are_those_of_its_maps():
     generator = torch.Generator().manual_seed(3)
     pictures = torch.rand(2, 3, 20, 20, generator=generator)
@@ -190,13 +167,11 @@ def test_a_data_set_can_be_kept_as_the_moments_of_every_block():
         )
 
 
-@pytest.mark.parametrize("cache", [pytest.param(None, marks=pytest.mark.heavy), "features"])
-def test_a_run_names_the_public_weights_and_their_checksum(tmp_path, cache):
+def test_a_run_names_the_public_weights_and_their_checksum(tmp_path):
     pictures = torch.rand(16, 3, 32, 32, generator=torch.Generator().manual_seed(6)), torch.arange(16) % 2
     fit(
         pretrained(classes=2, size=32), pictures, nn.CrossEntropyLoss(reduction="none"), method="dp-sgd", epsilon=8.0,
         delta=1e-3, epochs=1, batch_size=8, lr=1.0, seed=0, progress=False, accountant="rdp", out=tmp_path / "run",
-        cache_features=None if cache is None else tmp_path / cache,
     )  # fmt: skip
     (named,) = json.loads((tmp_path / "run" / "record.json").read_text())["schema"]["public_weights"]
     assert named == str(PRETRAINED["efficientnet-lite0"])

@@ -2,9 +2,9 @@
 
 import pytest
 
+from sparsedp.privacy.calibrate import _solved
+
 
 @pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    cache = tmp_path / "cache"
-    monkeypatch.setenv("SPARSEDP_CACHE", str(cache))
-    return cache
+def nothing_remembered():
+    _solved.cache_clear()

@@ -1,9 +1,6 @@
 """Calibration: never above the target, hardly below, whatever the plan, the split, the accountant or the cache."""
 
-import json
 import math
-import os
-import sys
 from dataclasses import replace
 
 import pytest
@@ -12,7 +9,6 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from sparsedp.core.errors import PrivacyError, PrivacyWarning
-from sparsedp.core.folders import cache_dir
 from sparsedp.privacy import ACCOUNTANTS, EqualNoise, NominalSplit, Phase, Plan, calibrate, plan_epsilon
 from sparsedp.privacy.rdp import ORDERS
 from sparsedp.privacy.search import Found, least_noise
@@ -143,10 +139,6 @@ def test_a_delta_of_one_over_n_or_more_warns(units):
         calibrate(plan(10, units=units), 1.0, DELTA)
 
 
-def cached_files():
-    return list((cache_dir() / "calibration").glob("*.json"))
-
-
 def test_a_second_calibration_searches_no_more(monkeypatch):
     first = calibrate(plan(100, 200), 1.0, DELTA, split=NominalSplit())
 
@@ -167,51 +159,6 @@ def test_a_second_calibration_searches_no_more(monkeypatch):
     ]:
         with pytest.raises(AssertionError, match="searched"):
             calibrate(plan(100, 200), epsilon, delta, name, split)
-    monkeypatch.setattr(sys.modules["sparsedp.privacy.calibrate"], "version", lambda _: "another")
-    with pytest.raises(AssertionError, match="searched"):
-        calibrate(plan(100, 200), 1.0, DELTA, split=NominalSplit())
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda entry: {**entry, "answer": [0.5 * value for value in entry["answer"]]},
-        lambda entry: {**entry, "answer": [2 * value for value in entry["answer"]]},
-        lambda entry: {**entry, "answer": entry["answer"][:1]},
-        lambda entry: {**entry, "answer": ["1", None]},
-        lambda entry: {**entry, "request": {}},
-        lambda entry: [],
-        lambda entry: None,
-    ],
-    ids=["too little noise", "too much", "too few", "no numbers", "another request", "a list", "nothing"],
-)
-def test_a_damaged_cache_changes_nothing(damage):
-    first = calibrate(plan(100, 200), 1.0, DELTA)
-    (file,) = cached_files()
-    file.write_text(json.dumps(damage(json.loads(file.read_text()))))
-    assert calibrate(plan(100, 200), 1.0, DELTA) == first
-
-
-def test_garbage_in_the_cache_changes_nothing():
-    first = calibrate(plan(100), 1.0, DELTA, "rdp")
-    (file,) = cached_files()
-    for content in (b"", b"{", b"\xff\xfe\x00", b"[" * 10_000):
-        file.write_bytes(content)
-        assert calibrate(plan(100), 1.0, DELTA, "rdp") == first
-        assert json.loads(file.read_text())["answer"] == noise_of(first)
-
-
-def test_a_cache_that_cannot_be_written_or_read_changes_nothing(tmp_path, monkeypatch):
-    blocked = tmp_path / "a file, not a folder"
-    blocked.write_text("")
-    first = calibrate(plan(100), 1.0, DELTA, "rdp")
-    monkeypatch.setenv("SPARSEDP_CACHE", str(blocked))
-    assert calibrate(plan(100), 1.0, DELTA, "rdp") == first
-    (tmp_path / "dir").mkdir()
-    monkeypatch.setenv("SPARSEDP_CACHE", str(tmp_path / "dir"))
-    monkeypatch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(PermissionError()))
-    assert calibrate(plan(100), 1.0, DELTA, "rdp") == first
-    assert list((tmp_path / "dir" / "calibration").iterdir()) == []
 
 
 @pytest.mark.parametrize(

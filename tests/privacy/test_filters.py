@@ -28,12 +28,12 @@ DELTA = 1e-5
 
 @dataclass(frozen=True)
 class Run:
-    """A finished run that charged all of these."""
+    """A closed run that charged all of these."""
 
     charged: tuple
-    head: str = "ab12"
+    charged_head: str = "ab12"
 
-    def spends(self):
+    def committed(self):
         return self.charged
 
 

@@ -20,7 +20,7 @@ from sparsedp.core.clip import ROUNDING_MARGIN, FlatClip
 from sparsedp.core.errors import PrivacyError
 from sparsedp.core.randomness import SystemRandomness
 from sparsedp.core.support import Support
-from sparsedp.gradients import ENGINES, Query
+from sparsedp.grad_sample import ENGINES, Query
 from sparsedp.privacy.grid import MARGIN_BITS, Grid
 from sparsedp.privacy.ledger import Charge, MemoryLedger
 from sparsedp.privacy.mechanism import private_sum, privatize

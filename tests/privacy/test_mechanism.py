@@ -17,7 +17,7 @@ from sparsedp.core.geometry import Identity, Standardized
 from sparsedp.core.layout import Layout
 from sparsedp.core.randomness import SeededRandomness, SystemRandomness
 from sparsedp.core.support import Support
-from sparsedp.gradients import ENGINES, BookkeepingEngine, Query
+from sparsedp.grad_sample import ENGINES, BookkeepingEngine, Query
 from sparsedp.privacy.ledger import Charge, MemoryLedger
 from sparsedp.privacy.mechanism import ClippedRows, private_sum, privatize
 from sparsedp.privacy.released import Released

@@ -16,7 +16,7 @@ from sparsedp.core.clip import FlatClip
 from sparsedp.core.geometry import Geometry, Identity, Standardized
 from sparsedp.core.randomness import PrivateRandomness, SeededRandomness, SystemRandomness
 from sparsedp.core.support import Support
-from sparsedp.gradients import BookkeepingEngine, Query
+from sparsedp.grad_sample import BookkeepingEngine, Query
 from sparsedp.privacy.grid import Grid
 from sparsedp.privacy.ledger import Charge, MemoryLedger
 from sparsedp.privacy.mechanism import ClippedRows, private_sum, privatize

@@ -15,7 +15,7 @@ from sparsedp.core.clip import FlatClip
 from sparsedp.core.errors import PrivacyError
 from sparsedp.core.randomness import SeededRandomness
 from sparsedp.core.support import Support
-from sparsedp.gradients import BookkeepingEngine, Query
+from sparsedp.grad_sample import BookkeepingEngine, Query
 from sparsedp.privacy.ledger import Charge, MemoryLedger
 from sparsedp.privacy.mechanism import privatize
 from sparsedp.privacy.released import Released

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import atexit
 import errno
-import hashlib
 import json
 import os
 import signal
@@ -19,7 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from rank_runs import CLASSES, LOSS, ROWS, body_and_head, data, digest, network, refused, train
+from rank_runs import CLASSES, LOSS, ROWS, data, digest, network, refused, train
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
@@ -57,7 +56,6 @@ def every_way(folder: Path) -> dict[str, str]:
         "given": {"method": "given", "public_scores": {"0.weight": torch.arange(48).reshape(8, 6)}},
         "few at once": {"max_physical_batch": 7},
         "loaded apart": {"workers": 1},
-        "kept": {"model": body_and_head(), "cache_features": folder / "features"},
         "least squares": {"model": moments, "loss": moments_loss(), "callbacks": [keep_noise_down(moments)]},
     }
     return {name: digest(train(**changes)) for name, changes in ways.items()}
@@ -149,13 +147,6 @@ def ended(folder: Path) -> list[str]:
     ranks_here().gather(0)
     again = digest(train(out=folder / "ENDED", resume=True))
     return [said, str(stopped_at), again, digest(train())]
-
-
-def frozen(folder: Path) -> list[str]:
-    """Features of a frozen part that each rank made by itself: all have rank 0's."""
-    model = body_and_head()
-    result = train(model=model, cache_features=folder / "frozen")
-    return [digest(result), hashlib.sha256(model[0][0].weight.numpy().tobytes()).hexdigest()]
 
 
 def limits(folder: Path) -> str:
@@ -319,7 +310,7 @@ def hurt(folder: Path) -> dict[str, Any]:
                 file.write(f"{event.step}\n")
         steps += 1
         if hit is not None and hit.after == steps and hit.how == FULL:
-            FolderStore.save = FolderStore.save_moved = no_space  # type: ignore[method-assign]
+            FolderStore.save = no_space  # type: ignore[method-assign]
         elif hit is not None and hit.after == steps:
             threading.Thread(target=strike, daemon=True).start()
 
@@ -350,7 +341,7 @@ def resumed(folder: Path) -> str:
 JOBS = {
     job.__name__: job
     for job in (
-        every_method, every_way, parts, modes, losses, threads, uncounted, ended, frozen, people, counted, kept,
+        every_method, every_way, parts, modes, losses, threads, uncounted, ended, people, counted, kept,
         second, plans, models, others, limits, releases, shuffled, optimizers, drifts, fails, refuses, unseeded,
         sharded, noise, sums, hurt, unhurt, resumed,
     )

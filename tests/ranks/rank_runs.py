@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
@@ -101,10 +100,3 @@ def refused(do: Callable[[], object]) -> str:
     except SparseDPError as error:
         return str(error)
     return "nothing was refused"
-
-
-def body_and_head() -> nn.Sequential:
-    """A frozen part and a trained one, of each rank's own making."""
-    torch.manual_seed(dist.get_rank())
-    body = nn.Sequential(nn.Linear(6, 5), nn.Tanh()).requires_grad_(False)
-    return nn.Sequential(body, nn.Linear(5, CLASSES))

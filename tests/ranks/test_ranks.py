@@ -80,11 +80,6 @@ def test_ranks_that_are_told_to_end_save_first_and_go_on_later(two):
     assert again == whole
 
 
-def test_features_are_those_of_rank_0s_frozen_part(two):
-    found = two[1]["frozen"]
-    assert found == [found[0]] * 2
-
-
 def test_without_a_seed_all_ranks_end_alike(two):
     found = two[1]["unseeded"]
     assert found == [found[0]] * 2

@@ -92,9 +92,6 @@ def test_words_warn_of_seeds_of_early_stops_and_of_exact_held_out_numbers():
     assert any("stopped before" in limit for limit in extra)
     assert any("Held-out" in limit for limit in extra)
     assert any("Tuning" in limit for limit in plain.limits)
-    assert not any("floating point" in limit for limit in plain.limits)
-    old = in_words(a_plan(), seeded=False, complete=True, evaluated=False, float_noise=True)
-    assert any("floating point" in limit for limit in old.limits)
 
 
 def test_a_plan_that_protects_nobody_promises_nothing():

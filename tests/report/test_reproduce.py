@@ -26,8 +26,8 @@ CASES = {
     "dense": {"method": "dp-sgd"},
     "ratio": {"method": "tp-coherent", "active_ratio": 0.35},
     "options": {
-        "method": "tp-block-coherent",
-        "options": MethodOptions(granularity=Granularity.ROWS, block_size=3, schedule=Cooling()),
+        "method": "tp-coherent",
+        "options": MethodOptions(granularity=Granularity.ROWS, schedule=Cooling()),
     },
     "clock": {"method": "on-rand", "options": MethodOptions(clock=EverySteps(2), active_ratio=0.4)},
     "geometry": {"method": "adadpigu", "options": MethodOptions(centre_decay=0.8, per_sample_top=0.5)},

@@ -18,7 +18,7 @@ from sparsedp.core.clip import FlatClip
 from sparsedp.core.errors import DataError, PrivacyError
 from sparsedp.core.randomness import SeededRandomness, SystemRandomness
 from sparsedp.core.support import Support
-from sparsedp.gradients import ENGINES, Query
+from sparsedp.grad_sample import ENGINES, Query
 from sparsedp.sampling.loading import Loading
 from sparsedp.sampling.poisson import PoissonSampler
 

@@ -10,8 +10,6 @@ from sparsedp.experiments.config import read_experiment
 from sparsedp.experiments.results import Results
 
 CONFIG = """
-# The head of the file
-# says what it is.
 title = "A small table"
 description = "Made by hand."
 seeds = 3
@@ -46,24 +44,25 @@ def make_study(
 ) -> Study:
     """A study in a folder laid out as the repository is."""
     text = CONFIG.format(more="", dataset=dataset) if content is None else content
-    (root / "configs").mkdir(parents=True, exist_ok=True)
-    config = root / "configs" / f"{name}.toml"
+    config = root / "experiments" / "configs" / f"{name}.toml"
+    config.parent.mkdir(parents=True, exist_ok=True)
     config.write_text(text.lstrip())
     experiment = read_experiment(config)
-    results = Results(root / "results" / name / "records")
+    results = Results(root / "experiments" / "results" / f"{name}.jsonl", name)
     for run in experiment.runs():
         value = score(dict(run.cell), run.seed)
         if value is not None:
             metrics = {experiment.metric: value}
             metrics |= {key: found(dict(run.cell), run.seed) for key, found in more_metrics.items()}
-            results.keep(run, record_of(run, metrics, variant))
-    return read_study(config, root / "results")
+            results.keep(record_of(name, run, metrics, variant))
+    return read_study(experiment, results.path)
 
 
-def record_of(run: Any, metrics: dict[str, float | None], variant: str) -> dict[str, Any]:
+def record_of(experiment: str, run: Any, metrics: dict[str, float | None], variant: str) -> dict[str, Any]:
     """What the pages read of a record."""
     epsilon = run.settings.epsilon
     return {
+        "experiment": experiment,
         "config_hash": run.settings.digest,
         "cell": dict(run.cell),
         "seed": run.seed,

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import tomllib
 
+from studies.audits.__main__ import CONFIG as FILE
 from studies.audits.__main__ import RESULTS, ROOT
-from studies.audits.table import line, table
+from studies.audits.table import line, read, table
 
-CONFIG = tomllib.loads((ROOT / "studies" / "audits" / "audit.toml").read_text())
-RECORDS = {
-    file.stem: [json.loads(text) for text in file.read_text().splitlines()]
-    for file in RESULTS.glob("*.jsonl")
-}
+CONFIG = tomllib.loads(FILE.read_text())
+RECORDS = read(RESULTS)
 
 
 def test_the_pages_say_what_the_records_do():

@@ -13,7 +13,7 @@ import pytest
 import torch
 from rich.console import Console
 from scipy import stats
-from studies.figures.config import Study, load_studies, load_study, record_name
+from studies.figures.config import Study, load_studies, record_name
 from studies.figures.measures import KINDS
 from studies.figures.measures.freezing import by_chance
 from studies.figures.run import CONFIGS, chosen, measure
@@ -21,7 +21,7 @@ from studies.figures.runs import held_out
 from studies.figures.store import Store, rounded
 
 from sparsedp.core.errors import SparseDPError
-from sparsedp.core.files import read_json
+from sparsedp.experiments.results import read_rows
 
 STUDIES = load_studies(CONFIGS)
 SMALL_RUN = {
@@ -109,23 +109,23 @@ def test_measuring_skips_what_is_there_and_measures_again_what_the_study_changed
 
     monkeypatch.setattr("studies.figures.run.KINDS", {"toy": toy})
     screen = Console(file=io.StringIO())
-    store = Store(tmp_path / "records")
+    store = Store(tmp_path / "records.jsonl")
     measure([study], store, screen, most=1)
     assert calls == [0]
     measure([study], store, screen)
-    store.file(study, {"seed": 1}).unlink()
+    store.path.write_bytes(store.path.read_bytes().splitlines(keepends=True)[0])
     measure([study], store, screen)
     assert calls == [0, 1, 1]
     assert [record["value"] for record in store.records(study)] == [3.0, 3.3333]
     measure([replace(study, measure={"size": 4})], store, screen)
     assert calls == [0, 1, 1, 0, 1]
-    assert read_json(store.file(study, {"seed": 0}))["value"] == 4
-    assert store.records(study) == []
+    assert [row["value"] for row in read_rows(store.path)][-2] == 4
+    assert [record["value"] for record in store.records(study)] == [3.0, 3.3333], "older records stay"
 
 
 def test_a_study_is_shown_once_every_cell_of_its_grid_has_a_seed(tmp_path):
     study = Study("toy", "toy", "Toy", {}, {"epsilon": [1, 3], "seed": [0, 1]}, {})
-    store = Store(tmp_path)
+    store = Store(tmp_path / "records.jsonl")
     for seed in (0, 1):
         store.keep(study, {"epsilon": 1, "seed": seed}, {}, None)
     assert store.records(study) == []
@@ -141,13 +141,13 @@ def test_numbers_keep_five_digits_and_integers_all():
 def test_a_study_that_says_too_much_or_too_little_is_refused(tmp_path):
     file = tmp_path / "bad.toml"
     for text in (
-        'kind = "warmup"',
-        'kind = "a"\ntitle = "b"\n[colours]\n',
-        'kind = "a"\ntitle = "b"\n[grid]\nseed = 1\n',
+        '[bad]\nkind = "warmup"',
+        '[bad]\nkind = "a"\ntitle = "b"\n[bad.colours]\n',
+        '[bad]\nkind = "a"\ntitle = "b"\n[bad.grid]\nseed = 1\n',
     ):
         file.write_text(text)
-        with pytest.raises(SparseDPError, match=r"bad\.toml"):
-            load_study(file)
+        with pytest.raises(SparseDPError, match="bad: "):
+            load_studies(file)
     with pytest.raises(SparseDPError, match="no study named"):
         chosen(STUDIES, ["nothing"])
 

@@ -6,9 +6,9 @@ import xml.etree.ElementTree as ET
 import pytest
 from handmade import CONFIG, make_study, record_of
 from studies.tables import noise
-from studies.tables.__main__ import PAGE, leftovers, made_files, out_of_date
+from studies.tables.__main__ import PAGE, made_files, out_of_date
 from studies.tables.chart import layout_of, picture
-from studies.tables.page import context_tables, page, side_files
+from studies.tables.page import context_tables, page
 from studies.tables.paper import number_for, read_paper
 from studies.tables.readme import results
 from studies.tables.section import results_table, section
@@ -16,9 +16,8 @@ from studies.tables.study import ROOT, read_studies, read_study
 from studies.tables.tuning import best_choices, tuning_section
 from studies.tables.words import JPEG, difference_text, mean_text, signed
 
-from sparsedp.core.files import write_json
 from sparsedp.experiments.config import read_experiment
-from sparsedp.experiments.results import Results
+from sparsedp.experiments.results import Results, append_row
 from sparsedp.report.statistics import estimate
 
 LEVEL = {"dp-sgd": 0.80, "tp-rand": 0.81, "tp-topk": 0.85}
@@ -74,7 +73,7 @@ def test_a_row_has_mean_difference_paper_epsilon_and_settings(tmp_path):
 
 def test_a_section_says_what_was_run_and_on_what(tmp_path):
     text = text_of(make_study(tmp_path, steady))
-    assert "The head of the file says what it is. Made by hand." in text
+    assert "Made by hand." in text
     assert (
         "`mnist-cnn` (26,010 coordinates); data `mnist` (official, 60,000 rows); 2 epochs; batch 100" in text
     )
@@ -94,25 +93,24 @@ def test_a_partial_experiment_says_what_is_missing(tmp_path):
 
 def test_records_of_another_config_are_left_out_and_counted(tmp_path, capsys):
     study = make_study(tmp_path, steady)
-    config = tmp_path / "configs" / "small.toml"
+    config = tmp_path / "experiments" / "configs" / "small.toml"
     config.write_text(config.read_text().replace("lr = 2.0", "lr = 4.0"))
-    changed = read_study(config, tmp_path / "results")
+    changed = read_study(read_experiment(config), tmp_path / "experiments" / "results" / "small.jsonl")
     assert len(study.records) == 18
     assert len(changed.records) == 12
-    assert len(changed.strangers) == 6
+    assert len(changed.stale) == 6
     assert "**Not used:** 6 records" in text_of(changed)
     assert all(row.cell["method"] != "tp-topk" for row in changed.rows)
 
 
-def test_a_file_with_a_runs_name_and_other_settings_is_not_used(tmp_path):
-    make_study(tmp_path, steady)
-    config = tmp_path / "configs" / "small.toml"
-    run = read_experiment(config).runs()[0]
-    stale = record_of(run, {"accuracy": 0.1}, "official") | {"config_hash": "other"}
-    Results(tmp_path / "results" / "small" / "records").keep(run, stale)
-    found = read_study(config, tmp_path / "results")
-    assert len(found.records) == 17
-    assert [file.name for file in found.strangers] == [f"{run.name}.json"]
+def test_a_record_of_other_settings_is_not_used(tmp_path):
+    study = make_study(tmp_path, steady)
+    stale = record_of("small", study.runs[0], {"accuracy": 0.1}, "official") | {"config_hash": "other"}
+    results = Results(tmp_path / "experiments" / "results" / "small.jsonl", "small")
+    results.keep(stale)
+    found = read_study(study.experiment, results.path)
+    assert found.records == study.records
+    assert found.stale == ("other",)
 
 
 @pytest.mark.parametrize(
@@ -121,7 +119,6 @@ def test_a_file_with_a_runs_name_and_other_settings_is_not_used(tmp_path):
 def test_jpeg_is_said_at_every_cifar_table_and_figure_and_nowhere_else(tmp_path, variant, said):
     study = make_study(tmp_path, steady, dataset="cifar10", variant=variant)
     assert (JPEG in text_of(study)) is said
-    assert all((JPEG in text) is said for text in side_files({"small": study}).values())
     other = make_study(tmp_path, steady, name="other", variant="official")
     assert JPEG not in text_of(other)
 
@@ -212,14 +209,6 @@ def test_readme_shows_the_main_table_and_the_count_of_claims(tmp_path):
     assert re.search(r"Of \d+ claims.*:\n2 hold", text)
 
 
-def test_tables_of_records_that_are_gone_are_found(tmp_path):
-    study = make_study(tmp_path, steady)
-    files = side_files({"small": study})
-    (tmp_path / "results" / "gone").mkdir()
-    (tmp_path / "results" / "gone" / "table.md").write_text("old")
-    assert [path.as_posix() for path in leftovers(tmp_path, files)] == ["results/gone/table.md"]
-
-
 def test_methods_of_others_are_shown_as_context_and_never_beside_ours():
     text = "\n".join(context_tables(read_paper("tp-topk")))
     assert "| dataset | method | epsilon 1 | epsilon 3 | epsilon 8 |" in text
@@ -229,8 +218,6 @@ def test_methods_of_others_are_shown_as_context_and_never_beside_ours():
 
 
 def test_trainings_with_partitions_are_shown_and_decide_their_claim(root):
-    records = root / "results" / "rs-table3" / "records"
-    records.mkdir(parents=True)
     shared = {
         "model": "m",
         "dataset": "mnist",
@@ -243,7 +230,7 @@ def test_trainings_with_partitions_are_shown_and_decide_their_claim(root):
         for seed in range(3):
             settings = {**shared, "epsilon": 3.0, "sampling": sampling, "seed": seed}
             content = {"settings": settings, "accuracy": 0.8 + 0.01 * seed + gain, "epsilon": epsilon}
-            write_json(records / f"{sampling}{seed}.json", content)
+            append_row(root / "experiments" / "results" / "rs.jsonl", {"experiment": "rs-table3", **content})
     text = page(read_studies(root), root)
     assert "| 3 | dp-sgd | partition | 3 | 81.10 ± 1.00 | +0.10 (+0.10 to +0.10) | 25 |" in text
     line = next(line for line in text.splitlines() if line.startswith("| Sampling by partition and Poisson"))

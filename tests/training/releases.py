@@ -13,7 +13,7 @@ from sparsedp.core.clip import NoClip
 from sparsedp.core.layout import Layout
 from sparsedp.core.randomness import SeededRandomness
 from sparsedp.core.support import Support
-from sparsedp.gradients.query import Query
+from sparsedp.grad_sample.query import Query
 from sparsedp.privacy.ledger import Charge, MemoryLedger
 from sparsedp.privacy.mechanism import privatize
 from sparsedp.privacy.released import Released

@@ -22,7 +22,7 @@ from sparsedp.core.clip import FlatClip
 from sparsedp.core.errors import ModelError, PrivacyError, SparseDPError
 from sparsedp.core.layout import Layout
 from sparsedp.core.randomness import PublicRandomness, SeededRandomness
-from sparsedp.gradients.touched import TouchedRows
+from sparsedp.grad_sample.touched import TouchedRows
 from sparsedp.methods import Controller, Granularity, MethodOptions, build_plan
 from sparsedp.methods.adafest import Contributions
 from sparsedp.methods.timeline import noise_on_mean

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from sparsedp.core.errors import PrivacyError
 from sparsedp.core.randomness import SeededRandomness, SystemRandomness
-from sparsedp.gradients.witness import WatchedEngine
+from sparsedp.grad_sample.witness import WatchedEngine
 from sparsedp.guards import guard as guards
 from sparsedp.guards.guard import CompanyGuard
 
@@ -83,7 +83,7 @@ def test_looking_changes_no_bit_of_a_seeded_run(tmp_path, monkeypatch):
 
 def guard_of(randomness) -> CompanyGuard:
     from sparsedp.core.batch import supervised
-    from sparsedp.gradients import make_engine
+    from sparsedp.grad_sample import make_engine
 
     model, loss = Turning(), supervised(nn.CrossEntropyLoss(reduction="none"))
     return CompanyGuard(make_engine(model, loss), model, loss, (50, 100, 150, 170), randomness)

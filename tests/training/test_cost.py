@@ -19,7 +19,7 @@ from sparsedp.core.geometry import Identity
 from sparsedp.core.layout import Layout
 from sparsedp.core.randomness import SeededRandomness
 from sparsedp.core.support import Support
-from sparsedp.gradients import BookkeepingEngine, Query
+from sparsedp.grad_sample import BookkeepingEngine, Query
 from sparsedp.guards.guard import StateGuard
 from sparsedp.methods.standardization import Decays, Statistics
 from sparsedp.optimizers.apply import support_optimizer

@@ -16,7 +16,7 @@ from sparsedp.core.batch import MicroBatch
 from sparsedp.core.clip import FlatClip
 from sparsedp.core.randomness import SystemRandomness
 from sparsedp.core.support import Support
-from sparsedp.gradients import BookkeepingEngine, Query
+from sparsedp.grad_sample import BookkeepingEngine, Query
 from sparsedp.optimizers.apply import support_optimizer
 from sparsedp.privacy.ledger import Charge, MemoryLedger
 from sparsedp.privacy.mechanism import privatize

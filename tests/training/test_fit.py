@@ -19,7 +19,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from every_day import by_method
-from sparsedp import About, MethodOptions, PerSample, fit
+from sparsedp import About, MethodOptions, PerExampleLoss, fit
 from sparsedp.callbacks.reports import Event, Result, StepReport
 from sparsedp.callbacks.terminal import deferred_interrupt
 from sparsedp.core.errors import DataError, PrivacyError, PrivacyWarning, SparseDPError
@@ -136,11 +136,13 @@ def test_mistakes_are_refused_before_anything_is_written(what: str, tmp_path: Pa
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_loss_that_averages_is_refused_with_the_remedy(tmp_path: Path) -> None:
+def test_a_loss_that_averages_is_taken_apart_or_refused_with_the_remedy(tmp_path: Path) -> None:
+    ways = (loss_fn, nn.CrossEntropyLoss(), nn.functional.cross_entropy)
+    kept = [weights(fit(network(), rows(1), loss, **QUICK).model) for loss in ways]
+    assert torch.equal(kept[0], kept[1])
+    assert torch.equal(kept[0], kept[2])
     with pytest.raises(SparseDPError, match='reduction="none"'):
-        fit(network(), rows(1), nn.CrossEntropyLoss(), out=tmp_path / "run", **QUICK)
-    with pytest.raises(SparseDPError, match='reduction="none"'):
-        fit(network(), rows(1), nn.functional.cross_entropy, out=tmp_path / "run", **QUICK)
+        fit(network(), rows(1), lambda output, y: loss_fn(output, y).mean(), out=tmp_path / "run", **QUICK)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -314,7 +316,7 @@ def test_general_losses_nominal_splits_and_options_pass_through() -> None:
     result = fit(
         nn.Linear(FEATURES, CLASSES),
         rows(1),
-        PerSample(lambda model, batch: loss_fn(model(batch[0]), batch[1])),
+        PerExampleLoss(lambda model, batch: loss_fn(model(batch[0]), batch[1])),
         method="tp-topk",
         split=NominalSplit(0.3),
         options=MethodOptions(ranking="coherent"),

@@ -17,7 +17,7 @@ from runs import CLASSES, FEATURES, a_trainer, network
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from sparsedp.core.batch import PerSample, PerSampleLoss, supervised
+from sparsedp.core.batch import PerExampleLoss, PerSampleLoss, supervised
 from sparsedp.core.errors import PrivacyError
 
 
@@ -268,6 +268,6 @@ def test_the_twin_leaves_variables_as_the_loss_left_them() -> None:
 
 def test_a_run_refuses_a_loss_with_a_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sparsedp.guards.guard.check_model", lambda *anything, **more: None)
-    monkeypatch.setattr("runs.loss_fn", PerSample(with_the_first_batch()))
+    monkeypatch.setattr("runs.loss_fn", PerExampleLoss(with_the_first_batch()))
     with pytest.raises(PrivacyError, match=r"loss_fn\.first\[0\] changed"):
         a_trainer(evaluate=None)

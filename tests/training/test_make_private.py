@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import sparsedp
-from sparsedp import PerSample, make_private
+from sparsedp import PerExampleLoss, make_private
 from sparsedp.methods import get_method
 from sparsedp.own_loop.loop import Loop
 from sparsedp.own_loop.private_loop import PrivateLoader, PrivateModel, PrivateOptimizer
@@ -162,7 +162,9 @@ class Named(Dataset):
 
 
 def test_a_loss_of_its_own_form_calls_the_model_itself():
-    loss = PerSample(lambda model, batch: F.cross_entropy(model(batch["x"]), batch["y"], reduction="none"))
+    loss = PerExampleLoss(
+        lambda model, batch: F.cross_entropy(model(batch["x"]), batch["y"], reduction="none")
+    )
     inner = network()
     optimizer = torch.optim.SGD(inner.parameters(), lr=0.2, momentum=0.9)
     model, optimizer, loader = make_private(

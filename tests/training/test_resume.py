@@ -15,7 +15,7 @@ from torch import nn
 from every_day import by_method
 from sparsedp.callbacks.reports import Event, Result, StepReport
 from sparsedp.core.errors import DataError, PrivacyError, SparseDPError
-from sparsedp.methods import AUTO, MethodOptions, all_methods, build_plan, get_method
+from sparsedp.methods import MethodOptions, all_methods, build_plan, get_method
 from sparsedp.runs.ledger_file import FileLedger
 from sparsedp.sampling.loading import Loading
 
@@ -85,7 +85,7 @@ def test_other_optimizers_and_dropout_replay_to_the_bit(optimizer: str, tmp_path
             "adamw": lambda p: torch.optim.AdamW(p, lr=0.05),
             "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.01, momentum=0.5),
         }[optimizer],
-        "options": MethodOptions(active_ratio=AUTO),
+        "options": MethodOptions(active_ratio=0.15),
     }
     whole = advance(a_trainer(out=tmp_path / "whole", model=network(dropout=0.4), **make)).finish()
     cut = tmp_path / "cut"

@@ -21,7 +21,7 @@ from sparsedp.core.clip import FlatClip
 from sparsedp.core.errors import DataError, ModelError, SparseDPError
 from sparsedp.core.generators import SEED_BYTES
 from sparsedp.core.randomness import SeededRandomness
-from sparsedp.gradients.touched import TouchedRows
+from sparsedp.grad_sample.touched import TouchedRows
 from sparsedp.methods import MethodOptions, PlanSpec, build_plan
 from sparsedp.privacy import mechanism
 from sparsedp.privacy.accountants import plan_epsilon

@@ -12,7 +12,7 @@ from runs import ROWS, a_plan, a_trainer, advance, loss_fn, network, rows, weigh
 from torch import nn
 
 from sparsedp.callbacks.reports import Event, StepReport
-from sparsedp.core.batch import MicroBatch, PerSample
+from sparsedp.core.batch import MicroBatch, PerExampleLoss
 from sparsedp.core.errors import DataError, ModelError, SparseDPError
 from sparsedp.core.randomness import SeededRandomness
 from sparsedp.methods import MethodOptions, OffSupport, all_methods, build_plan, get_method
@@ -282,7 +282,7 @@ def test_a_general_loss_trains_too() -> None:
     other = Trainer(
         network(),
         rows(1),
-        PerSample(loss),
+        PerExampleLoss(loss),
         plan=a_plan(row),
         optimizer=OPTIMIZERS["momentum"],
         seed=0,

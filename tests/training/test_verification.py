@@ -16,7 +16,7 @@ from runs import a_trainer, advance
 
 import sparsedp
 from sparsedp.core.errors import DataError, PrivacyError
-from sparsedp.privacy.grid import NOISE
+from sparsedp.privacy.canonical import canonical
 from sparsedp.runs.checkpoint import read_checkpoint, write_checkpoint
 from sparsedp.runs.documents import digest_of, record_bytes
 from sparsedp.runs.ledger_lines import seal
@@ -25,7 +25,6 @@ from sparsedp.runs.verify import TIMING, Verification, verify
 
 pytestmark = pytest.mark.usefixtures("checked_once")
 
-OLD = Path(__file__).parents[1] / "runs_on_disk" / "written_by_0_1"
 FIELDS = [
     "format", "status", "dataset", "model", "method", "variant", "seed", "for_release", "private", "noise",
     "target_epsilon", "delta", "accountant", "unit", "units", "epsilon", "epsilon_spent", "steps_charged",
@@ -218,36 +217,18 @@ def test_an_older_checkpoint_put_back_is_found(tmp_path: Path) -> None:
     assert any("checkpoint.safetensors is as the run wrote it" in reason for reason in quick(out).reasons)
 
 
-@pytest.mark.parametrize("name", sorted(folder.name for folder in OLD.iterdir()))
-def test_a_run_of_version_0_1_verifies_and_says_what_nothing_binds(name: str) -> None:
-    found = quick(OLD / name)
-    assert found.reasons == ()
-    assert any("weights" in claim and "0.1" in claim for claim in found.not_checked)
-    assert any("dataset" in claim for claim in found.not_checked)
-
-
-@pytest.mark.parametrize("name", sorted(set(FIELDS) - BOUND_ALONE - {"status", "seed"}))
-def test_claims_of_version_0_1_are_computed_again_too(name: str, tmp_path: Path) -> None:
-    run = Path(shutil.copytree(OLD / "seeded-finished", tmp_path / "run"))
-    rewrite(run, lambda record: {**record, name: other(record.get(name))})
-    assert not quick(run).passed
-
-
-def test_a_run_of_version_0_1_cannot_claim_exact_noise(tmp_path: Path) -> None:
-    run = Path(shutil.copytree(OLD / "seeded-finished", tmp_path / "run"))
-    rewrite(run, lambda record: {**record, "noise": NOISE})
-    assert any(reason.startswith("the record's noise:") for reason in quick(run).reasons)
-
-
-@pytest.mark.parametrize("name", ["seeded-stopped", "seeded-killed", "unseeded-stopped"])
-def test_a_run_of_version_0_1_is_not_gone_on_with_and_stays_as_it_is(name: str, tmp_path: Path) -> None:
-    run = Path(shutil.copytree(OLD / name, tmp_path / "run"))
-    seed = 3 if name.startswith("seeded") else None
-    with pytest.raises(PrivacyError, match=r"resumed with 0\.1"):
-        a_trainer(out=run, seed=seed, resume=True, plan=Run.open(run).plan)
-    for file in OLD.joinpath(name).glob("*.*"):
-        assert (run / file.name).read_bytes() == file.read_bytes()
-    assert not Run.open(run).ledger.binds_files
+def test_a_run_of_an_older_format_is_refused_by_name(run: Path) -> None:
+    lines = (run / "ledger.jsonl").read_bytes().splitlines()
+    header = {key: value for key, value in json.loads(lines[0]).items() if key != "hash"}
+    line, _ = seal({**header, "format": 1}, "")
+    (run / "ledger.jsonl").write_bytes(line.encode() + b"\n")
+    plan = json.loads((run / "plan.json").read_text())
+    (run / "plan.json").write_text(canonical({**plan, "format": 1}) + "\n")
+    rewrite(run, lambda record: {**record, "format": 0})
+    reasons = " ".join(quick(run).reasons)
+    assert "format 1, expected a header of format 2" in reasons
+    assert "plan format: got 1, expected 2" in reasons
+    assert "got format 0, expected 1" in reasons
 
 
 def test_an_edit_that_is_accepted_changes_no_claim_and_none_gives_a_traceback(run: Path) -> None:

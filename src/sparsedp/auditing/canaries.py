@@ -19,7 +19,7 @@ from sparsedp.core.batch import MicroBatch
 from sparsedp.core.clip import Clip
 from sparsedp.core.layout import Layout
 from sparsedp.core.randomness import PrivateRandomness, PublicRandomness
-from sparsedp.gradients.query import Engine, Query
+from sparsedp.grad_sample.query import Engine, Query
 from sparsedp.privacy.grid import Grid
 from sparsedp.privacy.ledger import Charge, Ledger, MemoryLedger
 from sparsedp.privacy.mechanism import privatize

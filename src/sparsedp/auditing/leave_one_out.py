@@ -20,7 +20,7 @@ from sparsedp.auditing.subject import Setting, Subject, device_of
 from sparsedp.auditing.sums import UnitSum
 from sparsedp.core.generators import own_generators
 from sparsedp.core.randomness import PublicRandomness
-from sparsedp.gradients.query import Query
+from sparsedp.grad_sample.query import Query
 from sparsedp.sampling.poisson import LogicalBatch, PoissonSampler
 
 LARGEST_BATCH = 2048

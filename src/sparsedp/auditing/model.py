@@ -18,7 +18,7 @@ from sparsedp.auditing.coins import AbsentUnits, fair_coins
 from sparsedp.auditing.estimators import Scores, Vector, epsilon_by_guesses, epsilon_by_shape
 from sparsedp.auditing.leave_one_out import rows_of
 from sparsedp.auditing.subject import Subject, device_of
-from sparsedp.core.batch import PerSample, check_losses, row_count, to_device
+from sparsedp.core.batch import PerExampleLoss, check_losses, row_count, to_device
 from sparsedp.core.errors import SparseDPError
 from sparsedp.core.randomness import PublicRandomness
 from sparsedp.optimizers.rule import OptimizerChoice, Rate, default_optimizer
@@ -139,7 +139,7 @@ def _one_training(subject: Subject, fresh: nn.Module, how: Training, tick: Calla
     trainer = Trainer(
         copy.deepcopy(fresh),
         data,
-        PerSample(subject.loss),
+        PerExampleLoss(subject.loss),
         plan=plan,
         optimizer=how.optimizer or default_optimizer(how.lr, plan),
         loading=subject.loading,

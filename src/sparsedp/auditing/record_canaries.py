@@ -12,7 +12,7 @@ from sparsedp.auditing.estimators import Scores
 from sparsedp.auditing.leave_one_out import batch_of, generators_of_a_step
 from sparsedp.auditing.subject import Setting, Subject
 from sparsedp.core.randomness import PublicRandomness, SystemRandomness
-from sparsedp.gradients.query import Query
+from sparsedp.grad_sample.query import Query
 
 COMPANY = 7
 """Other units in the batch; the attacker knows them."""

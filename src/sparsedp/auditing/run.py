@@ -14,7 +14,7 @@ from sparsedp.auditing.attack import STEPS, attack
 from sparsedp.auditing.model import Training
 from sparsedp.auditing.result import AuditResult
 from sparsedp.auditing.subject import Subject
-from sparsedp.core.batch import PerSample, Rows, per_sample_loss
+from sparsedp.core.batch import PerExampleLoss, Rows, per_sample_loss
 from sparsedp.core.errors import PrivacyError, SparseDPError
 from sparsedp.methods import Method, MethodOptions, build_plan
 from sparsedp.methods.spec import METHOD, Asked, check_asked
@@ -31,7 +31,7 @@ from sparsedp.training.planning import count_units
 def audit(
     model: nn.Module,
     train_dataset: Dataset[Any],
-    loss_fn: Callable[[Any, Tensor], Tensor] | PerSample,
+    loss_fn: Callable[[Any, Tensor], Tensor] | PerExampleLoss,
     plan: Plan | None = None,
     *,
     method: str | Method | None = None,

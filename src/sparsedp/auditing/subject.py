@@ -16,8 +16,8 @@ from sparsedp.core.geometry import Geometry
 from sparsedp.core.layout import Layout
 from sparsedp.core.randomness import PublicRandomness
 from sparsedp.core.support import Support
-from sparsedp.gradients import make_engine
-from sparsedp.gradients.query import Engine
+from sparsedp.grad_sample import make_engine
+from sparsedp.grad_sample.query import Engine
 from sparsedp.methods import Controller, Knowledge
 from sparsedp.privacy.plan import Phase, Plan
 from sparsedp.sampling.loading import Loading

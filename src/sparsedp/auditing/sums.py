@@ -15,7 +15,7 @@ from sparsedp.auditing.subject import Subject
 from sparsedp.core.clip import Clip
 from sparsedp.core.layout import Layout
 from sparsedp.core.randomness import PublicRandomness
-from sparsedp.gradients.check import PROBE_ROWS
+from sparsedp.grad_sample.check import PROBE_ROWS
 from sparsedp.privacy.channels import ChannelSum
 from sparsedp.privacy.mechanism import BoundedSum
 from sparsedp.privacy.normalisation import NORMALISE

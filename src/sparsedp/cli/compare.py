@@ -88,7 +88,7 @@ def carry_out(experiment: Experiment, out: Path, workers: int, as_json: bool) ->
 
     runs = experiment.runs()
     claim(out, experiment)
-    place = Workplace(Results(out / "records"), out, keep_runs=True, workers=workers)
+    place = Workplace(Results(out / "records.jsonl", experiment.name), out, keep_runs=True, workers=workers)
     status = run_on_screen(experiment, runs, place, as_json)
     report = write_report_of(out) if status.records else None
     if as_json:

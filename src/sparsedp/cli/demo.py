@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.resources import files
 from pathlib import Path
 from typing import Annotated
 
@@ -21,15 +20,15 @@ def demo(
 ) -> None:
     """Compare five methods on scikit-learn's digits at epsilon 3 and 8: two minutes at most, nothing to download.
 
-    Ends with a table, a report in HTML, and what to try next. Settings: configs/demo.toml. Give the command again to
-    see the same runs again, or --out elsewhere for new ones.
+    Ends with a table, a report in HTML, and what to try next. Settings: experiments/configs/demo.toml. Run it
+    again to see the same runs, or --out elsewhere for new ones.
     """
     from dataclasses import replace
 
     from sparsedp.cli.compare import carry_out
     from sparsedp.experiments.config import read_experiment, read_seeds
 
-    experiment = read_experiment(Path(str(files("sparsedp.cli") / "demo.toml")))
+    experiment = read_experiment("demo")
     if seeds is not None:
         experiment = replace(experiment, seeds=read_seeds(seeds))
     carry_out(experiment, out, options.processes(workers), as_json)

@@ -42,8 +42,8 @@ ClipNorm = Annotated[
     typer.Option(metavar="C|C1,C2", help="Bound on a unit's gradient; two for warm-up and main phase."),
 ]
 ActiveRatio = Annotated[
-    str | None,
-    typer.Option(metavar="RATIO|auto", help="Share of the coordinates trained; the method has a default."),
+    float | None,
+    typer.Option(metavar="RATIO", help="Share of the coordinates trained; the method has a default."),
 ]
 Classes = Annotated[
     str | None,
@@ -86,13 +86,6 @@ def numbers(text: str, name: str) -> list[float]:
     return found
 
 
-def ratio(text: str | None) -> float | str | None:
-    """An active ratio as typed."""
-    if text is None or text == "auto":
-        return text
-    return numbers(text, "active-ratio")[0]
-
-
 def bounds(text: str | None) -> float | list[float] | None:
     """A clip norm as typed, or a pair of them."""
     if text is None:
@@ -106,7 +99,7 @@ def names(text: str | None) -> list[str] | None:
     return None if text is None else listed(text)
 
 
-READ = {"clip_norm": bounds, "active_ratio": ratio, "classes": names}
+READ = {"clip_norm": bounds, "classes": names}
 """Flags whose text is read here; the others come as they are."""
 
 

@@ -101,7 +101,7 @@ def plan(
     from sparsedp.methods.quote import quote
     from sparsedp.privacy import NominalSplit, PrivateNormalisation
 
-    ratio, clip = options.ratio(active_ratio), options.bounds(clip_norm)
+    clip = options.bounds(clip_norm)
     asked: Asked = {
         "batch_size": batch_size,
         "epochs": epochs,
@@ -115,7 +115,7 @@ def plan(
     }
     told = {"all": parameters, "head": head_parameters, "bias": bias_parameters}
     size = _size(model, {name: count for name, count in told.items() if count is not None} | _parts(part))
-    changes = None if ratio is None else MethodOptions.from_json({"active_ratio": ratio})
+    changes = None if active_ratio is None else MethodOptions(active_ratio=active_ratio)
     spec, reason = _spec(method, changes, size, asked, units=records, unit=unit)
     if not spec.method.warm_up and (phase1_epochs is not None or phase1_budget is not None or equal_noise):
         raise SparseDPError(

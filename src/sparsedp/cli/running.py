@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import typer
@@ -20,7 +19,6 @@ from sparsedp.core.errors import SparseDPError
 from sparsedp.core.rounding import rounded_up
 from sparsedp.experiments.config import Experiment
 from sparsedp.experiments.grid import GridRun
-from sparsedp.experiments.results import Results
 from sparsedp.experiments.runner import Status, Workplace, run_all
 from sparsedp.experiments.table import UNRESOLVED, Row, make_rows, verdict
 from sparsedp.report.statistics import Estimate
@@ -124,7 +122,7 @@ def summary(experiment: Experiment, status: Status, place: Workplace) -> dict[st
         "done": len(status.records),
         "failed": list(status.failures.values()),
         "rows": [row.to_json() for row in rows],
-        "records": [str(file) for file in _files(place.results, status.records)],
+        "records": str(place.results.path),
     }
 
 
@@ -140,10 +138,6 @@ def rows_of(experiment: Experiment, status: Status) -> tuple[Row, ...]:
         known = sorted({name for record in ordered for name in record["metrics"]})
         raise SparseDPError(f"metric: no run has {experiment.metric!r}; expected one of {', '.join(known)}")
     return rows
-
-
-def _files(results: Results, records: Mapping[int, Any]) -> list[Path]:
-    return sorted(results.path.glob("*.json")) if records else []
 
 
 def _difference(found: Estimate | None) -> str:

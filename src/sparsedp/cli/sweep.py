@@ -18,10 +18,18 @@ _SMOKE = {"subset": 256, "batch_size": 32}
 
 def sweep(
     config: Annotated[
-        Path, typer.Argument(metavar="CONFIG.toml", help="The experiment; see docs/experiments.md.")
+        str,
+        typer.Argument(
+            metavar="NAME | FILE.toml",
+            help="A committed experiment by its name, or a file that holds one; see docs/experiments.md.",
+        ),
     ],
     out: Annotated[
-        Path | None, typer.Option(help="Folder of the records; results/NAME/records by default.")
+        Path | None,
+        typer.Option(
+            metavar="FILE.jsonl",
+            help="Append records to this file; by default that of the experiment's family, or results/NAME.jsonl.",
+        ),
     ] = None,
     work: Annotated[
         Path | None, typer.Option(help="Folder of unfinished runs; runs/NAME by default.")
@@ -38,16 +46,16 @@ def sweep(
         bool,
         typer.Option(
             "--smoke",
-            help="One epoch (three with a probe) on 256 records of each run, to see that all of it works.",
+            help="One epoch on 256 records of each run, to see that all of it works.",
         ),
     ] = False,
     workers: options.Workers = None,
     threads: options.Threads = 1,
     as_json: options.Json = False,
 ) -> None:
-    """Run every cell of an experiment, seed by seed, and keep one small record per run.
+    """Run every cell of an experiment, seed by seed, and keep one line of JSON per run.
 
-    Example: `sparsedp sweep configs/mnist.toml`
+    Example: `sparsedp sweep rs-figure2`
 
     What has a record is skipped, so the same command goes on after a stop or a kill, and a partial sweep is already a
     table: all cells at the first seed come first.
@@ -55,7 +63,7 @@ def sweep(
     from dataclasses import replace
 
     from sparsedp.cli.running import results_table, rows_of, run_on_screen, summary
-    from sparsedp.experiments.config import read_experiment, read_seeds
+    from sparsedp.experiments.config import read_experiment, read_seeds, records_of
     from sparsedp.experiments.forecast import forecast
     from sparsedp.experiments.results import Results
     from sparsedp.experiments.runner import Status, Workplace
@@ -68,7 +76,7 @@ def sweep(
     runs = experiment.runs()
     if smoke:
         runs = tuple(run.smoke(**_SMOKE) for run in runs if run.seed == experiment.seeds[0])
-    results = Results(out or (Path("runs" if smoke else "results") / name / "records"))
+    results = Results(out or (Path("runs") / f"{name}.jsonl" if smoke else records_of(config)), name)
     place = Workplace(results, work or Path("runs") / name, keep_runs, processes, threads)
     expected: Forecast | None = None
     if dry_run:
@@ -80,10 +88,10 @@ def sweep(
             expected = forecast(runs, found)
     else:
         status = run_on_screen(experiment, runs, place, as_json)
-    strangers = len(results.strangers(runs))
+    stale = len(results.stale(runs))
     if as_json:
         hours = {"expected_hours": expected.hours(place.workers)} if expected else {}
-        emit({**summary(experiment, status, place), "left": status.left, "other_records": strangers, **hours})
+        emit({**summary(experiment, status, place), "left": status.left, "other_records": stale, **hours})
     else:
         screen = people(as_json)
         if status.records:
@@ -93,9 +101,9 @@ def sweep(
         )
         if expected is not None and expected.runs:
             screen.print(in_words(expected, place.workers), soft_wrap=True)
-        if strangers:
+        if stale:
             aside().print(
-                f"{strangers} other records there belong to another config or an older one; left alone."
+                f"{stale} other records there belong to another config or an older one; left alone."
             )
     if status.failures:
         raise typer.Exit(Exit.FAILED_RUNS)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import functools
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -98,16 +101,13 @@ def to_device(rows: Rows, device: torch.device) -> Rows:
 
 
 def supervised(criterion: Callable[[Any, Tensor], Tensor]) -> PerSampleLoss:
-    """A per-sample loss from a criterion on (output, target), for data sets of (input, target) pairs.
-
-    The criterion must keep one loss per row: `nn.CrossEntropyLoss(reduction="none")`, not its default mean.
-    """
+    """A per-example loss from a criterion on (output, target) that keeps one loss per example."""
 
     def loss(model: Callable[..., Any], rows: Rows) -> Tensor:
         if not isinstance(rows, (tuple, list)) or len(rows) != 2:
             raise DataError(
                 f"got a batch of type {type(rows).__name__}, expected (inputs, targets); "
-                "for other data pass loss_fn=PerSample(lambda model, rows: ...)"
+                "for other data pass loss_fn=PerExampleLoss(lambda model, rows: ...)"
             )
         inputs, targets = rows
         return criterion(model(inputs), targets)
@@ -116,40 +116,97 @@ def supervised(criterion: Callable[[Any, Tensor], Tensor]) -> PerSampleLoss:
 
 
 @dataclass(frozen=True, slots=True)
-class PerSample:
-    """Marks a loss of the general form `loss(model, rows)`, which calls the model itself on whatever a batch is.
+class PerExampleLoss:
+    """A loss of the general form `loss(model, batch)`, one number per example, that calls the model itself.
 
-    >>> PerSample(lambda model, rows: (model(rows["x"]) - rows["y"]).square().mean(dim=1))  # doctest: +ELLIPSIS
-    PerSample(loss=...)
+    >>> PerExampleLoss(lambda model, batch: (model(batch["x"]) - batch["y"]).square().mean(1))  # doctest: +ELLIPSIS
+    PerExampleLoss(loss=...)
     """
 
     loss: PerSampleLoss
 
+    def __call__(self, model: Callable[..., Any], batch: Rows) -> Tensor:
+        """One loss per example of a batch."""
+        return self.loss(model, batch)
 
-def per_sample_loss(loss_fn: Callable[[Any, Tensor], Tensor] | PerSample) -> PerSampleLoss:
-    """The per-sample loss a user means: `PerSample` as it is, a criterion on (output, target) by `supervised`.
 
-    Raises:
-        SparseDPError: the criterion averages or sums over rows.
-    """
-    if isinstance(loss_fn, PerSample):
+def per_sample_loss(loss_fn: Callable[[Any, Tensor], Tensor] | PerExampleLoss) -> PerSampleLoss:
+    """The per-example loss a user means: `PerExampleLoss` as it is, a criterion taken apart by `unreduced`."""
+    if isinstance(loss_fn, PerExampleLoss):
         return loss_fn.loss
     if isinstance(loss_fn, type):
         raise SparseDPError(
-            f'loss_fn: got the class {loss_fn.__name__}, expected an instance: {loss_fn.__name__}(reduction="none")'
+            f"loss_fn: got the class {loss_fn.__name__}, expected an instance: {loss_fn.__name__}()"
         )
     if not callable(loss_fn):
         raise SparseDPError(
-            f"loss_fn: got {loss_fn!r}, expected a criterion on (output, target), such as "
-            'nn.CrossEntropyLoss(reduction="none"), or PerSample(lambda model, rows: ...)'
+            f"loss_fn: got {loss_fn!r}, expected a criterion on (output, target), such as nn.CrossEntropyLoss(), or "
+            "PerExampleLoss(lambda model, batch: ...)"
         )
-    reduction = getattr(loss_fn, "reduction", "none")
-    if reduction != "none":
+    return supervised(unreduced(loss_fn))
+
+
+_OVER_AN_EXAMPLE = {"none": torch.mean, "mean": torch.mean, "sum": torch.sum, "batchmean": torch.sum}
+"""What a reduction of the whole batch does to the numbers of one example."""
+
+
+def unreduced(criterion: Callable[[Any, Tensor], Tensor]) -> Callable[[Any, Tensor], Tensor]:
+    """The criterion with one loss per example, whatever its reduction: a copy of it that does not reduce.
+
+    Numbers of one example (tokens, pixels, outputs) are averaged, or added up where the criterion adds up.
+
+    **Edge cases.** Class weights multiply an example's loss and are not divided by their sum; an ignored target
+    counts as a loss of zero. A criterion without `reduction` is taken as it is.
+
+    Raises:
+        SparseDPError: it reduces in a way that cannot be taken apart.
+    """
+    reduction = _reduction_of(criterion)
+    if reduction not in _OVER_AN_EXAMPLE:
         raise SparseDPError(
-            f'loss_fn: got {type(loss_fn).__name__}(reduction={reduction!r}), expected reduction="none": '
-            "gradients are clipped sample by sample, which a mean or sum over rows does not allow"
+            f"loss_fn: got reduction={reduction!r}, expected 'mean', 'sum' or 'none': gradients are clipped example "
+            "by example, so the loss of one example must be told from the batch's. Give "
+            "PerExampleLoss(lambda model, batch: ...)"
         )
-    return supervised(loss_fn)
+    keeping: Any = criterion
+    reduce = _OVER_AN_EXAMPLE[reduction]
+    if reduction != "none" and hasattr(criterion, "reduction"):
+        keeping = copy.copy(criterion)
+        keeping.reduction = "none"
+    elif reduction != "none":
+        keeping = functools.partial(keeping, reduction="none")
+
+    def losses(output: Any, target: Tensor) -> Tensor:
+        found: Tensor = keeping(output, target)
+        if not isinstance(found, Tensor) or found.dim() < 2:
+            return found
+        _refuse_broadcast(found, output, target)
+        return reduce(found.flatten(1), dim=1)
+
+    return losses
+
+
+def _reduction_of(criterion: Callable[..., Any]) -> object:
+    """What a criterion's attribute or its argument `reduction` says; "none" where it has neither."""
+    if hasattr(criterion, "reduction"):
+        return criterion.reduction
+    try:
+        argument = inspect.signature(criterion).parameters.get("reduction")
+    except (TypeError, ValueError):  # builtin functions have no signature
+        return "none"
+    return "none" if argument is None or isinstance(criterion, torch.nn.Module) else argument.default
+
+
+def _refuse_broadcast(losses: Tensor, output: Any, target: Any) -> None:
+    """Refuse (n, 1) outputs against (n,) targets: every example is compared with every target."""
+    if not isinstance(output, Tensor) or not isinstance(target, Tensor):
+        return
+    if losses.numel() > max(output.numel(), target.numel()):
+        raise SparseDPError(
+            f"loss_fn: got outputs of {output.dim()} axes and targets of {target.dim()}, which are broadcast against "
+            "each other, so that every example is compared with every target. Give both the same shape, such as "
+            "output.squeeze(1) in the model's forward, or targets of shape (1,) in the data set"
+        )
 
 
 def check_losses(losses: Tensor, rows: int) -> Tensor:

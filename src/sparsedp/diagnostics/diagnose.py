@@ -31,8 +31,8 @@ from sparsedp.diagnostics.sparsification import kappa, progress_measure
 from sparsedp.diagnostics.symmetry import symmetry_error
 from sparsedp.diagnostics.trajectory import Waypoint, energy_capture, measure
 from sparsedp.diagnostics.view import Proxy, RunView
-from sparsedp.gradients import make_engine
-from sparsedp.gradients.query import Engine
+from sparsedp.grad_sample import make_engine
+from sparsedp.grad_sample.query import Engine
 from sparsedp.methods.timeline import noise_on_mean
 from sparsedp.ranks.here import refuse_ranks
 from sparsedp.runs.reader import Run, load_weights

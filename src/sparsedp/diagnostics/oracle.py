@@ -21,7 +21,7 @@ from sparsedp.core.support import Support
 from sparsedp.diagnostics.convergence import clipping_bias_bound
 from sparsedp.diagnostics.nonprivate import NonPrivate
 from sparsedp.diagnostics.quality import energy_captured
-from sparsedp.gradients.query import Engine, Query
+from sparsedp.grad_sample.query import Engine, Query
 
 Progress = Callable[[int, int], None]
 """Called with (done, all) as work goes on."""

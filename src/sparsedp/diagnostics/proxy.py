@@ -43,9 +43,9 @@ class PureNoise:
 def pure_noise(size: int, dimension: int, squares: int) -> PureNoise:
     """The null of `rho_sig`, for scores that average `squares` independent squares less their expectation.
 
-    `squares` is the number of warm-up steps T for the energy score, of blocks for the block-coherent and 1 for the
-    coherent score. With `X = chi2_n/n`, the null is `E[X - 1; X > u]/E[X - 1; X > 1]`, where u is X's upper k/d
-    quantile; the standard deviation is that of the ratio of the two sums to first order in 1/d.
+    `squares` is the number of warm-up steps T for the energy score and 1 for the coherent score. With `X = chi2_n/n`,
+    the null is `E[X - 1; X > u]/E[X - 1; X > 1]`, where u is X's upper k/d quantile; the standard
+    deviation is that of the ratio of the two sums to first order in 1/d.
 
     **Edge cases.** When more than the positive scores are kept, it is 1 without deviation.
     """

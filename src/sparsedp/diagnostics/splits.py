@@ -71,6 +71,4 @@ def why_nothing(run: Run) -> str:
         )
     if run.warming_up:
         return f"{nothing}its warm-up is not over; go on with `sparsedp train --resume {run.path}`, or resume=True"
-    return (
-        f"{nothing}too many steps were lost, or version 0.1 began it, which kept them on request; train again"
-    )
+    return f"{nothing}too many steps were lost; train again"

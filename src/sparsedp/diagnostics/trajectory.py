@@ -24,7 +24,7 @@ from sparsedp.diagnostics.curvature import mean_loss
 from sparsedp.diagnostics.nonprivate import NonPrivate
 from sparsedp.diagnostics.oracle import clipping_report, mean_gradient
 from sparsedp.diagnostics.quality import energy_captured, trajectory_capture
-from sparsedp.gradients import make_engine
+from sparsedp.grad_sample import make_engine
 from sparsedp.runs.history import EpochReport
 from sparsedp.runs.snapshots import Snapshot
 

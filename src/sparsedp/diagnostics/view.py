@@ -14,11 +14,7 @@ from sparsedp.methods.timeline import WARM_UP
 from sparsedp.privacy.plan import Plan
 from sparsedp.runs.reader import Run
 
-_SQUARES: Mapping[str, Callable[[int, Mapping[str, Any]], int]] = {
-    "energy": lambda steps, ranking: steps,
-    "coherent": lambda steps, ranking: 1,
-    "block-coherent": lambda steps, ranking: max(1, steps // ranking["block"]),
-}
+_SQUARES: Mapping[str, Callable[[int], int]] = {"energy": lambda steps: steps, "coherent": lambda steps: 1}
 """How many independent squares a score averages over a warm-up; rankings not listed have no proxy energy."""
 
 
@@ -65,7 +61,7 @@ class RunView:
         squares_of = _SQUARES.get(self.ranking["name"])
         if squares_of is None:
             return None
-        squares = squares_of(warm_up.steps, self.ranking)
+        squares = squares_of(warm_up.steps)
         null = pure_noise(self.support.size, self.support.dimension, squares)
         return Proxy(proxy_concentration(self.scores, self.support), null)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,6 +13,11 @@ from typing import Any
 from sparsedp.core.errors import SparseDPError
 from sparsedp.experiments.grid import CellRule, GridAxis, GridRun, make_runs
 from sparsedp.experiments.settings import KINDS, checked
+
+LABORATORY = Path(__file__).parents[3] / "experiments"
+CONFIGS, RESULTS = LABORATORY / "configs", LABORATORY / "results"
+OTHERS = ("figures", "partition", "audit")
+"""Files of configs that other commands read."""
 
 _TOP = ("title", "description", "seeds", "metric", "contrast", "base", "grid", "override", "skip")
 
@@ -31,6 +37,7 @@ class Experiment:
     Attributes:
         name: of the file, and of its results.
         title: one line for tables.
+        description: what it is about, in a few sentences.
         base: settings of every cell.
         axes: the grid.
         rules: overrides and skips, in the file's order; later ones win.
@@ -41,6 +48,7 @@ class Experiment:
 
     name: str
     title: str
+    description: str
     base: Mapping[str, Any]
     axes: tuple[GridAxis, ...]
     rules: tuple[CellRule, ...]
@@ -56,16 +64,76 @@ class Experiment:
         return tuple(replace(run, settings=_checked_run(run, check)) for run in drafts)
 
 
-def read_experiment(path: Path | str) -> Experiment:
-    """The experiment in a file.
+def read_experiment(config: Path | str) -> Experiment:
+    """The experiment in a file of its own, or a committed one by its name.
 
     Raises:
-        SparseDPError: not a file, not TOML, or not an experiment; it says where and what.
+        SparseDPError: no such file or name, not TOML, or not an experiment; it says where and what.
     """
-    path = Path(path)
+    path = Path(config)
+    if path.suffix != ".toml":
+        return _committed(str(config))
     content = read_toml(path)
+    if not _is_alone(content):
+        raise SparseDPError(f"{path}: got no [base], but {_several(content)}")
     with naming(path):
         return parse_experiment(content, path.stem)
+
+
+def read_family(path: Path) -> dict[str, Experiment]:
+    """Every experiment of a file, by name: one in each table, or one alone that is named as the file.
+
+    Raises:
+        SparseDPError: as `read_experiment`.
+    """
+    found, tables = {}, read_toml(path)
+    for name, content in (tables if not _is_alone(tables) else {path.stem: tables}).items():
+        with naming(path):
+            if not isinstance(content, dict):
+                raise SparseDPError(f"got {name} = {content!r}, expected a table [{name}] with an experiment")
+            found[name] = parse_experiment(content, name)
+    return found
+
+
+def committed_families() -> dict[str, Path]:
+    """The file of every committed experiment, by the experiment's name."""
+    return {
+        name: path
+        for path in sorted(CONFIGS.glob("*.toml"))
+        if path.stem not in OTHERS
+        for name in read_toml(path)
+    }
+
+
+def records_of(config: Path | str) -> Path:
+    """The file of an experiment's records: that of its family, or one of its own under `results` here."""
+    path = Path(config)
+    if path.suffix == ".toml":
+        return Path("results") / f"{path.stem}.jsonl"
+    return RESULTS / f"{_family(str(config)).stem}.jsonl"
+
+
+def _is_alone(content: Mapping[str, Any]) -> bool:
+    return bool({"base", "grid"} & set(content))
+
+
+def _committed(name: str) -> Experiment:
+    path = _family(name)
+    with naming(path):
+        return parse_experiment(read_toml(path)[name], name)
+
+
+def _family(name: str) -> Path:
+    known = committed_families()
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=3)
+        hint = f"did you mean {', '.join(near)}?" if near else f"its configs are in {CONFIGS}"
+        raise SparseDPError(f"no experiment named {name!r}; {hint}, or give the path of a TOML file")
+    return known[name]
+
+
+def _several(content: Mapping[str, Any]) -> str:
+    return f"the experiments {', '.join(content)}; give the name of one instead of the file"
 
 
 @contextmanager
@@ -107,6 +175,7 @@ def parse_experiment(content: Mapping[str, Any], name: str) -> Experiment:
     return Experiment(
         name=name,
         title=str(content.get("title", name)),
+        description=str(content.get("description", "")).strip(),
         base=base,
         axes=axes,
         rules=(*overrides, *skips),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import math
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,18 +13,18 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, LRScheduler
 
 from sparsedp.callbacks.reports import Callback, Result
-from sparsedp.core.batch import PerSample
-from sparsedp.core.errors import SparseDPError
+from sparsedp.core.batch import PerExampleLoss
+from sparsedp.core.errors import ModelError, SparseDPError
 from sparsedp.datasets import DATASETS
 from sparsedp.datasets.bundle import DataBundle
+from sparsedp.datasets.cache import Arrays, cached_arrays
 from sparsedp.datasets.download import public_checksum
 from sparsedp.datasets.features import Dense
-from sparsedp.evaluation.evaluate import Evaluator
 from sparsedp.experiments.datasets import check_dataset, load_data
 from sparsedp.experiments.evaluation import evaluator
 from sparsedp.experiments.networks import build_model, check_model
@@ -35,9 +37,8 @@ from sparsedp.optimizers.noise_aware import AdamBC, LowPassSGD
 from sparsedp.optimizers.rule import MOMENTUM, OptimizerChoice, Rate
 from sparsedp.optimizers.table_rate import rate_for_table
 from sparsedp.runs.record import About
-from sparsedp.training.fit import fit
-from sparsedp.training.fixed_part import split_at_lowest_trained
-from sparsedp.training.kept_features import keep_features, kept_folder
+from sparsedp.training.features import extract_features
+from sparsedp.training.fit import fit, public_weights
 from sparsedp.training.normalised import Normalised
 
 _OPTIMIZERS: Mapping[str, Callable[[Settings, float], OptimizerChoice]] = MappingProxyType(
@@ -97,7 +98,10 @@ def execute(
     if isinstance(model, LeastSquares):
         callbacks = (*callbacks, keep_noise_down(model))
     optimizer = optimizer_of(found)
-    return fit(
+    whole, named = model, about(found, bundle)
+    if found.cache_features:
+        model, bundle = _head_on_features(model, bundle)
+    result = fit(
         model,
         bundle.train,
         loss_of(model),
@@ -106,10 +110,7 @@ def execute(
         optimizer=optimizer,
         lr=rate_of(found, bundle, model) if optimizer is None else None,
         scheduler=_SCHEDULERS[found.scheduler],
-        evaluate=_evaluator(bundle, model)
-        if found.cache_features
-        else evaluator(bundle.test, ranked=bundle.ranked),
-        cache_features=kept_folder() if found.cache_features else None,
+        evaluate=evaluator(bundle.test, ranked=bundle.ranked),
         out=out,
         resume=resume,
         seed=found.seed,
@@ -118,13 +119,14 @@ def execute(
         public_scores=None if found.public_scores is None else read_scores(Path(found.public_scores)),
         callbacks=(*callbacks, *watch(model)),
         progress=progress,
-        about=about(found, bundle),
+        about=replace(named, schema={**(named.schema or {}), **public_weights(whole)}),
         **found.training(),
         **found.asked(),
     )
+    return replace(result, model=whole.eval()) if found.cache_features else result
 
 
-def loss_of(model: nn.Module) -> nn.Module | PerSample:
+def loss_of(model: nn.Module) -> nn.Module | PerExampleLoss:
     """What a model of the table is trained with; it may stand behind private constants."""
     return nn.CrossEntropyLoss(reduction="none") if moments_in(model) is None else moments_loss()
 
@@ -164,12 +166,35 @@ def _in_one_release(settings: Settings, model: LeastSquares, units: int) -> Sett
     )
 
 
-def _evaluator(bundle: DataBundle, model: nn.Module) -> Evaluator:
-    """As `evaluator`, with the model's fixed part run once over the held-out records."""
-    below, above = split_at_lowest_trained(model)
-    kept = keep_features(below, bundle.test, None, kept_folder(), "held-out features")
-    of_features = evaluator(replace(bundle.test, features=Dense(kept.features)), ranked=bundle.ranked)
-    return lambda _whole: of_features(above)
+def _head_on_features(model: nn.Module, bundle: DataBundle) -> tuple[nn.Module, DataBundle]:
+    """The part of a network that is trained, and the data as the frozen part below it gives them."""
+    parts = list(model.named_children()) if isinstance(model, nn.Sequential) else []
+    trained = [any(p.requires_grad for p in part.parameters()) for _, part in parts]
+    cut = trained.index(True) if any(trained) else 0
+    if cut == 0:
+        raise ModelError(
+            f"cache_features: got a {type(model).__name__}, expected an nn.Sequential whose first parts are frozen"
+        )
+    body, head = (nn.Sequential(OrderedDict(some)) for some in (parts[:cut], parts[cut:]))
+    return head, replace(
+        bundle,
+        train=replace(bundle.train, features=Dense(_features(body, bundle, "train"))),
+        test=replace(bundle.test, features=Dense(_features(body, bundle, "test"))),
+    )
+
+
+def _features(body: nn.Module, bundle: DataBundle, side: str) -> Tensor:
+    """Of one side; on disk for data that has a fingerprint."""
+    split = bundle.train if side == "train" else bundle.test
+
+    def make() -> Arrays:
+        return {"features": extract_features(body, split).tensors[0].float().numpy()}
+
+    if bundle.fingerprint is None:
+        return torch.from_numpy(make()["features"])
+    weights = b"".join(value.cpu().numpy().tobytes() for value in body.state_dict().values())
+    key = f"{bundle.fingerprint}|{side}|{body}|{hashlib.sha256(weights).hexdigest()}"
+    return torch.from_numpy(cached_arrays(key, ("features",), make)["features"])
 
 
 def about(settings: Settings, bundle: DataBundle) -> About:

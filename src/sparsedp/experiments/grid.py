@@ -9,8 +9,6 @@ from typing import Any, NamedTuple
 
 from sparsedp.core.errors import SparseDPError
 from sparsedp.experiments.settings import KINDS, Settings, checked
-from sparsedp.methods.stages import PROBE
-from sparsedp.methods.table import all_methods
 
 Values = Mapping[str, Any]
 
@@ -87,10 +85,8 @@ class GridRun:
         return replace(self, settings=replace(self.settings, **changes))
 
     def smoke(self, subset: int, batch_size: int) -> GridRun:
-        """The same on a few records, for an epoch; for three where a probe takes one of them."""
-        probing = {method.name for method in all_methods() if PROBE in method.stages}
-        epochs = 3 if self.settings.method in probing else 1
-        return self.with_settings(epochs=epochs, subset=subset, batch_size=batch_size)
+        """The same on a few records, for an epoch."""
+        return self.with_settings(epochs=1, subset=subset, batch_size=batch_size)
 
     @property
     def title(self) -> str:

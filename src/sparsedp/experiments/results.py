@@ -1,20 +1,28 @@
-"""Records of an experiment: one small JSON file per run, final metrics only, with all it takes to run it again."""
+"""Records of experiments: one line of JSON for each run, with final metrics and all it takes to run it again.
+
+A file holds the records of a family of experiments. One process at a time appends a line; a line that a kill tore off
+is no record. A record is found by its experiment and the hash of its settings.
+"""
 
 from __future__ import annotations
 
+import fcntl
+import json
+import os
 import subprocess
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
-import sparsedp
 from sparsedp.core.errors import DataError, SparseDPError
-from sparsedp.core.files import read_json, write_json
 from sparsedp.experiments.grid import GridRun
 
 FORMAT = 1
+
+Row = Mapping[str, Any]
 
 _FROM_RUN = (
     "dataset", "model", "method", "variant", "seed", "for_release", "private", "target_epsilon", "epsilon",
@@ -24,52 +32,96 @@ _FROM_RUN = (
 """What is taken over from a run's own record."""
 
 
+def read_rows(path: Path) -> tuple[Row, ...]:
+    """The rows of a file, in its order; none if there is no file. A torn last line is left out.
+
+    Raises:
+        DataError: a line before the last one is damaged.
+    """
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return ()
+    rows = []
+    for number, line in enumerate(content.split(b"\n")[:-1], start=1):
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise DataError(
+                f"{path}, line {number}: not JSON ({error}); restore the file, or delete the line to run it again"
+            ) from error
+        rows.append(row)
+    return tuple(rows)
+
+
+def append_row(path: Path, row: Row) -> None:
+    """Add a row, on disk when this returns. What a kill left of a last line is removed first.
+
+    Raises:
+        SparseDPError: the file cannot be written.
+    """
+    line = json.dumps(row, allow_nan=False, ensure_ascii=False, separators=(", ", ": ")).encode() + b"\n"
+    make_file(path)
+    with open(path, "r+b") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        content = file.read()
+        file.truncate(content.rfind(b"\n") + 1)
+        file.seek(0, os.SEEK_END)
+        file.write(line)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def make_file(path: Path) -> None:
+    """Make an empty file where there is none, before hours of work are done for it.
+
+    Raises:
+        SparseDPError: it cannot be made or written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.open("ab").close()
+    except OSError as error:
+        raise SparseDPError(f"cannot write to {path} ({error}); give another file") from error
+
+
 @dataclass(frozen=True, slots=True)
 class Results:
-    """A folder of records."""
+    """The records of one experiment, in a file that may hold those of others too."""
 
     path: Path
-
-    def make(self) -> None:
-        """Make the folder, before hours of work are done for it.
-
-        Raises:
-            SparseDPError: it cannot be made.
-        """
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise SparseDPError(f"cannot write to {self.path} ({error}); give another folder") from error
-
-    def file(self, run: GridRun) -> Path:
-        """Where a run's record is."""
-        return self.path / f"{run.name}.json"
+    experiment: str
 
     def find(self, run: GridRun) -> dict[str, Any] | None:
-        """A run's record, if it is there and belongs to these settings.
+        """A run's record, if there is one of these settings."""
+        row = self._rows().get(run.settings.digest)
+        return None if row is None else dict(row)
 
-        Raises:
-            DataError: it is damaged.
-        """
-        file = self.file(run)
-        if not file.exists():
-            return None
+    def keep(self, record: Row) -> None:
+        """Append a run's record."""
+        append_row(self.path, record)
+
+    def stale(self, runs: Iterable[GridRun]) -> tuple[str, ...]:
+        """Hashes of its records that belong to none of these runs: of another config, or of an older one."""
+        known = {run.settings.digest for run in runs}
+        return tuple(digest for digest in self._rows() if digest not in known)
+
+    def _rows(self) -> Mapping[str, Row]:
         try:
-            found = read_json(file)
-        except DataError as error:
-            raise DataError(f"{error}; delete it to run it again") from error
-        same = isinstance(found, dict) and found.get("config_hash") == run.settings.digest
-        return found if same else None
+            status = self.path.stat()
+        except FileNotFoundError:
+            return {}
+        return _by_experiment(self.path, status.st_mtime_ns, status.st_size).get(self.experiment, {})
 
-    def keep(self, run: GridRun, record: Mapping[str, Any]) -> None:
-        """Write a run's record."""
-        self.make()
-        write_json(self.file(run), dict(record))
 
-    def strangers(self, runs: Iterable[GridRun]) -> list[Path]:
-        """Records in the folder that are of none of these runs: of another config, or of an older one."""
-        known = {self.file(run) for run in runs}
-        return sorted(file for file in self.path.glob("*.json") if file not in known)
+@lru_cache(maxsize=32)
+def _by_experiment(path: Path, _changed: int, _size: int) -> Mapping[str, Mapping[str, Row]]:
+    """Rows by experiment and hash; the first one counts."""
+    found: dict[str, dict[str, Row]] = {}
+    for row in read_rows(path):
+        if "experiment" in row and "config_hash" in row:
+            found.setdefault(row["experiment"], {}).setdefault(row["config_hash"], row)
+    return MappingProxyType(found)
 
 
 def make_record(
@@ -95,12 +147,18 @@ def make_record(
 
 @cache
 def commit() -> str | None:
-    """The commit of the source in use, with a + if it was changed since; None outside a checkout."""
-    source = Path(sparsedp.__file__).parent
-    head = _git(source, "rev-parse", "HEAD")
+    """The commit of this repository, with a + if its code was changed since; None if this is no checkout of it.
+
+    A copy installed into an environment that lies inside another repository has no commit: that one's is not ours.
+    """
+    here = Path(__file__).resolve()
+    top = _git(here.parent, "rev-parse", "--show-toplevel")
+    if top is None or _git(here.parent, "ls-files", "--error-unmatch", here.name) is None:
+        return None
+    head = _git(Path(top), "rev-parse", "HEAD")
     if head is None:
         return None
-    return head + ("+" if _git(source, "status", "--porcelain", "--", str(source)) else "")
+    return head + ("+" if _git(Path(top), "status", "--porcelain", "--", "*.py") else "")
 
 
 def _git(folder: Path, *arguments: str) -> str | None:

@@ -15,7 +15,7 @@ from typing import Any
 from sparsedp.core.errors import DataError, SparseDPError
 from sparsedp.experiments.grid import GridRun
 from sparsedp.experiments.pool import Pool
-from sparsedp.experiments.results import Results, make_record
+from sparsedp.experiments.results import Results, make_file, make_record
 from sparsedp.experiments.worker import Done, Failed, Job, Progress, Stopped
 from sparsedp.ranks.here import refuse_ranks
 
@@ -85,7 +85,8 @@ def run_all(experiment: str, runs: Sequence[GridRun], place: Workplace, watch: W
     """
     refuse_ranks("a comparison")
     status = Status(len(runs))
-    with _alone(place.runs), alone_with_records(place.results.path):
+    make_file(place.results.path)
+    with alone_in(place.runs):
         for number, run in enumerate(runs):
             record = place.results.find(run)
             if record is not None:
@@ -146,7 +147,7 @@ def _run(
                 raise KeyboardInterrupt
             if isinstance(message, Done):
                 record = make_record(experiment, runs[number], message.record, message.noise)
-                place.results.keep(runs[number], record)
+                place.results.keep(record)
                 _tidy(place, runs[number])
                 status.records[number] = record
                 status.new[number] = time.monotonic() - began[number]
@@ -163,7 +164,7 @@ def _tidy(place: Workplace, run: GridRun) -> None:
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
+def alone_in(folder: Path) -> Iterator[None]:
     """Be the only one at work in a folder.
 
     Raises:
@@ -177,18 +178,6 @@ def _alone(folder: Path) -> Iterator[None]:
     with _locked(file, folder):
         for log in folder.glob("worker-*.log"):
             log.unlink(missing_ok=True)
-        yield
-
-
-@contextmanager
-def alone_with_records(folder: Path) -> Iterator[None]:
-    """Be the only one who writes records into a folder. The folder itself is locked: no file lies among records.
-
-    Raises:
-        SparseDPError: somebody else does, or the folder cannot be made.
-    """
-    Results(folder).make()
-    with _locked(os.open(folder, os.O_RDONLY), folder):
         yield
 
 

@@ -67,7 +67,6 @@ class Settings:
         public_scores: an .npz or .safetensors file of public scores by parameter name, for the ranking `given`.
         optimizer: "sgd", "adam", "adamw", "adam-bc" or "low-pass".
         lr: learning rate.
-        lr_factors: of the rate, by patterns of parameter names or words for structure (`head`).
         momentum: of SGD.
         weight_decay: of the optimizer.
         scheduler: "constant", "cosine" or "linear", over all steps.
@@ -104,7 +103,6 @@ class Settings:
     public_scores: str | None = None
     optimizer: str = "sgd"
     lr: float | None = None
-    lr_factors: FrozenMap = _NOTHING
     momentum: float | None = None
     weight_decay: float = 0.0
     scheduler: str = "constant"
@@ -157,7 +155,7 @@ class Settings:
 
     def training(self) -> dict[str, Any]:
         """What they ask of the training loop, as `fit` takes it."""
-        names = ("rows_per_unit", "engine", "max_physical_batch", "ema_decay", "lr_factors")
+        names = ("rows_per_unit", "engine", "max_physical_batch", "ema_decay")
         return {name: getattr(self, name) for name in names}
 
     @property
@@ -251,7 +249,6 @@ KINDS: Mapping[str, kinds.Kind] = MappingProxyType(
         "public_scores": kinds.TEXT,
         "optimizer": kinds.choice("sgd", "adam", "adamw", *OWN_OPTIMIZERS),
         "lr": kinds.POSITIVE,
-        "lr_factors": kinds.TABLE,
         "momentum": kinds.DECAY,
         "weight_decay": kinds.NOT_NEGATIVE,
         "scheduler": kinds.choice("constant", "cosine", "linear"),

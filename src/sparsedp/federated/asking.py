@@ -16,7 +16,6 @@ from sparsedp.federated.rounds import Round
 from sparsedp.federated.task import Base, CountAsked, Task
 from sparsedp.federated.weights import model_digest
 from sparsedp.methods import Controller, OffSupport
-from sparsedp.methods.votes import Votes
 from sparsedp.optimizers.apply import set_to_zero
 from sparsedp.privacy.plan import Phase, Plan
 
@@ -38,10 +37,9 @@ class Asking:
         return not phase.trains or bool(phase.count_share and tables is not None and tables.total)
 
     def counting(self, step: int, phase: Phase, picked: Sequence[int]) -> Round:
-        """Ask which groups of coordinates a client has to do with: for a selection, or for this step's rows."""
-        tables, ranking = self._controller.tables, self._controller.method.ranking
+        """Ask which rows of tables a client touches: for a selection, or for this step's rows."""
+        tables = self._controller.tables
         assert tables is not None
-        most = ranking.most if isinstance(ranking, Votes) else None
         self._period += 1
         task = self._task(
             step,
@@ -50,7 +48,7 @@ class Asking:
             clip=FlatClip(1.0) if phase.trains else clip_of(phase),
             noise_multiplier=phase.count_noise if phase.trains else phase.noise_multiplier,
         )
-        task = replace(task, asked=CountAsked(tuple(slot.name for slot in tables.slots), tables.whole, most))
+        task = replace(task, asked=CountAsked(tuple(slot.name for slot in tables.slots)))
         return Round(step, dict.fromkeys(picked, task), None, task)
 
     def training(self, step: int, phase: Phase, picked: Sequence[int], *, counted: bool) -> Round:

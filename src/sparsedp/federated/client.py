@@ -15,7 +15,7 @@ from sparsedp.core.support import Support
 from sparsedp.federated.local import LocalCounting, LocalTraining
 from sparsedp.federated.task import CountAsked, Task
 from sparsedp.federated.weights import model_digest, write_weights
-from sparsedp.gradients.query import Query, keep_largest
+from sparsedp.grad_sample.query import Query, keep_largest
 from sparsedp.privacy.updates import on_grid
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from sparsedp.core.batch import PerSample, check_losses, per_sample_loss, row_count, to_device
+from sparsedp.core.batch import PerExampleLoss, check_losses, per_sample_loss, row_count, to_device
 from sparsedp.core.errors import SparseDPError
 from sparsedp.core.generators import own_generators
 from sparsedp.core.layout import Layout
@@ -18,8 +18,7 @@ from sparsedp.core.randomness import PublicRandomness
 from sparsedp.core.support import Support
 from sparsedp.federated.task import CountAsked
 from sparsedp.federated.weights import write_weights
-from sparsedp.gradients.touched import TouchedRows
-from sparsedp.gradients.votes import votes
+from sparsedp.grad_sample.touched import TouchedRows
 from sparsedp.methods.order import TableRows
 from sparsedp.sampling.fetching import Collate, fetch_rows, rows_in_order
 
@@ -37,10 +36,10 @@ class LocalTraining(Protocol):
 
 @runtime_checkable
 class LocalCounting(Protocol):
-    """What a client says in a round that counts, for methods that choose rows by it (`fest`, `adafest`, `votes`)."""
+    """What a client says in a round that counts, for methods that choose rows by it (`fest`, `adafest`)."""
 
     def count(self, model: nn.Module, layout: Layout, asked: CountAsked, step: int) -> Tensor:
-        """For each group that is asked for 1 if the client has to do with it, else 0. Private."""
+        """For each row that is asked for 1 if the client touches it, else 0. Private."""
         ...
 
 
@@ -56,7 +55,7 @@ class LocalSGD:
 
     Attributes:
         dataset: the client's own rows, map-style.
-        loss: a criterion on (output, target) with `reduction="none"`, or `PerSample(...)`.
+        loss: a criterion on (output, target) with `reduction="none"`, or `PerExampleLoss(...)`.
         steps: how many.
         lr: the learning rate of those.
         batch_size: rows of each step, in a new random order each pass; None for all.
@@ -65,7 +64,7 @@ class LocalSGD:
     """
 
     dataset: Dataset[Any]
-    loss: Callable[[Any, Tensor], Tensor] | PerSample
+    loss: Callable[[Any, Tensor], Tensor] | PerExampleLoss
     steps: int = 1
     lr: float = 0.1
     batch_size: int | None = None
@@ -98,27 +97,19 @@ class LocalSGD:
         return total / self.steps
 
     def count(self, model: nn.Module, layout: Layout, asked: CountAsked, step: int) -> Tensor:
-        """The rows of tables that any of its rows touches, or the groups with most of its mean gradient's energy."""
+        """The rows of tables that any of its rows touches."""
         slots = {slot.name: slot for slot in layout}
-        groups = TableRows(tuple(slots[name] for name in asked.parameters), asked.whole)
-        found = torch.zeros(groups.total, dtype=torch.float64)
+        tables = TableRows(tuple(slots[name] for name in asked.parameters))
+        found = torch.zeros(tables.total, dtype=torch.float64)
         rows = len(cast("Any", self.dataset))
-        if rows == 0 or groups.total == 0:
+        if rows == 0 or tables.total == 0:
             return found
         public = PublicRandomness.fresh() if self.seed is None else PublicRandomness(self.seed)
         parts = rows_in_order(self.dataset, rows, ROWS_AT_ONCE, self.collate)
         with own_generators(public.generator_seed((step, 1)), next(model.parameters()).device):
-            if asked.votes is None:
-                look = TouchedRows(model, per_sample_loss(self.loss), asked.parameters)
-                for part in parts:
-                    found[look.pairs(part)[1]] = 1
-            else:
-                whole = Support.full(layout.dimension)
-                shares = [
-                    self._gradient(model, layout, part, whole) * row_count(part) / rows for part in parts
-                ]
-                mean = torch.stack(shares).sum(dim=0, keepdim=True)
-                found[next(votes(mean, groups.of_coordinates(layout.dimension), asked.votes))] = 1
+            look = TouchedRows(model, per_sample_loss(self.loss), asked.parameters)
+            for part in parts:
+                found[look.pairs(part)[1]] = 1
         return found
 
     def _rows(self, rows: int, number: int, step: int, public: PublicRandomness) -> Any:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, final
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from sparsedp.callbacks.reports import Callback, StepReport
 from sparsedp.core.errors import PrivacyError, SparseDPError
@@ -24,13 +22,12 @@ from sparsedp.federated.task import Task
 from sparsedp.methods import StepSetting
 from sparsedp.methods.stages import SELECT
 from sparsedp.optimizers.rule import OptimizerChoice, SchedulerChoice
-from sparsedp.privacy.exchange import ALONE, Exchange
 from sparsedp.privacy.ledger import Charge
 from sparsedp.privacy.mechanism import BoundedSum, private_mean
 from sparsedp.privacy.plan import Plan
 from sparsedp.privacy.released import Released
 from sparsedp.privacy.shares import SharedCharge
-from sparsedp.privacy.updates import AggregatedUpdates, Modular, UpdateSum, check_room
+from sparsedp.privacy.updates import UpdateSum
 from sparsedp.ranks.here import refuse_ranks
 from sparsedp.runs.record import About
 from sparsedp.runs.store import find_run
@@ -38,8 +35,6 @@ from sparsedp.training.counts import COUNT
 from sparsedp.training.keeper import RunKeeper, facts_of, public_randomness
 from sparsedp.training.kept_run import KeptRun
 from sparsedp.training.learner import Learner, UpdateRule
-
-logger = logging.getLogger("sparsedp")
 
 
 @final
@@ -152,8 +147,6 @@ class FederatedTrainer(KeptRun):
         """
         self._check(round_)
         sorted_out = sort_out(round_, answers)
-        for refusal in sorted_out.refused:
-            logger.warning("client %s, round %d: %s", refusal.client, round_.step + 1, refusal.why)
         self._asking.remember(round_, sorted_out.updates)
         clip, grid = round_.task.clip, round_.task.grid
         report = self._release(
@@ -162,29 +155,7 @@ class FederatedTrainer(KeptRun):
         missing = tuple(number for number in round_.tasks if number not in answers)
         return RoundReport(report, sorted_out.refused, missing)
 
-    def complete_aggregated(self, round_: Round, total: Tensor, answered: Sequence[int]) -> RoundReport:
-        """The same from the sum alone, as secure aggregation gives it: each client is trusted to clip its own.
-
-        Args:
-            round_: the one that `begin` gave.
-            total: the sum of the integers of all clients in `answered`, modulo 2^51.
-            answered: whose updates are in it.
-
-        **Privacy.** The noise is added to the residue, which is centred after it: a client that lies can move the
-        release by a number of its own, and take no noise off what others have sent.
-        """
-        self._check(round_)
-        check_room(self.plan.units, round_.task.grid)
-        if total.shape != (round_.task.size,) or total.dtype != torch.int64:
-            raise SparseDPError(
-                f"total: got {total.dtype} of shape {tuple(total.shape)}, expected int64 ({round_.task.size},)"
-            )
-        self._asking.remember(round_, answered)
-        query = AggregatedUpdates(total, round_.task.clip, round_.task.grid)
-        report = self._release(round_, query, Modular())
-        return RoundReport(report, (), tuple(n for n in round_.tasks if n not in set(answered)))
-
-    def _release(self, round_: Round, query: BoundedSum, exchange: Exchange = ALONE) -> StepReport | None:
+    def _release(self, round_: Round, query: BoundedSum) -> StepReport | None:
         phase, step = self.plan.phase_at(round_.step), self._step
         assert step is not None
         setting, in_step = round_.setting, round_.setting is None and phase.trains
@@ -203,7 +174,6 @@ class FederatedTrainer(KeptRun):
             randomness=self._private,
             support=None if setting is None else setting.support,
             geometry=None if setting is None else setting.geometry,
-            exchange=exchange,
         )
         self._begun, self._step = None, None
         if setting is not None:

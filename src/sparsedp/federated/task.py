@@ -45,18 +45,13 @@ class Base:
 @final
 @dataclass(frozen=True, slots=True)
 class CountAsked:
-    """What a round asks for instead of an update: which groups of coordinates a client has something to do with.
+    """What a round asks for instead of an update: which rows of embedding tables any of a client's rows touches.
 
     Attributes:
-        parameters: names of those whose rows are counted, in this order.
-        whole: each of them is one group.
-        votes: for how many groups a client votes, by the gradient of all its rows; None for the rows of embedding
-            tables that any of its rows touches.
+        parameters: names of the tables, in this order.
     """
 
     parameters: tuple[str, ...]
-    whole: bool
-    votes: int | None
 
     def to_json(self) -> str:
         """As text."""
@@ -66,7 +61,7 @@ class CountAsked:
     def from_json(cls, text: str) -> Self:
         """What `to_json` wrote."""
         values = json.loads(text)
-        return cls(tuple(values["parameters"]), bool(values["whole"]), values["votes"])
+        return cls(tuple(values["parameters"]))
 
 
 @final
@@ -82,7 +77,7 @@ class Task:
         active: the support's k weights; None where `base` says them.
         base: for a client that does not hold this period's.
         moved: the coordinates of a new support, where the weights are those that the client holds.
-        size: how many numbers are sent: the active coordinates, or the groups that are asked for.
+        size: how many numbers are sent: the active coordinates, or the rows that are asked for.
         clip: the bound on what is sent.
         noise_multiplier: of the phase; grid and clip follow from public numbers.
         geometry: the space it is clipped in.

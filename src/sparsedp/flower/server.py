@@ -14,11 +14,9 @@ from flwr.serverapp.strategy import Strategy
 
 from sparsedp.callbacks.reports import Result
 from sparsedp.core.errors import PrivacyError, SparseDPError
-from sparsedp.federated import FederatedTrainer, Round
+from sparsedp.federated import FederatedTrainer, Round, RoundReport
 from sparsedp.flower.records import FlowerBytes, in_one_line, read_answer, to_records
 from sparsedp.flower.roster import Roster
-from sparsedp.flower.secure import MaskedBytes, SecAggPlus
-from sparsedp.privacy.updates import check_room
 
 logger = logging.getLogger("sparsedp")
 
@@ -30,22 +28,27 @@ class SparseDPStrategy(Strategy):
     Args:
         trainer: holds plan, ledger and model; its number of units is the number of clients.
         patience: seconds to wait for that many clients at the start.
-        secure: sum by secure aggregation; the clients' app then has `mods=[secaggplus_mod]`.
+        on_round: called with the number of every round, from 1, and its report, which names clients that took part:
+            for the operator alone.
 
     **Privacy.** Clients are picked by coins, not by Flower's fixed-size sampling; the noise is the trainer's. Its
     `DifferentialPrivacy...` wrappers around this strategy are refused: they would clip and noise a second time, by
-    rules that no ledger knows. The log names clients, for the operator; it is not for release.
+    rules that no ledger knows. The log names no clients, since who took part is private.
     """
 
     def __init__(
-        self, trainer: FederatedTrainer, patience: float = 600.0, secure: SecAggPlus | None = None
+        self,
+        trainer: FederatedTrainer,
+        patience: float = 600.0,
+        on_round: Callable[[int, RoundReport], None] | None = None,
     ) -> None:
-        self._trainer, self._patience, self._secure = trainer, patience, secure
+        self._trainer, self._patience = trainer, patience
         self._roster = Roster(trainer.plan.units)
         self._round: Round | None = None
+        self._on_round = on_round
         self._started = False
         self.result: Result | None = None
-        trainer.count_bytes_by(FlowerBytes() if secure is None else MaskedBytes())
+        trainer.count_bytes_by(FlowerBytes())
 
     def start(
         self,
@@ -74,12 +77,7 @@ class SparseDPStrategy(Strategy):
         self._wait_for_clients(grid)
         self._started = True
         with trainer:
-            if self._secure is None:
-                result = super().start(grid, ArrayRecord(), trainer.rounds_left, timeout)
-            else:
-                result = FlowerResult()
-                while not trainer.is_done:
-                    self._secure_round(grid, self._secure, timeout)
+            result = super().start(grid, ArrayRecord(), trainer.rounds_left, timeout)
             self.result = trainer.finish()
         result.arrays = ArrayRecord(trainer.model.state_dict())
         return result
@@ -115,20 +113,9 @@ class SparseDPStrategy(Strategy):
                     else read_answer(reply.content)
                 )
         report = self._trainer.complete(self._round, answers)
-        for number in report.missing:
-            logger.warning("client %s, round %d: no answer", number, self._round.step + 1)
+        if self._on_round is not None:
+            self._on_round(self._round.step + 1, report)
         return None, MetricRecord({"sent_by_a_client": self._round.task.size})
-
-    def _secure_round(self, grid: Grid, secure: SecAggPlus, timeout: float) -> None:
-        self._roster.update(grid.get_node_ids())
-        begun = self._trainer.begin()
-        check_room(self._roster.size, begun.task.grid)
-        nodes = {number: self._roster.node(number) for number in range(self._roster.size)}
-        asked = {node: begun.tasks[n] for n, node in nodes.items() if n in begun.tasks and node is not None}
-        others = [node for n, node in nodes.items() if n not in begun.tasks and node is not None]
-        total, answered = secure.total(grid, asked, others, begun.task, timeout)
-        there = [n for n in begun.tasks if nodes[n] in answered]
-        self._trainer.complete_aggregated(begun, total, there)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -169,13 +156,12 @@ class SparseDPStrategy(Strategy):
 def server_app(
     make_trainer: Callable[[Context], FederatedTrainer],
     timeout: float = 3600,
-    secure: SecAggPlus | None = None,
 ) -> ServerApp:
-    """A `ServerApp` that runs the trainer made from Flower's context; timeout and `secure` as for the strategy."""
+    """A `ServerApp` that runs the trainer made from Flower's context; timeout as for the strategy."""
     app = ServerApp()
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        SparseDPStrategy(make_trainer(context), secure=secure).start(grid, timeout=timeout)
+        SparseDPStrategy(make_trainer(context)).start(grid, timeout=timeout)
 
     return app

@@ -15,9 +15,9 @@ from sparsedp.core.chance import Chance
 from sparsedp.core.clip import FlatClip
 from sparsedp.core.randomness import SystemRandomness
 from sparsedp.core.support import Support
-from sparsedp.gradients.bookkeeping import BookkeepingEngine
-from sparsedp.gradients.check import check_model
-from sparsedp.gradients.query import Query
+from sparsedp.grad_sample.bookkeeping import BookkeepingEngine
+from sparsedp.grad_sample.check import check_model
+from sparsedp.grad_sample.query import Query
 
 TIMED_ROWS, TIMES = 32, 3
 """Rows to take the time of, and how often; the least counts."""

@@ -17,10 +17,10 @@ from torch.utils import _pytree as pytree
 from sparsedp.core.batch import PerSampleLoss, Rows
 from sparsedp.core.errors import DataError, PrivacyError
 from sparsedp.core.randomness import PrivateRandomness
-from sparsedp.gradients import BookkeepingEngine, Engine, ReferenceEngine
-from sparsedp.gradients.alone import RowsAlone
-from sparsedp.gradients.check import check_model
-from sparsedp.gradients.witness import WatchedEngine
+from sparsedp.grad_sample import BookkeepingEngine, Engine, ReferenceEngine
+from sparsedp.grad_sample.alone import RowsAlone
+from sparsedp.grad_sample.check import check_model
+from sparsedp.grad_sample.witness import WatchedEngine
 
 GUARD_DRAWS = 7
 """Keeps what the guard draws apart from a seeded run's batches."""

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from sparsedp.callbacks.reports import Result
-from sparsedp.core.batch import PerSample, check_losses, per_sample_loss, row_count
+from sparsedp.core.batch import PerExampleLoss, check_losses, per_sample_loss, row_count
 from sparsedp.evaluation.metrics import classification_metrics, threshold_of
 from sparsedp.own_loop.make_private import make_private
 
@@ -22,7 +22,7 @@ class PrivateModule(lightning.LightningModule):  # type: ignore[misc]
         model: trained in place.
         optimizer: any `torch.optim` optimizer over its parameters.
         loader: of the training data, as in `make_private`.
-        loss_fn: with `reduction="none"`, or `PerSample`.
+        loss_fn: with `reduction="none"`, or `PerExampleLoss`.
         privacy: further arguments of `make_private`: epsilon, epochs, method, out, ...; `epochs` must be the
             trainer's `max_epochs`.
 
@@ -40,7 +40,7 @@ class PrivateModule(lightning.LightningModule):  # type: ignore[misc]
         super().__init__()
         self.automatic_optimization = False
         self._loss = per_sample_loss(loss_fn)
-        self._pairs = not isinstance(loss_fn, PerSample)
+        self._pairs = not isinstance(loss_fn, PerExampleLoss)
         self._threshold = threshold_of(loss_fn)
         self.private, self._steps, self._batches = make_private(model, optimizer, loader, loss_fn, **privacy)
 

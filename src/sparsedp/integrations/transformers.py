@@ -14,7 +14,7 @@ from transformers import get_scheduler
 from transformers.trainer_utils import TrainOutput
 
 from sparsedp.callbacks.reports import Result
-from sparsedp.core.batch import PerSample, Rows
+from sparsedp.core.batch import PerExampleLoss, Rows
 from sparsedp.core.errors import SparseDPError
 from sparsedp.integrations.transformers_losses import loss_for
 from sparsedp.integrations.transformers_settings import refuse_unheeded
@@ -54,7 +54,7 @@ class SparseDPTrainer(HubTrainer):  # type: ignore[misc]
         self.result = fit(
             self.model,
             self.train_dataset,
-            PerSample(loss_for(self.model)),
+            PerExampleLoss(loss_for(self.model)),
             epochs=int(args.num_train_epochs),
             batch_size=args.train_batch_size * args.gradient_accumulation_steps,
             optimizer=self.optimizer or self._adamw,
@@ -93,5 +93,5 @@ class SparseDPTrainer(HubTrainer):  # type: ignore[misc]
 
 
 def loss_per_sample(model: nn.Module, rows: Rows) -> Tensor:
-    """`loss_for` of the model at hand, for `fit(model, data, PerSample(loss_per_sample))`."""
+    """`loss_for` of the model at hand, for `fit(model, data, PerExampleLoss(loss_per_sample))`."""
     return loss_for(model)(model, rows)

@@ -40,7 +40,7 @@ def loss_for(model: nn.Module) -> PerSampleLoss:
     if problem not in (None, REGRESSION, ONE_LABEL, MANY_LABELS):
         raise ModelError(
             f"config.problem_type: got {problem!r}, expected {REGRESSION!r}, {ONE_LABEL!r} or {MANY_LABELS!r}; for "
-            "another loss call sparsedp.fit with PerSample(lambda model, rows: ...)"
+            "another loss call sparsedp.fit with PerExampleLoss(lambda model, rows: ...)"
         )
     name, decodes = type(inner).__name__, bool(getattr(config, "is_encoder_decoder", False))
     generates = "ForConditionalGeneration" in name
@@ -77,7 +77,7 @@ def _labels(rows: Rows) -> Tensor:
     if "labels" not in rows:
         raise DataError(
             f"a batch holds {sorted(rows)}, expected 'labels' among them: the data set or the collator gives them "
-            "(as 'label' or 'labels'). For other targets call sparsedp.fit with PerSample(lambda model, rows: ...)"
+            "(as 'label' or 'labels'). For other targets call sparsedp.fit with PerExampleLoss(...)"
         )
     labels: Tensor = rows["labels"]
     return labels
@@ -89,7 +89,7 @@ def _logits(output: Any) -> Tensor:
         got = type(output).__name__ if logits is None else f"logits of shape (rows, {_sizes(logits)})"
         raise ModelError(
             f"the model gave {got}, expected .logits for each row or for each token of it; for another output call "
-            "sparsedp.fit with PerSample(lambda model, rows: ...)"
+            "sparsedp.fit with PerExampleLoss(lambda model, rows: ...)"
         )
     return logits
 

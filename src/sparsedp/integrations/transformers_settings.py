@@ -11,7 +11,7 @@ from sparsedp.core.errors import SparseDPError
 
 ARGUMENTS: dict[str, tuple[tuple[object, ...], str]] = {
     "max_steps": ((-1,), "set num_train_epochs, which the plan is made for"),
-    "label_smoothing_factor": ((0.0,), "call sparsedp.fit with a PerSample loss that smooths labels"),
+    "label_smoothing_factor": ((0.0,), "call sparsedp.fit with a PerExampleLoss loss that smooths labels"),
     "max_grad_norm": (
         (1.0,),
         'each row\'s gradient is clipped: leave it out, and give privacy={"clip_norm": ...}',
@@ -28,15 +28,15 @@ ARGUMENTS: dict[str, tuple[tuple[object, ...], str]] = {
 """Settings in `TrainingArguments`: the values that say what a private run does, and what to do for others."""
 
 ATTRIBUTES = {
-    "compute_loss_func": "call sparsedp.fit with PerSample(lambda model, rows: ...)",
+    "compute_loss_func": "call sparsedp.fit with PerExampleLoss(lambda model, rows: ...)",
     "lr_scheduler": "give lr_scheduler_type and warmup_steps in TrainingArguments, and optimizers=(optimizer, None)",
     "optimizer_cls_and_kwargs": "give the optimizer itself: optimizers=(optimizer, None)",
 }
 """What may be given to the Trainer besides."""
 
 METHODS = {
-    "compute_loss": "call sparsedp.fit with PerSample(lambda model, rows: ...)",
-    "training_step": "call sparsedp.fit with PerSample(lambda model, rows: ...)",
+    "compute_loss": "call sparsedp.fit with PerExampleLoss(lambda model, rows: ...)",
+    "training_step": "call sparsedp.fit with PerExampleLoss(lambda model, rows: ...)",
     "get_train_dataloader": "batches are drawn at random: change train_dataset or data_collator",
     "create_optimizer": "give the optimizer itself: optimizers=(optimizer, None)",
     "create_scheduler": "give lr_scheduler_type and warmup_steps in TrainingArguments",

@@ -6,26 +6,22 @@ from sparsedp.methods.controller import Controller
 from sparsedp.methods.given import Given
 from sparsedp.methods.granularity import Granularity
 from sparsedp.methods.knowledge import Knowledge, PublicScores
-from sparsedp.methods.method import AUTO, Method
+from sparsedp.methods.method import Method
 from sparsedp.methods.options import MethodOptions, configure
 from sparsedp.methods.rankings import ByScore, Frequency, RandomOrder, Ranking, register_ranking
 from sparsedp.methods.rules import GeometryRule, OffSupport, Protection
 from sparsedp.methods.schedules import Constant, Cooling, Listed, Release, register_schedule
-from sparsedp.methods.scores import BlockCoherent, Coherent, Energy, Magnitude, Ranked
+from sparsedp.methods.scores import Coherent, Energy, Magnitude, Ranked
 from sparsedp.methods.setting import ControllerState, StepSetting, SupportChange
 from sparsedp.methods.spec import PlanSpec, build_plan
-from sparsedp.methods.stages import HEAD, MAIN, PROBE, SELECT, WARM_UP, Moves, Stage
+from sparsedp.methods.stages import HEAD, MAIN, SELECT, WARM_UP, Moves, Stage
 from sparsedp.methods.table import all_methods, get_method, register
-from sparsedp.methods.votes import Votes
 
 __all__ = [
-    "AUTO",
     "HEAD",
     "MAIN",
-    "PROBE",
     "SELECT",
     "WARM_UP",
-    "BlockCoherent",
     "ByScore",
     "Coherent",
     "Constant",
@@ -58,7 +54,6 @@ __all__ = [
     "Stage",
     "StepSetting",
     "SupportChange",
-    "Votes",
     "all_methods",
     "build_plan",
     "configure",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from bisect import bisect_right
 from collections.abc import Mapping
-from fractions import Fraction
 from typing import Any, final
 
 import torch
@@ -17,7 +16,6 @@ from sparsedp.core.layout import Layout
 from sparsedp.core.randomness import PublicRandomness
 from sparsedp.core.ratio import exact_ratio
 from sparsedp.core.support import Support
-from sparsedp.methods.autoratio import quiet_count
 from sparsedp.methods.clock import Refresh
 from sparsedp.methods.empirical_bayes import Shrinkage, SignalSums
 from sparsedp.methods.given import Given
@@ -28,10 +26,10 @@ from sparsedp.methods.order import Order, TableRows
 from sparsedp.methods.rankings import Place, RankedBy, RankingState
 from sparsedp.methods.rules import GeometryRule
 from sparsedp.methods.schedules import active_count
-from sparsedp.methods.scope import Parts, size_of
+from sparsedp.methods.scope import Parts, log_meaning
 from sparsedp.methods.setting import ControllerState, StepSetting, SupportChange
 from sparsedp.methods.spec import PlanSpec
-from sparsedp.methods.stages import PROBE, Moves, Stage
+from sparsedp.methods.stages import Moves, Stage
 from sparsedp.methods.standardization import Statistics
 from sparsedp.methods.timeline import Timeline
 from sparsedp.methods.warmup import WarmupWatch
@@ -40,7 +38,7 @@ from sparsedp.privacy.released import Released
 
 logger = logging.getLogger("sparsedp")
 
-_PROBE, _NOT_BEGUN, _BEFORE_MAIN = -3, -2, -1
+_NOT_BEGUN, _BEFORE_MAIN = -2, -1
 WARMUP, SIGNALS = "warmup.", "signals."
 """How the names of the warm-up's statistics, and of the sums of all releases, begin in a saved state."""
 FROZEN_NOISE = 2
@@ -66,9 +64,9 @@ class Controller:
         self._known = known or Knowledge()
         self._plan = plan
         self._timeline = Timeline.of(plan, self._method)
-        self._probe_start = plan.first_step(PROBE.name) if PROBE in self._method.stages else None
         self._starts = self._method.clock.starts(self._timeline.main_steps, self._timeline.steps_per_epoch)
         self._parts = Parts.of(layout, self._method.scope, self._method.always)
+        log_meaning(layout, self._method.names)
         if any(stage.moves is Moves.HEAD for stage in self._method.stages):
             self._parts.head_support()  # refuses an empty one before anything is charged
         self._ranking = self._method.ranking
@@ -112,13 +110,8 @@ class Controller:
     @property
     def tables(self) -> TableRows | None:
         """The rows that a release of the ranking's own counts, if the method has one."""
-        counts = self._source.counts_rows or self._source.selects
-        return self._parts.ranked_groups(self._method.granularity) if counts else None
-
-    @property
-    def moves(self) -> bool:
-        """Whether the step last set moves its support, or only looks at it."""
-        return self._stage.moves is not Moves.NOTHING
+        counts = self._source.counts_rows
+        return TableRows(self._parts.ranked) if counts else None
 
     def scores(self) -> Tensor | None:
         """The scores the present ranking was made from; None before a ranking and for random ones."""
@@ -244,11 +237,7 @@ class Controller:
         self._score_state = _under(tensors, "score.")
         self._watch.restore(_under(tensors, WARMUP))
         self._signals = signal_sums(tensors)
-        rows = (
-            self._parts.ranked_groups(self._method.granularity)
-            if values.get("order_of_rows", self.tables is not None)
-            else None
-        )
+        rows = TableRows(self._parts.ranked) if values.get("order_of_rows") else None
         self._order = Order(tensors["order"].clone(), rows) if "order" in tensors else None
         self._last_scores = tensors["scores"].clone() if "scores" in tensors else None
 
@@ -262,16 +251,11 @@ class Controller:
 
     def _period_of(self, step: int) -> int:
         within = step - self._timeline.main_start
-        if within >= 0:
-            return bisect_right(self._starts, within) - 1
-        probes = self._probe_start is not None and step >= self._probe_start
-        return _PROBE if probes else _BEFORE_MAIN
+        return bisect_right(self._starts, within) - 1 if within >= 0 else _BEFORE_MAIN
 
     @property
     def _stage(self) -> Stage:
         """The stage of the period last entered."""
-        if self._period == _PROBE:
-            return PROBE
         trains = [stage for stage in self._method.stages if stage.trains]
         return trains[-1 if self._period > _BEFORE_MAIN else 0]
 
@@ -318,17 +302,11 @@ class Controller:
 
     def _count(self, period: int) -> int:
         """The scheduled number of active coordinates among those that are ranked."""
-        ranked, ratio = self._parts.ranked_size, self._method.active_ratio
+        ranked = self._parts.ranked_size
         if ranked == 0:
             return 0
-        target = Fraction(self._quiet_count(), ranked) if isinstance(ratio, str) else exact_ratio(ratio)
+        target = exact_ratio(self._method.active_ratio)
         return active_count(self._method.schedule.ratio(period, len(self._starts), target), ranked)
-
-    def _quiet_count(self) -> int:
-        """The automatic ratio's share of what is ranked, as a number."""
-        clip_norm = self._plan.phases[-1].clip_norm
-        noise = self._timeline.main_noise_std / clip_norm if clip_norm else 0.0
-        return quiet_count(noise, self._parts.ranked_size, size_of(self._parts.always))
 
     def _geometry(self, main: bool) -> Geometry:
         if main and self._method.geometry is GeometryRule.STANDARDIZED:

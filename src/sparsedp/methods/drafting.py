@@ -10,7 +10,7 @@ from sparsedp.core.errors import PrivacyError, SparseDPError
 from sparsedp.methods.adafest import Contributions
 from sparsedp.methods.method import Method
 from sparsedp.methods.rules import Protection
-from sparsedp.methods.stages import PROBE, Moves, Stage, phase_names
+from sparsedp.methods.stages import Moves, Stage, phase_names
 from sparsedp.privacy.canonical import FrozenMap
 from sparsedp.privacy.plan import Phase
 
@@ -29,18 +29,14 @@ def draft_phases(
     method: Method,
     *,
     total: int,
-    epoch: int,
     sampling_rate: float,
     clip_norm: float | tuple[float, float] | None,
     warmup_fraction: float,
     noise_std: float | None,
 ) -> tuple[Phase, ...]:
-    """A phase for each stage, their noise not known yet; `total` steps are shared by those that train.
-
-    An epoch has `epoch` steps.
-    """
+    """A phase for each stage, their noise not known yet; `total` steps are shared by those that train."""
     stages = tuple(stage for stage in method.stages if stage.trains)
-    steps = _split_steps(stages, total, epoch, warmup_fraction)
+    steps = _split_steps(stages, total, warmup_fraction)
     clips = _clips(method, clip_norm, len(stages))
     training = iter(
         Phase(
@@ -67,10 +63,9 @@ def _count_share(method: Method, stage: Stage) -> float:
 def _rule(method: Method, stage: Stage) -> dict[str, Any]:
     if stage.moves is Moves.SUPPORT:
         return method.support_rule()
-    rule = Moves.ALL if stage == PROBE else stage.moves
-    if rule is Moves.ALL and not method.scope:
+    if stage.moves is Moves.ALL and not method.scope:
         return {"rule": "full"}
-    return {"rule": rule.value, "scope": list(method.scope)}
+    return {"rule": stage.moves.value, "scope": list(method.scope)}
 
 
 def _selection(method: Method, stage: Stage) -> Phase:
@@ -96,9 +91,7 @@ def _check_sizes(units: int, batch_size: int, epochs: int) -> None:
         )
 
 
-def _split_steps(
-    stages: tuple[Stage, ...], total: int, epoch: int, warmup_fraction: float
-) -> tuple[int, ...]:
+def _split_steps(stages: tuple[Stage, ...], total: int, warmup_fraction: float) -> tuple[int, ...]:
     if len(stages) == 1:
         return (total,)
     if not 0 < warmup_fraction < 1:
@@ -112,14 +105,7 @@ def _split_steps(
             f"(warmup_fraction), here {first}, and both phases need at least one. Train for more epochs, take "
             "smaller batches, or a method without a warm-up (method='dp-sgd')"
         )
-    before = tuple(epoch if stage == PROBE else first for stage in stages[:-1])
-    if sum(before) >= total:
-        raise SparseDPError(
-            f"got {total} steps in all, expected more: {list(before)} go to {[s.name for s in stages[:-1]]}, and "
-            "none is left to train the support. A probe takes an epoch: train for more epochs, or lower "
-            "warmup_fraction"
-        )
-    return (*before, total - sum(before))
+    return (first, total - first)
 
 
 def _clips(

@@ -1,4 +1,4 @@
-"""Granularity: rank single coordinates, rows, or whole tensors; always as an order of the d coordinates.
+"""Granularity: rank single coordinates, or rows; always as an order of the d coordinates.
 
 A group's score is the mean of its members'. Groups come in the order of their scores and, inside a group, members in
 the order of theirs; ties go to the lower index. The support is the first k of that order, so groups are taken whole
@@ -23,7 +23,6 @@ class Granularity(Enum):
 
     COORDINATES = "coordinates"
     ROWS = "rows"
-    TENSORS = "tensors"
 
 
 _MEMBER_ORDER, _GROUP_ORDER = 0, 1
@@ -66,8 +65,8 @@ def group_ids(layout: Layout, granularity: Granularity) -> Tensor | None:
     sizes: list[int] = []
     for slot in layout:
         if slot.size:
-            groups = _row_count(slot) if granularity is Granularity.ROWS else 1
-            sizes.extend([slot.size // groups] * groups)
+            rows = _row_count(slot)
+            sizes.extend([slot.size // rows] * rows)
     return torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from typing import Any
 
 from sparsedp.core.errors import SparseDPError
 from sparsedp.core.ratio import exact_ratio
@@ -13,15 +13,12 @@ from sparsedp.methods.clock import Clock, EverySteps, PerEpoch, Refresh
 from sparsedp.methods.granularity import Granularity
 from sparsedp.methods.rankings import RankedBy, Ranking
 from sparsedp.methods.rules import GeometryRule, OffSupport, Protection
-from sparsedp.methods.schedules import Constant, Listed, Release, Schedule
+from sparsedp.methods.schedules import Constant, Release, Schedule
 from sparsedp.methods.scope import Names
-from sparsedp.methods.stages import MAIN, PROBE, SELECT, WARM_UP, Moves, Stage, check_stages
+from sparsedp.methods.stages import MAIN, SELECT, WARM_UP, Moves, Stage, check_stages
 from sparsedp.methods.standardization import Decays
 
 _SUPPORT_RULE = ("schedule", "active_ratio", "refresh", "clock", "granularity")
-
-AUTO: Literal["auto"] = "auto"
-ActiveRatio = float | Literal["auto"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +34,7 @@ class Method:
         refresh: whether each period brings a new ranking.
         clock: the periods of the main phase; the ratio moves with them.
         schedule: the active ratio, period by period.
-        active_ratio: the ratio the schedule is built on, or "auto"; a share of what is ranked.
+        active_ratio: the ratio the schedule is built on; a share of what is ranked.
         scope: the parameters that take part at all, by name or structure (see `methods.scope`); all if empty.
         always: those of them that are active in any case; the rest is ranked.
         geometry: the space the main phase clips in.
@@ -60,7 +57,7 @@ class Method:
     refresh: Refresh = Refresh.ONCE
     clock: Clock = field(default_factory=PerEpoch)
     schedule: Schedule = field(default_factory=Constant)
-    active_ratio: ActiveRatio = 1.0
+    active_ratio: float = 1.0
     scope: Names = ()
     always: Names = ()
     geometry: GeometryRule = GeometryRule.IDENTITY
@@ -73,12 +70,11 @@ class Method:
     denoise: bool = False
 
     def __post_init__(self) -> None:
-        if self.active_ratio != AUTO:
-            exact_ratio(self.active_ratio)
+        exact_ratio(self.active_ratio)
         if self.per_sample_top is not None:
             exact_ratio(self.per_sample_top, "per_sample_top")
         check_stages(self.stages, self.name)
-        for check in (_check_selection, _check_dense, _check_auto, _check_release, _check_prune):
+        for check in (_check_selection, _check_dense, _check_release, _check_prune):
             check(self)
 
     @property
@@ -134,11 +130,6 @@ def _check_selection(method: Method) -> None:
             f"{method.name}: the stage 'select' and a ranking with a release of its own, such as frequency, come "
             "together; give both or none"
         )
-    if PROBE in method.stages and (method.ranking is None or method.ranking.source is not RankedBy.GRADIENTS):
-        raise SparseDPError(
-            f"{method.name}: the stage 'probe' releases gradients to rank by; give a ranking that learns from them, "
-            "such as energy, or leave the stage out"
-        )
     steps = method.ranking is not None and method.ranking.source is RankedBy.STEP_ROWS
     every_step = method.refresh is Refresh.EVERY_PERIOD and method.clock == EverySteps(1)
     if steps and not (every_step and method.granularity is Granularity.ROWS):
@@ -146,9 +137,7 @@ def _check_selection(method: Method) -> None:
             f"{method.name}: its ranking is made in every step and of rows; give Refresh.EVERY_PERIOD, "
             "EverySteps(1) and Granularity.ROWS"
         )
-    votes = method.ranking is not None and method.ranking.source is RankedBy.VOTES
-    grouped = (Granularity.ROWS, Granularity.TENSORS) if votes else (Granularity.ROWS,)
-    if selects and (method.refresh is Refresh.EVERY_PERIOD or method.granularity not in grouped):
+    if selects and (method.refresh is Refresh.EVERY_PERIOD or method.granularity is not Granularity.ROWS):
         raise SparseDPError(
             f"{method.name}: its ranking is made once and of rows; give Refresh.ONCE and Granularity.ROWS"
         )
@@ -163,17 +152,8 @@ def _check_dense(method: Method) -> None:
         )
 
 
-def _check_auto(method: Method) -> None:
-    if method.active_ratio != AUTO:
-        return
-    if isinstance(method.schedule, Listed):
-        raise SparseDPError(
-            f"{method.name}: active_ratio='auto' with a listed schedule: the list is the ratio; drop one of them"
-        )
-
-
 def _check_release(method: Method) -> None:
-    if not isinstance(method.schedule, Release) or method.active_ratio == AUTO or not method.schedule.ratios:
+    if not isinstance(method.schedule, Release) or not method.schedule.ratios:
         return
     if exact_ratio(method.schedule.ratios[0]) < exact_ratio(method.active_ratio):
         raise SparseDPError(

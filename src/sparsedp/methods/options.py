@@ -10,12 +10,11 @@ from sparsedp.core.errors import SparseDPError
 from sparsedp.methods import codec
 from sparsedp.methods.clock import Clock, Refresh
 from sparsedp.methods.granularity import Granularity
-from sparsedp.methods.method import ActiveRatio, Method
+from sparsedp.methods.method import Method
 from sparsedp.methods.rankings import Ranking, get_ranking
 from sparsedp.methods.rules import GeometryRule, OffSupport
 from sparsedp.methods.schedules import Schedule
 from sparsedp.methods.scope import Names
-from sparsedp.methods.scores import BlockCoherent
 from sparsedp.methods.stages import WARM_UP, Stage
 from sparsedp.methods.standardization import Decays
 
@@ -26,12 +25,12 @@ _ABOUT_SUPPORT = ("refresh", "clock", "schedule", "off_support", "granularity", 
 class MethodOptions:
     """Overrides of a method's row; None leaves the row as it is. See `Method` for the meaning of each.
 
-    `ranking` may be a name ("energy", "magnitude", "ranked", "coherent", "block-coherent", "random"). Four more are
-    short for a part of a field: `warm_up` puts that stage in or leaves it out, `block_size` is the number of steps of
-    block-coherent's blocks, `centre_decay`, `variance_decay` and `stabilizer` are the constants in `decays`.
+    `ranking` may be a name ("energy", "magnitude", "ranked", "coherent", "random"). Four more are short for a part
+    of a field: `warm_up` puts that stage in or leaves it out, `centre_decay`, `variance_decay` and `stabilizer` are
+    the constants in `decays`.
     """
 
-    active_ratio: ActiveRatio | None = None
+    active_ratio: float | None = None
     scope: Names | None = None
     always: Names | None = None
     stages: tuple[Stage, ...] | None = None
@@ -46,7 +45,6 @@ class MethodOptions:
     per_sample_top: float | None = None
     decays: Decays | None = None
     warm_up: bool | None = None
-    block_size: int | None = None
     centre_decay: float | None = None
     variance_decay: float | None = None
     stabilizer: float | None = None
@@ -99,7 +97,7 @@ def configure(method: Method, options: MethodOptions | None = None) -> Method:
             f"{method.name}: centre_decay, variance_decay and stabilizer belong to the standardized geometry; "
             "drop them or give geometry=GeometryRule.STANDARDIZED"
         )
-    return _with_block_size(configured, options.block_size)
+    return configured
 
 
 def _check_dense(method: Method, chosen: Mapping[str, Any]) -> None:
@@ -120,14 +118,3 @@ def _decays(method: Method, options: MethodOptions) -> Decays:
     return replace(
         options.decays or method.decays, **{name: value for name, value in given.items() if value is not None}
     )
-
-
-def _with_block_size(method: Method, block_size: int | None) -> Method:
-    if block_size is None:
-        return method
-    if not isinstance(method.ranking, BlockCoherent):
-        raise SparseDPError(
-            f"{method.name}: block_size={block_size} belongs to the block-coherent ranking; drop it or give "
-            'ranking="block-coherent"'
-        )
-    return replace(method, ranking=replace(method.ranking, block=block_size))

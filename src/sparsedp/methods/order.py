@@ -13,32 +13,19 @@ from sparsedp.core.layout import Slot
 
 @dataclass(frozen=True, slots=True)
 class TableRows:
-    """The rows of some parameters, numbered through: all of the first one's, then the next one's.
-
-    With `whole` each parameter is a single row.
-    """
+    """The rows of some parameters, numbered through: all of the first one's, then the next one's."""
 
     slots: tuple[Slot, ...]
-    whole: bool = False
 
     @property
     def counts(self) -> list[int]:
         """How many rows each has."""
-        return [1 if self.whole or not slot.shape else slot.shape[0] for slot in self.slots]
+        return [slot.shape[0] if slot.shape else 1 for slot in self.slots]
 
     @property
     def total(self) -> int:
         """How many there are in all."""
         return sum(self.counts)
-
-    def of_coordinates(self, dimension: int) -> Tensor:
-        """The row of each of the d coordinates; -1 for those of other parameters."""
-        found = torch.full((dimension,), -1, dtype=torch.int64)
-        for slot, count, first in zip(self.slots, self.counts, _before(self.counts).tolist(), strict=True):
-            if slot.size:
-                rows = torch.arange(first, first + count)
-                found[slot.span] = torch.repeat_interleave(rows, slot.size // count)
-        return found
 
     def spans(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """The first coordinate of each row, and how many it has."""

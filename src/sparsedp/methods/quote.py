@@ -22,7 +22,7 @@ def quote(spec: PlanSpec, size: ModelSize, other_budgets: Iterable[float]) -> di
     plan = spec.plan()
     summary = summarize(plan)
     epsilons = dict(summary.epsilons)
-    active = count_active(plan, spec.method, size)
+    active = count_active(spec.method, size)
     return {
         "epsilon": epsilons.get(plan.accountant or "pld"),
         "delta": plan.delta,

@@ -28,7 +28,6 @@ class RankedBy(Enum):
     GRADIENTS = "released gradients"
     TOUCHED_ROWS = "a count of the rows of tables that units touch"
     STEP_ROWS = "a count, in every step, of the rows of tables that its units touch"
-    VOTES = "a vote of every unit for the rows or tensors that carry most of its gradient"
     PUBLIC = "nothing private"
 
     @property
@@ -39,7 +38,7 @@ class RankedBy(Enum):
     @property
     def selects(self) -> bool:
         """Whether it takes one release of its own, in a stage that selects."""
-        return self in (RankedBy.TOUCHED_ROWS, RankedBy.VOTES)
+        return self is RankedBy.TOUCHED_ROWS
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,6 @@ from torch import Tensor
 from sparsedp.core.errors import SparseDPError
 from sparsedp.core.layout import Layout, Slot
 from sparsedp.core.support import Support
-from sparsedp.methods.granularity import Granularity
-from sparsedp.methods.order import TableRows
 
 logger = logging.getLogger("sparsedp")
 
@@ -89,10 +87,6 @@ class Parts:
         """What is active in any case, and the best of the rest."""
         return Support(torch.cat([coordinates(self.always), best]), self.layout.dimension)
 
-    def ranked_groups(self, granularity: Granularity) -> TableRows:
-        """What is ranked, as rows or as whole parameters."""
-        return TableRows(self.ranked, whole=granularity is Granularity.TENSORS)
-
     def check_tables(self, who: str) -> None:
         """Refuse to rank rows of what is no embedding table.
 
@@ -153,6 +147,12 @@ def find(layout: Layout, names: Names, what: str) -> tuple[Slot, ...]:
 def counts_from_the_end(name: str) -> bool:
     """Whether a name goes by the order in which modules are registered."""
     return name == HEAD or name.startswith(LAST)
+
+
+def log_meaning(layout: Layout, names: Names) -> None:
+    """Log which parameters the names mean that go by the order in which modules are registered."""
+    for name in dict.fromkeys(name for name in names if counts_from_the_end(name)):
+        logger.info('"%s" means %s', name, [slot.name for slot in find(layout, (name,), "scope")])
 
 
 def check_fits(layout: Layout, found: tuple[Slot, ...], got: str) -> None:

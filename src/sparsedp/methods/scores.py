@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sparsedp.core.errors import SparseDPError
 from sparsedp.methods.observation import Observation
 from sparsedp.methods.rankings import ByScore, RankingState, register_ranking
 
@@ -109,44 +108,7 @@ class Coherent(ByScore):
         return (state["sum"] ** 2 - state["variance"]) / state["steps"] ** 2
 
 
-@dataclass(frozen=True, slots=True)
-class BlockCoherent(ByScore):
-    """The coherent score of each run of `block` steps, averaged. Ours: for gradients that move slowly.
-
-    Runs are weighted by their length, so a last run that is shorter counts for what it is. `block=1` is the energy
-    score, a block as long as the warm-up the coherent score; all are unbiased for `G^2`.
-    """
-
-    block: int = 10
-    name: str = "block-coherent"
-
-    def __post_init__(self) -> None:
-        if self.block < 1:
-            raise SparseDPError(f"block_size: got {self.block}, expected a number of steps >= 1")
-
-    def init(self, dimension: int) -> RankingState:
-        """Zeros."""
-        return {"done": _zeros(dimension), "steps": _count(), **_open_block(dimension)}
-
-    def update(self, state: RankingState, seen: Observation) -> RankingState:
-        """Add to the open block, and close it when it is full."""
-        total = state["block_sum"] + seen.gradient
-        variance = state["block_variance"] + seen.noise_variance
-        length = state["block_steps"] + 1
-        steps = state["steps"] + 1
-        if int(length) < self.block:
-            open_block = {"block_sum": total, "block_variance": variance, "block_steps": length}
-            return {"done": state["done"], "steps": steps, **open_block}
-        closed = state["done"] + (total**2 - variance) / length
-        return {"done": closed, "steps": steps, **_open_block(total.numel())}
-
-    def scores(self, state: RankingState) -> Tensor:
-        """Closed blocks and the open one: each `length * ((mean g)^2 - mean(v)/length)`, over all steps."""
-        open_part = (state["block_sum"] ** 2 - state["block_variance"]) / state["block_steps"].clamp(min=1)
-        return (state["done"] + open_part) / state["steps"]
-
-
-for _ranking in (Energy(), Magnitude(), Ranked(), Coherent(), BlockCoherent()):
+for _ranking in (Energy(), Magnitude(), Ranked(), Coherent()):
     register_ranking(_ranking)
 
 
@@ -156,11 +118,3 @@ def _zeros(dimension: int) -> Tensor:
 
 def _count() -> Tensor:
     return torch.zeros((), dtype=torch.int64)
-
-
-def _open_block(dimension: int) -> dict[str, Tensor]:
-    return {
-        "block_sum": _zeros(dimension),
-        "block_variance": _zeros(dimension),
-        "block_steps": _count(),
-    }

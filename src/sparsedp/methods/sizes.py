@@ -9,13 +9,10 @@ from typing import Any, final
 from sparsedp.core.errors import SparseDPError
 from sparsedp.core.layout import Layout
 from sparsedp.core.ratio import exact_ratio
-from sparsedp.methods.autoratio import quiet_count
 from sparsedp.methods.method import Method
 from sparsedp.methods.rankings import RankedBy
 from sparsedp.methods.schedules import active_count
 from sparsedp.methods.scope import Names, Parts, part_sizes, size_of
-from sparsedp.methods.timeline import noise_on_mean
-from sparsedp.privacy.plan import Plan
 
 ALL = "all"
 """What the number of all trained scalars is called among the parts."""
@@ -73,8 +70,8 @@ class ActiveCount:
         return {"count": self.count, "at_most": self.at_most, "missing": list(self.missing)}
 
 
-def count_active(plan: Plan, method: Method, size: ModelSize) -> ActiveCount:
-    """How many coordinates the method of a plan has active in its last period."""
+def count_active(method: Method, size: ModelSize) -> ActiveCount:
+    """How many coordinates a method has active in its last period."""
     if method.ranking is not None and method.ranking.source is RankedBy.STEP_ROWS:
         return ActiveCount()
     scope = method.scope or (ALL,)
@@ -89,15 +86,5 @@ def count_active(plan: Plan, method: Method, size: ModelSize) -> ActiveCount:
         inside = min(together, size.parts.get(ALL, together))
         always = min(sum(size.parts[name] for name in method.always), inside)
         ranked, at_most = inside - always, len(scope) > 1 or len(method.always) > 1
-    return ActiveCount(always + _best(plan, method, ranked, always), at_most)
-
-
-def _best(plan: Plan, method: Method, ranked: int, always: int) -> int:
-    """How many of those that are ranked are active."""
-    if ranked == 0:
-        return 0
-    if not isinstance(method.active_ratio, str):
-        return active_count(exact_ratio(method.active_ratio), ranked)
-    main = plan.phases[-1]
-    noise = noise_on_mean(plan, main) / main.clip_norm if main.clip_norm else 0.0
-    return quiet_count(noise, ranked, always)
+    best = active_count(exact_ratio(method.active_ratio), ranked) if ranked else 0
+    return ActiveCount(always + best, at_most)

@@ -177,7 +177,6 @@ class PlanSpec:
         phases = draft_phases(
             self.method,
             total=self.epochs * steps_per_epoch,
-            epoch=steps_per_epoch,
             sampling_rate=self.batch_size / self.units,
             clip_norm=self.clip_norm,
             warmup_fraction=self.warmup_fraction,
@@ -271,12 +270,12 @@ class PlanSpec:
         """What a plan was made from.
 
         Raises:
-            PrivacyError: it does not say: it was put together by hand, or by sparsedp 0.1.
+            PrivacyError: it does not say: it was put together by hand.
         """
         if plan.spec is None:
             raise PrivacyError(
-                f"the plan for {plan.method!r} does not say what it was made from: it was put together by hand, or "
-                "by sparsedp 0.1. Make it with build_plan; a run of 0.1 is resumed with 0.1"
+                f"the plan for {plan.method!r} does not say what it was made from: it was put together by hand. "
+                "Make it with build_plan"
             )
         return cls.from_json(plan.spec.plain())
 

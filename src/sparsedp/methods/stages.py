@@ -24,11 +24,11 @@ class Stage:
     Attributes:
         name: its phase in the plan.
         moves: the coordinates it may move, and so releases a gradient of; a stage that moves nothing makes one
-            release of the ranking's own, over all units, or is a probe.
+            release of the ranking's own, over all units.
         observes: whether the ranking sees what it releases.
 
-    A stage before the main one that moves something takes the plan's `warmup_fraction` of the steps, a probe those of
-    one epoch; a selection, which comes first or just before the main one, the plan's `selection_budget` of epsilon.
+    A stage before the main one that moves something takes the plan's `warmup_fraction` of the steps; a selection,
+    which comes first, the plan's `selection_budget` of epsilon.
     """
 
     name: str
@@ -38,14 +38,12 @@ class Stage:
     @property
     def trains(self) -> bool:
         """Whether it takes steps of the training loop: all do but a selection."""
-        return self.moves is not Moves.NOTHING or self == PROBE
+        return self.moves is not Moves.NOTHING
 
 
 WARM_UP = Stage("warm-up", Moves.ALL, observes=True)
 HEAD = Stage("head", Moves.HEAD)
 SELECT = Stage("select", Moves.NOTHING, observes=True)
-PROBE = Stage("probe", Moves.NOTHING, observes=True)
-"""An epoch of steps that release the gradient of everything and move nothing: the ranking alone learns from them."""
 MAIN = Stage("main", Moves.SUPPORT, observes=True)
 
 TRAIN = "train"
@@ -62,14 +60,9 @@ def check_stages(stages: tuple[Stage, ...], who: str) -> None:
     names = [stage.name for stage in stages]
     if not stages or stages[-1].moves is not Moves.SUPPORT or len(set(names)) != len(names):
         raise SparseDPError(f"{who}: got the stages {names}, expected different ones with the main one last")
-    begun = next((place for place, stage in enumerate(before) if stage.trains), len(before))
-    if any(not stage.trains for stage in before[begun:-1]):
-        raise SparseDPError(
-            f"{who}: got the stages {names}, expected a selection first or just before the main one"
-        )
-    if PROBE in before[:-1]:
-        raise SparseDPError(f"{who}: got the stages {names}, expected the probe just before the main one")
-    moving = [stage for stage in before if stage.trains and stage != PROBE]
+    if any(not stage.trains for stage in before[1:]):
+        raise SparseDPError(f"{who}: got the stages {names}, expected a selection first")
+    moving = [stage for stage in before if stage.trains]
     if len(moving) > 1 or any(stage.moves is Moves.SUPPORT for stage in before):
         raise SparseDPError(
             f"{who}: got the stages {names}, expected at most one that trains before the main one, as it "

@@ -14,9 +14,8 @@ from sparsedp.methods.rankings import Frequency, RandomOrder
 from sparsedp.methods.registry import Registry
 from sparsedp.methods.rules import GeometryRule, OffSupport, Protection
 from sparsedp.methods.schedules import Cooling, Release
-from sparsedp.methods.scores import BlockCoherent, Coherent, Energy, Magnitude, Ranked
-from sparsedp.methods.stages import HEAD, MAIN, PROBE, SELECT, WARM_UP
-from sparsedp.methods.votes import Votes
+from sparsedp.methods.scores import Coherent, Energy, Magnitude, Ranked
+from sparsedp.methods.stages import HEAD, MAIN, SELECT, WARM_UP
 
 _TP = "Zhang and Xie 2026, arXiv 2606.04375"
 _OURS = "ours, after Zhang and Xie 2026, Sec. 5"
@@ -42,8 +41,6 @@ _ROWS = (
            summary="Warm-up, then the coordinates with the most denoised squared gradient."),
     Method(name="tp-coherent", paper=_OURS, ranking=Coherent(), **_TWO_PHASES,
            summary="Warm-up, then the coordinates with the largest squared mean gradient."),
-    Method(name="tp-block-coherent", paper=_OURS, ranking=BlockCoherent(), **_TWO_PHASES,
-           summary="Warm-up, then the largest squared means over short runs of steps."),
     Method(name="tp-rand", paper=f"{_TP}, Sec. 7.1", ranking=RandomOrder(), **_TWO_PHASES,
            summary="Warm-up, then random coordinates: the control for tp-topk."),
     Method(name="on-rand", paper=f"{_RS}, Alg. 1", ranking=RandomOrder(), active_ratio=0.2, **_EVERY_EPOCH,
@@ -63,21 +60,12 @@ _ROWS = (
            summary="Normalisation layers and the head: for pretrained networks."),
     Method(name="head-first", paper="Kumar et al. 2022, arXiv 2202.10054 (LP-FT)", stages=(HEAD, MAIN),
            summary="The head alone for a while, then every coordinate: for pretrained networks."),
-    Method(name="head-probe", paper="after Makni et al. 2025, arXiv 2503.12822 (SPARTA)", stages=(HEAD, PROBE, MAIN),
-           ranking=Energy(), granularity=Granularity.ROWS, always=("head",), active_ratio=0.1,
-           summary="The head, then an epoch that only looks, then head and the rows with the most energy."),
-    Method(name="head-votes", paper="ours", stages=(HEAD, SELECT, MAIN), ranking=Votes(),
-           granularity=Granularity.ROWS, always=("head",), active_ratio=0.1,
-           summary="The head, then one noisy vote, then head and the rows that carry most of most units' gradients."),
     Method(name="fest", paper="Ghazi et al. 2023, arXiv 2311.08357", stages=(SELECT, MAIN), ranking=Frequency(),
            granularity=Granularity.ROWS, always=("dense",), active_ratio=0.1,
            summary="The rows of embedding tables that most units touch, by one noisy count, and all but the tables."),
     Method(name="adafest", paper="Ghazi et al. 2023, arXiv 2311.08357", ranking=Contributions(),
            refresh=Refresh.EVERY_PERIOD, clock=EverySteps(1), granularity=Granularity.ROWS, always=("dense",),
            summary="In every step the rows of embedding tables that enough of its units touch, by a noisy count."),
-    Method(name="votes", paper="ours", stages=(SELECT, MAIN), ranking=Votes(), granularity=Granularity.ROWS,
-           active_ratio=0.2,
-           summary="The rows or tensors that carry most of most units' gradients, by one noisy vote."),
     Method(name="given", paper="ours", ranking=Given(),
            summary="Public scores or a mask of yours; without, the largest initial weights. Give an active ratio."),
     # The ablations of the random sparsification paper; with `active_ratio` below 1 they sparsify at random.

@@ -98,12 +98,9 @@ class WarmupWatch:
         return {**self._tensors, "over": torch.tensor(self._over)}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Go on from a state.
-
-        **Edge cases.** A run begun by version 0.1 kept none here, so there is nothing to go on with.
-        """
+        """Go on from a state."""
         self._tensors = {name: value.clone() for name, value in tensors.items() if name != "over"}
-        self._over = bool(tensors["over"]) if "over" in tensors else True
+        self._over = bool(tensors["over"])
 
     def _add(self, step: int, released: Released) -> None:
         seen, kept = observe_dense(released), self._tensors or self._empty()

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from sparsedp.core.batch import PerSample, Rows
+from sparsedp.core.batch import PerExampleLoss, Rows
 from sparsedp.core.errors import ModelError
 from sparsedp.models.heads import InputShape, flat_size
 
@@ -126,13 +126,13 @@ class _MomentsLoss:
         return functional.cross_entropy(model(inputs), targets, reduction="none")
 
 
-def moments_loss() -> PerSample:
+def moments_loss() -> PerExampleLoss:
     """The loss that `fit` trains a `LeastSquares` model with, alone or as the last part of an `nn.Sequential`.
 
     Moments are of fixed features: the loss raises a `ModelError` if what comes before is not frozen. On held-out rows
     the model's scores are evaluated.
     """
-    return PerSample(_MomentsLoss())
+    return PerExampleLoss(_MomentsLoss())
 
 
 def keep_noise_down(model: nn.Module) -> Callable[[Any], None]:

@@ -13,7 +13,6 @@ from sparsedp.core.errors import SparseDPError
 from sparsedp.core.layout import Layout
 from sparsedp.core.support import Support
 from sparsedp.optimizers.places import Places, carry, places_in
-from sparsedp.runs.moved import Entries
 from sparsedp.runs.state import AverageState
 
 
@@ -88,12 +87,6 @@ class WeightAverage:
         for name, places in self._places.items():
             _write(weights[name], places, self._weights[name])
         return AverageState(weights, self._updates, moved)
-
-    def entries(self) -> tuple[Entries, int, Tensor]:
-        """What a checkpoint between two full ones keeps: the coordinates that are held, how often they were moved."""
-        split = self._moved.split(self._layout)
-        places = {name: split[name] for name in self._places}
-        return Entries(places, dict(self._weights)), self._updates, self._moved.indices
 
     def restore(self, state: AverageState) -> None:
         """Go on from a checkpoint; the model has its weights already."""

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from torch.utils.data._utils.collate import default_collate
 
 from sparsedp.callbacks.reports import Callback
-from sparsedp.core.batch import PerSample, per_sample_loss, select_rows
+from sparsedp.core.batch import PerExampleLoss, per_sample_loss, select_rows
 from sparsedp.core.errors import DataError, SparseDPError
 from sparsedp.core.generators import own_generators
 from sparsedp.core.randomness import PublicRandomness
@@ -22,7 +22,6 @@ from sparsedp.evaluation.metrics import threshold_of
 from sparsedp.evaluation.overlap import refuse_training_rows
 from sparsedp.methods import Method, MethodOptions
 from sparsedp.methods.choice import AUTO_METHOD
-from sparsedp.methods.method import ActiveRatio
 from sparsedp.methods.spec import Asked, check_asked
 from sparsedp.own_loop.loop import Loop
 from sparsedp.own_loop.private_loop import PrivateLoader, PrivateModel, PrivateOptimizer
@@ -39,10 +38,10 @@ def make_private(
     model: nn.Module,
     optimizer: Optimizer,
     data_loader: DataLoader[Any],
-    loss_fn: Callable[[Any, Tensor], Tensor] | PerSample,
+    loss_fn: Callable[[Any, Tensor], Tensor] | PerExampleLoss,
     *,
     method: str | Method = AUTO_METHOD,
-    active_ratio: ActiveRatio | None = None,
+    active_ratio: float | None = None,
     options: MethodOptions | None = None,
     public_scores: Mapping[str, Any] | None = None,
     accumulation: int = 1,
@@ -71,8 +70,8 @@ def make_private(
             back, work as usual.
         data_loader: its data set, batch size (the expected size of a Poisson batch), collate and workers are taken;
             its sampler, which must be a plain one, is replaced.
-        loss_fn: as in `fit`: a criterion with `reduction="none"`, or `PerSample`. The loop calls it, and may take the
-            mean or sum before `backward`.
+        loss_fn: as in `fit`: a criterion with `reduction="none"`, or `PerExampleLoss`. The loop calls it,
+            and may take the mean or sum before `backward`.
         accumulation: batches of the loader before each `optimizer.step()`; a step then expects that many times the
             loader's batch size.
         asked: epsilon, delta, epochs, clip_norm and all else of a plan. Epochs are passes over the loader, 20 if not

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
-from importlib.metadata import version
-from typing import Any
+from functools import lru_cache
 
 from sparsedp.core.errors import OutOfReachError, PrivacyError, PrivacyWarning
-from sparsedp.privacy import cache, checks
+from sparsedp.privacy import checks
 from sparsedp.privacy.accountants import accountant as accountant_named
 from sparsedp.privacy.events import Spend
 from sparsedp.privacy.plan import Plan
@@ -25,9 +23,6 @@ __all__ = [
     "warn_if_large",
     "with_spends",
 ]
-
-CACHE_FORMAT = 3
-"""Raise it when an accountant's numbers change."""
 
 UNDERSHOOT = 0.005
 """A calibrated plan spends at least this close to its target."""
@@ -46,8 +41,7 @@ def calibrate(
 
     **Privacy.** The guarantee holds when the whole plan was fixed before the first release. For a plan chosen after
     an earlier run's releases were seen, use `RdpFilter.calibrate`.
-    **Edge cases.** Answers are cached on disk, but a cached answer is accounted for again before it is used: a stale
-    or damaged cache costs time, never privacy.
+    **Edge cases.** A process remembers what it has solved.
 
     Raises:
         PrivacyError: nothing to calibrate, a phase without a clip, or an epsilon that no noise reaches.
@@ -55,31 +49,32 @@ def calibrate(
     Warns:
         PrivacyWarning: delta is 1/N or more, which allows publishing one unit's record outright.
     """
-    target, counted = checks.positive_epsilon(epsilon), accountant_named(accountant)
+    target = checks.positive_epsilon(epsilon)
     chosen = checks.delta_in_range(delta)
     spends = as_spends(plan)
     warn_if_large(chosen, plan)
-    goal = Goal(
-        limit=target,
-        cost=lambda spends: counted.epsilon(spends, chosen),
-        rough_cost=lambda spends: counted.rough_epsilon(spends, chosen),
-        what=f"epsilon={target:g} at delta={chosen:g} in {plan.total_steps} steps ({accountant})",
-    )
-    request = {
-        "accountant": accountant,
-        "delta": chosen,
-        "dp-accounting": version("dp-accounting"),
-        "epsilon": target,
-        "format": CACHE_FORMAT,
-        "spends": [list(spend) for spend in spends],
-        **split.to_json(),
-    }
-    solved = _trusted(cache.load(request), spends, goal)
-    if solved is None:
-        _check_room_is_left(plan, spends, goal)
-        solved = split.solve(spends, goal)
-        cache.store(request, [spend.noise_multiplier for spend in solved])
+    goal = _goal(accountant, target, chosen, plan.total_steps)
+    _check_room_is_left(plan, spends, goal)
+    solved = _solved(split, spends, accountant, target, chosen)
     return replace(with_spends(plan, solved), delta=chosen, target_epsilon=target, accountant=accountant)
+
+
+def _goal(accountant: str, epsilon: float, delta: float, steps: int) -> Goal:
+    counted = accountant_named(accountant)
+    return Goal(
+        limit=epsilon,
+        cost=lambda spends: counted.epsilon(spends, delta),
+        rough_cost=lambda spends: counted.rough_epsilon(spends, delta),
+        what=f"epsilon={epsilon:g} at delta={delta:g} in {steps} steps ({accountant})",
+    )
+
+
+@lru_cache(maxsize=256)
+def _solved(
+    split: BudgetSplit, spends: tuple[Spend, ...], accountant: str, epsilon: float, delta: float
+) -> tuple[Spend, ...]:
+    steps = sum(spend.steps for spend in spends)
+    return split.solve(spends, _goal(accountant, epsilon, delta, steps))
 
 
 def _check_room_is_left(plan: Plan, spends: tuple[Spend, ...], goal: Goal) -> None:
@@ -125,20 +120,3 @@ def warn_if_large(delta: float, plan: Plan) -> None:
             PrivacyWarning,
             stacklevel=3,
         )
-
-
-def _trusted(cached: Any, spends: tuple[Spend, ...], goal: Goal) -> tuple[Spend, ...] | None:
-    """A cached answer, if it fits the request and really costs the target."""
-    if not isinstance(cached, list) or len(cached) != len(spends):
-        return None
-    if not all(isinstance(noise, float) and 0 < noise < math.inf for noise in cached):
-        return None
-    solved = tuple(
-        spend._replace(noise_multiplier=noise) for spend, noise in zip(spends, cached, strict=True)
-    )
-    if any(
-        old.noise_multiplier not in (0, new.noise_multiplier) for old, new in zip(spends, solved, strict=True)
-    ):
-        return None
-    spent = goal.cost(solved)
-    return solved if (1 - UNDERSHOOT) * goal.limit <= spent <= goal.limit else None

@@ -12,7 +12,7 @@ from torch import Tensor
 from sparsedp.core.batch import MicroBatch, Rows
 from sparsedp.core.clip import Clip
 from sparsedp.core.errors import DataError
-from sparsedp.gradients.query import mean_by_unit
+from sparsedp.grad_sample.query import mean_by_unit
 from sparsedp.privacy.mechanism import ClippedRows
 
 _ROWS_AT_ONCE = 16

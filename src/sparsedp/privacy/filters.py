@@ -12,6 +12,9 @@ With (alpha, B)-RDP comes (epsilon, delta)-DP by the tight conversion, so B foll
 and alpha. Two things must therefore be fixed beforehand, from public values alone: the cap and the *one* order.
 Taking the best order at the end, as an accountant does for a fixed plan, is not covered: different paths would lean
 on different orders, each allowed the full delta. So the order is chosen from the cap and the first plan, and kept.
+
+A run that was stopped can be resumed. So what its plan has left may be given to another plan only after its ledger
+was closed, as `runs.continuing.continue_runs` does. An earlier run whose ledger is open counts with its whole plan.
 """
 
 from __future__ import annotations
@@ -32,16 +35,16 @@ from sparsedp.privacy.rdp import ORDERS, TIGHT, renyi
 from sparsedp.privacy.splits import BudgetSplit, EqualNoise, Goal
 
 
-class FinishedRun(Protocol):
-    """A run's ledger, closed or read from its file."""
+class PriorRun(Protocol):
+    """An earlier run on the same units: its ledger, read from its file, or its plan."""
 
     @property
-    def head(self) -> str:
-        """Hash of its last line."""
+    def charged_head(self) -> str:
+        """What names it: the hash of the ledger's last line before the closing one."""
         ...
 
-    def spends(self) -> tuple[Spend, ...]:
-        """Everything charged to it."""
+    def committed(self) -> tuple[Spend, ...]:
+        """The most it can ever spend: its whole plan, or what was charged when its ledger was closed."""
         ...
 
 
@@ -52,7 +55,8 @@ class RdpFilter:
 
     **Privacy.** Whatever plans it admits, chosen in any way from earlier releases, the whole is (epsilon, delta)-DP,
     provided cap and order were settled without looking at any release. Unlike a PLD guarantee this also covers
-    runs stopped early because of what they showed: what their ledgers did not charge is free for later runs.
+    runs stopped early because of what they showed: what their closed ledgers did not charge is free for later runs.
+    It counts the runs that it is told of; `runs.continuing.continue_runs` also gives no remainder away twice.
     """
 
     epsilon: float
@@ -94,18 +98,18 @@ class RdpFilter:
         """Renyi divergence of the fixed order of what is spent; infinite if it is not private."""
         return float(renyi(counted(spends), (self.order,))[0])
 
-    def remaining(self, earlier: Iterable[FinishedRun]) -> float:
-        """What is left of the budget after the charges of earlier runs, never below 0."""
+    def remaining(self, earlier: Iterable[PriorRun]) -> float:
+        """What is left of the budget after earlier runs, those that can be resumed counted whole; never below 0."""
         return max(0.0, self.budget - self._spent(earlier))
 
-    def admits(self, plan: Plan, earlier: Iterable[FinishedRun]) -> bool:
+    def admits(self, plan: Plan, earlier: Iterable[PriorRun]) -> bool:
         """Whether a further plan fits."""
         return self.cost(plan.spends()) <= self.remaining(earlier)
 
     def calibrate(
         self,
         plan: Plan,
-        earlier: Sequence[FinishedRun],
+        earlier: Sequence[PriorRun],
         split: BudgetSplit = EqualNoise(),  # noqa: B008
     ) -> Plan:
         """The plan with the least noise that keeps all runs together within the cap.
@@ -132,8 +136,10 @@ class RdpFilter:
             delta=self.delta,
             target_epsilon=self.epsilon,
             accountant=FILTER,
-            continuation=Continuation(self.order, self._spent(earlier), tuple(run.head for run in earlier)),
+            continuation=Continuation(
+                self.order, self._spent(earlier), tuple(run.charged_head for run in earlier)
+            ),
         )
 
-    def _spent(self, earlier: Iterable[FinishedRun]) -> float:
-        return math.fsum(self.cost(run.spends()) for run in earlier)
+    def _spent(self, earlier: Iterable[PriorRun]) -> float:
+        return math.fsum(self.cost(run.committed()) for run in earlier)

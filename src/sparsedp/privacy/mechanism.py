@@ -16,10 +16,11 @@ from sparsedp.core.errors import PrivacyError
 from sparsedp.core.geometry import Geometry, Identity
 from sparsedp.core.randomness import PrivateRandomness
 from sparsedp.core.support import Support
-from sparsedp.gradients.query import Engine, Query
+from sparsedp.grad_sample.query import Engine, Query
 from sparsedp.privacy.exchange import ALONE, Exchange
 from sparsedp.privacy.grid import Grid
 from sparsedp.privacy.ledger import Charge, Ledger
+from sparsedp.privacy.quiet import no_messages
 from sparsedp.privacy.released import _SEAL, Released
 
 
@@ -60,7 +61,7 @@ def private_sum(
     or removing one unit, rounded to a public grid: the sum is put on it first, the noise has exactly the law of a
     rounded Gaussian, and both are added as integers. The ledger is charged before anything is computed or drawn.
     Where several processes share the units (`exchange`), their integers are added first, and one of them charges and
-    draws noise.
+    draws noise. Nothing is logged and no warning is shown meanwhile.
     **Edge cases.** `absolute_noise_std` is for sums without a bound (the non-private ablations) and only for them.
     """
     std = _noise_std(query.sensitivity, charge.noise_multiplier, absolute_noise_std)
@@ -68,7 +69,8 @@ def private_sum(
         Grid.of(query.sensitivity, charge.noise_multiplier, query.size) if charge.noise_multiplier else None
     )
     if grid is None:
-        return _float_sum(query, std, charge, ledger, randomness, exchange), std
+        with no_messages():
+            return _float_sum(query, std, charge, ledger, randomness, exchange), std
 
     def local() -> Tensor:
         ledger.charge(charge)
@@ -78,7 +80,8 @@ def private_sum(
         randomness.add_rounded_gaussian(grid.noise_bits, steps, key=charge.key)
         return steps
 
-    return grid.values(exchange.integers(local, noisy, query.size)), std
+    with no_messages():
+        return grid.values(exchange.integers(local, noisy, query.size)), std
 
 
 def privatize(

@@ -19,10 +19,7 @@ FILTER = "rdp-filter"
 """The accountant of plans that continue earlier runs."""
 
 FORMAT = 2
-"""Version of the JSON form."""
-
-WITHOUT_SPEC = 1
-"""The form of plans that do not say what they were made from: those of sparsedp 0.1. Other versions are refused."""
+"""Version of the JSON form; others are refused."""
 
 
 @final
@@ -109,6 +106,15 @@ class Plan:
         """Whether every phase is."""
         return all(phase.is_private for phase in self.phases)
 
+    @property
+    def charged_head(self) -> str:
+        """What names it as an earlier run of an `RdpFilter`: its fingerprint."""
+        return self.fingerprint
+
+    def committed(self) -> tuple[Spend, ...]:
+        """The most a run of it can ever spend."""
+        return self.spends()
+
     def preliminary(self, name: str) -> Phase | None:
         """The release before training of that name, if the plan has it."""
         return next((phase for phase in self.phases if phase.name == name and not phase.trains), None)
@@ -175,10 +181,8 @@ class Plan:
         phases = [phase.to_json() for phase in self.phases]
         continuation = None if self.continuation is None else values_of(self.continuation)
         values = {**values_of(self), "phases": phases, "continuation": continuation}
-        spec = values.pop("spec")
-        if spec is None:
-            return canonical({**values, "format": WITHOUT_SPEC})
-        return canonical({**values, "format": FORMAT, "spec": spec.plain()})
+        spec = None if self.spec is None else self.spec.plain()
+        return canonical({**values, "spec": spec, "format": FORMAT})
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
@@ -191,17 +195,14 @@ class Plan:
             value = json.loads(text)
         except (ValueError, RecursionError) as error:
             raise PrivacyError(f"the plan is not JSON: {error}") from error
-        if not isinstance(value, dict) or value.get("format") not in (WITHOUT_SPEC, FORMAT):
-            found = value.get("format") if isinstance(value, dict) else type(value).__name__
+        found = value.get("format") if isinstance(value, dict) else type(value).__name__
+        if found != FORMAT or isinstance(found, bool):
             raise PrivacyError(
-                f"plan format: got {found!r}, expected at most {FORMAT}; load it with the version that wrote it"
+                f"plan format: got {found!r}, expected {FORMAT}; plans of other formats are not read, make it again"
             )
-        bare = value["format"] == WITHOUT_SPEC
-        if bare == ("spec" in value) or not (bare or isinstance(value["spec"], dict)):
-            raise PrivacyError(
-                f"plan: format {value['format']} and spec {value.get('spec')!r} do not go together"
-            )
-        value = keyed({"spec": None, **value}, cls, "plan", extra={"format"})
+        value = keyed(value, cls, "plan", extra={"format"})
+        if not isinstance(value["spec"], dict | None):
+            raise PrivacyError(f"plan: got spec {value['spec']!r}, expected a JSON object or null")
         if not isinstance(value["phases"], list):
             raise PrivacyError(f"phases: got {value['phases']!r}, expected a list")
         phases = tuple(Phase.from_json(phase) for phase in value.pop("phases"))

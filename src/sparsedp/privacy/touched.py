@@ -1,4 +1,4 @@
-"""How many units touch, or vote for, each of some rows: a sum bounded unit by unit."""
+"""How many units touch each of some rows: a sum bounded unit by unit."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ from sparsedp.core.clip import Clip
 class TouchedSum:
     """The sum over units of their indicator vectors, each scaled to the clip's norm at most (DP-FEST, Sec. 3.1).
 
-    A unit's vector is 1 for every row that any of its samples touches, however often, and 0 elsewhere; or 1 for those
-    that it votes for.
+    A unit's vector is 1 for every row that any of its samples touches, however often, and 0 elsewhere.
 
     **Privacy.** Scaled unit by unit, so adding or removing one moves the sum by at most the clip norm.
     **Edge cases.** A unit that touches nothing, or padding alone, adds zero.

@@ -8,7 +8,6 @@ _FIXED = (
     "dp-sgd",
     "tp-topk",
     "tp-coherent",
-    "tp-block-coherent",
     "tp-rand",
     "on-rand",
     "on-topk",
@@ -17,7 +16,7 @@ _FIXED = (
     "noisy-sgd",
     "clipped-sgd",
 )
-OTHER = "m11"
+OTHER = "m10"
 """Methods registered by users share the last colour; names tell them apart."""
 
 

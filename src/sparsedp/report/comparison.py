@@ -204,13 +204,12 @@ def _details_section(groups: Sequence[Group], by_record: dict[int, _Entry]) -> S
 def _guarantee_section(groups: Sequence[Group], by_record: dict[int, _Entry]) -> Section:
     parts: list[Child] = []
     seeded = any(entry.record["seed"] is not None for entry in by_record.values())
-    old = any(entry.record.get("noise") is None for entry in by_record.values())
     for group in groups:
         plan = by_record[id(group.arms[0].records[0])].plan
-        words = in_words(plan, seeded=seeded, complete=True, evaluated=True, float_noise=old)
+        words = in_words(plan, seeded=seeded, complete=True, evaluated=True)
         parts.append(statement(words, f"{group.task.what}, {group.task.privacy}"))
     first = by_record[id(groups[0].arms[0].records[0])].plan
-    words = in_words(first, seeded=seeded, complete=True, evaluated=True, float_noise=old)
+    words = in_words(first, seeded=seeded, complete=True, evaluated=True)
     which = f", at {groups[0].task.privacy}" if len(groups) > 1 else ""
     together = card(
         "All runs together",

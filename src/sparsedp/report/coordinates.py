@@ -147,7 +147,7 @@ def _bar(share: float, average: float) -> Html:
 def _floor_removed(run: ReportedRun) -> bool:
     """Whether the score is an energy with the noise's share taken off."""
     rule = run.plan.phases[-1].support.plain()["rule"]
-    return isinstance(rule, dict) and rule["name"] in ("energy", "coherent", "block-coherent")
+    return isinstance(rule, dict) and rule["name"] in ("energy", "coherent")
 
 
 def _moves(run: ReportedRun) -> bool:

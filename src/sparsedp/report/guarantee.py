@@ -43,7 +43,6 @@ def words_of(run: ReportedRun) -> Words:
         seeded=run.seeded,
         complete=run.complete,
         evaluated=evaluated,
-        float_noise=run.record.get("noise") is None,
     )
 
 

@@ -44,10 +44,7 @@ class Recipe:
 
 
 def recipe(run: ReportedRun) -> Recipe | None:
-    """How to run it again; None for a run without a folder, or with a plan or method only its author can make.
-
-    **Edge cases.** A plan of sparsedp 0.1 does not say what it was made from, and has no recipe.
-    """
+    """How to run it again; None for a run without a folder, or with a plan or method only its author can make."""
     settings = run.record["settings"]
     if settings is None or run.plan.spec is None or run.plan.continuation is not None:
         return None

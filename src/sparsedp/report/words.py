@@ -39,9 +39,7 @@ class Words:
     warning: str | None
 
 
-def in_words(
-    plan: Plan, *, seeded: bool, complete: bool, evaluated: bool, float_noise: bool = False
-) -> Words:
+def in_words(plan: Plan, *, seeded: bool, complete: bool, evaluated: bool) -> Words:
     """The guarantee of a run of a plan.
 
     Args:
@@ -49,10 +47,9 @@ def in_words(
         seeded: whether the run's noise came from a seed.
         complete: whether all planned steps were taken.
         evaluated: whether the run shows numbers from held-out data.
-        float_noise: whether the run is of a version that drew its noise in floating point.
     """
     warning = _warning(plan, seeded)
-    limits = _limits(plan, complete, evaluated, float_noise)
+    limits = _limits(plan, complete, evaluated)
     return Words(guarantee(plan), _promises(plan), limits, warning)
 
 
@@ -63,7 +60,6 @@ def run_in_words(plan: Plan, ledger: VerifiedLedger | None, record: Mapping[str,
         seeded=record is None or record.get("seed") is not None,
         complete=ledger is not None and ledger.charged >= plan.total_steps,
         evaluated=record is None or bool(record.get("metrics")),
-        float_noise=record is None or record.get("noise") is None,
     )
 
 
@@ -126,7 +122,7 @@ def _about_unit(plan: Plan) -> str:
     return f"The unit is one {plan.unit} with all its rows: {whole}."
 
 
-def _limits(plan: Plan, complete: bool, evaluated: bool, float_noise: bool) -> tuple[str, ...]:
+def _limits(plan: Plan, complete: bool, evaluated: bool) -> tuple[str, ...]:
     held_out = (
         "Held-out data is outside the guarantee: accuracy and all other evaluation numbers here are exact. If people "
         "in the evaluation set need protection, do not publish them."
@@ -141,15 +137,10 @@ def _limits(plan: Plan, complete: bool, evaluated: bool, float_noise: bool) -> t
         "Each further run on the same data costs again. Tuning, other seeds and comparisons are not in this epsilon.",
         "How long a step takes, and how much memory, is not protected.",
     )
-    last_bits = (
-        "Noise was drawn in double-precision floating point, not on an integer grid; attacks on the last bits of "
-        "such noise exist."
-    )
     if not plan.is_private:
         return (held_out,) if evaluated else ()
     return (
         *((held_out,) if evaluated else ()),
         *((stopped,) if not complete else ()),
         *always,
-        *((last_bits,) if float_noise else ()),
     )

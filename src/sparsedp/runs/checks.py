@@ -10,7 +10,7 @@ from typing import Any
 
 from sparsedp.core.errors import SparseDPError
 from sparsedp.core.ratio import exact_ratio
-from sparsedp.methods import AUTO, Granularity
+from sparsedp.methods import Granularity
 from sparsedp.methods.schedules import active_count
 from sparsedp.privacy.accountants import accountant_for, epsilon_by_epoch
 from sparsedp.privacy.events import Spend, merged
@@ -158,11 +158,6 @@ def record_and_rest(
     values: Mapping[str, Any] = record
     for name, expected in _stated(checkpoint, plan, ledger).items():
         yield _equal(f"the record's {name}", values[name], expected)
-    if (
-        "noise" in record
-    ):  # version 0.1 had floating-point noise, no name for it, and a ledger that binds no files
-        exact = plan.is_private and ledger.binds_files
-        yield _equal("the record's noise", record["noise"], NOISE if exact else None)
     identity, settings = checkpoint.identity, record["settings"]
     same = {name: settings.get(name) for name in ("method", *setup_names(identity))}
     yield _equal("the record's settings", same, {name: identity[name] for name in same})
@@ -184,6 +179,7 @@ def _stated(checkpoint: Checkpoint, plan: Plan, ledger: VerifiedLedger) -> dict[
         "public_seed": checkpoint.identity["public_seed"],
         "for_release": seed is None and plan.is_private,
         "private": plan.is_private,
+        "noise": NOISE if plan.is_private else None,
         "target_epsilon": plan.target_epsilon,
         "delta": plan.delta,
         "accountant": plan.accountant,
@@ -248,7 +244,7 @@ def _planned_size(rule: Mapping[str, Any], dimension: int) -> int | None:
     if "scope" in rule or "always" in rule or "schedule" not in rule:
         return None
     fixed = rule["schedule"]["name"] == "constant" and rule["granularity"] == Granularity.COORDINATES.value
-    if not fixed or rule["active_ratio"] == AUTO:
+    if not fixed:
         return None
     return active_count(exact_ratio(rule["active_ratio"]), dimension)
 

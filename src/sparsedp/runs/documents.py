@@ -74,7 +74,7 @@ def parse_record(content: bytes, file: Path) -> Record:
         found = value.get("format") if isinstance(value, dict) else type(value).__name__
         if found != FORMAT or isinstance(found, bool):
             raise DataError(
-                f"{file}: got format {found!r}, expected {FORMAT}; read it with the version of sparsedp that wrote it"
+                f"{file}: got format {found!r}, expected {FORMAT}; records of other formats are not read"
             )
         _check(value, Record, str(file))
         return cast("Record", value)
@@ -136,8 +136,6 @@ def _check(value: Json, kind: type, where: str) -> None:
     if not isinstance(value, dict):
         raise DataError(f"{where}: got a {type(value).__name__}, expected an object")
     for name, hint in typing.get_type_hints(kind).items():
-        if name not in value and name in getattr(kind, "__optional_keys__", ()):
-            continue
         if name not in value:
             raise DataError(f"{where}: {name} is missing; restore the file from a copy")
         if not _fits(value[name], hint):

@@ -10,7 +10,6 @@ from sparsedp.core.errors import DataError, SparseDPError
 PLAN = "plan.json"
 LEDGER = "ledger.jsonl"
 CHECKPOINT = "checkpoint.safetensors"
-MOVED = "moved.safetensors"
 METRICS = "metrics.jsonl"
 RECORD = "record.json"
 REPORT = "report.html"
@@ -39,11 +38,6 @@ class RunFolder:
     def checkpoint_file(self) -> Path:
         """The newest full state to resume from."""
         return self.path / CHECKPOINT
-
-    @property
-    def moved_file(self) -> Path:
-        """What moved since, in a run that is going on or was killed."""
-        return self.path / MOVED
 
     @property
     def metrics_file(self) -> Path:

@@ -15,7 +15,15 @@ from sparsedp.privacy.events import Spend
 from sparsedp.privacy.ledger import Charge
 from sparsedp.privacy.plan import Plan
 from sparsedp.runs import durable
-from sparsedp.runs.ledger_lines import block_line, files_line, opening, parse, seal, torn_line
+from sparsedp.runs.ledger_lines import (
+    block_line,
+    closing_line,
+    files_line,
+    opening,
+    parse,
+    seal,
+    torn_line,
+)
 from sparsedp.runs.verified_ledger import VerifiedLedger
 
 
@@ -28,7 +36,8 @@ class FileLedger:
 
     **Privacy.** Charges and nothing else, so it holds nothing private. It pays for the plan it was made for, step by
     step and once: another rate or noise, a step beyond the plan, a second release of a step all raise, which keeps
-    the release from happening. A kill loses at most the open block, which stays charged.
+    the release from happening. A kill loses the steps since the last checkpoint and the open block; they stay
+    charged.
     **Edge cases.** With `replay` (a seeded run, whose repeated step releases the same numbers) a charged step may be
     run again for free. A forked child gets a closed ledger; one file has one writer.
     """
@@ -79,7 +88,26 @@ class FileLedger:
 
     @classmethod
     def resume(cls, path: str | Path, plan: Plan, *, replay: bool = False) -> FileLedger:
-        """Go on with a plan's ledger, after verifying it; a torn end is accounted for in a line of its own.
+        """Open the ledger of a run to go on with it, after verifying it.
+
+        A torn end is accounted for in a line of its own.
+
+        Raises:
+            PrivacyError: no ledger, another plan's, one that does not verify, one in use, or a closed one.
+        """
+        ledger = cls.lock(path, plan, replay=replay)
+        if ledger.record.closings:
+            ledger.close()
+            raise PrivacyError(
+                f"{path} was closed: what its run had left was given to the plan "
+                f"{ledger.record.closings[0].successor.fingerprint}, so the run cannot be resumed. "
+                "Start a run with that plan, or make another one with sparsedp.runs.continuing.continue_runs"
+            )
+        return ledger
+
+    @classmethod
+    def lock(cls, path: str | Path, plan: Plan, *, replay: bool = False) -> Self:
+        """Open a plan's ledger, closed or not, for writing.
 
         Raises:
             PrivacyError: no ledger, another plan's, one that does not verify, or one in use.
@@ -131,6 +159,8 @@ class FileLedger:
             raise PrivacyError(
                 f"got {charge}, but the plan has {planned}; the mechanism must take all from the plan"
             )
+        if self._record.closings:
+            raise PrivacyError(f"{self._path} was closed; nothing more can be charged to it")
         covered = self._record.charged
         if charge.step > covered:
             raise PrivacyError(
@@ -147,14 +177,15 @@ class FileLedger:
             self._record = self._record.extended(block, self._append(block_line(block)))
         self._next = charge.step + 1
 
-    def note_files(self, sha256: Mapping[str, str]) -> None:
-        """Write down the digests of files that are about to be written: from then on they belong to the chain.
-
-        **Edge cases.** A ledger begun by version 0.1 goes on without.
-        """
+    def retire(self, successor: Plan) -> None:
+        """Write a line after which nothing is charged, and which holds the plan that gets what is left."""
         self._check_open()
-        if self._record.binds_files:
-            self._record = self._record.noting(sha256, self._append(files_line(sha256)))
+        self._record = self._record.closed(successor, self._append(closing_line(successor)))
+
+    def note_files(self, sha256: Mapping[str, str]) -> None:
+        """Write down the digests of files that are about to be written: from then on they belong to the chain."""
+        self._check_open()
+        self._record = self._record.noting(sha256, self._append(files_line(sha256)))
 
     @property
     def record(self) -> VerifiedLedger:

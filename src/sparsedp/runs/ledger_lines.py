@@ -20,11 +20,11 @@ from sparsedp.privacy.canonical import canonical, sha256
 from sparsedp.privacy.plan import Plan
 from sparsedp.runs.verified_ledger import FORMAT, PaidSteps, Torn, VerifiedLedger
 
-READABLE = (1, FORMAT)
 HEADER_KEYS = {"block", "created", "delta", "format", "hash", "kind", "phases", "plan", "unit", "units"}
 BLOCK_KEYS = {"first_step", "hash", "kind", "noise_multiplier", "phase", "sampling_rate", "steps"}
 TORN_KEYS = {*BLOCK_KEYS, "lost_sha256"}
 FILES_KEYS = {"hash", "kind", "sha256"}
+CLOSED_KEYS = {"hash", "kind", "successor"}
 
 
 def opening(plan: Plan, created: str) -> dict[str, Any]:
@@ -67,6 +67,11 @@ def files_line(sha256: Mapping[str, str]) -> dict[str, Any]:
     return {"kind": "files", "sha256": dict(sha256)}
 
 
+def closing_line(successor: Plan) -> dict[str, Any]:
+    """The line after which nothing is charged, not sealed yet: the plan that gets what is left."""
+    return {"kind": "closed", "successor": successor.to_json()}
+
+
 def torn_line(block: PaidSteps, lost: bytes) -> dict[str, Any]:
     """The line that accounts for unfinished bytes, not sealed yet: their hash, and the block they count as."""
     return {**block._asdict(), "kind": "torn", "lost_sha256": sha256(lost)}
@@ -97,11 +102,13 @@ def parse(data: bytes, name: str) -> VerifiedLedger:
                 raise PrivacyError(
                     f"{name}, line {lost_from[0]}: not a JSON object, and no repair accounts for it; restore the file"
                 )
-        elif content.get("kind") not in ("block", "files")[: record.format]:
-            raise PrivacyError(f"{where}: kind is {content.get('kind')!r}, expected a block")
+        elif content.get("kind") not in ("block", "files", "closed"):
+            raise PrivacyError(
+                f"{where}: kind is {content.get('kind')!r}, expected a block, files or a closing"
+            )
         lost_from = None
         entry = _unsealed(content, line, record.head, where)
-        add = _noting if entry["kind"] == "files" else _extended
+        add = _READERS.get(entry["kind"], _extended)
         record = add(record, entry, content["hash"], where)
     if record is None:
         raise PrivacyError(
@@ -140,7 +147,13 @@ def _refuse(constant: str) -> None:
 
 def _unsealed(content: dict[str, Any], line: bytes, previous: str, where: str) -> dict[str, Any]:
     """The content of a line whose seal, form and keys are right."""
-    kinds = {"header": HEADER_KEYS, "block": BLOCK_KEYS, "torn": TORN_KEYS, "files": FILES_KEYS}
+    kinds = {
+        "header": HEADER_KEYS,
+        "block": BLOCK_KEYS,
+        "torn": TORN_KEYS,
+        "files": FILES_KEYS,
+        "closed": CLOSED_KEYS,
+    }
     keys = kinds.get(str(content.get("kind")))
     if keys is None or set(content) != keys:
         raise PrivacyError(f"{where}: got kind {content.get('kind')!r} with the keys {sorted(content)}")
@@ -158,10 +171,11 @@ def _unsealed(content: dict[str, Any], line: bytes, previous: str, where: str) -
 
 
 def _header(content: dict[str, Any], digest: str, where: str) -> VerifiedLedger:
-    if content["kind"] != "header" or content["format"] not in READABLE or content["format"] is True:
+    if content["kind"] != "header" or content["format"] != FORMAT or isinstance(content["format"], bool):
         found = f"kind {content['kind']!r}, format {content.get('format')!r}"
         raise PrivacyError(
-            f"{where}: got {found}, expected a header of format {' or '.join(map(str, READABLE))}"
+            f"{where}: got {found}, expected a header of format {FORMAT}; runs of older formats are not read any "
+            "more, train again"
         )
     planned, first = [], 0
     for phase in content["phases"]:
@@ -185,7 +199,6 @@ def _header(content: dict[str, Any], digest: str, where: str) -> VerifiedLedger:
         block=checks.whole(content["block"], f"{where}: block", at_least=1),
         sealed=(),
         heads=(digest,),
-        format=content["format"],
     )
 
 
@@ -196,8 +209,15 @@ def _noting(record: VerifiedLedger, entry: dict[str, Any], digest: str, where: s
     return record.noting(files, digest)
 
 
+def _closed(record: VerifiedLedger, entry: dict[str, Any], digest: str, where: str) -> VerifiedLedger:
+    return record.closed(Plan.from_json(checks.text(entry["successor"], f"{where}: successor")), digest)
+
+
 def _extended(record: VerifiedLedger, entry: dict[str, Any], digest: str, where: str) -> VerifiedLedger:
     block, expected = PaidSteps(*(entry[name] for name in PaidSteps._fields)), record.next_block()
     if block != expected or (expected.steps == 0 and entry["kind"] == "block"):
         raise PrivacyError(f"{where}: got {block}, which the plan does not allow; expected {expected}")
     return record.extended(block, digest)
+
+
+_READERS = {"files": _noting, "closed": _closed}

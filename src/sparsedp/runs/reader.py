@@ -23,12 +23,10 @@ from sparsedp.runs.checkpoint import (
     read_checkpoint,
     read_layout,
 )
-from sparsedp.runs.documents import digest_of, intact, parse_metrics, parse_plan, parse_record
-from sparsedp.runs.folder import CHECKPOINT, PLAN, RunFolder
+from sparsedp.runs.documents import digest_of, parse_metrics, parse_plan, parse_record
+from sparsedp.runs.folder import PLAN, RunFolder
 from sparsedp.runs.history import EpochReport, SupportSpan
 from sparsedp.runs.ledger_file import FileLedger
-from sparsedp.runs.moved import merged
-from sparsedp.runs.older import read_older_warmup
 from sparsedp.runs.record import Record
 from sparsedp.runs.verified_ledger import VerifiedLedger
 
@@ -93,8 +91,8 @@ class Run:
 
     @cached_property
     def checkpoint(self) -> Checkpoint:
-        """The newest state: the full one, and what moved since."""
-        return newest_checkpoint(self.folder)
+        """The newest state."""
+        return parse_checkpoint(_read(self.folder.checkpoint_file), self.folder.checkpoint_file)
 
     @cached_property
     def layout(self) -> Layout:
@@ -132,7 +130,7 @@ class Run:
     @cached_property
     def warmup(self) -> WarmupSeen | None:
         """What its warm-up showed; None while it is not over, and for a run that could keep nothing."""
-        return WarmupSeen.of(self._watched) or read_older_warmup(self.path)
+        return WarmupSeen.of(self._watched)
 
     @property
     def warming_up(self) -> bool:
@@ -165,21 +163,6 @@ class Run:
                 self.ledger.expect(place["head"], place["length"])
 
 
-def newest_checkpoint(folder: RunFolder) -> Checkpoint:
-    """The last full checkpoint of a run, and what moved since put on it.
-
-    Raises:
-        DataError: one of them is missing or damaged.
-    """
-    content = _read(folder.checkpoint_file)
-    full = parse_checkpoint(content, folder.checkpoint_file)
-    if not folder.moved_file.is_file():
-        return full
-    moved = parse_checkpoint(_read(folder.moved_file), folder.moved_file)
-    with intact(folder.moved_file):
-        return merged(full, digest_of(CHECKPOINT, content), moved)
-
-
 def load_weights(path: Path | str, model: nn.Module) -> None:
     """Load a run's trained weights into a model of the same architecture.
 
@@ -192,7 +175,7 @@ def load_weights(path: Path | str, model: nn.Module) -> None:
         ModelError: the checkpoint belongs to another architecture.
     """
     path = Path(path)
-    checkpoint = newest_checkpoint(RunFolder(path)) if path.is_dir() else read_checkpoint(path)
+    checkpoint = read_checkpoint(RunFolder(path).checkpoint_file if path.is_dir() else path)
     load_model_state(model, checkpoint)
     average = checkpoint.state.get("average")
     if average is not None:
@@ -208,13 +191,11 @@ def load_weights(path: Path | str, model: nn.Module) -> None:
 def check_file(ledger: VerifiedLedger, file: Path) -> None:
     """Check that a file is the one the ledger's chain knows.
 
-    **Edge cases.** A ledger begun by version 0.1 knows none.
-
     Raises:
         PrivacyError: it is another one.
     """
     known = ledger.known(file.name)
-    if ledger.binds_files and file.exists() and digest_of(file.name, file.read_bytes()) not in known:
+    if file.exists() and digest_of(file.name, file.read_bytes()) not in known:
         raise PrivacyError(
             f"{file.name} is not the one the ledger knows: it was changed after the run wrote it, or lines were "
             "removed from the ledger; restore them"

@@ -37,13 +37,7 @@ class SpanRecord(TypedDict):
     by_parameter: dict[str, int]
 
 
-class _Newer(TypedDict, total=False):
-    """Keys that records of sparsedp 0.1 lack."""
-
-    noise: str | None
-
-
-class Record(_Newer):
+class Record(TypedDict):
     """The record, key by key; `docs/run-format.md` says what each means."""
 
     format: int
@@ -55,6 +49,7 @@ class Record(_Newer):
     seed: int | None
     for_release: bool
     private: bool
+    noise: str | None
     target_epsilon: float | None
     delta: float | None
     accountant: str | None

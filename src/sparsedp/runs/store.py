@@ -18,10 +18,9 @@ from sparsedp.privacy.plan import Plan
 from sparsedp.runs.checkpoint import Checkpoint, checkpoint_bytes
 from sparsedp.runs.documents import digest_of, metrics_bytes, plan_bytes, record_bytes
 from sparsedp.runs.durable import sync_directory
-from sparsedp.runs.folder import CHECKPOINT, METRICS, MOVED, RECORD, RunFolder, check_new
+from sparsedp.runs.folder import CHECKPOINT, METRICS, RECORD, RunFolder, check_new
 from sparsedp.runs.history import EpochReport
 from sparsedp.runs.ledger_file import FileLedger
-from sparsedp.runs.moved import BASE
 from sparsedp.runs.reader import Run, check_file
 from sparsedp.runs.record import Record
 
@@ -48,10 +47,6 @@ class RunStore(Protocol):
         """Keep a state to resume from."""
         ...
 
-    def save_moved(self, moved: Checkpoint) -> None:
-        """Keep what moved since the state last saved; see `runs.moved`."""
-        ...
-
     def keep_epochs(self, epochs: Sequence[EpochReport]) -> None:
         """Keep what all epochs so far showed."""
         ...
@@ -75,9 +70,6 @@ class NoStore:
     seconds: float = 0.0
 
     def save(self, checkpoint: Checkpoint) -> None:
-        """Nothing to keep it in."""
-
-    def save_moved(self, moved: Checkpoint) -> None:
         """Nothing to keep it in."""
 
     def keep_epochs(self, epochs: Sequence[EpochReport]) -> None:
@@ -109,14 +101,8 @@ class FolderStore:
         return self.folder.path
 
     def save(self, checkpoint: Checkpoint) -> None:
-        """Write a checkpoint that knows its place in the ledger; what moved since the one before goes."""
-        files = {CHECKPOINT: self._with_place(checkpoint)}
-        self._write({**files, MOVED: b""} if self.folder.moved_file.exists() else files)
-
-    def save_moved(self, moved: Checkpoint) -> None:
-        """Write what moved since the last full checkpoint, by its SHA-256 in the ledger."""
-        base = self.ledger.record.known(CHECKPOINT)[-1]
-        self._write({MOVED: self._with_place(replace(moved, state={**moved.state, BASE: base}))})
+        """Write a checkpoint that knows its place in the ledger."""
+        self._write({CHECKPOINT: self._with_place(checkpoint)})
 
     def keep_epochs(self, epochs: Sequence[EpochReport]) -> None:
         """Write the epochs."""
@@ -144,10 +130,7 @@ class FolderStore:
         self.ledger.note_files({name: digest_of(name, content) for name, content in files.items()})
         try:
             for name, content in files.items():
-                if content or name != MOVED:
-                    write_atomically(self.path / name, content)
-                else:
-                    self.folder.moved_file.unlink(missing_ok=True)
+                write_atomically(self.path / name, content)
         except OSError:
             with suppress(OSError):  # without room for a line the file before the last one still counts
                 self.note_again(before)
@@ -197,10 +180,10 @@ def find_run(out: Path | str | None, resume: bool, plan: Plan, *, replay: bool) 
         checkpoint, record = run.checkpoint, run.record
         ledger.expect(checkpoint.state["ledger"]["head"], checkpoint.state["ledger"]["length"])
         check_file(ledger.record, run.folder.checkpoint_file)
-        check_file(ledger.record, run.folder.moved_file)
         store = FolderStore(run.folder, ledger, record["timing"]["seconds"])
-        known = {name: ledger.record.known(name) for name in (CHECKPOINT, MOVED)}
-        store.note_again({name: digests for name, digests in known.items() if len(digests) > 1})
+        known = ledger.record.known(CHECKPOINT)
+        if len(known) > 1:
+            store.note_again({CHECKPOINT: known})
     except BaseException:
         ledger.close()
         raise

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple, final
 
@@ -10,9 +10,10 @@ from sparsedp.core.errors import PrivacyError
 from sparsedp.privacy.accountants import accountant as accountant_named
 from sparsedp.privacy.canonical import FrozenMap
 from sparsedp.privacy.events import Spend, merged
+from sparsedp.privacy.plan import Plan
 
 FORMAT = 2
-"""Format 1, of version 0.1, has no lines for files: nothing binds them to the chain."""
+"""Format 1, of unreleased versions, did not bind the run's other files to the chain; it is refused."""
 
 
 class PaidSteps(NamedTuple):
@@ -39,6 +40,13 @@ class FilesLine(NamedTuple):
     sha256: FrozenMap
 
 
+class Closing(NamedTuple):
+    """A line after which nothing more is charged: its number, from 1, and the plan that got what was left."""
+
+    number: int
+    successor: Plan
+
+
 @final
 @dataclass(frozen=True, slots=True)
 class VerifiedLedger:
@@ -55,8 +63,8 @@ class VerifiedLedger:
         sealed: what was charged by complete lines, in order, without gaps.
         heads: the hash of every complete line.
         torn: an unfinished end of the file, if there is one.
-        format: of the file.
         files: what was to be written when, in order.
+        closings: the lines that closed it, the first for good; none while its run can still be resumed.
     """
 
     unit: str
@@ -69,13 +77,8 @@ class VerifiedLedger:
     sealed: tuple[PaidSteps, ...]
     heads: tuple[str, ...]
     torn: Torn | None = None
-    format: int = FORMAT
     files: tuple[FilesLine, ...] = ()
-
-    @property
-    def binds_files(self) -> bool:
-        """Whether the chain holds digests of the run's other files."""
-        return self.format > 1
+    closings: tuple[Closing, ...] = ()
 
     def known(self, name: str) -> tuple[str, ...]:
         """The digests a file of the run may have: the last one written down.
@@ -98,6 +101,11 @@ class VerifiedLedger:
         return self.heads[-1]
 
     @property
+    def charged_head(self) -> str:
+        """Hash of the last line before it was closed; of the last line if it is open."""
+        return self.heads[self.closings[0].number - 2] if self.closings else self.head
+
+    @property
     def length(self) -> int:
         """Number of sealed lines."""
         return len(self.heads)
@@ -115,14 +123,14 @@ class VerifiedLedger:
     def next_block(self) -> PaidSteps:
         """The block that pays for the first step not charged: at most 1 % of the plan, within one phase.
 
-        **Edge cases.** With everything charged it has no steps.
+        **Edge cases.** With everything charged, and in a closed ledger, it has no steps.
         """
         first = self.charged
         for phase in self.planned:
             left = phase.first_step + phase.steps - first
             if left > 0:
                 break
-        return phase._replace(first_step=first, steps=min(self.block, left))
+        return phase._replace(first_step=first, steps=0 if self.closings else min(self.block, left))
 
     def extended(self, block: PaidSteps, head: str) -> VerifiedLedger:
         """The record with one more line."""
@@ -133,9 +141,18 @@ class VerifiedLedger:
         line = FilesLine(self.length + 1, FrozenMap(files))
         return replace(self, files=(*self.files, line), heads=(*self.heads, head))
 
+    def closed(self, successor: Plan, head: str) -> VerifiedLedger:
+        """The record with one more line, after which nothing is charged."""
+        closing = Closing(self.length + 1, successor)
+        return replace(self, closings=(*self.closings, closing), heads=(*self.heads, head))
+
     def spends(self) -> tuple[Spend, ...]:
         """Everything charged, equal mechanisms added up."""
-        return merged(Spend(b.sampling_rate, b.noise_multiplier, b.steps) for b in self.blocks)
+        return _added_up(self.blocks)
+
+    def committed(self) -> tuple[Spend, ...]:
+        """The most its run can ever spend: the whole plan, or what was charged when the ledger was closed."""
+        return self.spends() if self.closings else _added_up(self.planned)
 
     def spent(self, delta: float | None = None, accountant: str = "pld") -> float:
         """Epsilon of everything charged, for one unit, at `delta` (the header's by default).
@@ -164,3 +181,7 @@ class VerifiedLedger:
             raise PrivacyError(
                 f"the ledger's line {length} is not the one known before: the file was rewritten; restore it"
             )
+
+
+def _added_up(blocks: Iterable[PaidSteps]) -> tuple[Spend, ...]:
+    return merged(Spend(b.sampling_rate, b.noise_multiplier, b.steps) for b in blocks)

@@ -12,7 +12,7 @@ from sparsedp.privacy.plan import Plan
 from sparsedp.runs import checks as claims
 from sparsedp.runs.checks import Check
 from sparsedp.runs.documents import digest_of, is_canonical_metrics, is_canonical_plan, is_canonical_record
-from sparsedp.runs.folder import CHECKPOINT, LEDGER, METRICS, MOVED, PLAN, RECORD, RunFolder, holds_run
+from sparsedp.runs.folder import CHECKPOINT, LEDGER, METRICS, PLAN, RECORD, RunFolder, holds_run
 from sparsedp.runs.independent import independent_epsilons
 from sparsedp.runs.reader import Run
 from sparsedp.runs.record import Record
@@ -70,7 +70,7 @@ def verify(path: Path | str, *, independent: bool = True) -> Verification:
 
     **Privacy.** It shows files that do not agree, or were changed after the run wrote them. All of them rewritten
     together, or a copied run continued twice, no file can show.
-    **Edge cases.** A run begun by version 0.1 has fewer bindings; `not_checked` says which.
+    **Edge cases.** The run of an older format fails: its ledger and plan are not read.
 
     Raises:
         DataError: there is no run.
@@ -100,7 +100,7 @@ def verify(path: Path | str, *, independent: bool = True) -> Verification:
             checks.add("metrics", lambda: claims.metrics_and_rest(epochs, checkpoint, plan, ledger))
         if record is not None:
             checks.add("record", lambda: claims.record_and_rest(record, checkpoint, plan, ledger, epochs))
-    bound, unchecked = _beyond(folder, ledger)
+    bound, unchecked = _beyond(folder, ledger is not None)
     return Verification(folder.path, tuple(checks.done), bound, unchecked, epsilons, ledger, plan, record)
 
 
@@ -150,11 +150,10 @@ class _Checks:
 
     def bound(self, folder: RunFolder, ledger: VerifiedLedger) -> None:
         """Each file is the one that the ledger's chain knows."""
-        names = (CHECKPOINT, METRICS, RECORD, *((MOVED,) if ledger.known(MOVED) else ()))
-        for name in names if ledger.binds_files else ():
+        for name in (CHECKPOINT, METRICS, RECORD):
             what = f"{name} is as the run wrote it, by the ledger"
             try:
-                known = _is_known(folder.path / name, ledger)
+                known = digest_of(name, (folder.path / name).read_bytes()) in ledger.known(name)
             except Exception as error:
                 self.done.append(Check(what, f"{type(error).__name__}: {error}"))
                 continue
@@ -164,31 +163,19 @@ class _Checks:
             self.done.append(Check(what, None if known else problem))
 
 
-def _is_known(file: Path, ledger: VerifiedLedger) -> bool:
-    """Whether a file is the one the ledger names. Of what moved since a checkpoint, none is an empty file."""
-    known = ledger.known(file.name)
-    if file.name != MOVED or file.exists():
-        return digest_of(file.name, file.read_bytes()) in known
-    first = len([line for line in ledger.files if MOVED in line.sha256]) == 1
-    about_to_be = first and ledger.files[-1].number == ledger.length and MOVED in ledger.files[-1].sha256
-    return digest_of(MOVED, b"") in known or about_to_be
-
-
-def _beyond(folder: RunFolder, ledger: VerifiedLedger | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _beyond(folder: RunFolder, chained: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """What was not computed again: bound by the chain, and not looked at at all."""
-    ours = {PLAN, LEDGER, CHECKPOINT, MOVED, METRICS, RECORD}
+    ours = {PLAN, LEDGER, CHECKPOINT, METRICS, RECORD}
     others = sorted(
         file.relative_to(folder.path).as_posix()
         for file in folder.path.rglob("*")
         if file.is_file() and file.relative_to(folder.path).as_posix() not in ours
     )
     claimed = (
+        f"{LEDGER}: created",
         *(f"{RECORD}: {name}" for name in AS_GIVEN),
         f"{RECORD}: metrics of a run that ended inside an epoch",
         f"{METRICS}: learning_rate, metrics",
         f"{CHECKPOINT}: weights, optimizer, scheduler, average, scores, and which coordinates are active",
     )
-    if ledger is not None and ledger.binds_files:
-        return (f"{LEDGER}: created", *claimed), (TIMING, *others)
-    older = "(this run was begun by version 0.1, whose ledger binds no other file)"
-    return (f"{LEDGER}: created",), (*(f"{claim} {older}" for claim in claimed), TIMING, *others)
+    return (claimed, (TIMING, *others)) if chained else ((), (*claimed, TIMING, *others))

@@ -23,27 +23,24 @@ from torch import nn
 from sparsedp.callbacks.reports import Result
 from sparsedp.core.errors import PrivacyError, PrivacyWarning
 from sparsedp.core.layout import Layout
-from sparsedp.datasets.bundle import Split
 from sparsedp.evaluation.overlap import refuse_training_arrays
 from sparsedp.methods import MethodOptions, get_method
 from sparsedp.methods.choice import AUTO_METHOD
-from sparsedp.methods.method import ActiveRatio
 from sparsedp.methods.spec import ACCOUNTANT, CLIP_NORM, EPOCHS, EPSILON, Asked
-from sparsedp.models.heads import parameter_count
 from sparsedp.optimizers.rule import Rate
 from sparsedp.optimizers.table_rate import rate_for_table
 from sparsedp.privacy.normalisation import PrivateNormalisation
 from sparsedp.privacy.summary import guarantee
 from sparsedp.runs.record import About
 from sparsedp.sklearn.call_stack import check_callers
-from sparsedp.sklearn.defaults import method_for, new_model, ratio_for, seed_of, widths_of
+from sparsedp.sklearn.data import TableDataset, coordinate_count, network
+from sparsedp.sklearn.defaults import method_for, ratio_for, seed_of, widths_of
 from sparsedp.sklearn.inputs import (
     check_pair,
     class_weights,
     encode_labels,
     encode_units,
     refuse_weights,
-    to_features,
 )
 from sparsedp.sklearn.scaling import (
     INSTEAD,
@@ -88,8 +85,8 @@ class SparseDPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         lr: rate of SGD with momentum 0.9; if not given, by `sparsedp.optimizers.table_rate` from batch size, noise,
             number of coordinates and passes, or for a network 0.2 sqrt(batch_size / 128) / clip_norm.
         clip_norm: L2 bound on each unit's gradient.
-        active_ratio: share of the coordinates trained, or "auto", as many as the noise allows; if not given, the
-            method's own, but never fewer than 32 coordinates: there is nothing to gain in a handful.
+        active_ratio: share of the coordinates trained; if not given, the method's own, but never
+            fewer than 32 coordinates: there is nothing to gain in a handful.
         options: further changes to the method.
         accountant: "pld", "rdp" or "rdp-classic".
         random_state: None draws noise from the operating system. A number or a RandomState makes the fit
@@ -138,7 +135,7 @@ class SparseDPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         batch_size: int | None = None,
         lr: float | None = None,
         clip_norm: float = CLIP_NORM,
-        active_ratio: ActiveRatio | None = None,
+        active_ratio: float | None = None,
         options: MethodOptions | None = None,
         accountant: str = ACCOUNTANT,
         random_state: int | np.random.RandomState | None = None,
@@ -213,7 +210,7 @@ class SparseDPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         seed = seed_of(self.random_state)
         held_out = None if eval_set is None else self._held_out(*eval_set)
         result = self._train(
-            to_features(self._scaled(X)), targets, encode_units(units, len(y)), seed, held_out
+            TableDataset(self._scaled(X), targets), encode_units(units, len(y)), seed, held_out
         )
         self._keep(result)
         return self
@@ -252,21 +249,20 @@ class SparseDPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         normalized = normalization(self.normalize)
         return normalized(X if self.feature_bounds is None else scale_to_bounds(X, self.feature_bounds))
 
-    def _held_out(self, X: Matrix, y: Any) -> Split:
+    def _held_out(self, X: Matrix, y: Any) -> TableDataset:
         X = validate_data(self, X, accept_sparse="csr", dtype=(np.float64, np.float32), reset=False)
-        return Split(to_features(self._scaled(X)), encode_labels(np.asarray(y), self.classes_)[1])
+        return TableDataset(self._scaled(X), encode_labels(np.asarray(y), self.classes_)[1])
 
     def _train(
         self,
-        features: Any,
-        targets: torch.Tensor,
+        rows: TableDataset,
         units: torch.Tensor | None,
         seed: int | None,
-        held_out: Split | None,
+        held_out: TableDataset | None,
     ) -> Result:
-        classes, rows = self.classes_, Split(features, targets)
-        model = new_model(features.shape, len(classes), widths_of(self.hidden), seed)
-        size, asked = parameter_count(model), self._asked()
+        classes = self.classes_
+        model = network(self.n_features_in_, len(classes), widths_of(self.hidden), seed)
+        size, asked = coordinate_count(model), self._asked()
         changes = AskedMethod(self.method, self.options, self.active_ratio).changes()
         method, self.reason_ = method_for(
             self.method, changes, model, units=count_units(rows, units), **asked
@@ -317,7 +313,7 @@ class SparseDPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         names = getattr(self, "feature_names_in_", None)
         return None if names is None else [str(name) for name in names]
 
-    def _schema(self, held_out: Split | None) -> dict[str, Any]:
+    def _schema(self, held_out: TableDataset | None) -> dict[str, Any]:
         bounds, names = self.feature_bounds, self._names()
         return {
             "classes": self.classes_.tolist() if self.classes is not None else None,
@@ -326,7 +322,9 @@ class SparseDPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             "support": self.reason_,
             "feature_bounds": None if bounds is None else [np.asarray(side).tolist() for side in bounds],
             "normalize": self.normalize,
-            "held_out_counts": None if held_out is None else held_out.class_counts(len(self.classes_)),
+            "held_out_counts": None
+            if held_out is None
+            else torch.bincount(held_out.y, minlength=len(self.classes_)).tolist(),
         }
 
     def _keep(self, result: Result) -> None:

@@ -1,4 +1,4 @@
-"""What the estimator takes where that is left open: method, ratio, model and seed. Public numbers alone."""
+"""What the estimator takes where that is left open: method, ratio, widths and seed. Public numbers alone."""
 
 from __future__ import annotations
 
@@ -7,20 +7,15 @@ from collections.abc import Iterable
 from typing import Any, Unpack
 
 import numpy as np
-import torch
 from sklearn.utils import check_random_state
 from torch import nn
 
 from sparsedp.core.errors import SparseDPError
-from sparsedp.core.generators import own_generators
-from sparsedp.core.randomness import PublicRandomness
-from sparsedp.methods import AUTO, Listed, Method, MethodOptions, configure, get_method
+from sparsedp.methods import Listed, Method, MethodOptions, configure, get_method
 from sparsedp.methods.choice import AUTO_METHOD
 from sparsedp.methods.choice_reason import reason_of
-from sparsedp.methods.method import ActiveRatio
 from sparsedp.methods.spec import Asked, default_delta
-from sparsedp.models.heads import parameter_count
-from sparsedp.models.tabular import logistic, mlp
+from sparsedp.sklearn.data import coordinate_count
 from sparsedp.training.planning import spec_for
 
 _FEWEST_COORDINATES = 32
@@ -36,17 +31,17 @@ def method_for(
     # `fit` says which delta is taken where none was given; here it is filled in, so that it is said once.
     known: Asked = {**asked, "delta": default_delta(units) if delta is None else delta}
     spec = spec_for(model, AUTO_METHOD, changes, units=units, unit="row", **known)
-    return spec.method, reason_of(spec, parameter_count(model))
+    return spec.method, reason_of(spec, coordinate_count(model))
 
 
 def ratio_for(
-    method: Method, options: MethodOptions | None, given: ActiveRatio | None, coordinates: int
-) -> ActiveRatio | None:
+    method: Method, options: MethodOptions | None, given: float | None, coordinates: int
+) -> float | None:
     """The ratio given, or None for the method's own, or one that leaves a small model enough coordinates."""
     row = configure(method, options)
     chosen = options is not None and options.active_ratio is not None
     told = given is not None or chosen or isinstance(row.schedule, Listed)
-    if told or row.ranking is None or row.active_ratio == AUTO:
+    if told or row.ranking is None:
         return given
     fewest = min(1.0, _FEWEST_COORDINATES / coordinates)
     return fewest if row.active_ratio < fewest else None
@@ -65,16 +60,6 @@ def widths_of(hidden: Any) -> tuple[int, ...]:
             f"hidden: got {hidden!r}, expected whole numbers > 0, or () for logistic regression"
         )
     return tuple(int(width) for width in widths)
-
-
-def new_model(shape: tuple[int, ...], classes: int, widths: tuple[int, ...], seed: int | None) -> nn.Module:
-    """A model whose random start, if it has one, follows from the seed; the global generators are left alone."""
-    if not widths:
-        return logistic(shape, classes)
-    public = PublicRandomness.fresh() if seed is None else PublicRandomness(seed)
-    with own_generators(public.generator_seed((0, 3)), torch.device("cpu")):
-        torch.manual_seed(public.torch_seed((0, 3)))
-        return mlp(shape, classes, widths)
 
 
 def seed_of(random_state: Any) -> int | None:

@@ -1,4 +1,4 @@
-"""From scikit-learn's arrays to a data set: labels by declared classes, units by id, features dense or sparse."""
+"""From scikit-learn's arrays to a data set: labels by declared classes, units by id."""
 
 from __future__ import annotations
 
@@ -9,13 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from scipy import sparse
-from sklearn.utils import check_array
 from sklearn.utils.validation import column_or_1d
 
 from sparsedp.core.errors import DataError, PrivacyError, PrivacyWarning
-from sparsedp.datasets.features import Dense, Features, Sparse
-from sparsedp.sklearn.scaling import Matrix
 from sparsedp.training.given_data import given_units
 
 
@@ -108,23 +104,3 @@ def class_weights(choice: Any, classes: npt.NDArray[Any]) -> torch.Tensor | None
             f"class_weight: got {choice!r}, expected a number > 0 for some of the classes {labels}"
         )
     return torch.from_numpy(weights.astype(np.float32))
-
-
-def to_features(X: Matrix) -> Features:
-    """The records in single precision; a sparse matrix stays sparse and is filled batch by batch.
-
-    Raises:
-        ValueError: a value does not fit into single precision.
-    """
-    with np.errstate(over="ignore"):
-        X = check_array(X, accept_sparse="csr", dtype=np.float32)
-    if not sparse.issparse(X):
-        return Dense(torch.from_numpy(np.array(X, order="C")))
-    X = X.copy()
-    X.sum_duplicates()
-    return Sparse(
-        torch.from_numpy(X.indptr.astype(np.int64)),
-        torch.from_numpy(X.indices.astype(np.int64)),
-        torch.from_numpy(X.data),
-        X.shape[1],
-    )

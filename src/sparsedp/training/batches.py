@@ -12,7 +12,6 @@ from torch.utils.data import Dataset
 from sparsedp.core.batch import Rows
 from sparsedp.core.generators import own_generators
 from sparsedp.core.randomness import PrivateRandomness, PublicRandomness
-from sparsedp.guards.independent_rows import check_rows_stand_alone
 from sparsedp.methods.stages import SELECT
 from sparsedp.privacy.channels import inputs_of
 from sparsedp.privacy.plan import Phase, Plan
@@ -22,6 +21,7 @@ from sparsedp.sampling.poisson import LogicalBatch, PoissonSampler
 from sparsedp.sampling.shapes import FixedShapes
 from sparsedp.sampling.sharing import EVERYTHING, Share
 from sparsedp.training.planning import check_plan
+from sparsedp.validation.data import validate_collate, validate_items
 
 TRIAL_DRAW = 7
 """Keeps the draw of rows for a trial apart from other public draws."""
@@ -61,7 +61,8 @@ class Batches:
         }
         units = next(iter(self._samplers.values())).unit_count
         check_plan(plan, units, rows_are_units=loading.units is None)
-        check_rows_stand_alone(dataset, loading.collate, shapes)
+        validate_items(dataset, loading.units)
+        validate_collate(dataset, loading.collate, shapes)
 
     def rows_for_a_trial(self, count: int, public: PublicRandomness) -> Rows:
         """Rows from all over the data set, in the order of a public draw; they themselves are private."""

@@ -11,12 +11,9 @@ from sparsedp.core.batch import MicroBatch, PerSampleLoss, Rows
 from sparsedp.core.clip import FlatClip
 from sparsedp.core.errors import PrivacyError
 from sparsedp.core.generators import own_generators
-from sparsedp.core.layout import Layout
 from sparsedp.core.randomness import PrivateRandomness, PublicRandomness
-from sparsedp.gradients.touched import TouchedRows
-from sparsedp.gradients.votes import GradientVotes
+from sparsedp.grad_sample.touched import TouchedRows
 from sparsedp.methods.controller import Controller
-from sparsedp.methods.votes import Votes
 from sparsedp.privacy.exchange import Exchange
 from sparsedp.privacy.ledger import Charge, Ledger
 from sparsedp.privacy.mechanism import private_mean
@@ -28,9 +25,6 @@ from sparsedp.sampling.poisson import LogicalBatch
 COUNT = 1
 """The count's number among a step's releases; the gradient is number 0."""
 
-Look = TouchedRows | GradientVotes
-"""What sees the pairs of unit and row."""
-
 
 def counted_rows(
     model: nn.Module,
@@ -38,7 +32,7 @@ def counted_rows(
     controller: Controller,
     probe: Callable[[], Rows],
     public: PublicRandomness,
-) -> Look | None:
+) -> TouchedRows | None:
     """What a selection looks at, tried on a few rows; None for a method without one.
 
     Raises:
@@ -46,9 +40,6 @@ def counted_rows(
     """
     if controller.tables is None:
         return None
-    if isinstance(ranking := controller.method.ranking, Votes):
-        layout = Layout.of(model)
-        return GradientVotes(model, loss, controller.tables.of_coordinates(layout.dimension), ranking.most)
     look = TouchedRows(model, loss, [slot.name for slot in controller.tables.slots])
     with own_generators(public.generator_seed((0, 4)), next(model.parameters()).device):
         look.check(probe())
@@ -56,7 +47,7 @@ def counted_rows(
 
 
 def release_selection(
-    look: Look,
+    look: TouchedRows,
     batch: LogicalBatch,
     plan: Plan,
     phase: Phase,
@@ -66,7 +57,7 @@ def release_selection(
     randomness: PrivateRandomness,
     exchange: Exchange,
 ) -> None:
-    """Count, with noise, how many units touch or vote for each row, and let the controller rank by it.
+    """Count, with noise, how many units touch each row, and let the controller rank by it.
 
     **Privacy.** One Gaussian release over all units, of sensitivity `clip_norm`; charged before it is computed.
     """
@@ -93,7 +84,7 @@ class StepCounts:
     is that of both together, and is charged before the count is made. Each unit's vector has norm at most one.
     """
 
-    look: Look | None
+    look: TouchedRows | None
     plan: Plan
     controller: Controller
     randomness: PrivateRandomness

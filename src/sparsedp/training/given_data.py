@@ -59,7 +59,7 @@ def given_data(given: object, name: str) -> GivenData:
     if isinstance(given, tuple) and len(given) != 2 and any(_is_array(part) for part in given):
         raise DataError(
             f"{name}: got a tuple of {len(given)} arrays, expected two, (X, y); for more give TensorDataset(*arrays) "
-            "and loss_fn=PerSample(lambda model, rows: ...)"
+            "and loss_fn=PerExampleLoss(lambda model, rows: ...)"
         )
     if isinstance(given, (tuple, list)) and len(given) == 2 and all(_is_array(part) for part in given):
         return GivenData(_pair(given[0], given[1], name), tuple(given))

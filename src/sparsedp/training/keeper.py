@@ -24,13 +24,15 @@ from sparsedp.ranks.store import new_shared_store
 from sparsedp.runs.checkpoint import Checkpoint
 from sparsedp.runs.history import EpochReport, History
 from sparsedp.runs.identity import check_identity, identity_of
-from sparsedp.runs.moved import moved_checkpoint
 from sparsedp.runs.record import FINISHED, RUNNING, STOPPED, About, RunFacts
 from sparsedp.runs.state import checkpoint_of, cut_in_blocks, history_of
 from sparsedp.runs.store import ExistingRun, RunStore
 from sparsedp.training.learner import Learner
 from sparsedp.training.normalised import Normalised, check_not_lost
 from sparsedp.training.together import weight_facts
+
+SAVE_EVERY = 60.0
+"""Seconds between checkpoints inside an epoch."""
 
 
 @final
@@ -54,7 +56,7 @@ class RunKeeper:
         ranks: Ranks = ONE_RANK,
         in_blocks: bool = False,
     ) -> None:
-        self._clock = time.monotonic()
+        self._clock = self._saved = time.monotonic()
         self._ranks, self._in_blocks = ranks, in_blocks
         self._learner, self._facts, self._evaluate = learner, facts, evaluate
         self._public = PublicRandomness(facts.public_seed)
@@ -94,22 +96,25 @@ class RunKeeper:
         self._rates, self._between_steps = self._learner.learning_rates, False
 
     def end_step(self, released: Released, extra: Mapping[str, float] | None = None) -> StepReport:
-        """Note a release that was learned from; at the end of an epoch evaluate, at that of a ledger block save.
+        """Note a release that was learned from; at the end of an epoch evaluate and save.
 
-        `extra` are public numbers that belong beside an epoch's metrics.
+        Inside an epoch the end of a ledger block saves, at most once a minute. `extra` are public numbers that belong
+        beside an epoch's metrics.
         """
         self.position += 1
         self.history.note(released)
         epoch = bisect_left(self._epoch_ends, self.position) + 1
         report = StepReport(released.step, epoch, released.phase, released, self._rates)
         self._tell(report)
-        if self.position == self._epoch_ends[epoch - 1]:
+        ends_epoch = self.position == self._epoch_ends[epoch - 1]
+        ends_block = self.position == self._store.ledger.charged and self._store.path is not None
+        if ends_epoch or ends_block:
             self._check_alike()
+        if ends_epoch:
             self._end_epoch(report, extra or {})
         self._between_steps = True
-        if self.position == self._store.ledger.charged and self._store.path is not None:
-            self._check_alike()
-            self._end_block()
+        if ends_epoch or (ends_block and time.monotonic() >= self._saved + SAVE_EVERY):
+            self.save()
         return report
 
     def end_preliminary(self, steps: int) -> None:
@@ -122,7 +127,7 @@ class RunKeeper:
         if self._store.path is None:
             return
         self._store.save(self._state())
-        self._learner.saved()
+        self._saved = time.monotonic()
 
     def pause(self) -> None:
         """Save and close, so that the run can be resumed from here; after an error inside a step, just close."""
@@ -157,15 +162,6 @@ class RunKeeper:
         self._learner.hand_back()
         self._store.close()
 
-    def _end_block(self) -> None:
-        """Write what moved since the last checkpoint; all of it at an epoch's end and where that is not less."""
-        moved = None if self.position in self._epoch_ends else self._learner.moved()
-        if moved is None:
-            self.save()
-        else:
-            state = moved_checkpoint(self.position, self._identity, moved, self.history)
-            self._store.save_moved(self._marked(state))
-
     def _check_alike(self) -> None:
         """See that all ranks have come to the same weights, before they are kept."""
         model, support = self._learner.model, self.history.support
@@ -189,7 +185,6 @@ class RunKeeper:
             self.position = paid
             self._learner.skip(paid - saved.step)
         store.save(self._state())
-        self._learner.saved()
         store.keep_epochs(self.history.epochs)
         store.keep_record(self._facts.record(RUNNING, store.seconds, None))
         return store

@@ -6,7 +6,7 @@ import math
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, final
 
 from torch import Tensor, nn
@@ -17,22 +17,20 @@ from sparsedp.core.layout import Layout
 from sparsedp.core.randomness import PublicRandomness
 from sparsedp.core.support import Support
 from sparsedp.evaluation.evaluate import evaluation_mode
-from sparsedp.methods import Controller, ControllerState, Knowledge, OffSupport, PublicScores
+from sparsedp.methods import Controller, Knowledge, OffSupport, PublicScores
 from sparsedp.optimizers.apply import support_optimizer
 from sparsedp.optimizers.average import WeightAverage
-from sparsedp.optimizers.rates import RateFactors, grouped_optimizer
 from sparsedp.optimizers.rule import (
     OptimizerChoice,
     SchedulerChoice,
+    make_optimizer,
     make_scheduler,
     restore_scheduler,
     scheduler_state,
 )
-from sparsedp.optimizers.since import Since
 from sparsedp.privacy.plan import Plan
 from sparsedp.privacy.released import Released
 from sparsedp.runs.checkpoint import Checkpoint, load_model_state
-from sparsedp.runs.moved import MovedState
 from sparsedp.runs.state import LearnerState
 
 
@@ -44,20 +42,13 @@ class UpdateRule:
         optimizer: moves them.
         scheduler: moves its learning rate, every step.
         ema_decay: of a running average of the weights, if one is kept.
-        lr_factors: of the optimizer's rate, for parts of the model.
         public_scores: what the ranking `given` goes by, as users give them.
     """
 
     optimizer: OptimizerChoice
     scheduler: SchedulerChoice = None
     ema_decay: float | None = None
-    lr_factors: RateFactors = field(default_factory=dict)
     public_scores: Mapping[str, Any] | None = None
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """What parts of the model are called in it."""
-        return (*self.lr_factors, *(self.public_scores or ()))
 
 
 @final
@@ -76,7 +67,7 @@ class Learner:
         scores = None if rule.public_scores is None else PublicScores.of(rule.public_scores)
         known = Knowledge(lambda: layout.flatten(model), scores)
         self.controller = Controller(plan, layout, public, known)
-        self._optimizer = grouped_optimizer(rule.optimizer, model, layout, rule.lr_factors)
+        self._optimizer = make_optimizer(rule.optimizer, model)
         self._members = group_members(self._optimizer, model)
         coasts = self.controller.method.off_support is OffSupport.COASTS
         self.applier = support_optimizer(model, layout, self._optimizer, coasts=coasts)
@@ -91,7 +82,6 @@ class Learner:
             "scheduler": None if self._scheduler is None else type(self._scheduler).__name__,
         }
         self._schedule = plain(scheduler_state(self._scheduler))
-        self._since = Since(model, layout, self.applier)
 
     @property
     def learning_rates(self) -> tuple[float, ...]:
@@ -99,15 +89,10 @@ class Learner:
         return tuple(float(group["lr"]) for group in self._optimizer.param_groups)
 
     def apply(self, released: Released) -> None:
-        """Move the support by a release; a step that only looks moves nothing."""
-        if not self.controller.moves:
-            self.applier.enter(released.support)
-            return
+        """Move the support by a release."""
         if self._average is not None:
             self._average.follow(released.support)
-        self._since.about_to_move(released.support)
         self.applier.apply(released)
-        self._since.has_moved()
 
     def after_step(self) -> None:
         """Move the schedule and the average."""
@@ -155,37 +140,11 @@ class Learner:
             self.controller.state(),
         )
 
-    def saved(self) -> None:
-        """All of it has been kept: from here on `moved` tells the difference."""
-        # The support's numbers are made anew each time they are asked for, so they would be held in vain.
-        tensors = {name: held for name, held in self.controller.state().tensors.items() if name != "support"}
-        self._since.begin(tensors)
-
     def hand_back(self) -> None:
         """Leave the optimizer as it was given; one that was made here goes with its state, which nobody sees."""
         if self._made_optimizer:
             self._optimizer.state.clear()
         self.applier.hand_back()
-
-    def moved(self) -> MovedState | None:
-        """What has moved since `saved`, between two steps; None when that is not known, or not much less than all."""
-        entries = self._since.entries()
-        if entries is None:
-            return None
-        controller = self.controller.state()
-        kept = self._since.kept(controller.tensors)
-        changed = {name: tensor for name, tensor in controller.tensors.items() if name not in kept}
-        average = None if self._average is None else self._average.entries()
-        if not self._since.is_little(changed, average and average[0].values):
-            return None
-        return MovedState(
-            entries,
-            self.applier.state(),
-            scheduler_state(self._scheduler),
-            average,
-            ControllerState(changed, controller.values),
-            kept,
-        )
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Go on from a checkpoint of the same run.

@@ -14,9 +14,8 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from sparsedp.core.errors import DataError, PrivacyError, PrivacyWarning, SparseDPError
-from sparsedp.methods import AUTO, Given, Method, MethodOptions, PublicScores, configure, get_method
+from sparsedp.methods import Given, Method, MethodOptions, PublicScores, configure, get_method
 from sparsedp.methods.choice import AUTO_METHOD, choose_method
-from sparsedp.methods.method import ActiveRatio
 from sparsedp.methods.spec import METHOD, Asked, PlanSpec
 from sparsedp.privacy.accountants import plan_epsilon
 from sparsedp.privacy.plan import Plan
@@ -46,7 +45,7 @@ class AskedMethod:
 
     method: str | Method
     options: MethodOptions | None = None
-    active_ratio: ActiveRatio | None = None
+    active_ratio: float | None = None
     public_scores: Mapping[str, Any] | None = None
 
     @property
@@ -143,11 +142,9 @@ def _name_of_unit(unit: str | None, dataset: Dataset[Any], units: Units) -> str:
     return "row"
 
 
-def _with_ratio(options: MethodOptions | None, active_ratio: ActiveRatio | None) -> MethodOptions | None:
+def _with_ratio(options: MethodOptions | None, active_ratio: float | None) -> MethodOptions | None:
     if active_ratio is None:
         return options
-    if isinstance(active_ratio, str) and active_ratio != AUTO:
-        raise SparseDPError(f"active_ratio: got {active_ratio!r}, expected a number in (0, 1] or {AUTO!r}")
     return replace(options or MethodOptions(), active_ratio=active_ratio)
 
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from sparsedp.core.batch import MicroBatch
 from sparsedp.core.randomness import PrivateRandomness
-from sparsedp.gradients.query import Engine, Query
+from sparsedp.grad_sample.query import Engine, Query
 from sparsedp.guards.attributes import AttributeGuard
 from sparsedp.guards.guard import CompanyGuard, ModelGuard, StateGuard
 from sparsedp.methods.controller import Controller

@@ -12,8 +12,8 @@ from torch import nn
 from sparsedp.core.batch import PerSampleLoss
 from sparsedp.core.generators import own_generators
 from sparsedp.core.randomness import PrivateRandomness, PublicRandomness
-from sparsedp.gradients import make_engine
-from sparsedp.gradients.check import PROBE_ROWS
+from sparsedp.grad_sample import make_engine
+from sparsedp.grad_sample.check import PROBE_ROWS
 from sparsedp.guards.attributes import AttributeGuard
 from sparsedp.guards.guard import CompanyGuard, ModelGuard, StateGuard
 from sparsedp.guards.look import modules_apart
@@ -25,7 +25,6 @@ from sparsedp.sampling.poisson import LogicalBatch
 from sparsedp.training.batches import Batches
 from sparsedp.training.counts import StepCounts, counted_rows, release_selection
 from sparsedp.training.learner import Learner, UpdateRule
-from sparsedp.training.named_head import check_last_modules
 from sparsedp.training.normalised import Normalised, release_statistics
 from sparsedp.training.step import PrivateStep
 
@@ -69,7 +68,6 @@ class Stepper:
         computing = make_engine(model, loss, engine)
         self.learner = Learner(model, computing.layout, plan, public, rule)
         controller = self.learner.controller
-        check_last_modules((*controller.method.names, *rule.names), model, loss, computing.layout, one_row)
         self._look = counted_rows(model, loss, controller, some_rows, public)
         attributes.check()
         self._plan = plan

@@ -11,11 +11,10 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from sparsedp.callbacks.reports import Callback, StepReport
-from sparsedp.core.batch import PerSample, per_sample_loss
+from sparsedp.core.batch import PerExampleLoss, per_sample_loss
 from sparsedp.core.errors import SparseDPError
 from sparsedp.core.randomness import PublicRandomness, SeededRandomness, SystemRandomness
 from sparsedp.evaluation.evaluate import Evaluator
-from sparsedp.optimizers.rates import RateFactors
 from sparsedp.optimizers.rule import OptimizerChoice, SchedulerChoice
 from sparsedp.privacy.normalisation import NORMALISE
 from sparsedp.privacy.plan import Phase, Plan
@@ -44,7 +43,7 @@ class Trainer(KeptRun):
         model: trained in place; its modes (`train`, `eval`) are left as you set them. For a plan that normalises
             the inputs, `Normalised(model, channels)`.
         dataset: map-style. Each row is protected, or each unit if `loading` names one for every row.
-        loss: a criterion on (output, target) with `reduction="none"`, or `PerSample(lambda model, rows: ...)`.
+        loss: a criterion on (output, target) with `reduction="none"`, or `PerExampleLoss(lambda model, rows: ...)`.
         plan: from `build_plan`; it carries the method.
         optimizer: any `torch.optim` optimizer over the model's parameters, or a function that makes one.
         scheduler: any scheduler that needs no metric, or a function (optimizer, steps); moves every step.
@@ -55,8 +54,6 @@ class Trainer(KeptRun):
         seed: makes the run reproducible, and not for release.
         engine: "bookkeeping", or "reference", which is slow and takes any model.
         ema_decay: keep an exponential average of the weights, evaluate it and give it back at the end.
-        lr_factors: what to multiply the optimizer's rate by for parts of the model, by patterns of parameter names or
-            words for structure ("head"), such as {"head": 10}; the others have 1.
         public_scores: what the ranking `given` goes by; see `PublicScores`. Nothing is charged for them.
         callbacks: see every step and epoch: released and public values only.
         about: names for the record.
@@ -74,7 +71,7 @@ class Trainer(KeptRun):
         self,
         model: nn.Module,
         dataset: Dataset[Any],
-        loss: Callable[[Any, Tensor], Tensor] | PerSample,
+        loss: Callable[[Any, Tensor], Tensor] | PerExampleLoss,
         *,
         plan: Plan,
         optimizer: OptimizerChoice,
@@ -86,7 +83,6 @@ class Trainer(KeptRun):
         seed: int | None = None,
         engine: str = "bookkeeping",
         ema_decay: float | None = None,
-        lr_factors: RateFactors | None = None,
         public_scores: Mapping[str, Any] | None = None,
         callbacks: Sequence[Callback] = (),
         about: About = About(),  # noqa: B008
@@ -105,7 +101,7 @@ class Trainer(KeptRun):
             self._batches = ranks.jointly(lambda: Batches(dataset, plan, private, loading, share))
             ranks.alike(lambda: data_facts(self._batches.rows_for_a_trial(LOOKED_AT, public), loading))
             ranks.align(model)
-            rule = UpdateRule(optimizer, scheduler, ema_decay, lr_factors or {}, public_scores)
+            rule = UpdateRule(optimizer, scheduler, ema_decay, public_scores)
             draws = Randomness(private, public)
             self._stepper = ranks.jointly(
                 lambda: Stepper(

@@ -27,7 +27,7 @@ from sparsedp.diagnostics.trajectory import (
     install,
 )
 from sparsedp.diagnostics.trajectory import measure as walk
-from sparsedp.gradients import make_engine
+from sparsedp.grad_sample import make_engine
 from sparsedp.methods.scores import Energy
 from sparsedp.methods.stages import MAIN
 from sparsedp.methods.timeline import noise_on_mean

@@ -15,7 +15,7 @@ from sparsedp.core.support import Support
 from sparsedp.diagnostics.oracle import mean_gradient
 from sparsedp.diagnostics.quality import overlap
 from sparsedp.diagnostics.trajectory import FreezeCount, Snapshots, install
-from sparsedp.gradients import make_engine
+from sparsedp.grad_sample import make_engine
 from sparsedp.runs.snapshots import Snapshot
 from sparsedp.training.trainer import Trainer
 from studies.figures.config import Point, Study

@@ -17,7 +17,7 @@ from sparsedp.core.support import Support
 from sparsedp.diagnostics.oracle import mean_gradient
 from sparsedp.experiments.datasets import load_data
 from sparsedp.experiments.networks import build_model
-from sparsedp.gradients import make_engine
+from sparsedp.grad_sample import make_engine
 from studies.attacks.inversion import Effort, invert, mean_squared_error, observe
 from studies.figures.config import Point, Study
 from studies.figures.cost import Costs

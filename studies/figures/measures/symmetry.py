@@ -13,7 +13,7 @@ from sparsedp.core.clip import FlatClip
 from sparsedp.core.randomness import PublicRandomness
 from sparsedp.diagnostics.oracle import asymmetry_p_value
 from sparsedp.diagnostics.symmetry import lopsidedness, lopsidedness_by_chance, symmetry_error
-from sparsedp.gradients import make_engine
+from sparsedp.grad_sample import make_engine
 from studies.figures.config import Point, Study
 from studies.figures.cost import Costs
 from studies.figures.runs import LOSS, open_trainer, train_until, unit_gradients

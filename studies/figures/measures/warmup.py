@@ -15,7 +15,7 @@ from sparsedp.core.support import Support
 from sparsedp.diagnostics.oracle import mean_gradient
 from sparsedp.diagnostics.proxy import proxy_concentration, pure_noise, split_concentration, split_of
 from sparsedp.diagnostics.quality import concentration_curve, energy_captured, random_capture, recovery_curve
-from sparsedp.gradients import make_engine
+from sparsedp.grad_sample import make_engine
 from sparsedp.methods.observation import Observation
 from sparsedp.methods.rankings import ByScore
 from sparsedp.methods.scores import Coherent, Energy

@@ -1,0 +1,28 @@
+"""Gradient engines: the clipped sum of per-unit gradients on a support."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import nn
+
+from sparsedp.core.batch import PerSampleLoss
+from sparsedp.core.errors import SparseDPError
+from sparsedp.grad_sample.bookkeeping import BookkeepingEngine
+from sparsedp.grad_sample.query import Engine, Query
+from sparsedp.grad_sample.reference import ReferenceEngine
+
+ENGINES: dict[str, Callable[[nn.Module, PerSampleLoss], Engine]] = {
+    "bookkeeping": BookkeepingEngine,
+    "reference": ReferenceEngine,
+}
+
+
+def make_engine(model: nn.Module, loss: PerSampleLoss, kind: str = "bookkeeping") -> Engine:
+    """The engine of a kind: `bookkeeping` (fast, the default) or `reference` (the specification)."""
+    if kind not in ENGINES:
+        raise SparseDPError(f"engine: got {kind!r}, expected one of {sorted(ENGINES)}")
+    return ENGINES[kind](model, loss)
+
+
+__all__ = ["ENGINES", "BookkeepingEngine", "Engine", "Query", "ReferenceEngine", "make_engine"]

@@ -1,0 +1,212 @@
+"""Data sets and collates that mix units are refused, before anything is charged.
+
+- `validate_items` reads a few items and notes which rows of what the data set holds were read for each.
+- `validate_collate` makes the first items into rows together and one by one, and refuses rows that differ.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from copy import deepcopy
+from functools import partial
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+from torch.utils.data import Dataset, TensorDataset
+
+from sparsedp.core.batch import Rows, select_rows
+from sparsedp.core.chance import StepSecret
+from sparsedp.core.errors import PrivacyError
+from sparsedp.core.generators import SEED_BYTES, GeneratorWatch, own_generators
+from sparsedp.sampling.fetching import BatchFetch, Collate, Fetcher, fetch_rows
+from sparsedp.sampling.shapes import FixedShapes
+from sparsedp.validation.reads import Reads, Source
+
+logger = logging.getLogger("sparsedp")
+
+PROBE_ROWS = 8
+PROBE_SEEDS = 8
+"""How often a data set that draws random numbers is asked for an item."""
+TOLERANCE = 1e-5
+"""Relative difference between a row made alone and in company that rounding does not explain."""
+_CPU = torch.device("cpu")
+_TRIAL, _OTHER = StepSecret(bytes(SEED_BYTES)), StepSecret(bytes([1] * SEED_BYTES))
+"""Of trials whose rows go nowhere; no step has them."""
+
+
+def validate_items(dataset: Dataset[Any], unit_ids: Any = None) -> None:
+    """Refuse a data set that makes an item from another unit's rows: mixup, random negatives, nearest neighbours.
+
+    Watched are attributes of the data set with one row for each item (tensors, arrays, memory maps, lists, tuples,
+    dicts keyed by index, pandas frames; also inside short lists and dicts), its own `__getitem__` called again, and
+    data sets inside it (`Subset`, `ConcatDataset`, Hugging Face), whose rows must be the same at every call and serve
+    one unit alone.
+
+    Formal guarantees: indices are noted, never values, so nothing but a refusal itself can depend on the data.
+    Edge cases: what has another length than the data set is no table of its rows (vocabularies, class names, offsets
+    of length N + 1) and is not watched; nor are transforms, files, globals, C code that takes an array's memory, and
+    items that mix rarely. `docs/privacy.md` says so.
+
+    Raises:
+        PrivacyError: which attribute was read at rows of others.
+    """
+    if type(dataset) is TensorDataset:
+        return
+    length = len(cast("Any", dataset))
+    ids = None if unit_ids is None else np.asarray(unit_ids)
+    reads = Reads()
+    watched = reads.watch_data_set(dataset, type(dataset).__name__, length, inner=False)
+    starts = np.linspace(0, max(length - 2, 0), min(PROBE_ROWS, length)).astype(int).tolist()
+    probes = sorted({i for start in starts for i in (start, start + 1) if i < length})
+    served: dict[tuple[Source, int], int] = {}
+    for index in probes:
+        own = {index} if ids is None else set(np.flatnonzero(ids == ids[index]).tolist())
+        first: dict[Source, set[int]] = {}
+        for seed in range(PROBE_SEEDS):
+            with own_generators(_OTHER.seed(seed), _CPU), reads.tensors:
+                drawn = GeneratorWatch(_CPU)
+                try:
+                    _item(watched, index)
+                except Exception as error:
+                    logger.info(
+                        "the data set's reads are not checked: watched, it raises %s", type(error).__name__
+                    )
+                    return
+                found = reads.taken()
+                random = drawn.moved() is not None
+            for source, rows in found.items():
+                if not source.inner or (source.length == length and rows <= own):
+                    foreign = len(rows - own)
+                else:
+                    others = {served.setdefault((source, row), index) for row in rows} - own
+                    foreign = max(1, len(rows) - 1) if others or rows != first.setdefault(source, rows) else 0
+                if foreign:
+                    raise _foreign(source, foreign)
+            if not random:
+                break
+
+
+def _item(dataset: Any, index: int) -> object:
+    if isinstance(dataset, BatchFetch):
+        return dataset.rows_at(torch.tensor([index]))
+    return dataset[index]
+
+
+def _foreign(source: Source, count: int) -> PrivacyError:
+    where = (
+        "one other row" if count == 1 else f"{'all' if count >= source.length - 1 else 'several'} other rows"
+    )
+    return PrivacyError(
+        f"for one item of the data set, {source.name} was read at {where}, which belong to other units: an item made "
+        "from them tells of them however it is clipped. Make each item from its own row alone (no mixup, no pairs, "
+        "negatives or neighbours of other people), or name who each row belongs to in unit_ids. What is public and "
+        "just as long belongs in a transform; an order of rows in torch.utils.data.Subset"
+    )
+
+
+def validate_collate(dataset: Dataset[Any], collate: Collate | None, shapes: FixedShapes) -> None:
+    """Make the first rows together and one by one, and refuse items that change and a `collate` that mixes them.
+
+    The shapes found here are those that every batch must have.
+
+    **Privacy.** Clipping bounds what a row adds to the sum only if the row does not change the others. A few rows
+    cannot show all that a function might do; shapes are compared in every batch.
+    **Edge cases.** A random `collate` is refused, for nothing tells random augmentation of single rows from a random
+    mixture of them (mixup). A random data set is welcome: its rows are made one by one, each under its own numbers.
+
+    Raises:
+        PrivacyError: a row depends on those beside it, or on which were made before it.
+    """
+    if collate is None and type(dataset) is TensorDataset:
+        return
+    everything = list(range(min(PROBE_ROWS, len(cast("Any", dataset)))))
+    make = _maker(dataset, collate, everything)
+    if make is None:
+        return
+    together, again = (make(everything, secret) for secret in (_TRIAL, _TRIAL if collate is None else _OTHER))
+    alone = [make([index], _TRIAL) for index in everything]
+    shapes.check(together, len(everything))
+    for row in alone:
+        shapes.check(row, 1)
+    if not _alike(together, again):
+        raise PrivacyError(
+            "collate makes something else of the same rows each time, so it cannot be checked that it keeps them "
+            "apart; move what is random (augmentation, masking) into the data set, where a row stands alone"
+        )
+    if not all(_alike(select_rows(together, slice(i, i + 1)), alone[i]) for i in everything):
+        raise PrivacyError(
+            f"{'rows_at' if collate is None else 'collate'} makes something else of a row when other rows are in the "
+            "batch, so clipping protects nobody; compute each row from its own item alone"
+        )
+
+
+def _maker(
+    dataset: Dataset[Any], collate: Collate | None, indices: list[int]
+) -> Callable[[list[int], StepSecret], Rows] | None:
+    """Makes rows at indices by the user's own function; None if only stacking is done."""
+    gathers = collate is None and isinstance(dataset, BatchFetch)
+
+    def get(index: int) -> Any:
+        return fetch_rows(dataset, np.array([index]), None) if gathers else dataset[index]
+
+    items = _repeatable(get, indices)
+    if collate is not None:
+        return lambda chosen, secret: _seeded(secret, lambda: collate([deepcopy(items[i]) for i in chosen]))
+    if gathers:
+        fetch = Fetcher(dataset, None)
+        return lambda chosen, secret: _seeded(secret, lambda: fetch(np.array(chosen), secret))
+    return None
+
+
+def _repeatable(get: Callable[[int], Any], indices: list[int]) -> dict[int, Any]:
+    """Items made twice, in another order, under the same random numbers.
+
+    Raises:
+        PrivacyError: they differ: the data set draws from a generator of its own, or remembers what it was asked.
+    """
+    first = {i: _seeded(_TRIAL, partial(_copied, get, i), i) for i in indices}
+    for _ in range(2):
+        for i in reversed(indices):
+            if not _alike(first[i], _seeded(_TRIAL, partial(get, i), i)):
+                raise PrivacyError(
+                    "the data set makes something else of a row under the same random numbers of torch, NumPy and "
+                    "Python: it draws from a generator of its own, or remembers what it was asked before, so a row "
+                    "depends on the others in its batch. Draw from the global generators (torch.rand, np.random, "
+                    "random), which are seeded for every row"
+                )
+    return first
+
+
+def _copied(get: Callable[[int], Any], index: int) -> Any:
+    return deepcopy(get(index))
+
+
+def _seeded(secret: StepSecret, make: Callable[[], Any], row: int | None = None) -> Any:
+    with own_generators(secret.seed(row), torch.device("cpu")):
+        return make()
+
+
+def _alike(one: Rows, other: Rows) -> bool:
+    """Whether all tensors agree up to rounding; NaN in the same places is no difference."""
+    pairs = zip(pytree.tree_leaves(one), pytree.tree_leaves(other), strict=False)
+    return all(_close(torch.as_tensor(a), torch.as_tensor(b)) for a, b in pairs if _comparable(a, b))
+
+
+def _comparable(a: object, b: object) -> bool:
+    kinds = (Tensor, np.ndarray, np.number, bool, int, float)
+    return isinstance(a, kinds) and isinstance(b, kinds)
+
+
+def _close(a: Tensor, b: Tensor) -> bool:
+    if a.shape != b.shape:
+        return False
+    if not a.is_floating_point():
+        return torch.equal(a, b)
+    x, y = a.double(), b.double()
+    finite = x[x.isfinite()]
+    scale = float(finite.abs().max()) if finite.numel() else 0.0
+    return torch.allclose(x, y, rtol=TOLERANCE, atol=TOLERANCE * scale, equal_nan=True)

@@ -1,0 +1,343 @@
+"""Which rows of what a data set holds are read when an item is made: indices are noted, never values."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple, cast, final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+from torch.utils.data import Dataset
+
+FEW = 64
+"""Containers of at most this many members are looked into for others."""
+
+
+class Source(NamedTuple):
+    """Something whose rows are read: a data set with all it holds, or one attribute of the outermost."""
+
+    name: str
+    length: int
+    inner: bool
+
+
+Note = Callable[[object], None]
+"""Notes a subscript, by position."""
+
+_EVERYTHING = slice(None)
+
+
+@final
+class Reads:
+    """Makes watched copies of what a data set holds; the data set itself is left alone."""
+
+    def __init__(self) -> None:
+        self.tensors = _WatchedTensors()
+        self._rows: dict[Source, set[int]] = {}
+        self._made: dict[int, Any] = {}
+
+    def taken(self) -> dict[Source, set[int]]:
+        """Which rows were read since the last call."""
+        found, self._rows = self._rows, {}
+        return found
+
+    def watch_data_set(self, dataset: Any, name: str, length: int, *, inner: bool) -> Any:
+        """A copy of the data set that shares its rows and notes which are read."""
+        if id(dataset) in self._made or not hasattr(dataset, "__dict__"):
+            return self._made.get(id(dataset), dataset)
+        source = Source(name, length, inner)
+        note, kind = self._noting(source), type(dataset)
+        meta: Any = type(kind)
+
+        def getitem(self: Any, index: Any) -> Any:
+            note(index)
+            return kind.__getitem__(self, index)
+
+        made = meta(kind.__name__, (kind,), {"__getitem__": getitem})
+        watched = self._made[id(dataset)] = object.__new__(made)
+        for attribute, value in vars(dataset).items():
+            below = source if inner else Source(f"{name}.{attribute}", length, inner)
+            watched.__dict__[attribute] = self._watch(value, below, f"{name}.{attribute}")
+        return watched
+
+    def _watch(self, value: Any, source: Source, name: str) -> Any:
+        """A watched stand-in for what may hold a row of each item; the value itself for all else."""
+        kind, note = type(value), self._noting(source)
+        if isinstance(value, Dataset) or kind.__module__.startswith("datasets."):
+            return self.watch_data_set(value, name, len(cast("Any", value)), inner=True)
+        pandas: Any = sys.modules.get("pandas")
+        if pandas is not None and isinstance(value, (pandas.DataFrame, pandas.Series)):
+            return _Frame(value, note) if len(value) == source.length else value
+        if isinstance(value, Tensor):
+            if value.dim() and len(value) == source.length:
+                self.tensors.watch(value, note)
+        elif kind in (np.ndarray, np.memmap):
+            if value.ndim and len(value) == source.length:
+                self.tensors.watch_memory(value, note)
+                return _Array.of(value, note)
+        elif kind in (list, tuple):
+            if len(value) == source.length:
+                return (_List if kind is list else _Tuple).of(value, note)
+            if len(value) <= FEW:
+                return kind(self._watch(one, source, name) for one in value)
+        elif kind is dict:
+            if len(value) == source.length and set(value) == set(range(source.length)):
+                return _Dict.of(value, note)
+            if len(value) <= FEW:
+                return {key: self._watch(one, source, name) for key, one in value.items()}
+        return value
+
+    def _noting(self, source: Source) -> Note:
+        def note(key: object) -> None:
+            self._rows.setdefault(source, set()).update(_positions(key, source.length))
+
+        return note
+
+
+def _positions(key: object, length: int) -> Iterable[int]:
+    """The rows that a subscript stands for; all of them when it cannot be told."""
+    if isinstance(key, tuple):
+        key = key[0] if key else _EVERYTHING
+    if isinstance(key, slice):
+        return range(length)[key]
+    try:
+        where = np.asarray(key)
+        if where.dtype == bool and where.shape == (length,):
+            where = where.nonzero()[0]
+        if where.dtype.kind in "iu":
+            return [int(i) % length for i in where.reshape(-1)]
+    except (TypeError, ValueError, RuntimeError):
+        pass
+    return range(length)
+
+
+class _Rows:
+    """A container that notes which rows are read."""
+
+    _note: Note
+
+    @classmethod
+    def of(cls, value: Any, note: Note) -> Any:
+        """The container over the same rows."""
+        watched = cls(value)  # type: ignore[call-arg]
+        watched._note = note
+        return watched
+
+    def __getitem__(self, key: Any) -> Any:
+        self._note(key)
+        return super().__getitem__(key)  # type: ignore[misc]
+
+
+def _reading_all(name: str) -> Callable[..., Any]:
+    def read(self: Any, *args: Any) -> Any:
+        self._note(_EVERYTHING)
+        return getattr(super(type(self), self), name)(*args)
+
+    return read
+
+
+_WHOLE = (
+    "__iter__",
+    "__contains__",
+    "__reversed__",
+    "__add__",
+    "__mul__",
+    "__eq__",
+    "index",
+    "count",
+    "copy",
+)
+_List: Any = type("_List", (_Rows, list), {name: _reading_all(name) for name in _WHOLE})
+_Tuple: Any = type("_Tuple", (_Rows, tuple), {name: _reading_all(name) for name in _WHOLE if name != "copy"})
+
+
+class _Dict(_Rows, dict):  # type: ignore[type-arg]
+    def get(self, key: Any, default: Any = None) -> Any:
+        self._note(key)
+        return super().get(key, default)
+
+    def values(self) -> Any:
+        self._note(_EVERYTHING)
+        return super().values()
+
+    def items(self) -> Any:
+        self._note(_EVERYTHING)
+        return super().items()
+
+
+class _Array(np.ndarray):
+    """A view of an array; what is read from it is a plain array."""
+
+    _FACTS = frozenset({"shape", "dtype", "ndim", "size", "nbytes", "itemsize", "strides", "flags"})
+    _note: Note
+
+    @classmethod
+    def of(cls, value: npt.NDArray[Any], note: Note) -> _Array:
+        watched = value.view(cls)
+        watched._note = note
+        return watched
+
+    def __getattribute__(self, name: str) -> Any:
+        if not name.startswith("_") and name not in _Array._FACTS:
+            self._read(_EVERYTHING)
+        return super().__getattribute__(name)
+
+    def __getitem__(self, key: Any) -> Any:
+        self._read(key)
+        return np.asarray(self)[key]
+
+    def __iter__(self) -> Any:
+        self._read(_EVERYTHING)
+        return iter(np.asarray(self))
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **more: Any) -> Any:
+        return getattr(ufunc, method)(*map(_plain, inputs), **more)
+
+    def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        if func in (np.shape, np.ndim, np.size):
+            return super().__array_function__(func, types, args, kwargs)
+        return func(*pytree.tree_map(_plain, args), **pytree.tree_map(_plain, kwargs))
+
+    def _read(self, key: object) -> None:
+        note = self.__dict__.get("_note")  # views that NumPy makes of it have none
+        if note is not None:
+            note(key)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, _Array):
+        value._read(_EVERYTHING)
+        return np.asarray(value)
+    return value
+
+
+@final
+class _WatchedTensors(TorchFunctionMode):
+    """Notes the rows of these tensors, and of whatever shares their memory, that operations read."""
+
+    _FACTS = frozenset(
+        {"__get__", "__len__", "size", "dim", "numel", "stride", "is_floating_point", "data_ptr"}
+    )
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._notes: dict[tuple[int, int], Note] = {}
+
+    def watch(self, tensor: Tensor, note: Note) -> None:
+        """Note what is read of this one."""
+        self._notes.setdefault(self._key(tensor), note)
+
+    def watch_memory(self, array: npt.NDArray[Any], note: Note) -> None:
+        """Note what is read of an array by a tensor over the same memory."""
+        self._notes.setdefault((array.ctypes.data, array.size), note)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        leaves = pytree.tree_leaves((args, kwargs))
+        notes = [note for leaf in leaves if isinstance(leaf, Tensor) and (note := self._note_of(leaf))]
+        result = func(*pytree.tree_map(_plain, args), **pytree.tree_map(_plain, kwargs))
+        if notes and func.__name__ not in self._FACTS:
+            key: Any = _EVERYTHING
+            if func is Tensor.__getitem__ and self._note_of(args[0]):
+                key = args[1]
+            elif (
+                func in (Tensor.select, torch.select, Tensor.index_select, torch.index_select)
+                and args[1] == 0
+            ):
+                key = args[2]
+            elif isinstance(result, Tensor) and self._note_of(result):
+                return result  # the same rows under another name
+            for note in notes:
+                note(key)
+        return result
+
+    def _note_of(self, tensor: Tensor) -> Note | None:
+        return self._notes.get(self._key(tensor))
+
+    @staticmethod
+    def _key(tensor: Tensor) -> tuple[int, int]:
+        try:
+            return tensor.untyped_storage().data_ptr(), tensor.numel()
+        except (NotImplementedError, RuntimeError):
+            return id(tensor), -1
+
+
+class _Frame:
+    """A pandas frame or series that notes which rows are read; columns taken from it do as well."""
+
+    _FACTS = frozenset({"shape", "columns", "index", "dtypes", "dtype", "name", "size", "ndim", "empty"})
+
+    def __init__(self, frame: Any, note: Note) -> None:
+        self._frame, self._note = frame, note
+
+    def __len__(self) -> int:
+        return len(self._frame)
+
+    def __getitem__(self, key: Any) -> Any:
+        found = self._frame[key]
+        if isinstance(key, (str, list)) and getattr(found, "shape", ())[:1] == (len(self._frame),):
+            return _Frame(found, self._note)
+        scalar = not hasattr(found, "shape") or self._frame.ndim == 1
+        self._note(self._frame.index.get_indexer([key]) if scalar and np.ndim(key) == 0 else key)
+        return found
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._frame, name)
+        if name in ("iloc", "iat", "loc", "at"):
+            return _Located(self._frame, found, self._note, labels=name in ("loc", "at"))
+        if name == "values":
+            return _Array.of(np.asarray(found), self._note)
+        if self._frame.ndim == 2 and name in self._frame.columns:
+            return _Frame(found, self._note)
+        if name not in self._FACTS:
+            self._note(_EVERYTHING)
+        return found
+
+
+def _of_all_rows(name: str) -> Callable[..., Any]:
+    def operate(self: _Frame, *args: Any) -> Any:
+        self._note(_EVERYTHING)
+        return getattr(self._frame, name)(*args)
+
+    return operate
+
+
+for _name in (
+    "iter",
+    "eq",
+    "ne",
+    "lt",
+    "le",
+    "gt",
+    "ge",
+    "add",
+    "sub",
+    "mul",
+    "truediv",
+    "invert",
+    "contains",
+):
+    setattr(_Frame, f"__{_name}__", _of_all_rows(f"__{_name}__"))
+
+
+class _Located(NamedTuple):
+    """A frame's rows by position or by label."""
+
+    frame: Any
+    locator: Any
+    note: Note
+    labels: bool
+
+    def __getitem__(self, key: Any) -> Any:
+        rows = key[0] if type(key) is tuple and self.frame.ndim == 2 else key
+        if self.labels and np.ndim(rows) == 0 and not isinstance(rows, slice):
+            rows = self.frame.index.get_indexer_for([rows])
+        elif self.labels:
+            rows = _EVERYTHING
+        self.note(rows)
+        return self.locator[key]

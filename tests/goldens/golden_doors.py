@@ -1,0 +1,212 @@
+"""Runs that do not go through `fit` in one process: clients, two ranks, the estimator; and the noise of plans.
+
+`torchrun --nproc-per-node 2 golden_doors.py FOLDER` does the runs of two ranks; rank 0 writes FOLDER/found.json.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from golden_content import content, sketch
+from golden_runs import digits, run
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+import sparsedp
+from sparsedp.federated import Client, FederatedTrainer, LocalSGD
+from sparsedp.methods import build_plan
+from sparsedp.privacy.accountants import plan_epsilon
+from sparsedp.privacy.splits import NominalSplit
+
+LOSS = nn.CrossEntropyLoss(reduction="none")
+_CLIENTS, _WORDS = 12, 16
+
+FEDERATED: dict[str, tuple[str, dict[str, Any]]] = {
+    "clients: dp-sgd": ("dp-sgd", {}),
+    "clients: tp-topk": ("tp-topk", {"steps": 3, "lr": 0.2, "batch_size": 2, "seed": 4}),
+    "clients: on-rand": ("on-rand", {}),
+    "clients: adadpigu": ("adadpigu", {"accountant": "pld"}),
+    "clients: fest": ("fest", {"words": True}),
+    "clients: adafest": ("adafest", {"words": True}),
+}
+RANKS: dict[str, dict[str, Any]] = {
+    "two ranks: dp-sgd": {"method": "dp-sgd", "model": "cnn"},
+    "two ranks: tp-topk": {"method": "tp-topk"},
+    "two ranks: adadpigu": {"method": "adadpigu"},
+    "two ranks: on-rand": {"method": "on-rand", "max_physical_batch": 9},
+    "two ranks: adafest": {"method": "adafest", "model": "table"},
+    "two ranks: units": {
+        "method": "tp-topk",
+        "units": torch.arange(192) % 70,
+        "unit": "patient",
+        "rows_per_unit": 3,
+        "batch_size": 20,
+    },
+    "two ranks: normalised": {
+        "method": "dp-sgd",
+        "epsilon": 6.0,
+        "normalise": sparsedp.PrivateNormalisation(noise_multiplier=3.0, clip_norm=2.0),
+    },
+}
+ESTIMATOR: dict[str, dict[str, Any]] = {
+    "estimator: dp-sgd": {"method": "dp-sgd"},
+    "estimator: tp-topk": {"method": "tp-topk", "feature_bounds": (0.0, 16.0), "active_ratio": 0.3},
+    "estimator: hidden, units": {"method": "dp-sgd", "hidden": 8, "unit": "patient", "lr": 0.3},
+    "estimator: private scale": {"method": "tp-coherent", "private_scale": (3, 4, 5), "epsilon": 6.0},
+}
+
+
+def federated(name: str, out: Path) -> dict[str, Any]:
+    """A run over clients in this process."""
+    method, asked = FEDERATED[name]
+    asked = dict(asked)
+    words, accountant = asked.pop("words", False), asked.pop("accountant", "rdp")
+    plan = build_plan(
+        method,
+        units=_CLIENTS,
+        unit="client",
+        epsilon=20.0,
+        delta=1e-3,
+        epochs=4,
+        batch_size=4,
+        clip_norm=0.5,
+        accountant=accountant,
+    )
+    make = _bag if words else _network
+    clients = [Client(make, LocalSGD(dataset=_rows(n, words), loss=LOSS, **asked)) for n in range(_CLIENTS)]
+    held: dict[int, Any] = {}
+
+    def sgd(parameters: Any) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameters, lr=0.5, momentum=0.9)
+
+    supports: list[Tensor] = []
+
+    def note(event: object) -> None:
+        if isinstance(event, sparsedp.StepReport):
+            supports.append(event.released.support.indices.clone())
+
+    with FederatedTrainer(make(), plan=plan, optimizer=sgd, seed=5, out=out, callbacks=(note,)) as trainer:
+        while not trainer.is_done:
+            begun, answers = trainer.begin(), {}
+            for number, task in begun.tasks.items():
+                answers[number], held[number] = clients[number].answer(task, held.get(number))
+            trainer.complete(begun, answers)
+        return content(trainer.finish(), out, supports)
+
+
+def estimator(name: str, out: Path) -> dict[str, Any]:
+    """A fit of the classifier, and what it predicts."""
+    from sparsedp.sklearn import SparseDPClassifier
+
+    (pictures, labels), (apart, _) = (part.tensors for part in digits())
+    given = {
+        "epsilon": 2.0,
+        "delta": 1e-3,
+        "accountant": "rdp",
+        "epochs": 3,
+        "batch_size": 32,
+        **ESTIMATOR[name],
+    }
+    model = SparseDPClassifier(classes=range(10), random_state=5, out=out, **given)
+    units = torch.arange(len(labels)).numpy() % 70 if "unit" in given else None
+    model.fit(pictures.flatten(1).numpy() * 16, labels.numpy(), units=units)
+    guessed = model.predict_proba(apart.flatten(1).numpy() * 16)
+    return {
+        **content(model.result_, out),
+        "sketch": [*sketch(model.model_), *guessed.sum(0).tolist()],
+    }
+
+
+def two_ranks(folder: Path) -> dict[str, dict[str, Any]]:
+    """Every run of two ranks, by torchrun as a user starts it."""
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+    }
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    ended = subprocess.run(
+        [*command, __file__, str(folder)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr[-6000:]
+    return json.loads((folder / "found.json").read_text())
+
+
+def plans() -> dict[str, list[float]]:
+    """For plans of many kinds: the noise of each phase, and epsilon by every accountant."""
+    asked: dict[str, tuple[str, dict[str, Any]]] = {
+        f"{method}, {accountant}, {epsilon}": (method, {"accountant": accountant, "epsilon": epsilon})
+        for method in ("dp-sgd", "tp-topk", "fest")
+        for accountant in ("pld", "rdp", "rdp-classic")
+        for epsilon in (1.0, 8.0)
+    }
+    asked["nominal split"] = ("tp-topk", {"split": NominalSplit(0.3), "accountant": "rdp"})
+    asked["full batches"] = ("dp-sgd", {"batch_size": 3000, "accountant": "pld"})
+    asked["normalised"] = ("tp-topk", {"normalise": sparsedp.PrivateNormalisation(), "accountant": "pld"})
+    found = {}
+    for name, (method, more) in asked.items():
+        usual = {"epsilon": 3.0, "delta": 1e-5, "epochs": 10, "batch_size": 150}
+        plan = build_plan(method, units=3000, **{**usual, **more})
+        steps = [float(phase.steps) for phase in plan.phases]
+        noise = [phase.noise_multiplier for phase in plan.phases]
+        found[name] = [*steps, *noise, *(plan_epsilon(plan, by) for by in ("pld", "rdp", "rdp-classic"))]
+    return found
+
+
+class _Bag(nn.Module):
+    """A table of words and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(_WORDS, 2, padding_idx=0), nn.Linear(2, 3)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(self.table(tokens).mean(dim=1))
+
+
+def _bag() -> nn.Module:
+    torch.manual_seed(3)
+    return _Bag().double()
+
+
+def _network() -> nn.Module:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 3)).double()
+
+
+def _rows(client: int, words: bool) -> TensorDataset:
+    generator = torch.Generator().manual_seed(100 + client)
+    labels = torch.randint(3, (5,), generator=generator)
+    if words:
+        return TensorDataset(torch.randint(client, client + 4, (5, 3), generator=generator), labels)
+    inputs = torch.randn(5, 6, generator=generator, dtype=torch.float64)
+    return TensorDataset(inputs + nn.functional.one_hot(labels, 6), labels)
+
+
+def _as_a_rank(folder: Path) -> None:
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    found = {}
+    for number, (name, asked) in enumerate(RANKS.items()):
+        found[name] = run(folder / f"ranks-{number}", asked)
+    if int(os.environ["RANK"]) == 0:
+        (folder / "found.json").write_text(json.dumps(found))
+    if dist.is_initialized():
+        dist.barrier()
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    _as_a_rank(Path(sys.argv[1]))

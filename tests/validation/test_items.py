@@ -1,0 +1,240 @@
+"""An item of a data set is made from its own unit's rows: what reads others' is refused, what does not trains."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import ConcatDataset, Dataset, StackDataset, Subset, TensorDataset
+
+from sparsedp.core.errors import PrivacyError
+from sparsedp.validation.data import validate_items
+
+N = 200
+X = torch.randn(N, 5, generator=torch.Generator().manual_seed(0))
+Y = torch.arange(N) % 3
+PEOPLE = np.arange(N) // 4
+
+
+class Items(Dataset[Any]):
+    """A data set from a function of itself and the index; it holds rows in every kind of container."""
+
+    def __init__(self, make: Callable[[Any, int], Any], **more: Any) -> None:
+        self.make = make
+        self.x, self.y = X, Y
+        self.array, self.labels = X.numpy().copy(), Y.tolist()
+        self.pairs = tuple(zip(X.tolist(), Y.tolist(), strict=True))
+        self.columns = {"x": X.numpy().copy(), "y": Y.tolist()}
+        self.by_index = {i: (X[i], int(Y[i])) for i in range(N)}
+        self.offsets = np.arange(0, 2 * N + 1, 2)
+        self.stream = np.arange(2 * N, dtype=np.float32)
+        self.words = [f"word {i}" for i in range(1000)]
+        self.base = TensorDataset(X.clone(), Y.clone())
+        self.__dict__.update(more)
+
+    def __len__(self) -> int:
+        return N
+
+    def __getitem__(self, index: int) -> Any:
+        return self.make(self, index)
+
+
+def nearest(own: Tensor, rows: Tensor) -> Tensor:
+    return rows[int((rows - own).norm(dim=1).argsort()[1])]
+
+
+class Mixup(TensorDataset):
+    """The usual way: another row by `super`."""
+
+    def __getitem__(self, index: int) -> Any:
+        x, y = super().__getitem__(index)
+        other, _ = super().__getitem__(int(torch.randint(len(self), ())))
+        return 0.7 * x + 0.3 * other, y
+
+
+class Around(Dataset[Any]):
+    """A wrapper that makes an item of another data set's."""
+
+    def __init__(self, base: Dataset[Any], make: Callable[[Any, int], Any]) -> None:
+        self.base, self.make = base, make
+
+    def __len__(self) -> int:
+        return len(self.base)  # type: ignore[arg-type]
+
+    def __getitem__(self, index: int) -> Any:
+        return self.make(self.base, index)
+
+
+SOME = Subset(TensorDataset(X, Y), range(150))
+
+MIXING: dict[str, Callable[[], Dataset[Any]]] = {
+    "mixup of tensors": lambda: Items(lambda d, i: d.x[i] + d.x[random.randrange(N)]),
+    "mixup by super": lambda: Mixup(X, Y),
+    "mixup through itself": lambda: Items(lambda d, i: (d.x[i], d[(i * 7 + 3) % N]) if i % 2 == 0 else d.x[i]),
+    "a random negative, array": lambda: Items(lambda d, i: (d.array[i], d.array[np.random.randint(N)])),  # noqa: NPY002
+    "a random label, list": lambda: Items(lambda d, i: (d.x[i], random.choice(d.labels))),
+    "the label of the next": lambda: Items(lambda d, i: (d.x[i], d.y[(i + 1) % N])),
+    "a nearest neighbour, tensor": lambda: Items(lambda d, i: (d.x[i], nearest(d.x[i], d.x))),
+    "a nearest neighbour, array": lambda: Items(lambda d, i: np.abs(d.array - d.array[i]).sum(1).argsort()[1]),
+    "the mean of an array": lambda: Items(lambda d, i: d.array[i] - d.array.mean(0)),
+    "the mean by a function": lambda: Items(lambda d, i: d.array[i] - np.mean(d.array, axis=0)),
+    "the mean of a tensor": lambda: Items(lambda d, i: d.x[i] - d.x.mean(0)),
+    "a tensor that shares an array's memory": lambda: Items(lambda d, i: torch.from_numpy(d.array)[[i, (i + 1) % N]]),
+    "an array turned into a tensor": lambda: Items(lambda d, i: torch.tensor(d.array).mean(0)),
+    "neighbours in time": lambda: Items(lambda d, i: d.array[max(0, i - 1) : i + 1]),
+    "same class": lambda: Items(lambda d, i: random.choice([j for j, y in enumerate(d.labels) if y == d.labels[i]])),
+    "a mask": lambda: Items(lambda d, i: d.x[d.y == d.y[i]][0]),
+    "tuples": lambda: Items(lambda d, i: (d.pairs[i], d.pairs[N - 1 - i])),
+    "columns in a dict": lambda: Items(lambda d, i: (d.columns["x"][i], d.columns["y"][i - 1])),
+    "a dict by index": lambda: Items(lambda d, i: (d.by_index[i], d.by_index.get((i + 5) % N))),
+    "a wrapper with a random other": lambda: Around(TensorDataset(X, Y), lambda b, i: (b[i], b[random.randrange(N)])),
+    "a wrapper with the next": lambda: Around(SOME, lambda b, i: b[(i + 1) % 150][0] + b[i][0]),
+    "a wrapper with the first": lambda: Around(ConcatDataset([SOME, SOME]), lambda b, i: (b[i], b[0])),
+    "a wrapper that reads beside": lambda: Around(SOME, lambda b, i: (b[i], b.dataset.tensors[0].mean(0))),
+    "a row twice": lambda: Subset(TensorDataset(X, Y), [0, 0, *range(1, 100)]),
+}  # fmt: skip
+
+GROUPS = TensorDataset(torch.randn(5 * N, 2))
+
+SOUND: dict[str, Callable[[], Dataset[Any]]] = {
+    "tensors": lambda: Items(lambda d, i: (d.x[i], d.y[i])),
+    "negative zero": lambda: Items(lambda d, i: (d.x[i - N], d.y[i : i + 1], d.array[i, 2:4])),
+    "an array, a list and a tuple": lambda: Items(lambda d, i: (d.array[i], d.labels[i], d.pairs[i])),
+    "an array turned into a tensor row": lambda: Items(lambda d, i: torch.from_numpy(d.array[i])),
+    "a tensor that shares memory, own row": lambda: Items(lambda d, i: torch.from_numpy(d.array)[i]),
+    "columns in a dict": lambda: Items(lambda d, i: (d.columns["x"][i], d.columns["y"][i])),
+    "a dict by index": lambda: Items(lambda d, i: d.by_index[i]),
+    "lengths": lambda: Items(lambda d, i: (d.x[i] / len(d.x), d.array.shape[0], len(d.labels), d.x.size(0))),
+    "a vocabulary": lambda: Items(lambda d, i: (d.x[i], d.words[int(d.y[i])], d.words[(i * 31) % 1000])),
+    "offsets": lambda: Items(lambda d, i: d.stream[d.offsets[i] : d.offsets[i + 1]]),
+    "augmentation": lambda: Items(lambda d, i: (d.x[i] + torch.randn(5), random.random())),
+    "a transform": lambda: Items(lambda d, i: d.transform(d.x[i]), transform=torch.nn.LayerNorm(5)),
+    "a subset": lambda: Subset(TensorDataset(X, Y), list(range(100, 50, -1))),
+    "a permuted subset": lambda: Subset(TensorDataset(X, Y), torch.randperm(N).tolist()),
+    "a subset of a subset": lambda: Subset(Subset(TensorDataset(X, Y), range(20, 180)), range(10, 90)),
+    "two data sets in a row": lambda: ConcatDataset([TensorDataset(X), TensorDataset(X + 1)]),
+    "two data sets side by side": lambda: StackDataset(TensorDataset(X), TensorDataset(Y)),
+    "a wrapper with augmentation": lambda: Around(SOME, lambda b, i: (b[i][0] + torch.randn(5), b[i][1])),
+    "a wrapper that reads beside": lambda: Around(TensorDataset(X, Y), lambda b, i: (b[i], b.tensors[1][i])),
+    "rows of a group": lambda: Items(lambda d, i: [d.groups[j] for j in range(5 * i, 5 * i + 5)], groups=GROUPS),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", MIXING)
+def test_a_data_set_that_makes_items_of_others_rows_is_refused(case: str) -> None:
+    with pytest.raises(PrivacyError, match=r"which belong to other units.*unit_ids"):
+        validate_items(MIXING[case]())
+
+
+@pytest.mark.parametrize("case", SOUND)
+def test_a_data_set_that_reads_its_own_rows_is_accepted(case: str, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", logger="sparsedp"):
+        validate_items(SOUND[case]())
+    assert caplog.text == ""
+
+
+def test_memory_mapped_rows_are_watched(tmp_path: Any) -> None:
+    np.save(tmp_path / "x.npy", X.numpy())
+    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
+    validate_items(Items(lambda d, i: torch.as_tensor(np.array(d.map[i])), map=mapped))
+    with pytest.raises(PrivacyError, match=r"Items\.map was read at one other row"):
+        validate_items(Items(lambda d, i: (d.map[i], d.map[N - 1 - i]), map=mapped))
+
+
+def test_rows_of_the_same_person_are_welcome() -> None:
+    positive = Items(lambda d, i: (d.x[i], d.x[4 * (i // 4) + random.randrange(4)]))
+    validate_items(positive, PEOPLE)
+    with pytest.raises(PrivacyError, match="other row"):
+        validate_items(positive)
+    inner = Around(TensorDataset(X, Y), lambda b, i: (b[i], b[4 * (i // 4) + random.randrange(4)]))
+    validate_items(inner, torch.as_tensor(PEOPLE))
+    with pytest.raises(PrivacyError, match="other row"):
+        validate_items(inner)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda d, i: (d.x[i], d.y[(i + 1) % N]), "Items.y was read at one other row,"),
+        (lambda d, i: d.array[i] - d.array.mean(0), "Items.array was read at all other rows,"),
+        (lambda d, i: d.array[max(0, i - 2) : i + 3], "Items.array was read at several other rows,"),
+    ],
+)
+def test_the_refusal_names_the_attribute_and_no_row(make: Any, words: str) -> None:
+    with pytest.raises(PrivacyError) as refused:
+        validate_items(Items(make))
+    assert words in str(refused.value)
+    assert not any(character.isdigit() for character in str(refused.value))
+
+
+def test_the_data_set_itself_is_left_alone_and_its_values_are_not_looked_at() -> None:
+    class Silent(float):
+        def __eq__(self, other: object) -> bool:
+            raise AssertionError("a value was compared")
+
+        __hash__ = float.__hash__
+
+    held = [Silent(i) for i in range(N)]
+    data = Items(lambda d, i: (d.held[i], d.x[i]), held=held)
+    before = dict(vars(data))
+    validate_items(data)
+    assert vars(data) == before or all(vars(data)[name] is value for name, value in before.items())
+    assert type(data) is Items
+    assert data.held is held
+
+
+def test_what_cannot_be_watched_is_said_without_its_words(caplog: pytest.LogCaptureFixture) -> None:
+    def odd(data: Any, index: int) -> Any:
+        if type(data.labels) is not list:
+            raise RuntimeError("the patient is Ada")
+        return data.x[index]
+
+    with caplog.at_level("INFO", logger="sparsedp"):
+        validate_items(Items(odd))
+    assert "RuntimeError" in caplog.text
+    assert "Ada" not in caplog.text
+
+
+class TestFrames:
+    """Pandas, where it is installed."""
+
+    @pytest.fixture
+    def frame(self) -> Any:
+        pandas = pytest.importorskip("pandas")
+        return pandas.DataFrame({"a": X[:, 0].numpy(), "y": Y.numpy()}, index=[f"id {i}" for i in range(N)])
+
+    @pytest.mark.parametrize(
+        "make",
+        [
+            lambda d, i: d.frame.iloc[i].to_numpy(),
+            lambda d, i: (d.frame.a.iloc[i], d.frame["y"].iloc[i], len(d.frame), d.frame.shape),
+            lambda d, i: d.frame.loc[f"id {i}", "a"],
+            lambda d, i: d.frame.at[f"id {i}", "a"] + d.frame.iat[i, 1],
+            lambda d, i: d.frame.values[i],
+            lambda d, i: d.frame[["a", "y"]].iloc[i],
+        ],
+    )
+    def test_own_rows_are_read(self, frame: Any, make: Any, caplog: pytest.LogCaptureFixture) -> None:
+        with caplog.at_level("INFO", logger="sparsedp"):
+            validate_items(Items(make, frame=frame))
+        assert caplog.text == ""
+
+    @pytest.mark.parametrize(
+        "make",
+        [
+            lambda d, i: (d.frame.iloc[i], d.frame.iloc[i - 1]),
+            lambda d, i: d.frame.sample(1),
+            lambda d, i: d.frame["a"].mean(),
+            lambda d, i: d.frame.loc[f"id {(i + 1) % N}"],
+            lambda d, i: d.frame[d.frame.y == 1].iloc[0],
+            lambda d, i: d.frame.values.mean(0),
+        ],
+    )
+    def test_others_rows_are_refused(self, frame: Any, make: Any) -> None:
+        with pytest.raises(PrivacyError, match=r"Items\.frame was read"):
+            validate_items(Items(make, frame=frame))
