@@ -49,7 +49,7 @@ def test_noise_energy_over_200_steps_is_that_of_the_support_alone(name):
     run = measured(method)
     nu = 0.0 if method.protection is Protection.NO_NOISE else NOISE * CLIP / BATCH
     scales = [
-        setting.geometry.scale.numpy()
+        setting.geometry.scale.numpy() * setting.geometry.gain
         if isinstance(setting.geometry, Standardized)
         else np.ones(setting.support.size)
         for setting in run.settings

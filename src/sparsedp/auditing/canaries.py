@@ -136,7 +136,7 @@ def release(
 
 def noisy_sum(plan: Plan, setting: Setting, released: Released) -> Vector:
     """What the attacker computes from a release: the noisy sum in clip norms, in the space of the clip."""
-    total = setting.geometry.forward(released.mean) * plan.expected_batch_size(setting.phase)
+    total = setting.geometry.undo(released.mean) * plan.expected_batch_size(setting.phase)
     return np.asarray((total / setting.clip.sensitivity).numpy(), dtype=np.float64)
 
 

@@ -22,6 +22,10 @@ class Identity:
         """Back from the clipping space."""
         return value
 
+    def undo(self, restored: Tensor) -> Tensor:
+        """What `inverse` made this from."""
+        return restored
+
     def noise_scale(self, noise_std: float, size: int) -> Tensor:
         """Standard deviation of the restored noise on each of `size` active coordinates."""
         return torch.tensor(noise_std, dtype=torch.float64).expand(size)
@@ -57,6 +61,10 @@ class Standardized:
         """Back from the clipping space: g = z * scale + centre (Alg. 2 line 13), times the gain."""
         restored = value * self.scale.to(value) + self.centre.to(value)
         return restored if self.gain == 1 else restored * self.gain
+
+    def undo(self, restored: Tensor) -> Tensor:
+        """What `inverse` made this from."""
+        return self.forward(restored if self.gain == 1 else restored / self.gain)
 
     def noise_scale(self, noise_std: float, size: int) -> Tensor:
         """Standard deviation of the restored noise on each active coordinate: noise_std * scale * gain."""

@@ -199,7 +199,7 @@ class Shrinkage:
         """Shrink a model's weights in place."""
         weights = layout.flatten(model)
         start, factor = self.start.to(weights), self.factor.to(weights)
-        layout.write(model, torch.lerp(start, weights, factor))
+        layout.write(model, start + factor * (weights - start))
 
 
 def _likelihood(values: Tensor, noise: Tensor, variances: Tensor) -> Tensor:

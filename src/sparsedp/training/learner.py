@@ -114,7 +114,7 @@ class Learner:
 
     @contextmanager
     def evaluated(self) -> Iterator[nn.Module]:
-        """The model to evaluate: its weights averaged and denoised if asked for, evaluation mode; then all as before."""
+        """The model to evaluate, in evaluation mode, averaged and denoised as far as asked; then all is as before."""
         with evaluation_mode(self.model), ExitStack() as stack:
             if self._average is not None:
                 stack.enter_context(self._average.in_place())
