@@ -15,11 +15,11 @@ from torch.utils.data import Dataset, TensorDataset
 import sparsedp
 from sparsedp import PrivateNormalisation
 from sparsedp.core.errors import DataError, ModelError, PrivacyError, SparseDPError
-from sparsedp.models.efficientnet import Pictures
 from sparsedp.runs.history import EpochReport
 from sparsedp.training import kept_features
 from sparsedp.training.held_settings import describe_held
 from sparsedp.training.kept_features import keep_below, keep_features
+from sparsedp_experiments.models.efficientnet import Pictures
 
 pytestmark = pytest.mark.usefixtures("checked_once")
 

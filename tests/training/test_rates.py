@@ -10,10 +10,10 @@ from runs import a_plan, loss_fn, network, rows
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
 from sparsedp.core.errors import SparseDPError
-from sparsedp.experiments.execute import execute
-from sparsedp.experiments.settings import Settings
 from sparsedp.methods import get_method
 from sparsedp.training.trainer import Trainer
+from sparsedp_experiments.runs.execute import execute
+from sparsedp_experiments.runs.settings import Settings
 
 pytestmark = pytest.mark.usefixtures("checked_once")
 

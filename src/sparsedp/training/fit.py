@@ -225,7 +225,7 @@ def _feature_folder(
     if asked and normalise is not None:
         raise SparseDPError(
             "cache_features and normalise: the constants would stand in the middle of the model, expected one of the "
-            "two; keep the features yourself (sparsedp.models.BlockMoments, or run the frozen part over your data) "
+            "two; keep the features yourself (run the frozen part over your data once) "
             "and give them to fit with normalise"
         )
     return AUTO_FEATURES if asked is True else asked or None
