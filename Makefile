@@ -11,19 +11,19 @@ RUNS   := $(VENV)/.runs
 help: ## Show this help
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
 
-$(RUNS): pyproject.toml constraints.txt
+$(RUNS): pyproject.toml experiments/pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e . -e experiments
 	@touch $(RUNS)
 
 $(READY): $(RUNS)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]" -e "experiments[dev]"
 	@touch $(READY)
 
 setup: $(READY) ## Create the virtual environment and install everything into it
 
 demo: $(RUNS) ## Train the methods on scikit-learn's digits and compare them
-	$(BIN)/sparsedp demo
+	$(BIN)/python -m sparsedp_experiments demo
 
 test: $(READY) ## Run the tests on all cores, but for the heavy ones
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not heavy"
@@ -33,7 +33,7 @@ heavy: $(READY) ## Run the tests that take too long for every day: many kills, w
 
 integrations: $(READY) ## Run the tests against other packages' models, in an environment of their own
 	@test -x $(VENV)-integrations/bin/python || $(PYTHON) -m venv $(VENV)-integrations
-	$(VENV)-integrations/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[integrations]"
+	$(VENV)-integrations/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[integrations]" -e experiments
 	$(VENV)-integrations/bin/python -m pytest tests/integrations tests/test_sklearn_columns.py
 
 docs: $(READY) ## Build the documentation site into build/site, in an environment of its own
@@ -65,11 +65,11 @@ bench: $(READY) ## Time one step against SGD and Opacus
 readme: $(READY) ## Make README's tables from the committed measurements
 	$(BIN)/python -m benchmarks.readme
 
-results: $(READY) ## Make docs/results.md and README's tables from the records
-	$(BIN)/python -m studies.tables
+results: $(READY) ## Make experiments/RESULTS.md and README's tables from the records
+	$(BIN)/python -m sparsedp_experiments.pages
 
 figures: $(READY) ## Measure what has no record yet, draw the figures and docs/gallery.md
-	$(BIN)/python -m studies.figures.run
+	$(BIN)/python -m sparsedp_experiments.figures.run
 
 build: $(READY) ## Build the wheel
 	$(BIN)/python -m build --wheel

@@ -16,7 +16,7 @@ from benchmarks.model_shapes import (
     vit_tiny,
 )
 from benchmarks.workloads import Workload
-from sparsedp.models.pretrained import PRETRAINED, pretrained
+from sparsedp_experiments.models.pretrained import PRETRAINED, pretrained
 
 LITE0 = "efficientnet-lite0"
 

@@ -2,7 +2,7 @@
 
 What stands between `<!-- begin NAME -->` and `<!-- end NAME -->` is made from files: `speed` and `models` from
 `benchmarks/results/`, `results` from the configs and the records in `results/*/records/`
-(`studies/tables/readme.py`). Where there is no file, it says so.
+(`experiments/sparsedp_experiments/pages/readme.py`). Where there is no file, it says so.
 """
 
 from __future__ import annotations
@@ -15,9 +15,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from studies.tables.readme import results
-
 from benchmarks.report import ModelRows, Row
+from sparsedp_experiments.pages.readme import results
 
 ROOT = Path(__file__).parents[1]
 MEASURED_PAGES = ("README.md", "docs/engine.md")

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from benchmarks.table_workloads import TableWorkload
 from sparsedp.core.batch import Rows
-from sparsedp.models import dp_cnn, mnist_cnn, scatter_cnn, scatter_linear, transformer
-from sparsedp.models.text import VOCABULARY
+from sparsedp_experiments.models import dp_cnn, mnist_cnn, scatter_cnn, scatter_linear, transformer
+from sparsedp_experiments.models.text import VOCABULARY
 
 SEED = 20250101
 

@@ -6,7 +6,7 @@ Run: python examples/five_lines.py
 from torch import nn
 
 import sparsedp
-from sparsedp import datasets
+from sparsedp_experiments import data as datasets
 
 digits = datasets.digits()
 model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))

@@ -34,8 +34,8 @@ from sklearn.metrics import roc_auc_score
 from sklearn.preprocessing import normalize
 
 from sparsedp import all_methods
-from sparsedp.datasets import DataBundle, Split, diabetes130
 from sparsedp.sklearn import SparseDPClassifier
+from sparsedp_experiments.data import DataBundle, Split, diabetes130
 
 EPSILONS = (1.0, 3.0, 8.0)
 SEEDS = (0, 1, 2)

@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import sparsedp
-from sparsedp.datasets import digits
+from sparsedp_experiments.data import digits
 
 EPOCHS = 10
 

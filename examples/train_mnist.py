@@ -14,8 +14,9 @@ from opacus.accountants import PRVAccountant, RDPAccountant
 from torch import nn
 
 import sparsedp
-from sparsedp import datasets, models
 from sparsedp.runs.ledger_file import FileLedger
+from sparsedp_experiments import data as datasets
+from sparsedp_experiments import models
 
 METHODS = ("dp-sgd", "tp-topk", "tp-coherent", "tp-rand", "on-rand", "on-topk", "ranked", "adadpigu")
 LOSS = nn.CrossEntropyLoss(reduction="none")

@@ -12,7 +12,6 @@ PARTS = (
     "tests",
     "benchmarks",
     "experiments",
-    "studies",
     "docs",
     "README.md",
     "CHANGELOG.md",

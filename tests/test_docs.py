@@ -170,7 +170,7 @@ def test_the_run_format_is_that_of_a_real_run(tmp_path):
     from torch import nn
 
     import sparsedp
-    from sparsedp.datasets import digits
+    from sparsedp_experiments.data import digits
 
     data = digits()
     run = tmp_path / "run"

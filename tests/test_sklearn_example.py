@@ -12,8 +12,8 @@ import torch
 from scipy import sparse
 from scipy.stats import ttest_rel
 
-from sparsedp.datasets import DataBundle, Sparse, Split
 from sparsedp.sklearn import SparseDPClassifier
+from sparsedp_experiments.data import DataBundle, Sparse, Split
 
 ROOT = Path(__file__).parents[1]
 

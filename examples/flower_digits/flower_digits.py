@@ -13,10 +13,10 @@ from torch import nn
 from torch.utils.data import Subset
 
 import sparsedp
-from sparsedp import datasets
 from sparsedp.core.batch import per_sample_loss
 from sparsedp.federated import Client, FederatedTrainer, LocalSGD
 from sparsedp.flower import client_app, server_app
+from sparsedp_experiments import data as datasets
 
 LOSS = nn.CrossEntropyLoss(reduction="none")
 DEFAULTS = {

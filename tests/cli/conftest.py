@@ -17,8 +17,14 @@ import pytest
 
 from sparsedp.cli import main
 from sparsedp.runs.checkpoint import read_checkpoint
+from sparsedp_experiments.cli.app import main as laboratory
 
-SCRIPT = Path(sys.executable).parent / "sparsedp"
+LABORATORY = ("train", "compare", "sweep", "demo", "data", "audit", "diagnose")
+"""Commands of `python -m sparsedp_experiments`; `sparsedp` has the others."""
+
+
+def package_of(arguments: tuple[str | Path, ...]) -> str:
+    return "sparsedp_experiments" if str(arguments[0]) in LABORATORY else "sparsedp"
 
 
 @dataclass(frozen=True)
@@ -58,7 +64,7 @@ class Shell:
 
     def start(self, *arguments: str | Path) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [SCRIPT, *arguments],
+            [sys.executable, "-m", package_of(arguments), *arguments],
             cwd=self.folder,
             env=self.environment,
             stdout=subprocess.PIPE,
@@ -117,8 +123,9 @@ def typed(monkeypatch, capsys, shell) -> Callable[..., Finished]:
         for name in ("SPARSEDP_CACHE", "SPARSEDP_DATA", "COLUMNS"):
             monkeypatch.setenv(name, shell.environment[name])
         monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
+        start = laboratory if package_of(arguments) == "sparsedp_experiments" else main
         with pytest.raises(SystemExit) as ended:
-            main()
+            start()
         return Finished(int(ended.value.code or 0), *capsys.readouterr())
 
     return run

@@ -14,11 +14,11 @@ from typer.testing import CliRunner
 from sparsedp.cli.app import app
 from sparsedp.cli.output import EXIT_CODES
 from sparsedp.methods import MethodOptions, all_methods, build_plan, get_method
-from sparsedp.models import build, parameter_count
 from sparsedp.privacy import plan_epsilon
 from sparsedp.privacy.normalisation import PrivateNormalisation
 from sparsedp.runs.reader import load_weights
 from sparsedp.training.planning import spec_for
+from sparsedp_experiments.models import build, parameter_count
 
 pytestmark = pytest.mark.usefixtures("checked_once")
 

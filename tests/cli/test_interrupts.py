@@ -1,8 +1,8 @@
 """Ctrl-C in the middle of a run, and what comes after."""
 
-from sparsedp.experiments.execute import execute
-from sparsedp.experiments.settings import Settings
 from sparsedp.runs.checkpoint import read_checkpoint
+from sparsedp_experiments.runs.execute import execute
+from sparsedp_experiments.runs.settings import Settings
 
 
 def test_ctrl_c_stops_between_two_steps_and_says_how_to_go_on(stopped):

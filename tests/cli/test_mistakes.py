@@ -6,10 +6,10 @@ from typer.testing import CliRunner
 
 from sparsedp.cli import app as application
 from sparsedp.cli.output import Exit
-from sparsedp.cli.running import rows_of
 from sparsedp.core.errors import SparseDPError
-from sparsedp.experiments.comparison import comparison
-from sparsedp.experiments.runner import Status
+from sparsedp_experiments.cli.running import rows_of
+from sparsedp_experiments.runs.comparison import comparison
+from sparsedp_experiments.runs.runner import Status
 
 
 def test_a_wrong_flag_is_a_usage_error(shell):

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from sparsedp.cli.output import Exit
-from sparsedp.experiments import results as results_module
-from sparsedp.experiments.config import read_experiment
-from sparsedp.experiments.execute import execute
-from sparsedp.experiments.results import Results, append_row, make_record, read_rows
-from sparsedp.experiments.runner import alone_in
 from sparsedp.runs.reader import Run
+from sparsedp_experiments.runs import results as results_module
+from sparsedp_experiments.runs.config import read_experiment
+from sparsedp_experiments.runs.execute import execute
+from sparsedp_experiments.runs.results import Results, append_row, make_record, read_rows
+from sparsedp_experiments.runs.runner import alone_in
 
 CONFIG = """
 title = "a small sweep"

@@ -2,8 +2,8 @@
 
 from sparsedp.callbacks.reports import StepReport
 from sparsedp.callbacks.tensorboard import ScalarLog
-from sparsedp.experiments.execute import execute
-from sparsedp.experiments.settings import Settings
+from sparsedp_experiments.runs.execute import execute
+from sparsedp_experiments.runs.settings import Settings
 
 
 class Writer:

@@ -10,7 +10,7 @@ from torch import nn
 
 from sparsedp.core.errors import ModelError
 from sparsedp.core.layout import Layout
-from sparsedp.models import freeze_batch_norm
+from sparsedp_experiments.models import freeze_batch_norm
 
 
 def network() -> nn.Sequential:

@@ -3,15 +3,15 @@
 import numpy as np
 import pytest
 import torch
-from diagnostic_probes import network, rows
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import sparsedp
+from diagnostic_probes import network, rows
 from sparsedp.diagnostics.visible import look
-from sparsedp.experiments.execute import execute
-from sparsedp.experiments.settings import Settings
 from sparsedp.methods import build_plan
+from sparsedp_experiments.runs.execute import execute
+from sparsedp_experiments.runs.settings import Settings
 
 pytestmark = pytest.mark.usefixtures("checked_once")
 

@@ -5,11 +5,11 @@ import signal
 
 import pytest
 import torch
-from diagnostic_probes import network, rows
 from torch import nn
 from torch.utils.data import TensorDataset
 
 import sparsedp
+from diagnostic_probes import network, rows
 from sparsedp.callbacks.reports import StepReport
 from sparsedp.core.errors import DataError
 from sparsedp.core.layout import Layout

@@ -25,10 +25,10 @@ from torch.utils.data import TensorDataset
 import sparsedp
 from sparsedp.callbacks.reports import StepReport
 from sparsedp.core.errors import DataError, SparseDPError
-from sparsedp.models.least_squares import LeastSquares, keep_noise_down, moments_loss
 from sparsedp.ranks.here import ranks_here
 from sparsedp.runs.ledger_file import FileLedger
 from sparsedp.runs.store import FolderStore
+from sparsedp_experiments.models.least_squares import LeastSquares, keep_noise_down, moments_loss
 
 LONG = 16
 """Epochs of the runs that are hurt."""

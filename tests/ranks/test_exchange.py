@@ -12,12 +12,12 @@ from launching import group_of_one
 
 from sparsedp.core.errors import PrivacyError, SparseDPError
 from sparsedp.core.randomness import SystemRandomness
-from sparsedp.experiments.runner import run_all
 from sparsedp.federated import FederatedTrainer
 from sparsedp.methods import build_plan
 from sparsedp.ranks import launch
 from sparsedp.ranks.here import ranks_here, refuse_ranks, same_threads
 from sparsedp.ranks.packing import packed, unpacked
+from sparsedp_experiments.runs.runner import run_all
 
 
 @pytest.fixture(scope="module")

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from report_runs import a_run
+from report_runs import a_run, write
 from test_report_page import Outline
 
-from sparsedp import DataError, write_report
-from sparsedp.report.groups import group_records
-from sparsedp.report.interval_figures import verdict
-from sparsedp.report.statistics import Estimate
+from sparsedp import DataError
+from sparsedp_experiments.comparison.groups import group_records
+from sparsedp_experiments.comparison.interval_figures import verdict
+from sparsedp_experiments.comparison.statistics import Estimate
 
 pytestmark = pytest.mark.usefixtures("checked_once")
 
@@ -46,7 +46,7 @@ def test_means_and_paired_differences_are_those_of_the_records(several, tmp_path
     assert difference.mean == pytest.approx((ours - dense).mean())
     half = 12.7062 * (ours - dense).std(ddof=1) / np.sqrt(2)
     assert difference.high - difference.mean == pytest.approx(half, rel=1e-4)
-    text = Outline(write_report(several, tmp_path / "report.html").read_text()).text
+    text = Outline(write(several, tmp_path / "report.html").read_text()).text
     assert f"{100 * ours.mean():.1f} %" in text
     assert f"{100 * (ours - dense).mean():+.2f} (" in text
 
@@ -72,7 +72,7 @@ def test_a_run_that_is_not_finished_is_left_out_and_counted(several, tmp_path):
     file.write_text(json.dumps({**record, "status": "stopped"}))
     group = group_records(records(folder))[1]
     assert [len(arm.records) for arm in group.arms] == [2, 1, 2]
-    text = Outline(write_report(folder).read_text()).text
+    text = Outline(write(folder).read_text()).text
     assert "1 not finished, left out" in text
     assert "Not verified" in text
     assert "tp-topk-8-1" in text
@@ -84,7 +84,7 @@ def test_settings_that_differ_become_part_of_the_label(tmp_path):
     a_run(tmp_path / "dense", "dp-sgd", seed=0)
     (group,) = group_records(records(tmp_path))
     assert [arm.label for arm in group.arms] == ["dp-sgd", "tp-topk, ratio 0.2", "tp-topk, ratio 0.5"]
-    text = Outline(write_report(tmp_path).read_text()).text
+    text = Outline(write(tmp_path).read_text()).text
     assert "One seed each: no interval can be given" in text
     assert "one seed, no interval" in text
 
@@ -103,7 +103,7 @@ def test_runs_without_seeds_are_averaged_but_not_paired(several):
 
 
 def test_the_page_says_that_runs_on_the_same_data_cost_more_together(several, tmp_path):
-    text = Outline(write_report(several, tmp_path / "report.html").read_text()).text
+    text = Outline(write(several, tmp_path / "report.html").read_text()).text
     assert "Each statement is about one run alone" in text
     assert "releasing several costs more" in text
 
@@ -111,7 +111,7 @@ def test_the_page_says_that_runs_on_the_same_data_cost_more_together(several, tm
 def test_runs_deep_below_a_folder_are_found_and_hidden_ones_are_not(single, tmp_path):
     shutil.copytree(single, tmp_path / "a" / "b" / "run")
     shutil.copytree(single, tmp_path / ".hidden" / "run")
-    text = write_report(tmp_path).read_text()
+    text = write(tmp_path).read_text()
     assert "1 runs" in text
     assert len(re.findall(r"Show all 1\b", text)) == 1
 
@@ -121,4 +121,4 @@ def test_runs_that_cannot_be_compared_are_a_clear_error(single, tmp_path):
     file = tmp_path / "runs" / "run" / "record.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "status": "running"}))
     with pytest.raises(DataError, match="nothing to compare"):
-        write_report(tmp_path / "runs")
+        write(tmp_path / "runs")

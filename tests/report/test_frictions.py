@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from report_runs import a_run
+from report_runs import a_run, write
 from test_comparison import records
 from test_report_in_browser import DESK, PHONE, look
 from test_report_page import Outline
 
-from sparsedp import About, write_report
-from sparsedp.report.groups import Group, group_records
+from sparsedp import About
 from sparsedp.report.metric import ACCURACY, AUC
 from sparsedp.report.references import HELD_OUT_COUNTS, Reference, drawn, majority
+from sparsedp_experiments.comparison.groups import Group, group_records
 
 pytestmark = pytest.mark.usefixtures("checked_once")
 
@@ -65,7 +65,7 @@ def rewritten(folder: Path, accuracy: Any) -> Path:
         record = json.loads(file.read_text())
         record["metrics"]["accuracy"] = record["test_accuracy"] = accuracy(record["method"], record["seed"])
         file.write_text(json.dumps(record))
-    return write_report(folder)
+    return write(folder)
 
 
 def test_the_headline_names_a_method_only_if_it_is_resolved(several, tmp_path):
@@ -110,14 +110,14 @@ def test_runs_without_privacy_and_the_majority_class_stand_beside_private_ones(t
     wanted = (Reference("without privacy (clipped-sgd)", free), Reference("majority class", 0.5))
     assert four.references == eight.references == wanted
     assert without.references == wanted[1:]
-    text = Outline(write_report(tmp_path).read_text()).text
+    text = Outline(write(tmp_path).read_text()).text
     assert f"Without privacy (clipped-sgd): {100 * free:.1f} %. Majority class: 50.0 %." in text
-    single = Outline(write_report(tmp_path / "dense-8").read_text()).text
+    single = Outline(write(tmp_path / "dense-8").read_text()).text
     assert "majority class 50.0 %; outside the guarantee" in single
 
 
 def test_the_slope_chart_has_an_interval_at_every_point(several, tmp_path):
-    page = write_report(several, tmp_path / "report.html").read_text()
+    page = write(several, tmp_path / "report.html").read_text()
     chart = page.split("Held-out accuracy against epsilon", 1)[1].split("</svg>", 1)[0]
     assert chart.count('class="dot') == 6
     assert chart.count('class="whisker') == 6
@@ -128,16 +128,16 @@ def test_the_slope_chart_has_an_interval_at_every_point(several, tmp_path):
 
 def test_rows_as_the_unit_are_a_warning_and_people_are_not(single, several, tmp_path):
     said = '<span class="badge warn">protects each row, not whoever has several</span>'
-    assert said in write_report(single, tmp_path / "single.html").read_text()
-    assert said in write_report(several, tmp_path / "several.html").read_text()
+    assert said in write(single, tmp_path / "single.html").read_text()
+    assert said in write(several, tmp_path / "several.html").read_text()
     units = a_run(tmp_path / "patients", "dp-sgd", seed=0, units=[i // 2 for i in range(80)], unit="patient")
-    page = write_report(units).read_text()
+    page = write(units).read_text()
     assert '<span class="badge plain">protects each patient</span>' in page
     assert "protects each row" not in page
 
 
 def test_the_line_that_checks_a_run_again_names_its_folder(single, tmp_path):
-    text = Outline(write_report(single, tmp_path / "report.html").read_text()).text
+    text = Outline(write(single, tmp_path / "report.html").read_text()).text
     assert f"To check it again, in the folder {single.name}: sparsedp verify ." in text
 
 
@@ -157,7 +157,7 @@ return [...document.querySelectorAll(".cards > *")].filter(card => card.checkVis
 
 
 def test_the_difference_is_seen_on_a_phone_without_scrolling(browser, several, tmp_path):
-    look(browser, write_report(several, tmp_path / "report.html"), PHONE, "light")
+    look(browser, write(several, tmp_path / "report.html"), PHONE, "light")
     places = browser.execute_script(KEY_COLUMN)
     assert len(places) == 4, "three methods and the line without privacy"
     assert all(left >= 0 and right >= 0 for left, right in places)
@@ -167,5 +167,5 @@ def test_the_difference_is_seen_on_a_phone_without_scrolling(browser, several, t
 def test_no_card_is_half_empty(browser, single, several, tmp_path, which):
     runs = {"single": single, "several": several}
     folder = runs.get(which) or a_run(tmp_path / "run", "dp-sgd", seed=0, evaluate=lambda model: {})
-    look(browser, write_report(folder, tmp_path / "report.html"), DESK, "light")
+    look(browser, write(folder, tmp_path / "report.html"), DESK, "light")
     assert browser.execute_script(EMPTY_SHARE) == []

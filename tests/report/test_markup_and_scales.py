@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparsedp.report.frame import LETTER, ticks_that_fit
-from sparsedp.report.interval_chart import Interval, interval_chart
 from sparsedp.report.markup import Html, join, plain, tag
 from sparsedp.report.numbers import significant
 from sparsedp.report.scale import linear_axis, round_step, symmetric_log_axis
+from sparsedp_experiments.comparison.interval_chart import Interval, interval_chart
 
 numbers = st.floats(-1e9, 1e9, allow_nan=False, width=64)
 printable = st.text(st.characters(exclude_categories=["Cs", "Cc"]))

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from sparsedp import write_report
+from report_runs import write
 
 DESK, PHONE = 1280, 390
 LEAST_CONTRAST = 4.5
@@ -61,8 +60,8 @@ return found;
 def pages(single: Path, several: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("pages")
     return {
-        "single": write_report(single, folder / "single.html"),
-        "several": write_report(several, folder / "several.html"),
+        "single": write(single, folder / "single.html"),
+        "several": write(several, folder / "several.html"),
     }
 
 

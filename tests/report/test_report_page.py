@@ -10,7 +10,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from report_runs import a_run, train
+from report_runs import a_run, train, write
 
 import sparsedp
 from sparsedp import About, DataError, PrivacyError, SparseDPError, write_report
@@ -66,7 +66,7 @@ class Outline(HTMLParser):
 
 
 def page_of(folder: Path, tmp_path: Path) -> tuple[str, Outline]:
-    text = write_report(folder, tmp_path / "report.html").read_text()
+    text = write(folder, tmp_path / "report.html").read_text()
     return text, Outline(text)
 
 
@@ -94,15 +94,15 @@ def test_the_page_refers_to_nothing_outside_itself(which, request, tmp_path):
 @pytest.mark.parametrize("which", ["single", "several"])
 def test_the_same_run_gives_the_same_bytes(which, request, tmp_path):
     folder = request.getfixturevalue(which)
-    first = write_report(folder, tmp_path / "one.html").read_bytes()
-    assert write_report(folder, tmp_path / "two.html").read_bytes() == first
+    first = write(folder, tmp_path / "one.html").read_bytes()
+    assert write(folder, tmp_path / "two.html").read_bytes() == first
 
 
 def test_moving_the_folder_does_not_name_the_machine(single, tmp_path):
     moved = tmp_path / "elsewhere" / "run"
     shutil.copytree(single, moved)
-    assert str(tmp_path) not in write_report(moved).read_text()
-    assert write_report(moved) == moved / "report.html"
+    assert str(tmp_path) not in write(moved).read_text()
+    assert write(moved) == moved / "report.html"
 
 
 def test_the_page_says_what_was_promised_and_spent(single, tmp_path):
@@ -126,7 +126,7 @@ def test_the_page_says_what_was_promised_and_spent(single, tmp_path):
 def test_names_given_by_a_user_cannot_become_markup(tmp_path):
     evil = "<script>alert('x')</script>&\"'"
     folder = a_run(tmp_path / "run", "tp-rand", seed=0, about=About(dataset=evil, model=evil, variant=evil))
-    text = write_report(folder).read_text()
+    text = write(folder).read_text()
     assert evil not in text
     assert text.count("<script>") == 1
     assert "&lt;script&gt;alert" in text
@@ -164,9 +164,9 @@ def test_diagnostics_that_are_asked_for_come_under_a_banner(single, tmp_path):
     assert "0.8765" not in plain
 
 
-def test_diagnostics_of_a_whole_comparison_are_refused(several):
-    with pytest.raises(SparseDPError, match="belong to one"):
-        write_report(several, several / "x.html", nonprivate=True)
+def test_a_folder_of_runs_is_refused(several):
+    with pytest.raises(SparseDPError, match="holds 13 runs"):
+        write_report(several)
 
 
 def test_a_run_whose_ledger_does_not_verify_gets_no_report(single, tmp_path):
@@ -223,7 +223,7 @@ def test_a_record_of_another_format_is_refused(single, tmp_path):
 
 def test_a_folder_without_runs_and_a_place_that_cannot_be_written_are_clear_errors(single, tmp_path):
     with pytest.raises(DataError, match="no run"):
-        write_report(tmp_path)
+        write(tmp_path)
     (tmp_path / "file").write_text("")
     with pytest.raises(SparseDPError, match="cannot write"):
         write_report(single, tmp_path / "file" / "report.html")
@@ -278,7 +278,7 @@ def test_a_run_stopped_in_its_first_epoch_is_not_called_unprotected(tmp_path):
 def test_two_classes_lead_with_the_area_under_the_curve(tmp_path):
     folder = a_run(tmp_path / "run", "tp-topk", classes=2, seed=0)
     record = json.loads((folder / "record.json").read_text())
-    outline = Outline(write_report(folder).read_text())
+    outline = Outline(write(folder).read_text())
     assert "held-out AUC" in outline.text
     assert f"{record['metrics']['auc']:.4g}" in outline.text
 

@@ -10,10 +10,10 @@ from torch.utils.data import Dataset, TensorDataset
 
 from sparsedp.core.errors import DataError, PrivacyError
 from sparsedp.core.randomness import SeededRandomness
-from sparsedp.datasets import Dense, Split
 from sparsedp.sampling.loading import Loading
 from sparsedp.sampling.poisson import PoissonSampler
 from sparsedp.sampling.shapes import FixedShapes
+from sparsedp_experiments.data import Dense, Split
 
 WORKERS = pytest.mark.parametrize("workers", [0, 1])
 

@@ -20,7 +20,7 @@ from torch.utils.data import (
 )
 
 from sparsedp import DataError, ModelError, PerExampleLoss, SparseDPError, Trainer, build_plan, fit
-from sparsedp.models import freeze_batch_norm
+from sparsedp_experiments.models import freeze_batch_norm
 
 ASKED = {
     "method": "dp-sgd",

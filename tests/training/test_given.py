@@ -12,11 +12,11 @@ from torch.utils.data import TensorDataset
 
 from sparsedp.core.errors import SparseDPError
 from sparsedp.core.layout import Layout
-from sparsedp.experiments.execute import execute
-from sparsedp.experiments.settings import Settings
 from sparsedp.methods import Granularity, MethodOptions, PublicScores, build_plan
 from sparsedp.privacy.accountants import plan_epsilon
 from sparsedp.training.fit import fit
+from sparsedp_experiments.runs.execute import execute
+from sparsedp_experiments.runs.settings import Settings
 
 pytestmark = pytest.mark.usefixtures("checked_once")
 

@@ -9,13 +9,13 @@ import pytest
 from sklearn_tools import classifier as any_classifier
 from sklearn_tools import table
 from sparsedp.core.errors import SparseDPError
-from sparsedp.datasets.census import adult
-from sparsedp.experiments.execute import execute, rate_of
-from sparsedp.experiments.settings import Settings, recipe_for
 from sparsedp.methods import build_plan, get_method
-from sparsedp.models.tabular import logistic
 from sparsedp.optimizers.table_rate import table_rate, typical_length
 from sparsedp.runs.reader import Run
+from sparsedp_experiments.data.census import adult
+from sparsedp_experiments.models.tabular import logistic
+from sparsedp_experiments.runs.execute import execute, rate_of
+from sparsedp_experiments.runs.settings import Settings, recipe_for
 from tables_of_people import ADULT_ROW
 
 pytestmark = pytest.mark.usefixtures("checked_once")

@@ -13,16 +13,11 @@ from rich.text import Text
 
 from sparsedp.cli.audit import audit
 from sparsedp.cli.check import check
-from sparsedp.cli.compare import compare
-from sparsedp.cli.data import data_app
-from sparsedp.cli.demo import demo
 from sparsedp.cli.diagnose import diagnose
 from sparsedp.cli.methods import methods
 from sparsedp.cli.output import EXIT_CODES, Exit, aside
 from sparsedp.cli.plan import plan
 from sparsedp.cli.report import report
-from sparsedp.cli.sweep import sweep
-from sparsedp.cli.train import train
 from sparsedp.cli.verify import verify
 from sparsedp.core.errors import DataError, PrivacyError, SparseDPError
 from sparsedp.core.memory import keep_freed_memory
@@ -33,8 +28,8 @@ app = typer.Typer(
     name="sparsedp",
     help=(
         "Train PyTorch models with differential privacy, updating and noising only the coordinates that matter.\n\n"
-        "Start with [bold]sparsedp demo[/bold]: two minutes, nothing to download. Then "
-        "[bold]sparsedp train --dataset mnist --method tp-topk --epsilon 3[/bold]."
+        "Training is a call from Python, `sparsedp.fit` or `sparsedp.make_private`; the commands plan a run, "
+        "and verify, report and audit it."
     ),
     epilog=_EPILOG,
     no_args_is_help=True,
@@ -43,9 +38,8 @@ app = typer.Typer(
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (demo, train, check, compare, plan, verify, audit, report, diagnose, methods, sweep):
+for command in (plan, check, verify, report, diagnose, audit, methods):
     app.command()(command)
-app.add_typer(data_app, name="data")
 
 
 def _version(wanted: bool) -> None:
@@ -58,27 +52,30 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def root(
-    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
     """What comes before any command."""
-    several = int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ
-    if several and context.invoked_subcommand != "train":
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise SparseDPError(
-            f"`{context.invoked_subcommand}` runs in one process, and torchrun has started several; start it without"
+            "a command runs in one process, and torchrun has started several; start it without"
         )
 
 
 def main() -> None:
-    """The entry point: one clear message for mistakes, a traceback for bugs."""
+    """The entry point."""
+    run(app)
+
+
+def run(commands: typer.Typer) -> None:
+    """Run commands: one clear message for mistakes, a traceback for bugs."""
     keep_freed_memory()
     warnings.showwarning = _show_warning
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     logging.getLogger("sparsedp").setLevel(logging.INFO)
     try:
-        app()
+        commands()
     except SparseDPError as error:
         aside().print(Text.assemble(("Error: ", "bold red"), str(error)), soft_wrap=True)
         sys.exit(_code(error))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,15 +25,28 @@ BANNER = (
 )
 
 
+Confidence = Annotated[
+    float,
+    typer.Option(help="Chance that honest code raises no alarm; 0.999999 for a gate that runs often."),
+]
+Steps = Annotated[int, typer.Option(help="Run at most so many steps of the plan with canaries.")]
+Out = Annotated[
+    Path | None,
+    typer.Option(help="A folder for the audit, marked as not for release; RUN-audit beside a run."),
+]
+
+
 def audit(
+    subject: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODULE:FUNCTION", help="A function that gives (model, train_dataset, loss_fn)."
+        ),
+    ],
     run: Annotated[
         Path | None,
-        typer.Argument(
-            metavar="[RUN]", help="The folder of a run: plan, model and weights are taken from it."
-        ),
+        typer.Option(metavar="RUN", help="The folder of a run: its plan and its weights are audited."),
     ] = None,
-    dataset: options.Dataset = None,
-    model: options.Model = None,
     method: options.Method = None,
     epsilon: Annotated[
         float | None, typer.Option("--epsilon", "-e", help="The budget to be claimed; 3 if not given.")
@@ -42,65 +56,64 @@ def audit(
     batch_size: options.BatchSize = None,
     clip_norm: options.ClipNorm = None,
     active_ratio: options.ActiveRatio = None,
-    classes: options.Classes = None,
-    set_: options.Set = None,
-    config: options.Config = None,
-    confidence: Annotated[
-        float,
-        typer.Option(help="Chance that honest code raises no alarm; 0.999999 for a gate that runs often."),
-    ] = 0.95,
-    steps: Annotated[int, typer.Option(help="Run at most so many steps of the plan with canaries.")] = 200,
-    records: Annotated[
-        int,
-        typer.Option(help="Also train models with so many wrongly labelled records planted; takes minutes."),
-    ] = 0,
-    trainings: Annotated[int, typer.Option(help="With --records: train so many models.")] = 1,
-    out: Annotated[
-        Path | None,
-        typer.Option(help="A folder for the audit, marked as not for release; RUN-audit beside a run."),
-    ] = None,
+    confidence: Confidence = 0.95,
+    steps: Steps = 200,
+    out: Out = None,
     as_json: options.Json = False,
 ) -> None:
     """Attack what would be trained, and show a lower bound on epsilon beside the epsilon that is claimed.
 
-    Before a run: `sparsedp audit --dataset digits --method tp-topk --epsilon 3`
+    Before a run: `sparsedp audit mypackage.training:parts --method tp-topk --epsilon 3 --epochs 20`
 
-    After it: `sparsedp audit runs/digits-tp-topk-eps3`; then `verify` and `report` of that run show the result.
+    After it: `sparsedp audit mypackage.training:parts --run runs/first`; then `verify` and `report` of that run show
+    the result. Units that are not rows, and models trained with planted records, are for `sparsedp.audit` in Python.
 
     Planted units (canaries) go through the real sampler, engine, clip and noise, and an attacker who sees every
     release tells which took part. Units of your data are left out one by one, to see that none moves a sum by more
-    than the clip norm. Noise and sampling are measured, coordinate by coordinate and unit by unit. With --records,
-    models are trained too, and planted records told by their losses. A bound above the claim, or a check that fails,
-    is a leak: the command names it and exits with 5. A bound below the claim shows that these attacks did no better;
-    it proves nothing about others. The run is read and never touched.
+    than the clip norm. Noise and sampling are measured, coordinate by coordinate and unit by unit. A bound above the
+    claim, or a check that fails, is a leak: the command names it and exits with 5. A bound below the claim shows that
+    these attacks did no better; it proves nothing about others. The run is read and never touched.
     """
-    chosen = options.given(
-        set_,
-        dataset=dataset,
-        model=model,
-        method=method,
-        epsilon=epsilon,
-        delta=delta,
-        epochs=epochs,
-        batch_size=batch_size,
-        clip_norm=clip_norm,
-        active_ratio=active_ratio,
-        classes=classes,
-    )
-    values = _values(run, chosen, config)
+    clip = options.bounds(clip_norm)
+    asked = {
+        "method": method,
+        "epsilon": epsilon,
+        "delta": delta,
+        "epochs": epochs,
+        "batch_size": batch_size,
+        "clip_norm": (clip[0], clip[1]) if isinstance(clip, list) else clip,
+    }
+    chosen: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
+    if run is not None and (chosen or active_ratio is not None):
+        raise SparseDPError(
+            "audit: got a run and settings; a run is audited as it was planned, so drop one or the other"
+        )
+
+    def attack() -> AuditResult:
+        from sparsedp.auditing import audit as attacked
+        from sparsedp.methods import MethodOptions
+
+        given = options.imported(subject, "(model, train_dataset, loss_fn)")
+        if not isinstance(given, tuple) or len(given) != 3:
+            raise SparseDPError(
+                f"{subject}() gave {type(given).__name__}, expected (model, train_dataset, loss_fn)"
+            )
+        if active_ratio is not None:
+            chosen["options"] = MethodOptions.from_json({"active_ratio": active_ratio})
+        how: dict[str, Any] = {"confidence": confidence, "steps": steps, "progress": not as_json}
+        model, train_dataset, loss_fn = given
+        return attacked(model, train_dataset, loss_fn, run=run, **how, **chosen)
+
+    carry_out(attack, None if run is None else run_folder(run), out, as_json)
+
+
+def carry_out(attack: Callable[[], AuditResult], run: Path | None, out: Path | None, as_json: bool) -> None:
+    """Audit, show what was found, and keep it if there is a folder for it."""
     folder = _folder(run, out)
     if not as_json:
         aside().print(BANNER, style="yellow")
     try:
-        found = _attack(
-            values,
-            run=run,
-            confidence=confidence,
-            steps=steps,
-            records=records,
-            trainings=trainings,
-            progress=not as_json,
-        )
+        found = attack()
     except KeyboardInterrupt as interrupt:
         aside().print("Stopped; nothing was written.")
         raise typer.Exit(Exit.INTERRUPTED) from interrupt
@@ -112,31 +125,6 @@ def audit(
         _show(found, folder, people(as_json))
     if not found.passed:
         raise typer.Exit(Exit.MISMATCH)
-
-
-def _values(run: Path | None, chosen: dict[str, Any], config: Path | None) -> dict[str, Any]:
-    """The settings of what is audited: a run's own, or those given."""
-    if run is None:
-        from sparsedp.methods.choice import AUTO_METHOD
-
-        values = {"method": AUTO_METHOD, **options.from_file(config), **chosen}
-        if "dataset" not in values:
-            raise SparseDPError("give RUN, the folder of a run, or --dataset (`sparsedp data` lists them)")
-        return values
-    if chosen or config is not None:
-        raise SparseDPError(
-            "audit: got a run and settings; a run is audited as it was planned, so drop one or the other"
-        )
-    from sparsedp.experiments.settings import settings_of_run
-
-    return settings_of_run(run_folder(run))
-
-
-def _attack(values: dict[str, Any], **how: Any) -> AuditResult:
-    from sparsedp.experiments.audited import audit_settings
-    from sparsedp.experiments.settings import Settings
-
-    return audit_settings(Settings.from_json(values), **how)
 
 
 def _folder(run: Path | None, out: Path | None) -> Path | None:

@@ -2,167 +2,44 @@
 
 from __future__ import annotations
 
-import time
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Self, final
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from sparsedp.cli import options
-from sparsedp.cli.output import Exit, aside, emit, people, run_folder
-from sparsedp.core.errors import SparseDPError
+from sparsedp.cli.output import emit, people, run_folder
 from sparsedp.report.numbers import percent, significant
-from sparsedp.runs.folder import NONPRIVATE
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from sparsedp.diagnostics.criteria import NoisyEstimate
     from sparsedp.diagnostics.visible import Visible
-    from sparsedp.runs.nonprivate_file import Diagnostics
 
-ROWS = 2000
 MOST_ROWS = 40
 """Of a table on the screen; --json has everything."""
-BANNER = (
-    f"Not private: this looks at the run's data without noise. The results go to RUN/{NONPRIVATE} and into no "
-    "other file. Do not publish them or choose anything by them."
-)
-
-
-class Data(StrEnum):
-    """Which rows to look at."""
-
-    TEST = "test"
-    TRAIN = "train"
 
 
 def diagnose(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
-    nonprivate: Annotated[
-        bool,
-        typer.Option(
-            "--nonprivate", help="Also look at gradients without noise. The results are not private."
-        ),
-    ] = False,
-    data: Annotated[
-        Data | None,
-        typer.Option(help="With --nonprivate: rows to look at, held-out ones (test) by default."),
-    ] = None,
-    rows: Annotated[
-        int | None, typer.Option(help=f"With --nonprivate: look at so many rows at most; {ROWS} by default.")
-    ] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Show how good a run's support is, what its noise does to rankings, and what its updates weigh on the wire.
+    """Show how good a run's support is, from its releases and public numbers alone: it costs nothing.
 
-    Examples: `sparsedp diagnose runs/mnist-tp-topk-eps3`, `sparsedp diagnose runs/mnist-tp-topk-eps3 --nonprivate`.
-
-    Without --nonprivate it reads releases and public numbers only, and costs nothing. With it, gradients at the final
-    weights are measured on the run's data set, and along the run if it was trained with --snapshots;
-    `sparsedp report RUN --nonprivate` shows the figures.
+    Example: `sparsedp diagnose runs/first`
     """
-    folder = run_folder(run)
-    if not nonprivate and (data is not None or rows is not None):
-        raise SparseDPError(
-            "--data and --rows say what --nonprivate looks at; add --nonprivate, or drop them"
-        )
     from sparsedp.diagnostics.visible import look
 
-    seen = look(folder)
-    found: dict[str, Any] = {"run": str(run), "visible": seen.to_json()}
-    if not as_json:
-        _show_visible(seen, people(as_json))
-    if nonprivate:
-        found |= _without_noise(folder, data or Data.TEST, ROWS if rows is None else rows, as_json)
+    seen = look(run_folder(run))
     if as_json:
-        emit(found)
+        emit({"run": str(run), "visible": seen.to_json()})
+    else:
+        show(seen, people(as_json))
 
 
-def _without_noise(folder: Path, data: Data, rows: int, as_json: bool) -> dict[str, Any]:
-    from sparsedp.runs.nonprivate_file import read_diagnostics
-
-    screen = aside()
-    screen.print(BANNER, style="bold red")
-    with _Stages(screen, shown=not as_json) as stages:
-        try:
-            file = _measure(folder, data, rows, stages)
-        except KeyboardInterrupt as interrupt:
-            screen.print("Stopped; nothing was written.")
-            raise typer.Exit(Exit.INTERRUPTED) from interrupt
-    found = read_diagnostics(folder)
-    if not as_json:
-        _show_nonprivate(file, found, people(as_json))
-    seconds = [{"stage": name, "seconds": round(value, 3)} for name, value in stages.seconds]
-    return {"nonprivate": found.to_json(), "stages": seconds, "file": str(file)}
-
-
-def _measure(folder: Path, data: Data, rows: int, stages: _Stages) -> Path:
-    from sparsedp.core.randomness import PublicRandomness
-    from sparsedp.diagnostics.diagnose import diagnose_nonprivate
-    from sparsedp.experiments.execute import check
-    from sparsedp.experiments.finished_model import finished_model
-    from sparsedp.experiments.settings import Settings, settings_of_run
-
-    settings = check(Settings.from_json(settings_of_run(folder)))
-    stages.say("data and model")
-    subject = finished_model(settings, data.value, rows)
-    return diagnose_nonprivate(
-        folder,
-        subject.model,
-        subject.loss,
-        subject.batches,
-        PublicRandomness(0),
-        stages.say,
-        progress=stages.progress,
-        fresh=subject.fresh,
-    )
-
-
-@final
-class _Stages:
-    """Shows a bar for the stage at work, and what each took when it is done."""
-
-    def __init__(self, screen: Console, *, shown: bool) -> None:
-        self._screen, self._shown = screen, shown
-        columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-        self._bar = Progress(*columns, console=screen, transient=True, disable=not shown)
-        self._task = self._bar.add_task("", total=None, visible=False)
-        self._at: tuple[str, float] | None = None
-        self.seconds: list[tuple[str, float]] = []
-
-    def say(self, stage: str) -> None:
-        """Begin a stage; the one before it is done."""
-        self._end()
-        self._at = (stage, time.monotonic())
-        self._bar.reset(self._task, description=stage, total=None, visible=True)
-
-    def progress(self, done: int, whole: int) -> None:
-        """So much of the stage is done."""
-        self._bar.update(self._task, completed=done, total=whole)
-
-    def _end(self) -> None:
-        if self._at is None:
-            return
-        name, began = self._at
-        self.seconds.append((name, time.monotonic() - began))
-        if self._shown:
-            self._screen.print(f"{name}: {self.seconds[-1][1]:.1f} s")
-        self._at = None
-
-    def __enter__(self) -> Self:
-        self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._end()
-        self._bar.stop()
-
-
-def _show_visible(seen: Visible, screen: Console) -> None:
+def show(seen: Visible, screen: Console) -> None:
     """What releases and public numbers say."""
     k, d, noise = seen.size, seen.dimension, seen.noise
     screen.print(
@@ -179,11 +56,6 @@ def _show_visible(seen: Visible, screen: Console) -> None:
     _show_splits(seen, screen)
     _show_layers(seen, screen)
     _show_overlaps(seen, screen)
-    wire = seen.wire
-    screen.print(
-        f"On the wire: {wire.per_step:,.0f} bytes a step ({wire.values // wire.steps:,} of values, "
-        f"{wire.indices:,} of indices every {wire.steps:,} steps), {percent(wire.share)} of a dense update."
-    )
     screen.print(
         f"Noise energy of a step: {significant(noise.sparse_energy)} on the support, "
         f"{significant(noise.dense_energy)} on all coordinates."
@@ -191,10 +63,6 @@ def _show_visible(seen: Visible, screen: Console) -> None:
     if noise.noise_ratios:
         parts = ", ".join(f"{ratio:.2f} on {name}" for name, ratio in noise.noise_ratios.items())
         screen.print(f"A step's noise over its clip norm, r: {parts}.")
-    if noise.best_rate_at_most is not None:
-        most = noise.best_rate_at_most
-        verdict = f"freezing more than {percent(most)}" if most else "freezing any coordinate at random"
-        screen.print(f"By RS's bound {verdict} cannot pay at this noise.")
 
 
 def _show_splits(seen: Visible, screen: Console) -> None:
@@ -204,25 +72,11 @@ def _show_splits(seen: Visible, screen: Console) -> None:
     table = Table(
         "ranking", title=f"Energy in the best {percent(ratio)}: ranked and measured by different steps"
     )
-    for heading in (
-        "share of energy",
-        "95 %",
-        "random",
-        "swapped, energy",
-        "swapped, coherent",
-        "bound (B.1)",
-    ):
+    for heading in ("share of energy", "95 %", "random"):
         table.add_column(heading, justify="right")
     for name, split in seen.splits.items():
-        odds = seen.odds.get(name)
-        chances = ("-", "-", "-") if odds is None else (odds.energy, odds.coherent, odds.bernstein)
-        shown = [chance if isinstance(chance, str) else percent(chance) for chance in chances]
-        table.add_row(name, *_share(split.share), percent(split.active_ratio), *shown)
+        table.add_row(name, *_share(split.share), percent(split.active_ratio))
     screen.print(table)
-    screen.print(
-        "Swapped: how likely the warm-up's noise ranks an average frozen coordinate above an average active one.",
-        style="dim",
-    )
 
 
 def _share(share: NoisyEstimate | None) -> tuple[str, str]:
@@ -253,15 +107,3 @@ def _show_overlaps(seen: Visible, screen: Console) -> None:
             first, second, percent(found.share), f"{percent(low)} to {percent(high)}", percent(found.churn)
         )
     screen.print(table)
-
-
-def _show_nonprivate(file: Path, found: Diagnostics, screen: Console) -> None:
-    """A run's values that are not private, under the words that belong there."""
-    table = Table("value", title="NOT PRIVATE", title_style="bold red")
-    table.add_column("", justify="right")
-    for entry in found.values:
-        table.add_row(entry["name"], significant(float(entry["value"]), 4))
-    screen.print(table)
-    for remark in found.remarks:
-        screen.print(f"- {remark}", markup=False)
-    screen.print(f"Written: {file}. Figures: sparsedp report {file.parent} --nonprivate", soft_wrap=True)

@@ -28,7 +28,6 @@ _IN_WORDS = {
     "norms": "normalisation layers",
     "dense": "what is no embedding table",
 }
-_LITE0_CLASSES, _LITE0_PIXELS = 10, 96
 
 
 def plan(
@@ -71,7 +70,7 @@ def plan(
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option(help="Or the name of a model, to count them; lite0's head is that for 10 classes."),
+        typer.Option(metavar="MODULE:FUNCTION", help="Or a function that gives the model, to count them."),
     ] = None,
     head_parameters: Annotated[
         int | None, typer.Option(min=1, help="How many of them are the head's, to compare its noise.")
@@ -88,7 +87,7 @@ def plan(
 ) -> None:
     """Say what noise a budget takes and what a run would cost, from public numbers alone.
 
-    Example: `sparsedp plan --records 60000 --batch-size 1024 --epochs 20 --epsilon 3 --model mnist-cnn`
+    Example: `sparsedp plan --records 60000 --batch-size 1024 --epochs 20 --epsilon 3 --parameters 26010`
 
     The papers' split: add `--phase1-epochs 6 --phase1-budget 0.3`. The table of other budgets answers what epsilon 1
     would cost.
@@ -161,12 +160,11 @@ def _parts(texts: list[str] | None) -> dict[str, int]:
 
 
 def _size(model: str | None, told: dict[str, int]) -> ModelSize:
-    """The size of a model by its name, or what was told of one."""
+    """The size of the model that a function gives, or what was told of one."""
+    from torch import nn
+
     from sparsedp.core.layout import Layout
     from sparsedp.methods.sizes import ModelSize
-    from sparsedp.models import usual_layout
-    from sparsedp.models.efficientnet import efficientnet_lite0
-    from sparsedp.models.pretrained import train_from
 
     if model is None:
         return ModelSize(told)
@@ -175,10 +173,10 @@ def _size(model: str | None, told: dict[str, int]) -> ModelSize:
             f"got --model {model} and {', '.join(_flag(name) for name in told)}; give the model, which is counted, "
             "or the numbers, not both"
         )
-    if model == "lite0":
-        # Its sizes follow without its weights, so their package is not needed; training moves the head alone.
-        return ModelSize.of(Layout.of(train_from(efficientnet_lite0(_LITE0_CLASSES, _LITE0_PIXELS), "head")))
-    return ModelSize.of(usual_layout(model))
+    given = options.imported(model, "a model")
+    if not isinstance(given, nn.Module):
+        raise SparseDPError(f"{model}() gave {type(given).__name__}, expected a torch.nn.Module")
+    return ModelSize.of(Layout.of(given))
 
 
 def _spec(
@@ -217,7 +215,8 @@ def _chosen_by_fit(
     dimension = size.parts.get(ALL)
     if dimension is None:
         raise SparseDPError(
-            "--method auto goes by the number of parameters, which was not given; add --parameters N or --model NAME"
+            "--method auto goes by the number of parameters, which was not given; add --parameters N, or --model "
+            "MODULE:FUNCTION"
         )
     # `fit` looks at nothing of a model but its size, which a tensor without memory has as well.
     stand_in = nn.ParameterList([nn.Parameter(torch.empty(dimension, device="meta"))])

@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, final
 
-import torch
-
 from sparsedp.core.layout import Layout
 from sparsedp.core.support import Support
-from sparsedp.diagnostics.misranking import (
-    Pair,
-    misranking_bernstein,
-    misranking_chebyshev,
-    misranking_coherent,
-    misranking_energy,
-)
 from sparsedp.diagnostics.proxy import SplitConcentration, split_concentration
 from sparsedp.diagnostics.quality import LayerShare, Overlap, overlap, support_per_layer
-from sparsedp.diagnostics.sparsification import best_rate_at_most
 from sparsedp.diagnostics.splits import WarmupStatistics, statistics_of, why_nothing
 from sparsedp.diagnostics.view import Proxy, RunView
-from sparsedp.diagnostics.wire import BytesSent, encode_values, traffic
 from sparsedp.methods.choice import noise_ratio
 from sparsedp.methods.scope import part_sizes
 from sparsedp.methods.timeline import noise_on_mean
@@ -45,39 +33,13 @@ class NoiseFacts:
         noise_std: nu, on each coordinate of a released mean gradient.
         sparse_energy: `k nu^2`, the noise energy of a step.
         dense_energy: `d nu^2`, what it would be on all coordinates.
-        least_kappa: `k/d`: RS's kappa lies between this and 1 (Theorem 3.4).
-        best_rate_at_most: a bound on RS's r*, the best share of frozen coordinates; None without clip or noise.
         noise_ratios: r, the norm of a step's noise over the clip norm, for parts of the model and the support.
     """
 
     noise_std: float
     sparse_energy: float
     dense_energy: float
-    least_kappa: float
-    best_rate_at_most: float | None
     noise_ratios: Mapping[str, float]
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Odds:
-    """How likely the warm-up's noise is to swap an average active coordinate with an average frozen one.
-
-    Attributes:
-        larger: the active one's |G|, from the split estimate.
-        smaller: the frozen one's.
-        energy: the exact probability for the energy score.
-        coherent: that for the coherent score.
-        chebyshev: the bound of TP-TopK, Prop. 5.3, cut at 1.
-        bernstein: that of its Remark B.1.
-    """
-
-    larger: float
-    smaller: float
-    energy: float
-    coherent: float
-    chebyshev: float
-    bernstein: float
 
 
 @final
@@ -91,10 +53,8 @@ class Visible:
         proxy: `rho_sig` against its pure-noise null; None for rankings that are no energies.
         splits: by ranking, the share of energy the best k hold by the split estimate; compare with k/d.
         missing: why there is no split estimate; None if there is one.
-        odds: by ranking, the odds of misranking; only where the split estimate tells the two kinds apart.
         layers: the last support by parameter.
         overlaps: pairs of supports by name, and what they share.
-        wire: bytes of an update on the last support, its indices spread over the steps between two refreshes.
         noise: what the plan says.
     """
 
@@ -103,10 +63,8 @@ class Visible:
     proxy: Proxy | None
     splits: Mapping[str, SplitConcentration]
     missing: str | None
-    odds: Mapping[str, Odds]
     layers: tuple[LayerShare, ...] = field(repr=False)
     overlaps: tuple[tuple[str, str, Overlap], ...]
-    wire: BytesSent
     noise: NoiseFacts
 
     def to_json(self) -> dict[str, Any]:
@@ -120,10 +78,8 @@ class Visible:
             else {**asdict(proxy), "surprise": proxy.null.surprise(proxy.seen)},
             "splits": {name: asdict(split) for name, split in self.splits.items()},
             "missing": self.missing,
-            "odds": {name: asdict(odds) for name, odds in self.odds.items()},
             "layers": [{**asdict(layer), "active_ratio": layer.active_ratio} for layer in self.layers],
             "overlaps": [{"first": a, "second": b, **asdict(shared)} for a, b, shared in self.overlaps],
-            "wire": {**asdict(self.wire), "per_step": self.wire.per_step, "share": self.wire.share},
             "noise": asdict(self.noise),
         }
 
@@ -139,9 +95,8 @@ def look(folder: Path | str) -> Visible:
     run = Run.open(folder)
     view = RunView.of(run)
     d = view.support.dimension
-    size = view.support.size if not view.support.is_full else max(1, d // DENSE_LOOK)
+    size = looked_at(view.support)
     found, missing = _statistics(run)
-    odds = {} if found is None else {name: _odds(found, name, size) for name in found.splits}
     return Visible(
         size=size,
         dimension=d,
@@ -150,38 +105,20 @@ def look(folder: Path | str) -> Visible:
         if found is None
         else {name: split_concentration(split, size) for name, split in found.splits.items()},
         missing=missing,
-        odds={name: one for name, one in odds.items() if one is not None},
         layers=support_per_layer(view.support, run.layout),
         overlaps=tuple(_overlaps(folder, view.support, found)),
-        wire=_wire(view, run),
         noise=_noise(view, run.layout),
     )
+
+
+def looked_at(support: Support) -> int:
+    """How many coordinates the statistics are of: k, or a fifth of the coordinates of a dense run."""
+    return max(1, support.dimension // DENSE_LOOK) if support.is_full else support.size
 
 
 def _statistics(run: Run) -> tuple[WarmupStatistics | None, str | None]:
     """What the warm-up showed, or why nothing is known of it; a damaged file is an error."""
     return (None, why_nothing(run)) if run.warmup is None else (statistics_of(run), None)
-
-
-def _odds(found: WarmupStatistics, ranking: str, size: int) -> Odds | None:
-    split = found.splits[ranking]
-    concentration, left = split_concentration(split, size), split.dimension - size
-    if concentration.share is None or not left or not found.noise_std:
-        return None
-    inside = concentration.share.value * concentration.total.value
-    larger = math.sqrt(max(inside, 0.0) / size)
-    smaller = math.sqrt(max(concentration.total.value - inside, 0.0) / left)
-    if not smaller < larger:
-        return None
-    pair = Pair(larger, smaller, found.noise_std, found.planned)
-    return Odds(
-        larger,
-        smaller,
-        energy=misranking_energy(pair),
-        coherent=misranking_coherent(pair),
-        chebyshev=min(1.0, misranking_chebyshev(pair)),
-        bernstein=misranking_bernstein(pair),
-    )
 
 
 def _overlaps(
@@ -201,17 +138,6 @@ def _overlaps(
             yield f"step {before.step}", f"step {after.step}", overlap(before.support, after.support)
 
 
-def _wire(view: RunView, run: Run) -> BytesSent:
-    """Encode the last support and the weights on it, as many times as it was used."""
-    flat = torch.cat([run.weights[slot.name].reshape(-1).float() for slot in run.layout])
-    phase = view.plan.phases[-1]
-    first = view.plan.first_step(phase.name)
-    refreshes = sum(span.step >= first for span in run.spans)
-    steps = max(1, phase.steps // max(1, refreshes))
-    message = encode_values(view.support.gather(flat))
-    return traffic([view.support] * steps, [message] * steps)
-
-
 def _noise(view: RunView, layout: Layout) -> NoiseFacts:
     phase, k, d = view.plan.phases[-1], view.support.size, view.support.dimension
     nu = noise_on_mean(view.plan, phase)
@@ -221,13 +147,5 @@ def _noise(view: RunView, layout: Layout) -> NoiseFacts:
         nu,
         k * nu**2,
         d * nu**2,
-        k / d,
-        best_rate_at_most(
-            noise_multiplier=phase.gradient_noise,
-            dimension=d,
-            batch_size=view.plan.expected_batch_size(phase),
-        )
-        if clipped
-        else None,
         {name: noise_ratio(view.plan, size) for name, size in sizes.items() if size} if clipped else {},
     )

@@ -61,8 +61,8 @@ def refuse_known_layers(model: nn.Module) -> None:
             raise ModelError(
                 f"{describe(name, module)} normalises with the statistics of the whole batch, so one sample changes "
                 "the gradients of all others and clipping protects nobody; a pretrained network keeps what it has "
-                "learned by sparsedp.models.freeze_batch_norm(model), which makes it a fixed affine map. To train "
-                f"from scratch, {REMEDY}: nn.GroupNorm(num_groups, {module.num_features}) in its place"
+                "learned by sparsedp.batch_norm.freeze_batch_norm(model), which makes it a fixed affine map. To "
+                f"train from scratch, {REMEDY}: nn.GroupNorm(num_groups, {module.num_features}) in its place"
             )
         if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and (why := refuse_embedding(module)):
             raise ModelError(f"{describe(name, module)}: {why}")

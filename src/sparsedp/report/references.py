@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, final
+from typing import Any, final
 
 from sparsedp.report.metric import MetricStyle
-
-if TYPE_CHECKING:
-    from sparsedp.report.groups import Group
 
 HELD_OUT_COUNTS = "held_out_counts"
 """The record's schema: how many held-out rows each class has."""
@@ -35,24 +32,6 @@ def majority(record: Mapping[str, Any], metric: MetricStyle) -> Reference | None
     constant = {"accuracy": max(counts) / sum(counts), "auc": 0.5, "balanced_accuracy": 1 / there}
     value = constant.get(metric.key)
     return None if value is None else Reference(MAJORITY, value)
-
-
-def references(group: Group, groups: Iterable[Group]) -> tuple[Reference, ...]:
-    """The best mean without privacy on the same data and model, and the majority class, where they are known."""
-    free = [
-        arm
-        for other in groups
-        if other.task.epsilon is None
-        and other.task[:2] == group.task[:2]
-        and other.metric == group.metric
-        and group.task.epsilon is not None
-        for arm in other.arms
-    ]
-    best = max(free, key=lambda arm: arm.estimate.mean, default=None)
-    shown = [] if best is None else [Reference(f"without privacy ({best.label})", best.estimate.mean)]
-    guesses = {majority(record, group.metric) for arm in group.arms for record in arm.records}
-    same = guesses.pop() if len(guesses) == 1 else None
-    return (*shown, *((same,) if same is not None else ()))
 
 
 def drawn(found: Sequence[Reference], low: float, high: float) -> tuple[Reference, ...]:

@@ -1,4 +1,4 @@
-"""Reports as files: one run, or a folder of many."""
+"""Reports as files."""
 
 from __future__ import annotations
 
@@ -7,21 +7,20 @@ from pathlib import Path
 from sparsedp.callbacks.reports import Result
 from sparsedp.core.errors import SparseDPError
 from sparsedp.core.files import write_atomically
-from sparsedp.report.comparison import comparison_page
 from sparsedp.report.page import Page
 from sparsedp.report.run import read_run, run_of
 from sparsedp.report.single import run_page
-from sparsedp.runs.folder import RunFolder, find_runs
+from sparsedp.runs.folder import RunFolder
 from sparsedp.runs.nonprivate_file import read_diagnostics
 
 
 def write_report(
     source: Path | str | Result, out: Path | str | None = None, nonprivate: bool = False
 ) -> Path:
-    """Write one self-contained HTML file about a run, or comparing the runs below a folder, and say where it is.
+    """Write one self-contained HTML file about a run, and say where it is.
 
     Args:
-        source: the folder of a run, a folder with runs somewhere below it, or the result of `fit`.
+        source: the folder of a run, or the result of `fit`.
         out: the file to write; `report.html` in that folder if not given. An old report is replaced.
         nonprivate: also show the run's non-private diagnostics, under a banner; see `docs/run-format.md`.
 
@@ -36,22 +35,21 @@ def write_report(
     """
     if isinstance(source, Result):
         if source.out is None:
-            return _write(run_page(run_of(source)), _file_for(source, out))
+            return write_page(run_page(run_of(source)), _file_for(source, out))
         source = source.out
     folder = Path(source)
     target = RunFolder(folder).report_file if out is None else Path(out)
-    return _write(_page(folder, nonprivate), target)
+    return write_page(_page(folder, nonprivate), target)
 
 
 def _page(folder: Path, nonprivate: bool) -> Page:
-    if RunFolder(folder).record_file.is_file():
-        return run_page(read_run(folder), read_diagnostics(folder) if nonprivate else None)
-    found = find_runs(folder)
-    if nonprivate:
-        raise SparseDPError(
-            f"nonprivate: {folder} holds {len(found)} runs, and diagnostics belong to one; give the folder of a run"
-        )
-    return comparison_page(folder.resolve().name, found)
+    if not RunFolder(folder).record_file.is_file() and folder.is_dir():
+        below = sorted(path.parent.name for path in folder.glob(f"*/{RunFolder(folder).record_file.name}"))
+        if below:
+            raise SparseDPError(
+                f"report: {folder} holds {len(below)} runs, such as {below[0]}; give the folder of one"
+            )
+    return run_page(read_run(folder), read_diagnostics(folder) if nonprivate else None)
 
 
 def _file_for(result: Result, out: Path | str | None) -> Path:
@@ -63,7 +61,12 @@ def _file_for(result: Result, out: Path | str | None) -> Path:
     return Path(out)
 
 
-def _write(page: Page, target: Path) -> Path:
+def write_page(page: Page, target: Path) -> Path:
+    """Write a page, and say where it is.
+
+    Raises:
+        SparseDPError: it cannot be written.
+    """
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(target, page.html().encode())

@@ -1,0 +1,1 @@
+"""The commands that train, sweep and compare: `python -m sparsedp_experiments ...`."""

@@ -1,0 +1,153 @@
+"""What a loader returns: train and test splits, and the public facts about them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import final
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from sparsedp.core.errors import DataError
+from sparsedp.core.randomness import PublicRandomness
+from sparsedp_experiments.data.features import Features
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Split(Dataset[tuple[Tensor, Tensor]]):
+    """Records of one side of a split: a map-style data set of (input, target), with the unit of each when known.
+
+    **Privacy.** `units` names the person behind each row. With units, protect units: a row-level epsilon does not
+    protect a patient with two rows.
+    """
+
+    features: Features
+    targets: Tensor
+    units: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        rows = len(self.features)
+        if self.targets.shape != (rows,):
+            raise DataError(
+                f"Split: got targets of shape {tuple(self.targets.shape)} for {rows} records, expected ({rows},)"
+            )
+        if self.units is not None and (self.units.shape != (rows,) or self.units.is_floating_point()):
+            raise DataError(f"Split: got units of shape {tuple(self.units.shape)}, expected {rows} integers")
+
+    def __len__(self) -> int:
+        return len(self.features)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"record {index} of {len(self)}")
+        inputs, targets = self.rows_at(torch.tensor([index % len(self)]))
+        return inputs[0], targets[0]
+
+    def __getitems__(self, indices: list[int]) -> list[tuple[Tensor, Tensor]]:
+        """Many records at once, for PyTorch's data loader."""
+        inputs, targets = self.rows_at(torch.tensor(indices, dtype=torch.int64))
+        return list(zip(inputs, targets, strict=True))
+
+    def rows_at(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        """Inputs and targets at these indices, stacked."""
+        return self.features.batch(indices), self.targets[indices]
+
+    @property
+    def inputs(self) -> Tensor:
+        """Every input as one dense tensor, made anew each time. Large data sets: prefer `rows_at`."""
+        return self.features.batch(torch.arange(len(self)))
+
+    @property
+    def unit_count(self) -> int:
+        """The number of units: of people, where units are known, of rows otherwise."""
+        return len(self) if self.units is None else len(torch.unique(self.units))
+
+    def class_counts(self, classes: int) -> list[int]:
+        """How many records each class has. Of held-out records only: of training records the counts are private."""
+        return [int(found) for found in torch.bincount(self.targets.long(), minlength=classes)]
+
+    def select(self, indices: Tensor) -> Split:
+        """The records at these indices."""
+        units = None if self.units is None else self.units[indices]
+        return Split(self.features.select(indices), self.targets[indices], units)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class DataBundle:
+    """A data set ready for training, and what is public about it.
+
+    `variant` says which form was loaded ("official", "jpeg"), `unit` what one unit is ("row" or "patient"), `notes`
+    what must be said beside every figure. `fingerprint` names the files it came from by path, size and time, never by
+    content; it keys the disk cache. `vocabulary` is the number of ids where inputs are ids, and `ranked` says that a
+    unit's records are to be ranked among each other, as a recommender's are. `unit_norm` says of a table whether its
+    records are scaled to length one; it is None for what is no table.
+    """
+
+    name: str
+    variant: str
+    train: Split
+    test: Split
+    classes: tuple[str, ...]
+    unit: str = "row"
+    notes: tuple[str, ...] = ()
+    fingerprint: str | None = None
+    vocabulary: int | None = None
+    ranked: bool = False
+    unit_norm: bool | None = None
+
+    def __post_init__(self) -> None:
+        if not len(self.train):
+            raise DataError(f"{self.name}: the training part has no rows; give some")
+        if self.train.features.shape != self.test.features.shape:
+            raise DataError(
+                f"{self.name}: train records have shape {self.train.features.shape}, test records "
+                f"{self.test.features.shape}; expected the same"
+            )
+        for side, split in (("train", self.train), ("test", self.test)):
+            targets = split.targets
+            if targets.numel() and not 0 <= int(targets.min()) <= int(targets.max()) < len(self.classes):
+                raise DataError(f"{self.name}: a {side} target lies outside the {len(self.classes)} classes")
+        if self.train.units is not None and self.test.units is not None:
+            both = np.intersect1d(self.train.units.numpy(), self.test.units.numpy())
+            if len(both):
+                raise DataError(
+                    f"{self.name}: {len(both)} {self.unit}s are in both train and test; split by {self.unit}, or the "
+                    "test set leaks"
+                )
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of one input."""
+        return self.train.features.shape
+
+    def validated(self, fraction: float = 0.1, seed: int = 0) -> DataBundle:
+        """The same training data with part of it held out in place of the test set: for tuning."""
+        train, validation = holdout(self.train, fraction, seed)
+        notes = (*self.notes, f"validation: {fraction:g} of the training {self.unit}s, public seed {seed}")
+        return replace(self, train=train, test=validation, notes=notes, fingerprint=None)
+
+
+def holdout(split: Split, fraction: float, seed: int) -> tuple[Split, Split]:
+    """Set a random part of a split aside: (rest, held out). Whole units go to one side.
+
+    **Privacy.** The seed is public; which rows are held out does not depend on their values.
+    **Edge cases.** Both sides keep at least one unit; a split with fewer than two units is refused.
+    """
+    if not 0 < fraction < 1:
+        raise DataError(f"holdout: got fraction {fraction}, expected a number between 0 and 1")
+    if split.units is None:
+        owner = torch.arange(len(split))
+    else:
+        owner = torch.from_numpy(np.unique(split.units.numpy(), return_inverse=True)[1])
+    count = int(owner.max()) + 1 if len(owner) else 0
+    if count < 2:
+        raise DataError(f"holdout: got {count} units, expected at least two to have one on each side")
+    held = min(max(round(fraction * count), 1), count - 1)
+    chosen = torch.zeros(count, dtype=torch.bool)
+    chosen[PublicRandomness(seed).permutation(count, key=(0,))[:held]] = True
+    mask = chosen[owner]
+    return split.select((~mask).nonzero().squeeze(1)), split.select(mask.nonzero().squeeze(1))

@@ -1,0 +1,1 @@
+"""The papers' figures, measured on real data: `python -m sparsedp_experiments.figures.run`, or `make figures`."""

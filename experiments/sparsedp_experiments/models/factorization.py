@@ -1,0 +1,50 @@
+"""A factorization machine on ids: recommenders and click models."""
+
+from __future__ import annotations
+
+from typing import final
+
+import torch
+from torch import Tensor, nn
+
+from sparsedp.core.errors import ModelError
+from sparsedp_experiments.models.heads import InputShape, PairWithZero, check_shape
+
+VOCABULARY = 2**18
+"""Rows of the table when the data does not say."""
+_SPREAD = 0.1
+"""Of the vectors at first: small, so that all scores start near zero."""
+
+
+def factorization(
+    input_shape: InputShape, classes: int, vocabulary: int = VOCABULARY, width: int = 16
+) -> nn.Module:
+    """A weight and a vector for every id; the score adds the weights and the inner products of all pairs."""
+    check_shape(input_shape, axes=1)
+    if classes != 2:
+        raise ModelError(f"factorization: got {classes} classes, expected 2")
+    return FactorizationMachine(vocabulary, width)
+
+
+@final
+class FactorizationMachine(nn.Module):
+    """Rendle 2010: sum of weights plus the inner products of all pairs of fields, by one square of a sum."""
+
+    def __init__(self, vocabulary: int, width: int) -> None:
+        super().__init__()
+        self.weights = nn.EmbeddingBag(vocabulary, 1, mode="sum")
+        self.vectors = nn.Embedding(vocabulary, width)
+        self.scale = nn.Linear(2, 1)
+        self.pair = PairWithZero()
+        nn.init.zeros_(self.weights.weight)
+        with torch.no_grad():
+            self.vectors.weight.mul_(_SPREAD)
+            self.scale.weight.fill_(1.0)
+            self.scale.bias.zero_()
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Logits (0, z) from ids of shape [batch, fields]."""
+        vectors = self.vectors(ids)
+        pairs = (vectors.sum(1).square() - vectors.square().sum(1)).sum(1, keepdim=True) / 2
+        logits: Tensor = self.pair(self.scale(torch.cat([self.weights(ids), pairs], dim=1)))
+        return logits

@@ -1,0 +1,1 @@
+"""From records to pages: tables and verdicts. `python -m sparsedp_experiments.pages` makes them anew."""

@@ -1,0 +1,1 @@
+"""The papers' theory: bounds, criteria and oracles. What touches un-noised gradients is not private."""

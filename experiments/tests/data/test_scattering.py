@@ -1,0 +1,229 @@
+"""Scattering features against Kymatio's numbers, against their definition, and on disk."""
+
+import logging
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from sparsedp.core.errors import DataError
+from sparsedp_experiments.data import UNIT, DataBundle, Dense, Sparse, Split, load, scattering_bundle
+from sparsedp_experiments.data.bundle import holdout
+from sparsedp_experiments.data.mirrored import mirrored
+from sparsedp_experiments.data.scattering import MAPS, Scattering
+from sparsedp_experiments.data.wavelets import ANGLES, low_pass, morlet
+
+GOLDENS = Path(__file__).parent / "goldens" / "scattering.npz"
+
+
+@pytest.mark.parametrize(("name", "size"), [("grey", 28), ("colour", 32)])
+def test_features_equal_kymatio(name, size):
+    goldens = np.load(GOLDENS)
+    features = Scattering(size)(torch.from_numpy(goldens[f"{name}_images"]))
+    expected = torch.from_numpy(goldens[f"{name}_features"])
+    assert expected.shape[1] == MAPS * goldens[f"{name}_images"].shape[1]
+    torch.testing.assert_close(features, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_features_of_an_image_do_not_depend_on_its_neighbours():
+    images = torch.rand(70, 1, 12, 12, generator=torch.Generator().manual_seed(0))
+    transform = Scattering(12)
+    together = transform(images)
+    torch.testing.assert_close(transform(images[69:]), together[69:], rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(transform(images.flip(0)).flip(0), together, rtol=1e-5, atol=1e-7)
+
+
+def test_scaling_an_image_scales_its_features_and_adding_a_constant_moves_only_the_first():
+    images = torch.rand(2, 1, 16, 16, generator=torch.Generator().manual_seed(1))
+    transform = Scattering(16)
+    plain = transform(images)
+    torch.testing.assert_close(transform(3 * images), 3 * plain, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(transform(images + 1)[:, 1:], plain[:, 1:], rtol=1e-3, atol=1e-5)
+
+
+def test_transposing_an_image_transposes_the_maps_and_mirrors_the_angles():
+    """Angle theta becomes pi/2 - theta: index a becomes 2 - a. The sampling grid is its own transpose, so exactly."""
+    image = torch.rand(1, 1, 16, 16, generator=torch.Generator().manual_seed(2))
+    transform = Scattering(16)
+    plain, transposed = transform(image)[0], transform(image.transpose(2, 3))[0].transpose(1, 2)
+    mirrored = (2 - torch.arange(ANGLES)) % ANGLES
+    for first in (1, 1 + ANGLES):
+        torch.testing.assert_close(
+            transposed[first + mirrored], plain[first : first + ANGLES], rtol=1e-4, atol=1e-6
+        )
+    second, turned = (maps[1 + 2 * ANGLES :].unflatten(0, (ANGLES, ANGLES)) for maps in (plain, transposed))
+    torch.testing.assert_close(turned[mirrored][:, mirrored], second, rtol=1e-4, atol=1e-6)
+
+
+def test_wavelets_have_no_mean_and_the_low_pass_keeps_it():
+    for scale in (0, 1):
+        for angle in range(ANGLES):
+            assert abs(morlet(24, scale, angle)[0, 0]) < 1e-9
+    for resolution in (0, 1):
+        sums = low_pass(24, resolution).sum(axis=0)
+        np.testing.assert_allclose(sums, 1, rtol=1e-4)
+
+
+@pytest.mark.parametrize("size", [30, 4, 0])
+def test_sizes_that_do_not_fit_are_refused(size):
+    with pytest.raises(DataError, match="expected a multiple of 4 from 8"):
+        Scattering(size)
+
+
+def test_images_of_another_size_are_refused():
+    with pytest.raises(DataError, match=r"expected \[N, channels, 8, 8\]"):
+        Scattering(8)(torch.zeros(2, 1, 12, 12))
+
+
+def image_bundle(fingerprint=None, size=8, channels=1):
+    generator = torch.Generator().manual_seed(3)
+
+    def split(rows):
+        values = torch.randint(0, 256, (rows, channels, size, size), dtype=torch.uint8, generator=generator)
+        return Split(Dense(values, UNIT), torch.arange(rows) % 2, torch.arange(rows) + 1000 * rows)
+
+    return DataBundle("toy", "made", split(600), split(7), ("a", "b"), "patient", ("a note",), fingerprint)
+
+
+def test_a_bundle_of_images_becomes_a_bundle_of_normalised_features():
+    bundle = image_bundle(channels=3)
+    features = scattering_bundle(bundle, groups=27)
+    assert features.input_shape == (243, 2, 2)
+    assert features.unit == "patient"
+    assert features.notes == ("a note",)
+    assert torch.equal(features.train.targets, bundle.train.targets)
+    assert torch.equal(features.train.units, bundle.train.units)
+    expected = nn.GroupNorm(27, 243, affine=False)(Scattering(8)(bundle.test.inputs))
+    torch.testing.assert_close(features.test.inputs, expected, rtol=2**-10, atol=1e-4)
+    assert features.test.inputs.dtype == torch.float32
+    raw = scattering_bundle(bundle, groups=0)  # what a config says for None
+    torch.testing.assert_close(raw.test.inputs, Scattering(8)(bundle.test.inputs), rtol=2**-10, atol=1e-6)
+
+
+def test_half_floats_move_a_feature_by_at_most_one_part_in_two_thousand():
+    bundle = image_bundle()
+    exact = nn.GroupNorm(27, 81, affine=False)(Scattering(8)(bundle.train.inputs))
+    kept = scattering_bundle(bundle).train.inputs
+    assert ((kept - exact).abs() <= exact.abs() / 2000 + 1e-5).all()
+
+
+def test_features_are_computed_once_and_then_mapped_from_disk(monkeypatch, private_cache):
+    bundle = image_bundle(fingerprint="toy files")
+    first = scattering_bundle(bundle)
+    assert len(list((private_cache / "decoded").glob("*.npy"))) == 2
+    monkeypatch.setattr("sparsedp_experiments.data.kept._fill", lambda *_: pytest.fail("computed again"))
+    again = scattering_bundle(bundle)
+    assert torch.equal(again.train.inputs, first.train.inputs)
+    assert again.fingerprint == first.fingerprint != bundle.fingerprint
+
+
+def test_other_groups_or_files_are_other_features(private_cache):
+    scattering_bundle(image_bundle(fingerprint="toy files"))
+    other = scattering_bundle(image_bundle(fingerprint="toy files"), groups=9)
+    unlike = scattering_bundle(image_bundle(fingerprint="toy files"))
+    assert not torch.equal(other.test.inputs, unlike.test.inputs)
+    assert len(list((private_cache / "decoded").glob("*.npy"))) == 4
+
+
+def test_a_damaged_or_unwritable_cache_is_harmless(private_cache, caplog):
+    bundle = image_bundle(fingerprint="toy files")
+    expected = scattering_bundle(bundle).train.inputs
+    for path in (private_cache / "decoded").glob("*.npy"):
+        path.write_bytes(path.read_bytes()[:200])
+    with caplog.at_level(logging.WARNING):
+        assert torch.equal(scattering_bundle(bundle).train.inputs, expected)
+    assert "made again" in caplog.text
+    for path in (private_cache / "decoded").iterdir():
+        path.unlink()
+    (private_cache / "decoded").rmdir()
+    (private_cache / "decoded").write_text("in the way")
+    with caplog.at_level(logging.WARNING):
+        assert torch.equal(scattering_bundle(bundle).train.inputs, expected)
+    assert "stay in memory" in caplog.text
+
+
+@pytest.mark.parametrize("forget", [False, True], ids=["edited", "without its digest"])
+def test_an_edited_file_is_made_again(private_cache, caplog, forget):
+    bundle = image_bundle(fingerprint="toy files")
+    expected = scattering_bundle(bundle).train.inputs.clone()
+    for path in (private_cache / "decoded").glob("*.npy"):
+        content = bytearray(path.read_bytes())
+        content[-1] ^= 1
+        path.write_bytes(content)
+        if forget:
+            path.with_suffix(".json").unlink()
+    with caplog.at_level(logging.WARNING):
+        assert torch.equal(scattering_bundle(bundle).train.inputs, expected)
+    assert "not as it was written" in caplog.text
+
+
+def test_a_file_that_was_only_touched_is_read_as_it_is(monkeypatch, private_cache):
+    bundle = image_bundle(fingerprint="toy files")
+    expected = scattering_bundle(bundle).train.inputs
+    for path in (private_cache / "decoded").glob("*.npy"):
+        os.utime(path, (1, 1))
+    monkeypatch.setattr("sparsedp_experiments.data.kept._fill", lambda *_: pytest.fail("computed again"))
+    assert torch.equal(scattering_bundle(bundle).train.inputs, expected)
+
+
+def test_a_bundle_without_files_leaves_nothing_on_disk(private_cache):
+    scattering_bundle(image_bundle())
+    assert not private_cache.exists()
+
+
+def test_a_picture_and_its_mirror_image_are_two_rows_of_one_unit(private_cache):
+    bundle = image_bundle(fingerprint="toy files")
+    bundle = replace(bundle, train=replace(bundle.train, units=None), unit="row")
+    plain, both = scattering_bundle(bundle), scattering_bundle(bundle, mirror=True)
+    n = len(bundle.train)
+    turned = replace(bundle.train, features=Dense(bundle.train.inputs.flip(-1)))
+    expected = scattering_bundle(replace(bundle, train=turned, fingerprint=None)).train.inputs
+    assert torch.equal(both.train.inputs, torch.cat([plain.train.inputs, expected]))
+    assert not torch.equal(expected, plain.train.inputs)
+    assert torch.equal(both.train.targets, bundle.train.targets.repeat(2))
+    assert torch.equal(both.train.units, torch.arange(n).repeat(2))
+    assert both.unit == "picture"
+    assert both.train.unit_count == n
+    assert len(both.test) == len(plain.test)
+    assert "mirrored" in both.variant
+
+
+def test_mirror_images_belong_to_the_patient_of_their_picture():
+    patients = torch.tensor([4, 4, 9])
+    pictures = Dense(torch.rand(3, 1, 4, 4))
+    train = Split(pictures, torch.tensor([0, 1, 1]), patients)
+    test = Split(pictures, torch.tensor([0, 1, 1]), torch.tensor([1, 2, 3]))
+    both = mirrored(DataBundle("eyes", "toy", train, test, ("well", "ill"), unit="patient"))
+    assert torch.equal(both.train.units, torch.tensor([4, 4, 9, 4, 4, 9]))
+    assert both.unit == "patient"
+    chosen = both.train.select(torch.tensor([5, 0]))
+    assert torch.equal(chosen.inputs, torch.stack([pictures.values[2].flip(-1), pictures.values[0]]))
+    kept, held_out = holdout(both.train, 0.5, seed=0)
+    assert not set(kept.units.tolist()) & set(held_out.units.tolist())
+
+
+def test_what_is_not_square_images_is_refused():
+    rows = Split(Sparse(torch.tensor([0, 1]), torch.tensor([0]), torch.tensor([1.0]), 4), torch.tensor([0]))
+    with pytest.raises(DataError, match="expected square images"):
+        scattering_bundle(DataBundle("words", "made", rows, rows, ("a", "b")))
+    with pytest.raises(DataError, match="81 channels cannot be split into 10 groups"):
+        scattering_bundle(image_bundle(), groups=10)
+
+
+@pytest.mark.heavy
+@pytest.mark.data
+def test_a_linear_classifier_on_real_features_beats_one_on_pixels(real_data):
+    from sklearn.linear_model import LogisticRegression
+
+    mnist = load("mnist", real_data)
+    train, test = mnist.train.select(torch.arange(600)), mnist.test.select(torch.arange(1000))
+    small = DataBundle("mnist", "part", train, test, mnist.classes)
+    scores = []
+    for bundle in (small, scattering_bundle(small)):
+        model = LogisticRegression(max_iter=100).fit(bundle.train.inputs.flatten(1), train.targets)
+        scores.append(model.score(bundle.test.inputs.flatten(1), test.targets))
+    assert scores[1] > scores[0] + 0.03

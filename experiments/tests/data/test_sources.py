@@ -1,0 +1,277 @@
+"""NPZ files, the registry, the disk cache, downloads and the listing."""
+
+import gzip
+import hashlib
+import io
+import logging
+import stat
+import zipfile
+
+import numpy as np
+import pytest
+import torch
+
+from sparsedp.core.errors import DataError
+from sparsedp.core.folders import cache_dir
+from sparsedp_experiments.data import DATASETS, SOURCES, Checksum, get, load, npz, status
+from sparsedp_experiments.data.cache import cache_path, cached_arrays
+from sparsedp_experiments.data.download import compare, public_checksum
+from sparsedp_experiments.data.files import fingerprint
+from sparsedp_experiments.data.row import PublicFiles, SourceFile
+
+
+def write_npz(path, **changes):
+    arrays = {
+        "x_train": np.arange(24, dtype=np.float64).reshape(6, 4),
+        "y_train": np.array([0, 1, 0, 1, 0, 1]),
+        "x_test": np.ones((2, 4)),
+        "y_test": np.array([1, 0]),
+    }
+    np.savez(path, **{name: value for name, value in (arrays | changes).items() if value is not None})
+
+
+def test_npz_arrays_become_a_bundle(tmp_path):
+    path = tmp_path / "mine.npz"
+    write_npz(path, units_train=np.array(list("aabbcd")), units_test=np.array(["e", "f"]))
+    bundle = npz(path, classes=("no", "yes"), unit="patient")
+    assert bundle.unit == "patient"
+    assert bundle.train.unit_count == 4
+    assert bundle.train.inputs.dtype == torch.float32
+    assert bundle.test.targets.tolist() == [1, 0]
+    write_npz(path, x_train=np.full((6, 4), 255, np.uint8), x_test=np.zeros((2, 4), np.uint8))
+    assert npz(path, classes=("no", "yes")).train.inputs.max() == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"y_test": None}, "array 'y_test' is missing"),
+        ({"x_train": np.array([[object()]] * 6)}, "plain arrays"),
+        ({"x_train": np.full((6, 4), np.nan)}, "not finite"),
+        ({"y_train": np.zeros(6)}, "expected 6 class numbers"),
+        ({"y_train": np.zeros(5, int)}, "expected 6 class numbers"),
+        ({"y_train": np.full(6, 2)}, "outside the 2 classes"),
+        ({"x_train": np.zeros(6)}, r"numbers of shape \[N, ...\]"),
+        ({"units_train": np.arange(6), "units_test": np.array([5, 9])}, "in both train and test"),
+        ({"y_train": np.array(list("nynyny"))}, "class numbers in the order of the classes"),
+        ({"x_train": np.zeros((0, 4)), "y_train": np.zeros(0, int)}, "the training part has no rows"),
+        ({"units_train": np.zeros((6, 2), int)}, r"got units_train of int64 \(6, 2\), expected 6 ids"),
+        ({"units_train": np.arange(5)}, r"got units_train of int64 \(5,\), expected 6 ids"),
+    ],
+)
+def test_wrong_npz_arrays_are_refused(tmp_path, changes, message):
+    write_npz(tmp_path / "mine.npz", **changes)
+    with pytest.raises(DataError, match=message):
+        npz(tmp_path / "mine.npz", classes=("no", "yes"))
+
+
+@pytest.mark.parametrize(
+    ("train", "test"),
+    [
+        (np.array([1, 1, 2, np.nan, 3, np.nan]), np.array([8, 9])),
+        (np.array([1, 1, 2, 2, 3, 3]), np.array([np.nan, np.nan])),
+        (np.array(["a", "a", "b", "", "c", " "]), np.array(["d", "e"])),
+        (np.array(["a", "a", "b", np.nan, "c", None]).astype(str), np.array(["d", "e"])),
+        (np.array([b"a", b"a", b"b", b"", b"c", b"nan"]), np.array([b"d", b"e"])),
+        (np.array(["2020-01-01"] * 4 + ["NaT"] * 2, "M8[D]"), np.array(["2021-01-01"] * 2, "M8[D]")),
+    ],
+    ids=["numbers", "test", "text", "text-of-missing", "bytes", "dates"],
+)
+def test_missing_ids_are_refused_as_a_person_would_be_two(tmp_path, train, test):
+    write_npz(tmp_path / "mine.npz", units_train=train, units_test=test)
+    with pytest.raises(DataError, match=r"units_t\w+: 2 ids are missing; every row needs one"):
+        npz(tmp_path / "mine.npz", classes=("no", "yes"))
+
+
+def test_labels_may_be_true_and_false(tmp_path):
+    write_npz(tmp_path / "mine.npz", y_train=np.array([0, 1, 0, 1, 0, 1], bool))
+    assert npz(tmp_path / "mine.npz", classes=("no", "yes")).train.targets.tolist() == [0, 1, 0, 1, 0, 1]
+
+
+def test_people_without_ids_are_not_named(tmp_path):
+    write_npz(tmp_path / "mine.npz")
+    with pytest.raises(DataError, match="unit: got 'patient', but there is no units_train"):
+        npz(tmp_path / "mine.npz", classes=("no", "yes"), unit="patient")
+
+
+def test_a_damaged_npz_is_named(tmp_path):
+    path = tmp_path / "mine.npz"
+    for content in (b"", b"junk", None):
+        if content is None:
+            write_npz(path)
+            content = path.read_bytes()[:-100]
+        path.write_bytes(content)
+        with pytest.raises(DataError, match=r"mine\.npz: cannot be read"):
+            npz(path, classes=("no", "yes"))
+
+
+def test_an_unknown_name_lists_the_known_ones():
+    with pytest.raises(DataError, match="no data set named 'cats'; there are digits, mnist"):
+        load("cats")
+
+
+def test_rows_of_one_source_share_it():
+    assert {row.source.name: row.source for row in DATASETS.values() if row.source} == SOURCES
+    assert all(SOURCES[row.source.name] is row.source for row in DATASETS.values() if row.source)
+    assert len(load("digits").train) == 1437
+
+
+def test_every_download_has_a_checksum_and_a_secure_or_checked_address():
+    for spec in SOURCES.values():
+        for files in spec.forms.values():
+            for file in files:
+                assert all(len(digest) == 64 and int(digest, 16) >= 0 for digest in file.sha256)
+                assert file.url is None or file.sha256
+
+
+def test_cache_folder_follows_the_variables(monkeypatch, tmp_path):
+    monkeypatch.setenv("SPARSEDP_CACHE", str(tmp_path / "explicit"))
+    assert cache_dir() == tmp_path / "explicit"
+    monkeypatch.delenv("SPARSEDP_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert cache_dir() == tmp_path / "xdg" / "sparsedp"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert cache_dir() == tmp_path / ".cache" / "sparsedp"
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative/is/ignored")
+    assert cache_dir() == tmp_path / ".cache" / "sparsedp"
+
+
+def make_numbers():
+    return {"numbers": np.arange(5)}
+
+
+def test_the_cache_is_private_atomic_and_reused(private_cache):
+    assert cached_arrays("key", ("numbers",), make_numbers)["numbers"].tolist() == [0, 1, 2, 3, 4]
+    again = cached_arrays("key", ("numbers",), lambda: pytest.fail("made again"))
+    assert again["numbers"].tolist() == [0, 1, 2, 3, 4]
+    folder = private_cache / "decoded"
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert [path.suffix for path in folder.iterdir()] == [".safetensors"]
+    assert stat.S_IMODE(cache_path("key", ".safetensors").stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize("content", [b"", b"garbage" * 10])
+def test_a_damaged_cache_file_is_made_again(private_cache, caplog, content):
+    cached_arrays("key", ("numbers",), make_numbers)
+    cache_path("key", ".safetensors").write_bytes(content)
+    with caplog.at_level(logging.WARNING):
+        assert cached_arrays("key", ("numbers",), make_numbers)["numbers"].tolist() == [0, 1, 2, 3, 4]
+    assert "cannot be read" in caplog.text
+    assert cached_arrays("key", ("numbers",), lambda: pytest.fail("made again"))["numbers"][4] == 4
+
+
+def test_a_cache_of_other_arrays_is_made_again(private_cache):
+    cached_arrays("key", ("other",), lambda: {"other": np.zeros(1)})
+    assert "numbers" in cached_arrays("key", ("numbers",), make_numbers)
+
+
+def test_a_cache_that_cannot_be_written_is_harmless(private_cache, caplog):
+    private_cache.write_text("a file where the folder should be")
+    with caplog.at_level(logging.WARNING):
+        assert cached_arrays("key", ("numbers",), make_numbers)["numbers"][4] == 4
+    assert "cannot be written" in caplog.text
+
+
+def test_the_fingerprint_follows_the_file_and_not_its_content(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(b"first")
+    before = fingerprint([path], "v1")
+    assert fingerprint([path], "v1") == before
+    assert fingerprint([path], "v2") != before
+    path.write_bytes(b"longer content")
+    assert fingerprint([path], "v1") != before
+    assert hashlib.sha256(b"longer content").hexdigest() not in fingerprint([path], "v1")
+
+
+def toy_source(monkeypatch, folder, content=b"payload", digest=None):
+    (folder / "remote").mkdir(parents=True)
+    (folder / "remote" / "toy.bin").write_bytes(content)
+    digest = digest or hashlib.sha256(content).hexdigest()
+    file = SourceFile(("toy.bin",), (digest,), (folder / "remote" / "toy.bin").as_uri())
+    spec = PublicFiles("toy", "Toy", "1", "none", "the toy shop", ("toys",), {"official": (file,)})
+    monkeypatch.setattr("sparsedp_experiments.data.table.SOURCES", {"toy": spec})
+    monkeypatch.setattr("sparsedp_experiments.data.download.SOURCES", {"toy": spec})
+    return spec
+
+
+def test_a_download_is_checked_put_in_place_and_found(tmp_path, monkeypatch, private_cache):
+    toy_source(monkeypatch, tmp_path)
+    assert not status()[0].complete
+    calls = []
+    (path,) = get("toy", progress=lambda *call: calls.append(call))
+    assert path == private_cache / "datasets" / "toys" / "toy.bin"
+    assert path.read_bytes() == b"payload"
+    assert calls == [("toy.bin", 7, 7)]
+    (found,) = status()
+    assert found.complete
+    assert found.found[0].checksum is Checksum.OFFICIAL
+    get("toy", opener=lambda _: pytest.fail("downloaded again"))
+
+
+def test_a_wrong_checksum_keeps_nothing(tmp_path, monkeypatch, private_cache):
+    toy_source(monkeypatch, tmp_path, digest="0" * 64)
+    with pytest.raises(DataError, match="nothing was kept"):
+        get("toy")
+    assert list((private_cache / "datasets" / "toys").iterdir()) == []
+
+
+class ShortAnswer(io.BytesIO):
+    headers = {"Content-Length": "100"}  # noqa: RUF012
+
+
+@pytest.mark.parametrize(
+    ("opener", "message"),
+    [
+        (lambda _: ShortAnswer(b"payload"), "got 7 of 100 bytes"),
+        (lambda _: (_ for _ in ()).throw(OSError("no route to host")), "no route to host"),
+    ],
+)
+def test_a_broken_transfer_keeps_nothing_and_says_what_to_do(
+    tmp_path, monkeypatch, private_cache, opener, message
+):
+    toy_source(monkeypatch, tmp_path)
+    with pytest.raises(DataError, match=message) as caught:
+        get("toy", opener=opener)
+    assert "fetch it by hand" in str(caught.value)
+    assert list((private_cache / "datasets" / "toys").iterdir()) == []
+
+
+def test_what_cannot_be_downloaded_says_where_it_comes_from():
+    with pytest.raises(DataError, match="Kaggle"):
+        get("eyepacs")
+    with pytest.raises(DataError, match="there are mnist"):
+        get("cats")
+
+
+def test_the_original_is_known_through_its_compression(tmp_path):
+    content = b"the original"
+    known = (hashlib.sha256(content).hexdigest(),)
+    (tmp_path / "a.gz").write_bytes(gzip.compress(content))
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        archive.writestr("a.csv", content)
+    (tmp_path / "b.gz").write_bytes(gzip.compress(b"another")[:-3])
+    assert compare(tmp_path / "a.gz", known) is Checksum.OFFICIAL
+    assert compare(tmp_path / "a.zip", known) is Checksum.OFFICIAL
+    assert compare(tmp_path / "b.gz", known) is Checksum.DIFFERENT
+    assert compare(tmp_path / "a.gz", ()) is Checksum.UNKNOWN
+
+
+def test_a_record_gets_the_published_checksums_and_nothing_of_other_files(tmp_path, monkeypatch):
+    spec = toy_source(monkeypatch, tmp_path)
+    for root, content in (("original", b"payload"), ("mine", b"private rows")):
+        (tmp_path / root / "toys").mkdir(parents=True)
+        (tmp_path / root / "toys" / "toy.bin").write_bytes(content)
+    (file,) = spec.forms["official"]
+    published = hashlib.sha256(file.sha256[0].encode()).hexdigest()
+    assert public_checksum("toy", tmp_path / "original") == published
+    assert public_checksum("toy", tmp_path / "mine") is None
+    assert public_checksum("toy", tmp_path / "nowhere") is None
+
+
+@pytest.mark.data
+def test_the_real_originals_have_their_public_checksums(real_data):
+    listed = {entry.source.name: entry for entry in status(real_data)}
+    for name in ("mnist", "fashion-mnist", "diabetes130"):
+        if listed[name].complete:
+            assert {file.checksum for file in listed[name].found} == {Checksum.OFFICIAL}

@@ -1,0 +1,222 @@
+"""Pretrained networks: the same function as the original, in plain layers; damaged or missing weights are told."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from sparsedp import fit
+from sparsedp.batch_norm import ChannelAffine, fold_batch_norm, freeze_batch_norm
+from sparsedp.core.errors import DataError, ModelError
+from sparsedp_experiments.data.bundle import DataBundle, Split
+from sparsedp_experiments.data.features import Dense
+from sparsedp_experiments.data.pretrained_features import lite0_bundle
+from sparsedp_experiments.models.efficientnet import BlockMoments, Pictures
+from sparsedp_experiments.models.heads import parameter_count
+from sparsedp_experiments.models.pretrained import (
+    PRETRAINED,
+    lite0_top,
+    load_public_weights,
+    pretrained,
+    train_from,
+)
+
+LITE0 = PRETRAINED["efficientnet-lite0"]
+
+
+class Branching(nn.Module):
+    """Batch norms behind a convolution, behind an addition, and behind a convolution that is used twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.first = nn.Conv2d(3, 5, 3, padding=1, bias=False), nn.BatchNorm2d(5)
+        self.shared, self.second = nn.Conv2d(5, 5, 1), nn.BatchNorm2d(5, affine=False)
+        self.third = nn.BatchNorm2d(5)
+        self.head, self.last = nn.Linear(5, 4), nn.BatchNorm1d(4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(self.conv(x)).relu()
+        x = self.third(self.second(self.shared(x)) + self.shared(x).tanh())
+        return self.last(self.head(x.mean((2, 3))))
+
+
+def with_statistics(model: nn.Module) -> nn.Module:
+    """Running statistics, scales and shifts that are far from their start."""
+    generator = torch.Generator().manual_seed(5)
+    for module in model.modules():
+        if isinstance(module, (nn.BatchNorm1d, nn.BatchNorm2d)):
+            module.running_mean.normal_(generator=generator)
+            module.running_var.uniform_(0.2, 3.0, generator=generator)
+            if module.affine:
+                nn.init.normal_(module.weight, generator=generator)
+                nn.init.normal_(module.bias, generator=generator)
+    return model.eval()
+
+
+@pytest.mark.parametrize("convert", [freeze_batch_norm, lambda m: fold_batch_norm(m, torch.rand(3, 3, 6, 6))])
+def test_a_network_without_batch_norm_computes_what_it_did_with_it(convert):
+    torch.manual_seed(0)
+    model = with_statistics(Branching())
+    x = torch.rand(7, 3, 6, 6)
+    converted = convert(model).train()
+    assert not any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in converted.modules())
+    torch.testing.assert_close(converted(x), model(x), rtol=1e-5, atol=1e-5)
+
+
+def test_folding_leaves_an_affine_map_where_no_layer_feeds_a_batch_norm_alone():
+    folded = fold_batch_norm(with_statistics(Branching()), torch.rand(2, 3, 6, 6))
+    assert isinstance(folded.first, nn.Identity)
+    assert isinstance(folded.last, nn.Identity)
+    assert isinstance(folded.third, ChannelAffine)
+    assert isinstance(folded.second, ChannelAffine)
+
+
+def test_a_batch_norm_without_running_statistics_cannot_be_fixed():
+    with pytest.raises(ModelError, match="no running statistics"):
+        freeze_batch_norm(nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3, track_running_stats=False)))
+
+
+@pytest.mark.parametrize("size", [64, 75, 96])
+def test_lite0_in_plain_layers_computes_what_the_published_network_does(size):
+    from efficientnet_lite_pytorch import EfficientNet
+
+    original = EfficientNet.from_name("efficientnet-lite0", image_size=size)
+    original.load_state_dict(load_public_weights(LITE0))
+    ours = pretrained(classes=3, size=size)
+    x = torch.rand(2, 3, size, size, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        expected = original.eval().extract_features((x - 127 / 255) / (128 / 255))
+        found = ours[:-2](x)
+    assert found.shape == expected.shape
+    assert float((found - expected).abs().max()) < 1e-5 * float(expected.abs().max())
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("side", [20, 32])
+def test_bytes_and_real_numbers_are_the_same_pictures(channels, side):
+    seen = torch.randint(0, 256, (2, channels, side, side), generator=torch.Generator().manual_seed(1))
+    pictures = Pictures(32)
+    found = pictures(seen.to(torch.uint8))
+    assert torch.equal(found, pictures(seen / 255))
+    assert float(found.abs().max()) <= 1
+    with pytest.raises(ModelError, match=r"got torch\.int64, expected bytes"):
+        pictures(seen)
+
+
+def test_a_pretrained_network_takes_bytes():
+    seen = torch.randint(0, 256, (2, 3, 32, 32), generator=torch.Generator().manual_seed(1))
+    network = pretrained(classes=3, size=32).eval()
+    torch.testing.assert_close(network(seen.to(torch.uint8)), network(seen / 255))
+
+
+def test_only_what_lies_above_the_chosen_part_is_trained():
+    network = pretrained(classes=10, size=32)
+    assert [n for n, p in network.named_parameters() if p.requires_grad] == ["head.weight", "head.bias"]
+    train_from(network, "features")
+    assert {n.split(".")[0] for n, p in network.named_parameters() if p.requires_grad} == {"features", "head"}
+    with pytest.raises(ModelError, match="block15"):
+        train_from(network, "block99")
+
+
+@pytest.mark.parametrize("cut", ["block15", "features"])
+def test_kept_activations_and_the_top_above_them_are_the_whole_network(cut):
+    generator = torch.Generator().manual_seed(2)
+    pictures = torch.rand(3, 3, 20, 20, generator=generator)
+    split = Split(Dense(pictures), torch.zeros(3, dtype=torch.int64))
+    kept = lite0_bundle(DataBundle("pictures", "random", split, split, ("a", "b", "c")), resize=40, cut=cut)
+    top = lite0_top(kept.input_shape, 3, cut=cut, resize=40)
+    whole = pretrained(classes=3, size=40, train=cut)
+    whole.load_state_dict({**whole.state_dict(), **top.state_dict()})
+    assert parameter_count(top) == parameter_count(whole)
+    with torch.no_grad():
+        torch.testing.assert_close(top(kept.train.features.batch(torch.arange(3))), whole(pictures))
+
+
+def test_moments_of_every_block_are_those_of_its_maps():
+    generator = torch.Generator().manual_seed(3)
+    pictures = torch.rand(2, 3, 20, 20, generator=generator)
+    network = pretrained(classes=2, size=64)
+    seen = []
+    for name, part in network.named_children():
+        if name.startswith("block"):
+            part.register_forward_hook(lambda _module, _inputs, output: seen.append(output.numpy()))
+    with torch.no_grad():
+        network(pictures)
+        found = BlockMoments(network)(pictures).numpy()
+    maps = [one.reshape(*one.shape[:2], -1) for one in seen[:16]]
+    expected = np.concatenate([part for one in maps for part in (one.mean(2), one.std(2))], axis=1)
+    assert expected.shape == (2, 3616)
+    np.testing.assert_allclose(found, expected / np.linalg.norm(expected, axis=1, keepdims=True), atol=1e-6)
+
+
+def test_moments_of_a_network_without_blocks_are_refused():
+    with pytest.raises(ModelError, match="expected parts named block0"):
+        BlockMoments(nn.Sequential(nn.Linear(3, 2)))
+
+
+def test_a_data_set_can_be_kept_as_the_moments_of_every_block():
+    pictures = torch.rand(3, 3, 20, 20, generator=torch.Generator().manual_seed(4))
+    split = Split(Dense(pictures), torch.zeros(3, dtype=torch.int64))
+    kept = lite0_bundle(DataBundle("pictures", "random", split, split, ("a", "b")), resize=40, cut="blocks")
+    assert kept.input_shape == (3616,)
+    assert "moments of every block" in kept.variant
+    with torch.no_grad():
+        torch.testing.assert_close(
+            kept.train.features.batch(torch.arange(3)), BlockMoments(pretrained(classes=2, size=40))(pictures)
+        )
+
+
+def test_a_run_names_the_public_weights_and_their_checksum(tmp_path):
+    pictures = torch.rand(16, 3, 32, 32, generator=torch.Generator().manual_seed(6)), torch.arange(16) % 2
+    fit(
+        pretrained(classes=2, size=32), pictures, nn.CrossEntropyLoss(reduction="none"), method="dp-sgd", epsilon=8.0,
+        delta=1e-3, epochs=1, batch_size=8, lr=1.0, seed=0, progress=False, accountant="rdp", out=tmp_path / "run",
+    )  # fmt: skip
+    (named,) = json.loads((tmp_path / "run" / "record.json").read_text())["schema"]["public_weights"]
+    assert named == str(PRETRAINED["efficientnet-lite0"])
+    assert PRETRAINED["efficientnet-lite0"].sha256 in named
+
+
+def test_missing_weights_name_the_extra_to_install():
+    with pytest.raises(DataError, match=r"sparsedp\[pretrained\]"):
+        load_public_weights(replace(LITE0, package="no_such_package_at_all"))
+
+
+def test_weights_that_are_not_the_published_ones_are_refused():
+    with pytest.raises(DataError, match=r"SHA-256 57934424.*expected 0000"):
+        load_public_weights(replace(LITE0, sha256="0" * 64))
+
+
+def test_damaged_weights_are_told_from_a_bad_network(tmp_path, monkeypatch):
+    package = tmp_path / "damaged_weights"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "w.pth").write_bytes(b"not a weights file")
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.invalidate_caches()
+    damaged = replace(LITE0, package="damaged_weights", file="w.pth")
+    with pytest.raises(DataError, match="damaged or another version"):
+        load_public_weights(damaged)
+    expected = hashlib.sha256(b"not a weights file").hexdigest()
+    with pytest.raises(DataError, match="cannot be loaded"):
+        load_public_weights(replace(damaged, sha256=expected))
+    with pytest.raises(DataError, match="cannot be read"):
+        load_public_weights(replace(damaged, file="gone.pth"))
+
+
+def test_word_vectors_are_no_network_and_the_names_of_networks_are_told():
+    with pytest.raises(
+        ModelError, match=r"'wordllama', which holds word vectors.*\['efficientnet-lite0'\].*WordVectors"
+    ):
+        pretrained("wordllama", classes=2)
+    with pytest.raises(
+        ModelError, match=r"got 'resnet', expected a network, one of \['efficientnet-lite0'\]"
+    ):
+        pretrained("resnet", classes=2)

@@ -1,0 +1,145 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from sparsedp.core.batch import supervised
+from sparsedp.core.clip import FlatClip
+from sparsedp.core.errors import SparseDPError
+from sparsedp.core.randomness import PublicRandomness
+from sparsedp.core.support import Support
+from sparsedp_experiments.attacks.inversion import (
+    Effort,
+    invert,
+    mean_squared_error,
+    observe,
+    signal_to_noise,
+    total_variation,
+)
+from sparsedp_experiments.attacks.reconstruction import (
+    least_squares_attack,
+    mean_reconstruction_error,
+    reconstruction_error,
+    reconstruction_lower_bound,
+)
+from sparsedp_experiments.theory.nonprivate import NonPrivate
+
+PUBLIC = PublicRandomness(0)
+
+
+@pytest.mark.parametrize("columns", [1, 3])
+def test_the_closed_form_error_agrees_with_simulated_attacks(columns):
+    """z-test over 4,000 attacks; false-alarm rate below 1e-6."""
+    rng, d, noise = np.random.default_rng(0), 20, 0.3
+    constraints = torch.from_numpy(rng.standard_normal((d, columns)))
+    truth = torch.from_numpy(rng.standard_normal(columns))
+    support = Support(rng.permutation(d)[:9], d)
+    errors = []
+    for _ in range(4000):
+        seen = (constraints @ truth)[support.indices] + noise * torch.from_numpy(rng.standard_normal(9))
+        errors.append(float(((least_squares_attack(constraints, seen, support) - truth) ** 2).sum()))
+    expected = reconstruction_error(constraints, support, noise)
+    assert abs(np.mean(errors) - expected) < 5 * np.std(errors) / math.sqrt(4000)
+
+
+def test_without_noise_the_input_comes_back():
+    constraints = torch.tensor([[1.0], [2.0], [-1.0]])
+    found = least_squares_attack(constraints, torch.tensor([8.0, -4.0]), Support([1, 2], 3))
+    assert found.tolist() == pytest.approx([4.0])
+
+
+@pytest.mark.parametrize("columns", [1, 2])
+@pytest.mark.parametrize("rate", [0.0, 0.3, 0.6, 0.8])
+def test_theorem_5_1_is_a_lower_bound_of_the_mean_error(columns, rate):
+    constraints = torch.from_numpy(np.random.default_rng(1).standard_normal((30, columns)))
+    bound = reconstruction_lower_bound(constraints, rate, 0.5)
+    assert mean_reconstruction_error(constraints, rate, 0.5, PUBLIC) >= bound * (1 - 1e-12)
+
+
+def test_theorem_5_1_is_an_equality_for_equal_constraints_and_by_hand():
+    constraints = torch.full((10,), 2.0)
+    assert reconstruction_lower_bound(constraints, 0.5, 0.3) == pytest.approx(0.09 / (0.5 * 40))
+    assert mean_reconstruction_error(constraints, 0.5, 0.3, PUBLIC, masks=5) == pytest.approx(0.09 / 20)
+
+
+def test_freezing_more_always_hurts_the_attacker():
+    constraints = torch.from_numpy(np.random.default_rng(2).standard_normal((40, 3)))
+    errors = [mean_reconstruction_error(constraints, rate, 1.0, PUBLIC) for rate in (0.0, 0.2, 0.4, 0.6, 0.8)]
+    assert errors == sorted(errors)
+    assert reconstruction_error(constraints, Support([0, 1], 40), 1.0) == math.inf
+
+
+def test_wrong_shapes_are_refused():
+    with pytest.raises(SparseDPError, match="d=4"):
+        reconstruction_error(torch.ones(3, 1), Support([0], 4), 1.0)
+    with pytest.raises(SparseDPError, match="gradient"):
+        least_squares_attack(torch.ones(4, 1), torch.ones(3), Support([0], 4))
+    with pytest.raises(SparseDPError, match="rate"):
+        reconstruction_lower_bound(torch.ones(4), 1.0, 1.0)
+
+
+LOSS = supervised(nn.CrossEntropyLoss(reduction="none"))
+TARGET = torch.tensor(1)
+
+
+def victim():
+    """A network with smooth layers and an 8 x 8 picture of a bright cross."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        layers = [nn.Conv2d(1, 6, 3, padding=1), nn.Sigmoid(), nn.Flatten(), nn.Linear(384, 3)]
+        model = nn.Sequential(*layers)
+    image = torch.zeros(1, 8, 8)
+    image[0, 3:5, :] = image[0, :, 3:5] = 1.0
+    return model, image
+
+
+def attack(ratio=1.0, noise_std=0.0, steps=200):
+    model, image = victim()
+    d = sum(p.numel() for p in model.parameters())
+    support = Support(PUBLIC.permutation(d, (9,))[: int(ratio * d)], d)
+    seen = observe(
+        model, LOSS, image, TARGET, support, clip=FlatClip(1.0), noise_std=noise_std, public=PUBLIC
+    )
+    found = invert(model, LOSS, seen, (1, 8, 8), PUBLIC, Effort(steps=steps))
+    assert isinstance(found, NonPrivate)
+    return found.value, image
+
+
+def test_the_attack_makes_progress_on_a_bare_gradient():
+    found, image = attack()
+    start = mean_squared_error(torch.full_like(image, 0.5), image)
+    assert found.objective[-1] < 0.2 * found.objective[0]
+    assert mean_squared_error(found.image, image) < 0.2 * start
+    assert 0 <= float(found.image.min()) <= float(found.image.max()) <= 1
+
+
+@pytest.mark.heavy
+def test_noise_and_sparsity_spoil_the_reconstruction():
+    clean, image = attack()
+    noisy, _ = attack(noise_std=0.2)
+    sparse, _ = attack(ratio=0.05, noise_std=0.02)
+    dense, _ = attack(noise_std=0.02)
+    errors = [mean_squared_error(found.image, image) for found in (clean, noisy, sparse, dense)]
+    assert errors[1] > 5 * errors[0]
+    assert errors[2] > errors[3]
+
+
+def test_what_the_attacker_sees_is_clipped_and_noised_on_the_support():
+    model, image = victim()
+    d = sum(p.numel() for p in model.parameters())
+    support = Support(range(0, d, 2), d)
+    common = {"clip": FlatClip(0.1), "public": PUBLIC}
+    seen = observe(model, LOSS, image, TARGET, support, noise_std=0.0, **common).value.values
+    noisy = observe(model, LOSS, image, TARGET, support, noise_std=0.5, **common).value.values
+    assert float(seen.norm()) == pytest.approx(0.1 / 1.001, rel=1e-4)
+    assert seen.shape == (support.size,)
+    assert 0.4 < float((noisy - seen).std()) < 0.6
+
+
+def test_picture_measures_by_hand():
+    steps = torch.tensor([[[0.0, 1.0], [0.0, 1.0]]])
+    assert float(total_variation(steps)) == 1.0
+    assert signal_to_noise(torch.full((1, 2, 2), 0.1), torch.zeros(1, 2, 2)) == pytest.approx(20.0)
+    assert signal_to_noise(steps, steps) == math.inf

@@ -1,1 +1,0 @@
-"""The papers' figures, measured on real data: `python -m studies.figures.run`, or `make figures`."""

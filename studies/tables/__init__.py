@@ -1,1 +1,0 @@
-"""From records to docs/results.md: tables, figures, verdicts. `python -m studies.tables` makes all of it anew."""
