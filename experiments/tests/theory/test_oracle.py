@@ -2,7 +2,7 @@ import math
 
 import pytest
 import torch
-from sparsedp.gradients import make_engine
+from sparsedp.grad_sample import make_engine
 
 from diagnostic_probes import LOSS, batches, gradients_by_loop, network, rows
 from sparsedp.core.batch import MicroBatch
