@@ -16,7 +16,7 @@ from rich.text import Text
 
 from sparsedp._validate import rounded_up
 from sparsedp.callbacks.reports import Callback, Event
-from sparsedp.privacy.accountants import epsilon_by_epoch
+from sparsedp.privacy.accounting import epsilon_by_epoch
 from sparsedp.privacy.plan import Plan
 from sparsedp.runs.history import EpochReport
 

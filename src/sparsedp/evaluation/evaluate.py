@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 from sparsedp.batch import PerSampleLoss, Rows, check_losses, row_count, to_device
 from sparsedp.errors import DataError
 from sparsedp.evaluation.metrics import classification_metrics
-from sparsedp.sampling.fetching import rows_in_order
+from sparsedp.loading import rows_in_order
 
 TARGET_NAMES = ("labels", "label", "target", "targets", "y")
 """What rows in a dictionary call their classes."""

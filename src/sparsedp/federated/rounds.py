@@ -9,7 +9,7 @@ from typing import final
 from sparsedp.callbacks.reports import StepReport
 from sparsedp.federated.task import Task
 from sparsedp.methods import StepSetting
-from sparsedp.privacy.shares import SharedCharge
+from sparsedp.privacy.ledger import SharedCharge
 
 
 @final

@@ -17,7 +17,7 @@ from sparsedp.errors import PrivacyError, SparseDPError
 from sparsedp.own_loop.deferred import MODEL, Deferred, describe, model_calls, same, without_reduction
 from sparsedp.own_loop.trained import TrainedParameters
 from sparsedp.randomness import own_generators
-from sparsedp.sampling.poisson import LogicalBatch
+from sparsedp.sampling import LogicalBatch
 from sparsedp.training.trainer import Trainer
 
 

@@ -18,6 +18,7 @@ from sparsedp.errors import DataError, SparseDPError
 from sparsedp.evaluation.evaluate import Evaluator, held_out
 from sparsedp.evaluation.metrics import threshold_of
 from sparsedp.evaluation.overlap import refuse_training_rows
+from sparsedp.loading import Loading, rows_in_order
 from sparsedp.methods import Method, MethodOptions
 from sparsedp.methods.choice import AUTO_METHOD
 from sparsedp.methods.spec import Asked, check_asked
@@ -26,8 +27,6 @@ from sparsedp.own_loop.private_loop import PrivateLoader, PrivateModel, PrivateO
 from sparsedp.randomness import PublicRandomness, own_generators
 from sparsedp.ranks.here import refuse_ranks
 from sparsedp.runs.record import About
-from sparsedp.sampling.fetching import rows_in_order
-from sparsedp.sampling.loading import Loading
 from sparsedp.training.given_data import refuse_picked_rows
 from sparsedp.training.planning import AskedMethod, plan_for
 from sparsedp.training.trainer import Trainer

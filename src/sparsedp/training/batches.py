@@ -10,15 +10,12 @@ import torch
 from torch.utils.data import Dataset
 
 from sparsedp.batch import Rows
+from sparsedp.loading import Collate, FixedShapes, Loading, fetch_rows, rows_in_order
 from sparsedp.methods.stages import SELECT
-from sparsedp.privacy.channels import inputs_of
 from sparsedp.privacy.plan import Phase, Plan
+from sparsedp.privacy.queries import inputs_of
 from sparsedp.randomness import PrivateRandomness, PublicRandomness, own_generators
-from sparsedp.sampling.fetching import Collate, fetch_rows, rows_in_order
-from sparsedp.sampling.loading import Loading
-from sparsedp.sampling.poisson import LogicalBatch, PoissonSampler
-from sparsedp.sampling.shapes import FixedShapes
-from sparsedp.sampling.sharing import EVERYTHING, Share
+from sparsedp.sampling import EVERYTHING, LogicalBatch, PoissonSampler, Share
 from sparsedp.training.planning import check_plan
 from sparsedp.validation.data import validate_collate, validate_items
 

@@ -12,14 +12,12 @@ from sparsedp.core.clip import FlatClip
 from sparsedp.errors import PrivacyError
 from sparsedp.grad_sample.touched import TouchedRows
 from sparsedp.methods.controller import Controller
-from sparsedp.privacy.exchange import Exchange
-from sparsedp.privacy.ledger import Charge, Ledger
-from sparsedp.privacy.mechanism import private_mean
+from sparsedp.privacy.ledger import Charge, Ledger, SharedCharge
+from sparsedp.privacy.mechanism import Exchange, private_mean
 from sparsedp.privacy.plan import Phase, Plan
-from sparsedp.privacy.shares import SharedCharge
-from sparsedp.privacy.touched import TouchedSum
+from sparsedp.privacy.queries import TouchedSum
 from sparsedp.randomness import PrivateRandomness, PublicRandomness, own_generators
-from sparsedp.sampling.poisson import LogicalBatch
+from sparsedp.sampling import LogicalBatch
 
 COUNT = 1
 """The count's number among a step's releases; the gradient is number 0."""

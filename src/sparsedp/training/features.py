@@ -11,9 +11,8 @@ from torch.utils.data import Dataset, TensorDataset
 from sparsedp.batch import to_device
 from sparsedp.errors import DataError, ModelError
 from sparsedp.evaluation.evaluate import evaluation_mode
+from sparsedp.loading import Collate, FixedShapes, rows_in_order
 from sparsedp.randomness import SEED_BYTES, own_generators
-from sparsedp.sampling.fetching import Collate, rows_in_order
-from sparsedp.sampling.shapes import FixedShapes
 from sparsedp.validation.data import validate_collate
 
 MADE_UP_ROWS = 8

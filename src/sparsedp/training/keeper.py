@@ -15,8 +15,8 @@ from sparsedp.callbacks.reports import Callback, Event, Result, Spending, StepRe
 from sparsedp.errors import SparseDPError
 from sparsedp.evaluation.evaluate import Evaluator
 from sparsedp.privacy.ledger import RunLedger
+from sparsedp.privacy.mechanism import Released
 from sparsedp.privacy.plan import Plan
-from sparsedp.privacy.released import Released
 from sparsedp.randomness import PublicRandomness, own_generators
 from sparsedp.ranks.one import ONE_RANK, Ranks
 from sparsedp.ranks.store import new_shared_store

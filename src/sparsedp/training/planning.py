@@ -14,16 +14,16 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from sparsedp.errors import DataError, PrivacyError, PrivacyWarning, SparseDPError
+from sparsedp.guarantee import exceeds_target
+from sparsedp.loading import Loading
 from sparsedp.methods import Given, Method, MethodOptions, PublicScores, configure, get_method
 from sparsedp.methods.choice import AUTO_METHOD, choose_method
 from sparsedp.methods.spec import METHOD, Asked, PlanSpec
-from sparsedp.privacy.accountants import plan_epsilon
+from sparsedp.privacy.accounting import plan_epsilon
 from sparsedp.privacy.plan import Plan
-from sparsedp.privacy.summary import exceeds_target
 from sparsedp.ranks.one import ONE_RANK, Ranks
 from sparsedp.runs.folder import check_new
 from sparsedp.runs.reader import Run
-from sparsedp.sampling.loading import Loading
 
 GIVEN = "given"
 """The method that `public_scores` asks for."""

@@ -12,11 +12,9 @@ from sparsedp.grad_sample.query import Engine, Query
 from sparsedp.guards.guard import CompanyGuard, ModelGuard
 from sparsedp.methods.controller import Controller
 from sparsedp.optimizers.apply import set_to_zero
-from sparsedp.privacy.exchange import Exchange
 from sparsedp.privacy.ledger import Charge, Ledger
-from sparsedp.privacy.mechanism import privatize
+from sparsedp.privacy.mechanism import Exchange, Released, privatize
 from sparsedp.privacy.plan import Plan
-from sparsedp.privacy.released import Released
 from sparsedp.randomness import PrivateRandomness
 from sparsedp.training.counts import StepCounts
 from sparsedp.validation.state import StateGuard

@@ -13,12 +13,11 @@ from sparsedp.batch import PerSampleLoss
 from sparsedp.grad_sample import make_engine
 from sparsedp.grad_sample.check import PROBE_ROWS
 from sparsedp.guards.guard import CompanyGuard, ModelGuard
-from sparsedp.privacy.exchange import ALONE, Exchange
 from sparsedp.privacy.ledger import Ledger
+from sparsedp.privacy.mechanism import ALONE, Exchange, Released
 from sparsedp.privacy.plan import Phase, Plan
-from sparsedp.privacy.released import Released
 from sparsedp.randomness import PrivateRandomness, PublicRandomness, own_generators
-from sparsedp.sampling.poisson import LogicalBatch
+from sparsedp.sampling import LogicalBatch
 from sparsedp.training.batches import Batches
 from sparsedp.training.counts import StepCounts, counted_rows, release_selection
 from sparsedp.training.learner import Learner, UpdateRule

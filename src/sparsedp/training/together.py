@@ -14,6 +14,7 @@ from torch.utils.data import Dataset
 
 from sparsedp._files import Json
 from sparsedp.batch import Rows
+from sparsedp.loading import Loading
 from sparsedp.parameters import Support
 from sparsedp.privacy.plan import Plan
 from sparsedp.ranks.one import Ranks
@@ -21,8 +22,7 @@ from sparsedp.ranks.shards import refuse_shared_rows, refuse_shared_units
 from sparsedp.runs.checkpoint import Checkpoint
 from sparsedp.runs.record import versions
 from sparsedp.runs.state import is_cut_in_blocks
-from sparsedp.sampling.loading import Loading
-from sparsedp.sampling.sharing import EVERYTHING, Blocks, Share
+from sparsedp.sampling import EVERYTHING, Blocks, Share
 from sparsedp.validation.state import tensor_digest
 
 LOOKED_AT = 64

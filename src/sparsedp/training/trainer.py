@@ -14,8 +14,9 @@ from sparsedp.batch import PerExampleLoss, per_sample_loss
 from sparsedp.callbacks.reports import Callback, StepReport
 from sparsedp.errors import SparseDPError
 from sparsedp.evaluation.evaluate import Evaluator
+from sparsedp.loading import Loading
 from sparsedp.optimizers.rule import OptimizerChoice, SchedulerChoice
-from sparsedp.privacy.normalisation import NORMALISE
+from sparsedp.privacy.normalization import NORMALISE
 from sparsedp.privacy.plan import Phase, Plan
 from sparsedp.randomness import PublicRandomness, SeededRandomness, SystemRandomness
 from sparsedp.ranks.here import ranks_here, same_threads
@@ -23,9 +24,7 @@ from sparsedp.ranks.one import Ranks
 from sparsedp.ranks.store import find_shared_run, goes_on
 from sparsedp.runs.record import About
 from sparsedp.runs.store import given_up_on_failure
-from sparsedp.sampling.loading import Loading
-from sparsedp.sampling.poisson import LogicalBatch
-from sparsedp.sampling.sharing import EVERYTHING
+from sparsedp.sampling import EVERYTHING, LogicalBatch
 from sparsedp.training.batches import Batches
 from sparsedp.training.keeper import RunKeeper, facts_of, public_randomness
 from sparsedp.training.kept_run import KeptRun
