@@ -21,7 +21,7 @@ from torch._functorch.vmap import unwrap_batched
 from torch.func import functional_call, vmap
 from torch.utils import _pytree as pytree
 
-from sparsedp.core.batch import PerSampleLoss, Rows, check_losses
+from sparsedp.batch import PerSampleLoss, Rows, check_losses
 
 NO_SAVED_TENSOR_HOOKS = (
     "the model hooks the tensors that autograd saves (checkpointing, saved_tensors_hooks), and such a hook would see "
