@@ -15,7 +15,7 @@ from sparsedp.loading import Loading
 from sparsedp.ranks import shards
 from sparsedp.ranks.one import OneRank
 from sparsedp.sampling import Shard
-from sparsedp.training.together import share_of
+from sparsedp.training.recorder import share_of
 
 
 class Told:

@@ -32,7 +32,7 @@ from sparsedp.randomness import (
     StepSecret,
     SystemRandomness,
 )
-from sparsedp.training.normalised import Normalised
+from sparsedp.training.normalization import Normalised
 
 Coins = npt.NDArray[np.bool_]
 

@@ -37,8 +37,8 @@ from sparsedp.privacy.normalization import NORMALISE
 from sparsedp.privacy.plan import Phase, Plan
 from sparsedp.randomness import PublicRandomness, SystemRandomness
 from sparsedp.sampling import LogicalBatch
-from sparsedp.training.counts import StepCounts, release_selection
-from sparsedp.training.normalised import release_statistics
+from sparsedp.training.normalization import release_statistics
+from sparsedp.training.step import StepCounts, release_selection
 
 KEPT = 6
 """Releases kept whole, to be compared coordinate by coordinate and step by step."""

@@ -29,7 +29,7 @@ from sparsedp.privacy.plan import Phase
 from sparsedp.privacy.queries import ChannelSum, TouchedSum
 from sparsedp.randomness import PublicRandomness, SystemRandomness, own_generators
 from sparsedp.sampling import LogicalBatch, PoissonSampler
-from sparsedp.training.counts import counted_rows
+from sparsedp.training.step import counted_rows
 
 
 @final
