@@ -213,17 +213,9 @@ MUTANTS = [
     mutant(
         "noise-left-as-it-was-refused",
         "The sampler keeps what its rejection step refuses",
-        "core/gaussian_two_words.py",
-        "    return where[~kept(cells, places, lots, words)]\n",
-        "    return where[:0]\n",
-        "tests/core/test_rounded_gaussian.py::test_it_is_the_slow_sampler_to_the_last_bit",
-    ),
-    mutant(
-        "noise-of-one-word-left-as-it-was-refused",
-        "The sampler of one word a draw keeps what its rejection step refuses",
-        "core/gaussian_one_word.py",
-        "    refused = ~kept(cells, places, lots, words)\n",
+        "rounded_gaussian.py",
+        "    refused = ~_kept(cells, places, lots, words)\n",
         "    refused = np.zeros(len(cells), dtype=bool)\n",
-        "tests/core/test_rounded_gaussian.py::test_from_one_word_it_is_the_slow_sampler_too",
+        "tests/core/test_rounded_gaussian.py::test_it_is_the_slow_sampler_to_the_last_bit",
     ),
 ]
