@@ -24,7 +24,7 @@ from sparsedp.callbacks.reports import Event, Result, StepReport
 from sparsedp.callbacks.terminal import deferred_interrupt
 from sparsedp.errors import DataError, PrivacyError, PrivacyWarning, SparseDPError
 from sparsedp.methods import all_methods
-from sparsedp.methods.spec import default_batch_size, default_delta
+from sparsedp.methods.plan_config import default_batch_size, default_delta
 from sparsedp.privacy.accountants import accountant
 from sparsedp.privacy.calibrate import NominalSplit
 from sparsedp.privacy.plan import Plan

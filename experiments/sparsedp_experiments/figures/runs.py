@@ -14,7 +14,7 @@ from sparsedp.callbacks.reports import Callback, StepReport
 from sparsedp.errors import SparseDPError
 from sparsedp.grad_sample.query import Engine
 from sparsedp.methods import build_plan
-from sparsedp.methods.timeline import WARM_UP
+from sparsedp.methods.support_scheduler import WARM_UP
 from sparsedp.randomness import PublicRandomness
 from sparsedp.runs.history import EpochReport
 from sparsedp.sampling.loading import Loading

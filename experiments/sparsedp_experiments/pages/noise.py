@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from sparsedp.methods import get_method
-from sparsedp.methods.spec import build_plan
+from sparsedp.methods.plan_config import build_plan
 from sparsedp.privacy.canonical import canonical, sha256
 from sparsedp_experiments.pages import words
 from sparsedp_experiments.pages.paper import read_paper

@@ -17,8 +17,8 @@ from sparsedp.auditing.target import spread_out
 from sparsedp.batch import MicroBatch
 from sparsedp.core.clip import Clip, FlatClip
 from sparsedp.errors import PrivacyError
-from sparsedp.methods.order import TableRows
-from sparsedp.methods.stages import SELECT
+from sparsedp.methods.method import SELECT
+from sparsedp.methods.ranking import TableRows
 from sparsedp.parameters import Support
 from sparsedp.privacy.exchange import ALONE
 from sparsedp.privacy.ledger import Ledger, MemoryLedger

@@ -17,7 +17,7 @@ from sparsedp.auditing.subject import Subject
 from sparsedp.batch import PerExampleLoss, Rows, per_sample_loss
 from sparsedp.errors import PrivacyError, SparseDPError
 from sparsedp.methods import Method, MethodOptions, build_plan
-from sparsedp.methods.spec import METHOD, Asked, check_asked
+from sparsedp.methods.plan_config import METHOD, Asked, check_asked
 from sparsedp.privacy.normalisation import NORMALISE
 from sparsedp.privacy.plan import Plan
 from sparsedp.ranks.here import refuse_ranks

@@ -15,7 +15,7 @@ from sparsedp.errors import SparseDPError
 from sparsedp.federated.task import CountAsked
 from sparsedp.federated.weights import write_weights
 from sparsedp.grad_sample.touched import TouchedRows
-from sparsedp.methods.order import TableRows
+from sparsedp.methods.ranking import TableRows
 from sparsedp.parameters import Layout, Support
 from sparsedp.randomness import PublicRandomness, own_generators
 from sparsedp.sampling.fetching import Collate, fetch_rows, rows_in_order

@@ -19,8 +19,8 @@ from sparsedp.evaluation.evaluate import Evaluator, held_out
 from sparsedp.evaluation.metrics import threshold_of
 from sparsedp.evaluation.overlap import refuse_training_rows
 from sparsedp.methods import Method, MethodOptions
-from sparsedp.methods.choice import AUTO_METHOD
-from sparsedp.methods.spec import Asked, check_asked
+from sparsedp.methods.auto import AUTO_METHOD
+from sparsedp.methods.plan_config import Asked, check_asked
 from sparsedp.own_loop.loop import Loop
 from sparsedp.own_loop.private_loop import PrivateLoader, PrivateModel, PrivateOptimizer
 from sparsedp.randomness import PublicRandomness, own_generators

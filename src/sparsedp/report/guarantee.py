@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from sparsedp.methods.stages import SELECT
-from sparsedp.methods.timeline import noise_on_mean
+from sparsedp.methods.method import SELECT
+from sparsedp.methods.support_scheduler import noise_on_mean
 from sparsedp.privacy.plan import Phase, Plan
 from sparsedp.privacy.summary import summarize
 from sparsedp.report.figure import Table, badge, banner, bullets, card, code, folded

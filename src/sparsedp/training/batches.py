@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import Dataset
 
 from sparsedp.batch import Rows
-from sparsedp.methods.stages import SELECT
+from sparsedp.methods.method import SELECT
 from sparsedp.privacy.channels import inputs_of
 from sparsedp.privacy.plan import Phase, Plan
 from sparsedp.randomness import PrivateRandomness, PublicRandomness, own_generators

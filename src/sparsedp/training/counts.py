@@ -11,7 +11,7 @@ from sparsedp.batch import MicroBatch, PerSampleLoss, Rows
 from sparsedp.core.clip import FlatClip
 from sparsedp.errors import PrivacyError
 from sparsedp.grad_sample.touched import TouchedRows
-from sparsedp.methods.controller import Controller
+from sparsedp.methods.support_scheduler import Controller
 from sparsedp.privacy.exchange import Exchange
 from sparsedp.privacy.ledger import Charge, Ledger
 from sparsedp.privacy.mechanism import private_mean

@@ -21,8 +21,8 @@ from sparsedp.evaluation.evaluate import Evaluator, held_out
 from sparsedp.evaluation.metrics import threshold_of
 from sparsedp.evaluation.overlap import refuse_training_arrays, refuse_training_rows
 from sparsedp.methods import Method, MethodOptions
-from sparsedp.methods.choice import AUTO_METHOD
-from sparsedp.methods.spec import ClipNorm
+from sparsedp.methods.auto import AUTO_METHOD
+from sparsedp.methods.plan_config import ClipNorm
 from sparsedp.optimizers.rule import (
     OptimizerChoice,
     Rate,

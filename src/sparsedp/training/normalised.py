@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from sparsedp.errors import ModelError, PrivacyError
-from sparsedp.methods.stages import SELECT
+from sparsedp.methods.method import SELECT
 from sparsedp.privacy.channels import ChannelSum
 from sparsedp.privacy.exchange import Exchange
 from sparsedp.privacy.ledger import Charge, Ledger

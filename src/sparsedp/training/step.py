@@ -10,7 +10,7 @@ from torch import nn
 from sparsedp.batch import MicroBatch
 from sparsedp.grad_sample.query import Engine, Query
 from sparsedp.guards.guard import CompanyGuard, ModelGuard
-from sparsedp.methods.controller import Controller
+from sparsedp.methods.support_scheduler import Controller
 from sparsedp.optimizers.apply import set_to_zero
 from sparsedp.privacy.exchange import Exchange
 from sparsedp.privacy.ledger import Charge, Ledger
