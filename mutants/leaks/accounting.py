@@ -99,7 +99,7 @@ MUTANTS = [
     mutant(
         "edited-plans-are-run",
         "A plan that costs more than its target is run",
-        "training/planning.py",
+        "training/data.py",
         "    if plan.target_epsilon is not None and exceeds_target(plan, cost := plan_epsilon(plan)):\n",
         "    if plan.target_epsilon is not None and exceeds_target(plan, cost := plan_epsilon(plan)) and False:\n",
         "tests/training/test_identity.py::test_a_plan_that_costs_more_than_its_target_is_refused",

@@ -83,7 +83,7 @@ MUTANTS = [
         (
             KEEP_SIZE,
             Edit(
-                "training/keeper.py",
+                "training/recorder.py",
                 "            metrics=self._metrics(),\n",
                 '            metrics={**self._metrics(), "rows": float(__import__("torch")._size)},\n',
             ),

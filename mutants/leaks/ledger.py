@@ -89,7 +89,7 @@ MUTANTS = [
     mutant(
         "unseeded-steps-replayed",
         "An unseeded run takes lost steps again for free, with fresh noise",
-        "training/keeper.py",
+        "training/recorder.py",
         "            self.position = paid\n",
         "            store.ledger._replay = True\n            paid = saved.step\n",
         "tests/training/test_resume.py::test_an_unseeded_run_counts_what_it_lost_and_never_takes_a_step_twice",

@@ -47,7 +47,7 @@ MUTANTS = [
     mutant(
         "the-same-rows-on-every-rank",
         "Ranks that were to give shards give all rows each, and every row is drawn and bounded once a rank",
-        "training/together.py",
+        "training/recorder.py",
         "        refuse_shared_rows(ranks, dataset, loading.collate)\n",
         "        pass\n",
         SHARDS + "test_ranks_that_hold_the_same_rows_are_refused",

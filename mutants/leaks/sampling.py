@@ -70,7 +70,7 @@ MUTANTS = [
     mutant(
         "another-number-of-units",
         "A plan for more units than there are is accepted: the rate is not the planned one",
-        "training/planning.py",
+        "training/data.py",
         "    if plan.units != units:\n",
         "    if False:\n",
         "tests/training/test_trainer.py::test_units_are_sampled_as_units",

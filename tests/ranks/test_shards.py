@@ -15,7 +15,7 @@ from sparsedp.ranks import shards
 from sparsedp.ranks.one import OneRank
 from sparsedp.sampling.loading import Loading
 from sparsedp.sampling.sharing import Shard
-from sparsedp.training.together import share_of
+from sparsedp.training.recorder import share_of
 
 
 class Told:

@@ -27,8 +27,8 @@ from sparsedp.privacy.plan import Phase, Plan
 from sparsedp.privacy.released import Released
 from sparsedp.randomness import SystemRandomness
 from sparsedp.sampling.poisson import LogicalBatch
-from sparsedp.training.counts import StepCounts, release_selection
-from sparsedp.training.normalised import release_statistics
+from sparsedp.training.normalization import release_statistics
+from sparsedp.training.step import StepCounts, release_selection
 
 ROWS_OF_A_CANARY = 4
 """That a canary touches at least, so that a unit which is not bounded as a whole shows."""

@@ -23,7 +23,7 @@ from sparsedp.errors import SparseDPError
 from sparsedp.optimizers.rule import OptimizerChoice, Rate, default_optimizer
 from sparsedp.randomness import PublicRandomness
 from sparsedp.sampling.fetching import rows_in_order
-from sparsedp.training.batches import Batches
+from sparsedp.training.data import Batches
 from sparsedp.training.trainer import Trainer
 
 ROWS = 256

@@ -23,9 +23,8 @@ from sparsedp.privacy.plan import Plan
 from sparsedp.ranks.here import refuse_ranks
 from sparsedp.runs.reader import Run, load_weights
 from sparsedp.sampling.loading import Loading
-from sparsedp.training.batches import count_channels
-from sparsedp.training.normalised import Normalised, check_normalisation
-from sparsedp.training.planning import count_units
+from sparsedp.training.data import count_channels, count_units
+from sparsedp.training.normalization import Normalised, check_normalisation
 
 
 def audit(

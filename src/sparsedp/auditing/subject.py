@@ -20,7 +20,7 @@ from sparsedp.parameters import Layout, Support
 from sparsedp.privacy.plan import Phase, Plan
 from sparsedp.randomness import PublicRandomness
 from sparsedp.sampling.loading import Loading
-from sparsedp.training.normalised import Normalised
+from sparsedp.training.normalization import Normalised
 
 
 @final

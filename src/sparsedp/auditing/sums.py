@@ -23,7 +23,7 @@ from sparsedp.privacy.touched import TouchedSum
 from sparsedp.randomness import PublicRandomness
 from sparsedp.sampling.fetching import rows_in_order
 from sparsedp.sampling.poisson import LogicalBatch
-from sparsedp.training.counts import counted_rows
+from sparsedp.training.step import counted_rows
 
 
 @final

@@ -261,7 +261,7 @@ class Method:
 
     def to_json(self) -> dict[str, Any]:
         """Everything that decides what it does, as JSON values; prose is left out, and so is `denoise` unless set."""
-        values = {entry.name: write(getattr(self, entry.name)) for entry in fields(self) if entry.compare}
+        values = {entry.name: write_field(getattr(self, entry.name)) for entry in fields(self) if entry.compare}
         if not self.denoise:
             del values["denoise"]
         return values
@@ -276,7 +276,7 @@ class Method:
         known = {entry.name for entry in fields(cls) if entry.compare}
         if {*values, "denoise"} != known:
             raise SparseDPError(f"method: got the fields {sorted(values)}, expected {sorted(known)}")
-        return cls(**{name: read(name, value) for name, value in values.items()})
+        return cls(**{name: read_field(name, value) for name, value in values.items()})
 
     def support_rule(self) -> dict[str, Any]:
         """How the main stage chooses its support, as a plan states it."""
@@ -368,7 +368,7 @@ class MethodOptions:
     def to_json(self) -> dict[str, Any]:
         """The overrides that are set, as JSON values."""
         chosen = {f.name: getattr(self, f.name) for f in fields(self)}
-        return {name: write(value) for name, value in chosen.items() if value is not None}
+        return {name: write_field(value) for name, value in chosen.items() if value is not None}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> MethodOptions:
@@ -383,7 +383,7 @@ class MethodOptions:
             raise SparseDPError(f"method options: got {unknown}, expected some of {known}")
         named = isinstance(values.get("ranking"), str)
         read = {
-            name: value if named and name == "ranking" else read(name, value)
+            name: value if named and name == "ranking" else read_field(name, value)
             for name, value in values.items()
         }
         return cls(**read)
@@ -395,7 +395,7 @@ def configure(method: Method, options: MethodOptions | None = None) -> Method:
         return method
     names = (*_ABOUT_SUPPORT, "active_ratio", "scope", "always", "geometry", "per_sample_top", "stages")
     chosen = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
-    chosen |= {name: read(name, given) for name, given in chosen.items() if isinstance(given, str | list)}
+    chosen |= {name: read_field(name, given) for name, given in chosen.items() if isinstance(given, str | list)}
     if options.warm_up is not None:
         others = tuple(stage for stage in chosen.get("stages", method.stages) if stage != WARM_UP)
         chosen["stages"] = (*others[:-1], WARM_UP, others[-1]) if options.warm_up else others
@@ -434,7 +434,7 @@ def _decays(method: Method, options: MethodOptions) -> Decays:
     )
 
 
-def write(value: Any) -> Any:
+def write_field(value: Any) -> Any:
     """JSON values of a field: plain values as they are, the pieces of a row by their fields."""
     if isinstance(value, Enum):
         return value.value
@@ -443,12 +443,12 @@ def write(value: Any) -> Any:
     if isinstance(value, EverySteps):
         return {"every_steps": value.steps}
     if is_dataclass(value) and not isinstance(value, type):
-        return {item.name: write(getattr(value, item.name)) for item in fields(value)}
-    return [write(item) for item in value] if isinstance(value, (tuple, list)) else value
+        return {item.name: write_field(getattr(value, item.name)) for item in fields(value)}
+    return [write_field(item) for item in value] if isinstance(value, (tuple, list)) else value
 
 
-def read(name: str, value: Any) -> Any:
-    """The value of the field `name` from what `write` gave, or a user typed.
+def read_field(name: str, value: Any) -> Any:
+    """The value of the field `name` from what `write_field` gave, or a user typed.
 
     Raises:
         SparseDPError: it is none of the choices.

@@ -14,12 +14,15 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from sparsedp.batch import PerExampleLoss, Rows, per_sample_loss
-from sparsedp.callbacks.reports import Callback, Result
-from sparsedp.callbacks.terminal import deferred_interrupt, live
+from sparsedp.callbacks import deferred_interrupt, live
 from sparsedp.errors import SparseDPError
-from sparsedp.evaluation.evaluate import Evaluator, held_out
-from sparsedp.evaluation.metrics import threshold_of
-from sparsedp.evaluation.overlap import refuse_training_arrays, refuse_training_rows
+from sparsedp.evaluation import (
+    Evaluator,
+    held_out,
+    refuse_training_arrays,
+    refuse_training_rows,
+    threshold_of,
+)
 from sparsedp.methods import Method, MethodOptions
 from sparsedp.methods.auto import AUTO_METHOD
 from sparsedp.methods.plan_config import ClipNorm
@@ -35,12 +38,12 @@ from sparsedp.privacy.normalisation import PrivateNormalisation
 from sparsedp.privacy.plan import Plan
 from sparsedp.ranks.here import ranks_here
 from sparsedp.ranks.store import goes_on
+from sparsedp.results import Callback, Result
 from sparsedp.runs.record import About
 from sparsedp.sampling.fetching import Collate
 from sparsedp.sampling.loading import Loading
-from sparsedp.training.batches import count_channels
-from sparsedp.training.given_data import GivenData, given_data, given_units
-from sparsedp.training.normalised import Normalised
+from sparsedp.training.data import GivenData, count_channels, given_data, given_units
+from sparsedp.training.normalization import Normalised
 from sparsedp.training.planning import AskedMethod, plan_for
 from sparsedp.training.trainer import Trainer
 

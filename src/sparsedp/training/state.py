@@ -1,4 +1,4 @@
-"""What learns: the model with its optimizer, scheduler, average and the method's controller, as one saved state."""
+"""`Learner`: model, optimizer, scheduler, average and support controller as one saved state."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sparsedp._files import Json
-from sparsedp.evaluation.evaluate import evaluation_mode
+from sparsedp.evaluation import evaluation_mode
 from sparsedp.methods import Controller, Knowledge, OffSupport, PublicScores
 from sparsedp.optimizers.apply import support_optimizer
 from sparsedp.optimizers.average import WeightAverage
