@@ -22,13 +22,14 @@ if TYPE_CHECKING:
     from sparsedp.errors import PrivacyWarning as PrivacyWarning
     from sparsedp.errors import SparseDPError as SparseDPError
     from sparsedp.evaluation import held_out as held_out
+    from sparsedp.loading import Loading as Loading
     from sparsedp.methods import MethodOptions as MethodOptions
     from sparsedp.methods import all_methods as all_methods
     from sparsedp.methods import build_plan as build_plan
     from sparsedp.methods import get_method as get_method
     from sparsedp.own_loop.make_private import make_private as make_private
     from sparsedp.parameters import Support as Support
-    from sparsedp.privacy.normalisation import PrivateNormalisation as PrivateNormalisation
+    from sparsedp.privacy.normalization import PrivateNormalisation as PrivateNormalisation
     from sparsedp.report import write_report as write_report
     from sparsedp.results import Result as Result
     from sparsedp.results import StepReport as StepReport
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from sparsedp.runs.record import About as About
     from sparsedp.runs.verify import Verification as Verification
     from sparsedp.runs.verify import verify as verify
-    from sparsedp.sampling.loading import Loading as Loading
     from sparsedp.training.data import extract_features as extract_features
     from sparsedp.training.fit import fit as fit
     from sparsedp.training.normalization import Normalised as Normalised
@@ -50,14 +50,14 @@ _HOMES = {
     "AuditResult": "sparsedp.auditing",
     "DataError": "sparsedp.errors",
     "EpochReport": "sparsedp.runs.history",
-    "Loading": "sparsedp.sampling.loading",
+    "Loading": "sparsedp.loading",
     "MethodOptions": "sparsedp.methods",
     "ModelError": "sparsedp.errors",
     "Normalised": "sparsedp.training.normalization",
     "PerExampleLoss": "sparsedp.batch",
     "PrivacyError": "sparsedp.errors",
     "PrivacyWarning": "sparsedp.errors",
-    "PrivateNormalisation": "sparsedp.privacy.normalisation",
+    "PrivateNormalisation": "sparsedp.privacy.normalization",
     "Result": "sparsedp.results",
     "SparseDPError": "sparsedp.errors",
     "StepReport": "sparsedp.results",

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from sparsedp._validate import rounded_up
 from sparsedp.errors import SparseDPError
-from sparsedp.privacy.accountants import epsilon_by_epoch
+from sparsedp.privacy.accounting import epsilon_by_epoch
 from sparsedp.privacy.plan import Plan
 from sparsedp.results import Callback, Event, StepReport
 from sparsedp.runs.history import EpochReport

@@ -14,7 +14,7 @@ from torch.utils.data import Dataset, Subset, TensorDataset
 
 from sparsedp.batch import PerSampleLoss, Rows, check_losses, row_count, to_device
 from sparsedp.errors import DataError, PrivacyError
-from sparsedp.sampling.fetching import rows_in_order
+from sparsedp.loading import rows_in_order
 
 _AIMING_AT_THE_TARGET = (nn.BCELoss, nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss)
 

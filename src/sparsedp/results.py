@@ -12,11 +12,10 @@ from typing import final
 from torch import Tensor, nn
 
 from sparsedp.parameters import Support
-from sparsedp.privacy.accountants import accountant_for, epsilon_by_epoch
-from sparsedp.privacy.events import Spend
+from sparsedp.privacy.accounting import accountant_for, epsilon_by_epoch
 from sparsedp.privacy.ledger import RunLedger
-from sparsedp.privacy.plan import Plan
-from sparsedp.privacy.released import Released
+from sparsedp.privacy.mechanism import Released
+from sparsedp.privacy.plan import Plan, Spend
 from sparsedp.runs.history import EpochReport, SupportSpan
 from sparsedp.runs.record import Outcome
 

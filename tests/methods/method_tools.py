@@ -15,8 +15,8 @@ from sparsedp.methods.plan_config import PlanSpec
 from sparsedp.methods.public_scores import Knowledge
 from sparsedp.methods.support_scheduler import Controller, StepSetting
 from sparsedp.parameters import Layout, Slot, Support
+from sparsedp.privacy.mechanism import _SEAL, Released
 from sparsedp.privacy.plan import Plan
-from sparsedp.privacy.released import _SEAL, Released
 from sparsedp.randomness import PublicRandomness
 
 

@@ -13,9 +13,9 @@ from sparsedp.methods.plan_config import PlanSpec, build_plan
 from sparsedp.methods.ranking import Granularity
 from sparsedp.methods.schedules import Cooling, EverySteps, Listed
 from sparsedp.methods.scores import Energy
-from sparsedp.privacy.accountants import accountant
-from sparsedp.privacy.calibrate import EqualNoise, NominalSplit
-from sparsedp.privacy.normalisation import PrivateNormalisation
+from sparsedp.privacy.accounting import accountant
+from sparsedp.privacy.calibration import EqualNoise, NominalSplit
+from sparsedp.privacy.normalization import PrivateNormalisation
 from sparsedp.privacy.plan import Plan
 
 SIZES = {"units": 1000, "batch_size": 100, "epochs": 3}

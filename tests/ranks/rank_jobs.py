@@ -24,9 +24,9 @@ from torch.utils.data import TensorDataset
 
 import sparsedp
 from sparsedp.errors import DataError, SparseDPError
+from sparsedp.privacy.ledger import FileLedger
 from sparsedp.ranks.here import ranks_here
 from sparsedp.results import StepReport
-from sparsedp.runs.ledger_file import FileLedger
 from sparsedp.runs.store import FolderStore
 from sparsedp_experiments.models.least_squares import LeastSquares, keep_noise_down, moments_loss
 

@@ -24,11 +24,11 @@ from sparsedp.callbacks import deferred_interrupt
 from sparsedp.errors import DataError, PrivacyError, PrivacyWarning, SparseDPError
 from sparsedp.methods import all_methods
 from sparsedp.methods.plan_config import default_batch_size, default_delta
-from sparsedp.privacy.accountants import accountant
-from sparsedp.privacy.calibrate import NominalSplit
+from sparsedp.privacy.accounting import accountant
+from sparsedp.privacy.calibration import NominalSplit
+from sparsedp.privacy.ledger import FileLedger
 from sparsedp.privacy.plan import Plan
 from sparsedp.results import Event, Result, StepReport
-from sparsedp.runs.ledger_file import FileLedger
 from sparsedp.runs.reader import load_weights
 
 pytestmark = pytest.mark.usefixtures("checked_once")

@@ -14,10 +14,10 @@ from torch import nn
 
 from every_day import by_method
 from sparsedp.errors import DataError, PrivacyError, SparseDPError
+from sparsedp.loading import Loading
 from sparsedp.methods import MethodOptions, all_methods, build_plan, get_method
+from sparsedp.privacy.ledger import FileLedger
 from sparsedp.results import Event, Result, StepReport
-from sparsedp.runs.ledger_file import FileLedger
-from sparsedp.sampling.loading import Loading
 
 pytestmark = pytest.mark.usefixtures("checked_once")
 

@@ -15,11 +15,11 @@ from edits import try_edits
 from runs import a_trainer, advance
 
 import sparsedp
+from sparsedp._serialization import canonical
 from sparsedp.errors import DataError, PrivacyError
-from sparsedp.privacy.canonical import canonical
+from sparsedp.privacy.ledger import seal
 from sparsedp.runs.checkpoint import read_checkpoint, write_checkpoint
 from sparsedp.runs.documents import digest_of, record_bytes
-from sparsedp.runs.ledger_lines import seal
 from sparsedp.runs.reader import Run
 from sparsedp.runs.verify import TIMING, Verification, verify
 

@@ -230,7 +230,7 @@ def _record(folder: Path) -> dict[str, Any]:
 
 def _show(result: Result, settings: Settings, folder: Path, screen: Console) -> None:
     """What came out, what it cost, and what to do with it."""
-    from sparsedp.privacy import guarantee
+    from sparsedp.guarantee import guarantee
 
     table = Table(title=f"{result.method}", show_header=False)
     for name, value in result.metrics.items():

@@ -10,7 +10,7 @@ from itertools import pairwise
 from statistics import mean, median
 from typing import Any, final
 
-from sparsedp.privacy.canonical import canonical
+from sparsedp._serialization import canonical
 from sparsedp.results import Event, StepReport
 from sparsedp.training.data import count_units
 from sparsedp_experiments.runs.datasets import load_data

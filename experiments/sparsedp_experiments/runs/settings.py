@@ -10,6 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
+from sparsedp._serialization import FrozenMap, canonical, sha256
 from sparsedp.errors import PrivacyError, SparseDPError
 from sparsedp.methods import MethodOptions, Protection, configure, get_method
 from sparsedp.methods.auto import AUTO_METHOD
@@ -24,9 +25,8 @@ from sparsedp.methods.plan_config import (
 )
 from sparsedp.optimizers.noise_aware import OWN_OPTIMIZERS
 from sparsedp.optimizers.rule import MOMENTUM
-from sparsedp.privacy.canonical import FrozenMap, canonical, sha256
-from sparsedp.privacy.normalisation import PrivateNormalisation
-from sparsedp.privacy.splits import EqualNoise, NominalSplit
+from sparsedp.privacy.calibration import EqualNoise, NominalSplit
+from sparsedp.privacy.normalization import PrivateNormalisation
 from sparsedp.runs.reader import Run
 from sparsedp_experiments.data import DATASETS
 from sparsedp_experiments.data.arrays import is_table

@@ -8,7 +8,7 @@ from typing import final
 
 from sparsedp.federated.task import Task
 from sparsedp.methods import StepSetting
-from sparsedp.privacy.shares import SharedCharge
+from sparsedp.privacy.ledger import SharedCharge
 from sparsedp.results import StepReport
 
 

@@ -18,12 +18,10 @@ from sparsedp.federated.rounds import Round, RoundReport, Step
 from sparsedp.methods.method import SELECT
 from sparsedp.optimizers.rule import OptimizerChoice, SchedulerChoice
 from sparsedp.parameters import Layout
-from sparsedp.privacy.ledger import Charge
-from sparsedp.privacy.mechanism import BoundedSum, private_mean
+from sparsedp.privacy.ledger import Charge, SharedCharge
+from sparsedp.privacy.mechanism import BoundedSum, Released, private_mean
 from sparsedp.privacy.plan import Plan
-from sparsedp.privacy.released import Released
-from sparsedp.privacy.shares import SharedCharge
-from sparsedp.privacy.updates import UpdateSum
+from sparsedp.privacy.queries import UpdateSum
 from sparsedp.randomness import SeededRandomness, SystemRandomness
 from sparsedp.ranks.here import refuse_ranks
 from sparsedp.results import Callback, StepReport

@@ -25,7 +25,7 @@ from torch import Tensor
 from sparsedp.methods.ranking import Order
 from sparsedp.methods.scores import ByScore, Observation, Place, RankingState, register_ranking
 from sparsedp.parameters import Layout
-from sparsedp.privacy.released import Released
+from sparsedp.privacy.mechanism import Released
 
 SMALLEST = 0.25
 """The smallest standard deviation of a signal that is told from none, over that of the noise."""

@@ -26,7 +26,7 @@ from sparsedp.methods.schedules import (
 )
 from sparsedp.methods.scores import RankedBy, Ranking, get_ranking
 from sparsedp.parameters import Support
-from sparsedp.privacy.released import Released
+from sparsedp.privacy.mechanism import Released
 
 
 class GeometryRule(Enum):
@@ -261,7 +261,9 @@ class Method:
 
     def to_json(self) -> dict[str, Any]:
         """Everything that decides what it does, as JSON values; prose is left out, and so is `denoise` unless set."""
-        values = {entry.name: write_field(getattr(self, entry.name)) for entry in fields(self) if entry.compare}
+        values = {
+            entry.name: write_field(getattr(self, entry.name)) for entry in fields(self) if entry.compare
+        }
         if not self.denoise:
             del values["denoise"]
         return values
@@ -395,7 +397,9 @@ def configure(method: Method, options: MethodOptions | None = None) -> Method:
         return method
     names = (*_ABOUT_SUPPORT, "active_ratio", "scope", "always", "geometry", "per_sample_top", "stages")
     chosen = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
-    chosen |= {name: read_field(name, given) for name, given in chosen.items() if isinstance(given, str | list)}
+    chosen |= {
+        name: read_field(name, given) for name, given in chosen.items() if isinstance(given, str | list)
+    }
     if options.warm_up is not None:
         others = tuple(stage for stage in chosen.get("stages", method.stages) if stage != WARM_UP)
         chosen["stages"] = (*others[:-1], WARM_UP, others[-1]) if options.warm_up else others

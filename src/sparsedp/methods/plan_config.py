@@ -9,16 +9,15 @@ from dataclasses import dataclass, fields, replace
 from fractions import Fraction
 from typing import Any, TypedDict, Unpack, final
 
+from sparsedp import _validate as checks
+from sparsedp._serialization import FrozenMap
 from sparsedp.errors import PrivacyError, SparseDPError
 from sparsedp.methods.catalog import get_method
 from sparsedp.methods.method import Method, MethodOptions, Moves, Protection, Stage, configure, phase_names
 from sparsedp.methods.scores import Contributions
-from sparsedp.privacy import checks
-from sparsedp.privacy.calibrate import calibrate
-from sparsedp.privacy.canonical import FrozenMap
-from sparsedp.privacy.normalisation import PrivateNormalisation
+from sparsedp.privacy.calibration import BudgetSplit, EqualNoise, calibrate, read_split
+from sparsedp.privacy.normalization import PrivateNormalisation
 from sparsedp.privacy.plan import Phase, Plan
-from sparsedp.privacy.splits import BudgetSplit, EqualNoise, read_split
 
 
 def steps_of_an_epoch(units: int, batch_size: int, epochs: int) -> int:

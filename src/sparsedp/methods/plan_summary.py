@@ -8,6 +8,7 @@ from typing import Any, final
 
 from sparsedp._validate import exact_ratio
 from sparsedp.errors import OutOfReachError, SparseDPError
+from sparsedp.guarantee import guarantee, summarize
 from sparsedp.methods.auto import meaning_of, noise_ratio
 from sparsedp.methods.method import Method
 from sparsedp.methods.plan_config import PlanSpec
@@ -16,9 +17,8 @@ from sparsedp.methods.schedules import active_count
 from sparsedp.methods.scores import RankedBy
 from sparsedp.methods.support_scheduler import noise_on_mean
 from sparsedp.parameters import Layout
-from sparsedp.privacy.accountants import epsilon_by_epoch
+from sparsedp.privacy.accounting import epsilon_by_epoch
 from sparsedp.privacy.plan import Plan
-from sparsedp.privacy.summary import guarantee, summarize
 
 ALL = "all"
 """What the number of all trained scalars is called among the parts."""

@@ -16,7 +16,7 @@ from sparsedp.errors import SparseDPError
 from sparsedp.methods.public_scores import NEVER, Knowledge
 from sparsedp.methods.ranking import Granularity, Order, Parts, TableRows, order_by_score, random_order
 from sparsedp.methods.registry import Registry
-from sparsedp.privacy.released import Released
+from sparsedp.privacy.mechanism import Released
 from sparsedp.randomness import PublicRandomness
 
 

@@ -31,8 +31,8 @@ from sparsedp.methods.scores import (
 )
 from sparsedp.methods.warmup import WarmupWatch
 from sparsedp.parameters import Layout, Support
+from sparsedp.privacy.mechanism import Released
 from sparsedp.privacy.plan import Phase, Plan
-from sparsedp.privacy.released import Released
 from sparsedp.randomness import PublicRandomness
 
 

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from sparsedp.methods.method import WARM_UP
 from sparsedp.methods.scores import ByScore, Coherent, Energy, observe_dense
+from sparsedp.privacy.mechanism import Released
 from sparsedp.privacy.plan import Phase, Plan
-from sparsedp.privacy.released import Released
 
 MINIMUM_WARMUP = 3
 """One step to rank by and two to estimate with."""

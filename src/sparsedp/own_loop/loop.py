@@ -17,7 +17,7 @@ from sparsedp.own_loop.deferred import MODEL, Deferred, describe, model_calls, s
 from sparsedp.own_loop.trained import TrainedParameters
 from sparsedp.randomness import own_generators
 from sparsedp.results import Result, StepReport
-from sparsedp.sampling.poisson import LogicalBatch
+from sparsedp.sampling import LogicalBatch
 from sparsedp.training.trainer import Trainer
 
 

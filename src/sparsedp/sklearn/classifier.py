@@ -22,14 +22,14 @@ from torch import nn
 
 from sparsedp.errors import PrivacyError, PrivacyWarning
 from sparsedp.evaluation import refuse_training_arrays
+from sparsedp.guarantee import guarantee
 from sparsedp.methods import MethodOptions, get_method
 from sparsedp.methods.auto import AUTO_METHOD
 from sparsedp.methods.plan_config import ACCOUNTANT, CLIP_NORM, EPOCHS, EPSILON, Asked
 from sparsedp.optimizers.rule import Rate
 from sparsedp.optimizers.table_rate import rate_for_table
 from sparsedp.parameters import Layout
-from sparsedp.privacy.normalisation import PrivateNormalisation
-from sparsedp.privacy.summary import guarantee
+from sparsedp.privacy.normalization import PrivateNormalisation
 from sparsedp.results import Result
 from sparsedp.runs.record import About
 from sparsedp.sklearn.call_stack import check_callers

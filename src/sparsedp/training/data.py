@@ -23,18 +23,15 @@ from sparsedp._validate import refuse_missing_ids
 from sparsedp.batch import Rows, to_device
 from sparsedp.errors import DataError, ModelError, PrivacyError
 from sparsedp.evaluation import evaluation_mode
-from sparsedp.methods.spec import PlanSpec
-from sparsedp.methods.stages import SELECT
-from sparsedp.privacy.accountants import plan_epsilon
-from sparsedp.privacy.channels import inputs_of
+from sparsedp.guarantee import exceeds_target
+from sparsedp.loading import Collate, FixedShapes, Loading, fetch_rows, rows_in_order
+from sparsedp.methods.method import SELECT
+from sparsedp.methods.plan_config import PlanSpec
+from sparsedp.privacy.accounting import plan_epsilon
 from sparsedp.privacy.plan import Phase, Plan
-from sparsedp.privacy.summary import exceeds_target
+from sparsedp.privacy.queries import inputs_of
 from sparsedp.randomness import SEED_BYTES, PrivateRandomness, PublicRandomness, own_generators
-from sparsedp.sampling.fetching import Collate, fetch_rows, rows_in_order
-from sparsedp.sampling.loading import Loading
-from sparsedp.sampling.poisson import LogicalBatch, PoissonSampler
-from sparsedp.sampling.shapes import FixedShapes
-from sparsedp.sampling.sharing import EVERYTHING, Share
+from sparsedp.sampling import EVERYTHING, LogicalBatch, PoissonSampler, Share
 from sparsedp.validation.data import validate_collate, validate_items
 
 _SOME_ROWS = "For some of the rows give Subset(dataset, indices); processes that train together share them"

@@ -23,6 +23,7 @@ from sparsedp.evaluation import (
     refuse_training_rows,
     threshold_of,
 )
+from sparsedp.loading import Collate, Loading
 from sparsedp.methods import Method, MethodOptions
 from sparsedp.methods.auto import AUTO_METHOD
 from sparsedp.methods.plan_config import ClipNorm
@@ -33,15 +34,13 @@ from sparsedp.optimizers.rule import (
     default_optimizer,
     named_optimizer,
 )
-from sparsedp.privacy.calibrate import BudgetSplit
-from sparsedp.privacy.normalisation import PrivateNormalisation
+from sparsedp.privacy.calibration import BudgetSplit
+from sparsedp.privacy.normalization import PrivateNormalisation
 from sparsedp.privacy.plan import Plan
 from sparsedp.ranks.here import ranks_here
 from sparsedp.ranks.store import goes_on
 from sparsedp.results import Callback, Result
 from sparsedp.runs.record import About
-from sparsedp.sampling.fetching import Collate
-from sparsedp.sampling.loading import Loading
 from sparsedp.training.data import GivenData, count_channels, given_data, given_units
 from sparsedp.training.normalization import Normalised
 from sparsedp.training.planning import AskedMethod, plan_for

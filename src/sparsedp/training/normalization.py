@@ -10,15 +10,13 @@ from torch import Tensor, nn
 
 from sparsedp.errors import ModelError, PrivacyError
 from sparsedp.methods.method import SELECT
-from sparsedp.privacy.channels import ChannelSum
-from sparsedp.privacy.exchange import Exchange
 from sparsedp.privacy.ledger import Charge, Ledger
-from sparsedp.privacy.mechanism import private_mean
-from sparsedp.privacy.normalisation import NORMALISE, RELEASES
+from sparsedp.privacy.mechanism import Exchange, Released, private_mean
+from sparsedp.privacy.normalization import NORMALISE, RELEASES
 from sparsedp.privacy.plan import Phase, Plan
-from sparsedp.privacy.released import Released
+from sparsedp.privacy.queries import ChannelSum
 from sparsedp.randomness import PrivateRandomness
-from sparsedp.sampling.poisson import LogicalBatch
+from sparsedp.sampling import LogicalBatch
 
 
 @final

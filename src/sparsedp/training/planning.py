@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from sparsedp.errors import PrivacyError, PrivacyWarning, SparseDPError
+from sparsedp.loading import Loading
 from sparsedp.methods import Given, Method, MethodOptions, PublicScores, configure, get_method
 from sparsedp.methods.auto import AUTO_METHOD, choose_method
 from sparsedp.methods.plan_config import METHOD, Asked, PlanSpec
@@ -20,7 +21,6 @@ from sparsedp.privacy.plan import Plan
 from sparsedp.ranks.one import ONE_RANK, Ranks
 from sparsedp.runs.folder import check_new
 from sparsedp.runs.reader import Run
-from sparsedp.sampling.loading import Loading
 from sparsedp.training.data import Units, count_units
 
 GIVEN = "given"

@@ -22,10 +22,11 @@ from sparsedp._files import Json
 from sparsedp.batch import Rows
 from sparsedp.errors import SparseDPError
 from sparsedp.evaluation import Evaluator
+from sparsedp.loading import Loading
 from sparsedp.parameters import Support
 from sparsedp.privacy.ledger import RunLedger
+from sparsedp.privacy.mechanism import Released
 from sparsedp.privacy.plan import Plan
-from sparsedp.privacy.released import Released
 from sparsedp.randomness import PublicRandomness, own_generators
 from sparsedp.ranks.one import ONE_RANK, Ranks
 from sparsedp.ranks.shards import refuse_shared_rows, refuse_shared_units
@@ -37,8 +38,7 @@ from sparsedp.runs.identity import check_identity, identity_of
 from sparsedp.runs.record import FINISHED, RUNNING, STOPPED, About, RunFacts, versions
 from sparsedp.runs.state import checkpoint_of, cut_in_blocks, history_of, is_cut_in_blocks
 from sparsedp.runs.store import ExistingRun, RunStore
-from sparsedp.sampling.loading import Loading
-from sparsedp.sampling.sharing import EVERYTHING, Blocks, Share
+from sparsedp.sampling import EVERYTHING, Blocks, Share
 from sparsedp.training.normalization import Normalised, check_not_lost
 from sparsedp.training.state import Learner
 from sparsedp.validation.state import tensor_digest

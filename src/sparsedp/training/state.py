@@ -26,8 +26,8 @@ from sparsedp.optimizers.rule import (
     scheduler_state,
 )
 from sparsedp.parameters import Layout, Support
+from sparsedp.privacy.mechanism import Released
 from sparsedp.privacy.plan import Plan
-from sparsedp.privacy.released import Released
 from sparsedp.randomness import PublicRandomness
 from sparsedp.runs.checkpoint import Checkpoint, load_model_state
 from sparsedp.runs.state import LearnerState

@@ -20,15 +20,12 @@ from sparsedp.grad_sample.touched import TouchedRows
 from sparsedp.guards.guard import CompanyGuard, ModelGuard
 from sparsedp.methods.support_scheduler import Controller
 from sparsedp.optimizers.apply import set_to_zero
-from sparsedp.privacy.exchange import ALONE, Exchange
-from sparsedp.privacy.ledger import Charge, Ledger
-from sparsedp.privacy.mechanism import private_mean, privatize
+from sparsedp.privacy.ledger import Charge, Ledger, SharedCharge
+from sparsedp.privacy.mechanism import ALONE, Exchange, Released, private_mean, privatize
 from sparsedp.privacy.plan import Phase, Plan
-from sparsedp.privacy.released import Released
-from sparsedp.privacy.shares import SharedCharge
-from sparsedp.privacy.touched import TouchedSum
+from sparsedp.privacy.queries import TouchedSum
 from sparsedp.randomness import PrivateRandomness, PublicRandomness, own_generators
-from sparsedp.sampling.poisson import LogicalBatch
+from sparsedp.sampling import LogicalBatch
 from sparsedp.training.data import Batches
 from sparsedp.training.normalization import Normalised, release_statistics
 from sparsedp.training.state import Learner, UpdateRule

@@ -13,9 +13,10 @@ from torch.utils.data import Dataset
 from sparsedp.batch import PerExampleLoss, per_sample_loss
 from sparsedp.errors import SparseDPError
 from sparsedp.evaluation import Evaluator
+from sparsedp.loading import Loading
 from sparsedp.optimizers.rule import OptimizerChoice, SchedulerChoice
 from sparsedp.parameters import Support
-from sparsedp.privacy.normalisation import NORMALISE
+from sparsedp.privacy.normalization import NORMALISE
 from sparsedp.privacy.plan import Phase, Plan
 from sparsedp.randomness import PublicRandomness, SeededRandomness, SystemRandomness
 from sparsedp.ranks.here import ranks_here, same_threads
@@ -25,9 +26,7 @@ from sparsedp.results import Callback, Result, StepReport
 from sparsedp.runs.history import EpochReport
 from sparsedp.runs.record import About
 from sparsedp.runs.store import given_up_on_failure
-from sparsedp.sampling.loading import Loading
-from sparsedp.sampling.poisson import LogicalBatch
-from sparsedp.sampling.sharing import EVERYTHING
+from sparsedp.sampling import EVERYTHING, LogicalBatch
 from sparsedp.training.data import Batches
 from sparsedp.training.normalization import check_normalisation
 from sparsedp.training.recorder import (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -14,13 +15,97 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils.data import Dataset
 
-from sparsedp.auditing.canaries import Indices
-from sparsedp.auditing.coins import FixedCoins
-from sparsedp.auditing.subject import Setting, Subject, device_of
-from sparsedp.auditing.sums import UnitSum
+from sparsedp.auditing.canaries import FixedCoins, Indices, Setting, Subject, device_of, noisy_sum, release
+from sparsedp.auditing.estimators import Scores
+from sparsedp.auditing.mechanism import ChannelStatistic, RowCount
+from sparsedp.core.clip import Clip
+from sparsedp.grad_sample.check import PROBE_ROWS
 from sparsedp.grad_sample.query import Query
-from sparsedp.randomness import PublicRandomness, own_generators
-from sparsedp.sampling.poisson import LogicalBatch, PoissonSampler
+from sparsedp.loading import rows_in_order
+from sparsedp.parameters import Layout
+from sparsedp.privacy.mechanism import BoundedSum
+from sparsedp.privacy.normalization import NORMALISE
+from sparsedp.privacy.plan import Phase
+from sparsedp.privacy.queries import ChannelSum, TouchedSum
+from sparsedp.randomness import PublicRandomness, SystemRandomness, own_generators
+from sparsedp.sampling import LogicalBatch, PoissonSampler
+from sparsedp.training.step import counted_rows
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class UnitSum:
+    """What is summed of a batch, before noise.
+
+    Attributes:
+        name: of the release that it is for.
+        sensitivity: how far one unit may move it.
+        of: the sum over a batch.
+        whole_units: whether batches hold all rows of a unit.
+    """
+
+    name: str
+    sensitivity: float
+    of: Callable[[LogicalBatch], Tensor]
+    whole_units: bool = False
+
+
+def explicit_sums(subject: Subject, layout: Layout) -> list[UnitSum]:
+    """The sums of the plan that are no gradients: counts by the user's model, and statistics of the user's inputs."""
+    found: list[UnitSum] = []
+    for phase in subject.plan.phases:
+        if phase.name == NORMALISE:
+            found += _statistics(subject, phase)
+        elif not phase.trains or phase.count_share:
+            found += _counts(subject, layout, phase)
+    return found
+
+
+def _counts(subject: Subject, layout: Layout, phase: Phase) -> list[UnitSum]:
+    controller = subject.controller(layout)
+    rows = min(PROBE_ROWS, subject.rows)
+    look = counted_rows(
+        subject.model,
+        subject.loss,
+        controller,
+        lambda: next(rows_in_order(subject.dataset, rows, rows, subject.loading.collate)),
+        PublicRandomness.fresh(),
+    )
+    if look is None or controller.tables is None or not controller.tables.total:
+        return []
+    target = RowCount(subject.plan, phase, subject.plan.first_step(phase.name), controller.tables)
+    total, clip = controller.tables.total, target.clip
+    return [
+        _unit_sum(target.name, clip, lambda batch: TouchedSum(batch, look, total, clip), not phase.trains)
+    ]
+
+
+def _statistics(subject: Subject, phase: Phase) -> list[UnitSum]:
+    """Means, if they are released, and spreads around zero: any public centre would do."""
+    plan, channels, clip = subject.plan, subject.channels, phase.clip
+    chosen = phase.support.get("columns")
+    columns = None if chosen is None else torch.tensor(chosen)
+    zero = torch.zeros(channels if columns is None else columns.numel())
+
+    def of(number: int) -> UnitSum:
+        centre = zero if number == phase.steps - 1 else None
+        return _unit_sum(
+            ChannelStatistic(plan, phase, channels, number).name,
+            clip,
+            lambda batch: ChannelSum(batch, channels, clip, centre, columns),
+        )
+
+    return [of(number) for number in range(phase.steps)]
+
+
+def _unit_sum(
+    name: str, clip: Clip, query: Callable[[LogicalBatch], BoundedSum], whole_units: bool = False
+) -> UnitSum:
+    bound = clip.sensitivity
+    return UnitSum(
+        name, bound, lambda batch: functools.reduce(torch.add, query(batch).parts(bound)), whole_units
+    )
+
 
 LARGEST_BATCH = 2048
 SLACK = 1e-9
@@ -202,3 +287,35 @@ def rows_of(subject: Subject, unit: int) -> list[int]:
 
 def _real(leaf: object) -> bool:
     return isinstance(leaf, Tensor) and leaf.is_floating_point()
+
+
+COMPANY = 7
+"""Other units in the batch; the attacker knows them."""
+
+
+def record_scores(subject: Subject, setting: Setting, releases: int, tick: Callable[[int], None]) -> Scores:
+    """Release a small batch with and without one unit in turn; the attacker knows all the others.
+
+    A score is the component of the release, less what the others add, along what the unit adds, over the clip norm.
+    """
+    engine, plan = subject.make_engine(), subject.plan
+    query = Query(setting.support, setting.clip, setting.geometry, setting.per_sample_top)
+    order = PublicRandomness.fresh().permutation(plan.units, (0,)).numpy()
+    company, everyone = order[1 : 1 + COMPANY], order[: 1 + COMPANY]
+    with generators_of_a_step(subject, 0):
+        others = engine.clipped_sum(batch_of(subject, subject.dataset, company, 0), query)
+    with generators_of_a_step(subject, 0):
+        own = engine.clipped_sum(batch_of(subject, subject.dataset, everyone, 0), query) - others
+    length = float(torch.linalg.vector_norm(own))
+    if length == 0:
+        return Scores(np.empty(0), np.empty(0))
+    direction, known = (own / length).numpy(), (others / setting.clip.sensitivity).numpy()
+    found: tuple[list[float], list[float]] = ([], [])
+    for number in range(releases):
+        units = everyone if number % 2 else company
+        with generators_of_a_step(subject, 0):
+            batch = batch_of(subject, subject.dataset, units, 0)
+            released = release(plan, setting, engine, batch, SystemRandomness())
+        found[number % 2].append(float((noisy_sum(plan, setting, released) - known) @ direction))
+        tick(1)
+    return Scores(np.asarray(found[1]), np.asarray(found[0]))

@@ -18,7 +18,6 @@ from sparsedp.errors import PrivacyError
 if TYPE_CHECKING:
     from sparsedp.randomness import Words
 
-
 MOST_BITS = gaussian_two_words.MOST_BITS
 """The largest s there are digits for."""
 

@@ -12,7 +12,7 @@ from sparsedp.auditing.canaries import Indices, Places
 from sparsedp.auditing.estimators import rate_at_least
 from sparsedp.privacy.plan import Phase
 from sparsedp.randomness import SystemRandomness
-from sparsedp.sampling.poisson import PoissonSampler
+from sparsedp.sampling import PoissonSampler
 
 HITS = 40_000
 """Units drawn, all steps together, for the rate to be known to half a percent."""

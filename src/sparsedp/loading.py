@@ -1,18 +1,20 @@
-"""From row indices to rows: many at once, and one by one under generators of their own where chance plays a part."""
+"""How rows become batches: whose they are, and how they are loaded."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, final, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
-from sparsedp.batch import Rows, join_rows
-from sparsedp.errors import PrivacyError
+from sparsedp.batch import Rows, join_rows, row_count
+from sparsedp.errors import DataError, PrivacyError
 from sparsedp.randomness import GeneratorWatch, StepSecret, seed_generators
 
 Indices = npt.NDArray[np.int64]
@@ -100,3 +102,74 @@ def rows_in_order(
     """The first `size` rows of a data set, batch by batch, without drawing from any generator."""
     for start in range(0, size, batch_size):
         yield fetch_rows(dataset, np.arange(start, min(start + batch_size, size)), collate)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Loading:
+    """How rows become batches.
+
+    Attributes:
+        units: the unit each row belongs to; without it each row is one.
+        rows_per_unit: how many rows of a sampled unit are drawn; their mean gradient is clipped once.
+        max_physical_batch: most rows loaded at once; changes nothing but memory.
+        workers: loading processes. What a random augmentation draws for a row is the same with any number.
+        collate: makes a batch of items of the data set, as in a `DataLoader`. Each row from its own item alone: pad
+            to one fixed length, never to the longest of the batch.
+        sharded: in a run of several processes, each gives its own rows, and no other process has them. Without it
+            each gives all rows. How many units all have together is public.
+    """
+
+    units: Tensor | Sequence[int] | None = None
+    rows_per_unit: int = 1
+    max_physical_batch: int | None = None
+    workers: int = 0
+    collate: Collate | None = None
+    sharded: bool = False
+
+
+Signature = tuple[Any, ...]
+
+
+@final
+class FixedShapes:
+    """Remembers what the first batch looks like, and refuses a batch that looks different.
+
+    **Privacy.** Rows padded to the longest of their batch make a sample's gradient depend on its neighbours: one long
+    record changes all the others' gradients, and clipping each bounds nothing. Lengths are private, so no message
+    tells one.
+    """
+
+    def __init__(self) -> None:
+        self._signature: Signature | None = None
+
+    def check(self, rows: Rows, count: int) -> None:
+        """Refuse a batch made of `count` items that has another number of rows, or other shapes than the first.
+
+        Raises:
+            DataError: not one row for each item.
+            PrivacyError: the shapes differ.
+        """
+        if row_count(rows) != count:
+            raise DataError(
+                "a batch has another number of rows than items were asked for, and each row is clipped on its own; "
+                "make exactly one row of each item"
+            )
+        signature = signature_of(rows)
+        if self._signature is None:
+            self._signature = signature
+        elif signature != self._signature:
+            raise PrivacyError(
+                "the shape of a row changes from batch to batch, so what a row looks like depends on the rows beside "
+                "it and clipping protects nobody; pad every row to one declared fixed length (in the data set or in "
+                "`collate`), never to the longest of the batch, and give numbers of single rows as tensors"
+            )
+
+
+def signature_of(rows: Rows) -> Signature:
+    """Shape of a row and type of every tensor, and every plain number, which would be common to all rows."""
+    leaves = pytree.tree_leaves(rows)
+    return tuple(
+        (tuple(leaf.shape[1:]), leaf.dtype) if isinstance(leaf, Tensor) else leaf
+        for leaf in leaves
+        if isinstance(leaf, (Tensor, bool, int, float))
+    )

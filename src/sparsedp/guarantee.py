@@ -8,8 +8,8 @@ from types import MappingProxyType
 from typing import final
 
 from sparsedp._validate import rounded_up
-from sparsedp.privacy.accountants import ACCOUNTANTS, plan_epsilon
-from sparsedp.privacy.calibrate import UNDERSHOOT
+from sparsedp.privacy.accounting import ACCOUNTANTS, plan_epsilon
+from sparsedp.privacy.calibration import UNDERSHOOT
 from sparsedp.privacy.plan import Phase, Plan
 
 ROUNDING = 1e-6
