@@ -98,7 +98,7 @@ RANDOM_DRAWS = {
         "diagnostics/symmetry.py",  # public: sign flips
         "grad_sample/check.py",  # public: perturbs the parameters for a second probe
         "grad_sample/company.py",  # public: jitters rows for it
-        "methods/controller.py",  # public noise on frozen coordinates (RS Alg. 4)
+        "methods/support_scheduler.py",  # public noise on frozen coordinates (RS Alg. 4)
     },
     "rounded_gaussian": {"randomness.py", "privacy/mechanism.py"},
     "add_rounded_gaussian": {"randomness.py", "privacy/mechanism.py"},

@@ -17,7 +17,7 @@ from sparsedp.batch import MicroBatch
 from sparsedp.core.clip import FlatClip
 from sparsedp.core.geometry import Identity
 from sparsedp.grad_sample import BookkeepingEngine, Query
-from sparsedp.methods.standardization import Decays, Statistics
+from sparsedp.methods.method import Decays, Statistics
 from sparsedp.optimizers.apply import support_optimizer
 from sparsedp.optimizers.average import WeightAverage
 from sparsedp.parameters import Layout, Support

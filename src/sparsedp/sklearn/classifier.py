@@ -24,8 +24,8 @@ from sparsedp.errors import PrivacyError, PrivacyWarning
 from sparsedp.evaluation import refuse_training_arrays
 from sparsedp.guarantee import guarantee
 from sparsedp.methods import MethodOptions, get_method
-from sparsedp.methods.choice import AUTO_METHOD
-from sparsedp.methods.spec import ACCOUNTANT, CLIP_NORM, EPOCHS, EPSILON, Asked
+from sparsedp.methods.auto import AUTO_METHOD
+from sparsedp.methods.plan_config import ACCOUNTANT, CLIP_NORM, EPOCHS, EPSILON, Asked
 from sparsedp.optimizers.rule import Rate
 from sparsedp.optimizers.table_rate import rate_for_table
 from sparsedp.parameters import Layout
