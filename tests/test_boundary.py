@@ -1,6 +1,6 @@
 """The boundary, made structural: who may touch raw gradients, the seal and randomness is a list, and here it is.
 
-A file that has to be added below should be read by a second pair of eyes first. (That `Released` cannot be built
+A file that has to be added below should be read by a second pair of eyes first. (That `Release` cannot be built
 without the seal is tested in privacy/test_released.py.)
 """
 
@@ -175,7 +175,7 @@ def test_released_values_are_made_in_one_place():
         path
         for path, tree in files()
         for node in ast.walk(tree)
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Released"
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Release"
     }
     assert makers == {"privacy/mechanism.py"}
 

@@ -22,11 +22,7 @@ DOORS = {
     "training/trainer.py __init__",
 }
 """What users call by keywords, where an argument is its own documentation."""
-BY_ONE = {
-    "privacy/mechanism.py _mean": 9,
-    "privacy/mechanism.py private_mean": 9,
-    "privacy/mechanism.py privatize": 9,
-}
+BY_ONE = {}
 """Not doors, and one argument over: the mechanism takes everything by name."""
 
 

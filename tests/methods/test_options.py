@@ -7,7 +7,7 @@ from sparsedp.errors import SparseDPError
 from sparsedp.methods.catalog import all_methods, get_method, register
 from sparsedp.methods.method import Decays, GeometryRule, Method, MethodOptions, OffSupport, configure
 from sparsedp.methods.ranking import Granularity
-from sparsedp.methods.schedules import Constant, Cooling, EverySteps, Listed, PerEpoch, Refresh, Release
+from sparsedp.methods.schedules import Constant, Cooling, EverySteps, Listed, PerEpoch, Refresh, GradualRelease
 from sparsedp.methods.scores import Coherent, Energy, RandomOrder
 
 FULL = MethodOptions(
@@ -59,7 +59,7 @@ def test_a_name_is_registered_once():
 
 @pytest.mark.parametrize(
     "options",
-    [MethodOptions(), FULL, MethodOptions(active_ratio=0.3, clock=PerEpoch(3), schedule=Release((0.5,)))]
+    [MethodOptions(), FULL, MethodOptions(active_ratio=0.3, clock=PerEpoch(3), schedule=GradualRelease((0.5,)))]
     + [MethodOptions(schedule=schedule) for schedule in (Constant(), Cooling(), Release())],
 )
 def test_options_survive_json(options):
@@ -117,7 +117,7 @@ def test_no_options_leave_the_row_as_it_is():
         ("tp-topk", MethodOptions(per_sample_top=1.5), "per_sample_top: got 1.5"),
         ("tp-topk", MethodOptions(centre_decay=0.5), "belong to the standardized geometry"),
         ("tp-topk", MethodOptions(ranking="luck"), "ranking: got 'luck'"),
-        ("adadpigu", MethodOptions(schedule=Release((0.5,))), "below active_ratio=0.6"),
+        ("adadpigu", MethodOptions(schedule=GradualRelease((0.5,))), "below active_ratio=0.6"),
         ("on-rand", MethodOptions(prune=True), "coasting would move them again"),
     ],
 )

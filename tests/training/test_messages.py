@@ -15,7 +15,8 @@ from torch.utils.data import TensorDataset
 
 from sparsedp.methods import get_method
 from sparsedp.privacy import Charge, MemoryLedger
-from sparsedp.privacy.mechanism import private_sum
+from sparsedp.privacy.mechanism import GaussianMechanism
+from sparsedp.privacy.queries import BoundedSum
 from sparsedp.randomness import SystemRandomness
 from sparsedp.training.trainer import Trainer
 
@@ -104,12 +105,12 @@ def test_a_layer_that_only_a_target_reaches_is_not_spoken_of() -> None:
     assert said(Routed(), target=False) == said(Routed(), target=True) == []
 
 
-class Chatty:
+class Chatty(BoundedSum):
     """A bounded sum that logs and warns."""
 
     size, sensitivity = 3, 1.0
 
-    def parts(self, bound: float) -> Iterator[Tensor]:
+    def partial_sums(self, bound: float) -> Iterator[Tensor]:
         logging.getLogger("sparsedp").error("62 rows for 63 samples")
         warnings.warn("62 rows for 63 samples", UserWarning, stacklevel=1)
         yield torch.zeros(3, dtype=torch.float64)
@@ -119,9 +120,7 @@ class Chatty:
 def test_every_release_is_silent_and_the_log_works_again_afterwards(noise: float) -> None:
     query = Chatty()
     with messages() as found:
-        private_sum(
-            query, charge=Charge("train", 0, 1.0, noise), ledger=MemoryLedger(), randomness=SystemRandomness()
-        )
+        GaussianMechanism(MemoryLedger(), SystemRandomness()).noisy_sum(query, Charge("train", 0, 1.0, noise))
         assert found == []
-        list(query.parts(1.0))
+        list(query.partial_sums(1.0))
     assert found == ["62 rows for 63 samples"] * 2

@@ -8,7 +8,7 @@ are taken to come from a scale mixture of normals with a part at zero, whose sha
 * what to hand out (`SignalSums.shrinkage`): the posterior mean of each coordinate instead of its noisy value, as
   denoising of a Gaussian mechanism does (Balle and Wang 2018, Sec. 4).
 
-**Formal guarantees.** Everything here is a function of `Released` values and of public numbers: post-processing. It costs
+**Formal guarantees.** Everything here is a function of `Release` values and of public numbers: post-processing. It costs
 nothing, moves no sensitivity, and no step's noise depends on it but through the public support and scale.
 """
 
@@ -25,7 +25,7 @@ from torch import Tensor
 from sparsedp.methods.ranking import Order
 from sparsedp.methods.scores import ByScore, Observation, Place, RankingState, register_ranking
 from sparsedp.parameters import Layout
-from sparsedp.privacy.mechanism import Released
+from sparsedp.privacy.mechanism import Release
 
 SMALLEST = 0.25
 """The smallest standard deviation of a signal that is told from none, over that of the noise."""
@@ -152,7 +152,7 @@ def best_size(scores: Tensor, left: float) -> int:
 class SignalSums:
     """The sum of every coordinate's releases with the variance of its noise, and where the weights began.
 
-    **Formal guarantees.** Fed by `Released` values alone; the start is the initial weights, which are public.
+    **Formal guarantees.** Fed by `Release` values alone; the start is the initial weights, which are public.
     """
 
     def __init__(self, start: Tensor) -> None:
@@ -160,7 +160,7 @@ class SignalSums:
         self._sum = torch.zeros(len(start), dtype=torch.float64)
         self._variance = torch.zeros(len(start), dtype=torch.float64)
 
-    def observe(self, released: Released) -> None:
+    def observe(self, released: Release) -> None:
         """Add a release on its support."""
         at = released.support.indices
         self._sum[at] += released.mean.to("cpu", torch.float64)

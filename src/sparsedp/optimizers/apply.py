@@ -16,7 +16,7 @@ from sparsedp.optimizers.compact import ELEMENTWISE, CompactOptimizer
 from sparsedp.optimizers.masked import WEIGHT_DECAY, MaskedOptimizer
 from sparsedp.optimizers.places import places_in
 from sparsedp.parameters import Layout, Support
-from sparsedp.privacy.mechanism import Released
+from sparsedp.privacy.mechanism import Release
 
 logger = logging.getLogger("sparsedp")
 
@@ -39,7 +39,7 @@ class SupportOptimizer(Protocol):
     **Privacy.** Post-processing of a release.
     """
 
-    def apply(self, released: Released) -> None:
+    def apply(self, released: Release) -> None:
         """One optimizer step with the released gradient; no `grad` is left afterwards."""
         ...
 

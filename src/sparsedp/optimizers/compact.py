@@ -14,7 +14,7 @@ from sparsedp.optimizers.noise_aware import OWN_OPTIMIZERS, AdamBC
 from sparsedp.optimizers.places import Places, moved, places_in
 from sparsedp.optimizers.rule import optimizer_state, restore_optimizer
 from sparsedp.parameters import Layout, Support
-from sparsedp.privacy.mechanism import Released
+from sparsedp.privacy.mechanism import Release
 
 ELEMENTWISE: frozenset[type[Optimizer]] = frozenset(
     {
@@ -86,7 +86,7 @@ class CompactOptimizer:
         }
         self._seats = [seats[p] for p in spans]
 
-    def apply(self, released: Released) -> None:
+    def apply(self, released: Release) -> None:
         """One optimizer step with the released gradient; no `grad` is left afterwards."""
         self.enter(released.support)
         for seat in self._seats:
@@ -161,7 +161,7 @@ class CompactOptimizer:
             }
 
 
-def _gradient(seat: _Seat, released: Released) -> Tensor | None:
+def _gradient(seat: _Seat, released: Release) -> Tensor | None:
     """The release on one seat, in its type and strides; the entries are read anew from the weights."""
     held = seat.held.detach()
     if held.numel() == 0:

@@ -16,7 +16,7 @@ from sparsedp.optimizers.compact import PER_PARAMETER_STATE, first_value
 from sparsedp.optimizers.noise_aware import AdamBC
 from sparsedp.optimizers.rule import optimizer_state, restore_optimizer
 from sparsedp.parameters import Layout, Support
-from sparsedp.privacy.mechanism import Released
+from sparsedp.privacy.mechanism import Release
 
 WEIGHT_DECAY: tuple[type[Optimizer], ...] = tuple(
     getattr(torch.optim, name) for name in ("AdamW", "Adafactor", "Muon") if hasattr(torch.optim, name)
@@ -58,7 +58,7 @@ class MaskedOptimizer:
         self._support: Support | None = None
         self._parts: list[_Part] = []
 
-    def apply(self, released: Released) -> None:
+    def apply(self, released: Release) -> None:
         """One optimizer step with the released gradient; the parameters' `grad` is None afterwards."""
         self.enter(released.support)
         gradient = None if released.support.is_full else released.dense()
@@ -87,7 +87,7 @@ class MaskedOptimizer:
         """Go on from `state`."""
         restore_optimizer(self._optimizer, saved)
 
-    def _gradient(self, part: _Part, released: Released, dense: Tensor | None) -> Tensor | None:
+    def _gradient(self, part: _Part, released: Release, dense: Tensor | None) -> Tensor | None:
         if not part.active and not self._coasts:
             return None
         p = part.parameter.detach()

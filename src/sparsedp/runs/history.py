@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, final
 
 from sparsedp.parameters import Layout, Support
-from sparsedp.privacy.mechanism import Released
+from sparsedp.privacy.mechanism import Release
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class History:
         self.epochs, self.spans = list(epochs), list(spans)
         self.support = Support.full(layout.dimension) if support is None else support
 
-    def note(self, released: Released) -> None:
+    def note(self, released: Release) -> None:
         """Remember the support of a step if it is a new one."""
         support = released.support
         if self.spans and (support is self.support or support == self.support):

@@ -26,7 +26,7 @@ from sparsedp.optimizers.rule import (
     scheduler_state,
 )
 from sparsedp.parameters import Layout, Support
-from sparsedp.privacy.mechanism import Released
+from sparsedp.privacy.mechanism import Release
 from sparsedp.privacy.plan import Plan
 from sparsedp.randomness import PublicRandomness
 from sparsedp.runs.checkpoint import Checkpoint, load_model_state
@@ -87,7 +87,7 @@ class Learner:
         """One per parameter group, for the next step."""
         return tuple(float(group["lr"]) for group in self._optimizer.param_groups)
 
-    def apply(self, released: Released) -> None:
+    def apply(self, released: Release) -> None:
         """Move the support by a release."""
         if self._average is not None:
             self._average.follow(released.support)
