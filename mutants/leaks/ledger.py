@@ -32,7 +32,7 @@ MUTANTS = [
     mutant(
         "not-on-disk",
         "A charge returns before it is on disk",
-        "runs/durable.py",
+        "_files.py",
         "        data = data[os.write(file, data) :]\n    os.fsync(file)\n",
         "        data = data[os.write(file, data) :]\n",
         TESTS + "test_every_write_is_flushed_to_disk_before_the_charge_returns",
@@ -40,7 +40,7 @@ MUTANTS = [
     mutant(
         "two-writers",
         "Two processes may spend from one ledger",
-        "runs/durable.py",
+        "_files.py",
         "        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)\n",
         "        pass\n",
         TESTS + "test_a_ledger_has_one_writer",
