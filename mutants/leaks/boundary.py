@@ -69,7 +69,7 @@ MUTANTS = [
         (
             KEEP_RAW,
             Edit(
-                "runs/state.py",
+                "runs/checkpoint.py",
                 '        "support": history.support.indices,\n    }\n',
                 '        "support": history.support.indices,\n'
                 '        "last": getattr(__import__("torch"), "_raw", history.support.indices),\n    }\n',

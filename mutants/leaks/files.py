@@ -2,14 +2,14 @@
 
 from mutants.mutant import Edit, Mutant, mutant
 
-CLAIMS = "tests/training/test_verification.py::"
+CLAIMS = "tests/runs/test_verification.py::"
 KEPT = "tests/training/test_attributes.py::test_what_is_kept_of_the_rows_is_refused_by_name_before_a_release"
 
 MUTANTS = [
     mutant(
         "edited-epsilon-verifies",
         "The epsilon in the record is believed, not counted again",
-        "runs/checks.py",
+        "runs/verify.py",
         '    yield _epsilon("the record\'s epsilon", record["epsilon"], _epsilon_of(plan, ledger.planned), plan)\n',
         "",
         CLAIMS + "test_a_headline_epsilon_is_computed_again",
@@ -25,7 +25,7 @@ MUTANTS = [
     mutant(
         "running-switches-checks-off",
         "A record that says the run is still running is not compared with anything",
-        "runs/checks.py",
+        "runs/verify.py",
         '        problem = f"it says running, and knows {known} already" if known else None\n',
         "        problem = None\n",
         CLAIMS + "test_calling_a_run_running_switches_nothing_off",

@@ -121,8 +121,7 @@ def cache_dir() -> Path:
     return (caches if caches.is_absolute() else Path.home() / ".cache") / "sparsedp"
 
 
-# DOC durable: Files that are on disk when a call returns, and have one writer. POSIX.
-def lock(file: int, path: Path) -> None:
+def lock_file(file: int, path: Path) -> None:
     """Take the file for this process, or say who cannot: the lock goes with the open file, not with the process."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -146,7 +145,7 @@ def publish(draft: Path, path: Path) -> None:
         os.rename(draft, path)
 
 
-def write(file: int, data: bytes) -> None:
+def append_durably(file: int, data: bytes) -> None:
     """Append all bytes and wait until they are on disk."""
     while data:
         data = data[os.write(file, data) :]

@@ -12,7 +12,7 @@ from sparsedp.diagnostics.criteria import SplitEnergies
 from sparsedp.diagnostics.splits import WarmupStatistics
 from sparsedp.diagnostics.view import RunView
 from sparsedp.diagnostics.visible import look
-from sparsedp.runs.reader import Run
+from sparsedp.runs.run import Run
 
 
 def a_run(out, method="tp-topk", **more):

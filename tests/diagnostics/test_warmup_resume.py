@@ -16,7 +16,7 @@ from sparsedp.diagnostics.splits import WarmupStatistics, statistics_of
 from sparsedp.diagnostics.summary import summarize_warmup, summary_of
 from sparsedp.errors import DataError
 from sparsedp.parameters import Layout
-from sparsedp.runs.reader import Run
+from sparsedp.runs.run import Run
 
 pytestmark = pytest.mark.usefixtures("checked_once")
 

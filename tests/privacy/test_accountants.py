@@ -23,7 +23,7 @@ from sparsedp.privacy import ACCOUNTANTS, Phase, Plan, accountant, epsilon_by_ep
 from sparsedp.privacy.events import Spend
 from sparsedp.privacy.pld import addition_divergence, removal_divergence
 from sparsedp.privacy.rdp import ORDERS, renyi
-from sparsedp.runs.independent import event_of
+from sparsedp.runs.verify import event_of
 
 DELTA = 1e-5
 GRID = [

@@ -18,7 +18,7 @@ import torch
 from runs import a_trainer, advance, weights
 
 from sparsedp import randomness
-from sparsedp.runs.reader import Run
+from sparsedp.runs.run import Run
 from sparsedp.runs.verify import verify
 
 

@@ -25,7 +25,7 @@ from sparsedp.privacy.ledger import Charge, MemoryLedger
 from sparsedp.privacy.mechanism import privatize
 from sparsedp.privacy.released import Released
 from sparsedp.randomness import SeededRandomness
-from sparsedp.runs.history import History
+from sparsedp.runs.record import History
 from sparsedp.validation.state import StateGuard
 
 WIDTH, ACTIVE_ROWS = 16, 300

@@ -19,7 +19,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from every_day import by_method
-from sparsedp import About, MethodOptions, PerExampleLoss, fit
+from sparsedp import MethodOptions, PerExampleLoss, RunMetadata, fit
 from sparsedp.callbacks.reports import Event, Result, StepReport
 from sparsedp.callbacks.terminal import deferred_interrupt
 from sparsedp.errors import DataError, PrivacyError, PrivacyWarning, SparseDPError
@@ -29,7 +29,7 @@ from sparsedp.privacy.accountants import accountant
 from sparsedp.privacy.calibrate import NominalSplit
 from sparsedp.privacy.plan import Plan
 from sparsedp.runs.ledger_file import FileLedger
-from sparsedp.runs.reader import load_weights
+from sparsedp.runs.run import load_weights
 
 pytestmark = pytest.mark.usefixtures("checked_once")
 
@@ -187,7 +187,7 @@ def all_keys(value: Any) -> Iterator[str]:
 
 def test_nothing_in_the_run_directory_is_named_after_private_quantities(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    quick_fit(out=run, about=About(dataset="made up", variant="test"))
+    quick_fit(out=run, about=RunMetadata(dataset="made up", variant="test"))
     assert sorted(path.name for path in run.iterdir()) == [
         "checkpoint.safetensors", "ledger.jsonl", "metrics.jsonl", "plan.json", "record.json",
     ]  # fmt: skip

@@ -134,7 +134,7 @@ def test_a_ledger_that_says_the_normalisation_had_more_noise_is_found_out(tmp_pa
     assert '"noise_multiplier":3.0' in lines[2]
     lines[2] = lines[2].replace('"noise_multiplier":3.0', '"noise_multiplier":30.0')
     file.write_text("".join(lines))
-    assert [check.what for check in verify(tmp_path / "run").checks if not check.passed] == [
+    assert [check.name for check in verify(tmp_path / "run").checks if not check.passed] == [
         "the ledger's hash chain"
     ]
 

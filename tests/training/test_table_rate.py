@@ -11,7 +11,7 @@ from sklearn_tools import table
 from sparsedp.errors import SparseDPError
 from sparsedp.methods import build_plan, get_method
 from sparsedp.optimizers.table_rate import table_rate, typical_length
-from sparsedp.runs.reader import Run
+from sparsedp.runs.run import Run
 from sparsedp_experiments.data.census import adult
 from sparsedp_experiments.models.tabular import logistic
 from sparsedp_experiments.runs.execute import execute, rate_of

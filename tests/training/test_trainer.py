@@ -18,7 +18,7 @@ from sparsedp.methods import MethodOptions, OffSupport, all_methods, build_plan,
 from sparsedp.privacy.plan import Plan
 from sparsedp.randomness import SeededRandomness
 from sparsedp.runs.checkpoint import read_checkpoint
-from sparsedp.runs.history import EpochReport
+from sparsedp.runs.record import EpochMetrics
 from sparsedp.sampling.loading import Loading
 from sparsedp.sampling.poisson import LogicalBatch, PoissonSampler
 from sparsedp.training.trainer import Trainer
@@ -136,7 +136,7 @@ def test_callbacks_see_every_step_and_epoch_in_order() -> None:
     events: list[Event] = []
     trainer = advance(a_trainer(callbacks=[events.append]))
     steps = [event.step for event in events if isinstance(event, StepReport)]
-    epochs = [event for event in events if isinstance(event, EpochReport)]
+    epochs = [event for event in events if isinstance(event, EpochMetrics)]
     assert steps == list(range(15))
     assert [epoch.step for epoch in epochs] == [3, 6, 9, 12, 15]
     assert [epoch.epoch for epoch in epochs] == [1, 2, 3, 4, 5]

@@ -16,7 +16,7 @@ from sparsedp.grad_sample.query import Engine
 from sparsedp.methods import build_plan
 from sparsedp.methods.timeline import WARM_UP
 from sparsedp.randomness import PublicRandomness
-from sparsedp.runs.history import EpochReport
+from sparsedp.runs.record import EpochMetrics
 from sparsedp.sampling.loading import Loading
 from sparsedp.training.trainer import Trainer
 from sparsedp_experiments.data.bundle import DataBundle, Split
@@ -63,7 +63,7 @@ class Releases:
     def __init__(self) -> None:
         self._kept: list[Tensor] = []
 
-    def __call__(self, event: StepReport | EpochReport) -> None:
+    def __call__(self, event: StepReport | EpochMetrics) -> None:
         """Keep a step's."""
         if isinstance(event, StepReport):
             self._kept.append(event.released.mean.detach().to("cpu", torch.float32))

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from sparsedp._serialization import FrozenMap
 from sparsedp.batch import MicroBatch, supervised
 from sparsedp.core.clip import FlatClip
 from sparsedp.grad_sample import Query, make_engine
 from sparsedp.methods import Controller, MethodOptions, OffSupport, build_plan, get_method
 from sparsedp.optimizers.apply import support_optimizer
 from sparsedp.parameters import Layout
-from sparsedp.privacy.canonical import FrozenMap
 from sparsedp.privacy.ledger import Charge, MemoryLedger
 from sparsedp.privacy.mechanism import privatize
 from sparsedp.privacy.plan import Plan

@@ -10,8 +10,8 @@ from itertools import pairwise
 from statistics import mean, median
 from typing import Any, final
 
+from sparsedp._serialization import canonical
 from sparsedp.callbacks.reports import Event, StepReport
-from sparsedp.privacy.canonical import canonical
 from sparsedp.training.planning import count_units
 from sparsedp_experiments.runs.datasets import load_data
 from sparsedp_experiments.runs.execute import check, execute

@@ -14,7 +14,7 @@ from sparsedp.diagnostics.proxy import split_concentration
 from sparsedp.diagnostics.splits import WarmupStatistics, statistics_of
 from sparsedp.diagnostics.view import RunView
 from sparsedp.diagnostics.visible import looked_at
-from sparsedp.runs.reader import Run
+from sparsedp.runs.run import Run
 from sparsedp_experiments.theory.misranking import (
     Pair,
     misranking_bernstein,

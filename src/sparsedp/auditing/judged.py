@@ -10,7 +10,7 @@ from typing import final
 from sparsedp.auditing.leave_one_out import Movement
 from sparsedp.auditing.mechanism import ReleaseFinding
 from sparsedp.auditing.target import Target
-from sparsedp.runs.checks import Check
+from sparsedp.runs.verify import Check
 
 
 @final

@@ -21,7 +21,7 @@ from sparsedp.methods.spec import METHOD, Asked, check_asked
 from sparsedp.privacy.normalisation import NORMALISE
 from sparsedp.privacy.plan import Plan
 from sparsedp.ranks.here import refuse_ranks
-from sparsedp.runs.reader import Run, load_weights
+from sparsedp.runs.run import Run, load_weights
 from sparsedp.sampling.loading import Loading
 from sparsedp.training.batches import count_channels
 from sparsedp.training.normalised import Normalised, check_normalisation

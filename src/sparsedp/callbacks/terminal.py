@@ -18,7 +18,7 @@ from sparsedp._validate import rounded_up
 from sparsedp.callbacks.reports import Callback, Event
 from sparsedp.privacy.accountants import epsilon_by_epoch
 from sparsedp.privacy.plan import Plan
-from sparsedp.runs.history import EpochReport
+from sparsedp.runs.record import EpochMetrics
 
 
 @contextmanager
@@ -43,7 +43,7 @@ def live(plan: Plan, console: Console) -> Iterator[Callback]:
     accuracy: list[str] = []
 
     def show(event: Event) -> None:
-        if isinstance(event, EpochReport):
+        if isinstance(event, EpochMetrics):
             found = event.metrics.get("accuracy")
             accuracy[:] = [] if found is None else [f"held-out accuracy {found:.1%}"]
             return
@@ -65,7 +65,7 @@ class EpochLines:
 
     def __call__(self, event: Event) -> None:
         """Print the epochs."""
-        if not isinstance(event, EpochReport):
+        if not isinstance(event, EpochMetrics):
             return
         accuracy = event.metrics.get("accuracy")
         facts = [

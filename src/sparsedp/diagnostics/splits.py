@@ -13,7 +13,7 @@ from sparsedp.diagnostics.criteria import SplitEnergies
 from sparsedp.errors import DataError
 from sparsedp.methods.timeline import noise_on_mean
 from sparsedp.methods.warmup import MINIMUM_WARMUP, MOST_COORDINATES, looked_at, steps_looked_at
-from sparsedp.runs.reader import Run
+from sparsedp.runs.run import Run
 
 
 @final

@@ -9,7 +9,7 @@ from sparsedp._validate import exact_ratio, share_of
 from sparsedp.diagnostics.criteria import SplitEnergies
 from sparsedp.diagnostics.proxy import split_concentration
 from sparsedp.diagnostics.splits import WarmupStatistics, statistics_of
-from sparsedp.runs.reader import Run
+from sparsedp.runs.run import Run
 
 SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 

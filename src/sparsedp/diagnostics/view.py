@@ -12,7 +12,7 @@ from sparsedp.diagnostics.proxy import PureNoise, proxy_concentration, pure_nois
 from sparsedp.methods.timeline import WARM_UP
 from sparsedp.parameters import Support
 from sparsedp.privacy.plan import Plan
-from sparsedp.runs.reader import Run
+from sparsedp.runs.run import Run
 
 _SQUARES: Mapping[str, Callable[[int], int]] = {"energy": lambda steps: steps, "coherent": lambda steps: 1}
 """How many independent squares a score averages over a warm-up; rankings not listed have no proxy energy."""

@@ -16,7 +16,7 @@ from sparsedp.methods.choice import noise_ratio
 from sparsedp.methods.scope import part_sizes
 from sparsedp.methods.timeline import noise_on_mean
 from sparsedp.parameters import Layout, Support
-from sparsedp.runs.reader import Run
+from sparsedp.runs.run import Run
 from sparsedp.runs.snapshots import read_snapshots
 
 DENSE_LOOK = 5

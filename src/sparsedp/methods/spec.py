@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypedDict, Unpack, final
 
+from sparsedp._serialization import FrozenMap
 from sparsedp.errors import PrivacyError, SparseDPError
 from sparsedp.methods.drafting import draft_phases, steps_of_an_epoch
 from sparsedp.methods.method import Method
@@ -16,7 +17,6 @@ from sparsedp.methods.rules import Protection
 from sparsedp.methods.table import get_method
 from sparsedp.privacy import checks
 from sparsedp.privacy.calibrate import calibrate
-from sparsedp.privacy.canonical import FrozenMap
 from sparsedp.privacy.normalisation import PrivateNormalisation
 from sparsedp.privacy.plan import Phase, Plan
 from sparsedp.privacy.splits import BudgetSplit, EqualNoise, read_split

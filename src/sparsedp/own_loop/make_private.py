@@ -25,7 +25,7 @@ from sparsedp.own_loop.loop import Loop
 from sparsedp.own_loop.private_loop import PrivateLoader, PrivateModel, PrivateOptimizer
 from sparsedp.randomness import PublicRandomness, own_generators
 from sparsedp.ranks.here import refuse_ranks
-from sparsedp.runs.record import About
+from sparsedp.runs.record import RunMetadata
 from sparsedp.sampling.fetching import rows_in_order
 from sparsedp.sampling.loading import Loading
 from sparsedp.training.given_data import refuse_picked_rows
@@ -56,7 +56,7 @@ def make_private(
     max_physical_batch: int | None = None,
     ema_decay: float | None = None,
     callbacks: Sequence[Callback] = (),
-    about: About = About(),  # noqa: B008
+    about: RunMetadata = RunMetadata(),  # noqa: B008
     **asked: Unpack[Asked],
 ) -> tuple[PrivateModel, PrivateOptimizer, PrivateLoader]:
     """Make an ordinary PyTorch loop private: zero_grad, forward, loss, backward, step, over the loader's batches.

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, final
 
+from sparsedp._serialization import FrozenMap
 from sparsedp.errors import PrivacyError
 from sparsedp.privacy import checks
-from sparsedp.privacy.canonical import FrozenMap
 from sparsedp.privacy.plan import Phase
 
 NORMALISE = "normalise"

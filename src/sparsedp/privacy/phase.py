@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, final
 
+from sparsedp._serialization import FrozenMap
 from sparsedp.errors import PrivacyError
 from sparsedp.privacy import checks
-from sparsedp.privacy.canonical import FrozenMap
 
 if TYPE_CHECKING:
     from sparsedp.core.clip import Clip

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import final
 
+from sparsedp._serialization import FrozenMap, canonical, sha256
 from sparsedp.errors import PrivacyError
 from sparsedp.privacy import checks
-from sparsedp.privacy.canonical import FrozenMap, canonical, sha256
 from sparsedp.privacy.events import Spend
 from sparsedp.privacy.phase import Continuation, Phase, keyed, set_fields, values_of
 

@@ -10,11 +10,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self, final
 
+from sparsedp import _files as durable
 from sparsedp.errors import PrivacyError
 from sparsedp.privacy.events import Spend
 from sparsedp.privacy.ledger import Charge
 from sparsedp.privacy.plan import Plan
-from sparsedp.runs import durable
 from sparsedp.runs.ledger_lines import (
     block_line,
     closing_line,
@@ -75,8 +75,8 @@ class FileLedger:
         line, _ = seal(opening(plan, datetime.now(UTC).isoformat(timespec="seconds")), "")
         file = os.open(draft, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o644)
         try:
-            durable.lock(file, path)
-            durable.write(file, line.encode() + b"\n")
+            durable.lock_file(file, path)
+            durable.append_durably(file, line.encode() + b"\n")
             durable.publish(draft, path)
         except (OSError, PrivacyError):
             os.close(file)
@@ -101,7 +101,7 @@ class FileLedger:
             raise PrivacyError(
                 f"{path} was closed: what its run had left was given to the plan "
                 f"{ledger.record.closings[0].successor.fingerprint}, so the run cannot be resumed. "
-                "Start a run with that plan, or make another one with sparsedp.runs.continuing.continue_runs"
+                "Start a run with that plan, or make another one with sparsedp.runs.directory.continue_runs"
             )
         return ledger
 
@@ -120,7 +120,7 @@ class FileLedger:
                 f"no ledger at {path}: what was spent is unknown, so the run cannot go on"
             ) from error
         try:
-            durable.lock(file, path)
+            durable.lock_file(file, path)
             data = path.read_bytes()
             record = parse(data, path.name)
             if record.plan != plan.fingerprint:
@@ -245,7 +245,7 @@ class FileLedger:
     def _append(self, content: dict[str, Any]) -> str:
         line, digest = seal(content, self._record.head)
         try:
-            durable.write(self._file, (b"" if self._terminated else b"\n") + line.encode() + b"\n")
+            durable.append_durably(self._file, (b"" if self._terminated else b"\n") + line.encode() + b"\n")
         except OSError as error:
             self.close()
             raise PrivacyError(

@@ -14,9 +14,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from sparsedp._serialization import canonical, sha256
 from sparsedp.errors import PrivacyError
 from sparsedp.privacy import checks
-from sparsedp.privacy.canonical import canonical, sha256
 from sparsedp.privacy.plan import Plan
 from sparsedp.runs.verified_ledger import FORMAT, PaidSteps, Torn, VerifiedLedger
 

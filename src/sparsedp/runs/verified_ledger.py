@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple, final
 
+from sparsedp._serialization import FrozenMap
 from sparsedp.errors import PrivacyError
 from sparsedp.privacy.accountants import accountant as accountant_named
-from sparsedp.privacy.canonical import FrozenMap
 from sparsedp.privacy.events import Spend, merged
 from sparsedp.privacy.plan import Plan
 

@@ -31,7 +31,7 @@ from sparsedp.optimizers.table_rate import rate_for_table
 from sparsedp.parameters import Layout
 from sparsedp.privacy.normalisation import PrivateNormalisation
 from sparsedp.privacy.summary import guarantee
-from sparsedp.runs.record import About
+from sparsedp.runs.record import RunMetadata
 from sparsedp.sklearn.call_stack import check_callers
 from sparsedp.sklearn.data import TableDataset, coordinate_count, network
 from sparsedp.sklearn.defaults import method_for, ratio_for, seed_of, widths_of
@@ -284,7 +284,7 @@ class SparseDPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             unit=self.unit,
             rows_per_unit=self.rows_per_unit,
             progress=bool(self.verbose),
-            about=About(
+            about=RunMetadata(
                 dataset=self.name,
                 model="network" if widths_of(self.hidden) else "logistic regression",
                 schema=self._schema(held_out),

@@ -35,7 +35,7 @@ from sparsedp.privacy.normalisation import PrivateNormalisation
 from sparsedp.privacy.plan import Plan
 from sparsedp.ranks.here import ranks_here
 from sparsedp.ranks.store import goes_on
-from sparsedp.runs.record import About
+from sparsedp.runs.record import RunMetadata
 from sparsedp.sampling.fetching import Collate
 from sparsedp.sampling.loading import Loading
 from sparsedp.training.batches import count_channels
@@ -84,7 +84,7 @@ def fit(
     public_scores: Mapping[str, Any] | None = None,
     callbacks: Sequence[Callback] = (),
     progress: bool = True,
-    about: About = About(),  # noqa: B008
+    about: RunMetadata = RunMetadata(),  # noqa: B008
 ) -> Result:
     """Train a model with differential privacy.
 
@@ -208,7 +208,7 @@ def public_weights(model: nn.Module) -> dict[str, Any]:
     return {"public_weights": sorted(named)} if named else {}
 
 
-def _naming_weights(about: About, model: nn.Module) -> About:
+def _naming_weights(about: RunMetadata, model: nn.Module) -> RunMetadata:
     found = public_weights(model)
     return replace(about, schema={**(about.schema or {}), **found}) if found else about
 

@@ -7,7 +7,7 @@ from typing import Self
 from sparsedp.callbacks.reports import Result
 from sparsedp.parameters import Support
 from sparsedp.privacy.plan import Plan
-from sparsedp.runs.history import EpochReport
+from sparsedp.runs.record import EpochMetrics
 from sparsedp.training.keeper import RunKeeper
 
 
@@ -32,7 +32,7 @@ class KeptRun:
         return self._keeper.history.support
 
     @property
-    def history(self) -> tuple[EpochReport, ...]:
+    def history(self) -> tuple[EpochMetrics, ...]:
         """One report per epoch so far."""
         return tuple(self._keeper.history.epochs)
 

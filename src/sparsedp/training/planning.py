@@ -21,8 +21,8 @@ from sparsedp.privacy.accountants import plan_epsilon
 from sparsedp.privacy.plan import Plan
 from sparsedp.privacy.summary import exceeds_target
 from sparsedp.ranks.one import ONE_RANK, Ranks
-from sparsedp.runs.folder import check_new
-from sparsedp.runs.reader import Run
+from sparsedp.runs.directory import check_new
+from sparsedp.runs.run import Run
 from sparsedp.sampling.loading import Loading
 
 GIVEN = "given"

@@ -18,9 +18,8 @@ from sparsedp.parameters import Support
 from sparsedp.privacy.plan import Plan
 from sparsedp.ranks.one import Ranks
 from sparsedp.ranks.shards import refuse_shared_rows, refuse_shared_units
-from sparsedp.runs.checkpoint import Checkpoint
+from sparsedp.runs.checkpoint import Checkpoint, is_cut_in_blocks
 from sparsedp.runs.record import versions
-from sparsedp.runs.state import is_cut_in_blocks
 from sparsedp.sampling.loading import Loading
 from sparsedp.sampling.sharing import EVERYTHING, Blocks, Share
 from sparsedp.validation.state import tensor_digest

@@ -21,8 +21,8 @@ from sparsedp.randomness import PublicRandomness, SeededRandomness, SystemRandom
 from sparsedp.ranks.here import ranks_here, same_threads
 from sparsedp.ranks.one import Ranks
 from sparsedp.ranks.store import find_shared_run, goes_on
-from sparsedp.runs.record import About
-from sparsedp.runs.store import given_up_on_failure
+from sparsedp.runs.directory import closed_on_error
+from sparsedp.runs.record import RunMetadata
 from sparsedp.sampling.loading import Loading
 from sparsedp.sampling.poisson import LogicalBatch
 from sparsedp.sampling.sharing import EVERYTHING
@@ -85,7 +85,7 @@ class Trainer(KeptRun):
         ema_decay: float | None = None,
         public_scores: Mapping[str, Any] | None = None,
         callbacks: Sequence[Callback] = (),
-        about: About = About(),  # noqa: B008
+        about: RunMetadata = RunMetadata(),  # noqa: B008
     ) -> None:
         self._ranks = ranks = ranks_here()
         if seed is not None:
@@ -94,7 +94,7 @@ class Trainer(KeptRun):
         ranks.alike(lambda: first_facts(plan, model, dataset, loss, loading, seed))
         resume = goes_on(ranks, out, resume)
         found = find_shared_run(ranks, out, resume, plan, replay=seed is not None)
-        with given_up_on_failure(found):
+        with closed_on_error(found):
             private = ranks.randomness(SystemRandomness() if seed is None else SeededRandomness(seed))
             public = PublicRandomness(ranks.from_leader(lambda: public_randomness(seed, found).seed))
             share = share_of(ranks, dataset, loading, found and found.checkpoint)
