@@ -7,8 +7,8 @@ import pytest
 
 from sparsedp.cli.output import Exit
 from sparsedp.privacy import Charge, Phase, Plan
+from sparsedp.privacy.ledger import FileLedger
 from sparsedp.runs.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
-from sparsedp.runs.ledger_file import FileLedger
 from sparsedp.runs.verify import other_epsilons, verify
 
 
@@ -106,7 +106,7 @@ def flip_a_byte(run: Path) -> None:
         (spoil_json("plan.json", delta=1e-9), "delta"),
         (drop_last_lines, "the ledger goes on from where the checkpoint knew it"),
         (other_runs_checkpoint, "the checkpoint's plan is the ledger's"),
-        (larger_support, "the checkpoint's support fits the plan"),
+        (larger_support, "checkpoint.safetensors is as the run wrote it, by the ledger"),
         (flip_a_byte, "the checkpoint's checksum"),
         (lambda run: (run / "ledger.jsonl").unlink(), "the ledger's hash chain"),
         (lambda run: (run / "record.json").write_text("{"), "the record can be read"),

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import sparsedp
-from sparsedp.methods.adafest import Contributions
-from sparsedp.privacy.splits import NominalSplit
+from sparsedp.methods.scores import Contributions
+from sparsedp.privacy.calibration import NominalSplit
 
 MODELS = ("linear", "cnn")
 BY_ROWS = ("adafest", "fest", "given")

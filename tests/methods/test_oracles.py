@@ -9,14 +9,12 @@ import pytest
 from method_harness import NETWORK, PUBLIC, Problem, drive
 
 from oracles import adadpigu, random_sparsification, tp_topk
-from sparsedp.methods.clock import EverySteps, PerEpoch
-from sparsedp.methods.controller import FROZEN_NOISE
-from sparsedp.methods.method import Protection
-from sparsedp.methods.options import MethodOptions
-from sparsedp.methods.schedules import Release
-from sparsedp.methods.spec import PlanSpec
-from sparsedp.methods.table import get_method
-from sparsedp.privacy import grid
+from sparsedp.methods.catalog import get_method
+from sparsedp.methods.method import MethodOptions, Protection
+from sparsedp.methods.plan_config import PlanSpec
+from sparsedp.methods.schedules import EverySteps, PerEpoch, Release
+from sparsedp.methods.support_scheduler import FROZEN_NOISE
+from sparsedp.privacy import mechanism
 
 D = NETWORK.dimension
 STEPS_PER_EPOCH = 5
@@ -24,7 +22,7 @@ STEPS_PER_EPOCH = 5
 
 @pytest.fixture(autouse=True)
 def a_very_fine_grid(monkeypatch):
-    monkeypatch.setattr(grid, "MARGIN_BITS", 40)
+    monkeypatch.setattr(mechanism, "MARGIN_BITS", 40)
 
 
 def plan_for(method, options, problem, epochs, noise, clip_norm=1.0, **settings):

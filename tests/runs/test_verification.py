@@ -17,9 +17,9 @@ import sparsedp
 from runs import a_trainer, advance
 from sparsedp._serialization import canonical
 from sparsedp.errors import DataError, PrivacyError
+from sparsedp.privacy.ledger import seal
 from sparsedp.runs.checkpoint import read_checkpoint, write_checkpoint
 from sparsedp.runs.directory import digest_of
-from sparsedp.runs.ledger_lines import seal
 from sparsedp.runs.record import record_bytes
 from sparsedp.runs.run import Run
 from sparsedp.runs.verify import UNCHECKED, Verification, verify

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from runs import a_trainer, advance, weights
 
+from runs import a_trainer, advance, weights
 from sparsedp import randomness
 from sparsedp.runs.run import Run
 from sparsedp.runs.verify import verify

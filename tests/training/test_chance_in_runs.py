@@ -9,15 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from runs import FEATURES, ROWS, a_plan, a_trainer, advance, loss_fn, network, rows, sgd, weights
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
+from runs import FEATURES, ROWS, a_plan, a_trainer, advance, loss_fn, network, rows, sgd, weights
 from sparsedp.errors import PrivacyError
+from sparsedp.loading import Loading
 from sparsedp.methods import build_plan, get_method
 from sparsedp.randomness import PublicRandomness, SeededRandomness
-from sparsedp.sampling.loading import Loading
-from sparsedp.sampling.poisson import PoissonSampler
+from sparsedp.sampling import PoissonSampler
 from sparsedp.training.trainer import Trainer
 
 pytestmark = pytest.mark.usefixtures("checked_once")

@@ -9,12 +9,12 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from runs import ROWS, a_plan, a_trainer, advance
 
+from runs import ROWS, a_plan, a_trainer, advance
 from sparsedp.errors import PrivacyError
 from sparsedp.methods import PlanSpec, get_method
 from sparsedp.privacy import Charge, Plan, RdpFilter
-from sparsedp.runs.ledger_file import FileLedger
+from sparsedp.privacy.ledger import FileLedger
 from sparsedp.runs.run import Run, continue_runs
 
 FIRST = a_plan(get_method("dp-sgd"))

@@ -17,13 +17,12 @@ from sparsedp.batch import MicroBatch
 from sparsedp.core.clip import FlatClip
 from sparsedp.core.geometry import Identity
 from sparsedp.grad_sample import BookkeepingEngine, Query
-from sparsedp.methods.standardization import Decays, Statistics
+from sparsedp.methods.method import Decays, Statistics
 from sparsedp.optimizers.apply import support_optimizer
 from sparsedp.optimizers.average import WeightAverage
 from sparsedp.parameters import Layout, Support
 from sparsedp.privacy.ledger import Charge, MemoryLedger
-from sparsedp.privacy.mechanism import privatize
-from sparsedp.privacy.released import Released
+from sparsedp.privacy.mechanism import Released, privatize
 from sparsedp.randomness import SeededRandomness
 from sparsedp.runs.record import History
 from sparsedp.validation.state import StateGuard

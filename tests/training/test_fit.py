@@ -13,22 +13,22 @@ from typing import Any
 
 import pytest
 import torch
-from runs import CLASSES, FEATURES, ROWS, loss_fn, network, rows, weights
 from safetensors import safe_open
 from torch import nn
 from torch.utils.data import Dataset
 
 from every_day import by_method
+from runs import CLASSES, FEATURES, ROWS, loss_fn, network, rows, weights
 from sparsedp import MethodOptions, PerExampleLoss, RunMetadata, fit
-from sparsedp.callbacks.reports import Event, Result, StepReport
-from sparsedp.callbacks.terminal import deferred_interrupt
+from sparsedp.callbacks import deferred_interrupt
 from sparsedp.errors import DataError, PrivacyError, PrivacyWarning, SparseDPError
 from sparsedp.methods import all_methods
-from sparsedp.methods.spec import default_batch_size, default_delta
-from sparsedp.privacy.accountants import accountant
-from sparsedp.privacy.calibrate import NominalSplit
+from sparsedp.methods.plan_config import default_batch_size, default_delta
+from sparsedp.privacy.accounting import accountant
+from sparsedp.privacy.calibration import NominalSplit
+from sparsedp.privacy.ledger import FileLedger
 from sparsedp.privacy.plan import Plan
-from sparsedp.runs.ledger_file import FileLedger
+from sparsedp.results import Event, Result, StepReport
 from sparsedp.runs.run import load_weights
 
 pytestmark = pytest.mark.usefixtures("checked_once")

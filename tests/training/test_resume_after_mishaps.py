@@ -7,9 +7,9 @@ import json
 from pathlib import Path
 
 import pytest
-from runs import a_trainer, advance
 from torch import Tensor, nn
 
+from runs import a_trainer, advance
 from sparsedp._files import write_atomically
 from sparsedp.errors import ModelError, SparseDPError
 from sparsedp.runs import directory

@@ -125,7 +125,6 @@ def test_encoded_tables_say_whether_their_records_have_length_one(tmp_path):
 
 def test_a_rule_is_for_the_default_optimizer_alone():
     from runs import loss_fn, network, rows
-
     from sparsedp import fit
 
     with pytest.raises(SparseDPError, match="is for the default optimizer"):

@@ -11,8 +11,8 @@ from statistics import mean, median
 from typing import Any, final
 
 from sparsedp._serialization import canonical
-from sparsedp.callbacks.reports import Event, StepReport
-from sparsedp.training.planning import count_units
+from sparsedp.results import Event, StepReport
+from sparsedp.training.data import count_units
 from sparsedp_experiments.runs.datasets import load_data
 from sparsedp_experiments.runs.execute import check, execute
 from sparsedp_experiments.runs.grid import GridRun

@@ -17,7 +17,7 @@ from sparsedp.diagnostics.quality import energy_captured
 from sparsedp.diagnostics.view import Proxy, RunView
 from sparsedp.grad_sample import make_engine
 from sparsedp.grad_sample.query import Engine
-from sparsedp.methods.timeline import noise_on_mean
+from sparsedp.methods.support_scheduler import noise_on_mean
 from sparsedp.randomness import PublicRandomness
 from sparsedp.ranks.here import refuse_ranks
 from sparsedp.runs.run import Run, load_weights

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import final
 
 from sparsedp.diagnostics.view import RunView
-from sparsedp.methods.timeline import noise_on_mean
+from sparsedp.methods.support_scheduler import noise_on_mean
 from sparsedp.privacy.plan import Phase, Plan
 from sparsedp_experiments.theory.convergence import (
     ProjectedBound,

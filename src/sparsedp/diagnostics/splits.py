@@ -11,7 +11,7 @@ from typing import final
 
 from sparsedp.diagnostics.criteria import SplitEnergies
 from sparsedp.errors import DataError
-from sparsedp.methods.timeline import noise_on_mean
+from sparsedp.methods.support_scheduler import noise_on_mean
 from sparsedp.methods.warmup import MINIMUM_WARMUP, MOST_COORDINATES, looked_at, steps_looked_at
 from sparsedp.runs.run import Run
 

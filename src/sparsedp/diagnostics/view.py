@@ -9,7 +9,7 @@ from typing import Any, final
 from torch import Tensor
 
 from sparsedp.diagnostics.proxy import PureNoise, proxy_concentration, pure_noise
-from sparsedp.methods.timeline import WARM_UP
+from sparsedp.methods.method import WARM_UP
 from sparsedp.parameters import Support
 from sparsedp.privacy.plan import Plan
 from sparsedp.runs.run import Run
@@ -55,7 +55,7 @@ class RunView:
 
     def proxy(self) -> Proxy | None:
         """DP-visible concentration against its null; None without a warm-up or for scores that are no energies."""
-        warm_up = next((phase for phase in self.plan.phases if phase.name == WARM_UP), None)
+        warm_up = next((phase for phase in self.plan.phases if phase.name == WARM_UP.name), None)
         if self.scores is None or self.ranking is None or warm_up is None:
             return None
         squares_of = _SQUARES.get(self.ranking["name"])

@@ -12,9 +12,9 @@ from sparsedp.diagnostics.proxy import SplitConcentration, split_concentration
 from sparsedp.diagnostics.quality import LayerShare, Overlap, overlap, support_per_layer
 from sparsedp.diagnostics.splits import WarmupStatistics, statistics_of, why_nothing
 from sparsedp.diagnostics.view import Proxy, RunView
-from sparsedp.methods.choice import noise_ratio
-from sparsedp.methods.scope import part_sizes
-from sparsedp.methods.timeline import noise_on_mean
+from sparsedp.methods.auto import noise_ratio
+from sparsedp.methods.ranking import part_sizes
+from sparsedp.methods.support_scheduler import noise_on_mean
 from sparsedp.parameters import Layout, Support
 from sparsedp.runs.run import Run
 from sparsedp.runs.snapshots import read_snapshots

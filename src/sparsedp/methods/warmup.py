@@ -13,12 +13,10 @@ from typing import final
 import torch
 from torch import Tensor
 
-from sparsedp.methods.observation import observe_dense
-from sparsedp.methods.rankings import ByScore
-from sparsedp.methods.scores import Coherent, Energy
-from sparsedp.methods.timeline import WARM_UP
+from sparsedp.methods.method import WARM_UP
+from sparsedp.methods.scores import ByScore, Coherent, Energy, observe_dense
+from sparsedp.privacy.mechanism import Released
 from sparsedp.privacy.plan import Phase, Plan
-from sparsedp.privacy.released import Released
 
 MINIMUM_WARMUP = 3
 """One step to rank by and two to estimate with."""
@@ -146,7 +144,7 @@ def looked_at(plan: Plan) -> Phase:
 def steps_looked_at(plan: Plan) -> int:
     """How many steps of that phase: the whole warm-up, or 30 % of a phase that is none."""
     phase = looked_at(plan)
-    return phase.steps if phase.name == WARM_UP else round(DENSE_SHARE * phase.steps)
+    return phase.steps if phase.name == WARM_UP.name else round(DENSE_SHARE * phase.steps)
 
 
 def _under(tensors: Mapping[str, Tensor], ranking: str) -> dict[str, Tensor]:

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from sparsedp.errors import SparseDPError
-from sparsedp.methods.spec import CLIP_NORM
+from sparsedp.methods.plan_config import CLIP_NORM
 from sparsedp.optimizers.noise_aware import OWN_OPTIMIZERS
 from sparsedp.privacy.plan import Plan
 

@@ -14,12 +14,10 @@ from typing import NamedTuple, Protocol, final
 from sparsedp._files import parse_json, readable_json, sync_directory, write_atomically
 from sparsedp._serialization import sha256
 from sparsedp.errors import DataError, PrivacyError, SparseDPError
-from sparsedp.privacy.ledger import MemoryLedger, RunLedger
+from sparsedp.privacy.ledger import FileLedger, MemoryLedger, RunLedger, VerifiedLedger
 from sparsedp.privacy.plan import Plan
 from sparsedp.runs.checkpoint import Checkpoint, checkpoint_bytes, read_checkpoint
-from sparsedp.runs.ledger_file import FileLedger
 from sparsedp.runs.record import EpochMetrics, RunRecord, metrics_bytes, plan_bytes, read_record, record_bytes
-from sparsedp.runs.verified_ledger import VerifiedLedger
 
 PLAN = "plan.json"
 """The plan, canonical JSON; never changes."""

@@ -17,9 +17,8 @@ from sparsedp._serialization import from_json, to_json
 from sparsedp.errors import DataError, SparseDPError
 from sparsedp.methods.method import Method
 from sparsedp.parameters import Layout, Support
-from sparsedp.privacy.grid import NOISE
+from sparsedp.privacy.mechanism import NOISE, Released
 from sparsedp.privacy.plan import Plan
-from sparsedp.privacy.released import Released
 
 FORMAT = 1
 

@@ -12,17 +12,15 @@ import torch
 from torch import Tensor, nn
 
 from sparsedp.errors import DataError, PrivacyError
-from sparsedp.methods.controller import WARMUP, signal_sums
+from sparsedp.methods.support_scheduler import WARMUP, signal_sums
 from sparsedp.methods.warmup import WarmupSeen
 from sparsedp.parameters import Layout, Support
-from sparsedp.privacy.filters import RdpFilter
+from sparsedp.privacy.calibration import BudgetSplit, EqualNoise, RdpFilter
+from sparsedp.privacy.ledger import FileLedger, VerifiedLedger
 from sparsedp.privacy.plan import Plan
-from sparsedp.privacy.splits import BudgetSplit, EqualNoise
 from sparsedp.runs.checkpoint import Checkpoint, load_model_state, read_checkpoint, read_layout
 from sparsedp.runs.directory import CHECKPOINT, LEDGER, METRICS, PLAN, RECORD, RunDirectory
-from sparsedp.runs.ledger_file import FileLedger
 from sparsedp.runs.record import EpochMetrics, RunRecord, SupportSpan, read_metrics, read_plan, read_record
-from sparsedp.runs.verified_ledger import VerifiedLedger
 
 
 @final

@@ -13,10 +13,9 @@ from typing import Any, TypeVar, final
 
 from sparsedp._serialization import to_json
 from sparsedp.errors import DataError, SparseDPError
-from sparsedp.privacy.accountants import accountant_for, epsilon_by_epoch
-from sparsedp.privacy.events import Spend, merged
-from sparsedp.privacy.plan import Plan
-from sparsedp.privacy.quiet import quiet
+from sparsedp.privacy.accounting import accountant_for, epsilon_by_epoch, quiet
+from sparsedp.privacy.ledger import PaidSteps, VerifiedLedger
+from sparsedp.privacy.plan import Plan, Spend, merged
 from sparsedp.runs.checkpoint import Checkpoint, json_equal, setup_names
 from sparsedp.runs.directory import CHECKPOINT, LEDGER, METRICS, PLAN, RECORD, digest_of, holds_run
 from sparsedp.runs.record import (
@@ -34,7 +33,6 @@ from sparsedp.runs.record import (
     stated,
 )
 from sparsedp.runs.run import Run
-from sparsedp.runs.verified_ledger import PaidSteps, VerifiedLedger
 
 T = TypeVar("T")
 

@@ -14,9 +14,9 @@ from sparsedp.diagnostics.criteria import one_step, random_signal_loss, step_pro
 from sparsedp.diagnostics.proxy import split_of
 from sparsedp.errors import SparseDPError
 from sparsedp.grad_sample import make_engine
+from sparsedp.methods.method import MAIN
 from sparsedp.methods.scores import Energy
-from sparsedp.methods.stages import MAIN
-from sparsedp.methods.timeline import noise_on_mean
+from sparsedp.methods.support_scheduler import noise_on_mean
 from sparsedp.privacy.plan import Phase, Plan
 from sparsedp.randomness import PublicRandomness
 from sparsedp.runs.snapshots import Snapshot

@@ -13,10 +13,8 @@ from sparsedp.core.clip import FlatClip
 from sparsedp.diagnostics.proxy import proxy_concentration, pure_noise, split_concentration, split_of
 from sparsedp.diagnostics.quality import concentration_curve, energy_captured, random_capture, recovery_curve
 from sparsedp.grad_sample import make_engine
-from sparsedp.methods.observation import Observation
-from sparsedp.methods.rankings import ByScore
-from sparsedp.methods.scores import Coherent, Energy
-from sparsedp.methods.timeline import noise_on_mean
+from sparsedp.methods.scores import ByScore, Coherent, Energy, Observation
+from sparsedp.methods.support_scheduler import noise_on_mean
 from sparsedp.parameters import Support
 from sparsedp.randomness import PublicRandomness
 from sparsedp_experiments.figures.config import Point, Study
