@@ -11,8 +11,8 @@ import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from sparsedp.cli.app import Exit, aside, emit, people, run_folder
 from sparsedp.cli.diagnose import show as show_released
-from sparsedp.cli.output import Exit, aside, emit, people, run_folder
 from sparsedp.errors import SparseDPError
 from sparsedp.report.numbers import percent, significant
 from sparsedp.runs.folder import NONPRIVATE
@@ -68,7 +68,7 @@ def diagnose(
         raise SparseDPError(
             "--data and --rows say what --nonprivate looks at; add --nonprivate, or drop them"
         )
-    from sparsedp.diagnostics.visible import look
+    from sparsedp.diagnostics import look
     from sparsedp_experiments.theory.visible import theory_of
 
     seen, theory = look(folder), theory_of(folder)

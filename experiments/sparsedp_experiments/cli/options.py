@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from sparsedp.cli.options import (
+from sparsedp.cli.app import (
     ActiveRatio,
     BatchSize,
     ClipNorm,
