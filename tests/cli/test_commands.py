@@ -11,7 +11,8 @@ import pytest
 from torch import nn
 from typer.testing import CliRunner
 
-from sparsedp.cli.app import EXIT_CODES, app
+from sparsedp.cli.app import app
+from sparsedp.cli.output import EXIT_CODES
 from sparsedp.methods import MethodOptions, all_methods, build_plan, get_method
 from sparsedp.privacy import plan_epsilon
 from sparsedp.privacy.normalization import PrivateNormalisation

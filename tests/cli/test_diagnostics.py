@@ -5,7 +5,7 @@ import json
 import pytest
 from torch import nn
 
-from sparsedp.cli.app import Exit
+from sparsedp.cli.output import Exit
 from sparsedp.diagnostics import statistics_of
 from sparsedp.report.nonprivate import WARNING
 from sparsedp.runs.reader import Run

@@ -5,7 +5,7 @@ import typer
 from typer.testing import CliRunner
 
 from sparsedp.cli import app as application
-from sparsedp.cli.app import Exit
+from sparsedp.cli.output import Exit
 from sparsedp.errors import SparseDPError
 from sparsedp_experiments.cli.running import rows_of
 from sparsedp_experiments.runs.comparison import comparison

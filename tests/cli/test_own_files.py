@@ -5,7 +5,7 @@ import pytest
 from typer.testing import CliRunner
 
 from sparsedp.cli import app
-from sparsedp.cli.app import Exit
+from sparsedp.cli.output import Exit
 
 SHORT = (
     "--classes", "no,yes", "--epochs", "1", "--batch-size", "10", "--seed", "0", "--set", "accountant=rdp",

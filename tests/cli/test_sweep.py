@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sparsedp.cli.app import Exit
+from sparsedp.cli.output import Exit
 from sparsedp.runs.reader import Run
 from sparsedp_experiments.runs import results as results_module
 from sparsedp_experiments.runs.config import read_experiment

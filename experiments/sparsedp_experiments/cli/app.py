@@ -6,7 +6,8 @@ import os
 
 import typer
 
-from sparsedp.cli.app import EXIT_CODES, run
+from sparsedp.cli.app import run
+from sparsedp.cli.output import EXIT_CODES
 from sparsedp.errors import SparseDPError
 from sparsedp_experiments.cli.audit import audit
 from sparsedp_experiments.cli.compare import compare

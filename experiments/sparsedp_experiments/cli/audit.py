@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sparsedp.cli.app import run_folder
 from sparsedp.cli.audit import Confidence, Out, Steps, carry_out
+from sparsedp.cli.output import run_folder
 from sparsedp.errors import SparseDPError
 from sparsedp_experiments.cli import options
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sparsedp.cli.app import Exit, emit, people
+from sparsedp.cli.output import Exit, emit, people
 from sparsedp.errors import SparseDPError
 from sparsedp_experiments.cli import options
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sparsedp.cli.app import Exit, aside, emit, people
+from sparsedp.cli.output import Exit, aside, emit, people
 from sparsedp_experiments.cli import options
 
 if TYPE_CHECKING:

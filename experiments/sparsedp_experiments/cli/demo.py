@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from sparsedp.cli.app import people
+from sparsedp.cli.output import people
 from sparsedp.runs.folder import holds_run
 from sparsedp_experiments.cli import options
 

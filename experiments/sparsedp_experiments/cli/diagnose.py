@@ -11,8 +11,8 @@ import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from sparsedp.cli.app import Exit, aside, emit, people, run_folder
 from sparsedp.cli.diagnose import show as show_released
+from sparsedp.cli.output import Exit, aside, emit, people, run_folder
 from sparsedp.errors import SparseDPError
 from sparsedp.report.numbers import percent, significant
 from sparsedp.runs.folder import NONPRIVATE

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from sparsedp.cli.app import (
+from sparsedp.cli.options import (
     ActiveRatio,
     BatchSize,
     ClipNorm,

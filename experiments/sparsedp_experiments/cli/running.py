@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sparsedp._validate import rounded_up
-from sparsedp.cli.app import Exit, aside
+from sparsedp.cli.output import Exit, aside
 from sparsedp.errors import SparseDPError
 from sparsedp_experiments.comparison.statistics import Estimate
 from sparsedp_experiments.runs.config import Experiment

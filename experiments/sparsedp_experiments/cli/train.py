@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from sparsedp._validate import rounded_up
-from sparsedp.cli.app import Exit, aside, emit, people
+from sparsedp.cli.output import Exit, aside, emit, people
 from sparsedp.errors import SparseDPError
 from sparsedp_experiments.cli import options
 

@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 
 from sparsedp.cli import options
-from sparsedp.cli.app import Exit, aside, emit, people, run_folder
+from sparsedp.cli.output import Exit, aside, emit, people, run_folder
 from sparsedp.errors import SparseDPError
 
 if TYPE_CHECKING:

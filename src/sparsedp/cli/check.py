@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sparsedp.cli import options
-from sparsedp.cli.app import emit, people
+from sparsedp.cli.output import emit, people
 from sparsedp.errors import SparseDPError
 
 if TYPE_CHECKING:

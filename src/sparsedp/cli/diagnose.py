@@ -9,13 +9,14 @@ import typer
 from rich.table import Table
 
 from sparsedp.cli import options
-from sparsedp.cli.app import emit, people, run_folder
+from sparsedp.cli.output import emit, people, run_folder
 from sparsedp.report.numbers import percent, significant
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from sparsedp.diagnostics import NoisyEstimate, Visible
+    from sparsedp.diagnostics.criteria import NoisyEstimate
+    from sparsedp.diagnostics.visible import Visible
 
 MOST_ROWS = 40
 """Of a table on the screen; --json has everything."""
@@ -29,7 +30,7 @@ def diagnose(
 
     Example: `sparsedp diagnose runs/first`
     """
-    from sparsedp.diagnostics import look
+    from sparsedp.diagnostics.visible import look
 
     seen = look(run_folder(run))
     if as_json:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sparsedp.cli import options
-from sparsedp.cli.app import emit, people
+from sparsedp.cli.output import emit, people
 
 
 def methods(as_json: options.Json = False) -> None:

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from sparsedp._validate import rounded_up
 from sparsedp.cli import options
-from sparsedp.cli.app import emit, people
+from sparsedp.cli.output import emit, people
 from sparsedp.errors import SparseDPError
 
 if TYPE_CHECKING:

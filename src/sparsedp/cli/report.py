@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from sparsedp.cli import options
-from sparsedp.cli.app import emit, people
+from sparsedp.cli.output import emit, people
 from sparsedp.errors import DataError, SparseDPError
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sparsedp.cli import options
-from sparsedp.cli.app import Exit, emit, people, run_folder
+from sparsedp.cli.output import Exit, emit, people, run_folder
 
 if TYPE_CHECKING:
     from rich.console import Console
