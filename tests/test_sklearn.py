@@ -23,7 +23,7 @@ import sparsedp
 from every_day import by_method
 from sklearn_tools import classifier, table, weights
 from sparsedp import MethodOptions, PrivacyError, SparseDPError, all_methods
-from sparsedp.diagnostics.visible import look
+from sparsedp.diagnostics import look
 from sparsedp.sklearn import BoundedScaler, SparseDPClassifier
 
 pytestmark = pytest.mark.usefixtures("checked_once")
