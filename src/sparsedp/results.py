@@ -18,6 +18,7 @@ from sparsedp.privacy.mechanism import Released
 from sparsedp.privacy.plan import Plan, Spend
 from sparsedp.runs.record import EpochMetrics, SupportSpan
 
+
 @dataclass(frozen=True, slots=True)
 class StepReport:
     """One step is done.

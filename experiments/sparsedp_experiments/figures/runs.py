@@ -87,7 +87,7 @@ def switch_of(trainer: Trainer) -> int:
     """The first step after the warm-up."""
     plan = trainer.plan
     warm_up = next(phase for phase in plan.phases if phase.name == WARM_UP.name)
-    return plan.first_step(WARM_UP) + warm_up.steps
+    return plan.first_step(WARM_UP.name) + warm_up.steps
 
 
 def held_out(split: Split, units: int, size: int, seed: int) -> list[MicroBatch]:

@@ -27,7 +27,7 @@ from sparsedp.loading import Collate, Loading
 from sparsedp.methods import Method, MethodOptions
 from sparsedp.methods.auto import AUTO_METHOD
 from sparsedp.methods.plan_config import ClipNorm
-from sparsedp.optimizers.rule import (
+from sparsedp.optimizers.factory import (
     OptimizerChoice,
     Rate,
     SchedulerChoice,
