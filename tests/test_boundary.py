@@ -20,13 +20,13 @@ RAW_GRADIENTS = {
         "diagnostics/curvature.py",  # Hessian-vector products, on request
         "federated/local.py",  # a client's own, at the client: what leaves it is clipped first
         "grad_sample/layers/shared.py",
-        "guards/coverage.py",  # to take the time of one; it is thrown away
+        
         "grad_sample/reference.py",
         "grad_sample/rowwise.py",
         "grad_sample/tape.py",
-        "optimizers/apply.py",  # asks of a frozen parameter whether there is one
-        "optimizers/compact.py",  # hands the released gradient to the optimizer
-        "optimizers/masked.py",  # as well
+        "optimizers/sparse.py",  # asks of a frozen parameter whether there is one
+        "optimizers/sparse.py",  # hands the released gradient to the optimizer
+        "optimizers/sparse.py",  # as well
         "optimizers/noise_aware.py",  # optimizers: they are handed it
         "own_loop/trained.py",  # asks whether the user's own code has left one
     },
@@ -48,7 +48,7 @@ RAW_GRADIENTS = {
         "grad_sample/recurrent/nodes.py",
         "grad_sample/rowwise.py",
         "grad_sample/tape.py",
-        "guards/coverage.py",
+        
     },
     "get_gradient_edge": {"grad_sample/graph.py", "grad_sample/rowwise.py", "grad_sample/tape.py"},
     "clipped_sum": {
@@ -58,12 +58,12 @@ RAW_GRADIENTS = {
         "grad_sample/trial.py",  # rows in company and alone, before training; only whether they agree is told
         "grad_sample/witness.py",  # as well, in a step
         "privacy/mechanism.py",
-        "guards/coverage.py",  # to see which way it is computed; the sum is thrown away
+        
     },
     "RowsAlone": {
         "grad_sample/trial.py",
         "grad_sample/witness.py",
-        "guards/guard.py",  # whether rows agree with themselves in company
+        
     },
     "vjp": set(),
     "jvp": set(),
@@ -98,7 +98,7 @@ RANDOM_DRAWS = {
         "diagnostics/symmetry.py",  # public: sign flips
         "grad_sample/check.py",  # public: perturbs the parameters for a second probe
         "grad_sample/company.py",  # public: jitters rows for it
-        "methods/controller.py",  # public noise on frozen coordinates (RS Alg. 4)
+        "methods/support_scheduler.py",  # public noise on frozen coordinates (RS Alg. 4)
     },
     "rounded_gaussian": {"randomness.py", "privacy/mechanism.py"},
     "add_rounded_gaussian": {"randomness.py", "privacy/mechanism.py"},
@@ -199,7 +199,7 @@ def test_training_does_not_import_diagnostics():
             (
                 "training/",
                 "own_loop/",
-                "guards/",
+                
                 "callbacks.py",
                 "privacy/",
                 "methods/",

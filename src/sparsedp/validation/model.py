@@ -113,7 +113,7 @@ def validate_model(model: nn.Module, loss: PerSampleLoss, rows: Rows) -> tuple[s
     refuse_hooks(model)
     device = parameters[0].device
     here = to_device(rows, device)
-    with own_generators(PublicRandomness(0).generator_seed(()), device), torch.enable_grad():
+    with own_generators(PublicRandomness(0).generator_seed(()), device), torch.enable_grad(), _put_back(model):
         made = made_up(here, EXAMPLES, _kind_it_takes(model, loss, here))
         _refuse_writes_and_functions(model, loss, made)
         _refuse_other_meaning(model, loss, made)
@@ -230,6 +230,19 @@ def _refuse_writes_and_functions(model: nn.Module, loss: PerSampleLoss, made: Ro
             )
         if node.next_functions and _has_hook(node):
             raise _hook_refused(f"the node {node.name()} of the autograd graph")
+
+
+@contextmanager
+def _put_back(model: nn.Module) -> Iterator[None]:
+    """Parameters and buffers as they were, in whatever tensors hold them."""
+    before = _values(model)
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for name, value in [*model.named_parameters(), *model.named_buffers()]:
+                if name in before and not _same(before[name], value):
+                    value.data.copy_(before[name])
 
 
 def _values(model: nn.Module) -> dict[str, Tensor]:
