@@ -112,7 +112,7 @@ def head(*layers):
         (nn.Sequential(head(nn.Tanh()), SubtractBatchMean()), "module '1' (SubtractBatchMean)"),
         (MixesByHand(), "the model itself (MixesByHand)"),
         (head(MixesInTrainingBehindDropout()), "module '0' (MixesInTrainingBehindDropout)"),
-        (MixesBehindAZeroBranch(), "module 'branch' (Linear) mixes samples, or is handed mixed ones"),
+        (MixesBehindAZeroBranch(), "module 'branch' (Linear) mixes examples, or is handed mixed ones"),
         (head(DividesByTheBatchSize()), "module '0' (DividesByTheBatchSize)"),
     ],
     ids=[
@@ -126,7 +126,7 @@ def head(*layers):
         "by the number of rows",
     ],
 )
-def test_a_model_that_mixes_samples_is_refused_by_name_and_with_a_remedy(model, culprit):
+def test_a_model_that_mixes_examples_is_refused_by_name_and_with_a_remedy(model, culprit):
     with pytest.raises(ModelError) as refused:
         validate_model(model, LOSS, rows())
     assert culprit in str(refused.value)
@@ -183,7 +183,7 @@ def test_a_sound_model_passes_and_is_left_as_it_was(model):
     assert all(not module._forward_hooks for module in model.modules())
 
 
-def test_a_loss_that_mixes_samples_is_refused():
+def test_a_loss_that_mixes_examples_is_refused():
     def centred(logits, targets):
         losses = F.cross_entropy(logits, targets, reduction="none")
         return losses - losses.mean()

@@ -82,13 +82,12 @@ class ModelValidation:
             SparseDPError: the loss is not one number per example.
         """
         modes = tuple(module.training for module in self._model.modules())
-        if modes == self._modes:
-            return
-        for note in validate_model(self._model, self._loss, self._rows):
-            if note not in self._said:
-                self._said.add(note)
-                logger.warning("%s", note)
-        self._modes = modes
+        if modes != self._modes:
+            for note in validate_model(self._model, self._loss, self._rows):
+                if note not in self._said:
+                    self._said.add(note)
+                    logger.warning("%s", note)
+            self._modes = modes
 
 
 def validate_model(model: nn.Module, loss: PerSampleLoss, rows: Rows) -> tuple[str, ...]:
@@ -113,9 +112,13 @@ def validate_model(model: nn.Module, loss: PerSampleLoss, rows: Rows) -> tuple[s
     refuse_hooks(model)
     device = parameters[0].device
     here = to_device(rows, device)
-    with own_generators(PublicRandomness(0).generator_seed(()), device), torch.enable_grad(), _put_back(model):
+    with (
+        own_generators(PublicRandomness(0).generator_seed(()), device),
+        torch.enable_grad(),
+        _put_back(model) as before,
+    ):
         made = made_up(here, EXAMPLES, _kind_it_takes(model, loss, here))
-        _refuse_writes_and_functions(model, loss, made)
+        _refuse_writes_and_functions(model, loss, made, before)
         _refuse_other_meaning(model, loss, made)
         reason = why_not_isolated(model, loss, here)
         if reason is not None:
@@ -205,8 +208,9 @@ def _kind_it_takes(model: nn.Module, loss: PerSampleLoss, rows: Rows) -> str:
     raise first
 
 
-def _refuse_writes_and_functions(model: nn.Module, loss: PerSampleLoss, made: Rows) -> None:
-    before = _values(model)
+def _refuse_writes_and_functions(
+    model: nn.Module, loss: PerSampleLoss, made: Rows, before: dict[str, Tensor]
+) -> None:
     with _tensor_hooks() as noted:
         losses = check_losses(loss(model, made), row_count(made))
     if noted:
@@ -233,11 +237,11 @@ def _refuse_writes_and_functions(model: nn.Module, loss: PerSampleLoss, made: Ro
 
 
 @contextmanager
-def _put_back(model: nn.Module) -> Iterator[None]:
-    """Parameters and buffers as they were, in whatever tensors hold them."""
+def _put_back(model: nn.Module) -> Iterator[dict[str, Tensor]]:
+    """Leave parameters and buffers as they were, in whatever tensors hold them; gives their values."""
     before = _values(model)
     try:
-        yield
+        yield before
     finally:
         with torch.no_grad():
             for name, value in [*model.named_parameters(), *model.named_buffers()]:
