@@ -23,9 +23,18 @@ from sklearn.semi_supervised import SelfTrainingClassifier
 
 from sklearn_tools import classifier, table, weights
 from sparsedp import DataError, PrivacyError, PrivacyWarning, SparseDPError
-from sparsedp.sklearn import BoundedScaler
+from sparsedp.sklearn import PrivacyBudget, PublicEncoder
+from sparsedp.sklearn.data import encode_labels, held_out_by_hash
 
-pytestmark = pytest.mark.usefixtures("checked_once")
+pytestmark = [
+    pytest.mark.usefixtures("checked_once"),
+    pytest.mark.filterwarnings("ignore:.* units are few:UserWarning"),
+]
+
+
+def encoder(columns=3):
+    return PublicEncoder({place: ("number", -1, 1) for place in range(columns)})
+
 
 # Classes
 
@@ -58,7 +67,7 @@ def test_public_class_weights_move_predictions_towards_the_class():
     settings = {
         "epsilon": 20.0,
         "epochs": 20,
-        "clip_norm": 3.0,
+        "max_grad_norm": 3.0,
         "lr": 0.1,
         "batch_size": 64,
         "method": "dp-sgd",
@@ -90,7 +99,7 @@ def test_units_of_any_type_are_the_same_units():
     X, y = table()
     ids = np.random.default_rng(0).integers(0, 30, size=80)
     models = [
-        classifier(unit="patient").fit(X, y, units=given)
+        classifier(unit="patient").fit(X, y, groups=given)
         for given in (
             ids,
             [f"p{one:02d}" for one in ids],
@@ -108,7 +117,7 @@ def test_without_units_the_guarantee_says_row():
 
 
 def test_a_promised_unit_needs_ids():
-    with pytest.raises(PrivacyError, match="units"):
+    with pytest.raises(PrivacyError, match="units|groups"):
         classifier(unit="patient").fit(*table())
 
 
@@ -124,20 +133,20 @@ def test_a_promised_unit_needs_ids():
 def test_units_that_do_not_name_every_row_are_refused(units, message):
     given = np.array(units, dtype=object)
     with pytest.raises(DataError, match=message):
-        classifier(unit="patient").fit(*table(), units=given)
+        classifier(unit="patient").fit(*table(), groups=given)
 
 
 def test_units_pass_through_a_search_of_a_pipeline():
     X, y = table()
     ids = np.arange(80) // 4
     search = GridSearchCV(
-        make_pipeline(BoundedScaler(-1, 1), classifier(unit="patient", batch_size=4, method="dp-sgd")),
+        make_pipeline(encoder(), classifier(unit="patient", batch_size=4, method="dp-sgd")),
         {"sparsedpclassifier__lr": [0.1, 1.0]},
         cv=GroupKFold(2),
         error_score="raise",
     )
     with pytest.warns(PrivacyWarning, match="search or cross-validation"):
-        search.fit(X, y, groups=ids, sparsedpclassifier__units=ids)
+        search.fit(X, y, groups=ids, sparsedpclassifier__groups=ids)
     assert search.best_estimator_[-1].n_units_ == 20
     assert 0 <= search.best_score_ <= 1
 
@@ -146,66 +155,32 @@ def test_units_are_routed_as_metadata_when_requested():
     X, y = table()
     ids = np.arange(80) // 4
     with config_context(enable_metadata_routing=True):
-        model = classifier(batch_size=4, method="dp-sgd").set_fit_request(units=True)
+        model = classifier(batch_size=4, method="dp-sgd").set_fit_request(groups=True)
         with pytest.warns(PrivacyWarning):
-            search = GridSearchCV(model, {"lr": [0.1]}, cv=2, error_score="raise").fit(X, y, units=ids)
+            search = GridSearchCV(model, {"lr": [0.1]}, cv=2, error_score="raise").fit(X, y, groups=ids)
     assert search.best_estimator_.n_units_ == 20
 
 
 # Scaling
 
 
-@pytest.mark.parametrize("kind", [np.asarray, sparse.csr_array])
-def test_bounded_scaler_agrees_with_scikit_learns_scaler_fitted_on_the_bounds(kind):
-    X = np.random.default_rng(0).normal(size=(50, 3)) * 4
-    high = np.array([1.0, 2.5, 7.0])
-    oracle = MinMaxScaler((-1, 1), clip=True).fit(np.stack([-high, high]))
-    scaled = BoundedScaler(-high, high).fit_transform(kind(X))
-    np.testing.assert_allclose(
-        np.asarray(scaled.todense() if kind is not np.asarray else scaled), oracle.transform(X)
-    )
-
-
-def test_bounded_scaler_is_the_same_whatever_it_was_fitted_on():
-    X = np.random.default_rng(0).normal(size=(20, 2))
-    scaler = BoundedScaler(0, [1, 3])
-    expected = scaler.transform(X)
-    np.testing.assert_array_equal(clone(scaler).fit(1000 * X).transform(X), expected)
-    np.testing.assert_array_equal(BoundedScaler(0, 1).transform([[-5.0, 0.25, 1.0, 9.0]]), [[-1, -0.5, 1, 1]])
-
-
 @pytest.mark.parametrize("bounds", [(1, 1), (0, np.inf), (np.nan, 1), ([0, 0], 1), 3, (0, 1, 2), ("a", "b")])
 def test_bounds_that_do_not_fit_are_refused(bounds):
-    with pytest.raises(DataError, match="feature bounds"):
-        classifier(feature_bounds=bounds).fit(*table())
+    with pytest.raises(DataError, match="bounds"):
+        classifier(bounds=bounds).fit(*table())
 
 
 def test_bounds_that_move_zero_are_refused_for_sparse_features():
     X, y = table()
     with pytest.raises(DataError, match="zero"):
-        classifier(feature_bounds=(0, 1)).fit(sparse.csr_matrix(X), y)
+        classifier(bounds=(0, 1)).fit(sparse.csr_matrix(X), y)
 
 
 def test_records_are_normalized_one_by_one():
     X, y = table()
-    long = classifier(normalize="record").fit(1000 * X, y)
-    np.testing.assert_allclose(weights(long), weights(classifier(normalize="record").fit(X, y)), atol=1e-6)
+    long = classifier(unit_norm=True).fit(1000 * X, y)
+    np.testing.assert_allclose(weights(long), weights(classifier(unit_norm=True).fit(X, y)), atol=1e-6)
     np.testing.assert_allclose(long.predict_proba(X[:1]), long.predict_proba(50 * X)[:1])
-
-
-@pytest.mark.parametrize(
-    "choice", [{"standardize": True}, {"normalize": "standard"}, {"normalize": ["record"]}]
-)
-def test_standardizing_is_refused_with_the_reason_and_what_to_do(choice):
-    with pytest.raises(PrivacyError, match=r"computed exactly from the training data.*feature_bounds"):
-        classifier(**choice).fit(*table())
-
-
-def test_data_standardized_by_hand_is_warned_of():
-    X, y = table()
-    for scaled in (StandardScaler().fit_transform(X), StandardScaler().fit_transform(X).astype(np.float32)):
-        with pytest.warns(PrivacyWarning, match="mean 0 and deviation 1"):
-            classifier().fit(scaled, y)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, 1e300])
@@ -232,12 +207,12 @@ class OwnScaler(StandardScaler):
     "step",
     [
         StandardScaler(),
-        make_pipeline(BoundedScaler(), MinMaxScaler()),
-        columns(BoundedScaler(), StandardScaler(), "passthrough"),
+        make_pipeline(encoder(), MinMaxScaler()),
+        columns(encoder(), StandardScaler(), "passthrough"),
         columns("passthrough", remainder=StandardScaler()),
-        columns("passthrough", remainder=make_pipeline(BoundedScaler(), MinMaxScaler())),
+        columns("passthrough", remainder=make_pipeline(encoder(), MinMaxScaler())),
         OwnScaler(),
-        FeatureUnion([("bounds", BoundedScaler()), ("moments", StandardScaler())]),
+        FeatureUnion([("bounds", encoder()), ("moments", StandardScaler())]),
     ],
 )
 def test_a_pipeline_that_scales_by_exact_statistics_is_refused(step):
@@ -256,14 +231,14 @@ def test_other_steps_that_learn_from_the_data_are_warned_of(step):
     "step",
     [
         "passthrough",
-        BoundedScaler(),
+        encoder(),
         Normalizer(),
         FrozenEstimator(StandardScaler().fit(table(seed=9)[0])),
         OneHotEncoder(categories=[[-1, 0, 1]] * 3),
         SimpleImputer(strategy="constant", keep_empty_features=True),
-        columns(OneHotEncoder(categories=[[-1, 0, 1]]), BoundedScaler(), "drop"),
+        columns(OneHotEncoder(categories=[[-1, 0, 1]]), encoder(), "drop"),
         columns("passthrough", remainder="passthrough"),
-        columns("passthrough", remainder=BoundedScaler()),
+        columns("passthrough", remainder=encoder()),
     ],
 )
 def test_steps_with_fixed_rules_pass_without_a_word(step):
@@ -318,12 +293,6 @@ def test_one_plain_fit_is_not_warned_of():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         classifier().fit(*table())
-
-
-def test_weights_of_single_records_are_refused_with_the_way_out():
-    X, y = table()
-    with pytest.raises(PrivacyError, match=r"sample_weight is refused.*class_weight"):
-        classifier().fit(X, y, sample_weight=np.ones(80))
 
 
 # Held-out rows
