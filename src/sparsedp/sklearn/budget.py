@@ -13,8 +13,8 @@ from typing import Any, final
 
 from sparsedp._files import write_atomically
 from sparsedp.errors import DataError, PrivacyError
-from sparsedp.privacy.accountants import plan_epsilon
-from sparsedp.privacy.filters import RdpFilter
+from sparsedp.privacy.accounting import plan_epsilon
+from sparsedp.privacy.calibration import RdpFilter
 from sparsedp.privacy.plan import Plan
 
 _FORMAT = 1

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import os
 
     from sparsedp.methods import MethodOptions
-    from sparsedp.privacy.normalisation import PrivateNormalisation
+    from sparsedp.privacy.normalization import PrivateNormalisation
     from sparsedp.sklearn.budget import PrivacyBudget
 
 

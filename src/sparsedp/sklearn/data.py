@@ -20,7 +20,7 @@ from torch.utils.data import Dataset
 
 from sparsedp.errors import DataError, PrivacyError, SparseDPError
 from sparsedp.randomness import PublicRandomness, own_generators
-from sparsedp.training.given_data import given_units
+from sparsedp.training.data import given_units
 
 _NAMES_SOMEBODY = re.compile(
     r"(.*_)?(id|mrn|ssn|nhs|pseudonym|(patient|person|subject|customer|client|user|member|case)(_?(id|no|nr|num|number|key|code))?)"

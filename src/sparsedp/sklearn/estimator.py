@@ -39,13 +39,13 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import nn
 
 from sparsedp.errors import DataError, PrivacyError, PrivacyWarning
-from sparsedp.evaluation.overlap import refuse_training_arrays
+from sparsedp.evaluation import refuse_training_arrays
 from sparsedp.methods import get_method
 from sparsedp.optimizers.table_rate import table_rate
 from sparsedp.parameters import Layout
-from sparsedp.privacy.normalisation import PrivateNormalisation
+from sparsedp.privacy.normalization import PrivateNormalisation
 from sparsedp.privacy.plan import Plan
-from sparsedp.privacy.summary import guarantee
+from sparsedp.guarantee import guarantee
 from sparsedp.runs.record import About
 from sparsedp.sklearn.data import (
     TableDataset,

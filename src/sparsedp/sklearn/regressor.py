@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import os
 
     from sparsedp.methods import MethodOptions
-    from sparsedp.privacy.normalisation import PrivateNormalisation
+    from sparsedp.privacy.normalization import PrivateNormalisation
     from sparsedp.privacy.plan import Plan
     from sparsedp.sklearn.budget import PrivacyBudget
 
