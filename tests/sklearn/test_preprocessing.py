@@ -1,8 +1,9 @@
-"""Columns become features by declared rules alone: nothing is learned, and zero stays zero."""
+"""Columns become features by descriptions alone: nothing is learned, and missing is a level of its own."""
 
 from __future__ import annotations
 
 import math
+import traceback
 import warnings
 
 import numpy as np
@@ -14,145 +15,201 @@ from sklearn.pipeline import make_pipeline
 
 from sparsedp import DataError, PrivacyWarning
 from sparsedp.sklearn import PublicEncoder, SparseDPClassifier
+from sparsedp.sklearn.preprocessing import CODE_SYSTEMS
 
 RULES = {
-    "age": ("linear", 0, 120),
-    "change": ("linear", -10, 5),
-    "visits": ("log", 50),
-    "smokes": "binary",
-    "sex": ("one-hot", ["F", "M"]),
+    "age": ("number", 0, 120),
+    "change": ("number", -10, 5),
+    "visits": ("count", 50),
+    "sex": ("category", ["F", "M"]),
+    "seen": ("number", "2020-01-01", "2020-01-11"),
+    "main": ("code", "icd10"),
+    "who": "unit",
     "id": "drop",
 }
 TABLE = pd.DataFrame(
     {
         "age": [60.0, 0.0, 300.0, math.nan],
-        "change": [-20.0, 0.0, 5.0, 2.0],
-        "visits": [0, 50, 7, 1000],
-        "smokes": ["yes", "", None, "no"],
+        "change": [-20.0, -2.5, 5.0, 1.25],
+        "visits": [0, 50, -7, 1000],
         "sex": ["M", "F", "X", None],
+        "seen": ["2020-01-06", "2020-01-01", "2031-01-01", ""],
+        "main": ["C50.9", "a01", "not known", "NA"],
+        "who": [1, 1, 2, 3],
         "id": ["a", "b", "c", "d"],
     }
 )
+ICD10 = [f"main={chapter}" for chapter in CODE_SYSTEMS["icd10"]] + ["main=missing", "main=other"]
+NAMES = [
+    "age",
+    "change",
+    "visits",
+    "sex=F",
+    "sex=M",
+    "sex=missing",
+    "sex=other",
+    "seen",
+    "age=missing",
+    "seen=missing",
+]
 EXPECTED = np.array(
     [
-        [0.5, -1.0, 0.0, 1, 0, 1],
-        [0.0, 0.0, 1.0, 0, 1, 0],
-        [1.0, 0.5, math.log(8) / math.log(51), 0, 0, 0],
-        [0.0, 0.2, 1.0, 1, 0, 0],
+        [0.0, -1.0, 0.0, 0, 1, 0, 0, 0, 0, 0],
+        [-1.0, 0.0, 1.0, 1, 0, 0, 0, -1, 0, 0],
+        [1.0, 1.0, -math.log(8) / math.log(51), 0, 0, 0, 1, 1, 0, 0],
+        [0.0, 0.5, 1.0, 0, 0, 1, 0, 0, 1, 1],
     ]
 )
 
 
-def test_every_rule_gives_what_it_says():
+def encoded(frame, encoder=None):
+    """The features under `NAMES`, and the features of the codes that are one."""
+    encoder = encoder or PublicEncoder(RULES)
+    found = pd.DataFrame(encoder.fit_transform(frame), columns=encoder.get_feature_names_out())
+    assert set(found.columns) == {*NAMES, *ICD10, "change=missing", "visits=missing"}
+    assert not found[["change=missing", "visits=missing"]].to_numpy().any()
+    assert (found[ICD10].sum(axis=1) == 1).all()
+    return found[NAMES].to_numpy(), [ICD10[place] for place in found[ICD10].to_numpy().argmax(axis=1)]
+
+
+def test_every_description_gives_what_it_says():
+    numbers, codes = encoded(TABLE)
+    assert np.allclose(numbers, EXPECTED)
+    assert codes == ["main=C00-D49", "main=A00-B99", "main=other", "main=missing"]
+
+
+def test_a_sparse_encoding_is_the_same():
     encoder = PublicEncoder(RULES)
-    assert np.allclose(encoder.fit_transform(TABLE), EXPECTED)
-    assert list(encoder.get_feature_names_out()) == ["age", "change", "visits", "smokes", "sex=F", "sex=M"]
+    thin = clone(encoder).set_params(sparse_output=True).fit_transform(TABLE)
+    assert np.array_equal(thin.toarray(), encoder.fit_transform(TABLE))
 
 
-def test_columns_may_come_in_any_order_and_by_number():
-    turned = TABLE[list(RULES)[::-1]]
-    encoder = PublicEncoder(RULES).fit(turned)
-    assert list(encoder.get_feature_names_out())[:2] == ["sex=F", "sex=M"]
-    by_number = PublicEncoder({1: ("log", 9), 0: ("linear", 0, 4)})
-    assert np.allclose(by_number.fit_transform(np.array([[2.0, 9.0], [0, 0]])), [[0.5, 1.0], [0, 0]])
+def test_it_says_what_became_of_each_column_and_who_is_protected():
+    encoder = PublicEncoder(RULES).fit(TABLE)
+    lines = dict(line.split(": ", 1) for line in encoder.describe().splitlines())
+    assert list(lines) == list(RULES)
+    assert "2020-01-01 .. 2020-01-11" in lines["seen"]
+    assert "4 features" in lines["sex"]
+    assert encoder.unit_column == "who"
+    assert encoder.unit_ids(TABLE).tolist() == [1, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("system", "codes", "groups"),
+    [
+        ("icd9", ["250.83", 8, "V27", "E812", "x", "25083"], ["240-279", "001-139", "V01-V91", "E000-E999", "other", "240-279"]),
+        ("icd10", ["I21", "D49", "D50.1", "Y99", "x"], ["I00-I99", "C00-D49", "D50-D89", "V00-Y99", "other"]),
+        ("atc", ["N02BE01", "c10", "9"], ["N", "C", "other"]),
+        (["25", "250", "I1"], ["250.1", "251", "i10", "2"], ["250", "25", "I1", "other"]),
+    ],
+)  # fmt: skip
+def test_a_code_goes_to_its_chapter_or_its_longest_prefix(system, codes, groups):
+    encoder = PublicEncoder({"a": ("code", system)}).set_output(transform="pandas")
+    found = encoder.fit_transform(pd.DataFrame({"a": pd.Series(codes, dtype=object)}))
+    assert [name.removeprefix("a=") for name in found.idxmax(axis=1)] == groups
+
+
+def test_columns_may_come_by_number():
+    by_number = PublicEncoder({1: ("count", 9), 0: ("number", 0, 4)})
+    assert np.allclose(
+        by_number.fit_transform(np.array([[3.0, 9.0], [0, 0]])), [[0.5, 0, 1, 0], [-1, 0, 0, 0]]
+    )
 
 
 def test_columns_may_come_in_another_order_later():
     encoder = PublicEncoder(RULES).fit(TABLE)
     turned = TABLE[list(RULES)[::-1]]
-    assert np.allclose(encoder.transform(turned), EXPECTED)
-    assert list(encoder.feature_names_in_) == list(RULES)
-    with pytest.raises(DataError, match=r"rules for \['sex'\], which are not in the table"):
+    assert np.array_equal(encoder.transform(turned), encoder.transform(TABLE))
+    with pytest.raises(DataError, match=r"descriptions of \['sex'\], which are not in the table"):
         encoder.transform(turned.drop(columns="sex"))
 
 
 def test_a_fit_on_an_array_forgets_the_names_of_a_frame():
     numbered = pd.DataFrame({1: [9.0], 0: [2.0]})
-    encoder = PublicEncoder({0: ("linear", 0, 4), 1: ("log", 9)}).fit(numbered)
-    assert list(encoder.get_feature_names_out()) == ["1", "0"]
+    encoder = PublicEncoder({0: ("number", 0, 4), 1: ("count", 9)}).fit(numbered)
+    assert list(encoder.get_feature_names_out()) == ["1", "1=missing", "0", "0=missing"]
     encoder.fit(np.array([[2.0, 9.0]]))
-    assert list(encoder.get_feature_names_out()) == ["0", "1"]
+    assert list(encoder.get_feature_names_out()) == ["0", "0=missing", "1", "1=missing"]
 
 
 def test_the_order_of_the_rules_holds_without_a_fit():
     encoder = PublicEncoder(RULES).set_output(transform="pandas")
     shown = encoder.transform(TABLE[list(RULES)[::-1]])
     assert list(shown.columns) == list(encoder.get_feature_names_out())
-    assert np.allclose(shown.to_numpy(), EXPECTED)
+    assert np.allclose(shown[NAMES].to_numpy(), EXPECTED)
     assert not hasattr(encoder, "n_features_in_")
 
 
 @pytest.mark.parametrize(
     ("kind", "values", "rule", "expected"),
     [
-        ("Int64", [1, 2, None], ("one-hot", [1, 2]), [[1, 0], [0, 1], [0, 0]]),
-        ("Int64", [1, 2, None], ("linear", 0, 4), [[0.25], [0.5], [0]]),
-        ("string", ["x", None, "y"], ("one-hot", ["x", "y"]), [[1, 0], [0, 0], [0, 1]]),
-        ("string", ["x", None, ""], "binary", [[1], [0], [0]]),
-        ("boolean", [True, None, False], "binary", [[1], [0], [0]]),
-        ("boolean", [True, None, False], ("linear", 0, 1), [[1], [0], [0]]),
-        ("boolean", [True, None, False], ("one-hot", [True, False]), [[1, 0], [0, 0], [0, 1]]),
-        (object, ["x", pd.NA, math.nan], ("one-hot", ["x"]), [[1], [0], [0]]),
+        ("Int64", [1, 2, None], ("category", [1, 2]), [[1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0]]),
+        ("Int64", [1, 2, None], ("number", 0, 4), [[-0.5, 0], [0, 0], [0, 1]]),
+        ("string", ["x", None, "y"], ("category", ["x"]), [[1, 0, 0], [0, 1, 0], [0, 0, 1]]),
+        ("boolean", [True, None, False], ("number", 0, 1), [[1, 0], [0, 1], [-1, 0]]),
+        ("boolean", [True, None, False], ("category", [True]), [[1, 0, 0], [0, 1, 0], [0, 0, 1]]),
+        (object, ["x", pd.NA, math.nan], ("category", ["x"]), [[1, 0, 0], [0, 1, 0], [0, 1, 0]]),
+        (object, ["3", " 1 ", "?"], ("number", 1, 3), [[1, 0], [-1, 0], [0, 1]]),
+        (object, ["None", "x", ""], ("category", ["None"]), [[1, 0, 0], [0, 0, 1], [0, 1, 0]]),
+        ("float64", [math.inf, -math.inf, 2], ("number", 1, 3), [[1, 0], [-1, 0], [0, 0]]),
     ],
 )
-def test_what_is_missing_is_zero_in_every_kind_of_column(kind, values, rule, expected):
+def test_missing_is_a_level_of_its_own_in_every_kind_of_column(kind, values, rule, expected):
     frame = pd.DataFrame({"a": pd.Series(values, dtype=kind)})
     assert PublicEncoder({"a": rule}).fit_transform(frame).tolist() == expected
 
 
 @pytest.mark.parametrize(
-    ("values", "categories"),
+    ("values", "levels"),
     [
         (["1", "2", "3"], [1, 2]),
         ([1, 2, 3], ["1", "2"]),
-        ([1.0, 2.0, math.nan], ["1", "2"]),
-        ([True, False, None], ["True", "False"]),
-        ([1, 2, "?"], [1.0, 2.0]),
+        ([1.0, 2.0, 9.5], ["1", "2"]),
+        ([True, False, "no"], ["True", "False"]),
+        ([1, 2, "x"], [1.0, 2.0]),
     ],
 )
-def test_a_category_is_what_reads_the_same(values, categories):
-    encoder = PublicEncoder({"a": ("one-hot", categories)})
-    assert encoder.fit_transform(pd.DataFrame({"a": values})).tolist() == [[1, 0], [0, 1], [0, 0]]
+def test_a_level_is_what_reads_the_same(values, levels):
+    encoder = PublicEncoder({"a": ("category", levels)})
+    frame = pd.DataFrame({"a": pd.Series(values, dtype=object)})
+    assert encoder.fit_transform(frame).tolist() == [[1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 0, 1]]
 
 
-def test_a_row_is_encoded_the_same_in_any_company():
+def test_an_example_is_encoded_the_same_alone():
     encoder = PublicEncoder(RULES).fit(TABLE)
     alone = np.concatenate([encoder.transform(TABLE[i : i + 1]) for i in range(len(TABLE))])
     assert np.array_equal(alone, encoder.transform(TABLE))
     assert np.array_equal(clone(encoder).transform(TABLE), encoder.transform(TABLE))  # it learned nothing
 
 
-def test_features_keep_their_names():
-    shown = PublicEncoder(RULES).set_output(transform="pandas").fit_transform(TABLE)
-    assert list(shown.columns)[-1] == "sex=M"
-
-
 def test_polars_frames_are_taken_with_their_names():
     polars = pytest.importorskip("polars")
     lists = {name: [None if value != value else value for value in TABLE[name].tolist()] for name in TABLE}
-    frame = polars.DataFrame(lists)
-    assert np.allclose(PublicEncoder(RULES).fit_transform(frame), EXPECTED)
+    assert np.allclose(encoded(polars.DataFrame(lists))[0], EXPECTED)
 
 
 @pytest.mark.parametrize(
     ("rules", "told"),
     [
         ({**RULES, "id": "hash"}, r"columns\['id'\]: got 'hash'"),
-        ({**RULES, "age": ("linear", 5)}, "expected"),
-        ({**RULES, "age": ("linear", 5, 5)}, "low < high"),
-        ({**RULES, "visits": ("log", 0)}, "0 < high"),
-        ({name: rule for name, rule in RULES.items() if name != "sex"}, r"no rule for \['sex'\]"),
-        ({**RULES, "height": "binary"}, r"rules for \['height'\]"),
-        ({**RULES, "sex": ("linear", 0, 1)}, "no number"),
-        ({**RULES, "sex": ("one-hot", ["F", None])}, "none of them missing"),
-        ({**RULES, "sex": ("one-hot", [1, "1"])}, "read differently"),
-        ({**RULES, "sex": ("one-hot", "FM")}, "a list of categories"),
-        ({**RULES, "sex": ("one-hot", 3)}, "a list of categories"),
+        ({**RULES, "age": ("number", 5)}, "expected"),
+        ({**RULES, "age": ("number", 5, 5)}, "low < high"),
+        ({**RULES, "visits": ("count", 0)}, "0 < high"),
+        ({name: rule for name, rule in RULES.items() if name != "sex"}, r"no description of \['sex'\]"),
+        ({**RULES, "height": ("count", 9)}, r"descriptions of \['height'\]"),
+        ({**RULES, "sex": ("number", 0, 1)}, "no number"),
+        ({**RULES, "main": ("code", "icd11")}, "icd10"),
+        ({**RULES, "id": "unit"}, "at most one column that says who is protected"),
+        ({**RULES, "sex": ("category", ["F", None])}, "none of them missing"),
+        ({**RULES, "sex": ("category", [1, "1"])}, "read differently"),
+        ({**RULES, "sex": ("category", "FM")}, "a list of levels"),
+        ({**RULES, "sex": ("category", 3)}, "a list of levels"),
     ],
 )
-def test_a_rule_that_does_not_fit_is_told(rules, told):
-    with pytest.raises(DataError, match=told):
+def test_a_description_that_does_not_fit_is_told(rules, told):
+    with pytest.raises(DataError, match=told) as refusal:
         PublicEncoder(rules).fit_transform(TABLE)
+    assert "'X'" not in "".join(traceback.format_exception(refusal.value)), "no value is shown"
 
 
 def a_table(rows: int = 400) -> tuple[pd.DataFrame, np.ndarray]:
@@ -163,7 +220,7 @@ def a_table(rows: int = 400) -> tuple[pd.DataFrame, np.ndarray]:
 
 def test_a_pipeline_over_a_frame_trains_without_a_warning():
     X, y = a_table()
-    encoder = PublicEncoder({"visits": ("log", 30), "sex": ("one-hot", ["F", "M"])})
+    encoder = PublicEncoder({"visits": ("count", 30), "sex": ("category", ["F", "M"])})
     model = make_pipeline(encoder, SparseDPClassifier(epsilon=8.0, classes=[0, 1], lr=3.0, random_state=0))
     with warnings.catch_warnings():
         warnings.simplefilter("error", PrivacyWarning)
@@ -173,7 +230,7 @@ def test_a_pipeline_over_a_frame_trains_without_a_warning():
 
 def test_a_grid_search_works_and_says_what_it_costs():
     X, y = a_table(120)
-    encoder = PublicEncoder({"visits": ("log", 30), "sex": ("one-hot", ["F", "M"])})
+    encoder = PublicEncoder({"visits": ("count", 30), "sex": ("category", ["F", "M"])})
     classifier = SparseDPClassifier(epsilon=8.0, classes=[0, 1], epochs=2, accountant="rdp", random_state=0)
     search = GridSearchCV(
         make_pipeline(encoder, classifier), {"sparsedpclassifier__lr": [0.1, 1.0]}, cv=2, error_score="raise"
@@ -183,7 +240,7 @@ def test_a_grid_search_works_and_says_what_it_costs():
     assert search.best_params_["sparsedpclassifier__lr"] in (0.1, 1.0)
 
 
-@pytest.mark.parametrize("rule", [("linear", 0, 1e18), ("log", 1e18)])
+@pytest.mark.parametrize("rule", [("number", 0, 1e18), ("count", 1e18)])
 def test_dates_are_no_numbers(rule: tuple[object, ...]) -> None:
     table = pd.DataFrame({"admitted": pd.to_datetime(["2020-01-01", None])})
     with pytest.raises(DataError, match="holds dates or times"):
@@ -191,6 +248,6 @@ def test_dates_are_no_numbers(rule: tuple[object, ...]) -> None:
 
 
 def test_a_column_that_is_dropped_need_not_be_there() -> None:
-    rules = {"id": "drop", "age": ("linear", 0, 100)}
+    rules = {"id": "drop", "age": ("number", 0, 100)}
     fitted = PublicEncoder(rules).fit(pd.DataFrame({"id": [1, 2], "age": [50, 100]}))
-    assert fitted.transform(pd.DataFrame({"age": [50, 100]})).tolist() == [[0.5], [1.0]]
+    assert fitted.transform(pd.DataFrame({"age": [50, 100]})).tolist() == [[0, 0], [1, 0]]

@@ -3,8 +3,8 @@
 import numpy as np
 import pandas as pd
 import pytest
-
 from sklearn_tools import classifier, table
+
 from sparsedp import PrivateNormalisation, verify
 from sparsedp.errors import DataError, PrivacyError
 from sparsedp.privacy.ledger import FileLedger

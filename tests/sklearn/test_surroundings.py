@@ -1,6 +1,9 @@
 """SparseDPClassifier: what must be public, and what is refused or warned of."""
 
+import json
+import traceback
 import warnings
+from multiprocessing.pool import ThreadPool
 
 import joblib
 import numpy as np
@@ -8,8 +11,6 @@ import pandas as pd
 import pytest
 import torch
 from scipy import sparse
-from sklearn import config_context
-from sklearn.base import clone
 from sklearn.compose import ColumnTransformer
 from sklearn.decomposition import PCA
 from sklearn.ensemble import VotingClassifier
@@ -20,9 +21,11 @@ from sklearn.multioutput import ClassifierChain, MultiOutputClassifier
 from sklearn.pipeline import FeatureUnion, make_pipeline
 from sklearn.preprocessing import MinMaxScaler, Normalizer, OneHotEncoder, StandardScaler
 from sklearn.semi_supervised import SelfTrainingClassifier
-
 from sklearn_tools import classifier, table, weights
+
+from sklearn import config_context
 from sparsedp import DataError, PrivacyError, PrivacyWarning, SparseDPError
+from sparsedp.privacy.calibration import RdpFilter
 from sparsedp.sklearn import PrivacyBudget, PublicEncoder
 from sparsedp.sklearn.data import encode_labels, held_out_by_hash
 
@@ -124,7 +127,7 @@ def test_a_promised_unit_needs_ids():
 @pytest.mark.parametrize(
     ("units", "message"),
     [
-        ([1, 2], "2 ids for 80 rows"),
+        ([1, 2], "2 ids for 80 examples"),
         ([None] * 80, "missing"),
         ([np.nan] * 80, "missing"),
         ([1, "a"] * 40, "type"),
@@ -176,19 +179,21 @@ def test_bounds_that_move_zero_are_refused_for_sparse_features():
         classifier(bounds=(0, 1)).fit(sparse.csr_matrix(X), y)
 
 
-def test_records_are_normalized_one_by_one():
+def test_examples_are_normalized_one_by_one():
     X, y = table()
-    long = classifier(unit_norm=True).fit(1000 * X, y)
-    np.testing.assert_allclose(weights(long), weights(classifier(unit_norm=True).fit(X, y)), atol=1e-6)
+    long = classifier(unit_norm=True, bounds=None).fit(1000 * X, y)
+    np.testing.assert_allclose(
+        weights(long), weights(classifier(unit_norm=True, bounds=None).fit(X, y)), atol=1e-6
+    )
     np.testing.assert_allclose(long.predict_proba(X[:1]), long.predict_proba(50 * X)[:1])
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, 1e300])
-def test_values_that_are_no_numbers_or_too_large_are_refused(value):
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_values_that_are_no_numbers_are_refused(value):
     X, y = table()
     X[7, 1] = value
-    with pytest.raises(ValueError, match=r"NaN|infinity"):
-        classifier().fit(X, y)
+    with pytest.raises(ValueError, match=r"NaN|inf"):
+        classifier(bounds=None, unit_norm=True).fit(X, y)
 
 
 # Surroundings
@@ -208,9 +213,9 @@ class OwnScaler(StandardScaler):
     [
         StandardScaler(),
         make_pipeline(encoder(), MinMaxScaler()),
-        columns(encoder(), StandardScaler(), "passthrough"),
+        columns(encoder(1), StandardScaler(), "passthrough"),
         columns("passthrough", remainder=StandardScaler()),
-        columns("passthrough", remainder=make_pipeline(encoder(), MinMaxScaler())),
+        columns("passthrough", remainder=make_pipeline(encoder(2), MinMaxScaler())),
         OwnScaler(),
         FeatureUnion([("bounds", encoder()), ("moments", StandardScaler())]),
     ],
@@ -236,9 +241,9 @@ def test_other_steps_that_learn_from_the_data_are_warned_of(step):
         FrozenEstimator(StandardScaler().fit(table(seed=9)[0])),
         OneHotEncoder(categories=[[-1, 0, 1]] * 3),
         SimpleImputer(strategy="constant", keep_empty_features=True),
-        columns(OneHotEncoder(categories=[[-1, 0, 1]]), encoder(), "drop"),
+        columns(OneHotEncoder(categories=[[-1, 0, 1]]), encoder(1), "drop"),
         columns("passthrough", remainder="passthrough"),
-        columns("passthrough", remainder=encoder()),
+        columns("passthrough", remainder=encoder(2)),
     ],
 )
 def test_steps_with_fixed_rules_pass_without_a_word(step):
@@ -343,3 +348,148 @@ def test_held_out_data_is_one_pair(given: object) -> None:
     X, y = table()
     with pytest.raises(DataError, match=r"eval_set: got .*, expected one pair"):
         classifier().fit(X, y, eval_set=given)
+
+
+# What is warned of, from public numbers alone, and what is refused without showing a value
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"bounds": None}, "no bounds were given"),
+        ({"bounds": (0, [1, 1e6, 1])}, "column 'ward' are five orders of magnitude apart"),
+        ({"delta": 0.2}, "delta"),
+        ({"epsilon": 0.1}, "80 units are few for epsilon=0.1"),
+    ],
+)
+@pytest.mark.filterwarnings("default:.* units are few:UserWarning")
+def test_what_would_ruin_a_model_is_warned_of(changes, message):
+    X, y = table()
+    with pytest.warns(UserWarning, match=message) as caught:
+        classifier(**changes).fit(pd.DataFrame(X, columns=["age", "ward", "stay"]), y)
+    assert "delta" in changes or any(one.filename == __file__ for one in caught)
+
+
+@pytest.mark.parametrize("name", ["patient_id", "PatientID", "id", "MRN", "subject", "person_no"])
+def test_a_column_that_looks_like_an_id_is_warned_of_unless_groups_are_given(name):
+    X, y = table()
+    frame = pd.DataFrame(X, columns=[name, "idle", "acid"])
+    with pytest.warns(PrivacyWarning, match=f"'{name}' looks like an id"):
+        classifier().fit(frame, y)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", PrivacyWarning)
+        classifier().fit(frame, y, groups=np.arange(80) // 2)
+
+
+SECRETS = {
+    "text": ["hiv+"] * 80,
+    "dates or times": pd.to_datetime(["1961-03-04"] * 80),
+    "missing values": [np.nan] + [7741.0] * 79,
+    "infinite values": [np.inf] + [7741.0] * 79,
+}
+
+
+@pytest.mark.parametrize("what", SECRETS)
+@pytest.mark.parametrize("kind", [lambda frame: frame, lambda frame: frame.to_numpy(dtype=object)])
+def test_what_is_no_number_is_refused_by_column_and_never_shown(what, kind):
+    X, y = table()
+    frame = pd.DataFrame({"age": X[:, 0], "odd": SECRETS[what]})
+    model = classifier().fit(X[:, :2], y)
+    for attempt in (lambda: classifier().fit(kind(frame), y), lambda: model.predict(kind(frame))):
+        with pytest.raises(DataError, match=f"column ('odd'|1) holds {what}.*PublicEncoder") as refusal:
+            attempt()
+        shown = "".join(traceback.format_exception(refusal.value))
+        assert not any(secret in shown for secret in ("hiv", "1961", "7741"))
+
+
+@pytest.mark.parametrize(("labels", "private"), [([0, 1, 7741], "7741"), (["a", "b", "hiv+"], "hiv")])
+def test_the_refusal_of_a_label_names_the_declared_classes_and_never_the_label(labels, private):
+    with pytest.raises(DataError, match="declared classes") as refusal:
+        encode_labels(np.array(labels), labels[:2])
+    assert str(labels[:2]) in str(refusal.value)
+    assert private not in str(refusal.value)
+
+
+# A budget over several fits
+
+
+def test_a_budget_is_drawn_from_until_it_is_refused_and_says_what_is_left(tmp_path):
+    X, y = table()
+    budget = PrivacyBudget(3.0, 1e-4, tmp_path / "budget.json")
+    fits, model = 0, classifier(epsilon=1.0, delta=1e-5, budget=budget)
+    with pytest.raises(PrivacyError, match=r"budget: this fit .* is left; nothing was released"):  # noqa: PT012
+        for fits in range(30):  # noqa: B007
+            model.fit(X, y)
+    assert fits > 3, "Renyi divergences add up to less than epsilons"
+    assert len(budget.draws) == fits
+    assert 0 <= budget.left < budget.draws[0]["share"]
+    assert f"after {fits} fits" in str(budget)
+    assert PrivacyBudget(3.0, 1e-4, tmp_path / "budget.json").left == budget.left
+    whole = RdpFilter(3.0, 1e-4, json.loads((tmp_path / "budget.json").read_text())["order"])
+    spent = fits * whole.cost(model.result_.plan.spends())
+    assert spent <= whole.budget < spent * (fits + 1) / fits
+    assert budget.left == pytest.approx(1 - spent / whole.budget)
+
+
+def test_a_budget_of_sums_takes_one_fit_whole_and_refuses_the_next(tmp_path):
+    X, y = table()
+    budget = PrivacyBudget(1.0, 1e-5, tmp_path / "budget.json", composition="sum")
+    model = classifier(epsilon=1.0, delta=1e-5, budget=budget).fit(X, y)
+    assert budget.left < 0.01
+    before = model.coef_.copy()
+    with pytest.raises(PrivacyError, match="is left"):
+        model.fit(X, y)
+    np.testing.assert_array_equal(model.coef_, before)
+
+
+@pytest.mark.parametrize("changed", [{"epsilon": 2.0}, {"delta": 1e-3}, {"composition": "sum"}])
+def test_a_budget_file_stays_as_it_is(tmp_path, changed):
+    given = {"epsilon": 1.0, "delta": 1e-5, "path": tmp_path / "budget.json"}
+    PrivacyBudget(**given)
+    with pytest.raises(PrivacyError, match="a budget stays as it is"):
+        PrivacyBudget(**(given | changed))
+
+
+def test_a_budget_is_for_the_same_units(tmp_path):
+    X, y = table()
+    model = classifier(budget=PrivacyBudget(9.0, 1e-4, tmp_path / "budget.json"), delta=1e-5).fit(X, y)
+    with pytest.raises(PrivacyError, match="same units"):
+        model.fit(X, y, groups=np.arange(80) // 2)
+
+
+def test_a_search_with_a_budget_is_refused_with_the_private_way(tmp_path):
+    budget = PrivacyBudget(9.0, 1e-4, tmp_path / "budget.json")
+    search = GridSearchCV(classifier(budget=budget, delta=1e-5), {"lr": [0.1]}, cv=2, error_score="raise")
+    with pytest.raises(PrivacyError, match="fits clones of this estimator.*Tune on public"):
+        search.fit(*table())
+    assert budget.left == 1.0
+
+
+def test_two_processes_never_draw_more_than_there_is(tmp_path):
+    X, y = table()
+    path = tmp_path / "budget.json"
+    plan = classifier(epsilon=1.0, delta=1e-5).fit(X, y).result_.plan
+    PrivacyBudget(3.0, 1e-4, path)
+
+    def draw(_):
+        try:
+            PrivacyBudget(3.0, 1e-4, path).draw(plan)
+        except PrivacyError:
+            return 0
+        return 1
+
+    with ThreadPool(4) as pool:  # flock is per open file, so threads contend as processes do
+        drawn = sum(pool.map(draw, range(20)))
+    budget = PrivacyBudget(3.0, 1e-4, path)
+    assert drawn == len(budget.draws)
+    assert 0 <= budget.left < budget.draws[0]["share"]
+
+
+def test_held_out_units_follow_from_their_ids_alone():
+    ids = np.array([f"p{one % 500}" for one in range(1500)])
+    apart = held_out_by_hash(ids, 0.2)
+    assert 0.12 < apart.mean() < 0.28  # +-4.5 standard deviations of 500 units
+    turned = np.random.default_rng(0).permutation(1500)
+    np.testing.assert_array_equal(held_out_by_hash(ids[turned], 0.2), apart[turned])
+    np.testing.assert_array_equal(held_out_by_hash(ids[:3], 0.2), apart[:3])
+    assert not set(ids[apart]) & set(ids[~apart])

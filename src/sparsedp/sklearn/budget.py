@@ -47,7 +47,9 @@ class PrivacyBudget:
         units, is refused.
     """
 
-    def __init__(self, epsilon: float, delta: float, path: str | os.PathLike[str], composition: str = "rdp") -> None:
+    def __init__(
+        self, epsilon: float, delta: float, path: str | os.PathLike[str], composition: str = "rdp"
+    ) -> None:
         if not (math.isfinite(epsilon) and epsilon > 0 and 0 < delta < 1):
             raise PrivacyError(
                 f"budget: got epsilon={epsilon!r} and delta={delta!r}, expected a finite epsilon > 0 and 0 < delta < 1"
@@ -77,7 +79,11 @@ class PrivacyBudget:
     def __str__(self) -> str:
         """What is left, in words."""
         drawn = self.draws
-        again = f", {int(self.left / drawn[-1]['share'] + 1e-9)} more like the last" if drawn and drawn[-1]["share"] else ""
+        again = (
+            f", {int(self.left / drawn[-1]['share'] + 1e-9)} more like the last"
+            if drawn and drawn[-1]["share"]
+            else ""
+        )
         return (
             f"{self.left:.1%} left of epsilon={self.epsilon:g} at delta={self.delta:g} ({self.composition}) after "
             f"{len(drawn)} fits{again}"
@@ -111,7 +117,13 @@ class PrivacyBudget:
                     ", or, for one fit that takes it all, composition='sum'")
                 )  # fmt: skip
             content["draws"].append(
-                {"what": what, "epsilon": plan_epsilon(plan), "delta": plan.delta, "cost": cost, "share": share}
+                {
+                    "what": what,
+                    "epsilon": plan_epsilon(plan),
+                    "delta": plan.delta,
+                    "cost": cost,
+                    "share": share,
+                }
             )
             self._write(content)
 
@@ -148,7 +160,9 @@ class PrivacyBudget:
             try:
                 content = json.loads(self.path.read_text())
             except (OSError, ValueError) as error:
-                raise DataError(f"budget {self.path}: {error}; expected the file of a PrivacyBudget") from error
+                raise DataError(
+                    f"budget {self.path}: {error}; expected the file of a PrivacyBudget"
+                ) from error
             yield content
 
     def _check(self, content: Any) -> dict[str, Any]:
@@ -157,7 +171,9 @@ class PrivacyBudget:
             raise DataError(f"budget {self.path}: expected the file of a PrivacyBudget")
         found = {name: content.get(name) for name in asked}
         if found != asked or content.get("format") != _FORMAT:
-            raise PrivacyError(f"budget {self.path}: the file is of {found}, and {asked} was given; a budget stays as it is")
+            raise PrivacyError(
+                f"budget {self.path}: the file is of {found}, and {asked} was given; a budget stays as it is"
+            )
         return content
 
     def _write(self, content: dict[str, Any]) -> None:

@@ -182,7 +182,9 @@ class SparseDPClassifier(ClassifierMixin, PrivateEstimator):  # type: ignore[mis
         return len(self.classes_)
 
     def _target_schema(self, held_out: TableDataset | None) -> dict[str, Any]:
-        counts = None if held_out is None else torch.bincount(held_out.y, minlength=len(self.classes_)).tolist()
+        counts = (
+            None if held_out is None else torch.bincount(held_out.y, minlength=len(self.classes_)).tolist()
+        )
         return {
             "classes": self.classes_.tolist() if self.classes is not None else None,
             "held_out_counts": counts,

@@ -216,5 +216,7 @@ def held_out_by_hash(ids: npt.NDArray[Any], share: float) -> npt.NDArray[np.bool
     Public and the same for ever: nobody's place depends on anybody else, and all examples of a unit are on one side.
     """
     texts, places = np.unique(np.array([str(one) for one in ids.tolist()]), return_inverse=True)
-    parts = [int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") / 2**64 for text in texts.tolist()]
+    parts = [
+        int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") / 2**64 for text in texts.tolist()
+    ]
     return (np.array(parts) < share)[places]

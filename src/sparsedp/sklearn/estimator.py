@@ -40,12 +40,12 @@ from torch import nn
 
 from sparsedp.errors import DataError, PrivacyError, PrivacyWarning
 from sparsedp.evaluation import refuse_training_arrays
+from sparsedp.guarantee import guarantee
 from sparsedp.methods import get_method
 from sparsedp.optimizers.table_rate import table_rate
 from sparsedp.parameters import Layout
 from sparsedp.privacy.normalization import PrivateNormalisation
 from sparsedp.privacy.plan import Plan
-from sparsedp.guarantee import guarantee
 from sparsedp.runs.record import About
 from sparsedp.sklearn.data import (
     TableDataset,
@@ -62,7 +62,6 @@ from sparsedp.sklearn.preprocessing import (
     Matrix,
     PublicEncoder,
     checked_bounds,
-    column_names,
     refuse_what_is_no_number,
     scale_to_bounds,
 )
@@ -71,6 +70,8 @@ from sparsedp.training.fit import fit
 Floats = npt.NDArray[np.float64]
 
 AUTO = "auto"
+METHOD = "tp-topk"
+"""What "auto" takes where options ask for a support."""
 _AT_ONCE = 4096
 _FEWEST_COORDINATES = 32
 _MANY_FEATURES = 200
@@ -79,7 +80,7 @@ _WIDE = 1e5
 """Bounds this far apart leave most values of a skewed column at one end."""
 
 INSTEAD = (
-    "Describe the columns by public knowledge, columns={name: (\"number\", low, high), ...} in the estimator or in "
+    'Describe the columns by public knowledge, columns={name: ("number", low, high), ...} in the estimator or in '
     "sparsedp.sklearn.PublicEncoder, or give bounds=(low, high); private_scale=[columns] measures their size privately"
 )
 
@@ -209,7 +210,9 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
     def _held_out(self, X: Any, y: Any) -> TableDataset:
         return TableDataset(self._features(X), self._encoded_targets(np.asarray(y), held_out=True))
 
-    def _train(self, examples: TableDataset, units: torch.Tensor | None, held_out: TableDataset | None) -> None:
+    def _train(
+        self, examples: TableDataset, units: torch.Tensor | None, held_out: TableDataset | None
+    ) -> None:
         seed = seed_of(self.random_state)
         widths = widths_of(self.hidden_layer_sizes)
         model = network(examples.X.shape[1], self._outputs(), widths, seed)
@@ -244,7 +247,9 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
             rows_per_unit=self.rows_per_unit,
             progress=bool(self.verbose),
             about=About(
-                dataset=self.name, model="network" if widths else self._linear_name, schema=self._schema(held_out)
+                dataset=self.name,
+                model="network" if widths else self._linear_name,
+                schema=self._schema(held_out),
             ),
         )
         self._keep(result, examples.X.shape[1])
@@ -270,9 +275,9 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
     def _ratio(self, coordinates: int) -> float | None:
         """The ratio given, or None for the method's own, or one that leaves a small model enough coordinates."""
         chosen = self.options is not None and self.options.active_ratio is not None
-        if self.active_ratio is not None or chosen or self.method == AUTO:
+        if self.active_ratio is not None or chosen or (self.method == AUTO and self.options is None):
             return self.active_ratio
-        own = get_method(self.method)
+        own = get_method(METHOD if self.method == AUTO else self.method)
         fewest = min(1.0, _FEWEST_COORDINATES / coordinates)
         small = own.ranking is not None and own.active_ratio is not None and own.active_ratio < fewest
         return fewest if small else None
@@ -312,7 +317,9 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
             "features": len(names) if names is not None else self.n_features_in_,
             "feature_names": None if names is None else [str(name) for name in names],
             "columns": None if self.columns is None else self.encoder_.describe().splitlines(),
-            "feature_bounds": None if self.bounds is None else [np.asarray(side).tolist() for side in self.bounds],
+            "feature_bounds": None
+            if self.bounds is None
+            else [np.asarray(side).tolist() for side in self.bounds],
             "normalize": "unit norm" if self.unit_norm else None,
             **self._target_schema(held_out),
         }
@@ -349,7 +356,9 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
             bias = bias - weight @ centre
         self.coef_, self.intercept_ = self._shaped(weight, bias)
         names = self._encoded_names()
-        self.coef_names_ = np.array([f"x{place}" for place in range(weight.shape[1])]) if names is None else names
+        self.coef_names_ = (
+            np.array([f"x{place}" for place in range(weight.shape[1])]) if names is None else names
+        )
 
     def _shaped(self, weight: Floats, bias: Floats) -> tuple[Any, Any]:
         return weight, bias
@@ -385,11 +394,13 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
         for name in self._wide_columns():
             _warn(
                 f"the bounds of column {name!r} are five orders of magnitude apart or more: most values will be next to "
-                'one end, where their differences vanish. Give narrower bounds (values outside are clamped), or '
+                "one end, where their differences vanish. Give narrower bounds (values outside are clamped), or "
                 '("count", high), which takes logarithms'
             )
         units = examples if groups is None else len(np.unique(np.asarray(groups).astype(str)))
-        width = len(self.encoder_.get_feature_names_out()) if self.columns is not None else self.n_features_in_
+        width = (
+            len(self.encoder_.get_feature_names_out()) if self.columns is not None else self.n_features_in_
+        )
         if units * self.epsilon < 10 * min(width, 100):
             _warn(
                 f"{units} units are few for epsilon={self.epsilon:g} and {width} features: the noise may be all there "
@@ -560,6 +571,6 @@ def _warn(message: str, kind: type[Warning] = UserWarning) -> None:
     """Warn where the estimator was called."""
     depth = 1
     for depth, frame in enumerate(_callers(), start=1):
-        if str(frame.f_globals.get("__name__", "")) != __name__:
+        if not str(frame.f_globals.get("__name__", "")).startswith("sparsedp."):
             break
     warnings.warn(message, kind, stacklevel=depth)

@@ -51,6 +51,8 @@ _ICD9 = (
     "001-139 140-239 240-279 280-289 290-319 320-389 390-459 460-519 520-579 580-629 630-679 680-709 710-739 740-759 "
     "760-779 780-799 800-999 E000-E999 V01-V91"
 )
+_CODE_HEADS = (re.compile(r"[A-Z]\d\w"), re.compile(r"E\d{3}|V\d\d|\d{1,3}"))
+"""What a code of ICD-10 and of ICD-9 begins with."""
 CODE_SYSTEMS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "icd10": tuple(_ICD10.split()),
@@ -151,7 +153,9 @@ class PublicEncoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         found = [Column.described(name, self.columns[name]) for name in names if name in self.columns]
         units = [column.name for column in found if column.kind == "unit"]
         if len(units) > 1:
-            raise DataError(f"columns: got {units} as units, expected at most one column that says who is protected")
+            raise DataError(
+                f"columns: got {units} as units, expected at most one column that says who is protected"
+            )
         return found
 
     def _kept(self) -> list[Column]:
@@ -246,7 +250,9 @@ class Column:
     def words(self) -> str:
         """What becomes of it, in a line."""
         if self.kind in ("unit", "drop"):
-            return f"{self.name}: {'says who is protected; no feature' if self.kind == 'unit' else 'left out'}"
+            return (
+                f"{self.name}: {'says who is protected; no feature' if self.kind == 'unit' else 'left out'}"
+            )
         if self.kind == "count":
             how = f"log(1 + x) up to {self.high:g}, divided by its largest value"
         elif self.kind == "number":
@@ -312,8 +318,8 @@ class Column:
         """The chapter of a code, or the longest of the prefixes that it begins with."""
         code = code.strip().upper()
         if all("-" in level for level in self.levels):
-            head = code.split(".")[0]
-            head = head.zfill(3) if head.isdigit() else head[: 4 if self.levels[0] == "001-139" else 3]
+            found = _CODE_HEADS[self.levels[0] == _ICD9.split()[0]].match(code)
+            head = found[0].zfill(3) if found else ""
             ordered = sorted(self.levels)
             nearest = bisect_right([level.split("-")[0] for level in ordered], head) - 1
             inside = nearest >= 0 and head <= ordered[nearest].split("-")[1]
@@ -421,12 +427,16 @@ def _values(X: Any, name: Any) -> npt.NDArray[Any]:
 
 def _what(values: npt.NDArray[Any]) -> str | None:
     """What a column holds that is no finite number, if anything."""
-    if values.dtype.kind in "Mm" or any(isinstance(v, (datetime.date, datetime.timedelta)) for v in _objects(values)):
+    if values.dtype.kind in "Mm" or any(
+        isinstance(v, (datetime.date, datetime.timedelta)) for v in _objects(values)
+    ):
         return "dates or times"
     if values.dtype.kind in "SU" or any(isinstance(value, (str, bytes)) for value in _objects(values)):
         return "text"
     if any(value is None for value in _objects(values)):
         return "missing values (None or NaN)"
+    if any(isinstance(value, float) and math.isinf(value) for value in _objects(values)):
+        return "infinite values (inf)"
     if values.dtype.kind == "f" and not np.isfinite(values).all():
         return "missing values (NaN)" if np.isnan(values).any() else "infinite values (inf)"
     return None
@@ -438,7 +448,10 @@ def _objects(values: npt.NDArray[Any]) -> Iterable[Any]:
 
 def _no_number(name: Any, what: str) -> DataError:
     example = {"text": '("category", [levels])', "infinite values (inf)": '("number", low, high)'}.get(
-        what, '("number", date, date)' if what.startswith("dates") else '("number", low, high), which keeps NaN apart'
+        what,
+        '("number", date, date)'
+        if what.startswith("dates")
+        else '("number", low, high), which keeps NaN apart',
     )
     return DataError(
         f"column {name!r} holds {what}, expected finite numbers. Describe it by public knowledge: "
@@ -461,7 +474,9 @@ def _floats(values: npt.NDArray[Any], name: Any) -> Floats:
             '"2030-12-31"), or drop it'
         )
     if values.dtype.kind in "OSU":
-        texts = [str(value).strip() if isinstance(value, (str, bytes)) else value for value in values.tolist()]
+        texts = [
+            str(value).strip() if isinstance(value, (str, bytes)) else value for value in values.tolist()
+        ]
         values = np.array([None if text in _READ_AS_MISSING else text for text in texts], dtype=object)
     try:
         return np.asarray(values, dtype=np.float64)
@@ -475,14 +490,12 @@ def _floats(values: npt.NDArray[Any], name: Any) -> Floats:
 def _dates(values: npt.NDArray[Any], name: Any) -> Floats:
     """A column of dates in days since 1970; what is missing is NaN."""
     if values.dtype.kind in "OSU":
-        values = np.array(
-            [None if value is None or str(value).strip() in _READ_AS_MISSING else value for value in values.tolist()],
-            dtype=object,
-        )
+        texts = ["" if value is None else str(value).strip() for value in values.tolist()]
+        values = np.array(["NaT" if text in _READ_AS_MISSING else text for text in texts], dtype=str)
     try:
         if values.dtype.kind not in "OSUM":
             raise TypeError
-        days = np.asarray(values, dtype="datetime64[us]") / np.timedelta64(1, "D")
+        days = (np.asarray(values, dtype="datetime64[us]") - np.datetime64(0, "D")) / np.timedelta64(1, "D")
     except (TypeError, ValueError):
         days = None  # the message would show a value
     if days is None:
@@ -510,9 +523,7 @@ def _checked_bounds(
         for side in arguments
     )
     try:
-        sides = [
-            float(np.datetime64(side, "D").astype(int)) if dates else float(side) for side in arguments
-        ]
+        sides = [float(np.datetime64(side, "D").astype(int)) if dates else float(side) for side in arguments]
     except (TypeError, ValueError):
         sides = [math.nan]
     low, high = (0.0, sides[0]) if kind == "count" else (sides[0], sides[-1])
