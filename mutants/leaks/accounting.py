@@ -91,7 +91,7 @@ MUTANTS = [
     mutant(
         "delta-of-one-over-n",
         "The default delta is one over N: one record may be published outright",
-        "methods/spec.py",
+        "methods/plan_config.py",
         "math.floor(-math.log10(10 * units))",
         "math.floor(-math.log10(units / 10))",
         "tests/training/test_fit.py::test_the_default_delta_is_a_power_of_ten_well_below_one_over_n",

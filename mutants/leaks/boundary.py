@@ -23,7 +23,7 @@ MUTANTS = [
         (
             KEEP_RAW,
             Edit(
-                "methods/observation.py",
+                "methods/scores.py",
                 'released.mean.to("cpu", torch.float64), released.noise_variance',
                 'torch._raw.to("cpu", torch.float64), released.noise_variance',
             ),
@@ -36,7 +36,7 @@ MUTANTS = [
         (
             KEEP_RAW,
             Edit(
-                "methods/standardization.py",
+                "methods/method.py",
                 'gradient, alpha = released.mean.to("cpu", torch.float64), self.alpha',
                 'gradient, alpha = torch._raw.to("cpu", torch.float64), self.alpha',
             ),
@@ -122,7 +122,7 @@ MUTANTS = [
     mutant(
         "noise-drawn-elsewhere",
         "A file that is not listed draws normal numbers",
-        "methods/standardization.py",
+        "methods/method.py",
         "        gradient, alpha = released.mean.to",
         "        torch.randn(1)\n        gradient, alpha = released.mean.to",
         "tests/test_boundary.py::test_only_the_listed_files_use_it[draws]",

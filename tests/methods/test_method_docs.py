@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from sparsedp.methods.table import all_methods
+from sparsedp.methods.catalog import all_methods
 
 DOCS = Path(__file__).parents[2] / "docs"
 

@@ -23,7 +23,7 @@ from torch.utils.data import TensorDataset
 import sparsedp
 from every_day import by_method
 from sparsedp import MethodOptions, PrivacyError, SparseDPError, all_methods
-from sparsedp.diagnostics.visible import look
+from sparsedp.diagnostics import look
 from sparsedp.sklearn import SparseDPClassifier, SparseDPRegressor
 
 pytestmark = [

@@ -42,7 +42,7 @@ from sparsedp.errors import DataError, PrivacyError, PrivacyWarning
 from sparsedp.evaluation import refuse_training_arrays
 from sparsedp.guarantee import guarantee
 from sparsedp.methods import get_method
-from sparsedp.optimizers.table_rate import table_rate
+from sparsedp.optimizers.factory import table_rate
 from sparsedp.parameters import Layout
 from sparsedp.privacy.normalization import PrivateNormalisation
 from sparsedp.privacy.plan import Plan

@@ -1,4 +1,4 @@
-"""What a ranking may know before the first release: weights and scores, all of it public."""
+"""Scores that a user knows without looking at the data. They cost nothing, but must not come from it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sparsedp.errors import SparseDPError
-from sparsedp.methods.scope import find
+from sparsedp.methods.ranking import find
 from sparsedp.parameters import Layout, Slot
 
 NEVER = float("-inf")

@@ -1,10 +1,11 @@
-"""The controller: which support and geometry each step has, decided from released values and public randomness."""
+"""The support scheduler: which support and geometry each step has, from released values and public randomness alone."""
 
 from __future__ import annotations
 
 import logging
 from bisect import bisect_right
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from typing import Any, final
 
 import torch
@@ -13,27 +14,133 @@ from torch import Tensor
 from sparsedp._validate import exact_ratio
 from sparsedp.core.geometry import Geometry, Identity, Standardized
 from sparsedp.errors import SparseDPError
-from sparsedp.methods.clock import Refresh
 from sparsedp.methods.empirical_bayes import Shrinkage, SignalSums
-from sparsedp.methods.given import Given
-from sparsedp.methods.knowledge import Knowledge
-from sparsedp.methods.method import Method
-from sparsedp.methods.observation import Observation, observe_dense, observe_released
-from sparsedp.methods.order import Order, TableRows
-from sparsedp.methods.rankings import Place, RankedBy, RankingState
-from sparsedp.methods.rules import GeometryRule
-from sparsedp.methods.schedules import active_count
-from sparsedp.methods.scope import Parts, log_meaning
-from sparsedp.methods.setting import ControllerState, StepSetting, SupportChange
-from sparsedp.methods.spec import PlanSpec
-from sparsedp.methods.stages import Moves, Stage
-from sparsedp.methods.standardization import Statistics
-from sparsedp.methods.timeline import Timeline
+from sparsedp.methods.method import GeometryRule, Method, Moves, OffSupport, Stage, Statistics, phase_names
+from sparsedp.methods.plan_config import PlanSpec
+from sparsedp.methods.public_scores import Knowledge
+from sparsedp.methods.ranking import Order, Parts, TableRows, log_meaning
+from sparsedp.methods.schedules import Refresh, active_count
+from sparsedp.methods.scores import (
+    Given,
+    Observation,
+    Place,
+    RankedBy,
+    RankingState,
+    observe_dense,
+    observe_released,
+)
 from sparsedp.methods.warmup import WarmupWatch
 from sparsedp.parameters import Layout, Support
 from sparsedp.privacy.mechanism import Released
-from sparsedp.privacy.plan import Plan
+from sparsedp.privacy.plan import Phase, Plan
 from sparsedp.randomness import PublicRandomness
+
+
+@dataclass(frozen=True, slots=True)
+class SupportChange:
+    """How the support differs from the step before.
+
+    Attributes:
+        before: the support till now.
+        after: the support from now on.
+        off_support: what becomes of those that left.
+        prune: set the coordinates that left to zero, now.
+    """
+
+    before: Support
+    after: Support
+    off_support: OffSupport
+    prune: bool
+
+    @property
+    def left(self) -> Support:
+        """Coordinates that were active and are frozen from now on."""
+        return self.before.without(self.after)
+
+    @property
+    def entered(self) -> Support:
+        """Coordinates that were frozen and are active from now on."""
+        return self.after.without(self.before)
+
+
+@dataclass(frozen=True, slots=True)
+class StepSetting:
+    """Everything public that shapes one step's release. Fixed for the whole logical step."""
+
+    support: Support
+    geometry: Geometry
+    per_sample_top: float | None
+    change: SupportChange | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ControllerState:
+    """The controller between two steps: named tensors and JSON values."""
+
+    tensors: Mapping[str, Tensor]
+    values: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """Training begins at step `first`, its main phase has the steps `main_start .. stop - 1`.
+
+    What lies between is the stage before the main one, with a selection at its end if the method has one there.
+
+    `main_noise_std` is the noise `nu` on each coordinate of the main phase's mean gradient, before any geometry.
+    """
+
+    first: int
+    main_start: int
+    stop: int
+    steps_per_epoch: int
+    main_noise_std: float
+
+    @property
+    def main_steps(self) -> int:
+        """Steps of the main phase."""
+        return self.stop - self.main_start
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON values."""
+        return asdict(self)
+
+    @classmethod
+    def of(cls, plan: Plan, method: Method) -> Timeline:
+        """Read a plan made for this method.
+
+        Raises:
+            SparseDPError: its phases are not those of the method's stages.
+        """
+        training = plan.training
+        trains = tuple(stage for stage in method.stages if stage.trains)
+        names, expected = tuple(phase.name for phase in training), phase_names(trains)
+        if names != expected:
+            raise SparseDPError(
+                f"the plan's training phases are {list(names)}, expected {list(expected)} for {method.name!r}; "
+                "make it with build_plan"
+            )
+        main = training[-1]
+        first, main_start = plan.first_step(training[0].name), plan.first_step(main.name)
+        before_main = plan.phases[plan.phases.index(training[0]) : plan.phases.index(main)]
+        if not {phase.name for phase in before_main} <= {stage.name for stage in method.stages}:
+            raise SparseDPError(
+                "the plan has another phase between warm-up and main; put it before the warm-up"
+            )
+        return cls(
+            first=first,
+            main_start=main_start,
+            stop=main_start + main.steps,
+            steps_per_epoch=plan.steps_per_epoch,
+            main_noise_std=noise_on_mean(plan, main),
+        )
+
+
+def noise_on_mean(plan: Plan, phase: Phase) -> float:
+    """`nu`: standard deviation of the noise on each coordinate of the phase's released mean."""
+    clipped = 0.0 if phase.clip_norm is None else phase.gradient_noise * phase.clip_norm
+    return (phase.noise_std or clipped) / plan.expected_batch_size(phase)
+
 
 logger = logging.getLogger("sparsedp")
 

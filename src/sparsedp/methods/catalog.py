@@ -1,21 +1,24 @@
-"""The table of methods: one row each."""
+"""The methods of the library, one row each."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from sparsedp.methods.adafest import Contributions
-from sparsedp.methods.clock import EverySteps, Refresh
 from sparsedp.methods.empirical_bayes import EmpiricalBayes
-from sparsedp.methods.given import Given
-from sparsedp.methods.granularity import Granularity
-from sparsedp.methods.method import Method
-from sparsedp.methods.rankings import Frequency, RandomOrder
+from sparsedp.methods.method import HEAD, MAIN, SELECT, WARM_UP, GeometryRule, Method, OffSupport, Protection
+from sparsedp.methods.ranking import Granularity
 from sparsedp.methods.registry import Registry
-from sparsedp.methods.rules import GeometryRule, OffSupport, Protection
-from sparsedp.methods.schedules import Cooling, Release
-from sparsedp.methods.scores import Coherent, Energy, Magnitude, Ranked
-from sparsedp.methods.stages import HEAD, MAIN, SELECT, WARM_UP
+from sparsedp.methods.schedules import Cooling, EverySteps, Refresh, Release
+from sparsedp.methods.scores import (
+    Coherent,
+    Contributions,
+    Energy,
+    Frequency,
+    Given,
+    Magnitude,
+    RandomOrder,
+    Ranked,
+)
 
 _TP = "Zhang and Xie 2026, arXiv 2606.04375"
 _OURS = "ours, after Zhang and Xie 2026, Sec. 5"

@@ -1,4 +1,4 @@
-"""A running average of the weights: smoother, and free, because it is post-processing."""
+"""An exponential moving average of the weights."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from sparsedp.errors import SparseDPError
-from sparsedp.optimizers.places import Places, carry, places_in
+from sparsedp.optimizers.sparse import Places, carry, places_in
 from sparsedp.parameters import Layout, Support
 from sparsedp.runs.state import AverageState
 

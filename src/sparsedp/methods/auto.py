@@ -1,16 +1,16 @@
-"""Which method, from public numbers alone: is the noise of a step loud enough that fewer coordinates can pay?"""
+"""`method="auto"`: dense or sparse, by public numbers alone, and why in one line."""
 
 from __future__ import annotations
 
 import logging
 import math
+from dataclasses import replace
 from typing import Unpack
 
-from sparsedp.methods.method import Method
-from sparsedp.methods.options import MethodOptions, configure
-from sparsedp.methods.spec import Asked, PlanSpec, default_delta
-from sparsedp.methods.table import get_method
-from sparsedp.methods.timeline import noise_on_mean
+from sparsedp.methods.catalog import get_method
+from sparsedp.methods.method import Method, MethodOptions, configure
+from sparsedp.methods.plan_config import Asked, PlanSpec, default_delta
+from sparsedp.methods.support_scheduler import noise_on_mean
 from sparsedp.privacy.plan import Plan
 
 logger = logging.getLogger("sparsedp")
@@ -94,3 +94,19 @@ def choose_method(dimension: int, *, units: int, unit: str = "row", **asked: Unp
         SPARSE, SPARSE_RATIO, MANY, ENOUGH_STEPS, LOUD, TOO_LOUD,
     )  # fmt: skip
     return method
+
+
+def reason_of(spec: PlanSpec, dimension: int) -> str:
+    """Why "auto" took the method of `spec` for a model of so many trained scalars."""
+    bounds = spec.clip_norm
+    main_bound = bounds[-1] if isinstance(bounds, tuple) else bounds
+    dense = replace(spec, method=get_method("dp-sgd"), clip_norm=main_bound).plan()
+    ratio, row = noise_ratio(dense, dimension), spec.method
+    if row != method_beside(dense, dimension):
+        return "a support, as what was said of one asks for it"
+    what = "dense" if row.ranking is None else f"a learned support of ratio {row.active_ratio}"
+    return (
+        f"{what}, as the noise of a dense step on {dimension:,} coordinates is {ratio:.2f} of the clip norm; a "
+        f"support is learned where that is {LOUD:g} to {TOO_LOUD:g}, of {MANY:,} coordinates or more "
+        f"and in {ENOUGH_STEPS} steps or more"
+    )

@@ -1,10 +1,11 @@
-"""Which parameters take part, by name or structure: public, and fixed before the first release."""
+"""Parameters by name or structure, and orders of their coordinates, rows or both, best first."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from fnmatch import fnmatchcase
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from sparsedp.errors import SparseDPError
 from sparsedp.parameters import Layout, Slot, Support
+from sparsedp.randomness import PublicRandomness
 
 logger = logging.getLogger("sparsedp")
 
@@ -202,3 +204,135 @@ def _count(name: str, what: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise SparseDPError(f"{what}: got {name!r}, expected {LAST} and how many modules, such as {LAST}2")
     return int(text)
+
+
+class Granularity(Enum):
+    """What is ranked."""
+
+    COORDINATES = "coordinates"
+    ROWS = "rows"
+
+
+_MEMBER_ORDER, _GROUP_ORDER = 0, 1
+
+
+def order_by_score(scores: Tensor, layout: Layout, granularity: Granularity) -> Tensor:
+    """All coordinates, best first.
+
+    Raises:
+        SparseDPError: a score is NaN.
+    """
+    if scores.shape != (layout.dimension,):
+        raise SparseDPError(f"scores: got shape {tuple(scores.shape)}, expected d={layout.dimension} numbers")
+    if bool(scores.isnan().any()):
+        raise SparseDPError("a score is NaN, so there is no ranking; look for diverged training")
+    members = _descending(scores)
+    groups = group_ids(layout, granularity)
+    if groups is None:
+        return members
+    totals = torch.zeros(int(groups[-1]) + 1, dtype=torch.float64).index_add_(0, groups, scores.double())
+    means = totals / torch.bincount(groups)
+    return _by_group(members, groups, _descending(means))
+
+
+def random_order(
+    public: PublicRandomness, key: tuple[int, ...], layout: Layout, granularity: Granularity
+) -> Tensor:
+    """All coordinates in random order, group by group; every order of the groups is equally likely."""
+    members = public.permutation(layout.dimension, (_MEMBER_ORDER, *key))
+    groups = group_ids(layout, granularity)
+    if groups is None:
+        return members
+    return _by_group(members, groups, public.permutation(int(groups[-1]) + 1, (_GROUP_ORDER, *key)))
+
+
+def group_ids(layout: Layout, granularity: Granularity) -> Tensor | None:
+    """The group 0, 1, ... of each coordinate, in layout order; None when each is its own group."""
+    if granularity is Granularity.COORDINATES:
+        return None
+    sizes: list[int] = []
+    for slot in layout:
+        if slot.size:
+            rows = _row_count(slot)
+            sizes.extend([slot.size // rows] * rows)
+    return torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
+
+
+def _row_count(slot: Slot) -> int:
+    """The length of the first axis: output units, filters, embedding rows, the entries of a bias."""
+    return slot.shape[0] if slot.shape else 1
+
+
+def _by_group(members: Tensor, groups: Tensor, group_order: Tensor) -> Tensor:
+    """Members sorted by their group's place, keeping their own order inside a group."""
+    place = torch.empty_like(group_order)
+    place[group_order] = torch.arange(group_order.numel())
+    return members[torch.sort(place[groups[members]], stable=True).indices]
+
+
+def _descending(values: Tensor) -> Tensor:
+    return torch.sort(values, descending=True, stable=True).indices
+
+
+@dataclass(frozen=True, slots=True)
+class TableRows:
+    """The rows of some parameters, numbered through: all of the first one's, then the next one's."""
+
+    slots: tuple[Slot, ...]
+
+    @property
+    def counts(self) -> list[int]:
+        """How many rows each has."""
+        return [slot.shape[0] if slot.shape else 1 for slot in self.slots]
+
+    @property
+    def total(self) -> int:
+        """How many there are in all."""
+        return sum(self.counts)
+
+    def spans(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """The first coordinate of each row, and how many it has."""
+        firsts = _before(self.counts)
+        widths = torch.tensor(
+            [slot.size // max(1, count) for slot, count in zip(self.slots, self.counts, strict=True)],
+            dtype=torch.int64,
+        )
+        offsets = torch.tensor([slot.offset for slot in self.slots], dtype=torch.int64)
+        table = torch.searchsorted(firsts, rows, right=True) - 1
+        return offsets[table] + (rows - firsts[table]) * widths[table], widths[table]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Order:
+    """Coordinates, best first; or rows of tables, which are made coordinates only as far as they are needed.
+
+    Rows are taken whole until one no longer fits, and what is left of a count goes to the first of that one.
+    """
+
+    items: Tensor
+    rows: TableRows | None = None
+
+    def first(self, count: int) -> Tensor:
+        """The first `count` coordinates."""
+        if self.rows is None:
+            return self.items[:count]
+        starts, widths = self.rows.spans(self.items[: self._taken(count)])
+        within = torch.arange(int(widths.sum())) - torch.repeat_interleave(_before(widths.tolist()), widths)
+        return (torch.repeat_interleave(starts, widths) + within)[:count]
+
+    def prefix(self, count: int) -> Order:
+        """The part of it that `first` needs for at most so many coordinates; the rest need not be kept."""
+        return Order(self.items[: self._taken(count)].clone(), self.rows)
+
+    def _taken(self, count: int) -> int:
+        """How many items hold the first `count` coordinates."""
+        if self.rows is None:
+            return count
+        widths = self.rows.spans(self.items)[1]
+        return int(torch.searchsorted(torch.cumsum(widths, 0), count)) + 1
+
+
+def _before(sizes: Sequence[int]) -> Tensor:
+    """What comes before each: 0, the first, the first two, ..."""
+    ends = torch.tensor(list(sizes), dtype=torch.int64).cumsum(0)
+    return torch.cat([torch.zeros(1, dtype=torch.int64), ends])[:-1]

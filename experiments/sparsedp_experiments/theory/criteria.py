@@ -1,7 +1,4 @@
-"""How good a support is: energy captured, against random and oracle supports; overlap, churn, support per layer.
-
-The functions here are pure. Energies are squared gradients `G_p^2`; from un-noised ones, keep results `NonPrivate`.
-"""
+"""When a support pays in one step (TP-TopK, Prop. 5.1), and how much of a gradient's energy it holds."""
 
 from __future__ import annotations
 
@@ -11,12 +8,70 @@ from dataclasses import dataclass
 from typing import final
 
 import torch
-from scipy import special
 from torch import Tensor
 
 from sparsedp._validate import exact_ratio, share_of
+from sparsedp.diagnostics import Baseline, SplitEnergies
 from sparsedp.errors import SparseDPError
-from sparsedp.parameters import Layout, Support
+from sparsedp.parameters import Support
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class OneStep:
+    """The two sides of Prop. 5.1 for one support.
+
+    Attributes:
+        signal_loss: `||P_notA G||^2`, the gradient energy a step leaves out.
+        noise_saved: `(d - k) nu^2`, the noise energy it does not add.
+        noise_kept: `k nu^2`.
+    """
+
+    signal_loss: float
+    noise_saved: float
+    noise_kept: float
+
+    @property
+    def error(self) -> float:
+        """`E(A)`, the one-step squared error."""
+        return self.signal_loss + self.noise_kept
+
+    @property
+    def full_error(self) -> float:
+        """`E_full = d nu^2`, that of all coordinates."""
+        return self.noise_saved + self.noise_kept
+
+    @property
+    def helps(self) -> bool:
+        """Whether the support's error is the smaller one."""
+        return self.signal_loss < self.noise_saved
+
+
+def one_step(gradient: Tensor, support: Support, noise_std: float) -> OneStep:
+    """The criterion for a mean clipped gradient G and the main phase's noise nu per coordinate.
+
+    **Privacy.** It is as private as the gradient: with an un-noised one, keep the result `NonPrivate`.
+    """
+    energies = gradient.to("cpu", torch.float64) ** 2
+    lost = float(energies[~support.mask()].sum())
+    k, d = support.size, support.dimension
+    return OneStep(lost, (d - k) * noise_std**2, k * noise_std**2)
+
+
+def random_signal_loss(gradient: Tensor, size: int) -> float:
+    """`(1 - k/d) ||G||^2`: what a uniformly random support of k coordinates leaves out on average."""
+    return float((gradient.double() ** 2).sum()) * (1 - size / gradient.numel())
+
+
+def split_of(order: Tensor, gradients: Tensor, noise_std: float) -> SplitEnergies:
+    """Split energies from a stack of released dense gradients `[steps, d]`: even steps against odd ones."""
+    if gradients.shape[0] < 2:
+        raise SparseDPError(f"split_of: got {gradients.shape[0]} gradients, expected at least 2")
+    even, odd = gradients[0::2].double(), gradients[1::2].double()
+    v = noise_std**2
+    return SplitEnergies(
+        order.to(torch.int64), even.mean(0), odd.mean(0), v / even.shape[0], v / odd.shape[0]
+    )
 
 
 def energy_captured(energies: Tensor, support: Support) -> float:
@@ -24,20 +79,6 @@ def energy_captured(energies: Tensor, support: Support) -> float:
     values = energies.double()
     total = float(values.sum())
     return min(1.0, float(support.gather(values).sum()) / total) if total else 0.0
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Baseline:
-    """A quantity for a uniformly random support: its exact mean and standard deviation."""
-
-    mean: float
-    std: float
-
-    def interval(self, level: float = 0.95) -> tuple[float, float]:
-        """The central normal interval, cut to [0, 1]."""
-        reach = float(special.ndtri(0.5 + level / 2)) * self.std
-        return max(0.0, self.mean - reach), min(1.0, self.mean + reach)
 
 
 def random_capture(energies: Tensor, size: int) -> Baseline:
@@ -93,65 +134,6 @@ def recovery_curve(energies: Tensor, order: Tensor, ratios: Sequence[float]) -> 
         )
         for k in sizes
     )
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Overlap:
-    """How much two supports share.
-
-    Attributes:
-        shared: number of common coordinates.
-        share: that, over the size of the smaller support.
-        jaccard: that, over the size of the union.
-        random: `share` for two independent random supports of these sizes.
-        churn: share of the first support's coordinates that the second one dropped.
-    """
-
-    shared: int
-    share: float
-    jaccard: float
-    random: Baseline
-    churn: float
-
-
-def overlap(first: Support, second: Support) -> Overlap:
-    """Compare two supports with each other and with chance (a hypergeometric count)."""
-    shared, d = first.overlap(second), first.dimension
-    a, b = first.size, second.size
-    small = min(a, b)
-    if small == 0:
-        raise SparseDPError("overlap: a support is empty; compare supports with coordinates in them")
-    mean = a * b / d
-    variance = mean * (1 - a / d) * (d - b) / (d - 1) if d > 1 else 0.0
-    return Overlap(
-        shared,
-        shared / small,
-        shared / (a + b - shared),
-        Baseline(mean / small, math.sqrt(variance) / small),
-        1 - shared / a,
-    )
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class LayerShare:
-    """One parameter's part of a support."""
-
-    name: str
-    size: int
-    active: int
-
-    @property
-    def active_ratio(self) -> float:
-        """The share of the parameter that is active."""
-        return self.active / self.size if self.size else 0.0
-
-
-def support_per_layer(support: Support, layout: Layout) -> tuple[LayerShare, ...]:
-    """How many coordinates of each parameter are active."""
-    masks = support.per_parameter(layout)
-    return tuple(LayerShare(slot.name, slot.size, int(masks[slot.name].sum())) for slot in layout)
 
 
 def trajectory_capture(captured: Sequence[float], total: Sequence[float]) -> float:
