@@ -187,7 +187,7 @@ def test_predictions_are_the_softmax_of_the_scaled_features_times_the_weights(la
     assert model.score(X, y) == np.mean(model.predict(X) == y)
 
 
-@pytest.mark.heavy
+@pytest.mark.nightly
 def test_hidden_layers_learn_what_a_line_cannot():
     rng = np.random.default_rng(0)
     X = rng.uniform(-1, 1, size=(600, 2))
