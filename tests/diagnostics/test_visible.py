@@ -9,7 +9,7 @@ from torch.utils.data import TensorDataset
 import sparsedp
 from diagnostic_probes import network, rows
 from sparsedp.diagnostics import RunView, SplitEnergies, WarmupStatistics, look
-from sparsedp.runs.reader import Run
+from sparsedp.runs.run import Run
 
 
 def a_run(out, method="tp-topk", **more):

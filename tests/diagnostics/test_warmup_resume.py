@@ -14,7 +14,7 @@ from sparsedp.diagnostics import SplitEnergies, WarmupStatistics, statistics_of,
 from sparsedp.errors import DataError
 from sparsedp.parameters import Layout
 from sparsedp.results import StepReport
-from sparsedp.runs.reader import Run
+from sparsedp.runs.run import Run
 
 pytestmark = pytest.mark.usefixtures("checked_once")
 

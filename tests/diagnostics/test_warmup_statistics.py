@@ -11,7 +11,7 @@ from sparsedp.errors import DataError
 from sparsedp.methods import build_plan, get_method
 from sparsedp.parameters import Layout
 from sparsedp.results import StepReport
-from sparsedp.runs.reader import Run
+from sparsedp.runs.run import Run
 
 pytestmark = pytest.mark.usefixtures("checked_once")
 
