@@ -32,7 +32,7 @@ def test_a_class_name_has_one_meaning():
 
 @pytest.mark.parametrize("name", [*RUN_FILES, "nonprivate.json"])
 def test_one_file_knows_the_name_of_a_runs_file(name):
-    assert HOUSE.spelling(name) == {"runs/folder.py"}
+    assert HOUSE.spelling(name) == {"runs/directory.py"}
 
 
 def test_only_doors_have_more_than_eight_arguments():

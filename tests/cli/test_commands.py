@@ -16,7 +16,7 @@ from sparsedp.cli.output import EXIT_CODES
 from sparsedp.methods import MethodOptions, all_methods, build_plan, get_method
 from sparsedp.privacy import plan_epsilon
 from sparsedp.privacy.normalization import PrivateNormalisation
-from sparsedp.runs.reader import load_weights
+from sparsedp.runs.run import load_weights
 from sparsedp.training.planning import spec_for
 from sparsedp_experiments.models import build, parameter_count
 
@@ -231,7 +231,7 @@ COMPARED = (
 )  # fmt: skip
 
 
-@pytest.fixture(params=[False, pytest.param(True, marks=pytest.mark.heavy)], ids=["whole", "interrupted"])
+@pytest.fixture(params=[False, pytest.param(True, marks=pytest.mark.nightly)], ids=["whole", "interrupted"])
 def compared(request, shell, typed):
     """A comparison and what it says; if asked for, one that was stopped by Ctrl-C on the way and gone on with."""
     folder = shell.folder / f"compared-{request.param}"

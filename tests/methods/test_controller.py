@@ -9,7 +9,7 @@ from sparsedp.errors import PrivacyError, SparseDPError
 from sparsedp.methods.catalog import get_method
 from sparsedp.methods.method import MethodOptions, OffSupport
 from sparsedp.methods.ranking import Granularity
-from sparsedp.methods.schedules import Cooling, Listed, PerEpoch, Refresh, GradualRelease
+from sparsedp.methods.schedules import Cooling, GradualRelease, Listed, PerEpoch, Refresh
 from sparsedp.methods.support_scheduler import Controller
 from sparsedp.privacy.plan import Phase
 from sparsedp.randomness import PublicRandomness

@@ -17,7 +17,15 @@ from sparsedp.errors import SparseDPError
 from sparsedp.methods.catalog import all_methods, get_method
 from sparsedp.methods.method import GeometryRule, MethodOptions, configure
 from sparsedp.methods.ranking import Granularity
-from sparsedp.methods.schedules import Constant, Cooling, EverySteps, Listed, PerEpoch, Refresh, GradualRelease
+from sparsedp.methods.schedules import (
+    Constant,
+    Cooling,
+    EverySteps,
+    GradualRelease,
+    Listed,
+    PerEpoch,
+    Refresh,
+)
 from sparsedp.methods.scores import RankedBy, ranking_names
 from sparsedp.methods.support_scheduler import ControllerState
 from sparsedp.privacy.plan import Plan

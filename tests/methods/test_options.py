@@ -7,7 +7,15 @@ from sparsedp.errors import SparseDPError
 from sparsedp.methods.catalog import all_methods, get_method, register
 from sparsedp.methods.method import Decays, GeometryRule, Method, MethodOptions, OffSupport, configure
 from sparsedp.methods.ranking import Granularity
-from sparsedp.methods.schedules import Constant, Cooling, EverySteps, Listed, PerEpoch, Refresh, GradualRelease
+from sparsedp.methods.schedules import (
+    Constant,
+    Cooling,
+    EverySteps,
+    GradualRelease,
+    Listed,
+    PerEpoch,
+    Refresh,
+)
 from sparsedp.methods.scores import Coherent, Energy, RandomOrder
 
 FULL = MethodOptions(
@@ -59,8 +67,12 @@ def test_a_name_is_registered_once():
 
 @pytest.mark.parametrize(
     "options",
-    [MethodOptions(), FULL, MethodOptions(active_ratio=0.3, clock=PerEpoch(3), schedule=GradualRelease((0.5,)))]
-    + [MethodOptions(schedule=schedule) for schedule in (Constant(), Cooling(), Release())],
+    [
+        MethodOptions(),
+        FULL,
+        MethodOptions(active_ratio=0.3, clock=PerEpoch(3), schedule=GradualRelease((0.5,))),
+    ]
+    + [MethodOptions(schedule=schedule) for schedule in (Constant(), Cooling(), GradualRelease())],
 )
 def test_options_survive_json(options):
     assert MethodOptions.from_json(json.loads(json.dumps(options.to_json()))) == options

@@ -22,7 +22,7 @@ from sparsedp.grad_sample import ENGINES, Query
 from sparsedp.parameters import Support
 from sparsedp.privacy.ledger import Charge, MemoryLedger
 from sparsedp.privacy.mechanism import MARGIN_BITS, GaussianMechanism, Grid
-from sparsedp.privacy.queries import BoundedSum, GradientSum
+from sparsedp.privacy.queries import GradientSum
 from sparsedp.randomness import SystemRandomness
 from sparsedp.sampling import cut
 
@@ -121,7 +121,7 @@ def test_any_order_and_any_number_of_ranks_give_the_same_bits(ranks):
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 1e300])
 def test_what_is_off_the_grid_stops_the_step_before_any_noise(bad):
     @dataclass
-    class Broken(BoundedSum):
+    class Broken:
         size: int = 2
         sensitivity: float = 1.0
 
@@ -151,7 +151,7 @@ def test_integers_that_would_overflow_stop_it_too():
 @pytest.mark.parametrize(("clip", "noise", "size"), [(1.0, 1e9, 10**7), (1e-306, 1.0, 10), (1e300, 1e300, 1)])
 def test_numbers_no_grid_holds_are_refused_before_the_ledger_is_charged(clip, noise, size):
     @dataclass
-    class Huge(BoundedSum):
+    class Huge:
         size: int
         sensitivity: float
 

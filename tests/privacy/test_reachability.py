@@ -19,7 +19,6 @@ from torch import Tensor
 
 from sparsedp.privacy.ledger import Charge, MemoryLedger
 from sparsedp.privacy.mechanism import GaussianMechanism, Grid
-from sparsedp.privacy.queries import BoundedSum
 from sparsedp.randomness import SystemRandomness
 
 PAIRS, TRIALS, STD, SHIFT = 16, 100, 1.0, 1e-3
@@ -44,7 +43,7 @@ def old_release(total: np.ndarray) -> np.ndarray:
 
 
 @dataclass
-class _Given(BoundedSum):
+class _Given:
     total: np.ndarray
     sensitivity: float = 1.0
 

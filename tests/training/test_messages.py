@@ -9,14 +9,13 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from runs import FEATURES, ROWS, a_plan, advance, loss_fn, sgd
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
+from runs import FEATURES, ROWS, a_plan, advance, loss_fn, sgd
 from sparsedp.methods import get_method
 from sparsedp.privacy import Charge, MemoryLedger
 from sparsedp.privacy.mechanism import GaussianMechanism
-from sparsedp.privacy.queries import BoundedSum
 from sparsedp.randomness import SystemRandomness
 from sparsedp.training.trainer import Trainer
 
@@ -105,7 +104,7 @@ def test_a_layer_that_only_a_target_reaches_is_not_spoken_of() -> None:
     assert said(Routed(), target=False) == said(Routed(), target=True) == []
 
 
-class Chatty(BoundedSum):
+class Chatty:
     """A bounded sum that logs and warns."""
 
     size, sensitivity = 3, 1.0

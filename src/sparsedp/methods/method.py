@@ -18,9 +18,9 @@ from sparsedp.methods.schedules import (
     Clock,
     Constant,
     EverySteps,
+    GradualRelease,
     PerEpoch,
     Refresh,
-    GradualRelease,
     Schedule,
     get_schedule,
 )
