@@ -104,13 +104,13 @@ def _opacus(mode: str, job: Job, model: nn.Module, batch: Batch) -> Step:
 
 
 def _sparsedp(job: Job, model: nn.Module, batch: Batch) -> Step:
-    from sparsedp.core.batch import MicroBatch
+    from sparsedp.batch import MicroBatch
     from sparsedp.core.clip import FlatClip
-    from sparsedp.core.randomness import SystemRandomness
     from sparsedp.grad_sample import BookkeepingEngine, Query
     from sparsedp.optimizers.apply import support_optimizer
     from sparsedp.privacy.ledger import Charge, MemoryLedger
     from sparsedp.privacy.mechanism import privatize
+    from sparsedp.randomness import SystemRandomness
 
     engine = BookkeepingEngine(model, per_sample_loss)
     query = Query(support_of(job.support, engine.layout, job.active_ratio), FlatClip(CLIP_NORM))

@@ -63,13 +63,13 @@ _REDUCE, _BROADCAST, _ALL_REDUCE = dist.reduce, dist.broadcast, dist.all_reduce
 
 def shared_sparsedp(job: Job, batch: Batch) -> Callable[[], None]:
     """A private step on this rank's micro-batches, added up over the group."""
-    from sparsedp.core.batch import MicroBatch, select_rows
+    from sparsedp.batch import MicroBatch, select_rows
     from sparsedp.core.clip import FlatClip
-    from sparsedp.core.randomness import SystemRandomness
     from sparsedp.grad_sample import BookkeepingEngine, Query
     from sparsedp.optimizers.apply import support_optimizer
     from sparsedp.privacy.ledger import Charge, MemoryLedger
     from sparsedp.privacy.mechanism import privatize
+    from sparsedp.randomness import SystemRandomness
     from sparsedp.ranks.here import ranks_here
 
     ranks, model = ranks_here(), workload_of(job.model).model()

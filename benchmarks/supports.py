@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 
 from benchmarks.table_workloads import frequent_rows
-from sparsedp.core.layout import Layout
-from sparsedp.core.randomness import PublicRandomness
-from sparsedp.core.support import Support
+from sparsedp.parameters import Layout, Support
+from sparsedp.randomness import PublicRandomness
 
 
 def random_support(layout: Layout, active_ratio: float) -> Support:

@@ -9,8 +9,7 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from sparsedp.core.layout import Layout
-from sparsedp.core.support import Support
+from sparsedp.parameters import Layout, Support
 
 WIDTH, TOKENS = 64, 32
 SEED = 20250101

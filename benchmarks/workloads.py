@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.table_workloads import TableWorkload
-from sparsedp.core.batch import Rows
+from sparsedp.batch import Rows
 from sparsedp_experiments.models import dp_cnn, mnist_cnn, scatter_cnn, scatter_linear, transformer
 from sparsedp_experiments.models.text import VOCABULARY
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from sparsedp import Trainer, build_plan, datasets, held_out
-from sparsedp.core.batch import supervised
+from sparsedp.batch import supervised
 
 
 def main() -> None:

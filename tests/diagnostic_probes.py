@@ -3,8 +3,8 @@
 import torch
 from torch import nn
 
-from sparsedp.core.batch import MicroBatch, supervised
-from sparsedp.core.layout import Layout
+from sparsedp.batch import MicroBatch, supervised
+from sparsedp.parameters import Layout
 
 LOSS = supervised(nn.CrossEntropyLoss(reduction="none"))
 

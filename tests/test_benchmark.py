@@ -14,7 +14,7 @@ from benchmarks.sweeps import Throughput
 from benchmarks.sweeps import measure as measure_sweep
 from benchmarks.workloads import WORKLOADS
 
-from sparsedp.core.layout import Layout
+from sparsedp.parameters import Layout
 from sparsedp_experiments.models import parameter_count
 
 PARAMETERS = {"mnist-cnn": 26_010, "scatter-linear": 39_700, "scatter-cnn": 187_210, "dp-cnn": 550_570}

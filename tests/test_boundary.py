@@ -101,14 +101,14 @@ RANDOM_DRAWS = {
         "grad_sample/company.py",  # public: jitters rows for it
         "methods/controller.py",  # public noise on frozen coordinates (RS Alg. 4)
     },
-    "rounded_gaussian": {"core/randomness.py", "privacy/grid.py", "privacy/mechanism.py"},
-    "add_rounded_gaussian": {"core/randomness.py", "privacy/mechanism.py"},
-    "standard_normal": {"core/randomness.py"},
+    "rounded_gaussian": {"randomness.py", "privacy/grid.py", "privacy/mechanism.py"},
+    "add_rounded_gaussian": {"randomness.py", "privacy/mechanism.py"},
+    "standard_normal": {"randomness.py"},
     "default_rng": set(),
-    "RAND_bytes": {"core/randomness.py"},
+    "RAND_bytes": {"randomness.py"},
     "urandom": set(),
-    "PCG64": {"core/randomness.py"},
-    "random_raw": {"core/randomness.py"},
+    "PCG64": {"randomness.py"},
+    "random_raw": {"randomness.py"},
     "randn": {"training/features.py"},  # made-up public rows to look at a frozen body; no noise of a release
     "randn_like": set(),
     "normal_": set(),

@@ -9,7 +9,7 @@ from benchmarks.report import print_report
 from benchmarks.supports import support_of
 from benchmarks.workloads import per_sample_loss
 
-from sparsedp.core.batch import MicroBatch
+from sparsedp.batch import MicroBatch
 from sparsedp.core.clip import FlatClip
 from sparsedp.grad_sample import BookkeepingEngine, Query
 

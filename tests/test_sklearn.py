@@ -47,7 +47,7 @@ EXPECTED_FAILURES = {
 CHECKED = SparseDPClassifier(epsilon=20.0, epochs=10, normalize="record")
 
 
-@pytest.mark.filterwarnings("ignore::sparsedp.core.errors.PrivacyWarning")
+@pytest.mark.filterwarnings("ignore::sparsedp.errors.PrivacyWarning")
 @parametrize_with_checks(
     [CHECKED, BoundedScaler()],
     expected_failed_checks=lambda one: EXPECTED_FAILURES if isinstance(one, SparseDPClassifier) else {},

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from sparsedp.core.errors import DataError
+from sparsedp.errors import DataError
 from sparsedp.sklearn.inputs import encode_labels
 
 

@@ -19,7 +19,7 @@ from benchmarks.tables import (
     with_dimension,
 )
 
-from sparsedp.core.layout import Layout
+from sparsedp.parameters import Layout
 
 
 @pytest.mark.heavy

@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.data import Subset
 
 import sparsedp
-from sparsedp.core.batch import per_sample_loss
+from sparsedp.batch import per_sample_loss
 from sparsedp.federated import Client, FederatedTrainer, LocalSGD
 from sparsedp.flower import client_app, server_app
 from sparsedp_experiments import data as datasets

@@ -31,7 +31,7 @@ MUTANTS = [
     mutant(
         "noise-thread-fails-unheard",
         "A thread that fails leaves its stretch of a long vector without noise, and the release is made",
-        "core/randomness.py",
+        "randomness.py",
         "                done.result()\n",
         "                done.exception()\n",
         "tests/core/test_randomness.py::test_an_error_while_noise_is_drawn_is_not_swallowed",
@@ -86,7 +86,7 @@ MUTANTS = [
             Edit(
                 "privacy/mechanism.py",
                 NOISE,
-                APART + "        from sparsedp.core.randomness import PublicRandomness\n"
+                APART + "        from sparsedp.randomness import PublicRandomness\n"
                 "        fixed = PublicRandomness.fresh().normal(query.size, (charge.step,))\n"
                 "        noise = (fixed * 2.0**grid.noise_bits).round().long()\n" + ADDED,
             ),
@@ -104,7 +104,7 @@ MUTANTS = [
     mutant(
         "seeded-noise-for-release",
         "Releases with noise from a seed are marked for release",
-        "core/randomness.py",
+        "randomness.py",
         '        """No."""\n        return False\n',
         '        """No."""\n        return True\n',
         "tests/core/test_randomness.py::test_only_the_system_source_is_for_release",

@@ -44,7 +44,7 @@ MUTANTS = [
     mutant(
         "randomness-that-anybody-knows",
         "The secret that dropout masks follow from is a constant",
-        "core/randomness.py",
+        "randomness.py",
         "return StepSecret(_random_bytes(SEED_BYTES))",
         "return StepSecret(bytes(SEED_BYTES))",
         CHANCE + "test_system_secrets_are_fresh_and_never_shown",

@@ -14,22 +14,22 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from sparsedp.auditing import AuditResult as AuditResult
     from sparsedp.auditing import audit as audit
+    from sparsedp.batch import PerExampleLoss as PerExampleLoss
     from sparsedp.callbacks.reports import Result as Result
     from sparsedp.callbacks.reports import StepReport as StepReport
-    from sparsedp.core.batch import PerExampleLoss as PerExampleLoss
-    from sparsedp.core.errors import DataError as DataError
-    from sparsedp.core.errors import ModelError as ModelError
-    from sparsedp.core.errors import PrivacyError as PrivacyError
-    from sparsedp.core.errors import PrivacyWarning as PrivacyWarning
-    from sparsedp.core.errors import SparseDPError as SparseDPError
     from sparsedp.core.memory import keep_freed_memory as keep_freed_memory
-    from sparsedp.core.support import Support as Support
+    from sparsedp.errors import DataError as DataError
+    from sparsedp.errors import ModelError as ModelError
+    from sparsedp.errors import PrivacyError as PrivacyError
+    from sparsedp.errors import PrivacyWarning as PrivacyWarning
+    from sparsedp.errors import SparseDPError as SparseDPError
     from sparsedp.evaluation.evaluate import held_out as held_out
     from sparsedp.methods import MethodOptions as MethodOptions
     from sparsedp.methods import all_methods as all_methods
     from sparsedp.methods import build_plan as build_plan
     from sparsedp.methods import get_method as get_method
     from sparsedp.own_loop.make_private import make_private as make_private
+    from sparsedp.parameters import Support as Support
     from sparsedp.privacy.normalisation import PrivateNormalisation as PrivateNormalisation
     from sparsedp.report import write_report as write_report
     from sparsedp.runs.history import EpochReport as EpochReport
@@ -48,20 +48,20 @@ __version__ = "0.1.0"
 _HOMES = {
     "About": "sparsedp.runs.record",
     "AuditResult": "sparsedp.auditing",
-    "DataError": "sparsedp.core.errors",
+    "DataError": "sparsedp.errors",
     "EpochReport": "sparsedp.runs.history",
     "Loading": "sparsedp.sampling.loading",
     "MethodOptions": "sparsedp.methods",
-    "ModelError": "sparsedp.core.errors",
+    "ModelError": "sparsedp.errors",
     "Normalised": "sparsedp.training.normalised",
-    "PerExampleLoss": "sparsedp.core.batch",
-    "PrivacyError": "sparsedp.core.errors",
-    "PrivacyWarning": "sparsedp.core.errors",
+    "PerExampleLoss": "sparsedp.batch",
+    "PrivacyError": "sparsedp.errors",
+    "PrivacyWarning": "sparsedp.errors",
     "PrivateNormalisation": "sparsedp.privacy.normalisation",
     "Result": "sparsedp.callbacks.reports",
-    "SparseDPError": "sparsedp.core.errors",
+    "SparseDPError": "sparsedp.errors",
     "StepReport": "sparsedp.callbacks.reports",
-    "Support": "sparsedp.core.support",
+    "Support": "sparsedp.parameters",
     "Trainer": "sparsedp.training.trainer",
     "Verification": "sparsedp.runs.verify",
     "all_methods": "sparsedp.methods",

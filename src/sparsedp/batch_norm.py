@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils import _pytree as pytree
 
-from sparsedp.core.errors import ModelError
+from sparsedp.errors import ModelError
 
 TOLERANCE = 1e-4
 """Largest difference of the outputs, relative to their size, that rounding explains."""

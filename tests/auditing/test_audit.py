@@ -12,11 +12,11 @@ from audited import CONFIDENCE, audited, data, problems
 from torch import nn
 
 from sparsedp.auditing.composed import Composition
-from sparsedp.core.errors import PrivacyError, SparseDPError
-from sparsedp.core.randomness import SystemRandomness
+from sparsedp.errors import PrivacyError, SparseDPError
 from sparsedp.methods import build_plan, get_method
 from sparsedp.privacy.accountants import accountant
 from sparsedp.privacy.events import Spend
+from sparsedp.randomness import SystemRandomness
 from sparsedp.sampling.poisson import PoissonSampler
 
 

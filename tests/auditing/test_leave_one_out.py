@@ -8,7 +8,7 @@ from audited import audited, data, network, problems
 from torch import nn
 from torch.utils.data import TensorDataset, default_collate
 
-from sparsedp.core.chance import StepSecret
+from sparsedp.randomness import StepSecret
 
 pytestmark = pytest.mark.usefixtures("quick")
 

@@ -11,9 +11,9 @@ from torch.utils.data import TensorDataset
 from sparsedp.auditing import Training
 from sparsedp.auditing.coins import AbsentUnits
 from sparsedp.auditing.model import Mislabelled
-from sparsedp.core.errors import SparseDPError
-from sparsedp.core.randomness import PublicRandomness
+from sparsedp.errors import SparseDPError
 from sparsedp.privacy import mechanism
+from sparsedp.randomness import PublicRandomness
 
 pytestmark = pytest.mark.usefixtures("quick")
 

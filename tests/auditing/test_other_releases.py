@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from sparsedp import PrivateNormalisation
-from sparsedp.core.errors import PrivacyError
+from sparsedp.errors import PrivacyError
 from sparsedp.grad_sample.touched import TouchedRows
 from sparsedp.methods import build_plan
 from sparsedp.privacy import mechanism

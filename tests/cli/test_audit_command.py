@@ -9,7 +9,7 @@ import torch
 from sparsedp.auditing import draws, mechanism
 from sparsedp.auditing.result import FORMAT
 from sparsedp.cli.output import Exit
-from sparsedp.core.randomness import SystemRandomness
+from sparsedp.randomness import SystemRandomness
 from sparsedp_experiments.runs import audited
 
 DIGITS = ("audit", "--dataset", "digits", "--method", "tp-topk", "--epochs", "2")

@@ -6,7 +6,7 @@ from typer.testing import CliRunner
 
 from sparsedp.cli import app as application
 from sparsedp.cli.output import Exit
-from sparsedp.core.errors import SparseDPError
+from sparsedp.errors import SparseDPError
 from sparsedp_experiments.cli.running import rows_of
 from sparsedp_experiments.runs.comparison import comparison
 from sparsedp_experiments.runs.runner import Status
@@ -166,7 +166,7 @@ def test_a_bug_is_not_dressed_up_as_a_mistake(monkeypatch):
 
 
 def test_every_error_class_has_a_code_of_its_own_kind():
-    from sparsedp.core.errors import DataError, ModelError, PrivacyError
+    from sparsedp.errors import DataError, ModelError, PrivacyError
 
     codes = [application._code(kind("")) for kind in (DataError, PrivacyError, ModelError, SparseDPError)]
     assert codes == [Exit.DATA, Exit.PRIVACY, Exit.USAGE, Exit.USAGE]

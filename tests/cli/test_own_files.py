@@ -60,7 +60,7 @@ def test_rows_without_people_get_a_hint(typed, write):
     assert HINT in " ".join(shown.out.split())
 
 
-@pytest.mark.filterwarnings("always::sparsedp.core.errors.PrivacyWarning")
+@pytest.mark.filterwarnings("always::sparsedp.errors.PrivacyWarning")
 def test_rows_may_be_asked_for(typed, write):
     shown = typed(*write(), "--unit", "row", "--out", "run")
     assert "but rows are protected" in shown.err

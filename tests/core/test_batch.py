@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from sparsedp.core.batch import MicroBatch, check_losses, row_count, select_rows, supervised, unreduced
-from sparsedp.core.errors import DataError, SparseDPError
+from sparsedp.batch import MicroBatch, check_losses, row_count, select_rows, supervised, unreduced
+from sparsedp.errors import DataError, SparseDPError
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparsedp.core.clip import ROUNDING_MARGIN, FlatClip, NoClip
-from sparsedp.core.errors import PrivacyError, SparseDPError
 from sparsedp.core.geometry import Identity, Standardized
+from sparsedp.errors import PrivacyError, SparseDPError
 
 numbers = st.floats(-1e3, 1e3)
 positive = st.floats(1e-3, 1e3)

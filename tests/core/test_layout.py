@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from sparsedp.core.errors import ModelError
-from sparsedp.core.layout import Layout
+from sparsedp.errors import ModelError
+from sparsedp.parameters import Layout
 from sparsedp_experiments.models import freeze_batch_norm
 
 

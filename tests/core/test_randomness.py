@@ -7,9 +7,9 @@ import pytest
 import torch
 from scipy import stats
 
-from sparsedp.core import randomness
-from sparsedp.core.errors import SparseDPError
-from sparsedp.core.randomness import PrivateRandomness, PublicRandomness, SeededRandomness, SystemRandomness
+from sparsedp import randomness
+from sparsedp.errors import SparseDPError
+from sparsedp.randomness import PrivateRandomness, PublicRandomness, SeededRandomness, SystemRandomness
 
 ALARM = 1e-9
 """False-alarm rate of one statistical test here; there are fewer than twenty."""

@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from sparsedp.core.errors import SparseDPError
-from sparsedp.core.layout import Layout
-from sparsedp.core.support import Support
+from sparsedp.errors import SparseDPError
+from sparsedp.parameters import Layout, Support
 
 
 @st.composite

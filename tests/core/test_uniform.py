@@ -7,8 +7,8 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from sparsedp.core.errors import SparseDPError
-from sparsedp.core.uniform import below, coins
+from sparsedp.errors import SparseDPError
+from sparsedp.randomness import below, coins
 
 LAST = 2**64 - 1
 

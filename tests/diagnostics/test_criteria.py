@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 
-from sparsedp.core.support import Support
 from sparsedp.diagnostics.criteria import SplitEnergies, one_step, random_signal_loss, step_progress
 from sparsedp.diagnostics.proxy import (
     proxy_concentration,
@@ -12,6 +11,7 @@ from sparsedp.diagnostics.proxy import (
     split_concentration,
     split_of,
 )
+from sparsedp.parameters import Support
 
 
 def test_hand_computed_criterion():

@@ -7,9 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from sparsedp.core.errors import SparseDPError
-from sparsedp.core.layout import Layout
-from sparsedp.core.support import Support
 from sparsedp.diagnostics.quality import (
     concentration_curve,
     energy_captured,
@@ -19,6 +16,8 @@ from sparsedp.diagnostics.quality import (
     support_per_layer,
     trajectory_capture,
 )
+from sparsedp.errors import SparseDPError
+from sparsedp.parameters import Layout, Support
 
 ENERGIES = torch.tensor([4.0, 0.0, 1.0, 3.0, 2.0])
 

@@ -7,12 +7,12 @@ from torch.utils.data import TensorDataset
 import sparsedp
 from diagnostic_probes import network, rows
 from sparsedp.callbacks.reports import StepReport
-from sparsedp.core.errors import DataError
-from sparsedp.core.layout import Layout
 from sparsedp.diagnostics.criteria import SplitEnergies
 from sparsedp.diagnostics.splits import WarmupStatistics, statistics_of
 from sparsedp.diagnostics.visible import look
+from sparsedp.errors import DataError
 from sparsedp.methods import build_plan, get_method
+from sparsedp.parameters import Layout
 from sparsedp.runs.reader import Run
 
 pytestmark = pytest.mark.usefixtures("checked_once")

@@ -9,8 +9,8 @@ import torch
 from federated_tools import CLIENTS, LOSS, TEXTS, WORDS, Loopback, a_plan, make_bag, sgd, words_of
 
 import sparsedp
-from sparsedp.core.layout import Layout
 from sparsedp.federated import Client, CountAsked, FederatedTrainer, LocalSGD
+from sparsedp.parameters import Layout
 
 pytestmark = pytest.mark.usefixtures("checked_once")
 

@@ -205,9 +205,8 @@ def test_another_model_is_refused_by_the_client():
 
 def test_local_steps_add_up_to_what_plain_sgd_moves():
     """Four steps by hand, on half of the coordinates."""
-    from sparsedp.core.layout import Layout
-    from sparsedp.core.support import Support
     from sparsedp.federated import LocalSGD
+    from sparsedp.parameters import Layout, Support
 
     model, by_hand = make_model(), make_model()
     layout = Layout.of(model)
@@ -239,8 +238,7 @@ def test_local_batches_cover_the_data_once_a_pass():
             return torch.zeros(6, dtype=torch.float64), torch.tensor(0)
 
     model = make_model()
-    from sparsedp.core.layout import Layout
-    from sparsedp.core.support import Support
+    from sparsedp.parameters import Layout, Support
 
     layout = Layout.of(model)
     training = LocalSGD(dataset=Watched(), loss=LOSS, steps=6, lr=0.1, batch_size=2)

@@ -7,7 +7,7 @@ import torch
 from federated_tools import CLIENTS, LOSS, Loopback, a_plan, all_rows, make_model, sgd
 
 import sparsedp
-from sparsedp.core.batch import per_sample_loss
+from sparsedp.batch import per_sample_loss
 from sparsedp.federated import FederatedTrainer
 from sparsedp.runs.reader import Run
 

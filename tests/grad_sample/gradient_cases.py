@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from sparsedp.core.geometry import Geometry, Identity, Standardized
-from sparsedp.core.layout import Layout
-from sparsedp.core.support import Support
+from sparsedp.parameters import Layout, Support
 
 SAMPLES = 6
 

@@ -12,10 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sparsedp.core.batch import MicroBatch, supervised
+from sparsedp.batch import MicroBatch, supervised
 from sparsedp.core.clip import ROUNDING_MARGIN, FlatClip
-from sparsedp.core.support import Support
 from sparsedp.grad_sample import ENGINES, Query
+from sparsedp.parameters import Support
 from sparsedp_experiments.models import dp_cnn, mnist_cnn
 
 MODELS = {"mnist-cnn": (mnist_cnn, (1, 28, 28), 24), "dp-cnn": (dp_cnn, (3, 32, 32), 6)}

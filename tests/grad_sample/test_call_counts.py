@@ -11,7 +11,7 @@ from gradient_oracle import clipped_sum, measured, median_norm, plain_loop
 from structure_cases import By
 from torch import Tensor, nn
 
-from sparsedp.core.batch import MicroBatch
+from sparsedp.batch import MicroBatch
 from sparsedp.core.clip import FlatClip
 from sparsedp.grad_sample import BookkeepingEngine, Query
 

@@ -12,14 +12,13 @@ from scipy import stats
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from sparsedp.core.batch import MicroBatch
-from sparsedp.core.chance import Chance, StepSecret
+from sparsedp.batch import MicroBatch
 from sparsedp.core.clip import FlatClip
-from sparsedp.core.errors import ModelError
-from sparsedp.core.randomness import SeededRandomness, SystemRandomness
-from sparsedp.core.support import Support
+from sparsedp.errors import ModelError
 from sparsedp.grad_sample import ENGINES, Query, make_engine
 from sparsedp.grad_sample.chances import Chances
+from sparsedp.parameters import Support
+from sparsedp.randomness import Chance, SeededRandomness, StepSecret, SystemRandomness
 
 CLIP = 0.1
 SECRET = SeededRandomness(5).secret((0,))

@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from sparsedp.core.batch import supervised
-from sparsedp.core.errors import ModelError, SparseDPError
+from sparsedp.batch import supervised
+from sparsedp.errors import ModelError, SparseDPError
 from sparsedp.grad_sample.check import check_model
 
 LOSS = supervised(nn.CrossEntropyLoss(reduction="none"))

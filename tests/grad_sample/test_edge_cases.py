@@ -13,11 +13,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sparsedp.core.batch import MicroBatch
+from sparsedp.batch import MicroBatch
 from sparsedp.core.clip import FlatClip, NoClip
-from sparsedp.core.errors import SparseDPError
-from sparsedp.core.support import Support
+from sparsedp.errors import SparseDPError
 from sparsedp.grad_sample import ENGINES, BookkeepingEngine, Query, chunking, make_engine
+from sparsedp.parameters import Support
 
 MODELS = [
     "linear",

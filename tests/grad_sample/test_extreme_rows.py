@@ -11,11 +11,11 @@ from gradient_cases import loss
 from structure_cases import By
 from torch import Tensor, nn
 
-from sparsedp.core.batch import MicroBatch
+from sparsedp.batch import MicroBatch
 from sparsedp.core.clip import FlatClip
-from sparsedp.core.support import Support
 from sparsedp.grad_sample import BookkeepingEngine, Query
 from sparsedp.grad_sample.check import check_model
+from sparsedp.parameters import Support
 
 CLIP, WIDTH = 0.1, 6
 Loss = Callable[[Callable[[Tensor], Tensor], tuple[Tensor, Tensor]], Tensor]

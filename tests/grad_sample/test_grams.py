@@ -9,15 +9,15 @@ from gradient_cases import CASES, loss, supports
 from gradient_oracle import clipped_sum, measured, median_norm, plain_loop, unit_means
 from torch import nn
 
-from sparsedp.core.batch import MicroBatch
+from sparsedp.batch import MicroBatch
 from sparsedp.core.clip import FlatClip
-from sparsedp.core.support import Support
 from sparsedp.grad_sample import BookkeepingEngine, Query
 from sparsedp.grad_sample.blocks import Metric
 from sparsedp.grad_sample.layers import grams
 from sparsedp.grad_sample.layers.conv import ConvWeight
 from sparsedp.grad_sample.layers.linear import SequenceOuter
 from sparsedp.grad_sample.workspace import Space, Workspace
+from sparsedp.parameters import Support
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
 

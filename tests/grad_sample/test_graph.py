@@ -12,11 +12,11 @@ from torch.nn.modules import module as torch_module
 from torch.nn.utils.rnn import pack_padded_sequence
 from torch.utils.checkpoint import checkpoint
 
-from sparsedp.core.batch import MicroBatch
+from sparsedp.batch import MicroBatch
 from sparsedp.core.clip import FlatClip
-from sparsedp.core.errors import ModelError
-from sparsedp.core.support import Support
+from sparsedp.errors import ModelError
 from sparsedp.grad_sample import ENGINES, BookkeepingEngine, Query
+from sparsedp.parameters import Support
 
 SAMPLES = 7
 

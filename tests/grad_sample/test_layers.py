@@ -11,7 +11,7 @@ from gradient_cases import CASES, GEOMETRIES, KNOWN, NETWORKS, Case, loss, suppo
 from gradient_oracle import clipped_sum, measured, median_norm, plain_loop
 from torch import Tensor, nn
 
-from sparsedp.core.batch import MicroBatch
+from sparsedp.batch import MicroBatch
 from sparsedp.core.clip import FlatClip
 from sparsedp.core.geometry import Identity, Standardized
 from sparsedp.grad_sample import ENGINES, Query

@@ -7,12 +7,12 @@ import torch
 from mixing_cases import CASES, SOUND, Rows, loss, loud, table
 from torch import nn
 
-from sparsedp.core.batch import MicroBatch
+from sparsedp.batch import MicroBatch
 from sparsedp.core.clip import FlatClip
-from sparsedp.core.errors import ModelError
-from sparsedp.core.support import Support
+from sparsedp.errors import ModelError
 from sparsedp.grad_sample import BookkeepingEngine, Query
 from sparsedp.grad_sample.check import PROBE_ROWS, check_model
+from sparsedp.parameters import Support
 
 LATER = {"detach trick", "tensor hook", "custom backward", "backward hook minus the mean"}
 """Computed right, row by row, and so not refused."""

@@ -11,13 +11,12 @@ from gradient_oracle import clipped_sum, measured, median_norm, plain_loop
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from sparsedp.core.batch import MicroBatch
-from sparsedp.core.chance import Chance
+from sparsedp.batch import MicroBatch
 from sparsedp.core.clip import FlatClip
-from sparsedp.core.errors import ModelError, SparseDPError
-from sparsedp.core.randomness import SeededRandomness
-from sparsedp.core.support import Support
+from sparsedp.errors import ModelError, SparseDPError
 from sparsedp.grad_sample import ENGINES, BookkeepingEngine, Query
+from sparsedp.parameters import Support
+from sparsedp.randomness import Chance, SeededRandomness
 
 SAMPLES = 7
 

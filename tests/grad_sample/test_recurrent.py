@@ -14,14 +14,13 @@ from structure_cases import By
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from sparsedp.core.batch import MicroBatch
-from sparsedp.core.chance import Chance
+from sparsedp.batch import MicroBatch
 from sparsedp.core.clip import FlatClip
-from sparsedp.core.randomness import SeededRandomness
-from sparsedp.core.support import Support
 from sparsedp.grad_sample import ENGINES, BookkeepingEngine, Query
 from sparsedp.grad_sample.check import check_model
 from sparsedp.grad_sample.recurrent.follow import followed_recurrence
+from sparsedp.parameters import Support
+from sparsedp.randomness import Chance, SeededRandomness
 
 CELLS = {
     "lstm": (nn.LSTM, {}),

@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch import nn
 
-from sparsedp.core.batch import MicroBatch
+from sparsedp.batch import MicroBatch
 from sparsedp.core.clip import FlatClip
 from sparsedp.core.geometry import Standardized
-from sparsedp.core.support import Support
 from sparsedp.grad_sample import BookkeepingEngine, Query, ReferenceEngine, chunking
+from sparsedp.parameters import Support
 
 
 def output_sum(model, rows):

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from sparsedp.core.batch import MicroBatch
+from sparsedp.batch import MicroBatch
 from sparsedp.core.clip import FlatClip
-from sparsedp.core.support import Support
 from sparsedp.grad_sample import ENGINES, Query, make_engine
+from sparsedp.parameters import Support
 
 MODELS = ["linear", "linear-sequence", "linear-wide", "conv2d", "conv2d-shifts", "conv2d-depthwise", "conv3d"]
 MODELS += ["embedding-repeated", "embedding-padding", "layer-norm-sequence", "group-norm", "rms-norm"]

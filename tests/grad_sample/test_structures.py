@@ -12,12 +12,12 @@ from gradient_oracle import clipped_sum, measured, median_norm, plain_loop, unit
 from structure_cases import STRUCTURES, By, autocast, bare, by, cosine, linear
 from torch import Tensor, nn
 
-from sparsedp.core.batch import MicroBatch
+from sparsedp.batch import MicroBatch
 from sparsedp.core.clip import FlatClip
 from sparsedp.core.geometry import Standardized
-from sparsedp.core.support import Support
 from sparsedp.grad_sample import BookkeepingEngine, Query
 from sparsedp.grad_sample.layers.operations import OPERATIONS, Operation
+from sparsedp.parameters import Support
 
 UNITS = [0, 0, 1, 2, 2, 2, 3]
 

@@ -9,14 +9,13 @@ from gradient_cases import GEOMETRIES, loss
 from gradient_oracle import clipped_sum, measured, median_norm, plain_loop, unit_means
 from torch import Tensor, nn
 
-from sparsedp.core.batch import MicroBatch
+from sparsedp.batch import MicroBatch
 from sparsedp.core.clip import FlatClip
 from sparsedp.core.geometry import Standardized
-from sparsedp.core.layout import Layout
-from sparsedp.core.support import Support
 from sparsedp.grad_sample import BookkeepingEngine, Query
 from sparsedp.grad_sample.blocks import make_blocks
 from sparsedp.grad_sample.layers.embedding import Pairs
+from sparsedp.parameters import Layout, Support
 
 ROWS, WIDTH = 50, 3
 

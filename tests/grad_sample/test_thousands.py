@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sparsedp.core.batch import MicroBatch
+from sparsedp.batch import MicroBatch
 from sparsedp.core.clip import FlatClip
-from sparsedp.core.support import Support
 from sparsedp.grad_sample import BookkeepingEngine, Query
+from sparsedp.parameters import Support
 
 
 class Gain(nn.Module):

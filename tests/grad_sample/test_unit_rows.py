@@ -8,12 +8,12 @@ import torch
 from gradient_oracle import clipped_sum, measured, median_norm, plain_loop, unit_means
 from torch import nn
 
-from sparsedp.core.batch import MicroBatch
+from sparsedp.batch import MicroBatch
 from sparsedp.core.clip import FlatClip
-from sparsedp.core.support import Support
 from sparsedp.grad_sample import BookkeepingEngine, Query
 from sparsedp.grad_sample.layers.linear import Outer, SequenceOuter
 from sparsedp.grad_sample.layers.unit_rows import UnitRows
+from sparsedp.parameters import Support
 
 EVEN = [0, 0, 1, 1, 2, 2, 3, 3]
 RAGGED = [0, 0, 1, 2, 2, 2, 3, 3]

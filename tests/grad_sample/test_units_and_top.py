@@ -9,13 +9,13 @@ from gradient_cases import CASES, GEOMETRIES, loss, supports
 from gradient_oracle import clipped_sum, measured, median_norm, plain_loop, unit_means
 from torch import Tensor, nn
 
-from sparsedp.core.batch import MicroBatch
+from sparsedp.batch import MicroBatch
 from sparsedp.core.clip import FlatClip, NoClip
-from sparsedp.core.errors import SparseDPError
 from sparsedp.core.geometry import Standardized
-from sparsedp.core.support import Support
+from sparsedp.errors import SparseDPError
 from sparsedp.grad_sample import ENGINES, Query, chunking
 from sparsedp.grad_sample.query import keep_largest
+from sparsedp.parameters import Support
 
 UNITS = [0, 0, 1, 2, 2, 2, 3]
 SOME = ["linear", "linear-sequence", "conv2d", "conv2d-shifts", "conv2d-groups", "embedding-repeated"]

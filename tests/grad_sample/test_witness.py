@@ -9,15 +9,15 @@ import torch
 from mixing_cases import CASES, SOUND, Between, loss, table, unseen
 from torch import Tensor, nn
 
-from sparsedp.core.batch import MicroBatch
-from sparsedp.core.chance import Chance, StepSecret
+from sparsedp.batch import MicroBatch
 from sparsedp.core.clip import FlatClip, NoClip
-from sparsedp.core.errors import PrivacyError
 from sparsedp.core.geometry import Standardized
-from sparsedp.core.support import Support
+from sparsedp.errors import PrivacyError
 from sparsedp.grad_sample import ENGINES, Query, make_engine
 from sparsedp.grad_sample.alone import RowsAlone
 from sparsedp.grad_sample.witness import LOOKED_AT, WatchedEngine, Witness
+from sparsedp.parameters import Support
+from sparsedp.randomness import Chance, StepSecret
 
 MIXING = sorted(CASES.keys() - {"tensor hook", "custom backward", "backward hook minus the mean"})
 

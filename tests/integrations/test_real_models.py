@@ -20,10 +20,10 @@ sys.path.append(str(Path(__file__).parents[1] / "gradients"))
 
 from gradient_oracle import clipped_sum, measured, median_norm, plain_loop
 
-from sparsedp.core.batch import MicroBatch
+from sparsedp.batch import MicroBatch
 from sparsedp.core.clip import FlatClip
-from sparsedp.core.support import Support
 from sparsedp.grad_sample import BookkeepingEngine, Query
+from sparsedp.parameters import Support
 
 pytestmark = pytest.mark.filterwarnings("default")
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from sparsedp import PerExampleLoss, fit
-from sparsedp.core.errors import DataError, ModelError
+from sparsedp.errors import DataError, ModelError
 from sparsedp.integrations.transformers_losses import loss_for
 
 pytestmark = pytest.mark.filterwarnings("default")

@@ -11,20 +11,20 @@ from method_tools import begun
 from torch import Tensor, nn
 
 from oracles.network import TinyNetwork
-from sparsedp.core.batch import MicroBatch, supervised
+from sparsedp.batch import MicroBatch, supervised
 from sparsedp.core.clip import FlatClip, NoClip
-from sparsedp.core.randomness import PrivateRandomness, PublicRandomness
-from sparsedp.core.support import Support
 from sparsedp.grad_sample.query import Query, sum_clipped_rows
 from sparsedp.grad_sample.reference import ReferenceEngine
 from sparsedp.methods.controller import Controller
 from sparsedp.methods.method import Method, OffSupport
 from sparsedp.methods.options import MethodOptions
 from sparsedp.methods.setting import StepSetting
+from sparsedp.parameters import Support
 from sparsedp.privacy.ledger import Charge, MemoryLedger
 from sparsedp.privacy.mechanism import privatize
 from sparsedp.privacy.plan import Plan
 from sparsedp.privacy.released import Released
+from sparsedp.randomness import PrivateRandomness, PublicRandomness
 
 NETWORK = TinyNetwork(inputs=5, hidden=3, classes=3)
 PUBLIC = PublicRandomness(99)

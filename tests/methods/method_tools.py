@@ -10,9 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsedp.core.layout import Layout, Slot
-from sparsedp.core.randomness import PublicRandomness
-from sparsedp.core.support import Support
 from sparsedp.methods.controller import Controller
 from sparsedp.methods.knowledge import Knowledge
 from sparsedp.methods.method import Method, Protection
@@ -20,8 +17,10 @@ from sparsedp.methods.options import MethodOptions
 from sparsedp.methods.setting import StepSetting
 from sparsedp.methods.spec import PlanSpec
 from sparsedp.methods.stages import SELECT
+from sparsedp.parameters import Layout, Slot, Support
 from sparsedp.privacy.plan import Plan
 from sparsedp.privacy.released import _SEAL, Released
+from sparsedp.randomness import PublicRandomness
 
 
 def layout_of(*shapes: tuple[int, ...]) -> Layout:

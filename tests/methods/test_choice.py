@@ -10,11 +10,11 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import sparsedp
-from sparsedp.core.layout import Layout
 from sparsedp.methods import PlanSpec, build_plan, get_method
 from sparsedp.methods.choice import LOUD, choose_method, meaning_of, noise_ratio
 from sparsedp.methods.quote import quote
 from sparsedp.methods.sizes import ModelSize
+from sparsedp.parameters import Layout
 
 CIFAR = {"units": 50_000, "batch_size": 2048, "epochs": 10, "delta": 1e-5, "accountant": "rdp"}
 

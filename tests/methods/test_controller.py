@@ -5,8 +5,7 @@ import pytest
 import torch
 from method_tools import layout_of, plan_of, random_release, release, run
 
-from sparsedp.core.errors import PrivacyError, SparseDPError
-from sparsedp.core.randomness import PublicRandomness
+from sparsedp.errors import PrivacyError, SparseDPError
 from sparsedp.methods.clock import PerEpoch, Refresh
 from sparsedp.methods.controller import Controller
 from sparsedp.methods.granularity import Granularity
@@ -15,6 +14,7 @@ from sparsedp.methods.options import MethodOptions
 from sparsedp.methods.schedules import Cooling, Listed, Release
 from sparsedp.methods.table import get_method
 from sparsedp.privacy.plan import Phase
+from sparsedp.randomness import PublicRandomness
 
 TEN = layout_of((10,))
 PUBLIC = PublicRandomness(5)

@@ -14,7 +14,6 @@ from torch.utils.data import TensorDataset
 
 import sparsedp
 from sparsedp.core.geometry import Standardized
-from sparsedp.core.support import Support
 from sparsedp.methods.controller import signal_sums
 from sparsedp.methods.empirical_bayes import (
     NOISE_WEIGHT,
@@ -25,6 +24,7 @@ from sparsedp.methods.empirical_bayes import (
 )
 from sparsedp.methods.observation import Observation
 from sparsedp.methods.table import get_method
+from sparsedp.parameters import Support
 from sparsedp.runs.folder import RunFolder
 from sparsedp.runs.reader import newest_checkpoint
 

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from method_tools import layout_of
 
-from sparsedp.core.errors import SparseDPError
-from sparsedp.core.randomness import PublicRandomness
+from sparsedp.errors import SparseDPError
 from sparsedp.methods.granularity import Granularity, group_ids, order_by_score, random_order
+from sparsedp.randomness import PublicRandomness
 
 COORDINATES, ROWS = Granularity.COORDINATES, Granularity.ROWS
 LAYOUT = layout_of((2, 3), (2,), ())

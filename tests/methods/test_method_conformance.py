@@ -12,8 +12,8 @@ from method_harness import HandWritten, Problem, drive
 from method_tools import begun, layout_of, plan_of, random_release, run
 from safetensors.torch import load, save
 
-from sparsedp.core.errors import SparseDPError
 from sparsedp.core.geometry import Identity, Standardized
+from sparsedp.errors import SparseDPError
 from sparsedp.methods.clock import EverySteps, PerEpoch, Refresh
 from sparsedp.methods.granularity import Granularity
 from sparsedp.methods.options import MethodOptions, configure

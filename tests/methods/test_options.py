@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from sparsedp.core.errors import SparseDPError
+from sparsedp.errors import SparseDPError
 from sparsedp.methods.clock import EverySteps, PerEpoch, Refresh
 from sparsedp.methods.granularity import Granularity
 from sparsedp.methods.method import GeometryRule, Method, OffSupport

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparsedp.core.errors import PrivacyError, SparseDPError
+from sparsedp.errors import PrivacyError, SparseDPError
 from sparsedp.methods.clock import EverySteps
 from sparsedp.methods.granularity import Granularity
 from sparsedp.methods.options import MethodOptions

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparsedp.core.errors import SparseDPError
-from sparsedp.core.ratio import exact_ratio
+from sparsedp._validate import exact_ratio
+from sparsedp.errors import SparseDPError
 from sparsedp.methods.clock import EverySteps, PerEpoch
 from sparsedp.methods.schedules import Constant, Cooling, Listed, Release, active_count
 

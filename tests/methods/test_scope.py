@@ -7,12 +7,12 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import sparsedp
-from sparsedp.core.errors import SparseDPError
-from sparsedp.core.layout import Layout
-from sparsedp.core.randomness import PublicRandomness
+from sparsedp.errors import SparseDPError
 from sparsedp.methods import HEAD, MAIN, SELECT, WARM_UP, Controller, MethodOptions, get_method
 from sparsedp.methods.order import Order, TableRows
 from sparsedp.methods.scope import Parts, find
+from sparsedp.parameters import Layout
+from sparsedp.randomness import PublicRandomness
 
 
 class Reader(nn.Module):

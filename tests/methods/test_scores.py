@@ -5,11 +5,11 @@ import pytest
 import torch
 from method_tools import release
 
-from sparsedp.core.errors import SparseDPError
-from sparsedp.core.support import Support
+from sparsedp.errors import SparseDPError
 from sparsedp.methods.observation import Observation, observe_dense, observe_released
 from sparsedp.methods.rankings import ByScore, RandomOrder, get_ranking, ranking_names, register_ranking
 from sparsedp.methods.scores import Coherent, Energy, Magnitude, Ranked
+from sparsedp.parameters import Support
 
 SCORES: list[ByScore] = [Energy(), Magnitude(), Ranked(), Coherent()]
 by_name = pytest.mark.parametrize("score", SCORES, ids=lambda score: score.name)

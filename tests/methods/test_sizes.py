@@ -6,12 +6,12 @@ import pytest
 from method_tools import plan_of, run
 from torch import nn
 
-from sparsedp.core.errors import SparseDPError
-from sparsedp.core.layout import Layout
+from sparsedp.errors import SparseDPError
 from sparsedp.methods import MethodOptions, PlanSpec, all_methods, get_method
 from sparsedp.methods.quote import quote
 from sparsedp.methods.scope import find, size_of
 from sparsedp.methods.sizes import ActiveCount, ModelSize, count_active
+from sparsedp.parameters import Layout
 
 MODEL = nn.Sequential(nn.EmbeddingBag(30, 4), nn.Linear(4, 6), nn.LayerNorm(6), nn.Linear(6, 3))
 LAYOUT = Layout.of(MODEL)

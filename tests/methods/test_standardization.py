@@ -3,9 +3,9 @@ import pytest
 import torch
 from method_tools import release
 
-from sparsedp.core.errors import SparseDPError
-from sparsedp.core.support import Support
+from sparsedp.errors import SparseDPError
 from sparsedp.methods.standardization import Decays, Statistics
+from sparsedp.parameters import Support
 
 
 def test_hand_computed_update_moves_beta_with_the_old_alpha():

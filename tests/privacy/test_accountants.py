@@ -18,7 +18,7 @@ from scipy.integrate import quad
 from scipy.optimize import brentq
 from scipy.stats import norm
 
-from sparsedp.core.errors import PrivacyError
+from sparsedp.errors import PrivacyError
 from sparsedp.privacy import ACCOUNTANTS, Phase, Plan, accountant, epsilon_by_epoch, plan_epsilon
 from sparsedp.privacy.events import Spend
 from sparsedp.privacy.pld import addition_divergence, removal_divergence

@@ -8,7 +8,7 @@ from dp_accounting.pld import PLDAccountant
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from sparsedp.core.errors import PrivacyError, PrivacyWarning
+from sparsedp.errors import PrivacyError, PrivacyWarning
 from sparsedp.privacy import ACCOUNTANTS, EqualNoise, NominalSplit, Phase, Plan, calibrate, plan_epsilon
 from sparsedp.privacy.rdp import ORDERS
 from sparsedp.privacy.search import Found, least_noise

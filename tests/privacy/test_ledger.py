@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import pytest
 
-from sparsedp.core.errors import PrivacyError
+from sparsedp.errors import PrivacyError
 from sparsedp.privacy import Charge, MemoryLedger, Phase, Plan, plan_epsilon
 from sparsedp.runs.ledger_file import FileLedger
 

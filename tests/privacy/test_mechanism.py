@@ -10,17 +10,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sparsedp.core.batch import MicroBatch
+from sparsedp.batch import MicroBatch
 from sparsedp.core.clip import Clip, FlatClip, NoClip
-from sparsedp.core.errors import PrivacyError
 from sparsedp.core.geometry import Identity, Standardized
-from sparsedp.core.layout import Layout
-from sparsedp.core.randomness import SeededRandomness, SystemRandomness
-from sparsedp.core.support import Support
+from sparsedp.errors import PrivacyError
 from sparsedp.grad_sample import ENGINES, BookkeepingEngine, Query
+from sparsedp.parameters import Layout, Support
 from sparsedp.privacy.ledger import Charge, MemoryLedger
 from sparsedp.privacy.mechanism import ClippedRows, private_sum, privatize
 from sparsedp.privacy.released import Released
+from sparsedp.randomness import SeededRandomness, SystemRandomness
 
 
 @dataclass

@@ -11,16 +11,16 @@ import torch
 from scipy import stats
 from torch import nn
 
-from sparsedp.core.batch import MicroBatch
+from sparsedp.batch import MicroBatch
 from sparsedp.core.clip import FlatClip
 from sparsedp.core.geometry import Geometry, Identity, Standardized
-from sparsedp.core.randomness import PrivateRandomness, SeededRandomness, SystemRandomness
-from sparsedp.core.support import Support
 from sparsedp.grad_sample import BookkeepingEngine, Query
+from sparsedp.parameters import Support
 from sparsedp.privacy.grid import Grid
 from sparsedp.privacy.ledger import Charge, MemoryLedger
 from sparsedp.privacy.mechanism import ClippedRows, private_sum, privatize
 from sparsedp.privacy.released import Released
+from sparsedp.randomness import PrivateRandomness, SeededRandomness, SystemRandomness
 
 LEVEL = 1e-6
 CLIP_NORM, NOISE_MULTIPLIER, EXPECTED = 0.7, 1.3, 50.0

@@ -7,9 +7,9 @@ import torch
 
 from sparsedp.auditing.patterns import KEPT, NoisePatterns
 from sparsedp.core.clip import FlatClip
-from sparsedp.core.randomness import SystemRandomness
 from sparsedp.privacy.ledger import Charge, MemoryLedger
 from sparsedp.privacy.mechanism import ClippedRows, private_mean
+from sparsedp.randomness import SystemRandomness
 
 SIZE = 200_003
 RISK = 1e-9

@@ -16,15 +16,15 @@ from scipy import stats
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from sparsedp.core.batch import MicroBatch
+from sparsedp.batch import MicroBatch
 from sparsedp.core.clip import FlatClip
-from sparsedp.core.errors import DataError, PrivacyError
-from sparsedp.core.randomness import SeededRandomness, SystemRandomness
+from sparsedp.errors import DataError, PrivacyError
 from sparsedp.methods import build_plan, get_method
 from sparsedp.privacy import EqualNoise, NominalSplit, Plan, PrivateNormalisation, plan_epsilon
 from sparsedp.privacy.channels import ChannelSum
 from sparsedp.privacy.ledger import Charge, MemoryLedger
 from sparsedp.privacy.mechanism import private_mean
+from sparsedp.randomness import SeededRandomness, SystemRandomness
 from sparsedp.sampling.loading import Loading
 from sparsedp.sampling.poisson import PoissonSampler
 

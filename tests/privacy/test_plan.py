@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from opacus.accountants import RDPAccountant
 
-from sparsedp.core.errors import PrivacyError, SparseDPError
+from sparsedp.errors import PrivacyError, SparseDPError
 from sparsedp.privacy import Continuation, Phase, Plan, guarantee, summarize
 from sparsedp.privacy.accountants import plan_epsilon
 from sparsedp.runs.independent import event_of

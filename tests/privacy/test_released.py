@@ -10,15 +10,15 @@ import pytest
 import torch
 from torch import nn
 
-from sparsedp.core.batch import MicroBatch
+from sparsedp.batch import MicroBatch
 from sparsedp.core.clip import FlatClip
-from sparsedp.core.errors import PrivacyError
-from sparsedp.core.randomness import SeededRandomness
-from sparsedp.core.support import Support
+from sparsedp.errors import PrivacyError
 from sparsedp.grad_sample import BookkeepingEngine, Query
+from sparsedp.parameters import Support
 from sparsedp.privacy.ledger import Charge, MemoryLedger
 from sparsedp.privacy.mechanism import privatize
 from sparsedp.privacy.released import Released
+from sparsedp.randomness import SeededRandomness
 
 FIELDS = {"support", "mean", "noise_scale", "phase", "step", "for_release", "private"}
 

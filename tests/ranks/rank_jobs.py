@@ -24,7 +24,7 @@ from torch.utils.data import TensorDataset
 
 import sparsedp
 from sparsedp.callbacks.reports import StepReport
-from sparsedp.core.errors import DataError, SparseDPError
+from sparsedp.errors import DataError, SparseDPError
 from sparsedp.ranks.here import ranks_here
 from sparsedp.runs.ledger_file import FileLedger
 from sparsedp.runs.store import FolderStore
@@ -235,7 +235,7 @@ def sharded(folder: Path) -> dict[str, Any]:
 
 def noise(folder: Path) -> list[str]:
     """Where noise was drawn."""
-    from sparsedp.core.randomness import SystemRandomness
+    from sparsedp.randomness import SystemRandomness
 
     drawn, real = [], SystemRandomness.add_rounded_gaussian
 

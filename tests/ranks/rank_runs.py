@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import sparsedp
-from sparsedp.core.errors import SparseDPError
+from sparsedp.errors import SparseDPError
 
 ROWS, CLASSES = 400, 3
 LOSS = nn.CrossEntropyLoss(reduction="none")

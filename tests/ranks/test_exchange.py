@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from launching import group_of_one
 
-from sparsedp.core.errors import PrivacyError, SparseDPError
-from sparsedp.core.randomness import SystemRandomness
+from sparsedp.errors import PrivacyError, SparseDPError
 from sparsedp.federated import FederatedTrainer
 from sparsedp.methods import build_plan
+from sparsedp.randomness import SystemRandomness
 from sparsedp.ranks import launch
 from sparsedp.ranks.here import ranks_here, refuse_ranks, same_threads
 from sparsedp.ranks.packing import packed, unpacked

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset, TensorDataset
 
-from sparsedp.core.errors import DataError
+from sparsedp.errors import DataError
 from sparsedp.ranks import shards
 from sparsedp.ranks.one import OneRank
 from sparsedp.sampling.loading import Loading

@@ -12,9 +12,9 @@ from report_runs import a_run, data
 
 from every_day import by_method
 from sparsedp import write_report
-from sparsedp.core.randomness import PublicRandomness
 from sparsedp.methods import all_methods
 from sparsedp.privacy import mechanism
+from sparsedp.randomness import PublicRandomness
 from sparsedp.runs import ledger_file
 
 PRIVATE = [method.name for method in all_methods() if method.private]

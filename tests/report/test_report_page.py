@@ -14,7 +14,7 @@ from report_runs import a_run, train, write
 
 import sparsedp
 from sparsedp import About, DataError, PrivacyError, SparseDPError, write_report
-from sparsedp.core.files import readable_json
+from sparsedp._files import readable_json
 from sparsedp.report.nonprivate import WARNING
 
 NEVER_CLOSED = {"meta", "br", "hr", "rect", "line", "path", "circle", "polyline"}

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from sparsedp.core.errors import SparseDPError
+from sparsedp.errors import SparseDPError
 from sparsedp_experiments.comparison.statistics import estimate, paired_difference
 
 T_TABLE = {2: 12.7062, 3: 4.3027, 5: 2.7764, 10: 2.2622, 30: 2.0452}

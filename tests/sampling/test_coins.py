@@ -8,7 +8,7 @@ import torch
 from coin_checks import dependent_coins
 from torch.utils.data import TensorDataset
 
-from sparsedp.core.randomness import SeededRandomness, SystemRandomness
+from sparsedp.randomness import SeededRandomness, SystemRandomness
 from sparsedp.sampling.poisson import PoissonSampler
 
 UNITS, STEPS = 2000, 400

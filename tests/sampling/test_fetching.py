@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset, TensorDataset
 
-from sparsedp.core.errors import DataError, PrivacyError
-from sparsedp.core.randomness import SeededRandomness
+from sparsedp.errors import DataError, PrivacyError
+from sparsedp.randomness import SeededRandomness
 from sparsedp.sampling.loading import Loading
 from sparsedp.sampling.poisson import PoissonSampler
 from sparsedp.sampling.shapes import FixedShapes

@@ -13,12 +13,12 @@ from scipy import stats
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
-from sparsedp.core.batch import MicroBatch
+from sparsedp.batch import MicroBatch
 from sparsedp.core.clip import FlatClip
-from sparsedp.core.errors import DataError, PrivacyError
-from sparsedp.core.randomness import SeededRandomness, SystemRandomness
-from sparsedp.core.support import Support
+from sparsedp.errors import DataError, PrivacyError
 from sparsedp.grad_sample import ENGINES, Query
+from sparsedp.parameters import Support
+from sparsedp.randomness import SeededRandomness, SystemRandomness
 from sparsedp.sampling.loading import Loading
 from sparsedp.sampling.poisson import PoissonSampler
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch.utils.data import TensorDataset
 
-from sparsedp.core.randomness import SeededRandomness, SystemRandomness
+from sparsedp.randomness import SeededRandomness, SystemRandomness
 from sparsedp.sampling.loading import Loading
 from sparsedp.sampling.poisson import PoissonSampler
 from sparsedp.sampling.sharing import EVERYTHING, Blocks, Shard, block_bits

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from runs import CLASSES, FEATURES, network
 from torch import Tensor, nn
 
-from sparsedp.core.batch import PerSampleLoss
+from sparsedp.batch import PerSampleLoss
 from sparsedp.validation.state import StateGuard
 
 Batch = tuple[Tensor, Tensor]

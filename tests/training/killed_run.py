@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from runs import a_trainer, advance, weights
 
-from sparsedp.core import randomness
+from sparsedp import randomness
 from sparsedp.runs.reader import Run
 from sparsedp.runs.verify import verify
 

@@ -8,15 +8,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sparsedp.core.batch import MicroBatch
+from sparsedp.batch import MicroBatch
 from sparsedp.core.clip import NoClip
-from sparsedp.core.layout import Layout
-from sparsedp.core.randomness import SeededRandomness
-from sparsedp.core.support import Support
 from sparsedp.grad_sample.query import Query
+from sparsedp.parameters import Layout, Support
 from sparsedp.privacy.ledger import Charge, MemoryLedger
 from sparsedp.privacy.mechanism import privatize
 from sparsedp.privacy.released import Released
+from sparsedp.randomness import SeededRandomness
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import TensorDataset
 
-from sparsedp.core.batch import supervised
-from sparsedp.core.layout import Layout
+from sparsedp.batch import supervised
 from sparsedp.evaluation.evaluate import held_out
 from sparsedp.methods import Method, MethodOptions, Protection, build_plan, get_method
+from sparsedp.parameters import Layout
 from sparsedp.privacy.plan import Plan
 from sparsedp.training.trainer import Trainer
 

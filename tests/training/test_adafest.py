@@ -17,21 +17,21 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from oracles import adafest
 from oracles.fest import histogram
-from sparsedp.core.batch import MicroBatch, supervised
+from sparsedp.batch import MicroBatch, supervised
 from sparsedp.core.clip import FlatClip
-from sparsedp.core.errors import ModelError, PrivacyError, SparseDPError
-from sparsedp.core.layout import Layout
-from sparsedp.core.randomness import PublicRandomness, SeededRandomness
+from sparsedp.errors import ModelError, PrivacyError, SparseDPError
 from sparsedp.grad_sample.touched import TouchedRows
 from sparsedp.methods import Controller, Granularity, MethodOptions, build_plan
 from sparsedp.methods.adafest import Contributions
 from sparsedp.methods.timeline import noise_on_mean
+from sparsedp.parameters import Layout
 from sparsedp.privacy import mechanism
 from sparsedp.privacy.accountants import plan_epsilon
 from sparsedp.privacy.grid import Grid
 from sparsedp.privacy.ledger import Charge, MemoryLedger
 from sparsedp.privacy.plan import Plan
 from sparsedp.privacy.shares import SharedCharge
+from sparsedp.randomness import PublicRandomness, SeededRandomness
 from sparsedp.training.fit import fit
 from sparsedp.training.trainer import Trainer
 

@@ -11,10 +11,9 @@ from releases import release
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from sparsedp.core.errors import ModelError, SparseDPError
-from sparsedp.core.layout import Layout
-from sparsedp.core.support import Support
+from sparsedp.errors import ModelError, SparseDPError
 from sparsedp.optimizers.apply import set_to_zero, support_optimizer
+from sparsedp.parameters import Layout, Support
 
 Factory = Callable[[Iterable[nn.Parameter]], Optimizer]
 optim = torch.optim

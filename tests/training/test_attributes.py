@@ -19,7 +19,7 @@ from guarded import batch_of, cross_entropy, take_steps
 from runs import FEATURES, a_trainer, advance, network
 from torch import Tensor, nn
 
-from sparsedp.core.errors import PrivacyError
+from sparsedp.errors import PrivacyError
 from sparsedp.validation.state import StateGuard
 
 

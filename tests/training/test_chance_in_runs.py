@@ -13,9 +13,9 @@ from runs import FEATURES, ROWS, a_plan, a_trainer, advance, loss_fn, network, r
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
-from sparsedp.core.errors import PrivacyError
-from sparsedp.core.randomness import PublicRandomness, SeededRandomness
+from sparsedp.errors import PrivacyError
 from sparsedp.methods import build_plan, get_method
+from sparsedp.randomness import PublicRandomness, SeededRandomness
 from sparsedp.sampling.loading import Loading
 from sparsedp.sampling.poisson import PoissonSampler
 from sparsedp.training.trainer import Trainer

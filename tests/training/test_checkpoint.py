@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import nn
 
-from sparsedp.core.errors import DataError, ModelError, SparseDPError
-from sparsedp.core.layout import Layout
+from sparsedp.errors import DataError, ModelError, SparseDPError
 from sparsedp.optimizers.rule import optimizer_state, restore_optimizer, restore_scheduler, scheduler_state
+from sparsedp.parameters import Layout
 from sparsedp.runs.checkpoint import (
     Checkpoint,
     describe_layout,

@@ -11,12 +11,11 @@ from releases import release
 from test_apply import DROPPING, Net, gradients, random_support
 from torch import Tensor, nn
 
-from sparsedp.core.layout import Layout
-from sparsedp.core.support import Support
 from sparsedp.optimizers.apply import set_to_zero, support_optimizer
 from sparsedp.optimizers.compact import ELEMENTWISE, CompactOptimizer
 from sparsedp.optimizers.masked import MaskedOptimizer
 from sparsedp.optimizers.places import WholeRows, places_in
+from sparsedp.parameters import Layout, Support
 
 pytestmark = pytest.mark.usefixtures("checked_once")
 

@@ -9,11 +9,11 @@ import torch
 from runs import CLASSES, FEATURES, a_trainer, advance, weights
 from torch import Tensor, nn
 
-from sparsedp.core.errors import PrivacyError
-from sparsedp.core.randomness import SeededRandomness, SystemRandomness
+from sparsedp.errors import PrivacyError
 from sparsedp.grad_sample.witness import WatchedEngine
 from sparsedp.guards import guard as guards
 from sparsedp.guards.guard import CompanyGuard
+from sparsedp.randomness import SeededRandomness, SystemRandomness
 
 
 class Turning(nn.Module):
@@ -82,7 +82,7 @@ def test_looking_changes_no_bit_of_a_seeded_run(tmp_path, monkeypatch):
 
 
 def guard_of(randomness) -> CompanyGuard:
-    from sparsedp.core.batch import supervised
+    from sparsedp.batch import supervised
     from sparsedp.grad_sample import make_engine
 
     model, loss = Turning(), supervised(nn.CrossEntropyLoss(reduction="none"))

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from runs import ROWS, a_plan, a_trainer, advance
 
-from sparsedp.core.errors import PrivacyError
+from sparsedp.errors import PrivacyError
 from sparsedp.methods import PlanSpec, get_method
 from sparsedp.privacy import Charge, Plan, RdpFilter
 from sparsedp.runs.continuing import continue_runs

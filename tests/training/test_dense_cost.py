@@ -12,14 +12,14 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sparsedp.core.batch import MicroBatch
+from sparsedp.batch import MicroBatch
 from sparsedp.core.clip import FlatClip
-from sparsedp.core.randomness import SystemRandomness
-from sparsedp.core.support import Support
 from sparsedp.grad_sample import BookkeepingEngine, Query
 from sparsedp.optimizers.apply import support_optimizer
+from sparsedp.parameters import Support
 from sparsedp.privacy.ledger import Charge, MemoryLedger
 from sparsedp.privacy.mechanism import privatize
+from sparsedp.randomness import SystemRandomness
 
 
 class Held(TorchDispatchMode):

@@ -7,13 +7,12 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
-from sparsedp.core.batch import supervised
-from sparsedp.core.errors import DataError
-from sparsedp.core.layout import Layout
-from sparsedp.core.support import Support
+from sparsedp.batch import supervised
+from sparsedp.errors import DataError
 from sparsedp.evaluation.evaluate import evaluation_mode, held_out
 from sparsedp.evaluation.metrics import threshold_of
 from sparsedp.optimizers.average import WeightAverage
+from sparsedp.parameters import Layout, Support
 
 per_row = nn.CrossEntropyLoss(reduction="none")
 

@@ -9,7 +9,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 import sparsedp
 from sparsedp import extract_features
-from sparsedp.core.errors import DataError, ModelError, PrivacyError
+from sparsedp.errors import DataError, ModelError, PrivacyError
 
 GENERATOR = torch.Generator().manual_seed(3)
 PICTURES = TensorDataset(torch.randn(40, 3, 6, 6, generator=GENERATOR), torch.arange(40) % 2)

@@ -22,7 +22,7 @@ from every_day import by_method
 from sparsedp import About, MethodOptions, PerExampleLoss, fit
 from sparsedp.callbacks.reports import Event, Result, StepReport
 from sparsedp.callbacks.terminal import deferred_interrupt
-from sparsedp.core.errors import DataError, PrivacyError, PrivacyWarning, SparseDPError
+from sparsedp.errors import DataError, PrivacyError, PrivacyWarning, SparseDPError
 from sparsedp.methods import all_methods
 from sparsedp.methods.spec import default_batch_size, default_delta
 from sparsedp.privacy.accountants import accountant

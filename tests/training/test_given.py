@@ -10,9 +10,9 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from sparsedp.core.errors import SparseDPError
-from sparsedp.core.layout import Layout
+from sparsedp.errors import SparseDPError
 from sparsedp.methods import Granularity, MethodOptions, PublicScores, build_plan
+from sparsedp.parameters import Layout
 from sparsedp.privacy.accountants import plan_epsilon
 from sparsedp.training.fit import fit
 from sparsedp_experiments.runs.execute import execute

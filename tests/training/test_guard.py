@@ -9,7 +9,7 @@ import torch
 from runs import CLASSES, FEATURES, a_trainer, advance
 from torch import Tensor, nn
 
-from sparsedp.core.errors import PrivacyError
+from sparsedp.errors import PrivacyError
 from sparsedp.training.trainer import Trainer
 from sparsedp.validation.state import tensor_digest
 

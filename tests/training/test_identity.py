@@ -8,7 +8,7 @@ import pytest
 import torch
 from runs import ROWS, a_plan, a_trainer
 
-from sparsedp.core.errors import PrivacyError
+from sparsedp.errors import PrivacyError
 from sparsedp.methods import get_method
 from sparsedp.privacy.plan import Plan
 from sparsedp.sampling.loading import Loading

@@ -17,8 +17,8 @@ from runs import CLASSES, FEATURES, a_trainer, network
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from sparsedp.core.batch import PerExampleLoss, PerSampleLoss, supervised
-from sparsedp.core.errors import PrivacyError
+from sparsedp.batch import PerExampleLoss, PerSampleLoss, supervised
+from sparsedp.errors import PrivacyError
 
 
 class Scaled(nn.Module):

@@ -13,10 +13,10 @@ from runs import FEATURES, ROWS, a_plan, advance, loss_fn, sgd
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from sparsedp.core.randomness import SystemRandomness
 from sparsedp.methods import get_method
 from sparsedp.privacy import Charge, MemoryLedger
 from sparsedp.privacy.mechanism import private_sum
+from sparsedp.randomness import SystemRandomness
 from sparsedp.training.trainer import Trainer
 
 TARGET = 7

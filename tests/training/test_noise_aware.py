@@ -7,7 +7,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import sparsedp
-from sparsedp.core.errors import SparseDPError
+from sparsedp.errors import SparseDPError
 from sparsedp.optimizers.noise_aware import AdamBC, LowPassSGD
 
 pytestmark = pytest.mark.usefixtures("checked_once")

@@ -18,9 +18,9 @@ import torch
 from runs import a_trainer, advance, network, weights
 
 from sparsedp.callbacks.reports import Event, StepReport
-from sparsedp.core.randomness import PublicRandomness
 from sparsedp.methods import Granularity, MethodOptions, all_methods
 from sparsedp.privacy import mechanism
+from sparsedp.randomness import PublicRandomness
 from sparsedp.runs import ledger_file
 from sparsedp.training import keeper
 

@@ -13,7 +13,7 @@ from runs import loss_fn, network, rows
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 from sparsedp import fit
-from sparsedp.core.errors import PrivacyError
+from sparsedp.errors import PrivacyError
 from sparsedp.evaluation.overlap import refuse_training_arrays, refuse_training_rows
 
 pytestmark = pytest.mark.usefixtures("checked_once")

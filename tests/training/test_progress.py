@@ -11,7 +11,7 @@ from rich.console import Console
 from runs import a_plan, a_trainer, advance
 
 from sparsedp.callbacks.terminal import live
-from sparsedp.core.errors import DataError
+from sparsedp.errors import DataError
 from sparsedp.methods import get_method
 from sparsedp.privacy import plan_epsilon
 from sparsedp.runs.reader import Run

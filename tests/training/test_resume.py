@@ -14,7 +14,7 @@ from torch import nn
 
 from every_day import by_method
 from sparsedp.callbacks.reports import Event, Result, StepReport
-from sparsedp.core.errors import DataError, PrivacyError, SparseDPError
+from sparsedp.errors import DataError, PrivacyError, SparseDPError
 from sparsedp.methods import MethodOptions, all_methods, build_plan, get_method
 from sparsedp.runs.ledger_file import FileLedger
 from sparsedp.sampling.loading import Loading

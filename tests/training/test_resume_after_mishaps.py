@@ -10,8 +10,8 @@ import pytest
 from runs import a_trainer, advance
 from torch import Tensor, nn
 
-from sparsedp.core.errors import ModelError, SparseDPError
-from sparsedp.core.files import write_atomically
+from sparsedp._files import write_atomically
+from sparsedp.errors import ModelError, SparseDPError
 from sparsedp.runs import store
 from sparsedp.runs.folder import CHECKPOINT
 from sparsedp.runs.verify import verify

@@ -10,7 +10,7 @@ from runs import FEATURES, ROWS, a_plan, loss_fn, network, sgd
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from sparsedp.core.errors import PrivacyError
+from sparsedp.errors import PrivacyError
 from sparsedp.methods import get_method
 from sparsedp.sampling.loading import Loading
 from sparsedp.training.trainer import Trainer

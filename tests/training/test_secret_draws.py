@@ -10,8 +10,8 @@ from runs import ROWS, a_plan, loss_fn, network, sgd
 from torch.utils.data import TensorDataset
 
 from sparsedp.callbacks.reports import Event, StepReport
-from sparsedp.core.randomness import PublicRandomness
 from sparsedp.methods import get_method
+from sparsedp.randomness import PublicRandomness
 from sparsedp.training.trainer import Trainer
 
 

@@ -15,12 +15,9 @@ from torch.utils.data import TensorDataset
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from oracles.fest import best_rows, histogram
-from sparsedp.core.batch import MicroBatch, supervised
-from sparsedp.core.chance import Chance, StepSecret
+from sparsedp.batch import MicroBatch, supervised
 from sparsedp.core.clip import FlatClip
-from sparsedp.core.errors import DataError, ModelError, SparseDPError
-from sparsedp.core.generators import SEED_BYTES
-from sparsedp.core.randomness import SeededRandomness
+from sparsedp.errors import DataError, ModelError, SparseDPError
 from sparsedp.grad_sample.touched import TouchedRows
 from sparsedp.methods import MethodOptions, PlanSpec, build_plan
 from sparsedp.privacy import mechanism
@@ -28,6 +25,7 @@ from sparsedp.privacy.accountants import plan_epsilon
 from sparsedp.privacy.grid import Grid
 from sparsedp.privacy.plan import Plan
 from sparsedp.privacy.touched import TouchedSum
+from sparsedp.randomness import SEED_BYTES, Chance, SeededRandomness, StepSecret
 from sparsedp.sampling.loading import Loading
 from sparsedp.training.fit import fit
 from sparsedp.training.trainer import Trainer

@@ -8,7 +8,7 @@ import pytest
 
 from sklearn_tools import classifier as any_classifier
 from sklearn_tools import table
-from sparsedp.core.errors import SparseDPError
+from sparsedp.errors import SparseDPError
 from sparsedp.methods import build_plan, get_method
 from sparsedp.optimizers.table_rate import table_rate, typical_length
 from sparsedp.runs.reader import Run

@@ -11,12 +11,12 @@ import torch
 from runs import ROWS, a_plan, a_trainer, advance, loss_fn, network, rows, weights
 from torch import nn
 
+from sparsedp.batch import MicroBatch, PerExampleLoss
 from sparsedp.callbacks.reports import Event, StepReport
-from sparsedp.core.batch import MicroBatch, PerExampleLoss
-from sparsedp.core.errors import DataError, ModelError, SparseDPError
-from sparsedp.core.randomness import SeededRandomness
+from sparsedp.errors import DataError, ModelError, SparseDPError
 from sparsedp.methods import MethodOptions, OffSupport, all_methods, build_plan, get_method
 from sparsedp.privacy.plan import Plan
+from sparsedp.randomness import SeededRandomness
 from sparsedp.runs.checkpoint import read_checkpoint
 from sparsedp.runs.history import EpochReport
 from sparsedp.sampling.loading import Loading

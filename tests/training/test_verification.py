@@ -15,7 +15,7 @@ from edits import try_edits
 from runs import a_trainer, advance
 
 import sparsedp
-from sparsedp.core.errors import DataError, PrivacyError
+from sparsedp.errors import DataError, PrivacyError
 from sparsedp.privacy.canonical import canonical
 from sparsedp.runs.checkpoint import read_checkpoint, write_checkpoint
 from sparsedp.runs.documents import digest_of, record_bytes

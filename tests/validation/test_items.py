@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, StackDataset, Subset, TensorDataset
 
-from sparsedp.core.errors import PrivacyError
+from sparsedp.errors import PrivacyError
 from sparsedp.validation.data import validate_items
 
 N = 200

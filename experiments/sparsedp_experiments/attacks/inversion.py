@@ -15,12 +15,11 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from sparsedp.core.batch import PerSampleLoss
+from sparsedp.batch import PerSampleLoss
 from sparsedp.core.clip import FlatClip
-from sparsedp.core.errors import SparseDPError
-from sparsedp.core.layout import Layout
-from sparsedp.core.randomness import PublicRandomness
-from sparsedp.core.support import Support
+from sparsedp.errors import SparseDPError
+from sparsedp.parameters import Layout, Support
+from sparsedp.randomness import PublicRandomness
 from sparsedp_experiments.theory.nonprivate import NonPrivate
 
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sparsedp.core.errors import SparseDPError
-from sparsedp.core.randomness import PublicRandomness
-from sparsedp.core.support import Support
+from sparsedp.errors import SparseDPError
+from sparsedp.parameters import Support
+from sparsedp.randomness import PublicRandomness
 
 
 def least_squares_attack(constraints: Tensor, gradient: Tensor, support: Support) -> Tensor:

@@ -8,7 +8,7 @@ import typer
 
 from sparsedp.cli.app import run
 from sparsedp.cli.output import EXIT_CODES
-from sparsedp.core.errors import SparseDPError
+from sparsedp.errors import SparseDPError
 from sparsedp_experiments.cli.audit import audit
 from sparsedp_experiments.cli.compare import compare
 from sparsedp_experiments.cli.data import data_app

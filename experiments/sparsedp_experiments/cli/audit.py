@@ -9,7 +9,7 @@ import typer
 
 from sparsedp.cli.audit import Confidence, Out, Steps, carry_out
 from sparsedp.cli.output import run_folder
-from sparsedp.core.errors import SparseDPError
+from sparsedp.errors import SparseDPError
 from sparsedp_experiments.cli import options
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from sparsedp.cli.diagnose import show as show_released
 from sparsedp.cli.output import Exit, aside, emit, people, run_folder
-from sparsedp.core.errors import SparseDPError
+from sparsedp.errors import SparseDPError
 from sparsedp.report.numbers import percent, significant
 from sparsedp.runs.folder import NONPRIVATE
 from sparsedp_experiments.cli import options
@@ -101,7 +101,7 @@ def _without_noise(folder: Path, data: Data, rows: int, as_json: bool) -> dict[s
 
 
 def _measure(folder: Path, data: Data, rows: int, stages: _Stages) -> Path:
-    from sparsedp.core.randomness import PublicRandomness
+    from sparsedp.randomness import PublicRandomness
     from sparsedp_experiments.runs.execute import check
     from sparsedp_experiments.runs.finished_model import finished_model
     from sparsedp_experiments.runs.settings import Settings, settings_of_run

@@ -20,7 +20,7 @@ from sparsedp.cli.options import (
     listed,
     numbers,
 )
-from sparsedp.core.errors import SparseDPError
+from sparsedp.errors import SparseDPError
 from sparsedp_experiments.runs.config import naming, read_toml
 from sparsedp_experiments.runs.settings import checked
 

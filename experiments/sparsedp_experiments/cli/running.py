@@ -14,9 +14,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from sparsedp._validate import rounded_up
 from sparsedp.cli.output import Exit, aside
-from sparsedp.core.errors import SparseDPError
-from sparsedp.core.rounding import rounded_up
+from sparsedp.errors import SparseDPError
 from sparsedp_experiments.comparison.statistics import Estimate
 from sparsedp_experiments.runs.config import Experiment
 from sparsedp_experiments.runs.grid import GridRun

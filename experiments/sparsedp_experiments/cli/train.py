@@ -10,9 +10,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from sparsedp._validate import rounded_up
 from sparsedp.cli.output import Exit, aside, emit, people
-from sparsedp.core.errors import SparseDPError
-from sparsedp.core.rounding import rounded_up
+from sparsedp.errors import SparseDPError
 from sparsedp_experiments.cli import options
 
 if TYPE_CHECKING:

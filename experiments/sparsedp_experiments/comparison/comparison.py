@@ -8,7 +8,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import final
 
-from sparsedp.core.errors import DataError
+from sparsedp.errors import DataError
 from sparsedp.privacy.plan import Plan
 from sparsedp.report.coordinates import layers_figure, score_figure
 from sparsedp.report.figure import (

@@ -9,7 +9,7 @@ from typing import final
 
 from scipy.special import stdtrit
 
-from sparsedp.core.errors import SparseDPError
+from sparsedp.errors import SparseDPError
 
 CONFIDENCE = 0.95
 

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from sparsedp.core.errors import DataError
-from sparsedp.core.unit_ids import refuse_missing_ids
+from sparsedp._validate import refuse_missing_ids
+from sparsedp.errors import DataError
 from sparsedp_experiments.data.bundle import DataBundle, Split
 from sparsedp_experiments.data.features import UNIT, Dense, PixelScale
 from sparsedp_experiments.data.files import fingerprint

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from sparsedp.core.errors import DataError
-from sparsedp.core.randomness import PublicRandomness
+from sparsedp.errors import DataError
+from sparsedp.randomness import PublicRandomness
 from sparsedp_experiments.data.features import Features
 
 

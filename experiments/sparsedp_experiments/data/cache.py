@@ -18,8 +18,7 @@ import numpy.typing as npt
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from sparsedp.core.files import replaced
-from sparsedp.core.folders import cache_dir
+from sparsedp._files import cache_dir, replaced
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from sparsedp.core.errors import DataError
+from sparsedp.errors import DataError
 from sparsedp_experiments.data.bundle import DataBundle, Split
 from sparsedp_experiments.data.cache import Arrays, cached_arrays
 from sparsedp_experiments.data.features import Dense

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
-from sparsedp.core.errors import DataError
+from sparsedp.errors import DataError
 from sparsedp_experiments.data.encoding import Table
 from sparsedp_experiments.data.files import open_tree
 

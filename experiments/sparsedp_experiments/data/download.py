@@ -15,8 +15,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import IO, cast
 
-from sparsedp.core.errors import DataError
-from sparsedp.core.files import replaced
+from sparsedp._files import replaced
+from sparsedp.errors import DataError
 from sparsedp_experiments.data.files import download_dir, search_roots
 from sparsedp_experiments.data.row import PublicFiles, SourceFile
 from sparsedp_experiments.data.table import SOURCES, source

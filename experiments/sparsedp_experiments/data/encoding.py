@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from scipy import sparse
 
-from sparsedp.core.errors import DataError
+from sparsedp.errors import DataError
 from sparsedp_experiments.data import icd9
 from sparsedp_experiments.data.features import Sparse
 

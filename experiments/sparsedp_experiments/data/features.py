@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from sparsedp.core.errors import DataError
+from sparsedp.errors import DataError
 
 _SLICE = 512
 

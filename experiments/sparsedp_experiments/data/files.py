@@ -15,8 +15,8 @@ from typing import TypeVar
 from rich.console import Console
 from rich.progress import track
 
-from sparsedp.core.errors import DataError
-from sparsedp.core.folders import cache_dir
+from sparsedp._files import cache_dir
+from sparsedp.errors import DataError
 
 DATA_VARIABLE = "SPARSEDP_DATA"
 

@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 import torch
 
-from sparsedp.core.errors import DataError
+from sparsedp.errors import DataError
 from sparsedp_experiments.data.bundle import DataBundle, Split
 from sparsedp_experiments.data.delimited import Known, read_columns
 from sparsedp_experiments.data.encoding import (

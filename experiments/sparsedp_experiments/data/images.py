@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from PIL import Image
 
-from sparsedp.core.errors import DataError
+from sparsedp.errors import DataError
 from sparsedp_experiments.data.bundle import DataBundle, Split
 from sparsedp_experiments.data.cache import cached_arrays
 from sparsedp_experiments.data.features import UNIT, Dense, PixelScale

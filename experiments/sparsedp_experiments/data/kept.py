@@ -17,8 +17,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from sparsedp.core.errors import DataError
-from sparsedp.core.files import read_json, replaced, write_json
+from sparsedp._files import read_json, replaced, write_json
+from sparsedp.errors import DataError
 from sparsedp_experiments.data.bundle import DataBundle, Split
 from sparsedp_experiments.data.cache import cache_path
 from sparsedp_experiments.data.features import Dense

@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 import torch
 
-from sparsedp.core.errors import DataError
+from sparsedp.errors import DataError
 from sparsedp_experiments.data.bundle import DataBundle, Split
 from sparsedp_experiments.data.features import Dense
 from sparsedp_experiments.data.files import FileTree, fingerprint, open_tree

@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 import torch
 
-from sparsedp.core.errors import DataError
+from sparsedp.errors import DataError
 from sparsedp_experiments.data.bundle import DataBundle, Split
 from sparsedp_experiments.data.cache import cached_arrays
 from sparsedp_experiments.data.features import UNIT, Dense, PixelScale

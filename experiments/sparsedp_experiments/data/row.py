@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from sparsedp.core.errors import SparseDPError
+from sparsedp.errors import SparseDPError
 from sparsedp_experiments.data.bundle import DataBundle
 from sparsedp_experiments.data.features import PIXELS, UNIT, PixelScale
 from sparsedp_experiments.data.files import Search

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from sparsedp.core.errors import DataError
+from sparsedp.errors import DataError
 from sparsedp_experiments.data.wavelets import ANGLES, BORDER, low_pass, morlet
 
 MAPS = 1 + 2 * ANGLES + ANGLES**2

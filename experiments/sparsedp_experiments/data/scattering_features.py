@@ -12,7 +12,7 @@ import numpy as np
 from torch import Tensor
 from torch.nn import functional
 
-from sparsedp.core.errors import DataError
+from sparsedp.errors import DataError
 from sparsedp_experiments.data.bundle import DataBundle, Split
 from sparsedp_experiments.data.kept import Compute, with_features
 from sparsedp_experiments.data.mirrored import mirrored

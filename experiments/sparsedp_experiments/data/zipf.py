@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from sparsedp.core.errors import DataError
-from sparsedp.core.randomness import PublicRandomness
+from sparsedp.errors import DataError
+from sparsedp.randomness import PublicRandomness
 from sparsedp_experiments.data.bundle import DataBundle, Split
 from sparsedp_experiments.data.features import Dense
 from sparsedp_experiments.data.row import DatasetRow

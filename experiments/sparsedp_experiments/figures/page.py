@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from sparsedp.core.errors import SparseDPError
+from sparsedp.errors import SparseDPError
 from sparsedp_experiments.figures.config import Study
 from sparsedp_experiments.figures.plots import PLOTS
 from sparsedp_experiments.figures.store import Record, Records, Store

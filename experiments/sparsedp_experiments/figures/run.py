@@ -21,7 +21,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from sparsedp.core.errors import SparseDPError
+from sparsedp.errors import SparseDPError
 from sparsedp_experiments.figures.config import Study, load_studies, record_name
 from sparsedp_experiments.figures.measures import KINDS
 from sparsedp_experiments.figures.page import whole, write

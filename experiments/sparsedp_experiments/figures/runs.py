@@ -9,13 +9,13 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
+from sparsedp.batch import MicroBatch, PerSampleLoss, supervised
 from sparsedp.callbacks.reports import Callback, StepReport
-from sparsedp.core.batch import MicroBatch, PerSampleLoss, supervised
-from sparsedp.core.errors import SparseDPError
-from sparsedp.core.randomness import PublicRandomness
+from sparsedp.errors import SparseDPError
 from sparsedp.grad_sample.query import Engine
 from sparsedp.methods import build_plan
 from sparsedp.methods.timeline import WARM_UP
+from sparsedp.randomness import PublicRandomness
 from sparsedp.runs.history import EpochReport
 from sparsedp.sampling.loading import Loading
 from sparsedp.training.trainer import Trainer

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from sparsedp.core.errors import SparseDPError
+from sparsedp.errors import SparseDPError
 from sparsedp.report.numbers import significant
 from sparsedp_experiments.comparison.statistics import estimate
 from sparsedp_experiments.figures.config import record_name

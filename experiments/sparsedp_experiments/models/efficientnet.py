@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sparsedp.batch_norm import fold_into
-from sparsedp.core.errors import ModelError
+from sparsedp.errors import ModelError
 from sparsedp_experiments.models.heads import classifier_head
 
 FEATURES = 1280

@@ -7,7 +7,7 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from sparsedp.core.errors import ModelError
+from sparsedp.errors import ModelError
 from sparsedp_experiments.models.heads import InputShape, PairWithZero, check_shape
 
 VOCABULARY = 2**18

@@ -8,7 +8,7 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from sparsedp.core.errors import ModelError
+from sparsedp.errors import ModelError
 
 InputShape = tuple[int, ...]
 

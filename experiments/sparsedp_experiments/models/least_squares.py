@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from sparsedp.core.batch import PerExampleLoss, Rows
-from sparsedp.core.errors import ModelError
+from sparsedp.batch import PerExampleLoss, Rows
+from sparsedp.errors import ModelError
 from sparsedp_experiments.models.heads import InputShape, flat_size
 
 BALANCE = 1.0

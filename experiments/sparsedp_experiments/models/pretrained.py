@@ -15,7 +15,7 @@ from types import MappingProxyType
 import torch
 from torch import Tensor, nn
 
-from sparsedp.core.errors import DataError, ModelError
+from sparsedp.errors import DataError, ModelError
 from sparsedp_experiments.models.efficientnet import efficientnet_lite0, load_lite0
 from sparsedp_experiments.models.heads import InputShape, check_shape, flat_size
 

@@ -8,8 +8,8 @@ from types import MappingProxyType
 
 from torch import nn
 
-from sparsedp.core.errors import ModelError
-from sparsedp.core.layout import Layout
+from sparsedp.errors import ModelError
+from sparsedp.parameters import Layout
 from sparsedp_experiments.models.convolutional import adadpigu_cnn, dp_cnn, mnist_cnn, resnet_gn
 from sparsedp_experiments.models.factorization import factorization
 from sparsedp_experiments.models.heads import InputShape

@@ -10,7 +10,7 @@ from typing import final
 
 from torch import Tensor, nn
 
-from sparsedp.core.errors import ModelError
+from sparsedp.errors import ModelError
 from sparsedp_experiments.models.heads import InputShape, check_shape, classifier_head, flat_size
 from sparsedp_experiments.models.pooling import MaxPool2d
 

@@ -8,7 +8,7 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from sparsedp.core.errors import ModelError
+from sparsedp.errors import ModelError
 from sparsedp_experiments.models.heads import InputShape, check_shape, classifier_head
 
 PADDING = 0

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from sparsedp.core.errors import DataError
+from sparsedp.errors import DataError
 from sparsedp_experiments.models.pretrained import PRETRAINED, public_file, reinstall
 
 _VECTORS = PRETRAINED["wordllama"]

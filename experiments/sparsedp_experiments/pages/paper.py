@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from sparsedp.core.errors import SparseDPError
+from sparsedp.errors import SparseDPError
 from sparsedp_experiments.runs.config import read_toml
 
 PAPERS = Path(__file__).parents[1] / "papers"

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from sparsedp.core.errors import SparseDPError
+from sparsedp.errors import SparseDPError
 from sparsedp_experiments.comparison.statistics import CONFIDENCE, Estimate
 from sparsedp_experiments.pages.contrast import Contrast, Labels, Part, parts_of, pooled
 from sparsedp_experiments.pages.paper import CLAIMS, PAPERS, label

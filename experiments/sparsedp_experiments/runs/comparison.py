@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sparsedp.core.errors import SparseDPError
-from sparsedp.core.files import read_json, write_json
+from sparsedp._files import read_json, write_json
+from sparsedp.errors import SparseDPError
 from sparsedp.methods import get_method
 from sparsedp_experiments.runs.config import Experiment, parse_experiment
 

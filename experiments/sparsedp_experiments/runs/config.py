@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from sparsedp.core.errors import SparseDPError
+from sparsedp.errors import SparseDPError
 from sparsedp_experiments.runs.grid import CellRule, GridAxis, GridRun, make_runs
 from sparsedp_experiments.runs.settings import KINDS, checked
 

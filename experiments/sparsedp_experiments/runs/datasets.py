@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from sparsedp.core.errors import DataError, SparseDPError
-from sparsedp.core.randomness import PublicRandomness
+from sparsedp.errors import DataError, SparseDPError
 from sparsedp.privacy.canonical import FrozenMap
+from sparsedp.randomness import PublicRandomness
 from sparsedp_experiments import data as datasets
 from sparsedp_experiments.data.bundle import DataBundle, Split
 from sparsedp_experiments.data.row import check_options, options_of, with_pixels

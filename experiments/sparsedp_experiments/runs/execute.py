@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, LRScheduler
 
+from sparsedp.batch import PerExampleLoss
 from sparsedp.callbacks.reports import Callback, Result
-from sparsedp.core.batch import PerExampleLoss
-from sparsedp.core.errors import ModelError, SparseDPError
+from sparsedp.errors import ModelError, SparseDPError
 from sparsedp.methods.choice import AUTO_METHOD
 from sparsedp.optimizers.noise_aware import AdamBC, LowPassSGD
 from sparsedp.optimizers.rule import MOMENTUM, OptimizerChoice, Rate

@@ -8,9 +8,9 @@ from typing import Literal, final
 import torch
 from torch import Tensor, nn
 
-from sparsedp.core.batch import MicroBatch, PerSampleLoss, per_sample_loss
-from sparsedp.core.errors import SparseDPError
-from sparsedp.core.randomness import PublicRandomness
+from sparsedp.batch import MicroBatch, PerSampleLoss, per_sample_loss
+from sparsedp.errors import SparseDPError
+from sparsedp.randomness import PublicRandomness
 from sparsedp.training.normalised import Normalised
 from sparsedp_experiments.data.bundle import Split
 from sparsedp_experiments.runs.datasets import load_data

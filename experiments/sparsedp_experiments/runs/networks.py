@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from sparsedp.core.errors import ModelError, SparseDPError
-from sparsedp.core.randomness import PublicRandomness
+from sparsedp.errors import ModelError, SparseDPError
+from sparsedp.randomness import PublicRandomness
 from sparsedp_experiments.models import MODELS
 
 _ACTIVATIONS: Mapping[str, type[nn.Module]] = MappingProxyType(

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from sparsedp.core.errors import DataError, SparseDPError
+from sparsedp.errors import DataError, SparseDPError
 from sparsedp_experiments.runs.grid import GridRun
 
 FORMAT = 1

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sparsedp.core.errors import DataError, SparseDPError
+from sparsedp.errors import DataError, SparseDPError
 from sparsedp.ranks.here import refuse_ranks
 from sparsedp_experiments.runs.grid import GridRun
 from sparsedp_experiments.runs.pool import Pool

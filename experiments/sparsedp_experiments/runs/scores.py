@@ -11,7 +11,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from sparsedp.core.errors import DataError
+from sparsedp.errors import DataError
 
 
 def read_scores(path: Path) -> Mapping[str, Any]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
-from sparsedp.core.errors import PrivacyError, SparseDPError
+from sparsedp.errors import PrivacyError, SparseDPError
 from sparsedp.methods import MethodOptions, Protection, configure, get_method
 from sparsedp.methods.choice import AUTO_METHOD
 from sparsedp.methods.spec import ACCOUNTANT, CLIP_NORM, EPOCHS, EPSILON, METHOD, WARMUP_FRACTION, Asked

@@ -9,8 +9,8 @@ from typing import final
 
 from torch import Tensor
 
-from sparsedp.core.errors import SparseDPError
-from sparsedp.core.support import Support
+from sparsedp.errors import SparseDPError
+from sparsedp.parameters import Support
 
 
 @final

@@ -9,10 +9,10 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from sparsedp.core.batch import MicroBatch, PerSampleLoss, check_losses, to_device
-from sparsedp.core.errors import DataError, SparseDPError
-from sparsedp.core.layout import Layout
-from sparsedp.core.randomness import PublicRandomness
+from sparsedp.batch import MicroBatch, PerSampleLoss, check_losses, to_device
+from sparsedp.errors import DataError, SparseDPError
+from sparsedp.parameters import Layout
+from sparsedp.randomness import PublicRandomness
 from sparsedp_experiments.theory.nonprivate import NonPrivate
 
 

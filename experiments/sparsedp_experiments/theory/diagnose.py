@@ -11,14 +11,14 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from sparsedp.core.batch import MicroBatch, PerSampleLoss
+from sparsedp.batch import MicroBatch, PerSampleLoss
 from sparsedp.core.clip import FlatClip
-from sparsedp.core.randomness import PublicRandomness
 from sparsedp.diagnostics.quality import energy_captured
 from sparsedp.diagnostics.view import Proxy, RunView
 from sparsedp.grad_sample import make_engine
 from sparsedp.grad_sample.query import Engine
 from sparsedp.methods.timeline import noise_on_mean
+from sparsedp.randomness import PublicRandomness
 from sparsedp.ranks.here import refuse_ranks
 from sparsedp.runs.reader import Run, load_weights
 from sparsedp.runs.snapshots import read_snapshots

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from sparsedp.core.randomness import PublicRandomness
 from sparsedp.diagnostics.criteria import one_step
 from sparsedp.diagnostics.quality import (
     concentration_curve,
@@ -21,6 +20,7 @@ from sparsedp.diagnostics.quality import (
 )
 from sparsedp.diagnostics.summary import SHARES
 from sparsedp.diagnostics.view import RunView
+from sparsedp.randomness import PublicRandomness
 from sparsedp_experiments.theory.convergence import retained_energy
 from sparsedp_experiments.theory.nonprivate import Figure, Findings, Line, NonPrivate
 from sparsedp_experiments.theory.oracle import ClippingReport, asymmetry_p_value

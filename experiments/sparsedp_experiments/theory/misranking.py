@@ -13,7 +13,7 @@ from typing import final
 import numpy as np
 from scipy import optimize, special, stats
 
-from sparsedp.core.errors import SparseDPError
+from sparsedp.errors import SparseDPError
 
 BERNSTEIN_CONSTANT = 3 / 32
 """The constant c of Remark B.1. The normal limit allows no more than 1/8; see `misranking_bernstein`."""

@@ -9,8 +9,8 @@ from typing import final
 from torch import nn
 
 from sparsedp.callbacks.reports import Callback, StepReport
-from sparsedp.core.errors import SparseDPError
-from sparsedp.core.layout import Layout
+from sparsedp.errors import SparseDPError
+from sparsedp.parameters import Layout
 from sparsedp.privacy.plan import Plan
 from sparsedp.runs.folder import RunFolder
 from sparsedp.runs.history import EpochReport

@@ -14,8 +14,8 @@ from typing import final
 import torch
 from torch import Tensor
 
-from sparsedp.core.errors import SparseDPError
-from sparsedp.core.randomness import PublicRandomness
+from sparsedp.errors import SparseDPError
+from sparsedp.randomness import PublicRandomness
 
 
 @final

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from sparsedp.core.clip import FlatClip
-from sparsedp.core.errors import SparseDPError
-from sparsedp.core.randomness import PublicRandomness
+from sparsedp.errors import SparseDPError
+from sparsedp.randomness import PublicRandomness
 
 
 def lopsidedness(points: Tensor) -> float:

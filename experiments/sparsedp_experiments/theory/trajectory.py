@@ -14,13 +14,13 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
+from sparsedp.batch import MicroBatch, PerSampleLoss
 from sparsedp.callbacks.reports import StepReport
-from sparsedp.core.batch import MicroBatch, PerSampleLoss
 from sparsedp.core.clip import FlatClip
-from sparsedp.core.errors import SparseDPError
-from sparsedp.core.layout import Layout
 from sparsedp.diagnostics.quality import energy_captured, trajectory_capture
+from sparsedp.errors import SparseDPError
 from sparsedp.grad_sample import make_engine
+from sparsedp.parameters import Layout
 from sparsedp.runs.history import EpochReport
 from sparsedp.runs.snapshots import Snapshot
 from sparsedp_experiments.theory.convergence import ProjectedBound, projected_bound

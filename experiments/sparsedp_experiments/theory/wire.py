@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsedp.core.errors import DataError
-from sparsedp.core.support import Support
+from sparsedp.errors import DataError
+from sparsedp.parameters import Support
 
 _BITMAP = 255
 VALUE_BYTES = 4

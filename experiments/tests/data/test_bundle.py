@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from sparsedp.core.errors import DataError
+from sparsedp.errors import DataError
 from sparsedp.sampling.fetching import BatchFetch
 from sparsedp_experiments.data import CENTRED, UNIT, DataBundle, Dense, PixelScale, Sparse, Split, holdout
 

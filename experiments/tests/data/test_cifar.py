@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from sparsedp.core.errors import DataError
+from sparsedp.errors import DataError
 from sparsedp_experiments.data import cifar10
 from sparsedp_experiments.data.cifar import CLASSES, read_binary_batch, read_python_batch
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from sparsedp.core.errors import DataError
+from sparsedp.errors import DataError
 from sparsedp_experiments.data import diabetes130, icd9
 from sparsedp_experiments.data.encoding import (
     Category,

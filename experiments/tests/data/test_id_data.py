@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from sparsedp.core.errors import DataError
+from sparsedp.errors import DataError
 from sparsedp.evaluation.metrics import recall_at
 from sparsedp_experiments.data import load
 from sparsedp_experiments.data.clicks import CATEGORIES, COUNTS

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from sparsedp.core.errors import DataError
+from sparsedp.errors import DataError
 from sparsedp_experiments.data import digits, fashion_mnist, load, mnist
 
 NAMES = {

@@ -7,7 +7,7 @@ import zipfile
 import pytest
 import torch
 
-from sparsedp.core.errors import DataError
+from sparsedp.errors import DataError
 from sparsedp_experiments.data import load
 from sparsedp_experiments.data.census import _ADULT_RULES, _CENSUS_RULES, adult, census_income
 from sparsedp_experiments.data.compas import _RULES, compas

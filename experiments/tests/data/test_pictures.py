@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 from scipy.io import savemat
 
-from sparsedp.core.errors import DataError
+from sparsedp.errors import DataError
 from sparsedp_experiments.data import eyepacs, image_folder, load, svhn
 from sparsedp_experiments.data.images import decode, public_share
 from sparsedp_experiments.data.retinopathy import read_grades

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from sparsedp.core.errors import DataError
+from sparsedp.errors import DataError
 from sparsedp_experiments.data import UNIT, DataBundle, Dense, Sparse, Split, load, scattering_bundle
 from sparsedp_experiments.data.bundle import holdout
 from sparsedp_experiments.data.mirrored import mirrored

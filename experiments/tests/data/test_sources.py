@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from sparsedp.core.errors import DataError
-from sparsedp.core.folders import cache_dir
+from sparsedp._files import cache_dir
+from sparsedp.errors import DataError
 from sparsedp_experiments.data import DATASETS, SOURCES, Checksum, get, load, npz, status
 from sparsedp_experiments.data.cache import cache_path, cached_arrays
 from sparsedp_experiments.data.download import compare, public_checksum

@@ -14,7 +14,7 @@ import wordllama
 from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
-from sparsedp.core.errors import DataError
+from sparsedp.errors import DataError
 from sparsedp_experiments.data import imdb, imdb_tokens, load
 from sparsedp_experiments.data.text import BUCKETS, HashedTexts, bag_of_words, token_ids, tokens
 from sparsedp_experiments.models.text import PADDING, VOCABULARY

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from sparsedp.batch_norm import ChannelAffine
-from sparsedp.core.errors import ModelError
+from sparsedp.errors import ModelError
 from sparsedp_experiments.models import fold_batch_norm, freeze_batch_norm
 
 PICTURES = torch.randn(4, 3, 6, 6, generator=torch.Generator().manual_seed(1))

@@ -12,7 +12,7 @@ from torch.nn import functional
 from torch.utils.data import TensorDataset
 
 import sparsedp
-from sparsedp.core.errors import ModelError
+from sparsedp.errors import ModelError
 from sparsedp_experiments.models import LeastSquares, keep_noise_down, moments_loss
 
 

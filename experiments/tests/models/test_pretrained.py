@@ -14,7 +14,7 @@ from torch import nn
 
 from sparsedp import fit
 from sparsedp.batch_norm import ChannelAffine, fold_batch_norm, freeze_batch_norm
-from sparsedp.core.errors import DataError, ModelError
+from sparsedp.errors import DataError, ModelError
 from sparsedp_experiments.data.bundle import DataBundle, Split
 from sparsedp_experiments.data.features import Dense
 from sparsedp_experiments.data.pretrained_features import lite0_bundle

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 import wordllama
 
-from sparsedp.core.errors import DataError
+from sparsedp.errors import DataError
 from sparsedp_experiments.models import WordVectors, word_vectors
 
 TOKENIZER = "tokenizers/l2_supercat_tokenizer_config.json"

@@ -5,11 +5,11 @@ import pytest
 import torch
 from torch import nn
 
-from sparsedp.core.batch import supervised
+from sparsedp.batch import supervised
 from sparsedp.core.clip import FlatClip
-from sparsedp.core.errors import SparseDPError
-from sparsedp.core.randomness import PublicRandomness
-from sparsedp.core.support import Support
+from sparsedp.errors import SparseDPError
+from sparsedp.parameters import Support
+from sparsedp.randomness import PublicRandomness
 from sparsedp_experiments.attacks.inversion import (
     Effort,
     invert,

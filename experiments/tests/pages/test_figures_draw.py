@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from sparsedp.core.errors import SparseDPError
+from sparsedp.errors import SparseDPError
 from sparsedp_experiments.figures.canvas import (
     BLUE,
     GREY,

@@ -14,7 +14,7 @@ import torch
 from rich.console import Console
 from scipy import stats
 
-from sparsedp.core.errors import SparseDPError
+from sparsedp.errors import SparseDPError
 from sparsedp_experiments.figures.config import Study, load_studies, record_name
 from sparsedp_experiments.figures.measures import KINDS
 from sparsedp_experiments.figures.measures.freezing import by_chance

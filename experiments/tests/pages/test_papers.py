@@ -2,7 +2,7 @@
 
 import pytest
 
-from sparsedp.core.errors import SparseDPError
+from sparsedp.errors import SparseDPError
 from sparsedp.privacy.accountants import accountant
 from sparsedp.privacy.events import Spend
 from sparsedp_experiments.pages.noise import TRAINING, noise_multiplier

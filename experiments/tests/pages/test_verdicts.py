@@ -7,7 +7,7 @@ import pytest
 from handmade import make_study
 from scipy import stats
 
-from sparsedp.core.errors import SparseDPError
+from sparsedp.errors import SparseDPError
 from sparsedp_experiments.comparison.statistics import Estimate, estimate
 from sparsedp_experiments.pages.contrast import Contrast, Part, parts_of, pooled
 from sparsedp_experiments.pages.summary import summary

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from sparsedp.auditing import AuditResult
-from sparsedp.core.batch import per_sample_loss
+from sparsedp.batch import per_sample_loss
 from sparsedp_experiments.runs import audited
 from sparsedp_experiments.runs.execute import execute
 from sparsedp_experiments.runs.settings import Settings

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sparsedp.core.errors import SparseDPError
+from sparsedp.errors import SparseDPError
 from sparsedp_experiments.runs.config import committed_families, parse_experiment, read_experiment
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from sparsedp.core.errors import DataError, ModelError, PrivacyWarning, SparseDPError
+from sparsedp.errors import DataError, ModelError, PrivacyWarning, SparseDPError
 from sparsedp_experiments.runs.datasets import load_data
 from sparsedp_experiments.runs.execute import execute
 from sparsedp_experiments.runs.networks import build_model

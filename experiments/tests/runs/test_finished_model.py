@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from sparsedp.core.errors import SparseDPError
+from sparsedp.errors import SparseDPError
 from sparsedp_experiments.runs.finished_model import choose_rows, finished_model
 from sparsedp_experiments.runs.settings import Settings
 

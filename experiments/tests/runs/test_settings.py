@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from sparsedp.core.errors import SparseDPError
+from sparsedp.errors import SparseDPError
 from sparsedp_experiments.data import DATASETS
 from sparsedp_experiments.models import MODELS
 from sparsedp_experiments.runs.settings import KINDS, Settings

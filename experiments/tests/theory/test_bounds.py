@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from sparsedp.core.errors import SparseDPError
-from sparsedp.core.randomness import PublicRandomness
-from sparsedp.core.support import Support
+from sparsedp.errors import SparseDPError
+from sparsedp.parameters import Support
+from sparsedp.randomness import PublicRandomness
 from sparsedp_experiments.theory.convergence import (
     alignment_bound,
     clipping_bias_bound,

@@ -3,10 +3,10 @@ import torch
 from torch import nn
 
 from diagnostic_probes import LOSS, batches, network, rows
-from sparsedp.core.batch import MicroBatch, supervised
-from sparsedp.core.errors import DataError, SparseDPError
-from sparsedp.core.layout import Layout
-from sparsedp.core.randomness import PublicRandomness
+from sparsedp.batch import MicroBatch, supervised
+from sparsedp.errors import DataError, SparseDPError
+from sparsedp.parameters import Layout
+from sparsedp.randomness import PublicRandomness
 from sparsedp_experiments.theory.curvature import hessian_vector, mean_loss, smoothness
 
 DOUBLE = torch.float64

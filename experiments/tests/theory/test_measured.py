@@ -11,11 +11,11 @@ from torch.utils.data import TensorDataset
 
 import sparsedp
 from diagnostic_probes import LOSS, batches, gradients_by_loop, network, rows
-from sparsedp.core.randomness import PublicRandomness
-from sparsedp.core.support import Support
 from sparsedp.diagnostics.view import RunView
 from sparsedp.grad_sample import make_engine
 from sparsedp.methods import build_plan, get_method
+from sparsedp.parameters import Support
+from sparsedp.randomness import PublicRandomness
 from sparsedp_experiments.theory.diagnose import Limits, diagnose_nonprivate
 from sparsedp_experiments.theory.measured import MOST_POINTS, symmetry_findings
 from sparsedp_experiments.theory.measured_bounds import Measured, bound_findings

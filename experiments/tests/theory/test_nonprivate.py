@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from sparsedp.core.errors import SparseDPError
+from sparsedp.errors import SparseDPError
 from sparsedp_experiments.theory.nonprivate import Figure, Line, NonPrivate, write_nonprivate
 
 

@@ -2,14 +2,14 @@ import math
 
 import pytest
 import torch
-from sparsedp.grad_sample import make_engine
 
 from diagnostic_probes import LOSS, batches, gradients_by_loop, network, rows
-from sparsedp.core.batch import MicroBatch
+from sparsedp.batch import MicroBatch
 from sparsedp.core.clip import FlatClip
-from sparsedp.core.errors import DataError
-from sparsedp.core.randomness import PublicRandomness
-from sparsedp.core.support import Support
+from sparsedp.errors import DataError
+from sparsedp.grad_sample import make_engine
+from sparsedp.parameters import Support
+from sparsedp.randomness import PublicRandomness
 from sparsedp_experiments.theory.nonprivate import NonPrivate
 from sparsedp_experiments.theory.oracle import (
     asymmetry_p_value,

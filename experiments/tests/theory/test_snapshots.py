@@ -7,9 +7,8 @@ from torch.utils.data import TensorDataset
 
 import sparsedp
 from diagnostic_probes import network, rows
-from sparsedp.core.errors import DataError, SparseDPError
-from sparsedp.core.layout import Layout
-from sparsedp.core.support import Support
+from sparsedp.errors import DataError, SparseDPError
+from sparsedp.parameters import Layout, Support
 from sparsedp.runs.reader import Run
 from sparsedp.runs.snapshots import Snapshot, read_snapshots, write_snapshot
 from sparsedp_experiments.theory.snapshots import (

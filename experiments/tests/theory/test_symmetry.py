@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from sparsedp.core.clip import FlatClip
-from sparsedp.core.errors import SparseDPError
-from sparsedp.core.randomness import PublicRandomness
+from sparsedp.errors import SparseDPError
+from sparsedp.randomness import PublicRandomness
 from sparsedp_experiments.theory.sparsification import Descent
 from sparsedp_experiments.theory.symmetry import lopsidedness, lopsidedness_by_chance, symmetry_error
 

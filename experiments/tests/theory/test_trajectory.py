@@ -5,9 +5,8 @@ from torch.utils.data import TensorDataset
 import sparsedp
 from diagnostic_probes import LOSS, batches, gradients_by_loop, network, rows
 from sparsedp.core.clip import FlatClip
-from sparsedp.core.errors import SparseDPError
-from sparsedp.core.layout import Layout
-from sparsedp.core.support import Support
+from sparsedp.errors import SparseDPError
+from sparsedp.parameters import Layout, Support
 from sparsedp_experiments.theory.trajectory import (
     FreezeCount,
     Snapshot,

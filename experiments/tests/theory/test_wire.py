@@ -6,8 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparsedp.core.errors import DataError
-from sparsedp.core.support import Support
+from sparsedp.errors import DataError
+from sparsedp.parameters import Support
 from sparsedp_experiments.theory.wire import (
     decode_support,
     decode_values,

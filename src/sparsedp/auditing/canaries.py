@@ -15,16 +15,16 @@ from torch.utils.data import Dataset
 from sparsedp.auditing.coins import Coins, fair_coins
 from sparsedp.auditing.estimators import Vector
 from sparsedp.auditing.subject import Setting
-from sparsedp.core.batch import MicroBatch
+from sparsedp.batch import MicroBatch
 from sparsedp.core.clip import Clip
-from sparsedp.core.layout import Layout
-from sparsedp.core.randomness import PrivateRandomness, PublicRandomness
 from sparsedp.grad_sample.query import Engine, Query
+from sparsedp.parameters import Layout
 from sparsedp.privacy.grid import Grid
 from sparsedp.privacy.ledger import Charge, Ledger, MemoryLedger
 from sparsedp.privacy.mechanism import privatize
 from sparsedp.privacy.plan import Plan
 from sparsedp.privacy.released import Released
+from sparsedp.randomness import PrivateRandomness, PublicRandomness
 
 Indices = npt.NDArray[np.int64]
 

@@ -10,9 +10,8 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from sparsedp.core.chance import StepSecret
-from sparsedp.core.errors import SparseDPError
-from sparsedp.core.randomness import SeededRandomness, SystemRandomness
+from sparsedp.errors import SparseDPError
+from sparsedp.randomness import SeededRandomness, StepSecret, SystemRandomness
 
 Coins = npt.NDArray[np.bool_]
 

@@ -10,8 +10,8 @@ from scipy import stats
 
 from sparsedp.auditing.canaries import Indices, Places
 from sparsedp.auditing.estimators import rate_at_least
-from sparsedp.core.randomness import SystemRandomness
 from sparsedp.privacy.plan import Phase
+from sparsedp.randomness import SystemRandomness
 from sparsedp.sampling.poisson import PoissonSampler
 
 HITS = 40_000

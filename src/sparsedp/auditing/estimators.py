@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import optimize, special, stats
 
-from sparsedp.core.randomness import PublicRandomness
+from sparsedp.randomness import PublicRandomness
 
 Vector = npt.NDArray[np.floating[Any]]
 

@@ -14,18 +14,18 @@ from sparsedp.auditing.canaries import Directions, added_by, length_of, one_batc
 from sparsedp.auditing.coins import Coins
 from sparsedp.auditing.estimators import Vector
 from sparsedp.auditing.target import spread_out
-from sparsedp.core.batch import MicroBatch
+from sparsedp.batch import MicroBatch
 from sparsedp.core.clip import Clip, FlatClip
-from sparsedp.core.errors import PrivacyError
-from sparsedp.core.randomness import SystemRandomness
-from sparsedp.core.support import Support
+from sparsedp.errors import PrivacyError
 from sparsedp.methods.order import TableRows
 from sparsedp.methods.stages import SELECT
+from sparsedp.parameters import Support
 from sparsedp.privacy.exchange import ALONE
 from sparsedp.privacy.ledger import Ledger, MemoryLedger
 from sparsedp.privacy.normalisation import NORMALISE
 from sparsedp.privacy.plan import Phase, Plan
 from sparsedp.privacy.released import Released
+from sparsedp.randomness import SystemRandomness
 from sparsedp.sampling.poisson import LogicalBatch
 from sparsedp.training.counts import StepCounts, release_selection
 from sparsedp.training.normalised import release_statistics

@@ -18,9 +18,8 @@ from sparsedp.auditing.canaries import Indices
 from sparsedp.auditing.coins import FixedCoins
 from sparsedp.auditing.subject import Setting, Subject, device_of
 from sparsedp.auditing.sums import UnitSum
-from sparsedp.core.generators import own_generators
-from sparsedp.core.randomness import PublicRandomness
 from sparsedp.grad_sample.query import Query
+from sparsedp.randomness import PublicRandomness, own_generators
 from sparsedp.sampling.poisson import LogicalBatch, PoissonSampler
 
 LARGEST_BATCH = 2048

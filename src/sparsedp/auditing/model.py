@@ -18,10 +18,10 @@ from sparsedp.auditing.coins import AbsentUnits, fair_coins
 from sparsedp.auditing.estimators import Scores, Vector, epsilon_by_guesses, epsilon_by_shape
 from sparsedp.auditing.leave_one_out import rows_of
 from sparsedp.auditing.subject import Subject, device_of
-from sparsedp.core.batch import PerExampleLoss, check_losses, row_count, to_device
-from sparsedp.core.errors import SparseDPError
-from sparsedp.core.randomness import PublicRandomness
+from sparsedp.batch import PerExampleLoss, check_losses, row_count, to_device
+from sparsedp.errors import SparseDPError
 from sparsedp.optimizers.rule import OptimizerChoice, Rate, default_optimizer
+from sparsedp.randomness import PublicRandomness
 from sparsedp.sampling.fetching import rows_in_order
 from sparsedp.training.batches import Batches
 from sparsedp.training.trainer import Trainer

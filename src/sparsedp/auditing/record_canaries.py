@@ -11,8 +11,8 @@ from sparsedp.auditing.canaries import noisy_sum, release
 from sparsedp.auditing.estimators import Scores
 from sparsedp.auditing.leave_one_out import batch_of, generators_of_a_step
 from sparsedp.auditing.subject import Setting, Subject
-from sparsedp.core.randomness import PublicRandomness, SystemRandomness
 from sparsedp.grad_sample.query import Query
+from sparsedp.randomness import PublicRandomness, SystemRandomness
 
 COMPANY = 7
 """Other units in the batch; the attacker knows them."""

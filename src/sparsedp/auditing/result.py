@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, final
 
-from sparsedp.core.errors import DataError, SparseDPError
-from sparsedp.core.files import read_json, write_json
+from sparsedp._files import read_json, write_json
+from sparsedp.errors import DataError, SparseDPError
 from sparsedp.runs.checks import Check
 
 FORMAT = 2

@@ -14,8 +14,8 @@ from sparsedp.auditing.attack import STEPS, attack
 from sparsedp.auditing.model import Training
 from sparsedp.auditing.result import AuditResult
 from sparsedp.auditing.subject import Subject
-from sparsedp.core.batch import PerExampleLoss, Rows, per_sample_loss
-from sparsedp.core.errors import PrivacyError, SparseDPError
+from sparsedp.batch import PerExampleLoss, Rows, per_sample_loss
+from sparsedp.errors import PrivacyError, SparseDPError
 from sparsedp.methods import Method, MethodOptions, build_plan
 from sparsedp.methods.spec import METHOD, Asked, check_asked
 from sparsedp.privacy.normalisation import NORMALISE

@@ -10,16 +10,15 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
-from sparsedp.core.batch import PerSampleLoss
+from sparsedp.batch import PerSampleLoss
 from sparsedp.core.clip import Clip
 from sparsedp.core.geometry import Geometry
-from sparsedp.core.layout import Layout
-from sparsedp.core.randomness import PublicRandomness
-from sparsedp.core.support import Support
 from sparsedp.grad_sample import make_engine
 from sparsedp.grad_sample.query import Engine
 from sparsedp.methods import Controller, Knowledge
+from sparsedp.parameters import Layout, Support
 from sparsedp.privacy.plan import Phase, Plan
+from sparsedp.randomness import PublicRandomness
 from sparsedp.sampling.loading import Loading
 from sparsedp.training.normalised import Normalised
 

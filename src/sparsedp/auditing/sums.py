@@ -13,14 +13,14 @@ from torch import Tensor
 from sparsedp.auditing.explicit_targets import ChannelStatistic, RowCount
 from sparsedp.auditing.subject import Subject
 from sparsedp.core.clip import Clip
-from sparsedp.core.layout import Layout
-from sparsedp.core.randomness import PublicRandomness
 from sparsedp.grad_sample.check import PROBE_ROWS
+from sparsedp.parameters import Layout
 from sparsedp.privacy.channels import ChannelSum
 from sparsedp.privacy.mechanism import BoundedSum
 from sparsedp.privacy.normalisation import NORMALISE
 from sparsedp.privacy.plan import Phase
 from sparsedp.privacy.touched import TouchedSum
+from sparsedp.randomness import PublicRandomness
 from sparsedp.sampling.fetching import rows_in_order
 from sparsedp.sampling.poisson import LogicalBatch
 from sparsedp.training.counts import counted_rows

@@ -9,11 +9,10 @@ from sparsedp.auditing.canaries import CanaryEngine, Directions, added_by, noisy
 from sparsedp.auditing.coins import Coins
 from sparsedp.auditing.estimators import Vector
 from sparsedp.auditing.subject import Setting
-from sparsedp.core.layout import Layout
-from sparsedp.core.randomness import PublicRandomness, SystemRandomness
-from sparsedp.core.support import Support
+from sparsedp.parameters import Layout, Support
 from sparsedp.privacy.plan import Phase, Plan
 from sparsedp.privacy.released import Released
+from sparsedp.randomness import PublicRandomness, SystemRandomness
 
 MOST_CANARIES = 2048
 """In one release."""

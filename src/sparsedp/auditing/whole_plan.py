@@ -16,11 +16,11 @@ from sparsedp.auditing.estimators import Scores, Vector
 from sparsedp.auditing.explicit_targets import RowCount, preliminary_target
 from sparsedp.auditing.subject import Setting, Subject
 from sparsedp.auditing.target import MOST_CANARIES, GradientTarget, Target
-from sparsedp.core.layout import Layout
-from sparsedp.core.randomness import SystemRandomness
 from sparsedp.methods.stages import SELECT
+from sparsedp.parameters import Layout
 from sparsedp.privacy.ledger import Ledger
 from sparsedp.privacy.plan import Phase
+from sparsedp.randomness import SystemRandomness
 
 
 @final

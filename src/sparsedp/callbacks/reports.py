@@ -11,7 +11,7 @@ from typing import final
 
 from torch import Tensor, nn
 
-from sparsedp.core.support import Support
+from sparsedp.parameters import Support
 from sparsedp.privacy.accountants import accountant_for, epsilon_by_epoch
 from sparsedp.privacy.events import Spend
 from sparsedp.privacy.ledger import RunLedger

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, final
 
 from sparsedp.callbacks.reports import Event, StepReport
-from sparsedp.core.errors import SparseDPError
+from sparsedp.errors import SparseDPError
 
 
 @final

@@ -14,8 +14,8 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from sparsedp._validate import rounded_up
 from sparsedp.callbacks.reports import Callback, Event
-from sparsedp.core.rounding import rounded_up
 from sparsedp.privacy.accountants import epsilon_by_epoch
 from sparsedp.privacy.plan import Plan
 from sparsedp.runs.history import EpochReport

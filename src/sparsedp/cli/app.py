@@ -19,8 +19,8 @@ from sparsedp.cli.output import EXIT_CODES, Exit, aside
 from sparsedp.cli.plan import plan
 from sparsedp.cli.report import report
 from sparsedp.cli.verify import verify
-from sparsedp.core.errors import DataError, PrivacyError, SparseDPError
 from sparsedp.core.memory import keep_freed_memory
+from sparsedp.errors import DataError, PrivacyError, SparseDPError
 
 _EPILOG = "Exit codes: " + "; ".join(f"{code.value} {words}" for code, words in EXIT_CODES.items()) + "."
 

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from sparsedp.cli import options
 from sparsedp.cli.output import Exit, aside, emit, people, run_folder
-from sparsedp.core.errors import SparseDPError
+from sparsedp.errors import SparseDPError
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -8,12 +8,12 @@ import typer
 
 from sparsedp.cli import options
 from sparsedp.cli.output import emit, people
-from sparsedp.core.errors import SparseDPError
+from sparsedp.errors import SparseDPError
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from sparsedp.core.batch import PerSampleLoss
+    from sparsedp.batch import PerSampleLoss
 
 
 def check(
@@ -50,7 +50,7 @@ def check(
 
 
 def _given(path: str) -> tuple[nn.Module, PerSampleLoss, Any]:
-    from sparsedp.core.batch import per_sample_loss
+    from sparsedp.batch import per_sample_loss
 
     given = options.imported(path, "(model, loss_fn, rows)")
     if not isinstance(given, tuple) or len(given) != 3:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from sparsedp.core.errors import SparseDPError
+from sparsedp.errors import SparseDPError
 
 Json = Annotated[
     bool, typer.Option("--json", help="Print one JSON document on standard output, and nothing else.")

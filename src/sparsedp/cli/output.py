@@ -12,7 +12,7 @@ from typing import Any
 
 from rich.console import Console
 
-from sparsedp.core.errors import DataError
+from sparsedp.errors import DataError
 from sparsedp.runs.folder import holds_run
 
 

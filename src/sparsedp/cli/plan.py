@@ -9,10 +9,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from sparsedp._validate import rounded_up
 from sparsedp.cli import options
 from sparsedp.cli.output import emit, people
-from sparsedp.core.errors import SparseDPError
-from sparsedp.core.rounding import rounded_up
+from sparsedp.errors import SparseDPError
 
 if TYPE_CHECKING:
     from sparsedp.methods import MethodOptions, PlanSpec
@@ -163,8 +163,8 @@ def _size(model: str | None, told: dict[str, int]) -> ModelSize:
     """The size of the model that a function gives, or what was told of one."""
     from torch import nn
 
-    from sparsedp.core.layout import Layout
     from sparsedp.methods.sizes import ModelSize
+    from sparsedp.parameters import Layout
 
     if model is None:
         return ModelSize(told)

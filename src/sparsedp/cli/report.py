@@ -9,7 +9,7 @@ import typer
 
 from sparsedp.cli import options
 from sparsedp.cli.output import emit, people
-from sparsedp.core.errors import DataError, SparseDPError
+from sparsedp.errors import DataError, SparseDPError
 
 
 def report(

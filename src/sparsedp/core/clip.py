@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sparsedp.core.errors import PrivacyError
+from sparsedp.errors import PrivacyError
 
 ROUNDING_MARGIN = 1e-3
 """The clip aims this much below its bound, so that float32 rounding of norms and sums cannot carry one unit over it.

@@ -10,8 +10,11 @@ from __future__ import annotations
 from decimal import Decimal, localcontext
 from functools import lru_cache
 from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING
 
-from sparsedp.core.uniform import Words
+if TYPE_CHECKING:
+    from sparsedp.randomness import Words
+
 
 CELL_BITS = 6
 """Cells are 2^-6 wide."""

@@ -8,13 +8,17 @@ from __future__ import annotations
 
 from functools import lru_cache
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from sparsedp.core.errors import PrivacyError
 from sparsedp.core.gaussian_cells import CELL_BITS, WORD, boundaries, cell_of, keeps
-from sparsedp.core.uniform import Words
+from sparsedp.errors import PrivacyError
+
+if TYPE_CHECKING:
+    from sparsedp.randomness import Words
+
 
 PLACE_BITS = 48
 LOT_BITS = 53

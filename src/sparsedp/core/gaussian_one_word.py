@@ -10,13 +10,17 @@ from __future__ import annotations
 
 import sys
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from sparsedp.core.gaussian_cells import CELL_BITS, WORD, surely_kept
 from sparsedp.core.gaussian_lots import LOT_BITS, PLACE_BITS, Digits, Integers, cells_of, guide, kept
-from sparsedp.core.uniform import Words
+
+if TYPE_CHECKING:
+    from sparsedp.randomness import Words
+
 
 HEAD, PLACE, LOT = 16, 40, 8
 """Digits of a word for sign and cell, for the place, for the lot."""

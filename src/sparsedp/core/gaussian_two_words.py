@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +12,10 @@ import numpy.typing as npt
 from sparsedp.core import gaussian_lots
 from sparsedp.core.gaussian_cells import CELL_BITS, WORD, surely_kept
 from sparsedp.core.gaussian_lots import PLACE_BITS, Digits, Integers, cell_ends, cells_of, guide, kept
-from sparsedp.core.uniform import Words
+
+if TYPE_CHECKING:
+    from sparsedp.randomness import Words
+
 
 LOT_BITS = WORD - 1 - PLACE_BITS
 """A word is a sign, the first digits of a place in a cell, and the first digits of the lot that keeps the place."""

@@ -7,12 +7,17 @@ draws, is settled by further random digits at as much precision as that takes: t
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from sparsedp.core import gaussian_one_word, gaussian_two_words
-from sparsedp.core.errors import PrivacyError
 from sparsedp.core.gaussian_lots import Integers
-from sparsedp.core.uniform import Words
+from sparsedp.errors import PrivacyError
+
+if TYPE_CHECKING:
+    from sparsedp.randomness import Words
+
 
 MOST_BITS = gaussian_two_words.MOST_BITS
 """The largest s there are digits for."""

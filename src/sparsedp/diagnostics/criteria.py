@@ -17,8 +17,8 @@ from typing import final
 import torch
 from torch import Tensor
 
-from sparsedp.core.errors import SparseDPError
-from sparsedp.core.support import Support
+from sparsedp.errors import SparseDPError
+from sparsedp.parameters import Support
 
 
 @final

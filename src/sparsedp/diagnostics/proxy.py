@@ -15,9 +15,9 @@ import torch
 from scipy import special, stats
 from torch import Tensor
 
-from sparsedp.core.errors import SparseDPError
-from sparsedp.core.support import Support
 from sparsedp.diagnostics.criteria import NoisyEstimate, SplitEnergies
+from sparsedp.errors import SparseDPError
+from sparsedp.parameters import Support
 
 
 def proxy_concentration(scores: Tensor, support: Support) -> float:

@@ -14,10 +14,9 @@ import torch
 from scipy import special
 from torch import Tensor
 
-from sparsedp.core.errors import SparseDPError
-from sparsedp.core.layout import Layout
-from sparsedp.core.ratio import exact_ratio, share_of
-from sparsedp.core.support import Support
+from sparsedp._validate import exact_ratio, share_of
+from sparsedp.errors import SparseDPError
+from sparsedp.parameters import Layout, Support
 
 
 def energy_captured(energies: Tensor, support: Support) -> float:

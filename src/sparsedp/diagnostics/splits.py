@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import final
 
-from sparsedp.core.errors import DataError
 from sparsedp.diagnostics.criteria import SplitEnergies
+from sparsedp.errors import DataError
 from sparsedp.methods.timeline import noise_on_mean
 from sparsedp.methods.warmup import MINIMUM_WARMUP, MOST_COORDINATES, looked_at, steps_looked_at
 from sparsedp.runs.reader import Run

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sparsedp.core.ratio import exact_ratio, share_of
+from sparsedp._validate import exact_ratio, share_of
 from sparsedp.diagnostics.criteria import SplitEnergies
 from sparsedp.diagnostics.proxy import split_concentration
 from sparsedp.diagnostics.splits import WarmupStatistics, statistics_of

@@ -8,9 +8,9 @@ from typing import Any, final
 
 from torch import Tensor
 
-from sparsedp.core.support import Support
 from sparsedp.diagnostics.proxy import PureNoise, proxy_concentration, pure_noise
 from sparsedp.methods.timeline import WARM_UP
+from sparsedp.parameters import Support
 from sparsedp.privacy.plan import Plan
 from sparsedp.runs.reader import Run
 

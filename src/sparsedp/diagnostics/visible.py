@@ -8,8 +8,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, final
 
-from sparsedp.core.layout import Layout
-from sparsedp.core.support import Support
 from sparsedp.diagnostics.proxy import SplitConcentration, split_concentration
 from sparsedp.diagnostics.quality import LayerShare, Overlap, overlap, support_per_layer
 from sparsedp.diagnostics.splits import WarmupStatistics, statistics_of, why_nothing
@@ -17,6 +15,7 @@ from sparsedp.diagnostics.view import Proxy, RunView
 from sparsedp.methods.choice import noise_ratio
 from sparsedp.methods.scope import part_sizes
 from sparsedp.methods.timeline import noise_on_mean
+from sparsedp.parameters import Layout, Support
 from sparsedp.runs.reader import Run
 from sparsedp.runs.snapshots import read_snapshots
 

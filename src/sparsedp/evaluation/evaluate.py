@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from sparsedp.core.batch import PerSampleLoss, Rows, check_losses, row_count, to_device
-from sparsedp.core.errors import DataError
+from sparsedp.batch import PerSampleLoss, Rows, check_losses, row_count, to_device
+from sparsedp.errors import DataError
 from sparsedp.evaluation.metrics import classification_metrics
 from sparsedp.sampling.fetching import rows_in_order
 

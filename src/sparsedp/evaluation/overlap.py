@@ -11,7 +11,7 @@ import numpy.typing as npt
 from torch import Tensor
 from torch.utils.data import Dataset, Subset, TensorDataset
 
-from sparsedp.core.errors import PrivacyError
+from sparsedp.errors import PrivacyError
 
 _MOST_WORK = 1_000_000
 """How long `np.shares_memory` may search among strides that are hard to tell apart."""

@@ -10,13 +10,12 @@ from torch import nn
 
 from sparsedp.core.clip import FlatClip
 from sparsedp.core.geometry import Identity
-from sparsedp.core.layout import Layout
-from sparsedp.core.support import Support
 from sparsedp.federated.rounds import Round
 from sparsedp.federated.task import CountAsked, Task
 from sparsedp.federated.weights import model_digest
 from sparsedp.methods import Controller
 from sparsedp.optimizers.apply import set_to_zero
+from sparsedp.parameters import Layout, Support
 from sparsedp.privacy.plan import Phase, Plan
 
 

@@ -9,13 +9,12 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from sparsedp.core.errors import ModelError, SparseDPError
-from sparsedp.core.layout import Layout
-from sparsedp.core.support import Support
+from sparsedp.errors import ModelError, SparseDPError
 from sparsedp.federated.local import LocalCounting, LocalTraining
 from sparsedp.federated.task import CountAsked, Task
 from sparsedp.federated.weights import model_digest, write_weights
 from sparsedp.grad_sample.query import Query, keep_largest
+from sparsedp.parameters import Layout, Support
 from sparsedp.privacy.updates import on_grid
 
 

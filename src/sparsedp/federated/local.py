@@ -10,16 +10,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from sparsedp.core.batch import PerExampleLoss, check_losses, per_sample_loss, row_count, to_device
-from sparsedp.core.errors import SparseDPError
-from sparsedp.core.generators import own_generators
-from sparsedp.core.layout import Layout
-from sparsedp.core.randomness import PublicRandomness
-from sparsedp.core.support import Support
+from sparsedp.batch import PerExampleLoss, check_losses, per_sample_loss, row_count, to_device
+from sparsedp.errors import SparseDPError
 from sparsedp.federated.task import CountAsked
 from sparsedp.federated.weights import write_weights
 from sparsedp.grad_sample.touched import TouchedRows
 from sparsedp.methods.order import TableRows
+from sparsedp.parameters import Layout, Support
+from sparsedp.randomness import PublicRandomness, own_generators
 from sparsedp.sampling.fetching import Collate, fetch_rows, rows_in_order
 
 ROWS_AT_ONCE = 256

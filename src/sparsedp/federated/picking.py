@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from sparsedp.core.randomness import PrivateRandomness
+from sparsedp.randomness import PrivateRandomness
 
 
 def pick(clients: int, sampling_rate: float, randomness: PrivateRandomness, step: int) -> tuple[int, ...]:

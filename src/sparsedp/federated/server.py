@@ -10,9 +10,7 @@ from typing import Any, final
 from torch import nn
 
 from sparsedp.callbacks.reports import Callback, StepReport
-from sparsedp.core.errors import PrivacyError, SparseDPError
-from sparsedp.core.layout import Layout
-from sparsedp.core.randomness import SeededRandomness, SystemRandomness
+from sparsedp.errors import PrivacyError, SparseDPError
 from sparsedp.evaluation.evaluate import Evaluator
 from sparsedp.federated.asking import Asking
 from sparsedp.federated.picking import pick
@@ -20,12 +18,14 @@ from sparsedp.federated.replies import Answers, sort_out
 from sparsedp.federated.rounds import Round, RoundReport, Step
 from sparsedp.methods.stages import SELECT
 from sparsedp.optimizers.rule import OptimizerChoice, SchedulerChoice
+from sparsedp.parameters import Layout
 from sparsedp.privacy.ledger import Charge
 from sparsedp.privacy.mechanism import BoundedSum, private_mean
 from sparsedp.privacy.plan import Plan
 from sparsedp.privacy.released import Released
 from sparsedp.privacy.shares import SharedCharge
 from sparsedp.privacy.updates import UpdateSum
+from sparsedp.randomness import SeededRandomness, SystemRandomness
 from sparsedp.ranks.here import refuse_ranks
 from sparsedp.runs.record import About
 from sparsedp.runs.store import find_run

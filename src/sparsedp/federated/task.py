@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from sparsedp.core.clip import FlatClip
-from sparsedp.core.errors import SparseDPError
 from sparsedp.core.geometry import Geometry, Identity, Standardized
-from sparsedp.core.support import Support
+from sparsedp.errors import SparseDPError
+from sparsedp.parameters import Support
 from sparsedp.privacy.grid import Grid
 
 Scalar = int | float | str

@@ -9,7 +9,7 @@ from typing import Any
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from sparsedp.core.errors import SparseDPError
+from sparsedp.errors import SparseDPError
 from sparsedp.federated import Client, Task
 from sparsedp.federated.task import Wire
 from sparsedp.flower.records import from_records, refusal_wire, to_records, update_wire

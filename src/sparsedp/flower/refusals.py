@@ -7,7 +7,7 @@ from typing import Any
 
 from flwr.clientapp.mod import LocalDpMod, adaptiveclipping_mod, fixedclipping_mod
 
-from sparsedp.core.errors import PrivacyError
+from sparsedp.errors import PrivacyError
 
 
 def check_mods(mods: Sequence[Any]) -> None:

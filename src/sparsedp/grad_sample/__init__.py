@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from torch import nn
 
-from sparsedp.core.batch import PerSampleLoss
-from sparsedp.core.errors import SparseDPError
+from sparsedp.batch import PerSampleLoss
+from sparsedp.errors import SparseDPError
 from sparsedp.grad_sample.bookkeeping import BookkeepingEngine
 from sparsedp.grad_sample.query import Engine, Query
 from sparsedp.grad_sample.reference import ReferenceEngine

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sparsedp.core.batch import MicroBatch, PerSampleLoss, select_rows
-from sparsedp.core.layout import Layout
+from sparsedp.batch import MicroBatch, PerSampleLoss, select_rows
 from sparsedp.grad_sample.chances import Chances
 from sparsedp.grad_sample.rowwise import RowByRow
+from sparsedp.parameters import Layout
 
 TOLERANCES = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 0.15}
 """Relative difference between a row alone and in company that rounding in a dtype explains."""

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from sparsedp.core.geometry import Geometry, Identity
-from sparsedp.core.layout import Layout, Slot
-from sparsedp.core.support import Support
+from sparsedp.parameters import Layout, Slot, Support
 
 DENSE_ENOUGH = 0.7
 """Rows or columns are dropped when at most this share of them is active; above, the copy costs more than it saves."""

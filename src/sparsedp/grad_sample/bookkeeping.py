@@ -15,13 +15,9 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 from torch.utils import _pytree as pytree
 
-from sparsedp.core.batch import MicroBatch, PerSampleLoss, check_losses, tensors_of, to_device
-from sparsedp.core.chance import Chance, StepSecret
-from sparsedp.core.generators import SEED_BYTES
+from sparsedp.batch import MicroBatch, PerSampleLoss, check_losses, tensors_of, to_device
 from sparsedp.core.geometry import Identity
-from sparsedp.core.layout import Layout
 from sparsedp.core.memory import give_back_freed_memory
-from sparsedp.core.support import Support
 from sparsedp.grad_sample import chunking
 from sparsedp.grad_sample.blocks import Block, Metrics, make_blocks
 from sparsedp.grad_sample.chances import Chances
@@ -41,6 +37,8 @@ from sparsedp.grad_sample.reading import Reading, read
 from sparsedp.grad_sample.reference import ReferenceEngine
 from sparsedp.grad_sample.tape import Tape
 from sparsedp.grad_sample.workspace import Space, Workspace
+from sparsedp.parameters import Layout, Support
+from sparsedp.randomness import SEED_BYTES, Chance, StepSecret
 
 LARGE_SUM = 1 << 23
 """Coordinates from which on a sum takes what the system has to give, and not freed memory beside it."""

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sparsedp.core.batch import PerSampleLoss, Rows, tensors_of
-from sparsedp.core.errors import ModelError
-from sparsedp.core.generators import SEED_BYTES, GeneratorWatch, own_generators
+from sparsedp.batch import PerSampleLoss, Rows, tensors_of
+from sparsedp.errors import ModelError
 from sparsedp.grad_sample.distributions import KNOWN, drawn_shape
+from sparsedp.randomness import SEED_BYTES, GeneratorWatch, own_generators
 
 logger = logging.getLogger("sparsedp")
 

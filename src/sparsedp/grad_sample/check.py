@@ -10,13 +10,13 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from sparsedp.core.batch import PerSampleLoss, Rows, to_device
-from sparsedp.core.errors import ModelError
-from sparsedp.core.layout import Layout
-from sparsedp.core.randomness import PublicRandomness
+from sparsedp.batch import PerSampleLoss, Rows, to_device
+from sparsedp.errors import ModelError
 from sparsedp.grad_sample.alone import generators_put_back
 from sparsedp.grad_sample.layers.embedding import refuse_embedding
 from sparsedp.grad_sample.trial import REMEDY, Trial, describe, state_of
+from sparsedp.parameters import Layout
+from sparsedp.randomness import PublicRandomness
 
 PROBE_ROWS = 32
 """Rows of the user's that are enough to try a model with."""

@@ -9,7 +9,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from sparsedp.core.batch import MicroBatch
+from sparsedp.batch import MicroBatch
 from sparsedp.core.geometry import Identity
 from sparsedp.grad_sample.blocks import Metric, Metrics
 from sparsedp.grad_sample.forward import Forward

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from sparsedp.core.batch import Rows, row_count
-from sparsedp.core.randomness import PublicRandomness
+from sparsedp.batch import Rows, row_count
+from sparsedp.randomness import PublicRandomness
 
 Change = Callable[[Tensor, int], Tensor]
 

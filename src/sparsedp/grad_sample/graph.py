@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
-from sparsedp.core.errors import ModelError
+from sparsedp.errors import ModelError
 
 Place = tuple[Node, int]
 """One output of one node."""

@@ -17,7 +17,7 @@ from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import Node
 from torch.nn.modules import module as torch_module
 
-from sparsedp.core.errors import ModelError
+from sparsedp.errors import ModelError
 from sparsedp.grad_sample.recurrent.nodes import is_ours
 
 _GLOBAL = [f"_global_{when}_hooks" for when in ("forward", "forward_pre", "backward", "backward_pre")]

@@ -10,11 +10,10 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sparsedp.core.chance import Chance
-from sparsedp.core.errors import ModelError
-from sparsedp.core.generators import GeneratorWatch, own_generators
+from sparsedp.errors import ModelError
 from sparsedp.grad_sample.chances import Draw, is_random, operation_name, run_and_watch
 from sparsedp.grad_sample.distributions import KNOWN, drawn_shape
+from sparsedp.randomness import Chance, GeneratorWatch, own_generators
 
 
 @final

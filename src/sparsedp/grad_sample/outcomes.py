@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from sparsedp.core.batch import PerSampleLoss, Rows, check_losses, row_count
+from sparsedp.batch import PerSampleLoss, Rows, check_losses, row_count
 from sparsedp.grad_sample.alone import tolerance
 
 LOSS = "<loss>"

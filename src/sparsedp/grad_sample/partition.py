@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from sparsedp.core.errors import ModelError
-from sparsedp.core.layout import Layout
+from sparsedp.errors import ModelError
 from sparsedp.grad_sample.layers.source import Family
 from sparsedp.grad_sample.layers.table import family_of
+from sparsedp.parameters import Layout
 
 
 @dataclass(frozen=True, slots=True)

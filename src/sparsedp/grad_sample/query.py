@@ -9,13 +9,12 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from sparsedp.core.batch import MicroBatch
+from sparsedp._validate import exact_ratio, share_of
+from sparsedp.batch import MicroBatch
 from sparsedp.core.clip import Clip
-from sparsedp.core.errors import SparseDPError
 from sparsedp.core.geometry import Geometry, Identity, Standardized
-from sparsedp.core.layout import Layout
-from sparsedp.core.ratio import exact_ratio, share_of
-from sparsedp.core.support import Support
+from sparsedp.errors import SparseDPError
+from sparsedp.parameters import Layout, Support
 
 
 @dataclass(frozen=True, slots=True)

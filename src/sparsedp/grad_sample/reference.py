@@ -10,14 +10,14 @@ from torch import Tensor, nn
 from torch.func import grad, vmap
 from torch.utils import _pytree as pytree
 
-from sparsedp.core.batch import MicroBatch, PerSampleLoss, Rows, check_losses, row_count, to_device
-from sparsedp.core.chance import Chance
-from sparsedp.core.layout import Layout
+from sparsedp.batch import MicroBatch, PerSampleLoss, Rows, check_losses, row_count, to_device
 from sparsedp.grad_sample.chances import Chances
 from sparsedp.grad_sample.keyed import nothing_drawn
 from sparsedp.grad_sample.query import Query, See, mean_by_unit, sum_clipped_rows
 from sparsedp.grad_sample.rowwise import RowByRow
 from sparsedp.grad_sample.vectorised import call_with, detached_and_quiet, places
+from sparsedp.parameters import Layout
+from sparsedp.randomness import Chance
 
 logger = logging.getLogger("sparsedp")
 

@@ -10,10 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
-from sparsedp.core.batch import PerSampleLoss, Rows, check_losses, row_count, select_rows
-from sparsedp.core.chance import Chance
-from sparsedp.core.generators import SEED_BYTES, own_generators
-from sparsedp.core.layout import Layout
+from sparsedp.batch import PerSampleLoss, Rows, check_losses, row_count, select_rows
 from sparsedp.grad_sample.chances import Draw
 from sparsedp.grad_sample.graph import Graph
 from sparsedp.grad_sample.hooks import (
@@ -23,6 +20,8 @@ from sparsedp.grad_sample.hooks import (
     tensor_hooks_noted,
 )
 from sparsedp.grad_sample.keyed import drawing, keyed_draws, named
+from sparsedp.parameters import Layout
+from sparsedp.randomness import SEED_BYTES, Chance, own_generators
 
 
 class RowByRow:

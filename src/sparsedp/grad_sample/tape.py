@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils import _pytree as pytree
 
-from sparsedp.core.errors import ModelError
+from sparsedp.errors import ModelError
 from sparsedp.grad_sample.graph import CannotBookError, Ends, Graph, Place, place_of
 from sparsedp.grad_sample.hooks import custom_backward, refuse_inside_a_function, tensor_hooks_noted
 from sparsedp.grad_sample.keyed import KeyedDraws

@@ -9,12 +9,11 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from sparsedp.core.batch import MicroBatch, PerSampleLoss, Rows, row_count, select_rows, to_device
-from sparsedp.core.chance import Chance, StepSecret
-from sparsedp.core.errors import DataError, ModelError
-from sparsedp.core.generators import SEED_BYTES
+from sparsedp.batch import MicroBatch, PerSampleLoss, Rows, row_count, select_rows, to_device
+from sparsedp.errors import DataError, ModelError
 from sparsedp.grad_sample.chances import Chances
 from sparsedp.grad_sample.keyed import drawing, keyed_draws
+from sparsedp.randomness import SEED_BYTES, Chance, StepSecret
 
 Table = nn.Embedding | nn.EmbeddingBag
 Pairs = tuple[Tensor, Tensor]

@@ -12,14 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
-from sparsedp.core.batch import MicroBatch, PerSampleLoss, Rows, row_count, select_rows
-from sparsedp.core.chance import Chance, StepSecret
+from sparsedp.batch import MicroBatch, PerSampleLoss, Rows, row_count, select_rows
 from sparsedp.core.clip import FlatClip
-from sparsedp.core.errors import ModelError
-from sparsedp.core.generators import SEED_BYTES
-from sparsedp.core.layout import Layout
-from sparsedp.core.randomness import PublicRandomness
-from sparsedp.core.support import Support
+from sparsedp.errors import ModelError
 from sparsedp.grad_sample.alone import RowsAlone, distances, single_row
 from sparsedp.grad_sample.bookkeeping import BookkeepingEngine
 from sparsedp.grad_sample.company import CHANGES, ORDINARY, as_many, in_other_company
@@ -33,6 +28,8 @@ from sparsedp.grad_sample.outcomes import (
     same,
 )
 from sparsedp.grad_sample.query import Query
+from sparsedp.parameters import Layout, Support
+from sparsedp.randomness import SEED_BYTES, Chance, PublicRandomness, StepSecret
 
 SIZES = (2, 3, 9, 17)
 """Numbers of rows tried, and then as many as the engine takes at once."""

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sparsedp.core.batch import MicroBatch
-from sparsedp.core.errors import PrivacyError
-from sparsedp.core.layout import Layout
+from sparsedp.batch import MicroBatch
+from sparsedp.errors import PrivacyError
 from sparsedp.grad_sample.alone import RowsAlone, distances, single_row
 from sparsedp.grad_sample.bookkeeping import BookkeepingEngine
 from sparsedp.grad_sample.query import Query
 from sparsedp.grad_sample.reference import ReferenceEngine
+from sparsedp.parameters import Layout
 
 LOOKED_AT, KEPT, ROOM = 2, 8, 1 << 22
 """Rows compared at first, and rows kept to compare when one of them differs, as long as they have room (numbers)."""

@@ -10,14 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from sparsedp.core.batch import MicroBatch, PerSampleLoss, Rows, row_count
-from sparsedp.core.chance import Chance
+from sparsedp.batch import MicroBatch, PerSampleLoss, Rows, row_count
 from sparsedp.core.clip import FlatClip
-from sparsedp.core.randomness import SystemRandomness
-from sparsedp.core.support import Support
 from sparsedp.grad_sample.bookkeeping import BookkeepingEngine
 from sparsedp.grad_sample.check import check_model
 from sparsedp.grad_sample.query import Query
+from sparsedp.parameters import Support
+from sparsedp.randomness import Chance, SystemRandomness
 
 TIMED_ROWS, TIMES = 32, 3
 """Rows to take the time of, and how often; the least counts."""

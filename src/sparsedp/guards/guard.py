@@ -11,13 +11,13 @@ import numpy as np
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from sparsedp.core.batch import PerSampleLoss, Rows
-from sparsedp.core.errors import DataError
-from sparsedp.core.randomness import PrivateRandomness
+from sparsedp.batch import PerSampleLoss, Rows
+from sparsedp.errors import DataError
 from sparsedp.grad_sample import BookkeepingEngine, Engine, ReferenceEngine
 from sparsedp.grad_sample.alone import RowsAlone
 from sparsedp.grad_sample.check import check_model
 from sparsedp.grad_sample.witness import WatchedEngine
+from sparsedp.randomness import PrivateRandomness
 
 GUARD_DRAWS = 7
 """Keeps what the guard draws apart from a seeded run's batches."""

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
+from sparsedp.batch import PerExampleLoss, check_losses, per_sample_loss, row_count
 from sparsedp.callbacks.reports import Result
-from sparsedp.core.batch import PerExampleLoss, check_losses, per_sample_loss, row_count
 from sparsedp.evaluation.metrics import classification_metrics, threshold_of
 from sparsedp.own_loop.make_private import make_private
 

@@ -13,9 +13,9 @@ from transformers import Trainer as HubTrainer
 from transformers import get_scheduler
 from transformers.trainer_utils import TrainOutput
 
+from sparsedp.batch import PerExampleLoss, Rows
 from sparsedp.callbacks.reports import Result
-from sparsedp.core.batch import PerExampleLoss, Rows
-from sparsedp.core.errors import SparseDPError
+from sparsedp.errors import SparseDPError
 from sparsedp.integrations.transformers_losses import loss_for
 from sparsedp.integrations.transformers_settings import refuse_unheeded
 from sparsedp.training.fit import fit

@@ -8,8 +8,8 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sparsedp.core.batch import PerSampleLoss, Rows
-from sparsedp.core.errors import DataError, ModelError
+from sparsedp.batch import PerSampleLoss, Rows
+from sparsedp.errors import DataError, ModelError
 
 IGNORED = -100
 """The label of a token that does not count."""

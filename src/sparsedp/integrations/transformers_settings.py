@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers import Trainer
 
-from sparsedp.core.errors import SparseDPError
+from sparsedp.errors import SparseDPError
 
 ARGUMENTS: dict[str, tuple[tuple[object, ...], str]] = {
     "max_steps": ((-1,), "set num_train_epochs, which the plan is made for"),

@@ -7,7 +7,7 @@ from numbers import Real
 
 import torch
 
-from sparsedp.core.errors import SparseDPError
+from sparsedp.errors import SparseDPError
 from sparsedp.methods.observation import Observation
 from sparsedp.methods.order import Order, TableRows
 from sparsedp.methods.rankings import Place, RankedBy, RankingState, WithoutScores, register_ranking

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from sparsedp.core.errors import SparseDPError
+from sparsedp.errors import SparseDPError
 
 
 class Refresh(Enum):

@@ -7,7 +7,7 @@ from dataclasses import fields, is_dataclass, replace
 from enum import Enum
 from typing import Any
 
-from sparsedp.core.errors import SparseDPError
+from sparsedp.errors import SparseDPError
 from sparsedp.methods.clock import Clock, EverySteps, PerEpoch, Refresh
 from sparsedp.methods.granularity import Granularity
 from sparsedp.methods.rankings import Ranking, get_ranking

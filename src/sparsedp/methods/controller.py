@@ -10,12 +10,9 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from sparsedp.core.errors import SparseDPError
+from sparsedp._validate import exact_ratio
 from sparsedp.core.geometry import Geometry, Identity, Standardized
-from sparsedp.core.layout import Layout
-from sparsedp.core.randomness import PublicRandomness
-from sparsedp.core.ratio import exact_ratio
-from sparsedp.core.support import Support
+from sparsedp.errors import SparseDPError
 from sparsedp.methods.clock import Refresh
 from sparsedp.methods.empirical_bayes import Shrinkage, SignalSums
 from sparsedp.methods.given import Given
@@ -33,8 +30,10 @@ from sparsedp.methods.stages import Moves, Stage
 from sparsedp.methods.standardization import Statistics
 from sparsedp.methods.timeline import Timeline
 from sparsedp.methods.warmup import WarmupWatch
+from sparsedp.parameters import Layout, Support
 from sparsedp.privacy.plan import Plan
 from sparsedp.privacy.released import Released
+from sparsedp.randomness import PublicRandomness
 
 logger = logging.getLogger("sparsedp")
 

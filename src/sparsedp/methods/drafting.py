@@ -6,7 +6,7 @@ import math
 from fractions import Fraction
 from typing import Any
 
-from sparsedp.core.errors import PrivacyError, SparseDPError
+from sparsedp.errors import PrivacyError, SparseDPError
 from sparsedp.methods.adafest import Contributions
 from sparsedp.methods.method import Method
 from sparsedp.methods.rules import Protection

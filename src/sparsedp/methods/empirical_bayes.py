@@ -22,10 +22,10 @@ from typing import Any, Self, final
 import torch
 from torch import Tensor
 
-from sparsedp.core.layout import Layout
 from sparsedp.methods.observation import Observation
 from sparsedp.methods.order import Order
 from sparsedp.methods.rankings import ByScore, Place, RankingState, register_ranking
+from sparsedp.parameters import Layout
 from sparsedp.privacy.released import Released
 
 SMALLEST = 0.25

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from sparsedp.core.errors import SparseDPError
+from sparsedp.errors import SparseDPError
 from sparsedp.methods.granularity import Granularity
 from sparsedp.methods.knowledge import NEVER, Knowledge
 from sparsedp.methods.order import Order, TableRows

@@ -13,9 +13,9 @@ from enum import Enum
 import torch
 from torch import Tensor
 
-from sparsedp.core.errors import SparseDPError
-from sparsedp.core.layout import Layout, Slot
-from sparsedp.core.randomness import PublicRandomness
+from sparsedp.errors import SparseDPError
+from sparsedp.parameters import Layout, Slot
+from sparsedp.randomness import PublicRandomness
 
 
 class Granularity(Enum):

@@ -10,9 +10,9 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from sparsedp.core.errors import SparseDPError
-from sparsedp.core.layout import Layout, Slot
+from sparsedp.errors import SparseDPError
 from sparsedp.methods.scope import find
+from sparsedp.parameters import Layout, Slot
 
 NEVER = float("-inf")
 """The score of what is never active."""

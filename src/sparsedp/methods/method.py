@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from sparsedp.core.errors import SparseDPError
-from sparsedp.core.ratio import exact_ratio
+from sparsedp._validate import exact_ratio
+from sparsedp.errors import SparseDPError
 from sparsedp.methods import codec
 from sparsedp.methods.clock import Clock, EverySteps, PerEpoch, Refresh
 from sparsedp.methods.granularity import Granularity

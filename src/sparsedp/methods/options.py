@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from sparsedp.core.errors import SparseDPError
+from sparsedp.errors import SparseDPError
 from sparsedp.methods import codec
 from sparsedp.methods.clock import Clock, Refresh
 from sparsedp.methods.granularity import Granularity

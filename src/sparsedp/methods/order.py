@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sparsedp.core.layout import Slot
+from sparsedp.parameters import Slot
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from sparsedp.core.errors import OutOfReachError
+from sparsedp.errors import OutOfReachError
 from sparsedp.methods.choice import meaning_of, noise_ratio
 from sparsedp.methods.method import Method
 from sparsedp.methods.sizes import ALL, ActiveCount, ModelSize, count_active

@@ -11,13 +11,13 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from sparsedp.core.randomness import PublicRandomness
 from sparsedp.methods.granularity import Granularity, order_by_score, random_order
 from sparsedp.methods.knowledge import Knowledge
 from sparsedp.methods.observation import Observation
 from sparsedp.methods.order import Order, TableRows
 from sparsedp.methods.registry import Registry
 from sparsedp.methods.scope import Parts
+from sparsedp.randomness import PublicRandomness
 
 RankingState = Mapping[str, Tensor]
 

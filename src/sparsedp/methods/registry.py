@@ -7,7 +7,7 @@ import operator
 from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar, final
 
-from sparsedp.core.errors import SparseDPError
+from sparsedp.errors import SparseDPError
 
 
 class Named(Protocol):

@@ -1,6 +1,6 @@
 """Ratio schedules: which share of the coordinates is active in each period of the main phase.
 
-Ratios are exact fractions: see `sparsedp.core.ratio`.
+Ratios are exact fractions: see `sparsedp._validate`.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from fractions import Fraction
 from itertools import pairwise
 from typing import Protocol
 
-from sparsedp.core.errors import SparseDPError
-from sparsedp.core.ratio import exact_ratio, share_of
+from sparsedp._validate import exact_ratio, share_of
+from sparsedp.errors import SparseDPError
 from sparsedp.methods.registry import Registry
 
 

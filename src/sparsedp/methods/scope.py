@@ -10,9 +10,8 @@ from fnmatch import fnmatchcase
 import torch
 from torch import Tensor
 
-from sparsedp.core.errors import SparseDPError
-from sparsedp.core.layout import Layout, Slot
-from sparsedp.core.support import Support
+from sparsedp.errors import SparseDPError
+from sparsedp.parameters import Layout, Slot, Support
 
 logger = logging.getLogger("sparsedp")
 

@@ -9,8 +9,8 @@ from typing import Any
 from torch import Tensor
 
 from sparsedp.core.geometry import Geometry
-from sparsedp.core.support import Support
 from sparsedp.methods.rules import OffSupport
+from sparsedp.parameters import Support
 
 
 @dataclass(frozen=True, slots=True)

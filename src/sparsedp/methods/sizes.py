@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, final
 
-from sparsedp.core.errors import SparseDPError
-from sparsedp.core.layout import Layout
-from sparsedp.core.ratio import exact_ratio
+from sparsedp._validate import exact_ratio
+from sparsedp.errors import SparseDPError
 from sparsedp.methods.method import Method
 from sparsedp.methods.rankings import RankedBy
 from sparsedp.methods.schedules import active_count
 from sparsedp.methods.scope import Names, Parts, part_sizes, size_of
+from sparsedp.parameters import Layout
 
 ALL = "all"
 """What the number of all trained scalars is called among the parts."""

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypedDict, Unpack, final
 
-from sparsedp.core.errors import PrivacyError, SparseDPError
+from sparsedp.errors import PrivacyError, SparseDPError
 from sparsedp.methods.drafting import draft_phases, steps_of_an_epoch
 from sparsedp.methods.method import Method
 from sparsedp.methods.options import MethodOptions, configure

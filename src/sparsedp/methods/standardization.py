@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sparsedp.core.errors import SparseDPError
 from sparsedp.core.geometry import Standardized
-from sparsedp.core.support import Support
+from sparsedp.errors import SparseDPError
+from sparsedp.parameters import Support
 from sparsedp.privacy.released import Released
 
 

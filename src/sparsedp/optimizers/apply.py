@@ -11,12 +11,11 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from sparsedp.core.errors import ModelError, SparseDPError
-from sparsedp.core.layout import Layout
-from sparsedp.core.support import Support
+from sparsedp.errors import ModelError, SparseDPError
 from sparsedp.optimizers.compact import ELEMENTWISE, CompactOptimizer
 from sparsedp.optimizers.masked import WEIGHT_DECAY, MaskedOptimizer
 from sparsedp.optimizers.places import places_in
+from sparsedp.parameters import Layout, Support
 from sparsedp.privacy.released import Released
 
 logger = logging.getLogger("sparsedp")

@@ -9,10 +9,9 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from sparsedp.core.errors import SparseDPError
-from sparsedp.core.layout import Layout
-from sparsedp.core.support import Support
+from sparsedp.errors import SparseDPError
 from sparsedp.optimizers.places import Places, carry, places_in
+from sparsedp.parameters import Layout, Support
 from sparsedp.runs.state import AverageState
 
 

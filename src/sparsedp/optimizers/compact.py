@@ -10,11 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from sparsedp.core.layout import Layout
-from sparsedp.core.support import Support
 from sparsedp.optimizers.noise_aware import OWN_OPTIMIZERS, AdamBC
 from sparsedp.optimizers.places import Places, moved, places_in
 from sparsedp.optimizers.rule import optimizer_state, restore_optimizer
+from sparsedp.parameters import Layout, Support
 from sparsedp.privacy.released import Released
 
 ELEMENTWISE: frozenset[type[Optimizer]] = frozenset(

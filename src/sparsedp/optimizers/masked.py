@@ -11,12 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from sparsedp.core.errors import SparseDPError
-from sparsedp.core.layout import Layout
-from sparsedp.core.support import Support
+from sparsedp.errors import SparseDPError
 from sparsedp.optimizers.compact import PER_PARAMETER_STATE, first_value
 from sparsedp.optimizers.noise_aware import AdamBC
 from sparsedp.optimizers.rule import optimizer_state, restore_optimizer
+from sparsedp.parameters import Layout, Support
 from sparsedp.privacy.released import Released
 
 WEIGHT_DECAY: tuple[type[Optimizer], ...] = tuple(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from sparsedp.core.errors import SparseDPError
+from sparsedp.errors import SparseDPError
 
 
 class AdamBC(Optimizer):

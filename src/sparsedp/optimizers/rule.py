@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from sparsedp.core.errors import SparseDPError
+from sparsedp.errors import SparseDPError
 from sparsedp.methods.spec import CLIP_NORM
 from sparsedp.optimizers.noise_aware import OWN_OPTIMIZERS
 from sparsedp.privacy.plan import Plan

@@ -9,7 +9,7 @@ from typing import Any, NoReturn, final
 import torch
 from torch import Tensor
 
-from sparsedp.core.errors import PrivacyError
+from sparsedp.errors import PrivacyError
 
 MODEL = "model"
 """Stands for the model as the function of an expression."""

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from sparsedp.batch import PerSampleLoss, Rows, join_rows, row_count, select_rows, to_device
 from sparsedp.callbacks.reports import Result, StepReport
-from sparsedp.core.batch import PerSampleLoss, Rows, join_rows, row_count, select_rows, to_device
-from sparsedp.core.errors import PrivacyError, SparseDPError
-from sparsedp.core.generators import own_generators
+from sparsedp.errors import PrivacyError, SparseDPError
 from sparsedp.own_loop.deferred import MODEL, Deferred, describe, model_calls, same, without_reduction
 from sparsedp.own_loop.trained import TrainedParameters
+from sparsedp.randomness import own_generators
 from sparsedp.sampling.poisson import LogicalBatch
 from sparsedp.training.trainer import Trainer
 

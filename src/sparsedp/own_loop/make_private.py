@@ -12,11 +12,9 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 from torch.utils.data._utils.collate import default_collate
 
+from sparsedp.batch import PerExampleLoss, per_sample_loss, select_rows
 from sparsedp.callbacks.reports import Callback
-from sparsedp.core.batch import PerExampleLoss, per_sample_loss, select_rows
-from sparsedp.core.errors import DataError, SparseDPError
-from sparsedp.core.generators import own_generators
-from sparsedp.core.randomness import PublicRandomness
+from sparsedp.errors import DataError, SparseDPError
 from sparsedp.evaluation.evaluate import Evaluator, held_out
 from sparsedp.evaluation.metrics import threshold_of
 from sparsedp.evaluation.overlap import refuse_training_rows
@@ -25,6 +23,7 @@ from sparsedp.methods.choice import AUTO_METHOD
 from sparsedp.methods.spec import Asked, check_asked
 from sparsedp.own_loop.loop import Loop
 from sparsedp.own_loop.private_loop import PrivateLoader, PrivateModel, PrivateOptimizer
+from sparsedp.randomness import PublicRandomness, own_generators
 from sparsedp.ranks.here import refuse_ranks
 from sparsedp.runs.record import About
 from sparsedp.sampling.fetching import rows_in_order

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from sparsedp.batch import Rows
 from sparsedp.callbacks.reports import Result, StepReport
-from sparsedp.core.batch import Rows
-from sparsedp.core.errors import SparseDPError
+from sparsedp.errors import SparseDPError
 from sparsedp.own_loop.loop import Loop
 from sparsedp.training.trainer import Trainer
 

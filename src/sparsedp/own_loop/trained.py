@@ -6,7 +6,7 @@ from typing import final
 
 from torch import nn
 
-from sparsedp.core.errors import ModelError, SparseDPError
+from sparsedp.errors import ModelError, SparseDPError
 
 
 @final

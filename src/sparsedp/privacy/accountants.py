@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Protocol
 
-from sparsedp.core.errors import PrivacyError
+from sparsedp.errors import PrivacyError
 from sparsedp.privacy.events import Spend
 from sparsedp.privacy.plan import FILTER, Plan
 from sparsedp.privacy.pld import PldAccountant

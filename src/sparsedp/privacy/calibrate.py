@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 
-from sparsedp.core.errors import OutOfReachError, PrivacyError, PrivacyWarning
+from sparsedp.errors import OutOfReachError, PrivacyError, PrivacyWarning
 from sparsedp.privacy import checks
 from sparsedp.privacy.accountants import accountant as accountant_named
 from sparsedp.privacy.events import Spend

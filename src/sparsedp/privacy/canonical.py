@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any, final
 
-from sparsedp.core.errors import SparseDPError
+from sparsedp.errors import SparseDPError
 
 
 def canonical(value: Any) -> str:

@@ -9,9 +9,9 @@ from typing import final
 import torch
 from torch import Tensor
 
-from sparsedp.core.batch import MicroBatch, Rows
+from sparsedp.batch import MicroBatch, Rows
 from sparsedp.core.clip import Clip
-from sparsedp.core.errors import DataError
+from sparsedp.errors import DataError
 from sparsedp.grad_sample.query import mean_by_unit
 from sparsedp.privacy.mechanism import ClippedRows
 

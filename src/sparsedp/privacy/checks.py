@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from numbers import Integral, Real
 
-from sparsedp.core.errors import PrivacyError
+from sparsedp.errors import PrivacyError
 
 
 def text(value: object, what: str) -> str:

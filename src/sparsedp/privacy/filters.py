@@ -26,7 +26,7 @@ from typing import Protocol, final
 
 import numpy as np
 
-from sparsedp.core.errors import PrivacyError
+from sparsedp.errors import PrivacyError
 from sparsedp.privacy import checks
 from sparsedp.privacy.calibrate import as_spends, warn_if_large, with_spends
 from sparsedp.privacy.events import Spend, counted

@@ -15,8 +15,8 @@ from typing import final
 import torch
 from torch import Tensor
 
-from sparsedp.core.errors import PrivacyError
 from sparsedp.core.rounded_gaussian import MOST_BITS
+from sparsedp.errors import PrivacyError
 
 NOISE = "rounded-gaussian/1"
 """The law of the noise, and the rule of the grid, as a run's record names them."""

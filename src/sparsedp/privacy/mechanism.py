@@ -10,18 +10,18 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from sparsedp.core.batch import MicroBatch
+from sparsedp.batch import MicroBatch
 from sparsedp.core.clip import Clip
-from sparsedp.core.errors import PrivacyError
 from sparsedp.core.geometry import Geometry, Identity
-from sparsedp.core.randomness import PrivateRandomness
-from sparsedp.core.support import Support
+from sparsedp.errors import PrivacyError
 from sparsedp.grad_sample.query import Engine, Query
+from sparsedp.parameters import Support
 from sparsedp.privacy.exchange import ALONE, Exchange
 from sparsedp.privacy.grid import Grid
 from sparsedp.privacy.ledger import Charge, Ledger
 from sparsedp.privacy.quiet import no_messages
 from sparsedp.privacy.released import _SEAL, Released
+from sparsedp.randomness import PrivateRandomness
 
 
 class BoundedSum(Protocol):

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import final
 
-from sparsedp.core.errors import PrivacyError
+from sparsedp.errors import PrivacyError
 from sparsedp.privacy import checks
 from sparsedp.privacy.canonical import FrozenMap, canonical, sha256
 from sparsedp.privacy.events import Spend

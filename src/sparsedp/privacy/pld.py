@@ -12,7 +12,7 @@ from typing import Any, final
 import numpy as np
 import numpy.typing as npt
 
-from sparsedp.core.errors import PrivacyError
+from sparsedp.errors import PrivacyError
 from sparsedp.privacy import checks
 from sparsedp.privacy.events import Spend, between, counted, is_private, merged
 from sparsedp.privacy.quiet import quiet

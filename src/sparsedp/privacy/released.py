@@ -6,8 +6,8 @@ from typing import final
 
 from torch import Tensor
 
-from sparsedp.core.errors import PrivacyError
-from sparsedp.core.support import Support
+from sparsedp.errors import PrivacyError
+from sparsedp.parameters import Support
 
 _SEAL = object()
 """Held by the mechanism alone; a test walks the syntax tree to see that nobody else takes it."""

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-from sparsedp.core.errors import OutOfReachError, PrivacyError
+from sparsedp.errors import OutOfReachError, PrivacyError
 
 LEAST_NOISE, MOST_NOISE = 0.1, 10_000.0
 """Noise multipliers outside protect nobody, or leave nothing to learn."""

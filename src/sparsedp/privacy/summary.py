@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import final
 
-from sparsedp.core.rounding import rounded_up
+from sparsedp._validate import rounded_up
 from sparsedp.privacy.accountants import ACCOUNTANTS, plan_epsilon
 from sparsedp.privacy.calibrate import UNDERSHOOT
 from sparsedp.privacy.plan import Phase, Plan

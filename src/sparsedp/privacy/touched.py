@@ -9,7 +9,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from sparsedp.core.batch import MicroBatch
+from sparsedp.batch import MicroBatch
 from sparsedp.core.clip import Clip
 
 

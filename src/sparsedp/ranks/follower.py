@@ -10,11 +10,10 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from sparsedp.core.chance import StepSecret
-from sparsedp.core.errors import PrivacyError
-from sparsedp.core.randomness import PrivateRandomness
+from sparsedp.errors import PrivacyError
 from sparsedp.privacy.events import Spend
 from sparsedp.privacy.ledger import Charge
+from sparsedp.randomness import PrivateRandomness, StepSecret
 from sparsedp.runs.verified_ledger import VerifiedLedger
 
 

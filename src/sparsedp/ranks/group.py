@@ -14,10 +14,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from sparsedp.core.errors import RankError
-from sparsedp.core.files import Json
-from sparsedp.core.randomness import PrivateRandomness
+from sparsedp._files import Json
+from sparsedp.errors import RankError
 from sparsedp.privacy.exchange import Exchange
+from sparsedp.randomness import PrivateRandomness
 from sparsedp.ranks.exchange import LEADER, GroupExchange, Traffic
 from sparsedp.ranks.follower import FollowerRandomness
 from sparsedp.ranks.launch import beginning, begun_before

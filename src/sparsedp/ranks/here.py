@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
-from sparsedp.core.errors import SparseDPError
+from sparsedp.errors import SparseDPError
 from sparsedp.ranks.group import RankGroup
 from sparsedp.ranks.one import OneRank, Ranks
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from sparsedp.core.errors import SparseDPError
+from sparsedp.errors import SparseDPError
 
 _THIS_START = uuid.uuid4().hex
 """This process among those that the launcher has started one after the other."""

@@ -10,9 +10,9 @@ from typing import Protocol, TypeVar, final
 
 from torch import nn
 
-from sparsedp.core.files import Json
-from sparsedp.core.randomness import PrivateRandomness
+from sparsedp._files import Json
 from sparsedp.privacy.exchange import ALONE, Exchange
+from sparsedp.randomness import PrivateRandomness
 from sparsedp.sampling.sharing import EVERYTHING, Share
 
 T = TypeVar("T")

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from sparsedp.core.errors import SparseDPError
+from sparsedp.errors import SparseDPError
 
 STEPS = (2.0**-20, 2.0**-70, 2.0**-120)
 """A number is cut into three whole ones, of these steps: exact up to 2^40, and down to 2^-120."""

@@ -14,10 +14,9 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils.data import Dataset, TensorDataset
 
-from sparsedp.core.batch import Rows
-from sparsedp.core.errors import DataError
-from sparsedp.core.generators import own_generators
-from sparsedp.core.randomness import PublicRandomness
+from sparsedp.batch import Rows
+from sparsedp.errors import DataError
+from sparsedp.randomness import PublicRandomness, own_generators
 from sparsedp.ranks.one import Ranks
 from sparsedp.sampling.fetching import BatchFetch, Collate, rows_in_order
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from sparsedp.core.files import write_atomically
+from sparsedp._files import write_atomically
 from sparsedp.report.chart import Bars, histogram
 from sparsedp.report.figure import Legend, Table, badge, badges, banner, bullets, card, figure, tile, tiles
 from sparsedp.report.markup import Child, Html, join

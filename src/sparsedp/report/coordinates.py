@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from sparsedp.core.layout import Slot
+from sparsedp.parameters import Slot
 from sparsedp.report.chart import Bars, histogram, strip
 from sparsedp.report.figure import Legend, Table, figure, remark
 from sparsedp.report.markup import Attributes, Child, Html, tag

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from sparsedp.core.rounding import rounded_up
+from sparsedp._validate import rounded_up
 
 NONE = "–"
 

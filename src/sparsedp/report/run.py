@@ -11,8 +11,7 @@ from torch import Tensor
 
 from sparsedp.auditing.result import saved_audit
 from sparsedp.callbacks.reports import Result
-from sparsedp.core.layout import Layout
-from sparsedp.core.support import Support
+from sparsedp.parameters import Layout, Support
 from sparsedp.privacy.plan import Plan
 from sparsedp.runs import reader as stored
 from sparsedp.runs.history import EpochReport, SupportSpan

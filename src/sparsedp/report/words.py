@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, final
 
-from sparsedp.core.rounding import rounded_up
+from sparsedp._validate import rounded_up
 from sparsedp.privacy.accountants import plan_epsilon
 from sparsedp.privacy.calibrate import UNDERSHOOT
 from sparsedp.privacy.plan import Plan

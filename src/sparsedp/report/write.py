@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from sparsedp._files import write_atomically
 from sparsedp.callbacks.reports import Result
-from sparsedp.core.errors import SparseDPError
-from sparsedp.core.files import write_atomically
+from sparsedp.errors import SparseDPError
 from sparsedp.report.page import Page
 from sparsedp.report.run import read_run, run_of
 from sparsedp.report.single import run_page

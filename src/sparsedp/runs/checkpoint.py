@@ -14,9 +14,9 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
-from sparsedp.core.errors import DataError, ModelError
-from sparsedp.core.files import Json, parse_json, write_atomically
-from sparsedp.core.layout import Layout, Slot
+from sparsedp._files import Json, parse_json, write_atomically
+from sparsedp.errors import DataError, ModelError
+from sparsedp.parameters import Layout, Slot
 from sparsedp.runs.documents import intact
 from sparsedp.runs.packing import Tensors, pack, unpack
 

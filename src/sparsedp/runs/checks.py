@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from sparsedp.core.errors import SparseDPError
-from sparsedp.core.ratio import exact_ratio
+from sparsedp._validate import exact_ratio
+from sparsedp.errors import SparseDPError
 from sparsedp.methods import Granularity
 from sparsedp.methods.schedules import active_count
 from sparsedp.privacy.accountants import accountant_for, epsilon_by_epoch

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
-from sparsedp.core.errors import DataError, SparseDPError
-from sparsedp.core.files import Json, parse_json, readable_json
+from sparsedp._files import Json, parse_json, readable_json
+from sparsedp.errors import DataError, SparseDPError
 from sparsedp.privacy.canonical import canonical, sha256
 from sparsedp.privacy.plan import Plan
 from sparsedp.runs.folder import RECORD

@@ -6,7 +6,7 @@ import fcntl
 import os
 from pathlib import Path
 
-from sparsedp.core.errors import PrivacyError
+from sparsedp.errors import PrivacyError
 
 
 def lock(file: int, path: Path) -> None:

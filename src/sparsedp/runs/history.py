@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, final
 
-from sparsedp.core.layout import Layout
-from sparsedp.core.support import Support
+from sparsedp.parameters import Layout, Support
 from sparsedp.privacy.released import Released
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 
-from sparsedp.core.errors import ModelError, SparseDPError
-from sparsedp.core.files import Json
+from sparsedp._files import Json
+from sparsedp.errors import ModelError, SparseDPError
 from sparsedp.runs.checkpoint import check_same_parameters, describe_layout
 from sparsedp.runs.record import RunFacts
 

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self, final
 
-from sparsedp.core.errors import PrivacyError
+from sparsedp.errors import PrivacyError
 from sparsedp.privacy.events import Spend
 from sparsedp.privacy.ledger import Charge
 from sparsedp.privacy.plan import Plan

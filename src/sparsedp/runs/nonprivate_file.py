@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
-from sparsedp.core.errors import DataError
-from sparsedp.core.files import read_json, write_json
+from sparsedp._files import read_json, write_json
+from sparsedp.errors import DataError
 from sparsedp.runs.folder import RunFolder
 
 FORMAT = 1

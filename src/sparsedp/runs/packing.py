@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparsedp.core.errors import DataError, SparseDPError
-from sparsedp.core.files import Json
+from sparsedp._files import Json
+from sparsedp.errors import DataError, SparseDPError
 
 Tensors = dict[str, Tensor]
 

@@ -10,11 +10,10 @@ from typing import Any, Self, final
 import torch
 from torch import Tensor, nn
 
-from sparsedp.core.errors import DataError, PrivacyError
-from sparsedp.core.layout import Layout
-from sparsedp.core.support import Support
+from sparsedp.errors import DataError, PrivacyError
 from sparsedp.methods.controller import WARMUP, signal_sums
 from sparsedp.methods.warmup import WarmupSeen
+from sparsedp.parameters import Layout, Support
 from sparsedp.privacy.plan import Plan
 from sparsedp.runs.checkpoint import (
     Checkpoint,

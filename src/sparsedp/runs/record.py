@@ -10,9 +10,9 @@ from functools import cache
 from importlib import metadata
 from typing import Any, TypedDict, cast
 
-from sparsedp.core.files import Json
-from sparsedp.core.layout import Layout
+from sparsedp._files import Json
 from sparsedp.methods.method import Method
+from sparsedp.parameters import Layout
 from sparsedp.privacy.grid import NOISE
 from sparsedp.privacy.plan import Plan
 from sparsedp.runs.history import SupportSpan

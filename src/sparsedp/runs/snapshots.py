@@ -16,9 +16,9 @@ from safetensors import safe_open
 from safetensors.torch import load, save
 from torch import Tensor
 
-from sparsedp.core.errors import DataError
-from sparsedp.core.files import write_atomically
-from sparsedp.core.support import Support
+from sparsedp._files import write_atomically
+from sparsedp.errors import DataError
+from sparsedp.parameters import Support
 from sparsedp.runs.documents import intact
 from sparsedp.runs.folder import RunFolder
 

@@ -8,10 +8,9 @@ from typing import Any, Self
 
 from torch import Tensor
 
-from sparsedp.core.files import Json
-from sparsedp.core.layout import Layout
-from sparsedp.core.support import Support
+from sparsedp._files import Json
 from sparsedp.methods import ControllerState
+from sparsedp.parameters import Layout, Support
 from sparsedp.runs.checkpoint import Checkpoint
 from sparsedp.runs.history import EpochReport, History, SupportSpan
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple, Protocol, final
 
-from sparsedp.core.errors import SparseDPError
-from sparsedp.core.files import write_atomically
+from sparsedp._files import write_atomically
+from sparsedp.errors import SparseDPError
 from sparsedp.privacy.ledger import MemoryLedger, RunLedger
 from sparsedp.privacy.plan import Plan
 from sparsedp.runs.checkpoint import Checkpoint, checkpoint_bytes

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple, final
 
-from sparsedp.core.errors import PrivacyError
+from sparsedp.errors import PrivacyError
 from sparsedp.privacy.accountants import accountant as accountant_named
 from sparsedp.privacy.canonical import FrozenMap
 from sparsedp.privacy.events import Spend, merged

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar, final
 
-from sparsedp.core.errors import DataError, SparseDPError
+from sparsedp.errors import DataError, SparseDPError
 from sparsedp.privacy.plan import Plan
 from sparsedp.runs import checks as claims
 from sparsedp.runs.checks import Check

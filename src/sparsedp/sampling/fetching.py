@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
-from sparsedp.core.batch import Rows, join_rows
-from sparsedp.core.chance import StepSecret
-from sparsedp.core.errors import PrivacyError
-from sparsedp.core.generators import GeneratorWatch, seed_generators
+from sparsedp.batch import Rows, join_rows
+from sparsedp.errors import PrivacyError
+from sparsedp.randomness import GeneratorWatch, StepSecret, seed_generators
 
 Indices = npt.NDArray[np.int64]
 

@@ -16,10 +16,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from sparsedp.core.batch import MicroBatch, Rows
-from sparsedp.core.chance import Chance, StepSecret
-from sparsedp.core.errors import DataError, PrivacyError
-from sparsedp.core.randomness import PrivateRandomness
+from sparsedp.batch import MicroBatch, Rows
+from sparsedp.errors import DataError, PrivacyError
+from sparsedp.randomness import Chance, PrivateRandomness, StepSecret
 from sparsedp.sampling.fetching import Fetcher, Indices
 from sparsedp.sampling.loading import Loading
 from sparsedp.sampling.shapes import FixedShapes

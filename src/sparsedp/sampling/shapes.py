@@ -7,8 +7,8 @@ from typing import Any, final
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from sparsedp.core.batch import Rows, row_count
-from sparsedp.core.errors import DataError, PrivacyError
+from sparsedp.batch import Rows, row_count
+from sparsedp.errors import DataError, PrivacyError
 
 Signature = tuple[Any, ...]
 

@@ -11,7 +11,7 @@ from typing import Protocol, final
 import numpy as np
 import numpy.typing as npt
 
-from sparsedp.core.randomness import PrivateRandomness
+from sparsedp.randomness import PrivateRandomness
 from sparsedp.sampling.cutting import cut
 
 Numbers = npt.NDArray[np.int64]

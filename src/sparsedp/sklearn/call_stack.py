@@ -31,7 +31,7 @@ from sklearn.preprocessing import (
 )
 from sklearn.utils import get_tags
 
-from sparsedp.core.errors import PrivacyError, PrivacyWarning
+from sparsedp.errors import PrivacyError, PrivacyWarning
 from sparsedp.sklearn.scaling import INSTEAD
 
 _EXACT_STATISTICS: Mapping[type, str] = MappingProxyType(

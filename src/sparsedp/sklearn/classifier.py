@@ -21,14 +21,14 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import nn
 
 from sparsedp.callbacks.reports import Result
-from sparsedp.core.errors import PrivacyError, PrivacyWarning
-from sparsedp.core.layout import Layout
+from sparsedp.errors import PrivacyError, PrivacyWarning
 from sparsedp.evaluation.overlap import refuse_training_arrays
 from sparsedp.methods import MethodOptions, get_method
 from sparsedp.methods.choice import AUTO_METHOD
 from sparsedp.methods.spec import ACCOUNTANT, CLIP_NORM, EPOCHS, EPSILON, Asked
 from sparsedp.optimizers.rule import Rate
 from sparsedp.optimizers.table_rate import rate_for_table
+from sparsedp.parameters import Layout
 from sparsedp.privacy.normalisation import PrivateNormalisation
 from sparsedp.privacy.summary import guarantee
 from sparsedp.runs.record import About

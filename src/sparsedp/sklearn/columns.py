@@ -12,7 +12,7 @@ import numpy.typing as npt
 from sklearn.base import BaseEstimator, TransformerMixin
 from sklearn.utils import Tags
 
-from sparsedp.core.errors import DataError
+from sparsedp.errors import DataError
 
 Rule = str | tuple[Any, ...] | list[Any]
 """("linear", low, high), ("log", high), "binary", ("one-hot", [categories]) or "drop"."""

@@ -12,8 +12,7 @@ from sklearn.utils import check_array
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from sparsedp.core.generators import own_generators
-from sparsedp.core.randomness import PublicRandomness
+from sparsedp.randomness import PublicRandomness, own_generators
 
 
 @final

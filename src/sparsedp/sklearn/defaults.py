@@ -10,7 +10,7 @@ import numpy as np
 from sklearn.utils import check_random_state
 from torch import nn
 
-from sparsedp.core.errors import SparseDPError
+from sparsedp.errors import SparseDPError
 from sparsedp.methods import Listed, Method, MethodOptions, configure, get_method
 from sparsedp.methods.choice import AUTO_METHOD
 from sparsedp.methods.choice_reason import reason_of

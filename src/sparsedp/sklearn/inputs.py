@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from sklearn.utils.validation import column_or_1d
 
-from sparsedp.core.errors import DataError, PrivacyError, PrivacyWarning
+from sparsedp.errors import DataError, PrivacyError, PrivacyWarning
 from sparsedp.training.given_data import given_units
 
 

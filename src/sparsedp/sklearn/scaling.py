@@ -14,7 +14,7 @@ from sklearn.preprocessing import normalize as unit_rows
 from sklearn.utils import Tags
 from sklearn.utils.validation import validate_data
 
-from sparsedp.core.errors import DataError, PrivacyError
+from sparsedp.errors import DataError, PrivacyError
 from sparsedp.privacy.normalisation import PrivateNormalisation
 
 Matrix = Any

@@ -9,12 +9,11 @@ from typing import Any, cast, final
 import torch
 from torch.utils.data import Dataset
 
-from sparsedp.core.batch import Rows
-from sparsedp.core.generators import own_generators
-from sparsedp.core.randomness import PrivateRandomness, PublicRandomness
+from sparsedp.batch import Rows
 from sparsedp.methods.stages import SELECT
 from sparsedp.privacy.channels import inputs_of
 from sparsedp.privacy.plan import Phase, Plan
+from sparsedp.randomness import PrivateRandomness, PublicRandomness, own_generators
 from sparsedp.sampling.fetching import Collate, fetch_rows, rows_in_order
 from sparsedp.sampling.loading import Loading
 from sparsedp.sampling.poisson import LogicalBatch, PoissonSampler

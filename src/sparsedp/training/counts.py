@@ -7,11 +7,9 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from sparsedp.core.batch import MicroBatch, PerSampleLoss, Rows
+from sparsedp.batch import MicroBatch, PerSampleLoss, Rows
 from sparsedp.core.clip import FlatClip
-from sparsedp.core.errors import PrivacyError
-from sparsedp.core.generators import own_generators
-from sparsedp.core.randomness import PrivateRandomness, PublicRandomness
+from sparsedp.errors import PrivacyError
 from sparsedp.grad_sample.touched import TouchedRows
 from sparsedp.methods.controller import Controller
 from sparsedp.privacy.exchange import Exchange
@@ -20,6 +18,7 @@ from sparsedp.privacy.mechanism import private_mean
 from sparsedp.privacy.plan import Phase, Plan
 from sparsedp.privacy.shares import SharedCharge
 from sparsedp.privacy.touched import TouchedSum
+from sparsedp.randomness import PrivateRandomness, PublicRandomness, own_generators
 from sparsedp.sampling.poisson import LogicalBatch
 
 COUNT = 1

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
-from sparsedp.core.batch import to_device
-from sparsedp.core.errors import DataError, ModelError
-from sparsedp.core.generators import SEED_BYTES, own_generators
+from sparsedp.batch import to_device
+from sparsedp.errors import DataError, ModelError
 from sparsedp.evaluation.evaluate import evaluation_mode
+from sparsedp.randomness import SEED_BYTES, own_generators
 from sparsedp.sampling.fetching import Collate, rows_in_order
 from sparsedp.sampling.shapes import FixedShapes
 from sparsedp.validation.data import validate_collate

@@ -13,10 +13,10 @@ from rich.console import Console
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
+from sparsedp.batch import PerExampleLoss, Rows, per_sample_loss
 from sparsedp.callbacks.reports import Callback, Result
 from sparsedp.callbacks.terminal import deferred_interrupt, live
-from sparsedp.core.batch import PerExampleLoss, Rows, per_sample_loss
-from sparsedp.core.errors import SparseDPError
+from sparsedp.errors import SparseDPError
 from sparsedp.evaluation.evaluate import Evaluator, held_out
 from sparsedp.evaluation.metrics import threshold_of
 from sparsedp.evaluation.overlap import refuse_training_arrays, refuse_training_rows

@@ -19,9 +19,9 @@ from torch.utils.data import (
     default_collate,
 )
 
-from sparsedp.core.batch import Rows
-from sparsedp.core.errors import DataError
-from sparsedp.core.unit_ids import refuse_missing_ids
+from sparsedp._validate import refuse_missing_ids
+from sparsedp.batch import Rows
+from sparsedp.errors import DataError
 
 _SOME_ROWS = "For some of the rows give Subset(dataset, indices); processes that train together share them"
 

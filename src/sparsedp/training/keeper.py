@@ -10,15 +10,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import final
 
+from sparsedp._files import Json
 from sparsedp.callbacks.reports import Callback, Event, Result, Spending, StepReport
-from sparsedp.core.errors import SparseDPError
-from sparsedp.core.files import Json
-from sparsedp.core.generators import own_generators
-from sparsedp.core.randomness import PublicRandomness
+from sparsedp.errors import SparseDPError
 from sparsedp.evaluation.evaluate import Evaluator
 from sparsedp.privacy.ledger import RunLedger
 from sparsedp.privacy.plan import Plan
 from sparsedp.privacy.released import Released
+from sparsedp.randomness import PublicRandomness, own_generators
 from sparsedp.ranks.one import ONE_RANK, Ranks
 from sparsedp.ranks.store import new_shared_store
 from sparsedp.runs.checkpoint import Checkpoint

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Self
 
 from sparsedp.callbacks.reports import Result
-from sparsedp.core.support import Support
+from sparsedp.parameters import Support
 from sparsedp.privacy.plan import Plan
 from sparsedp.runs.history import EpochReport
 from sparsedp.training.keeper import RunKeeper

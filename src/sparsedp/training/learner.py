@@ -12,10 +12,7 @@ from typing import Any, final
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from sparsedp.core.files import Json
-from sparsedp.core.layout import Layout
-from sparsedp.core.randomness import PublicRandomness
-from sparsedp.core.support import Support
+from sparsedp._files import Json
 from sparsedp.evaluation.evaluate import evaluation_mode
 from sparsedp.methods import Controller, Knowledge, OffSupport, PublicScores
 from sparsedp.optimizers.apply import support_optimizer
@@ -28,8 +25,10 @@ from sparsedp.optimizers.rule import (
     restore_scheduler,
     scheduler_state,
 )
+from sparsedp.parameters import Layout, Support
 from sparsedp.privacy.plan import Plan
 from sparsedp.privacy.released import Released
+from sparsedp.randomness import PublicRandomness
 from sparsedp.runs.checkpoint import Checkpoint, load_model_state
 from sparsedp.runs.state import LearnerState
 

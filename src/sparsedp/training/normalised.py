@@ -8,8 +8,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from sparsedp.core.errors import ModelError, PrivacyError
-from sparsedp.core.randomness import PrivateRandomness
+from sparsedp.errors import ModelError, PrivacyError
 from sparsedp.methods.stages import SELECT
 from sparsedp.privacy.channels import ChannelSum
 from sparsedp.privacy.exchange import Exchange
@@ -18,6 +17,7 @@ from sparsedp.privacy.mechanism import private_mean
 from sparsedp.privacy.normalisation import NORMALISE, RELEASES
 from sparsedp.privacy.plan import Phase, Plan
 from sparsedp.privacy.released import Released
+from sparsedp.randomness import PrivateRandomness
 from sparsedp.sampling.poisson import LogicalBatch
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from sparsedp.core.errors import DataError, PrivacyError, PrivacyWarning, SparseDPError
+from sparsedp.errors import DataError, PrivacyError, PrivacyWarning, SparseDPError
 from sparsedp.methods import Given, Method, MethodOptions, PublicScores, configure, get_method
 from sparsedp.methods.choice import AUTO_METHOD, choose_method
 from sparsedp.methods.spec import METHOD, Asked, PlanSpec

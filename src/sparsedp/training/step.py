@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from sparsedp.core.batch import MicroBatch
-from sparsedp.core.randomness import PrivateRandomness
+from sparsedp.batch import MicroBatch
 from sparsedp.grad_sample.query import Engine, Query
 from sparsedp.guards.guard import CompanyGuard, ModelGuard
 from sparsedp.methods.controller import Controller
@@ -18,6 +17,7 @@ from sparsedp.privacy.ledger import Charge, Ledger
 from sparsedp.privacy.mechanism import privatize
 from sparsedp.privacy.plan import Plan
 from sparsedp.privacy.released import Released
+from sparsedp.randomness import PrivateRandomness
 from sparsedp.training.counts import StepCounts
 from sparsedp.validation.state import StateGuard
 

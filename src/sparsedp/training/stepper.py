@@ -9,9 +9,7 @@ from typing import NamedTuple, final
 
 from torch import nn
 
-from sparsedp.core.batch import PerSampleLoss
-from sparsedp.core.generators import own_generators
-from sparsedp.core.randomness import PrivateRandomness, PublicRandomness
+from sparsedp.batch import PerSampleLoss
 from sparsedp.grad_sample import make_engine
 from sparsedp.grad_sample.check import PROBE_ROWS
 from sparsedp.guards.guard import CompanyGuard, ModelGuard
@@ -19,6 +17,7 @@ from sparsedp.privacy.exchange import ALONE, Exchange
 from sparsedp.privacy.ledger import Ledger
 from sparsedp.privacy.plan import Phase, Plan
 from sparsedp.privacy.released import Released
+from sparsedp.randomness import PrivateRandomness, PublicRandomness, own_generators
 from sparsedp.sampling.poisson import LogicalBatch
 from sparsedp.training.batches import Batches
 from sparsedp.training.counts import StepCounts, counted_rows, release_selection

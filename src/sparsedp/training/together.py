@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils.data import Dataset
 
-from sparsedp.core.batch import Rows
-from sparsedp.core.files import Json
-from sparsedp.core.support import Support
+from sparsedp._files import Json
+from sparsedp.batch import Rows
+from sparsedp.parameters import Support
 from sparsedp.privacy.plan import Plan
 from sparsedp.ranks.one import Ranks
 from sparsedp.ranks.shards import refuse_shared_rows, refuse_shared_units

@@ -10,14 +10,14 @@ from typing import Any, final
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from sparsedp.batch import PerExampleLoss, per_sample_loss
 from sparsedp.callbacks.reports import Callback, StepReport
-from sparsedp.core.batch import PerExampleLoss, per_sample_loss
-from sparsedp.core.errors import SparseDPError
-from sparsedp.core.randomness import PublicRandomness, SeededRandomness, SystemRandomness
+from sparsedp.errors import SparseDPError
 from sparsedp.evaluation.evaluate import Evaluator
 from sparsedp.optimizers.rule import OptimizerChoice, SchedulerChoice
 from sparsedp.privacy.normalisation import NORMALISE
 from sparsedp.privacy.plan import Phase, Plan
+from sparsedp.randomness import PublicRandomness, SeededRandomness, SystemRandomness
 from sparsedp.ranks.here import ranks_here, same_threads
 from sparsedp.ranks.one import Ranks
 from sparsedp.ranks.store import find_shared_run, goes_on

@@ -18,10 +18,9 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils.data import Dataset, TensorDataset
 
-from sparsedp.core.batch import Rows, select_rows
-from sparsedp.core.chance import StepSecret
-from sparsedp.core.errors import PrivacyError
-from sparsedp.core.generators import SEED_BYTES, GeneratorWatch, own_generators
+from sparsedp.batch import Rows, select_rows
+from sparsedp.errors import PrivacyError
+from sparsedp.randomness import SEED_BYTES, GeneratorWatch, StepSecret, own_generators
 from sparsedp.sampling.fetching import BatchFetch, Collate, Fetcher, fetch_rows
 from sparsedp.sampling.shapes import FixedShapes
 from sparsedp.validation.reads import Reads, Source

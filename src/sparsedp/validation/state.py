@@ -26,9 +26,9 @@ from torch._C import _functorch
 from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from sparsedp.core.batch import PerSampleLoss, Rows, to_device
-from sparsedp.core.errors import PrivacyError
-from sparsedp.core.generators import SEED_BYTES, own_generators
+from sparsedp.batch import PerSampleLoss, Rows, to_device
+from sparsedp.errors import PrivacyError
+from sparsedp.randomness import SEED_BYTES, own_generators
 
 LOSS = "(loss_fn)"
 """Where the names of what the loss holds begin; no attribute can be called so."""
@@ -375,7 +375,7 @@ def _is_machinery(kind: type) -> bool:
     if issubclass(kind, (nn.Module, Tensor)):
         return False
     if kind.__module__.startswith("sparsedp."):
-        return kind.__module__ not in ("sparsedp.core.batch", "sparsedp.batch")
+        return kind.__module__ not in ("sparsedp.batch", "sparsedp.batch")
     return kind.__module__.split(".")[0] == "torch" and hasattr(kind, "__call__")  # noqa: B004
 
 

@@ -8,17 +8,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from sparsedp.core.batch import MicroBatch
+from sparsedp.batch import MicroBatch
 from sparsedp.core.clip import FlatClip
-from sparsedp.core.errors import SparseDPError
-from sparsedp.core.randomness import PublicRandomness
 from sparsedp.diagnostics.criteria import one_step, random_signal_loss, step_progress
 from sparsedp.diagnostics.proxy import split_of
+from sparsedp.errors import SparseDPError
 from sparsedp.grad_sample import make_engine
 from sparsedp.methods.scores import Energy
 from sparsedp.methods.stages import MAIN
 from sparsedp.methods.timeline import noise_on_mean
 from sparsedp.privacy.plan import Phase, Plan
+from sparsedp.randomness import PublicRandomness
 from sparsedp.runs.snapshots import Snapshot
 from sparsedp_experiments.data.bundle import Split
 from sparsedp_experiments.figures.config import Point, Study

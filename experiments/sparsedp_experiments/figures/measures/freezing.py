@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparsedp.core.batch import MicroBatch
+from sparsedp.batch import MicroBatch
 from sparsedp.core.clip import FlatClip
-from sparsedp.core.support import Support
 from sparsedp.diagnostics.quality import overlap
 from sparsedp.grad_sample import make_engine
+from sparsedp.parameters import Support
 from sparsedp.runs.snapshots import Snapshot
 from sparsedp.training.trainer import Trainer
 from sparsedp_experiments.figures.config import Point, Study

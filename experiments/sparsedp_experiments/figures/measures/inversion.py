@@ -8,13 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparsedp.core.batch import MicroBatch
+from sparsedp._validate import exact_ratio, share_of
+from sparsedp.batch import MicroBatch
 from sparsedp.core.clip import FlatClip
-from sparsedp.core.layout import Layout
-from sparsedp.core.randomness import PublicRandomness
-from sparsedp.core.ratio import exact_ratio, share_of
-from sparsedp.core.support import Support
 from sparsedp.grad_sample import make_engine
+from sparsedp.parameters import Layout, Support
+from sparsedp.randomness import PublicRandomness
 from sparsedp_experiments.attacks.inversion import Effort, invert, mean_squared_error, observe
 from sparsedp_experiments.figures.config import Point, Study
 from sparsedp_experiments.figures.cost import Costs

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from sparsedp.core.clip import FlatClip
-from sparsedp.core.randomness import PublicRandomness
 from sparsedp.grad_sample import make_engine
+from sparsedp.randomness import PublicRandomness
 from sparsedp_experiments.figures.config import Point, Study
 from sparsedp_experiments.figures.cost import Costs
 from sparsedp_experiments.figures.runs import LOSS, open_trainer, train_until, unit_gradients

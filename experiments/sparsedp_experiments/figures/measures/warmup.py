@@ -8,10 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sparsedp._validate import exact_ratio, share_of
 from sparsedp.core.clip import FlatClip
-from sparsedp.core.randomness import PublicRandomness
-from sparsedp.core.ratio import exact_ratio, share_of
-from sparsedp.core.support import Support
 from sparsedp.diagnostics.proxy import proxy_concentration, pure_noise, split_concentration, split_of
 from sparsedp.diagnostics.quality import concentration_curve, energy_captured, random_capture, recovery_curve
 from sparsedp.grad_sample import make_engine
@@ -19,6 +17,8 @@ from sparsedp.methods.observation import Observation
 from sparsedp.methods.rankings import ByScore
 from sparsedp.methods.scores import Coherent, Energy
 from sparsedp.methods.timeline import noise_on_mean
+from sparsedp.parameters import Support
+from sparsedp.randomness import PublicRandomness
 from sparsedp_experiments.figures.config import Point, Study
 from sparsedp_experiments.figures.cost import Costs
 from sparsedp_experiments.figures.runs import LOSS, Releases, held_out, open_trainer, switch_of, train_until

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, final
 
 from sparsedp.callbacks.reports import StepReport
-from sparsedp.core.support import Support
+from sparsedp.parameters import Support
 from sparsedp.runs.history import EpochReport
 from sparsedp_experiments.figures.config import Point, Study
 from sparsedp_experiments.figures.cost import Costs

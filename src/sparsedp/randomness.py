@@ -6,24 +6,176 @@ Noise and sampling that protect people take `PrivateRandomness`. Random supports
 
 from __future__ import annotations
 
+import ctypes
+import random
 import secrets
 import ssl
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Protocol
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from fractions import Fraction
+from hashlib import blake2b, shake_128
+from typing import Protocol, final
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from sparsedp.core import uniform
-from sparsedp.core.chance import StepSecret
-from sparsedp.core.errors import SparseDPError
-from sparsedp.core.generators import SEED_BYTES
 from sparsedp.core.rounded_gaussian import AT_ONCE, add_rounded_gaussian
-from sparsedp.core.uniform import Words
+from sparsedp.errors import SparseDPError
+
+Words = Callable[[int], npt.NDArray[np.uint64]]
+"""Gives that many fresh, independent, uniform 64-bit words."""
+
+_ALL = 2**64
+
+
+def coins(probability: float, size: int, words: Words) -> npt.NDArray[np.bool_]:
+    """`size` coins, each true with probability exactly the rational number that the float `probability` is.
+
+    A coin is a comparison of a uniform number in [0, 1) with it, 64 binary digits after 64 until they differ.
+    """
+    if not 0 <= probability <= 1:
+        raise SparseDPError(f"probability: got {probability}, expected a number in [0, 1]")
+    drawn = words(size)
+    if probability == 1:
+        return np.ones(size, dtype=np.bool_)
+    digits, rest = divmod(Fraction(probability) * _ALL, 1)
+    result: npt.NDArray[np.bool_] = drawn < np.uint64(digits)
+    if rest:
+        tied = np.flatnonzero(drawn == np.uint64(digits))
+        result[tied] = coins(float(rest), len(tied), words)
+    return result
+
+
+def below(bounds: npt.NDArray[np.int64], words: Words) -> npt.NDArray[np.int64]:
+    """One whole number for each bound, exactly uniform in 0..bound-1; words past the last full round are redrawn."""
+    if len(bounds) and int(bounds.min()) < 1:
+        raise SparseDPError(f"bounds: got {int(bounds.min())}, expected whole numbers >= 1")
+    wide = bounds.astype(np.uint64)
+    too_high = (np.uint64(_ALL - 1) - wide + np.uint64(1)) % wide  # 2^64 mod bound
+    drawn = words(len(bounds)).copy()
+    while len(again := np.flatnonzero(drawn > np.uint64(_ALL - 1) - too_high)):
+        drawn[again] = words(len(again))
+    return (drawn % wide).astype(np.int64)
+
+
+SEED_BYTES = 32
+_MERSENNE_BYTES = 624 * 4 + 4
+"""NumPy's own state: 624 words and a position."""
+_ONE_THREAD = threading.RLock()
+
+
+@final
+class GeneratorWatch:
+    """Remembers how the global generators stand; a few microseconds, as every micro-batch is watched."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._before = self._states()
+
+    def moved(self) -> str | None:
+        """Whose generator has been drawn from since, or None."""
+        mine, numpys, pythons = self._states()
+        before = self._before
+        if not all(map(torch.equal, mine, before[0])):
+            return "torch's"
+        if numpys != before[1]:
+            return "NumPy's"
+        return None if pythons == before[2] else "Python's"
+
+    def _states(self) -> tuple[list[torch.Tensor], object, object]:
+        on_device = [torch.cuda.get_rng_state(self._device)] if self._device.type == "cuda" else []
+        return [torch.get_rng_state(), *on_device], _numpy_state(), random.getstate()
+
+
+def seed_generators(seed: bytes, device: torch.device) -> None:
+    """Seed them all from 32 bytes."""
+    if len(seed) != SEED_BYTES:
+        raise ValueError(f"got a seed of {len(seed)} bytes, expected {SEED_BYTES}")
+    number = int.from_bytes(seed[:8], "little") >> 1
+    torch.default_generator.manual_seed(number)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(number)
+    np.random.seed(np.frombuffer(seed[8:24], dtype=np.uint32))  # noqa: NPY002
+    random.seed(seed)
+
+
+@contextmanager
+def own_generators(seed: bytes, device: torch.device) -> Iterator[None]:
+    """Seed the global generators inside, and put the caller's state back after.
+
+    **Edge cases.** They belong to the whole process: threads take turns.
+    """
+    with _ONE_THREAD, torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        pythons, numpys = random.getstate(), np.random.get_state()  # noqa: NPY002
+        try:
+            seed_generators(seed, device)
+            yield
+        finally:
+            random.setstate(pythons)
+            np.random.set_state(numpys)  # noqa: NPY002
+
+
+def _numpy_state() -> object:
+    """NumPy's state as bytes: its own way to tell it takes fifty times as long."""
+    generator = np.random.mtrand._rand._bit_generator
+    if type(generator) is np.random.MT19937:
+        return ctypes.string_at(generator.ctypes.state_address, _MERSENNE_BYTES)
+    return repr(generator.state)
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class StepSecret:
+    """What all random numbers inside one step's model and data set are computed from.
+
+    **Privacy.** Drawn from the run's private randomness, never stored or shown, nor computed from anything that is.
+    Given it, a row's numbers are fixed, whoever else is in the batch; without it, they are independent of each other.
+    """
+
+    key: bytes = field(repr=False)
+
+    def seed(self, row: int | None = None) -> bytes:
+        """For the global generators while this row is at work; without a row, for what all rows share."""
+        return blake2b(_name(row), key=self.key, digest_size=SEED_BYTES).digest()
+
+    def words(self, rows: Tensor | None, draw: int, count: int) -> Tensor:
+        """Uniform 32-bit words, [rows, count]: those of one draw for each of these rows, or one line that all share.
+
+        SHAKE-128 of secret, draw and row.
+        """
+        start = shake_128(b"draw" + self.key + draw.to_bytes(8, "little"))
+        lines = bytearray()
+        names = [None] if rows is None else rows.tolist()
+        for row in names:
+            line = start.copy()
+            line.update(_name(row))
+            lines += line.digest(4 * count)
+        if not lines:
+            return torch.empty(len(names), count, dtype=torch.int32)
+        return torch.frombuffer(lines, dtype=torch.int32).reshape(len(names), count)
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class Chance:
+    """The step's secret, and which row of the data set each row of a batch is. Private."""
+
+    secret: StepSecret
+    rows: Tensor
+
+    def part(self, span: slice) -> Chance:
+        """That of some of the rows."""
+        return Chance(self.secret, self.rows[span])
+
+
+def _name(row: int | None) -> bytes:
+    return b"shared" if row is None else b"row" + row.to_bytes(8, "little")
+
 
 _MOST_BYTES = 2**30
 _LOT = 1 << 20
@@ -119,11 +271,11 @@ class SystemRandomness:
 
     def bernoulli(self, probability: float, size: int, key: Sequence[int]) -> npt.NDArray[np.bool_]:
         """Independent coins; `key` is ignored."""
-        return uniform.coins(probability, size, _system_words)
+        return coins(probability, size, _system_words)
 
     def below(self, bounds: npt.NDArray[np.int64], key: Sequence[int]) -> npt.NDArray[np.int64]:
         """Uniform integers; `key` is ignored."""
-        return uniform.below(bounds, _system_words)
+        return below(bounds, _system_words)
 
     def secret(self, key: Sequence[int]) -> StepSecret:
         """Fresh entropy, every time; `key` is ignored."""
@@ -162,11 +314,11 @@ class SeededRandomness:
 
     def bernoulli(self, probability: float, size: int, key: Sequence[int]) -> npt.NDArray[np.bool_]:
         """Coins determined by seed and key."""
-        return uniform.coins(probability, size, self._stream(1, key))
+        return coins(probability, size, self._stream(1, key))
 
     def below(self, bounds: npt.NDArray[np.int64], key: Sequence[int]) -> npt.NDArray[np.int64]:
         """Integers determined by seed and key."""
-        return uniform.below(bounds, self._stream(2, key))
+        return below(bounds, self._stream(2, key))
 
     def secret(self, key: Sequence[int]) -> StepSecret:
         """A secret determined by seed and key."""

@@ -1,4 +1,4 @@
-"""Files that are either the old or the new, never half of one."""
+"""Files that are either the old or the new, never half of one, and the folder of everything that is cached."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sparsedp.core.errors import DataError
+from sparsedp.errors import DataError
 
 Json = Any
 """None, bool, int, float, str, and lists and string-keyed dicts of them."""
@@ -106,3 +106,15 @@ def _finite_float(text: str) -> float:
     if not math.isfinite(value):
         raise ValueError(f"{text} is too large for a number")
     return value
+
+
+CACHE_VARIABLE = "SPARSEDP_CACHE"
+
+
+def cache_dir() -> Path:
+    """The per-user cache: SPARSEDP_CACHE, else XDG_CACHE_HOME/sparsedp, else ~/.cache/sparsedp."""
+    explicit = os.environ.get(CACHE_VARIABLE)
+    if explicit:
+        return Path(explicit)
+    caches = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    return (caches if caches.is_absolute() else Path.home() / ".cache") / "sparsedp"

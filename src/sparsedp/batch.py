@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from sparsedp.core.chance import Chance
-from sparsedp.core.errors import DataError, SparseDPError
+from sparsedp.errors import DataError, SparseDPError
+from sparsedp.randomness import Chance
 
 Rows = Any
 """Tensors, or a tuple, list or dict of tensors, all with one leading axis of rows."""

@@ -1,0 +1,65 @@
+"""Checks and exact conversions of single values: shares of a count, bounds as printed, ids of privacy units."""
+
+from __future__ import annotations
+
+import math
+from decimal import ROUND_CEILING, Context, Decimal
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sparsedp.errors import DataError, SparseDPError
+
+_FLOAT_ROUNDING = Fraction(1, 2**52)
+
+
+def exact_ratio(value: float, what: str = "active_ratio") -> Fraction:
+    """A ratio in (0, 1] as the decimal number it was written as."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 1:
+        raise SparseDPError(f"{what}: got {value!r}, expected a share of the coordinates in (0, 1]")
+    return Fraction(repr(value))
+
+
+def share_of(ratio: Fraction, count: int) -> int:
+    """`floor(ratio * count)`, where a product short of a whole number by no more than a float's rounding is whole.
+
+    So 11/30, which as a float is a little less, is 11 of 30.
+    """
+    return math.floor((ratio + _FLOAT_ROUNDING) * count)
+
+
+def rounded_up(bound: float, digits: int = 4) -> str:
+    """A number to some significant digits, never less than itself.
+
+    >>> rounded_up(0.99451), rounded_up(3.0), rounded_up(1.1), rounded_up(12345.6)
+    ('0.9946', '3', '1.1', '12350')
+    """
+    if not math.isfinite(bound):
+        return f"{bound:g}"
+    up = Context(prec=digits, rounding=ROUND_CEILING).plus(Decimal(repr(bound)))
+    return f"{float(up):.{max(digits, 6)}g}"
+
+
+_MISSING = ("", "nan", "NaN", "None", "NaT", "<NA>")
+"""A missing id as text; the words are those of Python, NumPy and pandas."""
+
+
+def refuse_missing_ids(ids: npt.NDArray[Any], name: str) -> None:
+    """Refuse ids of which some are missing, also where that was turned into text.
+
+    **Privacy.** All missing ids would be one unit, and a person with ids on some rows only would be in two.
+
+    Raises:
+        DataError: how many are missing.
+    """
+    if ids.dtype.kind in "iub":
+        return
+    texts = np.char.decode(ids, "latin-1") if ids.dtype.kind == "S" else ids.astype(str)
+    missing = int(np.isin(np.char.strip(texts), _MISSING).sum())
+    if missing:
+        raise DataError(
+            f"{name}: {missing} ids are missing; every row needs one (give each unknown its own, if unknown rows "
+            "belong to different people)"
+        )
