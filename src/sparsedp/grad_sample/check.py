@@ -13,7 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from sparsedp.batch import PerSampleLoss, Rows, to_device
 from sparsedp.errors import ModelError
 from sparsedp.grad_sample.alone import generators_put_back
-from sparsedp.grad_sample.layers.embedding import refuse_embedding
+from sparsedp.grad_sample.embedding import refuse_embedding
 from sparsedp.grad_sample.trial import REMEDY, Trial, describe, state_of
 from sparsedp.parameters import Layout
 from sparsedp.randomness import PublicRandomness

@@ -8,11 +8,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import get_gradient_edge
 
 from sparsedp.batch import PerSampleLoss, Rows, check_losses, row_count, select_rows
 from sparsedp.grad_sample.chances import Draw
-from sparsedp.grad_sample.graph import Graph
+from sparsedp.grad_sample.trace import Graph
 from sparsedp.grad_sample.hooks import (
     custom_backward,
     refuse_inside_a_function,
@@ -54,7 +53,7 @@ class RowByRow:
             return noted[0]
         if not losses.requires_grad:
             return None
-        return custom_backward(Graph.of(get_gradient_edge(losses)).nodes, node_hooks=True)
+        return custom_backward(Graph.of(losses).nodes, node_hooks=True)
 
     def gradients(self, rows: Rows, draws: tuple[Draw, ...] | None, chance: Chance | None) -> Tensor:
         """The [n, d] matrix of per-sample gradients, in float32 or wider, each under its own random numbers."""

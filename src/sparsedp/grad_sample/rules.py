@@ -377,7 +377,10 @@ def _convolution(bp: Backprop) -> Contribution:
         return _by_channel(bp, working(bp.gradient))
     x, gradient = working(bp.saved["input"]), working(bp.gradient)
     a, b = (gradient, x) if bp.saved["transposed"] else (x, gradient)
-    stride, padding, dilation = (tuple(bp.saved[name]) for name in ("stride", "padding", "dilation"))
+    axes = len(bp.shape) - 2
+    stride, padding, dilation = (
+        tuple(bp.saved[name]) * (axes // len(bp.saved[name])) for name in ("stride", "padding", "dilation")
+    )
     found = Patches(a, b, bp.shape[2:], stride, padding, dilation, bp.saved["groups"])
     return found if bp.axis.first else Folded(found, bp.axis, bp.examples)
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import Node, get_gradient_edge
 
-from sparsedp.core.errors import ModelError
+from sparsedp.errors import ModelError
 
 Shape = tuple[int, ...]
 Place = tuple[Node, int]
