@@ -28,7 +28,7 @@ from benchmarks.contenders import (
 )
 from benchmarks.supports import support_of
 from benchmarks.workloads import per_sample_loss, workload_of
-from sparsedp.sampling.sharing import block_bits
+from sparsedp.sampling import block_bits
 from sparsedp_experiments.models import parameter_count
 
 Batch = tuple[Tensor, Tensor]

@@ -14,7 +14,7 @@ from opacus.accountants import PRVAccountant, RDPAccountant
 from torch import nn
 
 import sparsedp
-from sparsedp.runs.ledger_file import FileLedger
+from sparsedp.privacy.ledger import FileLedger
 from sparsedp_experiments import data as datasets
 from sparsedp_experiments import models
 

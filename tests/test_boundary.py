@@ -52,8 +52,7 @@ RAW_GRADIENTS = {
     },
     "get_gradient_edge": {"grad_sample/graph.py", "grad_sample/rowwise.py", "grad_sample/tape.py"},
     "clipped_sum": {
-        "auditing/leave_one_out.py",  # sums with and without a unit; the result is not for release
-        "auditing/record_canaries.py",  # what the attacker knows
+        "auditing/sensitivity.py",  # sums with and without a unit, what the attacker knows; not for release
         "diagnostics/oracle.py",
         "grad_sample/bookkeeping.py",
         "grad_sample/trial.py",  # rows in company and alone, before training; only whether they agree is told
@@ -81,15 +80,15 @@ RAW_GRADIENTS = {
 """Ways to get at a gradient before the mechanism has seen it. What diagnostics get is marked `NonPrivate`."""
 
 THE_SEAL = {
-    "_SEAL": {"privacy/mechanism.py"},
+    "_SEAL": set(),
     "__new__": {"validation/reads.py"},  # a watched copy of a data set
     "__setattr__": {
-        "privacy/normalisation.py",  # what is asked of a plan, plans and phases check and convert their own fields
-        "privacy/phase.py",
-        "privacy/released.py",
+        "privacy/normalization.py",  # what is asked of a plan, plans and phases check and convert their own fields
+        "privacy/plan.py",
+        "privacy/mechanism.py",
     },
 }
-"""The seal beyond its definition in privacy/released.py, and ways around a constructor or a read-only object."""
+"""The seal beyond its definition in privacy/mechanism.py, and ways around a constructor or a read-only object."""
 
 RANDOM_DRAWS = {
     "normal": {
@@ -101,7 +100,7 @@ RANDOM_DRAWS = {
         "grad_sample/company.py",  # public: jitters rows for it
         "methods/controller.py",  # public noise on frozen coordinates (RS Alg. 4)
     },
-    "rounded_gaussian": {"randomness.py", "privacy/grid.py", "privacy/mechanism.py"},
+    "rounded_gaussian": {"randomness.py", "privacy/mechanism.py"},
     "add_rounded_gaussian": {"randomness.py", "privacy/mechanism.py"},
     "standard_normal": {"randomness.py"},
     "default_rng": set(),
@@ -109,17 +108,17 @@ RANDOM_DRAWS = {
     "urandom": set(),
     "PCG64": {"randomness.py"},
     "random_raw": {"randomness.py"},
-    "randn": {"training/features.py"},  # made-up public rows to look at a frozen body; no noise of a release
+    "randn": {"training/data.py"},  # made-up public rows to look at a frozen body; no noise of a release
     "randn_like": set(),
     "normal_": set(),
     "rand": set(),
     "rand_like": set(),
     "multinomial": set(),
     "bernoulli": {
-        "auditing/coins.py",
+        "auditing/canaries.py",
         "federated/picking.py",
         "ranks/follower.py",  # hands on, so that it can refuse noise
-        "sampling/sharing.py",
+        "sampling.py",
     },
     "bernoulli_": set(),
     "uniform_": set(),
@@ -201,7 +200,7 @@ def test_training_does_not_import_diagnostics():
                 "training/",
                 "own_loop/",
                 "guards/",
-                "callbacks/",
+                "callbacks.py",
                 "privacy/",
                 "methods/",
                 "grad_sample/",

@@ -8,7 +8,7 @@ HOUSE = House()
 IMPORTERS = HOUSE.importers()
 
 DOORS = {
-    "auditing/run.py audit",
+    "auditing/audit.py audit",
     "cli/audit.py audit",
     "cli/compare.py compare",
     "cli/plan.py plan",

@@ -7,7 +7,7 @@ import pytest
 from sklearn_tools import classifier, table
 from sparsedp import PrivateNormalisation, verify
 from sparsedp.errors import DataError, PrivacyError
-from sparsedp.runs.ledger_file import FileLedger
+from sparsedp.privacy.ledger import FileLedger
 
 pytestmark = pytest.mark.usefixtures("checked_once")
 

@@ -34,7 +34,7 @@ MUTANTS = [
     mutant(
         "rate-halved-for-the-accountant",
         "The accountant is told half the sampling rate",
-        "privacy/events.py",
+        "privacy/plan.py",
         "Spend(float(rate), float(noise), steps)",
         "Spend(float(rate) / 2, float(noise), steps)",
         COUNTS + "test_golden_values",
@@ -42,7 +42,7 @@ MUTANTS = [
     mutant(
         "no-noise-costs-nothing",
         "A release without noise is left out of the account",
-        "privacy/events.py",
+        "privacy/plan.py",
         "return known if is_private(known) else (Spend(1.0, 0.0, 1),)\n",
         "return tuple(spend for spend in known if spend.noise_multiplier > 0)\n",
         COUNTS + "test_nothing_costs_nothing_and_no_noise_costs_everything",
@@ -50,7 +50,7 @@ MUTANTS = [
     mutant(
         "gaussians-compose-for-free",
         "Full-batch releases compose as if there were half as many",
-        "privacy/pld.py",
+        "privacy/accounting.py",
         "return 1, spend.noise_multiplier / math.sqrt(spend.steps)",
         "return 1, spend.noise_multiplier / math.sqrt(spend.steps / 2)",
         GAUSSIAN,
@@ -58,7 +58,7 @@ MUTANTS = [
     mutant(
         "one-direction-only",
         "Adding a unit is not accounted for, only removing one (and the wrong way round)",
-        "privacy/pld.py",
+        "privacy/accounting.py",
         "((removal_divergence, first, last), (addition_divergence, -last, -first))",
         "((addition_divergence, -last, -first), (addition_divergence, -last, -first))",
         COUNTS + "test_golden_values",
@@ -66,7 +66,7 @@ MUTANTS = [
     mutant(
         "rounding-not-taken-off",
         "The rounding of the Fourier transforms is not taken off delta",
-        "privacy/pld.py",
+        "privacy/accounting.py",
         "return ROUNDING * sum(_releases(spend)[0] for spend in spends)",
         "return 0.0",
         COUNTS + "test_rounding_in_long_compositions_never_takes_epsilon_below_the_truth",
@@ -75,7 +75,7 @@ MUTANTS = [
     mutant(
         "renyi-conversion",
         "The conversion from Renyi divergences forgets delta's order",
-        "privacy/rdp.py",
+        "privacy/accounting.py",
         "r + np.log1p(-1 / a) - np.log(delta * a) / (a - 1)",
         "r + np.log1p(-1 / a) - np.log(delta * a) / a",
         COUNTS + "test_the_tight_conversion_is_that_of_the_library",
@@ -83,7 +83,7 @@ MUTANTS = [
     mutant(
         "calibration-overshoots",
         "Calibration aims two percent above the budget",
-        "privacy/calibrate.py",
+        "privacy/calibration.py",
         "        limit=epsilon,\n",
         "        limit=1.02 * epsilon,\n",
         CALIBRATES + "test_golden_noise_for_epsilon_3",
@@ -99,7 +99,7 @@ MUTANTS = [
     mutant(
         "edited-plans-are-run",
         "A plan that costs more than its target is run",
-        "training/planning.py",
+        "training/data.py",
         "    if plan.target_epsilon is not None and exceeds_target(plan, cost := plan_epsilon(plan)):\n",
         "    if plan.target_epsilon is not None and exceeds_target(plan, cost := plan_epsilon(plan)) and False:\n",
         "tests/training/test_identity.py::test_a_plan_that_costs_more_than_its_target_is_refused",

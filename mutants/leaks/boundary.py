@@ -10,7 +10,7 @@ KEEP_RAW = Edit(
 )
 """The clipped sum before any noise, where the leaks below find it."""
 KEEP_SIZE = Edit(
-    "sampling/poisson.py",
+    "sampling.py",
     "        if self._index is None:\n            return [_Chunk(chosen[run]",
     "        torch._size = len(chosen)\n        if self._index is None:\n            return [_Chunk(chosen[run]",
 )
@@ -83,7 +83,7 @@ MUTANTS = [
         (
             KEEP_SIZE,
             Edit(
-                "training/keeper.py",
+                "training/recorder.py",
                 "            metrics=self._metrics(),\n",
                 '            metrics={**self._metrics(), "rows": float(__import__("torch")._size)},\n',
             ),
@@ -106,7 +106,7 @@ MUTANTS = [
     mutant(
         "anybody-may-release",
         "A released value can be made without the mechanism",
-        "privacy/released.py",
+        "privacy/mechanism.py",
         "        if seal is not _SEAL:\n",
         "        if seal is None:\n",
         "tests/privacy/test_released.py::test_it_cannot_be_built_without_the_seal",

@@ -169,7 +169,7 @@ MUTANTS = [
     mutant(
         "patients-counted-by-rows",
         "Private normalisation clips rows instead of patients",
-        "privacy/channels.py",
+        "privacy/queries.py",
         "ClippedRows(mean_by_unit(values, batch.units), self.clip)",
         "ClippedRows(values, self.clip)",
         "tests/privacy/test_normalisation.py::test_one_more_patient_moves_the_sum_by_at_most_the_clip",
@@ -179,7 +179,7 @@ MUTANTS = [
         "Private normalisation does not clip",
         (
             Edit(
-                "privacy/mechanism.py",
+                "privacy/queries.py",
                 "factors = self.clip.tightened(bound).factors(torch.linalg.vector_norm(rows, dim=1))",
                 "factors = torch.ones(len(rows), dtype=rows.dtype)",
             ),
@@ -189,7 +189,7 @@ MUTANTS = [
     mutant(
         "no-room-for-the-grid",
         "The clip leaves no room for rounding to the grid",
-        "privacy/grid.py",
+        "privacy/mechanism.py",
         "return cls(step, bits, sensitivity * (1 - 2.0**-MARGIN_BITS))",
         "return cls(step, bits, sensitivity)",
         "tests/privacy/test_grid.py::test_the_worst_roundings_stay_within_what_the_accountant_is_told",
@@ -197,7 +197,7 @@ MUTANTS = [
     mutant(
         "cut-by-place",
         "Micro-batches are cut by place: one unit more or less moves all after it, and rounds them anew",
-        "sampling/cutting.py",
+        "sampling.py",
         "    middle = start + int(np.searchsorted(units[start:stop], last >> digit << digit))\n",
         "    middle = (start + stop) // 2\n",
         "tests/sampling/test_cutting.py::test_a_full_run_is_halved_by_numbers_not_by_places",

@@ -9,7 +9,7 @@ MUTANTS = [
     mutant(
         "server-trusts-clients-to-clip",
         "The server adds up clients' updates as they come, however long",
-        "privacy/updates.py",
+        "privacy/queries.py",
         "        if float(norm) <= bound:\n",
         "        if float(norm) <= bound or True:\n",
         ROUNDS + "test_a_huge_update_is_shortened_and_named",
@@ -41,7 +41,7 @@ MUTANTS = [
     mutant(
         "the-client-does-not-clip",
         "A client sends its update as long as it is",
-        "privacy/updates.py",
+        "privacy/queries.py",
         "    factor = clip.tightened(grid.bound).factors(torch.linalg.vector_norm(values))\n",
         "    factor = values.isfinite().all().to(values.dtype)\n",
         ROUNDS + "test_an_honest_client_keeps_to_the_clip_norm",

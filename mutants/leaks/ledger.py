@@ -8,7 +8,7 @@ MUTANTS = [
     mutant(
         "ledger-off-by-one",
         "A step that was just released can be released again",
-        "runs/ledger_file.py",
+        "privacy/ledger.py",
         "        self._next = charge.step + 1\n",
         "        self._next = charge.step\n",
         TESTS + "test_a_step_cannot_be_released_twice",
@@ -16,7 +16,7 @@ MUTANTS = [
     mutant(
         "steps-may-be-skipped",
         "A step far ahead is paid for by the block before it",
-        "runs/ledger_file.py",
+        "privacy/ledger.py",
         "        if charge.step > covered:\n",
         "        if False:\n",
         TESTS + "test_a_charge_that_is_not_the_plans_is_refused_and_writes_nothing",
@@ -24,7 +24,7 @@ MUTANTS = [
     mutant(
         "charge-not-compared-with-the-plan",
         "Less noise than planned is charged as planned",
-        "runs/ledger_file.py",
+        "privacy/ledger.py",
         "        if charge != planned:\n",
         "        if False:\n",
         TESTS + "test_a_charge_that_is_not_the_plans_is_refused_and_writes_nothing",
@@ -32,7 +32,7 @@ MUTANTS = [
     mutant(
         "not-on-disk",
         "A charge returns before it is on disk",
-        "runs/durable.py",
+        "_files.py",
         "        data = data[os.write(file, data) :]\n    os.fsync(file)\n",
         "        data = data[os.write(file, data) :]\n",
         TESTS + "test_every_write_is_flushed_to_disk_before_the_charge_returns",
@@ -40,7 +40,7 @@ MUTANTS = [
     mutant(
         "two-writers",
         "Two processes may spend from one ledger",
-        "runs/durable.py",
+        "_files.py",
         "        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)\n",
         "        pass\n",
         TESTS + "test_a_ledger_has_one_writer",
@@ -48,7 +48,7 @@ MUTANTS = [
     mutant(
         "torn-line-is-free",
         "A line cut short by a kill counts as nothing",
-        "runs/verified_ledger.py",
+        "privacy/ledger.py",
         "return (*self.sealed, self.torn.block) if self.torn else self.sealed",
         "return self.sealed",
         TESTS + "test_zeros_left_by_a_power_cut_count_as_torn",
@@ -57,7 +57,7 @@ MUTANTS = [
     mutant(
         "chain-without-links",
         "A line's hash does not depend on the lines before it",
-        "runs/ledger_lines.py",
+        "privacy/ledger.py",
         "digest = sha256(previous + canonical(content))",
         "digest = sha256(canonical(content))",
         TESTS + "test_a_truncated_ledger_is_found_by_the_head_and_length_kept_elsewhere",
@@ -65,7 +65,7 @@ MUTANTS = [
     mutant(
         "truncation-unseen",
         "A ledger shorter than the checkpoint knew it is accepted",
-        "runs/verified_ledger.py",
+        "privacy/ledger.py",
         "        if length > self.length:\n",
         "        if length > self.length:\n            return\n        if False:\n",
         TESTS + "test_a_truncated_ledger_is_found_by_the_head_and_length_kept_elsewhere",
@@ -73,7 +73,7 @@ MUTANTS = [
     mutant(
         "rewritten-lines-unseen",
         "A ledger rewritten since the checkpoint is accepted",
-        "runs/verified_ledger.py",
+        "privacy/ledger.py",
         "        if length < 1 or self.heads[length - 1] != head:\n",
         "        if False:\n",
         TESTS + "test_a_truncated_ledger_is_found_by_the_head_and_length_kept_elsewhere",
@@ -81,15 +81,15 @@ MUTANTS = [
     mutant(
         "last-block-not-counted",
         "What was spent leaves out the last block",
-        "runs/verified_ledger.py",
-        "b.steps) for b in self.blocks)",
-        "b.steps) for b in self.blocks[:-1])",
+        "privacy/ledger.py",
+        "return _added_up(self.blocks)",
+        "return _added_up(self.blocks[:-1])",
         TESTS + "test_a_whole_run_charges_exactly_its_plan",
     ),
     mutant(
         "unseeded-steps-replayed",
         "An unseeded run takes lost steps again for free, with fresh noise",
-        "training/keeper.py",
+        "training/recorder.py",
         "            self.position = paid\n",
         "            store.ledger._replay = True\n            paid = saved.step\n",
         "tests/training/test_resume.py::test_an_unseeded_run_counts_what_it_lost_and_never_takes_a_step_twice",

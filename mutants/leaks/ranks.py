@@ -12,18 +12,18 @@ MUTANTS = [
         "Two ranks own the units of one block",
         (
             Edit(
-                "sampling/sharing.py",
+                "sampling.py",
                 "range(rank << bits, units, ranks << bits)",
                 "range(0, units, 1 << bits)",
             ),
-            Edit("sampling/sharing.py", "(units >> bits) % self.ranks == self.rank", "units >= 0"),
+            Edit("sampling.py", "(units >> bits) % self.ranks == self.rank", "units >= 0"),
         ),
         (SHARING + "test_the_union_over_ranks_is_poisson_without_a_seed",),
     ),
     mutant(
         "shards-share-coins",
         "Shards of a seeded run throw the same coins",
-        "sampling/sharing.py",
+        "sampling.py",
         "        return (step, _SHARD_DRAWS, self.rank)\n",
         "        return (step, _SHARD_DRAWS)\n",
         SHARING + "test_the_seeded_shards_of_one_run_throw_different_coins",
@@ -47,7 +47,7 @@ MUTANTS = [
     mutant(
         "the-same-rows-on-every-rank",
         "Ranks that were to give shards give all rows each, and every row is drawn and bounded once a rank",
-        "training/together.py",
+        "training/recorder.py",
         "        refuse_shared_rows(ranks, dataset, loading.collate)\n",
         "        pass\n",
         SHARDS + "test_ranks_that_hold_the_same_rows_are_refused",

@@ -61,7 +61,7 @@ MUTANTS = [
     mutant(
         "features-of-a-body-that-mixes",
         "What a frozen body makes of rows in each other's company is trained on",
-        "training/features.py",
+        "training/data.py",
         "        _check_rows_are_computed_alone(body, tensors[0][0])\n",
         "",
         FEATURES + "test_a_body_that_is_no_function_of_a_row_is_refused",
@@ -69,7 +69,7 @@ MUTANTS = [
     mutant(
         "features-by-a-collate-that-mixes",
         "A collate that mixes rows makes the features",
-        "training/features.py",
+        "training/data.py",
         "    validate_collate(dataset, collate, FixedShapes())\n",
         "",
         FEATURES + "test_a_collate_that_mixes_rows_is_refused",

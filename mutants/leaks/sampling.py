@@ -9,7 +9,7 @@ MUTANTS = [
     mutant(
         "fixed-size-batches",
         "Every batch has the same number of units",
-        "sampling/poisson.py",
+        "sampling.py",
         DRAW,
         "known = np.sort(self._randomness.below(np.full(self._held, 2**40), key=(step,)).argsort()"
         "[: max(1, round(self._rate * self._held))])",
@@ -19,7 +19,7 @@ MUTANTS = [
     mutant(
         "rate-a-tenth-too-high",
         "Units are sampled a tenth more often than planned",
-        "sampling/poisson.py",
+        "sampling.py",
         DRAW,
         DRAW.replace("self._rate,", "min(1.0, 1.1 * self._rate),"),
         TESTS + "test_every_row_joins_every_step_at_exactly_the_rate",
@@ -27,7 +27,7 @@ MUTANTS = [
     mutant(
         "neighbours-share-a-coin",
         "Units are sampled in pairs of neighbours",
-        "sampling/poisson.py",
+        "sampling.py",
         DRAW,
         "coins = self._randomness.bernoulli(self._rate, self._held, key=(step,))\n"
         "        known = np.flatnonzero(coins[np.arange(len(coins)) // 2 * 2])",
@@ -36,7 +36,7 @@ MUTANTS = [
     mutant(
         "two-units-far-apart-share-a-coin",
         "The last unit is sampled whenever the first one is",
-        "sampling/poisson.py",
+        "sampling.py",
         DRAW,
         "coins = self._randomness.bernoulli(self._rate, self._held, key=(step,)).copy()\n"
         "        coins[-1] = coins[0]\n"
@@ -46,7 +46,7 @@ MUTANTS = [
     mutant(
         "the-same-batch-again",
         "Every step of a phase has the batch of its first step",
-        "sampling/poisson.py",
+        "sampling.py",
         "                drawn = self._draw(step)\n",
         "                drawn = self._draw(first_step) if step == first_step else drawn\n",
         TESTS + "test_every_row_joins_every_step_at_exactly_the_rate",
@@ -54,7 +54,7 @@ MUTANTS = [
     mutant(
         "rows-sampled-not-units",
         "Rows are sampled where patients are promised",
-        "sampling/poisson.py",
+        "sampling.py",
         "        return self._rows if self._index is None else self._index.count\n",
         "        return self._rows\n",
         TESTS + "test_units_are_counted_not_rows",
@@ -62,7 +62,7 @@ MUTANTS = [
     mutant(
         "more-rows-of-a-unit-than-told",
         "A sampled unit gives one row more than it may",
-        "sampling/poisson.py",
+        "sampling.py",
         "kept[within < self._rows_per_unit]",
         "kept[within <= self._rows_per_unit]",
         TESTS + "test_several_rows_of_a_unit_are_distinct_and_all_equally_likely",
@@ -70,7 +70,7 @@ MUTANTS = [
     mutant(
         "another-number-of-units",
         "A plan for more units than there are is accepted: the rate is not the planned one",
-        "training/planning.py",
+        "training/data.py",
         "    if plan.units != units:\n",
         "    if False:\n",
         "tests/training/test_trainer.py::test_units_are_sampled_as_units",

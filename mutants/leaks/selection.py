@@ -9,7 +9,7 @@ MUTANTS = [
     mutant(
         "count-not-bounded",
         "A unit that touches many rows moves their counts by more than one",
-        "privacy/touched.py",
+        "privacy/queries.py",
         "clip.factors(norms)[owners]",
         "torch.ones(len(owners), dtype=torch.float64)",
         COUNT + "test_a_whole_unit_moves_the_count_by_at_most_one",
@@ -25,7 +25,7 @@ MUTANTS = [
     mutant(
         "second-release-is-free",
         "A step that also counts rows gives all of its noise to the gradient",
-        "privacy/phase.py",
+        "privacy/plan.py",
         "return self.noise_multiplier / math.sqrt(1 - self.count_share)",
         "return self.noise_multiplier",
         STEP + "test_both_releases_are_one_charge_and_the_plan_says_how_it_is_shared",
@@ -33,7 +33,7 @@ MUTANTS = [
     mutant(
         "releases-not-added-up",
         "The releases of one step are not held against its charge together",
-        "privacy/shares.py",
+        "privacy/ledger.py",
         "        self._precision = precision\n",
         "        self._precision = 0.0\n",
         STEP + "test_releases_that_cost_more_than_the_step_are_refused_before_they_are_made",

@@ -15,32 +15,32 @@ if TYPE_CHECKING:
     from sparsedp.auditing import AuditResult as AuditResult
     from sparsedp.auditing import audit as audit
     from sparsedp.batch import PerExampleLoss as PerExampleLoss
-    from sparsedp.callbacks.reports import Result as Result
-    from sparsedp.callbacks.reports import StepReport as StepReport
     from sparsedp.core.memory import keep_freed_memory as keep_freed_memory
     from sparsedp.errors import DataError as DataError
     from sparsedp.errors import ModelError as ModelError
     from sparsedp.errors import PrivacyError as PrivacyError
     from sparsedp.errors import PrivacyWarning as PrivacyWarning
     from sparsedp.errors import SparseDPError as SparseDPError
-    from sparsedp.evaluation.evaluate import held_out as held_out
+    from sparsedp.evaluation import held_out as held_out
+    from sparsedp.loading import Loading as Loading
     from sparsedp.methods import MethodOptions as MethodOptions
     from sparsedp.methods import all_methods as all_methods
     from sparsedp.methods import build_plan as build_plan
     from sparsedp.methods import get_method as get_method
     from sparsedp.own_loop.make_private import make_private as make_private
     from sparsedp.parameters import Support as Support
-    from sparsedp.privacy.normalisation import PrivateNormalisation as PrivateNormalisation
+    from sparsedp.privacy.normalization import PrivateNormalisation as PrivateNormalisation
     from sparsedp.report import write_report as write_report
+    from sparsedp.results import Result as Result
+    from sparsedp.results import StepReport as StepReport
     from sparsedp.runs.history import EpochReport as EpochReport
     from sparsedp.runs.reader import load_weights as load_weights
     from sparsedp.runs.record import About as About
     from sparsedp.runs.verify import Verification as Verification
     from sparsedp.runs.verify import verify as verify
-    from sparsedp.sampling.loading import Loading as Loading
-    from sparsedp.training.features import extract_features as extract_features
+    from sparsedp.training.data import extract_features as extract_features
     from sparsedp.training.fit import fit as fit
-    from sparsedp.training.normalised import Normalised as Normalised
+    from sparsedp.training.normalization import Normalised as Normalised
     from sparsedp.training.trainer import Trainer as Trainer
 
 __version__ = "0.1.0"
@@ -50,27 +50,27 @@ _HOMES = {
     "AuditResult": "sparsedp.auditing",
     "DataError": "sparsedp.errors",
     "EpochReport": "sparsedp.runs.history",
-    "Loading": "sparsedp.sampling.loading",
+    "Loading": "sparsedp.loading",
     "MethodOptions": "sparsedp.methods",
     "ModelError": "sparsedp.errors",
-    "Normalised": "sparsedp.training.normalised",
+    "Normalised": "sparsedp.training.normalization",
     "PerExampleLoss": "sparsedp.batch",
     "PrivacyError": "sparsedp.errors",
     "PrivacyWarning": "sparsedp.errors",
-    "PrivateNormalisation": "sparsedp.privacy.normalisation",
-    "Result": "sparsedp.callbacks.reports",
+    "PrivateNormalisation": "sparsedp.privacy.normalization",
+    "Result": "sparsedp.results",
     "SparseDPError": "sparsedp.errors",
-    "StepReport": "sparsedp.callbacks.reports",
+    "StepReport": "sparsedp.results",
     "Support": "sparsedp.parameters",
     "Trainer": "sparsedp.training.trainer",
     "Verification": "sparsedp.runs.verify",
     "all_methods": "sparsedp.methods",
     "audit": "sparsedp.auditing",
     "build_plan": "sparsedp.methods",
-    "extract_features": "sparsedp.training.features",
+    "extract_features": "sparsedp.training.data",
     "fit": "sparsedp.training.fit",
     "get_method": "sparsedp.methods",
-    "held_out": "sparsedp.evaluation.evaluate",
+    "held_out": "sparsedp.evaluation",
     "keep_freed_memory": "sparsedp.core.memory",
     "load_weights": "sparsedp.runs.reader",
     "make_private": "sparsedp.own_loop.make_private",

@@ -24,8 +24,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from sparsedp.core.rounded_gaussian import AT_ONCE, add_rounded_gaussian
 from sparsedp.errors import SparseDPError
+from sparsedp.rounded_gaussian import AT_ONCE, add_rounded_gaussian
 
 Words = Callable[[int], npt.NDArray[np.uint64]]
 """Gives that many fresh, independent, uniform 64-bit words."""

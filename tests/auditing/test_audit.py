@@ -11,13 +11,13 @@ import torch
 from audited import CONFIDENCE, audited, data, problems
 from torch import nn
 
-from sparsedp.auditing.composed import Composition
+from sparsedp.auditing.one_run import Composition
 from sparsedp.errors import PrivacyError, SparseDPError
 from sparsedp.methods import build_plan, get_method
-from sparsedp.privacy.accountants import accountant
-from sparsedp.privacy.events import Spend
+from sparsedp.privacy.accounting import accountant
+from sparsedp.privacy.plan import Spend
 from sparsedp.randomness import SystemRandomness
-from sparsedp.sampling.poisson import PoissonSampler
+from sparsedp.sampling import PoissonSampler
 
 
 @pytest.mark.parametrize(

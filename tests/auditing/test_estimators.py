@@ -21,8 +21,8 @@ from sparsedp.auditing.estimators import (
     rate_at_least,
     rate_at_most,
 )
-from sparsedp.privacy.accountants import accountant
-from sparsedp.privacy.events import Spend
+from sparsedp.privacy.accounting import accountant
+from sparsedp.privacy.plan import Spend
 
 
 def gaussian_scores(noise: float, count: int, seed: int) -> Scores:

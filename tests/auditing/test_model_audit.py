@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from sparsedp.auditing import Training
-from sparsedp.auditing.coins import AbsentUnits
+from sparsedp.auditing.canaries import AbsentUnits
 from sparsedp.auditing.model import Mislabelled
 from sparsedp.errors import SparseDPError
 from sparsedp.privacy import mechanism

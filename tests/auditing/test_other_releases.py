@@ -17,7 +17,7 @@ from sparsedp.grad_sample.touched import TouchedRows
 from sparsedp.methods import build_plan
 from sparsedp.privacy import mechanism
 from sparsedp.privacy.plan import Phase
-from sparsedp.privacy.touched import TouchedSum
+from sparsedp.privacy.queries import TouchedSum
 
 pytestmark = pytest.mark.usefixtures("quickest")
 

@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from sparsedp.auditing import draws, mechanism
+from sparsedp.auditing import mechanism, sampling
 from sparsedp.auditing.result import FORMAT
 from sparsedp.cli.output import Exit
 from sparsedp.randomness import SystemRandomness
@@ -18,7 +18,7 @@ DIGITS = ("audit", "--dataset", "digits", "--method", "tp-topk", "--epochs", "2"
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     monkeypatch.setattr(mechanism, "MOST_RELEASES", 40)
-    monkeypatch.setattr(draws, "HITS", 4000)
+    monkeypatch.setattr(sampling, "HITS", 4000)
 
 
 def contents(folder):

@@ -15,7 +15,7 @@ from sparsedp.cli.app import app
 from sparsedp.cli.output import EXIT_CODES
 from sparsedp.methods import MethodOptions, all_methods, build_plan, get_method
 from sparsedp.privacy import plan_epsilon
-from sparsedp.privacy.normalisation import PrivateNormalisation
+from sparsedp.privacy.normalization import PrivateNormalisation
 from sparsedp.runs.reader import load_weights
 from sparsedp.training.planning import spec_for
 from sparsedp_experiments.models import build, parameter_count

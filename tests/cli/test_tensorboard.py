@@ -1,7 +1,7 @@
 """`--tensorboard` writes what was released, what is public, and held-out numbers: nothing else."""
 
-from sparsedp.callbacks.reports import StepReport
-from sparsedp.callbacks.tensorboard import ScalarLog
+from sparsedp.callbacks import ScalarLog
+from sparsedp.results import StepReport
 from sparsedp_experiments.runs.execute import execute
 from sparsedp_experiments.runs.settings import Settings
 

@@ -7,9 +7,9 @@ import pytest
 
 from sparsedp.cli.output import Exit
 from sparsedp.privacy import Charge, Phase, Plan
+from sparsedp.privacy.ledger import FileLedger
 from sparsedp.runs.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from sparsedp.runs.independent import independent_epsilons
-from sparsedp.runs.ledger_file import FileLedger
 from sparsedp.runs.verify import verify
 
 

@@ -16,9 +16,9 @@ from sparsedp.core import gaussian_lots, gaussian_one_word, gaussian_two_words
 from sparsedp.core.gaussian_cells import CELL_BITS, boundaries, cell_of, keeps
 from sparsedp.core.gaussian_lots import PLACE_BITS, cell_ends
 from sparsedp.core.gaussian_two_words import LOT_BITS
-from sparsedp.core.rounded_gaussian import MOST_BITS, add_rounded_gaussian, rounded_gaussian
 from sparsedp.errors import PrivacyError
 from sparsedp.randomness import SeededRandomness, SystemRandomness
+from sparsedp.rounded_gaussian import MOST_BITS, add_rounded_gaussian, rounded_gaussian
 
 ALARM = 1e-9
 """False-alarm rate of one statistical test here; there are fewer than forty."""

@@ -6,13 +6,13 @@ from torch.utils.data import TensorDataset
 
 import sparsedp
 from diagnostic_probes import network, rows
-from sparsedp.callbacks.reports import StepReport
 from sparsedp.diagnostics.criteria import SplitEnergies
 from sparsedp.diagnostics.splits import WarmupStatistics, statistics_of
 from sparsedp.diagnostics.visible import look
 from sparsedp.errors import DataError
 from sparsedp.methods import build_plan, get_method
 from sparsedp.parameters import Layout
+from sparsedp.results import StepReport
 from sparsedp.runs.reader import Run
 
 pytestmark = pytest.mark.usefixtures("checked_once")

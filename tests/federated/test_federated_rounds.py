@@ -263,8 +263,8 @@ def test_methods_that_promise_nothing_and_statistics_are_refused():
 def test_an_honest_client_keeps_to_the_clip_norm():
     """However much it has learned, and also if that is no number."""
     from sparsedp.core.clip import FlatClip
-    from sparsedp.privacy.grid import Grid
-    from sparsedp.privacy.updates import is_within, on_grid
+    from sparsedp.privacy.mechanism import Grid
+    from sparsedp.privacy.queries import is_within, on_grid
 
     grid = Grid.of(0.5, 1.0, 40)
     for scale in (1e-9, 0.07, 1.0, 1e30):

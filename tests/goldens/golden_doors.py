@@ -21,8 +21,8 @@ from torch.utils.data import TensorDataset
 import sparsedp
 from sparsedp.federated import Client, FederatedTrainer, LocalSGD
 from sparsedp.methods import build_plan
-from sparsedp.privacy.accountants import plan_epsilon
-from sparsedp.privacy.splits import NominalSplit
+from sparsedp.privacy.accounting import plan_epsilon
+from sparsedp.privacy.calibration import NominalSplit
 
 LOSS = nn.CrossEntropyLoss(reduction="none")
 _CLIENTS, _WORDS = 12, 16

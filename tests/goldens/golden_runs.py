@@ -14,7 +14,7 @@ from torch.utils.data import TensorDataset
 
 import sparsedp
 from sparsedp.methods.adafest import Contributions
-from sparsedp.privacy.splits import NominalSplit
+from sparsedp.privacy.calibration import NominalSplit
 
 MODELS = ("linear", "cnn")
 BY_ROWS = ("adafest", "fest", "given")

@@ -21,9 +21,8 @@ from sparsedp.methods.options import MethodOptions
 from sparsedp.methods.setting import StepSetting
 from sparsedp.parameters import Support
 from sparsedp.privacy.ledger import Charge, MemoryLedger
-from sparsedp.privacy.mechanism import privatize
+from sparsedp.privacy.mechanism import Released, privatize
 from sparsedp.privacy.plan import Plan
-from sparsedp.privacy.released import Released
 from sparsedp.randomness import PrivateRandomness, PublicRandomness
 
 NETWORK = TinyNetwork(inputs=5, hidden=3, classes=3)

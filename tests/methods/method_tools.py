@@ -18,8 +18,8 @@ from sparsedp.methods.setting import StepSetting
 from sparsedp.methods.spec import PlanSpec
 from sparsedp.methods.stages import SELECT
 from sparsedp.parameters import Layout, Slot, Support
+from sparsedp.privacy.mechanism import _SEAL, Released
 from sparsedp.privacy.plan import Plan
-from sparsedp.privacy.released import _SEAL, Released
 from sparsedp.randomness import PublicRandomness
 
 

@@ -16,7 +16,7 @@ from sparsedp.methods.options import MethodOptions
 from sparsedp.methods.schedules import Release
 from sparsedp.methods.spec import PlanSpec
 from sparsedp.methods.table import get_method
-from sparsedp.privacy import grid
+from sparsedp.privacy import mechanism
 
 D = NETWORK.dimension
 STEPS_PER_EPOCH = 5
@@ -24,7 +24,7 @@ STEPS_PER_EPOCH = 5
 
 @pytest.fixture(autouse=True)
 def a_very_fine_grid(monkeypatch):
-    monkeypatch.setattr(grid, "MARGIN_BITS", 40)
+    monkeypatch.setattr(mechanism, "MARGIN_BITS", 40)
 
 
 def plan_for(method, options, problem, epochs, noise, clip_norm=1.0, **settings):

@@ -15,9 +15,9 @@ from sparsedp.methods.schedules import Cooling, Listed
 from sparsedp.methods.scores import Energy
 from sparsedp.methods.spec import PlanSpec, build_plan
 from sparsedp.methods.table import all_methods, get_method
-from sparsedp.privacy.accountants import accountant
-from sparsedp.privacy.calibrate import EqualNoise, NominalSplit
-from sparsedp.privacy.normalisation import PrivateNormalisation
+from sparsedp.privacy.accounting import accountant
+from sparsedp.privacy.calibration import EqualNoise, NominalSplit
+from sparsedp.privacy.normalization import PrivateNormalisation
 from sparsedp.privacy.plan import Plan
 
 SIZES = {"units": 1000, "batch_size": 100, "epochs": 3}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sparsedp.privacy.calibrate import _solved
+from sparsedp.privacy.calibration import _solved
 
 
 @pytest.fixture(autouse=True)

@@ -20,9 +20,8 @@ from scipy.stats import norm
 
 from sparsedp.errors import PrivacyError
 from sparsedp.privacy import ACCOUNTANTS, Phase, Plan, accountant, epsilon_by_epoch, plan_epsilon
-from sparsedp.privacy.events import Spend
-from sparsedp.privacy.pld import addition_divergence, removal_divergence
-from sparsedp.privacy.rdp import ORDERS, renyi
+from sparsedp.privacy.accounting import ORDERS, addition_divergence, removal_divergence, renyi
+from sparsedp.privacy.plan import Spend
 from sparsedp.runs.independent import event_of
 
 DELTA = 1e-5

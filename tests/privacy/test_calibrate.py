@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from sparsedp.errors import PrivacyError, PrivacyWarning
 from sparsedp.privacy import ACCOUNTANTS, EqualNoise, NominalSplit, Phase, Plan, calibrate, plan_epsilon
-from sparsedp.privacy.rdp import ORDERS
-from sparsedp.privacy.search import Found, least_noise
+from sparsedp.privacy.accounting import ORDERS
+from sparsedp.privacy.calibration import Found, least_noise
 from sparsedp.runs.independent import event_of
 
 DELTA = 1e-5
@@ -145,7 +145,7 @@ def test_a_second_calibration_searches_no_more(monkeypatch):
     def search(*_):
         raise AssertionError("searched")
 
-    monkeypatch.setattr("sparsedp.privacy.splits.least_noise", search)
+    monkeypatch.setattr("sparsedp.privacy.calibration.least_noise", search)
     assert calibrate(plan(100, 200), 1.0, DELTA, split=NominalSplit()) == first
     others = [
         (1.01, DELTA, "pld", NominalSplit()),

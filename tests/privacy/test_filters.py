@@ -21,7 +21,7 @@ from sparsedp.privacy import (
     epsilon_by_epoch,
     plan_epsilon,
 )
-from sparsedp.privacy.events import Spend
+from sparsedp.privacy.plan import Spend
 
 DELTA = 1e-5
 

@@ -20,11 +20,10 @@ from sparsedp.core.clip import ROUNDING_MARGIN, FlatClip
 from sparsedp.errors import PrivacyError
 from sparsedp.grad_sample import ENGINES, Query
 from sparsedp.parameters import Support
-from sparsedp.privacy.grid import MARGIN_BITS, Grid
 from sparsedp.privacy.ledger import Charge, MemoryLedger
-from sparsedp.privacy.mechanism import private_sum, privatize
+from sparsedp.privacy.mechanism import MARGIN_BITS, Grid, private_sum, privatize
 from sparsedp.randomness import SystemRandomness
-from sparsedp.sampling.cutting import cut
+from sparsedp.sampling import cut
 
 CLIPS, NOISES, SIZES = [1e-6, 1.0, 1e6], [0.3, 1.0, 33.3, 1000.0], [1, 26_010, 550_570, 10**7]
 

@@ -16,7 +16,7 @@ import pytest
 
 from sparsedp.errors import PrivacyError
 from sparsedp.privacy import Charge, MemoryLedger, Phase, Plan, plan_epsilon
-from sparsedp.runs.ledger_file import FileLedger
+from sparsedp.privacy.ledger import FileLedger
 
 PHASES = (
     Phase("statistics", 1, 1.0, 1.0, 20.0, trains=False),
@@ -192,7 +192,7 @@ def test_a_ledger_has_one_writer(path):
         FileLedger.resume(path, PLAN)
     code = f"""
 from sparsedp.privacy import Plan
-from sparsedp.runs.ledger_file import FileLedger
+from sparsedp.privacy.ledger import FileLedger
 FileLedger.resume({str(path)!r}, Plan.from_json({PLAN.to_json()!r}))
 """
     other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
@@ -344,7 +344,7 @@ def test_tampering_is_found_and_its_line_named(written, tamper, number):
 
 def test_lines_rewritten_with_right_hashes_but_wrong_numbers_are_found(path):
     """Who can compute the chain still cannot leave steps out or change the plan's costs."""
-    from sparsedp.runs.ledger_lines import seal
+    from sparsedp.privacy.ledger import seal
 
     with FileLedger.create(path, PLAN) as ledger:
         head = ledger.head
@@ -400,7 +400,7 @@ def test_a_file_without_a_header_is_a_clear_error(path, content):
 
 
 def test_a_ledger_of_another_version_is_a_clear_error(written):
-    from sparsedp.runs.ledger_lines import seal
+    from sparsedp.privacy.ledger import seal
 
     content = {key: value for key, value in json.loads(lines_of(written)[0]).items() if key != "hash"}
     line, _ = seal({**content, "format": 3}, "")

@@ -17,8 +17,8 @@ from sparsedp.errors import PrivacyError
 from sparsedp.grad_sample import ENGINES, BookkeepingEngine, Query
 from sparsedp.parameters import Layout, Support
 from sparsedp.privacy.ledger import Charge, MemoryLedger
-from sparsedp.privacy.mechanism import ClippedRows, private_sum, privatize
-from sparsedp.privacy.released import Released
+from sparsedp.privacy.mechanism import Released, private_sum, privatize
+from sparsedp.privacy.queries import ClippedRows
 from sparsedp.randomness import SeededRandomness, SystemRandomness
 
 

@@ -16,10 +16,9 @@ from sparsedp.core.clip import FlatClip
 from sparsedp.core.geometry import Geometry, Identity, Standardized
 from sparsedp.grad_sample import BookkeepingEngine, Query
 from sparsedp.parameters import Support
-from sparsedp.privacy.grid import Grid
 from sparsedp.privacy.ledger import Charge, MemoryLedger
-from sparsedp.privacy.mechanism import ClippedRows, private_sum, privatize
-from sparsedp.privacy.released import Released
+from sparsedp.privacy.mechanism import Grid, Released, private_sum, privatize
+from sparsedp.privacy.queries import ClippedRows
 from sparsedp.randomness import PrivateRandomness, SeededRandomness, SystemRandomness
 
 LEVEL = 1e-6

@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from sparsedp.auditing.patterns import KEPT, NoisePatterns
+from sparsedp.auditing.mechanism import KEPT, NoisePatterns
 from sparsedp.core.clip import FlatClip
 from sparsedp.privacy.ledger import Charge, MemoryLedger
-from sparsedp.privacy.mechanism import ClippedRows, private_mean
+from sparsedp.privacy.mechanism import private_mean
+from sparsedp.privacy.queries import ClippedRows
 from sparsedp.randomness import SystemRandomness
 
 SIZE = 200_003

@@ -19,14 +19,14 @@ from torch.utils.data import TensorDataset
 from sparsedp.batch import MicroBatch
 from sparsedp.core.clip import FlatClip
 from sparsedp.errors import DataError, PrivacyError
+from sparsedp.loading import Loading
 from sparsedp.methods import build_plan, get_method
 from sparsedp.privacy import EqualNoise, NominalSplit, Plan, PrivateNormalisation, plan_epsilon
-from sparsedp.privacy.channels import ChannelSum
 from sparsedp.privacy.ledger import Charge, MemoryLedger
 from sparsedp.privacy.mechanism import private_mean
+from sparsedp.privacy.queries import ChannelSum
 from sparsedp.randomness import SeededRandomness, SystemRandomness
-from sparsedp.sampling.loading import Loading
-from sparsedp.sampling.poisson import PoissonSampler
+from sparsedp.sampling import PoissonSampler
 
 LEVEL = 1e-6
 CLIP = 0.7

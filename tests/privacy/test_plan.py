@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from opacus.accountants import RDPAccountant
 
 from sparsedp.errors import PrivacyError, SparseDPError
-from sparsedp.privacy import Continuation, Phase, Plan, guarantee, summarize
-from sparsedp.privacy.accountants import plan_epsilon
+from sparsedp.guarantee import guarantee, summarize
+from sparsedp.privacy import Continuation, Phase, Plan
+from sparsedp.privacy.accounting import plan_epsilon
 from sparsedp.runs.independent import event_of
 
 WARM_UP = Phase("warm-up", 30, 0.01, 1.0, 1.5)

@@ -17,9 +17,8 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from sparsedp.privacy.grid import Grid
 from sparsedp.privacy.ledger import Charge, MemoryLedger
-from sparsedp.privacy.mechanism import private_sum
+from sparsedp.privacy.mechanism import Grid, private_sum
 from sparsedp.randomness import SystemRandomness
 
 PAIRS, TRIALS, STD, SHIFT = 16, 100, 1.0, 1e-3

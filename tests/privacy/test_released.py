@@ -16,8 +16,7 @@ from sparsedp.errors import PrivacyError
 from sparsedp.grad_sample import BookkeepingEngine, Query
 from sparsedp.parameters import Support
 from sparsedp.privacy.ledger import Charge, MemoryLedger
-from sparsedp.privacy.mechanism import privatize
-from sparsedp.privacy.released import Released
+from sparsedp.privacy.mechanism import Released, privatize
 from sparsedp.randomness import SeededRandomness
 
 FIELDS = {"support", "mean", "noise_scale", "phase", "step", "for_release", "private"}

@@ -23,10 +23,10 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import sparsedp
-from sparsedp.callbacks.reports import StepReport
 from sparsedp.errors import DataError, SparseDPError
+from sparsedp.privacy.ledger import FileLedger
 from sparsedp.ranks.here import ranks_here
-from sparsedp.runs.ledger_file import FileLedger
+from sparsedp.results import StepReport
 from sparsedp.runs.store import FolderStore
 from sparsedp_experiments.models.least_squares import LeastSquares, keep_noise_down, moments_loss
 
@@ -155,14 +155,14 @@ def limits(folder: Path) -> str:
 
 def releases(folder: Path) -> str:
     """One rank has another PyTorch."""
-    from sparsedp.training import together
+    from sparsedp.training import recorder
 
-    real = together.versions
-    together.versions = lambda: {**real(), "torch": f"0.{dist.get_rank()}"}
+    real = recorder.versions
+    recorder.versions = lambda: {**real(), "torch": f"0.{dist.get_rank()}"}
     try:
         return refused(train)
     finally:
-        together.versions = real
+        recorder.versions = real
 
 
 def shuffled(folder: Path) -> str:

@@ -7,7 +7,7 @@ import json
 import pytest
 from launching import jobs, jobs_of_one
 
-from sparsedp.runs.ledger_file import FileLedger
+from sparsedp.privacy.ledger import FileLedger
 
 pytestmark = pytest.mark.heavy
 

@@ -11,11 +11,11 @@ import torch
 from torch.utils.data import Dataset, TensorDataset
 
 from sparsedp.errors import DataError
+from sparsedp.loading import Loading
 from sparsedp.ranks import shards
 from sparsedp.ranks.one import OneRank
-from sparsedp.sampling.loading import Loading
-from sparsedp.sampling.sharing import Shard
-from sparsedp.training.together import share_of
+from sparsedp.sampling import Shard
+from sparsedp.training.recorder import share_of
 
 
 class Told:

@@ -13,9 +13,8 @@ from report_runs import a_run, data
 from every_day import by_method
 from sparsedp import write_report
 from sparsedp.methods import all_methods
-from sparsedp.privacy import mechanism
+from sparsedp.privacy import ledger, mechanism
 from sparsedp.randomness import PublicRandomness
-from sparsedp.runs import ledger_file
 
 PRIVATE = [method.name for method in all_methods() if method.private]
 
@@ -36,7 +35,7 @@ def test_the_page_does_not_depend_on_the_data_but_through_releases(method, tmp_p
         return 3.0 * numbers.to(total), std
 
     monkeypatch.setattr(mechanism, "private_sum", fixed)
-    monkeypatch.setattr(ledger_file, "datetime", _NoClock)
+    monkeypatch.setattr(ledger, "datetime", _NoClock)
     monkeypatch.setattr(PublicRandomness, "fresh", classmethod(lambda cls: cls(5)))
     pages = [
         write_report(a_run(tmp_path / name / "run", method, dataset=data(seed), epochs=3)).read_bytes()

@@ -9,7 +9,7 @@ from coin_checks import dependent_coins
 from torch.utils.data import TensorDataset
 
 from sparsedp.randomness import SeededRandomness, SystemRandomness
-from sparsedp.sampling.poisson import PoissonSampler
+from sparsedp.sampling import PoissonSampler
 
 UNITS, STEPS = 2000, 400
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparsedp.sampling.cutting import cut
+from sparsedp.sampling import cut
 
 UNITS = st.sets(st.integers(0, 300) | st.integers(0, 2**62), max_size=60)
 

@@ -9,10 +9,9 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset, TensorDataset
 
 from sparsedp.errors import DataError, PrivacyError
+from sparsedp.loading import FixedShapes, Loading
 from sparsedp.randomness import SeededRandomness
-from sparsedp.sampling.loading import Loading
-from sparsedp.sampling.poisson import PoissonSampler
-from sparsedp.sampling.shapes import FixedShapes
+from sparsedp.sampling import PoissonSampler
 from sparsedp_experiments.data import Dense, Split
 
 WORKERS = pytest.mark.parametrize("workers", [0, 1])

@@ -17,10 +17,10 @@ from sparsedp.batch import MicroBatch
 from sparsedp.core.clip import FlatClip
 from sparsedp.errors import DataError, PrivacyError
 from sparsedp.grad_sample import ENGINES, Query
+from sparsedp.loading import Loading
 from sparsedp.parameters import Support
 from sparsedp.randomness import SeededRandomness, SystemRandomness
-from sparsedp.sampling.loading import Loading
-from sparsedp.sampling.poisson import PoissonSampler
+from sparsedp.sampling import PoissonSampler
 
 ALARM = 1e-9
 """False-alarm rate of each statistical test here; there are fewer than twenty."""

@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch.utils.data import TensorDataset
 
+from sparsedp.loading import Loading
 from sparsedp.randomness import SeededRandomness, SystemRandomness
-from sparsedp.sampling.loading import Loading
-from sparsedp.sampling.poisson import PoissonSampler
-from sparsedp.sampling.sharing import EVERYTHING, Blocks, Shard, block_bits
+from sparsedp.sampling import EVERYTHING, Blocks, PoissonSampler, Shard, block_bits
 
 UNITS = 700
 PEOPLE = torch.arange(UNITS) % 230

@@ -13,8 +13,7 @@ from sparsedp.core.clip import NoClip
 from sparsedp.grad_sample.query import Query
 from sparsedp.parameters import Layout, Support
 from sparsedp.privacy.ledger import Charge, MemoryLedger
-from sparsedp.privacy.mechanism import privatize
-from sparsedp.privacy.released import Released
+from sparsedp.privacy.mechanism import Released, privatize
 from sparsedp.randomness import SeededRandomness
 
 

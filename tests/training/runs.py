@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from torch.utils.data import TensorDataset
 
 from sparsedp.batch import supervised
-from sparsedp.evaluation.evaluate import held_out
+from sparsedp.evaluation import held_out
 from sparsedp.methods import Method, MethodOptions, Protection, build_plan, get_method
 from sparsedp.parameters import Layout
 from sparsedp.privacy.plan import Plan

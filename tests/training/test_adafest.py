@@ -26,11 +26,10 @@ from sparsedp.methods.adafest import Contributions
 from sparsedp.methods.timeline import noise_on_mean
 from sparsedp.parameters import Layout
 from sparsedp.privacy import mechanism
-from sparsedp.privacy.accountants import plan_epsilon
-from sparsedp.privacy.grid import Grid
-from sparsedp.privacy.ledger import Charge, MemoryLedger
+from sparsedp.privacy.accounting import plan_epsilon
+from sparsedp.privacy.ledger import Charge, MemoryLedger, SharedCharge
+from sparsedp.privacy.mechanism import Grid
 from sparsedp.privacy.plan import Plan
-from sparsedp.privacy.shares import SharedCharge
 from sparsedp.randomness import PublicRandomness, SeededRandomness
 from sparsedp.training.fit import fit
 from sparsedp.training.trainer import Trainer
@@ -158,7 +157,7 @@ def test_rows_that_are_not_chosen_do_not_move_and_the_number_of_rows_varies():
 @pytest.mark.parametrize("seed", range(10))
 def test_a_whole_unit_moves_the_count_by_at_most_one(seed):
     """The count of one step's batch; the unit has several texts, a word many times, padding."""
-    from sparsedp.privacy.touched import TouchedSum
+    from sparsedp.privacy.queries import TouchedSum
 
     tokens = texts(seed, 12).tensors[0]
     tokens[0], tokens[1] = 0, 5

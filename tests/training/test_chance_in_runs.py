@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
 from sparsedp.errors import PrivacyError
+from sparsedp.loading import Loading
 from sparsedp.methods import build_plan, get_method
 from sparsedp.randomness import PublicRandomness, SeededRandomness
-from sparsedp.sampling.loading import Loading
-from sparsedp.sampling.poisson import PoissonSampler
+from sparsedp.sampling import PoissonSampler
 from sparsedp.training.trainer import Trainer
 
 pytestmark = pytest.mark.usefixtures("checked_once")

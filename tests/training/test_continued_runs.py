@@ -14,8 +14,8 @@ from runs import ROWS, a_plan, a_trainer, advance
 from sparsedp.errors import PrivacyError
 from sparsedp.methods import PlanSpec, get_method
 from sparsedp.privacy import Charge, Plan, RdpFilter
+from sparsedp.privacy.ledger import FileLedger
 from sparsedp.runs.continuing import continue_runs
-from sparsedp.runs.ledger_file import FileLedger
 from sparsedp.runs.reader import Run
 
 FIRST = a_plan(get_method("dp-sgd"))

@@ -22,8 +22,7 @@ from sparsedp.optimizers.apply import support_optimizer
 from sparsedp.optimizers.average import WeightAverage
 from sparsedp.parameters import Layout, Support
 from sparsedp.privacy.ledger import Charge, MemoryLedger
-from sparsedp.privacy.mechanism import privatize
-from sparsedp.privacy.released import Released
+from sparsedp.privacy.mechanism import Released, privatize
 from sparsedp.randomness import SeededRandomness
 from sparsedp.runs.history import History
 from sparsedp.validation.state import StateGuard

@@ -9,8 +9,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 from sparsedp.batch import supervised
 from sparsedp.errors import DataError
-from sparsedp.evaluation.evaluate import evaluation_mode, held_out
-from sparsedp.evaluation.metrics import threshold_of
+from sparsedp.evaluation import evaluation_mode, held_out, threshold_of
 from sparsedp.optimizers.average import WeightAverage
 from sparsedp.parameters import Layout, Support
 

@@ -15,8 +15,8 @@ import pytest
 from runs import loss_fn, network, rows
 
 from sparsedp import fit
-from sparsedp.privacy.calibrate import NominalSplit
-from sparsedp.runs.ledger_file import FileLedger
+from sparsedp.privacy.calibration import NominalSplit
+from sparsedp.privacy.ledger import FileLedger
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

@@ -47,7 +47,7 @@ def test_a_run_without_a_folder_makes_no_checkpoint(monkeypatch, tmp_path):
     def refuse(*given: object) -> None:
         raise AssertionError("nobody keeps this")
 
-    monkeypatch.setattr("sparsedp.training.keeper.checkpoint_of", refuse)
+    monkeypatch.setattr("sparsedp.training.recorder.checkpoint_of", refuse)
     run(network(), ema_decay=0.9)
     with pytest.raises(AssertionError, match="nobody keeps this"):
         run(network(), out=tmp_path / "run")

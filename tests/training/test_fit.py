@@ -20,15 +20,15 @@ from torch.utils.data import Dataset
 
 from every_day import by_method
 from sparsedp import About, MethodOptions, PerExampleLoss, fit
-from sparsedp.callbacks.reports import Event, Result, StepReport
-from sparsedp.callbacks.terminal import deferred_interrupt
+from sparsedp.callbacks import deferred_interrupt
 from sparsedp.errors import DataError, PrivacyError, PrivacyWarning, SparseDPError
 from sparsedp.methods import all_methods
 from sparsedp.methods.spec import default_batch_size, default_delta
-from sparsedp.privacy.accountants import accountant
-from sparsedp.privacy.calibrate import NominalSplit
+from sparsedp.privacy.accounting import accountant
+from sparsedp.privacy.calibration import NominalSplit
+from sparsedp.privacy.ledger import FileLedger
 from sparsedp.privacy.plan import Plan
-from sparsedp.runs.ledger_file import FileLedger
+from sparsedp.results import Event, Result, StepReport
 from sparsedp.runs.reader import load_weights
 
 pytestmark = pytest.mark.usefixtures("checked_once")

@@ -13,7 +13,7 @@ from torch.utils.data import TensorDataset
 from sparsedp.errors import SparseDPError
 from sparsedp.methods import Granularity, MethodOptions, PublicScores, build_plan
 from sparsedp.parameters import Layout
-from sparsedp.privacy.accountants import plan_epsilon
+from sparsedp.privacy.accounting import plan_epsilon
 from sparsedp.training.fit import fit
 from sparsedp_experiments.runs.execute import execute
 from sparsedp_experiments.runs.settings import Settings

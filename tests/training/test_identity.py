@@ -9,9 +9,9 @@ import torch
 from runs import ROWS, a_plan, a_trainer
 
 from sparsedp.errors import PrivacyError
+from sparsedp.loading import Loading
 from sparsedp.methods import get_method
 from sparsedp.privacy.plan import Plan
-from sparsedp.sampling.loading import Loading
 
 
 def with_noise_times(plan: Plan, factor: float) -> Plan:

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from sparsedp.evaluation.metrics import classification_metrics, ranking_metrics
+from sparsedp.evaluation import classification_metrics
+from sparsedp_experiments.runs.evaluation import ranking_metrics
 
 
 def example(levels: int) -> tuple[Tensor, Tensor]:

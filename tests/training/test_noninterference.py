@@ -17,12 +17,12 @@ import pytest
 import torch
 from runs import a_trainer, advance, network, weights
 
-from sparsedp.callbacks.reports import Event, StepReport
 from sparsedp.methods import Granularity, MethodOptions, all_methods
 from sparsedp.privacy import mechanism
 from sparsedp.randomness import PublicRandomness
-from sparsedp.runs import ledger_file
-from sparsedp.training import keeper
+from sparsedp.results import Event, StepReport
+from sparsedp.privacy import ledger
+from sparsedp.training import recorder
 
 METHODS = [method.name for method in all_methods()]
 VARIANTS = {
@@ -34,9 +34,9 @@ VARIANTS = {
 @pytest.fixture
 def stopped_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing takes any time, and it is always the same day: what then differs is not the clock."""
-    monkeypatch.setattr(keeper, "time", SimpleNamespace(monotonic=lambda: 7.0))
+    monkeypatch.setattr(recorder, "time", SimpleNamespace(monotonic=lambda: 7.0))
     monkeypatch.setattr(
-        ledger_file, "datetime", SimpleNamespace(now=lambda zone: datetime(2020, 1, 2, tzinfo=zone))
+        ledger, "datetime", SimpleNamespace(now=lambda zone: datetime(2020, 1, 2, tzinfo=zone))
     )
 
 

@@ -18,15 +18,15 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
 from sparsedp import Normalised, PrivateNormalisation, fit, load_weights
-from sparsedp.callbacks.reports import Result
 from sparsedp.errors import DataError, ModelError, PrivacyError
 from sparsedp.methods import build_plan, get_method
 from sparsedp.privacy import mechanism
-from sparsedp.privacy.grid import Grid
+from sparsedp.privacy.ledger import FileLedger
+from sparsedp.privacy.mechanism import Grid
 from sparsedp.privacy.plan import Phase
 from sparsedp.randomness import PublicRandomness, SeededRandomness
+from sparsedp.results import Result
 from sparsedp.runs.checkpoint import read_checkpoint
-from sparsedp.runs.ledger_file import FileLedger
 from sparsedp.runs.verify import verify
 from sparsedp.training.trainer import Trainer
 

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from sparsedp import make_private
 from sparsedp.core.clip import ROUNDING_MARGIN
-from sparsedp.privacy.grid import Grid
+from sparsedp.privacy.mechanism import Grid
 from sparsedp.randomness import SeededRandomness
 
 SEED, CLIP_NORM = 4, 0.05

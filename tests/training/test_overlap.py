@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 from sparsedp import fit
 from sparsedp.errors import PrivacyError
-from sparsedp.evaluation.overlap import refuse_training_arrays, refuse_training_rows
+from sparsedp.evaluation import refuse_training_arrays, refuse_training_rows
 
 pytestmark = pytest.mark.usefixtures("checked_once")
 

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 from runs import a_plan, a_trainer, advance
 
-from sparsedp.callbacks.terminal import live
+from sparsedp.callbacks import live
 from sparsedp.errors import DataError
 from sparsedp.methods import get_method
 from sparsedp.privacy import plan_epsilon

@@ -13,11 +13,11 @@ from runs import ROWS, a_trainer, advance, network, weights
 from torch import nn
 
 from every_day import by_method
-from sparsedp.callbacks.reports import Event, Result, StepReport
 from sparsedp.errors import DataError, PrivacyError, SparseDPError
+from sparsedp.loading import Loading
 from sparsedp.methods import MethodOptions, all_methods, build_plan, get_method
-from sparsedp.runs.ledger_file import FileLedger
-from sparsedp.sampling.loading import Loading
+from sparsedp.privacy.ledger import FileLedger
+from sparsedp.results import Event, Result, StepReport
 
 pytestmark = pytest.mark.usefixtures("checked_once")
 
@@ -232,7 +232,7 @@ def test_a_damaged_checkpoint_is_refused(tmp_path: Path) -> None:
 def test_a_ledger_that_lost_lines_since_the_checkpoint_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sparsedp.training.keeper.SAVE_EVERY", 0.0)
+    monkeypatch.setattr("sparsedp.training.recorder.SAVE_EVERY", 0.0)
     advance(a_trainer(out=tmp_path / "run"), 4).close()
     file = tmp_path / "run" / "ledger.jsonl"
     file.write_bytes(b"".join(file.read_bytes().splitlines(keepends=True)[:-1]))

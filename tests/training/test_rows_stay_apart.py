@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from sparsedp.errors import PrivacyError
+from sparsedp.loading import Loading
 from sparsedp.methods import get_method
-from sparsedp.sampling.loading import Loading
 from sparsedp.training.trainer import Trainer
 
 Items = list[tuple[Tensor, int]]

@@ -9,9 +9,9 @@ import torch
 from runs import ROWS, a_plan, loss_fn, network, sgd
 from torch.utils.data import TensorDataset
 
-from sparsedp.callbacks.reports import Event, StepReport
 from sparsedp.methods import get_method
 from sparsedp.randomness import PublicRandomness
+from sparsedp.results import Event, StepReport
 from sparsedp.training.trainer import Trainer
 
 

@@ -19,14 +19,14 @@ from sparsedp.batch import MicroBatch, supervised
 from sparsedp.core.clip import FlatClip
 from sparsedp.errors import DataError, ModelError, SparseDPError
 from sparsedp.grad_sample.touched import TouchedRows
+from sparsedp.loading import Loading
 from sparsedp.methods import MethodOptions, PlanSpec, build_plan
 from sparsedp.privacy import mechanism
-from sparsedp.privacy.accountants import plan_epsilon
-from sparsedp.privacy.grid import Grid
+from sparsedp.privacy.accounting import plan_epsilon
+from sparsedp.privacy.mechanism import Grid
 from sparsedp.privacy.plan import Plan
-from sparsedp.privacy.touched import TouchedSum
+from sparsedp.privacy.queries import TouchedSum
 from sparsedp.randomness import SEED_BYTES, Chance, SeededRandomness, StepSecret
-from sparsedp.sampling.loading import Loading
 from sparsedp.training.fit import fit
 from sparsedp.training.trainer import Trainer
 

@@ -12,15 +12,15 @@ from runs import ROWS, a_plan, a_trainer, advance, loss_fn, network, rows, weigh
 from torch import nn
 
 from sparsedp.batch import MicroBatch, PerExampleLoss
-from sparsedp.callbacks.reports import Event, StepReport
 from sparsedp.errors import DataError, ModelError, SparseDPError
+from sparsedp.loading import Loading
 from sparsedp.methods import MethodOptions, OffSupport, all_methods, build_plan, get_method
 from sparsedp.privacy.plan import Plan
 from sparsedp.randomness import SeededRandomness
+from sparsedp.results import Event, StepReport
 from sparsedp.runs.checkpoint import read_checkpoint
 from sparsedp.runs.history import EpochReport
-from sparsedp.sampling.loading import Loading
-from sparsedp.sampling.poisson import LogicalBatch, PoissonSampler
+from sparsedp.sampling import LogicalBatch, PoissonSampler
 from sparsedp.training.trainer import Trainer
 
 OPTIMIZERS = {

@@ -15,11 +15,11 @@ from edits import try_edits
 from runs import a_trainer, advance
 
 import sparsedp
+from sparsedp._serialization import canonical
 from sparsedp.errors import DataError, PrivacyError
-from sparsedp.privacy.canonical import canonical
+from sparsedp.privacy.ledger import seal
 from sparsedp.runs.checkpoint import read_checkpoint, write_checkpoint
 from sparsedp.runs.documents import digest_of, record_bytes
-from sparsedp.runs.ledger_lines import seal
 from sparsedp.runs.reader import Run
 from sparsedp.runs.verify import TIMING, Verification, verify
 
@@ -191,7 +191,7 @@ def test_a_file_that_nothing_binds_is_named(run: Path) -> None:
 def test_a_kill_between_the_ledger_and_the_file_it_names_does_not_spoil_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sparsedp.training.keeper.SAVE_EVERY", 0.0)
+    monkeypatch.setattr("sparsedp.training.recorder.SAVE_EVERY", 0.0)
     whole = advance(a_trainer(out=tmp_path / "whole")).finish()
     out = tmp_path / "run"
     trainer = advance(a_trainer(out=out), 4)

@@ -16,7 +16,7 @@ from sparsedp.errors import SparseDPError
 from sparsedp_experiments.cli import options
 
 if TYPE_CHECKING:
-    from sparsedp.callbacks.reports import Callback, Event, Result
+    from sparsedp.results import Callback, Event, Result
     from sparsedp_experiments.runs.settings import Settings
 
 
@@ -128,8 +128,7 @@ class _Extras(NamedTuple):
 
 
 def _go(values: dict[str, Any], out: Path | None, extras: _Extras, *, resume: bool) -> None:
-    from sparsedp.callbacks.tensorboard import tensorboard_log
-    from sparsedp.callbacks.terminal import EpochLines
+    from sparsedp.callbacks import EpochLines, tensorboard_log
     from sparsedp.ranks.here import ranks_here
     from sparsedp.ranks.store import goes_on
     from sparsedp.runs.folder import RunFolder, check_new, free_folder
@@ -231,7 +230,7 @@ def _record(folder: Path) -> dict[str, Any]:
 
 def _show(result: Result, settings: Settings, folder: Path, screen: Console) -> None:
     """What came out, what it cost, and what to do with it."""
-    from sparsedp.privacy import guarantee
+    from sparsedp.guarantee import guarantee
 
     table = Table(title=f"{result.method}", show_header=False)
     for name, value in result.metrics.items():

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
+from sparsedp._serialization import canonical, sha256
 from sparsedp.errors import SparseDPError
-from sparsedp.privacy.canonical import canonical, sha256
 from sparsedp_experiments.runs.settings import Settings
 
 Point = Mapping[str, Any]

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from sparsedp.batch import MicroBatch, PerSampleLoss, supervised
-from sparsedp.callbacks.reports import Callback, StepReport
 from sparsedp.errors import SparseDPError
 from sparsedp.grad_sample.query import Engine
+from sparsedp.loading import Loading
 from sparsedp.methods import build_plan
 from sparsedp.methods.timeline import WARM_UP
 from sparsedp.randomness import PublicRandomness
+from sparsedp.results import Callback, StepReport
 from sparsedp.runs.history import EpochReport
-from sparsedp.sampling.loading import Loading
 from sparsedp.training.trainer import Trainer
 from sparsedp_experiments.data.bundle import DataBundle, Split
 from sparsedp_experiments.runs.datasets import load_data

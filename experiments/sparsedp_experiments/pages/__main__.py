@@ -1,4 +1,4 @@
-"""The command: `python -m sparsedp_experiments.pages` writes docs/results.md and README's part.
+"""The command: `python -m sparsedp_experiments.pages` writes experiments/RESULTS.md and README's part.
 
 With `--check` it writes nothing and exits with 1 if a file is out of date.
 """
@@ -16,7 +16,7 @@ from benchmarks.readme import updated
 from sparsedp_experiments.pages.page import guide, page
 from sparsedp_experiments.pages.study import ROOT, Study, read_studies
 
-PAGE = Path("docs") / "results.md"
+PAGE = Path("experiments") / "RESULTS.md"
 GUIDE = Path("docs") / "fine-tuning.md"
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from sparsedp._serialization import canonical, sha256
 from sparsedp.methods import get_method
 from sparsedp.methods.spec import build_plan
-from sparsedp.privacy.canonical import canonical, sha256
 from sparsedp_experiments.pages import words
 from sparsedp_experiments.pages.paper import read_paper
 from sparsedp_experiments.runs.results import append_row, read_rows

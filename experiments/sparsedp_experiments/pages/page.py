@@ -1,4 +1,4 @@
-"""docs/results.md: the verdicts, then every experiment."""
+"""experiments/RESULTS.md: the verdicts, then every experiment."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def page(studies: Mapping[str, Study], root: Path) -> str:
     asked = sum(1 for _ in trainings(read_config()))
     lacking = incomplete(
         [
-            *((s.name, len(s.records), len(s.runs)) for s in shown.values()),
+            *((s.name, len(s.records), s.asked) for s in shown.values()),
             (partitions.name, len(partitions.records), asked),
         ]
     )

@@ -47,12 +47,20 @@ def section(
     if picture is not None:
         lines += [f"![{alt_text(study)}]({picture})", ""]
         lines += [words.JPEG, ""] if words.is_cifar(study) else []
-    lines += [*shortcomings(study)]
+    lines += [*shortcomings(study), *removed_methods(study)]
     lines += claims
     said = TEXTS / f"{study.name}.md"
     if said.exists():
         lines += [said.read_text(encoding="utf-8").strip(), ""]
     return lines
+
+
+def removed_methods(study: Study) -> list[str]:
+    """Which rows are of methods that were removed since, if any."""
+    names = dict.fromkeys(words.place_text(record["cell"]) for record in study.historical)
+    if not names:
+        return []
+    return [f"Historical, of methods removed since; they cannot be run again: {'; '.join(names)}.", ""]
 
 
 def heading(study: Study) -> str:
@@ -80,7 +88,7 @@ def what_was_run(study: Study, tuning: Sequence[str]) -> str:
         lines.append(
             f"Settings were chosen on a validation split ({files}, under Tuning below); that is not in epsilon."
         )
-    done = f"{len(study.records)} of {len(study.runs)} runs, {words.hours_text(study)}"
+    done = f"{len(study.records)} of {study.asked} runs, {words.hours_text(study)}"
     lines.append(f"Config `configs/{study.name}.toml`, records in `results/{study.name}/records` ({done}).")
     return " ".join(lines)
 

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
-from sparsedp_experiments.runs.config import OTHERS, Experiment, read_family
+from sparsedp_experiments.runs.config import Experiment, family_files, read_family
 from sparsedp_experiments.runs.grid import GridRun
 from sparsedp_experiments.runs.results import Results
 from sparsedp_experiments.runs.table import Row, make_rows
@@ -19,6 +19,8 @@ Cell = Mapping[str, str]
 
 ROOT = Path(__file__).parents[3]
 TUNING = "-tuning"
+REMOVED_METHODS = ("votes", "head-votes", "head-probe", "tp-block-coherent")
+"""Methods that the library had when records of them were made."""
 
 
 class Measured(Protocol):
@@ -44,14 +46,16 @@ class Study:
     Attributes:
         experiment: from the config.
         runs: every run the config asks for.
-        records: those of them that are done, in the order of the runs.
+        records: those of them that are done, in the order of the runs, then the historical ones.
         stale: hashes of its records that are of none of its runs; they are not used.
+        historical: records of methods that were removed since; they are shown, and cannot be run again.
     """
 
     experiment: Experiment
     runs: tuple[GridRun, ...]
     records: tuple[Record, ...]
     stale: tuple[str, ...]
+    historical: tuple[Record, ...] = ()
 
     @property
     def name(self) -> str:
@@ -60,8 +64,17 @@ class Study:
 
     @property
     def axes(self) -> Mapping[str, Sequence[str]]:
-        """The labels of every axis of the grid."""
-        return {axis.name: [level.label for level in axis.levels] for axis in self.experiment.axes}
+        """The labels of every axis of the grid, and those that only historical records have."""
+        found = {axis.name: [level.label for level in axis.levels] for axis in self.experiment.axes}
+        for record in self.historical:
+            for axis, label in record["cell"].items():
+                found[axis] += [] if label in found[axis] else [label]
+        return found
+
+    @property
+    def asked(self) -> int:
+        """How many runs the config asks for, and asked for when it named methods that were removed."""
+        return len(self.runs) + len(self.historical)
 
     @property
     def is_tuning(self) -> bool:
@@ -71,12 +84,13 @@ class Study:
     @property
     def is_complete(self) -> bool:
         """Whether every run is done."""
-        return len(self.records) == len(self.runs)
+        return len(self.records) == self.asked
 
     @cached_property
     def cells(self) -> tuple[Cell, ...]:
-        """Every cell of the grid, in its order."""
-        return tuple({tuple(run.cell.items()): run.cell for run in self.runs}.values())
+        """Every cell of the grid in its order, then those of historical records."""
+        own = [run.cell for run in self.runs] + [record["cell"] for record in self.historical]
+        return tuple({tuple(cell.items()): cell for cell in own}.values())
 
     @cached_property
     def rows(self) -> tuple[Row, ...]:
@@ -93,9 +107,11 @@ class Study:
     @cached_property
     def _settings(self) -> Mapping[tuple[tuple[str, str], ...], Mapping[str, Any]]:
         first = {tuple(run.cell.items()): run for run in reversed(self.runs)}
+        known = {cell: run.settings.to_json() for cell, run in first.items()}
+        known |= {tuple(record["cell"].items()): record["settings"] for record in self.historical}
         return {
-            cell: {name: value for name, value in run.settings.to_json().items() if name != "seed"}
-            for cell, run in first.items()
+            cell: {name: value for name, value in settings.items() if name != "seed"}
+            for cell, settings in known.items()
         }
 
     def settings_of(self, cell: Cell) -> Mapping[str, Any]:
@@ -105,7 +121,7 @@ class Study:
     def missing(self) -> dict[tuple[tuple[str, str], ...], int]:
         """How many seeds each unfinished cell lacks."""
         done = {record["config_hash"] for record in self.records}
-        lacking = {tuple(cell.items()): 0 for cell in self.cells}
+        lacking = {tuple(run.cell.items()): 0 for run in self.runs}
         for run in self.runs:
             lacking[tuple(run.cell.items())] += run.settings.digest not in done
         return {cell: seeds for cell, seeds in lacking.items() if seeds}
@@ -124,8 +140,17 @@ def read_study(experiment: Experiment, results: Path) -> Study:
     """The study of an experiment, with its records in a file."""
     runs = experiment.runs()
     records = Results(results, experiment.name)
-    found = [records.find(run) for run in runs]
-    return Study(experiment, runs, tuple(one for one in found if one is not None), records.stale(runs))
+    found = [record for run in runs if (record := records.find(run)) is not None]
+    rest = {digest: records.row(digest) for digest in records.stale(runs)}
+    historical = tuple(row for row in rest.values() if is_historical(row))
+    stale = tuple(digest for digest, row in rest.items() if not is_historical(row))
+    return Study(experiment, runs, (*found, *historical), stale, historical)
+
+
+def is_historical(record: Record) -> bool:
+    """Whether a record is of a method or an option that the library had once."""
+    settings = record["settings"]
+    return settings.get("method") in REMOVED_METHODS or settings.get("active_ratio") == "auto"
 
 
 def read_studies(root: Path = ROOT) -> dict[str, Study]:
@@ -133,8 +158,7 @@ def read_studies(root: Path = ROOT) -> dict[str, Study]:
     folder = root / "experiments"
     found = {
         name: read_study(experiment, folder / "results" / f"{file.stem}.jsonl")
-        for file in (folder / "configs").glob("*.toml")
-        if file.stem not in OTHERS
+        for file in family_files(folder / "configs")
         for name, experiment in read_family(file).items()
     }
     return dict(sorted(found.items()))

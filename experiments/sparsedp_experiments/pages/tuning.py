@@ -21,7 +21,7 @@ def tuning_section(study: Study) -> list[str]:
     axes = "; ".join(
         f"{axis.name}: {', '.join(level.label for level in axis.levels)}" for axis in study.experiment.axes
     )
-    done = f"{len(study.records)} of {len(study.runs)} runs, {words.hours_text(study)}"
+    done = f"{len(study.records)} of {study.asked} runs, {words.hours_text(study)}"
     jpeg = f" {words.JPEG}" if words.is_cifar(study) else ""
     lines = [
         f"### {study.experiment.title}",

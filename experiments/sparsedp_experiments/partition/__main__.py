@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from rich.progress import track
 
-from sparsedp.privacy.canonical import canonical, sha256
+from sparsedp._serialization import canonical, sha256
 from sparsedp_experiments.partition.train import Training, train
 from sparsedp_experiments.runs.datasets import load_data
 from sparsedp_experiments.runs.results import append_row, commit, read_rows

@@ -12,19 +12,19 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from sparsedp._serialization import FrozenMap
 from sparsedp.batch import MicroBatch, supervised
 from sparsedp.core.clip import FlatClip
 from sparsedp.grad_sample import Query, make_engine
+from sparsedp.loading import Loading
 from sparsedp.methods import Controller, MethodOptions, OffSupport, build_plan, get_method
 from sparsedp.optimizers.apply import support_optimizer
 from sparsedp.parameters import Layout
-from sparsedp.privacy.canonical import FrozenMap
 from sparsedp.privacy.ledger import Charge, MemoryLedger
 from sparsedp.privacy.mechanism import privatize
 from sparsedp.privacy.plan import Plan
 from sparsedp.randomness import Chance, PublicRandomness, SeededRandomness
-from sparsedp.sampling.loading import Loading
-from sparsedp.sampling.poisson import LogicalBatch, PoissonSampler
+from sparsedp.sampling import LogicalBatch, PoissonSampler
 from sparsedp_experiments.data.bundle import DataBundle
 from sparsedp_experiments.pages.partition import gaussian_epsilon
 from sparsedp_experiments.runs.evaluation import evaluator

@@ -16,8 +16,6 @@ from sparsedp_experiments.runs.settings import KINDS, checked
 
 LABORATORY = Path(__file__).parents[2]
 CONFIGS, RESULTS = LABORATORY / "configs", LABORATORY / "results"
-OTHERS = ("figures", "partition", "audit")
-"""Files of configs that other commands read."""
 
 _TOP = ("title", "description", "seeds", "metric", "contrast", "base", "grid", "override", "skip")
 
@@ -97,12 +95,17 @@ def read_family(path: Path) -> dict[str, Experiment]:
 
 def committed_families() -> dict[str, Path]:
     """The file of every committed experiment, by the experiment's name."""
-    return {
-        name: path
-        for path in sorted(CONFIGS.glob("*.toml"))
-        if path.stem not in OTHERS
-        for name in read_toml(path)
-    }
+    return {name: path for path in family_files(CONFIGS) for name in read_toml(path)}
+
+
+def family_files(folder: Path) -> tuple[Path, ...]:
+    """The files of a folder that hold experiments: tables, or one alone, with a base and a grid."""
+
+    def has_experiments(content: Mapping[str, Any]) -> bool:
+        tables = [content, *(table for table in content.values() if isinstance(table, dict))]
+        return any({"base", "grid"} <= set(table) for table in tables)
+
+    return tuple(path for path in sorted(folder.glob("*.toml")) if has_experiments(read_toml(path)))
 
 
 def records_of(config: Path | str) -> Path:

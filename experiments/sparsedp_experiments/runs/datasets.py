@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from sparsedp._serialization import FrozenMap
 from sparsedp.errors import DataError, SparseDPError
-from sparsedp.privacy.canonical import FrozenMap
 from sparsedp.randomness import PublicRandomness
 from sparsedp_experiments import data as datasets
 from sparsedp_experiments.data.bundle import DataBundle, Split

@@ -18,16 +18,16 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, LRScheduler
 
 from sparsedp.batch import PerExampleLoss
-from sparsedp.callbacks.reports import Callback, Result
 from sparsedp.errors import ModelError, SparseDPError
 from sparsedp.methods.choice import AUTO_METHOD
 from sparsedp.optimizers.noise_aware import AdamBC, LowPassSGD
 from sparsedp.optimizers.rule import MOMENTUM, OptimizerChoice, Rate
 from sparsedp.optimizers.table_rate import rate_for_table
+from sparsedp.results import Callback, Result
 from sparsedp.runs.record import About
-from sparsedp.training.features import extract_features
+from sparsedp.training.data import extract_features
 from sparsedp.training.fit import fit, public_weights
-from sparsedp.training.normalised import Normalised
+from sparsedp.training.normalization import Normalised
 from sparsedp_experiments.data import DATASETS
 from sparsedp_experiments.data.bundle import DataBundle
 from sparsedp_experiments.data.cache import Arrays, cached_arrays

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from sparsedp.batch import MicroBatch, PerSampleLoss, per_sample_loss
 from sparsedp.errors import SparseDPError
 from sparsedp.randomness import PublicRandomness
-from sparsedp.training.normalised import Normalised
+from sparsedp.training.normalization import Normalised
 from sparsedp_experiments.data.bundle import Split
 from sparsedp_experiments.runs.datasets import load_data
 from sparsedp_experiments.runs.execute import loss_of, moments_in

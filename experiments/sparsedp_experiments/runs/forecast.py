@@ -10,9 +10,9 @@ from itertools import pairwise
 from statistics import mean, median
 from typing import Any, final
 
-from sparsedp.callbacks.reports import Event, StepReport
-from sparsedp.privacy.canonical import canonical
-from sparsedp.training.planning import count_units
+from sparsedp._serialization import canonical
+from sparsedp.results import Event, StepReport
+from sparsedp.training.data import count_units
 from sparsedp_experiments.runs.datasets import load_data
 from sparsedp_experiments.runs.execute import check, execute
 from sparsedp_experiments.runs.grid import GridRun

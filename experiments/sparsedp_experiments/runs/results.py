@@ -97,6 +97,10 @@ class Results:
         row = self._rows().get(run.settings.digest)
         return None if row is None else dict(row)
 
+    def row(self, digest: str) -> Row:
+        """The record with this hash of its settings."""
+        return self._rows()[digest]
+
     def keep(self, record: Row) -> None:
         """Append a run's record."""
         append_row(self.path, record)

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from sparsedp._serialization import FrozenMap
 from sparsedp.errors import SparseDPError
-from sparsedp.privacy.canonical import FrozenMap
 
 
 @dataclass(frozen=True, slots=True)

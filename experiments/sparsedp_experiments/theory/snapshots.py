@@ -8,10 +8,10 @@ from typing import final
 
 from torch import nn
 
-from sparsedp.callbacks.reports import Callback, StepReport
 from sparsedp.errors import SparseDPError
 from sparsedp.parameters import Layout
 from sparsedp.privacy.plan import Plan
+from sparsedp.results import Callback, StepReport
 from sparsedp.runs.folder import RunFolder
 from sparsedp.runs.history import EpochReport
 from sparsedp.runs.reader import Run

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from sparsedp.batch import MicroBatch, PerSampleLoss
-from sparsedp.callbacks.reports import StepReport
 from sparsedp.core.clip import FlatClip
 from sparsedp.diagnostics.quality import energy_captured, trajectory_capture
 from sparsedp.errors import SparseDPError
 from sparsedp.grad_sample import make_engine
 from sparsedp.parameters import Layout
+from sparsedp.results import StepReport
 from sparsedp.runs.history import EpochReport
 from sparsedp.runs.snapshots import Snapshot
 from sparsedp_experiments.theory.convergence import ProjectedBound, projected_bound

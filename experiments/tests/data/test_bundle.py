@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from sparsedp.errors import DataError
-from sparsedp.sampling.fetching import BatchFetch
+from sparsedp.loading import BatchFetch
 from sparsedp_experiments.data import CENTRED, UNIT, DataBundle, Dense, PixelScale, Sparse, Split, holdout
 
 

@@ -1,7 +1,6 @@
 """Every experiment file parses, names what the claims ask of it, and runs an epoch on a few records."""
 
 import math
-from pathlib import Path
 
 import pytest
 import small_data
@@ -9,7 +8,7 @@ import small_data
 from sparsedp_experiments.pages.study import read_study
 from sparsedp_experiments.pages.verdicts import read_claims
 from sparsedp_experiments.runs import datasets
-from sparsedp_experiments.runs.config import committed_families, read_experiment
+from sparsedp_experiments.runs.config import committed_families, read_experiment, records_of
 from sparsedp_experiments.runs.execute import execute
 
 NAMES = sorted(committed_families())
@@ -66,7 +65,7 @@ def test_tests_use_other_seeds_than_tuning_and_never_the_validation_split(name):
 
 
 def test_every_claim_names_cells_that_its_experiment_has():
-    known = {name: read_study(read_experiment(name), Path("no-results")) for name in NAMES}
+    known = {name: read_study(read_experiment(name), records_of(name)) for name in NAMES}
     for claim in read_claims():
         for evidence in claim.evidence:
             study = known.get(evidence.experiment)

@@ -3,8 +3,8 @@
 import pytest
 
 from sparsedp.errors import SparseDPError
-from sparsedp.privacy.accountants import accountant
-from sparsedp.privacy.events import Spend
+from sparsedp.privacy.accounting import accountant
+from sparsedp.privacy.plan import Spend
 from sparsedp_experiments.pages.noise import TRAINING, noise_multiplier
 from sparsedp_experiments.pages.paper import FILES, label, number_for, read_paper
 from sparsedp_experiments.pages.partition import costs, gaussian_epsilon

@@ -5,8 +5,8 @@ The package is not called `audit`, since that is the function users call: `spars
 
 from __future__ import annotations
 
+from sparsedp.auditing.audit import audit
 from sparsedp.auditing.model import Training
 from sparsedp.auditing.result import AuditResult
-from sparsedp.auditing.run import audit
 
 __all__ = ["AuditResult", "Training", "audit"]

@@ -2,29 +2,195 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, final
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from sparsedp.auditing.coins import Coins, fair_coins
 from sparsedp.auditing.estimators import Vector
-from sparsedp.auditing.subject import Setting
-from sparsedp.batch import MicroBatch
+from sparsedp.batch import MicroBatch, PerSampleLoss
 from sparsedp.core.clip import Clip
+from sparsedp.core.geometry import Geometry
+from sparsedp.errors import SparseDPError
+from sparsedp.grad_sample import make_engine
 from sparsedp.grad_sample.query import Engine, Query
-from sparsedp.parameters import Layout
-from sparsedp.privacy.grid import Grid
+from sparsedp.loading import Loading
+from sparsedp.methods import Controller, Knowledge
+from sparsedp.parameters import Layout, Support
 from sparsedp.privacy.ledger import Charge, Ledger, MemoryLedger
-from sparsedp.privacy.mechanism import privatize
-from sparsedp.privacy.plan import Plan
-from sparsedp.privacy.released import Released
-from sparsedp.randomness import PrivateRandomness, PublicRandomness
+from sparsedp.privacy.mechanism import Grid, Released, privatize
+from sparsedp.privacy.plan import Phase, Plan
+from sparsedp.randomness import (
+    PrivateRandomness,
+    PublicRandomness,
+    SeededRandomness,
+    StepSecret,
+    SystemRandomness,
+)
+from sparsedp.training.normalization import Normalised
+
+Coins = npt.NDArray[np.bool_]
+
+
+def fair_coins(count: int) -> Coins:
+    """Independent coins from the operating system."""
+    return SystemRandomness().bernoulli(0.5, count, key=())
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class AbsentUnits(SystemRandomness):
+    """The operating system's randomness, but for units that are not there: their coins never land.
+
+    Attributes:
+        present: one flag per unit.
+    """
+
+    present: Coins
+
+    def bernoulli(self, probability: float, size: int, key: Sequence[int]) -> Coins:
+        """Independent coins; an absent unit's is never true."""
+        if size != len(self.present):
+            raise SparseDPError(f"absent units: got {size} units, expected {len(self.present)}")
+        return SystemRandomness.bernoulli(self, probability, size, key) & self.present
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class FixedCoins:
+    """Makes the real sampler draw the units it is told to, each with the same rows in whatever company.
+
+    A unit's choice of rows is keyed by the unit: two draws that differ by one unit differ in nothing else.
+
+    Attributes:
+        chosen: one coin per unit.
+        sizes: rows of each unit.
+        seed: of the rows' lottery.
+    """
+
+    chosen: Coins
+    sizes: npt.NDArray[np.int64]
+    seed: int
+
+    @property
+    def for_release(self) -> bool:
+        """Never."""
+        return False
+
+    def rounded_gaussian(self, bits: int, size: int, key: Sequence[int]) -> Tensor:
+        """None: these are for drawing batches."""
+        raise SparseDPError("fixed coins make no noise")
+
+    def add_rounded_gaussian(self, bits: int, sums: Tensor, key: Sequence[int]) -> None:
+        """None: these are for drawing batches."""
+        raise SparseDPError("fixed coins make no noise")
+
+    def bernoulli(self, probability: float, size: int, key: Sequence[int]) -> Coins:
+        """The coins given."""
+        if size != len(self.chosen):
+            raise SparseDPError(f"fixed coins: got {size} units, expected {len(self.chosen)}")
+        return self.chosen
+
+    def below(self, bounds: npt.NDArray[np.int64], key: Sequence[int]) -> npt.NDArray[np.int64]:
+        """One integer per chosen unit, or one per row of the chosen units, as the sampler asks."""
+        units = np.flatnonzero(self.chosen)
+        whole = SeededRandomness(self.seed)
+        if len(bounds) == len(units):
+            lots = whole.below(np.full(len(self.chosen), 2**52), key=(0,))[units]
+        else:
+            starts = np.cumsum(self.sizes) - self.sizes
+            rows = np.concatenate([np.arange(starts[u], starts[u] + self.sizes[u]) for u in units])
+            lots = whole.below(np.full(int(self.sizes.sum()), 2**52), key=(1,))[rows]
+        return (lots % bounds).astype(np.int64)
+
+    def secret(self, key: Sequence[int]) -> StepSecret:
+        """The same whoever is drawn."""
+        return SeededRandomness(self.seed).secret(key)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Subject:
+    """Everything a run would be made of.
+
+    Attributes:
+        model: the user's; never moved.
+        dataset: the user's.
+        loss: one loss per row.
+        plan: what is claimed.
+        loading: units and how rows become batches.
+        engine: the engine's name.
+    """
+
+    model: nn.Module
+    dataset: Dataset[Any]
+    loss: PerSampleLoss
+    plan: Plan
+    loading: Loading
+    engine: str
+
+    def make_engine(self) -> Engine:
+        """The engine that would train the model, without the checks that come before training."""
+        return make_engine(self.model, self.loss, self.engine)
+
+    def controller(self, layout: Layout) -> Controller:
+        """The method at work on this plan, with fresh public randomness."""
+        known = Knowledge(lambda: layout.flatten(self.model))
+        return Controller(self.plan, layout, PublicRandomness.fresh(), known)
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        """The phases that train."""
+        return self.plan.training
+
+    @property
+    def channels(self) -> int:
+        """Of the inputs, where the plan measures them; else none."""
+        return self.model.centre.numel() if isinstance(self.model, Normalised) else 0
+
+    @property
+    def rows(self) -> int:
+        """Of the data set."""
+        return len(self.dataset)  # type: ignore[arg-type]
+
+    def some_steps(self, most: int) -> list[int]:
+        """About so many steps that train, spread evenly, the first and last of each phase among them; all others."""
+        chosen: set[int] = set()
+        for phase in self.plan.phases:
+            first = self.plan.first_step(phase.name)
+            share = max(2, most * phase.steps // self.plan.training_steps) if phase.trains else phase.steps
+            chosen |= set(
+                np.unique(np.linspace(first, first + phase.steps - 1, share).round()).astype(int).tolist()
+            )
+        return sorted(chosen)
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class Setting:
+    """What a step of some phase asks of the mechanism."""
+
+    phase: Phase
+    step: int
+    support: Support
+    geometry: Geometry
+    per_sample_top: float | None
+
+    @property
+    def clip(self) -> Clip:
+        """The phase's."""
+        return self.phase.clip
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Where the model lives."""
+    return next(model.parameters()).device
+
 
 Indices = npt.NDArray[np.int64]
 

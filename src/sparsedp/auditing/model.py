@@ -13,17 +13,15 @@ from torch import nn
 from torch.utils import _pytree as pytree
 from torch.utils.data import Dataset
 
-from sparsedp.auditing.canaries import Indices
-from sparsedp.auditing.coins import AbsentUnits, fair_coins
+from sparsedp.auditing.canaries import AbsentUnits, Indices, Subject, device_of, fair_coins
 from sparsedp.auditing.estimators import Scores, Vector, epsilon_by_guesses, epsilon_by_shape
-from sparsedp.auditing.leave_one_out import rows_of
-from sparsedp.auditing.subject import Subject, device_of
+from sparsedp.auditing.sensitivity import rows_of
 from sparsedp.batch import PerExampleLoss, check_losses, row_count, to_device
 from sparsedp.errors import SparseDPError
+from sparsedp.loading import rows_in_order
 from sparsedp.optimizers.rule import OptimizerChoice, Rate, default_optimizer
 from sparsedp.randomness import PublicRandomness
-from sparsedp.sampling.fetching import rows_in_order
-from sparsedp.training.batches import Batches
+from sparsedp.training.data import Batches
 from sparsedp.training.trainer import Trainer
 
 ROWS = 256

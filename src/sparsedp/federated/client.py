@@ -15,7 +15,7 @@ from sparsedp.federated.task import CountAsked, Task
 from sparsedp.federated.weights import model_digest, write_weights
 from sparsedp.grad_sample.query import Query, keep_largest
 from sparsedp.parameters import Layout, Support
-from sparsedp.privacy.updates import on_grid
+from sparsedp.privacy.queries import on_grid
 
 
 @final

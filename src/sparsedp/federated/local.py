@@ -15,10 +15,10 @@ from sparsedp.errors import SparseDPError
 from sparsedp.federated.task import CountAsked
 from sparsedp.federated.weights import write_weights
 from sparsedp.grad_sample.touched import TouchedRows
+from sparsedp.loading import Collate, fetch_rows, rows_in_order
 from sparsedp.methods.order import TableRows
 from sparsedp.parameters import Layout, Support
 from sparsedp.randomness import PublicRandomness, own_generators
-from sparsedp.sampling.fetching import Collate, fetch_rows, rows_in_order
 
 ROWS_AT_ONCE = 256
 """Rows that a count looks at together."""

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sparsedp.federated.rounds import Refusal, Round
 from sparsedp.federated.task import Task
-from sparsedp.privacy.updates import is_within
+from sparsedp.privacy.queries import is_within
 
 Answers = Mapping[int, Tensor | str]
 """By client: its update, or why it has none."""

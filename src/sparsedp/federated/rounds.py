@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import final
 
-from sparsedp.callbacks.reports import StepReport
 from sparsedp.federated.task import Task
 from sparsedp.methods import StepSetting
-from sparsedp.privacy.shares import SharedCharge
+from sparsedp.privacy.ledger import SharedCharge
+from sparsedp.results import StepReport
 
 
 @final

@@ -9,9 +9,8 @@ from typing import Any, final
 
 from torch import nn
 
-from sparsedp.callbacks.reports import Callback, StepReport
 from sparsedp.errors import PrivacyError, SparseDPError
-from sparsedp.evaluation.evaluate import Evaluator
+from sparsedp.evaluation import Evaluator
 from sparsedp.federated.asking import Asking
 from sparsedp.federated.picking import pick
 from sparsedp.federated.replies import Answers, sort_out
@@ -19,20 +18,19 @@ from sparsedp.federated.rounds import Round, RoundReport, Step
 from sparsedp.methods.stages import SELECT
 from sparsedp.optimizers.rule import OptimizerChoice, SchedulerChoice
 from sparsedp.parameters import Layout
-from sparsedp.privacy.ledger import Charge
-from sparsedp.privacy.mechanism import BoundedSum, private_mean
+from sparsedp.privacy.ledger import Charge, SharedCharge
+from sparsedp.privacy.mechanism import BoundedSum, Released, private_mean
 from sparsedp.privacy.plan import Plan
-from sparsedp.privacy.released import Released
-from sparsedp.privacy.shares import SharedCharge
-from sparsedp.privacy.updates import UpdateSum
+from sparsedp.privacy.queries import UpdateSum
 from sparsedp.randomness import SeededRandomness, SystemRandomness
 from sparsedp.ranks.here import refuse_ranks
+from sparsedp.results import Callback, StepReport
 from sparsedp.runs.record import About
 from sparsedp.runs.store import find_run
-from sparsedp.training.counts import COUNT
-from sparsedp.training.keeper import RunKeeper, facts_of, public_randomness
-from sparsedp.training.kept_run import KeptRun
-from sparsedp.training.learner import Learner, UpdateRule
+from sparsedp.training.recorder import RunKeeper, facts_of, public_randomness
+from sparsedp.training.state import Learner, UpdateRule
+from sparsedp.training.step import COUNT
+from sparsedp.training.trainer import KeptRun
 
 
 @final

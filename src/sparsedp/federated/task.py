@@ -16,7 +16,7 @@ from sparsedp.core.clip import FlatClip
 from sparsedp.core.geometry import Geometry, Identity, Standardized
 from sparsedp.errors import SparseDPError
 from sparsedp.parameters import Support
-from sparsedp.privacy.grid import Grid
+from sparsedp.privacy.mechanism import Grid
 
 Scalar = int | float | str
 

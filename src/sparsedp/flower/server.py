@@ -12,11 +12,11 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import Result as FlowerResult
 from flwr.serverapp.strategy import Strategy
 
-from sparsedp.callbacks.reports import Result
 from sparsedp.errors import PrivacyError, SparseDPError
 from sparsedp.federated import FederatedTrainer, Round, RoundReport
 from sparsedp.flower.records import in_one_line, read_answer, to_records
 from sparsedp.flower.roster import Roster
+from sparsedp.results import Result
 
 logger = logging.getLogger("sparsedp")
 

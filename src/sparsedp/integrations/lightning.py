@@ -10,9 +10,9 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from sparsedp.batch import PerExampleLoss, check_losses, per_sample_loss, row_count
-from sparsedp.callbacks.reports import Result
-from sparsedp.evaluation.metrics import classification_metrics, threshold_of
+from sparsedp.evaluation import classification_metrics, threshold_of
 from sparsedp.own_loop.make_private import make_private
+from sparsedp.results import Result
 
 
 class PrivateModule(lightning.LightningModule):  # type: ignore[misc]

@@ -6,7 +6,7 @@ from typing import final
 
 import mlflow
 
-from sparsedp.callbacks.reports import Event, StepReport
+from sparsedp.results import Event, StepReport
 
 
 @final

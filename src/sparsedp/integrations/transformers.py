@@ -14,10 +14,10 @@ from transformers import get_scheduler
 from transformers.trainer_utils import TrainOutput
 
 from sparsedp.batch import PerExampleLoss, Rows
-from sparsedp.callbacks.reports import Result
 from sparsedp.errors import SparseDPError
 from sparsedp.integrations.transformers_losses import loss_for
 from sparsedp.integrations.transformers_settings import refuse_unheeded
+from sparsedp.results import Result
 from sparsedp.training.fit import fit
 
 

@@ -31,8 +31,8 @@ from sparsedp.methods.standardization import Statistics
 from sparsedp.methods.timeline import Timeline
 from sparsedp.methods.warmup import WarmupWatch
 from sparsedp.parameters import Layout, Support
+from sparsedp.privacy.mechanism import Released
 from sparsedp.privacy.plan import Plan
-from sparsedp.privacy.released import Released
 from sparsedp.randomness import PublicRandomness
 
 logger = logging.getLogger("sparsedp")

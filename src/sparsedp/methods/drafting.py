@@ -6,12 +6,12 @@ import math
 from fractions import Fraction
 from typing import Any
 
+from sparsedp._serialization import FrozenMap
 from sparsedp.errors import PrivacyError, SparseDPError
 from sparsedp.methods.adafest import Contributions
 from sparsedp.methods.method import Method
 from sparsedp.methods.rules import Protection
 from sparsedp.methods.stages import Moves, Stage, phase_names
-from sparsedp.privacy.canonical import FrozenMap
 from sparsedp.privacy.plan import Phase
 
 

@@ -26,7 +26,7 @@ from sparsedp.methods.observation import Observation
 from sparsedp.methods.order import Order
 from sparsedp.methods.rankings import ByScore, Place, RankingState, register_ranking
 from sparsedp.parameters import Layout
-from sparsedp.privacy.released import Released
+from sparsedp.privacy.mechanism import Released
 
 SMALLEST = 0.25
 """The smallest standard deviation of a signal that is told from none, over that of the noise."""

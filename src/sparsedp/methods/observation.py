@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from sparsedp.errors import SparseDPError
-from sparsedp.privacy.released import Released
+from sparsedp.privacy.mechanism import Released
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -7,14 +7,14 @@ from dataclasses import replace
 from typing import Any
 
 from sparsedp.errors import OutOfReachError
+from sparsedp.guarantee import guarantee, summarize
 from sparsedp.methods.choice import meaning_of, noise_ratio
 from sparsedp.methods.method import Method
 from sparsedp.methods.sizes import ALL, ActiveCount, ModelSize, count_active
 from sparsedp.methods.spec import PlanSpec
 from sparsedp.methods.timeline import noise_on_mean
-from sparsedp.privacy.accountants import epsilon_by_epoch
+from sparsedp.privacy.accounting import epsilon_by_epoch
 from sparsedp.privacy.plan import Plan
-from sparsedp.privacy.summary import guarantee, summarize
 
 
 def quote(spec: PlanSpec, size: ModelSize, other_budgets: Iterable[float]) -> dict[str, Any]:

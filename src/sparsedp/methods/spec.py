@@ -8,18 +8,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypedDict, Unpack, final
 
+from sparsedp import _validate as checks
+from sparsedp._serialization import FrozenMap
 from sparsedp.errors import PrivacyError, SparseDPError
 from sparsedp.methods.drafting import draft_phases, steps_of_an_epoch
 from sparsedp.methods.method import Method
 from sparsedp.methods.options import MethodOptions, configure
 from sparsedp.methods.rules import Protection
 from sparsedp.methods.table import get_method
-from sparsedp.privacy import checks
-from sparsedp.privacy.calibrate import calibrate
-from sparsedp.privacy.canonical import FrozenMap
-from sparsedp.privacy.normalisation import PrivateNormalisation
+from sparsedp.privacy.calibration import BudgetSplit, EqualNoise, calibrate, read_split
+from sparsedp.privacy.normalization import PrivateNormalisation
 from sparsedp.privacy.plan import Phase, Plan
-from sparsedp.privacy.splits import BudgetSplit, EqualNoise, read_split
 
 METHOD = "tp-topk"
 EPSILON = 3.0

@@ -10,7 +10,7 @@ from torch import Tensor
 from sparsedp.core.geometry import Standardized
 from sparsedp.errors import SparseDPError
 from sparsedp.parameters import Support
-from sparsedp.privacy.released import Released
+from sparsedp.privacy.mechanism import Released
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,8 @@ from sparsedp.methods.observation import observe_dense
 from sparsedp.methods.rankings import ByScore
 from sparsedp.methods.scores import Coherent, Energy
 from sparsedp.methods.timeline import WARM_UP
+from sparsedp.privacy.mechanism import Released
 from sparsedp.privacy.plan import Phase, Plan
-from sparsedp.privacy.released import Released
 
 MINIMUM_WARMUP = 3
 """One step to rank by and two to estimate with."""

@@ -16,7 +16,7 @@ from sparsedp.optimizers.compact import ELEMENTWISE, CompactOptimizer
 from sparsedp.optimizers.masked import WEIGHT_DECAY, MaskedOptimizer
 from sparsedp.optimizers.places import places_in
 from sparsedp.parameters import Layout, Support
-from sparsedp.privacy.released import Released
+from sparsedp.privacy.mechanism import Released
 
 logger = logging.getLogger("sparsedp")
 

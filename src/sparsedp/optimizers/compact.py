@@ -14,7 +14,7 @@ from sparsedp.optimizers.noise_aware import OWN_OPTIMIZERS, AdamBC
 from sparsedp.optimizers.places import Places, moved, places_in
 from sparsedp.optimizers.rule import optimizer_state, restore_optimizer
 from sparsedp.parameters import Layout, Support
-from sparsedp.privacy.released import Released
+from sparsedp.privacy.mechanism import Released
 
 ELEMENTWISE: frozenset[type[Optimizer]] = frozenset(
     {

@@ -16,7 +16,7 @@ from sparsedp.optimizers.compact import PER_PARAMETER_STATE, first_value
 from sparsedp.optimizers.noise_aware import AdamBC
 from sparsedp.optimizers.rule import optimizer_state, restore_optimizer
 from sparsedp.parameters import Layout, Support
-from sparsedp.privacy.released import Released
+from sparsedp.privacy.mechanism import Released
 
 WEIGHT_DECAY: tuple[type[Optimizer], ...] = tuple(
     getattr(torch.optim, name) for name in ("AdamW", "Adafactor", "Muon") if hasattr(torch.optim, name)

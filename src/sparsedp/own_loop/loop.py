@@ -12,12 +12,12 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from sparsedp.batch import PerSampleLoss, Rows, join_rows, row_count, select_rows, to_device
-from sparsedp.callbacks.reports import Result, StepReport
 from sparsedp.errors import PrivacyError, SparseDPError
 from sparsedp.own_loop.deferred import MODEL, Deferred, describe, model_calls, same, without_reduction
 from sparsedp.own_loop.trained import TrainedParameters
 from sparsedp.randomness import own_generators
-from sparsedp.sampling.poisson import LogicalBatch
+from sparsedp.results import Result, StepReport
+from sparsedp.sampling import LogicalBatch
 from sparsedp.training.trainer import Trainer
 
 

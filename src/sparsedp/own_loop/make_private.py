@@ -13,11 +13,9 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from torch.utils.data._utils.collate import default_collate
 
 from sparsedp.batch import PerExampleLoss, per_sample_loss, select_rows
-from sparsedp.callbacks.reports import Callback
 from sparsedp.errors import DataError, SparseDPError
-from sparsedp.evaluation.evaluate import Evaluator, held_out
-from sparsedp.evaluation.metrics import threshold_of
-from sparsedp.evaluation.overlap import refuse_training_rows
+from sparsedp.evaluation import Evaluator, held_out, refuse_training_rows, threshold_of
+from sparsedp.loading import Loading, rows_in_order
 from sparsedp.methods import Method, MethodOptions
 from sparsedp.methods.choice import AUTO_METHOD
 from sparsedp.methods.spec import Asked, check_asked
@@ -25,10 +23,9 @@ from sparsedp.own_loop.loop import Loop
 from sparsedp.own_loop.private_loop import PrivateLoader, PrivateModel, PrivateOptimizer
 from sparsedp.randomness import PublicRandomness, own_generators
 from sparsedp.ranks.here import refuse_ranks
+from sparsedp.results import Callback
 from sparsedp.runs.record import About
-from sparsedp.sampling.fetching import rows_in_order
-from sparsedp.sampling.loading import Loading
-from sparsedp.training.given_data import refuse_picked_rows
+from sparsedp.training.data import refuse_picked_rows
 from sparsedp.training.planning import AskedMethod, plan_for
 from sparsedp.training.trainer import Trainer
 

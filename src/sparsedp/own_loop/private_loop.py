@@ -12,9 +12,9 @@ from torch import nn
 from torch.optim import Optimizer
 
 from sparsedp.batch import Rows
-from sparsedp.callbacks.reports import Result, StepReport
 from sparsedp.errors import SparseDPError
 from sparsedp.own_loop.loop import Loop
+from sparsedp.results import Result, StepReport
 from sparsedp.training.trainer import Trainer
 
 

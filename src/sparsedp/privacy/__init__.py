@@ -4,7 +4,7 @@ Nothing here imports PyTorch or `dp_accounting`: the mechanism (`sparsedp.privac
 accountants load the second when they are asked something.
 """
 
-from sparsedp.privacy.accountants import (
+from sparsedp.privacy.accounting import (
     ACCOUNTANTS,
     Accountant,
     accountant,
@@ -12,12 +12,10 @@ from sparsedp.privacy.accountants import (
     epsilon_by_epoch,
     plan_epsilon,
 )
-from sparsedp.privacy.calibrate import BudgetSplit, EqualNoise, NominalSplit, calibrate
-from sparsedp.privacy.filters import RdpFilter
+from sparsedp.privacy.calibration import BudgetSplit, EqualNoise, NominalSplit, RdpFilter, calibrate
 from sparsedp.privacy.ledger import Charge, Ledger, MemoryLedger, RunLedger
-from sparsedp.privacy.normalisation import PrivateNormalisation
+from sparsedp.privacy.normalization import PrivateNormalisation
 from sparsedp.privacy.plan import Continuation, Phase, Plan
-from sparsedp.privacy.summary import PlanSummary, guarantee, summarize
 
 __all__ = [
     "ACCOUNTANTS",
@@ -31,7 +29,6 @@ __all__ = [
     "NominalSplit",
     "Phase",
     "Plan",
-    "PlanSummary",
     "PrivateNormalisation",
     "RdpFilter",
     "RunLedger",
@@ -39,7 +36,5 @@ __all__ = [
     "accountant_for",
     "calibrate",
     "epsilon_by_epoch",
-    "guarantee",
     "plan_epsilon",
-    "summarize",
 ]

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from sparsedp.errors import PrivacyError
-from sparsedp.privacy.grid import within
+from sparsedp.privacy.mechanism import within
 from sparsedp.ranks.packing import STEPS, packed, unpacked
 
 if TYPE_CHECKING:

@@ -11,10 +11,9 @@ import numpy.typing as npt
 from torch import Tensor
 
 from sparsedp.errors import PrivacyError
-from sparsedp.privacy.events import Spend
-from sparsedp.privacy.ledger import Charge
+from sparsedp.privacy.ledger import Charge, VerifiedLedger
+from sparsedp.privacy.plan import Spend
 from sparsedp.randomness import PrivateRandomness, StepSecret
-from sparsedp.runs.verified_ledger import VerifiedLedger
 
 
 @final

@@ -16,14 +16,14 @@ from torch import nn
 
 from sparsedp._files import Json
 from sparsedp.errors import RankError
-from sparsedp.privacy.exchange import Exchange
+from sparsedp.privacy.mechanism import Exchange
 from sparsedp.randomness import PrivateRandomness
 from sparsedp.ranks.exchange import LEADER, GroupExchange, Traffic
 from sparsedp.ranks.follower import FollowerRandomness
 from sparsedp.ranks.launch import beginning, begun_before
 from sparsedp.ranks.post import Post
 from sparsedp.runs.identity import differences, short
-from sparsedp.sampling.sharing import Blocks, Shard, Share
+from sparsedp.sampling import Blocks, Shard, Share
 
 T = TypeVar("T")
 

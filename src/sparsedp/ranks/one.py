@@ -11,9 +11,9 @@ from typing import Protocol, TypeVar, final
 from torch import nn
 
 from sparsedp._files import Json
-from sparsedp.privacy.exchange import ALONE, Exchange
+from sparsedp.privacy.mechanism import ALONE, Exchange
 from sparsedp.randomness import PrivateRandomness
-from sparsedp.sampling.sharing import EVERYTHING, Share
+from sparsedp.sampling import EVERYTHING, Share
 
 T = TypeVar("T")
 

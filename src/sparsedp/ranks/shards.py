@@ -16,9 +16,9 @@ from torch.utils.data import Dataset, TensorDataset
 
 from sparsedp.batch import Rows
 from sparsedp.errors import DataError
+from sparsedp.loading import BatchFetch, Collate, rows_in_order
 from sparsedp.randomness import PublicRandomness, own_generators
 from sparsedp.ranks.one import Ranks
-from sparsedp.sampling.fetching import BatchFetch, Collate, rows_in_order
 
 IN_MEMORY, LOADED = 1 << 18, 256
 """Rows of a shard that are looked at, from its first on: of data that can be gathered at once, and of other data."""

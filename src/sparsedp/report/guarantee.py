@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
+from sparsedp.guarantee import summarize
 from sparsedp.methods.stages import SELECT
 from sparsedp.methods.timeline import noise_on_mean
 from sparsedp.privacy.plan import Phase, Plan
-from sparsedp.privacy.summary import summarize
 from sparsedp.report.figure import Table, badge, banner, bullets, card, code, folded
 from sparsedp.report.markup import Child, Html, tag
 from sparsedp.report.numbers import NONE, count, epsilon_text, significant

@@ -10,12 +10,12 @@ from typing import Any, final
 from torch import Tensor
 
 from sparsedp.auditing.result import saved_audit
-from sparsedp.callbacks.reports import Result
 from sparsedp.parameters import Layout, Support
+from sparsedp.privacy.ledger import VerifiedLedger
 from sparsedp.privacy.plan import Plan
+from sparsedp.results import Result
 from sparsedp.runs import reader as stored
 from sparsedp.runs.history import EpochReport, SupportSpan
-from sparsedp.runs.verified_ledger import VerifiedLedger
 from sparsedp.runs.verify import verify
 
 Record = Mapping[str, Any]

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Any, final
 
 from sparsedp._validate import rounded_up
-from sparsedp.privacy.accountants import plan_epsilon
-from sparsedp.privacy.calibrate import UNDERSHOOT
+from sparsedp.guarantee import guarantee
+from sparsedp.privacy.accounting import plan_epsilon
+from sparsedp.privacy.calibration import UNDERSHOOT
+from sparsedp.privacy.ledger import VerifiedLedger
 from sparsedp.privacy.plan import Plan
-from sparsedp.privacy.summary import guarantee
 from sparsedp.report.numbers import count, significant
-from sparsedp.runs.verified_ledger import VerifiedLedger
 
 BEYOND_FILES = (
     "Who can watch the process at work (its memory, which rows it loads) is not kept out.",

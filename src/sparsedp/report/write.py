@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from sparsedp._files import write_atomically
-from sparsedp.callbacks.reports import Result
 from sparsedp.errors import SparseDPError
 from sparsedp.report.page import Page
 from sparsedp.report.run import read_run, run_of
 from sparsedp.report.single import run_page
+from sparsedp.results import Result
 from sparsedp.runs.folder import RunFolder
 from sparsedp.runs.nonprivate_file import read_diagnostics
 

@@ -12,16 +12,15 @@ from sparsedp._validate import exact_ratio
 from sparsedp.errors import SparseDPError
 from sparsedp.methods import Granularity
 from sparsedp.methods.schedules import active_count
-from sparsedp.privacy.accountants import accountant_for, epsilon_by_epoch
-from sparsedp.privacy.events import Spend, merged
-from sparsedp.privacy.grid import NOISE
-from sparsedp.privacy.plan import Plan
+from sparsedp.privacy.accounting import accountant_for, epsilon_by_epoch
+from sparsedp.privacy.ledger import PaidSteps, VerifiedLedger
+from sparsedp.privacy.mechanism import NOISE
+from sparsedp.privacy.plan import Plan, Spend, merged
 from sparsedp.runs.checkpoint import Checkpoint
 from sparsedp.runs.history import EpochReport
 from sparsedp.runs.identity import alike, setup_names
 from sparsedp.runs.independent import TIGHTEST
 from sparsedp.runs.record import FINISHED, FORMAT, OUTCOME, RUNNING, STOPPED, Record
-from sparsedp.runs.verified_ledger import PaidSteps, VerifiedLedger
 
 TOLERANCE = 0.01
 """How far apart two accountants that bound the same number by privacy loss distributions may be."""

@@ -10,10 +10,9 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from sparsedp.privacy.filters import RdpFilter
+from sparsedp.privacy.calibration import BudgetSplit, EqualNoise, RdpFilter
+from sparsedp.privacy.ledger import FileLedger
 from sparsedp.privacy.plan import Plan
-from sparsedp.privacy.splits import BudgetSplit, EqualNoise
-from sparsedp.runs.ledger_file import FileLedger
 from sparsedp.runs.reader import Run
 from sparsedp.runs.store import FolderStore
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from sparsedp._files import Json, parse_json, readable_json
+from sparsedp._serialization import canonical, sha256
 from sparsedp.errors import DataError, SparseDPError
-from sparsedp.privacy.canonical import canonical, sha256
 from sparsedp.privacy.plan import Plan
 from sparsedp.runs.folder import RECORD
 from sparsedp.runs.history import EpochReport

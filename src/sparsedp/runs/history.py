@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, final
 
 from sparsedp.parameters import Layout, Support
-from sparsedp.privacy.released import Released
+from sparsedp.privacy.mechanism import Released
 
 
 @dataclass(frozen=True, slots=True)

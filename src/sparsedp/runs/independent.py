@@ -7,9 +7,9 @@ import warnings
 from collections.abc import Iterable
 from typing import Any
 
-from sparsedp.privacy.events import Spend
-from sparsedp.privacy.quiet import quiet
-from sparsedp.runs.verified_ledger import VerifiedLedger
+from sparsedp.privacy.accounting import quiet
+from sparsedp.privacy.ledger import VerifiedLedger
+from sparsedp.privacy.plan import Spend
 
 TIGHTEST = "PLD (dp-accounting)"
 

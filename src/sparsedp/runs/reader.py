@@ -14,6 +14,7 @@ from sparsedp.errors import DataError, PrivacyError
 from sparsedp.methods.controller import WARMUP, signal_sums
 from sparsedp.methods.warmup import WarmupSeen
 from sparsedp.parameters import Layout, Support
+from sparsedp.privacy.ledger import FileLedger, VerifiedLedger
 from sparsedp.privacy.plan import Plan
 from sparsedp.runs.checkpoint import (
     Checkpoint,
@@ -25,9 +26,7 @@ from sparsedp.runs.checkpoint import (
 from sparsedp.runs.documents import digest_of, parse_metrics, parse_plan, parse_record
 from sparsedp.runs.folder import PLAN, RunFolder
 from sparsedp.runs.history import EpochReport, SupportSpan
-from sparsedp.runs.ledger_file import FileLedger
 from sparsedp.runs.record import Record
-from sparsedp.runs.verified_ledger import VerifiedLedger
 
 
 @final

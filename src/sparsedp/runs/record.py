@@ -13,7 +13,7 @@ from typing import Any, TypedDict, cast
 from sparsedp._files import Json
 from sparsedp.methods.method import Method
 from sparsedp.parameters import Layout
-from sparsedp.privacy.grid import NOISE
+from sparsedp.privacy.mechanism import NOISE
 from sparsedp.privacy.plan import Plan
 from sparsedp.runs.history import SupportSpan
 

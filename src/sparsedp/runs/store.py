@@ -11,16 +11,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple, Protocol, final
 
-from sparsedp._files import write_atomically
+from sparsedp._files import sync_directory, write_atomically
 from sparsedp.errors import SparseDPError
-from sparsedp.privacy.ledger import MemoryLedger, RunLedger
+from sparsedp.privacy.ledger import FileLedger, MemoryLedger, RunLedger
 from sparsedp.privacy.plan import Plan
 from sparsedp.runs.checkpoint import Checkpoint, checkpoint_bytes
 from sparsedp.runs.documents import digest_of, metrics_bytes, plan_bytes, record_bytes
-from sparsedp.runs.durable import sync_directory
 from sparsedp.runs.folder import CHECKPOINT, METRICS, RECORD, RunFolder, check_new
 from sparsedp.runs.history import EpochReport
-from sparsedp.runs.ledger_file import FileLedger
 from sparsedp.runs.reader import Run, check_file
 from sparsedp.runs.record import Record
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TypeVar, final
 
 from sparsedp.errors import DataError, SparseDPError
+from sparsedp.privacy.ledger import VerifiedLedger
 from sparsedp.privacy.plan import Plan
 from sparsedp.runs import checks as claims
 from sparsedp.runs.checks import Check
@@ -16,7 +17,6 @@ from sparsedp.runs.folder import CHECKPOINT, LEDGER, METRICS, PLAN, RECORD, RunF
 from sparsedp.runs.independent import independent_epsilons
 from sparsedp.runs.reader import Run
 from sparsedp.runs.record import Record
-from sparsedp.runs.verified_ledger import VerifiedLedger
 
 T = TypeVar("T")
 

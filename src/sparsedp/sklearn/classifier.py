@@ -20,17 +20,17 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import nn
 
-from sparsedp.callbacks.reports import Result
 from sparsedp.errors import PrivacyError, PrivacyWarning
-from sparsedp.evaluation.overlap import refuse_training_arrays
+from sparsedp.evaluation import refuse_training_arrays
+from sparsedp.guarantee import guarantee
 from sparsedp.methods import MethodOptions, get_method
 from sparsedp.methods.choice import AUTO_METHOD
 from sparsedp.methods.spec import ACCOUNTANT, CLIP_NORM, EPOCHS, EPSILON, Asked
 from sparsedp.optimizers.rule import Rate
 from sparsedp.optimizers.table_rate import rate_for_table
 from sparsedp.parameters import Layout
-from sparsedp.privacy.normalisation import PrivateNormalisation
-from sparsedp.privacy.summary import guarantee
+from sparsedp.privacy.normalization import PrivateNormalisation
+from sparsedp.results import Result
 from sparsedp.runs.record import About
 from sparsedp.sklearn.call_stack import check_callers
 from sparsedp.sklearn.data import TableDataset, coordinate_count, network
@@ -51,8 +51,9 @@ from sparsedp.sklearn.scaling import (
     refuse_standardizing,
     scale_to_bounds,
 )
+from sparsedp.training.data import count_units
 from sparsedp.training.fit import fit
-from sparsedp.training.planning import AskedMethod, count_units
+from sparsedp.training.planning import AskedMethod
 
 Floats = npt.NDArray[np.float64]
 

@@ -12,7 +12,7 @@ import torch
 from sklearn.utils.validation import column_or_1d
 
 from sparsedp.errors import DataError, PrivacyError, PrivacyWarning
-from sparsedp.training.given_data import given_units
+from sparsedp.training.data import given_units
 
 
 def check_pair(eval_set: Any) -> None:

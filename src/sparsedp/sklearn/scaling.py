@@ -15,7 +15,7 @@ from sklearn.utils import Tags
 from sklearn.utils.validation import validate_data
 
 from sparsedp.errors import DataError, PrivacyError
-from sparsedp.privacy.normalisation import PrivateNormalisation
+from sparsedp.privacy.normalization import PrivateNormalisation
 
 Matrix = Any
 """A NumPy array of shape (records, features), or a SciPy CSR matrix or array."""

@@ -14,12 +14,16 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from sparsedp.batch import PerExampleLoss, Rows, per_sample_loss
-from sparsedp.callbacks.reports import Callback, Result
-from sparsedp.callbacks.terminal import deferred_interrupt, live
+from sparsedp.callbacks import deferred_interrupt, live
 from sparsedp.errors import SparseDPError
-from sparsedp.evaluation.evaluate import Evaluator, held_out
-from sparsedp.evaluation.metrics import threshold_of
-from sparsedp.evaluation.overlap import refuse_training_arrays, refuse_training_rows
+from sparsedp.evaluation import (
+    Evaluator,
+    held_out,
+    refuse_training_arrays,
+    refuse_training_rows,
+    threshold_of,
+)
+from sparsedp.loading import Collate, Loading
 from sparsedp.methods import Method, MethodOptions
 from sparsedp.methods.choice import AUTO_METHOD
 from sparsedp.methods.spec import ClipNorm
@@ -30,17 +34,15 @@ from sparsedp.optimizers.rule import (
     default_optimizer,
     named_optimizer,
 )
-from sparsedp.privacy.calibrate import BudgetSplit
-from sparsedp.privacy.normalisation import PrivateNormalisation
+from sparsedp.privacy.calibration import BudgetSplit
+from sparsedp.privacy.normalization import PrivateNormalisation
 from sparsedp.privacy.plan import Plan
 from sparsedp.ranks.here import ranks_here
 from sparsedp.ranks.store import goes_on
+from sparsedp.results import Callback, Result
 from sparsedp.runs.record import About
-from sparsedp.sampling.fetching import Collate
-from sparsedp.sampling.loading import Loading
-from sparsedp.training.batches import count_channels
-from sparsedp.training.given_data import GivenData, given_data, given_units
-from sparsedp.training.normalised import Normalised
+from sparsedp.training.data import GivenData, count_channels, given_data, given_units
+from sparsedp.training.normalization import Normalised
 from sparsedp.training.planning import AskedMethod, plan_for
 from sparsedp.training.trainer import Trainer
 

@@ -4,31 +4,27 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Unpack, cast, final
+from typing import Any, Unpack, final
 
-import numpy as np
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import Dataset
 
-from sparsedp.errors import DataError, PrivacyError, PrivacyWarning, SparseDPError
+from sparsedp.errors import PrivacyError, PrivacyWarning, SparseDPError
+from sparsedp.loading import Loading
 from sparsedp.methods import Given, Method, MethodOptions, PublicScores, configure, get_method
 from sparsedp.methods.choice import AUTO_METHOD, choose_method
 from sparsedp.methods.spec import METHOD, Asked, PlanSpec
-from sparsedp.privacy.accountants import plan_epsilon
 from sparsedp.privacy.plan import Plan
-from sparsedp.privacy.summary import exceeds_target
 from sparsedp.ranks.one import ONE_RANK, Ranks
 from sparsedp.runs.folder import check_new
 from sparsedp.runs.reader import Run
-from sparsedp.sampling.loading import Loading
+from sparsedp.training.data import Units, count_units
 
 GIVEN = "given"
 """The method that `public_scores` asks for."""
-
-Units = Tensor | Sequence[int] | None
 
 
 @final
@@ -109,22 +105,6 @@ def _planned(spec: PlanSpec, out: Path | str | None, resume: bool) -> Plan:
     return saved_plan(spec, out) if resume and out is not None else spec.plan()
 
 
-def count_units(dataset: Dataset[Any], units: Units) -> int:
-    """How many units a data set has: rows, or the different ids among `units`.
-
-    Raises:
-        DataError: there are no rows, or not one id for each.
-    """
-    rows = len(cast("Any", dataset))
-    if rows == 0:
-        raise DataError("train_dataset is empty; give at least one row")
-    if units is None:
-        return rows
-    if len(units) != rows:
-        raise DataError(f"units: got {len(units)} ids for {rows} rows, expected one for each")
-    return len(np.unique(np.asarray(units)))
-
-
 def _name_of_unit(unit: str | None, dataset: Dataset[Any], units: Units) -> str:
     if units is not None:
         return "unit" if unit is None else unit
@@ -160,32 +140,6 @@ def _with_scores(
             f'public_scores: {row.name} does not rank by them; give method="given", or ranking="given"'
         )
     return replace(options or MethodOptions(), ranking=Given(PublicScores.of(scores).checksum))
-
-
-def check_plan(plan: Plan, units: int, *, rows_are_units: bool) -> None:
-    """Refuse a plan that is not for this data, or promises more than it keeps.
-
-    Raises:
-        DataError: the plan counts other units.
-        PrivacyError: it is not what it was made from, costs more than its target, or protects units that nothing
-            names.
-    """
-    PlanSpec.of(plan).check(plan)
-    if plan.units != units:
-        raise DataError(
-            f"the plan is for {plan.units} units ({plan.unit}) and the data set has {units}; the sampling rate would "
-            "not be the planned one. Make a plan for this data, or give the units it counts"
-        )
-    if rows_are_units and plan.unit != "row":
-        raise PrivacyError(
-            f"the plan promises to protect each {plan.unit}, which takes the {plan.unit} of every row: give "
-            "Loading(units=...), or make a plan for rows"
-        )
-    if plan.target_epsilon is not None and exceeds_target(plan, cost := plan_epsilon(plan)):
-        raise PrivacyError(
-            f"the plan costs epsilon {cost:.6g} by {plan.accountant} and its target is {plan.target_epsilon:g}: it "
-            "was changed after it was calibrated. Calibrate it again"
-        )
 
 
 def saved_plan(asked: PlanSpec, out: Path | str) -> Plan:

@@ -1,25 +1,121 @@
-"""The spine: one private step."""
+"""One private step: guard, charge, release, update. With the releases of a phase that does not train."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import functools
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import NamedTuple, final
 
 from torch import nn
 
-from sparsedp.batch import MicroBatch
+from sparsedp.batch import MicroBatch, PerSampleLoss, Rows
+from sparsedp.core.clip import FlatClip
+from sparsedp.errors import PrivacyError
+from sparsedp.grad_sample import make_engine
+from sparsedp.grad_sample.check import PROBE_ROWS
 from sparsedp.grad_sample.query import Engine, Query
+from sparsedp.grad_sample.touched import TouchedRows
 from sparsedp.guards.guard import CompanyGuard, ModelGuard
 from sparsedp.methods.controller import Controller
 from sparsedp.optimizers.apply import set_to_zero
-from sparsedp.privacy.exchange import Exchange
-from sparsedp.privacy.ledger import Charge, Ledger
-from sparsedp.privacy.mechanism import privatize
-from sparsedp.privacy.plan import Plan
-from sparsedp.privacy.released import Released
-from sparsedp.randomness import PrivateRandomness
-from sparsedp.training.counts import StepCounts
+from sparsedp.privacy.ledger import Charge, Ledger, SharedCharge
+from sparsedp.privacy.mechanism import ALONE, Exchange, Released, private_mean, privatize
+from sparsedp.privacy.plan import Phase, Plan
+from sparsedp.privacy.queries import TouchedSum
+from sparsedp.randomness import PrivateRandomness, PublicRandomness, own_generators
+from sparsedp.sampling import LogicalBatch
+from sparsedp.training.data import Batches
+from sparsedp.training.normalization import Normalised, release_statistics
+from sparsedp.training.state import Learner, UpdateRule
 from sparsedp.validation.state import StateGuard
+
+COUNT = 1
+"""The count's number among a step's releases; the gradient is number 0."""
+
+
+def counted_rows(
+    model: nn.Module,
+    loss: PerSampleLoss,
+    controller: Controller,
+    probe: Callable[[], Rows],
+    public: PublicRandomness,
+) -> TouchedRows | None:
+    """What a selection looks at, tried on a few rows; None for a method without one.
+
+    Raises:
+        ModelError: samples cannot be told apart in what the tables are asked for.
+    """
+    if controller.tables is None:
+        return None
+    look = TouchedRows(model, loss, [slot.name for slot in controller.tables.slots])
+    with own_generators(public.generator_seed((0, 4)), next(model.parameters()).device):
+        look.check(probe())
+    return look
+
+
+def release_selection(
+    look: TouchedRows,
+    batch: LogicalBatch,
+    plan: Plan,
+    phase: Phase,
+    controller: Controller,
+    *,
+    ledger: Ledger,
+    randomness: PrivateRandomness,
+    exchange: Exchange,
+) -> None:
+    """Count, with noise, how many units touch each row, and let the controller rank by it.
+
+    **Privacy.** One Gaussian release over all units, of sensitivity `clip_norm`; charged before it is computed.
+    """
+    if controller.tables is None:
+        raise PrivacyError(f"the phase {phase.name!r} selects, and the method has nothing to select by")
+    rows = controller.tables.total
+    released = private_mean(
+        TouchedSum(batch, look, rows, phase.clip),
+        rows,
+        expected_batch_size=plan.expected_batch_size(phase),
+        charge=Charge(phase.name, batch.step, phase.sampling_rate, phase.noise_multiplier),
+        ledger=ledger,
+        randomness=randomness,
+        exchange=exchange,
+    )
+    controller.observe_selection(released)
+
+
+@dataclass(frozen=True, slots=True)
+class StepCounts:
+    """Counts, with noise, the rows that a step's units touch, and lets the controller choose the step's rows by it.
+
+    **Privacy.** The count and the gradient are two Gaussian releases of the same units; the plan's noise multiplier
+    is that of both together, and is charged before the count is made. Each unit's vector has norm at most one.
+    """
+
+    look: TouchedRows | None
+    plan: Plan
+    controller: Controller
+    randomness: PrivateRandomness
+    exchange: Exchange
+
+    def release(self, step: int, phase: Phase, batch: Iterable[MicroBatch], ledger: Ledger) -> Ledger:
+        """Make the count; gives the ledger that the gradient of the same batch is to be charged to."""
+        paid = SharedCharge(ledger, Charge(phase.name, step, phase.sampling_rate, phase.noise_multiplier))
+        tables = self.controller.tables
+        if self.look is not None and tables is not None and tables.total:
+            self.controller.observe_counts(
+                private_mean(
+                    TouchedSum(batch, self.look, tables.total, FlatClip(1.0)),
+                    tables.total,
+                    expected_batch_size=self.plan.expected_batch_size(phase),
+                    charge=Charge(phase.name, step, phase.sampling_rate, phase.count_noise, COUNT),
+                    ledger=paid,
+                    randomness=self.randomness,
+                    exchange=self.exchange,
+                )
+            )
+        return paid
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,3 +165,91 @@ class PrivateStep:
         self.move(released)
         self.controller.observe(released)
         return released
+
+
+class Randomness(NamedTuple):
+    """Where a run draws from: noise and batches in secret, supports and trial rows in public."""
+
+    private: PrivateRandomness
+    public: PublicRandomness
+
+
+@final
+class Stepper:
+    """A checked model, ready to be stepped; it stores nothing.
+
+    **Privacy.** The checks on private rows happen here, before the first step, under random numbers of their own.
+
+    Attributes:
+        learner: what a release moves.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: PerSampleLoss,
+        plan: Plan,
+        batches: Batches,
+        randomness: Randomness,
+        rule: UpdateRule,
+        engine: str,
+        exchange: Exchange = ALONE,
+    ) -> None:
+        private, public = randomness
+        some_rows = functools.partial(batches.rows_for_a_trial, PROBE_ROWS, public)
+        guard = ModelGuard(model, loss, some_rows, fast=engine != "reference", largest=batches.most_rows)
+        self._device = next(model.parameters()).device
+        one_row = functools.partial(batches.rows_for_a_trial, 1, public)
+        with own_generators(private.secret((0, 2)).seed(), self._device):
+            state = StateGuard(model, loss, one_row)
+            guard.check()
+        computing = make_engine(model, loss, engine)
+        self.learner = Learner(model, computing.layout, plan, public, rule)
+        controller = self.learner.controller
+        self._look = counted_rows(model, loss, controller, some_rows, public)
+        state.check()
+        self._plan = plan
+        self._step = PrivateStep(
+            model,
+            guard,
+            state,
+            CompanyGuard(computing, model, loss, plan.epoch_ends(), private),
+            plan,
+            controller,
+            computing,
+            StepCounts(self._look, plan, controller, private, exchange),
+            self.learner.apply,
+            private,
+            exchange,
+        )
+
+    def take(self, batch: LogicalBatch, ledger: Ledger) -> Released:
+        """The private step of a batch, paid for to a ledger."""
+        with own_generators(batch.secret.seed(), self._device):
+            released = self._step(batch.step, batch, ledger)
+        self.learner.after_step()
+        return released
+
+    def normalise(self, phase: Phase, batches: Iterator[LogicalBatch], ledger: Ledger) -> None:
+        """Release the inputs' statistics before training, and set the model's constants to them."""
+        model = self.learner.model
+        assert isinstance(model, Normalised)
+        release_statistics(
+            model, batches, self._plan, phase,
+            ledger=ledger, randomness=self._step.randomness, exchange=self._step.exchange,
+        )  # fmt: skip
+
+    def select(self, phase: Phase, batches: Iterator[LogicalBatch], ledger: Ledger) -> None:
+        """Release the count that a selection ranks by."""
+        assert self._look is not None
+        step, batch = self._step, next(batches)
+        step.guard.check()
+        with step.state.untouched(last_of_epoch=True):
+            release_selection(
+                self._look, batch, self._plan, phase, step.controller,
+                ledger=ledger, randomness=step.randomness, exchange=step.exchange,
+            )  # fmt: skip
+
+    def secret_generators(self, position: int) -> AbstractContextManager[None]:
+        """Around what handles private rows outside a step: nothing there should draw from the global generators."""
+        return own_generators(self._step.randomness.secret((position, 1)).seed(), self._device)

@@ -1,38 +1,96 @@
-"""The trainer: batches, steps and a run that is kept, put together. The loop over it can be yours."""
+"""`Trainer`: batches, steps and a recorded run, put together. The loop over it can be yours."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any, final
+from typing import Any, Self, final
 
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from sparsedp.batch import PerExampleLoss, per_sample_loss
-from sparsedp.callbacks.reports import Callback, StepReport
 from sparsedp.errors import SparseDPError
-from sparsedp.evaluation.evaluate import Evaluator
+from sparsedp.evaluation import Evaluator
+from sparsedp.loading import Loading
 from sparsedp.optimizers.rule import OptimizerChoice, SchedulerChoice
-from sparsedp.privacy.normalisation import NORMALISE
+from sparsedp.parameters import Support
+from sparsedp.privacy.normalization import NORMALISE
 from sparsedp.privacy.plan import Phase, Plan
 from sparsedp.randomness import PublicRandomness, SeededRandomness, SystemRandomness
 from sparsedp.ranks.here import ranks_here, same_threads
 from sparsedp.ranks.one import Ranks
 from sparsedp.ranks.store import find_shared_run, goes_on
+from sparsedp.results import Callback, Result, StepReport
+from sparsedp.runs.history import EpochReport
 from sparsedp.runs.record import About
 from sparsedp.runs.store import given_up_on_failure
-from sparsedp.sampling.loading import Loading
-from sparsedp.sampling.poisson import LogicalBatch
-from sparsedp.sampling.sharing import EVERYTHING
-from sparsedp.training.batches import Batches
-from sparsedp.training.keeper import RunKeeper, facts_of, public_randomness
-from sparsedp.training.kept_run import KeptRun
-from sparsedp.training.learner import UpdateRule
-from sparsedp.training.normalised import check_normalisation
-from sparsedp.training.stepper import Randomness, Stepper
-from sparsedp.training.together import LOOKED_AT, data_facts, first_facts, share_of
+from sparsedp.sampling import EVERYTHING, LogicalBatch
+from sparsedp.training.data import Batches
+from sparsedp.training.normalization import check_normalisation
+from sparsedp.training.recorder import (
+    LOOKED_AT,
+    RunKeeper,
+    data_facts,
+    facts_of,
+    first_facts,
+    public_randomness,
+    share_of,
+)
+from sparsedp.training.state import UpdateRule
+from sparsedp.training.step import Randomness, Stepper
+
+
+class KeptRun:
+    """A run that a keeper keeps; a subclass sets `_keeper` and takes the steps."""
+
+    _keeper: RunKeeper
+
+    @property
+    def plan(self) -> Plan:
+        """What was planned."""
+        return self._keeper.plan
+
+    @property
+    def position(self) -> int:
+        """How many steps of the plan are done, those lost in a crash included: the next step's index."""
+        return self._keeper.position
+
+    @property
+    def support(self) -> Support:
+        """The coordinates of the last step; all of them before the first."""
+        return self._keeper.history.support
+
+    @property
+    def history(self) -> tuple[EpochReport, ...]:
+        """One report per epoch so far."""
+        return tuple(self._keeper.history.epochs)
+
+    def save(self) -> None:
+        """Write a checkpoint now; does nothing without a run directory."""
+        self._keeper.save()
+
+    def pause(self) -> None:
+        """Save and close, so that a later `resume=True` goes on from here. Steps paid for and not taken are lost.
+
+        **Edge cases.** After an error inside a step nothing is saved: the last checkpoint stands.
+        """
+        self._keeper.pause()
+
+    def finish(self) -> Result:
+        """Evaluate, save, write the record and close; further calls give the same result."""
+        return self._keeper.finish()
+
+    def close(self) -> None:
+        """Release the ledger; steps already paid for and not taken are lost to an unseeded run."""
+        self._keeper.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.pause()
 
 
 @final

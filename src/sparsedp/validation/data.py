@@ -20,9 +20,8 @@ from torch.utils.data import Dataset, TensorDataset
 
 from sparsedp.batch import Rows, select_rows
 from sparsedp.errors import PrivacyError
+from sparsedp.loading import BatchFetch, Collate, Fetcher, FixedShapes, fetch_rows
 from sparsedp.randomness import SEED_BYTES, GeneratorWatch, StepSecret, own_generators
-from sparsedp.sampling.fetching import BatchFetch, Collate, Fetcher, fetch_rows
-from sparsedp.sampling.shapes import FixedShapes
 from sparsedp.validation.reads import Reads, Source
 
 logger = logging.getLogger("sparsedp")

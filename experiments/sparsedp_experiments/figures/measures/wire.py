@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, final
 
-from sparsedp.callbacks.reports import StepReport
 from sparsedp.parameters import Support
+from sparsedp.results import StepReport
 from sparsedp.runs.history import EpochReport
 from sparsedp_experiments.figures.config import Point, Study
 from sparsedp_experiments.figures.cost import Costs

@@ -1,0 +1,154 @@
+"""Callbacks that show a run: progress bar, lines per epoch, TensorBoard; and Ctrl-C between two steps."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any, final
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+from sparsedp._validate import rounded_up
+from sparsedp.errors import SparseDPError
+from sparsedp.privacy.accounting import epsilon_by_epoch
+from sparsedp.privacy.plan import Plan
+from sparsedp.results import Callback, Event, StepReport
+from sparsedp.runs.history import EpochReport
+
+
+@contextmanager
+def live(plan: Plan, console: Console) -> Iterator[Callback]:
+    """A callback that shows step and time left, and below epoch, epsilon so far, active ratio, held-out accuracy.
+
+    The epsilon is a bound on what is spent so far: the plan's, up to the end of the epoch at work.
+    """
+    bar = Progress(
+        TextColumn("[bold]{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("steps,"),
+        TimeRemainingColumn(),
+        TextColumn("left"),
+    )
+    task = bar.add_task(plan.method, total=plan.total_steps)
+    facts = Text()
+    private = plan.is_private and plan.delta is not None
+    epsilons = [f"epsilon ≤ {rounded_up(bound, 3)}" for bound in epsilon_by_epoch(plan)] if private else []
+    epochs = len(plan.epoch_ends())
+    accuracy: list[str] = []
+
+    def show(event: Event) -> None:
+        if isinstance(event, EpochReport):
+            found = event.metrics.get("accuracy")
+            accuracy[:] = [] if found is None else [f"held-out accuracy {found:.1%}"]
+            return
+        bar.update(task, completed=event.step + 1)
+        epsilon = epsilons[event.epoch - 1 : event.epoch]
+        ratio = f"active {event.released.support.active_ratio:.0%}"
+        facts.plain = "  ".join([f"epoch {event.epoch}/{epochs}", *epsilon, ratio, *accuracy])
+
+    with Live(Group(bar, facts), console=console, transient=True, refresh_per_second=10):
+        yield show
+
+
+@final
+class EpochLines:
+    """A callback that prints a line per epoch, where no live screen can be shown."""
+
+    def __init__(self, screen: Console, epochs: int | None) -> None:
+        self._screen, self._epochs = screen, epochs
+
+    def __call__(self, event: Event) -> None:
+        """Print the epochs."""
+        if not isinstance(event, EpochReport):
+            return
+        accuracy = event.metrics.get("accuracy")
+        facts = [
+            f"epoch {event.epoch}/{self._epochs or '?'}",
+            f"epsilon {rounded_up(event.epsilon)}" if event.epsilon is not None else "not private",
+            f"active {event.active_ratio:.1%}",
+            f"held-out accuracy {accuracy:.1%}" if accuracy is not None else "",
+        ]
+        self._screen.print("  ".join(facts))
+
+
+@contextmanager
+def deferred_interrupt(*signals: signal.Signals) -> Iterator[Callable[[], bool]]:
+    """Hold back the first Ctrl-C: the function given says whether there was one. A second one acts at once.
+
+    `signals` are what counts as such; SIGINT alone if none is given.
+
+    **Edge cases.** Outside the main thread, where Python delivers no signals, nothing is held back; nor is a signal
+    that somebody else handles.
+    """
+    asked = False
+
+    def remember(number: int, frame: FrameType | None) -> None:
+        nonlocal asked
+        asked = True
+        signal.signal(number, before[signal.Signals(number)])
+
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: False
+        return
+    usual = {signal.SIGINT: signal.default_int_handler}
+    held = signals or (signal.SIGINT,)
+    before = {one: signal.getsignal(one) for one in held}
+    before = {one: handler for one, handler in before.items() if handler is usual.get(one, signal.SIG_DFL)}
+    try:
+        for number in before:
+            signal.signal(number, remember)
+        yield lambda: asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@final
+class ScalarLog:
+    """A callback that writes scalars.
+
+    **Privacy.** Takes released gradients, public numbers and held-out metrics; nothing else reaches a callback.
+    """
+
+    def __init__(self, open_writer: Callable[[], Any]) -> None:
+        """`open_writer` is called at the first event: by then the run's folder is there."""
+        self._open_writer = open_writer
+        self._writer: Any = None
+
+    def __call__(self, event: Event) -> None:
+        """Write what a step or an epoch released."""
+        self._writer = self._writer or self._open_writer()
+        if isinstance(event, StepReport):
+            self._writer.add_scalar("released/norm", float(event.released.mean.norm()), event.step)
+            self._writer.add_scalar("public/active_ratio", event.released.support.active_ratio, event.step)
+            self._writer.add_scalar("public/learning_rate", event.learning_rates[0], event.step)
+            return
+        if event.epsilon is not None:
+            self._writer.add_scalar("public/epsilon", event.epsilon, event.step)
+        for name, value in event.metrics.items():
+            if value is not None:
+                self._writer.add_scalar(f"held-out/{name}", value, event.step)
+        self._writer.flush()
+
+
+def tensorboard_log(folder: Path) -> ScalarLog:
+    """A log that TensorBoard reads.
+
+    Raises:
+        SparseDPError: TensorBoard is not installed.
+    """
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise SparseDPError(
+            "--tensorboard needs the package tensorboard; install it with: pip install 'sparsedp[tensorboard]'"
+        ) from error
+    return ScalarLog(lambda: SummaryWriter(log_dir=str(folder)))

@@ -1,1 +1,0 @@
-"""What hears of a run while it trains: released and public values only."""

@@ -1,0 +1,286 @@
+"""Held-out evaluation: loss and metrics of a classifier, exact and outside the guarantee."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset, Subset, TensorDataset
+
+from sparsedp.batch import PerSampleLoss, Rows, check_losses, row_count, to_device
+from sparsedp.errors import DataError, PrivacyError
+from sparsedp.loading import rows_in_order
+
+_AIMING_AT_THE_TARGET = (nn.BCELoss, nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss)
+
+
+def threshold_of(loss_fn: object) -> float:
+    """Where one output a row decides for class 1: halfway for losses that pull it to the target itself, else 0.
+
+    **Edge cases.** A function says nothing of what it takes, so its outputs are taken for logits.
+    """
+    return 0.5 if isinstance(loss_fn, _AIMING_AT_THE_TARGET) else 0.0
+
+
+def classification_metrics(outputs: Tensor, targets: Tensor, threshold: float = 0.0) -> dict[str, float]:
+    """Accuracy from logits of shape [n, classes], or from one output a row for two classes; empty if neither fits.
+
+    The second class is what lies above the threshold: 0 for logits, 0.5 for probabilities.
+    """
+    if outputs.dim() == 2 and outputs.shape[1] == 1:
+        outputs = outputs.squeeze(1)
+    targets = targets.reshape(-1)
+    if outputs.shape[0] != targets.shape[0] or outputs.dim() > 2:
+        return {}
+    if outputs.dim() == 2:
+        if targets.is_floating_point():
+            return {}
+        predicted = outputs.argmax(dim=1)
+        scores = outputs[:, 1] - outputs[:, 0] if outputs.shape[1] == 2 else None
+    else:
+        if not bool(((targets == 0) | (targets == 1)).all()):
+            return {}
+        predicted, scores = (outputs > threshold).long(), outputs
+    actual = targets.long()
+    metrics = {"accuracy": float((predicted == actual).sum()) / len(actual)}
+    if scores is not None:
+        metrics |= _binary_metrics(scores, predicted == 1, actual == 1)
+    return metrics
+
+
+def _binary_metrics(scores: Tensor, predicted: Tensor, positive: Tensor) -> dict[str, float]:
+    """What two classes add; nothing when one of them is missing."""
+    if positive.all() or not positive.any():
+        return {}
+    from sklearn.metrics import balanced_accuracy_score, recall_score, roc_auc_score
+
+    actual, found = positive.cpu().numpy(), predicted.cpu().numpy()
+    return {
+        "auc": float(roc_auc_score(actual, score_ranks(scores))),
+        "balanced_accuracy": float(balanced_accuracy_score(actual, found)),
+        "sensitivity": float(recall_score(actual, found)),
+        "specificity": float(recall_score(~actual, ~found)),
+    }
+
+
+def score_ranks(scores: Tensor) -> npt.NDArray[Any]:
+    """Each score's place among the different ones, NaN highest: scikit-learn refuses scores that are not finite."""
+    _, ranks = torch.unique(scores.double(), return_inverse=True)
+    return np.asarray(ranks.cpu())
+
+
+TARGET_NAMES = ("labels", "label", "target", "targets", "y")
+"""What rows in a dictionary call their classes."""
+
+Metrics = Mapping[str, float]
+Evaluator = Callable[[nn.Module], Metrics]
+"""Takes the model in evaluation mode, gives named numbers."""
+
+
+def held_out(
+    dataset: Dataset[Any],
+    loss: PerSampleLoss,
+    *,
+    batch_size: int = 1024,
+    collate: Callable[[list[Any]], Rows] | None = None,
+    threshold: float = 0.0,
+) -> Evaluator:
+    """Mean loss on a data set, and for a classifier its accuracy: of (input, target) rows, or dicts with labels.
+
+    Two classes add AUC, balanced accuracy, sensitivity and specificity. A loss with a method `on_held_out(model,
+    rows)` is scored by that: for models whose training loss says nothing of their predictions.
+
+    Args:
+        dataset: the held-out rows.
+        loss: one loss per row; it is given the model itself.
+        batch_size: rows at once.
+        collate: as for `fit`.
+        threshold: where a model with one output a row decides for class 1: 0 for logits, see `threshold_of`.
+    """
+    size = len(cast("Any", dataset))
+    if size == 0:
+        raise DataError("eval_dataset is empty; give at least one row, or None")
+    score: PerSampleLoss = getattr(loss, "on_held_out", loss)
+
+    @torch.no_grad()
+    def evaluate(model: nn.Module) -> Metrics:
+        total = 0.0
+        outputs: list[Tensor] = []
+        targets: list[Tensor] = []
+        for rows in rows_in_order(dataset, size, batch_size, collate):
+            rows = to_device(rows, next(model.parameters()).device)
+            with _watching(model) as returned:
+                total += float(check_losses(score(model, rows), row_count(rows)).double().sum())
+            target = _class_targets(rows)
+            output = getattr(returned[0], "logits", returned[0]) if returned else None
+            if target is not None and isinstance(output, Tensor):
+                outputs.append(output.detach().cpu())
+                targets.append(target.detach().cpu())
+        metrics = {"loss": total / size}
+        if outputs:
+            metrics |= classification_metrics(torch.cat(outputs), torch.cat(targets), threshold)
+        return metrics
+
+    return evaluate
+
+
+@contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """No gradients, no dropout; every module's own mode is put back afterwards."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+
+
+@contextmanager
+def _watching(model: nn.Module) -> Iterator[list[Any]]:
+    """What the model returned last; nothing as long as only its parts are called."""
+    returned: list[Any] = []
+
+    def remember(_model: nn.Module, _inputs: Any, output: Any) -> None:
+        returned[:] = [output]
+
+    watch = model.register_forward_hook(remember)
+    try:
+        yield returned
+    finally:
+        watch.remove()
+
+
+def _class_targets(rows: Rows) -> Tensor | None:
+    """The second of a pair, or what a dictionary calls its labels: one number a row."""
+    found = None
+    if isinstance(rows, (tuple, list)) and len(rows) == 2:
+        found = rows[1]
+    elif isinstance(rows, Mapping):
+        found = next((rows[name] for name in TARGET_NAMES if name in rows), None)
+    return found if isinstance(found, Tensor) and found.numel() == row_count(rows) else None
+
+
+_MOST_WORK = 1_000_000
+"""How long `np.shares_memory` may search among strides that are hard to tell apart."""
+
+
+def refuse_training_rows(train: Dataset[Any], held_out: Dataset[Any]) -> None:
+    """Refuse to evaluate on rows that are trained on, as far as it shows.
+
+    **Privacy.** Metrics are exact and saved with the run: on training rows they are a release without noise.
+    **Edge cases.** Found are the same object, parts of it (`Subset`) that share an index, and `TensorDataset`s with a
+    row at the same place in memory. Copies of rows are not found.
+
+    Raises:
+        PrivacyError: a row is in both.
+    """
+    mine, theirs = list(_rows_of(train)), list(_rows_of(held_out))
+    for one, places in mine:
+        for other, others in theirs:
+            if one == other and np.intersect1d(places, others).size:
+                raise _in_both("eval_dataset", "train_dataset")
+
+
+def refuse_training_arrays(
+    train: Sequence[Any],
+    held_out: Sequence[Any],
+    *,
+    names: tuple[str, str] = ("eval_dataset", "train_dataset"),
+) -> None:
+    """Refuse arrays or frames that are training data, or views of it, as they were given: a conversion copies them.
+
+    **Edge cases.** Frames are compared column by column, sparse matrices by what they store; of lists only the same
+    object is found, and copies of rows are not.
+
+    Args:
+        train: what is trained on, such as X and y.
+        held_out: what is evaluated on.
+        names: what the caller calls the two, held-out first.
+
+    Raises:
+        PrivacyError: some of it is in both.
+    """
+    same = {id(one) for one in train} & {id(one) for one in held_out}
+    if same or _share_memory(_memory_of_all(train), _memory_of_all(held_out)):
+        raise _in_both(*names)
+
+
+def _in_both(held_out: str, train: str) -> PrivacyError:
+    own = "; to evaluate on training rows nevertheless, pass an evaluate= of your own"
+    return PrivacyError(
+        f"{held_out} holds rows of {train}: what is evaluated is outside the guarantee, and exact metrics of the "
+        "training rows would be saved with the run. Give rows that are not trained on, or leave it out"
+        f"{own if held_out == 'eval_dataset' else ''}"
+    )
+
+
+def _rows_of(dataset: Dataset[Any]) -> Iterator[tuple[object, npt.NDArray[np.int64]]]:
+    """Ways to tell rows apart: index in the underlying data set, and address of every tensor's row."""
+    indices = np.arange(len(cast("Any", dataset)), dtype=np.int64)
+    while isinstance(dataset, Subset):
+        indices = np.asarray(dataset.indices, dtype=np.int64)[indices]
+        dataset = dataset.dataset
+    yield id(dataset), indices
+    if isinstance(dataset, TensorDataset):
+        for tensor in dataset.tensors:
+            if tensor.numel() and tensor.stride(0):
+                yield (
+                    _storage_of(tensor),
+                    tensor.data_ptr() + indices * tensor.stride(0) * tensor.element_size(),
+                )
+
+
+def _storage_of(tensor: Tensor) -> object:
+    return str(tensor.device), tensor.untyped_storage().data_ptr()
+
+
+def _memory_of_all(given: Iterable[Any]) -> list[npt.NDArray[Any]]:
+    """Arrays over the memory of what was given, without constants that are spread over all rows."""
+    found = [array for one in given for array in _memory_of(one)]
+    return [array for array in found if array.size and array.ndim and array.strides[0]]
+
+
+def _memory_of(given: Any) -> Iterator[npt.NDArray[Any]]:
+    if isinstance(given, np.ndarray):
+        yield given
+    elif isinstance(given, Tensor):
+        # What NumPy cannot see is not converted either, so that `refuse_training_rows` finds its rows.
+        with suppress(TypeError, RuntimeError):
+            yield given.detach().numpy()
+    elif hasattr(given, "columns") and hasattr(given, "to_numpy"):
+        yield from (np.asarray(given[name].to_numpy()) for name in dict.fromkeys(given.columns))
+    elif hasattr(given, "to_numpy"):
+        yield np.asarray(given.to_numpy())
+    elif isinstance(getattr(given, "data", None), np.ndarray):
+        yield given.data
+
+
+def _share_memory(mine: list[npt.NDArray[Any]], theirs: list[npt.NDArray[Any]]) -> bool:
+    bounds = np.array([_bounds(array) for array in theirs], dtype=np.int64).reshape(-1, 2)
+    for array in mine:
+        low, high = _bounds(array)
+        near = np.flatnonzero((bounds[:, 0] < high) & (bounds[:, 1] > low))
+        if any(_overlap(array, theirs[place]) for place in near):
+            return True
+    return False
+
+
+def _bounds(array: npt.NDArray[Any]) -> tuple[int, int]:
+    """The first address of an array, and the one after its last."""
+    reach = [stride * (size - 1) for stride, size in zip(array.strides, array.shape, strict=True)]
+    low = array.ctypes.data + sum(one for one in reach if one < 0)
+    return low, low + sum(map(abs, reach)) + array.itemsize
+
+
+def _overlap(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> bool:
+    try:
+        return np.shares_memory(one, other, max_work=_MOST_WORK)  # type: ignore[arg-type]
+    except np.exceptions.TooHardError:
+        return False

@@ -1,1 +1,0 @@
-"""Held-out data: scored exactly, outside the guarantee."""

@@ -1,0 +1,175 @@
+"""How rows become batches: whose they are, and how they are loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, final, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+from torch.utils.data import Dataset, TensorDataset, default_collate
+
+from sparsedp.batch import Rows, join_rows, row_count
+from sparsedp.errors import DataError, PrivacyError
+from sparsedp.randomness import GeneratorWatch, StepSecret, seed_generators
+
+Indices = npt.NDArray[np.int64]
+
+Collate = Callable[[list[Any]], Rows]
+"""Makes a batch of items of a data set, as in a `DataLoader`."""
+
+_CPU = torch.device("cpu")
+
+
+@runtime_checkable
+class BatchFetch(Protocol):
+    """A data set that can gather many rows at once."""
+
+    def rows_at(self, indices: Tensor) -> Rows:
+        """The rows at these indices, already stacked."""
+        ...
+
+
+def fetch_rows(dataset: Dataset[Any], indices: Indices, collate: Collate | None) -> Rows:
+    """The rows at these indices as one batch.
+
+    Items go through the user's `collate` if there is one; without it rows are gathered at once where that works.
+    """
+    if collate is None and isinstance(dataset, BatchFetch):
+        return dataset.rows_at(torch.from_numpy(indices))
+    if collate is None and type(dataset) is TensorDataset:
+        index = torch.from_numpy(indices)
+        return tuple(tensor[index] for tensor in dataset.tensors)
+    return (collate or default_collate)([dataset[int(i)] for i in indices])
+
+
+@final
+class Fetcher:
+    """Fetches rows for training, each with random numbers of its own.
+
+    Rows are fetched together. If that draws from a global generator (of torch, NumPy or Python), they are fetched
+    again, from then on always, one by one, with all three seeded by the step's secret and the row's index.
+
+    **Privacy.** What one row draws does not depend on which others are fetched, in what order or by which process.
+    """
+
+    def __init__(self, dataset: Dataset[Any], collate: Collate | None) -> None:
+        self._dataset, self._collate = dataset, collate
+        self._draws = False
+
+    def __call__(self, indices: Indices, secret: StepSecret) -> Rows:
+        """The rows at these indices as one batch.
+
+        Raises:
+            PrivacyError: `collate` draws random numbers.
+        """
+        if not self._draws:
+            watch = GeneratorWatch(_CPU)
+            rows = fetch_rows(self._dataset, indices, self._collate)
+            if watch.moved() is None:
+                return rows
+            self._draws = True
+        try:
+            return self._one_by_one(indices, secret)
+        finally:
+            seed_generators(secret.seed(), _CPU)
+
+    def _one_by_one(self, indices: Indices, secret: StepSecret) -> Rows:
+        gathers = self._collate is None and isinstance(self._dataset, BatchFetch)
+        found = []
+        for i in indices:
+            seed_generators(secret.seed(int(i)), _CPU)
+            found.append(fetch_rows(self._dataset, np.array([i]), None) if gathers else self._dataset[int(i)])
+        if gathers:
+            return join_rows(found)
+        watch = GeneratorWatch(_CPU)
+        rows = (self._collate or default_collate)(found)
+        if watch.moved() is not None:
+            raise PrivacyError(
+                "collate draws random numbers, so nothing tells that it keeps rows apart; move what is random "
+                "(augmentation, masking) into the data set, where a row stands alone"
+            )
+        return rows
+
+
+def rows_in_order(
+    dataset: Dataset[Any], size: int, batch_size: int, collate: Collate | None
+) -> Iterator[Rows]:
+    """The first `size` rows of a data set, batch by batch, without drawing from any generator."""
+    for start in range(0, size, batch_size):
+        yield fetch_rows(dataset, np.arange(start, min(start + batch_size, size)), collate)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Loading:
+    """How rows become batches.
+
+    Attributes:
+        units: the unit each row belongs to; without it each row is one.
+        rows_per_unit: how many rows of a sampled unit are drawn; their mean gradient is clipped once.
+        max_physical_batch: most rows loaded at once; changes nothing but memory.
+        workers: loading processes. What a random augmentation draws for a row is the same with any number.
+        collate: makes a batch of items of the data set, as in a `DataLoader`. Each row from its own item alone: pad
+            to one fixed length, never to the longest of the batch.
+        sharded: in a run of several processes, each gives its own rows, and no other process has them. Without it
+            each gives all rows. How many units all have together is public.
+    """
+
+    units: Tensor | Sequence[int] | None = None
+    rows_per_unit: int = 1
+    max_physical_batch: int | None = None
+    workers: int = 0
+    collate: Collate | None = None
+    sharded: bool = False
+
+
+Signature = tuple[Any, ...]
+
+
+@final
+class FixedShapes:
+    """Remembers what the first batch looks like, and refuses a batch that looks different.
+
+    **Privacy.** Rows padded to the longest of their batch make a sample's gradient depend on its neighbours: one long
+    record changes all the others' gradients, and clipping each bounds nothing. Lengths are private, so no message
+    tells one.
+    """
+
+    def __init__(self) -> None:
+        self._signature: Signature | None = None
+
+    def check(self, rows: Rows, count: int) -> None:
+        """Refuse a batch made of `count` items that has another number of rows, or other shapes than the first.
+
+        Raises:
+            DataError: not one row for each item.
+            PrivacyError: the shapes differ.
+        """
+        if row_count(rows) != count:
+            raise DataError(
+                "a batch has another number of rows than items were asked for, and each row is clipped on its own; "
+                "make exactly one row of each item"
+            )
+        signature = signature_of(rows)
+        if self._signature is None:
+            self._signature = signature
+        elif signature != self._signature:
+            raise PrivacyError(
+                "the shape of a row changes from batch to batch, so what a row looks like depends on the rows beside "
+                "it and clipping protects nobody; pad every row to one declared fixed length (in the data set or in "
+                "`collate`), never to the longest of the batch, and give numbers of single rows as tensors"
+            )
+
+
+def signature_of(rows: Rows) -> Signature:
+    """Shape of a row and type of every tensor, and every plain number, which would be common to all rows."""
+    leaves = pytree.tree_leaves(rows)
+    return tuple(
+        (tuple(leaf.shape[1:]), leaf.dtype) if isinstance(leaf, Tensor) else leaf
+        for leaf in leaves
+        if isinstance(leaf, (Tensor, bool, int, float))
+    )

@@ -1,0 +1,463 @@
+"""The table of accountants, and the guarantee of a plan epoch by epoch."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache, reduce
+from itertools import pairwise
+from types import MappingProxyType
+from typing import Any, Protocol, final
+
+import numpy as np
+import numpy.typing as npt
+
+from sparsedp import _validate as checks
+from sparsedp.errors import PrivacyError
+from sparsedp.privacy.plan import FILTER, Plan, Spend, between, counted, is_private, merged
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Drop log records from `dp_accounting`, and nothing else, while inside."""
+    loggers = [logging.getLogger("absl"), logging.getLogger()]
+    silence = _FromLibrary()
+    for logger in loggers:
+        logger.addFilter(silence)
+    try:
+        yield
+    finally:
+        for logger in loggers:
+            logger.removeFilter(silence)
+
+
+class _FromLibrary:
+    def filter(self, record: logging.LogRecord) -> bool:
+        return "dp_accounting" not in record.pathname
+
+
+Losses = npt.NDArray[np.floating[Any]]
+
+ROUNDING = 1e-15
+"""Taken off delta per step for the rounding of the Fourier transforms.
+
+They are not rounded up as the grid is: composing a Gaussian with known answer, they lost up to 0.4 * 2.2e-16 of
+delta per step. Without this the bound breaks below delta 1e-10 at 10^5 steps.
+"""
+
+
+SUPPORT = 10.0
+"""Standard deviations of noise the grid reaches out to; the mass beyond counts as an infinite loss."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class LossGrid:
+    """How finely losses are discretised.
+
+    Attributes:
+        fraction: width over the standard deviation of one step's loss. Epsilon is then too high by about
+            0.09 fraction^2 of itself, measured over sampling rates 1e-4..1 and noise 0.4..30.
+        points: most points for one step's loss; past it the grid is widened: looser, still an upper bound.
+        spare_points: the grid is narrowed, up to fourfold, while one step's loss takes fewer points than this.
+    """
+
+    fraction: float
+    points: int
+    spare_points: int = 0
+
+
+FINE = LossGrid(1 / 10, 200_000, spare_points=20_000)
+"""For every reported number."""
+
+CURVE = LossGrid(1 / 6, 50_000)
+"""For the inner points of curves."""
+
+COARSE = LossGrid(1 / 3, 50_000)
+"""For searches: about one percent too high, ten times as quick."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class PldAccountant:
+    """Privacy loss distributions on Google's `dp_accounting`, pessimistic, under adding or removing one unit.
+
+    One step is discretised by connecting the dots of its exact hockey-stick divergence (Doroshenko et al. 2022,
+    arXiv 2207.04380, Algorithm 1), which dominates it whatever the grid; the library composes and reads off.
+
+    **Privacy.** Valid only for mechanisms and step counts fixed beforehand; for a plan chosen after looking at an
+    earlier one's releases use `sparsedp.privacy.calibration`.
+    """
+
+    name: str = "pld"
+
+    def epsilon(self, spends: Iterable[Spend], delta: float) -> float:
+        """Smallest epsilon at `delta`, rounded up; infinite for spends that are not private."""
+        return _epsilon(merged(counted(spends)), checks.delta_in_range(delta), FINE)
+
+    def rough_epsilon(self, spends: Iterable[Spend], delta: float) -> float:
+        """An upper bound within about one percent, quicker."""
+        return _epsilon(merged(counted(spends)), checks.delta_in_range(delta), COARSE)
+
+    def delta(self, spends: Iterable[Spend], epsilon: float) -> float:
+        """Smallest delta at `epsilon`, rounded up; 1 for spends that are not private."""
+        known = merged(counted(spends))
+        if not is_private(known):
+            return 1.0
+        bound = checks.number(epsilon, "epsilon", at_least=0.0)
+        if not known:
+            return 0.0
+        found = float(_compose(known, _width(known, FINE)).get_delta_for_epsilon(bound))
+        return min(1.0, max(0.0, found) + _slack(known))
+
+    def curve(self, spends: Iterable[Spend], marks: Sequence[int], delta: float) -> tuple[float, ...]:
+        """Epsilon after each of an increasing list of step counts, each point built on the one before.
+
+        The last point equals `epsilon` of that many steps; the others are on the coarser grid, lowered to the
+        point that follows where that is smaller (epsilon cannot fall as steps are added).
+        """
+        known, bound = counted(spends), checks.delta_in_range(delta)
+        prefixes = [merged(known[: count + 1]) for count in range(len(known))]
+        width = min((_width(prefix, CURVE) for prefix in prefixes if is_private(prefix)), default=1.0)
+        epsilons, total = [], None
+        for start, stop in pairwise((0, *marks)):
+            done, new = between(known, 0, stop), merged(between(known, start, stop))
+            if not is_private(done) or stop == marks[-1]:
+                epsilons.append(_epsilon(merged(done), bound, FINE))
+                continue
+            if new:
+                chunk = _compose(new, width)
+                total = chunk if total is None else total.compose(chunk)
+            epsilons.append(0.0 if total is None else _at(total, bound, _slack(done)))
+        return tuple(float(value) for value in np.minimum.accumulate(epsilons[::-1])[::-1])
+
+
+def _epsilon(spends: tuple[Spend, ...], delta: float, grid: LossGrid) -> float:
+    if not spends:
+        return 0.0
+    if not is_private(spends):
+        return math.inf
+    slack = _slack(spends)
+    if slack > delta / 4:
+        raise PrivacyError(
+            f"delta={delta:g} is too small for the pld accountant over {sum(s.steps for s in spends)} steps: its "
+            f'rounding error may reach {slack:.1g}; use accountant="rdp", which has none, or a larger delta'
+        )
+    return _at(_compose(spends, _width(spends, grid)), delta, slack)
+
+
+def _at(distribution: Any, delta: float, slack: float) -> float:
+    return max(0.0, float(distribution.get_epsilon_for_delta(delta - slack)))
+
+
+def _slack(spends: Sequence[Spend]) -> float:
+    return ROUNDING * sum(_releases(spend)[0] for spend in spends)
+
+
+def _compose(spends: Sequence[Spend], width: float) -> Any:
+    return reduce(lambda total, part: total.compose(part), [_composed(spend, width) for spend in spends])
+
+
+@lru_cache(maxsize=6)
+def _composed(spend: Spend, width: float) -> Any:
+    """All releases of a spend as one distribution of losses on the grid, for removing and for adding a unit."""
+    from dp_accounting.pld import pld_pmf
+    from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
+
+    count, noise = _releases(spend)
+    rate, reach = spend.sampling_rate, SUPPORT + 1 / noise
+    first, last = (float(_loss(rate, noise, np.asarray(z))) for z in (-reach, reach))
+    pmfs = []
+    for divergence, low, high in ((removal_divergence, first, last), (addition_divergence, -last, -first)):
+        start, stop = math.floor(low / width), math.ceil(high / width)
+        deltas = divergence(rate, noise, np.arange(start, stop + 1) * width)
+        pmfs.append(pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(width, start, stop, deltas))
+    with quiet(), np.errstate(all="ignore"):
+        one = PrivacyLossDistribution(*pmfs)
+        return one.self_compose(count) if count > 1 else one
+
+
+def removal_divergence(rate: float, noise: float, epsilons: Losses) -> Losses:
+    """Hockey-stick divergence of (1-q) N(0, noise^2) + q N(1, noise^2) from N(0, noise^2), at many epsilons.
+
+    The loss grows with x and passes epsilon where q exp((2x - 1) / (2 noise^2)) = e^epsilon - 1 + q.
+    """
+    from scipy.special import log_ndtr, ndtr
+
+    height = _log_height(rate, epsilons)
+    x = 0.5 + noise**2 * (height - math.log(rate))
+    beyond = rate * ndtr((1 - x) / noise) - np.exp(height + log_ndtr(-x / noise))
+    return np.clip(np.where(np.isfinite(height), beyond, -np.expm1(np.minimum(0.0, epsilons))), 0.0, 1.0)
+
+
+def addition_divergence(rate: float, noise: float, epsilons: Losses) -> Losses:
+    """Hockey-stick divergence of N(0, noise^2) from (1-q) N(0, noise^2) + q N(1, noise^2), at many epsilons.
+
+    The loss falls with x and passes epsilon where q exp((2x - 1) / (2 noise^2)) = e^-epsilon - 1 + q; it never
+    exceeds -log(1-q).
+    """
+    from scipy.special import log_ndtr, ndtr
+
+    height = _log_height(rate, -epsilons)
+    x = 0.5 + noise**2 * (height - math.log(rate))
+    below = np.exp(epsilons + height) * ndtr(x / noise) - rate * np.exp(epsilons + log_ndtr((x - 1) / noise))
+    return np.asarray(np.clip(below, 0.0, 1.0))
+
+
+def _log_height(rate: float, epsilons: Losses) -> Losses:
+    """log(e^epsilon - 1 + q), minus infinity where that is not positive.
+
+    Without the logarithm it cancels at rates near 1 and overflows at large epsilons.
+    """
+    unsampled = math.log1p(-rate) if rate < 1 else -math.inf
+    with np.errstate(divide="ignore"):
+        above = np.log(-np.expm1(np.minimum(0.0, unsampled - epsilons)))
+    return np.asarray(epsilons + above)
+
+
+def _releases(spend: Spend) -> tuple[int, float]:
+    """How many releases are composed numerically, with which noise: plain Gaussians compose into one exactly."""
+    if spend.sampling_rate == 1:
+        return 1, spend.noise_multiplier / math.sqrt(spend.steps)
+    return spend.steps, spend.noise_multiplier
+
+
+def _width(spends: Sequence[Spend], grid: LossGrid) -> float:
+    """The grid's width: a power of two where affordable, so that nearby noise levels share it and their work."""
+    variance, count, widest = 0.0, 0, 0.0
+    for spend in spends:
+        releases, noise = _releases(spend)
+        variance += releases * _loss_variance(spend.sampling_rate, noise)
+        count += releases
+        reach = SUPPORT + 1 / noise
+        ends = _loss(spend.sampling_rate, noise, np.asarray([-reach, reach]))
+        widest = max(widest, float(ends[1] - ends[0]))
+    wanted = grid.fraction * math.sqrt(variance / count)
+    if grid.spare_points:
+        wanted = min(wanted, max(wanted / 4, widest / grid.spare_points))
+    return float(max(2.0 ** math.floor(math.log2(wanted)), widest / grid.points))
+
+
+def _loss_variance(rate: float, noise: float) -> float:
+    z = np.linspace(-9.0, 9.0, 2001)
+    weights = np.exp(-z * z / 2)
+    weights /= weights.sum()
+    loss = _loss(rate, noise, z)
+    mean = float(weights @ loss)
+    return max(float(weights @ (loss - mean) ** 2), 1e-30)
+
+
+def _loss(rate: float, noise: float, z: Losses) -> Losses:
+    """log((1-q) + q exp((2x - 1) / (2 noise^2))) at x = noise z: the privacy loss of one step."""
+    shifted = math.log(rate) + z / noise - 1 / (2 * noise * noise)
+    return np.logaddexp(math.log1p(-rate), shifted) if rate < 1 else shifted
+
+
+Vector = npt.NDArray[np.float64]
+
+ORDERS = (*(1 + x / 10 for x in range(1, 100)), *map(float, range(11, 64)), 128.0, 256.0, 512.0, 1024.0)
+"""Renyi orders the infimum is taken over: those of `dp_accounting`."""
+
+"""Added per step: above the rounding error of the library's divergences, below anything that shows."""
+
+
+QUADRATURE = 1e-14
+"""Added to the logarithm of an integral: above the rounding error of its sum."""
+
+LEAST_INTEGRATED = 0.05
+"""Below this noise multiplier, which protects nobody, the integral would take too many points."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """From Renyi divergences to epsilon at delta and back; both take (orders, divergences, the other number)."""
+
+    epsilon: Callable[[Vector, Vector, float], Vector]
+    log_delta: Callable[[Vector, Vector, float], Vector]
+
+
+TIGHT = Conversion(
+    epsilon=lambda a, r, delta: r + np.log1p(-1 / a) - np.log(delta * a) / (a - 1),
+    log_delta=lambda a, r, epsilon: (a - 1) * (r - epsilon + np.log1p(-1 / a)) - np.log(a),
+)
+"""Canonne, Kamath and Steinke 2020 (arXiv 2004.00010 v4), Proposition 12."""
+
+CLASSIC = Conversion(
+    epsilon=lambda a, r, delta: r + math.log(1 / delta) / (a - 1),
+    log_delta=lambda a, r, epsilon: (a - 1) * (r - epsilon),
+)
+"""TP-TopK, Theorem 4.1; Mironov 2017, Proposition 3."""
+
+
+def renyi(spends: Iterable[Spend], orders: Sequence[float] = ORDERS) -> Vector:
+    """Renyi divergence of each order: the sum over all steps (adaptive composition, Mironov 2017, Prop. 1)."""
+    total = np.zeros(len(orders))
+    for rate, noise, steps in merged(spends):
+        total += steps * (np.asarray(_per_step(rate, noise, tuple(orders))) + ROUNDING)
+    return total
+
+
+@lru_cache(maxsize=256)
+def _per_step(rate: float, noise: float, orders: tuple[float, ...]) -> tuple[float, ...]:
+    if noise == 0:
+        return (math.inf,) * len(orders)
+    import dp_accounting as dp
+
+    known = [order for order in orders if order == int(order) or rate == 1 or noise < LEAST_INTEGRATED]
+    accountant = dp.rdp.RdpAccountant(known or [2.0], dp.NeighboringRelation.ADD_OR_REMOVE_ONE)
+    with quiet(), np.errstate(all="ignore"):
+        accountant.compose(dp.PoissonSampledDpEvent(rate, dp.GaussianDpEvent(noise)))
+    values = (float(value) if value >= 0 else 0.0 for value in accountant.rdp)
+    found = dict(zip(known, values, strict=False))
+    return tuple(found[a] if a in found else _fractional(rate, noise, a) for a in orders)
+
+
+def _fractional(rate: float, noise: float, order: float) -> float:
+    """`log(E[(1 - q + q exp((2x - 1) / 2s^2))^a]) / (a - 1)` for x normal with deviation s (Mironov et al. 2019).
+
+    By the trapezoid rule, which for such integrands is exact to the last digits: the step is well below the width of
+    the Gaussian and the distance of the nearest singularity, `pi s^2`. The library sums the absolute values of an
+    alternating series instead: too large, for sampling rates from 0.1 on by a lot, and infinite for small orders.
+    """
+    width = min(noise / 4, noise**2 / 2)
+    x = np.arange(-12 * noise, order + 12 * noise + width, width)
+    density = -((x / noise) ** 2) / 2 + math.log(width / (noise * math.sqrt(2 * math.pi)))
+    ratio = np.logaddexp(math.log1p(-rate), math.log(rate) + (2 * x - 1) / (2 * noise**2))
+    terms = density + order * ratio
+    largest = float(terms.max())
+    total = largest + math.log(math.fsum(np.exp(terms - largest)))
+    return max(0.0, total + QUADRATURE * (1 + abs(total))) / (order - 1)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class RdpAccountant:
+    """The infimum over the orders of a conversion of the composed Renyi divergence.
+
+    Attributes:
+        name: how it is called in tables and plans.
+        conversion: to epsilon and delta.
+        orders: the orders it may choose from.
+        spent: divergence of each order spent before; none by default.
+    """
+
+    name: str
+    conversion: Conversion
+    orders: tuple[float, ...] = ORDERS
+    spent: tuple[float, ...] = (0.0,) * len(ORDERS)
+
+    def epsilon(self, spends: Iterable[Spend], delta: float) -> float:
+        """Smallest epsilon it can show at `delta`; infinite for spends that are not private."""
+        return self._epsilon(self._total(counted(spends)), checks.delta_in_range(delta))
+
+    def rough_epsilon(self, spends: Iterable[Spend], delta: float) -> float:
+        """The same as `epsilon`: it is quick already."""
+        return self.epsilon(spends, delta)
+
+    def delta(self, spends: Iterable[Spend], epsilon: float) -> float:
+        """Smallest delta it can show at `epsilon`; 1 for spends that are not private."""
+        total, bound = self._total(counted(spends)), checks.number(epsilon, "epsilon", at_least=0.0)
+        if not total.any():
+            return 0.0
+        logs = self.conversion.log_delta(np.asarray(self.orders), total, bound)
+        return math.exp(min(0.0, float(logs.min())))
+
+    def curve(self, spends: Iterable[Spend], marks: Sequence[int], delta: float) -> tuple[float, ...]:
+        """Epsilon after each of an increasing list of step counts."""
+        known, bound = counted(spends), checks.delta_in_range(delta)
+        return tuple(self._epsilon(self._total(between(known, 0, stop)), bound) for stop in marks)
+
+    def _total(self, spends: Iterable[Spend]) -> Vector:
+        return np.asarray(self.spent) + renyi(spends, self.orders)
+
+    def _epsilon(self, total: Vector, delta: float) -> float:
+        if not total.any():
+            return 0.0
+        return max(0.0, float(self.conversion.epsilon(np.asarray(self.orders), total, delta).min()))
+
+
+class Accountant(Protocol):
+    """Bounds epsilon and delta of what was spent, under adding or removing one unit."""
+
+    @property
+    def name(self) -> str:
+        """Its key in the table."""
+        ...
+
+    def epsilon(self, spends: Iterable[Spend], delta: float) -> float:
+        """An upper bound on epsilon at delta; infinite if not private, 0 for nothing."""
+        ...
+
+    def rough_epsilon(self, spends: Iterable[Spend], delta: float) -> float:
+        """A quick upper bound within about one percent of `epsilon`, for searches."""
+        ...
+
+    def delta(self, spends: Iterable[Spend], epsilon: float) -> float:
+        """An upper bound on delta at epsilon; 1 if not private, 0 for nothing."""
+        ...
+
+    def curve(self, spends: Iterable[Spend], marks: Sequence[int], delta: float) -> tuple[float, ...]:
+        """Epsilon after each of an increasing list of step counts; never decreases."""
+        ...
+
+
+ACCOUNTANTS: Mapping[str, Accountant] = MappingProxyType(
+    {
+        entry.name: entry
+        for entry in (
+            PldAccountant("pld"),
+            RdpAccountant("rdp", TIGHT),
+            RdpAccountant("rdp-classic", CLASSIC),
+        )
+    }
+)
+"""`pld` is the tightest; `rdp` and `rdp-classic` are what papers report."""
+
+
+def accountant(name: str) -> Accountant:
+    """The accountant of that name."""
+    if name not in ACCOUNTANTS:
+        raise PrivacyError(f"accountant: got {name!r}, expected one of {sorted(ACCOUNTANTS)}")
+    return ACCOUNTANTS[name]
+
+
+def accountant_for(plan: Plan) -> Accountant:
+    """The accountant a plan was calibrated with; `pld` if with none.
+
+    A plan that continues earlier runs has one of its own: it counts what they spent, at the filter's fixed order.
+    """
+    if plan.continuation is not None:
+        before = plan.continuation
+        return RdpAccountant(FILTER, TIGHT, (before.order,), (before.spent,))
+    return accountant(plan.accountant or "pld")
+
+
+def epsilon_by_epoch(plan: Plan, name: str | None = None, delta: float | None = None) -> tuple[float, ...]:
+    """Epsilon of a plan at the end of each epoch (`plan.epoch_ends()`); all infinite if a phase is not private.
+
+    By the plan's own accountant and at its own delta, unless told otherwise.
+
+    **Privacy.** These are prefixes of the plan. A run stopped early guarantees the *planned* epsilon, unless the stop
+    did not depend on anything that was released.
+    """
+    return _chosen(plan, name).curve(plan.spends(), plan.epoch_ends(), _delta_of(plan, delta))
+
+
+def plan_epsilon(plan: Plan, name: str | None = None, delta: float | None = None) -> float:
+    """Epsilon of the whole plan, by its own accountant and at its own delta unless told otherwise."""
+    return _chosen(plan, name).epsilon(plan.spends(), _delta_of(plan, delta))
+
+
+def _chosen(plan: Plan, name: str | None) -> Accountant:
+    return accountant_for(plan) if name is None or name == plan.accountant else accountant(name)
+
+
+def _delta_of(plan: Plan, delta: float | None) -> float:
+    chosen = plan.delta if delta is None else delta
+    if chosen is None:
+        raise PrivacyError("delta: the plan has none; pass delta=, well below 1 / the number of units")
+    return chosen

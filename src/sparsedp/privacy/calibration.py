@@ -1,0 +1,410 @@
+"""Calibration: the noise that spends a given epsilon and no more."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, NamedTuple, Protocol, final
+
+import numpy as np
+
+from sparsedp import _validate as checks
+from sparsedp.errors import OutOfReachError, PrivacyError, PrivacyWarning
+from sparsedp.privacy.accounting import ORDERS, TIGHT, renyi
+from sparsedp.privacy.accounting import accountant as accountant_named
+from sparsedp.privacy.plan import FILTER, Continuation, Plan, Spend, counted
+
+LEAST_NOISE, MOST_NOISE = 0.1, 10_000.0
+"""Noise multipliers outside protect nobody, or leave nothing to learn."""
+
+TOLERANCE = 0.0025
+"""Accepted: a cost between this fraction below the target and `MARGIN` below it."""
+
+MARGIN = 1e-4
+"""Kept free, so that another machine's last digits do not push a recomputed epsilon over the target."""
+
+EVALUATIONS = 80
+
+
+class Found(NamedTuple):
+    """The noise, and d log(cost) / d log(noise) there, from which a finer search can start."""
+
+    noise: float
+    slope: float
+
+
+def least_noise(cost: Callable[[float], float], target: float, start: Found, what: str) -> Found:
+    """The noise whose cost is just within the target: safeguarded secant steps on the log-log curve.
+
+    `cost` decreases in the noise. The answer never costs more than the target, also where `cost` jumps.
+
+    Raises:
+        PrivacyError: no noise in `LEAST_NOISE..MOST_NOISE` will do; `what` says for which request.
+    """
+    aim = math.log(target * (1 - (TOLERANCE + MARGIN) / 2))
+    place, slope = _clamp(math.log(start.noise)), start.slope
+    too_little, enough = -math.inf, math.inf
+    last: tuple[float, float] | None = None
+    for _ in range(EVALUATIONS):
+        value = cost(math.exp(place))
+        within = value <= target * (1 - MARGIN)
+        if within and value >= target * (1 - TOLERANCE):
+            return Found(math.exp(place), slope)
+        if within:
+            enough = place
+        else:
+            too_little = place
+        _check_reachable(place, within, what)
+        if 0 < value < math.inf:
+            height = math.log(value)
+            if last is not None and place != last[0]:
+                slope = min(-0.05, max(-30.0, (height - last[1]) / (place - last[0])))
+            last = (place, height)
+            ahead = place + min(1.5, max(-1.5, (aim - height) / slope))
+        else:
+            ahead = place + (-1.5 if within else 1.5)
+        if not too_little < ahead < enough:
+            ahead = (too_little + enough) / 2
+        if enough - too_little < 1e-9:
+            break
+        place = _clamp(ahead)
+    if enough == math.inf:
+        raise PrivacyError(f"{what}: no noise was found that keeps to the target")
+    return Found(math.exp(enough), slope)
+
+
+def _clamp(place: float) -> float:
+    return min(math.log(MOST_NOISE), max(math.log(LEAST_NOISE), place))
+
+
+def _check_reachable(place: float, within: bool, what: str) -> None:
+    if not within and place >= math.log(MOST_NOISE):
+        raise OutOfReachError(
+            f"{what}: too small: even a noise multiplier of {MOST_NOISE:g} costs more. "
+            "Raise epsilon or delta, take fewer steps, or sample fewer units per step"
+        )
+    if within and place <= math.log(LEAST_NOISE):
+        raise PrivacyError(
+            f"{what}: so large that a noise multiplier of {LEAST_NOISE:g} costs less, which protects nobody. "
+            "Lower epsilon, or train without privacy and say so"
+        )
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """What some spends may cost together, and who counts it.
+
+    Attributes:
+        limit: the cost not to exceed.
+        cost: the cost of spends; what is kept to.
+        rough_cost: a quick estimate of it, to start the search.
+        what: names the request in errors.
+    """
+
+    limit: float
+    cost: Callable[[Sequence[Spend]], float]
+    rough_cost: Callable[[Sequence[Spend]], float]
+    what: str
+
+    def share(self, fraction: float) -> Goal:
+        """A fraction of the limit."""
+        return replace(self, limit=fraction * self.limit, what=f"{fraction:g} of {self.what}")
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class EqualNoise:
+    """One noise multiplier for all phases without one."""
+
+    def solve(self, spends: Sequence[Spend], goal: Goal) -> tuple[Spend, ...]:
+        """The spends, their missing noise such that all together cost the goal."""
+        return _filled(spends, _common_noise(spends, goal))
+
+    def to_json(self) -> dict[str, Any]:
+        """A description for cache keys and records."""
+        return {"split": "equal-noise"}
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class NominalSplit:
+    """Two phases without noise: the first alone costs `phase1_budget` of epsilon, the second fills up the whole.
+
+    TP-TopK Sec. 7: nominal, because epsilons do not add; what is kept to is the composed epsilon.
+    """
+
+    phase1_budget: float = 0.3
+
+    def __post_init__(self) -> None:
+        if checks.number(self.phase1_budget, "phase1_budget", above=0.0) >= 1:
+            raise PrivacyError(f"phase1_budget: got {self.phase1_budget}, expected a fraction in (0, 1)")
+
+    def solve(self, spends: Sequence[Spend], goal: Goal) -> tuple[Spend, ...]:
+        """The spends, the first missing noise found for its share alone, the second for the whole."""
+        missing = [place for place, spend in enumerate(spends) if spend.noise_multiplier == 0]
+        if len(missing) != 2:
+            raise PrivacyError(
+                f"a nominal split needs two phases without noise, got {len(missing)}; use EqualNoise()"
+            )
+        first = missing[0]
+        (found,) = EqualNoise().solve(spends[first : first + 1], goal.share(self.phase1_budget))
+        return EqualNoise().solve((*spends[:first], found, *spends[first + 1 :]), goal)
+
+    def to_json(self) -> dict[str, Any]:
+        """A description for cache keys and records."""
+        return {"split": "nominal", "phase1_budget": self.phase1_budget}
+
+
+BudgetSplit = EqualNoise | NominalSplit
+
+
+def read_split(value: Any) -> BudgetSplit:
+    """The split that `to_json` described.
+
+    Raises:
+        PrivacyError: there is no such split.
+    """
+    match value:
+        case {"split": "equal-noise"} if len(value) == 1:
+            return EqualNoise()
+        case {"split": "nominal", "phase1_budget": share} if len(value) == 2:
+            return NominalSplit(share)
+    raise PrivacyError(f"split: got {value!r}, expected what EqualNoise or NominalSplit writes")
+
+
+def _common_noise(spends: Sequence[Spend], goal: Goal) -> float:
+    """The one missing noise: a search on the quick estimate, finished on the real cost."""
+    strength = math.sqrt(sum(s.steps * s.sampling_rate**2 for s in spends if s.noise_multiplier == 0))
+    rough = least_noise(
+        lambda noise: goal.rough_cost(_filled(spends, noise)),
+        goal.limit,
+        Found(max(0.6, strength), -1.2),
+        goal.what,
+    )
+    return least_noise(lambda noise: goal.cost(_filled(spends, noise)), goal.limit, rough, goal.what).noise
+
+
+def _filled(spends: Sequence[Spend], noise: float) -> tuple[Spend, ...]:
+    return tuple(s if s.noise_multiplier else s._replace(noise_multiplier=noise) for s in spends)
+
+
+__all__ = [
+    "BudgetSplit",
+    "EqualNoise",
+    "NominalSplit",
+    "as_spends",
+    "calibrate",
+    "warn_if_large",
+    "with_spends",
+]
+
+UNDERSHOOT = 0.005
+"""A calibrated plan spends at least this close to its target."""
+
+
+def calibrate(
+    plan: Plan,
+    epsilon: float,
+    delta: float,
+    accountant: str = "pld",
+    split: BudgetSplit = EqualNoise(),  # noqa: B008
+) -> Plan:
+    """The plan with noise such that it costs `epsilon` at `delta`: never more, at most 0.5 % less.
+
+    Phases with a noise multiplier keep it and are counted; phases without one (0) get theirs from `split`.
+
+    **Privacy.** The guarantee holds when the whole plan was fixed before the first release. For a plan chosen after
+    an earlier run's releases were seen, use `RdpFilter.calibrate`.
+    **Edge cases.** A process remembers what it has solved.
+
+    Raises:
+        PrivacyError: nothing to calibrate, a phase without a clip, or an epsilon that no noise reaches.
+
+    Warns:
+        PrivacyWarning: delta is 1/N or more, which allows publishing one unit's record outright.
+    """
+    target = checks.positive_epsilon(epsilon)
+    chosen = checks.delta_in_range(delta)
+    spends = as_spends(plan)
+    warn_if_large(chosen, plan)
+    goal = _goal(accountant, target, chosen, plan.total_steps)
+    _check_room_is_left(plan, spends, goal)
+    solved = _solved(split, spends, accountant, target, chosen)
+    return replace(with_spends(plan, solved), delta=chosen, target_epsilon=target, accountant=accountant)
+
+
+def _goal(accountant: str, epsilon: float, delta: float, steps: int) -> Goal:
+    counted = accountant_named(accountant)
+    return Goal(
+        limit=epsilon,
+        cost=lambda spends: counted.epsilon(spends, delta),
+        rough_cost=lambda spends: counted.rough_epsilon(spends, delta),
+        what=f"epsilon={epsilon:g} at delta={delta:g} in {steps} steps ({accountant})",
+    )
+
+
+@lru_cache(maxsize=256)
+def _solved(
+    split: BudgetSplit, spends: tuple[Spend, ...], accountant: str, epsilon: float, delta: float
+) -> tuple[Spend, ...]:
+    steps = sum(spend.steps for spend in spends)
+    return split.solve(spends, _goal(accountant, epsilon, delta, steps))
+
+
+def _check_room_is_left(plan: Plan, spends: tuple[Spend, ...], goal: Goal) -> None:
+    fixed = tuple(spend for spend in spends if spend.noise_multiplier > 0)
+    if not fixed or (alone := goal.cost(fixed)) < goal.limit:
+        return
+    names = ", ".join(phase.name for phase in plan.phases if phase.noise_multiplier > 0)
+    raise OutOfReachError(
+        f"{goal.what}: {names} alone costs {alone:.3g} with the noise it has, which leaves nothing for training; "
+        "raise its noise multiplier, leave it out, or raise epsilon"
+    )
+
+
+def as_spends(plan: Plan) -> tuple[Spend, ...]:
+    """The plan's phases as spends, those that wait for their noise with noise 0.
+
+    Raises:
+        PrivacyError: no phase waits for its noise, or one has no clip.
+    """
+    unclipped = [phase.name for phase in plan.phases if phase.clip_norm is None]
+    if unclipped:
+        raise PrivacyError(
+            f"phases {unclipped} have no clip_norm, so no noise makes them private; give them one"
+        )
+    if all(phase.noise_multiplier > 0 for phase in plan.phases):
+        raise PrivacyError(
+            "every phase has its noise already; set it to 0 (plan.with_noise) where it is to be found"
+        )
+    return tuple(Spend(phase.sampling_rate, phase.noise_multiplier, phase.steps) for phase in plan.phases)
+
+
+def with_spends(plan: Plan, spends: Sequence[Spend]) -> Plan:
+    """The plan with the noise of its spends."""
+    return plan.with_noise({p.name: s.noise_multiplier for p, s in zip(plan.phases, spends, strict=True)})
+
+
+def warn_if_large(delta: float, plan: Plan) -> None:
+    """Warn when delta is at least one over the number of units."""
+    if delta * plan.units >= 1:
+        warnings.warn(
+            f"delta={delta:g} is not below 1/N = {1 / plan.units:.3g} for N={plan.units} units ({plan.unit}): "
+            "a mechanism that publishes one unit's record outright would satisfy it; use a delta well below 1/N",
+            PrivacyWarning,
+            stacklevel=3,
+        )
+
+
+class PriorRun(Protocol):
+    """An earlier run on the same units: its ledger, read from its file, or its plan."""
+
+    @property
+    def charged_head(self) -> str:
+        """What names it: the hash of the ledger's last line before the closing one."""
+        ...
+
+    def committed(self) -> tuple[Spend, ...]:
+        """The most it can ever spend: its whole plan, or what was charged when its ledger was closed."""
+        ...
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class RdpFilter:
+    """A cap on all runs over the same units together, counted at one fixed Renyi order.
+
+    **Privacy.** Whatever plans it admits, chosen in any way from earlier releases, the whole is (epsilon, delta)-DP,
+    provided cap and order were settled without looking at any release. Unlike a PLD guarantee this also covers
+    runs stopped early because of what they showed: what their closed ledgers did not charge is free for later runs.
+    It counts the runs that it is told of; `runs.continuing.continue_runs` also gives no remainder away twice.
+    """
+
+    epsilon: float
+    delta: float
+    order: float
+
+    def __post_init__(self) -> None:
+        checks.positive_epsilon(self.epsilon)
+        checks.delta_in_range(self.delta)
+        checks.number(self.order, "order", above=1.0)
+
+    @classmethod
+    def before(cls, first: Plan, epsilon: float, delta: float) -> RdpFilter:
+        """The filter for a cap, its order chosen from public values: the cap and the first plan, fixed in advance.
+
+        The order is the one that leaves most room for further Gaussian releases, whose cost grows like the order.
+
+        Raises:
+            PrivacyError: the first plan alone exceeds the cap at every order.
+        """
+        orders = np.asarray(ORDERS)
+        budgets = np.asarray([cls(epsilon, delta, order).budget for order in ORDERS])
+        room = (budgets - renyi(first.spends())) / orders
+        best = int(room.argmax())
+        if not room[best] > 0:
+            raise PrivacyError(
+                f"the first plan leaves nothing of epsilon={epsilon:g} at delta={delta:g} by RDP; "
+                "raise the cap (before looking at any release) or plan a cheaper first run"
+            )
+        return cls(float(epsilon), float(delta), ORDERS[best])
+
+    @property
+    def budget(self) -> float:
+        """B: the Renyi divergence of the fixed order that the cap allows. Negative if it allows none."""
+        overhead = TIGHT.epsilon(np.asarray([self.order]), np.zeros(1), self.delta)
+        return self.epsilon - float(overhead[0])
+
+    def cost(self, spends: Iterable[Spend]) -> float:
+        """Renyi divergence of the fixed order of what is spent; infinite if it is not private."""
+        return float(renyi(counted(spends), (self.order,))[0])
+
+    def remaining(self, earlier: Iterable[PriorRun]) -> float:
+        """What is left of the budget after earlier runs, those that can be resumed counted whole; never below 0."""
+        return max(0.0, self.budget - self._spent(earlier))
+
+    def admits(self, plan: Plan, earlier: Iterable[PriorRun]) -> bool:
+        """Whether a further plan fits."""
+        return self.cost(plan.spends()) <= self.remaining(earlier)
+
+    def calibrate(
+        self,
+        plan: Plan,
+        earlier: Sequence[PriorRun],
+        split: BudgetSplit = EqualNoise(),  # noqa: B008
+    ) -> Plan:
+        """The plan with the least noise that keeps all runs together within the cap.
+
+        Raises:
+            PrivacyError: nothing is left, or no noise makes the plan fit.
+        """
+        spends = as_spends(plan)
+        warn_if_large(self.delta, plan)
+        left = self.remaining(earlier)
+        if left <= 0:
+            raise PrivacyError(
+                f"the earlier runs used up the cap of epsilon={self.epsilon:g} at delta={self.delta:g}; "
+                "nothing more can be released about these units under it"
+            )
+        goal = Goal(
+            limit=left,
+            cost=self.cost,
+            rough_cost=self.cost,
+            what=f"what is left of epsilon={self.epsilon:g} at delta={self.delta:g} in {plan.total_steps} steps",
+        )
+        return replace(
+            with_spends(plan, split.solve(spends, goal)),
+            delta=self.delta,
+            target_epsilon=self.epsilon,
+            accountant=FILTER,
+            continuation=Continuation(
+                self.order, self._spent(earlier), tuple(run.charged_head for run in earlier)
+            ),
+        )
+
+    def _spent(self, earlier: Iterable[PriorRun]) -> float:
+        return math.fsum(self.cost(run.committed()) for run in earlier)

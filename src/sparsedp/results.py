@@ -1,0 +1,177 @@
+"""What callbacks and results may know: released values and public quantities only."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import final
+
+from torch import Tensor, nn
+
+from sparsedp.parameters import Support
+from sparsedp.privacy.accounting import accountant_for, epsilon_by_epoch
+from sparsedp.privacy.ledger import RunLedger
+from sparsedp.privacy.mechanism import Released
+from sparsedp.privacy.plan import Plan, Spend
+from sparsedp.runs.history import EpochReport, SupportSpan
+from sparsedp.runs.record import Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """One step is done.
+
+    Attributes:
+        step: its index in the plan.
+        epoch: the epoch it belongs to, from 1.
+        phase: the plan's phase.
+        released: the privatized gradient.
+        learning_rates: one per parameter group.
+    """
+
+    step: int
+    epoch: int
+    phase: str
+    released: Released
+    learning_rates: tuple[float, ...]
+
+
+Event = StepReport | EpochReport
+Callback = Callable[[Event], None]
+"""Called after each step and each epoch, in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerSummary:
+    """What the ledger says was spent.
+
+    Attributes:
+        steps: releases charged, those lost in a crash included.
+        planned: releases the plan has.
+        epsilon: their cost at the plan's delta; infinite when not private.
+        entries: lines of the ledger file; 0 without one.
+        head: hash of its last line; None without a file.
+    """
+
+    steps: int
+    planned: int
+    epsilon: float
+    entries: int = 0
+    head: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """A trained model and what it cost.
+
+    Attributes:
+        model: the trained model, in evaluation mode, with the averaged weights if an average was kept.
+        epsilon: the guarantee: the epsilon of the whole plan, also when the run was stopped early (a shorter run's
+            smaller cost, `ledger.epsilon`, holds only if the stop did not depend on anything released).
+        delta: the delta of the guarantee; None when not private.
+        unit: what the guarantee protects: "row", or the name of the unit given.
+        private: False for the ablations without clip or without noise.
+        for_release: False when a seed was given: reproducible, not for release.
+        complete: whether every planned step was taken or counted.
+        d: number of trainable scalars.
+        k: number of active ones at the end.
+        support: which ones.
+        supports: when the support changed, and how many coordinates of each parameter it kept.
+        scores: what the last ranking was made from; None for random and dense methods.
+        history: one report per epoch.
+        metrics: the last evaluation on held-out data, which is outside the guarantee.
+        plan: what was planned.
+        ledger: what was spent.
+        out: the run directory, if there is one.
+    """
+
+    model: nn.Module = field(repr=False)
+    method: str
+    epsilon: float
+    delta: float | None
+    unit: str
+    private: bool
+    for_release: bool
+    complete: bool
+    d: int
+    k: int
+    support: Support
+    supports: tuple[SupportSpan, ...] = field(repr=False)
+    scores: Tensor | None = field(repr=False)
+    history: tuple[EpochReport, ...] = field(repr=False)
+    metrics: Mapping[str, float | None]
+    plan: Plan = field(repr=False)
+    ledger: LedgerSummary
+    out: Path | None
+
+    @property
+    def outcome(self) -> Outcome:
+        """What the record says of it."""
+        return Outcome(
+            epsilon=self.epsilon,
+            epsilon_spent=self.ledger.epsilon,
+            steps_charged=self.ledger.steps,
+            metrics=self.metrics,
+            k=self.k,
+            d=self.d,
+            supports=self.supports,
+            head=self.ledger.head,
+            length=self.ledger.entries,
+        )
+
+    def report(self, out: Path | str | None = None, nonprivate: bool = False) -> Path:
+        """Write the HTML report of this run, and say where it is; see `sparsedp.write_report`.
+
+        Args:
+            out: the file to write; `report.html` in the run directory if not given.
+            nonprivate: also show non-private diagnostics, under a banner.
+        """
+        import sparsedp  # by its front door: nothing in training knows the reports
+
+        return sparsedp.write_report(self, out, nonprivate)
+
+
+@final
+@dataclass
+class Spending:
+    """The ledger of a run and the epsilon it amounts to.
+
+    Attributes:
+        plan: what is paid for.
+        ledger: where it is written down.
+    """
+
+    plan: Plan
+    ledger: RunLedger
+
+    @cached_property
+    def _by_epoch_end(self) -> Mapping[int, float]:
+        return dict(zip(self.plan.epoch_ends(), epsilon_by_epoch(self.plan), strict=True))
+
+    def at_epoch_end(self, step: int) -> float | None:
+        """Epsilon of the plan's first steps, up to the end of an epoch; None when not private."""
+        if self.plan.delta is None or not self.plan.is_private:
+            return None
+        return self._by_epoch_end[step]
+
+    def planned(self) -> float:
+        """Epsilon of the whole plan: the guarantee, whatever the run has got to."""
+        return self._epsilon(self.plan.spends())
+
+    def summary(self) -> LedgerSummary:
+        """What the ledger says."""
+        return LedgerSummary(
+            steps=self.ledger.charged,
+            planned=self.plan.total_steps,
+            epsilon=self._epsilon(self.ledger.spends()),
+            entries=self.ledger.length,
+            head=self.ledger.head,
+        )
+
+    def _epsilon(self, spends: tuple[Spend, ...]) -> float:
+        if not self.plan.is_private or self.plan.delta is None:
+            return math.inf
+        return accountant_for(self.plan).epsilon(spends, self.plan.delta)

@@ -1,1 +1,0 @@
-"""Drawing batches: which units take part in a step, and how their rows are loaded."""

@@ -1,0 +1,350 @@
+"""Training data: what users give as a data set, the batches of a plan, and features of a frozen network."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast, final
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    TensorDataset,
+    default_collate,
+)
+
+from sparsedp._validate import refuse_missing_ids
+from sparsedp.batch import Rows, to_device
+from sparsedp.errors import DataError, ModelError, PrivacyError
+from sparsedp.evaluation import evaluation_mode
+from sparsedp.guarantee import exceeds_target
+from sparsedp.loading import Collate, FixedShapes, Loading, fetch_rows, rows_in_order
+from sparsedp.methods.spec import PlanSpec
+from sparsedp.methods.stages import SELECT
+from sparsedp.privacy.accounting import plan_epsilon
+from sparsedp.privacy.plan import Phase, Plan
+from sparsedp.privacy.queries import inputs_of
+from sparsedp.randomness import SEED_BYTES, PrivateRandomness, PublicRandomness, own_generators
+from sparsedp.sampling import EVERYTHING, LogicalBatch, PoissonSampler, Share
+from sparsedp.validation.data import validate_collate, validate_items
+
+_SOME_ROWS = "For some of the rows give Subset(dataset, indices); processes that train together share them"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GivenData:
+    """A map-style data set, and what a loader said besides; `arrays` are X and y as they came, before conversion."""
+
+    dataset: Dataset[Any]
+    arrays: tuple[Any, ...] = ()
+    from_loader: bool = False
+    batch_size: int | None = None
+    collate: Callable[[list[Any]], Rows] | None = None
+
+
+def given_data(given: object, name: str) -> GivenData:
+    """The data set in what was given.
+
+    A `DataLoader` gives its data set, batch size and collate: batches are drawn anew, as the guarantee needs.
+
+    Raises:
+        DataError: it has no rows that could be drawn by number, or a loader picks among them; and what to do.
+    """
+    if isinstance(given, DataLoader):
+        inner = given_data(given.dataset, name)
+        refuse_picked_rows(given, name)
+        collate = None if given.collate_fn is default_collate else given.collate_fn
+        return GivenData(inner.dataset, inner.arrays, True, given.batch_size, collate)
+    if isinstance(given, IterableDataset):
+        raise DataError(
+            f"{name}: got the IterableDataset {type(given).__name__}, expected rows that can be drawn by number: the "
+            "guarantee counts on every row joining a batch with the planned chance. Give it __len__ and __getitem__, "
+            "or list(it) if it fits in memory"
+        )
+    if isinstance(given, tuple) and len(given) != 2 and any(_is_array(part) for part in given):
+        raise DataError(
+            f"{name}: got a tuple of {len(given)} arrays, expected two, (X, y); for more give TensorDataset(*arrays) "
+            "and loss_fn=PerExampleLoss(lambda model, rows: ...)"
+        )
+    if isinstance(given, (tuple, list)) and len(given) == 2 and all(_is_array(part) for part in given):
+        return GivenData(_pair(given[0], given[1], name), tuple(given))
+    if _is_array(given):
+        raise DataError(f"{name}: got one array, expected (X, y), or a data set of (input, target) rows")
+    if not hasattr(given, "__len__") or not hasattr(given, "__getitem__"):
+        raise DataError(
+            f"{name}: got {type(given).__name__}, expected a map-style data set (with __len__ and __getitem__), a "
+            "DataLoader, or a pair (X, y) of arrays"
+        )
+    return GivenData(given, given.tensors if isinstance(given, TensorDataset) else ())  # type: ignore[arg-type]
+
+
+def refuse_picked_rows(loader: DataLoader[Any], name: str) -> None:
+    """Refuse a loader whose sampler leaves rows out, or takes some more often: here it has no say.
+
+    Raises:
+        DataError: its sampler is not a plain one over all rows, or makes whole batches.
+    """
+    if loader.batch_size is None:
+        raise DataError(
+            f"{name}: got no batch_size, or a batch_sampler, expected a number: all rows are taken, in batches of "
+            f"that size; in training it is the expected one. {_SOME_ROWS}"
+        )
+    sampler: Any = loader.sampler
+    plain = type(sampler) in (RandomSampler, SequentialSampler)
+    if not plain or len(sampler.data_source) != len(cast("Any", loader.dataset)):
+        raise DataError(
+            f"{name}: got the sampler {type(sampler).__name__}, expected a plain one (shuffle=True or False) over "
+            "all rows: every row is drawn with the same chance, which the guarantee is computed from, and every "
+            f"held-out one is evaluated. {_SOME_ROWS}"
+        )
+
+
+def given_units(units: Any) -> Any:
+    """The id of each row's unit, as given.
+
+    Raises:
+        DataError: ids are missing, or of types that cannot be compared.
+    """
+    if units is None or (isinstance(units, Tensor) and not units.is_floating_point()):
+        return units
+    ids = np.asarray(units)
+    refuse_missing_ids(ids, "units")
+    try:
+        np.unique(ids)
+    except TypeError as error:
+        raise DataError(f"units: ids of mixed types cannot be compared ({error}); use one type") from error
+    return units
+
+
+def _is_array(value: object) -> bool:
+    return isinstance(value, (Tensor, np.ndarray)) or hasattr(value, "to_numpy")
+
+
+def _pair(features: Any, targets: Any, name: str) -> TensorDataset:
+    rows, wanted = _tensor(features), _tensor(targets)
+    if rows.dim() == 0 or wanted.dim() == 0 or len(rows) != len(wanted):
+        raise DataError(
+            f"{name}: got arrays of shapes {tuple(rows.shape)} and {tuple(wanted.shape)}, expected as many targets "
+            "as rows"
+        )
+    return TensorDataset(rows, wanted)
+
+
+def _tensor(value: Any) -> Tensor:
+    """Single precision where it was double, as models are; whole numbers as int64, as losses take them, but bytes."""
+    array = value.to_numpy() if hasattr(value, "to_numpy") else value
+    if isinstance(array, np.ndarray):
+        if array.dtype.kind not in "fiub":
+            raise DataError(f"got an array of {array.dtype}, expected numbers; encode names as numbers first")
+        array = torch.from_numpy(np.require(array, requirements=["C", "W"]))
+    tensor: Tensor = array
+    if tensor.dtype in (torch.int8, torch.int16, torch.int32):
+        return tensor.long()
+    return tensor.float() if tensor.dtype == torch.float64 else tensor
+
+
+Units = Tensor | Sequence[int] | None
+
+
+def count_units(dataset: Dataset[Any], units: Units) -> int:
+    """How many units a data set has: rows, or the different ids among `units`.
+
+    Raises:
+        DataError: there are no rows, or not one id for each.
+    """
+    rows = len(cast("Any", dataset))
+    if rows == 0:
+        raise DataError("train_dataset is empty; give at least one row")
+    if units is None:
+        return rows
+    if len(units) != rows:
+        raise DataError(f"units: got {len(units)} ids for {rows} rows, expected one for each")
+    return len(np.unique(np.asarray(units)))
+
+
+def check_plan(plan: Plan, units: int, *, rows_are_units: bool) -> None:
+    """Refuse a plan that is not for this data, or promises more than it keeps.
+
+    Raises:
+        DataError: the plan counts other units.
+        PrivacyError: it is not what it was made from, costs more than its target, or protects units that nothing
+            names.
+    """
+    PlanSpec.of(plan).check(plan)
+    if plan.units != units:
+        raise DataError(
+            f"the plan is for {plan.units} units ({plan.unit}) and the data set has {units}; the sampling rate would "
+            "not be the planned one. Make a plan for this data, or give the units it counts"
+        )
+    if rows_are_units and plan.unit != "row":
+        raise PrivacyError(
+            f"the plan promises to protect each {plan.unit}, which takes the {plan.unit} of every row: give "
+            "Loading(units=...), or make a plan for rows"
+        )
+    if plan.target_epsilon is not None and exceeds_target(plan, cost := plan_epsilon(plan)):
+        raise PrivacyError(
+            f"the plan costs epsilon {cost:.6g} by {plan.accountant} and its target is {plan.target_epsilon:g}: it "
+            "was changed after it was calibrated. Calibrate it again"
+        )
+
+
+TRIAL_DRAW = 7
+"""Keeps the draw of rows for a trial apart from other public draws."""
+STATISTICS_ROWS = 1024
+"""Most rows at once in a phase that does not train, unless told."""
+
+
+@final
+class Batches:
+    """Draws every step's batch as the plan says.
+
+    **Privacy.** The rate comes from the plan that the ledger is charged by, and N is checked against it. Rows that
+    look different in different company are refused: the first ones here, by their shapes in every batch.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset[Any],
+        plan: Plan,
+        randomness: PrivateRandomness,
+        loading: Loading,
+        share: Share = EVERYTHING,
+    ) -> None:
+        self._dataset, self._plan, self._collate = dataset, plan, loading.collate
+        shapes = FixedShapes()
+        self._samplers = {
+            phase.name: PoissonSampler(
+                dataset,
+                sampling_rate=phase.sampling_rate,
+                randomness=randomness,
+                loading=replace(loading, max_physical_batch=_at_once(loading, phase)),
+                shapes=shapes,
+                share=share,
+                whole_units=phase.name == SELECT.name,
+            )
+            for phase in plan.phases
+        }
+        units = next(iter(self._samplers.values())).unit_count
+        check_plan(plan, units, rows_are_units=loading.units is None)
+        validate_items(dataset, loading.units)
+        validate_collate(dataset, loading.collate, shapes)
+
+    def rows_for_a_trial(self, count: int, public: PublicRandomness) -> Rows:
+        """Rows from all over the data set, in the order of a public draw; they themselves are private."""
+        everywhere = public.permutation(len(cast("Any", self._dataset)), key=(0, 0, TRIAL_DRAW)).numpy()
+        with own_generators(PublicRandomness(0).generator_seed(()), torch.device("cpu")):
+            return fetch_rows(self._dataset, everywhere[:count], self._collate)
+
+    @property
+    def most_rows(self) -> int:
+        """About the most rows that are loaded at once. Public."""
+        return max(self._samplers[phase.name].most_rows for phase in self._plan.phases if phase.trains)
+
+    def starting_at(self, step: int) -> Iterator[LogicalBatch]:
+        """The batches of this step and all after it, phase by phase."""
+        for phase in self._plan.phases:
+            first = self._plan.first_step(phase.name)
+            if step < first + phase.steps:
+                yield from self._samplers[phase.name].batches(max(step, first), first + phase.steps)
+
+
+def _at_once(loading: Loading, phase: Phase) -> int | None:
+    """Most rows at once: as told. A phase that does not train takes all units, so then there is a limit anyway."""
+    if loading.max_physical_batch is not None or phase.trains:
+        return loading.max_physical_batch
+    return max(STATISTICS_ROWS, loading.rows_per_unit)
+
+
+def count_channels(dataset: Dataset[Any], collate: Collate | None) -> int:
+    """How many channels the inputs have: a shape, which is public."""
+    with own_generators(PublicRandomness(0).generator_seed(()), torch.device("cpu")):
+        return int(inputs_of(next(rows_in_order(dataset, 1, 1, collate))).shape[1])
+
+
+MADE_UP_ROWS = 8
+FEATURE_TOLERANCE = 1e-4
+"""What rounding in another batch may change, as a share of the largest feature. Mixing changes far more."""
+
+
+def extract_features(
+    body: nn.Module, dataset: Dataset[Any], *, batch_size: int = 256, collate: Collate | None = None
+) -> TensorDataset:
+    """What a frozen network makes of every input, with the targets: a data set in memory to train a head on.
+
+    >>> features = extract_features(body, dataset)  # doctest: +SKIP
+    >>> result = fit(head, features, nn.CrossEntropyLoss(reduction="none"), epsilon=3)  # doctest: +SKIP
+
+    Args:
+        body: runs in evaluation mode without gradients, on the device of its parameters.
+        dataset: of (input, target) tensors; the order stays, so `units` of the rows stay as they are.
+        batch_size: how many rows run at once.
+        collate: makes a batch of items, as in a `DataLoader`.
+
+    **Privacy.** Features are private rows in another form. Training on them costs what training on the rows costs, as
+    each is computed from its own row by a public function: that is checked on made-up rows, together and one by one.
+    **Edge cases.** A data set that augments is read once, so every epoch sees the same features.
+
+    Raises:
+        DataError: the data set has no rows, or gives something else than (input, target) tensors.
+        ModelError: the body mixes rows, draws random numbers, or remembers earlier rows.
+        PrivacyError: `collate` mixes rows.
+    """
+    rows = len(cast("Any", dataset))
+    validate_collate(dataset, collate, FixedShapes())
+    tensors = [(_input_and_target(part)) for part in rows_in_order(dataset, rows, batch_size, collate)]
+    if not tensors:
+        raise DataError("extract_features: got a data set without rows, expected at least one")
+    with evaluation_mode(body):
+        _check_rows_are_computed_alone(body, tensors[0][0])
+        features = torch.cat([_run(body, inputs) for inputs, _ in tensors])
+    return TensorDataset(features, torch.cat([targets for _, targets in tensors]))
+
+
+def _input_and_target(rows: Any) -> tuple[Tensor, Tensor]:
+    if not isinstance(rows, (tuple, list)) or len(rows) != 2 or not all(isinstance(x, Tensor) for x in rows):
+        raise DataError(
+            f"extract_features: got a batch of type {type(rows).__name__}, expected (input, target), both tensors; "
+            "choose them in the data set or by collate"
+        )
+    return rows[0], rows[1]
+
+
+def _run(body: nn.Module, inputs: Tensor) -> Tensor:
+    device = next((tensor.device for tensor in body.parameters()), torch.device("cpu"))
+    with own_generators(bytes(SEED_BYTES), device):
+        found = body(to_device(inputs, device))
+    if not isinstance(found, Tensor) or found.shape[:1] != inputs.shape[:1]:
+        got = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+        raise ModelError(
+            f"extract_features: the body gave {got} for {len(inputs)} rows, expected a tensor with one entry a row"
+        )
+    return found.cpu()
+
+
+def _check_rows_are_computed_alone(body: nn.Module, like: Tensor) -> None:
+    """Compare the features of made-up rows, of the inputs' shape and type, in company, alone and in company again."""
+    made_up = _made_up(like)
+    together = _run(body, made_up)
+    alone = torch.cat([_run(body, made_up[i : i + 1]) for i in range(len(made_up))])
+    again = _run(body, made_up.flip(0)).flip(0)
+    room = FEATURE_TOLERANCE * float(together.abs().max()) if together.numel() else 0.0
+    for other in (alone, again):
+        if not torch.allclose(together.double(), other.double(), rtol=0.0, atol=room, equal_nan=True):
+            raise ModelError(
+                "extract_features: the body makes something else of a row when other rows are in the batch or came "
+                "before, so it mixes rows, draws random numbers or remembers; expected a fixed function of each row"
+            )
+
+
+def _made_up(like: Tensor) -> Tensor:
+    """Public rows: normal numbers, or zeros and ones for whole numbers, which any table of two entries holds."""
+    shape, generator = (MADE_UP_ROWS, *like.shape[1:]), torch.Generator().manual_seed(0)
+    if like.is_floating_point():
+        return torch.randn(shape, generator=generator).to(like.dtype)
+    return torch.randint(0, 2, shape, generator=generator).to(like.dtype)

@@ -1,0 +1,386 @@
+"""`RunKeeper`: position, history and files of a run between two steps, and what ranks compare."""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, cast, final
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+from torch.utils.data import Dataset
+
+from sparsedp._files import Json
+from sparsedp.batch import Rows
+from sparsedp.errors import SparseDPError
+from sparsedp.evaluation import Evaluator
+from sparsedp.loading import Loading
+from sparsedp.parameters import Support
+from sparsedp.privacy.ledger import RunLedger
+from sparsedp.privacy.mechanism import Released
+from sparsedp.privacy.plan import Plan
+from sparsedp.randomness import PublicRandomness, own_generators
+from sparsedp.ranks.one import ONE_RANK, Ranks
+from sparsedp.ranks.shards import refuse_shared_rows, refuse_shared_units
+from sparsedp.ranks.store import new_shared_store
+from sparsedp.results import Callback, Event, Result, Spending, StepReport
+from sparsedp.runs.checkpoint import Checkpoint
+from sparsedp.runs.history import EpochReport, History
+from sparsedp.runs.identity import check_identity, identity_of
+from sparsedp.runs.record import FINISHED, RUNNING, STOPPED, About, RunFacts, versions
+from sparsedp.runs.state import checkpoint_of, cut_in_blocks, history_of, is_cut_in_blocks
+from sparsedp.runs.store import ExistingRun, RunStore
+from sparsedp.sampling import EVERYTHING, Blocks, Share
+from sparsedp.training.normalization import Normalised, check_not_lost
+from sparsedp.training.state import Learner
+from sparsedp.validation.state import tensor_digest
+
+LOOKED_AT = 64
+"""Rows of a data set that ranks compare, of those that all of them hold."""
+_ITS_OWN = re.compile(r"0x[0-9a-f]+|GPU \d+|cuda:\d+")
+
+
+def share_of(ranks: Ranks, dataset: Dataset[Any], loading: Loading, saved: Checkpoint | None) -> Share:
+    """Which units this rank draws; a run begun by several ranks is cut in the same way by one.
+
+    Raises:
+        DataError: two ranks hold rows of one unit, or the same rows, which would be drawn twice.
+    """
+    units = None if loading.units is None else np.unique(np.asarray(loading.units))
+    if loading.sharded and units is not None:
+        refuse_shared_units(ranks, units)
+    elif loading.sharded:
+        refuse_shared_rows(ranks, dataset, loading.collate)
+    held = len(cast("Any", dataset)) if units is None else len(units)
+    share = ranks.share(held, sharded=loading.sharded)
+    goes_on_in_blocks = saved is not None and is_cut_in_blocks(saved)
+    return Blocks(0, 1) if share is EVERYTHING and goes_on_in_blocks else share
+
+
+def same_model(ranks: Ranks, model: nn.Module) -> None:
+    """Give all ranks the leader's weights, once they have the same model."""
+    ranks.alike(lambda: _model_facts(model))
+    ranks.align(model)
+
+
+def _model_facts(model: nn.Module) -> dict[str, Json]:
+    """Its tensors, which of them are trained, and its parts in words: what a weight does depends on those."""
+    return {
+        "model": {
+            name: [*value.shape, str(value.dtype)]
+            for name, value in [*model.named_parameters(), *model.named_buffers()]
+        },
+        "trained": [name for name, value in model.named_parameters() if value.requires_grad],
+        "parts": {name: _in_words(part) for name, part in model.named_modules()},
+        "training": [name for name, part in model.named_modules() if part.training],
+    }
+
+
+def _in_words(part: nn.Module) -> str:
+    """Class and settings, as PyTorch shows them, without what each process has its own of: addresses and devices."""
+    return f"{type(part).__qualname__}({_ITS_OWN.sub('', part.extra_repr())})"
+
+
+def first_facts(
+    plan: Plan, model: nn.Module, dataset: Dataset[Any], loss: Any, loading: Loading, seed: int | None
+) -> dict[str, Json]:
+    """What must be the same before anything can be sent: plan, model, loss, amount of data, versions."""
+    return {
+        "plan": plan.fingerprint,
+        **_model_facts(model),
+        "loss": getattr(loss, "__qualname__", type(loss).__qualname__),
+        "rows": None if loading.sharded else len(cast("Any", dataset)),
+        "units": None if loading.sharded or loading.units is None else _hash_of(np.asarray(loading.units)),
+        "sharded": loading.sharded,
+        "max_physical_batch": loading.max_physical_batch,
+        "seed": seed,
+        "threads": None if seed is None else torch.get_num_threads(),
+        "versions": dict(versions()),
+    }
+
+
+def data_facts(rows: Rows, loading: Loading) -> dict[str, Json]:
+    """A digest of some rows that all ranks hold; nothing where each has its own."""
+    if loading.sharded:
+        return {}
+    leaves = [leaf for leaf in pytree.tree_leaves(rows) if isinstance(leaf, Tensor)]
+    return {"data": blake2b(b"".join(tensor_digest(leaf) for leaf in leaves), digest_size=16).hexdigest()}
+
+
+def weight_facts(model: nn.Module, support: Support, position: int) -> dict[str, Json]:
+    """Digests of the weights and of the support, and how far the run has got."""
+    state = [*model.named_parameters(), *model.named_buffers()]
+    return {
+        "step": position,
+        "weights": blake2b(b"".join(tensor_digest(value) for _, value in state), digest_size=16).hexdigest(),
+        "support": tensor_digest(support.indices).hex(),
+    }
+
+
+def _hash_of(values: np.ndarray[Any, Any]) -> str:
+    return blake2b(np.ascontiguousarray(values).tobytes(), digest_size=16).hexdigest()
+
+
+SAVE_EVERY = 60.0
+"""Seconds between checkpoints inside an epoch."""
+
+
+@final
+class RunKeeper:
+    """Keeps a run, whoever takes its steps: among several ranks the leading one, which the others hear from.
+
+    Attributes:
+        position: how many steps of the plan are done, those lost in a crash included.
+        history: supports and epochs so far.
+    """
+
+    def __init__(
+        self,
+        learner: Learner,
+        facts: RunFacts,
+        *,
+        evaluate: Evaluator | None,
+        callbacks: Sequence[Callback],
+        out: Path | str | None,
+        found: ExistingRun | None,
+        ranks: Ranks = ONE_RANK,
+        in_blocks: bool = False,
+    ) -> None:
+        self._clock = self._saved = time.monotonic()
+        self._ranks, self._in_blocks = ranks, in_blocks
+        self._learner, self._facts, self._evaluate = learner, facts, evaluate
+        self._public = PublicRandomness(facts.public_seed)
+        self._callbacks = tuple(callbacks)
+        self._identity = identity_of(facts)
+        ranks.alike(lambda: self._identity)
+        self._epoch_ends = facts.plan.epoch_ends()
+        self._between_steps, self._closed = True, False
+        self._rates: tuple[float, ...] = ()
+        self._result: Result | None = None
+        self.position, self.history = 0, History(facts.layout)
+        self._store = self._begin(out) if found is None else ranks.jointly(lambda: self._go_on(found))
+        self._spending = Spending(facts.plan, self._store.ledger)
+
+    @property
+    def ledger(self) -> RunLedger:
+        """What the run pays to."""
+        return self._store.ledger
+
+    @property
+    def plan(self) -> Plan:
+        """What was planned."""
+        return self._facts.plan
+
+    def check_open(self) -> None:
+        """Refuse to go on with a run that was closed.
+
+        Raises:
+            SparseDPError: it was.
+        """
+        if self._closed:
+            raise SparseDPError("this trainer is finished or closed; resume its run with a new one")
+
+    def begin_step(self) -> None:
+        """From here to `end_step` there is nothing to save."""
+        self.check_open()
+        self._rates, self._between_steps = self._learner.learning_rates, False
+
+    def end_step(self, released: Released) -> StepReport:
+        """Note a release that was learned from; at the end of an epoch evaluate and save.
+
+        Inside an epoch the end of a ledger block saves, at most once a minute.
+        """
+        self.position += 1
+        self.history.note(released)
+        epoch = bisect_left(self._epoch_ends, self.position) + 1
+        report = StepReport(released.step, epoch, released.phase, released, self._rates)
+        self._tell(report)
+        ends_epoch = self.position == self._epoch_ends[epoch - 1]
+        ends_block = self.position == self._store.ledger.charged and self._store.path is not None
+        if ends_epoch or ends_block:
+            self._check_alike()
+        if ends_epoch:
+            self._end_epoch(report)
+        self._between_steps = True
+        if ends_epoch or (ends_block and time.monotonic() >= self._saved + SAVE_EVERY):
+            self.save()
+        return report
+
+    def end_preliminary(self, steps: int) -> None:
+        """Note releases that do not train, which no report shows, and save at once."""
+        self.position, self._between_steps = self.position + steps, True
+        self.save()
+
+    def save(self) -> None:
+        """Write a checkpoint now; does nothing without a run directory."""
+        if self._store.path is None:
+            return
+        self._store.save(self._state())
+        self._saved = time.monotonic()
+
+    def pause(self) -> None:
+        """Save and close, so that the run can be resumed from here; after an error inside a step, just close."""
+        if self._closed:
+            return
+        if self._between_steps:
+            self.save()
+            last = self.history.epochs[-1].metrics if self.history.epochs else {}
+            self._write_record(STOPPED, self._snapshot(last))
+        self.close()
+
+    def finish(self) -> Result:
+        """Evaluate, save, write the record and close; further calls give the same result."""
+        if self._result is None:
+            self.check_open()
+            with self._ranks.together():
+                self._check_alike()
+                self.save()
+                result, ledger = self._snapshot(self._metrics()), self._store.ledger
+                self._write_record(FINISHED if result.complete else STOPPED, result)
+                # With the record's own line.
+                last = replace(result.ledger, head=ledger.head, entries=ledger.length)
+                self._result = replace(result, ledger=self._ranks.from_leader(lambda: last))
+            self._learner.install_average()
+            self._learner.model.eval()
+            self.close()
+        return self._result
+
+    def close(self) -> None:
+        """Release the ledger; steps already paid for and not taken are lost to an unseeded run."""
+        self._closed = True
+        self._learner.hand_back()
+        self._store.close()
+
+    def _check_alike(self) -> None:
+        """See that all ranks have come to the same weights, before they are kept."""
+        model, support = self._learner.model, self.history.support
+        self._ranks.alike(lambda: weight_facts(model, support, self.position))
+
+    def _begin(self, out: Path | str | None) -> RunStore:
+        """Keep a new run, with its first state."""
+        record, replay = self._facts.record(RUNNING, 0.0, None), self._facts.seed is not None
+        return new_shared_store(self._ranks, out, self.plan, self._state, record, replay=replay)
+
+    def _go_on(self, found: ExistingRun) -> RunStore:
+        """Take up a run at its checkpoint, past the steps that were paid for and lost."""
+        store, saved = found
+        check_identity(saved.identity, self._identity)
+        self._learner.restore(saved)
+        self.history = history_of(saved, self._facts.layout)
+        self.position = saved.step
+        if self._facts.seed is None:
+            paid = store.ledger.next_step
+            check_not_lost(self.plan, saved.step, paid)
+            self.position = paid
+            self._learner.skip(paid - saved.step)
+        store.save(self._state())
+        store.keep_epochs(self.history.epochs)
+        store.keep_record(self._facts.record(RUNNING, store.seconds, None))
+        return store
+
+    def _state(self) -> Checkpoint:
+        return self._marked(checkpoint_of(self.position, self._identity, self._learner.state(), self.history))
+
+    def _marked(self, state: Checkpoint) -> Checkpoint:
+        return cut_in_blocks(state) if self._in_blocks else state
+
+    def _end_epoch(self, last: StepReport) -> None:
+        support = self.history.support
+        report = EpochReport(
+            epoch=last.epoch,
+            step=self.position,
+            phase=last.phase,
+            epsilon=self._spending.at_epoch_end(self.position),
+            active=support.size,
+            active_ratio=support.active_ratio,
+            learning_rate=last.learning_rates[0],
+            metrics=self._metrics(),
+        )
+        self.history.epochs.append(report)
+        self._store.keep_epochs(self.history.epochs)
+        self._tell(report)
+
+    def _metrics(self) -> Mapping[str, float | None]:
+        """Held-out numbers of the model as it is now."""
+        epochs = self.history.epochs
+        if epochs and epochs[-1].step == self.position:
+            return epochs[-1].metrics
+        return self._ranks.from_leader(self._evaluated)
+
+    def _evaluated(self) -> dict[str, float | None]:
+        if self._evaluate is None:
+            return {}
+        seed = self._public.generator_seed((self.position, 2))
+        with self._learner.evaluated() as model, own_generators(seed, next(model.parameters()).device):
+            found = self._evaluate(model)
+        return {n: float(v) if math.isfinite(v) else None for n, v in found.items()}
+
+    def _tell(self, event: Event) -> None:
+        for callback in self._callbacks:
+            callback(event)
+
+    def _snapshot(self, metrics: Mapping[str, float | None]) -> Result:
+        facts, plan, support = self._facts, self.plan, self.history.support
+        return Result(
+            model=self._learner.model,
+            method=facts.method.name,
+            epsilon=self._spending.planned(),
+            delta=plan.delta,
+            unit=plan.unit,
+            private=plan.is_private,
+            for_release=facts.for_release,
+            complete=self.position >= plan.total_steps,
+            d=support.dimension,
+            k=support.size,
+            support=support,
+            supports=tuple(self.history.spans),
+            scores=self._learner.controller.scores(),
+            history=tuple(self.history.epochs),
+            metrics=metrics,
+            plan=plan,
+            ledger=self._spending.summary(),
+            out=self._store.path,
+        )
+
+    def _write_record(self, status: str, result: Result) -> None:
+        seconds = self._store.seconds + time.monotonic() - self._clock
+        self._store.keep_record(self._facts.record(status, seconds, result.outcome))
+
+
+def facts_of(
+    learner: Learner,
+    plan: Plan,
+    about: About,
+    *,
+    seed: int | None,
+    public_seed: int,
+    setup: Mapping[str, Json],
+) -> RunFacts:
+    """What a run is, for its record and for a resume to compare; `setup` is what its trainer was told besides."""
+    model = learner.model
+    return RunFacts(
+        about=about,
+        model_class=type(model.model if isinstance(model, Normalised) else model).__name__,
+        plan=plan,
+        method=learner.controller.method,
+        layout=learner.layout,
+        seed=seed,
+        public_seed=public_seed,
+        setup={**learner.describe(), **setup},
+        details=learner.details(),
+    )
+
+
+def public_randomness(seed: int | None, found: ExistingRun | None) -> PublicRandomness:
+    """What a run's public draws come from: its seed, the run it goes on with, or a new one."""
+    if seed is not None:
+        return PublicRandomness(seed)
+    return PublicRandomness.fresh() if found is None else PublicRandomness(found.public_seed)

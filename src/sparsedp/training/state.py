@@ -1,0 +1,201 @@
+"""`Learner`: model, optimizer, scheduler, average and support controller as one saved state."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any, final
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from sparsedp._files import Json
+from sparsedp.evaluation import evaluation_mode
+from sparsedp.methods import Controller, Knowledge, OffSupport, PublicScores
+from sparsedp.optimizers.apply import support_optimizer
+from sparsedp.optimizers.average import WeightAverage
+from sparsedp.optimizers.rule import (
+    OptimizerChoice,
+    SchedulerChoice,
+    make_optimizer,
+    make_scheduler,
+    restore_scheduler,
+    scheduler_state,
+)
+from sparsedp.parameters import Layout, Support
+from sparsedp.privacy.mechanism import Released
+from sparsedp.privacy.plan import Plan
+from sparsedp.randomness import PublicRandomness
+from sparsedp.runs.checkpoint import Checkpoint, load_model_state
+from sparsedp.runs.state import LearnerState
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateRule:
+    """How releases move the weights.
+
+    Attributes:
+        optimizer: moves them.
+        scheduler: moves its learning rate, every step.
+        ema_decay: of a running average of the weights, if one is kept.
+        public_scores: what the ranking `given` goes by, as users give them.
+    """
+
+    optimizer: OptimizerChoice
+    scheduler: SchedulerChoice = None
+    ema_decay: float | None = None
+    public_scores: Mapping[str, Any] | None = None
+
+
+@final
+class Learner:
+    """Everything that a release moves, and nothing that sees data."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        layout: Layout,
+        plan: Plan,
+        public: PublicRandomness,
+        rule: UpdateRule,
+    ) -> None:
+        self.model, self.layout = model, layout
+        scores = None if rule.public_scores is None else PublicScores.of(rule.public_scores)
+        known = Knowledge(lambda: layout.flatten(model), scores)
+        self.controller = Controller(plan, layout, public, known)
+        self._optimizer = make_optimizer(rule.optimizer, model)
+        self._members = group_members(self._optimizer, model)
+        coasts = self.controller.method.off_support is OffSupport.COASTS
+        self.applier = support_optimizer(model, layout, self._optimizer, coasts=coasts)
+        self._scheduler = make_scheduler(rule.scheduler, self._optimizer, plan.training_steps)
+        decay = rule.ema_decay
+        self._average = None if decay is None else WeightAverage(model, layout, decay)
+        if self._average is not None and coasts:
+            self._average.follow(Support.full(layout.dimension))
+        self._made_optimizer = not isinstance(rule.optimizer, Optimizer)
+        self._setup = {
+            "optimizer": describe_optimizer(self._optimizer),
+            "scheduler": None if self._scheduler is None else type(self._scheduler).__name__,
+        }
+        self._schedule = plain(scheduler_state(self._scheduler))
+
+    @property
+    def learning_rates(self) -> tuple[float, ...]:
+        """One per parameter group, for the next step."""
+        return tuple(float(group["lr"]) for group in self._optimizer.param_groups)
+
+    def apply(self, released: Released) -> None:
+        """Move the support by a release."""
+        if self._average is not None:
+            self._average.follow(released.support)
+        self.applier.apply(released)
+
+    def after_step(self) -> None:
+        """Move the schedule and the average."""
+        if self._scheduler is not None:
+            self._scheduler.step()
+        if self._average is not None:
+            self._average.update()
+
+    def skip(self, steps: int) -> None:
+        """Let the schedule pass over steps that were lost."""
+        if self._scheduler is None:
+            return
+        with warnings.catch_warnings():
+            warnings.filterwarnings(
+                "ignore", message="Detected call of `lr_scheduler.step", category=UserWarning
+            )
+            for _ in range(steps):
+                self._scheduler.step()
+
+    @contextmanager
+    def evaluated(self) -> Iterator[nn.Module]:
+        """The model to evaluate, in evaluation mode, averaged and denoised as far as asked; then all is as before."""
+        with evaluation_mode(self.model), ExitStack() as stack:
+            if self._average is not None:
+                stack.enter_context(self._average.in_place())
+            if (shrinkage := self.controller.shrinkage()) is not None:
+                stack.callback(self.layout.write, self.model, self.layout.flatten(self.model))
+                shrinkage.apply(self.layout, self.model)
+            yield self.model
+
+    def install_average(self) -> None:
+        """Leave the averaged and denoised weights, as far as they were asked for, in the model."""
+        if self._average is not None:
+            self._average.install()
+        if (shrinkage := self.controller.shrinkage()) is not None:
+            shrinkage.apply(self.layout, self.model)
+
+    def state(self) -> LearnerState:
+        """All of it, between two steps."""
+        return LearnerState(
+            self.model.state_dict(),
+            self.applier.state(),
+            scheduler_state(self._scheduler),
+            None if self._average is None else self._average.state(),
+            self.controller.state(),
+        )
+
+    def hand_back(self) -> None:
+        """Leave the optimizer as it was given; one that was made here goes with its state, which nobody sees."""
+        if self._made_optimizer:
+            self._optimizer.state.clear()
+        self.applier.hand_back()
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Go on from a checkpoint of the same run.
+
+        Raises:
+            ModelError: it belongs to another model.
+            SparseDPError: it belongs to another optimizer, scheduler, method or plan.
+        """
+        load_model_state(self.model, checkpoint)
+        saved = LearnerState.of(checkpoint)
+        restore_scheduler(self._scheduler, saved.scheduler)
+        if self._average is not None and saved.average is not None:
+            self._average.restore(saved.average)
+        self.controller.restore(saved.controller)
+        self.applier.restore(saved.optimizer, self.controller.support)
+
+    def describe(self) -> dict[str, Json]:
+        """Optimizer and scheduler as they were given, for the record."""
+        return dict(self._setup)
+
+    def details(self) -> dict[str, Json]:
+        """What else of them decides the training: a run resumes with the same alone."""
+        return {"schedule": self._schedule, "parameters": self._members}
+
+
+def describe_optimizer(optimizer: Optimizer) -> Json:
+    """Class and hyperparameters of each parameter group."""
+    groups = [
+        plain({name: value for name, value in group.items() if name != "params"})
+        for group in optimizer.param_groups
+    ]
+    return {"class": type(optimizer).__name__, "groups": groups}
+
+
+def group_members(optimizer: Optimizer, model: nn.Module) -> Json:
+    """The names of the parameters in each group."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    return [[names.get(id(p)) for p in group["params"]] for group in optimizer.param_groups]
+
+
+def plain(value: Any) -> Json:
+    """The part of a nested value that JSON can say; functions and large tensors are left out."""
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items() if _sayable(item)}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value if _sayable(item)]
+    if isinstance(value, float) and not math.isfinite(value):
+        return repr(value)
+    return value.item() if isinstance(value, Tensor) else value
+
+
+def _sayable(value: object) -> bool:
+    if isinstance(value, Tensor):
+        return value.numel() == 1
+    return value is None or isinstance(value, (bool, int, float, str, list, tuple, dict))
