@@ -8,6 +8,7 @@ depend on values, and writes to buffers are errors of PyTorch's own.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -19,9 +20,11 @@ from torch._C._functorch import _add_batch_dim
 from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
 from torch._functorch.vmap import unwrap_batched
 from torch.func import functional_call, vmap
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from sparsedp.batch import PerSampleLoss, Rows, check_losses
+from sparsedp.randomness import Chance, PublicRandomness, own_generators
 
 NO_SAVED_TENSOR_HOOKS = (
     "the model hooks the tensors that autograd saves (checkpointing, saved_tensors_hooks), and such a hook would see "
@@ -55,6 +58,80 @@ def isolated_losses(
     with isolation(model):
         losses: Tensor = vmap(loss_of_one, randomness="different")(batched, dict(values or {}))
     return losses
+
+
+def why_not_isolated(model: nn.Module, loss: PerSampleLoss, rows: Rows) -> str | None:
+    """Say why PyTorch cannot vectorise a model and its loss, or None; forward and backward on made-up examples.
+
+    Args:
+        model: Left as it is, but for what its own forward writes.
+        loss: `loss(model, rows)`.
+        rows: Their structure, shapes and dtypes alone are looked at.
+
+    Raises:
+        Exception: the model's own, where it cannot run on single made-up examples either.
+    """
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    first: Exception | None = None
+    with own_draws(None, parameters[0].device):
+        for kind in MADE_UP:
+            made = made_up(rows, 2, kind)
+            try:
+                single = pytree.tree_map_only(Tensor, lambda leaf: leaf[:1], made)
+                check_losses(loss(model, single), 1)
+            except Exception as error:  # whatever a model may do with such an example
+                first = first or error
+                continue
+            try:
+                losses = isolated_losses(model, loss, made)
+                torch.autograd.grad(losses.sum(), parameters, allow_unused=True)
+            except Exception as error:  # whatever PyTorch cannot vectorise
+                return str(error).split("\n")[0].strip() or type(error).__name__
+            return None
+    assert first is not None
+    raise first
+
+
+MADE_UP = ("mixed", "ones", "zeros")
+"""Kinds of made-up examples, in the order in which they are tried: not every model takes all."""
+
+
+def made_up(rows: Rows, count: int, kind: str = "mixed") -> Rows:
+    """Examples with the structure, shapes and dtypes of others, and nothing of their values.
+
+    Mixed: normal numbers, zeros and ones among integers, the first of an example always one. Ones, zeros: all so.
+    """
+    public = PublicRandomness(0)
+
+    def made(leaf: Tensor) -> Tensor:
+        shape = (count, *leaf.shape[1:])
+        if kind != "mixed" or not math.prod(shape):
+            return torch.full(shape, int(kind == "ones"), dtype=leaf.dtype, device=leaf.device)
+        numbers = public.normal(math.prod(shape), key=(len(shape), shape[-1])).reshape(shape)
+        if leaf.is_floating_point() or leaf.is_complex():
+            return numbers.to(leaf)
+        bits = numbers.gt(0).reshape(count, -1)
+        bits[:, 0] = True if leaf.dim() > 1 else torch.arange(count) % 2 == 1
+        return bits.reshape(shape).to(leaf)
+
+    return pytree.tree_map_only(Tensor, made, rows)
+
+
+@contextmanager
+def own_draws(chance: Chance | None, device: torch.device) -> Iterator[None]:
+    """Fork the global generators for one micro-batch, so that nothing drawn later depends on how much it draws.
+
+    Args:
+        chance: Whose secret they are seeded from; without one they go on from where they stand.
+        device: Whose generator is forked besides.
+    """
+    if chance is None:
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            yield
+        return
+    first = int(chance.rows[0]) if len(chance.rows) else None
+    with own_generators(chance.secret.seed(first), device):
+        yield
 
 
 @contextmanager
@@ -117,9 +194,25 @@ def losses_at(model: nn.Module, values: Mapping[str, Tensor], loss: PerSampleLos
         for name, p in part.named_parameters(recurse=False, remove_duplicate=False)
         if first_name[id(p)] in values
     }
-    # PyTorch's own tying would swap a module met under two names twice, and leave the second value behind.
-    losses: Tensor = functional_call(_InItsPlace(model), swapped, (loss, rows), tie_weights=False)
+    with _PaddingIsConstant():
+        # PyTorch's own tying would swap a module met under two names twice, and leave the second value behind.
+        losses: Tensor = functional_call(_InItsPlace(model), swapped, (loss, rows), tie_weights=False)
     return losses
+
+
+class _PaddingIsConstant(TorchFunctionMode):
+    """Keeps `padding_idx` without gradient: PyTorch forgets it where every example has a table of its own."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        if func is not F.embedding:
+            return found
+        given = dict(zip(("input", "weight", "padding_idx"), args, strict=False), **(kwargs or {}))
+        padding = given.get("padding_idx")
+        if padding is None:
+            return found
+        is_padding = given["input"] == padding % given["weight"].shape[0]
+        return torch.where(is_padding.unsqueeze(-1), found.detach(), found)
 
 
 # Rules for operators that PyTorch does not vectorise. A rule is given all examples' operands and computes below vmap,
@@ -313,7 +406,7 @@ def _bags(name: str) -> Rule:
         own = None if weights is None else _first(weights, axes[6], count).unflatten(1, (bags, length))
         table = indices.unflatten(1, (bags, length))
         kept = None if padding is None or padding < 0 else table != padding
-        if axes[0] is not None:  # every example has a table of its own
+        if axes[0] is not None:  # every example has a table of its own, and `_reduce_bags` leaves padding out
             weight = _first(weight, axes[0], count)
             table = table + (torch.arange(count, device=table.device) * weight.shape[1]).view(-1, 1, 1)
             weight = weight.flatten(0, 1)
