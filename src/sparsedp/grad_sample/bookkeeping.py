@@ -17,13 +17,14 @@ from torch.autograd.graph import Node
 from torch.utils import _pytree as pytree
 
 from sparsedp.batch import MicroBatch, PerSampleLoss, Rows, tensors_of, to_device
+from sparsedp.errors import SparseDPError
 from sparsedp.core.geometry import Identity
 from sparsedp.core.memory import give_back_freed_memory
 from sparsedp.grad_sample.accumulate import Chunk, ClippedSum
 from sparsedp.grad_sample.blocks import Block, Metric, Metrics, make_blocks
 from sparsedp.grad_sample.buffers import Space, Workspace
 from sparsedp.grad_sample.embedding import TokenRows
-from sparsedp.grad_sample.isolation import isolated_losses
+from sparsedp.grad_sample.isolation import MADE_UP, isolated_losses, made_up, own_draws
 from sparsedp.grad_sample.linear import Outer
 from sparsedp.grad_sample.query import Query
 from sparsedp.grad_sample.reference import ReferenceEngine
@@ -31,7 +32,6 @@ from sparsedp.grad_sample.sampler import GradSampler
 from sparsedp.grad_sample.trace import FallbackError, Graph, Trace, graph_leaf, trace
 from sparsedp.grad_sample.uses import Use, grad_samplers
 from sparsedp.parameters import Layout, Support
-from sparsedp.randomness import SEED_BYTES, own_generators
 
 LARGE_SUM = 1 << 23
 """Coordinates from which on a sum takes what the system has to give, and not freed memory beside it."""
@@ -172,14 +172,15 @@ class BookkeepingEngine:
             if query.support.size == 0 or batch.row_count == 0:
                 continue
             surveyed = self._survey_once(batch, prepared, query)
-            for part in _chunks(batch, surveyed and surveyed.chunk_size, device):
-                chunk = None if surveyed is None else self._record(part, prepared, surveyed.trace)
-                if chunk is None:
-                    more = self._reference.clipped_sum([part], query)
-                    by_reference = more if by_reference is None else by_reference + more
-                else:
-                    running = running or self._begin_sum(query, prepared, metrics, device)
-                    running.add(chunk)
+            with own_draws(batch.chance, device):
+                for part in _chunks(batch, surveyed and surveyed.chunk_size, device):
+                    chunk = None if surveyed is None else self._record(part, prepared, surveyed.trace)
+                    if chunk is None:
+                        more = self._reference.clipped_sum([part], query)
+                        by_reference = more if by_reference is None else by_reference + more
+                    else:
+                        running = running or self._begin_sum(query, prepared, metrics, device)
+                        running.add(chunk)
         total = (running or self._begin_sum(query, prepared, metrics, device)).total()
         return total if by_reference is None else total.add_(by_reference)
 
@@ -214,7 +215,9 @@ class BookkeepingEngine:
             try:
                 prepared.surveyed[kind] = self._survey(batch.rows, kind, prepared, query)
             except Exception as reason:  # what vmap cannot do; an error of the model's own comes up again below
-                self._say(f"falls back to the reference engine: {reason}")
+                if isinstance(reason, SparseDPError) and not isinstance(reason, FallbackError):
+                    raise
+                self._say(f"the book-keeping engine falls back to the reference engine: {reason}")
                 self._falls_back = True
         return None if self._falls_back else prepared.surveyed[kind]
 
@@ -229,7 +232,7 @@ class BookkeepingEngine:
             FallbackError: the model is not understood.
         """
         device = next(iter(prepared.parameters.values())).device
-        with own_generators(bytes(SEED_BYTES), device):
+        with own_draws(None, device):
             two, three = self._try_made_up(to_device(rows, device))
             traced = trace(two.graph, three.graph, prepared.leaves)
             uses = three.uses(traced)
@@ -246,11 +249,14 @@ class BookkeepingEngine:
         return _Surveyed(_chunk_size(three, uses, samplers, kind, prepared.plain_metrics, query), traced)
 
     def _try_made_up(self, rows: Rows) -> list[_Forward]:
-        """Forwards of two and of three made-up examples; whole numbers are all one, or all zero if that fails."""
-        try:
-            return [self._forward(_made_up(rows, count, 1)) for count in (2, 3)]
-        except Exception:  # such as a table of one row, or a single class
-            return [self._forward(_made_up(rows, count, 0)) for count in (2, 3)]
+        """Forwards of two and of three made-up examples, of the first kind that the model takes."""
+        errors = []
+        for kind in MADE_UP:
+            try:
+                return [self._forward(made_up(rows, count, kind)) for count in (2, 3)]
+            except Exception as error:
+                errors.append(error)
+        raise errors[0]
 
     def _record(self, part: MicroBatch, prepared: _Prepared, traced: Trace) -> Chunk | None:
         """Forward and backward over one chunk; None if it needs the reference engine, without a word: a message
@@ -286,19 +292,6 @@ class BookkeepingEngine:
         if what not in self._notes:
             self._notes[what] = None
             logger.warning("%s", what)
-
-
-def _made_up(rows: Rows, count: int, number: int) -> Rows:
-    """Examples of the same shapes: floats from a generator of their own, whole numbers all the same."""
-    generator = torch.Generator().manual_seed(count)
-
-    def like(leaf: Tensor) -> Tensor:
-        shape = (count, *leaf.shape[1:])
-        if leaf.is_floating_point():
-            return torch.rand(shape, generator=generator).to(leaf)
-        return leaf.new_full(shape, number)
-
-    return pytree.tree_map_only(Tensor, like, rows)
 
 
 def _chunks(batch: MicroBatch, size: int | None, device: torch.device) -> Iterator[MicroBatch]:
