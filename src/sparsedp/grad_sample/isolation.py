@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import functools
 import math
+import re
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -92,6 +94,22 @@ def why_not_isolated(model: nn.Module, loss: PerSampleLoss, rows: Rows) -> str |
     raise first
 
 
+def slow_operators(model: nn.Module, loss: PerSampleLoss, rows: Rows) -> list[str]:
+    """Name the operators of a model that PyTorch runs in a loop over the examples."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        _SILENT.append(False)
+        try:
+            isolated_losses(model, loss, rows)
+        finally:
+            _SILENT.pop()
+    found = (re.search(r"batching rule for (aten::\w+)", str(one.message)) for one in caught)
+    return sorted({match[1] for match in found if match})
+
+
+_SILENT = [True]
+"""Whether PyTorch is to say that it runs an operator in a loop; the last entry counts."""
+
 MADE_UP = ("mixed", "ones", "zeros")
 """Kinds of made-up examples, in the order in which they are tried: not every model takes all."""
 
@@ -167,7 +185,7 @@ def _traced() -> Iterator[None]:
 @contextmanager
 def _slow_loops_are_silent() -> Iterator[None]:
     """No message during a step: operators that PyTorch runs in a loop are announced before training."""
-    torch._C._functorch._set_vmap_fallback_warning_enabled(False)
+    torch._C._functorch._set_vmap_fallback_warning_enabled(not _SILENT[-1])
     try:
         yield
     finally:
@@ -462,3 +480,13 @@ def _fused_attention(
 _LIBRARY.impl(
     "_scaled_dot_product_flash_attention_for_cpu", _fused_attention, "FuncTorchBatched", with_keyset=True
 )
+
+
+@_rule("bincount", "repeat_interleave.Tensor", "_pack_padded_sequence")
+def _refused(name: str) -> Rule:
+    """PyTorch would run these in a loop, and fail in the step where examples come out in different sizes."""
+
+    def rule(count: int, axes: Any, *operands: Any) -> Any:
+        raise RuntimeError(f"the shape of what {name.split('.')[0]} gives depends on the example's values")
+
+    return rule

@@ -96,7 +96,7 @@ class Trial:
     def _sizes(self) -> list[int]:
         """Numbers of rows to try, the largest that go through the model at once last."""
         most = max(self.largest, 2)
-        if self.fast and not self.engine.gave_way:
+        if self.fast and not self.engine.falls_back:
             self._gradients(as_many(self.pool, 2, 0), [0], 0)
             most = min(most, self.engine.largest_chunk or most)
         smaller = [n for n in SIZES if n < most]
@@ -181,7 +181,7 @@ class Trial:
 
     def _gradients(self, rows: Rows, which: list[int], seed: int) -> Tensor | None:
         """What the fast engine has for these rows among the others; None if it does not answer for this model."""
-        if not self.fast or self.engine.gave_way:
+        if not self.fast or self.engine.falls_back:
             return None
         found: dict[int, Tensor] = {}
         start = 0
@@ -195,7 +195,7 @@ class Trial:
 
         _seed_everything(seed)
         self.engine.clipped_sum([_named(rows, seed)], self.query, see)
-        return None if self.engine.gave_way else torch.stack([found[place] for place in which])
+        return None if self.engine.falls_back else torch.stack([found[place] for place in which])
 
     def _gradient_alone(self, single: MicroBatch, seed: int) -> Tensor:
         _seed_everything(seed)
