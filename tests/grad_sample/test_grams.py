@@ -13,10 +13,10 @@ from sparsedp.batch import MicroBatch
 from sparsedp.core.clip import FlatClip
 from sparsedp.grad_sample import BookkeepingEngine, Query
 from sparsedp.grad_sample.blocks import Metric
-from sparsedp.grad_sample.layers import grams
-from sparsedp.grad_sample.layers.conv import ConvWeight
-from sparsedp.grad_sample.layers.linear import SequenceOuter
-from sparsedp.grad_sample.workspace import Space, Workspace
+from sparsedp.grad_sample import linear
+from sparsedp.grad_sample.conv import ConvWeight
+from sparsedp.grad_sample.linear import SequenceOuter
+from sparsedp.grad_sample.buffers import Space, Workspace
 from sparsedp.parameters import Support
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
@@ -33,16 +33,16 @@ AS_IT_IS = Metric(None, None)
 def always(monkeypatch):
     """Gram matrices everywhere, and few samples at a time."""
     for module in ("linear", "conv"):
-        monkeypatch.setattr(f"sparsedp.grad_sample.layers.{module}.pays", lambda *sizes: True)
-    monkeypatch.setattr(grams, "WIDE_BYTES", 1 << 10)
-    monkeypatch.setattr(grams, "MOST_POSITIONS", 8)
+        monkeypatch.setattr(f"sparsedp.grad_sample.{module}.pays", lambda *sizes: True)
+    monkeypatch.setattr(linear, "WIDE_BYTES", 1 << 10)
+    monkeypatch.setattr(linear, "MOST_POSITIONS", 8)
 
 
 @pytest.mark.parametrize("most_terms", [64.0, 1.5, 0.0], ids=["together", "mixed", "alone"])
 @pytest.mark.parametrize("case", BY_POSITION)
 def test_the_engine_equals_a_plain_loop(always, monkeypatch, case, most_terms):
     """Whether samples are summed together, each by itself, or some so and some so."""
-    monkeypatch.setattr(grams, "MOST_TERMS", most_terms)
+    monkeypatch.setattr(linear, "MOST_TERMS", most_terms)
     model, rows = CASES[case].make(torch.float64)
     gradients = plain_loop(model, loss, rows)
     engine = BookkeepingEngine(model, loss)
@@ -70,7 +70,7 @@ def sequence(a, b):
 
 
 def convolution(a, b):
-    return ConvWeight(a, b, (1,), (1,), (1,), 1, Space(Workspace(), "test"))
+    return ConvWeight(a, b, (1,), (1,), (1,), 1, Space(Workspace(), "test"), (0,))
 
 
 @pytest.mark.parametrize("kind", ["sequence", "convolution"])

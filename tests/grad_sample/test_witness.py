@@ -47,7 +47,7 @@ def test_rows_that_reach_each_other_stop_the_step(name):
         engine = watched(model, seed=seed)
         try:
             ask(engine, rows)
-            stopped += engine._engine.gave_way  # row by row, and so computed right
+            stopped += engine._engine.falls_back  # row by row, and so computed right
         except PrivacyError as error:
             stopped += "another gradient in their batch than alone" in str(error)
     assert stopped >= (5 if name in ("expert capacity", "rows sorted by length") else 20)
@@ -164,7 +164,7 @@ def test_parameters_that_were_moved_to_see_what_rounding_does_are_put_back_to_th
 
 def test_a_wrong_norm_is_seen(monkeypatch):
     """The formula of a linear layer's norm against the row's gradient."""
-    from sparsedp.grad_sample.layers.linear import Outer
+    from sparsedp.grad_sample.linear import Outer
 
     original = Outer.squared_norms
     monkeypatch.setattr(Outer, "squared_norms", lambda self, metric: 0.9 * original(self, metric))

@@ -17,13 +17,13 @@ from torch.autograd.graph import Node
 from torch.utils import _pytree as pytree
 
 from sparsedp.batch import MicroBatch, PerSampleLoss, Rows, tensors_of, to_device
-from sparsedp.errors import SparseDPError
 from sparsedp.core.geometry import Identity
 from sparsedp.core.memory import give_back_freed_memory
+from sparsedp.errors import ModelError, SparseDPError
 from sparsedp.grad_sample.accumulate import Chunk, ClippedSum
 from sparsedp.grad_sample.blocks import Block, Metric, Metrics, make_blocks
 from sparsedp.grad_sample.buffers import Space, Workspace
-from sparsedp.grad_sample.embedding import TokenRows
+from sparsedp.grad_sample.embedding import TokenRows, refuse_embedding
 from sparsedp.grad_sample.isolation import MADE_UP, isolated_losses, made_up, own_draws
 from sparsedp.grad_sample.linear import Outer
 from sparsedp.grad_sample.query import Query
@@ -129,6 +129,9 @@ class BookkeepingEngine:
     """
 
     def __init__(self, model: nn.Module, loss: PerSampleLoss) -> None:
+        for name, module in model.named_modules():
+            if (reason := refuse_embedding(module)) is not None:
+                raise ModelError(f"layer {name!r}: {reason}")
         self._model = model
         self._loss = loss
         self._layout = Layout.of(model)

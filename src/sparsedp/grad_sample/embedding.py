@@ -197,8 +197,9 @@ def _where(mask: Tensor) -> Tensor:
 
 
 def refuse_embedding(module: nn.Module) -> str | None:
-    """Why a table mixes examples or remembers them; None if it does not."""
-    assert isinstance(module, nn.Embedding | nn.EmbeddingBag)
+    """Say why a table's gradients depend on other examples, or its weights on a batch; None if they do not."""
+    if not isinstance(module, nn.Embedding | nn.EmbeddingBag):
+        return None
     if module.scale_grad_by_freq:
         return "scale_grad_by_freq=True weighs an example's gradient by other examples' tokens; turn it off"
     if module.max_norm is not None:
