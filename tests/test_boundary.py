@@ -24,9 +24,9 @@ RAW_GRADIENTS = {
         "grad_sample/reference.py",
         "grad_sample/rowwise.py",
         "grad_sample/tape.py",
-        "optimizers/apply.py",  # asks of a frozen parameter whether there is one
-        "optimizers/compact.py",  # hands the released gradient to the optimizer
-        "optimizers/masked.py",  # as well
+        "optimizers/sparse.py",  # asks of a frozen parameter whether there is one
+        "optimizers/sparse.py",  # hands the released gradient to the optimizer
+        "optimizers/sparse.py",  # as well
         "optimizers/noise_aware.py",  # optimizers: they are handed it
         "own_loop/trained.py",  # asks whether the user's own code has left one
     },
@@ -98,7 +98,7 @@ RANDOM_DRAWS = {
         "diagnostics/symmetry.py",  # public: sign flips
         "grad_sample/check.py",  # public: perturbs the parameters for a second probe
         "grad_sample/company.py",  # public: jitters rows for it
-        "methods/controller.py",  # public noise on frozen coordinates (RS Alg. 4)
+        "methods/support_scheduler.py",  # public noise on frozen coordinates (RS Alg. 4)
     },
     "rounded_gaussian": {"randomness.py", "privacy/mechanism.py"},
     "add_rounded_gaussian": {"randomness.py", "privacy/mechanism.py"},

@@ -51,7 +51,7 @@ def test_a_functions_body_has_at_most_sixty_lines():
 
 def test_a_setting_of_the_plan_touches_the_spec_fit_and_the_settings_files():
     assert HOUSE.spelling("selection_budget") == {
-        "methods/spec.py",
+        "methods/plan_config.py",
         "training/fit.py",
         "experiments/settings.py",
     }

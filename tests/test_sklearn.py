@@ -23,7 +23,7 @@ import sparsedp
 from every_day import by_method
 from sklearn_tools import classifier, table, weights
 from sparsedp import MethodOptions, PrivacyError, SparseDPError, all_methods
-from sparsedp.diagnostics.visible import look
+from sparsedp.diagnostics import look
 from sparsedp.sklearn import BoundedScaler, SparseDPClassifier
 
 pytestmark = pytest.mark.usefixtures("checked_once")
@@ -192,7 +192,7 @@ def test_predictions_are_the_softmax_of_the_scaled_features_times_the_weights(la
     assert model.score(X, y) == np.mean(model.predict(X) == y)
 
 
-@pytest.mark.heavy
+@pytest.mark.nightly
 def test_hidden_layers_learn_what_a_line_cannot():
     rng = np.random.default_rng(0)
     X = rng.uniform(-1, 1, size=(600, 2))

@@ -29,7 +29,7 @@ def load_example():
 hospital = load_example()
 
 
-@pytest.mark.heavy
+@pytest.mark.nightly
 def test_the_code_on_the_page_runs_as_it_stands():
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "sklearn.md").read_text(), flags=re.DOTALL)
     assert blocks

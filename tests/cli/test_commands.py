@@ -231,7 +231,7 @@ COMPARED = (
 )  # fmt: skip
 
 
-@pytest.fixture(params=[False, pytest.param(True, marks=pytest.mark.heavy)], ids=["whole", "interrupted"])
+@pytest.fixture(params=[False, pytest.param(True, marks=pytest.mark.nightly)], ids=["whole", "interrupted"])
 def compared(request, shell, typed):
     """A comparison and what it says; if asked for, one that was stopped by Ctrl-C on the way and gone on with."""
     folder = shell.folder / f"compared-{request.param}"

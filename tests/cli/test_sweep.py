@@ -55,7 +55,7 @@ def undisturbed(config, tmp_path_factory) -> dict[str, dict]:
     return records(results.path)
 
 
-@pytest.mark.heavy
+@pytest.mark.nightly
 def test_a_killed_sweep_goes_on_to_the_records_of_an_undisturbed_one(
     undisturbed, shell, config, typed, monkeypatch
 ):

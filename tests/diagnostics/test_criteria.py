@@ -4,14 +4,15 @@ import numpy as np
 import pytest
 import torch
 
-from sparsedp.diagnostics.criteria import SplitEnergies, one_step, random_signal_loss, step_progress
-from sparsedp.diagnostics.proxy import (
+from sparsedp.diagnostics import (
+    SplitEnergies,
     proxy_concentration,
     pure_noise,
     split_concentration,
-    split_of,
+    step_progress,
 )
 from sparsedp.parameters import Support
+from sparsedp_experiments.theory.criteria import one_step, random_signal_loss, split_of
 
 
 def test_hand_computed_criterion():

@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import sparsedp
 from diagnostic_probes import network, rows
-from sparsedp.diagnostics.visible import look
+from sparsedp.diagnostics import look
 from sparsedp.methods import build_plan
 from sparsedp_experiments.runs.execute import execute
 from sparsedp_experiments.runs.settings import Settings

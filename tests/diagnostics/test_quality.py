@@ -7,17 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from sparsedp.diagnostics.quality import (
-    concentration_curve,
-    energy_captured,
-    overlap,
-    random_capture,
-    recovery_curve,
-    support_per_layer,
-    trajectory_capture,
-)
+from sparsedp.diagnostics import overlap, support_per_layer
 from sparsedp.errors import SparseDPError
 from sparsedp.parameters import Layout, Support
+from sparsedp_experiments.theory.criteria import (
+    concentration_curve,
+    energy_captured,
+    random_capture,
+    recovery_curve,
+    trajectory_capture,
+)
 
 ENERGIES = torch.tensor([4.0, 0.0, 1.0, 3.0, 2.0])
 

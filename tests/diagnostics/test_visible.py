@@ -8,10 +8,7 @@ from torch.utils.data import TensorDataset
 
 import sparsedp
 from diagnostic_probes import network, rows
-from sparsedp.diagnostics.criteria import SplitEnergies
-from sparsedp.diagnostics.splits import WarmupStatistics
-from sparsedp.diagnostics.view import RunView
-from sparsedp.diagnostics.visible import look
+from sparsedp.diagnostics import RunView, SplitEnergies, WarmupStatistics, look
 from sparsedp.runs.reader import Run
 
 
@@ -35,7 +32,7 @@ def run(trained, monkeypatch):
     means[:3] = torch.tensor([2.0, 3.0, 1.0], dtype=torch.float64)
     split = SplitEnergies(torch.arange(43), means, means.clone(), 1e-4, 1e-4)
     made_up = WarmupStatistics({"energy": split}, 4, 4, 0.02)
-    monkeypatch.setattr("sparsedp.diagnostics.visible._statistics", lambda run: (made_up, None))
+    monkeypatch.setattr("sparsedp.diagnostics._statistics", lambda run: (made_up, None))
     return trained
 
 

@@ -10,9 +10,7 @@ from torch.utils.data import TensorDataset
 
 import sparsedp
 from diagnostic_probes import network, rows
-from sparsedp.diagnostics.criteria import SplitEnergies
-from sparsedp.diagnostics.splits import WarmupStatistics, statistics_of
-from sparsedp.diagnostics.summary import summarize_warmup, summary_of
+from sparsedp.diagnostics import SplitEnergies, WarmupStatistics, statistics_of, summarize_warmup, summary_of
 from sparsedp.errors import DataError
 from sparsedp.parameters import Layout
 from sparsedp.results import StepReport

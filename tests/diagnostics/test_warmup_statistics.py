@@ -6,9 +6,7 @@ from torch.utils.data import TensorDataset
 
 import sparsedp
 from diagnostic_probes import network, rows
-from sparsedp.diagnostics.criteria import SplitEnergies
-from sparsedp.diagnostics.splits import WarmupStatistics, statistics_of
-from sparsedp.diagnostics.visible import look
+from sparsedp.diagnostics import SplitEnergies, WarmupStatistics, look, statistics_of
 from sparsedp.errors import DataError
 from sparsedp.methods import build_plan, get_method
 from sparsedp.parameters import Layout

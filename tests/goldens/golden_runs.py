@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import sparsedp
-from sparsedp.methods.adafest import Contributions
+from sparsedp.methods.scores import Contributions
 from sparsedp.privacy.calibration import NominalSplit
 
 MODELS = ("linear", "cnn")

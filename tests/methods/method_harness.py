@@ -15,10 +15,8 @@ from sparsedp.batch import MicroBatch, supervised
 from sparsedp.core.clip import FlatClip, NoClip
 from sparsedp.grad_sample.query import Query, sum_clipped_rows
 from sparsedp.grad_sample.reference import ReferenceEngine
-from sparsedp.methods.controller import Controller
-from sparsedp.methods.method import Method, OffSupport
-from sparsedp.methods.options import MethodOptions
-from sparsedp.methods.setting import StepSetting
+from sparsedp.methods.method import Method, MethodOptions, OffSupport
+from sparsedp.methods.support_scheduler import Controller, StepSetting
 from sparsedp.parameters import Support
 from sparsedp.privacy.ledger import Charge, MemoryLedger
 from sparsedp.privacy.mechanism import Released, privatize

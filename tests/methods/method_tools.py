@@ -10,13 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsedp.methods.controller import Controller
-from sparsedp.methods.knowledge import Knowledge
-from sparsedp.methods.method import Method, Protection
-from sparsedp.methods.options import MethodOptions
-from sparsedp.methods.setting import StepSetting
-from sparsedp.methods.spec import PlanSpec
-from sparsedp.methods.stages import SELECT
+from sparsedp.methods.method import SELECT, Method, MethodOptions, Protection
+from sparsedp.methods.plan_config import PlanSpec
+from sparsedp.methods.public_scores import Knowledge
+from sparsedp.methods.support_scheduler import Controller, StepSetting
 from sparsedp.parameters import Layout, Slot, Support
 from sparsedp.privacy.mechanism import _SEAL, Released
 from sparsedp.privacy.plan import Plan

@@ -11,9 +11,8 @@ from torch.utils.data import TensorDataset
 
 import sparsedp
 from sparsedp.methods import PlanSpec, build_plan, get_method
-from sparsedp.methods.choice import LOUD, choose_method, meaning_of, noise_ratio
-from sparsedp.methods.quote import quote
-from sparsedp.methods.sizes import ModelSize
+from sparsedp.methods.auto import LOUD, choose_method, meaning_of, noise_ratio
+from sparsedp.methods.plan_summary import ModelSize, quote
 from sparsedp.parameters import Layout
 
 CIFAR = {"units": 50_000, "batch_size": 2048, "epochs": 10, "delta": 1e-5, "accountant": "rdp"}

@@ -6,13 +6,11 @@ import torch
 from method_tools import layout_of, plan_of, random_release, release, run
 
 from sparsedp.errors import PrivacyError, SparseDPError
-from sparsedp.methods.clock import PerEpoch, Refresh
-from sparsedp.methods.controller import Controller
-from sparsedp.methods.granularity import Granularity
-from sparsedp.methods.method import OffSupport
-from sparsedp.methods.options import MethodOptions
-from sparsedp.methods.schedules import Cooling, Listed, Release
-from sparsedp.methods.table import get_method
+from sparsedp.methods.catalog import get_method
+from sparsedp.methods.method import MethodOptions, OffSupport
+from sparsedp.methods.ranking import Granularity
+from sparsedp.methods.schedules import Cooling, Listed, PerEpoch, Refresh, Release
+from sparsedp.methods.support_scheduler import Controller
 from sparsedp.privacy.plan import Phase
 from sparsedp.randomness import PublicRandomness
 

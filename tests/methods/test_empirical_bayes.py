@@ -14,7 +14,7 @@ from torch.utils.data import TensorDataset
 
 import sparsedp
 from sparsedp.core.geometry import Standardized
-from sparsedp.methods.controller import signal_sums
+from sparsedp.methods.catalog import get_method
 from sparsedp.methods.empirical_bayes import (
     NOISE_WEIGHT,
     EmpiricalBayes,
@@ -22,8 +22,8 @@ from sparsedp.methods.empirical_bayes import (
     SignalSums,
     best_size,
 )
-from sparsedp.methods.observation import Observation
-from sparsedp.methods.table import get_method
+from sparsedp.methods.scores import Observation
+from sparsedp.methods.support_scheduler import signal_sums
 from sparsedp.parameters import Support
 from sparsedp.runs.folder import RunFolder
 from sparsedp.runs.reader import newest_checkpoint

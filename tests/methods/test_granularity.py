@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from method_tools import layout_of
 
 from sparsedp.errors import SparseDPError
-from sparsedp.methods.granularity import Granularity, group_ids, order_by_score, random_order
+from sparsedp.methods.ranking import Granularity, group_ids, order_by_score, random_order
 from sparsedp.randomness import PublicRandomness
 
 COORDINATES, ROWS = Granularity.COORDINATES, Granularity.ROWS

@@ -14,14 +14,12 @@ from safetensors.torch import load, save
 
 from sparsedp.core.geometry import Identity, Standardized
 from sparsedp.errors import SparseDPError
-from sparsedp.methods.clock import EverySteps, PerEpoch, Refresh
-from sparsedp.methods.granularity import Granularity
-from sparsedp.methods.options import MethodOptions, configure
-from sparsedp.methods.rankings import RankedBy, ranking_names
-from sparsedp.methods.rules import GeometryRule
-from sparsedp.methods.schedules import Constant, Cooling, Listed, Release
-from sparsedp.methods.setting import ControllerState
-from sparsedp.methods.table import all_methods, get_method
+from sparsedp.methods.catalog import all_methods, get_method
+from sparsedp.methods.method import GeometryRule, MethodOptions, configure
+from sparsedp.methods.ranking import Granularity
+from sparsedp.methods.schedules import Constant, Cooling, EverySteps, Listed, PerEpoch, Refresh, Release
+from sparsedp.methods.scores import RankedBy, ranking_names
+from sparsedp.methods.support_scheduler import ControllerState
 from sparsedp.privacy.plan import Plan
 
 LAYOUT = layout_of((6, 7), (6,), (3, 6), (3,))

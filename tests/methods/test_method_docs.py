@@ -5,12 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from sparsedp.methods.table import all_methods
+from sparsedp.methods.catalog import all_methods
 
 DOCS = Path(__file__).parents[2] / "docs"
 
 
-@pytest.mark.parametrize("page", ["methods.md", pytest.param("adding-a-method.md", marks=pytest.mark.heavy)])
+@pytest.mark.parametrize(
+    "page", ["methods.md", pytest.param("adding-a-method.md", marks=pytest.mark.nightly)]
+)
 def test_the_code_on_the_page_runs_as_it_stands(page):
     """In a process of its own, since it registers a method."""
     blocks = re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(), flags=re.DOTALL)

@@ -9,10 +9,9 @@ from method_harness import NETWORK, HandWritten, Problem, drive
 
 from every_day import by_method
 from sparsedp.core.geometry import Standardized
-from sparsedp.methods.method import GeometryRule, Protection
-from sparsedp.methods.options import MethodOptions
-from sparsedp.methods.spec import PlanSpec
-from sparsedp.methods.table import all_methods, get_method
+from sparsedp.methods.catalog import all_methods, get_method
+from sparsedp.methods.method import GeometryRule, MethodOptions, Protection
+from sparsedp.methods.plan_config import PlanSpec
 from sparsedp.randomness import SystemRandomness
 
 STEPS, NOISE, CLIP, BATCH = 200, 0.8, 0.6, 8

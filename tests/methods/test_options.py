@@ -4,15 +4,11 @@ from pathlib import Path
 import pytest
 
 from sparsedp.errors import SparseDPError
-from sparsedp.methods.clock import EverySteps, PerEpoch, Refresh
-from sparsedp.methods.granularity import Granularity
-from sparsedp.methods.method import GeometryRule, Method, OffSupport
-from sparsedp.methods.options import MethodOptions, configure
-from sparsedp.methods.rankings import RandomOrder
-from sparsedp.methods.schedules import Constant, Cooling, Listed, Release
-from sparsedp.methods.scores import Coherent, Energy
-from sparsedp.methods.standardization import Decays
-from sparsedp.methods.table import all_methods, get_method, register
+from sparsedp.methods.catalog import all_methods, get_method, register
+from sparsedp.methods.method import Decays, GeometryRule, Method, MethodOptions, OffSupport, configure
+from sparsedp.methods.ranking import Granularity
+from sparsedp.methods.schedules import Constant, Cooling, EverySteps, Listed, PerEpoch, Refresh, Release
+from sparsedp.methods.scores import Coherent, Energy, RandomOrder
 
 FULL = MethodOptions(
     active_ratio=0.25,

@@ -9,13 +9,11 @@ import pytest
 from method_harness import NETWORK, PUBLIC, Problem, drive
 
 from oracles import adadpigu, random_sparsification, tp_topk
-from sparsedp.methods.clock import EverySteps, PerEpoch
-from sparsedp.methods.controller import FROZEN_NOISE
-from sparsedp.methods.method import Protection
-from sparsedp.methods.options import MethodOptions
-from sparsedp.methods.schedules import Release
-from sparsedp.methods.spec import PlanSpec
-from sparsedp.methods.table import get_method
+from sparsedp.methods.catalog import get_method
+from sparsedp.methods.method import MethodOptions, Protection
+from sparsedp.methods.plan_config import PlanSpec
+from sparsedp.methods.schedules import EverySteps, PerEpoch, Release
+from sparsedp.methods.support_scheduler import FROZEN_NOISE
 from sparsedp.privacy import mechanism
 
 D = NETWORK.dimension

@@ -7,14 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparsedp.errors import PrivacyError, SparseDPError
-from sparsedp.methods.clock import EverySteps
-from sparsedp.methods.granularity import Granularity
-from sparsedp.methods.options import MethodOptions
-from sparsedp.methods.rules import GeometryRule
-from sparsedp.methods.schedules import Cooling, Listed
+from sparsedp.methods.catalog import all_methods, get_method
+from sparsedp.methods.method import GeometryRule, MethodOptions
+from sparsedp.methods.plan_config import PlanSpec, build_plan
+from sparsedp.methods.ranking import Granularity
+from sparsedp.methods.schedules import Cooling, EverySteps, Listed
 from sparsedp.methods.scores import Energy
-from sparsedp.methods.spec import PlanSpec, build_plan
-from sparsedp.methods.table import all_methods, get_method
 from sparsedp.privacy.accounting import accountant
 from sparsedp.privacy.calibration import EqualNoise, NominalSplit
 from sparsedp.privacy.normalization import PrivateNormalisation

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from sparsedp._validate import exact_ratio
 from sparsedp.errors import SparseDPError
-from sparsedp.methods.clock import EverySteps, PerEpoch
-from sparsedp.methods.schedules import Constant, Cooling, Listed, Release, active_count
+from sparsedp.methods.schedules import Constant, Cooling, EverySteps, Listed, PerEpoch, Release, active_count
 
 
 def ratios(schedule, periods, target):

@@ -9,8 +9,7 @@ from torch.utils.data import TensorDataset
 import sparsedp
 from sparsedp.errors import SparseDPError
 from sparsedp.methods import HEAD, MAIN, SELECT, WARM_UP, Controller, MethodOptions, get_method
-from sparsedp.methods.order import Order, TableRows
-from sparsedp.methods.scope import Parts, find
+from sparsedp.methods.ranking import Order, Parts, TableRows, find
 from sparsedp.parameters import Layout
 from sparsedp.randomness import PublicRandomness
 

@@ -6,9 +6,20 @@ import torch
 from method_tools import release
 
 from sparsedp.errors import SparseDPError
-from sparsedp.methods.observation import Observation, observe_dense, observe_released
-from sparsedp.methods.rankings import ByScore, RandomOrder, get_ranking, ranking_names, register_ranking
-from sparsedp.methods.scores import Coherent, Energy, Magnitude, Ranked
+from sparsedp.methods.scores import (
+    ByScore,
+    Coherent,
+    Energy,
+    Magnitude,
+    Observation,
+    RandomOrder,
+    Ranked,
+    get_ranking,
+    observe_dense,
+    observe_released,
+    ranking_names,
+    register_ranking,
+)
 from sparsedp.parameters import Support
 
 SCORES: list[ByScore] = [Energy(), Magnitude(), Ranked(), Coherent()]

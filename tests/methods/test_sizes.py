@@ -8,9 +8,8 @@ from torch import nn
 
 from sparsedp.errors import SparseDPError
 from sparsedp.methods import MethodOptions, PlanSpec, all_methods, get_method
-from sparsedp.methods.quote import quote
-from sparsedp.methods.scope import find, size_of
-from sparsedp.methods.sizes import ActiveCount, ModelSize, count_active
+from sparsedp.methods.plan_summary import ActiveCount, ModelSize, count_active, quote
+from sparsedp.methods.ranking import find, size_of
 from sparsedp.parameters import Layout
 
 MODEL = nn.Sequential(nn.EmbeddingBag(30, 4), nn.Linear(4, 6), nn.LayerNorm(6), nn.Linear(6, 3))

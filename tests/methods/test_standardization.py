@@ -4,7 +4,7 @@ import torch
 from method_tools import release
 
 from sparsedp.errors import SparseDPError
-from sparsedp.methods.standardization import Decays, Statistics
+from sparsedp.methods.method import Decays, Statistics
 from sparsedp.parameters import Support
 
 

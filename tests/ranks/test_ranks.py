@@ -9,7 +9,7 @@ from launching import jobs, jobs_of_one
 
 from sparsedp.privacy.ledger import FileLedger
 
-pytestmark = pytest.mark.heavy
+pytestmark = pytest.mark.nightly
 
 SAME = ("people", "counted", "kept")
 DIFFERENT = (

@@ -22,8 +22,8 @@ from sparsedp.core.clip import FlatClip
 from sparsedp.errors import ModelError, PrivacyError, SparseDPError
 from sparsedp.grad_sample.touched import TouchedRows
 from sparsedp.methods import Controller, Granularity, MethodOptions, build_plan
-from sparsedp.methods.adafest import Contributions
-from sparsedp.methods.timeline import noise_on_mean
+from sparsedp.methods.scores import Contributions
+from sparsedp.methods.support_scheduler import noise_on_mean
 from sparsedp.parameters import Layout
 from sparsedp.privacy import mechanism
 from sparsedp.privacy.accounting import plan_epsilon

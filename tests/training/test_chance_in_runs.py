@@ -170,7 +170,7 @@ def replayed_sum(public_seed: int, data: TensorDataset, model: nn.Module) -> Ten
     return (per_row * (CLIP / per_row.norm(dim=1, keepdim=True)).clamp(max=1)).sum(0)
 
 
-@pytest.mark.heavy
+@pytest.mark.nightly
 def test_an_attacker_with_the_run_folder_guesses_membership_no_better_than_epsilon_allows(tmp_path):
     """Dropout and a linear layer, full batches, epsilon 0.5: almost always right when masks came from the record.
 

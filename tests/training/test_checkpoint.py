@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from sparsedp.errors import DataError, ModelError, SparseDPError
-from sparsedp.optimizers.rule import optimizer_state, restore_optimizer, restore_scheduler, scheduler_state
+from sparsedp.optimizers.factory import optimizer_state, restore_optimizer, restore_scheduler, scheduler_state
 from sparsedp.parameters import Layout
 from sparsedp.runs.checkpoint import (
     Checkpoint,

@@ -17,9 +17,9 @@ from sparsedp.batch import MicroBatch
 from sparsedp.core.clip import FlatClip
 from sparsedp.core.geometry import Identity
 from sparsedp.grad_sample import BookkeepingEngine, Query
-from sparsedp.methods.standardization import Decays, Statistics
-from sparsedp.optimizers.apply import support_optimizer
-from sparsedp.optimizers.average import WeightAverage
+from sparsedp.methods.method import Decays, Statistics
+from sparsedp.optimizers.ema import WeightAverage
+from sparsedp.optimizers.sparse import support_optimizer
 from sparsedp.parameters import Layout, Support
 from sparsedp.privacy.ledger import Charge, MemoryLedger
 from sparsedp.privacy.mechanism import Released, privatize

@@ -23,7 +23,7 @@ from sparsedp import About, MethodOptions, PerExampleLoss, fit
 from sparsedp.callbacks import deferred_interrupt
 from sparsedp.errors import DataError, PrivacyError, PrivacyWarning, SparseDPError
 from sparsedp.methods import all_methods
-from sparsedp.methods.spec import default_batch_size, default_delta
+from sparsedp.methods.plan_config import default_batch_size, default_delta
 from sparsedp.privacy.accounting import accountant
 from sparsedp.privacy.calibration import NominalSplit
 from sparsedp.privacy.ledger import FileLedger

@@ -18,10 +18,9 @@ import torch
 from runs import a_trainer, advance, network, weights
 
 from sparsedp.methods import Granularity, MethodOptions, all_methods
-from sparsedp.privacy import mechanism
+from sparsedp.privacy import ledger, mechanism
 from sparsedp.randomness import PublicRandomness
 from sparsedp.results import Event, StepReport
-from sparsedp.privacy import ledger
 from sparsedp.training import recorder
 
 METHODS = [method.name for method in all_methods()]

@@ -10,7 +10,7 @@ from sklearn_tools import classifier as any_classifier
 from sklearn_tools import table
 from sparsedp.errors import SparseDPError
 from sparsedp.methods import build_plan, get_method
-from sparsedp.optimizers.table_rate import table_rate, typical_length
+from sparsedp.optimizers.factory import table_rate, typical_length
 from sparsedp.runs.reader import Run
 from sparsedp_experiments.data.census import adult
 from sparsedp_experiments.models.tabular import logistic

@@ -81,7 +81,7 @@ def audit(
 def _values(run: Path | None, chosen: dict[str, Any], config: Path | None) -> dict[str, Any]:
     """The settings of what is audited: a run's own, or those given."""
     if run is None:
-        from sparsedp.methods.choice import AUTO_METHOD
+        from sparsedp.methods.auto import AUTO_METHOD
 
         values = {"method": AUTO_METHOD, **options.from_file(config), **chosen}
         if "dataset" not in values:

@@ -52,7 +52,7 @@ def demo(
 
 def _chosen(runs: list[Path]) -> str:
     """What method auto takes at each epsilon, from the plans of the dense runs: public numbers alone."""
-    from sparsedp.methods.choice import method_beside, noise_ratio
+    from sparsedp.methods.auto import method_beside, noise_ratio
     from sparsedp.runs.reader import Run
 
     found: dict[float, str] = {}

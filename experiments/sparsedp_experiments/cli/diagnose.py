@@ -68,7 +68,7 @@ def diagnose(
         raise SparseDPError(
             "--data and --rows say what --nonprivate looks at; add --nonprivate, or drop them"
         )
-    from sparsedp.diagnostics.visible import look
+    from sparsedp.diagnostics import look
     from sparsedp_experiments.theory.visible import theory_of
 
     seen, theory = look(folder), theory_of(folder)

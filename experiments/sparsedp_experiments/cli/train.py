@@ -111,7 +111,7 @@ def train(
             return
         _go(ranks.from_leader(lambda: settings_of_run(resume)), resume, extras, resume=True)
         return
-    from sparsedp.methods.choice import AUTO_METHOD
+    from sparsedp.methods.auto import AUTO_METHOD
 
     values = options.with_unit({"method": AUTO_METHOD, **options.from_file(config), **chosen}, unit)
     if "dataset" not in values:

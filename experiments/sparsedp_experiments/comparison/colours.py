@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sparsedp.methods.table import all_methods
+from sparsedp.methods.catalog import all_methods
 
 _FIXED = (
     "dp-sgd",

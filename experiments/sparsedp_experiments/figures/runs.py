@@ -14,7 +14,7 @@ from sparsedp.errors import SparseDPError
 from sparsedp.grad_sample.query import Engine
 from sparsedp.loading import Loading
 from sparsedp.methods import build_plan
-from sparsedp.methods.timeline import WARM_UP
+from sparsedp.methods.method import WARM_UP
 from sparsedp.randomness import PublicRandomness
 from sparsedp.results import Callback, StepReport
 from sparsedp.runs.history import EpochReport
@@ -86,8 +86,8 @@ def train_until(trainer: Trainer, step: int, callbacks: Sequence[Callback] = ())
 def switch_of(trainer: Trainer) -> int:
     """The first step after the warm-up."""
     plan = trainer.plan
-    warm_up = next(phase for phase in plan.phases if phase.name == WARM_UP)
-    return plan.first_step(WARM_UP) + warm_up.steps
+    warm_up = next(phase for phase in plan.phases if phase.name == WARM_UP.name)
+    return plan.first_step(WARM_UP.name) + warm_up.steps
 
 
 def held_out(split: Split, units: int, size: int, seed: int) -> list[MicroBatch]:

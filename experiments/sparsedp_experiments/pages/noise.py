@@ -10,7 +10,7 @@ from typing import Any
 
 from sparsedp._serialization import canonical, sha256
 from sparsedp.methods import get_method
-from sparsedp.methods.spec import build_plan
+from sparsedp.methods.plan_config import build_plan
 from sparsedp_experiments.pages import words
 from sparsedp_experiments.pages.paper import read_paper
 from sparsedp_experiments.runs.results import append_row, read_rows

@@ -9,7 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from sparsedp.methods.spec import PlanSpec
+from sparsedp.methods.plan_config import PlanSpec
 from sparsedp_experiments.data.table import load
 from sparsedp_experiments.rates.simulate import People, Setting, auc, bundle_for, simulate
 

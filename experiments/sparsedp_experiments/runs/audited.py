@@ -7,7 +7,7 @@ from pathlib import Path
 from torch import nn
 
 from sparsedp.auditing import AuditResult, Training, audit
-from sparsedp.methods.spec import PlanSpec
+from sparsedp.methods.plan_config import PlanSpec
 from sparsedp.training.planning import spec_for
 from sparsedp_experiments.data.bundle import DataBundle
 from sparsedp_experiments.runs.datasets import load_data

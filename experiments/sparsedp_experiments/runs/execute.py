@@ -19,10 +19,9 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, LRScheduler
 
 from sparsedp.batch import PerExampleLoss
 from sparsedp.errors import ModelError, SparseDPError
-from sparsedp.methods.choice import AUTO_METHOD
+from sparsedp.methods.auto import AUTO_METHOD
+from sparsedp.optimizers.factory import MOMENTUM, OptimizerChoice, Rate, rate_for_table
 from sparsedp.optimizers.noise_aware import AdamBC, LowPassSGD
-from sparsedp.optimizers.rule import MOMENTUM, OptimizerChoice, Rate
-from sparsedp.optimizers.table_rate import rate_for_table
 from sparsedp.results import Callback, Result
 from sparsedp.runs.record import About
 from sparsedp.training.data import extract_features

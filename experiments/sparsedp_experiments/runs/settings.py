@@ -13,10 +13,18 @@ from typing import Any, Literal
 from sparsedp._serialization import FrozenMap, canonical, sha256
 from sparsedp.errors import PrivacyError, SparseDPError
 from sparsedp.methods import MethodOptions, Protection, configure, get_method
-from sparsedp.methods.choice import AUTO_METHOD
-from sparsedp.methods.spec import ACCOUNTANT, CLIP_NORM, EPOCHS, EPSILON, METHOD, WARMUP_FRACTION, Asked
+from sparsedp.methods.auto import AUTO_METHOD
+from sparsedp.methods.plan_config import (
+    ACCOUNTANT,
+    CLIP_NORM,
+    EPOCHS,
+    EPSILON,
+    METHOD,
+    WARMUP_FRACTION,
+    Asked,
+)
+from sparsedp.optimizers.factory import MOMENTUM
 from sparsedp.optimizers.noise_aware import OWN_OPTIMIZERS
-from sparsedp.optimizers.rule import MOMENTUM
 from sparsedp.privacy.calibration import EqualNoise, NominalSplit
 from sparsedp.privacy.normalization import PrivateNormalisation
 from sparsedp.runs.reader import Run

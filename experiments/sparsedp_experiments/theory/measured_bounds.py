@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import final
 
-from sparsedp.diagnostics.view import RunView
-from sparsedp.methods.timeline import noise_on_mean
+from sparsedp.diagnostics import RunView
+from sparsedp.methods.support_scheduler import noise_on_mean
 from sparsedp.privacy.plan import Phase, Plan
 from sparsedp_experiments.theory.convergence import (
     ProjectedBound,

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from sparsedp.batch import MicroBatch, PerSampleLoss
 from sparsedp.core.clip import FlatClip
-from sparsedp.diagnostics.quality import energy_captured, trajectory_capture
 from sparsedp.errors import SparseDPError
 from sparsedp.grad_sample import make_engine
 from sparsedp.parameters import Layout
@@ -24,6 +23,7 @@ from sparsedp.results import StepReport
 from sparsedp.runs.history import EpochReport
 from sparsedp.runs.snapshots import Snapshot
 from sparsedp_experiments.theory.convergence import ProjectedBound, projected_bound
+from sparsedp_experiments.theory.criteria import energy_captured, trajectory_capture
 from sparsedp_experiments.theory.curvature import mean_loss
 from sparsedp_experiments.theory.nonprivate import NonPrivate
 from sparsedp_experiments.theory.oracle import clipping_report, mean_gradient

@@ -183,7 +183,7 @@ def test_what_cannot_be_done_is_said(changes, error, words):
         execute(settings(**changes))
 
 
-@pytest.mark.heavy
+@pytest.mark.nightly
 def test_kept_features_change_nothing_but_the_time(tmp_path, monkeypatch):
     monkeypatch.setenv("SPARSEDP_CACHE", str(tmp_path / "cache"))
     generator, arrays = np.random.default_rng(0), {}

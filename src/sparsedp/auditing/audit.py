@@ -31,7 +31,7 @@ from sparsedp.batch import PerExampleLoss, Rows, per_sample_loss
 from sparsedp.errors import PrivacyError, SparseDPError
 from sparsedp.loading import Loading
 from sparsedp.methods import Method, MethodOptions, build_plan
-from sparsedp.methods.spec import METHOD, Asked, check_asked
+from sparsedp.methods.plan_config import METHOD, Asked, check_asked
 from sparsedp.privacy.accounting import plan_epsilon
 from sparsedp.privacy.normalization import NORMALISE
 from sparsedp.privacy.plan import Plan

@@ -28,8 +28,8 @@ from sparsedp.auditing.estimators import Scores, Vector, deviation_at_most, nois
 from sparsedp.batch import MicroBatch
 from sparsedp.core.clip import Clip, FlatClip
 from sparsedp.errors import PrivacyError
-from sparsedp.methods.order import TableRows
-from sparsedp.methods.stages import SELECT
+from sparsedp.methods.method import SELECT
+from sparsedp.methods.ranking import TableRows
 from sparsedp.parameters import Layout, Support
 from sparsedp.privacy.ledger import Ledger, MemoryLedger
 from sparsedp.privacy.mechanism import ALONE, Released

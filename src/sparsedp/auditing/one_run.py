@@ -24,7 +24,7 @@ from sparsedp.auditing.canaries import (
 from sparsedp.auditing.estimators import Scores, Vector
 from sparsedp.auditing.mechanism import MOST_CANARIES, GradientTarget, RowCount, Target, preliminary_target
 from sparsedp.auditing.sampling import Draws
-from sparsedp.methods.stages import SELECT
+from sparsedp.methods.method import SELECT
 from sparsedp.parameters import Layout
 from sparsedp.privacy.accounting import ACCOUNTANTS, ROUNDING, Accountant, accountant
 from sparsedp.privacy.ledger import Ledger

@@ -16,8 +16,8 @@ from sparsedp.errors import SparseDPError
 
 if TYPE_CHECKING:
     from sparsedp.methods import MethodOptions, PlanSpec
-    from sparsedp.methods.sizes import ModelSize
-    from sparsedp.methods.spec import Asked
+    from sparsedp.methods.plan_config import Asked
+    from sparsedp.methods.plan_summary import ModelSize
 
 _OTHER_BUDGETS = "0.5,1,2,4,8"
 _CURVE_ROWS = 10
@@ -97,7 +97,7 @@ def plan(
             "give --equal-noise or --phase1-budget, not both: they are two ways to split the budget"
         )
     from sparsedp.methods import MethodOptions
-    from sparsedp.methods.quote import quote
+    from sparsedp.methods.plan_summary import quote
     from sparsedp.privacy import NominalSplit, PrivateNormalisation
 
     clip = options.bounds(clip_norm)
@@ -142,7 +142,7 @@ def _warmup_share(phase1_epochs: float | None, epochs: int) -> float | None:
 
 def _parts(texts: list[str] | None) -> dict[str, int]:
     """The sizes given with `--part`."""
-    from sparsedp.methods.scope import DENSE, EMBEDDINGS, LAST, NORMS
+    from sparsedp.methods.ranking import DENSE, EMBEDDINGS, LAST, NORMS
 
     found = {}
     for text in texts or []:
@@ -163,7 +163,7 @@ def _size(model: str | None, told: dict[str, int]) -> ModelSize:
     """The size of the model that a function gives, or what was told of one."""
     from torch import nn
 
-    from sparsedp.methods.sizes import ModelSize
+    from sparsedp.methods.plan_summary import ModelSize
     from sparsedp.parameters import Layout
 
     if model is None:
@@ -190,8 +190,8 @@ def _spec(
 ) -> tuple[PlanSpec, str | None]:
     """What is planned, and why its method if that was left open."""
     from sparsedp.methods import PlanSpec, get_method
-    from sparsedp.methods.choice import AUTO_METHOD
-    from sparsedp.methods.spec import METHOD
+    from sparsedp.methods.auto import AUTO_METHOD
+    from sparsedp.methods.plan_config import METHOD
 
     if method == AUTO_METHOD:
         return _chosen_by_fit(changes, size, asked, units=units, unit=unit)
@@ -207,9 +207,8 @@ def _chosen_by_fit(
     import torch
     from torch import nn
 
-    from sparsedp.methods.choice import AUTO_METHOD
-    from sparsedp.methods.choice_reason import reason_of
-    from sparsedp.methods.sizes import ALL
+    from sparsedp.methods.auto import AUTO_METHOD, reason_of
+    from sparsedp.methods.plan_summary import ALL
     from sparsedp.training.planning import spec_for
 
     dimension = size.parts.get(ALL)

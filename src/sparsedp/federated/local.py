@@ -16,7 +16,7 @@ from sparsedp.federated.task import CountAsked
 from sparsedp.federated.weights import write_weights
 from sparsedp.grad_sample.touched import TouchedRows
 from sparsedp.loading import Collate, fetch_rows, rows_in_order
-from sparsedp.methods.order import TableRows
+from sparsedp.methods.ranking import TableRows
 from sparsedp.parameters import Layout, Support
 from sparsedp.randomness import PublicRandomness, own_generators
 

@@ -15,8 +15,8 @@ from sparsedp.federated.asking import Asking
 from sparsedp.federated.picking import pick
 from sparsedp.federated.replies import Answers, sort_out
 from sparsedp.federated.rounds import Round, RoundReport, Step
-from sparsedp.methods.stages import SELECT
-from sparsedp.optimizers.rule import OptimizerChoice, SchedulerChoice
+from sparsedp.methods.method import SELECT
+from sparsedp.optimizers.factory import OptimizerChoice, SchedulerChoice
 from sparsedp.parameters import Layout
 from sparsedp.privacy.ledger import Charge, SharedCharge
 from sparsedp.privacy.mechanism import BoundedSum, Released, private_mean

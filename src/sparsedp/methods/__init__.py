@@ -1,21 +1,47 @@
 """The methods table: rankings, schedules, refresh rules and geometries, and the controller that runs a row of it."""
 
-from sparsedp.methods.adafest import Contributions
-from sparsedp.methods.clock import EverySteps, PerEpoch, Refresh
-from sparsedp.methods.controller import Controller
-from sparsedp.methods.given import Given
-from sparsedp.methods.granularity import Granularity
-from sparsedp.methods.knowledge import Knowledge, PublicScores
-from sparsedp.methods.method import Method
-from sparsedp.methods.options import MethodOptions, configure
-from sparsedp.methods.rankings import ByScore, Frequency, RandomOrder, Ranking, register_ranking
-from sparsedp.methods.rules import GeometryRule, OffSupport, Protection
-from sparsedp.methods.schedules import Constant, Cooling, Listed, Release, register_schedule
-from sparsedp.methods.scores import Coherent, Energy, Magnitude, Ranked
-from sparsedp.methods.setting import ControllerState, StepSetting, SupportChange
-from sparsedp.methods.spec import PlanSpec, build_plan
-from sparsedp.methods.stages import HEAD, MAIN, SELECT, WARM_UP, Moves, Stage
-from sparsedp.methods.table import all_methods, get_method, register
+from sparsedp.methods.catalog import all_methods, get_method, register
+from sparsedp.methods.method import (
+    HEAD,
+    MAIN,
+    SELECT,
+    WARM_UP,
+    GeometryRule,
+    Method,
+    MethodOptions,
+    Moves,
+    OffSupport,
+    Protection,
+    Stage,
+    configure,
+)
+from sparsedp.methods.plan_config import PlanSpec, build_plan
+from sparsedp.methods.public_scores import Knowledge, PublicScores
+from sparsedp.methods.ranking import Granularity
+from sparsedp.methods.schedules import (
+    Constant,
+    Cooling,
+    EverySteps,
+    Listed,
+    PerEpoch,
+    Refresh,
+    Release,
+    register_schedule,
+)
+from sparsedp.methods.scores import (
+    ByScore,
+    Coherent,
+    Contributions,
+    Energy,
+    Frequency,
+    Given,
+    Magnitude,
+    RandomOrder,
+    Ranked,
+    Ranking,
+    register_ranking,
+)
+from sparsedp.methods.support_scheduler import Controller, ControllerState, StepSetting, SupportChange
 
 __all__ = [
     "HEAD",

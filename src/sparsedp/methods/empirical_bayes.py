@@ -22,9 +22,8 @@ from typing import Any, Self, final
 import torch
 from torch import Tensor
 
-from sparsedp.methods.observation import Observation
-from sparsedp.methods.order import Order
-from sparsedp.methods.rankings import ByScore, Place, RankingState, register_ranking
+from sparsedp.methods.ranking import Order
+from sparsedp.methods.scores import ByScore, Observation, Place, RankingState, register_ranking
 from sparsedp.parameters import Layout
 from sparsedp.privacy.mechanism import Released
 

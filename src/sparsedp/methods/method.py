@@ -1,22 +1,188 @@
-"""A method is data: a few stages, a ranking, a ratio schedule, a refresh rule, a geometry."""
+"""A method is data: stages, a score, a ratio schedule, a refresh rule, a geometry. Values only; to JSON and back."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from enum import Enum
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from sparsedp._validate import exact_ratio
+from sparsedp.core.geometry import Standardized
 from sparsedp.errors import SparseDPError
-from sparsedp.methods import codec
-from sparsedp.methods.clock import Clock, EverySteps, PerEpoch, Refresh
-from sparsedp.methods.granularity import Granularity
-from sparsedp.methods.rankings import RankedBy, Ranking
-from sparsedp.methods.rules import GeometryRule, OffSupport, Protection
-from sparsedp.methods.schedules import Constant, Release, Schedule
-from sparsedp.methods.scope import Names
-from sparsedp.methods.stages import MAIN, SELECT, WARM_UP, Moves, Stage, check_stages
-from sparsedp.methods.standardization import Decays
+from sparsedp.methods.ranking import Granularity, Names
+from sparsedp.methods.schedules import (
+    Clock,
+    Constant,
+    EverySteps,
+    PerEpoch,
+    Refresh,
+    Release,
+    Schedule,
+    get_schedule,
+)
+from sparsedp.methods.scores import RankedBy, Ranking, get_ranking
+from sparsedp.parameters import Support
+from sparsedp.privacy.mechanism import Released
+
+
+class GeometryRule(Enum):
+    """The space the main stage clips in; earlier stages always clip gradients as they are.
+
+    Scaled: the clip norm follows the support, `C sqrt(k/d)` for k of d coordinates, and an update is as long as before:
+    a gradient whose energy is spread evenly loses as little to the clip as a whole one, and meets `k/d` of the noise.
+    """
+
+    IDENTITY = "identity"
+    STANDARDIZED = "standardized"
+    SCALED = "scaled"
+
+
+class OffSupport(Enum):
+    """What happens to a coordinate that leaves the support.
+
+    Dropped: its optimizer state is made fresh and it does not move. Coasts: it may still move by its velocity, which
+    is public (RS, Sec. 4).
+    """
+
+    DROPPED = "dropped"
+    COASTS = "coasts"
+
+
+class Protection(Enum):
+    """Clip and noise, or one of the two ablations of RS App. E, which protect nobody."""
+
+    PRIVATE = "private"
+    NO_CLIP = "no clip"
+    NO_NOISE = "no noise"
+
+
+class Moves(Enum):
+    """Which coordinates a stage may move."""
+
+    ALL = "all"
+    HEAD = "head"
+    SUPPORT = "support"
+    NOTHING = "nothing"
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One stage of a method.
+
+    Attributes:
+        name: its phase in the plan.
+        moves: the coordinates it may move, and so releases a gradient of; a stage that moves nothing makes one
+            release of the ranking's own, over all units.
+        observes: whether the ranking sees what it releases.
+
+    A stage before the main one that moves something takes the plan's `warmup_fraction` of the steps; a selection,
+    which comes first, the plan's `selection_budget` of epsilon.
+    """
+
+    name: str
+    moves: Moves
+    observes: bool = False
+
+    @property
+    def trains(self) -> bool:
+        """Whether it takes steps of the training loop: all do but a selection."""
+        return self.moves is not Moves.NOTHING
+
+
+WARM_UP = Stage("warm-up", Moves.ALL, observes=True)
+HEAD = Stage("head", Moves.HEAD)
+SELECT = Stage("select", Moves.NOTHING, observes=True)
+MAIN = Stage("main", Moves.SUPPORT, observes=True)
+
+TRAIN = "train"
+"""What the main stage's phase is called when no other stage trains."""
+
+
+def check_stages(stages: tuple[Stage, ...], who: str) -> None:
+    """Refuse stages in no sensible order.
+
+    Raises:
+        SparseDPError: the last is not the main one, or several of a kind come before it.
+    """
+    before = stages[:-1]
+    names = [stage.name for stage in stages]
+    if not stages or stages[-1].moves is not Moves.SUPPORT or len(set(names)) != len(names):
+        raise SparseDPError(f"{who}: got the stages {names}, expected different ones with the main one last")
+    if any(not stage.trains for stage in before[1:]):
+        raise SparseDPError(f"{who}: got the stages {names}, expected a selection first")
+    moving = [stage for stage in before if stage.trains]
+    if len(moving) > 1 or any(stage.moves is Moves.SUPPORT for stage in before):
+        raise SparseDPError(
+            f"{who}: got the stages {names}, expected at most one that trains before the main one, as it "
+            "takes warmup_fraction of the steps"
+        )
+
+
+def phase_names(stages: tuple[Stage, ...]) -> tuple[str, ...]:
+    """The phases of the stages, in order; the main one is "train" where nothing trains before it."""
+    alone = not any(stage.trains for stage in stages[:-1])
+    return (*(stage.name for stage in stages[:-1]), TRAIN if alone else stages[-1].name)
+
+
+@dataclass(frozen=True, slots=True)
+class Decays:
+    """The constants of AdaDPIGU Alg. 2: `gamma_1`, `gamma_2` and `mu`."""
+
+    centre: float = 0.9
+    variance: float = 0.999
+    stabilizer: float = 1e-6
+
+    def __post_init__(self) -> None:
+        for name, value in (("centre_decay", self.centre), ("variance_decay", self.variance)):
+            if not 0 <= value < 1:
+                raise SparseDPError(f"{name}: got {value}, expected a number in [0, 1)")
+        if not 0 < self.stabilizer < float("inf"):
+            raise SparseDPError(f"stabilizer: got {self.stabilizer}, expected a small number > 0")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Statistics:
+    """Running mean `alpha` and variance `beta` of the released gradient, k numbers each on a support, float64.
+
+    Off the support they are 0 and 1: a coordinate that enters, or comes back, starts afresh.
+    """
+
+    support: Support
+    alpha: Tensor
+    beta: Tensor
+
+    @classmethod
+    def fresh(cls, support: Support) -> Statistics:
+        """`alpha = 0`, `beta = 1`: as at the switch from the warm-up."""
+        alpha = torch.zeros(support.size, dtype=torch.float64)
+        return cls(support, alpha, torch.ones_like(alpha))
+
+    def geometry(self, decays: Decays) -> Standardized:
+        """`z = (g - alpha) / (sqrt(beta) + mu)` on the support (Alg. 2 line 9)."""
+        return Standardized(centre=self.alpha, scale=torch.sqrt(self.beta) + decays.stabilizer)
+
+    def moved_to(self, support: Support) -> Statistics:
+        """The statistics on another support: coordinates in both keep theirs, the others start."""
+        if support == self.support:
+            return self
+        there = Statistics.fresh(support)
+        old, new = self.support.indices, support.indices
+        if old.numel() and new.numel():
+            place = torch.searchsorted(new, old).clamp_(max=new.numel() - 1)
+            both = new[place] == old
+            there.alpha[place[both]], there.beta[place[both]] = self.alpha[both], self.beta[both]
+        return there
+
+    def updated(self, released: Released, decays: Decays) -> Statistics:
+        """The moving averages after a release (Alg. 2 line 15); `beta` moves with the old `alpha`."""
+        gradient, alpha = released.mean.to("cpu", torch.float64), self.alpha
+        beta = decays.variance * self.beta + (1 - decays.variance) * (gradient - alpha) ** 2
+        return Statistics(self.support, decays.centre * alpha + (1 - decays.centre) * gradient, beta)
+
 
 _SUPPORT_RULE = ("schedule", "active_ratio", "refresh", "clock", "granularity")
 
@@ -96,7 +262,7 @@ class Method:
     def to_json(self) -> dict[str, Any]:
         """Everything that decides what it does, as JSON values; prose is left out, and so is `denoise` unless set."""
         values = {
-            entry.name: codec.write(getattr(self, entry.name)) for entry in fields(self) if entry.compare
+            entry.name: write_field(getattr(self, entry.name)) for entry in fields(self) if entry.compare
         }
         if not self.denoise:
             del values["denoise"]
@@ -112,7 +278,7 @@ class Method:
         known = {entry.name for entry in fields(cls) if entry.compare}
         if {*values, "denoise"} != known:
             raise SparseDPError(f"method: got the fields {sorted(values)}, expected {sorted(known)}")
-        return cls(**{name: codec.read(name, value) for name, value in values.items()})
+        return cls(**{name: read_field(name, value) for name, value in values.items()})
 
     def support_rule(self) -> dict[str, Any]:
         """How the main stage chooses its support, as a plan states it."""
@@ -168,3 +334,209 @@ def _check_prune(method: Method) -> None:
             f"{method.name}: prune sets frozen coordinates to zero and coasting would move them again; "
             "give off_support=OffSupport.DROPPED"
         )
+
+
+_ABOUT_SUPPORT = ("refresh", "clock", "schedule", "off_support", "granularity", "prune")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MethodOptions:
+    """Overrides of a method's row; None leaves the row as it is. See `Method` for the meaning of each.
+
+    `ranking` may be a name ("energy", "magnitude", "ranked", "coherent", "random"). Four more are short for a part
+    of a field: `warm_up` puts that stage in or leaves it out, `centre_decay`, `variance_decay` and `stabilizer` are
+    the constants in `decays`.
+    """
+
+    active_ratio: float | None = None
+    scope: Names | None = None
+    always: Names | None = None
+    stages: tuple[Stage, ...] | None = None
+    ranking: str | Ranking | None = None
+    refresh: Refresh | None = None
+    clock: Clock | None = None
+    schedule: Schedule | None = None
+    geometry: GeometryRule | None = None
+    off_support: OffSupport | None = None
+    granularity: Granularity | None = None
+    prune: bool | None = None
+    per_sample_top: float | None = None
+    decays: Decays | None = None
+    warm_up: bool | None = None
+    centre_decay: float | None = None
+    variance_decay: float | None = None
+    stabilizer: float | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The overrides that are set, as JSON values."""
+        chosen = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {name: write_field(value) for name, value in chosen.items() if value is not None}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> MethodOptions:
+        """The options `to_json` wrote.
+
+        Raises:
+            SparseDPError: an unknown option, or a value none of the choices.
+        """
+        known = [f.name for f in fields(cls)]
+        unknown = sorted(set(values) - set(known))
+        if unknown:
+            raise SparseDPError(f"method options: got {unknown}, expected some of {known}")
+        named = isinstance(values.get("ranking"), str)
+        read = {
+            name: value if named and name == "ranking" else read_field(name, value)
+            for name, value in values.items()
+        }
+        return cls(**read)
+
+
+def configure(method: Method, options: MethodOptions | None = None) -> Method:
+    """The method's row with the options put in."""
+    if options is None:
+        return method
+    names = (*_ABOUT_SUPPORT, "active_ratio", "scope", "always", "geometry", "per_sample_top", "stages")
+    chosen = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+    chosen |= {
+        name: read_field(name, given) for name, given in chosen.items() if isinstance(given, str | list)
+    }
+    if options.warm_up is not None:
+        others = tuple(stage for stage in chosen.get("stages", method.stages) if stage != WARM_UP)
+        chosen["stages"] = (*others[:-1], WARM_UP, others[-1]) if options.warm_up else others
+    if options.ranking is not None:
+        given = options.ranking
+        chosen["ranking"] = get_ranking(given) if isinstance(given, str) else given
+    if method.ranking is None and options.ranking is None:
+        _check_dense_options(method, chosen)
+    decays = _decays(method, options)
+    configured = replace(method, **chosen, decays=decays)
+    if decays != method.decays and configured.geometry is not GeometryRule.STANDARDIZED:
+        raise SparseDPError(
+            f"{method.name}: centre_decay, variance_decay and stabilizer belong to the standardized geometry; "
+            "drop them or give geometry=GeometryRule.STANDARDIZED"
+        )
+    return configured
+
+
+def _check_dense_options(method: Method, chosen: Mapping[str, Any]) -> None:
+    useless = [name for name in _ABOUT_SUPPORT if name in chosen]
+    if useless:
+        raise SparseDPError(
+            f"{method.name}: it trains every coordinate, so {useless} would do nothing; drop them, give ranking=..., "
+            "or choose a sparse method"
+        )
+
+
+def _decays(method: Method, options: MethodOptions) -> Decays:
+    given = {
+        "centre": options.centre_decay,
+        "variance": options.variance_decay,
+        "stabilizer": options.stabilizer,
+    }
+    return replace(
+        options.decays or method.decays, **{name: value for name, value in given.items() if value is not None}
+    )
+
+
+def write_field(value: Any) -> Any:
+    """JSON values of a field: plain values as they are, the pieces of a row by their fields."""
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, PerEpoch):
+        return {"per_epoch": value.times}
+    if isinstance(value, EverySteps):
+        return {"every_steps": value.steps}
+    if is_dataclass(value) and not isinstance(value, type):
+        return {item.name: write_field(getattr(value, item.name)) for item in fields(value)}
+    return [write_field(item) for item in value] if isinstance(value, (tuple, list)) else value
+
+
+def read_field(name: str, value: Any) -> Any:
+    """The value of the field `name` from what `write_field` gave, or a user typed.
+
+    Raises:
+        SparseDPError: it is none of the choices.
+    """
+    return _READERS[name](value) if name in _READERS else value
+
+
+def _one_of(choices: type[Enum], name: str) -> Callable[[Any], Any]:
+    def read_choice(value: Any) -> Any:
+        known = [choice.value for choice in choices]
+        if value not in known:
+            raise SparseDPError(f"{name}: got {value!r}, expected one of {known}")
+        return choices(value)
+
+    return read_choice
+
+
+def _clock(value: Any) -> Clock:
+    match value:
+        case {"per_epoch": times} | {"times": times} if len(value) == 1:
+            return PerEpoch(times)
+        case {"every_steps": steps} | {"steps": steps} if len(value) == 1:
+            return EverySteps(steps)
+    raise SparseDPError(f'clock: got {value!r}, expected {{"per_epoch": n}} or {{"every_steps": n}}')
+
+
+def _ranking(value: Any) -> Ranking | None:
+    return None if value is None else _piece("ranking", value, get_ranking)
+
+
+def _schedule(value: Any) -> Schedule:
+    found: Schedule = _piece("schedule", value, get_schedule)
+    return found
+
+
+def _piece(what: str, value: Any, named: Callable[[str], Any]) -> Any:
+    """A registered piece by its name, with the other values put into its fields."""
+    given: Any = {"name": value} if isinstance(value, str) else value
+    if not isinstance(given, Mapping) or not isinstance(given.get("name"), str):
+        raise SparseDPError(f'{what}: got {value!r}, expected a name, or {{"name": ..., and its own values}}')
+    known = named(given["name"])
+    others = {name: _frozen(inner) for name, inner in given.items() if name != "name"}
+    unknown = sorted(set(others) - {item.name for item in fields(known)})
+    if unknown:
+        raise SparseDPError(f"{what}: {given['name']!r} has no {unknown}")
+    return replace(known, **others)
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(_frozen(item) for item in value) if isinstance(value, (list, tuple)) else value
+
+
+def _stages(value: Any) -> tuple[Stage, ...]:
+    try:
+        return tuple(Stage(**{**stage, "moves": Moves(stage["moves"])}) for stage in value)
+    except (TypeError, KeyError, ValueError) as error:
+        raise SparseDPError(f"stages: got {value!r}, expected a list of name, moves and observes") from error
+
+
+def _names(value: Any) -> tuple[str, ...]:
+    given = [value] if isinstance(value, str) else value
+    if not isinstance(given, (list, tuple)) or not all(isinstance(name, str) and name for name in given):
+        raise SparseDPError(f"scope and always: got {value!r}, expected names of parameters or structure")
+    return tuple(given)
+
+
+def _read_decays(value: Any) -> Decays:
+    try:
+        return Decays(**value)
+    except TypeError as error:
+        raise SparseDPError(f"decays: got {value!r}, expected centre, variance and stabilizer") from error
+
+
+_READERS: Mapping[str, Callable[[Any], Any]] = {
+    "stages": _stages,
+    "ranking": _ranking,
+    "scope": _names,
+    "always": _names,
+    "refresh": _one_of(Refresh, "refresh"),
+    "clock": _clock,
+    "schedule": _schedule,
+    "geometry": _one_of(GeometryRule, "geometry"),
+    "off_support": _one_of(OffSupport, "off_support"),
+    "granularity": _one_of(Granularity, "granularity"),
+    "decays": _read_decays,
+    "protection": _one_of(Protection, "protection"),
+}

@@ -17,8 +17,8 @@ from sparsedp.errors import DataError, SparseDPError
 from sparsedp.evaluation import Evaluator, held_out, refuse_training_rows, threshold_of
 from sparsedp.loading import Loading, rows_in_order
 from sparsedp.methods import Method, MethodOptions
-from sparsedp.methods.choice import AUTO_METHOD
-from sparsedp.methods.spec import Asked, check_asked
+from sparsedp.methods.auto import AUTO_METHOD
+from sparsedp.methods.plan_config import Asked, check_asked
 from sparsedp.own_loop.loop import Loop
 from sparsedp.own_loop.private_loop import PrivateLoader, PrivateModel, PrivateOptimizer
 from sparsedp.randomness import PublicRandomness, own_generators

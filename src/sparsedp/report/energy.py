@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import final
 
-from sparsedp.methods.timeline import noise_on_mean
+from sparsedp.methods.support_scheduler import noise_on_mean
 from sparsedp.privacy.plan import Plan
 from sparsedp.runs.history import SupportSpan
 

@@ -6,8 +6,8 @@ import json
 from collections.abc import Sequence
 
 from sparsedp.guarantee import summarize
-from sparsedp.methods.stages import SELECT
-from sparsedp.methods.timeline import noise_on_mean
+from sparsedp.methods.method import SELECT
+from sparsedp.methods.support_scheduler import noise_on_mean
 from sparsedp.privacy.plan import Phase, Plan
 from sparsedp.report.figure import Table, badge, banner, bullets, card, code, folded
 from sparsedp.report.markup import Child, Html, tag

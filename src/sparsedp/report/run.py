@@ -141,6 +141,6 @@ def run_of(result: Result) -> ReportedRun:
 
 
 def _warmup(run: stored.Run) -> Mapping[str, Any] | None:
-    from sparsedp.diagnostics.summary import summarize_warmup  # SciPy, which takes a while to load
+    from sparsedp.diagnostics import summarize_warmup  # SciPy, which takes a while to load
 
     return summarize_warmup(run)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sparsedp.methods.timeline import WARM_UP
+from sparsedp.methods.method import WARM_UP
 from sparsedp.privacy.plan import Plan
 from sparsedp.report.chart import Band, Level, Series, line_chart
 from sparsedp.report.energy import Stretch, energy_share, stretches
@@ -162,7 +162,7 @@ def run_stretches(run: ReportedRun) -> tuple[Stretch, ...]:
 def warm_up_bands(plan: Plan) -> tuple[Band, ...]:
     """The warm-up, if there is one, in epochs."""
     first = plan.training[0]
-    if first.name != WARM_UP:
+    if first.name != WARM_UP.name:
         return ()
     return (Band(0, first.steps / plan.steps_per_epoch, "warm-up"),)
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from sparsedp.errors import DataError, PrivacyError
-from sparsedp.methods.controller import WARMUP, signal_sums
+from sparsedp.methods.support_scheduler import WARMUP, signal_sums
 from sparsedp.methods.warmup import WarmupSeen
 from sparsedp.parameters import Layout, Support
 from sparsedp.privacy.ledger import FileLedger, VerifiedLedger

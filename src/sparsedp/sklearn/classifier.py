@@ -24,10 +24,9 @@ from sparsedp.errors import PrivacyError, PrivacyWarning
 from sparsedp.evaluation import refuse_training_arrays
 from sparsedp.guarantee import guarantee
 from sparsedp.methods import MethodOptions, get_method
-from sparsedp.methods.choice import AUTO_METHOD
-from sparsedp.methods.spec import ACCOUNTANT, CLIP_NORM, EPOCHS, EPSILON, Asked
-from sparsedp.optimizers.rule import Rate
-from sparsedp.optimizers.table_rate import rate_for_table
+from sparsedp.methods.auto import AUTO_METHOD
+from sparsedp.methods.plan_config import ACCOUNTANT, CLIP_NORM, EPOCHS, EPSILON, Asked
+from sparsedp.optimizers.factory import Rate, rate_for_table
 from sparsedp.parameters import Layout
 from sparsedp.privacy.normalization import PrivateNormalisation
 from sparsedp.results import Result
@@ -83,7 +82,7 @@ class SparseDPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         hidden: width of a hidden layer, or widths of several; () is logistic regression.
         epochs: passes over the data, on average.
         batch_size: expected batch size, in units; if not given, the power of two nearest to 4 sqrt(N).
-        lr: rate of SGD with momentum 0.9; if not given, by `sparsedp.optimizers.table_rate` from batch size, noise,
+        lr: rate of SGD with momentum 0.9; if not given, by `sparsedp.optimizers.factory` from batch size, noise,
             number of coordinates and passes, or for a network 0.2 sqrt(batch_size / 128) / clip_norm.
         clip_norm: L2 bound on each unit's gradient.
         active_ratio: share of the coordinates trained; if not given, the method's own, but never

@@ -12,9 +12,8 @@ from torch import nn
 
 from sparsedp.errors import SparseDPError
 from sparsedp.methods import Listed, Method, MethodOptions, configure, get_method
-from sparsedp.methods.choice import AUTO_METHOD
-from sparsedp.methods.choice_reason import reason_of
-from sparsedp.methods.spec import Asked, default_delta
+from sparsedp.methods.auto import AUTO_METHOD, reason_of
+from sparsedp.methods.plan_config import Asked, default_delta
 from sparsedp.sklearn.data import coordinate_count
 from sparsedp.training.planning import spec_for
 

@@ -25,8 +25,8 @@ from sparsedp.errors import DataError, ModelError, PrivacyError
 from sparsedp.evaluation import evaluation_mode
 from sparsedp.guarantee import exceeds_target
 from sparsedp.loading import Collate, FixedShapes, Loading, fetch_rows, rows_in_order
-from sparsedp.methods.spec import PlanSpec
-from sparsedp.methods.stages import SELECT
+from sparsedp.methods.method import SELECT
+from sparsedp.methods.plan_config import PlanSpec
 from sparsedp.privacy.accounting import plan_epsilon
 from sparsedp.privacy.plan import Phase, Plan
 from sparsedp.privacy.queries import inputs_of

@@ -25,9 +25,9 @@ from sparsedp.evaluation import (
 )
 from sparsedp.loading import Collate, Loading
 from sparsedp.methods import Method, MethodOptions
-from sparsedp.methods.choice import AUTO_METHOD
-from sparsedp.methods.spec import ClipNorm
-from sparsedp.optimizers.rule import (
+from sparsedp.methods.auto import AUTO_METHOD
+from sparsedp.methods.plan_config import ClipNorm
+from sparsedp.optimizers.factory import (
     OptimizerChoice,
     Rate,
     SchedulerChoice,

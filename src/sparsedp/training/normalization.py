@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from sparsedp.errors import ModelError, PrivacyError
-from sparsedp.methods.stages import SELECT
+from sparsedp.methods.method import SELECT
 from sparsedp.privacy.ledger import Charge, Ledger
 from sparsedp.privacy.mechanism import Exchange, Released, private_mean
 from sparsedp.privacy.normalization import NORMALISE, RELEASES

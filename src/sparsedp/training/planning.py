@@ -15,8 +15,8 @@ from torch.utils.data import Dataset
 from sparsedp.errors import PrivacyError, PrivacyWarning, SparseDPError
 from sparsedp.loading import Loading
 from sparsedp.methods import Given, Method, MethodOptions, PublicScores, configure, get_method
-from sparsedp.methods.choice import AUTO_METHOD, choose_method
-from sparsedp.methods.spec import METHOD, Asked, PlanSpec
+from sparsedp.methods.auto import AUTO_METHOD, choose_method
+from sparsedp.methods.plan_config import METHOD, Asked, PlanSpec
 from sparsedp.privacy.plan import Plan
 from sparsedp.ranks.one import ONE_RANK, Ranks
 from sparsedp.runs.folder import check_new

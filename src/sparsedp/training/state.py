@@ -15,9 +15,8 @@ from torch.optim import Optimizer
 from sparsedp._files import Json
 from sparsedp.evaluation import evaluation_mode
 from sparsedp.methods import Controller, Knowledge, OffSupport, PublicScores
-from sparsedp.optimizers.apply import support_optimizer
-from sparsedp.optimizers.average import WeightAverage
-from sparsedp.optimizers.rule import (
+from sparsedp.optimizers.ema import WeightAverage
+from sparsedp.optimizers.factory import (
     OptimizerChoice,
     SchedulerChoice,
     make_optimizer,
@@ -25,6 +24,7 @@ from sparsedp.optimizers.rule import (
     restore_scheduler,
     scheduler_state,
 )
+from sparsedp.optimizers.sparse import support_optimizer
 from sparsedp.parameters import Layout, Support
 from sparsedp.privacy.mechanism import Released
 from sparsedp.privacy.plan import Plan

@@ -18,8 +18,8 @@ from sparsedp.grad_sample.check import PROBE_ROWS
 from sparsedp.grad_sample.query import Engine, Query
 from sparsedp.grad_sample.touched import TouchedRows
 from sparsedp.guards.guard import CompanyGuard, ModelGuard
-from sparsedp.methods.controller import Controller
-from sparsedp.optimizers.apply import set_to_zero
+from sparsedp.methods.support_scheduler import Controller
+from sparsedp.optimizers.sparse import set_to_zero
 from sparsedp.privacy.ledger import Charge, Ledger, SharedCharge
 from sparsedp.privacy.mechanism import ALONE, Exchange, Released, private_mean, privatize
 from sparsedp.privacy.plan import Phase, Plan

@@ -14,7 +14,7 @@ from sparsedp.batch import PerExampleLoss, per_sample_loss
 from sparsedp.errors import SparseDPError
 from sparsedp.evaluation import Evaluator
 from sparsedp.loading import Loading
-from sparsedp.optimizers.rule import OptimizerChoice, SchedulerChoice
+from sparsedp.optimizers.factory import OptimizerChoice, SchedulerChoice
 from sparsedp.parameters import Support
 from sparsedp.privacy.normalization import NORMALISE
 from sparsedp.privacy.plan import Phase, Plan

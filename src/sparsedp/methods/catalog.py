@@ -1,0 +1,103 @@
+"""The methods of the library, one row each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sparsedp.methods.empirical_bayes import EmpiricalBayes
+from sparsedp.methods.method import HEAD, MAIN, SELECT, WARM_UP, GeometryRule, Method, OffSupport, Protection
+from sparsedp.methods.ranking import Granularity
+from sparsedp.methods.registry import Registry
+from sparsedp.methods.schedules import Cooling, EverySteps, Refresh, Release
+from sparsedp.methods.scores import (
+    Coherent,
+    Contributions,
+    Energy,
+    Frequency,
+    Given,
+    Magnitude,
+    RandomOrder,
+    Ranked,
+)
+
+_TP = "Zhang and Xie 2026, arXiv 2606.04375"
+_OURS = "ours, after Zhang and Xie 2026, Sec. 5"
+_RS = "Zhu and Blaschko 2023"
+_TWO_PHASES: dict[str, Any] = {"stages": (WARM_UP, MAIN), "active_ratio": 0.2}
+_EVERY_EPOCH: dict[str, Any] = {
+    "refresh": Refresh.EVERY_PERIOD,
+    "schedule": Cooling(),
+    "off_support": OffSupport.COASTS,
+}
+_ABLATION: dict[str, Any] = {"ranking": RandomOrder(), **_EVERY_EPOCH}
+
+# fmt: off
+_ROWS = (
+    Method(name="dp-sgd", paper="Abadi et al. 2016",
+           summary="Every coordinate, all the time: the dense baseline."),
+    Method(name="dp-shrink", paper="ours, after Stephens 2017 and Balle and Wang 2018", denoise=True,
+           summary="Every coordinate, all the time, then the posterior mean of every weight."),
+    Method(name="tp-adaptive", paper=f"{_OURS}, and Stephens 2017", stages=(WARM_UP, MAIN), ranking=EmpiricalBayes(),
+           geometry=GeometryRule.SCALED, denoise=True,
+           summary="Warm-up, then as many coordinates as are worth their noise; the posterior mean of every weight."),
+    Method(name="tp-topk", paper=f"{_TP}, Alg. 1", ranking=Energy(), **_TWO_PHASES,
+           summary="Warm-up, then the coordinates with the most denoised squared gradient."),
+    Method(name="tp-coherent", paper=_OURS, ranking=Coherent(), **_TWO_PHASES,
+           summary="Warm-up, then the coordinates with the largest squared mean gradient."),
+    Method(name="tp-rand", paper=f"{_TP}, Sec. 7.1", ranking=RandomOrder(), **_TWO_PHASES,
+           summary="Warm-up, then random coordinates: the control for tp-topk."),
+    Method(name="on-rand", paper=f"{_RS}, Alg. 1", ranking=RandomOrder(), active_ratio=0.2, **_EVERY_EPOCH,
+           summary="A fresh random support every epoch, gradually smaller: random sparsification."),
+    Method(name="on-topk", paper=f"{_TP}, Sec. 7.1", ranking=Energy(), active_ratio=0.2, **_EVERY_EPOCH,
+           summary="Every epoch the coordinates with the most denoised squared gradient in the last one."),
+    Method(name="ranked", paper=f"{_RS}, Alg. 4", ranking=Ranked(), active_ratio=0.2, **_EVERY_EPOCH,
+           summary="Every epoch the coordinates with the largest summed gradient in the last one."),
+    Method(name="adadpigu", paper="Zhang and Xie 2025, Alg. 1 and 2", stages=(WARM_UP, MAIN), ranking=Magnitude(),
+           schedule=Release(), active_ratio=0.6, geometry=GeometryRule.STANDARDIZED,
+           summary="Warm-up, then the coordinates of largest mean magnitude, clipped in standardized space."),
+    Method(name="head", paper="linear probing", scope=("head",),
+           summary="The last module alone: for pretrained networks."),
+    Method(name="bias", paper="Ben Zaken et al. 2022; Bu et al. 2022, arXiv 2210.00036", scope=("bias", "head"),
+           summary="Biases and the head (BiTFiT): for pretrained networks."),
+    Method(name="norms", paper="ours", scope=("norms", "head"),
+           summary="Normalisation layers and the head: for pretrained networks."),
+    Method(name="head-first", paper="Kumar et al. 2022, arXiv 2202.10054 (LP-FT)", stages=(HEAD, MAIN),
+           summary="The head alone for a while, then every coordinate: for pretrained networks."),
+    Method(name="fest", paper="Ghazi et al. 2023, arXiv 2311.08357", stages=(SELECT, MAIN), ranking=Frequency(),
+           granularity=Granularity.ROWS, always=("dense",), active_ratio=0.1,
+           summary="The rows of embedding tables that most units touch, by one noisy count, and all but the tables."),
+    Method(name="adafest", paper="Ghazi et al. 2023, arXiv 2311.08357", ranking=Contributions(),
+           refresh=Refresh.EVERY_PERIOD, clock=EverySteps(1), granularity=Granularity.ROWS, always=("dense",),
+           summary="In every step the rows of embedding tables that enough of its units touch, by a noisy count."),
+    Method(name="given", paper="ours", ranking=Given(),
+           summary="Public scores or a mask of yours; without, the largest initial weights. Give an active ratio."),
+    # The ablations of the random sparsification paper; with `active_ratio` below 1 they sparsify at random.
+    Method(name="noisy-sgd", paper=f"{_RS}, Alg. 2", protection=Protection.NO_CLIP, **_ABLATION,
+           summary="NOT PRIVATE. Noise of a given standard deviation, no clipping."),
+    Method(name="clipped-sgd", paper=f"{_RS}, Alg. 3", protection=Protection.NO_NOISE, **_ABLATION,
+           summary="NOT PRIVATE. Clipping, no noise."),
+)
+# fmt: on
+
+_METHODS: Registry[Method] = Registry("method", "register")
+for _row in _ROWS:
+    _METHODS.register(_row)
+
+
+def register(method: Method) -> Method:
+    """Add a row to the table.
+
+    Raises:
+        SparseDPError: the name is taken by another method.
+    """
+    return _METHODS.register(method)
+
+
+def get_method(name: str) -> Method:
+    """The method of that name."""
+    return _METHODS.get(name)
+
+
+def all_methods() -> tuple[Method, ...]:
+    """Every registered method, by name."""
+    return tuple(_METHODS.get(name) for name in _METHODS.names())

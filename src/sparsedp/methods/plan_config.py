@@ -1,0 +1,427 @@
+"""Everything a plan is made of, in one value, and the phases that follow from it. Every default stands here."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from fractions import Fraction
+from typing import Any, TypedDict, Unpack, final
+
+from sparsedp import _validate as checks
+from sparsedp._serialization import FrozenMap
+from sparsedp.errors import PrivacyError, SparseDPError
+from sparsedp.methods.catalog import get_method
+from sparsedp.methods.method import Method, MethodOptions, Moves, Protection, Stage, configure, phase_names
+from sparsedp.methods.scores import Contributions
+from sparsedp.privacy.calibration import BudgetSplit, EqualNoise, calibrate, read_split
+from sparsedp.privacy.normalization import PrivateNormalisation
+from sparsedp.privacy.plan import Phase, Plan
+
+
+def steps_of_an_epoch(units: int, batch_size: int, epochs: int) -> int:
+    """`units/batch_size` to the nearest whole number, at least 1.
+
+    Raises:
+        SparseDPError: sizes that make no sense.
+    """
+    _check_sizes(units, batch_size, epochs)
+    return max(1, _nearest(Fraction(units, batch_size)))
+
+
+def draft_phases(
+    method: Method,
+    *,
+    total: int,
+    sampling_rate: float,
+    clip_norm: float | tuple[float, float] | None,
+    warmup_fraction: float,
+    noise_std: float | None,
+) -> tuple[Phase, ...]:
+    """A phase for each stage, their noise not known yet; `total` steps are shared by those that train."""
+    stages = tuple(stage for stage in method.stages if stage.trains)
+    steps = _split_steps(stages, total, warmup_fraction)
+    clips = _clips(method, clip_norm, len(stages))
+    training = iter(
+        Phase(
+            name=name,
+            steps=count,
+            sampling_rate=sampling_rate,
+            clip_norm=clip,
+            noise_std=_absolute_noise(method, noise_std),
+            support=FrozenMap(_rule(method, stage)),
+            count_share=_count_share(method, stage),
+            geometry=method.geometry.value if stage.moves is Moves.SUPPORT else "identity",
+        )
+        for stage, name, count, clip in zip(stages, phase_names(stages), steps, clips, strict=True)
+    )
+    return tuple(next(training) if stage.trains else _selection(method, stage) for stage in method.stages)
+
+
+def _count_share(method: Method, stage: Stage) -> float:
+    """What a ranking that is made anew in every step takes of it."""
+    main = stage.moves is Moves.SUPPORT
+    return method.ranking.share if main and isinstance(method.ranking, Contributions) else 0.0
+
+
+def _rule(method: Method, stage: Stage) -> dict[str, Any]:
+    if stage.moves is Moves.SUPPORT:
+        return method.support_rule()
+    if stage.moves is Moves.ALL and not method.scope:
+        return {"rule": "full"}
+    return {"rule": stage.moves.value, "scope": list(method.scope)}
+
+
+def _selection(method: Method, stage: Stage) -> Phase:
+    """One release over all units; each has a vector of norm one."""
+    return Phase(
+        name=stage.name,
+        steps=1,
+        sampling_rate=1.0,
+        clip_norm=1.0,
+        support=FrozenMap({"rule": method.to_json()["ranking"]}),
+        trains=False,
+    )
+
+
+def _check_sizes(units: int, batch_size: int, epochs: int) -> None:
+    for name, value in (("units", units), ("batch_size", batch_size), ("epochs", epochs)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise SparseDPError(f"{name}: got {value!r}, expected a whole number >= 1")
+    if batch_size > units:
+        raise PrivacyError(
+            f"batch_size: got {batch_size}, expected at most the number of units, {units}; each is sampled with "
+            "probability batch_size/units"
+        )
+
+
+def _split_steps(stages: tuple[Stage, ...], total: int, warmup_fraction: float) -> tuple[int, ...]:
+    if len(stages) == 1:
+        return (total,)
+    if not 0 < warmup_fraction < 1:
+        raise SparseDPError(
+            f"warmup_fraction: got {warmup_fraction}, expected a share of the steps in (0, 1)"
+        )
+    first = _nearest(Fraction(repr(warmup_fraction)) * total)
+    if not 0 < first < total:
+        raise SparseDPError(
+            f"got {total} steps in all, expected more: a method with a warm-up gives it {warmup_fraction} of them "
+            f"(warmup_fraction), here {first}, and both phases need at least one. Train for more epochs, take "
+            "smaller batches, or a method without a warm-up (method='dp-sgd')"
+        )
+    return (first, total - first)
+
+
+def _clips(
+    method: Method, clip_norm: float | tuple[float, float] | None, phases: int
+) -> tuple[float | None, ...]:
+    if method.protection is Protection.NO_CLIP:
+        if clip_norm is not None:
+            raise PrivacyError(f"{method.name} does not clip; got clip_norm={clip_norm}, expected None")
+        return (None,) * phases
+    if clip_norm is None:
+        raise PrivacyError(f"{method.name}: got no clip_norm, expected a number > 0")
+    if isinstance(clip_norm, tuple):
+        if len(clip_norm) != 2 or phases == 1:
+            raise PrivacyError(
+                f"clip_norm: got {clip_norm} for {phases} phases, expected one number, or a pair: before the main "
+                "phase, and in it"
+            )
+        return (clip_norm[0],) * (phases - 1) + clip_norm[1:]
+    return (clip_norm,) * phases
+
+
+def _absolute_noise(method: Method, noise_std: float | None) -> float | None:
+    if method.protection is Protection.NO_CLIP:
+        if noise_std is None:
+            raise PrivacyError(f"{method.name}: got no noise_std, expected the noise on the sum of gradients")
+        return noise_std
+    if noise_std is not None:
+        raise PrivacyError(
+            f"{method.name}: its noise comes from epsilon and clip_norm; got noise_std={noise_std}, expected None "
+            "(it is for noisy-sgd)"
+        )
+    return None
+
+
+def _nearest(value: Fraction) -> int:
+    return math.floor(value + Fraction(1, 2))
+
+
+METHOD = "tp-topk"
+EPSILON = 3.0
+EPOCHS = 20
+CLIP_NORM = 1.0
+WARMUP_FRACTION = 0.3
+SELECTION_BUDGET = 0.1
+ACCOUNTANT = "pld"
+
+ClipNorm = float | tuple[float, float]
+"""One bound for all stages, or one for the stage before the main one and one for that (TP-TopK's C1 and C2)."""
+
+logger = logging.getLogger("sparsedp")
+
+
+def default_delta(units: int) -> float:
+    """The largest power of ten that is at most a tenth of 1/N, and at most 1e-5.
+
+    A delta near 1/N would allow publishing somebody's record outright.
+    """
+    return 10.0 ** min(-5, math.floor(-math.log10(10 * units)))
+
+
+def default_batch_size(units: int) -> int:
+    """The power of two nearest to 4 sqrt(N), at most N: large batches drown the noise, small ones sample less."""
+    return min(units, 1 << round(math.log2(4 * math.sqrt(units))))
+
+
+class Asked(TypedDict, total=False):
+    """What may be asked of a plan besides method and unit; None, or leaving it out, is a gap. See `PlanSpec`."""
+
+    epsilon: float | None
+    delta: float | None
+    epochs: int | None
+    batch_size: int | None
+    clip_norm: ClipNorm | None
+    warmup_fraction: float | None
+    selection_budget: float | None
+    split: BudgetSplit | None
+    accountant: str | None
+    normalise: PrivateNormalisation | None
+    noise_std: float | None
+
+
+def check_asked(asked: Asked, door: str, *, without: Sequence[str] = ()) -> None:
+    """Refuse arguments that no plan has, or that this door knows itself, as Python does.
+
+    Raises:
+        TypeError: with those that are expected.
+    """
+    expected = [name for name in Asked.__annotations__ if name not in without]
+    for name in asked:
+        if name not in expected:
+            raise TypeError(
+                f"{door}() got an unexpected argument {name!r}; of a plan, expected {', '.join(expected)}"
+            )
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanSpec:
+    """Everything a plan is made of, without a gap: made by `asked`, carried by the plan, in its file.
+
+    Attributes:
+        method: the row of the methods table, options put in.
+        units: the number N of privacy units; public.
+        unit: what a unit is: "row", or the name of what has several.
+        epsilon: the budget; None for a method that is not private.
+        delta: of the guarantee.
+        epochs: passes over the data, on average.
+        batch_size: expected size of a batch.
+        clip_norm: L2 bound on each unit's gradient; None for a method that does not clip.
+        warmup_fraction: share of the steps of a stage before the main one.
+        selection_budget: share of epsilon that a selection with a release of its own may cost, taken alone. Epsilons
+            do not add: 0.1 costs the training about one percent of its noise.
+        split: how two stages that train divide the budget; with one there is nothing to divide.
+        accountant: who counts.
+        normalise: centre and scale the inputs by statistics released first.
+        noise_std: the noise on the sum of gradients, for the ablation `noisy-sgd` only.
+    """
+
+    method: Method
+    units: int
+    unit: str
+    epsilon: float | None
+    delta: float | None
+    epochs: int
+    batch_size: int
+    clip_norm: ClipNorm | None
+    warmup_fraction: float
+    selection_budget: float
+    split: BudgetSplit
+    accountant: str
+    normalise: PrivateNormalisation | None
+    noise_std: float | None
+
+    def __post_init__(self) -> None:
+        if not self.method.private and self.epsilon is not None:
+            raise PrivacyError(
+                f"{self.method.name} protects nobody: got epsilon={self.epsilon}, expected None; its epsilon is "
+                "infinite"
+            )
+        if self.method.private and (self.epsilon is None or self.delta is None):
+            raise PrivacyError(
+                f"{self.method.name}: got epsilon={self.epsilon} and delta={self.delta}, expected a number for each"
+            )
+        if not 0 < checks.number(self.selection_budget, "selection_budget") < 1:
+            raise PrivacyError(f"selection_budget: got {self.selection_budget}, expected a share in (0, 1)")
+        if Method.from_json(self.method.to_json()) != self.method:
+            raise SparseDPError(
+                f"{self.method.name}: a piece of it has the name of another; give your ranking or schedule a name of "
+                "its own, and make it known by register_ranking or register_schedule"
+            )
+
+    @classmethod
+    def asked(
+        cls,
+        method: Method | str = METHOD,
+        options: MethodOptions | None = None,
+        *,
+        units: int,
+        unit: str = "row",
+        **asked: Unpack[Asked],
+    ) -> PlanSpec:
+        """What a user asks for, with the gaps filled from public numbers."""
+        row = configure(get_method(method) if isinstance(method, str) else method, options)
+        defaults: dict[str, Any] = {
+            "epochs": EPOCHS,
+            "warmup_fraction": WARMUP_FRACTION,
+            "selection_budget": SELECTION_BUDGET,
+            "split": EqualNoise(),
+            "accountant": ACCOUNTANT,
+            "normalise": None,
+            "noise_std": None,
+            "clip_norm": None if row.protection is Protection.NO_CLIP else CLIP_NORM,
+            "epsilon": EPSILON if row.private else None,
+        }
+        given: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
+        values = {**defaults, **given}
+        if "batch_size" not in given:
+            values["batch_size"] = default_batch_size(units)
+        if "delta" not in given:
+            values["delta"] = default_delta(units) if row.private else None
+        if row.private and "delta" not in given:
+            logger.info("delta was not given: it is %g, safe for %d units (%s)", values["delta"], units, unit)
+        return cls(method=row, units=units, unit=unit, **values)
+
+    def draft(self) -> Plan:
+        """The plan before its noise is known.
+
+        The sampling rate is `batch_size/units` exactly; an epoch is `units/batch_size` steps, to the nearest whole
+        number and at least 1 (halves go up).
+        """
+        steps_per_epoch = steps_of_an_epoch(self.units, self.batch_size, self.epochs)
+        phases = draft_phases(
+            self.method,
+            total=self.epochs * steps_per_epoch,
+            sampling_rate=self.batch_size / self.units,
+            clip_norm=self.clip_norm,
+            warmup_fraction=self.warmup_fraction,
+            noise_std=self.noise_std,
+        )
+        return Plan(
+            method=self.method.name,
+            phases=phases if self.normalise is None else (self.normalise.phase(), *phases),
+            units=self.units,
+            steps_per_epoch=steps_per_epoch,
+            unit=self.unit,
+            delta=self.delta,
+            spec=FrozenMap(self.to_json()),
+        )
+
+    def plan(self) -> Plan:
+        """The plan, its noise calibrated to `epsilon` at `delta`.
+
+        **Privacy.** Never more than `epsilon`. Whatever the method, the cost is that of steps, rates and noise:
+        support, geometry and ratio are post-processing.
+
+        Raises:
+            PrivacyError: an epsilon that no noise reaches.
+        """
+        draft = self.draft()
+        if self.epsilon is None or self.delta is None:
+            return draft
+        split = self.split if len(draft.training) > 1 else EqualNoise()
+        found = {
+            phase.name: self._noise_alone(draft, phase)
+            for phase in draft.phases
+            if not phase.trains and phase.noise_multiplier == 0
+        }
+        return calibrate(draft.with_noise(found), self.epsilon, self.delta, self.accountant, split)
+
+    def _noise_alone(self, draft: Plan, phase: Phase) -> float:
+        """The noise that makes a selection, taken alone, cost its share."""
+        assert self.epsilon is not None
+        assert self.delta is not None
+        alone, share = replace(draft, phases=(phase,)), self.selection_budget * self.epsilon
+        return calibrate(alone, share, self.delta, self.accountant).phases[0].noise_multiplier
+
+    def check(self, plan: Plan) -> None:
+        """Refuse a plan that is not the one asked for, but for noise, target and what it continues.
+
+        Raises:
+            PrivacyError: in what it differs.
+        """
+        drafted = self.draft()
+        for name in ("method", "units", "unit", "steps_per_epoch"):
+            if getattr(plan, name) != getattr(drafted, name):
+                raise PrivacyError(
+                    f"the plan says {name} {getattr(plan, name)!r}, and what it was made from "
+                    f"{getattr(drafted, name)!r}: it was changed afterwards. Make it again"
+                )
+        if [_quiet(phase) for phase in plan.phases] != [_quiet(phase) for phase in drafted.phases]:
+            raise PrivacyError(
+                f"the plan's phases {[phase.name for phase in plan.phases]} are not those that were asked for: it "
+                "was changed afterwards. Make it again"
+            )
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON values; `from_json` gives back an equal one."""
+        values = {entry.name: getattr(self, entry.name) for entry in fields(self)}
+        for name in ("method", "split", "normalise"):
+            values[name] = None if values[name] is None else values[name].to_json()
+        clip = values["clip_norm"]
+        return {**values, "clip_norm": list(clip) if isinstance(clip, tuple) else clip}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> PlanSpec:
+        """What `to_json` gave.
+
+        Raises:
+            SparseDPError: unknown or missing values.
+        """
+        known = {entry.name for entry in fields(cls)}
+        if set(values) != known:
+            raise SparseDPError(f"what a plan was made from: got {sorted(values)}, expected {sorted(known)}")
+        clip, normalise = values["clip_norm"], values["normalise"]
+        read = {
+            "method": Method.from_json(values["method"]),
+            "split": read_split(values["split"]),
+            "normalise": None if normalise is None else PrivateNormalisation.from_json(normalise),
+            "clip_norm": tuple(clip) if isinstance(clip, (list, tuple)) else clip,
+        }
+        return cls(**{**values, **read})
+
+    @classmethod
+    def of(cls, plan: Plan) -> PlanSpec:
+        """What a plan was made from.
+
+        Raises:
+            PrivacyError: it does not say: it was put together by hand.
+        """
+        if plan.spec is None:
+            raise PrivacyError(
+                f"the plan for {plan.method!r} does not say what it was made from: it was put together by hand. "
+                "Make it with build_plan"
+            )
+        return cls.from_json(plan.spec.plain())
+
+
+def build_plan(
+    method: Method | str = METHOD,
+    options: MethodOptions | None = None,
+    *,
+    units: int,
+    unit: str = "row",
+    **asked: Unpack[Asked],
+) -> Plan:
+    """A calibrated plan; what is not given is filled in as `fit` does. See `PlanSpec`."""
+    check_asked(asked, "build_plan")
+    return PlanSpec.asked(method, options, units=units, unit=unit, **asked).plan()
+
+
+def _quiet(phase: Phase) -> tuple[object, ...]:
+    """A phase but for its noise."""
+    values = {entry.name: getattr(phase, entry.name) for entry in fields(phase)}
+    return tuple(value for name, value in values.items() if name != "noise_multiplier")

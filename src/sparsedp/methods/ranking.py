@@ -1,0 +1,338 @@
+"""Parameters by name or structure, and orders of their coordinates, rows or both, best first."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from fnmatch import fnmatchcase
+
+import torch
+from torch import Tensor
+
+from sparsedp.errors import SparseDPError
+from sparsedp.parameters import Layout, Slot, Support
+from sparsedp.randomness import PublicRandomness
+
+logger = logging.getLogger("sparsedp")
+
+HEAD, BIAS, NORMS, LAST, EMBEDDINGS, DENSE = "head", "bias", "norms", "last=", "embeddings", "dense"
+"""Words for structure: the module registered last, every bias (`bias`, `in_proj_bias`, `bias_hh_l0`), normalisation
+layers, the n modules registered last, embedding tables, all that is no table."""
+
+Names = tuple[str, ...]
+"""Patterns of parameter names, such as "encoder.*", and words for structure."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """A model's parameters by the part they take.
+
+    Attributes:
+        scope: those that take part at all; the others are frozen.
+        always: those of them that are active in any case.
+        ranked: the rest of them, of which the best are active.
+    """
+
+    layout: Layout
+    scope: tuple[Slot, ...]
+    always: tuple[Slot, ...]
+    ranked: tuple[Slot, ...]
+
+    @classmethod
+    def of(cls, layout: Layout, scope: Names, always: Names) -> Parts:
+        """Sort the parameters; no scope means all of them.
+
+        Raises:
+            SparseDPError: a name that no parameter has, a scope that holds nothing, or a head that is always active
+                and does not take part.
+        """
+        inside = find(layout, scope, "scope") if scope else layout.slots
+        if scope:
+            check_fits(layout, inside, f"scope: got {scope}")
+        found = find(layout, always, "always") if always else ()
+        for name in always:
+            if counts_from_the_end(name):
+                _check_inside(find(layout, (name,), "always"), inside, f"always: got {name!r}")
+        kept = tuple(slot for slot in inside if slot in found)
+        return cls(layout, inside, kept, tuple(slot for slot in inside if slot not in found))
+
+    @property
+    def whole(self) -> bool:
+        """Whether every parameter is ranked."""
+        return len(self.ranked) == len(self.layout.slots)
+
+    @property
+    def ranked_size(self) -> int:
+        """Scalars that are ranked."""
+        return size_of(self.ranked)
+
+    def all_support(self) -> Support:
+        """Everything that takes part."""
+        if len(self.scope) == len(self.layout.slots):
+            return Support.full(self.layout.dimension)
+        return Support(coordinates(self.scope), self.layout.dimension)
+
+    def head_support(self) -> Support:
+        """The head, as far as it takes part.
+
+        Raises:
+            SparseDPError: none of it does, so a stage of the head would be charged and move nothing.
+        """
+        head = find(self.layout, (HEAD,), "head")
+        _check_inside(head, self.scope, "stages: got one of the head alone")
+        return Support(coordinates(slot for slot in head if slot in self.scope), self.layout.dimension)
+
+    def support_with(self, best: Tensor) -> Support:
+        """What is active in any case, and the best of the rest."""
+        return Support(torch.cat([coordinates(self.always), best]), self.layout.dimension)
+
+    def check_tables(self, who: str) -> None:
+        """Refuse to rank rows of what is no embedding table.
+
+        Raises:
+            SparseDPError: names them.
+        """
+        others = [slot.name for slot in self.ranked if not slot.table]
+        if others:
+            raise SparseDPError(
+                f"{who}: it ranks rows of embedding tables, and {others[:6]} are none; give "
+                'always=("dense",), or a scope without them'
+            )
+        if not self.ranked:
+            logger.warning(
+                "%s: the model has no embedding table, so there is nothing to select; all stays active", who
+            )
+
+    def among_ranked(self, order: Tensor) -> Tensor:
+        """An order of all coordinates, without those that are not ranked."""
+        if self.whole:
+            return order
+        mask = torch.zeros(self.layout.dimension, dtype=torch.bool)
+        for slot in self.ranked:
+            mask[slot.span] = True
+        return order[mask[order]]
+
+
+def find(layout: Layout, names: Names, what: str) -> tuple[Slot, ...]:
+    """The parameters that any of the names means, in layout order.
+
+    Raises:
+        SparseDPError: a pattern that fits no parameter. A word for structure may fit none.
+    """
+    modules = list(dict.fromkeys(_module(slot) for slot in layout))
+    chosen: set[str] = set()
+    for name in names:
+        if name.startswith(LAST):
+            fits = [slot for slot in layout if _module(slot) in modules[-_count(name, what) :]]
+        elif name == HEAD:
+            fits = [slot for slot in layout if _module(slot) == modules[-1]]
+        elif name == BIAS:
+            fits = [slot for slot in layout if BIAS in slot.name.rpartition(".")[2]]
+        elif name == NORMS:
+            fits = [slot for slot in layout if slot.norm]
+        elif name in (EMBEDDINGS, DENSE):
+            fits = [slot for slot in layout if slot.table == (name == EMBEDDINGS)]
+        else:
+            fits = [slot for slot in layout if fnmatchcase(slot.name, name)]
+            if not fits:
+                raise SparseDPError(
+                    f"{what}: got {name!r}, which fits none of the parameters {[slot.name for slot in layout][:20]}; "
+                    f"expected a pattern of names, or one of {HEAD}, {BIAS}, {NORMS}, {LAST}n, {EMBEDDINGS}, {DENSE}"
+                )
+        chosen |= {slot.name for slot in fits}
+    return tuple(slot for slot in layout if slot.name in chosen)
+
+
+def counts_from_the_end(name: str) -> bool:
+    """Whether a name goes by the order in which modules are registered."""
+    return name == HEAD or name.startswith(LAST)
+
+
+def log_meaning(layout: Layout, names: Names) -> None:
+    """Log which parameters the names mean that go by the order in which modules are registered."""
+    for name in dict.fromkeys(name for name in names if counts_from_the_end(name)):
+        logger.info('"%s" means %s', name, [slot.name for slot in find(layout, (name,), "scope")])
+
+
+def check_fits(layout: Layout, found: tuple[Slot, ...], got: str) -> None:
+    """Refuse names that mean not one coordinate of the model.
+
+    Raises:
+        SparseDPError: says what was got, and which parameters there are.
+    """
+    if size_of(found) == 0:
+        raise SparseDPError(
+            f"{got}, which fits none of the parameters {[slot.name for slot in layout][:20]}; expected names or "
+            "words that fit at least one; name a part that the model has, or leave it out"
+        )
+
+
+def part_sizes(layout: Layout) -> dict[str, int]:
+    """How many scalars all parameters have, and of them the head's and the biases."""
+    return {"all": layout.dimension} | {word: size_of(find(layout, (word,), "part")) for word in (HEAD, BIAS)}
+
+
+def coordinates(slots: Iterable[Slot]) -> Tensor:
+    """The flat indices of some parameters."""
+    spans = [torch.arange(slot.span.start, slot.span.stop) for slot in slots]
+    return torch.cat(spans) if spans else torch.empty(0, dtype=torch.int64)
+
+
+def size_of(slots: Iterable[Slot]) -> int:
+    """How many scalars some parameters have."""
+    return sum(slot.size for slot in slots)
+
+
+def _check_inside(wanted: tuple[Slot, ...], scope: tuple[Slot, ...], got: str) -> None:
+    """Refuse parameters that are asked for and of which none takes part."""
+    if not any(slot in scope for slot in wanted):
+        names, others = ([slot.name for slot in slots][:6] for slots in (wanted, scope))
+        raise SparseDPError(
+            f"{got}, that is {names}, and a scope of {others} without any of it; expected some of it in the scope: "
+            f'add "{HEAD}" to scope, or leave that part out'
+        )
+
+
+def _module(slot: Slot) -> str:
+    return slot.name.rpartition(".")[0]
+
+
+def _count(name: str, what: str) -> int:
+    text = name.removeprefix(LAST)
+    if not text.isdecimal() or int(text) < 1:
+        raise SparseDPError(f"{what}: got {name!r}, expected {LAST} and how many modules, such as {LAST}2")
+    return int(text)
+
+
+class Granularity(Enum):
+    """What is ranked."""
+
+    COORDINATES = "coordinates"
+    ROWS = "rows"
+
+
+_MEMBER_ORDER, _GROUP_ORDER = 0, 1
+
+
+def order_by_score(scores: Tensor, layout: Layout, granularity: Granularity) -> Tensor:
+    """All coordinates, best first.
+
+    Raises:
+        SparseDPError: a score is NaN.
+    """
+    if scores.shape != (layout.dimension,):
+        raise SparseDPError(f"scores: got shape {tuple(scores.shape)}, expected d={layout.dimension} numbers")
+    if bool(scores.isnan().any()):
+        raise SparseDPError("a score is NaN, so there is no ranking; look for diverged training")
+    members = _descending(scores)
+    groups = group_ids(layout, granularity)
+    if groups is None:
+        return members
+    totals = torch.zeros(int(groups[-1]) + 1, dtype=torch.float64).index_add_(0, groups, scores.double())
+    means = totals / torch.bincount(groups)
+    return _by_group(members, groups, _descending(means))
+
+
+def random_order(
+    public: PublicRandomness, key: tuple[int, ...], layout: Layout, granularity: Granularity
+) -> Tensor:
+    """All coordinates in random order, group by group; every order of the groups is equally likely."""
+    members = public.permutation(layout.dimension, (_MEMBER_ORDER, *key))
+    groups = group_ids(layout, granularity)
+    if groups is None:
+        return members
+    return _by_group(members, groups, public.permutation(int(groups[-1]) + 1, (_GROUP_ORDER, *key)))
+
+
+def group_ids(layout: Layout, granularity: Granularity) -> Tensor | None:
+    """The group 0, 1, ... of each coordinate, in layout order; None when each is its own group."""
+    if granularity is Granularity.COORDINATES:
+        return None
+    sizes: list[int] = []
+    for slot in layout:
+        if slot.size:
+            rows = _row_count(slot)
+            sizes.extend([slot.size // rows] * rows)
+    return torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
+
+
+def _row_count(slot: Slot) -> int:
+    """The length of the first axis: output units, filters, embedding rows, the entries of a bias."""
+    return slot.shape[0] if slot.shape else 1
+
+
+def _by_group(members: Tensor, groups: Tensor, group_order: Tensor) -> Tensor:
+    """Members sorted by their group's place, keeping their own order inside a group."""
+    place = torch.empty_like(group_order)
+    place[group_order] = torch.arange(group_order.numel())
+    return members[torch.sort(place[groups[members]], stable=True).indices]
+
+
+def _descending(values: Tensor) -> Tensor:
+    return torch.sort(values, descending=True, stable=True).indices
+
+
+@dataclass(frozen=True, slots=True)
+class TableRows:
+    """The rows of some parameters, numbered through: all of the first one's, then the next one's."""
+
+    slots: tuple[Slot, ...]
+
+    @property
+    def counts(self) -> list[int]:
+        """How many rows each has."""
+        return [slot.shape[0] if slot.shape else 1 for slot in self.slots]
+
+    @property
+    def total(self) -> int:
+        """How many there are in all."""
+        return sum(self.counts)
+
+    def spans(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """The first coordinate of each row, and how many it has."""
+        firsts = _before(self.counts)
+        widths = torch.tensor(
+            [slot.size // max(1, count) for slot, count in zip(self.slots, self.counts, strict=True)],
+            dtype=torch.int64,
+        )
+        offsets = torch.tensor([slot.offset for slot in self.slots], dtype=torch.int64)
+        table = torch.searchsorted(firsts, rows, right=True) - 1
+        return offsets[table] + (rows - firsts[table]) * widths[table], widths[table]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Order:
+    """Coordinates, best first; or rows of tables, which are made coordinates only as far as they are needed.
+
+    Rows are taken whole until one no longer fits, and what is left of a count goes to the first of that one.
+    """
+
+    items: Tensor
+    rows: TableRows | None = None
+
+    def first(self, count: int) -> Tensor:
+        """The first `count` coordinates."""
+        if self.rows is None:
+            return self.items[:count]
+        starts, widths = self.rows.spans(self.items[: self._taken(count)])
+        within = torch.arange(int(widths.sum())) - torch.repeat_interleave(_before(widths.tolist()), widths)
+        return (torch.repeat_interleave(starts, widths) + within)[:count]
+
+    def prefix(self, count: int) -> Order:
+        """The part of it that `first` needs for at most so many coordinates; the rest need not be kept."""
+        return Order(self.items[: self._taken(count)].clone(), self.rows)
+
+    def _taken(self, count: int) -> int:
+        """How many items hold the first `count` coordinates."""
+        if self.rows is None:
+            return count
+        widths = self.rows.spans(self.items)[1]
+        return int(torch.searchsorted(torch.cumsum(widths, 0), count)) + 1
+
+
+def _before(sizes: Sequence[int]) -> Tensor:
+    """What comes before each: 0, the first, the first two, ..."""
+    ends = torch.tensor(list(sizes), dtype=torch.int64).cumsum(0)
+    return torch.cat([torch.zeros(1, dtype=torch.int64), ends])[:-1]

@@ -1,0 +1,453 @@
+"""The support scheduler: which support and geometry each step has, from released values and public randomness alone."""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_right
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from sparsedp._validate import exact_ratio
+from sparsedp.core.geometry import Geometry, Identity, Standardized
+from sparsedp.errors import SparseDPError
+from sparsedp.methods.empirical_bayes import Shrinkage, SignalSums
+from sparsedp.methods.method import GeometryRule, Method, Moves, OffSupport, Stage, Statistics, phase_names
+from sparsedp.methods.plan_config import PlanSpec
+from sparsedp.methods.public_scores import Knowledge
+from sparsedp.methods.ranking import Order, Parts, TableRows, log_meaning
+from sparsedp.methods.schedules import Refresh, active_count
+from sparsedp.methods.scores import (
+    Given,
+    Observation,
+    Place,
+    RankedBy,
+    RankingState,
+    observe_dense,
+    observe_released,
+)
+from sparsedp.methods.warmup import WarmupWatch
+from sparsedp.parameters import Layout, Support
+from sparsedp.privacy.mechanism import Released
+from sparsedp.privacy.plan import Phase, Plan
+from sparsedp.randomness import PublicRandomness
+
+
+@dataclass(frozen=True, slots=True)
+class SupportChange:
+    """How the support differs from the step before.
+
+    Attributes:
+        before: the support till now.
+        after: the support from now on.
+        off_support: what becomes of those that left.
+        prune: set the coordinates that left to zero, now.
+    """
+
+    before: Support
+    after: Support
+    off_support: OffSupport
+    prune: bool
+
+    @property
+    def left(self) -> Support:
+        """Coordinates that were active and are frozen from now on."""
+        return self.before.without(self.after)
+
+    @property
+    def entered(self) -> Support:
+        """Coordinates that were frozen and are active from now on."""
+        return self.after.without(self.before)
+
+
+@dataclass(frozen=True, slots=True)
+class StepSetting:
+    """Everything public that shapes one step's release. Fixed for the whole logical step."""
+
+    support: Support
+    geometry: Geometry
+    per_sample_top: float | None
+    change: SupportChange | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ControllerState:
+    """The controller between two steps: named tensors and JSON values."""
+
+    tensors: Mapping[str, Tensor]
+    values: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """Training begins at step `first`, its main phase has the steps `main_start .. stop - 1`.
+
+    What lies between is the stage before the main one, with a selection at its end if the method has one there.
+
+    `main_noise_std` is the noise `nu` on each coordinate of the main phase's mean gradient, before any geometry.
+    """
+
+    first: int
+    main_start: int
+    stop: int
+    steps_per_epoch: int
+    main_noise_std: float
+
+    @property
+    def main_steps(self) -> int:
+        """Steps of the main phase."""
+        return self.stop - self.main_start
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON values."""
+        return asdict(self)
+
+    @classmethod
+    def of(cls, plan: Plan, method: Method) -> Timeline:
+        """Read a plan made for this method.
+
+        Raises:
+            SparseDPError: its phases are not those of the method's stages.
+        """
+        training = plan.training
+        trains = tuple(stage for stage in method.stages if stage.trains)
+        names, expected = tuple(phase.name for phase in training), phase_names(trains)
+        if names != expected:
+            raise SparseDPError(
+                f"the plan's training phases are {list(names)}, expected {list(expected)} for {method.name!r}; "
+                "make it with build_plan"
+            )
+        main = training[-1]
+        first, main_start = plan.first_step(training[0].name), plan.first_step(main.name)
+        before_main = plan.phases[plan.phases.index(training[0]) : plan.phases.index(main)]
+        if not {phase.name for phase in before_main} <= {stage.name for stage in method.stages}:
+            raise SparseDPError(
+                "the plan has another phase between warm-up and main; put it before the warm-up"
+            )
+        return cls(
+            first=first,
+            main_start=main_start,
+            stop=main_start + main.steps,
+            steps_per_epoch=plan.steps_per_epoch,
+            main_noise_std=noise_on_mean(plan, main),
+        )
+
+
+def noise_on_mean(plan: Plan, phase: Phase) -> float:
+    """`nu`: standard deviation of the noise on each coordinate of the phase's released mean."""
+    clipped = 0.0 if phase.clip_norm is None else phase.gradient_noise * phase.clip_norm
+    return (phase.noise_std or clipped) / plan.expected_batch_size(phase)
+
+
+logger = logging.getLogger("sparsedp")
+
+_NOT_BEGUN, _BEFORE_MAIN = -2, -1
+WARMUP, SIGNALS = "warmup.", "signals."
+"""How the names of the warm-up's statistics, and of the sums of all releases, begin in a saved state."""
+FROZEN_NOISE = 2
+"""First number of the key of the public noise on frozen coordinates; granularity uses 0 and 1."""
+
+
+@final
+class Controller:
+    """Runs the method of a plan: `setting(step)` before each release, `observe(released)` after it.
+
+    Steps come in order; a resumed run may leave some out (they were paid for and lost).
+
+    **Privacy.** It holds public state only and is fed `Released` values and public randomness keyed by step and
+    period, so whatever it decides is post-processing, and a replay decides the same.
+    """
+
+    def __init__(
+        self, plan: Plan, layout: Layout, public: PublicRandomness, known: Knowledge | None = None
+    ) -> None:
+        self._method = PlanSpec.of(plan).method
+        self._layout = layout
+        self._public = public
+        self._known = known or Knowledge()
+        self._plan = plan
+        self._timeline = Timeline.of(plan, self._method)
+        self._starts = self._method.clock.starts(self._timeline.main_steps, self._timeline.steps_per_epoch)
+        self._parts = Parts.of(layout, self._method.scope, self._method.always)
+        log_meaning(layout, self._method.names)
+        if any(stage.moves is Moves.HEAD for stage in self._method.stages):
+            self._parts.head_support()  # refuses an empty one before anything is charged
+        self._ranking = self._method.ranking
+        self._source = RankedBy.PUBLIC if self._ranking is None else self._ranking.source
+        if self._source.counts_rows:
+            self._parts.check_tables(self._method.name)
+        if isinstance(self._ranking, Given):
+            self._ranking.check(self._known)
+        self._begin()
+        self._check_counts()
+
+    def _begin(self) -> None:
+        d = self._layout.dimension
+        self._next_step = self._timeline.first
+        self._period = _NOT_BEGUN
+        self._awaited: int | None = None
+        self._pruned = False
+        self._counted_step = -1
+        self._support = Support.full(d)
+        self._order: Order | None = None
+        self._last_scores: Tensor | None = None
+        self._scored_steps = 0
+        self._score_state: RankingState = self._ranking.init(d) if self._ranking else {}
+        self._statistics: Statistics | None = None
+        self._watch = WarmupWatch(self._plan, d)
+        self._signals: SignalSums | None = None
+        if self._method.denoise:
+            weights = self._known.weights
+            self._signals = SignalSums(torch.zeros(d) if weights is None else weights())
+
+    @property
+    def method(self) -> Method:
+        """The method with its options put in."""
+        return self._method
+
+    @property
+    def support(self) -> Support:
+        """The support of the step last set; all coordinates before the first."""
+        return self._support
+
+    @property
+    def tables(self) -> TableRows | None:
+        """The rows that a release of the ranking's own counts, if the method has one."""
+        counts = self._source.counts_rows
+        return TableRows(self._parts.ranked) if counts else None
+
+    def scores(self) -> Tensor | None:
+        """The scores the present ranking was made from; None before a ranking and for random ones."""
+        return None if self._last_scores is None else self._last_scores.clone()
+
+    def setting(self, step: int) -> StepSetting:
+        """The support, geometry and top-r of a step; to be asked once per step, in order, before its release."""
+        if self._awaited is not None:
+            raise SparseDPError(f"step {self._awaited} has not been observed; call observe(released) first")
+        if not self._next_step <= step < self._timeline.stop:
+            raise SparseDPError(
+                f"step: got {step}, expected {self._next_step} to {self._timeline.stop - 1}; "
+                "steps come in order and each is set once"
+            )
+        period = self._period_of(step)
+        self._check_counted(step, period)
+        change = self._enter(period) if period != self._period else None
+        self._next_step, self._awaited = step + 1, step
+        main = period > _BEFORE_MAIN
+        return StepSetting(
+            self._support, self._geometry(main), self._method.per_sample_top if main else None, change
+        )
+
+    def observe(self, released: Released) -> None:
+        """Update scores and geometry statistics with the release of the step last set."""
+        if released.step != self._awaited or released.support != self._support:
+            raise SparseDPError(
+                f"observe: got {released}, expected step {self._awaited} on {self._support}; "
+                "ask setting(step), release on its support, then observe"
+            )
+        self._awaited = None
+        warming = self._period <= _BEFORE_MAIN
+        ranks_again = self._order is None or self._method.refresh is Refresh.EVERY_PERIOD
+        if self._ranking and self._source is RankedBy.GRADIENTS and ranks_again and self._stage.observes:
+            seen = self._observation(released)
+            self._score_state = self._ranking.update(self._score_state, seen)
+            self._scored_steps += 1
+        if self._statistics is not None and not warming:
+            self._statistics = self._statistics.updated(released, self._method.decays)
+        self._watch.observe(released)
+        if self._signals is not None:
+            self._signals.observe(released)
+
+    def shrinkage(self) -> Shrinkage | None:
+        """How the weights are denoised before they are handed out; None for a method that hands them out as they are."""
+        return None if self._signals is None else self._signals.shrinkage()
+
+    def observe_selection(self, released: Released) -> None:
+        """Learn from the release of a selection stage, which comes before the main one: one number for each row."""
+        if self._period > _BEFORE_MAIN or self._awaited is not None:
+            raise SparseDPError(
+                "observe_selection: the main stage, or a step, has begun; a selection comes before"
+            )
+        self._learn_counts(released)
+
+    def observe_counts(self, released: Released) -> None:
+        """Learn from the count that a step makes of its own rows, before `setting` is asked for that step."""
+        if self._ranking is None or self._source is not RankedBy.STEP_ROWS or self._awaited is not None:
+            raise SparseDPError(f"observe_counts: got {released}, and no step waits for a count of its rows")
+        self._learn_counts(released)
+        self._counted_step = released.step
+
+    def _learn_counts(self, released: Released) -> None:
+        if self._ranking is None or self.tables is None or released.mean.shape != (self.tables.total,):
+            raise SparseDPError(f"got {released}, expected a count for each row of a table")
+        seen = Observation(
+            released.mean.to("cpu", torch.float64), released.noise_scale.to("cpu", torch.float64) ** 2
+        )
+        self._score_state = self._ranking.update(self._score_state, seen)
+        self._scored_steps += 1
+
+    def _check_counted(self, step: int, period: int) -> None:
+        counts = self._source is RankedBy.STEP_ROWS and period > _BEFORE_MAIN and self._parts.ranked
+        if counts and self._counted_step != step:
+            raise SparseDPError(f"step {step}: its rows have not been counted; call observe_counts first")
+
+    def state(self) -> ControllerState:
+        """All that is needed to go on exactly from here, between two steps; not to be written to."""
+        if self._awaited is not None:
+            raise SparseDPError(
+                f"step {self._awaited} has not been observed; take the state between two steps"
+            )
+        tensors = {
+            "support": self._support.indices,
+            **{f"score.{name}": value.clone() for name, value in self._score_state.items()},
+            **{f"{WARMUP}{name}": value for name, value in self._watch.state().items()},
+        }
+        values: dict[str, Any] = {
+            **self._identity(),
+            "next_step": self._next_step,
+            "period": self._period,
+            "scored_steps": self._scored_steps,
+            "pruned": self._pruned,
+        }
+        if self._signals is not None:
+            tensors |= {f"{SIGNALS}{name}": value for name, value in self._signals.state().items()}
+        if self._statistics is not None:
+            tensors |= {"alpha": self._statistics.alpha.clone(), "beta": self._statistics.beta.clone()}
+        if self._order is not None:
+            tensors["order"] = self._order.items
+            values["order_of_rows"] = self._order.rows is not None
+        if self._last_scores is not None:
+            tensors["scores"] = self._last_scores
+        return ControllerState(tensors, values)
+
+    def restore(self, state: ControllerState) -> None:
+        """Go on from a state taken by a controller of the same method, options, layout, plan and public seed."""
+        expected = self._identity()
+        found = {name: state.values.get(name) for name in expected}
+        differing = [name for name in expected if found[name] != expected[name]]
+        if differing:
+            raise SparseDPError(
+                f"the saved state differs in {differing}: got {[found[n] for n in differing]}, expected "
+                f"{[expected[n] for n in differing]}; resume with the method, options and seed it was saved with"
+            )
+        tensors, values = state.tensors, state.values
+        self._begin()
+        self._next_step, self._period = values["next_step"], values["period"]
+        self._scored_steps, self._pruned = values["scored_steps"], values["pruned"]
+        self._support = Support(tensors["support"], self._layout.dimension)
+        if "alpha" in tensors:
+            self._statistics = Statistics(self._support, tensors["alpha"].clone(), tensors["beta"].clone())
+        self._score_state = _under(tensors, "score.")
+        self._watch.restore(_under(tensors, WARMUP))
+        self._signals = signal_sums(tensors)
+        rows = TableRows(self._parts.ranked) if values.get("order_of_rows") else None
+        self._order = Order(tensors["order"].clone(), rows) if "order" in tensors else None
+        self._last_scores = tensors["scores"].clone() if "scores" in tensors else None
+
+    def _identity(self) -> dict[str, Any]:
+        return {
+            "method": self._method.to_json(),
+            "timeline": self._timeline.to_json(),
+            "dimension": self._layout.dimension,
+            "public_seed": self._public.seed,
+        }
+
+    def _period_of(self, step: int) -> int:
+        within = step - self._timeline.main_start
+        return bisect_right(self._starts, within) - 1 if within >= 0 else _BEFORE_MAIN
+
+    @property
+    def _stage(self) -> Stage:
+        """The stage of the period last entered."""
+        trains = [stage for stage in self._method.stages if stage.trains]
+        return trains[-1 if self._period > _BEFORE_MAIN else 0]
+
+    def _enter(self, period: int) -> SupportChange | None:
+        """Begin a period: rank if it is time, take the first k of the order."""
+        self._period = period
+        main = period > _BEFORE_MAIN
+        if main and (self._order is None or self._method.refresh is Refresh.EVERY_PERIOD):
+            self._rank(period)
+        after = self._select(period) if main else self._first_support()
+        if after == self._support:
+            return None
+        prune = main and self._method.prune and not self._pruned
+        change = SupportChange(self._support, after, self._method.off_support, prune)
+        self._pruned = self._pruned or prune
+        self._support = after
+        return change
+
+    def _rank(self, period: int) -> None:
+        """A new order of the coordinates; the old one stays when nothing was scored since."""
+        ranking = self._ranking
+        if ranking is None or (self._source is not RankedBy.PUBLIC and not self._scored_steps):
+            return
+        left = self._timeline.main_steps - self._starts[period]
+        place = Place(self._parts, self._method.granularity, self._public, period, self._known, left)
+        self._last_scores = ranking.scores(self._score_state)
+        self._order = ranking.order(self._score_state, place)
+        again = self._method.refresh is Refresh.EVERY_PERIOD
+        self._score_state = ranking.init(self._layout.dimension) if again else {}
+        self._scored_steps = 0
+        if not again:
+            periods = range(period, len(self._starts))
+            self._order = self._order.prefix(max(self._count(later) for later in periods))
+
+    def _first_support(self) -> Support:
+        """That of the stage before the main one."""
+        head = self._stage.moves is Moves.HEAD
+        return self._parts.head_support() if head else self._parts.all_support()
+
+    def _select(self, period: int) -> Support:
+        if self._order is None:
+            return self._parts.all_support()
+        return self._parts.support_with(self._order.first(self._count(period)))
+
+    def _count(self, period: int) -> int:
+        """The scheduled number of active coordinates among those that are ranked."""
+        ranked = self._parts.ranked_size
+        if ranked == 0:
+            return 0
+        target = exact_ratio(self._method.active_ratio)
+        return active_count(self._method.schedule.ratio(period, len(self._starts), target), ranked)
+
+    def _geometry(self, main: bool) -> Geometry:
+        if main and self._method.geometry is GeometryRule.STANDARDIZED:
+            known = self._statistics or Statistics.fresh(self._support)
+            self._statistics = known.moved_to(self._support)
+            return self._statistics.geometry(self._method.decays)
+        if (
+            main
+            and self._method.geometry is GeometryRule.SCALED
+            and 0 < self._support.size < self._support.dimension
+        ):
+            scale = self._support.active_ratio**0.5
+            scales = torch.full((self._support.size,), scale, dtype=torch.float64)
+            return Standardized(torch.zeros_like(scales), scales, gain=1 / scale)
+        return Identity()
+
+    def _observation(self, released: Released) -> Observation:
+        if released.support.is_full:
+            return observe_dense(released)
+        noise = self._public.normal(self._layout.dimension, (FROZEN_NOISE, released.step))
+        return observe_released(released, noise, self._timeline.main_noise_std)
+
+    def _check_counts(self) -> None:
+        """Refuse at once a schedule that would leave nothing to train."""
+        for period in range(len(self._starts)):
+            self._count(period)
+
+
+def signal_sums(tensors: Mapping[str, Tensor]) -> SignalSums | None:
+    """The sums of all releases in a controller's saved state; None for a method that does not denoise."""
+    found = _under(tensors, SIGNALS)
+    return SignalSums.of(found) if found else None
+
+
+def _under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {
+        name.removeprefix(prefix): value.clone() for name, value in tensors.items() if name.startswith(prefix)
+    }
