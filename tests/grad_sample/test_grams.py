@@ -132,5 +132,5 @@ def test_a_cancelling_record_cannot_disturb_the_sum_of_the_others(always, size):
 )
 def test_gram_matrices_are_used_where_they_cost_less(positions, inputs, outputs, expected):
     source = sequence(torch.empty(1, positions, inputs), torch.empty(1, positions, outputs))
-    assert source.holds(AS_IT_IS) is expected
-    assert not source.holds(Metric(torch.ones(outputs, inputs), None))
+    assert source.has_ghost_norm(AS_IT_IS) is expected
+    assert not source.has_ghost_norm(Metric(torch.ones(outputs, inputs), None))
