@@ -217,7 +217,9 @@ class BookkeepingEngine:
         if not self._falls_back and kind not in prepared.surveyed:
             try:
                 prepared.surveyed[kind] = self._survey(batch.rows, kind, prepared, query)
-            except Exception as reason:  # what vmap cannot do; an error of the model's own comes up again below
+            except (
+                Exception
+            ) as reason:  # what vmap cannot do; an error of the model's own comes up again below
                 if isinstance(reason, SparseDPError) and not isinstance(reason, FallbackError):
                     raise
                 self._say(f"the book-keeping engine falls back to the reference engine: {reason}")
@@ -263,7 +265,8 @@ class BookkeepingEngine:
 
     def _record(self, part: MicroBatch, prepared: _Prepared, traced: Trace) -> Chunk | None:
         """Forward and backward over one chunk; None if it needs the reference engine, without a word: a message
-        could tell of an example."""
+        could tell of an example.
+        """
         forward = self._forward(part.rows)
         try:
             uses = forward.uses(traced)

@@ -88,7 +88,7 @@ def why_not_isolated(model: nn.Module, loss: PerSampleLoss, rows: Rows) -> str |
                 losses = isolated_losses(model, loss, made)
                 torch.autograd.grad(losses.sum(), parameters, allow_unused=True)
             except Exception as error:  # whatever PyTorch cannot vectorise
-                return str(error).split("\n")[0].strip() or type(error).__name__
+                return re.split(r"\.\s|\n", str(error))[0].strip() or type(error).__name__
             return None
     assert first is not None
     raise first
@@ -256,9 +256,11 @@ def _rule(*names: str) -> Callable[[Callable[..., Rule]], Callable[..., Rule]]:
 def _kernel(rule: Rule) -> Callable[..., Any]:
     below_vmap = torch._C.DispatchKeySet(torch._C.DispatchKey.FuncTorchBatched)
 
-    def kernel(keys: Any, *operands: Any) -> Any:
+    def kernel(keys: Any, *operands: Any, attn_mask: Tensor | None = None, scale: float | None = None) -> Any:
         interpreter: Any = retrieve_current_functorch_interpreter()
         level, count = interpreter.level(), interpreter.batch_size()
+        if rule.__name__ == "attention":  # its schema has a tensor that is given by name alone
+            operands = (*operands, *[0.0, False][len(operands) - 3 :], attn_mask, scale)
         whole, axes = unwrap_batched(operands, level)
         with torch._C._ExcludeDispatchKeyGuard(below_vmap):
             found = rule(count, axes, *whole)
@@ -490,3 +492,33 @@ def _refused(name: str) -> Rule:
         raise RuntimeError(f"the shape of what {name.split('.')[0]} gives depends on the example's values")
 
     return rule
+
+
+@_rule("_scaled_dot_product_flash_attention_for_cpu")
+def _attention(name: str) -> Rule:
+    fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+
+    def attention(
+        count: int,
+        axes: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        dropout: float,
+        causal: bool,
+        mask: Tensor | None,
+        scale: float | None,
+    ) -> tuple[Tensor, ...]:
+        """Fused attention attends inside each entry of its first axis, so examples go there."""
+        query, key, value = (
+            _first(one, axis, count) for one, axis in zip((query, key, value), axes, strict=False)
+        )
+        if mask is not None:
+            mask = _first(mask, axes[5], count)
+            mask = mask.reshape(count, *[1] * (query.dim() - mask.dim()), *mask.shape[1:])
+            mask = mask.expand(*query.shape[:2], *mask.shape[2:]).flatten(0, 1)
+        parts = (one.flatten(0, 1) for one in (query, key, value))
+        found = fused(*parts, dropout, causal, attn_mask=mask, scale=scale)
+        return tuple(one.unflatten(0, query.shape[:2]) for one in found)
+
+    return attention

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.graph import Node
 
@@ -100,7 +99,11 @@ class Tokens:
 
     def dense(self, space: Space) -> Tensor:
         """The whole table's gradients."""
-        b = self.b.masked_fill((self.ids == self.padding).unsqueeze(2), 0) if self.padding < self.rows else self.b
+        b = (
+            self.b.masked_fill((self.ids == self.padding).unsqueeze(2), 0)
+            if self.padding < self.rows
+            else self.b
+        )
         values = b.new_zeros(b.shape[0], self.rows, b.shape[2])
         return values.scatter_add_(1, self.ids.unsqueeze(2).expand_as(b), b)
 

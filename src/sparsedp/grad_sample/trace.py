@@ -80,9 +80,7 @@ class ExampleAxis:
 
     def _split(self, tensor: Tensor, examples: int) -> Tensor:
         shape = tensor.shape
-        return tensor.reshape(
-            *shape[: self.axis], self.before, examples, self.after, *shape[self.axis + 1 :]
-        )
+        return tensor.reshape(*shape[: self.axis], self.before, examples, self.after, *shape[self.axis + 1 :])
 
     def before_view(self, viewed: Shape, original: Shape, axis: int) -> ExampleAxis | None:
         """This axis of a view, in the tensor it is a view of, where the examples are known to lie along `axis`."""
