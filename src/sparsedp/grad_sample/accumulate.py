@@ -114,8 +114,8 @@ class ClippedSum:
     vector exists. Others have a sum of their own till the end.
 
     `keep` bounds the bytes of explicit gradients held between a parameter's norm and its sum. What does not fit is
-    formed a few examples at a time for the norm, and once more for the sum: both must see the same numbers, or examples
-    whose positions cancel would slip past the clip.
+    formed a few examples at a time for the norm, and once more for the sum: both must see the same numbers, or
+    examples whose positions cancel would slip past the clip.
     """
 
     def __init__(
@@ -222,7 +222,7 @@ class ClippedSum:
             squared = torch.full((chunk.unit_count,), squared, dtype=torch.float64)
         return squared, kept
 
-    def _ghost(self, chunk: Chunk, name: str) -> Closed | None:
+    def _ghost(self, chunk: Chunk, name: str) -> GradSampler | None:
         return chunk.ghost_norm(name, self._metrics.of(name)) if name in chunk.samplers else None
 
     @staticmethod

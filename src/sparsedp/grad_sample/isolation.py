@@ -451,39 +451,6 @@ def _reduce_bags(vectors: Tensor, mode: int, weights: Tensor | None, kept: Tenso
     return total / kept.sum(-2).clamp(min=1) if mode == 1 else total
 
 
-def _fused_attention(
-    keys: Any,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    dropout: float = 0.0,
-    causal: bool = False,
-    *,
-    attn_mask: Tensor | None = None,
-    scale: float | None = None,
-) -> tuple[Tensor, ...]:
-    """What the fused kernel computes one by one: all examples' rows are its batch."""
-    interpreter: Any = retrieve_current_functorch_interpreter()
-    level, count, inner = interpreter.level(), interpreter.batch_size(), query.shape[0]
-    (*operands, mask), axes = unwrap_batched((query, key, value, attn_mask), level)
-    with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.FuncTorchBatched)):
-        operands = [_first(x, axis, count).flatten(0, 1) for x, axis in zip(operands, axes, strict=False)]
-        if mask is not None and (axes[3] is not None or mask.dim() == 4):
-            mask = _first(mask, axes[3], count)
-            mask = mask[:, None, None] if mask.dim() == 3 else mask
-            mask = mask.expand(count, inner, *mask.shape[2:]).flatten(0, 1)
-        found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            *operands, dropout, causal, attn_mask=mask, scale=scale
-        )
-        found = [result.unflatten(0, (count, inner)) for result in found]
-    return tuple(_add_batch_dim(result, 0, level) for result in found)
-
-
-_LIBRARY.impl(
-    "_scaled_dot_product_flash_attention_for_cpu", _fused_attention, "FuncTorchBatched", with_keyset=True
-)
-
-
 @_rule("bincount", "repeat_interleave.Tensor", "_pack_padded_sequence")
 def _refused(name: str) -> Rule:
     """PyTorch would run these in a loop, and fail in the step where examples come out in different sizes."""
