@@ -53,7 +53,10 @@ def test_check_method_every_private_method_passes(method):
 
 @pytest.mark.parametrize(
     ("ranking", "message"),
-    [(DrawsItsOwn("test-draws"), "another support"), (Remembers("test-remembers"), "resumed at|another support")],
+    [
+        (DrawsItsOwn("test-draws"), "another support"),
+        (Remembers("test-remembers"), "resumed at|another support"),
+    ],
 )
 def test_check_method_broken_score_raises(ranking, message):
     broken = replace(get_method("tp-topk"), name=ranking.name, ranking=register_ranking(ranking))
