@@ -25,7 +25,7 @@ from sparsedp.errors import DataError
 from sparsedp.methods import build_plan, get_method
 from sparsedp.parameters import Layout
 from sparsedp.results import StepReport
-from sparsedp.runs.reader import Run
+from sparsedp.runs.run import Run
 from sparsedp_experiments.runs.execute import execute
 from sparsedp_experiments.runs.settings import Settings
 
@@ -366,7 +366,7 @@ def by_the_estimator(out):
     rng = np.random.default_rng(0)
     X, y = rng.uniform(-1, 1, (120, 6)), rng.integers(0, 2, 120)
     settings = {"epsilon": 3.0, "delta": 1e-4, "epochs": 3, "batch_size": 20, "accountant": "rdp"}
-    SparseDPClassifier(classes=[0, 1], feature_bounds=(-1, 1), out=out, **settings).fit(X, y)
+    SparseDPClassifier(classes=[0, 1], bounds=(-1, 1), run_dir=out, **settings).fit(X, y)
 
 
 DOORS = [by_fit, by_a_loop_of_ones_own, by_make_private, by_an_experiment, by_the_estimator]

@@ -16,7 +16,7 @@ from sparsedp.methods import MethodOptions, all_methods, build_plan, get_method
 from sparsedp.privacy import plan_epsilon
 from sparsedp.privacy.normalization import PrivateNormalisation
 from sparsedp.runs.checkpoint import read_checkpoint
-from sparsedp.runs.reader import load_weights
+from sparsedp.runs.run import load_weights
 from sparsedp.training.planning import spec_for
 from sparsedp_experiments.cli.running import rows_of
 from sparsedp_experiments.models import build, parameter_count

@@ -3,18 +3,21 @@
 import numpy as np
 import pandas as pd
 import pytest
-
 from sklearn_tools import classifier, table
+
 from sparsedp import PrivateNormalisation, verify
 from sparsedp.errors import DataError, PrivacyError
 from sparsedp.privacy.ledger import FileLedger
 
-pytestmark = pytest.mark.usefixtures("checked_once")
+pytestmark = [
+    pytest.mark.usefixtures("checked_once"),
+    pytest.mark.filterwarnings("ignore:.* units are few:UserWarning"),
+]
 
 
 def test_the_measurement_is_a_phase_of_the_plan_and_in_the_ledger(tmp_path):
     X, y = table(rows=400)
-    model = classifier(epsilon=3, private_scale=[0, 2], out=tmp_path / "run").fit(X, y)
+    model = classifier(epsilon=3, private_scale=[0, 2], run_dir=tmp_path / "run").fit(X, y)
     first, *others = model.result_.plan.phases
     assert (first.name, first.steps, first.sampling_rate, first.noise_multiplier) == (
         "normalise",

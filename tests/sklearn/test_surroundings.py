@@ -1,6 +1,9 @@
 """SparseDPClassifier: what must be public, and what is refused or warned of."""
 
+import json
+import traceback
 import warnings
+from multiprocessing.pool import ThreadPool
 
 import joblib
 import numpy as np
@@ -8,8 +11,6 @@ import pandas as pd
 import pytest
 import torch
 from scipy import sparse
-from sklearn import config_context
-from sklearn.base import clone
 from sklearn.compose import ColumnTransformer
 from sklearn.decomposition import PCA
 from sklearn.ensemble import VotingClassifier
@@ -20,12 +21,23 @@ from sklearn.multioutput import ClassifierChain, MultiOutputClassifier
 from sklearn.pipeline import FeatureUnion, make_pipeline
 from sklearn.preprocessing import MinMaxScaler, Normalizer, OneHotEncoder, StandardScaler
 from sklearn.semi_supervised import SelfTrainingClassifier
-
 from sklearn_tools import classifier, table, weights
-from sparsedp import DataError, PrivacyError, PrivacyWarning, SparseDPError
-from sparsedp.sklearn import BoundedScaler
 
-pytestmark = pytest.mark.usefixtures("checked_once")
+from sklearn import config_context
+from sparsedp import DataError, PrivacyError, PrivacyWarning, SparseDPError
+from sparsedp.privacy.calibration import RdpFilter
+from sparsedp.sklearn import PrivacyBudget, PublicEncoder
+from sparsedp.sklearn.data import encode_labels, held_out_by_hash
+
+pytestmark = [
+    pytest.mark.usefixtures("checked_once"),
+    pytest.mark.filterwarnings("ignore:.* units are few:UserWarning"),
+]
+
+
+def encoder(columns=3):
+    return PublicEncoder({place: ("number", -1, 1) for place in range(columns)})
+
 
 # Classes
 
@@ -58,7 +70,7 @@ def test_public_class_weights_move_predictions_towards_the_class():
     settings = {
         "epsilon": 20.0,
         "epochs": 20,
-        "clip_norm": 3.0,
+        "max_grad_norm": 3.0,
         "lr": 0.1,
         "batch_size": 64,
         "method": "dp-sgd",
@@ -90,7 +102,7 @@ def test_units_of_any_type_are_the_same_units():
     X, y = table()
     ids = np.random.default_rng(0).integers(0, 30, size=80)
     models = [
-        classifier(unit="patient").fit(X, y, units=given)
+        classifier(unit="patient").fit(X, y, groups=given)
         for given in (
             ids,
             [f"p{one:02d}" for one in ids],
@@ -108,14 +120,14 @@ def test_without_units_the_guarantee_says_row():
 
 
 def test_a_promised_unit_needs_ids():
-    with pytest.raises(PrivacyError, match="units"):
+    with pytest.raises(PrivacyError, match="units|groups"):
         classifier(unit="patient").fit(*table())
 
 
 @pytest.mark.parametrize(
     ("units", "message"),
     [
-        ([1, 2], "2 ids for 80 rows"),
+        ([1, 2], "2 ids for 80 examples"),
         ([None] * 80, "missing"),
         ([np.nan] * 80, "missing"),
         ([1, "a"] * 40, "type"),
@@ -124,20 +136,20 @@ def test_a_promised_unit_needs_ids():
 def test_units_that_do_not_name_every_row_are_refused(units, message):
     given = np.array(units, dtype=object)
     with pytest.raises(DataError, match=message):
-        classifier(unit="patient").fit(*table(), units=given)
+        classifier(unit="patient").fit(*table(), groups=given)
 
 
 def test_units_pass_through_a_search_of_a_pipeline():
     X, y = table()
     ids = np.arange(80) // 4
     search = GridSearchCV(
-        make_pipeline(BoundedScaler(-1, 1), classifier(unit="patient", batch_size=4, method="dp-sgd")),
+        make_pipeline(encoder(), classifier(unit="patient", batch_size=4, method="dp-sgd")),
         {"sparsedpclassifier__lr": [0.1, 1.0]},
         cv=GroupKFold(2),
         error_score="raise",
     )
     with pytest.warns(PrivacyWarning, match="search or cross-validation"):
-        search.fit(X, y, groups=ids, sparsedpclassifier__units=ids)
+        search.fit(X, y, groups=ids, sparsedpclassifier__groups=ids)
     assert search.best_estimator_[-1].n_units_ == 20
     assert 0 <= search.best_score_ <= 1
 
@@ -146,74 +158,42 @@ def test_units_are_routed_as_metadata_when_requested():
     X, y = table()
     ids = np.arange(80) // 4
     with config_context(enable_metadata_routing=True):
-        model = classifier(batch_size=4, method="dp-sgd").set_fit_request(units=True)
+        model = classifier(batch_size=4, method="dp-sgd").set_fit_request(groups=True)
         with pytest.warns(PrivacyWarning):
-            search = GridSearchCV(model, {"lr": [0.1]}, cv=2, error_score="raise").fit(X, y, units=ids)
+            search = GridSearchCV(model, {"lr": [0.1]}, cv=2, error_score="raise").fit(X, y, groups=ids)
     assert search.best_estimator_.n_units_ == 20
 
 
 # Scaling
 
 
-@pytest.mark.parametrize("kind", [np.asarray, sparse.csr_array])
-def test_bounded_scaler_agrees_with_scikit_learns_scaler_fitted_on_the_bounds(kind):
-    X = np.random.default_rng(0).normal(size=(50, 3)) * 4
-    high = np.array([1.0, 2.5, 7.0])
-    oracle = MinMaxScaler((-1, 1), clip=True).fit(np.stack([-high, high]))
-    scaled = BoundedScaler(-high, high).fit_transform(kind(X))
-    np.testing.assert_allclose(
-        np.asarray(scaled.todense() if kind is not np.asarray else scaled), oracle.transform(X)
-    )
-
-
-def test_bounded_scaler_is_the_same_whatever_it_was_fitted_on():
-    X = np.random.default_rng(0).normal(size=(20, 2))
-    scaler = BoundedScaler(0, [1, 3])
-    expected = scaler.transform(X)
-    np.testing.assert_array_equal(clone(scaler).fit(1000 * X).transform(X), expected)
-    np.testing.assert_array_equal(BoundedScaler(0, 1).transform([[-5.0, 0.25, 1.0, 9.0]]), [[-1, -0.5, 1, 1]])
-
-
 @pytest.mark.parametrize("bounds", [(1, 1), (0, np.inf), (np.nan, 1), ([0, 0], 1), 3, (0, 1, 2), ("a", "b")])
 def test_bounds_that_do_not_fit_are_refused(bounds):
-    with pytest.raises(DataError, match="feature bounds"):
-        classifier(feature_bounds=bounds).fit(*table())
+    with pytest.raises(DataError, match="bounds"):
+        classifier(bounds=bounds).fit(*table())
 
 
 def test_bounds_that_move_zero_are_refused_for_sparse_features():
     X, y = table()
     with pytest.raises(DataError, match="zero"):
-        classifier(feature_bounds=(0, 1)).fit(sparse.csr_matrix(X), y)
+        classifier(bounds=(0, 1)).fit(sparse.csr_matrix(X), y)
 
 
-def test_records_are_normalized_one_by_one():
+def test_examples_are_normalized_one_by_one():
     X, y = table()
-    long = classifier(normalize="record").fit(1000 * X, y)
-    np.testing.assert_allclose(weights(long), weights(classifier(normalize="record").fit(X, y)), atol=1e-6)
+    long = classifier(unit_norm=True, bounds=None).fit(1000 * X, y)
+    np.testing.assert_allclose(
+        weights(long), weights(classifier(unit_norm=True, bounds=None).fit(X, y)), atol=1e-6
+    )
     np.testing.assert_allclose(long.predict_proba(X[:1]), long.predict_proba(50 * X)[:1])
 
 
-@pytest.mark.parametrize(
-    "choice", [{"standardize": True}, {"normalize": "standard"}, {"normalize": ["record"]}]
-)
-def test_standardizing_is_refused_with_the_reason_and_what_to_do(choice):
-    with pytest.raises(PrivacyError, match=r"computed exactly from the training data.*feature_bounds"):
-        classifier(**choice).fit(*table())
-
-
-def test_data_standardized_by_hand_is_warned_of():
-    X, y = table()
-    for scaled in (StandardScaler().fit_transform(X), StandardScaler().fit_transform(X).astype(np.float32)):
-        with pytest.warns(PrivacyWarning, match="mean 0 and deviation 1"):
-            classifier().fit(scaled, y)
-
-
-@pytest.mark.parametrize("value", [np.nan, np.inf, 1e300])
-def test_values_that_are_no_numbers_or_too_large_are_refused(value):
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_values_that_are_no_numbers_are_refused(value):
     X, y = table()
     X[7, 1] = value
-    with pytest.raises(ValueError, match=r"NaN|infinity"):
-        classifier().fit(X, y)
+    with pytest.raises(ValueError, match=r"NaN|inf"):
+        classifier(bounds=None, unit_norm=True).fit(X, y)
 
 
 # Surroundings
@@ -232,12 +212,12 @@ class OwnScaler(StandardScaler):
     "step",
     [
         StandardScaler(),
-        make_pipeline(BoundedScaler(), MinMaxScaler()),
-        columns(BoundedScaler(), StandardScaler(), "passthrough"),
+        make_pipeline(encoder(), MinMaxScaler()),
+        columns(encoder(1), StandardScaler(), "passthrough"),
         columns("passthrough", remainder=StandardScaler()),
-        columns("passthrough", remainder=make_pipeline(BoundedScaler(), MinMaxScaler())),
+        columns("passthrough", remainder=make_pipeline(encoder(2), MinMaxScaler())),
         OwnScaler(),
-        FeatureUnion([("bounds", BoundedScaler()), ("moments", StandardScaler())]),
+        FeatureUnion([("bounds", encoder()), ("moments", StandardScaler())]),
     ],
 )
 def test_a_pipeline_that_scales_by_exact_statistics_is_refused(step):
@@ -256,14 +236,14 @@ def test_other_steps_that_learn_from_the_data_are_warned_of(step):
     "step",
     [
         "passthrough",
-        BoundedScaler(),
+        encoder(),
         Normalizer(),
         FrozenEstimator(StandardScaler().fit(table(seed=9)[0])),
         OneHotEncoder(categories=[[-1, 0, 1]] * 3),
         SimpleImputer(strategy="constant", keep_empty_features=True),
-        columns(OneHotEncoder(categories=[[-1, 0, 1]]), BoundedScaler(), "drop"),
+        columns(OneHotEncoder(categories=[[-1, 0, 1]]), encoder(1), "drop"),
         columns("passthrough", remainder="passthrough"),
-        columns("passthrough", remainder=BoundedScaler()),
+        columns("passthrough", remainder=encoder(2)),
     ],
 )
 def test_steps_with_fixed_rules_pass_without_a_word(step):
@@ -320,12 +300,6 @@ def test_one_plain_fit_is_not_warned_of():
         classifier().fit(*table())
 
 
-def test_weights_of_single_records_are_refused_with_the_way_out():
-    X, y = table()
-    with pytest.raises(PrivacyError, match=r"sample_weight is refused.*class_weight"):
-        classifier().fit(X, y, sample_weight=np.ones(80))
-
-
 # Held-out rows
 
 
@@ -374,3 +348,148 @@ def test_held_out_data_is_one_pair(given: object) -> None:
     X, y = table()
     with pytest.raises(DataError, match=r"eval_set: got .*, expected one pair"):
         classifier().fit(X, y, eval_set=given)
+
+
+# What is warned of, from public numbers alone, and what is refused without showing a value
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"bounds": None}, "no bounds were given"),
+        ({"bounds": (0, [1, 1e6, 1])}, "column 'ward' are five orders of magnitude apart"),
+        ({"delta": 0.2}, "delta"),
+        ({"epsilon": 0.1}, "80 units are few for epsilon=0.1"),
+    ],
+)
+@pytest.mark.filterwarnings("default:.* units are few:UserWarning")
+def test_what_would_ruin_a_model_is_warned_of(changes, message):
+    X, y = table()
+    with pytest.warns(UserWarning, match=message) as caught:
+        classifier(**changes).fit(pd.DataFrame(X, columns=["age", "ward", "stay"]), y)
+    assert "delta" in changes or any(one.filename == __file__ for one in caught)
+
+
+@pytest.mark.parametrize("name", ["patient_id", "PatientID", "id", "MRN", "subject", "person_no"])
+def test_a_column_that_looks_like_an_id_is_warned_of_unless_groups_are_given(name):
+    X, y = table()
+    frame = pd.DataFrame(X, columns=[name, "idle", "acid"])
+    with pytest.warns(PrivacyWarning, match=f"'{name}' looks like an id"):
+        classifier().fit(frame, y)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", PrivacyWarning)
+        classifier().fit(frame, y, groups=np.arange(80) // 2)
+
+
+SECRETS = {
+    "text": ["hiv+"] * 80,
+    "dates or times": pd.to_datetime(["1961-03-04"] * 80),
+    "missing values": [np.nan] + [7741.0] * 79,
+    "infinite values": [np.inf] + [7741.0] * 79,
+}
+
+
+@pytest.mark.parametrize("what", SECRETS)
+@pytest.mark.parametrize("kind", [lambda frame: frame, lambda frame: frame.to_numpy(dtype=object)])
+def test_what_is_no_number_is_refused_by_column_and_never_shown(what, kind):
+    X, y = table()
+    frame = pd.DataFrame({"age": X[:, 0], "odd": SECRETS[what]})
+    model = classifier().fit(X[:, :2], y)
+    for attempt in (lambda: classifier().fit(kind(frame), y), lambda: model.predict(kind(frame))):
+        with pytest.raises(DataError, match=f"column ('odd'|1) holds {what}.*PublicEncoder") as refusal:
+            attempt()
+        shown = "".join(traceback.format_exception(refusal.value))
+        assert not any(secret in shown for secret in ("hiv", "1961", "7741"))
+
+
+@pytest.mark.parametrize(("labels", "private"), [([0, 1, 7741], "7741"), (["a", "b", "hiv+"], "hiv")])
+def test_the_refusal_of_a_label_names_the_declared_classes_and_never_the_label(labels, private):
+    with pytest.raises(DataError, match="declared classes") as refusal:
+        encode_labels(np.array(labels), labels[:2])
+    assert str(labels[:2]) in str(refusal.value)
+    assert private not in str(refusal.value)
+
+
+# A budget over several fits
+
+
+def test_a_budget_is_drawn_from_until_it_is_refused_and_says_what_is_left(tmp_path):
+    X, y = table()
+    budget = PrivacyBudget(3.0, 1e-4, tmp_path / "budget.json")
+    fits, model = 0, classifier(epsilon=1.0, delta=1e-5, budget=budget)
+    with pytest.raises(PrivacyError, match=r"budget: this fit .* is left; nothing was released"):  # noqa: PT012
+        for fits in range(30):  # noqa: B007
+            model.fit(X, y)
+    assert fits > 3, "Renyi divergences add up to less than epsilons"
+    assert len(budget.draws) == fits
+    assert 0 <= budget.left < budget.draws[0]["share"]
+    assert f"after {fits} fits" in str(budget)
+    assert PrivacyBudget(3.0, 1e-4, tmp_path / "budget.json").left == budget.left
+    whole = RdpFilter(3.0, 1e-4, json.loads((tmp_path / "budget.json").read_text())["order"])
+    spent = fits * whole.cost(model.result_.plan.spends())
+    assert spent <= whole.budget < spent * (fits + 1) / fits
+    assert budget.left == pytest.approx(1 - spent / whole.budget)
+
+
+def test_a_budget_of_sums_takes_one_fit_whole_and_refuses_the_next(tmp_path):
+    X, y = table()
+    budget = PrivacyBudget(1.0, 1e-5, tmp_path / "budget.json", composition="sum")
+    model = classifier(epsilon=1.0, delta=1e-5, budget=budget).fit(X, y)
+    assert budget.left < 0.01
+    before = model.coef_.copy()
+    with pytest.raises(PrivacyError, match="is left"):
+        model.fit(X, y)
+    np.testing.assert_array_equal(model.coef_, before)
+
+
+@pytest.mark.parametrize("changed", [{"epsilon": 2.0}, {"delta": 1e-3}, {"composition": "sum"}])
+def test_a_budget_file_stays_as_it_is(tmp_path, changed):
+    given = {"epsilon": 1.0, "delta": 1e-5, "path": tmp_path / "budget.json"}
+    PrivacyBudget(**given)
+    with pytest.raises(PrivacyError, match="a budget stays as it is"):
+        PrivacyBudget(**(given | changed))
+
+
+def test_a_budget_is_for_the_same_units(tmp_path):
+    X, y = table()
+    model = classifier(budget=PrivacyBudget(9.0, 1e-4, tmp_path / "budget.json"), delta=1e-5).fit(X, y)
+    with pytest.raises(PrivacyError, match="same units"):
+        model.fit(X, y, groups=np.arange(80) // 2)
+
+
+def test_a_search_with_a_budget_is_refused_with_the_private_way(tmp_path):
+    budget = PrivacyBudget(9.0, 1e-4, tmp_path / "budget.json")
+    search = GridSearchCV(classifier(budget=budget, delta=1e-5), {"lr": [0.1]}, cv=2, error_score="raise")
+    with pytest.raises(PrivacyError, match="fits clones of this estimator.*Tune on public"):
+        search.fit(*table())
+    assert budget.left == 1.0
+
+
+def test_two_processes_never_draw_more_than_there_is(tmp_path):
+    X, y = table()
+    path = tmp_path / "budget.json"
+    plan = classifier(epsilon=1.0, delta=1e-5).fit(X, y).result_.plan
+    PrivacyBudget(3.0, 1e-4, path)
+
+    def draw(_):
+        try:
+            PrivacyBudget(3.0, 1e-4, path).draw(plan)
+        except PrivacyError:
+            return 0
+        return 1
+
+    with ThreadPool(4) as pool:  # flock is per open file, so threads contend as processes do
+        drawn = sum(pool.map(draw, range(20)))
+    budget = PrivacyBudget(3.0, 1e-4, path)
+    assert drawn == len(budget.draws)
+    assert 0 <= budget.left < budget.draws[0]["share"]
+
+
+def test_held_out_units_follow_from_their_ids_alone():
+    ids = np.array([f"p{one % 500}" for one in range(1500)])
+    apart = held_out_by_hash(ids, 0.2)
+    assert 0.12 < apart.mean() < 0.28  # +-4.5 standard deviations of 500 units
+    turned = np.random.default_rng(0).permutation(1500)
+    np.testing.assert_array_equal(held_out_by_hash(ids[turned], 0.2), apart[turned])
+    np.testing.assert_array_equal(held_out_by_hash(ids[:3], 0.2), apart[:3])
+    assert not set(ids[apart]) & set(ids[~apart])

@@ -13,7 +13,9 @@ def table(rows=80, features=3, seed=0):
 
 
 def classifier(**changes):
-    given = {"classes": [0, 1], "epochs": 3, "batch_size": 16, "random_state": 0}
+    given = {"classes": [0, 1], "epochs": 3, "batch_size": 16, "random_state": 0, "bounds": (-1, 1)}
+    if changes.get("columns") is not None:
+        del given["bounds"]
     return SparseDPClassifier(**(given | changes))
 
 
