@@ -10,7 +10,7 @@ from method_tools import plan_of, run
 from torch import nn
 
 from sparsedp.errors import SparseDPError
-from sparsedp.methods import MethodOptions, PlanSpec, all_methods, get_method
+from sparsedp.methods import PlanSpec
 from sparsedp.methods.catalog import all_methods, get_method, register
 from sparsedp.methods.method import Decays, GeometryRule, Method, MethodOptions, OffSupport, configure
 from sparsedp.methods.plan_summary import ActiveCount, ModelSize, count_active, quote
