@@ -5,9 +5,9 @@ import math
 
 import numpy as np
 import pytest
-
 from sklearn_tools import classifier as any_classifier
 from sklearn_tools import table
+
 from sparsedp.errors import SparseDPError
 from sparsedp.methods import build_plan, get_method
 from sparsedp.optimizers.factory import table_rate, typical_length
