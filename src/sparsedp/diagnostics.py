@@ -24,7 +24,7 @@ from sparsedp.methods.support_scheduler import noise_on_mean
 from sparsedp.methods.warmup import MINIMUM_WARMUP, MOST_COORDINATES, observed_phase, observed_steps
 from sparsedp.parameters import Layout, Support
 from sparsedp.privacy.plan import Plan
-from sparsedp.runs.reader import Run
+from sparsedp.runs.run import Run
 from sparsedp.runs.snapshots import read_snapshots
 
 

@@ -25,8 +25,7 @@ from sparsedp.methods.empirical_bayes import (
 from sparsedp.methods.scores import Observation
 from sparsedp.methods.support_scheduler import signal_sums
 from sparsedp.parameters import Support
-from sparsedp.runs.folder import RunFolder
-from sparsedp.runs.reader import newest_checkpoint
+from sparsedp.runs.checkpoint import read_checkpoint
 
 DENOISED = ("dp-shrink", "tp-adaptive")
 
@@ -231,7 +230,7 @@ def test_loaded_weights_are_those_that_were_handed_out_and_the_run_goes_on_from_
     result = trained(method, tmp_path / "run", ema_decay=ema_decay, eval_dataset=data(500, seed=5))
     loaded = nn.Linear(120, 2)
     sparsedp.load_weights(tmp_path / "run", loaded)
-    checkpoint = newest_checkpoint(RunFolder(tmp_path / "run"))
+    checkpoint = read_checkpoint(tmp_path / "run/checkpoint.safetensors")
     assert torch.equal(loaded.weight, result.model.weight)
     assert not torch.equal(checkpoint.state["model"]["weight"], result.model.weight)
     assert result.metrics["accuracy"] == pytest.approx(accuracy(result.model, data(500, seed=5)))
@@ -241,14 +240,16 @@ def test_loaded_weights_are_those_that_were_handed_out_and_the_run_goes_on_from_
 def test_dp_shrink_trains_exactly_as_dp_sgd_does(tmp_path):
     plain = trained("dp-sgd", tmp_path / "plain")
     trained("dp-shrink", tmp_path / "shrunk")
-    raw = newest_checkpoint(RunFolder(tmp_path / "shrunk")).state["model"]["weight"]
+    raw = read_checkpoint(tmp_path / "shrunk/checkpoint.safetensors").state["model"]["weight"]
     assert torch.equal(raw, plain.model.weight)
 
 
 def test_the_sums_that_the_mixture_is_fitted_to_carry_the_noise_that_they_claim(tmp_path: Path):
     nothing = TensorDataset(torch.zeros(400, 3000), torch.zeros(400, dtype=torch.long))
     trained("tp-adaptive", tmp_path / "run", nothing, epochs=2)
-    signals = signal_sums(newest_checkpoint(RunFolder(tmp_path / "run")).state["controller"]["tensors"])
+    signals = signal_sums(
+        read_checkpoint(tmp_path / "run/checkpoint.safetensors").state["controller"]["tensors"]
+    )
     state = signals.state()
     active = state["variance"][:6000]
     size = (state["sum"][:6000].square() / active).mean()

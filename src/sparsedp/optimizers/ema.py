@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from sparsedp.errors import SparseDPError
 from sparsedp.optimizers.sparse import Places, carry, places_in
 from sparsedp.parameters import Layout, Support
-from sparsedp.runs.state import AverageState
+from sparsedp.runs.checkpoint import AverageState
 
 
 @final

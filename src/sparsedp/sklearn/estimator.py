@@ -46,7 +46,7 @@ from sparsedp.optimizers.factory import table_rate
 from sparsedp.parameters import Layout
 from sparsedp.privacy.normalization import PrivateNormalisation
 from sparsedp.privacy.plan import Plan
-from sparsedp.runs.record import About
+from sparsedp.runs.record import RunMetadata
 from sparsedp.sklearn.data import (
     TableDataset,
     check_pair,
@@ -247,7 +247,7 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
             unit=self._unit_name(),
             rows_per_unit=self.rows_per_unit,
             progress=bool(self.verbose),
-            about=About(
+            about=RunMetadata(
                 dataset=self.name,
                 model="network" if widths else self._linear_name,
                 schema=self._schema(held_out),

@@ -29,8 +29,7 @@ from sparsedp.parameters import Layout, Support
 from sparsedp.privacy.mechanism import Released
 from sparsedp.privacy.plan import Plan
 from sparsedp.randomness import PublicRandomness
-from sparsedp.runs.checkpoint import Checkpoint, load_model_state
-from sparsedp.runs.state import LearnerState
+from sparsedp.runs.checkpoint import Checkpoint, TrainerState, load_model_state
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,9 +128,9 @@ class Learner:
         if (shrinkage := self.controller.shrinkage()) is not None:
             shrinkage.apply(self.layout, self.model)
 
-    def state(self) -> LearnerState:
+    def state(self) -> TrainerState:
         """All of it, between two steps."""
-        return LearnerState(
+        return TrainerState(
             self.model.state_dict(),
             self.applier.state(),
             scheduler_state(self._scheduler),
@@ -153,7 +152,7 @@ class Learner:
             SparseDPError: it belongs to another optimizer, scheduler, method or plan.
         """
         load_model_state(self.model, checkpoint)
-        saved = LearnerState.of(checkpoint)
+        saved = TrainerState.of(checkpoint)
         restore_scheduler(self._scheduler, saved.scheduler)
         if self._average is not None and saved.average is not None:
             self._average.restore(saved.average)

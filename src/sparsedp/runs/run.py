@@ -1,8 +1,9 @@
-"""A run on disk, read file by file as it is asked for: the one reader."""
+"""A run on disk, read file by file as it is asked for; its trained weights; and its successor under one budget."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self, final
@@ -14,69 +15,57 @@ from sparsedp.errors import DataError, PrivacyError
 from sparsedp.methods.support_scheduler import WARMUP, signal_sums
 from sparsedp.methods.warmup import WarmupSeen
 from sparsedp.parameters import Layout, Support
+from sparsedp.privacy.calibration import BudgetSplit, EqualNoise, RdpFilter
 from sparsedp.privacy.ledger import FileLedger, VerifiedLedger
 from sparsedp.privacy.plan import Plan
-from sparsedp.runs.checkpoint import (
-    Checkpoint,
-    load_model_state,
-    parse_checkpoint,
-    read_checkpoint,
-    read_layout,
-)
-from sparsedp.runs.documents import digest_of, parse_metrics, parse_plan, parse_record
-from sparsedp.runs.folder import PLAN, RunFolder
-from sparsedp.runs.history import EpochReport, SupportSpan
-from sparsedp.runs.record import Record
+from sparsedp.runs.checkpoint import Checkpoint, load_model_state, read_checkpoint, read_layout
+from sparsedp.runs.directory import CHECKPOINT, LEDGER, METRICS, PLAN, RECORD, RunDirectory
+from sparsedp.runs.record import EpochMetrics, RunRecord, SupportSpan, read_metrics, read_plan, read_record
 
 
 @final
 class Run:
-    """What a run's folder holds. Each file is read when it is first asked for, and a damaged one is a `DataError`.
+    """What a run's directory holds. Each file is read when it is first asked for; a damaged one is a `DataError`.
 
     Attributes:
-        folder: where its files are.
+        path: the run directory.
     """
 
-    def __init__(self, folder: RunFolder) -> None:
+    def __init__(self, path: Path) -> None:
         """Use `open`."""
-        self.folder = folder
+        self.path = path
 
     @classmethod
     def open(cls, path: Path | str) -> Self:
-        """The run in a folder.
+        """Open the run in a directory.
 
         Raises:
             DataError: there is no run.
         """
-        folder = RunFolder(Path(path))
-        if not folder.exists:
-            raise DataError(f"{folder.path} holds no run (no {PLAN}); to start one there, drop resume")
-        return cls(folder)
-
-    @property
-    def path(self) -> Path:
-        """The run directory."""
-        return self.folder.path
+        path = Path(path)
+        if not (path / PLAN).is_file():
+            raise DataError(f"{path} holds no run (no {PLAN}); to start one there, drop resume")
+        return cls(path)
 
     @property
     def name(self) -> str:
-        """The folder's name."""
+        """The directory's name."""
         return self.path.resolve().name
 
     @cached_property
     def plan(self) -> Plan:
         """What was planned."""
-        return parse_plan(_read(self.folder.plan_file), self.folder.plan_file)
+        return read_plan(self.path / PLAN)
 
     @cached_property
-    def record(self) -> Record:
+    def record(self) -> RunRecord:
         """What the run was and how it ended."""
-        return parse_record(_read(self.folder.record_file), self.folder.record_file)
+        return read_record(self.path / RECORD)
 
     @cached_property
-    def epochs(self) -> tuple[EpochReport, ...]:
-        """One report per epoch so far."""
-        return parse_metrics(_read(self.folder.metrics_file), self.folder.metrics_file)
+    def epochs(self) -> tuple[EpochMetrics, ...]:
+        """The metrics of each epoch so far."""
+        return read_metrics(self.path / METRICS)
 
     @cached_property
     def ledger(self) -> VerifiedLedger:
@@ -85,12 +74,12 @@ class Run:
         Raises:
             PrivacyError: it does not verify.
         """
-        return FileLedger.read(self.folder.ledger_file)
+        return FileLedger.read(self.path / LEDGER)
 
     @cached_property
     def checkpoint(self) -> Checkpoint:
         """The newest state."""
-        return parse_checkpoint(_read(self.folder.checkpoint_file), self.folder.checkpoint_file)
+        return read_checkpoint(self.path / CHECKPOINT)
 
     @cached_property
     def layout(self) -> Layout:
@@ -110,14 +99,14 @@ class Run:
 
     @cached_property
     def active(self) -> Support:
-        """The one the next step would start from: the method's own."""
+        """The support that the next step would start from: the method's own."""
         controller = self.checkpoint.state["controller"]
         return Support(controller["tensors"]["support"], int(controller["values"]["dimension"]))
 
     @cached_property
     def spans(self) -> tuple[SupportSpan, ...]:
         """Its supports, in order."""
-        return tuple(SupportSpan.from_json(span) for span in self.checkpoint.state["journal"]["spans"])
+        return tuple(SupportSpan(**span) for span in self.checkpoint.state["journal"]["spans"])
 
     @property
     def scores(self) -> Tensor | None:
@@ -127,12 +116,12 @@ class Run:
 
     @cached_property
     def warmup(self) -> WarmupSeen | None:
-        """What its warm-up showed; None while it is not over, and for a run that could keep nothing."""
+        """Statistics of its warm-up; None before its end, and for a run without."""
         return WarmupSeen.of(self._watched)
 
     @property
     def warming_up(self) -> bool:
-        """Whether there is more to see of the warm-up."""
+        """Whether the warm-up is still going on."""
         return "over" in self._watched and not bool(self._watched["over"])
 
     @property
@@ -173,7 +162,7 @@ def load_weights(path: Path | str, model: nn.Module) -> None:
         ModelError: the checkpoint belongs to another architecture.
     """
     path = Path(path)
-    checkpoint = read_checkpoint(RunFolder(path).checkpoint_file if path.is_dir() else path)
+    checkpoint = read_checkpoint(path / CHECKPOINT if path.is_dir() else path)
     load_model_state(model, checkpoint)
     average = checkpoint.state.get("average")
     if average is not None:
@@ -186,24 +175,53 @@ def load_weights(path: Path | str, model: nn.Module) -> None:
         signals.shrinkage().apply(Layout.of(model), model)
 
 
-def check_file(ledger: VerifiedLedger, file: Path) -> None:
-    """Check that a file is the one the ledger's chain knows.
+def continue_runs(
+    chosen: RdpFilter,
+    plan: Plan,
+    earlier: Sequence[Path | str],
+    split: BudgetSplit = EqualNoise(),  # noqa: B008
+) -> Plan:
+    """Calibrate a plan to what earlier runs left of a cap, and close the earlier runs for it.
+
+    An earlier run can be resumed, and two later plans could both count on what it has left. So, under the lock of
+    every earlier ledger, what is left is calibrated away to one plan, and each ledger gets a closing line that holds
+    that plan.
+
+    Args:
+        chosen: the cap, settled before any release was looked at.
+        plan: what to run next.
+        earlier: directories of all earlier runs on the same units.
+        split: how phases without noise share what is left.
+
+    Formal guarantees:
+        On return every earlier ledger is closed on disk, for the returned plan: its run cannot be resumed. A plan
+        that got an earlier run's remainder counts whole unless the directory of its run is among `earlier`. Run the
+        returned plan once.
+
+    Edge cases:
+        A process killed on the way may have closed some ledgers. The same call then gives the same plan, except when
+        the kill cut a ledger's line: then the plan that nobody saw counts whole.
 
     Raises:
-        PrivacyError: it is another one.
+        PrivacyError: nothing is left, or an earlier run is still going on.
     """
-    known = ledger.known(file.name)
-    if file.exists() and digest_of(file.name, file.read_bytes()) not in known:
-        raise PrivacyError(
-            f"{file.name} is not the one the ledger knows: it was changed after the run wrote it, or lines were "
-            "removed from the ledger; restore them"
-        )
-
-
-def _read(file: Path) -> bytes:
-    try:
-        return file.read_bytes()
-    except FileNotFoundError as error:
-        raise DataError(f"{file} is missing; is {file.parent} the folder of a run?") from error
-    except OSError as error:
-        raise DataError(f"{file} cannot be read ({error})") from error
+    with ExitStack() as locks:
+        runs = [Run.open(one) for one in earlier]
+        ledgers = [locks.enter_context(FileLedger.lock(run.path / LEDGER, run.plan)) for run in runs]
+        for run in runs:
+            run.check_ledger()
+        known = {run.plan.fingerprint for run in runs}
+        promised = {
+            one.successor.fingerprint: one.successor for led in ledgers for one in led.record.closings
+        }
+        # What is committed once all are closed, which they are before anybody sees the plan.
+        closed = [one.record if one.record.closings else one.record.closed(plan, "") for one in ledgers]
+        found = chosen.calibrate(plan, closed, split)
+        lost = [one for name, one in promised.items() if name not in known | {found.fingerprint}]
+        if lost:
+            found = chosen.calibrate(plan, [*closed, *lost], split)
+        for run, ledger in zip(runs, ledgers, strict=True):
+            if found not in [one.successor for one in ledger.record.closings]:
+                ledger.retire(found)
+                RunDirectory(run.path, ledger).write_checkpoint(run.checkpoint)
+    return found
