@@ -323,7 +323,7 @@ class Column:
             nearest = bisect_right([level.split("-")[0] for level in ordered], head) - 1
             inside = nearest >= 0 and head <= ordered[nearest].split("-")[1]
             return self.levels.index(ordered[nearest]) if inside else None
-        fitting = [level for level in map(_read, self.levels) if code.startswith(level.upper())]
+        fitting = [level for level in map(reads_as, self.levels) if code.startswith(level.upper())]
         return [reads_as(level) for level in self.levels].index(max(fitting, key=len)) if fitting else None
 
 
