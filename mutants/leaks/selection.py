@@ -1,6 +1,6 @@
 """Selections that cost more than is charged, or choose by what was never released."""
 
-from mutants.mutant import mutant
+from mutants.mutant import Edit, Mutant, mutant
 
 STEP = "tests/training/test_adafest.py::"
 COUNT = "tests/training/test_selection.py::"
@@ -61,5 +61,31 @@ MUTANTS = [
         "return (self.step, self.release) if self.release else (self.step,)",
         "return (self.step,)",
         STEP + "test_the_two_releases_of_a_step_have_noise_of_their_own",
+    ),
+    Mutant(
+        "mixture-of-raw-sums",
+        "The mixture that tp-adaptive chooses and shrinks by is fitted to sums without noise",
+        (
+            Edit(
+                "privacy/mechanism.py",
+                "            yield self.engine.clipped_sum([batch], query)\n",
+                "            raw = self.engine.clipped_sum([batch], query)\n"
+                "            type(self).raw = raw.detach().clone()\n"
+                "            yield raw\n",
+            ),
+            Edit(
+                "methods/support_scheduler.py",
+                "            return observe_dense(released)\n",
+                "            seen = observe_dense(released)\n"
+                "            from sparsedp.privacy import mechanism\n\n"
+                "            adaptive = isinstance(self._ranking, EmpiricalBayes)\n"
+                "            raw = getattr(mechanism._GradientSum, 'raw', seen.gradient)\n"
+                "            return Observation(raw.double(), seen.noise_variance) if adaptive else seen\n",
+            ),
+        ),
+        (
+            "tests/methods/test_method_conformance.py::"
+            "test_non_interference_the_data_reaches_the_controller_only_through_releases[tp-adaptive]",
+        ),
     ),
 ]

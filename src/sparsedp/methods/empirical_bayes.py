@@ -14,7 +14,6 @@ nothing, moves no sensitivity, and no step's noise depends on it but through the
 
 from __future__ import annotations
 
-import logging
 import math
 from dataclasses import dataclass
 from typing import Any, Self, final
@@ -38,9 +37,6 @@ MOST_SPREAD = 0.2
 """The effective share of coordinates with signal up to which selection gained; spread signals had 0.3 and more."""
 SIZES = 64
 """How many sizes are compared, evenly on a logarithmic scale."""
-
-logger = logging.getLogger("sparsedp")
-
 
 @final
 @dataclass(frozen=True, slots=True)
@@ -187,11 +183,14 @@ class EmpiricalBayes(ByScore):
 
     def order(self, state: RankingState, place: Place) -> Order:
         """By falling score, and only those that are kept."""
+        order = place.by_score(self.scores(state)).items
+        return Order(order[: self.decision(state, place).kept])
+
+    def decision(self, state: RankingState, place: Place) -> Decision:
+        """How many are kept, and why."""
         scores = self.scores(state)
-        order = place.by_score(scores).items
-        decision = decide(_fitted(state), scores[order], int(state["steps"]), place.steps_left)
-        logger.info("empirical Bayes after %d steps keeps %s", int(state["steps"]), decision.reason)
-        return Order(order[: decision.kept])
+        falling = scores[place.by_score(scores).items]
+        return decide(_fitted(state), falling, int(state["steps"]), place.steps_left)
 
     def factors(self, state: RankingState) -> Tensor:
         """`E[signal | sum] / sum` of each coordinate that is active; 1 for the others."""

@@ -201,6 +201,7 @@ class Controller:
         self._score_state: RankingState = self._ranking.init(d) if self._ranking else {}
         self._statistics: Statistics | None = None
         self._watch = WarmupWatch(self._plan, d)
+        self._decisions: list[Mapping[str, Any]] = []
         self._start: Tensor | None = None
         if self._method.denoise:
             weights = self._known.weights
@@ -225,6 +226,11 @@ class Controller:
     def scores(self) -> Tensor | None:
         """The scores the present ranking was made from; None before a ranking and for random ones."""
         return None if self._last_scores is None else self._last_scores.clone()
+
+    @property
+    def decisions(self) -> tuple[Mapping[str, Any], ...]:
+        """What each round of empirical Bayes kept and why, with the mixture that it fitted; empty for other methods."""
+        return tuple(self._decisions)
 
     def setting(self, step: int) -> StepSetting:
         """The support, geometry and top-r of a step; to be asked once per step, in order, before its release."""
@@ -310,7 +316,7 @@ class Controller:
             "pruned": self._pruned,
         }
         if self._start is not None:
-            tensors["start"] = self._start
+            tensors["start"], values["decisions"] = self._start, self._decisions
         if self._statistics is not None:
             tensors |= {"alpha": self._statistics.alpha.clone(), "beta": self._statistics.beta.clone()}
         if self._order is not None:
@@ -340,6 +346,7 @@ class Controller:
         self._score_state = _under(tensors, "score.")
         self._watch.restore(_under(tensors, WARMUP))
         self._start = tensors["start"].clone() if "start" in tensors else None
+        self._decisions = list(values.get("decisions", ()))
         rows = TableRows(self._parts.ranked) if values.get("order_of_rows") else None
         self._order = Order(tensors["order"].clone(), rows) if "order" in tensors else None
         self._last_scores = tensors["scores"].clone() if "scores" in tensors else None
@@ -386,6 +393,10 @@ class Controller:
         place = Place(self._parts, self._method.granularity, self._public, period, self._known, left)
         self._last_scores = ranking.scores(self._score_state)
         self._order = ranking.order(self._score_state, place)
+        if isinstance(ranking, EmpiricalBayes):
+            decision = ranking.decision(self._score_state, place)
+            logger.info("%s keeps %s", self._method.name, decision.reason)
+            self._decisions = [*self._decisions, {"step": self._next_step, **decision.to_json()}]
         again = self._method.refresh is Refresh.EVERY_PERIOD
         if not (again and isinstance(ranking, EmpiricalBayes)):  # its sums go on
             self._score_state = ranking.init(self._layout.dimension) if again else {}
