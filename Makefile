@@ -6,7 +6,7 @@ READY  := $(VENV)/.ready
 RUNS   := $(VENV)/.runs
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test heavy integrations docs mutants lint format bench readme results figures build clean
+.PHONY: help setup demo test nightly leaks integrations docs lint format bench readme results figures build clean
 
 help: ## Show this help
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -25,24 +25,25 @@ setup: $(READY) ## Create the virtual environment and install everything into it
 demo: $(RUNS) ## Train the methods on scikit-learn's digits and compare them
 	$(BIN)/python -m sparsedp_experiments demo
 
-test: $(READY) ## Run the tests on all cores, but for the heavy ones
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not heavy"
+test: $(READY) ## Run the tests that decide, on all cores
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not nightly"
 
-heavy: $(READY) ## Run the tests that take too long for every day: many kills, whole examples, attacks
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m heavy
+nightly: $(READY) ## Run everything else: slow tests, planted leaks, other packages' models
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m nightly
+	$(MAKE) leaks integrations
+
+leaks: $(READY) ## Plant leaks and see that all are caught
+	$(BIN)/python -m mutation_tests
 
 integrations: $(READY) ## Run the tests against other packages' models, in an environment of their own
 	@test -x $(VENV)-integrations/bin/python || $(PYTHON) -m venv $(VENV)-integrations
 	$(VENV)-integrations/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[integrations]" -e experiments
-	$(VENV)-integrations/bin/python -m pytest tests/integrations tests/test_sklearn_columns.py
+	$(VENV)-integrations/bin/python -m pytest tests/integrations
 
 docs: $(READY) ## Build the documentation site into build/site, in an environment of its own
 	@test -x $(VENV)-docs/bin/python || $(PYTHON) -m venv $(VENV)-docs
 	$(VENV)-docs/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt "mkdocs-material>=9.5" "mkdocstrings[python]>=0.26"
 	NO_MKDOCS_2_WARNING=1 $(VENV)-docs/bin/python -m mkdocs build --quiet --strict
-
-mutants: $(READY) ## Plant leaks and see that all are caught
-	$(BIN)/python -m mutants
 
 lint: $(READY) ## Check style, types and the direction of imports
 	$(BIN)/ruff check .

@@ -107,7 +107,7 @@ def _sparsedp(job: Job, model: nn.Module, batch: Batch) -> Step:
     from sparsedp.batch import MicroBatch
     from sparsedp.core.clip import FlatClip
     from sparsedp.grad_sample import BookkeepingEngine, Query
-    from sparsedp.optimizers.apply import support_optimizer
+    from sparsedp.optimizers.sparse import support_optimizer
     from sparsedp.privacy.ledger import Charge, MemoryLedger
     from sparsedp.privacy.mechanism import privatize
     from sparsedp.randomness import SystemRandomness

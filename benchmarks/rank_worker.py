@@ -66,7 +66,7 @@ def shared_sparsedp(job: Job, batch: Batch) -> Callable[[], None]:
     from sparsedp.batch import MicroBatch, select_rows
     from sparsedp.core.clip import FlatClip
     from sparsedp.grad_sample import BookkeepingEngine, Query
-    from sparsedp.optimizers.apply import support_optimizer
+    from sparsedp.optimizers.sparse import support_optimizer
     from sparsedp.privacy.ledger import Charge, MemoryLedger
     from sparsedp.privacy.mechanism import privatize
     from sparsedp.randomness import SystemRandomness

@@ -1,4 +1,4 @@
-"""Which methods a slow test tries every day; `make heavy` tries the others."""
+"""Which methods a slow test tries every day; `make nightly` tries the others."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -11,4 +11,4 @@ OFTEN = frozenset({"dp-sgd", "tp-topk", "on-rand", "adadpigu", "fest"})
 
 def by_method(names: Iterable[str]) -> list[Any]:
     """The names, as parameters of a test."""
-    return [name if name in OFTEN else pytest.param(name, marks=pytest.mark.heavy) for name in names]
+    return [name if name in OFTEN else pytest.param(name, marks=pytest.mark.nightly) for name in names]

@@ -20,7 +20,7 @@ from sparsedp_experiments.models import parameter_count
 PARAMETERS = {"mnist-cnn": 26_010, "scatter-linear": 39_700, "scatter-cnn": 187_210, "dp-cnn": 550_570}
 
 
-@pytest.mark.heavy
+@pytest.mark.nightly
 def test_contenders_take_turns_and_one_that_cannot_run_says_why(capsys):
     jobs = [
         Job("scatter-linear", "sgd", rows=16),
@@ -42,7 +42,7 @@ def test_contenders_take_turns_and_one_that_cannot_run_says_why(capsys):
     assert "opacus-hooks cannot: RuntimeError" in capsys.readouterr().out
 
 
-@pytest.mark.heavy
+@pytest.mark.nightly
 def test_processes_at_work_at_once_are_measured_against_one_with_their_threads():
     row = measure_sweep("scatter-linear", Effort(turns=1, seconds=0.0, ratios=()), cores=2, rows=16)
     assert (row.model, row.processes) == ("scatter-linear", 2)

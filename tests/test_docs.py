@@ -33,7 +33,7 @@ def ids(page: Path) -> str:
 
 
 EVERY_DAY = {"README.md", "quickstart.md"}
-"""Pages whose code is not left to `make heavy`."""
+"""Pages whose code is not left to `make nightly`."""
 WITH_PYTHON = [page for page in PAGES if blocks(page, "python") and page.name not in RUN_ELSEWHERE]
 COMMANDS = [(page, command) for page in PAGES for command in blocks(page, "sh", "console")]
 
@@ -45,7 +45,10 @@ def test_every_block_of_code_has_a_language_that_is_checked(page):
 
 @pytest.mark.parametrize(
     "page",
-    [page if page.name in EVERY_DAY else pytest.param(page, marks=pytest.mark.heavy) for page in WITH_PYTHON],
+    [
+        page if page.name in EVERY_DAY else pytest.param(page, marks=pytest.mark.nightly)
+        for page in WITH_PYTHON
+    ],
     ids=ids,
 )
 def test_the_python_on_the_page_runs_from_top_to_bottom(page, tmp_path, monkeypatch, capsys):

@@ -14,7 +14,7 @@ from sparsedp.core.clip import FlatClip
 from sparsedp.grad_sample import BookkeepingEngine, Query
 
 
-@pytest.mark.heavy
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", MODELS)
 def test_no_model_leaves_the_fast_path(name):
     if (reason := why_not(name)) is not None:

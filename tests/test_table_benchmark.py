@@ -22,7 +22,7 @@ from benchmarks.tables import (
 from sparsedp.parameters import Layout
 
 
-@pytest.mark.heavy
+@pytest.mark.nightly
 def test_sparse_gradients_and_ours_run_in_processes_of_their_own_and_say_d():
     name = TableWorkload(500, 8).name
     jobs = [Job(name, "sgd-sparse"), Job(name, "sparsedp", 0.1, "frequent:50")]

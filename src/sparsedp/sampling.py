@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -330,12 +328,6 @@ class PoissonSampler:
     def expected_batch_size(self) -> float:
         """Units a batch holds on average: rate times N. Public."""
         return self._rate * self.unit_count
-
-    @property
-    def most_rows(self) -> int:
-        """About the most rows a micro-batch has: four standard deviations above the mean, unless limited. Public."""
-        units = min(self.unit_count, self.expected_batch_size + 4 * math.sqrt(self.expected_batch_size))
-        return min(math.ceil(units) * self._rows_per_unit, self._max_physical or sys.maxsize)
 
     def batches(self, first_step: int, stop_step: int) -> Iterator[LogicalBatch]:
         """The batches of steps first_step, ..., stop_step - 1, loaded as they are consumed."""

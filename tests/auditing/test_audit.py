@@ -22,7 +22,10 @@ from sparsedp.sampling import PoissonSampler
 
 @pytest.mark.parametrize(
     "method",
-    ["dp-sgd", *(pytest.param(name, marks=pytest.mark.heavy) for name in ("tp-topk", "on-rand", "adadpigu"))],
+    [
+        "dp-sgd",
+        *(pytest.param(name, marks=pytest.mark.nightly) for name in ("tp-topk", "on-rand", "adadpigu")),
+    ],
 )
 def test_an_honest_step_is_bounded_closely_and_never_beyond_its_claim(method):
     result = audited(method=method)
@@ -97,7 +100,7 @@ REPEATED = torch.randn(5000, generator=torch.Generator().manual_seed(1), dtype=t
             lambda coins, other: coins | other,
             "more often than planned",
             id="too often",
-            marks=pytest.mark.heavy,
+            marks=pytest.mark.nightly,
         ),
         pytest.param(
             lambda coins, other: np.concatenate([coins[:-1], coins[:1]]), "share a coin", id="one shared coin"
@@ -106,13 +109,13 @@ REPEATED = torch.randn(5000, generator=torch.Generator().manual_seed(1), dtype=t
             lambda coins, other: np.roll(np.arange(len(coins)) < 40, int(other.argmax())),
             "vary less",
             id="fixed size",
-            marks=pytest.mark.heavy,
+            marks=pytest.mark.nightly,
         ),
         pytest.param(
             lambda coins, other: np.repeat(coins[:8], math.ceil(len(coins) / 8))[: len(coins)],
             "vary more",
             id="few coins",
-            marks=pytest.mark.heavy,
+            marks=pytest.mark.nightly,
         ),
     ],
 )

@@ -43,7 +43,7 @@ def test_an_honest_model_stays_within_its_claim_and_says_what_was_tried():
     assert any("200 rows with wrong labels" in line for line in result.words())
 
 
-@pytest.mark.heavy
+@pytest.mark.nightly
 def test_a_model_trained_without_noise_gives_its_records_away(monkeypatch):
     """A wide model learns noise by heart: 200 guesses show more than the epsilon of a half that is claimed."""
 

@@ -44,7 +44,7 @@ def test_an_audit_takes_the_method_that_training_would(typed):
     assert done.json["method"] == "dp-sgd"  # by "auto": digits' network is small
 
 
-@pytest.mark.heavy
+@pytest.mark.nightly
 def test_a_run_is_audited_and_left_as_it_was_and_verify_and_report_tell(typed, run_copy):
     before = contents(run_copy)
     done = typed("audit", run_copy, "--steps", "20", "--confidence", "0.9999999")

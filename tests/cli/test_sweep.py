@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sparsedp.cli.output import Exit
-from sparsedp.runs.reader import Run
+from sparsedp.runs.run import Run
 from sparsedp_experiments.runs import results as results_module
 from sparsedp_experiments.runs.config import read_experiment
 from sparsedp_experiments.runs.execute import execute
@@ -55,7 +55,7 @@ def undisturbed(config, tmp_path_factory) -> dict[str, dict]:
     return records(results.path)
 
 
-@pytest.mark.heavy
+@pytest.mark.nightly
 def test_a_killed_sweep_goes_on_to_the_records_of_an_undisturbed_one(
     undisturbed, shell, config, typed, monkeypatch
 ):

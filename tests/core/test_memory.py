@@ -32,7 +32,7 @@ def faults_of_five_batches(word):
     return int(done.stdout)
 
 
-@pytest.mark.heavy
+@pytest.mark.nightly
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has mallopt")
 def test_batches_after_the_first_find_their_memory_in_place():
     assert faults_of_five_batches("keep") < 0.1 * faults_of_five_batches("leave")

@@ -29,7 +29,8 @@ pytestmark = pytest.mark.usefixtures("checked_once")
 COUNTING = ("adafest", "fest")
 PRIVATE = [method.name for method in all_methods() if method.private]
 EVERYWHERE = [
-    pytest.param(name, NUMBERS, id=name, marks=[] if name in OFTEN else pytest.mark.heavy) for name in PRIVATE
+    pytest.param(name, NUMBERS, id=name, marks=[] if name in OFTEN else pytest.mark.nightly)
+    for name in PRIVATE
 ]
 ON_TABLES = [pytest.param(name, TEXTS, id=f"{name}-on-tables") for name in COUNTING]
 

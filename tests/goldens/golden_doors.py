@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -56,8 +57,8 @@ RANKS: dict[str, dict[str, Any]] = {
 }
 ESTIMATOR: dict[str, dict[str, Any]] = {
     "estimator: dp-sgd": {"method": "dp-sgd"},
-    "estimator: tp-topk": {"method": "tp-topk", "feature_bounds": (0.0, 16.0), "active_ratio": 0.3},
-    "estimator: hidden, units": {"method": "dp-sgd", "hidden": 8, "unit": "patient", "lr": 0.3},
+    "estimator: tp-topk": {"method": "tp-topk", "bounds": (0.0, 16.0), "active_ratio": 0.3},
+    "estimator: hidden, units": {"method": "dp-sgd", "hidden_layer_sizes": 8, "unit": "patient", "lr": 0.3},
     "estimator: private scale": {"method": "tp-coherent", "private_scale": (3, 4, 5), "epsilon": 6.0},
 }
 
@@ -113,9 +114,10 @@ def estimator(name: str, out: Path) -> dict[str, Any]:
         "batch_size": 32,
         **ESTIMATOR[name],
     }
-    model = SparseDPClassifier(classes=range(10), random_state=5, out=out, **given)
+    model = SparseDPClassifier(classes=range(10), random_state=5, run_dir=out, **given)
     units = torch.arange(len(labels)).numpy() % 70 if "unit" in given else None
-    model.fit(pictures.flatten(1).numpy() * 16, labels.numpy(), units=units)
+    with warnings.catch_warnings(action="ignore"):  # no bounds were given
+        model.fit(pictures.flatten(1).numpy() * 16, labels.numpy(), groups=units)
     guessed = model.predict_proba(apart.flatten(1).numpy() * 16)
     return {
         **content(model.result_, out),

@@ -36,7 +36,7 @@ EVERY_DAY = [
     "one cycle: tp-topk",
     "normalised: tp-topk",
 ]
-"""Not left to `make heavy`."""
+"""Not left to `make nightly`."""
 
 
 @pytest.fixture(autouse=True)
@@ -60,7 +60,7 @@ def test_every_case_has_goldens():
 
 
 @pytest.mark.parametrize(
-    "name", [name if name in EVERY_DAY else pytest.param(name, marks=pytest.mark.heavy) for name in CASES]
+    "name", [name if name in EVERY_DAY else pytest.param(name, marks=pytest.mark.nightly) for name in CASES]
 )
 def test_a_run_gives_what_it_gave(name, tmp_path):
     straight = run(tmp_path / "straight", CASES[name])
@@ -79,7 +79,7 @@ def test_the_estimator_gives_what_it_gave(name, tmp_path):
     check(name, estimator(name, tmp_path / "run"))
 
 
-@pytest.mark.heavy
+@pytest.mark.nightly
 def test_two_ranks_give_what_they_gave_and_up_to_rounding_what_one_gives(tmp_path):
     for number, (name, found) in enumerate(two_ranks(tmp_path).items()):
         check(name, found)
@@ -87,7 +87,7 @@ def test_two_ranks_give_what_they_gave_and_up_to_rounding_what_one_gives(tmp_pat
         assert sketches_agree(found["sketch"], alone["sketch"]), name
 
 
-@pytest.mark.heavy
+@pytest.mark.nightly
 def test_plans_have_the_noise_they_had():
     found = plans()
     assert found.keys() == GOLDENS["plans"].keys()

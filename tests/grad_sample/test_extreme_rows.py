@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from sparsedp.batch import MicroBatch
 from sparsedp.core.clip import FlatClip
 from sparsedp.grad_sample import BookkeepingEngine, Query
-from sparsedp.grad_sample.check import check_model
 from sparsedp.parameters import Support
 
 CLIP, WIDTH = 0.1, 6
@@ -100,11 +99,3 @@ def test_nothing_is_said_of_it_and_the_fast_engine_stays(place, caplog):
         caplog.clear()
         assert not engine.gave_way
     assert notes[None] == notes[torch.nan]
-
-
-@pytest.mark.parametrize("poison", [None, torch.inf])
-@pytest.mark.parametrize("name", ["cdist", "pow"])
-def test_such_operations_pass_the_check_of_a_model(name, poison):
-    torch.manual_seed(0)
-    build, its_loss = MODELS[name]
-    check_model(build(), its_loss, table(poison))

@@ -45,7 +45,7 @@ def assert_right(case: Case, geometry: str, units=None, tolerance: float = 1e-9)
 
 
 @pytest.mark.parametrize(
-    "units", [pytest.param(None, id="rows"), pytest.param(UNITS, id="units", marks=pytest.mark.heavy)]
+    "units", [pytest.param(None, id="rows"), pytest.param(UNITS, id="units", marks=pytest.mark.nightly)]
 )
 @pytest.mark.parametrize("geometry", GEOMETRIES)
 @pytest.mark.parametrize("case", STRUCTURES)

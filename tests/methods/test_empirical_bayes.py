@@ -25,7 +25,6 @@ from sparsedp.methods.empirical_bayes import (
 )
 from sparsedp.methods.scores import Observation
 from sparsedp.runs.checkpoint import read_checkpoint
-from sparsedp.runs.folder import RunFolder
 
 METHOD = "tp-adaptive"
 
@@ -265,7 +264,7 @@ def test_where_all_is_kept_it_is_dense_training_to_the_bit():
 def test_weights_off_the_support_are_those_of_the_warm_up_shrunk(ema_decay, tmp_path):
     folder = tmp_path / "run"
     result = trained(METHOD, folder, ema_decay=ema_decay, eval_dataset=data(500, seed=5))
-    tensors = read_checkpoint(RunFolder(folder).checkpoint_file).state["controller"]["tensors"]
+    tensors = read_checkpoint(folder / "checkpoint.safetensors").state["controller"]["tensors"]
     off = torch.ones(802, dtype=torch.bool)
     off[tensors["support"]] = False
     assert off.sum() > 400
@@ -284,7 +283,7 @@ def test_weights_off_the_support_are_those_of_the_warm_up_shrunk(ema_decay, tmp_
 def test_the_sums_that_the_mixture_is_fitted_to_carry_the_noise_that_they_claim(tmp_path: Path):
     nothing = TensorDataset(torch.zeros(400, 3000), torch.zeros(400, dtype=torch.long))
     trained(METHOD, tmp_path / "run", nothing, epochs=4, warmup_fraction=0.75)
-    tensors = read_checkpoint(RunFolder(tmp_path / "run").checkpoint_file).state["controller"]["tensors"]
+    tensors = read_checkpoint(tmp_path / "run/checkpoint.safetensors").state["controller"]["tensors"]
     total, variance = tensors["score.sum"][:6000], tensors["score.variance"][:6000]
     kept = float((total.square() / variance).mean())
     assert abs(kept - 1) < 5.1 * math.sqrt(2 / 6000)  # false alarm: 4e-7

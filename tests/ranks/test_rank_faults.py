@@ -12,7 +12,7 @@ from sparsedp.methods import all_methods
 from sparsedp.runs.verify import verify
 
 pytestmark = [
-    pytest.mark.heavy,
+    pytest.mark.nightly,
     pytest.mark.timeout(900),
 ]
 

@@ -9,7 +9,7 @@ from launching import jobs, jobs_of_one
 
 from sparsedp.privacy.ledger import FileLedger
 
-pytestmark = pytest.mark.heavy
+pytestmark = pytest.mark.nightly
 
 SAME = ("people", "counted", "kept")
 DIFFERENT = (
@@ -23,7 +23,7 @@ FAILING = ("fails", "refuses", "uncounted")
 def two(tmp_path_factory):
     """What two ranks do, in one start."""
     folder = tmp_path_factory.mktemp("two")
-    names = (*SAME, "second", *DIFFERENT, *FAILING, "ended", "frozen", "unseeded", "sharded", "noise", "sums")
+    names = (*SAME, "second", *DIFFERENT, *FAILING, "ended", "unseeded", "sharded", "noise", "sums")
     return folder, jobs(folder, 2, *names)
 
 

@@ -34,7 +34,7 @@ def run(single, tmp_path):
 @pytest.fixture
 def page(run, monkeypatch):
     def shown(content):
-        monkeypatch.setattr("sparsedp.diagnostics.summary.summarize_warmup", lambda run: content)
+        monkeypatch.setattr("sparsedp.diagnostics.summarize_warmup", lambda run: content)
         return Outline(write_report(run).read_text())
 
     return shown

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sparsedp.errors import ModelError, SparseDPError
-from sparsedp.optimizers.apply import set_to_zero, support_optimizer
+from sparsedp.optimizers.sparse import set_to_zero, support_optimizer
 from sparsedp.parameters import Layout, Support
 
 Factory = Callable[[Iterable[nn.Parameter]], Optimizer]

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from runs import FEATURES, ROWS, a_plan, a_trainer, advance, loss_fn, network, rows, sgd, weights
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
+from runs import FEATURES, ROWS, a_plan, a_trainer, advance, loss_fn, network, rows, sgd, weights
 from sparsedp.errors import PrivacyError
 from sparsedp.loading import Loading
 from sparsedp.methods import build_plan, get_method
@@ -170,7 +170,7 @@ def replayed_sum(public_seed: int, data: TensorDataset, model: nn.Module) -> Ten
     return (per_row * (CLIP / per_row.norm(dim=1, keepdim=True)).clamp(max=1)).sum(0)
 
 
-@pytest.mark.heavy
+@pytest.mark.nightly
 def test_an_attacker_with_the_run_folder_guesses_membership_no_better_than_epsilon_allows(tmp_path):
     """Dropout and a linear layer, full batches, epsilon 0.5: almost always right when masks came from the record.
 

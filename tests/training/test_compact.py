@@ -11,10 +11,15 @@ from releases import release
 from test_apply import DROPPING, Net, gradients, random_support
 from torch import Tensor, nn
 
-from sparsedp.optimizers.apply import set_to_zero, support_optimizer
-from sparsedp.optimizers.compact import ELEMENTWISE, CompactOptimizer
-from sparsedp.optimizers.masked import MaskedOptimizer
-from sparsedp.optimizers.places import WholeRows, places_in
+from sparsedp.optimizers.sparse import (
+    ELEMENTWISE,
+    CompactOptimizer,
+    MaskedOptimizer,
+    WholeRows,
+    places_in,
+    set_to_zero,
+    support_optimizer,
+)
 from sparsedp.parameters import Layout, Support
 
 pytestmark = pytest.mark.usefixtures("checked_once")

@@ -18,13 +18,13 @@ from sparsedp.core.clip import FlatClip
 from sparsedp.core.geometry import Identity
 from sparsedp.grad_sample import BookkeepingEngine, Query
 from sparsedp.methods.method import Decays, Statistics
-from sparsedp.optimizers.apply import support_optimizer
-from sparsedp.optimizers.average import WeightAverage
+from sparsedp.optimizers.ema import WeightAverage
+from sparsedp.optimizers.sparse import support_optimizer
 from sparsedp.parameters import Layout, Support
 from sparsedp.privacy.ledger import Charge, MemoryLedger
 from sparsedp.privacy.mechanism import Released, privatize
 from sparsedp.randomness import SeededRandomness
-from sparsedp.runs.history import History
+from sparsedp.runs.record import History
 from sparsedp.validation.state import StateGuard
 
 WIDTH, ACTIVE_ROWS = 16, 300

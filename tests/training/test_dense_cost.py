@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from sparsedp.batch import MicroBatch
 from sparsedp.core.clip import FlatClip
 from sparsedp.grad_sample import BookkeepingEngine, Query
-from sparsedp.optimizers.apply import support_optimizer
+from sparsedp.optimizers.sparse import support_optimizer
 from sparsedp.parameters import Support
 from sparsedp.privacy.ledger import Charge, MemoryLedger
 from sparsedp.privacy.mechanism import privatize

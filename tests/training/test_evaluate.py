@@ -10,7 +10,7 @@ from torch.utils.data import Dataset, TensorDataset
 from sparsedp.batch import supervised
 from sparsedp.errors import DataError
 from sparsedp.evaluation import evaluation_mode, held_out, threshold_of
-from sparsedp.optimizers.average import WeightAverage
+from sparsedp.optimizers.ema import WeightAverage
 from sparsedp.parameters import Layout, Support
 
 per_row = nn.CrossEntropyLoss(reduction="none")

@@ -12,8 +12,8 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from runs import loss_fn, network, rows
 
+from runs import loss_fn, network, rows
 from sparsedp import fit
 from sparsedp.privacy.calibration import NominalSplit
 from sparsedp.privacy.ledger import FileLedger
@@ -34,14 +34,14 @@ def run_example(name: str, *arguments: str) -> str:
     return done.stdout
 
 
-@pytest.mark.heavy
+@pytest.mark.nightly
 def test_the_table_example_trains_dense_and_by_rows() -> None:
     shown = run_example("embedding_table.py", "--records", "2000", "--vocabulary", "500", "--epochs", "2")
     assert re.search(r"dp-sgd +epsilon 3.00  active 8,017 of 8,017 ", shown), shown
     assert re.search(r"tp-coherent +epsilon 3.00  active 160 of 8,017 ", shown), shown
 
 
-@pytest.mark.heavy
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("name", "epsilon", "accuracy"),
     [("five_lines.py", 3.0, 0.8), ("own_loop.py", 8.0, 0.8)],
@@ -81,7 +81,7 @@ def test_opacus_counts_a_ledger_as_we_do(method: str, mnist_example: ModuleType,
     assert rdp == pytest.approx(ledger.spent(accountant="rdp"), rel=0.02)
 
 
-@pytest.mark.heavy
+@pytest.mark.nightly
 @pytest.mark.data
 def test_the_mnist_example_trains_on_real_mnist(tmp_path: Path) -> None:
     if not os.environ.get("SPARSEDP_DATA"):
@@ -94,7 +94,7 @@ def test_the_mnist_example_trains_on_real_mnist(tmp_path: Path) -> None:
     assert epsilon <= 8.0
 
 
-@pytest.mark.heavy
+@pytest.mark.nightly
 def test_the_loop_of_the_example_learns() -> None:
     shown = run_example("keep_your_loop.py")
     assert float(re.findall(r"accuracy ([\d.]+)", shown)[-1]) > 0.6, shown

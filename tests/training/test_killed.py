@@ -1,7 +1,7 @@
 """SIGKILL at random moments: the ledger never under-counts, nothing is corrupt, the budget is kept.
 
 That some kill falls inside a block is left to chance: none of eight does with probability below 0.001, so it is asked
-for with eight or more only; those are in `make heavy`.
+for with eight or more only; those are in `make nightly`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def killed(folder: Path, seed: str, kills: int, epochs: int) -> dict[str, Any]:
     return json.loads(done.stdout)
 
 
-@pytest.mark.heavy
+@pytest.mark.nightly
 @pytest.mark.parametrize(("kills", "epochs"), [(2, 14), (20, 70)])
 def test_an_unseeded_run_killed_is_never_under_counted(kills: int, epochs: int, tmp_path: Path) -> None:
     seen = killed(tmp_path / "killed", "none", kills, epochs)
@@ -51,7 +51,7 @@ def test_an_unseeded_run_killed_is_never_under_counted(kills: int, epochs: int, 
     assert seen["epochs"] == sorted(set(seen["epochs"]))
 
 
-@pytest.mark.heavy
+@pytest.mark.nightly
 @pytest.mark.parametrize(("kills", "epochs"), [(2, 14), (8, 70)])
 def test_a_seeded_run_killed_ends_with_the_bits_of_one_left_alone(
     kills: int, epochs: int, tmp_path: Path

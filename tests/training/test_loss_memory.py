@@ -13,10 +13,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from guarded import cross_entropy, take_steps
-from runs import CLASSES, FEATURES, a_trainer, network
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
+from runs import CLASSES, FEATURES, a_trainer, network
 from sparsedp.batch import PerExampleLoss, PerSampleLoss, supervised
 from sparsedp.errors import PrivacyError
 
@@ -243,7 +243,7 @@ def test_made_up_examples_leave_variables_as_the_loss_left_them() -> None:
 
 
 def test_a_run_refuses_a_loss_with_a_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sparsedp.guards.guard.check_model", lambda *anything, **more: None)
+    monkeypatch.setattr("sparsedp.validation.model.validate_model", lambda *anything: ())
     monkeypatch.setattr("runs.loss_fn", PerExampleLoss(with_the_first_batch()))
     with pytest.raises(PrivacyError, match=r"loss_fn\.first\[0\] changed"):
         a_trainer(evaluate=None)

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from runs import ROWS, a_trainer, advance, network, weights
 from torch import nn
 
 from every_day import by_method
+from runs import ROWS, a_trainer, advance, network, weights
 from sparsedp.errors import DataError, PrivacyError, SparseDPError
 from sparsedp.loading import Loading
 from sparsedp.methods import MethodOptions, all_methods, build_plan, get_method
@@ -59,7 +59,7 @@ def test_a_seeded_run_cut_in_several_places_ends_with_the_same_bits(method: str,
     assert_same_outcome(whole, advance(a_trainer(method, out=cut, resume=True)).finish())
 
 
-@pytest.mark.heavy
+@pytest.mark.nightly
 def test_a_seeded_run_cut_anywhere_replays_and_charges_each_step_once(tmp_path: Path) -> None:
     """Blocks of two steps, the first phase 63: before the first step, between blocks, inside them, at the end."""
     make = {"epochs": EPOCHS, "ema_decay": 0.9, "scheduler": cosine}

@@ -18,7 +18,7 @@ from sparsedp.core.clip import FlatClip
 from sparsedp.grad_sample import Query, make_engine
 from sparsedp.loading import Loading
 from sparsedp.methods import Controller, MethodOptions, OffSupport, build_plan, get_method
-from sparsedp.optimizers.apply import support_optimizer
+from sparsedp.optimizers.sparse import support_optimizer
 from sparsedp.parameters import Layout
 from sparsedp.privacy.ledger import Charge, MemoryLedger
 from sparsedp.privacy.mechanism import privatize

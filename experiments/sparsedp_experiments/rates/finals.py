@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from sparsedp.methods.plan_config import PlanSpec
-from sparsedp.optimizers.table_rate import rate_for_table
+from sparsedp.optimizers.factory import rate_for_table
 from sparsedp_experiments.comparison.statistics import Estimate, estimate
 from sparsedp_experiments.pages import words
 from sparsedp_experiments.rates.records import DELTA, EPOCHS, usual_batch

@@ -13,16 +13,16 @@ from torch import Tensor, nn
 
 from sparsedp.batch import MicroBatch, PerSampleLoss
 from sparsedp.core.clip import FlatClip
-from sparsedp.diagnostics.quality import energy_captured
-from sparsedp.diagnostics.view import Proxy, RunView
+from sparsedp.diagnostics import Proxy, RunView
 from sparsedp.grad_sample import make_engine
 from sparsedp.grad_sample.query import Engine
 from sparsedp.methods.support_scheduler import noise_on_mean
 from sparsedp.randomness import PublicRandomness
 from sparsedp.ranks.here import refuse_ranks
-from sparsedp.runs.reader import Run, load_weights
+from sparsedp.runs.run import Run, load_weights
 from sparsedp.runs.snapshots import read_snapshots
 from sparsedp_experiments.theory.convergence import retained_energy
+from sparsedp_experiments.theory.criteria import energy_captured
 from sparsedp_experiments.theory.curvature import mean_loss, smoothness
 from sparsedp_experiments.theory.measured import (
     capture_findings,

@@ -11,17 +11,16 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from sparsedp.diagnostics.criteria import one_step
-from sparsedp.diagnostics.quality import (
+from sparsedp.diagnostics import SHARES, RunView
+from sparsedp.randomness import PublicRandomness
+from sparsedp_experiments.theory.convergence import retained_energy
+from sparsedp_experiments.theory.criteria import (
     concentration_curve,
     energy_captured,
+    one_step,
     random_capture,
     recovery_curve,
 )
-from sparsedp.diagnostics.summary import SHARES
-from sparsedp.diagnostics.view import RunView
-from sparsedp.randomness import PublicRandomness
-from sparsedp_experiments.theory.convergence import retained_energy
 from sparsedp_experiments.theory.nonprivate import Figure, Findings, Line, NonPrivate
 from sparsedp_experiments.theory.oracle import ClippingReport, asymmetry_p_value
 from sparsedp_experiments.theory.symmetry import lopsidedness, lopsidedness_by_chance

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import final
 
-from sparsedp.diagnostics.view import RunView
+from sparsedp.diagnostics import RunView
 from sparsedp.methods.support_scheduler import noise_on_mean
 from sparsedp.privacy.plan import Phase, Plan
 from sparsedp_experiments.theory.convergence import (

@@ -15,12 +15,12 @@ from torch import Tensor
 
 from sparsedp.batch import MicroBatch, select_rows
 from sparsedp.core.clip import ROUNDING_MARGIN, Clip, FlatClip, NoClip
-from sparsedp.diagnostics.quality import energy_captured
 from sparsedp.errors import DataError
 from sparsedp.grad_sample.query import Engine, Query
 from sparsedp.parameters import Support
 from sparsedp.randomness import PublicRandomness
 from sparsedp_experiments.theory.convergence import clipping_bias_bound
+from sparsedp_experiments.theory.criteria import energy_captured
 from sparsedp_experiments.theory.nonprivate import NonPrivate
 
 Progress = Callable[[int, int], None]

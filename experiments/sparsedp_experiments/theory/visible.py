@@ -10,11 +10,8 @@ from typing import Any, final
 
 import torch
 
-from sparsedp.diagnostics.proxy import split_concentration
-from sparsedp.diagnostics.splits import WarmupStatistics, statistics_of
-from sparsedp.diagnostics.view import RunView
-from sparsedp.diagnostics.visible import looked_at
-from sparsedp.runs.reader import Run
+from sparsedp.diagnostics import RunView, WarmupStatistics, shown_size, split_concentration, statistics_of
+from sparsedp.runs.run import Run
 from sparsedp_experiments.theory.misranking import (
     Pair,
     misranking_bernstein,
@@ -81,7 +78,7 @@ def theory_of(folder: Path | str) -> Theory:
     run = Run.open(folder)
     view = RunView.of(run)
     found = None if run.warmup is None else statistics_of(run)
-    size = looked_at(view.support)
+    size = shown_size(view.support)
     odds = {} if found is None else {name: _odds(found, name, size) for name in found.splits}
     return Theory({name: one for name, one in odds.items() if one is not None}, _wire(view, run), _rate(view))
 

@@ -249,7 +249,7 @@ def test_the_real_eye_labels_have_the_stated_counts(real_data):
     assert natural.items() <= whole.items()
 
 
-@pytest.mark.heavy
+@pytest.mark.nightly
 @pytest.mark.data
 def test_no_real_patient_is_on_both_sides(real_data):
     if not (real_data / "eyepacs").is_dir():

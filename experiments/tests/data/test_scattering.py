@@ -214,7 +214,7 @@ def test_what_is_not_square_images_is_refused():
         scattering_bundle(image_bundle(), groups=10)
 
 
-@pytest.mark.heavy
+@pytest.mark.nightly
 @pytest.mark.data
 def test_a_linear_classifier_on_real_features_beats_one_on_pixels(real_data):
     from sklearn.linear_model import LogisticRegression

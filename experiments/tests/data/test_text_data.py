@@ -167,7 +167,7 @@ def test_wrong_options_are_refused():
         token_ids(texts, length=0)
 
 
-@pytest.mark.heavy
+@pytest.mark.nightly
 @pytest.mark.data
 def test_the_real_reviews_are_complete_and_balanced(real_data):
     if not (real_data / "imdb").is_dir():

@@ -115,7 +115,7 @@ def test_the_attack_makes_progress_on_a_bare_gradient():
     assert 0 <= float(found.image.min()) <= float(found.image.max()) <= 1
 
 
-@pytest.mark.heavy
+@pytest.mark.nightly
 def test_noise_and_sparsity_spoil_the_reconstruction():
     clean, image = attack()
     noisy, _ = attack(noise_std=0.2)

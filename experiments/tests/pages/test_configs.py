@@ -40,7 +40,7 @@ def kinds_of_runs(experiment):
     return found.values()
 
 
-@pytest.mark.heavy
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore:the data set knows which unit")  # hospital-row protects rows on purpose
 @pytest.mark.parametrize("name", NAMES)
 def test_every_experiment_takes_an_epoch_with_each_of_its_methods(name, small_files):

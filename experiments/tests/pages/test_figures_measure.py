@@ -71,7 +71,7 @@ def test_every_committed_study_names_a_kind_and_settings_that_resolve(study):
             study.run_settings(point).resolved()
 
 
-@pytest.mark.heavy
+@pytest.mark.nightly
 @pytest.mark.parametrize("study", STUDIES, ids=lambda study: study.name)
 def test_every_study_runs_on_a_few_digits_and_gives_plain_finite_numbers(study):
     tiny = small(study)

@@ -143,7 +143,7 @@ def test_a_subset_takes_whole_units(patients):
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
 @pytest.mark.parametrize("scheduler", ["constant", "cosine", "linear"])
 def test_every_optimizer_and_scheduler_runs_and_is_recorded(optimizer, scheduler, tmp_path):
-    from sparsedp.runs.reader import Run
+    from sparsedp.runs.run import Run
 
     execute(settings(optimizer=optimizer, scheduler=scheduler, subset=60), out=tmp_path / "run")
     saved = Run.open(tmp_path / "run").record
@@ -183,7 +183,7 @@ def test_what_cannot_be_done_is_said(changes, error, words):
         execute(settings(**changes))
 
 
-@pytest.mark.heavy
+@pytest.mark.nightly
 def test_kept_features_change_nothing_but_the_time(tmp_path, monkeypatch):
     monkeypatch.setenv("SPARSEDP_CACHE", str(tmp_path / "cache"))
     generator, arrays = np.random.default_rng(0), {}

@@ -22,7 +22,7 @@ def outcome(pool: Pool) -> tuple[int, object]:
                 return task, message
 
 
-@pytest.mark.heavy
+@pytest.mark.nightly
 def test_a_killed_worker_is_reported_and_replaced(tmp_path):
     settings = Settings.from_json(TINY).resolved().to_json()
     pool = Pool(1, tmp_path)

@@ -11,7 +11,7 @@ from torch.utils.data import TensorDataset
 
 import sparsedp
 from diagnostic_probes import LOSS, batches, gradients_by_loop, network, rows
-from sparsedp.diagnostics.view import RunView
+from sparsedp.diagnostics import RunView
 from sparsedp.grad_sample import make_engine
 from sparsedp.methods import build_plan, get_method
 from sparsedp.parameters import Support

@@ -9,8 +9,7 @@ from torch.utils.data import TensorDataset
 
 import sparsedp
 from diagnostic_probes import network, rows
-from sparsedp.diagnostics.criteria import SplitEnergies
-from sparsedp.diagnostics.splits import WarmupStatistics
+from sparsedp.diagnostics import SplitEnergies, WarmupStatistics
 from sparsedp_experiments.theory.misranking import Pair, misranking_coherent, misranking_energy
 from sparsedp_experiments.theory.sparsification import Descent, best_rate_at_most
 from sparsedp_experiments.theory.visible import theory_of

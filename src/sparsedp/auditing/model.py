@@ -19,7 +19,7 @@ from sparsedp.auditing.sensitivity import rows_of
 from sparsedp.batch import PerExampleLoss, check_losses, row_count, to_device
 from sparsedp.errors import SparseDPError
 from sparsedp.loading import rows_in_order
-from sparsedp.optimizers.rule import OptimizerChoice, Rate, default_optimizer
+from sparsedp.optimizers.factory import OptimizerChoice, Rate, default_optimizer
 from sparsedp.randomness import PublicRandomness
 from sparsedp.training.data import Batches
 from sparsedp.training.trainer import Trainer

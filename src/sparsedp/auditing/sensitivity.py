@@ -19,7 +19,6 @@ from sparsedp.auditing.canaries import FixedCoins, Indices, Setting, Subject, de
 from sparsedp.auditing.estimators import Scores
 from sparsedp.auditing.mechanism import ChannelStatistic, RowCount
 from sparsedp.core.clip import Clip
-from sparsedp.grad_sample.check import PROBE_ROWS
 from sparsedp.grad_sample.query import Query
 from sparsedp.loading import rows_in_order
 from sparsedp.parameters import Layout
@@ -30,6 +29,7 @@ from sparsedp.privacy.queries import ChannelSum, TouchedSum
 from sparsedp.randomness import PublicRandomness, SystemRandomness, own_generators
 from sparsedp.sampling import LogicalBatch, PoissonSampler
 from sparsedp.training.step import counted_rows
+from sparsedp.validation.data import PROBE_ROWS
 
 
 @final

@@ -14,7 +14,7 @@ from sparsedp.federated.rounds import Round
 from sparsedp.federated.task import CountAsked, Task
 from sparsedp.federated.weights import model_digest
 from sparsedp.methods import Controller
-from sparsedp.optimizers.apply import change_weights
+from sparsedp.optimizers.sparse import change_weights
 from sparsedp.parameters import Layout, Support
 from sparsedp.privacy.plan import Phase, Plan
 

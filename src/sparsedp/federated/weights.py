@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from sparsedp._serialization import sha256
-from sparsedp.optimizers.places import places_in
+from sparsedp.optimizers.sparse import places_in
 from sparsedp.parameters import Layout, Support
 from sparsedp.runs.checkpoint import describe_layout
 from sparsedp.validation.state import tensor_digest

@@ -32,7 +32,7 @@ from sparsedp.grad_sample.layers.source import Source
 from sparsedp.grad_sample.layers.table import family_of
 from sparsedp.grad_sample.partition import Layer, droppable_axes, partition
 from sparsedp.grad_sample.plain import plain_forward
-from sparsedp.grad_sample.query import Query, See
+from sparsedp.grad_sample.query import Query
 from sparsedp.grad_sample.reading import Reading, read
 from sparsedp.grad_sample.reference import ReferenceEngine
 from sparsedp.grad_sample.tape import Tape
@@ -107,7 +107,7 @@ class BookkeepingEngine:
         sizes = [] if self._prepared is None else [m.chunk_rows for m in self._prepared.measured.values()]
         return max(sizes, default=None)
 
-    def clipped_sum(self, batches: Iterable[MicroBatch], query: Query, see: See | None = None) -> Tensor:
+    def clipped_sum(self, batches: Iterable[MicroBatch], query: Query, see: object = None) -> Tensor:
         """The sum over all units of their clipped gradients on the support; `see` is shown every chunk."""
         prepared = self._prepare(query.support)
         if not self._gave_way and (reason := self._why_not()) is not None:
@@ -125,7 +125,7 @@ class BookkeepingEngine:
                 for rows in self._chunks(batch, query, prepared, device):
                     gradients = self._record(rows, prepared, query)
                     if gradients is None:
-                        part = self._reference.clipped_sum([rows], query, see)
+                        part = self._reference.clipped_sum([rows], query)
                         by_reference = part if by_reference is None else by_reference + part
                         continue
                     running = running or self._begin_sum(query, prepared, metrics, device)

@@ -8,6 +8,9 @@ depend on values, and writes to buffers are errors of PyTorch's own.
 from __future__ import annotations
 
 import functools
+import math
+import re
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -19,9 +22,11 @@ from torch._C._functorch import _add_batch_dim
 from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
 from torch._functorch.vmap import unwrap_batched
 from torch.func import functional_call, vmap
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from sparsedp.batch import PerSampleLoss, Rows, check_losses
+from sparsedp.randomness import Chance, PublicRandomness, own_generators
 
 NO_SAVED_TENSOR_HOOKS = (
     "the model hooks the tensors that autograd saves (checkpointing, saved_tensors_hooks), and such a hook would see "
@@ -57,6 +62,96 @@ def isolated_losses(
     return losses
 
 
+def why_not_isolated(model: nn.Module, loss: PerSampleLoss, rows: Rows) -> str | None:
+    """Say why PyTorch cannot vectorise a model and its loss, or None; forward and backward on made-up examples.
+
+    Args:
+        model: Left as it is, but for what its own forward writes.
+        loss: `loss(model, rows)`.
+        rows: Their structure, shapes and dtypes alone are looked at.
+
+    Raises:
+        Exception: the model's own, where it cannot run on single made-up examples either.
+    """
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    first: Exception | None = None
+    with own_draws(None, parameters[0].device):
+        for kind in MADE_UP:
+            made = made_up(rows, 2, kind)
+            try:
+                single = pytree.tree_map_only(Tensor, lambda leaf: leaf[:1], made)
+                check_losses(loss(model, single), 1)
+            except Exception as error:  # whatever a model may do with such an example
+                first = first or error
+                continue
+            try:
+                losses = isolated_losses(model, loss, made)
+                torch.autograd.grad(losses.sum(), parameters, allow_unused=True)
+            except Exception as error:  # whatever PyTorch cannot vectorise
+                return re.split(r"\.\s|\n", str(error))[0].strip() or type(error).__name__
+            return None
+    assert first is not None
+    raise first
+
+
+def slow_operators(model: nn.Module, loss: PerSampleLoss, rows: Rows) -> list[str]:
+    """Name the operators of a model that PyTorch runs in a loop over the examples."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        _SILENT.append(False)
+        try:
+            isolated_losses(model, loss, rows)
+        finally:
+            _SILENT.pop()
+    found = (re.search(r"batching rule for (aten::\w+)", str(one.message)) for one in caught)
+    return sorted({match[1] for match in found if match})
+
+
+_SILENT = [True]
+"""Whether PyTorch is to say that it runs an operator in a loop; the last entry counts."""
+
+MADE_UP = ("mixed", "ones", "zeros")
+"""Kinds of made-up examples, in the order in which they are tried: not every model takes all."""
+
+
+def made_up(rows: Rows, count: int, kind: str = "mixed") -> Rows:
+    """Examples with the structure, shapes and dtypes of others, and nothing of their values.
+
+    Mixed: normal numbers, zeros and ones among integers, the first of an example always one. Ones, zeros: all so.
+    """
+    public = PublicRandomness(0)
+
+    def made(leaf: Tensor) -> Tensor:
+        shape = (count, *leaf.shape[1:])
+        if kind != "mixed" or not math.prod(shape):
+            return torch.full(shape, int(kind == "ones"), dtype=leaf.dtype, device=leaf.device)
+        numbers = public.normal(math.prod(shape), key=(len(shape), shape[-1])).reshape(shape)
+        if leaf.is_floating_point() or leaf.is_complex():
+            return numbers.to(leaf)
+        bits = numbers.gt(0).reshape(count, -1)
+        bits[:, 0] = True if leaf.dim() > 1 else torch.arange(count) % 2 == 1
+        return bits.reshape(shape).to(leaf)
+
+    return pytree.tree_map_only(Tensor, made, rows)
+
+
+@contextmanager
+def own_draws(chance: Chance | None, device: torch.device) -> Iterator[None]:
+    """Fork the global generators for one micro-batch, so that nothing drawn later depends on how much it draws.
+
+    Args:
+        chance: Whose secret they are seeded from; without one they go on from where they stand.
+        device: Whose generator is forked besides.
+    """
+    if chance is None:
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            yield
+        return
+    first = int(chance.rows[0]) if len(chance.rows) else None
+    with own_generators(chance.secret.seed(first), device):
+        yield
+
+
 @contextmanager
 def isolation(model: nn.Module) -> Iterator[None]:
     """What the vectorised run of a model needs: compiled parts run as written, Transformers takes it for a trace."""
@@ -90,7 +185,7 @@ def _traced() -> Iterator[None]:
 @contextmanager
 def _slow_loops_are_silent() -> Iterator[None]:
     """No message during a step: operators that PyTorch runs in a loop are announced before training."""
-    torch._C._functorch._set_vmap_fallback_warning_enabled(False)
+    torch._C._functorch._set_vmap_fallback_warning_enabled(not _SILENT[-1])
     try:
         yield
     finally:
@@ -117,9 +212,25 @@ def losses_at(model: nn.Module, values: Mapping[str, Tensor], loss: PerSampleLos
         for name, p in part.named_parameters(recurse=False, remove_duplicate=False)
         if first_name[id(p)] in values
     }
-    # PyTorch's own tying would swap a module met under two names twice, and leave the second value behind.
-    losses: Tensor = functional_call(_InItsPlace(model), swapped, (loss, rows), tie_weights=False)
+    with _PaddingIsConstant():
+        # PyTorch's own tying would swap a module met under two names twice, and leave the second value behind.
+        losses: Tensor = functional_call(_InItsPlace(model), swapped, (loss, rows), tie_weights=False)
     return losses
+
+
+class _PaddingIsConstant(TorchFunctionMode):
+    """Keeps `padding_idx` without gradient: PyTorch forgets it where every example has a table of its own."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        if func is not F.embedding:
+            return found
+        given = dict(zip(("input", "weight", "padding_idx"), args, strict=False), **(kwargs or {}))
+        padding = given.get("padding_idx")
+        if padding is None:
+            return found
+        is_padding = given["input"] == padding % given["weight"].shape[0]
+        return torch.where(is_padding.unsqueeze(-1), found.detach(), found)
 
 
 # Rules for operators that PyTorch does not vectorise. A rule is given all examples' operands and computes below vmap,
@@ -145,9 +256,11 @@ def _rule(*names: str) -> Callable[[Callable[..., Rule]], Callable[..., Rule]]:
 def _kernel(rule: Rule) -> Callable[..., Any]:
     below_vmap = torch._C.DispatchKeySet(torch._C.DispatchKey.FuncTorchBatched)
 
-    def kernel(keys: Any, *operands: Any) -> Any:
+    def kernel(keys: Any, *operands: Any, attn_mask: Tensor | None = None, scale: float | None = None) -> Any:
         interpreter: Any = retrieve_current_functorch_interpreter()
         level, count = interpreter.level(), interpreter.batch_size()
+        if rule.__name__ == "attention":  # its schema has a tensor that is given by name alone
+            operands = (*operands, *[0.0, False][len(operands) - 3 :], attn_mask, scale)
         whole, axes = unwrap_batched(operands, level)
         with torch._C._ExcludeDispatchKeyGuard(below_vmap):
             found = rule(count, axes, *whole)
@@ -313,7 +426,7 @@ def _bags(name: str) -> Rule:
         own = None if weights is None else _first(weights, axes[6], count).unflatten(1, (bags, length))
         table = indices.unflatten(1, (bags, length))
         kept = None if padding is None or padding < 0 else table != padding
-        if axes[0] is not None:  # every example has a table of its own
+        if axes[0] is not None:  # every example has a table of its own, and `_reduce_bags` leaves padding out
             weight = _first(weight, axes[0], count)
             table = table + (torch.arange(count, device=table.device) * weight.shape[1]).view(-1, 1, 1)
             weight = weight.flatten(0, 1)
@@ -336,3 +449,43 @@ def _reduce_bags(vectors: Tensor, mode: int, weights: Tensor | None, kept: Tenso
         return torch.where(kept.any(-2), largest, torch.zeros_like(largest))
     total = vectors.masked_fill(~kept, 0.0).sum(-2)
     return total / kept.sum(-2).clamp(min=1) if mode == 1 else total
+
+
+@_rule("bincount", "repeat_interleave.Tensor", "_pack_padded_sequence")
+def _refused(name: str) -> Rule:
+    """PyTorch would run these in a loop, and fail in the step where examples come out in different sizes."""
+
+    def rule(count: int, axes: Any, *operands: Any) -> Any:
+        raise RuntimeError(f"the shape of what {name.split('.')[0]} gives depends on the example's values")
+
+    return rule
+
+
+@_rule("_scaled_dot_product_flash_attention_for_cpu")
+def _attention(name: str) -> Rule:
+    fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+
+    def attention(
+        count: int,
+        axes: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        dropout: float,
+        causal: bool,
+        mask: Tensor | None,
+        scale: float | None,
+    ) -> tuple[Tensor, ...]:
+        """Fused attention attends inside each entry of its first axis, so examples go there."""
+        query, key, value = (
+            _first(one, axis, count) for one, axis in zip((query, key, value), axes, strict=False)
+        )
+        if mask is not None:
+            mask = _first(mask, axes[5], count)
+            mask = mask.reshape(count, *[1] * (query.dim() - mask.dim()), *mask.shape[1:])
+            mask = mask.expand(*query.shape[:2], *mask.shape[2:]).flatten(0, 1)
+        parts = (one.flatten(0, 1) for one in (query, key, value))
+        found = fused(*parts, dropout, causal, attn_mask=mask, scale=scale)
+        return tuple(one.unflatten(0, query.shape[:2]) for one in found)
+
+    return attention

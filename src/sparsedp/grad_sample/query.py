@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -45,10 +45,6 @@ class Query:
         if self.per_sample_top is None or self.support.size == 0:
             return self.support.size
         return max(1, share_of(exact_ratio(self.per_sample_top, "per_sample_top"), self.support.size))
-
-
-See = Callable[[MicroBatch, Callable[[int], Tensor], Tensor | None], None]
-"""Is shown a chunk: its rows, each row's gradient on the support, and the norms they are clipped by. Private."""
 
 
 class Engine(Protocol):

@@ -72,7 +72,7 @@ class WarmupWatch:
     """
 
     def __init__(self, plan: Plan, dimension: int) -> None:
-        self._first, self._steps = plan.first_step(looked_at(plan).name), steps_looked_at(plan)
+        self._first, self._steps = plan.first_step(observed_phase(plan).name), observed_steps(plan)
         self._dimension = dimension
         few = self._steps < MINIMUM_WARMUP
         self._over = few or not plan.is_private or dimension > MOST_COORDINATES
@@ -136,14 +136,14 @@ class WarmupWatch:
         return {**orders, "first": first.float(), "second": second.float(), **counts}
 
 
-def looked_at(plan: Plan) -> Phase:
+def observed_phase(plan: Plan) -> Phase:
     """The phase the statistics are of: the warm-up, or the first training phase if there is none."""
     return next(phase for phase in plan.phases if phase.trains)
 
 
-def steps_looked_at(plan: Plan) -> int:
+def observed_steps(plan: Plan) -> int:
     """How many steps of that phase: the whole warm-up, or 30 % of a phase that is none."""
-    phase = looked_at(plan)
+    phase = observed_phase(plan)
     return phase.steps if phase.name == WARM_UP.name else round(DENSE_SHARE * phase.steps)
 
 

@@ -1,10 +1,11 @@
-"""Private training behind scikit-learn's interface: `SparseDPClassifier`, and what may go before it.
+"""Private training behind scikit-learn's interface: `SparseDPClassifier` and `SparseDPRegressor`.
 
-`PublicEncoder` turns columns into features by declared rules, `BoundedScaler` maps features from declared bounds.
+`PublicEncoder` turns columns into features by descriptions that are public; `PrivacyBudget` is shared by several fits.
 """
 
+from sparsedp.sklearn.budget import PrivacyBudget
 from sparsedp.sklearn.classifier import SparseDPClassifier
-from sparsedp.sklearn.columns import PublicEncoder
-from sparsedp.sklearn.scaling import BoundedScaler
+from sparsedp.sklearn.preprocessing import PublicEncoder
+from sparsedp.sklearn.regressor import SparseDPRegressor
 
-__all__ = ["BoundedScaler", "PublicEncoder", "SparseDPClassifier"]
+__all__ = ["PrivacyBudget", "PublicEncoder", "SparseDPClassifier", "SparseDPRegressor"]

@@ -1,18 +1,30 @@
-"""Tables as PyTorch wants them: the rows as a data set, and the two models that the estimators train."""
+"""Tables as PyTorch wants them: examples, labels, targets, units, and the two models that the estimators train."""
 
 from __future__ import annotations
 
+import hashlib
 import math
+import numbers
+import re
+from collections.abc import Iterable, Mapping
 from typing import Any, final
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from scipy import sparse
-from sklearn.utils import check_array
+from sklearn.utils import check_array, check_random_state
+from sklearn.utils.validation import column_or_1d
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from sparsedp.errors import DataError, PrivacyError, SparseDPError
 from sparsedp.randomness import PublicRandomness, own_generators
+from sparsedp.training.data import given_units
+
+_NAMES_SOMEBODY = re.compile(
+    r"(.*_)?(id|mrn|ssn|nhs|pseudonym|(patient|person|subject|customer|client|user|member|case)(_?(id|no|nr|num|number|key|code))?)"
+)
 
 
 @final
@@ -91,3 +103,120 @@ def network(features: int, outputs: int, widths: tuple[int, ...], seed: int | No
 def coordinate_count(model: nn.Module) -> int:
     """The number of trainable scalars."""
     return sum(math.prod(p.shape) for p in model.parameters() if p.requires_grad)
+
+
+def check_pair(eval_set: Any) -> None:
+    """Refuse held-out data that is not (X, y).
+
+    Raises:
+        DataError: it is something else.
+    """
+    if not isinstance(eval_set, (tuple, list)) or len(eval_set) != 2:
+        size = f" of {len(eval_set)}" if isinstance(eval_set, (tuple, list)) else ""
+        raise DataError(f"eval_set: got {type(eval_set).__name__}{size}, expected one pair (X, y)")
+
+
+def encode_labels(y: npt.NDArray[Any], declared: Any) -> tuple[npt.NDArray[Any], torch.Tensor]:
+    """The sorted classes, and the place of each label among them.
+
+    Formal guarantees:
+        That a class exists can be one example's doing, so the set of classes has to be public.
+    """
+    try:
+        classes = np.unique(y if declared is None else np.asarray(declared))
+        known = np.isin(y, classes)
+    except TypeError as error:
+        raise DataError(
+            f"classes: labels of mixed types cannot be ordered ({error}); use one type"
+        ) from error
+    if len(classes) < 2:
+        got = "y" if declared is None else "classes"
+        raise DataError(
+            f"{got} has {len(classes)} class, expected at least 2; declare them with classes=[...]"
+        )
+    if not known.all():
+        raise DataError(
+            f"y has a label that is not among the declared classes {classes.tolist()} (which one is private, and not "
+            "said here); declare every class there can be, or drop the rows of others"
+        )
+    return classes, torch.from_numpy(np.searchsorted(classes, y).astype(np.int64))
+
+
+def encode_units(units: Any, rows: int) -> torch.Tensor | None:
+    """Ids of any one type as whole numbers; None stays None.
+
+    Raises:
+        DataError: not one id for each row, or a missing one.
+    """
+    if units is None:
+        return None
+    ids = column_or_1d(units)
+    if len(ids) != rows:
+        raise DataError(f"groups: got {len(ids)} ids for {rows} examples, expected one for each")
+    return torch.from_numpy(np.unique(given_units(ids), return_inverse=True)[1].astype(np.int64))
+
+
+def class_weights(choice: Any, classes: npt.NDArray[Any]) -> torch.Tensor | None:
+    """A weight for each class, 1 where none is given, the largest scaled to 1; None when there are none at all.
+
+    Formal guarantees:
+        Weights scale the loss before the clip, which bounds each unit whatever they are. A weight above 1 would be
+        taken back by the clip of gradients that are as long as it allows already; so only their ratios count, and
+        the largest is 1.
+    """
+    if choice is None:
+        return None
+    if not isinstance(choice, Mapping):
+        raise PrivacyError(
+            f"class_weight: got {choice!r}, expected {{label: weight}} with public weights. 'balanced' would count "
+            "the training labels exactly, which no noise covers"
+        )
+    labels = classes.tolist()
+    strangers = [label for label in choice if label not in labels]
+    weights = np.array([choice.get(label, 1.0) for label in labels], dtype=np.float64)
+    if strangers or not (np.isfinite(weights).all() and (weights > 0).all()):
+        raise DataError(
+            f"class_weight: got {choice!r}, expected a number > 0 for some of the classes {labels}"
+        )
+    return torch.from_numpy((weights / weights.max()).astype(np.float32))
+
+
+def widths_of(hidden: Any) -> tuple[int, ...]:
+    """The widths of the hidden layers: one number, several, or none for a linear model.
+
+    Raises:
+        SparseDPError: they are not whole numbers > 0.
+    """
+    given = hidden.tolist() if isinstance(hidden, np.ndarray) else hidden
+    widths = tuple(given) if isinstance(given, Iterable) else (given,)
+    if not all(isinstance(width, (int, np.integer)) and width > 0 for width in widths):
+        raise SparseDPError(
+            f"hidden_layer_sizes: got {hidden!r}, expected whole numbers > 0, or () for a linear model"
+        )
+    return tuple(int(width) for width in widths)
+
+
+def seed_of(random_state: Any) -> int | None:
+    """None, the number given, or one drawn from a RandomState."""
+    if random_state is None:
+        return None
+    if isinstance(random_state, numbers.Integral):
+        return int(random_state)
+    return int(check_random_state(random_state).randint(np.iinfo(np.int32).max))
+
+
+def names_somebody(name: str) -> bool:
+    """Whether a column's name looks like the id of a person: patient_id, PatientID, mrn."""
+    return _NAMES_SOMEBODY.fullmatch(re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()) is not None
+
+
+def held_out_by_hash(ids: npt.NDArray[Any], share: float) -> npt.NDArray[np.bool_]:
+    """Which examples are held out: those whose unit's id has a SHA-256 in the lowest share of all.
+
+    Public and the same for ever: nobody's place depends on anybody else, and all examples of a unit are on one side.
+    """
+    texts, places = np.unique(np.array([str(one) for one in ids.tolist()]), return_inverse=True)
+    parts = [
+        int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") / 2**64 for text in texts.tolist()
+    ]
+    return (np.array(parts) < share)[places]

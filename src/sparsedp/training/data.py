@@ -241,11 +241,6 @@ class Batches:
         with own_generators(PublicRandomness(0).generator_seed(()), torch.device("cpu")):
             return fetch_rows(self._dataset, everywhere[:count], self._collate)
 
-    @property
-    def most_rows(self) -> int:
-        """About the most rows that are loaded at once. Public."""
-        return max(self._samplers[phase.name].most_rows for phase in self._plan.phases if phase.trains)
-
     def starting_at(self, step: int) -> Iterator[LogicalBatch]:
         """The batches of this step and all after it, phase by phase."""
         for phase in self._plan.phases:

@@ -15,9 +15,8 @@ from torch.optim import Optimizer
 from sparsedp._files import Json
 from sparsedp.evaluation import evaluation_mode
 from sparsedp.methods import Controller, Knowledge, OffSupport, PublicScores, SupportChange
-from sparsedp.optimizers.apply import change_weights, support_optimizer
-from sparsedp.optimizers.average import WeightAverage
-from sparsedp.optimizers.rule import (
+from sparsedp.optimizers.ema import WeightAverage
+from sparsedp.optimizers.factory import (
     OptimizerChoice,
     SchedulerChoice,
     make_optimizer,
@@ -25,12 +24,12 @@ from sparsedp.optimizers.rule import (
     restore_scheduler,
     scheduler_state,
 )
+from sparsedp.optimizers.sparse import change_weights, support_optimizer
 from sparsedp.parameters import Layout, Support
 from sparsedp.privacy.mechanism import Released
 from sparsedp.privacy.plan import Plan
 from sparsedp.randomness import PublicRandomness
-from sparsedp.runs.checkpoint import Checkpoint, load_model_state
-from sparsedp.runs.state import LearnerState
+from sparsedp.runs.checkpoint import Checkpoint, TrainerState, load_model_state
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,9 +129,9 @@ class Learner:
         if self._average is not None:
             self._average.install()
 
-    def state(self) -> LearnerState:
+    def state(self) -> TrainerState:
         """All of it, between two steps."""
-        return LearnerState(
+        return TrainerState(
             self.model.state_dict(),
             self.applier.state(),
             scheduler_state(self._scheduler),
@@ -154,7 +153,7 @@ class Learner:
             SparseDPError: it belongs to another optimizer, scheduler, method or plan.
         """
         load_model_state(self.model, checkpoint)
-        saved = LearnerState.of(checkpoint)
+        saved = TrainerState.of(checkpoint)
         restore_scheduler(self._scheduler, saved.scheduler)
         if self._average is not None and saved.average is not None:
             self._average.restore(saved.average)

@@ -14,10 +14,8 @@ from sparsedp.batch import MicroBatch, PerSampleLoss, Rows
 from sparsedp.core.clip import FlatClip
 from sparsedp.errors import PrivacyError
 from sparsedp.grad_sample import make_engine
-from sparsedp.grad_sample.check import PROBE_ROWS
 from sparsedp.grad_sample.query import Engine, Query
 from sparsedp.grad_sample.touched import TouchedRows
-from sparsedp.guards.guard import CompanyGuard, ModelGuard
 from sparsedp.methods.support_scheduler import Controller, SupportChange
 from sparsedp.privacy.ledger import Charge, Ledger, SharedCharge
 from sparsedp.privacy.mechanism import ALONE, Exchange, Released, private_mean, privatize
@@ -28,6 +26,8 @@ from sparsedp.sampling import LogicalBatch
 from sparsedp.training.data import Batches
 from sparsedp.training.normalization import Normalised, release_statistics
 from sparsedp.training.state import Learner, UpdateRule
+from sparsedp.validation.data import PROBE_ROWS, refuse_nothing_finite
+from sparsedp.validation.model import ModelValidation
 from sparsedp.validation.state import StateGuard
 
 COUNT = 1
@@ -122,9 +122,8 @@ class PrivateStep:
     """Everything a step needs; calling it takes the step."""
 
     model: nn.Module
-    guard: ModelGuard
+    validation: ModelValidation
     state: StateGuard
-    company: CompanyGuard
     plan: Plan
     controller: Controller
     engine: Engine
@@ -140,7 +139,7 @@ class PrivateStep:
         **Privacy.** `privatize` is the only door: all before it is public or a count released by the same mechanism,
         all after it is post-processing.
         """
-        self.guard.check()
+        self.validation.check()
         phase = self.plan.phase_at(step)
         if phase.count_share:
             batch = list(batch)  # looked at twice
@@ -152,7 +151,7 @@ class PrivateStep:
         last = step + 1 in self.plan.epoch_ends()
         with self.state.untouched(last_of_epoch=last):
             released = privatize(
-                self.company.engine_for(step),
+                self.engine,
                 batch,
                 Query(setting.support, phase.clip, setting.geometry, setting.per_sample_top),
                 expected_batch_size=self.plan.expected_batch_size(phase),
@@ -178,7 +177,7 @@ class Randomness(NamedTuple):
 class Stepper:
     """A checked model, ready to be stepped; it stores nothing.
 
-    **Privacy.** The checks on private rows happen here, before the first step, under random numbers of their own.
+    **Privacy.** The model is validated here, before the first step, on made-up examples.
 
     Attributes:
         learner: what a release moves.
@@ -197,12 +196,12 @@ class Stepper:
     ) -> None:
         private, public = randomness
         some_rows = functools.partial(batches.rows_for_a_trial, PROBE_ROWS, public)
-        guard = ModelGuard(model, loss, some_rows, fast=engine != "reference", largest=batches.most_rows)
+        refuse_nothing_finite(rows := some_rows())
+        validation = ModelValidation(model, loss, rows)
         self._device = next(model.parameters()).device
-        one_row = functools.partial(batches.rows_for_a_trial, 1, public)
         with own_generators(private.secret((0, 2)).seed(), self._device):
-            state = StateGuard(model, loss, one_row)
-            guard.check()
+            state = StateGuard(model, loss, lambda: validation.examples)
+            validation.check()
         computing = make_engine(model, loss, engine)
         self.learner = Learner(model, computing.layout, plan, public, rule)
         controller = self.learner.controller
@@ -211,9 +210,8 @@ class Stepper:
         self._plan = plan
         self._step = PrivateStep(
             model,
-            guard,
+            validation,
             state,
-            CompanyGuard(computing, model, loss, plan.epoch_ends(), private),
             plan,
             controller,
             computing,
@@ -244,7 +242,7 @@ class Stepper:
         """Release the count that a selection ranks by."""
         assert self._look is not None
         step, batch = self._step, next(batches)
-        step.guard.check()
+        step.validation.check()
         with step.state.untouched(last_of_epoch=True):
             release_selection(
                 self._look, batch, self._plan, phase, step.controller,

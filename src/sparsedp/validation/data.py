@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils.data import Dataset, TensorDataset
 
-from sparsedp.batch import Rows, select_rows
-from sparsedp.errors import PrivacyError
+from sparsedp.batch import Rows, select_rows, tensors_of
+from sparsedp.errors import DataError, PrivacyError
 from sparsedp.loading import BatchFetch, Collate, Fetcher, FixedShapes, fetch_rows
 from sparsedp.randomness import SEED_BYTES, GeneratorWatch, StepSecret, own_generators
 from sparsedp.validation.reads import Reads, Source
@@ -208,3 +208,17 @@ def _close(a: Tensor, b: Tensor) -> bool:
     finite = x[x.isfinite()]
     scale = float(finite.abs().max()) if finite.numel() else 0.0
     return torch.allclose(x, y, rtol=TOLERANCE, atol=TOLERANCE * scale, equal_nan=True)
+
+
+def refuse_nothing_finite(rows: Rows) -> None:
+    """Refuse rows of which no number is finite: they add nothing, so a run would train on noise alone.
+
+    Raises:
+        DataError: so it is.
+    """
+    floats = [leaf for leaf in tensors_of(rows) if leaf.is_floating_point()]
+    if floats and not any(bool(leaf.isfinite().any()) for leaf in floats):
+        raise DataError(
+            "every feature of every row that was looked at is NaN or infinite: such rows add nothing, so the run would "
+            "train on noise alone. Look at how the data was read; fill missing values with a public constant"
+        )

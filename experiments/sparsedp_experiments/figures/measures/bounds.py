@@ -10,8 +10,7 @@ from torch import nn
 
 from sparsedp.batch import MicroBatch
 from sparsedp.core.clip import FlatClip
-from sparsedp.diagnostics.criteria import one_step, random_signal_loss, step_progress
-from sparsedp.diagnostics.proxy import split_of
+from sparsedp.diagnostics import step_progress
 from sparsedp.errors import SparseDPError
 from sparsedp.grad_sample import make_engine
 from sparsedp.methods.method import MAIN
@@ -33,6 +32,7 @@ from sparsedp_experiments.figures.runs import (
     train_until,
     unit_gradients,
 )
+from sparsedp_experiments.theory.criteria import one_step, random_signal_loss, split_of
 from sparsedp_experiments.theory.curvature import mean_loss, smoothness
 from sparsedp_experiments.theory.oracle import mean_gradient
 from sparsedp_experiments.theory.sparsification import Descent, kappa

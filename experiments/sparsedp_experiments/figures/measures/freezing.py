@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sparsedp.batch import MicroBatch
 from sparsedp.core.clip import FlatClip
-from sparsedp.diagnostics.quality import overlap
+from sparsedp.diagnostics import overlap
 from sparsedp.grad_sample import make_engine
 from sparsedp.parameters import Support
 from sparsedp.runs.snapshots import Snapshot

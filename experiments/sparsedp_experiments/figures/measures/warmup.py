@@ -10,8 +10,7 @@ from torch import Tensor
 
 from sparsedp._validate import exact_ratio, share_of
 from sparsedp.core.clip import FlatClip
-from sparsedp.diagnostics.proxy import proxy_concentration, pure_noise, split_concentration, split_of
-from sparsedp.diagnostics.quality import concentration_curve, energy_captured, random_capture, recovery_curve
+from sparsedp.diagnostics import proxy_concentration, pure_noise, split_concentration
 from sparsedp.grad_sample import make_engine
 from sparsedp.methods.scores import ByScore, Coherent, Energy, Observation
 from sparsedp.methods.support_scheduler import noise_on_mean
@@ -20,6 +19,13 @@ from sparsedp.randomness import PublicRandomness
 from sparsedp_experiments.figures.config import Point, Study
 from sparsedp_experiments.figures.cost import Costs
 from sparsedp_experiments.figures.runs import LOSS, Releases, held_out, open_trainer, switch_of, train_until
+from sparsedp_experiments.theory.criteria import (
+    concentration_curve,
+    energy_captured,
+    random_capture,
+    recovery_curve,
+    split_of,
+)
 from sparsedp_experiments.theory.oracle import mean_gradient
 
 SCORES: tuple[ByScore, ...] = (Energy(), Coherent())

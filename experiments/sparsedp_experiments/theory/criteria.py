@@ -1,0 +1,151 @@
+"""When a support pays in one step (TP-TopK, Prop. 5.1), and how much of a gradient's energy it holds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+
+from sparsedp._validate import exact_ratio, share_of
+from sparsedp.diagnostics import Baseline, SplitEnergies
+from sparsedp.errors import SparseDPError
+from sparsedp.parameters import Support
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class OneStep:
+    """The two sides of Prop. 5.1 for one support.
+
+    Attributes:
+        signal_loss: `||P_notA G||^2`, the gradient energy a step leaves out.
+        noise_saved: `(d - k) nu^2`, the noise energy it does not add.
+        noise_kept: `k nu^2`.
+    """
+
+    signal_loss: float
+    noise_saved: float
+    noise_kept: float
+
+    @property
+    def error(self) -> float:
+        """`E(A)`, the one-step squared error."""
+        return self.signal_loss + self.noise_kept
+
+    @property
+    def full_error(self) -> float:
+        """`E_full = d nu^2`, that of all coordinates."""
+        return self.noise_saved + self.noise_kept
+
+    @property
+    def helps(self) -> bool:
+        """Whether the support's error is the smaller one."""
+        return self.signal_loss < self.noise_saved
+
+
+def one_step(gradient: Tensor, support: Support, noise_std: float) -> OneStep:
+    """The criterion for a mean clipped gradient G and the main phase's noise nu per coordinate.
+
+    **Privacy.** It is as private as the gradient: with an un-noised one, keep the result `NonPrivate`.
+    """
+    energies = gradient.to("cpu", torch.float64) ** 2
+    lost = float(energies[~support.mask()].sum())
+    k, d = support.size, support.dimension
+    return OneStep(lost, (d - k) * noise_std**2, k * noise_std**2)
+
+
+def random_signal_loss(gradient: Tensor, size: int) -> float:
+    """`(1 - k/d) ||G||^2`: what a uniformly random support of k coordinates leaves out on average."""
+    return float((gradient.double() ** 2).sum()) * (1 - size / gradient.numel())
+
+
+def split_of(order: Tensor, gradients: Tensor, noise_std: float) -> SplitEnergies:
+    """Split energies from a stack of released dense gradients `[steps, d]`: even steps against odd ones."""
+    if gradients.shape[0] < 2:
+        raise SparseDPError(f"split_of: got {gradients.shape[0]} gradients, expected at least 2")
+    even, odd = gradients[0::2].double(), gradients[1::2].double()
+    v = noise_std**2
+    return SplitEnergies(
+        order.to(torch.int64), even.mean(0), odd.mean(0), v / even.shape[0], v / odd.shape[0]
+    )
+
+
+def energy_captured(energies: Tensor, support: Support) -> float:
+    """`sum_{p in A} G_p^2 / sum_p G_p^2` (TP-TopK, Sec. 7.4); 0 when there is no energy."""
+    values = energies.double()
+    total = float(values.sum())
+    return min(1.0, float(support.gather(values).sum()) / total) if total else 0.0
+
+
+def random_capture(energies: Tensor, size: int) -> Baseline:
+    """The energy a uniformly random support of k coordinates captures: k/d, with its deviation.
+
+    A sum over a sample without replacement has variance `k (d-k)/(d-1)` times the population variance.
+    """
+    values = energies.double()
+    d, total = values.numel(), float(values.sum())
+    _check_size(size, d)
+    if total == 0 or d == 1:
+        return Baseline(size / d if total else 0.0, 0.0)
+    variance = size * (d - size) / (d - 1) * float(values.var(correction=0))
+    return Baseline(size / d, math.sqrt(variance) / total)
+
+
+def concentration_curve(energies: Tensor, shares: Sequence[float]) -> tuple[float, ...]:
+    """The share of energy in the top x of coordinates, for each share x (TP-TopK, Fig. 1a)."""
+    ordered = torch.sort(energies.double(), descending=True).values.cumsum(0)
+    total = float(ordered[-1])
+    counts = [share_of(exact_ratio(share, "share"), energies.numel()) for share in shares]
+    return tuple(float(ordered[k - 1]) / total if k and total else 0.0 for k in counts)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """Energy captured at one ratio by a ranking, by chance and at best (TP-TopK, Fig. 1b)."""
+
+    size: int
+    learned: float
+    random: Baseline
+    oracle: float
+
+    @property
+    def above_chance(self) -> float:
+        """Where the ranking lies between chance (0) and the oracle (1)."""
+        room = self.oracle - self.random.mean
+        return (self.learned - self.random.mean) / room if room > 0 else 0.0
+
+
+def recovery_curve(energies: Tensor, order: Tensor, ratios: Sequence[float]) -> tuple[Recovery, ...]:
+    """Captured energy over active ratios for a ranking, given as coordinates best first."""
+    d = energies.numel()
+    best = torch.sort(energies.double(), descending=True, stable=True).indices
+    sizes = [max(1, share_of(exact_ratio(ratio), d)) for ratio in ratios]
+    return tuple(
+        Recovery(
+            k,
+            energy_captured(energies, Support(order[:k], d)),
+            random_capture(energies, k),
+            energy_captured(energies, Support(best[:k], d)),
+        )
+        for k in sizes
+    )
+
+
+def trajectory_capture(captured: Sequence[float], total: Sequence[float]) -> float:
+    """`alpha_T` (TP-TopK, Def. 6.5): the sum of `||P_t G_t||^2` over that of `||G_t||^2`; 1 when that is zero."""
+    if len(captured) != len(total) or not total:
+        raise SparseDPError(
+            f"alpha_T: got {len(captured)} and {len(total)} energies, expected as many, not none"
+        )
+    whole = math.fsum(total)
+    return min(1.0, math.fsum(captured) / whole) if whole else 1.0
+
+
+def _check_size(size: int, dimension: int) -> None:
+    if not 0 <= size <= dimension:
+        raise SparseDPError(f"size: got k={size}, expected 0..d={dimension}")

@@ -1,0 +1,168 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from sparsedp.diagnostics import (
+    SplitEnergies,
+    proxy_concentration,
+    pure_noise,
+    split_concentration,
+    step_progress,
+)
+from sparsedp.parameters import Support
+from sparsedp_experiments.theory.criteria import one_step, random_signal_loss, split_of
+
+
+def test_hand_computed_criterion():
+    step = one_step(torch.tensor([3.0, 1.0, 0.5, 0.0]), Support([0, 1], 4), noise_std=0.5)
+    assert (step.signal_loss, step.noise_saved, step.noise_kept) == (0.25, 0.5, 0.5)
+    assert step.error == 0.75
+    assert step.full_error == 1.0
+    assert step.helps
+    assert not one_step(torch.tensor([3.0, 1.0, 0.5, 0.0]), Support([1, 2], 4), 0.5).helps
+    assert random_signal_loss(torch.tensor([3.0, 1.0, 0.0, 0.0]), 1) == pytest.approx(7.5)
+
+
+def test_the_criterion_is_the_expected_error_of_a_noisy_restricted_step():
+    """z-test of E||update - G||^2 against Prop. 5.1; false-alarm rate below 1e-6."""
+    rng = np.random.default_rng(0)
+    gradient, noise, support = rng.standard_normal(12), 0.4, Support([0, 3, 4, 9], 12)
+    mask = support.mask().numpy()
+    updates = mask * (gradient + noise * rng.standard_normal((40_000, 12)))
+    errors = ((updates - gradient) ** 2).sum(1)
+    expected = one_step(torch.from_numpy(gradient), support, noise).error
+    assert abs(errors.mean() - expected) < 5 * errors.std() / math.sqrt(errors.size)
+
+
+def splits(gradient, noise, repeats, seed, steps=8):
+    """Many warm-ups over a fixed gradient: steps to rank by, then steps to measure with."""
+    rng = np.random.default_rng(seed)
+    for _ in range(repeats):
+        released = gradient + noise * rng.standard_normal((2 * steps, gradient.size))
+        order = np.argsort(-(released[:steps] ** 2).mean(0), kind="stable")
+        yield split_of(torch.from_numpy(order), torch.from_numpy(released[steps:]), noise)
+
+
+def test_the_split_estimate_of_the_gain_is_unbiased_with_the_stated_deviation():
+    """z-tests on bias and spread over 3,000 warm-ups; false-alarm rate below 1e-5."""
+    rng = np.random.default_rng(1)
+    gradient, noise, main_noise, k = rng.standard_normal(40) * (rng.random(40) < 0.3), 1.0, 0.3, 10
+    deviations, stds = [], []
+    for split in splits(gradient, noise, 3000, seed=2):
+        truth = one_step(torch.from_numpy(gradient), split.support(k), main_noise)
+        estimate = split.gain(k, main_noise)
+        deviations.append(estimate.value - (truth.full_error - truth.error))
+        stds.append(estimate.std)
+    deviations, stds = np.array(deviations), np.array(stds)
+    assert abs(deviations.mean()) < 5 * deviations.std() / math.sqrt(3000)
+    standard = deviations**2 / stds**2
+    assert (
+        abs(standard.mean() - 1) < 5 * standard.std() / math.sqrt(3000) + 0.1
+    )  # the deviation is itself estimated
+
+
+def test_step_progress_is_the_best_guaranteed_descent():
+    for captured, size, noise, beta in [(2.0, 5, 0.3, 1.0), (0.1, 50, 0.5, 4.0)]:
+        steps = np.linspace(0, 2 / beta, 200_001)
+        descent = steps * captured - beta * steps**2 / 2 * (captured + size * noise**2)
+        assert step_progress(captured, size, noise) == pytest.approx(2 * beta * descent.max(), rel=1e-6)
+    assert step_progress(-0.1, 5, 1.0) == 0.0
+
+
+def test_random_supports_make_k_over_d_of_the_progress_and_learned_ones_pay_when_alpha_squared_exceeds_it():
+    energy, d, k = 1.0, 100, 20
+    for noise in (0.01, 0.3, 10.0):
+        dense = step_progress(energy, d, noise)
+        assert step_progress(energy * k / d, k, noise) / dense == pytest.approx(k / d)
+    loud = 100.0
+    for alpha in (0.3, 0.44, 0.46, 0.9):
+        pays = step_progress(alpha * energy, k, loud) > step_progress(energy, d, loud)
+        assert pays == (alpha**2 > k / d)
+
+
+def test_the_split_estimate_of_progress_is_right_with_the_stated_deviation():
+    """Bias under 3.9 standard errors, spread within ten percent, 1,500 warm-ups; false-alarm rate below 1e-3."""
+    rng = np.random.default_rng(11)
+    gradient = np.where(rng.random(200) < 0.2, 1.5, 0.1) * rng.choice([-1, 1], 200)
+    errors, stds = [], []
+    for split in splits(gradient, 1.0, 1500, seed=12, steps=16):
+        mask = split.support(40).mask().numpy()
+        truth = step_progress((gradient[mask] ** 2).sum(), 40, 0.8) / step_progress(
+            (gradient**2).sum(), 200, 0.8
+        )
+        estimate = split.progress(40, 0.8)
+        errors.append(estimate.value - truth)
+        stds.append(estimate.std)
+    assert abs(np.mean(errors)) < 0.1 * np.mean(stds)
+    assert 0.9 < np.std(errors) / np.mean(stds) < 1.1
+
+
+def test_the_largest_gain_is_where_the_one_step_error_is_least():
+    rng = np.random.default_rng(3)
+    gradient = rng.standard_normal(30)
+    for split in splits(gradient, 0.5, 20, seed=4):
+        kept = np.cumsum(np.asarray(split.energies)[np.asarray(split.order)])
+        chosen = int(np.argmin(kept[-1] - kept + np.arange(1, 31) * 0.3**2)) + 1
+        gains = [split.gain(k, 0.3).value for k in range(1, 31)]
+        assert gains[chosen - 1] == pytest.approx(max(gains), abs=1e-9)
+
+
+def test_a_random_ranking_has_split_concentration_k_over_d():
+    """z-test over 400 warm-ups with signal under the noise; false-alarm rate below 1e-6."""
+    rng = np.random.default_rng(5)
+    gradient, shares = 0.5 * rng.standard_normal(400), []
+    for split in splits(gradient, 1.0, 400, seed=6):
+        shuffled = SplitEnergies(
+            torch.from_numpy(rng.permutation(400)),
+            split.first,
+            split.second,
+            split.first_variance,
+            split.second_variance,
+        )
+        found = split_concentration(shuffled, 80)
+        assert found.active_ratio == 0.2
+        shares.append(found.share.value)
+    assert abs(np.mean(shares) - 0.2) < 5 * np.std(shares) / 20 + 1e-3
+
+
+def test_pure_noise_has_no_split_concentration_to_speak_of():
+    """A total above three deviations has probability 0.0013 each; more than 5 of 300 below 1e-4."""
+    found = [split_concentration(split, 40).share for split in splits(np.zeros(200), 1.0, 300, seed=7)]
+    assert sum(share is not None for share in found) <= 5
+
+
+@pytest.mark.parametrize("steps", [10, 20, 100, 700, 10_000])
+def test_the_energy_scores_null_at_a_fifth_is_between_seven_and_eight_tenths(steps):
+    assert 0.7 < pure_noise(200, 1000, steps).mean < 0.8
+
+
+def test_the_coherent_scores_null_is_higher_still_and_a_long_warm_up_is_normal():
+    assert pure_noise(200, 1000, 1).mean == pytest.approx(0.93, abs=0.001)
+    assert pure_noise(200, 1000, 10**8).mean == pytest.approx(math.exp(-(0.8416212**2) / 2), abs=1e-3)
+
+
+@pytest.mark.parametrize(("squares", "ratio"), [(1, 0.1), (5, 0.2), (50, 0.2), (50, 0.4), (5, 0.6)])
+def test_the_pure_noise_null_agrees_with_simulation(squares, ratio):
+    """z-test on the mean, F-like test on the deviation, 300 draws each; false-alarm rate below 1e-4 in all."""
+    d, draws = 2000, 300
+    k = int(ratio * d)
+    rng = np.random.default_rng(8)
+    null = pure_noise(k, d, squares)
+    seen = []
+    for _ in range(draws):
+        scores = torch.from_numpy(rng.chisquare(squares, d) / squares - 1)
+        seen.append(proxy_concentration(scores, Support.top_k(scores, k)))
+    # The ratio of two sums is biased by the order of its variance.
+    assert abs(np.mean(seen) - null.mean) < 5 * null.std / math.sqrt(draws) + 10 * null.std**2 + 1e-12
+    if null.std:
+        assert 0.8 < np.std(seen) / null.std < 1.25
+        assert null.surprise(null.mean + 2 * null.std) == pytest.approx(2.0)
+
+
+def test_proxy_concentration_by_hand():
+    scores = torch.tensor([3.0, -1.0, 1.0, 0.0])
+    assert proxy_concentration(scores, Support([0, 1], 4)) == 0.75
+    assert proxy_concentration(-scores.abs(), Support([0], 4)) == 0.0
+    assert pure_noise(10, 10, 3).mean == 1.0

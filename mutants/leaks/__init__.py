@@ -1,1 +1,0 @@
-"""The leaks, by where they are planted."""

@@ -1,0 +1,136 @@
+"""An exponential moving average of the weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import final
+
+import torch
+from torch import Tensor, nn
+
+from sparsedp.errors import SparseDPError
+from sparsedp.optimizers.sparse import Places, carry, places_in
+from sparsedp.parameters import Layout, Support
+from sparsedp.runs.checkpoint import AverageState
+
+
+@final
+class WeightAverage:
+    """Exponential moving average of the trainable weights, `decay` per step (De et al. 2022, Sec. 3).
+
+    The first steps use `min(decay, (1 + t)/(10 + t))`, so that the initial weights are soon forgotten. Only
+    coordinates that were in a support so far are held: elsewhere the average is the weight itself, to the bit.
+    **Privacy.** Post-processing of releases.
+    """
+
+    def __init__(self, model: nn.Module, layout: Layout, decay: float) -> None:
+        if not 0 < decay < 1:
+            raise SparseDPError(
+                f"ema_decay: got {decay}, expected a number strictly between 0 and 1, such as 0.99"
+            )
+        self._layout = layout
+        self._parameters = dict(zip((s.name for s in layout), layout.parameters(model), strict=True))
+        self._decay = decay
+        self._updates = 0
+        self._last: Support | None = None
+        self._moved = Support.empty(layout.dimension)
+        self._places: dict[str, Places | None] = {}
+        self._weights: dict[str, Tensor] = {}
+
+    def follow(self, support: Support) -> None:
+        """Hold these coordinates from now on; to be called before they move for the first time."""
+        if support is self._last:
+            return
+        self._last = support
+        moved = self._moved.union(support)
+        if moved == self._moved:
+            return
+        self._moved, split = moved, moved.split(self._layout)
+        places = {
+            slot.name: places_in(split[slot.name], slot.shape, self._parameters[slot.name].device)
+            for slot in self._layout
+            if split[slot.name].numel()
+        }
+        self._weights = {name: self._grown(name, new) for name, new in places.items()}
+        self._places = places
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Move the average towards the weights as they are now."""
+        decay = min(self._decay, (1 + self._updates) / (10 + self._updates))
+        for name, places in self._places.items():
+            self._weights[name].lerp_(_read(self._parameters[name].detach(), places), 1 - decay)
+        self._updates += 1
+
+    @torch.no_grad()
+    def begin_again(self) -> None:
+        """Forget what was averaged so far: the weights were changed by more than a step."""
+        for name, places in self._places.items():
+            self._weights[name] = _copied(self._parameters[name].detach(), places)
+        self._updates = 0
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """The model with the averaged weights, for the length of a `with` block."""
+        raw = {
+            name: _copied(self._parameters[name].detach(), places) for name, places in self._places.items()
+        }
+        try:
+            self.install()
+            yield
+        finally:
+            self._write(raw)
+
+    def install(self) -> None:
+        """Put the averaged weights into the model for good."""
+        self._write(self._weights)
+
+    def state(self) -> AverageState:
+        """What a checkpoint keeps."""
+        moved = None if self._moved.is_full else self._moved.indices
+        weights = {name: p.detach().clone() for name, p in self._parameters.items()}
+        for name, places in self._places.items():
+            _write(weights[name], places, self._weights[name])
+        return AverageState(weights, self._updates, moved)
+
+    def restore(self, state: AverageState) -> None:
+        """Go on from a checkpoint; the model has its weights already."""
+        d, moved = self._layout.dimension, state.moved
+        self.follow(Support.full(d) if moved is None else Support(moved, d))
+        self._weights = {
+            name: _copied(state.weights[name].to(self._parameters[name]), places)
+            for name, places in self._places.items()
+        }
+        self._updates = state.updates
+
+    def _grown(self, name: str, new: Places | None) -> Tensor:
+        """A parameter's average on more places than so far: what enters is read from the weights."""
+        known, old = name in self._places, self._places.get(name)
+        if known and old is None:
+            return self._weights[name]
+        weights = _copied(self._parameters[name].detach(), new)
+        if old is not None and new is None:
+            old.write(weights, self._weights[name])
+        elif old is not None and new is not None:
+            carry(self._weights[name], old, weights, new)
+        return weights
+
+    def _write(self, values: dict[str, Tensor]) -> None:
+        for name, places in self._places.items():
+            _write(self._parameters[name].detach(), places, values[name])
+
+
+def _read(full: Tensor, places: Places | None) -> Tensor:
+    return full if places is None else places.read(full)
+
+
+def _copied(full: Tensor, places: Places | None) -> Tensor:
+    return full.clone() if places is None else places.read(full)
+
+
+def _write(full: Tensor, places: Places | None, values: Tensor) -> None:
+    if places is None:
+        full.copy_(values)
+    else:
+        places.write(full, values)

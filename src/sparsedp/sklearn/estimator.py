@@ -1,0 +1,576 @@
+"""What the private estimators share: a fit by `sparsedp.fit`, its budget, its surroundings, and what it predicts."""
+
+from __future__ import annotations
+
+import math
+import numbers
+import sys
+import warnings
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType, MappingProxyType
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from scipy import sparse
+from sklearn.base import BaseEstimator
+from sklearn.compose import ColumnTransformer
+from sklearn.frozen import FrozenEstimator
+from sklearn.impute import SimpleImputer
+from sklearn.pipeline import FeatureUnion, Pipeline
+from sklearn.preprocessing import (
+    KBinsDiscretizer,
+    MaxAbsScaler,
+    MinMaxScaler,
+    OneHotEncoder,
+    OrdinalEncoder,
+    PowerTransformer,
+    QuantileTransformer,
+    RobustScaler,
+    StandardScaler,
+    normalize,
+)
+from sklearn.utils import Tags, get_tags
+from sklearn.utils.validation import check_is_fitted, validate_data
+from torch import nn
+
+from sparsedp.errors import DataError, PrivacyError, PrivacyWarning
+from sparsedp.evaluation import refuse_training_arrays
+from sparsedp.guarantee import guarantee
+from sparsedp.methods import get_method
+from sparsedp.optimizers.factory import table_rate
+from sparsedp.parameters import Layout
+from sparsedp.privacy.normalization import PrivateNormalisation
+from sparsedp.privacy.plan import Plan
+from sparsedp.runs.record import RunMetadata
+from sparsedp.sklearn.data import (
+    TableDataset,
+    check_pair,
+    coordinate_count,
+    encode_units,
+    names_somebody,
+    network,
+    seed_of,
+    widths_of,
+)
+from sparsedp.sklearn.preprocessing import (
+    Column,
+    Matrix,
+    PublicEncoder,
+    checked_bounds,
+    refuse_what_is_no_number,
+    scale_to_bounds,
+)
+from sparsedp.training.fit import fit
+
+Floats = npt.NDArray[np.float64]
+
+AUTO = "auto"
+METHOD = "tp-topk"
+"""What "auto" takes where options ask for a support."""
+_AT_ONCE = 4096
+_FEWEST_COORDINATES = 32
+_MANY_FEATURES = 200
+"""From here on described columns are encoded as a sparse matrix."""
+_WIDE = 1e5
+"""Bounds this far apart leave most values of a skewed column at one end."""
+
+INSTEAD = (
+    'Describe the columns by public knowledge, columns={name: ("number", low, high), ...} in the estimator or in '
+    "sparsedp.sklearn.PublicEncoder, or give bounds=(low, high); private_scale=[columns] measures their size privately"
+)
+
+
+class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
+    """The fit, the surroundings and the logits of a private estimator; not for use by itself."""
+
+    def fit(self, X: Any, y: Any, *, groups: Any = None, eval_set: Any = None) -> Self:
+        """Train on (X, y).
+
+        Args:
+            X: a pandas or polars frame, an array or a sparse matrix.
+            y: labels or targets.
+            groups: the id of the unit (patient, user) that each example belongs to. Without it, and without a column
+                described as "unit", each example is protected alone.
+            eval_set: held-out (X, y), evaluated every epoch for `result_.metrics` and the report. Outside the
+                guarantee: no examples of the training data. The same arrays, or views of them, are refused.
+
+        A fit that fails leaves the estimator as it was.
+
+        Raises:
+            PrivacyError: what is asked for would break the guarantee.
+            DataError: columns, labels, groups or bounds do not fit.
+        """
+        self._check_budget()
+        _check_callers(self)
+        if eval_set is not None:
+            check_pair(eval_set)
+            refuse_training_arrays((X, y), eval_set, names=("eval_set", "the training data"))
+        with _as_it_was_if_it_fails(self):
+            features, groups = self._features_to_fit(X, groups)
+            features, y = self._validated(features, y)
+            self._warn_of_numbers(len(y), groups)
+            targets = self._encoded_targets(y)
+            held_out = None if eval_set is None else self._held_out(*eval_set)
+            self._train(TableDataset(features, targets), encode_units(groups, len(y)), held_out)
+        return self
+
+    @abstractmethod
+    def _encoded_targets(self, y: npt.NDArray[Any], *, held_out: bool = False) -> torch.Tensor:
+        """The targets as the loss takes them; learns what they are from the constructor, and from y if it must."""
+
+    @abstractmethod
+    def _criterion(self) -> nn.Module:
+        """The loss of each example."""
+
+    @abstractmethod
+    def _outputs(self) -> int:
+        """The outputs of the model."""
+
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        if self.columns is not None:
+            tags.input_tags.string = tags.input_tags.categorical = tags.input_tags.allow_nan = True
+        return tags
+
+    def guarantee_report(self, path: str | Path) -> Path:
+        """Write the guarantee in words, on one page to print for a data-protection officer; says where it is.
+
+        Args:
+            path: the HTML file to write.
+        """
+        from sparsedp.sklearn.guarantee import write_guarantee
+
+        check_is_fitted(self)
+        return write_guarantee(self, Path(path))
+
+    def _check_budget(self) -> None:
+        told = not isinstance(self.epsilon, bool) and isinstance(self.epsilon, numbers.Real)
+        if not told or not math.isfinite(self.epsilon) or self.epsilon <= 0:
+            raise PrivacyError(f"epsilon: got {self.epsilon!r}, expected a finite number > 0")
+        if self.method != AUTO and not get_method(self.method).private:
+            raise PrivacyError(
+                f"method {self.method!r} protects nobody: it is an ablation for sparsedp.fit; choose a private one, "
+                "or an estimator of scikit-learn for a baseline without privacy"
+            )
+
+    def _features_to_fit(self, X: Any, groups: Any) -> tuple[Matrix, Any]:
+        """The features of the training data, and who each example belongs to."""
+        if self.columns is None:
+            vars(self).pop("encoder_", None)
+            return X, groups
+        if self.bounds is not None:
+            raise DataError("columns and bounds were both given; describe the bounds in columns alone")
+        encoder = PublicEncoder(self.columns).fit(X)
+        encoder.set_params(sparse_output=len(encoder.get_feature_names_out()) > _MANY_FEATURES)
+        if not len(encoder.get_feature_names_out()):
+            raise DataError("columns: every column is left out, expected at least one feature")
+        if encoder.unit_column is not None:
+            if groups is not None:
+                raise PrivacyError(
+                    f"groups was given, and column {encoder.unit_column!r} is described as the unit; give one of them"
+                )
+            groups = encoder.unit_ids(X)
+        self.encoder_ = encoder
+        return encoder.transform(X), groups
+
+    def _validated(self, X: Matrix, y: Any) -> tuple[Matrix, npt.NDArray[Any]]:
+        """The features, scaled as the model eats them, and y; every example by itself."""
+        if self.columns is None:
+            refuse_what_is_no_number(X)
+        X, y = validate_data(self, X, y, accept_sparse="csr", dtype=(np.float64, np.float32), **self._y_check)
+        if self.columns is not None:
+            self.n_features_in_ = self.encoder_.n_features_in_
+            names = getattr(self.encoder_, "feature_names_in_", None)
+            vars(self).pop("feature_names_in_", None)
+            if names is not None and all(isinstance(name, str) for name in names):
+                self.feature_names_in_ = names
+        return self._scaled(X), y
+
+    _y_check: Mapping[str, Any] = MappingProxyType({})
+
+    def _features(self, X: Any) -> Matrix:
+        """The features of further examples."""
+        if self.columns is not None:
+            return self._scaled(self.encoder_.transform(X))
+        refuse_what_is_no_number(X)
+        X = validate_data(self, X, accept_sparse="csr", dtype=(np.float64, np.float32), reset=False)
+        return self._scaled(X)
+
+    def _scaled(self, X: Matrix) -> Matrix:
+        if self.bounds is not None:
+            X = scale_to_bounds(X, self.bounds)
+        return normalize(X) if self.unit_norm else X
+
+    def _held_out(self, X: Any, y: Any) -> TableDataset:
+        return TableDataset(self._features(X), self._encoded_targets(np.asarray(y), held_out=True))
+
+    def _train(
+        self, examples: TableDataset, units: torch.Tensor | None, held_out: TableDataset | None
+    ) -> None:
+        seed = seed_of(self.random_state)
+        widths = widths_of(self.hidden_layer_sizes)
+        model = network(examples.X.shape[1], self._outputs(), widths, seed)
+        count = coordinate_count(model)
+
+        def planned(plan: Plan) -> float:
+            """The rate of a plan; `fit` asks for it before anything is released, so the budget pays first."""
+            if self.budget is not None:
+                self.budget.draw(plan, what=self.name or type(self).__name__)
+            return self._rate(plan, count)
+
+        result = fit(
+            model,
+            examples,
+            self._criterion(),
+            method=self.method,
+            epsilon=float(self.epsilon),
+            delta=self.delta,
+            epochs=self.epochs,
+            batch_size=self.batch_size,
+            clip_norm=self.max_grad_norm,
+            accountant=self.accountant,
+            normalise=self._private_normalisation(),
+            eval_dataset=held_out,
+            lr=planned,
+            active_ratio=self._ratio(count),
+            options=self.options,
+            out=self.run_dir,
+            seed=seed,
+            units=units,
+            unit=self._unit_name(),
+            rows_per_unit=self.rows_per_unit,
+            progress=bool(self.verbose),
+            about=RunMetadata(
+                dataset=self.name,
+                model="network" if widths else self._linear_name,
+                schema=self._schema(held_out),
+            ),
+        )
+        self._keep(result, examples.X.shape[1])
+
+    def _rate(self, plan: Plan, coordinates: int) -> float:
+        """The rate given, or the rule from public numbers."""
+        if self.lr is not None:
+            return float(self.lr)
+        if widths_of(self.hidden_layer_sizes):
+            last = plan.phases[-1]
+            return 0.2 * math.sqrt(plan.expected_batch_size(last) / 128) / (last.clip_norm or 1.0)
+        if self.unit_norm:
+            return self._linear_rate(plan, coordinates, 1.0)
+        if self.columns is None:
+            return self._linear_rate(plan, coordinates, math.sqrt(math.sqrt(self.n_features_in_)))
+        spare = len(self.encoder_.get_feature_names_out()) - self.encoder_.feature_count()
+        logits = 1 if self._outputs() == 2 else self._outputs()
+        return self._linear_rate(plan, coordinates - spare * logits, self.encoder_.typical_length())
+
+    def _linear_rate(self, plan: Plan, coordinates: int, length: float) -> float:
+        return table_rate(plan, coordinates, length)
+
+    def _ratio(self, coordinates: int) -> float | None:
+        """The ratio given, or None for the method's own, or one that leaves a small model enough coordinates."""
+        chosen = self.options is not None and self.options.active_ratio is not None
+        if self.active_ratio is not None or chosen or (self.method == AUTO and self.options is None):
+            return self.active_ratio
+        own = get_method(METHOD if self.method == AUTO else self.method)
+        fewest = min(1.0, _FEWEST_COORDINATES / coordinates)
+        small = own.ranking is not None and own.active_ratio is not None and own.active_ratio < fewest
+        return fewest if small else None
+
+    def _unit_name(self) -> str | None:
+        if self.unit is None and self.columns is not None and self.encoder_.unit_column is not None:
+            return str(self.encoder_.unit_column)
+        return self.unit
+
+    def _encoded_names(self) -> npt.NDArray[Any] | None:
+        """The names of the model's features."""
+        if self.columns is not None:
+            return self.encoder_.get_feature_names_out()
+        return getattr(self, "feature_names_in_", None)
+
+    def _private_normalisation(self) -> PrivateNormalisation | None:
+        """What `private_scale` asks for: features by name or number are scaled around zero.
+
+        Raises:
+            DataError: a feature that there is not, by name.
+        """
+        choice = self.private_scale
+        if choice is None or isinstance(choice, PrivateNormalisation):
+            return choice
+        found = self._encoded_names()
+        names = [] if found is None else [str(name) for name in found]
+        listed = [choice] if isinstance(choice, str) else list(choice)
+        if strangers := [one for one in listed if isinstance(one, str) and one not in names]:
+            known = "numbers, as X has no names" if not names else f"some of {', '.join(names[:12])}"
+            raise DataError(f"private_scale: got the columns {strangers[:6]}, expected {known}")
+        places = tuple(names.index(one) if isinstance(one, str) else one for one in listed)
+        return PrivateNormalisation(centre=False, columns=places)
+
+    def _schema(self, held_out: TableDataset | None) -> dict[str, Any]:
+        names = self._encoded_names()
+        return {
+            "features": len(names) if names is not None else self.n_features_in_,
+            "feature_names": None if names is None else [str(name) for name in names],
+            "columns": None if self.columns is None else self.encoder_.describe().splitlines(),
+            "feature_bounds": None
+            if self.bounds is None
+            else [np.asarray(side).tolist() for side in self.bounds],
+            "normalize": "unit norm" if self.unit_norm else None,
+            **self._target_schema(held_out),
+        }
+
+    def _target_schema(self, held_out: TableDataset | None) -> dict[str, Any]:
+        return {}
+
+    def _keep(self, result: Any, features: int) -> None:
+        self.result_ = result
+        self.model_ = result.model.double()
+        self.epsilon_, self.delta_ = result.epsilon, result.delta
+        self.method_ = result.plan.method
+        self.for_release_ = result.for_release
+        seeded = "" if result.for_release else " Seeded: reproducible, not for release."
+        self.guarantee_ = guarantee(result.plan) + seeded
+        self.n_units_ = result.plan.units
+        self.n_iter_ = len(result.history)
+        kept = np.array(result.support.inputs(Layout.of(result.model), features), dtype=np.int64)
+        names = self._encoded_names()
+        self.kept_features_ = kept if names is None else np.asarray(names)[kept]
+        self._keep_coefficients()
+
+    def _keep_coefficients(self) -> None:
+        """`coef_` and `intercept_` of a linear model, by `coef_names_`; a network has none."""
+        for name in ("coef_", "intercept_", "coef_names_"):
+            vars(self).pop(name, None)
+        linear = [part for part in self.model_.modules() if isinstance(part, nn.Linear)]
+        if len(linear) != 1:
+            return
+        weight, bias = (part.detach().numpy().copy() for part in (linear[0].weight, linear[0].bias))
+        if hasattr(self.model_, "centre"):  # the private scale is part of the model
+            scale, centre = (getattr(self.model_, name).double().numpy() for name in ("scale", "centre"))
+            weight = weight / scale
+            bias = bias - weight @ centre
+        self.coef_, self.intercept_ = self._shaped(weight, bias)
+        names = self._encoded_names()
+        self.coef_names_ = (
+            np.array([f"x{place}" for place in range(weight.shape[1])]) if names is None else names
+        )
+
+    def _shaped(self, weight: Floats, bias: Floats) -> tuple[Any, Any]:
+        return weight, bias
+
+    @torch.no_grad()
+    def _logits(self, X: Any) -> Floats:
+        check_is_fitted(self)
+        X = self._features(X)
+        parts = []
+        for start in range(0, X.shape[0], _AT_ONCE):
+            some = X[start : start + _AT_ONCE]
+            dense = some.toarray() if sparse.issparse(some) else some
+            parts.append(self.model_(torch.from_numpy(np.array(dense, dtype=np.float64, order="C"))).numpy())
+        return np.concatenate(parts)
+
+    def _warn_of_numbers(self, examples: int, groups: Any) -> None:
+        """Warn of what ruins a model, from public numbers, names and the user's own bounds."""
+        names = [str(name) for name in getattr(self, "feature_names_in_", ())]
+        somebody = [name for name in names if names_somebody(name)]
+        if groups is None and self.unit is None and somebody:
+            _warn(
+                f"column {somebody[0]!r} looks like an id by its name, and no groups were given: each example is "
+                f"protected alone, and whoever has several is not. Give groups=ids, or describe the column as "
+                f'"unit" (or as "drop", if each id has one example)',
+                PrivacyWarning,
+            )
+        if self.columns is None and self.bounds is None and not self.unit_norm and self.private_scale is None:
+            if not _in_a_pipeline_behind_a_step():
+                _warn(
+                    f"no bounds were given: features far from -1 .. 1 learn badly under clipping. {INSTEAD}; "
+                    "bounds=(-1, 1) says that they are scaled already"
+                )
+        for name in self._wide_columns():
+            _warn(
+                f"the bounds of column {name!r} are five orders of magnitude apart or more: most values will be next to "
+                "one end, where their differences vanish. Give narrower bounds (values outside are clamped), or "
+                '("count", high), which takes logarithms'
+            )
+        units = examples if groups is None else len(np.unique(np.asarray(groups).astype(str)))
+        width = (
+            len(self.encoder_.get_feature_names_out()) if self.columns is not None else self.n_features_in_
+        )
+        if units * self.epsilon < 10 * min(width, 100):
+            _warn(
+                f"{units} units are few for epsilon={self.epsilon:g} and {width} features: the noise may be all there "
+                "is to see. Use fewer features, more units, or a larger epsilon"
+            )
+
+    def _wide_columns(self) -> list[Any]:
+        if self.columns is not None:
+            described = [Column.described(name, rule) for name, rule in self.columns.items()]
+            return [one.name for one in described if one.kind == "number" and one.high - one.low >= _WIDE]
+        if self.bounds is None:
+            return []
+        low, high = checked_bounds(self.bounds, self.n_features_in_)
+        names = getattr(self, "feature_names_in_", range(self.n_features_in_))
+        return [name for name, wide in zip(names, high - low >= _WIDE, strict=True) if wide]
+
+
+@contextmanager
+def _as_it_was_if_it_fails(estimator: BaseEstimator) -> Iterator[None]:
+    """An earlier fit stays whole: no new classes or columns beside its model."""
+    before = dict(vars(estimator))
+    try:
+        yield
+    except BaseException:
+        vars(estimator).clear()
+        vars(estimator).update(before)
+        raise
+
+
+_EXACT_STATISTICS: Mapping[type, str] = MappingProxyType(
+    {
+        StandardScaler: "means and deviations",
+        MinMaxScaler: "smallest and largest values",
+        MaxAbsScaler: "largest magnitudes",
+        RobustScaler: "medians and quartiles",
+        QuantileTransformer: "quantiles",
+        PowerTransformer: "fitted exponents, means and deviations",
+        KBinsDiscretizer: "bin edges",
+    }
+)
+
+_REPEATED_FITS: Mapping[str, str] = MappingProxyType(
+    {
+        "sklearn.model_selection": "a search or cross-validation",
+        "sklearn.calibration": "a calibration",
+        "sklearn.ensemble": "an ensemble",
+        "sklearn.multiclass": "a one-against-rest scheme",
+        "sklearn.multioutput": "a scheme with a fit for each output",
+        "sklearn.semi_supervised": "a semi-supervised scheme",
+        "sklearn.feature_selection": "a feature selection",
+    }
+)
+
+_FIXED: Mapping[type, Callable[[Any], bool]] = MappingProxyType(
+    {
+        OneHotEncoder: lambda step: (
+            not isinstance(step.categories, str)
+            and step.min_frequency is None
+            and step.max_categories is None
+        ),
+        OrdinalEncoder: lambda step: (
+            not isinstance(step.categories, str)
+            and step.min_frequency is None
+            and step.max_categories is None
+        ),
+        SimpleImputer: lambda step: step.strategy == "constant" and step.keep_empty_features,
+        FrozenEstimator: lambda step: True,
+    }
+)
+"""Transformers that have to be fitted and yet learn nothing from the training data, if set so."""
+
+_PARTS: Mapping[type, Callable[[Any], list[Any]]] = MappingProxyType(
+    {
+        Pipeline: lambda step: [part for _, part in step.steps],
+        FeatureUnion: lambda step: [part for _, part in step.transformer_list],
+        ColumnTransformer: lambda step: [*(part for _, part, _ in step.transformers), step.remainder],
+    }
+)
+
+
+def _check_callers(estimator: Any) -> None:
+    """Refuse learned scaling in a pipeline around this fit; warn of other learned steps and of repeated fits.
+
+    An estimator is told nothing of the pipeline or the search that fits it, so this reads the call stack: the one
+    place that says so in every backend of joblib. What happens outside the call, such as a scaler fitted by hand the
+    line before, it cannot see.
+
+    Raises:
+        PrivacyError: a pipeline scales by exact statistics, or a search would draw from a `PrivacyBudget`.
+    """
+    modules: list[str] = []
+    for frame in _callers():
+        module = str(frame.f_globals.get("__name__", ""))
+        modules.append(module)
+        if module == "sklearn.pipeline" and isinstance(frame.f_locals.get("self"), Pipeline):
+            for _, step in frame.f_locals["self"].steps[:-1]:
+                _check_step(step)
+    for package, what in _REPEATED_FITS.items():
+        if not any(module == package or module.startswith(f"{package}.") for module in modules):
+            continue
+        if estimator.budget is not None:
+            raise PrivacyError(
+                f"budget: {what} ({package}) fits clones of this estimator, and what it chooses by (the scores of "
+                "folds) is computed from the data without noise, which no budget covers. Tune on public or synthetic "
+                "data; or fit each candidate once, with a share of the budget, on one part of the units and compare "
+                "them on another part, whose accuracy is then outside the guarantee"
+            )
+        _warn(
+            f"{type(estimator).__name__} is being fitted by {what} ({package}). Each fit on the same data spends its "
+            "epsilon again: n fits cost up to n times epsilon together, and a choice made by looking at them is "
+            "part of the cost. epsilon_ counts one fit. Tune on public or synthetic data, or plan for the sum",
+            PrivacyWarning,
+        )
+
+
+def _in_a_pipeline_behind_a_step() -> bool:
+    """Whether a pipeline around this fit transforms the features first."""
+    return any(
+        isinstance(frame.f_locals.get("self"), Pipeline) and len(frame.f_locals["self"].steps) > 1
+        for frame in _callers()
+        if frame.f_globals.get("__name__") == "sklearn.pipeline"
+    )
+
+
+def _callers() -> Iterator[FrameType]:
+    frame = sys._getframe(1)
+    while frame is not None:
+        yield frame
+        frame = frame.f_back  # type: ignore[assignment]
+
+
+def _check_step(step: Any) -> None:
+    for learned in _learned_steps(step):
+        name = type(learned).__name__
+        statistics = next(
+            (what for kind, what in _EXACT_STATISTICS.items() if isinstance(learned, kind)), None
+        )
+        if statistics is not None:
+            raise PrivacyError(
+                f"the pipeline scales with {name}, which computes {statistics} exactly from the training data; they "
+                f"are released with the pipeline, without any noise, and epsilon does not cover them. {INSTEAD}. One "
+                f"fitted on public data may stay, as FrozenEstimator({name}().fit(public))"
+            )
+        _warn(
+            f"the pipeline step {name} is fitted on the training data before the estimator sees it; what it "
+            "learns is not private, and epsilon does not cover it. Use steps with fixed rules, or fit it on public "
+            "data and wrap it in sklearn.frozen.FrozenEstimator",
+            PrivacyWarning,
+        )
+
+
+def _learned_steps(step: Any) -> Iterator[Any]:
+    """The transformers in a step that learn from the training data."""
+    if step is None or isinstance(step, str):
+        return
+    for container, parts in _PARTS.items():
+        if isinstance(step, container):
+            for part in parts(step):
+                yield from _learned_steps(part)
+            return
+    if any(isinstance(step, kind) and fixed(step) for kind, fixed in _FIXED.items()):
+        return
+    if not isinstance(step, BaseEstimator) or get_tags(step).requires_fit:
+        yield step
+
+
+def _warn(message: str, kind: type[Warning] = UserWarning) -> None:
+    """Warn where the estimator was called."""
+    depth = 1
+    for depth, frame in enumerate(_callers(), start=1):
+        if not str(frame.f_globals.get("__name__", "")).startswith("sparsedp."):
+            break
+    warnings.warn(message, kind, stacklevel=depth)

@@ -1,0 +1,217 @@
+"""Checkpoints come back as they were, or say why not."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from sparsedp.errors import DataError, ModelError, SparseDPError
+from sparsedp.optimizers.factory import optimizer_state, restore_optimizer, restore_scheduler, scheduler_state
+from sparsedp.parameters import Layout
+from sparsedp.runs.checkpoint import (
+    Checkpoint,
+    describe_layout,
+    pack,
+    read_checkpoint,
+    unpack,
+    write_checkpoint,
+)
+from sparsedp.runs.run import load_weights
+
+STATE: dict[str, Any] = {
+    "numbers": [0, -1, 0.1, 1e-300, True, None, "text", math.inf, -math.inf],
+    "tuples": ((1, 2), (), [(3,)]),
+    "keys": {0: "whole", 1: {"$tensor": "not one"}, "$odd": 2},
+    "counter": Counter({3: 1, 7: 2}),
+    "tensors": {
+        "float": torch.tensor([1.5, math.nan, math.inf]),
+        "scalar": torch.tensor(3.0),
+        "whole": torch.arange(3),
+        "flags": torch.tensor([True, False]),
+        "half": torch.tensor([[1.0, 2.0]], dtype=torch.bfloat16),
+        "empty": torch.empty(0, 4),
+        "channels": torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
+    },
+}
+
+
+def assert_same(one: Any, other: Any) -> None:
+    assert type(one) is type(other)
+    if isinstance(one, torch.Tensor):
+        assert one.dtype == other.dtype
+        assert one.shape == other.shape
+        assert torch.equal(one.reshape(-1).view(torch.uint8), other.reshape(-1).view(torch.uint8))
+    elif isinstance(one, dict):
+        assert list(one) == list(other)
+        for key in one:
+            assert_same(one[key], other[key])
+    elif isinstance(one, (list, tuple)):
+        assert len(one) == len(other)
+        for a, b in zip(one, other, strict=True):
+            assert_same(a, b)
+    else:
+        assert one == other
+
+
+def write_model(path: Path, model: nn.Module, **more: Any) -> None:
+    identity = {"layout": describe_layout(Layout.of(model))}
+    state = {"model": model.state_dict(), "controller": {"tensors": {}}, **more}
+    write_checkpoint(path, Checkpoint(3, identity, state))
+
+
+def test_nested_state_survives_a_round_trip_to_the_bit(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint.safetensors"
+    write_checkpoint(path, Checkpoint(7, {"plan": "abc"}, STATE))
+    back = read_checkpoint(path)
+    assert back.step == 7
+    assert back.identity == {"plan": "abc"}
+    assert_same(dict(back.state), STATE)
+    assert [file.name for file in tmp_path.iterdir()] == [path.name]
+
+
+def test_what_is_not_plain_data_is_refused_by_name() -> None:
+    with pytest.raises(SparseDPError, match=r"optimizer/hook: it holds a function"):
+        pack({"hook": lambda: None}, {}, "optimizer")
+    with pytest.raises(SparseDPError, match="keys must be"):
+        pack({1.5: 0}, {}, "state")
+
+
+def test_a_checkpoint_that_lacks_a_tensor_is_refused() -> None:
+    with pytest.raises(DataError, match="lacks the tensor"):
+        unpack({"$tensor": "gone"}, {})
+
+
+def test_any_flipped_byte_or_lost_tail_is_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint.safetensors"
+    write_model(path, nn.Linear(3, 2))
+    content = path.read_bytes()
+    for place in range(0, len(content), 7):
+        damaged = bytearray(content)
+        damaged[place] ^= 0x11
+        path.write_bytes(damaged)
+        with pytest.raises(DataError, match=r"damaged|version|not a sparsedp"):
+            read_checkpoint(path)
+    for length in (0, 5, len(content) // 2, len(content) - 1):
+        path.write_bytes(content[:length])
+        with pytest.raises(DataError, match="damaged"):
+            read_checkpoint(path)
+
+
+def test_another_format_version_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint.safetensors"
+    write_model(path, nn.Linear(3, 2))
+    path.write_bytes(path.read_bytes().replace(b'version\\": 2', b'version\\": 9'))
+    with pytest.raises(DataError, match="format version 9, this sparsedp reads 2"):
+        read_checkpoint(path)
+
+
+def test_a_missing_checkpoint_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="missing"):
+        read_checkpoint(tmp_path / "checkpoint.safetensors")
+
+
+def test_weights_load_into_the_same_architecture_only(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint.safetensors"
+    trained = nn.Linear(3, 2)
+    write_model(path, trained)
+    fresh = nn.Linear(3, 2)
+    load_weights(tmp_path, fresh)
+    assert torch.equal(fresh.weight, trained.weight)
+    with pytest.raises(ModelError, match="another model"):
+        load_weights(path, nn.Linear(4, 2))
+    with pytest.raises(ModelError, match="another model"):
+        load_weights(path, nn.Linear(3, 2, bias=False))
+
+
+def test_the_averaged_weights_are_loaded_when_there_are_any(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint.safetensors"
+    write_model(
+        path, nn.Linear(3, 2), average={"weights": {"weight": torch.ones(2, 3), "bias": torch.zeros(2)}}
+    )
+    fresh = nn.Linear(3, 2)
+    load_weights(path, fresh)
+    assert torch.equal(fresh.weight, torch.ones(2, 3))
+
+
+OPTIMIZERS = {
+    "momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+    "adam": lambda p: torch.optim.Adam(p, lr=0.1, amsgrad=True),
+    "adam-fused": lambda p: torch.optim.Adam(p, lr=0.1, fused=True),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=0.1),
+    "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.1, momentum=0.5, centered=True),
+    "adagrad": lambda p: torch.optim.Adagrad(p, lr=0.1),
+    "adafactor": lambda p: torch.optim.Adafactor(p, lr=0.1),
+    "nadam": lambda p: torch.optim.NAdam(p, lr=0.1),
+    "asgd": lambda p: torch.optim.ASGD(p, lr=0.1),
+    "rprop": lambda p: torch.optim.Rprop(p, lr=0.1),
+}
+SCHEDULERS = {
+    "cosine": lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 9),
+    "onecycle": lambda o: torch.optim.lr_scheduler.OneCycleLR(o, 0.2, total_steps=9, cycle_momentum=False),
+    "multistep": lambda o: torch.optim.lr_scheduler.MultiStepLR(o, [2, 5, 6]),
+    "lambda": lambda o: torch.optim.lr_scheduler.LambdaLR(o, lambda step: 0.9**step),
+    "sequential": lambda o: torch.optim.lr_scheduler.SequentialLR(
+        o,
+        [
+            torch.optim.lr_scheduler.LinearLR(o, total_iters=3),
+            torch.optim.lr_scheduler.ExponentialLR(o, gamma=0.9),
+        ],
+        milestones=[4],
+    ),
+}
+
+
+def conv() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Conv2d(2, 3, 2).to(memory_format=torch.channels_last)
+
+
+def advance(model: nn.Module, optimizer: torch.optim.Optimizer, scheduler: Any, steps: range) -> None:
+    for step in steps:
+        generator = torch.Generator().manual_seed(step)
+        for p in model.parameters():
+            p.grad = torch.empty_like(p).copy_(torch.randn(p.shape, generator=generator))
+        optimizer.step()
+        scheduler.step()
+
+
+@pytest.mark.parametrize(
+    ("name", "schedule"),
+    [*((name, "cosine") for name in OPTIMIZERS), *(("momentum", schedule) for schedule in SCHEDULERS)],
+)
+def test_an_optimizer_and_its_scheduler_go_on_to_the_bit(name: str, schedule: str, tmp_path: Path) -> None:
+    straight, first, second = conv(), conv(), conv()
+    runs = {}
+    for model in (straight, first, second):
+        optimizer = OPTIMIZERS[name](model.parameters())
+        runs[model] = (optimizer, SCHEDULERS[schedule](optimizer))
+    advance(straight, *runs[straight], range(8))
+    advance(first, *runs[first], range(5))
+    path = tmp_path / "checkpoint.safetensors"
+    optimizer, scheduler = runs[first]
+    saved = {"optimizer": optimizer_state(optimizer), "scheduler": scheduler_state(scheduler)}
+    write_model(path, first, **saved)
+    back = read_checkpoint(path)
+    second.load_state_dict(back.state["model"])
+    restore_optimizer(runs[second][0], back.state["optimizer"])
+    restore_scheduler(runs[second][1], back.state["scheduler"])
+    advance(second, *runs[second], range(5, 8))
+    for one, other in zip(straight.parameters(), second.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_another_optimizer_or_scheduler_is_refused() -> None:
+    model = conv()
+    saved = optimizer_state(torch.optim.SGD(model.parameters(), lr=0.1))
+    with pytest.raises(SparseDPError, match="SGD and got Adam"):
+        restore_optimizer(torch.optim.Adam(model.parameters()), saved)
+    with pytest.raises(SparseDPError, match="other parameter groups"):
+        restore_optimizer(torch.optim.SGD([model.weight], lr=0.1), saved)
+    with pytest.raises(SparseDPError, match="no scheduler in its checkpoint"):
+        restore_scheduler(SCHEDULERS["cosine"](torch.optim.SGD(model.parameters(), lr=0.1)), None)

@@ -1,0 +1,238 @@
+"""`sparsedp.verify`: every field of every file is computed again, bound by the ledger's chain, or named."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from edits import try_edits
+
+import sparsedp
+from runs import a_trainer, advance
+from sparsedp._serialization import canonical
+from sparsedp.errors import DataError, PrivacyError
+from sparsedp.privacy.ledger import seal
+from sparsedp.runs.checkpoint import read_checkpoint, write_checkpoint
+from sparsedp.runs.directory import digest_of
+from sparsedp.runs.record import record_bytes
+from sparsedp.runs.run import Run
+from sparsedp.runs.verify import UNCHECKED, Verification, verify
+
+pytestmark = pytest.mark.usefixtures("checked_once")
+
+FIELDS = [
+    "format", "status", "dataset", "model", "method", "variant", "seed", "for_release", "private", "noise",
+    "target_epsilon", "delta", "accountant", "unit", "units", "epsilon", "epsilon_spent", "steps_charged",
+    "test_accuracy", "metrics", "k", "active_ratio", "supports", "ledger", "d", "batch_size", "epochs", "steps",
+    "plan", "public_seed", "settings", "schema", "checksum", "config", "versions",
+]  # fmt: skip
+BOUND_ALONE = {"dataset", "model", "variant", "schema", "checksum", "config", "versions"}
+
+
+def quick(path: Path) -> Verification:
+    return verify(path, independent=False)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("finished") / "run"
+    advance(a_trainer(out=out, seed=None)).finish()
+    return out
+
+
+@pytest.fixture
+def run(finished: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(finished, tmp_path / "run"))
+
+
+def other(value: Any) -> Any:
+    """Another value of the same kind."""
+    if value is None:
+        return "1"
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, (int, float)):
+        return value / 2 if isinstance(value, float) else value + 1
+    if isinstance(value, str):
+        return value + "x"
+    if isinstance(value, list):
+        return value[:-1]
+    key = next(iter(value))
+    return {**value, key: other(value[key])}
+
+
+def rewrite(run: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    file = run / "record.json"
+    file.write_bytes(record_bytes(change(json.loads(file.read_text()))))  # type: ignore[arg-type]
+
+
+def chain_again(run: Path, file: str) -> None:
+    """What a forger would do next: put the edited file's digest into the ledger's last line about it, and re-hash."""
+    lines = [json.loads(line) for line in (run / "ledger.jsonl").read_text().splitlines()]
+    place = max(i for i, line in enumerate(lines) if file in line.get("sha256", ()))
+    lines[place]["sha256"][file] = digest_of(file, (run / file).read_bytes())
+    text, head = [], ""
+    for line in lines:
+        sealed, head = seal({key: value for key, value in line.items() if key != "hash"}, head)
+        text.append(sealed + "\n")
+    (run / "ledger.jsonl").write_text("".join(text))
+
+
+@pytest.mark.parametrize("seed", [0, pytest.param(None, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("method", ["tp-topk", "on-rand", "clipped-sgd"])
+def test_a_run_verifies_at_every_moment(tmp_path: Path, method: str, seed: int | None) -> None:
+    out = tmp_path / "run"
+    trainer = a_trainer(method, out=out, seed=seed)
+    assert quick(out).reasons == ()
+    for _ in range(3):
+        advance(trainer, 2)
+        assert quick(out).reasons == ()
+    trainer.pause()
+    assert quick(out).reasons == ()
+    trainer = a_trainer(method, out=out, seed=seed, resume=True)
+    assert quick(out).reasons == ()
+    advance(trainer, 1).close()
+    assert quick(out).reasons == ()
+    advance(a_trainer(method, out=out, seed=seed, resume=True)).finish()
+    found = sparsedp.verify(out)
+    assert found.reasons == ()
+    assert found.unchecked == UNCHECKED
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_no_field_of_the_record_can_be_changed(run: Path, name: str) -> None:
+    assert set(Run.open(run).record) == {*FIELDS, "timing"}
+    rewrite(run, lambda record: {**record, name: other(record[name])})
+    assert not quick(run).passed
+    if name in BOUND_ALONE:
+        return
+    chain_again(run, "record.json")
+    assert not quick(run).passed
+
+
+def test_the_chain_made_anew_is_a_chain(run: Path) -> None:
+    """The forger above does all that can be done without touching a claim that is computed again."""
+    rewrite(run, lambda record: {**record, "dataset": "another"})
+    assert not quick(run).passed
+    chain_again(run, "record.json")
+    assert quick(run).passed
+
+
+def test_nothing_is_made_from_how_long_a_run_took(run: Path) -> None:
+    rewrite(run, lambda record: {**record, "timing": {"seconds": 123.0}})
+    assert quick(run).passed
+    assert "timing" in " ".join(quick(run).unchecked)
+
+
+def test_a_headline_epsilon_is_computed_again(run: Path) -> None:
+    rewrite(run, lambda record: {**record, "epsilon": 0.1})
+    assert any(reason.startswith("the record's epsilon:") for reason in quick(run).reasons)
+
+
+def test_calling_a_run_running_switches_nothing_off(run: Path) -> None:
+    rewrite(run, lambda record: {**record, "status": "running", "epsilon": 0.1})
+    chain_again(run, "record.json")
+    assert any("it says running" in reason for reason in quick(run).reasons)
+
+
+@pytest.mark.parametrize(
+    "name", ["epoch", "step", "phase", "epsilon", "active", "active_ratio", "learning_rate", "metrics"]
+)
+def test_no_field_of_the_metrics_can_be_changed(run: Path, name: str) -> None:
+    file = run / "metrics.jsonl"
+    first, *rest = file.read_text().splitlines(keepends=True)
+    line = json.loads(first)
+    file.write_text(json.dumps({**line, name: other(line[name])}) + "\n" + "".join(rest))
+    assert not quick(run).passed
+    chain_again(run, "metrics.jsonl")
+    assert not quick(run).passed  # the checkpoint has the same lines
+
+
+def test_weights_belong_to_the_chain_and_changed_ones_are_not_resumed(run: Path) -> None:
+    file = run / "checkpoint.safetensors"
+    saved = read_checkpoint(file)
+    model = {name: value + 1 for name, value in saved.state["model"].items()}
+    write_checkpoint(file, replace(saved, state={**saved.state, "model": model}))
+    assert not quick(run).passed
+    with pytest.raises(PrivacyError, match="not the one the ledger knows"):
+        a_trainer(out=run, seed=None, resume=True)
+
+
+def test_a_key_that_stands_twice_is_refused(run: Path) -> None:
+    file = run / "plan.json"
+    text = file.read_text()
+    file.write_text(text.replace('{"accountant"', '{"units":1,"accountant"', 1))
+    assert not quick(run).passed
+    with pytest.raises(DataError, match="twice"):
+        assert Run.open(run).plan
+
+
+def test_spaces_and_another_order_of_keys_are_refused(run: Path) -> None:
+    file = run / "record.json"
+    file.write_text(json.dumps(json.loads(file.read_text())))
+    assert "record.json is in canonical form" in {
+        check.name for check in quick(run).checks if not check.passed
+    }
+
+
+def test_a_file_that_nothing_binds_is_named(run: Path) -> None:
+    (run / "notes.txt").write_text("hello")
+    found = quick(run)
+    assert found.passed
+    assert found.unchecked == (*UNCHECKED, "notes.txt")
+
+
+def test_a_kill_between_the_ledger_and_the_file_it_names_does_not_spoil_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sparsedp.training.keeper.SAVE_EVERY", 0.0)
+    whole = advance(a_trainer(out=tmp_path / "whole")).finish()
+    out = tmp_path / "run"
+    trainer = advance(a_trainer(out=out), 4)
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            "sparsedp.runs.directory.write_atomically", lambda *_: (_ for _ in ()).throw(OSError("full"))
+        )
+        with pytest.raises(OSError, match="full"):
+            advance(trainer, 1)
+    trainer.close()
+    assert quick(out).reasons == ()
+    result = advance(a_trainer(out=out, resume=True)).finish()
+    assert quick(out).reasons == ()
+    for one, two in zip(result.model.parameters(), whole.model.parameters(), strict=True):
+        assert torch.equal(one, two)
+
+
+def test_an_older_checkpoint_put_back_is_found(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    trainer = advance(a_trainer(out=out), 4)
+    shutil.copy(out / "checkpoint.safetensors", tmp_path / "old")
+    advance(trainer, 4).pause()
+    shutil.copy(tmp_path / "old", out / "checkpoint.safetensors")
+    assert any("checkpoint.safetensors is as the run wrote it" in reason for reason in quick(out).reasons)
+
+
+def test_a_run_of_an_older_format_is_refused_by_name(run: Path) -> None:
+    lines = (run / "ledger.jsonl").read_bytes().splitlines()
+    header = {key: value for key, value in json.loads(lines[0]).items() if key != "hash"}
+    line, _ = seal({**header, "format": 1}, "")
+    (run / "ledger.jsonl").write_bytes(line.encode() + b"\n")
+    plan = json.loads((run / "plan.json").read_text())
+    (run / "plan.json").write_text(canonical({**plan, "format": 1}) + "\n")
+    rewrite(run, lambda record: {**record, "format": 0})
+    reasons = " ".join(quick(run).reasons)
+    assert "format 1, expected a header of format 2" in reasons
+    assert "plan format: got 1" in reasons
+    assert "got format 0, expected 1" in reasons
+
+
+def test_an_edit_that_is_accepted_changes_no_claim_and_none_gives_a_traceback(run: Path) -> None:
+    seen = try_edits(run, 300, seed=5)
+    assert seen["changed"] == 0
+    assert seen["refused"] > 250

@@ -1,0 +1,411 @@
+"""SparseDPClassifier: scikit-learn's own checks, the guarantee, what is trained and predicted."""
+
+import json
+import pickle
+from io import BytesIO
+
+import dp_accounting
+import joblib
+import numpy as np
+import pytest
+import torch
+from dp_accounting.pld import PLDAccountant
+from scipy import sparse
+from scipy.special import expit, softmax
+from sklearn.base import clone
+from sklearn.exceptions import NotFittedError
+from sklearn.preprocessing import MinMaxScaler
+from sklearn.utils.estimator_checks import parametrize_with_checks
+from sklearn_tools import classifier, table, weights
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import sparsedp
+from every_day import by_method
+from sparsedp import MethodOptions, PrivacyError, SparseDPError, all_methods
+from sparsedp.diagnostics import look
+from sparsedp.sklearn import SparseDPClassifier, SparseDPRegressor
+
+pytestmark = [
+    pytest.mark.usefixtures("checked_once"),
+    pytest.mark.filterwarnings("ignore:.* units are few:UserWarning"),
+]
+
+EXPECTED_FAILURES = {}
+
+PRIVATE = [method.name for method in all_methods() if method.private]
+ABLATIONS = [method.name for method in all_methods() if not method.private]
+
+# Some checks ask for 83 % accuracy (or an R2 of 0.5) on 200 examples, hence the large budget; the rest are about the
+# interface.
+CHECKED = [
+    SparseDPClassifier(epsilon=20.0, epochs=10, unit_norm=True),
+    SparseDPRegressor(epsilon=50.0, epochs=20, bounds=(-3, 3), target_bounds=(-3, 3)),
+]
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@parametrize_with_checks(CHECKED, expected_failed_checks=lambda one: EXPECTED_FAILURES, xfail_strict=True)
+def test_scikit_learn_finds_nothing_but_what_is_listed(estimator, check):
+    check(estimator)
+
+
+# The guarantee
+
+
+@pytest.mark.parametrize("method", by_method(PRIVATE))
+def test_every_private_method_trains_by_name_within_its_budget(method):
+    X, y = table(features=40)
+    model = classifier(method=method, epsilon=2.0).fit(X, y)
+    assert 1.98 < model.epsilon_ <= 2.0
+    assert model.result_.method == method
+    assert model.predict_proba(X).shape == (80, 2)
+
+
+def test_epsilon_agrees_with_the_accounting_library_on_its_own():
+    X, y = table(rows=100)
+    model = classifier(method="dp-sgd", epsilon=1.5, delta=1e-5).fit(X, y)
+    (phase,) = model.result_.plan.phases
+    assert (phase.sampling_rate, phase.steps) == (0.16, 18)
+    step = dp_accounting.PoissonSampledDpEvent(
+        phase.sampling_rate, dp_accounting.GaussianDpEvent(phase.noise_multiplier)
+    )
+    library = PLDAccountant().compose(step, phase.steps).get_epsilon(1e-5)
+    assert model.epsilon_ == pytest.approx(library, rel=5e-3)
+
+
+def test_delta_is_at_most_a_tenth_of_one_over_the_number_of_units():
+    X, y = table()
+    model = classifier().fit(X, y, groups=np.arange(80) // 2)
+    assert model.n_units_ == 40
+    assert model.delta_ <= 1 / 400
+
+
+@pytest.mark.parametrize("method", ABLATIONS)
+def test_methods_that_protect_nobody_are_refused(method):
+    with pytest.raises(PrivacyError, match="protects nobody"):
+        classifier(method=method).fit(*table())
+
+
+@pytest.mark.parametrize("epsilon", [None, True, "3", 0.0, -1.0, np.inf, np.nan])
+def test_a_budget_that_is_no_number_above_zero_is_refused(epsilon):
+    with pytest.raises(SparseDPError, match=r"epsilon: got .*, expected a finite number > 0"):
+        classifier(epsilon=epsilon).fit(*table())
+
+
+def test_the_run_directory_is_written_and_never_overwritten(tmp_path):
+    X, y = table()
+    model = classifier(run_dir=tmp_path / "run", bounds=(-1, 1)).fit(X, y)
+    assert {"ledger.jsonl", "plan.json", "record.json"} <= {
+        path.name for path in (tmp_path / "run").iterdir()
+    }
+    assert model.result_.ledger.steps == model.result_.plan.total_steps
+    with pytest.raises(SparseDPError, match="run"):
+        model.fit(X, y)
+
+
+# Randomness
+
+
+def test_a_number_reproduces_the_fit_and_is_marked_not_for_release():
+    X, y = table()
+    one, same, other = (classifier(random_state=seed).fit(X, y) for seed in (5, 5, 6))
+    np.testing.assert_array_equal(weights(one), weights(same))
+    assert not np.array_equal(weights(one), weights(other))
+    assert not one.for_release_
+    assert "not for release" in one.guarantee_
+
+
+def test_without_a_seed_two_fits_differ_and_may_be_released():
+    X, y = table()
+    one, other = (classifier(random_state=None).fit(X, y) for _ in range(2))
+    assert not np.array_equal(weights(one), weights(other))
+    assert one.for_release_
+    assert "release" not in one.guarantee_
+
+
+def test_a_random_state_object_reproduces_too():
+    X, y = table()
+    pair = [
+        classifier(random_state=np.random.RandomState(3), hidden_layer_sizes=(4,)).fit(X, y) for _ in range(2)
+    ]
+    np.testing.assert_array_equal(weights(pair[0]), weights(pair[1]))
+
+
+@pytest.mark.parametrize("random_state", [None, 7])
+def test_the_global_generators_are_left_alone(random_state):
+    torch.manual_seed(1)
+    np.random.seed(1)  # noqa: NPY002
+    before = (torch.get_rng_state(), np.random.get_state()[1].copy())  # noqa: NPY002
+    classifier(random_state=random_state, hidden_layer_sizes=(4,)).fit(*table())
+    assert torch.equal(before[0], torch.get_rng_state())
+    np.testing.assert_array_equal(before[1], np.random.get_state()[1])  # noqa: NPY002
+
+
+# What is trained and predicted
+
+
+def test_the_model_is_what_fit_gives_for_the_same_tensors():
+    X, y = table(rows=100, features=50)
+    low, high = np.full(50, -2.0), np.linspace(0.5, 3, 50)
+    given = {"bounds": (low, high), "class_weight": {1: 3.0}, "lr": 0.5, "max_grad_norm": 0.7}
+    model = classifier(method="tp-coherent", **given).fit(X, y)
+
+    scaled = MinMaxScaler((-1, 1), clip=True).fit(np.stack([low, high])).transform(X)
+    by_hand = nn.Linear(50, 1)
+    nn.init.zeros_(by_hand.weight)
+    nn.init.zeros_(by_hand.bias)
+
+    def loss(network, rows):
+        inputs, targets = rows
+        margin = network(inputs).squeeze(1) * (2 * targets - 1)
+        return torch.where(targets == 1, 1.0, 1 / 3) * nn.functional.softplus(-margin)
+
+    data = TensorDataset(torch.tensor(scaled, dtype=torch.float32), torch.tensor(y))
+    sparsedp.fit(
+        by_hand, data, sparsedp.PerExampleLoss(loss), method="tp-coherent", epsilon=3.0, epochs=3, batch_size=16,
+        seed=0, lr=0.5, clip_norm=0.7, options=MethodOptions(active_ratio=32 / 51), progress=False,
+    )  # fmt: skip
+    expected = torch.cat([by_hand.weight.reshape(-1), by_hand.bias]).detach().numpy()
+    assert np.abs(expected).max() > 0.01
+    np.testing.assert_allclose(weights(model), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("labels", [["no", "yes"], ["a", "b", "c"], [10, 20, 30]])
+def test_predictions_are_the_softmax_of_the_scaled_features_times_the_weights(labels):
+    rng = np.random.default_rng(3)
+    X, y = rng.uniform(0, 10, size=(90, 4)), np.resize(labels, 90)
+    model = classifier(classes=labels, bounds=(0, 5), epsilon=20.0).fit(X, y)
+    linear = next(module for module in model.model_.modules() if isinstance(module, nn.Linear))
+    W, b = linear.weight.detach().numpy(), linear.bias.detach().numpy()
+    logits = (np.minimum(X, 5) / 2.5 - 1) @ W.T + b
+    binary = len(labels) == 2
+    expected = np.hstack([1 - expit(logits), expit(logits)]) if binary else softmax(logits, axis=1)
+    np.testing.assert_allclose(model.predict_proba(X), expected, atol=1e-12)
+    np.testing.assert_allclose(model.decision_function(X), logits[:, 0] if binary else logits, atol=1e-12)
+    np.testing.assert_array_equal(model.predict(X), np.array(labels)[expected.argmax(axis=1)])
+    assert model.score(X, y) == np.mean(model.predict(X) == y)
+
+
+@pytest.mark.nightly
+def test_hidden_layers_learn_what_a_line_cannot():
+    rng = np.random.default_rng(0)
+    X = rng.uniform(-1, 1, size=(600, 2))
+    y = (X[:, 0] * X[:, 1] > 0).astype(int)
+    settings = {"epsilon": 20.0, "epochs": 30, "batch_size": 64, "lr": 0.5, "method": "dp-sgd"}
+    assert classifier(**settings, hidden_layer_sizes=(16,)).fit(X, y).score(X, y) > 0.85
+    assert classifier(**settings).fit(X, y).score(X, y) < 0.65
+
+
+def test_widths_may_be_an_array():
+    X, y = table()
+    given = [classifier(hidden_layer_sizes=kind).fit(X, y) for kind in ((4, 3), np.array([4, 3]))]
+    np.testing.assert_array_equal(*map(weights, given))
+    plain = [classifier(hidden_layer_sizes=kind).fit(X, y) for kind in ((), np.array([], dtype=int))]
+    np.testing.assert_array_equal(*map(weights, plain))
+
+
+def test_the_width_of_one_hidden_layer_may_be_a_number():
+    X, y = table()
+    np.testing.assert_array_equal(
+        weights(classifier(hidden_layer_sizes=4).fit(X, y)),
+        weights(classifier(hidden_layer_sizes=(4,)).fit(X, y)),
+    )
+
+
+def test_small_models_are_trained_dense_and_say_so(caplog):
+    caplog.set_level("INFO", "sparsedp")
+    small = classifier().fit(*table())
+    assert (small.method_, small.result_.method) == ("dp-sgd", "dp-sgd")
+    assert caplog.text.count("method auto: dp-sgd") == 1
+    assert caplog.text.count("delta was not given") == 1
+    assert classifier().fit(*table(features=649)).method_ == "dp-sgd"
+
+
+LOUD = {"epsilon": 3.0, "epochs": 3, "batch_size": 256}
+TOO_LOUD = {"epsilon": 0.5, "epochs": 3, "batch_size": 16}
+
+
+@pytest.mark.parametrize(
+    ("rows", "features", "people", "settings", "method"),
+    [
+        (80, 3, 80, TOO_LOUD, "dp-sgd"),
+        (80, 649, 80, TOO_LOUD, "dp-sgd"),
+        (1000, 649, 1000, {"epsilon": 1.0, "epochs": 1, "batch_size": None}, "dp-sgd"),
+        (1000, 15_000, 1000, LOUD, "tp-topk"),
+        (1000, 9_000, 1000, LOUD, "dp-sgd"),
+        (1000, 15_000, 1000, LOUD | {"epsilon": 20.0}, "dp-sgd"),
+        (1000, 15_000, 500, LOUD | {"batch_size": 128}, "dp-sgd"),
+        (80, 3, 80, LOUD | {"batch_size": 16, "active_ratio": 0.5}, "tp-topk"),
+        (80, 649, 80, LOUD | {"batch_size": 16, "options": MethodOptions(ranking="coherent")}, "tp-topk"),
+    ],
+)
+def test_auto_is_the_same_plan_as_that_of_fit(rows, features, people, settings, method):
+    X, y = table(rows=rows, features=features)
+    units = None if people == rows else np.arange(rows) % people
+    model = classifier(**settings, accountant="rdp").fit(X, y, groups=units)
+    data = TensorDataset(torch.tensor(X, dtype=torch.float32), torch.tensor(y))
+
+    def loss(network, batch):
+        return network(batch[0]).squeeze(1) * batch[1]
+
+    other = sparsedp.fit(
+        nn.Linear(features, 1), data, sparsedp.PerExampleLoss(loss), method="auto", units=units, seed=0,
+        accountant="rdp", progress=False, **settings,
+    )  # fmt: skip
+    assert model.method_ == model.result_.plan.method == method
+    assert model.result_.plan == other.plan
+
+
+def test_the_features_that_were_kept_are_named():
+    pandas = pytest.importorskip("pandas")
+    X, y = table(features=6)
+    names = list("abcdef")
+    model = classifier(active_ratio=0.5).fit(pandas.DataFrame(X, columns=names), y)
+    kept = model.result_.support.indices.numpy()
+    assert model.kept_features_.tolist() == [names[i] for i in kept if i < 6]
+    assert classifier().fit(X, y).kept_features_.tolist() == list(range(6))
+
+
+def test_held_out_rows_are_evaluated_and_the_record_knows_the_table(tmp_path):
+    pandas = pytest.importorskip("pandas")
+    X, y = (pandas.DataFrame(table()[0], columns=["age", "stay", "visits"]), table()[1])
+    other, labels = table(seed=5)
+    held = (pandas.DataFrame(other, columns=X.columns), labels)
+    model = classifier(run_dir=tmp_path / "run", bounds=(-1, 1)).fit(X, y, eval_set=held)
+    assert model.result_.metrics["accuracy"] == model.score(*held)
+    record = json.loads((tmp_path / "run" / "record.json").read_text())
+    assert record["model"] == "logistic regression"
+    assert record["schema"]["feature_names"] == ["age", "stay", "visits"]
+    assert record["schema"]["classes"] == [0, 1]
+    assert record["schema"]["feature_bounds"] == [-1, 1]
+
+
+def test_the_report_names_the_table_its_classes_bounds_and_the_features_kept(tmp_path):
+    pandas = pytest.importorskip("pandas")
+    X, y = table(features=40)
+    names = [f"lab_{i}" for i in range(40)]
+    frame = pandas.DataFrame(X, columns=names)
+    held = (pandas.DataFrame(table(features=40, seed=5)[0], columns=names), table(features=40, seed=5)[1])
+    sparse_fit = classifier(
+        name="ward 7", run_dir=tmp_path / "sparse", active_ratio=0.3, bounds=(-2, 3), classes=[0, 1, 2]
+    ).fit(frame, y, eval_set=held)
+    page = sparsedp.write_report(tmp_path / "sparse").read_text()
+    kept = sparse_fit.kept_features_.tolist()
+    assert 0 < len(kept) < 40
+    assert f"<dd>{', '.join(kept)}</dd>" in page
+    assert f"<dd>{len(kept)} of 40</dd>" in page
+    assert "<h1>tp-topk on ward 7</h1>" in page
+    assert "<dd>0, 1, 2</dd>" in page
+    assert "<dd>clamped to -2 .. 3</dd>" in page
+    assert "held-out accuracy" in page
+    classifier(run_dir=tmp_path / "dense").fit(frame, y)
+    page = sparsedp.write_report(tmp_path / "dense").read_text()
+    assert "<dd>all 40</dd>" in page
+
+
+@pytest.mark.parametrize(("asked", "method"), [({}, "dp-sgd"), ({"active_ratio": 0.3}, "tp-topk")])
+def test_an_estimators_run_can_be_diagnosed(tmp_path, asked, method):
+    model = classifier(run_dir=tmp_path / "run", epochs=6, batch_size=128, epsilon=8.0, **asked)
+    model.fit(*table(rows=800, features=40))
+    assert model.method_ == method
+    assert set(look(tmp_path / "run").splits) == {"energy", "coherent"}
+
+
+@pytest.mark.parametrize("hidden", [(0,), (2.5,), (-1, 3)])
+def test_hidden_layers_of_no_width_are_refused(hidden):
+    with pytest.raises(SparseDPError, match="hidden"):
+        classifier(hidden_layer_sizes=hidden).fit(*table())
+
+
+def test_sparse_and_dense_features_give_the_same_model():
+    X, y = table(features=30)
+    X[np.abs(X) < 0.7] = 0
+    same = {"unit_norm": True, "bounds": (-0.9, 0.9)}
+    dense = classifier(**same).fit(X, y)
+    for kind in (sparse.csr_matrix, sparse.coo_array):
+        thin = classifier(**same).fit(kind(X), y)
+        np.testing.assert_allclose(weights(thin), weights(dense), atol=1e-6)
+        np.testing.assert_allclose(thin.predict_proba(kind(X)), dense.predict_proba(X), atol=1e-6)
+
+
+def test_entries_given_twice_in_a_sparse_matrix_add_up():
+    X, y = table(features=5)
+    index = (np.repeat(np.arange(80), 10), np.tile(np.arange(5), 160))
+    doubled = sparse.csr_matrix((np.repeat(X / 2, 2, axis=0).ravel(), index), shape=X.shape)
+    assert doubled.nnz == X.size or not doubled.has_canonical_format
+    np.testing.assert_allclose(
+        weights(classifier().fit(doubled, y)), weights(classifier().fit(X, y)), atol=1e-6
+    )
+
+
+def test_a_handful_of_coordinates_is_trained_whole_unless_told_otherwise():
+    few, many = table(features=3), table(features=600)
+    assert classifier(method="tp-coherent").fit(*few).result_.k == 4
+    assert classifier(active_ratio=0.5).fit(*few).result_.k == 2
+    assert classifier(options=MethodOptions(active_ratio=0.5)).fit(*few).result_.k == 2
+    assert classifier(options=MethodOptions(ranking="energy")).fit(*few).result_.k == 4
+    assert classifier(method="tp-coherent").fit(*many).result_.k == 120
+    assert classifier().fit(*many).result_.k == 601
+    assert classifier(method="dp-sgd").fit(*few).result_.k == 4
+    with pytest.raises(SparseDPError, match="ratio"):
+        classifier(active_ratio=0.0).fit(*few)
+
+
+# Copies
+
+
+@pytest.mark.parametrize("hidden", [(), (5,)])
+def test_copies_of_a_fitted_model_predict_the_same(hidden):
+    X, y = table()
+    model = classifier(hidden_layer_sizes=hidden, unit="patient").fit(X, y, groups=np.arange(80) // 2)
+    buffer = BytesIO()
+    joblib.dump(model, buffer)
+    buffer.seek(0)
+    for copy in (pickle.loads(pickle.dumps(model)), joblib.load(buffer)):
+        np.testing.assert_array_equal(copy.predict_proba(X), model.predict_proba(X))
+        assert (copy.epsilon_, copy.guarantee_) == (model.epsilon_, model.guarantee_)
+        assert copy.result_.plan == model.result_.plan
+
+
+def test_a_saved_model_carries_no_record():
+    X, y = table(rows=200, features=7)
+    X = X.astype(np.float32)
+    units = np.random.default_rng(1).permutation(200)
+    saved = pickle.dumps(classifier().fit(X, y, groups=units))
+    for private in (X[0], X[-1], X[0].astype(np.float64), units[:8], y[:16]):
+        assert private.tobytes() not in saved
+
+
+def test_a_fit_that_fails_leaves_the_one_before_whole():
+    X, y = table()
+    model = classifier().fit(X, y)
+    before, said = dict(vars(model)), model.predict(X)
+    names = np.where(y, "b", "a")
+    with pytest.raises(SparseDPError, match="class_weight"):
+        model.set_params(classes=["a", "b"], class_weight={"z": 1.0}).fit(X[:, :2], names)
+    changed = {"classes", "class_weight"}
+    assert {name: one for name, one in vars(model).items() if name not in changed} == {
+        name: one for name, one in before.items() if name not in changed
+    }
+    np.testing.assert_array_equal(model.predict(X), said)
+
+
+def test_a_clone_has_the_settings_and_not_the_fit():
+    X, y = table()
+    model = classifier(bounds=(np.full(3, -1.0), 1), options=MethodOptions(active_ratio=0.5)).fit(X, y)
+    twin = clone(model)
+    with pytest.raises(NotFittedError):
+        twin.predict(X)
+    np.testing.assert_array_equal(weights(twin.fit(X, y)), weights(model))
+
+
+def test_a_frame_gives_its_column_names():
+    pandas = pytest.importorskip("pandas")
+    X, y = table()
+    frame = pandas.DataFrame(X, columns=["age", "stay", "visits"])
+    model = classifier().fit(frame, pandas.Series(y))
+    assert model.feature_names_in_.tolist() == ["age", "stay", "visits"]
+    assert model.n_features_in_ == 3
+    with pytest.raises(ValueError, match="feature names"):
+        model.predict(frame.rename(columns={"age": "years"}))

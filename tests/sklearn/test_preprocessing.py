@@ -1,0 +1,253 @@
+"""Columns become features by descriptions alone: nothing is learned, and missing is a level of its own."""
+
+from __future__ import annotations
+
+import math
+import traceback
+import warnings
+
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn.base import clone
+from sklearn.model_selection import GridSearchCV
+from sklearn.pipeline import make_pipeline
+
+from sparsedp import DataError, PrivacyWarning
+from sparsedp.sklearn import PublicEncoder, SparseDPClassifier
+from sparsedp.sklearn.preprocessing import CODE_SYSTEMS
+
+RULES = {
+    "age": ("number", 0, 120),
+    "change": ("number", -10, 5),
+    "visits": ("count", 50),
+    "sex": ("category", ["F", "M"]),
+    "seen": ("number", "2020-01-01", "2020-01-11"),
+    "main": ("code", "icd10"),
+    "who": "unit",
+    "id": "drop",
+}
+TABLE = pd.DataFrame(
+    {
+        "age": [60.0, 0.0, 300.0, math.nan],
+        "change": [-20.0, -2.5, 5.0, 1.25],
+        "visits": [0, 50, -7, 1000],
+        "sex": ["M", "F", "X", None],
+        "seen": ["2020-01-06", "2020-01-01", "2031-01-01", ""],
+        "main": ["C50.9", "a01", "not known", "NA"],
+        "who": [1, 1, 2, 3],
+        "id": ["a", "b", "c", "d"],
+    }
+)
+ICD10 = [f"main={chapter}" for chapter in CODE_SYSTEMS["icd10"]] + ["main=missing", "main=other"]
+NAMES = [
+    "age",
+    "change",
+    "visits",
+    "sex=F",
+    "sex=M",
+    "sex=missing",
+    "sex=other",
+    "seen",
+    "age=missing",
+    "seen=missing",
+]
+EXPECTED = np.array(
+    [
+        [0.0, -1.0, 0.0, 0, 1, 0, 0, 0, 0, 0],
+        [-1.0, 0.0, 1.0, 1, 0, 0, 0, -1, 0, 0],
+        [1.0, 1.0, -math.log(8) / math.log(51), 0, 0, 0, 1, 1, 0, 0],
+        [0.0, 0.5, 1.0, 0, 0, 1, 0, 0, 1, 1],
+    ]
+)
+
+
+def encoded(frame, encoder=None):
+    """The features under `NAMES`, and the features of the codes that are one."""
+    encoder = encoder or PublicEncoder(RULES)
+    found = pd.DataFrame(encoder.fit_transform(frame), columns=encoder.get_feature_names_out())
+    assert set(found.columns) == {*NAMES, *ICD10, "change=missing", "visits=missing"}
+    assert not found[["change=missing", "visits=missing"]].to_numpy().any()
+    assert (found[ICD10].sum(axis=1) == 1).all()
+    return found[NAMES].to_numpy(), [ICD10[place] for place in found[ICD10].to_numpy().argmax(axis=1)]
+
+
+def test_every_description_gives_what_it_says():
+    numbers, codes = encoded(TABLE)
+    assert np.allclose(numbers, EXPECTED)
+    assert codes == ["main=C00-D49", "main=A00-B99", "main=other", "main=missing"]
+
+
+def test_a_sparse_encoding_is_the_same():
+    encoder = PublicEncoder(RULES)
+    thin = clone(encoder).set_params(sparse_output=True).fit_transform(TABLE)
+    assert np.array_equal(thin.toarray(), encoder.fit_transform(TABLE))
+
+
+def test_it_says_what_became_of_each_column_and_who_is_protected():
+    encoder = PublicEncoder(RULES).fit(TABLE)
+    lines = dict(line.split(": ", 1) for line in encoder.describe().splitlines())
+    assert list(lines) == list(RULES)
+    assert "2020-01-01 .. 2020-01-11" in lines["seen"]
+    assert "4 features" in lines["sex"]
+    assert encoder.unit_column == "who"
+    assert encoder.unit_ids(TABLE).tolist() == [1, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("system", "codes", "groups"),
+    [
+        ("icd9", ["250.83", 8, "V27", "E812", "x", "25083"], ["240-279", "001-139", "V01-V91", "E000-E999", "other", "240-279"]),
+        ("icd10", ["I21", "D49", "D50.1", "Y99", "x"], ["I00-I99", "C00-D49", "D50-D89", "V00-Y99", "other"]),
+        ("atc", ["N02BE01", "c10", "9"], ["N", "C", "other"]),
+        (["25", "250", "I1"], ["250.1", "251", "i10", "2"], ["250", "25", "I1", "other"]),
+    ],
+)  # fmt: skip
+def test_a_code_goes_to_its_chapter_or_its_longest_prefix(system, codes, groups):
+    encoder = PublicEncoder({"a": ("code", system)}).set_output(transform="pandas")
+    found = encoder.fit_transform(pd.DataFrame({"a": pd.Series(codes, dtype=object)}))
+    assert [name.removeprefix("a=") for name in found.idxmax(axis=1)] == groups
+
+
+def test_columns_may_come_by_number():
+    by_number = PublicEncoder({1: ("count", 9), 0: ("number", 0, 4)})
+    assert np.allclose(
+        by_number.fit_transform(np.array([[3.0, 9.0], [0, 0]])), [[0.5, 0, 1, 0], [-1, 0, 0, 0]]
+    )
+
+
+def test_columns_may_come_in_another_order_later():
+    encoder = PublicEncoder(RULES).fit(TABLE)
+    turned = TABLE[list(RULES)[::-1]]
+    assert np.array_equal(encoder.transform(turned), encoder.transform(TABLE))
+    with pytest.raises(DataError, match=r"descriptions of \['sex'\], which are not in the table"):
+        encoder.transform(turned.drop(columns="sex"))
+
+
+def test_a_fit_on_an_array_forgets_the_names_of_a_frame():
+    numbered = pd.DataFrame({1: [9.0], 0: [2.0]})
+    encoder = PublicEncoder({0: ("number", 0, 4), 1: ("count", 9)}).fit(numbered)
+    assert list(encoder.get_feature_names_out()) == ["1", "1=missing", "0", "0=missing"]
+    encoder.fit(np.array([[2.0, 9.0]]))
+    assert list(encoder.get_feature_names_out()) == ["0", "0=missing", "1", "1=missing"]
+
+
+def test_the_order_of_the_rules_holds_without_a_fit():
+    encoder = PublicEncoder(RULES).set_output(transform="pandas")
+    shown = encoder.transform(TABLE[list(RULES)[::-1]])
+    assert list(shown.columns) == list(encoder.get_feature_names_out())
+    assert np.allclose(shown[NAMES].to_numpy(), EXPECTED)
+    assert not hasattr(encoder, "n_features_in_")
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "rule", "expected"),
+    [
+        ("Int64", [1, 2, None], ("category", [1, 2]), [[1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0]]),
+        ("Int64", [1, 2, None], ("number", 0, 4), [[-0.5, 0], [0, 0], [0, 1]]),
+        ("string", ["x", None, "y"], ("category", ["x"]), [[1, 0, 0], [0, 1, 0], [0, 0, 1]]),
+        ("boolean", [True, None, False], ("number", 0, 1), [[1, 0], [0, 1], [-1, 0]]),
+        ("boolean", [True, None, False], ("category", [True]), [[1, 0, 0], [0, 1, 0], [0, 0, 1]]),
+        (object, ["x", pd.NA, math.nan], ("category", ["x"]), [[1, 0, 0], [0, 1, 0], [0, 1, 0]]),
+        (object, ["3", " 1 ", "?"], ("number", 1, 3), [[1, 0], [-1, 0], [0, 1]]),
+        (object, ["None", "x", ""], ("category", ["None"]), [[1, 0, 0], [0, 0, 1], [0, 1, 0]]),
+        ("float64", [math.inf, -math.inf, 2], ("number", 1, 3), [[1, 0], [-1, 0], [0, 0]]),
+    ],
+)
+def test_missing_is_a_level_of_its_own_in_every_kind_of_column(kind, values, rule, expected):
+    frame = pd.DataFrame({"a": pd.Series(values, dtype=kind)})
+    assert PublicEncoder({"a": rule}).fit_transform(frame).tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("values", "levels"),
+    [
+        (["1", "2", "3"], [1, 2]),
+        ([1, 2, 3], ["1", "2"]),
+        ([1.0, 2.0, 9.5], ["1", "2"]),
+        ([True, False, "no"], ["True", "False"]),
+        ([1, 2, "x"], [1.0, 2.0]),
+    ],
+)
+def test_a_level_is_what_reads_the_same(values, levels):
+    encoder = PublicEncoder({"a": ("category", levels)})
+    frame = pd.DataFrame({"a": pd.Series(values, dtype=object)})
+    assert encoder.fit_transform(frame).tolist() == [[1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 0, 1]]
+
+
+def test_an_example_is_encoded_the_same_alone():
+    encoder = PublicEncoder(RULES).fit(TABLE)
+    alone = np.concatenate([encoder.transform(TABLE[i : i + 1]) for i in range(len(TABLE))])
+    assert np.array_equal(alone, encoder.transform(TABLE))
+    assert np.array_equal(clone(encoder).transform(TABLE), encoder.transform(TABLE))  # it learned nothing
+
+
+def test_polars_frames_are_taken_with_their_names():
+    polars = pytest.importorskip("polars")
+    lists = {name: [None if value != value else value for value in TABLE[name].tolist()] for name in TABLE}
+    assert np.allclose(encoded(polars.DataFrame(lists))[0], EXPECTED)
+
+
+@pytest.mark.parametrize(
+    ("rules", "told"),
+    [
+        ({**RULES, "id": "hash"}, r"columns\['id'\]: got 'hash'"),
+        ({**RULES, "age": ("number", 5)}, "expected"),
+        ({**RULES, "age": ("number", 5, 5)}, "low < high"),
+        ({**RULES, "visits": ("count", 0)}, "0 < high"),
+        ({name: rule for name, rule in RULES.items() if name != "sex"}, r"no description of \['sex'\]"),
+        ({**RULES, "height": ("count", 9)}, r"descriptions of \['height'\]"),
+        ({**RULES, "sex": ("number", 0, 1)}, "no number"),
+        ({**RULES, "main": ("code", "icd11")}, "icd10"),
+        ({**RULES, "id": "unit"}, "at most one column that says who is protected"),
+        ({**RULES, "sex": ("category", ["F", None])}, "none of them missing"),
+        ({**RULES, "sex": ("category", [1, "1"])}, "read differently"),
+        ({**RULES, "sex": ("category", "FM")}, "a list of levels"),
+        ({**RULES, "sex": ("category", 3)}, "a list of levels"),
+    ],
+)
+def test_a_description_that_does_not_fit_is_told(rules, told):
+    with pytest.raises(DataError, match=told) as refusal:
+        PublicEncoder(rules).fit_transform(TABLE)
+    assert "'X'" not in "".join(traceback.format_exception(refusal.value)), "no value is shown"
+
+
+def a_table(rows: int = 400) -> tuple[pd.DataFrame, np.ndarray]:
+    rng = np.random.default_rng(0)
+    visits, sex = rng.poisson(3, rows), rng.choice(["F", "M"], rows)
+    return pd.DataFrame({"visits": visits, "sex": sex}), (visits + (sex == "F") > 3).astype(int)
+
+
+def test_a_pipeline_over_a_frame_trains_without_a_warning():
+    X, y = a_table()
+    encoder = PublicEncoder({"visits": ("count", 30), "sex": ("category", ["F", "M"])})
+    model = make_pipeline(encoder, SparseDPClassifier(epsilon=8.0, classes=[0, 1], lr=3.0, random_state=0))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", PrivacyWarning)
+        model.fit(X, y)
+    assert model.score(X, y) > 0.75
+
+
+def test_a_grid_search_works_and_says_what_it_costs():
+    X, y = a_table(120)
+    encoder = PublicEncoder({"visits": ("count", 30), "sex": ("category", ["F", "M"])})
+    classifier = SparseDPClassifier(epsilon=8.0, classes=[0, 1], epochs=2, accountant="rdp", random_state=0)
+    search = GridSearchCV(
+        make_pipeline(encoder, classifier), {"sparsedpclassifier__lr": [0.1, 1.0]}, cv=2, error_score="raise"
+    )
+    with pytest.warns(PrivacyWarning, match="n fits cost up to n times epsilon"):
+        search.fit(X, y)
+    assert search.best_params_["sparsedpclassifier__lr"] in (0.1, 1.0)
+
+
+@pytest.mark.parametrize("rule", [("number", 0, 1e18), ("count", 1e18)])
+def test_dates_are_no_numbers(rule: tuple[object, ...]) -> None:
+    table = pd.DataFrame({"admitted": pd.to_datetime(["2020-01-01", None])})
+    with pytest.raises(DataError, match="holds dates or times"):
+        PublicEncoder({"admitted": rule}).transform(table)
+
+
+def test_a_column_that_is_dropped_need_not_be_there() -> None:
+    rules = {"id": "drop", "age": ("number", 0, 100)}
+    fitted = PublicEncoder(rules).fit(pd.DataFrame({"id": [1, 2], "age": [50, 100]}))
+    assert fitted.transform(pd.DataFrame({"age": [50, 100]})).tolist() == [[0, 0], [1, 0]]

@@ -1,0 +1,495 @@
+"""SparseDPClassifier: what must be public, and what is refused or warned of."""
+
+import json
+import traceback
+import warnings
+from multiprocessing.pool import ThreadPool
+
+import joblib
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from scipy import sparse
+from sklearn.compose import ColumnTransformer
+from sklearn.decomposition import PCA
+from sklearn.ensemble import VotingClassifier
+from sklearn.frozen import FrozenEstimator
+from sklearn.impute import SimpleImputer
+from sklearn.model_selection import GridSearchCV, GroupKFold, cross_val_score
+from sklearn.multioutput import ClassifierChain, MultiOutputClassifier
+from sklearn.pipeline import FeatureUnion, make_pipeline
+from sklearn.preprocessing import MinMaxScaler, Normalizer, OneHotEncoder, StandardScaler
+from sklearn.semi_supervised import SelfTrainingClassifier
+from sklearn_tools import classifier, table, weights
+
+from sklearn import config_context
+from sparsedp import DataError, PrivacyError, PrivacyWarning, SparseDPError
+from sparsedp.privacy.calibration import RdpFilter
+from sparsedp.sklearn import PrivacyBudget, PublicEncoder
+from sparsedp.sklearn.data import encode_labels, held_out_by_hash
+
+pytestmark = [
+    pytest.mark.usefixtures("checked_once"),
+    pytest.mark.filterwarnings("ignore:.* units are few:UserWarning"),
+]
+
+
+def encoder(columns=3):
+    return PublicEncoder({place: ("number", -1, 1) for place in range(columns)})
+
+
+# Classes
+
+
+def test_classes_read_off_the_labels_are_warned_of():
+    X, y = table()
+    with pytest.warns(PrivacyWarning, match="classes was not given"):
+        model = classifier(classes=None).fit(X, y)
+    np.testing.assert_array_equal(model.classes_, [0, 1])
+
+
+def test_declared_classes_are_kept_sorted_also_when_no_record_has_one():
+    X, y = table()
+    model = classifier(classes=[2, 0, 1]).fit(X, y)
+    np.testing.assert_array_equal(model.classes_, [0, 1, 2])
+    assert model.predict_proba(X).shape == (80, 3)
+
+
+@pytest.mark.parametrize(
+    ("classes", "message"),
+    [([0, 2], "not among the declared"), ([0], "at least 2"), (["0", "1"], "not among the declared")],
+)
+def test_classes_that_do_not_fit_the_labels_are_refused(classes, message):
+    with pytest.raises(DataError, match=message):
+        classifier(classes=classes).fit(*table())
+
+
+def test_public_class_weights_move_predictions_towards_the_class():
+    X, y = np.zeros((200, 1)), np.arange(200) % 2
+    settings = {
+        "epsilon": 20.0,
+        "epochs": 20,
+        "max_grad_norm": 3.0,
+        "lr": 0.1,
+        "batch_size": 64,
+        "method": "dp-sgd",
+    }
+    plain = classifier(**settings).fit(X, y).predict_proba(X)[0, 1]
+    weighted = classifier(**settings, class_weight={1: 4.0}).fit(X, y).predict_proba(X)[0, 1]
+    assert plain == pytest.approx(0.5, abs=0.1)
+    assert weighted == pytest.approx(0.8, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("balanced", "count the training labels"),
+        ({1: 0.0}, "> 0"),
+        ({1: np.inf}, "> 0"),
+        ({7: 1.0}, "some of the"),
+    ],
+)
+def test_class_weights_that_are_not_public_positive_numbers_are_refused(given, message):
+    with pytest.raises(SparseDPError, match=message):
+        classifier(class_weight=given).fit(*table())
+
+
+# Units
+
+
+def test_units_of_any_type_are_the_same_units():
+    X, y = table()
+    ids = np.random.default_rng(0).integers(0, 30, size=80)
+    models = [
+        classifier(unit="patient").fit(X, y, groups=given)
+        for given in (
+            ids,
+            [f"p{one:02d}" for one in ids],
+            np.array([f"p{one:02d}" for one in ids], dtype=object),
+        )
+    ]
+    for model in models[1:]:
+        np.testing.assert_array_equal(weights(model), weights(models[0]))
+    assert models[0].n_units_ == len(np.unique(ids))
+    assert "removing one patient of" in models[0].guarantee_
+
+
+def test_without_units_the_guarantee_says_row():
+    assert "removing one row of 80" in classifier().fit(*table()).guarantee_
+
+
+def test_a_promised_unit_needs_ids():
+    with pytest.raises(PrivacyError, match="units|groups"):
+        classifier(unit="patient").fit(*table())
+
+
+@pytest.mark.parametrize(
+    ("units", "message"),
+    [
+        ([1, 2], "2 ids for 80 examples"),
+        ([None] * 80, "missing"),
+        ([np.nan] * 80, "missing"),
+        ([1, "a"] * 40, "type"),
+    ],
+)
+def test_units_that_do_not_name_every_row_are_refused(units, message):
+    given = np.array(units, dtype=object)
+    with pytest.raises(DataError, match=message):
+        classifier(unit="patient").fit(*table(), groups=given)
+
+
+def test_units_pass_through_a_search_of_a_pipeline():
+    X, y = table()
+    ids = np.arange(80) // 4
+    search = GridSearchCV(
+        make_pipeline(encoder(), classifier(unit="patient", batch_size=4, method="dp-sgd")),
+        {"sparsedpclassifier__lr": [0.1, 1.0]},
+        cv=GroupKFold(2),
+        error_score="raise",
+    )
+    with pytest.warns(PrivacyWarning, match="search or cross-validation"):
+        search.fit(X, y, groups=ids, sparsedpclassifier__groups=ids)
+    assert search.best_estimator_[-1].n_units_ == 20
+    assert 0 <= search.best_score_ <= 1
+
+
+def test_units_are_routed_as_metadata_when_requested():
+    X, y = table()
+    ids = np.arange(80) // 4
+    with config_context(enable_metadata_routing=True):
+        model = classifier(batch_size=4, method="dp-sgd").set_fit_request(groups=True)
+        with pytest.warns(PrivacyWarning):
+            search = GridSearchCV(model, {"lr": [0.1]}, cv=2, error_score="raise").fit(X, y, groups=ids)
+    assert search.best_estimator_.n_units_ == 20
+
+
+# Scaling
+
+
+@pytest.mark.parametrize("bounds", [(1, 1), (0, np.inf), (np.nan, 1), ([0, 0], 1), 3, (0, 1, 2), ("a", "b")])
+def test_bounds_that_do_not_fit_are_refused(bounds):
+    with pytest.raises(DataError, match="bounds"):
+        classifier(bounds=bounds).fit(*table())
+
+
+def test_bounds_that_move_zero_are_refused_for_sparse_features():
+    X, y = table()
+    with pytest.raises(DataError, match="zero"):
+        classifier(bounds=(0, 1)).fit(sparse.csr_matrix(X), y)
+
+
+def test_examples_are_normalized_one_by_one():
+    X, y = table()
+    long = classifier(unit_norm=True, bounds=None).fit(1000 * X, y)
+    np.testing.assert_allclose(
+        weights(long), weights(classifier(unit_norm=True, bounds=None).fit(X, y)), atol=1e-6
+    )
+    np.testing.assert_allclose(long.predict_proba(X[:1]), long.predict_proba(50 * X)[:1])
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_values_that_are_no_numbers_are_refused(value):
+    X, y = table()
+    X[7, 1] = value
+    with pytest.raises(ValueError, match=r"NaN|inf"):
+        classifier(bounds=None, unit_norm=True).fit(X, y)
+
+
+# Surroundings
+
+
+def columns(*steps, remainder="drop"):
+    parts = [(f"part{place}", step, [place]) for place, step in enumerate(steps)]
+    return ColumnTransformer(parts, remainder=remainder)
+
+
+class OwnScaler(StandardScaler):
+    """Learns what its parent learns."""
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        StandardScaler(),
+        make_pipeline(encoder(), MinMaxScaler()),
+        columns(encoder(1), StandardScaler(), "passthrough"),
+        columns("passthrough", remainder=StandardScaler()),
+        columns("passthrough", remainder=make_pipeline(encoder(2), MinMaxScaler())),
+        OwnScaler(),
+        FeatureUnion([("bounds", encoder()), ("moments", StandardScaler())]),
+    ],
+)
+def test_a_pipeline_that_scales_by_exact_statistics_is_refused(step):
+    with pytest.raises(PrivacyError, match=r"pipeline scales with \w+Scaler, which computes"):
+        make_pipeline(step, classifier()).fit(*table())
+
+
+@pytest.mark.parametrize("step", [PCA(2), OneHotEncoder(), SimpleImputer(), columns(SimpleImputer())])
+def test_other_steps_that_learn_from_the_data_are_warned_of(step):
+    X, y = table()
+    with pytest.warns(PrivacyWarning, match="what it learns is not private"):
+        make_pipeline(step, classifier()).fit(np.round(X), y)
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        "passthrough",
+        encoder(),
+        Normalizer(),
+        FrozenEstimator(StandardScaler().fit(table(seed=9)[0])),
+        OneHotEncoder(categories=[[-1, 0, 1]] * 3),
+        SimpleImputer(strategy="constant", keep_empty_features=True),
+        columns(OneHotEncoder(categories=[[-1, 0, 1]]), encoder(1), "drop"),
+        columns("passthrough", remainder="passthrough"),
+        columns("passthrough", remainder=encoder(2)),
+    ],
+)
+def test_steps_with_fixed_rules_pass_without_a_word(step):
+    X, y = table()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fitted = make_pipeline(step, classifier()).fit(np.round(X), y)
+    assert fitted.predict(np.round(X)).shape == (80,)
+
+
+@pytest.mark.parametrize(
+    ("around", "what"),
+    [
+        (lambda model, X, y: cross_val_score(model, X, y, cv=2, error_score="raise"), "cross-validation"),
+        (
+            lambda model, X, y: GridSearchCV(model, {"lr": [0.1]}, cv=2, error_score="raise").fit(X, y),
+            "search",
+        ),
+    ],
+)
+def test_repeated_fits_on_the_same_data_are_warned_of(around, what):
+    with pytest.warns(PrivacyWarning, match=f"{what}.*n fits cost up to n times epsilon") as caught:
+        around(classifier(), *table())
+    assert len(caught) >= 2
+
+
+def test_repeated_fits_in_threads_are_warned_of():
+    with joblib.parallel_backend("threading"), pytest.warns(PrivacyWarning, match="cross-validation"):
+        cross_val_score(classifier(), *table(), cv=2, n_jobs=2, error_score="raise")
+
+
+def several_outputs(y):
+    return np.stack([y, 1 - y], axis=1)
+
+
+@pytest.mark.parametrize(
+    ("around", "targets", "what"),
+    [
+        (VotingClassifier([("one", classifier()), ("two", classifier(lr=1.0))]), None, "an ensemble"),
+        (MultiOutputClassifier(classifier()), several_outputs, "a fit for each output"),
+        (ClassifierChain(classifier()), several_outputs, "a fit for each output"),
+        (SelfTrainingClassifier(classifier()), lambda y: np.r_[y[:60], [-1] * 20], "semi-supervised"),
+    ],
+)
+def test_the_fits_of_several_models_are_warned_of(around, targets, what):
+    X, y = table()
+    with pytest.warns(PrivacyWarning, match=what):
+        around.fit(X, y if targets is None else targets(y))
+
+
+def test_one_plain_fit_is_not_warned_of():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        classifier().fit(*table())
+
+
+# Held-out rows
+
+
+def as_lists(X, y):
+    return X.tolist(), y.tolist()
+
+
+def as_frame(X, y):
+    return pd.DataFrame(X, columns=["a", "b", "c"]), pd.Series(y)
+
+
+@pytest.mark.parametrize(
+    ("kind", "again"),
+    [
+        (lambda X, y: (X, y), lambda X, y: (X, y)),
+        (lambda X, y: (X, y), lambda X, y: (X[5:9], y[5:9].copy())),
+        (lambda X, y: (X, y), lambda X, y: (X.copy(), y)),
+        (lambda X, y: (X, y), lambda X, y: (torch.from_numpy(X), y.copy())),
+        (as_lists, lambda X, y: (X, list(y))),
+        (as_frame, lambda X, y: (X, y.copy())),
+        (as_frame, lambda X, y: (X[5:9], y[5:9])),
+        (lambda X, y: (sparse.csr_matrix(X), y), lambda X, y: (X, y.copy())),
+    ],
+)
+def test_training_rows_are_refused_as_held_out_rows(kind, again):
+    X, y = kind(*table())
+    with pytest.raises(PrivacyError, match="eval_set holds rows of the training data"):
+        classifier().fit(X, y, eval_set=again(X, y))
+
+
+@pytest.mark.parametrize("kind", [lambda X, y: (X, y), as_frame, as_lists])
+def test_other_rows_of_the_same_table_are_held_out(kind):
+    X, y = kind(*table(rows=120))
+    model = classifier().fit(X[:80], y[:80], eval_set=(X[80:], y[80:]))
+    assert 0 <= model.result_.metrics["accuracy"] <= 1
+
+
+def test_classes_that_are_read_off_are_warned_of_where_fit_was_called():
+    with pytest.warns(PrivacyWarning, match="classes was not given") as caught:
+        classifier(classes=None).fit(*table())
+    assert caught[0].filename == __file__
+
+
+@pytest.mark.parametrize("given", [np.zeros((4, 2)), [(1, 2)], (1, 2, 3)])
+def test_held_out_data_is_one_pair(given: object) -> None:
+    X, y = table()
+    with pytest.raises(DataError, match=r"eval_set: got .*, expected one pair"):
+        classifier().fit(X, y, eval_set=given)
+
+
+# What is warned of, from public numbers alone, and what is refused without showing a value
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"bounds": None}, "no bounds were given"),
+        ({"bounds": (0, [1, 1e6, 1])}, "column 'ward' are five orders of magnitude apart"),
+        ({"delta": 0.2}, "delta"),
+        ({"epsilon": 0.1}, "80 units are few for epsilon=0.1"),
+    ],
+)
+@pytest.mark.filterwarnings("default:.* units are few:UserWarning")
+def test_what_would_ruin_a_model_is_warned_of(changes, message):
+    X, y = table()
+    with pytest.warns(UserWarning, match=message) as caught:
+        classifier(**changes).fit(pd.DataFrame(X, columns=["age", "ward", "stay"]), y)
+    assert "delta" in changes or any(one.filename == __file__ for one in caught)
+
+
+@pytest.mark.parametrize("name", ["patient_id", "PatientID", "id", "MRN", "subject", "person_no"])
+def test_a_column_that_looks_like_an_id_is_warned_of_unless_groups_are_given(name):
+    X, y = table()
+    frame = pd.DataFrame(X, columns=[name, "idle", "acid"])
+    with pytest.warns(PrivacyWarning, match=f"'{name}' looks like an id"):
+        classifier().fit(frame, y)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", PrivacyWarning)
+        classifier().fit(frame, y, groups=np.arange(80) // 2)
+
+
+SECRETS = {
+    "text": ["hiv+"] * 80,
+    "dates or times": pd.to_datetime(["1961-03-04"] * 80),
+    "missing values": [np.nan] + [7741.0] * 79,
+    "infinite values": [np.inf] + [7741.0] * 79,
+}
+
+
+@pytest.mark.parametrize("what", SECRETS)
+@pytest.mark.parametrize("kind", [lambda frame: frame, lambda frame: frame.to_numpy(dtype=object)])
+def test_what_is_no_number_is_refused_by_column_and_never_shown(what, kind):
+    X, y = table()
+    frame = pd.DataFrame({"age": X[:, 0], "odd": SECRETS[what]})
+    model = classifier().fit(X[:, :2], y)
+    for attempt in (lambda: classifier().fit(kind(frame), y), lambda: model.predict(kind(frame))):
+        with pytest.raises(DataError, match=f"column ('odd'|1) holds {what}.*PublicEncoder") as refusal:
+            attempt()
+        shown = "".join(traceback.format_exception(refusal.value))
+        assert not any(secret in shown for secret in ("hiv", "1961", "7741"))
+
+
+@pytest.mark.parametrize(("labels", "private"), [([0, 1, 7741], "7741"), (["a", "b", "hiv+"], "hiv")])
+def test_the_refusal_of_a_label_names_the_declared_classes_and_never_the_label(labels, private):
+    with pytest.raises(DataError, match="declared classes") as refusal:
+        encode_labels(np.array(labels), labels[:2])
+    assert str(labels[:2]) in str(refusal.value)
+    assert private not in str(refusal.value)
+
+
+# A budget over several fits
+
+
+def test_a_budget_is_drawn_from_until_it_is_refused_and_says_what_is_left(tmp_path):
+    X, y = table()
+    budget = PrivacyBudget(3.0, 1e-4, tmp_path / "budget.json")
+    fits, model = 0, classifier(epsilon=1.0, delta=1e-5, budget=budget)
+    with pytest.raises(PrivacyError, match=r"budget: this fit .* is left; nothing was released"):  # noqa: PT012
+        for fits in range(30):  # noqa: B007
+            model.fit(X, y)
+    assert fits > 3, "Renyi divergences add up to less than epsilons"
+    assert len(budget.draws) == fits
+    assert 0 <= budget.left < budget.draws[0]["share"]
+    assert f"after {fits} fits" in str(budget)
+    assert PrivacyBudget(3.0, 1e-4, tmp_path / "budget.json").left == budget.left
+    whole = RdpFilter(3.0, 1e-4, json.loads((tmp_path / "budget.json").read_text())["order"])
+    spent = fits * whole.cost(model.result_.plan.spends())
+    assert spent <= whole.budget < spent * (fits + 1) / fits
+    assert budget.left == pytest.approx(1 - spent / whole.budget)
+
+
+def test_a_budget_of_sums_takes_one_fit_whole_and_refuses_the_next(tmp_path):
+    X, y = table()
+    budget = PrivacyBudget(1.0, 1e-5, tmp_path / "budget.json", composition="sum")
+    model = classifier(epsilon=1.0, delta=1e-5, budget=budget).fit(X, y)
+    assert budget.left < 0.01
+    before = model.coef_.copy()
+    with pytest.raises(PrivacyError, match="is left"):
+        model.fit(X, y)
+    np.testing.assert_array_equal(model.coef_, before)
+
+
+@pytest.mark.parametrize("changed", [{"epsilon": 2.0}, {"delta": 1e-3}, {"composition": "sum"}])
+def test_a_budget_file_stays_as_it_is(tmp_path, changed):
+    given = {"epsilon": 1.0, "delta": 1e-5, "path": tmp_path / "budget.json"}
+    PrivacyBudget(**given)
+    with pytest.raises(PrivacyError, match="a budget stays as it is"):
+        PrivacyBudget(**(given | changed))
+
+
+def test_a_budget_is_for_the_same_units(tmp_path):
+    X, y = table()
+    model = classifier(budget=PrivacyBudget(9.0, 1e-4, tmp_path / "budget.json"), delta=1e-5).fit(X, y)
+    with pytest.raises(PrivacyError, match="same units"):
+        model.fit(X, y, groups=np.arange(80) // 2)
+
+
+def test_a_search_with_a_budget_is_refused_with_the_private_way(tmp_path):
+    budget = PrivacyBudget(9.0, 1e-4, tmp_path / "budget.json")
+    search = GridSearchCV(classifier(budget=budget, delta=1e-5), {"lr": [0.1]}, cv=2, error_score="raise")
+    with pytest.raises(PrivacyError, match="fits clones of this estimator.*Tune on public"):
+        search.fit(*table())
+    assert budget.left == 1.0
+
+
+def test_two_processes_never_draw_more_than_there_is(tmp_path):
+    X, y = table()
+    path = tmp_path / "budget.json"
+    plan = classifier(epsilon=1.0, delta=1e-5).fit(X, y).result_.plan
+    PrivacyBudget(3.0, 1e-4, path)
+
+    def draw(_):
+        try:
+            PrivacyBudget(3.0, 1e-4, path).draw(plan)
+        except PrivacyError:
+            return 0
+        return 1
+
+    with ThreadPool(4) as pool:  # flock is per open file, so threads contend as processes do
+        drawn = sum(pool.map(draw, range(20)))
+    budget = PrivacyBudget(3.0, 1e-4, path)
+    assert drawn == len(budget.draws)
+    assert 0 <= budget.left < budget.draws[0]["share"]
+
+
+def test_held_out_units_follow_from_their_ids_alone():
+    ids = np.array([f"p{one % 500}" for one in range(1500)])
+    apart = held_out_by_hash(ids, 0.2)
+    assert 0.12 < apart.mean() < 0.28  # +-4.5 standard deviations of 500 units
+    turned = np.random.default_rng(0).permutation(1500)
+    np.testing.assert_array_equal(held_out_by_hash(ids[turned], 0.2), apart[turned])
+    np.testing.assert_array_equal(held_out_by_hash(ids[:3], 0.2), apart[:3])
+    assert not set(ids[apart]) & set(ids[~apart])
