@@ -14,6 +14,7 @@ from torch.utils.data import TensorDataset
 
 import sparsedp
 from sparsedp.core.geometry import Standardized
+from sparsedp.diagnostics import look
 from sparsedp.methods.catalog import get_method
 from sparsedp.methods.empirical_bayes import (
     MOST_SPREAD,
@@ -146,7 +147,9 @@ def state_of(signals, steps=36, seed=3):
     generator = torch.Generator().manual_seed(seed)
     noise = steps**-0.5
     for _ in range(steps):
-        gradient = signals / steps + noise * torch.randn(len(signals), generator=generator, dtype=torch.float64)
+        gradient = signals / steps + noise * torch.randn(
+            len(signals), generator=generator, dtype=torch.float64
+        )
         seen = Observation(gradient, torch.full((len(signals),), noise**2, dtype=torch.float64))
         state = ranking.update(state, seen)
     return ranking, state
@@ -277,7 +280,7 @@ def test_weights_off_the_support_are_those_of_the_warm_up_shrunk(ema_decay, tmp_
     sparsedp.load_weights(folder, loaded)
     assert torch.equal(loaded.weight, result.model.weight)
     assert sparsedp.verify(folder)
-    assert sparsedp.diagnose(folder).decisions[-1]["kept"] == result.k
+    assert look(folder).decisions[-1]["kept"] == result.k
 
 
 def test_the_sums_that_the_mixture_is_fitted_to_carry_the_noise_that_they_claim(tmp_path: Path):

@@ -1,7 +1,7 @@
-"""Wide data: independent features, correlated blocks and genotypes from msprime, with known causes; and two real ones.
+"""Wide data: independent features, correlated blocks, genotypes from msprime (their causes known), and two real sets.
 
-Every made-up feature has mean 0 and variance 1/d, by public numbers, so that an example has length about 1; real examples
-have length 1.
+Every made-up feature has mean 0 and variance 1/d, by public numbers, so that an example has length about 1; real
+examples have length 1.
 """
 
 from __future__ import annotations
@@ -197,7 +197,9 @@ def reviews(records: int, features: int, causes: int, seed: int) -> WideData:
 
 def _csr(features: Any) -> Any:
     shape = (len(features.starts) - 1, features.width)
-    return sparse.csr_matrix((features.weights.numpy(), features.columns.numpy(), features.starts.numpy()), shape)
+    return sparse.csr_matrix(
+        (features.weights.numpy(), features.columns.numpy(), features.starts.numpy()), shape
+    )
 
 
 def _with_pairs(matrix: Any, features: int) -> Any:

@@ -38,6 +38,7 @@ MOST_SPREAD = 0.2
 SIZES = 64
 """How many sizes are compared, evenly on a logarithmic scale."""
 
+
 @final
 @dataclass(frozen=True, slots=True)
 class NormalMixture:

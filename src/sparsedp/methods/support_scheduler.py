@@ -406,7 +406,11 @@ class Controller:
             self._order = self._order.prefix(max(self._count(later) for later in periods))
 
     def _shrinkage(self) -> Shrinkage | None:
-        if self._start is None or not isinstance(self._ranking, EmpiricalBayes) or not self._score_state["steps"]:
+        if (
+            self._start is None
+            or not isinstance(self._ranking, EmpiricalBayes)
+            or not self._score_state["steps"]
+        ):
             return None
         return Shrinkage(self._start, self._ranking.factors(self._score_state))
 
