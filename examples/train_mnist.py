@@ -35,7 +35,7 @@ def train(method: str, mnist: datasets.DataBundle, epochs: int, epsilon: float, 
         batch_size=1024,
         eval_dataset=mnist.test,
         out=out,
-        about=sparsedp.About(dataset="mnist", model="mnist-cnn"),
+        about=sparsedp.RunMetadata(dataset="mnist", model="mnist-cnn"),
     )
 
 

@@ -57,12 +57,12 @@ def make_trainer(context: Context) -> FederatedTrainer:
         evaluate=sparsedp.held_out(datasets.digits().test, per_sample_loss(LOSS)),
         out=str(config["out"]) or None,
         callbacks=[show],
-        about=sparsedp.About(dataset="digits", model="linear"),
+        about=sparsedp.RunMetadata(dataset="digits", model="linear"),
     )
 
 
 def show(event: object) -> None:
-    if isinstance(event, sparsedp.EpochReport):
+    if isinstance(event, sparsedp.EpochMetrics):
         accuracy = event.metrics["accuracy"]
         print(f"round {event.step}: accuracy {accuracy:.3f}, epsilon {event.epsilon:.2f}", flush=True)
 

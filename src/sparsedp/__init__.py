@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from sparsedp.report import write_report as write_report
     from sparsedp.results import Result as Result
     from sparsedp.results import StepReport as StepReport
-    from sparsedp.runs.history import EpochReport as EpochReport
-    from sparsedp.runs.reader import load_weights as load_weights
-    from sparsedp.runs.record import About as About
+    from sparsedp.runs.record import EpochMetrics as EpochMetrics
+    from sparsedp.runs.record import RunMetadata as RunMetadata
+    from sparsedp.runs.run import load_weights as load_weights
     from sparsedp.runs.verify import Verification as Verification
     from sparsedp.runs.verify import verify as verify
     from sparsedp.training.data import extract_features as extract_features
@@ -46,10 +46,10 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "About": "sparsedp.runs.record",
+    "RunMetadata": "sparsedp.runs.record",
     "AuditResult": "sparsedp.auditing",
     "DataError": "sparsedp.errors",
-    "EpochReport": "sparsedp.runs.history",
+    "EpochMetrics": "sparsedp.runs.record",
     "Loading": "sparsedp.loading",
     "MethodOptions": "sparsedp.methods",
     "ModelError": "sparsedp.errors",
@@ -72,7 +72,7 @@ _HOMES = {
     "get_method": "sparsedp.methods",
     "held_out": "sparsedp.evaluation",
     "keep_freed_memory": "sparsedp.core.memory",
-    "load_weights": "sparsedp.runs.reader",
+    "load_weights": "sparsedp.runs.run",
     "make_private": "sparsedp.own_loop.make_private",
     "verify": "sparsedp.runs.verify",
     "write_report": "sparsedp.report",

@@ -1,14 +1,21 @@
-"""Canonical JSON: one text for one value, so that it can be compared, hashed and chained."""
+"""JSON: one text for one value, so that it can be hashed; and dataclasses to JSON and back, by their type hints."""
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping
-from typing import Any, final
+import types
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from typing import Any, Literal, TypeVar, final
 
-from sparsedp.errors import SparseDPError
+from sparsedp.errors import DataError, SparseDPError
+
+T = TypeVar("T")
+Json = Any
 
 
 def canonical(value: Any) -> str:
@@ -80,3 +87,86 @@ def _thaw(value: Any) -> Any:
     if isinstance(value, FrozenMap):
         return value.plain()
     return [_thaw(item) for item in value] if isinstance(value, tuple) else value
+
+
+def to_json(value: Any) -> Json:
+    """Convert dataclasses, mappings and sequences to dicts and lists, all the way down."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: to_json(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): to_json(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [to_json(item) for item in value]
+    return value
+
+
+def from_json(kind: type[T], value: Json, where: str) -> T:
+    """Convert a JSON value to a dataclass or `TypedDict`; the inverse of `to_json`.
+
+    Edge cases:
+        A whole number stands for a float and stays whole. A field with a default may be missing. Of a `TypedDict`
+        other keys are ignored.
+
+    Raises:
+        DataError: a field is missing or has another type; `where` and the field's name are in the message.
+    """
+    return typing.cast("T", _read(kind, value, where))
+
+
+def _read(hint: Any, value: Json, where: str) -> Any:
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if hint is Any:
+        return value
+    if origin in (typing.Union, types.UnionType):
+        for one in arguments:
+            try:
+                return _read(one, value, where)
+            except DataError:
+                continue
+        raise _wrong(hint, value, where)
+    if origin is Literal and value in arguments:
+        return value
+    if origin in (dict, Mapping) and isinstance(value, dict):
+        return {key: _read(arguments[1], item, f"{where}, {key}") for key, item in value.items()}
+    if origin in (list, tuple, Sequence) and isinstance(value, list):
+        items = [_read(arguments[0], item, f"{where}, item {i}") for i, item in enumerate(value)]
+        return items if origin is list else tuple(items)
+    if typing.is_typeddict(hint) and isinstance(value, dict):
+        read = _fields(hint, value, where, required=_hints(hint))
+        return {key: read.get(key, item) for key, item in value.items()}
+    if dataclasses.is_dataclass(hint) and isinstance(value, dict):
+        fields = dataclasses.fields(hint)
+        unknown = sorted(value.keys() - {field.name for field in fields})
+        if unknown:
+            raise DataError(f"{where}: got the unknown fields {unknown}")
+        absent = dataclasses.MISSING
+        required = [f.name for f in fields if f.default is absent and f.default_factory is absent]
+        return typing.cast("type", hint)(**_fields(hint, value, where, required=required))
+    plain = isinstance(hint, type) and not origin and not typing.is_typeddict(hint)
+    if plain and isinstance(value, bool) is (hint is bool):
+        if isinstance(value, (int, float) if hint is float else hint):
+            return value
+    raise _wrong(hint, value, where)
+
+
+def _fields(
+    hint: Any, value: Mapping[str, Json], where: str, required: typing.Iterable[str]
+) -> dict[str, Any]:
+    missing = [name for name in required if name not in value]
+    if missing:
+        raise DataError(f"{where}: {missing[0]} is missing; restore the file from a copy")
+    return {
+        name: _read(one, value[name], f"{where}, {name}")
+        for name, one in _hints(hint).items()
+        if name in value
+    }
+
+
+@cache
+def _hints(hint: Any) -> dict[str, Any]:
+    return typing.get_type_hints(hint)
+
+
+def _wrong(hint: Any, value: Json, where: str) -> DataError:
+    name = getattr(hint, "__name__", str(hint)) if not typing.get_origin(hint) else str(hint)
+    return DataError(f"{where}: got {value!r}, expected {name}")

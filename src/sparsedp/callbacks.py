@@ -20,7 +20,7 @@ from sparsedp.errors import SparseDPError
 from sparsedp.privacy.accounting import epsilon_by_epoch
 from sparsedp.privacy.plan import Plan
 from sparsedp.results import Callback, Event, StepReport
-from sparsedp.runs.history import EpochReport
+from sparsedp.runs.record import EpochMetrics
 
 
 @contextmanager
@@ -45,7 +45,7 @@ def live(plan: Plan, console: Console) -> Iterator[Callback]:
     accuracy: list[str] = []
 
     def show(event: Event) -> None:
-        if isinstance(event, EpochReport):
+        if isinstance(event, EpochMetrics):
             found = event.metrics.get("accuracy")
             accuracy[:] = [] if found is None else [f"held-out accuracy {found:.1%}"]
             return
@@ -67,7 +67,7 @@ class EpochLines:
 
     def __call__(self, event: Event) -> None:
         """Print the epochs."""
-        if not isinstance(event, EpochReport):
+        if not isinstance(event, EpochMetrics):
             return
         accuracy = event.metrics.get("accuracy")
         facts = [

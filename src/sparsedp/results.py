@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
 from torch import Tensor, nn
 
@@ -16,8 +16,7 @@ from sparsedp.privacy.accounting import accountant_for, epsilon_by_epoch
 from sparsedp.privacy.ledger import RunLedger
 from sparsedp.privacy.mechanism import Released
 from sparsedp.privacy.plan import Plan, Spend
-from sparsedp.runs.history import EpochReport, SupportSpan
-from sparsedp.runs.record import Outcome
+from sparsedp.runs.record import EpochMetrics, SupportSpan
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +38,7 @@ class StepReport:
     learning_rates: tuple[float, ...]
 
 
-Event = StepReport | EpochReport
+Event = StepReport | EpochMetrics
 Callback = Callable[[Event], None]
 """Called after each step and each epoch, in order."""
 
@@ -101,26 +100,26 @@ class Result:
     support: Support
     supports: tuple[SupportSpan, ...] = field(repr=False)
     scores: Tensor | None = field(repr=False)
-    history: tuple[EpochReport, ...] = field(repr=False)
+    history: tuple[EpochMetrics, ...] = field(repr=False)
     metrics: Mapping[str, float | None]
     plan: Plan = field(repr=False)
     ledger: LedgerSummary
     out: Path | None
 
     @property
-    def outcome(self) -> Outcome:
-        """What the record says of it."""
-        return Outcome(
-            epsilon=self.epsilon,
-            epsilon_spent=self.ledger.epsilon,
-            steps_charged=self.ledger.steps,
-            metrics=self.metrics,
-            k=self.k,
-            d=self.d,
-            supports=self.supports,
-            head=self.ledger.head,
-            length=self.ledger.entries,
-        )
+    def outcome(self) -> dict[str, Any]:
+        """The keys of the record that were null while the run went on (`runs.record.OUTCOME`)."""
+        return {
+            "epsilon": self.epsilon if math.isfinite(self.epsilon) else None,
+            "epsilon_spent": self.ledger.epsilon if math.isfinite(self.ledger.epsilon) else None,
+            "steps_charged": self.ledger.steps,
+            "test_accuracy": self.metrics.get("accuracy"),
+            "metrics": self.metrics,
+            "k": self.k,
+            "active_ratio": self.k / self.d,
+            "supports": self.supports,
+            "ledger": {"head": self.ledger.head, "length": self.ledger.entries},
+        }
 
     def report(self, out: Path | str | None = None, nonprivate: bool = False) -> Path:
         """Write the HTML report of this run, and say where it is; see `sparsedp.write_report`.

@@ -35,4 +35,4 @@ def audited(model: nn.Module | None = None, dataset: Dataset | None = None, **ch
 
 
 def problems(result: AuditResult) -> str:
-    return " | ".join(f"{check.what}: {check.problem}" for check in result.checks if not check.passed)
+    return " | ".join(f"{check.name}: {check.problem}" for check in result.checks if not check.passed)

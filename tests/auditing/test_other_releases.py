@@ -60,7 +60,7 @@ RELEASES = {
 def test_an_honest_release_passes_and_is_named_in_the_result(method):
     result = attacked(method)
     assert result.passed, problems(result)
-    tried, said = [check.what for check in result.checks], " ".join(result.words())
+    tried, said = [check.name for check in result.checks], " ".join(result.words())
     for name in [*RELEASES[method], "train"]:
         assert any(what.startswith(f"{name}: all ") for what in tried)
         assert any(words.startswith(f"{name} (") and "48 times" in words for words in result.attacked)

@@ -8,7 +8,7 @@ from torch import nn
 from sparsedp.cli.output import Exit
 from sparsedp.diagnostics import statistics_of
 from sparsedp.report.nonprivate import WARNING
-from sparsedp.runs.reader import Run
+from sparsedp.runs.run import Run
 from sparsedp_experiments.theory.snapshots import snapshot_steps, watching
 
 pytestmark = pytest.mark.usefixtures("checked_once")

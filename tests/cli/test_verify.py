@@ -9,8 +9,7 @@ from sparsedp.cli.output import Exit
 from sparsedp.privacy import Charge, Phase, Plan
 from sparsedp.privacy.ledger import FileLedger
 from sparsedp.runs.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
-from sparsedp.runs.independent import independent_epsilons
-from sparsedp.runs.verify import verify
+from sparsedp.runs.verify import other_epsilons, verify
 
 
 def test_a_good_run_is_verified_by_independent_accountants_and_explained(trained, typed):
@@ -33,7 +32,7 @@ def test_a_good_run_is_verified_by_independent_accountants_and_explained(trained
 def quick(monkeypatch):
     """Verification without the seconds that four accountants take."""
     spent = {"PLD (dp-accounting)": 2.99, "RDP (dp-accounting)": 3.3}
-    monkeypatch.setattr("sparsedp.runs.verify.independent_epsilons", lambda ledger: spent)
+    monkeypatch.setattr("sparsedp.runs.verify.other_epsilons", lambda _: spent)
 
 
 def test_a_corrupted_ledger_line_fails_and_is_named(run_copy, typed):
@@ -107,7 +106,7 @@ def flip_a_byte(run: Path) -> None:
         (spoil_json("plan.json", delta=1e-9), "delta"),
         (drop_last_lines, "the ledger goes on from where the checkpoint knew it"),
         (other_runs_checkpoint, "the checkpoint's plan is the ledger's"),
-        (larger_support, "the checkpoint's support fits the plan"),
+        (larger_support, "checkpoint.safetensors is as the run wrote it, by the ledger"),
         (flip_a_byte, "the checkpoint's checksum"),
         (lambda run: (run / "ledger.jsonl").unlink(), "the ledger's hash chain"),
         (lambda run: (run / "record.json").write_text("{"), "the record can be read"),
@@ -116,7 +115,7 @@ def flip_a_byte(run: Path) -> None:
 def test_whatever_does_not_fit_is_named(run_copy, quick, spoil, named):
     assert verify(run_copy).passed
     spoil(run_copy)
-    failed = [check.what for check in verify(run_copy).checks if not check.passed]
+    failed = [check.name for check in verify(run_copy).checks if not check.passed]
     assert named in failed
 
 
@@ -128,7 +127,7 @@ def test_independent_accountants_agree_on_a_published_number(tmp_path):
     with FileLedger.create(tmp_path / "ledger.jsonl", plan) as ledger:
         for step in range(2250):
             ledger.charge(Charge("train", step, 0.04, 1.5))
-    found = independent_epsilons(FileLedger.read(tmp_path / "ledger.jsonl"))
+    found = other_epsilons(FileLedger.read(tmp_path / "ledger.jsonl"))
     assert found["RDP (dp-accounting)"] == pytest.approx(7.3291, abs=1e-3)
     assert found["PLD (dp-accounting)"] == pytest.approx(6.769, abs=5e-3)
     assert found["RDP (Opacus)"] == pytest.approx(7.3291, abs=1e-3)

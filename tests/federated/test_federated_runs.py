@@ -9,7 +9,7 @@ from federated_tools import CLIENTS, LOSS, Loopback, a_plan, all_rows, make_mode
 import sparsedp
 from sparsedp.batch import per_sample_loss
 from sparsedp.federated import FederatedTrainer
-from sparsedp.runs.reader import Run
+from sparsedp.runs.run import Run
 
 
 def start(plan, out=None, **options):

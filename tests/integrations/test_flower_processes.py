@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 import sparsedp
-from sparsedp.runs.reader import Run
+from sparsedp.runs.run import Run
 
 pytest.importorskip("flwr", reason="flwr is not installed; `make integrations` installs it")
 

@@ -22,7 +22,7 @@ from sparsedp.errors import PrivacyError
 from sparsedp.privacy import ACCOUNTANTS, Phase, Plan, accountant, epsilon_by_epoch, plan_epsilon
 from sparsedp.privacy.accounting import ORDERS, addition_divergence, removal_divergence, renyi
 from sparsedp.privacy.plan import Spend
-from sparsedp.runs.independent import event_of
+from sparsedp.runs.verify import event_of
 
 DELTA = 1e-5
 GRID = [

@@ -12,7 +12,7 @@ from sparsedp.errors import PrivacyError, PrivacyWarning
 from sparsedp.privacy import ACCOUNTANTS, EqualNoise, NominalSplit, Phase, Plan, calibrate, plan_epsilon
 from sparsedp.privacy.accounting import ORDERS
 from sparsedp.privacy.calibration import Found, least_noise
-from sparsedp.runs.independent import event_of
+from sparsedp.runs.verify import event_of
 
 DELTA = 1e-5
 

@@ -16,7 +16,7 @@ from sparsedp.errors import PrivacyError, SparseDPError
 from sparsedp.guarantee import guarantee, summarize
 from sparsedp.privacy import Continuation, Phase, Plan
 from sparsedp.privacy.accounting import plan_epsilon
-from sparsedp.runs.independent import event_of
+from sparsedp.runs.verify import event_of
 
 WARM_UP = Phase("warm-up", 30, 0.01, 1.0, 1.5)
 MAIN = Phase(

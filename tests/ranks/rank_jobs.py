@@ -27,7 +27,7 @@ from sparsedp.errors import DataError, SparseDPError
 from sparsedp.privacy.ledger import FileLedger
 from sparsedp.ranks.here import ranks_here
 from sparsedp.results import StepReport
-from sparsedp.runs.store import FolderStore
+from sparsedp.runs.directory import RunDirectory
 from sparsedp_experiments.models.least_squares import LeastSquares, keep_noise_down, moments_loss
 
 LONG = 16
@@ -310,7 +310,7 @@ def hurt(folder: Path) -> dict[str, Any]:
                 file.write(f"{event.step}\n")
         steps += 1
         if hit is not None and hit.after == steps and hit.how == FULL:
-            FolderStore.save = no_space  # type: ignore[method-assign]
+            RunDirectory.save = no_space  # type: ignore[method-assign]
         elif hit is not None and hit.after == steps:
             threading.Thread(target=strike, daemon=True).start()
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import sparsedp
+from sparsedp._serialization import to_json
 from sparsedp.errors import SparseDPError
 
 ROWS, CLASSES = 400, 3
@@ -53,7 +54,7 @@ def digest(result: sparsedp.Result) -> str:
     for value in result.model.state_dict().values():
         found.update(value.numpy().tobytes())
     found.update(result.support.indices.numpy().tobytes())
-    found.update(json.dumps([r.to_json() for r in result.history], sort_keys=True).encode())
+    found.update(json.dumps(to_json(result.history), sort_keys=True).encode())
     found.update(f"{result.ledger.steps} {result.ledger.epsilon}".encode())
     return found.hexdigest()
 

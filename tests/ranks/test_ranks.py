@@ -23,7 +23,7 @@ FAILING = ("fails", "refuses", "uncounted")
 def two(tmp_path_factory):
     """What two ranks do, in one start."""
     folder = tmp_path_factory.mktemp("two")
-    names = (*SAME, "second", *DIFFERENT, *FAILING, "ended", "frozen", "unseeded", "sharded", "noise", "sums")
+    names = (*SAME, "second", *DIFFERENT, *FAILING, "ended", "unseeded", "sharded", "noise", "sums")
     return folder, jobs(folder, 2, *names)
 
 

@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import sparsedp
-from sparsedp import About, Result
+from sparsedp import Result, RunMetadata
 from sparsedp_experiments.comparison.comparison import write_comparison
 
 ROWS, FEATURES, CLASSES = 80, 6, 3
@@ -33,7 +33,7 @@ def network(classes: int = CLASSES) -> nn.Module:
 
 def train(method: str, *, epsilon: float | None = 8.0, classes: int = CLASSES, **more: Any) -> Result:
     """A whole run; RDP, which calibrates at once."""
-    more.setdefault("about", About(dataset="blobs", model="perceptron"))
+    more.setdefault("about", RunMetadata(dataset="blobs", model="perceptron"))
     return sparsedp.fit(
         network(classes),
         more.pop("dataset", None) or data(1, classes=classes),

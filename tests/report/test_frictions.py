@@ -14,7 +14,7 @@ from test_comparison import records
 from test_report_in_browser import DESK, PHONE, look
 from test_report_page import Outline
 
-from sparsedp import About
+from sparsedp import RunMetadata
 from sparsedp.report.metric import ACCURACY, AUC
 from sparsedp.report.references import HELD_OUT_COUNTS, Reference, drawn, majority
 from sparsedp_experiments.comparison.groups import Group, group_records
@@ -101,7 +101,7 @@ def test_a_reference_is_drawn_unless_it_would_squeeze_the_chart():
 
 
 def test_runs_without_privacy_and_the_majority_class_stand_beside_private_ones(tmp_path):
-    about = About(dataset="blobs", model="perceptron", schema={HELD_OUT_COUNTS: [10, 30, 20]})
+    about = RunMetadata(dataset="blobs", model="perceptron", schema={HELD_OUT_COUNTS: [10, 30, 20]})
     for epsilon in (4.0, 8.0):
         a_run(tmp_path / f"dense-{epsilon:g}", "dp-sgd", epsilon=epsilon, seed=0, about=about)
     a_run(tmp_path / "free", "clipped-sgd", epsilon=None, seed=0, about=about)

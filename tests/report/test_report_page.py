@@ -13,7 +13,7 @@ import pytest
 from report_runs import a_run, train, write
 
 import sparsedp
-from sparsedp import About, DataError, PrivacyError, SparseDPError, write_report
+from sparsedp import DataError, PrivacyError, RunMetadata, SparseDPError, write_report
 from sparsedp._files import readable_json
 from sparsedp.report.nonprivate import WARNING
 
@@ -125,7 +125,9 @@ def test_the_page_says_what_was_promised_and_spent(single, tmp_path):
 
 def test_names_given_by_a_user_cannot_become_markup(tmp_path):
     evil = "<script>alert('x')</script>&\"'"
-    folder = a_run(tmp_path / "run", "tp-rand", seed=0, about=About(dataset=evil, model=evil, variant=evil))
+    folder = a_run(
+        tmp_path / "run", "tp-rand", seed=0, about=RunMetadata(dataset=evil, model=evil, variant=evil)
+    )
     text = write(folder).read_text()
     assert evil not in text
     assert text.count("<script>") == 1
@@ -254,7 +256,7 @@ def test_a_run_that_is_not_private_says_so_at_the_top(several, tmp_path):
 
 def test_a_run_stopped_early_keeps_its_planned_epsilon(tmp_path):
     def stop(event: object) -> None:
-        if isinstance(event, sparsedp.EpochReport) and event.epoch == 2:
+        if isinstance(event, sparsedp.EpochMetrics) and event.epoch == 2:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from runs import CLASSES, FEATURES, network
 from torch import Tensor, nn
 
+from runs import CLASSES, FEATURES, network
 from sparsedp.batch import PerSampleLoss
 from sparsedp.validation.state import StateGuard
 

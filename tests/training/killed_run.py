@@ -15,10 +15,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from runs import a_trainer, advance, weights
 
+from runs import a_trainer, advance, weights
 from sparsedp import randomness
-from sparsedp.runs.reader import Run
+from sparsedp.runs.run import Run
 from sparsedp.runs.verify import verify
 
 

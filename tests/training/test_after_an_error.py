@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from runs import CLASSES, FEATURES, a_trainer, advance, weights
 from torch import Tensor, nn
 
+from runs import CLASSES, FEATURES, a_trainer, advance, weights
 from sparsedp.training.trainer import Trainer
 
 pytestmark = pytest.mark.usefixtures("checked_once")

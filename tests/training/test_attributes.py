@@ -16,9 +16,9 @@ import pandas as pd
 import pytest
 import torch
 from guarded import batch_of, cross_entropy, take_steps
-from runs import FEATURES, a_trainer, advance, network
 from torch import Tensor, nn
 
+from runs import FEATURES, a_trainer, advance, network
 from sparsedp.errors import PrivacyError
 from sparsedp.validation.state import StateGuard
 

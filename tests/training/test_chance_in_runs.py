@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from runs import FEATURES, ROWS, a_plan, a_trainer, advance, loss_fn, network, rows, sgd, weights
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
+from runs import FEATURES, ROWS, a_plan, a_trainer, advance, loss_fn, network, rows, sgd, weights
 from sparsedp.errors import PrivacyError
 from sparsedp.loading import Loading
 from sparsedp.methods import build_plan, get_method

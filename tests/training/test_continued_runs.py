@@ -9,14 +9,13 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from runs import ROWS, a_plan, a_trainer, advance
 
+from runs import ROWS, a_plan, a_trainer, advance
 from sparsedp.errors import PrivacyError
 from sparsedp.methods import PlanSpec, get_method
 from sparsedp.privacy import Charge, Plan, RdpFilter
 from sparsedp.privacy.ledger import FileLedger
-from sparsedp.runs.continuing import continue_runs
-from sparsedp.runs.reader import Run
+from sparsedp.runs.run import Run, continue_runs
 
 FIRST = a_plan(get_method("dp-sgd"))
 CAP = RdpFilter.before(FIRST, 9.0, 1e-3)

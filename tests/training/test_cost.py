@@ -24,7 +24,7 @@ from sparsedp.parameters import Layout, Support
 from sparsedp.privacy.ledger import Charge, MemoryLedger
 from sparsedp.privacy.mechanism import Released, privatize
 from sparsedp.randomness import SeededRandomness
-from sparsedp.runs.history import History
+from sparsedp.runs.record import History
 from sparsedp.validation.state import StateGuard
 
 WIDTH, ACTIVE_ROWS = 16, 300

@@ -12,8 +12,8 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from runs import loss_fn, network, rows
 
+from runs import loss_fn, network, rows
 from sparsedp import fit
 from sparsedp.privacy.calibration import NominalSplit
 from sparsedp.privacy.ledger import FileLedger

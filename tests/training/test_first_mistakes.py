@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from runs import FEATURES, loss_fn, network, rows, weights
 from torch import nn
 from torch.utils.data import (
     BatchSampler,
@@ -19,6 +18,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
+from runs import FEATURES, loss_fn, network, rows, weights
 from sparsedp import DataError, ModelError, PerExampleLoss, SparseDPError, Trainer, build_plan, fit
 from sparsedp_experiments.models import freeze_batch_norm
 

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 import torch
-from runs import CLASSES, FEATURES, ROWS, loss_fn, network, rows, weights
 from safetensors import safe_open
 from torch import nn
 from torch.utils.data import Dataset
 
 from every_day import by_method
-from sparsedp import About, MethodOptions, PerExampleLoss, fit
+from runs import CLASSES, FEATURES, ROWS, loss_fn, network, rows, weights
+from sparsedp import MethodOptions, PerExampleLoss, RunMetadata, fit
 from sparsedp.callbacks import deferred_interrupt
 from sparsedp.errors import DataError, PrivacyError, PrivacyWarning, SparseDPError
 from sparsedp.methods import all_methods
@@ -29,7 +29,7 @@ from sparsedp.privacy.calibration import NominalSplit
 from sparsedp.privacy.ledger import FileLedger
 from sparsedp.privacy.plan import Plan
 from sparsedp.results import Event, Result, StepReport
-from sparsedp.runs.reader import load_weights
+from sparsedp.runs.run import load_weights
 
 pytestmark = pytest.mark.usefixtures("checked_once")
 
@@ -187,7 +187,7 @@ def all_keys(value: Any) -> Iterator[str]:
 
 def test_nothing_in_the_run_directory_is_named_after_private_quantities(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    quick_fit(out=run, about=About(dataset="made up", variant="test"))
+    quick_fit(out=run, about=RunMetadata(dataset="made up", variant="test"))
     assert sorted(path.name for path in run.iterdir()) == [
         "checkpoint.safetensors", "ledger.jsonl", "metrics.jsonl", "plan.json", "record.json",
     ]  # fmt: skip

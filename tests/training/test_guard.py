@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from runs import CLASSES, FEATURES, a_trainer, advance
 from torch import Tensor, nn
 
+from runs import CLASSES, FEATURES, a_trainer, advance
 from sparsedp.errors import PrivacyError
 from sparsedp.training.trainer import Trainer
 from sparsedp.validation.state import tensor_digest

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from runs import ROWS, a_plan, a_trainer
 
+from runs import ROWS, a_plan, a_trainer
 from sparsedp.errors import PrivacyError
 from sparsedp.loading import Loading
 from sparsedp.methods import get_method

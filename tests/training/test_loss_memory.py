@@ -13,10 +13,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from guarded import cross_entropy, take_steps
-from runs import CLASSES, FEATURES, a_trainer, network
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
+from runs import CLASSES, FEATURES, a_trainer, network
 from sparsedp.batch import PerExampleLoss, PerSampleLoss, supervised
 from sparsedp.errors import PrivacyError
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from runs import a_plan, a_trainer, advance, loss_fn, network, rows, weights
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import sparsedp
+from runs import a_plan, a_trainer, advance, loss_fn, network, rows, weights
 from sparsedp import PerExampleLoss, make_private
 from sparsedp.methods import get_method
 from sparsedp.own_loop.loop import Loop

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from runs import loss_fn, network, rows, weights
 from test_make_private import ASKED, a_loop
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, WeightedRandomSampler
 
+from runs import loss_fn, network, rows, weights
 from sparsedp import DataError, PrivacyError, SparseDPError, make_private
 
 

@@ -9,12 +9,12 @@ import pickle
 import pytest
 import torch
 import torch.nn.functional as F
-from runs import FEATURES, loss_fn, network, rows, weights
 from test_make_private import ASKED, a_loop, train
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader
 
+from runs import FEATURES, loss_fn, network, rows, weights
 from sparsedp import ModelError, SparseDPError, fit, make_private
 from sparsedp.own_loop.deferred import MODEL, Deferred, describe
 

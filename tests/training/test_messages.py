@@ -9,10 +9,10 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from runs import FEATURES, ROWS, a_plan, advance, loss_fn, sgd
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
+from runs import FEATURES, ROWS, a_plan, advance, loss_fn, sgd
 from sparsedp.methods import get_method
 from sparsedp.privacy import Charge, MemoryLedger
 from sparsedp.privacy.mechanism import private_sum

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 import torch
-from runs import a_trainer, advance, network, weights
 
+from runs import a_trainer, advance, network, weights
 from sparsedp.methods import Granularity, MethodOptions, all_methods
 from sparsedp.privacy import ledger, mechanism
 from sparsedp.randomness import PublicRandomness

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from runs import CLASSES, FEATURES, ROWS, a_plan, loss_fn, network, rows, sgd, weights
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
+from runs import CLASSES, FEATURES, ROWS, a_plan, loss_fn, network, rows, sgd, weights
 from sparsedp import Normalised, PrivateNormalisation, fit, load_weights
 from sparsedp.errors import DataError, ModelError, PrivacyError
 from sparsedp.methods import build_plan, get_method
@@ -134,7 +134,7 @@ def test_a_ledger_that_says_the_normalisation_had_more_noise_is_found_out(tmp_pa
     assert '"noise_multiplier":3.0' in lines[2]
     lines[2] = lines[2].replace('"noise_multiplier":3.0', '"noise_multiplier":30.0')
     file.write_text("".join(lines))
-    assert [check.what for check in verify(tmp_path / "run").checks if not check.passed] == [
+    assert [check.name for check in verify(tmp_path / "run").checks if not check.passed] == [
         "the ledger's hash chain"
     ]
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from runs import FEATURES, loss_fn, rows, weights
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from runs import FEATURES, loss_fn, rows, weights
 from sparsedp import make_private
 from sparsedp.core.clip import ROUNDING_MARGIN
 from sparsedp.privacy.mechanism import Grid

@@ -9,9 +9,9 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from runs import loss_fn, network, rows
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
+from runs import loss_fn, network, rows
 from sparsedp import fit
 from sparsedp.errors import PrivacyError
 from sparsedp.evaluation import refuse_training_arrays, refuse_training_rows

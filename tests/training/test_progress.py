@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from runs import a_plan, a_trainer, advance
 
+from runs import a_plan, a_trainer, advance
 from sparsedp.callbacks import live
 from sparsedp.errors import DataError
 from sparsedp.methods import get_method
 from sparsedp.privacy import plan_epsilon
-from sparsedp.runs.reader import Run
+from sparsedp.runs.run import Run
 
 
 def test_the_bar_shows_step_epoch_epsilon_ratio_accuracy_and_nothing_private() -> None:
@@ -45,12 +45,12 @@ def test_a_run_folder_reads_back_what_was_written(tmp_path: Path) -> None:
     assert run.plan == result.plan
     assert run.record["status"] == "finished"
     assert run.checkpoint.step == 15
-    run.folder.metrics_file.write_text('{"epoch": 1')
+    (run.path / "metrics.jsonl").write_text('{"epoch": 1')
     with pytest.raises(DataError, match="damaged"):
         assert Run.open(run.path).epochs
-    run.folder.record_file.write_text("{")
+    (run.path / "record.json").write_text("{")
     with pytest.raises(DataError, match="not JSON"):
         assert Run.open(run.path).record
-    run.folder.record_file.unlink()
+    (run.path / "record.json").unlink()
     with pytest.raises(DataError, match="missing"):
         assert Run.open(run.path).record

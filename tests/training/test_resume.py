@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from runs import ROWS, a_trainer, advance, network, weights
 from torch import nn
 
 from every_day import by_method
+from runs import ROWS, a_trainer, advance, network, weights
 from sparsedp.errors import DataError, PrivacyError, SparseDPError
 from sparsedp.loading import Loading
 from sparsedp.methods import MethodOptions, all_methods, build_plan, get_method

@@ -7,13 +7,13 @@ import json
 from pathlib import Path
 
 import pytest
-from runs import a_trainer, advance
 from torch import Tensor, nn
 
+from runs import a_trainer, advance
 from sparsedp._files import write_atomically
 from sparsedp.errors import ModelError, SparseDPError
-from sparsedp.runs import store
-from sparsedp.runs.folder import CHECKPOINT
+from sparsedp.runs import directory
+from sparsedp.runs.directory import CHECKPOINT
 from sparsedp.runs.verify import verify
 
 pytestmark = pytest.mark.usefixtures("checked_once")
@@ -52,7 +52,7 @@ def test_a_run_goes_on_after_the_disk_was_full(tmp_path: Path, monkeypatch: pyte
         write_atomically(path, content)
 
     with monkeypatch.context() as patch:
-        patch.setattr(store, "write_atomically", full)
+        patch.setattr(directory, "write_atomically", full)
         for _ in range(3):
             with pytest.raises(OSError, match="No space"):
                 trainer.save()
@@ -71,7 +71,7 @@ def test_a_run_goes_on_after_it_was_killed_twice_before_a_checkpoint(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(store, "write_atomically", killed)
+        patch.setattr(directory, "write_atomically", killed)
         with pytest.raises(KeyboardInterrupt):
             trainer.save()
         trainer._keeper._store.close()  # as the end of the process does

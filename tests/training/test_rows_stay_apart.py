@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from runs import FEATURES, ROWS, a_plan, loss_fn, network, sgd
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from runs import FEATURES, ROWS, a_plan, loss_fn, network, sgd
 from sparsedp.errors import PrivacyError
 from sparsedp.loading import Loading
 from sparsedp.methods import get_method

@@ -6,9 +6,9 @@ import math
 
 import pytest
 import torch
-from runs import ROWS, a_plan, loss_fn, network, sgd
 from torch.utils.data import TensorDataset
 
+from runs import ROWS, a_plan, loss_fn, network, sgd
 from sparsedp.methods import get_method
 from sparsedp.randomness import PublicRandomness
 from sparsedp.results import Event, StepReport

@@ -5,13 +5,13 @@ import math
 
 import numpy as np
 import pytest
-
 from sklearn_tools import classifier as any_classifier
 from sklearn_tools import table
+
 from sparsedp.errors import SparseDPError
 from sparsedp.methods import build_plan, get_method
 from sparsedp.optimizers.factory import table_rate, typical_length
-from sparsedp.runs.reader import Run
+from sparsedp.runs.run import Run
 from sparsedp_experiments.data.census import adult
 from sparsedp_experiments.models.tabular import logistic
 from sparsedp_experiments.runs.execute import execute, rate_of
@@ -125,7 +125,6 @@ def test_encoded_tables_say_whether_their_records_have_length_one(tmp_path):
 
 def test_a_rule_is_for_the_default_optimizer_alone():
     from runs import loss_fn, network, rows
-
     from sparsedp import fit
 
     with pytest.raises(SparseDPError, match="is for the default optimizer"):

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from sparsedp.cli.output import people
-from sparsedp.runs.folder import holds_run
+from sparsedp.runs.directory import holds_run
 from sparsedp_experiments.cli import options
 
 
@@ -53,7 +53,7 @@ def demo(
 def _chosen(runs: list[Path]) -> str:
     """What method auto takes at each epsilon, from the plans of the dense runs: public numbers alone."""
     from sparsedp.methods.auto import method_beside, noise_ratio
-    from sparsedp.runs.reader import Run
+    from sparsedp.runs.run import Run
 
     found: dict[float, str] = {}
     for run in map(Run.open, runs):

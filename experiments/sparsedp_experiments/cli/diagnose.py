@@ -15,7 +15,7 @@ from sparsedp.cli.diagnose import show as show_released
 from sparsedp.cli.output import Exit, aside, emit, people, run_folder
 from sparsedp.errors import SparseDPError
 from sparsedp.report.numbers import percent, significant
-from sparsedp.runs.folder import NONPRIVATE
+from sparsedp.runs.directory import NONPRIVATE
 from sparsedp_experiments.cli import options
 
 if TYPE_CHECKING:

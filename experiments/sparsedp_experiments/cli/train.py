@@ -131,7 +131,7 @@ def _go(values: dict[str, Any], out: Path | None, extras: _Extras, *, resume: bo
     from sparsedp.callbacks import EpochLines, tensorboard_log
     from sparsedp.ranks.here import ranks_here
     from sparsedp.ranks.store import goes_on
-    from sparsedp.runs.folder import RunFolder, check_new, free_folder
+    from sparsedp.runs.directory import TENSORBOARD, check_new, free_folder
     from sparsedp_experiments.runs.execute import check, execute
     from sparsedp_experiments.runs.settings import Settings
     from sparsedp_experiments.theory.snapshots import watching
@@ -152,7 +152,7 @@ def _go(values: dict[str, Any], out: Path | None, extras: _Extras, *, resume: bo
     if not watched and not as_json and ranks.leads:
         callbacks.append(EpochLines(screen, settings.epochs))
     if extras.tensorboard and ranks.leads:
-        callbacks.append(tensorboard_log(RunFolder(folder).tensorboard))
+        callbacks.append(tensorboard_log(folder / TENSORBOARD))
     try:
         result = execute(
             settings,
@@ -188,14 +188,15 @@ class _Announcement:
 
 def _already_finished(run: Path, as_json: bool) -> bool:
     """Whether nothing is left of a run to take up, and say so."""
-    from sparsedp.runs.reader import Run, check_file
+    from sparsedp.runs.directory import CHECKPOINT, RECORD, check_file
     from sparsedp.runs.record import FINISHED
+    from sparsedp.runs.run import Run
 
     opened = Run.open(run)
     if opened.record["status"] != FINISHED:
         return False
-    for file in (opened.folder.record_file, opened.folder.checkpoint_file):
-        check_file(opened.ledger, file)
+    for name in (RECORD, CHECKPOINT):
+        check_file(opened.ledger, run / name)
     if as_json:
         emit(_record(run))
     else:
@@ -212,7 +213,7 @@ def _name(settings: Settings) -> str:
 
 
 def _stopped(folder: Path, as_json: bool) -> None:
-    from sparsedp.runs.folder import holds_run
+    from sparsedp.runs.directory import holds_run
 
     if not holds_run(folder):
         aside().print("Stopped before the first step; nothing was spent.")
@@ -223,7 +224,7 @@ def _stopped(folder: Path, as_json: bool) -> None:
 
 
 def _record(folder: Path) -> dict[str, Any]:
-    from sparsedp.runs.reader import Run
+    from sparsedp.runs.run import Run
 
     return {"run": str(folder), **Run.open(folder).record}
 

@@ -33,9 +33,9 @@ from sparsedp.report.rendering import part
 from sparsedp.report.run import Record, read_run, title_of
 from sparsedp.report.words import in_words
 from sparsedp.report.write import write_page
-from sparsedp.runs import reader as stored
-from sparsedp.runs.folder import RunFolder, find_runs
-from sparsedp.runs.history import EpochReport
+from sparsedp.runs.directory import REPORT, find_runs
+from sparsedp.runs.record import EpochMetrics
+from sparsedp.runs.run import Run
 from sparsedp.runs.verify import verify
 from sparsedp_experiments.comparison.comparison_figures import (
     curves_figure,
@@ -60,7 +60,7 @@ class _Entry:
     path: Path
     record: Record
     plan: Plan
-    epochs: tuple[EpochReport, ...]
+    epochs: tuple[EpochMetrics, ...]
     problems: tuple[str, ...]
 
 
@@ -95,7 +95,7 @@ def comparison_page(name: str, folders: Sequence[Path]) -> Page:
 
 
 def _read(path: Path) -> _Entry:
-    run = stored.Run.open(path)
+    run = Run.open(path)
     return _Entry(path, run.record, run.plan, run.epochs, verify(path, independent=False).reasons)
 
 
@@ -263,4 +263,4 @@ def write_comparison(folder: Path, out: Path | None = None) -> Path:
         PrivacyError: a ledger does not verify.
     """
     page = comparison_page(folder.resolve().name, find_runs(folder))
-    return write_page(page, RunFolder(folder).report_file if out is None else out)
+    return write_page(page, folder / REPORT if out is None else out)

@@ -14,11 +14,11 @@ from sparsedp.report.numbers import NONE, count, epsilon_text, percent, signific
 from sparsedp.report.references import drawn, told
 from sparsedp.report.run import Record
 from sparsedp.report.scale import Axis, linear_axis
-from sparsedp.runs.history import EpochReport, SupportSpan
+from sparsedp.runs.record import EpochMetrics, SupportSpan
 from sparsedp_experiments.comparison.groups import Group
 from sparsedp_experiments.comparison.statistics import Estimate
 
-Curves = Mapping[int, tuple[EpochReport, ...]]
+Curves = Mapping[int, tuple[EpochMetrics, ...]]
 """The epochs of a run, by the identity of its record."""
 
 
@@ -188,7 +188,7 @@ def _maybe(metric: MetricStyle, value: float | None) -> str:
     return NONE if value is None else metric.text(value)
 
 
-def _mean_curve(runs: Sequence[tuple[EpochReport, ...]], key: str) -> tuple[tuple[float, float], ...]:
+def _mean_curve(runs: Sequence[tuple[EpochMetrics, ...]], key: str) -> tuple[tuple[float, float], ...]:
     by_epoch: dict[int, list[float]] = {}
     for run in runs:
         for report in run:
@@ -199,7 +199,7 @@ def _mean_curve(runs: Sequence[tuple[EpochReport, ...]], key: str) -> tuple[tupl
 
 
 def _stretches(record: Record, plan: Plan) -> tuple[Stretch, ...]:
-    spans = tuple(SupportSpan.from_json(span) for span in record["supports"])
+    spans = tuple(SupportSpan(**span) for span in record["supports"])
     return stretches(plan, spans, record["d"], plan.total_steps)
 
 

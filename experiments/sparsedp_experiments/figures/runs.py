@@ -17,7 +17,7 @@ from sparsedp.methods import build_plan
 from sparsedp.methods.method import WARM_UP
 from sparsedp.randomness import PublicRandomness
 from sparsedp.results import Callback, StepReport
-from sparsedp.runs.history import EpochReport
+from sparsedp.runs.record import EpochMetrics
 from sparsedp.training.trainer import Trainer
 from sparsedp_experiments.data.bundle import DataBundle, Split
 from sparsedp_experiments.runs.datasets import load_data
@@ -63,7 +63,7 @@ class Releases:
     def __init__(self) -> None:
         self._kept: list[Tensor] = []
 
-    def __call__(self, event: StepReport | EpochReport) -> None:
+    def __call__(self, event: StepReport | EpochMetrics) -> None:
         """Keep a step's."""
         if isinstance(event, StepReport):
             self._kept.append(event.released.mean.detach().to("cpu", torch.float32))

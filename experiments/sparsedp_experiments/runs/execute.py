@@ -23,7 +23,7 @@ from sparsedp.methods.auto import AUTO_METHOD
 from sparsedp.optimizers.factory import MOMENTUM, OptimizerChoice, Rate, rate_for_table
 from sparsedp.optimizers.noise_aware import AdamBC, LowPassSGD
 from sparsedp.results import Callback, Result
-from sparsedp.runs.record import About
+from sparsedp.runs.record import RunMetadata
 from sparsedp.training.data import extract_features
 from sparsedp.training.fit import fit, public_weights
 from sparsedp.training.normalization import Normalised
@@ -196,7 +196,7 @@ def _features(body: nn.Module, bundle: DataBundle, side: str) -> Tensor:
     return torch.from_numpy(cached_arrays(key, ("features",), make)["features"])
 
 
-def about(settings: Settings, bundle: DataBundle) -> About:
+def about(settings: Settings, bundle: DataBundle) -> RunMetadata:
     """Names for the record: what is declared, and how many held-out rows each class has; of training rows nothing."""
     schema: dict[str, Any] = {
         "classes": list(bundle.classes),
@@ -206,7 +206,7 @@ def about(settings: Settings, bundle: DataBundle) -> About:
         "evaluated_on": "test" if settings.validation is None else "validation",
         "held_out_counts": bundle.test.class_counts(len(bundle.classes)),
     }
-    return About(
+    return RunMetadata(
         dataset=settings.dataset,
         model=settings.model,
         schema=schema,

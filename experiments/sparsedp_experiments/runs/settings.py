@@ -27,7 +27,7 @@ from sparsedp.optimizers.factory import MOMENTUM
 from sparsedp.optimizers.noise_aware import OWN_OPTIMIZERS
 from sparsedp.privacy.calibration import EqualNoise, NominalSplit
 from sparsedp.privacy.normalization import PrivateNormalisation
-from sparsedp.runs.reader import Run
+from sparsedp.runs.run import Run
 from sparsedp_experiments.data import DATASETS
 from sparsedp_experiments.data.arrays import is_table
 from sparsedp_experiments.data.row import Value

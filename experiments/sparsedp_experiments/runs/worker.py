@@ -100,8 +100,8 @@ def _outcome(job: Job, pipe: connection.Connection, threads: int) -> Message:
 def _perform(job: Job, pipe: connection.Connection, threads: int) -> tuple[dict[str, Any], dict[str, float]]:
     import torch
 
-    from sparsedp.runs.folder import holds_run
-    from sparsedp.runs.reader import Run
+    from sparsedp.runs.directory import holds_run
+    from sparsedp.runs.run import Run
     from sparsedp_experiments.runs.datasets import load_data
     from sparsedp_experiments.runs.execute import execute
     from sparsedp_experiments.runs.settings import Settings

@@ -19,7 +19,7 @@ from sparsedp.grad_sample.query import Engine
 from sparsedp.methods.support_scheduler import noise_on_mean
 from sparsedp.randomness import PublicRandomness
 from sparsedp.ranks.here import refuse_ranks
-from sparsedp.runs.reader import Run, load_weights
+from sparsedp.runs.run import Run, load_weights
 from sparsedp.runs.snapshots import read_snapshots
 from sparsedp_experiments.theory.convergence import retained_energy
 from sparsedp_experiments.theory.criteria import energy_captured

@@ -12,9 +12,9 @@ from sparsedp.errors import SparseDPError
 from sparsedp.parameters import Layout
 from sparsedp.privacy.plan import Plan
 from sparsedp.results import Callback, StepReport
-from sparsedp.runs.folder import RunFolder
-from sparsedp.runs.history import EpochReport
-from sparsedp.runs.reader import Run
+from sparsedp.runs.directory import SNAPSHOTS
+from sparsedp.runs.record import EpochMetrics
+from sparsedp.runs.run import Run
 from sparsedp.runs.snapshots import Snapshot, write_snapshot
 
 COUNT = 20
@@ -42,13 +42,13 @@ class SnapshotFiles:
         self._run = Path(out)
         self._steps: frozenset[int] | None = None
 
-    def __call__(self, event: StepReport | EpochReport) -> None:
+    def __call__(self, event: StepReport | EpochMetrics) -> None:
         """Keep the weights if it is time."""
         if not isinstance(event, StepReport):
             return
         if self._steps is None:
             self._steps = frozenset(snapshot_steps(Run.open(self._run).plan, self._count))
-            RunFolder(self._run).snapshots.mkdir(exist_ok=True)
+            (self._run / SNAPSHOTS).mkdir(exist_ok=True)
         if event.step in self._steps:
             weights = self._layout.flatten(self._model)
             write_snapshot(self._run, Snapshot(event.step, event.phase, event.released.support, weights))
@@ -56,5 +56,5 @@ class SnapshotFiles:
 
 def watching(folder: Path, snapshots: bool) -> Callable[[nn.Module], Sequence[Callback]]:
     """What looks at the model of a run: snapshots of its weights, if asked for now or when the run began."""
-    wanted = snapshots or RunFolder(folder).snapshots.is_dir()
+    wanted = snapshots or (Path(folder) / SNAPSHOTS).is_dir()
     return lambda model: [SnapshotFiles(model, folder)] if wanted else []

@@ -20,7 +20,7 @@ from sparsedp.errors import SparseDPError
 from sparsedp.grad_sample import make_engine
 from sparsedp.parameters import Layout
 from sparsedp.results import StepReport
-from sparsedp.runs.history import EpochReport
+from sparsedp.runs.record import EpochMetrics
 from sparsedp.runs.snapshots import Snapshot
 from sparsedp_experiments.theory.convergence import ProjectedBound, projected_bound
 from sparsedp_experiments.theory.criteria import energy_captured, trajectory_capture
@@ -39,7 +39,7 @@ class Snapshots:
         self._model, self._layout, self._every = model, Layout.of(model), every
         self.kept: list[Snapshot] = []
 
-    def __call__(self, event: StepReport | EpochReport) -> None:
+    def __call__(self, event: StepReport | EpochMetrics) -> None:
         """Keep the weights if it is time."""
         if isinstance(event, StepReport) and event.step % self._every == 0:
             weights = self._layout.flatten(self._model)
@@ -54,7 +54,7 @@ class FreezeCount:
         self.steps = 0
         self._active = torch.zeros(dimension, dtype=torch.int64)
 
-    def __call__(self, event: StepReport | EpochReport) -> None:
+    def __call__(self, event: StepReport | EpochMetrics) -> None:
         """Count a step."""
         if isinstance(event, StepReport):
             self.steps += 1

@@ -11,7 +11,7 @@ from typing import Any, final
 import torch
 
 from sparsedp.diagnostics import RunView, WarmupStatistics, shown_size, split_concentration, statistics_of
-from sparsedp.runs.reader import Run
+from sparsedp.runs.run import Run
 from sparsedp_experiments.theory.misranking import (
     Pair,
     misranking_bernstein,

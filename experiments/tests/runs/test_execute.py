@@ -143,7 +143,7 @@ def test_a_subset_takes_whole_units(patients):
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
 @pytest.mark.parametrize("scheduler", ["constant", "cosine", "linear"])
 def test_every_optimizer_and_scheduler_runs_and_is_recorded(optimizer, scheduler, tmp_path):
-    from sparsedp.runs.reader import Run
+    from sparsedp.runs.run import Run
 
     execute(settings(optimizer=optimizer, scheduler=scheduler, subset=60), out=tmp_path / "run")
     saved = Run.open(tmp_path / "run").record

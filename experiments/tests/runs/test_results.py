@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
-from sklearn import metrics
 
+from sklearn import metrics
 from sparsedp_experiments.data import digits
 from sparsedp_experiments.runs.config import Contrast
 from sparsedp_experiments.runs.evaluation import evaluator

@@ -8,7 +8,7 @@ from torch.utils.data import TensorDataset
 import sparsedp
 from diagnostic_probes import LOSS, batches, gradients_by_loop, network, rows
 from sparsedp.randomness import PublicRandomness
-from sparsedp.runs.reader import Run
+from sparsedp.runs.run import Run
 from sparsedp_experiments.theory.diagnose import RunView, diagnose_nonprivate
 
 

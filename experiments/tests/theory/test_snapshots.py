@@ -9,7 +9,7 @@ import sparsedp
 from diagnostic_probes import network, rows
 from sparsedp.errors import DataError, SparseDPError
 from sparsedp.parameters import Layout, Support
-from sparsedp.runs.reader import Run
+from sparsedp.runs.run import Run
 from sparsedp.runs.snapshots import Snapshot, read_snapshots, write_snapshot
 from sparsedp_experiments.theory.snapshots import (
     SnapshotFiles,

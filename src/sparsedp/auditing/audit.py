@@ -36,7 +36,7 @@ from sparsedp.privacy.accounting import plan_epsilon
 from sparsedp.privacy.normalization import NORMALISE
 from sparsedp.privacy.plan import Plan
 from sparsedp.ranks.here import refuse_ranks
-from sparsedp.runs.reader import Run, load_weights
+from sparsedp.runs.run import Run, load_weights
 from sparsedp.training.data import count_channels, count_units
 from sparsedp.training.normalization import Normalised, check_normalisation
 

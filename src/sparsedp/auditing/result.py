@@ -12,7 +12,7 @@ from sparsedp._files import read_json, write_json
 from sparsedp.auditing.mechanism import ReleaseFinding, Target
 from sparsedp.auditing.sensitivity import Movement
 from sparsedp.errors import DataError, SparseDPError
-from sparsedp.runs.checks import Check
+from sparsedp.runs.verify import Check
 
 FORMAT = 2
 """Audits of format 1 left out what a plan releases before training, so they are not shown."""
@@ -75,7 +75,7 @@ class AuditResult:
     def to_json(self) -> dict[str, Any]:
         """JSON values; an infinite bound is the word."""
         values = {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name != "checks"}
-        checks = [{"what": c.what, "passed": c.passed, "problem": c.problem} for c in self.checks]
+        checks = [{"what": c.name, "passed": c.passed, "problem": c.problem} for c in self.checks]
         return {
             "format": FORMAT,
             "passed": self.passed,
@@ -105,7 +105,7 @@ class AuditResult:
                 f"The claim is broken: the attack shows epsilon of at least {_number(self.lower_bound)}, more than "
                 f"the {_number(self.claimed_epsilon)} claimed per {self.unit}, at delta {self.delta:g}."
             )
-        return [verdict, *(f"{check.what}: {check.problem}." for check in found)]
+        return [verdict, *(f"{check.name}: {check.problem}." for check in found)]
 
     def _tried(self) -> list[str]:
         found = self.estimates

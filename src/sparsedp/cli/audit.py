@@ -165,7 +165,7 @@ def _show(found: AuditResult, folder: Path | None, screen: Console) -> None:
     screen.print(table)
     for check in found.checks:
         mark = "[green]ok[/green]  " if check.passed else "[bold red]LEAK[/bold red]"
-        screen.print(f"{mark} {check.what}", soft_wrap=True)
+        screen.print(f"{mark} {check.name}", soft_wrap=True)
         if check.problem is not None:
             screen.print(f"     {check.problem}", style="red", markup=False, soft_wrap=True)
     for line in found.words():

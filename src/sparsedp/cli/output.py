@@ -13,7 +13,7 @@ from typing import Any
 from rich.console import Console
 
 from sparsedp.errors import DataError
-from sparsedp.runs.folder import holds_run
+from sparsedp.runs.directory import holds_run
 
 
 class Exit(IntEnum):

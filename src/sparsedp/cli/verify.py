@@ -26,7 +26,7 @@ def verify(
     Example: `sparsedp verify runs/mnist-tp-topk-eps3`
 
     Checks the ledger's hash chain; that plan, checkpoint, metrics and record are what the run wrote, and that what
-    they claim follows from the ledger; and epsilon by two or more independent accountants. Names what nothing was
+    they claim follows from the ledger; and epsilon by two or more other accountants. Names what nothing was
     compared with. Exits with 5 if anything does not fit, and names it.
     """
     from sparsedp.runs.verify import verify as verify_run
@@ -47,10 +47,9 @@ def _as_json(run: Path, found: Verification) -> dict[str, object]:
     words = None if plan is None else run_in_words(plan, ledger, found.record)
     return {
         "passed": found.passed,
-        "checks": [{"what": c.what, "passed": c.passed, "problem": c.problem} for c in found.checks],
+        "checks": [{"what": c.name, "passed": c.passed, "problem": c.problem} for c in found.checks],
         "reasons": list(found.reasons),
-        "bound": list(found.bound),
-        "not_checked": list(found.not_checked),
+        "unchecked": list(found.unchecked),
         "epsilons": dict(found.epsilons),
         "delta": None if ledger is None else ledger.delta,
         "steps_charged": None if ledger is None else ledger.charged,
@@ -77,12 +76,10 @@ def _show(run: Path, found: Verification, screen: Console) -> None:
 
     for check in found.checks:
         mark = "[green]ok[/green]      " if check.passed else "[bold red]MISMATCH[/bold red]"
-        screen.print(f"{mark} {check.what}", soft_wrap=True)
+        screen.print(f"{mark} {check.name}", soft_wrap=True)
         if not check.passed:
             screen.print(f"         {check.problem}", style="red", markup=False, soft_wrap=True)
-    _list("As the run wrote it, by the ledger, but computed again from nothing", found.bound, screen)
-    if found.not_checked:
-        _list("Not checked", found.not_checked, screen)
+    _list("Not checked", found.unchecked, screen)
     if found.epsilons and found.ledger is not None:
         title = (
             f"Epsilon of the {found.ledger.charged:,} steps in the ledger, at delta {found.ledger.delta:g}"

@@ -25,8 +25,8 @@ from sparsedp.privacy.queries import UpdateSum
 from sparsedp.randomness import SeededRandomness, SystemRandomness
 from sparsedp.ranks.here import refuse_ranks
 from sparsedp.results import Callback, StepReport
-from sparsedp.runs.record import About
-from sparsedp.runs.store import find_run
+from sparsedp.runs.directory import find_run
+from sparsedp.runs.record import RunMetadata
 from sparsedp.training.recorder import RunKeeper, facts_of, public_randomness
 from sparsedp.training.state import Learner, UpdateRule
 from sparsedp.training.step import COUNT
@@ -72,7 +72,7 @@ class FederatedTrainer(KeptRun):
         ema_decay: float | None = None,
         public_scores: Mapping[str, Any] | None = None,
         callbacks: Sequence[Callback] = (),
-        about: About = About(),  # noqa: B008
+        about: RunMetadata = RunMetadata(),  # noqa: B008
     ) -> None:
         refuse_ranks("a federated run's server")
         check_federated(plan)

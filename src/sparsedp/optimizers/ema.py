@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from sparsedp.errors import SparseDPError
 from sparsedp.optimizers.sparse import Places, carry, places_in
 from sparsedp.parameters import Layout, Support
-from sparsedp.runs.state import AverageState
+from sparsedp.runs.checkpoint import AverageState
 
 
 @final
@@ -62,6 +62,13 @@ class WeightAverage:
         for name, places in self._places.items():
             self._weights[name].lerp_(_read(self._parameters[name].detach(), places), 1 - decay)
         self._updates += 1
+
+    @torch.no_grad()
+    def begin_again(self) -> None:
+        """Forget what was averaged so far: the weights were changed by more than a step."""
+        for name, places in self._places.items():
+            self._weights[name] = _copied(self._parameters[name].detach(), places)
+        self._updates = 0
 
     @contextmanager
     def in_place(self) -> Iterator[None]:

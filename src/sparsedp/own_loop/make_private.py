@@ -24,7 +24,7 @@ from sparsedp.own_loop.private_loop import PrivateLoader, PrivateModel, PrivateO
 from sparsedp.randomness import PublicRandomness, own_generators
 from sparsedp.ranks.here import refuse_ranks
 from sparsedp.results import Callback
-from sparsedp.runs.record import About
+from sparsedp.runs.record import RunMetadata
 from sparsedp.training.data import refuse_picked_rows
 from sparsedp.training.planning import AskedMethod, plan_for
 from sparsedp.training.trainer import Trainer
@@ -53,7 +53,7 @@ def make_private(
     max_physical_batch: int | None = None,
     ema_decay: float | None = None,
     callbacks: Sequence[Callback] = (),
-    about: About = About(),  # noqa: B008
+    about: RunMetadata = RunMetadata(),  # noqa: B008
     **asked: Unpack[Asked],
 ) -> tuple[PrivateModel, PrivateOptimizer, PrivateLoader]:
     """Make an ordinary PyTorch loop private: zero_grad, forward, loss, backward, step, over the loader's batches.

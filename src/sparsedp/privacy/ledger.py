@@ -612,7 +612,7 @@ class FileLedger:
             raise PrivacyError(
                 f"{path} was closed: what its run had left was given to the plan "
                 f"{ledger.record.closings[0].successor.fingerprint}, so the run cannot be resumed. "
-                "Start a run with that plan, or make another one with sparsedp.runs.continuing.continue_runs"
+                "Start a run with that plan, or make another one with sparsedp.runs.run.continue_runs"
             )
         return ledger
 

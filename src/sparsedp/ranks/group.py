@@ -22,7 +22,7 @@ from sparsedp.ranks.exchange import LEADER, GroupExchange, Traffic
 from sparsedp.ranks.follower import FollowerRandomness
 from sparsedp.ranks.launch import beginning, begun_before
 from sparsedp.ranks.post import Post
-from sparsedp.runs.identity import differences, short
+from sparsedp.runs.checkpoint import json_diff, short
 from sparsedp.sampling import Blocks, Shard, Share
 
 T = TypeVar("T")
@@ -160,7 +160,7 @@ class RankGroup:
         for rank, theirs in enumerate(others, start=LEADER + 1):
             words = [
                 f"{name} is {short(here)} and {short(there)} on rank {LEADER}"
-                for name, there, here in differences(leaders, theirs)
+                for name, there, here in json_diff(leaders, theirs)
             ]
             differing += [f"rank {rank}: {'; '.join(words[:4])}"] if words else []
         if differing:

@@ -10,9 +10,15 @@ from sparsedp.privacy.plan import Plan
 from sparsedp.ranks.follower import FollowerLedger
 from sparsedp.ranks.one import Ranks
 from sparsedp.runs.checkpoint import Checkpoint
-from sparsedp.runs.folder import holds_run
-from sparsedp.runs.record import Record
-from sparsedp.runs.store import ExistingRun, FolderStore, NoStore, RunStore, find_run, new_store
+from sparsedp.runs.directory import (
+    NoStore,
+    RunDirectory,
+    RunStore,
+    SavedRun,
+    find_run,
+    holds_run,
+)
+from sparsedp.runs.record import RunRecord
 
 
 def goes_on(ranks: Ranks, out: Path | str | None, resume: bool) -> bool:
@@ -27,22 +33,22 @@ def goes_on(ranks: Ranks, out: Path | str | None, resume: bool) -> bool:
 
 def find_shared_run(
     ranks: Ranks, out: Path | str | None, resume: bool, plan: Plan, *, replay: bool
-) -> ExistingRun | None:
+) -> SavedRun | None:
     """The run to resume, or None for a new one; found, checked and locked by the leading rank alone."""
-    kept: list[ExistingRun] = []
+    kept: list[SavedRun] = []
 
     def find() -> tuple[Checkpoint, RunStore] | None:
         found = find_run(out, resume, plan, replay=replay)
         if found is None:
             return None
         kept.append(found)
-        return found.checkpoint, _followed(found.store)
+        return found.checkpoint, _followed(found.directory)
 
     told = ranks.from_leader(find)
     if kept or told is None:
         return kept[0] if kept else None
     checkpoint, store = told
-    return ExistingRun(store, checkpoint)
+    return SavedRun(store, checkpoint)
 
 
 def new_shared_store(
@@ -50,7 +56,7 @@ def new_shared_store(
     out: Path | str | None,
     plan: Plan,
     start: Callable[[], Checkpoint],
-    record: Record,
+    record: RunRecord,
     *,
     replay: bool,
 ) -> RunStore:
@@ -59,7 +65,9 @@ def new_shared_store(
 
     def make() -> RunStore:
         with nullcontext() if out is None else ranks.beginning(Path(out)):
-            kept.append(new_store(out, plan, start, record, replay=replay))
+            kept.append(
+                NoStore() if out is None else RunDirectory.create(out, plan, start, record, replay=replay)
+            )
         return _followed(kept[0])
 
     told = ranks.from_leader(make)
@@ -68,6 +76,6 @@ def new_shared_store(
 
 def _followed(store: RunStore) -> RunStore:
     """What a rank that follows has in the place of the leader's store."""
-    if not isinstance(store, FolderStore):
+    if not isinstance(store, RunDirectory):
         return NoStore()
     return NoStore(FollowerLedger(store.ledger.record, store.ledger.next_step), store.path, store.seconds)

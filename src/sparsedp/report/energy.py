@@ -10,7 +10,7 @@ from typing import final
 
 from sparsedp.methods.support_scheduler import noise_on_mean
 from sparsedp.privacy.plan import Plan
-from sparsedp.runs.history import SupportSpan
+from sparsedp.runs.record import SupportSpan
 
 
 @final

@@ -11,7 +11,7 @@ from sparsedp.report.markup import Html, join, tag
 from sparsedp.report.numbers import significant
 from sparsedp.report.page import Section
 from sparsedp.report.scale import linear_axis
-from sparsedp.runs.folder import NONPRIVATE
+from sparsedp.runs.directory import NONPRIVATE
 from sparsedp.runs.nonprivate_file import Diagnostics
 
 WARNING = (

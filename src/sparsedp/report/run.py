@@ -14,8 +14,8 @@ from sparsedp.parameters import Layout, Support
 from sparsedp.privacy.ledger import VerifiedLedger
 from sparsedp.privacy.plan import Plan
 from sparsedp.results import Result
-from sparsedp.runs import reader as stored
-from sparsedp.runs.history import EpochReport, SupportSpan
+from sparsedp.runs.record import EpochMetrics, SupportSpan
+from sparsedp.runs.run import Run
 from sparsedp.runs.verify import verify
 
 Record = Mapping[str, Any]
@@ -44,7 +44,7 @@ class ReportedRun:
     name: str
     record: Record = field(repr=False)
     plan: Plan = field(repr=False)
-    epochs: tuple[EpochReport, ...] = field(repr=False)
+    epochs: tuple[EpochMetrics, ...] = field(repr=False)
     spans: tuple[SupportSpan, ...] = field(repr=False)
     layout: Layout = field(repr=False)
     support: Support
@@ -90,7 +90,7 @@ def read_run(path: Path) -> ReportedRun:
         DataError: there is no run, or one of its files is damaged.
         PrivacyError: the ledger does not verify, or is not the one that checkpoint and record know.
     """
-    run = stored.Run.open(path)
+    run = Run.open(path)
     run.check_ledger()
     return ReportedRun(
         name=run.name,
@@ -140,7 +140,7 @@ def run_of(result: Result) -> ReportedRun:
     )
 
 
-def _warmup(run: stored.Run) -> Mapping[str, Any] | None:
+def _warmup(run: Run) -> Mapping[str, Any] | None:
     from sparsedp.diagnostics import summarize_warmup  # SciPy, which takes a while to load
 
     return summarize_warmup(run)

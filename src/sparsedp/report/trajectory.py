@@ -15,8 +15,8 @@ from sparsedp.report.numbers import NONE, count, epsilon_text, percent, signific
 from sparsedp.report.references import drawn, majority, told
 from sparsedp.report.run import ReportedRun
 from sparsedp.report.scale import linear_axis
-from sparsedp.runs.folder import RECORD
-from sparsedp.runs.history import EpochReport
+from sparsedp.runs.directory import RECORD
+from sparsedp.runs.record import EpochMetrics
 
 MORE_METRICS = ("accuracy", "balanced_accuracy", "sensitivity", "specificity")
 MOST_ROWS = 200
@@ -167,7 +167,7 @@ def warm_up_bands(plan: Plan) -> tuple[Band, ...]:
     return (Band(0, first.steps / plan.steps_per_epoch, "warm-up"),)
 
 
-def _points(epochs: Sequence[EpochReport], key: str) -> tuple[tuple[float, float], ...]:
+def _points(epochs: Sequence[EpochMetrics], key: str) -> tuple[tuple[float, float], ...]:
     found = ((float(report.epoch), report.metrics.get(key)) for report in epochs)
     return tuple((x, y) for x, y in found if y is not None)
 

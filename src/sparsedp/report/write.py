@@ -10,7 +10,7 @@ from sparsedp.report.page import Page
 from sparsedp.report.run import read_run, run_of
 from sparsedp.report.single import run_page
 from sparsedp.results import Result
-from sparsedp.runs.folder import RunFolder
+from sparsedp.runs.directory import RECORD, REPORT
 from sparsedp.runs.nonprivate_file import read_diagnostics
 
 
@@ -38,13 +38,13 @@ def write_report(
             return write_page(run_page(run_of(source)), _file_for(source, out))
         source = source.out
     folder = Path(source)
-    target = RunFolder(folder).report_file if out is None else Path(out)
+    target = folder / REPORT if out is None else Path(out)
     return write_page(_page(folder, nonprivate), target)
 
 
 def _page(folder: Path, nonprivate: bool) -> Page:
-    if not RunFolder(folder).record_file.is_file() and folder.is_dir():
-        below = sorted(path.parent.name for path in folder.glob(f"*/{RunFolder(folder).record_file.name}"))
+    if not (folder / RECORD).is_file() and folder.is_dir():
+        below = sorted(path.parent.name for path in folder.glob(f"*/{RECORD}"))
         if below:
             raise SparseDPError(
                 f"report: {folder} holds {len(below)} runs, such as {below[0]}; give the folder of one"

@@ -1,28 +1,31 @@
-"""Checkpoints: one safetensors file, its JSON inside, written atomically and checked when read."""
+"""Checkpoints: all of a run's public state in one safetensors file, and what it belongs to. No pickle."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import struct
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from sparsedp._files import Json, parse_json, write_atomically
-from sparsedp.errors import DataError, ModelError
-from sparsedp.parameters import Layout, Slot
-from sparsedp.runs.documents import intact
-from sparsedp.runs.packing import Tensors, pack, unpack
+from sparsedp._serialization import from_json, to_json
+from sparsedp.errors import DataError, ModelError, SparseDPError
+from sparsedp.methods import ControllerState
+from sparsedp.parameters import Layout, Slot, Support
+from sparsedp.runs.record import EpochMetrics, History, RunSetup, SupportSpan, wrap_read_errors
 
-FORMAT = "sparsedp checkpoint"
-VERSION = 1
+FORMAT, VERSION = "sparsedp checkpoint", 2
 _LENGTH = struct.Struct("<Q")
+Tensors = dict[str, Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,24 +43,111 @@ class Checkpoint:
     state: Mapping[str, Any] = field(repr=False)
 
 
-def checkpoint_bytes(checkpoint: Checkpoint) -> bytes:
-    """A checkpoint as a file: one state has one text."""
-    tensors: Tensors = {}
-    document = json.dumps(
-        {
-            "step": checkpoint.step,
-            "identity": dict(checkpoint.identity),
-            "state": {name: pack(value, tensors, name) for name, value in checkpoint.state.items()},
+@dataclass(frozen=True, slots=True)
+class AverageState:
+    """A running average of the weights.
+
+    Attributes:
+        weights: of every trainable parameter.
+        updates: how often it was moved.
+        moved: the coordinates in which it may differ from the weights; None for all.
+    """
+
+    weights: Mapping[str, Tensor]
+    updates: int
+    moved: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerState:
+    """Everything that a release changes, between two steps.
+
+    Attributes:
+        model: parameters and buffers.
+        optimizer: its own, whatever that holds.
+        scheduler: its own; None without one.
+        average: of the weights; None if none is kept.
+        controller: the method's.
+    """
+
+    model: Mapping[str, Tensor]
+    optimizer: Mapping[str, Any]
+    scheduler: Mapping[str, Any] | None
+    average: AverageState | None
+    controller: ControllerState
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint) -> Self:
+        """Read the state from a checkpoint."""
+        state = checkpoint.state
+        average, controller = state["average"], state["controller"]
+        return cls(
+            state["model"],
+            state["optimizer"],
+            state["scheduler"],
+            None if average is None else AverageState(**average),
+            ControllerState(controller["tensors"], controller["values"]),
+        )
+
+
+def checkpoint_of(
+    step: int, identity: Mapping[str, Json], trainer: TrainerState, history: History
+) -> Checkpoint:
+    """Make the checkpoint of a run after some steps."""
+    average, controller = trainer.average, trainer.controller
+    state = {
+        "model": dict(trainer.model),
+        "optimizer": trainer.optimizer,
+        "scheduler": trainer.scheduler,
+        "average": average and {name: getattr(average, name) for name in average.__slots__},
+        "controller": {"tensors": dict(controller.tensors), "values": dict(controller.values)},
+        "journal": {
+            "epochs": to_json(history.epochs),
+            "spans": to_json(history.spans),
+            "support": history.support.indices,
         },
-        allow_nan=False,
-    )
-    metadata = {
-        "document": document,
-        "format": FORMAT,
-        "sha256": _digest(document, tensors),
-        "version": str(VERSION),
     }
-    return _in_order(save(tensors, metadata))
+    return Checkpoint(step, identity, state)
+
+
+def history_of(checkpoint: Checkpoint, layout: Layout) -> History:
+    """Read the history of a run so far from its checkpoint."""
+    saved = checkpoint.state["journal"]
+    return History(
+        layout,
+        from_json(list[EpochMetrics], saved["epochs"], "checkpoint, epochs"),
+        from_json(list[SupportSpan], saved["spans"], "checkpoint, spans"),
+        Support(saved["support"], layout.dimension),
+    )
+
+
+def cut_in_blocks(checkpoint: Checkpoint) -> Checkpoint:
+    """Mark a checkpoint: batches are cut for several ranks, so a run goes on as it was begun."""
+    return replace(checkpoint, state={**checkpoint.state, "cut": "blocks"})
+
+
+def is_cut_in_blocks(checkpoint: Checkpoint) -> bool:
+    """Whether its run's batches are cut for several ranks."""
+    return checkpoint.state.get("cut") == "blocks"
+
+
+def checkpoint_bytes(checkpoint: Checkpoint) -> bytes:
+    """Encode a checkpoint as a safetensors file; equal states have equal files."""
+    tensors: Tensors = {}
+    content = {
+        "step": checkpoint.step,
+        "identity": dict(checkpoint.identity),
+        "state": {name: pack(value, tensors, name) for name, value in checkpoint.state.items()},
+    }
+    document = json.dumps(content, allow_nan=False)
+    # One key: safetensors writes the keys of its metadata in no fixed order.
+    header = {
+        "format": FORMAT,
+        "version": VERSION,
+        "sha256": _digest(document, tensors),
+        "document": document,
+    }
+    return save(tensors, {"checkpoint": json.dumps(header)})
 
 
 def write_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
@@ -71,87 +161,26 @@ def read_checkpoint(path: Path) -> Checkpoint:
     Raises:
         DataError: it is missing, damaged, or of another format or version.
     """
-    try:
+    with wrap_read_errors(path):
         content = path.read_bytes()
-    except FileNotFoundError as error:
-        raise DataError(f"{path} is missing; there is nothing to resume or load") from error
-    return parse_checkpoint(content, path)
-
-
-def parse_checkpoint(content: bytes, path: Path) -> Checkpoint:
-    """The checkpoint in a file, every byte of it checked.
-
-    Raises:
-        DataError: it is damaged, or of another format or version.
-    """
-    with intact(path):
-        return _parse(content, path)
-
-
-def _parse(content: bytes, path: Path) -> Checkpoint:
-    metadata = _metadata(content, path)
-    if metadata.get("format") != FORMAT:
-        raise DataError(f"{path} is a safetensors file, but not a {FORMAT}")
-    if metadata.get("version") != str(VERSION):
-        raise DataError(
-            f"{path} has checkpoint format version {metadata.get('version')}, this sparsedp reads {VERSION}; "
-            "use the version of sparsedp that wrote it (the record and the plan beside it name it)"
-        )
-    tensors, document = load(content), metadata.get("document", "")
-    if metadata.get("sha256") != _digest(document, tensors):
-        raise _damaged(path, "its checksum does not match")
-    tree = parse_json(document, f"{path}, document")
-    state = {name: unpack(value, tensors) for name, value in tree["state"].items()}
-    return Checkpoint(step=tree["step"], identity=tree["identity"], state=state)
-
-
-def describe_layout(layout: Layout) -> Json:
-    """The layout as JSON, to tell one model from another."""
-    return [[slot.name, list(slot.shape)] for slot in layout]
-
-
-def read_layout(described: Json) -> Layout:
-    """The layout that `describe_layout` described, as a checkpoint's identity holds it."""
-    slots: list[Slot] = []
-    for name, shape in described:
-        slots.append(Slot(name, tuple(shape), slots[-1].span.stop if slots else 0))
-    return Layout(tuple(slots))
-
-
-def check_same_parameters(saved: Json, now: Json) -> None:
-    """Refuse a layout with other trainable parameters than were saved, by name or shape; both as JSON, in any order.
-
-    Raises:
-        ModelError: which ones differ.
-    """
-    differing = sorted({str(slot[0]) for slot in (*saved, *now) if slot not in saved or slot not in now})
-    if differing:
-        raise ModelError(
-            "the checkpoint belongs to another model: they differ in the trainable parameters "
-            f"{differing[:6]}; build the model as it was when the run started"
-        )
-
-
-def load_model_state(model: nn.Module, checkpoint: Checkpoint) -> None:
-    """Load a checkpoint's raw weights and buffers, or say how the model differs."""
-    actual = Layout.of(model)
-    check_same_parameters(checkpoint.identity["layout"], describe_layout(actual))
-    state, trained = checkpoint.state["model"], {slot.name for slot in actual}
-    frozen = {name: value for name, value in model.state_dict().items() if name not in trained}
-    try:
-        # What a run with kept features never held, because it was frozen below them, stays as the model has it.
-        model.load_state_dict({**(frozen if _is_above(state, model) else {}), **state})
-    except RuntimeError as error:
-        raise ModelError(f"the checkpoint belongs to another model: {error}") from error
-
-
-def _is_above(state: Mapping[str, Tensor], model: nn.Module) -> bool:
-    """Whether a state is that of a row's last parts, complete."""
-    if not isinstance(model, nn.Sequential):
-        return False
-    parts = {name.split(".")[0] for name in state}
-    held = [name in parts for name, part in model.named_children() if part.state_dict()]
-    return held == sorted(held)
+        (length,) = _LENGTH.unpack_from(content)
+        outer = parse_json(content[_LENGTH.size : _LENGTH.size + length], f"{path}, header")
+        header = parse_json(outer.get("__metadata__", {}).get("checkpoint", "{}"), f"{path}, header")
+        if header.get("format") != FORMAT:
+            raise DataError(f"{path} is a safetensors file, but not a {FORMAT}")
+        if header["version"] != VERSION:
+            raise DataError(
+                f"{path} has checkpoint format version {header['version']}, this sparsedp reads {VERSION}; use the "
+                "version of sparsedp that wrote it (the record beside it names it)"
+            )
+        tensors, document = load(content), header["document"]
+        if header["sha256"] != _digest(document, tensors):
+            raise DataError(
+                f"{path} is damaged (its checksum does not match); restore it, or start a new run elsewhere"
+            )
+        tree = parse_json(document, f"{path}, document")
+        state = {name: unpack(value, tensors) for name, value in tree["state"].items()}
+        return Checkpoint(step=tree["step"], identity=tree["identity"], state=state)
 
 
 def _digest(document: str, tensors: Tensors) -> str:
@@ -163,27 +192,176 @@ def _digest(document: str, tensors: Tensors) -> str:
     return digest.hexdigest()
 
 
-def _metadata(content: bytes, path: Path) -> dict[str, str]:
-    """The text in a safetensors header."""
-    return dict(_header(content, path).get("__metadata__", {}))
+def pack(value: Any, tensors: Tensors, path: str) -> Json:
+    """Convert `value` to JSON, and put its tensors into `tensors` under names starting with `path`.
+
+    Raises:
+        SparseDPError: the state holds something that is not plain data.
+    """
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else {"$float": repr(value)}
+    if isinstance(value, Tensor):
+        tensors[path] = value.detach().to("cpu", copy=True).contiguous()
+        return {"$tensor": path}
+    if isinstance(value, list):
+        return [pack(item, tensors, f"{path}/{i}") for i, item in enumerate(value)]
+    if isinstance(value, tuple):
+        return {"$tuple": pack(list(value), tensors, path)}
+    if isinstance(value, Counter):
+        return {"$counter": pack(dict(value), tensors, path)}
+    if isinstance(value, dict):
+        packed = [(key, pack(item, tensors, f"{path}/{key}")) for key, item in value.items()]
+        if all(isinstance(key, str) and not key.startswith("$") for key, _ in packed):
+            return dict(packed)
+        return {"$items": [[_scalar_key(key), item] for key, item in packed]}
+    raise SparseDPError(
+        f"cannot save {path}: it holds a {type(value).__name__}, and checkpoints keep only tensors, numbers, "
+        "strings, lists and dicts (never pickle)"
+    )
 
 
-def _header(content: bytes, path: Path) -> dict[str, Json]:
-    (length,) = _LENGTH.unpack_from(content)
-    header = parse_json(content[_LENGTH.size : _LENGTH.size + length], f"{path}, header")
-    if not isinstance(header, dict):
-        raise _damaged(path, "its header is not a JSON object")
-    return header
+def unpack(tree: Json, tensors: Tensors) -> Any:
+    """Convert JSON and tensors back to the value that `pack` was given."""
+    if isinstance(tree, list):
+        return [unpack(item, tensors) for item in tree]
+    if not isinstance(tree, dict):
+        return tree
+    if len(tree) == 1:
+        (tag, content), *_ = tree.items()
+        if tag == "$tensor":
+            if content not in tensors:
+                raise DataError(f"the checkpoint lacks the tensor {content!r}; it is damaged")
+            return tensors[content]
+        if tag == "$float":
+            return float(content)
+        if tag == "$tuple":
+            return tuple(unpack(content, tensors))
+        if tag == "$counter":
+            return Counter(unpack(content, tensors))
+        if tag == "$items":
+            return {_scalar_key(key): unpack(item, tensors) for key, item in content}
+    return {key: unpack(item, tensors) for key, item in tree.items()}
 
 
-def _in_order(content: bytes) -> bytes:
-    """The same safetensors file with its header's keys in order: the library writes them in any."""
-    (length,) = _LENGTH.unpack_from(content)
-    header = json.loads(content[_LENGTH.size : _LENGTH.size + length])
-    text = json.dumps(header, sort_keys=True, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    return _LENGTH.pack(len(text)) + text + content[_LENGTH.size + length :]
+def _scalar_key(key: Any) -> Any:
+    if isinstance(key, bool) or not isinstance(key, (int, str)):
+        raise SparseDPError(f"cannot save a dict with the key {key!r}; keys must be strings or whole numbers")
+    return key
 
 
-def _damaged(path: Path, why: str) -> DataError:
-    return DataError(f"{path} is damaged ({why}); restore it from a copy, or start a new run elsewhere")
+def describe_layout(layout: Layout) -> Json:
+    """Describe a layout as JSON, to tell one model from another."""
+    return [[slot.name, list(slot.shape)] for slot in layout]
+
+
+def read_layout(described: Json) -> Layout:
+    """Make the layout that `describe_layout` described."""
+    slots: list[Slot] = []
+    for name, shape in described:
+        slots.append(Slot(name, tuple(shape), slots[-1].span.stop if slots else 0))
+    return Layout(tuple(slots))
+
+
+def load_model_state(model: nn.Module, checkpoint: Checkpoint) -> None:
+    """Load a checkpoint's raw weights and buffers.
+
+    Raises:
+        ModelError: the model is another one, and how it differs.
+    """
+    _check_same_parameters(checkpoint.identity["layout"], describe_layout(Layout.of(model)))
+    try:
+        model.load_state_dict(checkpoint.state["model"])
+    except RuntimeError as error:
+        raise ModelError(f"the checkpoint belongs to another model: {error}") from error
+
+
+_APART = ("plan", "method", "layout", "seed", "public_seed", "details")
+
+
+def setup_names(identity: Mapping[str, Json]) -> tuple[str, ...]:
+    """The trainer's own choices (optimizer, engine, ...): in the record's settings and in the identity alike."""
+    return tuple(name for name in identity if name not in _APART)
+
+
+def identity_of(setup: RunSetup) -> dict[str, Json]:
+    """Everything that decides what a run computes, and so must stay the same when it is resumed."""
+    return {
+        "plan": setup.plan.fingerprint,
+        "method": setup.method.to_json(),
+        "layout": describe_layout(setup.layout),
+        "seed": setup.seed,
+        "public_seed": setup.public_seed,
+        **setup.settings,
+        "details": dict(setup.details),
+    }
+
+
+def check_identity(saved: Mapping[str, Json], now: Mapping[str, Json]) -> None:
+    """Refuse a checkpoint of another run, naming what differs.
+
+    Raises:
+        SparseDPError: the two are not the same run.
+        ModelError: the model has other trainable parameters, or the same in another order.
+    """
+    same = json.loads(json.dumps(dict(now)))
+    _check_same_layout(saved["layout"], same["layout"])
+    differing = list(json_diff({name: saved.get(name) for name in same}, same))
+    if [name for name, _, _ in differing] == ["plan"]:
+        raise SparseDPError(
+            "this is not the run that was saved: its plan was made for other data or other settings (another number "
+            "of rows or units, epsilon, epochs or batch size). Resume with the data and settings it was started with"
+        )
+    if differing:
+        words = "; ".join(f"{name} was {short(old)} and is {short(new)}" for name, old, new in differing[:6])
+        raise SparseDPError(
+            f"this is not the run that was saved: {words}. Resume with what it was started with"
+        )
+
+
+def _check_same_layout(saved: Json, now: Json) -> None:
+    """Refuse other trainable parameters, or the same in another order: state is kept by their places."""
+    if json_equal(saved, now):
+        return
+    _check_same_parameters(saved, now)
+    moved = [f"{new[0]} where {old[0]} was" for old, new in zip(saved, now, strict=True) if old != new]
+    raise ModelError(
+        f"the model has the parameters of the run in another order ({'; '.join(moved[:3])}); define its layers in "
+        "the order they had when the run started"
+    )
+
+
+def _check_same_parameters(saved: Json, now: Json) -> None:
+    """Refuse a layout with other parameters, by name or shape; both as JSON, in any order."""
+    differing = sorted({str(slot[0]) for slot in (*saved, *now) if slot not in saved or slot not in now})
+    if differing:
+        raise ModelError(
+            "the checkpoint belongs to another model: they differ in the trainable parameters "
+            f"{differing[:6]}; build the model as it was when the run started"
+        )
+
+
+def json_equal(one: Json, other: Json) -> bool:
+    """Whether two JSON values have one text."""
+    return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
+
+
+def json_diff(one: Json, other: Json, name: str = "") -> Iterator[tuple[str, Json, Json]]:
+    """Yield where two JSON values differ, by dotted names, and what stands there."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        pairs = [(key, one.get(key), other.get(key)) for key in dict.fromkeys([*one, *other])]
+    elif isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
+        pairs = [(str(i), old, new) for i, (old, new) in enumerate(zip(one, other, strict=True))]
+    else:
+        if not json_equal(one, other):
+            yield name, one, other
+        return
+    for key, old, new in pairs:
+        yield from json_diff(old, new, f"{name}.{key}" if name else key)
+
+
+def short(value: Json) -> str:
+    """Write a JSON value in at most sixty characters."""
+    text = json.dumps(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -18,7 +18,7 @@ from typing import Any, final
 
 from sparsedp._files import read_json, write_json
 from sparsedp.errors import DataError
-from sparsedp.runs.folder import RunFolder
+from sparsedp.runs.directory import NONPRIVATE
 
 FORMAT = 1
 
@@ -40,7 +40,7 @@ class Diagnostics:
 
 def write_diagnostics(folder: Path | str, found: Diagnostics) -> Path:
     """Write the file, in the place of an earlier one; gives its path."""
-    path = RunFolder(Path(folder)).nonprivate_file
+    path = Path(folder) / NONPRIVATE
     write_json(path, found.to_json())
     return path
 
@@ -51,7 +51,7 @@ def read_diagnostics(folder: Path) -> Diagnostics:
     Raises:
         DataError: the file is damaged or of another format.
     """
-    file = RunFolder(folder).nonprivate_file
+    file = folder / NONPRIVATE
     if not file.exists():
         return Diagnostics()
     content = read_json(file)

@@ -1,21 +1,24 @@
-"""The record: what a run was, what it cost and how it ended, as one JSON object."""
+"""What a run writes about itself: its record, the metrics of its epochs, its supports. All public."""
 
 from __future__ import annotations
 
-import math
+import json
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import metadata
-from typing import Any, TypedDict, cast
+from pathlib import Path
+from typing import Any, TypedDict, cast, final
 
-from sparsedp._files import Json
+from sparsedp._files import Json, parse_json, readable_json
+from sparsedp._serialization import from_json, to_json
+from sparsedp.errors import DataError, SparseDPError
 from sparsedp.methods.method import Method
-from sparsedp.parameters import Layout
-from sparsedp.privacy.mechanism import NOISE
+from sparsedp.parameters import Layout, Support
+from sparsedp.privacy.mechanism import NOISE, Released
 from sparsedp.privacy.plan import Plan
-from sparsedp.runs.history import SupportSpan
 
 FORMAT = 1
 
@@ -25,19 +28,82 @@ RUNNING, STOPPED, FINISHED = "running", "stopped", "finished"
 class LedgerPlace(TypedDict):
     """A place in the ledger: its last line's hash, and how many lines there are."""
 
-    head: str
+    head: str | None
     length: int
 
 
-class SpanRecord(TypedDict):
-    """A support and when it began."""
+@dataclass(frozen=True, slots=True)
+class EpochMetrics:
+    """One epoch is done: a line of `metrics.jsonl`.
+
+    Attributes:
+        epoch: from 1.
+        step: how many steps of the plan are done, those lost in a crash included.
+        phase: the plan's phase of the last step.
+        epsilon: what the plan's steps so far cost; None if the run is not private.
+        active: how many coordinates are active.
+        active_ratio: the share of all coordinates they are.
+        learning_rate: the first parameter group's.
+        metrics: on held-out data, which is outside the guarantee; None where not finite.
+    """
+
+    epoch: int
+    step: int
+    phase: str
+    epsilon: float | None
+    active: int
+    active_ratio: float
+    learning_rate: float
+    metrics: Mapping[str, float | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class SupportSpan:
+    """A support and when it began: how many coordinates each parameter kept.
+
+    Attributes:
+        step: the first step with this support.
+        active: its size.
+        by_parameter: active coordinates of each parameter.
+    """
 
     step: int
     active: int
-    by_parameter: dict[str, int]
+    by_parameter: Mapping[str, int]
 
 
-class Record(TypedDict):
+@final
+class History:
+    """Grows with every epoch and every change of the support; a checkpoint carries all of it.
+
+    Attributes:
+        epochs: the metrics of each epoch.
+        spans: one entry per support.
+        support: the last step's; all coordinates before the first.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        epochs: Sequence[EpochMetrics] = (),
+        spans: Sequence[SupportSpan] = (),
+        support: Support | None = None,
+    ) -> None:
+        self._layout = layout
+        self.epochs, self.spans = list(epochs), list(spans)
+        self.support = Support.full(layout.dimension) if support is None else support
+
+    def record_support(self, released: Released) -> None:
+        """Remember the support of a step if it is a new one."""
+        support = released.support
+        if self.spans and (support is self.support or support == self.support):
+            return
+        self.support = support
+        counts = {name: places.numel() for name, places in support.split(self._layout).items()}
+        self.spans.append(SupportSpan(released.step, support.size, counts))
+
+
+class RunRecord(TypedDict):
     """The record, key by key; `docs/run-format.md` says what each means."""
 
     format: int
@@ -62,7 +128,7 @@ class Record(TypedDict):
     metrics: dict[str, float | None] | None
     k: int | None
     active_ratio: float | None
-    supports: list[SpanRecord] | None
+    supports: list[dict[str, Any]] | None
     ledger: LedgerPlace | None
     d: int
     batch_size: float
@@ -78,8 +144,15 @@ class Record(TypedDict):
     timing: dict[str, float]
 
 
+OUTCOME = (
+    "epsilon", "epsilon_spent", "steps_charged", "test_accuracy", "metrics",
+    "k", "active_ratio", "supports", "ledger",
+)  # fmt: skip
+"""Keys of the record that are null while the run goes on."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class About:
+class RunMetadata:
     """Names for the record, given by whoever starts the run; nothing is read from the data.
 
     Attributes:
@@ -100,122 +173,73 @@ class About:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """What a run knows when it stops or ends.
-
-    Attributes:
-        epsilon: of the whole plan; infinite when not private.
-        epsilon_spent: of the steps charged.
-        steps_charged: how many those are.
-        metrics: the last evaluation on held-out data.
-        k: active coordinates at the end.
-        d: trainable scalars.
-        supports: when the support changed.
-        head: the ledger's.
-        length: the ledger's.
-    """
-
-    epsilon: float
-    epsilon_spent: float
-    steps_charged: int
-    metrics: Mapping[str, float | None]
-    k: int
-    d: int
-    supports: Sequence[SupportSpan]
-    head: str | None
-    length: int
-
-    def to_json(self) -> dict[str, Json]:
-        """The record's keys for it; infinite epsilon is null."""
-        values = (
-            _finite(self.epsilon),
-            _finite(self.epsilon_spent),
-            self.steps_charged,
-            self.metrics.get("accuracy"),
-            dict(self.metrics),
-            self.k,
-            self.k / self.d,
-            [span.to_json() for span in self.supports],
-            {"head": self.head, "length": self.length},
-        )
-        return dict(zip(OUTCOME, values, strict=True))
-
-
-OUTCOME = (
-    "epsilon", "epsilon_spent", "steps_charged", "test_accuracy", "metrics",
-    "k", "active_ratio", "supports", "ledger",
-)  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunFacts:
+class RunSetup:
     """What is known before the first step.
 
     Attributes:
-        about: names given by the user.
+        metadata: names given by the user.
         model_class: what the model is called if no name was given.
         plan: what was planned.
         method: the row of the methods table, options put in.
         layout: the trainable parameters.
         seed: the user's, or None.
         public_seed: of random supports.
-        setup: optimizer, scheduler, engine and the like, as the record shows them.
+        settings: optimizer, scheduler, engine and the like, as the record shows them.
         details: what else decides the training: the scheduler's numbers, and which parameters are in which group.
     """
 
-    about: About
+    metadata: RunMetadata
     model_class: str
     plan: Plan
     method: Method
     layout: Layout
     seed: int | None
     public_seed: int
-    setup: Mapping[str, Json] = field(default_factory=dict)
+    settings: Mapping[str, Json] = field(default_factory=dict)
     details: Mapping[str, Json] = field(default_factory=dict)
 
     @property
     def for_release(self) -> bool:
-        """Whether what the run gives may be released with its guarantee: private, and nobody knows its noise."""
+        """Whether what the run gives may be published with its guarantee: it is private, and its noise is secret."""
         return self.seed is None and self.plan.is_private
 
-    def record(self, status: str, seconds: float, outcome: Outcome | None) -> Record:
-        """The record; without an outcome, what is not known yet is null."""
-        plan, about = self.plan, self.about
+    def record(self, status: str, seconds: float, outcome: Mapping[str, Json] | None = None) -> RunRecord:
+        """Make the record; without an outcome (the values of `OUTCOME`), what is not known yet is null."""
+        plan = self.plan
         record = {
             "format": FORMAT,
             "status": status,
-            "dataset": about.dataset,
-            "model": about.model or self.model_class,
-            "method": self.method.name,
-            "variant": about.variant,
-            "seed": self.seed,
-            "for_release": self.for_release,
-            "private": plan.is_private,
-            "noise": NOISE if plan.is_private else None,
-            "target_epsilon": plan.target_epsilon,
-            "delta": plan.delta,
-            "accountant": plan.accountant,
-            "unit": plan.unit,
-            "units": plan.units,
-            **(dict.fromkeys(OUTCOME) if outcome is None else outcome.to_json()),
+            **to_json(self.metadata),
+            "model": self.metadata.model or self.model_class,
+            **stated(plan, self.seed),
+            **(dict.fromkeys(OUTCOME) if outcome is None else to_json(outcome)),
             "d": self.layout.dimension,
-            "batch_size": plan.expected_batch_size(plan.training[0]),
-            "epochs": len(plan.epoch_ends()),
-            "steps": plan.total_steps,
             "plan": plan.fingerprint,
             "public_seed": self.public_seed,
-            "settings": {"method": self.method.to_json(), **self.setup},
-            "schema": None if about.schema is None else dict(about.schema),
-            "checksum": about.checksum,
-            "config": None if about.config is None else dict(about.config),
+            "settings": {"method": self.method.to_json(), **self.settings},
             "versions": dict(versions()),
             "timing": {"seconds": round(seconds, 3)},
         }
-        return cast("Record", record)
+        return cast("RunRecord", {name: record[name] for name in RunRecord.__annotations__})
 
 
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+def stated(plan: Plan, seed: int | None) -> dict[str, Json]:
+    """The claims of a record that follow from its plan and its seed."""
+    return {
+        "method": plan.method,
+        "seed": seed,
+        "for_release": seed is None and plan.is_private,
+        "private": plan.is_private,
+        "noise": NOISE if plan.is_private else None,
+        "target_epsilon": plan.target_epsilon,
+        "delta": plan.delta,
+        "accountant": plan.accountant,
+        "unit": plan.unit,
+        "units": plan.units,
+        "batch_size": plan.expected_batch_size(plan.training[0]),
+        "epochs": len(plan.epoch_ends()),
+        "steps": plan.total_steps,
+    }
 
 
 @cache
@@ -223,3 +247,89 @@ def versions() -> Mapping[str, str]:
     """The versions that decide what a run computes."""
     packages = ("sparsedp", "torch", "numpy", "dp-accounting", "safetensors")
     return {"python": platform.python_version(), **{name: metadata.version(name) for name in packages}}
+
+
+def plan_bytes(plan: Plan) -> bytes:
+    """The plan as a file."""
+    return (plan.to_json() + "\n").encode()
+
+
+def metrics_bytes(epochs: Iterable[EpochMetrics]) -> bytes:
+    """The metrics of epochs as a file: one line each."""
+    return b"".join(_line(to_json(one)) for one in epochs)
+
+
+def record_bytes(record: RunRecord) -> bytes:
+    """The record as a file, for people to read."""
+    return readable_json(record)
+
+
+def read_plan(file: Path) -> Plan:
+    """Read a plan.
+
+    Raises:
+        DataError: the file is missing or damaged.
+        PrivacyError: it holds no plan that this version reads.
+    """
+    with wrap_read_errors(file):
+        content = file.read_bytes()
+        parse_json(content, str(file))
+        return Plan.from_json(content.decode())
+
+
+def read_metrics(file: Path) -> tuple[EpochMetrics, ...]:
+    """Read the metrics of epochs.
+
+    Raises:
+        DataError: the file is missing or damaged.
+    """
+    with wrap_read_errors(file):
+        content, found = file.read_bytes(), []
+        for number, line in enumerate(content.split(b"\n")[:-1], start=1):
+            where = f"{file}, line {number}"
+            found.append(from_json(EpochMetrics, parse_json(line, where), where))
+        if not content.endswith(b"\n") and content:
+            raise DataError(f"{file} is damaged: its last line is cut short")
+        return tuple(found)
+
+
+def read_record(file: Path) -> RunRecord:
+    """Read a record.
+
+    Raises:
+        DataError: the file is missing, damaged, or of another format.
+    """
+    with wrap_read_errors(file):
+        value = parse_json(file.read_bytes(), str(file))
+        found = value.get("format") if isinstance(value, dict) else type(value).__name__
+        if found != FORMAT or isinstance(found, bool):
+            raise DataError(
+                f"{file}: got format {found!r}, expected {FORMAT}; records of other formats are not read"
+            )
+        return from_json(RunRecord, value, str(file))
+
+
+@contextmanager
+def wrap_read_errors(file: Path) -> Iterator[None]:
+    """Raise a `DataError` that names the file, whatever reading it raises.
+
+    Raises:
+        DataError: the file is missing or damaged.
+    """
+    try:
+        yield
+    except SparseDPError:
+        raise
+    except FileNotFoundError as error:
+        raise DataError(f"{file} is missing; is {file.parent} the folder of a run?") from error
+    except OSError as error:
+        raise DataError(f"{file} cannot be read ({error})") from error
+    except Exception as error:
+        raise DataError(
+            f"{file} is damaged ({type(error).__name__}: {error}); restore it from a copy, or start a new run "
+            "elsewhere"
+        ) from error
+
+
+def _line(value: Json) -> bytes:
+    return (json.dumps(value, allow_nan=False) + "\n").encode()

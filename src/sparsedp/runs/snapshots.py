@@ -19,8 +19,8 @@ from torch import Tensor
 from sparsedp._files import write_atomically
 from sparsedp.errors import DataError
 from sparsedp.parameters import Support
-from sparsedp.runs.documents import intact
-from sparsedp.runs.folder import RunFolder
+from sparsedp.runs.directory import SNAPSHOTS
+from sparsedp.runs.record import wrap_read_errors
 
 FORMAT = 1
 
@@ -38,7 +38,7 @@ class Snapshot:
 
 def write_snapshot(folder: Path | str, snapshot: Snapshot) -> Path:
     """Write one snapshot into a run's folder."""
-    path = RunFolder(Path(folder)).snapshots / f"step-{snapshot.step:08d}.safetensors"
+    path = Path(folder) / SNAPSHOTS / f"step-{snapshot.step:08d}.safetensors"
     support = snapshot.support
     tensors = {"weights": snapshot.weights.cpu().contiguous()}
     if not support.is_full:
@@ -54,11 +54,11 @@ def read_snapshots(folder: Path | str) -> tuple[Snapshot, ...]:
     Raises:
         DataError: one is damaged or of another format.
     """
-    return tuple(_read(path) for path in sorted(RunFolder(Path(folder)).snapshots.glob("step-*.safetensors")))
+    return tuple(_read(path) for path in sorted((Path(folder) / SNAPSHOTS).glob("step-*.safetensors")))
 
 
 def _read(path: Path) -> Snapshot:
-    with intact(path):
+    with wrap_read_errors(path):
         tensors, facts = read_facts(path)
         if facts.get("format") != FORMAT:
             raise DataError(f"{path}: expected format {FORMAT}, got {facts.get('format')}")

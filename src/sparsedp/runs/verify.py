@@ -1,28 +1,69 @@
-"""Checking a run: the ledger alone says what was spent, and every claim of every other file must follow from it."""
+"""Verifying a run: the ledger alone says what was spent, and what a reader would quote must follow from it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import importlib.util
+import math
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
-from typing import TypeVar, final
+from typing import Any, TypeVar, final
 
+from sparsedp._serialization import to_json
 from sparsedp.errors import DataError, SparseDPError
-from sparsedp.privacy.ledger import VerifiedLedger
-from sparsedp.privacy.plan import Plan
-from sparsedp.runs import checks as claims
-from sparsedp.runs.checks import Check
-from sparsedp.runs.documents import digest_of, is_canonical_metrics, is_canonical_plan, is_canonical_record
-from sparsedp.runs.folder import CHECKPOINT, LEDGER, METRICS, PLAN, RECORD, RunFolder, holds_run
-from sparsedp.runs.independent import independent_epsilons
-from sparsedp.runs.reader import Run
-from sparsedp.runs.record import Record
+from sparsedp.privacy.accounting import accountant_for, epsilon_by_epoch, quiet
+from sparsedp.privacy.ledger import PaidSteps, VerifiedLedger
+from sparsedp.privacy.plan import Plan, Spend, merged
+from sparsedp.runs.checkpoint import Checkpoint, json_equal, setup_names
+from sparsedp.runs.directory import CHECKPOINT, LEDGER, METRICS, PLAN, RECORD, digest_of, holds_run
+from sparsedp.runs.record import (
+    FINISHED,
+    FORMAT,
+    OUTCOME,
+    RUNNING,
+    STOPPED,
+    EpochMetrics,
+    LedgerPlace,
+    RunRecord,
+    metrics_bytes,
+    plan_bytes,
+    record_bytes,
+    stated,
+)
+from sparsedp.runs.run import Run
 
 T = TypeVar("T")
 
-AS_GIVEN = ("dataset", "model", "variant", "schema", "checksum", "config", "versions")
-"""Claims of a record that follow from no other file."""
-TIMING = f"{RECORD}: timing (it may depend on the data, so not even a hash is made from it)"
+TIGHTEST = "PLD (dp-accounting)"
+TOLERANCE = 0.01
+"""How far apart two accountants that bound the same number by privacy loss distributions may be."""
+UNCHECKED = (
+    f"{LEDGER}: created (as the run wrote it)",
+    *(
+        f"{RECORD}: {name} (as the run wrote it)"
+        for name in ("dataset", "model", "variant", "schema", "checksum", "config", "versions")
+    ),
+    f"{RECORD}: metrics of a run that ended inside an epoch (as the run wrote them)",
+    f"{METRICS}: learning_rate, metrics (as the run wrote them, and as its checkpoint has them)",
+    f"{CHECKPOINT}: values of weights, optimizer, scores and support (as the run wrote them)",
+    f"{RECORD}: timing (it may depend on the data, so not even a hash is made from it)",
+)
+"""What nothing computes again. "As the run wrote it": the file's digest is in the ledger's chain."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing that was compared; `problem` says what does not fit."""
+
+    name: str
+    problem: str | None = None
+
+    @property
+    def passed(self) -> bool:
+        """Whether it fits."""
+        return self.problem is None
 
 
 @final
@@ -31,11 +72,10 @@ class Verification:
     """What a run's files say.
 
     Attributes:
-        path: the run's folder.
-        checks: everything looked at, in order.
-        bound: claims that nothing can compute again, but that the ledger's chain shows to be as the run wrote them.
-        not_checked: what nothing was compared with.
-        epsilons: of the ledger, by independent accountants; empty when it is not private or cannot be read.
+        path: the run's directory.
+        checks: everything compared, in order.
+        unchecked: every claim and every file that nothing was compared with, or only with its own digest.
+        epsilons: of the ledger, by other accountants; empty when it is not private or cannot be read.
         ledger: the verified ledger.
         plan: the plan, if it can be read.
         record: the record, if it can be read.
@@ -43,12 +83,11 @@ class Verification:
 
     path: Path
     checks: tuple[Check, ...]
-    bound: tuple[str, ...]
-    not_checked: tuple[str, ...]
+    unchecked: tuple[str, ...]
     epsilons: Mapping[str, float]
     ledger: VerifiedLedger | None = field(repr=False)
     plan: Plan | None = field(repr=False)
-    record: Record | None = field(repr=False)
+    record: RunRecord | None = field(repr=False)
 
     @property
     def passed(self) -> bool:
@@ -58,124 +97,321 @@ class Verification:
     @property
     def reasons(self) -> tuple[str, ...]:
         """What does not fit, in words."""
-        return tuple(f"{check.what}: {check.problem}" for check in self.checks if not check.passed)
+        return tuple(f"{check.name}: {check.problem}" for check in self.checks if not check.passed)
 
 
 def verify(path: Path | str, *, independent: bool = True) -> Verification:
-    """Read all of a run's files and compare every claim with what the plan, the ledger and the checkpoint imply.
+    """Compare what a run's files claim with its ledger: epsilon, delta, unit, N, steps, method, status, digests.
 
     Args:
-        path: the folder of a run.
-        independent: also count epsilon by accountants that share no code with the plan's; takes seconds.
+        path: the directory of a run.
+        independent: also compute epsilon by other accountants (`other_epsilons`); takes seconds.
 
-    **Privacy.** It shows files that do not agree, or were changed after the run wrote them. All of them rewritten
-    together, or a copied run continued twice, no file can show.
-    **Edge cases.** The run of an older format fails: its ledger and plan are not read.
+    Formal guarantees:
+        It shows files that do not agree, or were changed after the run wrote them. The chain has no key: somebody
+        who writes all files anew, ledger included, or continues two copies of a run, is not found out.
 
     Raises:
         DataError: there is no run.
     """
-    folder = RunFolder(Path(path))
-    if not holds_run(folder.path):
-        raise DataError(f"{folder.path} holds no run (no {LEDGER} and no {PLAN})")
-    run, checks = Run(folder), _Checks()
+    path = Path(path)
+    if not holds_run(path):
+        raise DataError(f"{path} holds no run (no {LEDGER} and no {PLAN})")
+    run, checks = Run(path), _Checks()
     ledger = checks.read("the ledger's hash chain", lambda: run.ledger)
     plan = checks.read("the plan can be read", lambda: run.plan)
     checkpoint = checks.read("the checkpoint's checksum", lambda: run.checkpoint)
     record = checks.read("the record can be read", lambda: run.record)
     epochs = checks.read("the metrics can be read", lambda: run.epochs)
-    checks.canonical(folder)
+    written = {
+        PLAN: plan and plan_bytes(plan),
+        RECORD: record and record_bytes(record),
+        METRICS: None if epochs is None else metrics_bytes(epochs),
+    }
+    checks.add("canonical form", lambda: _canonical(path, written))
     epsilons: Mapping[str, float] = {}
     if ledger is not None:
         if independent:
-            epsilons = checks.read("independent accountants", lambda: independent_epsilons(ledger)) or {}
-        checks.bound(folder, ledger)
+            epsilons = checks.read("other accountants", lambda: other_epsilons(ledger)) or {}
+        checks.add("files and ledger", lambda: _files(path, ledger))
         if plan is not None:
-            checks.add("plan and ledger", lambda: claims.plan_and_ledger(plan, ledger, epsilons))
+            checks.add("plan and ledger", lambda: _plan_and_ledger(plan, ledger, epsilons))
         if checkpoint is not None:
-            checks.add("checkpoint and ledger", lambda: claims.checkpoint_and_ledger(checkpoint, ledger))
+            checks.add("checkpoint and ledger", lambda: _checkpoint_and_ledger(checkpoint, ledger))
     if ledger is not None and plan is not None and checkpoint is not None:
-        checks.add("checkpoint and plan", lambda: claims.checkpoint_and_plan(checkpoint, plan))
         if epochs is not None:
-            checks.add("metrics", lambda: claims.metrics_and_rest(epochs, checkpoint, plan, ledger))
+            checks.add("metrics", lambda: _metrics(epochs, checkpoint, plan, ledger))
         if record is not None:
-            checks.add("record", lambda: claims.record_and_rest(record, checkpoint, plan, ledger, epochs))
-    bound, unchecked = _beyond(folder, ledger is not None)
-    return Verification(folder.path, tuple(checks.done), bound, unchecked, epsilons, ledger, plan, record)
+            checks.add("record", lambda: _record(record, checkpoint, plan, ledger, epochs))
+    ours = {PLAN, LEDGER, CHECKPOINT, METRICS, RECORD}
+    names = (file.relative_to(path).as_posix() for file in path.rglob("*") if file.is_file())
+    unchecked = (*UNCHECKED, *sorted(name for name in names if name not in ours))
+    return Verification(path, tuple(checks.done), unchecked, epsilons, ledger, plan, record)
 
 
 @final
 class _Checks:
-    """Checks as they are made: whatever one stumbles over is what does not fit, never a traceback."""
+    """Collects checks; whatever one raises is what does not fit, never a traceback."""
 
     def __init__(self) -> None:
         self.done: list[Check] = []
 
-    def read(self, what: str, read: Callable[[], T]) -> T | None:
-        """What can be read, or a check that says why not."""
+    def read(self, name: str, read: Callable[[], T]) -> T | None:
+        """Give what can be read, or add a check that says why not."""
         try:
             found = read()
         except (SparseDPError, OSError) as error:
-            self.done.append(Check(what, str(error)))
+            self.done.append(Check(name, str(error)))
             return None
         except Exception as error:
-            self.done.append(Check(what, f"it is damaged ({type(error).__name__}: {error})"))
+            self.done.append(Check(name, f"it is damaged ({type(error).__name__}: {error})"))
             return None
-        self.done.append(Check(what))
+        self.done.append(Check(name))
         return found
 
-    def add(self, what: str, make: Callable[[], Iterable[Check]]) -> None:
-        """Some checks of files that were read."""
+    def add(self, name: str, make: Callable[[], Iterable[Check]]) -> None:
+        """Add some checks of files that were read."""
         try:
             self.done += make()
         except Exception as error:
-            self.done.append(Check(what, f"cannot be compared ({type(error).__name__}: {error})"))
-
-    def canonical(self, folder: RunFolder) -> None:
-        """Each JSON file is the one text of its value, so nothing else can be read from it."""
-        for file, is_canonical in (
-            (folder.plan_file, is_canonical_plan),
-            (folder.record_file, is_canonical_record),
-            (folder.metrics_file, is_canonical_metrics),
-        ):
-            what = f"{file.name} is in canonical form"
-            try:
-                fits = is_canonical(file.read_bytes())
-            except Exception as error:
-                self.done.append(Check(what, f"{type(error).__name__}: {error}"))
-                continue
-            self.done.append(
-                Check(what, None if fits else "this library did not write it so; restore the file")
-            )
-
-    def bound(self, folder: RunFolder, ledger: VerifiedLedger) -> None:
-        """Each file is the one that the ledger's chain knows."""
-        for name in (CHECKPOINT, METRICS, RECORD):
-            what = f"{name} is as the run wrote it, by the ledger"
-            try:
-                known = digest_of(name, (folder.path / name).read_bytes()) in ledger.known(name)
-            except Exception as error:
-                self.done.append(Check(what, f"{type(error).__name__}: {error}"))
-                continue
-            problem = (
-                "its SHA-256 is not the one in the ledger: one of them was changed afterwards; restore them"
-            )
-            self.done.append(Check(what, None if known else problem))
+            self.done.append(Check(name, f"cannot be compared ({type(error).__name__}: {error})"))
 
 
-def _beyond(folder: RunFolder, chained: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """What was not computed again: bound by the chain, and not looked at at all."""
-    ours = {PLAN, LEDGER, CHECKPOINT, METRICS, RECORD}
-    others = sorted(
-        file.relative_to(folder.path).as_posix()
-        for file in folder.path.rglob("*")
-        if file.is_file() and file.relative_to(folder.path).as_posix() not in ours
+def _canonical(path: Path, written: Mapping[str, bytes | None]) -> Iterator[Check]:
+    """Each JSON file is the one text of its value, so nothing else can be read from it."""
+    for name, content in written.items():
+        if content is not None:
+            same = (path / name).read_bytes() == content
+            problem = None if same else "this library did not write it so; restore the file"
+            yield Check(f"{name} is in canonical form", problem)
+
+
+def _files(path: Path, ledger: VerifiedLedger) -> Iterator[Check]:
+    """Each file is the one that the ledger's chain knows."""
+    for name in (CHECKPOINT, METRICS, RECORD):
+        problem: str | None = (
+            "its SHA-256 is not the one in the ledger: one of them was changed; restore them"
+        )
+        try:
+            if digest_of(name, (path / name).read_bytes()) in ledger.known(name):
+                problem = None
+        except Exception as error:
+            problem = f"{type(error).__name__}: {error}"
+        yield Check(f"{name} is as the run wrote it, by the ledger", problem)
+
+
+def _plan_and_ledger(plan: Plan, ledger: VerifiedLedger, epsilons: Mapping[str, float]) -> Iterator[Check]:
+    """The ledger was opened for this plan, and holds no more than it allows."""
+    phases = [(phase.name, phase.steps, phase.sampling_rate, phase.noise_multiplier) for phase in plan.phases]
+    opened = [
+        (block.phase, block.steps, block.sampling_rate, block.noise_multiplier) for block in ledger.planned
+    ]
+    yield _equal("the ledger was opened for this plan", ledger.plan, plan.fingerprint)
+    yield _equal("the plan's phases, rates and noise are the ledger's", phases, opened)
+    yield _equal("delta", plan.delta, ledger.delta)
+    yield _equal("the unit of privacy", (plan.unit, plan.units), (ledger.unit, ledger.units))
+    if plan.target_epsilon is not None:
+        spent = _epsilon_of(plan, ledger.blocks)
+        yield _at_most("epsilon spent is within the target", spent or 0.0, plan.target_epsilon)
+        if epsilons:
+            limit = plan.target_epsilon * (1 + TOLERANCE)
+            yield _at_most("another accountant agrees that it is", epsilons[TIGHTEST], limit)
+
+
+def _checkpoint_and_ledger(checkpoint: Checkpoint, ledger: VerifiedLedger) -> Iterator[Check]:
+    """The checkpoint's place in the ledger, and its plan."""
+    place = checkpoint.state["ledger"]
+    yield _place("the ledger goes on from where the checkpoint knew it", place, ledger)
+    yield _at_most("the checkpoint's steps were all paid for", checkpoint.step, ledger.charged)
+    yield _equal("the checkpoint's plan is the ledger's", checkpoint.identity["plan"], ledger.plan)
+
+
+def _metrics(
+    epochs: Sequence[EpochMetrics], checkpoint: Checkpoint, plan: Plan, ledger: VerifiedLedger
+) -> Iterator[Check]:
+    """Every line of the metrics: step, phase and epsilon are the plan's, and the checkpoint has the same lines."""
+    saved = checkpoint.state["journal"]["epochs"]
+    same = json_equal(to_json(epochs[: len(saved)]), saved)
+    yield Check(
+        "the metrics go on from where the checkpoint knew them",
+        None if same else "its epochs are not those of the checkpoint",
     )
-    claimed = (
-        f"{LEDGER}: created",
-        *(f"{RECORD}: {name}" for name in AS_GIVEN),
-        f"{RECORD}: metrics of a run that ended inside an epoch",
-        f"{METRICS}: learning_rate, metrics",
-        f"{CHECKPOINT}: weights, optimizer, scheduler, average, scores, and which coordinates are active",
-    )
-    return (claimed, (TIMING, *others)) if chained else ((), (*claimed, TIMING, *others))
+    ends, costs, problem = plan.epoch_ends(), _by_epoch(plan), None
+    for before, line in zip([0, *(one.epoch for one in epochs)], epochs, strict=False):
+        if not before < line.epoch <= len(ends):
+            problem = f"epoch {line.epoch} is out of order"
+            break
+        step, cost = ends[line.epoch - 1], costs[line.epoch - 1]
+        claimed, expected = (line.step, line.phase), (step, plan.phase_at(step - 1).name)
+        if claimed != expected:
+            problem = f"epoch {line.epoch} ends with {claimed}, the plan says {expected}"
+        elif not _bounds(line.epsilon, cost, plan):
+            problem = f"epoch {line.epoch} says epsilon {line.epsilon}, the plan amounts to {cost}"
+        elif line.step > ledger.charged:
+            problem = f"epoch {line.epoch} ends at step {line.step}, which was not paid for"
+    yield Check("the metrics' steps, phases and epsilons", problem)
+
+
+def _record(
+    record: RunRecord,
+    checkpoint: Checkpoint,
+    plan: Plan,
+    ledger: VerifiedLedger,
+    epochs: Sequence[EpochMetrics] | None,
+) -> Iterator[Check]:
+    """Every claim of the record that follows from the other files."""
+    values: Mapping[str, Any] = record
+    identity, journal = checkpoint.identity, checkpoint.state["journal"]
+    dimension = sum(math.prod(shape) for _, shape in identity["layout"])
+    expected: dict[str, object] = {
+        "format": FORMAT,
+        **stated(plan, identity["seed"]),
+        "public_seed": identity["public_seed"],
+        "d": dimension,
+        "plan": ledger.plan,
+        "settings": {name: identity[name] for name in ("method", *setup_names(identity))},
+    }
+    if record["status"] == RUNNING:
+        known = [name for name in OUTCOME if values[name] is not None]
+        problem = f"it says running, and knows {known} already" if known else None
+        yield Check("the record's status", problem)
+    else:
+        allowed = (STOPPED, FINISHED) if checkpoint.step >= plan.total_steps else (STOPPED,)
+        fits = record["status"] in allowed
+        yield Check(
+            "the record's status", None if fits else f"it says {record['status']!r}, expected {allowed}"
+        )
+        yield _place("the record's ledger head", record["ledger"], ledger)
+        for name, blocks in (("epsilon", ledger.planned), ("epsilon_spent", ledger.blocks)):
+            cost = _epsilon_of(plan, blocks)
+            fits = _bounds(values[name], cost, plan)
+            yield Check(
+                f"the record's {name}",
+                None if fits else f"it says {values[name]}, the ledger amounts to {cost}",
+            )
+        size = journal["support"].numel()
+        expected |= {
+            "steps_charged": ledger.charged,
+            "k": size,
+            "active_ratio": size / dimension,
+            "supports": journal["spans"],
+            "test_accuracy": (record["metrics"] or {}).get("accuracy"),
+        }
+        if epochs and (epochs[-1].step == checkpoint.step or record["status"] == STOPPED):
+            expected["metrics"] = dict(epochs[-1].metrics)
+    for name, value in expected.items():
+        yield _equal(f"the record's {name}", values[name], value)
+
+
+@lru_cache(maxsize=256)
+def _epsilon_of(plan: Plan, blocks: tuple[PaidSteps, ...]) -> float | None:
+    """What some steps of a plan cost by its own accountant; None when it is not private."""
+    if not plan.is_private or plan.delta is None:
+        return None
+    spends = (Spend(block.sampling_rate, block.noise_multiplier, block.steps) for block in blocks)
+    return accountant_for(plan).epsilon(merged(spends), plan.delta)
+
+
+@lru_cache(maxsize=64)
+def _by_epoch(plan: Plan) -> tuple[float | None, ...]:
+    if not plan.is_private or plan.delta is None:
+        return (None,) * len(plan.epoch_ends())
+    return epsilon_by_epoch(plan)
+
+
+def _bounds(claimed: float | None, cost: float | None, plan: Plan) -> bool:
+    """Whether a claimed epsilon bounds what is computed now: an older accountant may be looser, never tighter."""
+    if claimed is None or cost is None:
+        return claimed is cost
+    return cost * (1 - 1e-6) <= claimed <= max(cost * (1 + 1e-6), plan.target_epsilon or 0.0)
+
+
+def _place(name: str, place: LedgerPlace | None, ledger: VerifiedLedger) -> Check:
+    try:
+        if place is None:
+            raise DataError("it names no place in the ledger")
+        ledger.expect(str(place["head"]), place["length"])
+    except SparseDPError as error:
+        return Check(name, str(error))
+    return Check(name)
+
+
+def _equal(name: str, found: object, expected: object) -> Check:
+    return Check(name, None if json_equal(found, expected) else f"got {found!r}, expected {expected!r}")
+
+
+def _at_most(name: str, found: float, limit: float) -> Check:
+    return Check(name, None if found <= limit else f"got {found:.6g}, expected at most {limit:.6g}")
+
+
+def other_epsilons(ledger: VerifiedLedger) -> dict[str, float]:
+    """Compute epsilon of everything charged by `dp_accounting`'s own accountants, and by Opacus's if installed.
+
+    Formal guarantees:
+        Only Opacus's are independent of the plan's accountant. `dp_accounting` composes and reads off the plan's loss
+        distributions too; what differs here is how a step's loss is discretised. Both families take sampling rate,
+        noise and steps from the ledger, so an error there is in all of them.
+
+    Edge cases:
+        Empty when the run is not private.
+    """
+    import dp_accounting as dp
+
+    if ledger.delta is None or any(block.noise_multiplier == 0 for block in ledger.blocks):
+        return {}
+    spends = ledger.spends()
+    width = min((_discretization(spend) for spend in spends), default=1e-4)
+    with quiet():
+        made = {
+            TIGHTEST: dp.pld.PLDAccountant(value_discretization_interval=width),
+            "RDP (dp-accounting)": dp.rdp.RdpAccountant(),
+        }
+        found = {
+            name: float(one.compose(event_of(spends)).get_epsilon(ledger.delta)) for name, one in made.items()
+        }
+    return {**found, **_by_opacus(spends, ledger.delta)}
+
+
+def _discretization(spend: Spend) -> float:
+    """A grid for one step's privacy loss: a sixteenth of its standard deviation, at most the library's 1e-4.
+
+    The library's default is coarser than the whole loss at small sampling rates, and its epsilon then far too high.
+    The number of points of a step's loss is limited to some hundred thousand.
+    """
+    rate, noise = spend.sampling_rate, spend.noise_multiplier
+    deviation = rate * math.sqrt(math.expm1(min(1 / noise**2, 50.0)))
+    largest = math.log1p(rate * math.expm1(min(10 / noise + 0.5 / noise**2, 500.0)))
+    return min(1e-4, max(deviation / 16, largest / 400_000))
+
+
+def event_of(spends: Iterable[Spend]) -> Any:
+    """Make the `dp_accounting` event of some spends: one self-composed, Poisson-sampled Gaussian each.
+
+    Edge cases:
+        One spend without noise makes the whole non-private; nothing spent is a no-op.
+    """
+    import dp_accounting as dp
+
+    parts = []
+    for spend in spends:
+        if spend.noise_multiplier == 0:
+            return dp.NonPrivateDpEvent()
+        gaussian = dp.GaussianDpEvent(spend.noise_multiplier)
+        parts.append(
+            dp.SelfComposedDpEvent(dp.PoissonSampledDpEvent(spend.sampling_rate, gaussian), spend.steps)
+        )
+    return dp.ComposedDpEvent(parts) if parts else dp.NoOpDpEvent()
+
+
+def _by_opacus(spends: Sequence[Spend], delta: float) -> dict[str, float]:
+    if importlib.util.find_spec("opacus") is None:
+        return {}
+    from opacus.accountants import PRVAccountant, RDPAccountant
+
+    found = {}
+    for name, made in (("RDP (Opacus)", RDPAccountant()), ("PRV (Opacus)", PRVAccountant())):
+        made.history = [(one.noise_multiplier, one.sampling_rate, one.steps) for one in spends]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found[name] = float(made.get_epsilon(delta)) if spends else 0.0
+    return found

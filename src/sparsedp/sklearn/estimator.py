@@ -46,12 +46,13 @@ from sparsedp.optimizers.factory import table_rate
 from sparsedp.parameters import Layout
 from sparsedp.privacy.normalization import PrivateNormalisation
 from sparsedp.privacy.plan import Plan
-from sparsedp.runs.record import About
+from sparsedp.runs.record import RunMetadata
 from sparsedp.sklearn.data import (
     TableDataset,
     check_pair,
     coordinate_count,
     encode_units,
+    named_after,
     names_somebody,
     network,
     seed_of,
@@ -246,7 +247,7 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
             unit=self._unit_name(),
             rows_per_unit=self.rows_per_unit,
             progress=bool(self.verbose),
-            about=About(
+            about=RunMetadata(
                 dataset=self.name,
                 model="network" if widths else self._linear_name,
                 schema=self._schema(held_out),
@@ -284,7 +285,7 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
 
     def _unit_name(self) -> str | None:
         if self.unit is None and self.columns is not None and self.encoder_.unit_column is not None:
-            return str(self.encoder_.unit_column)
+            return named_after(str(self.encoder_.unit_column))
         return self.unit
 
     def _encoded_names(self) -> npt.NDArray[Any] | None:

@@ -40,7 +40,7 @@ from sparsedp.privacy.plan import Plan
 from sparsedp.ranks.here import ranks_here
 from sparsedp.ranks.store import goes_on
 from sparsedp.results import Callback, Result
-from sparsedp.runs.record import About
+from sparsedp.runs.record import RunMetadata
 from sparsedp.training.data import GivenData, count_channels, given_data, given_units
 from sparsedp.training.normalization import Normalised
 from sparsedp.training.planning import AskedMethod, plan_for
@@ -86,7 +86,7 @@ def fit(
     public_scores: Mapping[str, Any] | None = None,
     callbacks: Sequence[Callback] = (),
     progress: bool = True,
-    about: About = About(),  # noqa: B008
+    about: RunMetadata = RunMetadata(),  # noqa: B008
 ) -> Result:
     """Train a model with differential privacy.
 
@@ -210,7 +210,7 @@ def public_weights(model: nn.Module) -> dict[str, Any]:
     return {"public_weights": sorted(named)} if named else {}
 
 
-def _naming_weights(about: About, model: nn.Module) -> About:
+def _naming_weights(about: RunMetadata, model: nn.Module) -> RunMetadata:
     found = public_weights(model)
     return replace(about, schema={**(about.schema or {}), **found}) if found else about
 

@@ -19,8 +19,8 @@ from sparsedp.methods.auto import AUTO_METHOD, choose_method
 from sparsedp.methods.plan_config import METHOD, Asked, PlanSpec
 from sparsedp.privacy.plan import Plan
 from sparsedp.ranks.one import ONE_RANK, Ranks
-from sparsedp.runs.folder import check_new
-from sparsedp.runs.reader import Run
+from sparsedp.runs.directory import check_new
+from sparsedp.runs.run import Run
 from sparsedp.training.data import Units, count_units
 
 GIVEN = "given"

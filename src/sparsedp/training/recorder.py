@@ -32,12 +32,26 @@ from sparsedp.ranks.one import ONE_RANK, Ranks
 from sparsedp.ranks.shards import refuse_shared_rows, refuse_shared_units
 from sparsedp.ranks.store import new_shared_store
 from sparsedp.results import Callback, Event, Result, Spending, StepReport
-from sparsedp.runs.checkpoint import Checkpoint
-from sparsedp.runs.history import EpochReport, History
-from sparsedp.runs.identity import check_identity, identity_of
-from sparsedp.runs.record import FINISHED, RUNNING, STOPPED, About, RunFacts, versions
-from sparsedp.runs.state import checkpoint_of, cut_in_blocks, history_of, is_cut_in_blocks
-from sparsedp.runs.store import ExistingRun, RunStore
+from sparsedp.runs.checkpoint import (
+    Checkpoint,
+    check_identity,
+    checkpoint_of,
+    cut_in_blocks,
+    history_of,
+    identity_of,
+    is_cut_in_blocks,
+)
+from sparsedp.runs.directory import RunStore, SavedRun
+from sparsedp.runs.record import (
+    FINISHED,
+    RUNNING,
+    STOPPED,
+    EpochMetrics,
+    History,
+    RunMetadata,
+    RunSetup,
+    versions,
+)
 from sparsedp.sampling import EVERYTHING, Blocks, Share
 from sparsedp.training.normalization import Normalised, check_not_lost
 from sparsedp.training.state import Learner
@@ -145,12 +159,12 @@ class RunKeeper:
     def __init__(
         self,
         learner: Learner,
-        facts: RunFacts,
+        facts: RunSetup,
         *,
         evaluate: Evaluator | None,
         callbacks: Sequence[Callback],
         out: Path | str | None,
-        found: ExistingRun | None,
+        found: SavedRun | None,
         ranks: Ranks = ONE_RANK,
         in_blocks: bool = False,
     ) -> None:
@@ -199,7 +213,7 @@ class RunKeeper:
         Inside an epoch the end of a ledger block saves, at most once a minute.
         """
         self.position += 1
-        self.history.note(released)
+        self.history.record_support(released)
         epoch = bisect_left(self._epoch_ends, self.position) + 1
         report = StepReport(released.step, epoch, released.phase, released, self._rates)
         self._tell(report)
@@ -223,7 +237,7 @@ class RunKeeper:
         """Write a checkpoint now; does nothing without a run directory."""
         if self._store.path is None:
             return
-        self._store.save(self._state())
+        self._store.write_checkpoint(self._state())
         self._saved = time.monotonic()
 
     def pause(self) -> None:
@@ -269,7 +283,7 @@ class RunKeeper:
         record, replay = self._facts.record(RUNNING, 0.0, None), self._facts.seed is not None
         return new_shared_store(self._ranks, out, self.plan, self._state, record, replay=replay)
 
-    def _go_on(self, found: ExistingRun) -> RunStore:
+    def _go_on(self, found: SavedRun) -> RunStore:
         """Take up a run at its checkpoint, past the steps that were paid for and lost."""
         store, saved = found
         check_identity(saved.identity, self._identity)
@@ -281,9 +295,9 @@ class RunKeeper:
             check_not_lost(self.plan, saved.step, paid)
             self.position = paid
             self._learner.skip(paid - saved.step)
-        store.save(self._state())
-        store.keep_epochs(self.history.epochs)
-        store.keep_record(self._facts.record(RUNNING, store.seconds, None))
+        store.write_checkpoint(self._state())
+        store.write_metrics(self.history.epochs)
+        store.write_record(self._facts.record(RUNNING, store.seconds, None))
         return store
 
     def _state(self) -> Checkpoint:
@@ -294,7 +308,7 @@ class RunKeeper:
 
     def _end_epoch(self, last: StepReport) -> None:
         support = self.history.support
-        report = EpochReport(
+        report = EpochMetrics(
             epoch=last.epoch,
             step=self.position,
             phase=last.phase,
@@ -305,7 +319,7 @@ class RunKeeper:
             metrics=self._metrics(),
         )
         self.history.epochs.append(report)
-        self._store.keep_epochs(self.history.epochs)
+        self._store.write_metrics(self.history.epochs)
         self._tell(report)
 
     def _metrics(self) -> Mapping[str, float | None]:
@@ -352,34 +366,34 @@ class RunKeeper:
 
     def _write_record(self, status: str, result: Result) -> None:
         seconds = self._store.seconds + time.monotonic() - self._clock
-        self._store.keep_record(self._facts.record(status, seconds, result.outcome))
+        self._store.write_record(self._facts.record(status, seconds, result.outcome))
 
 
 def facts_of(
     learner: Learner,
     plan: Plan,
-    about: About,
+    about: RunMetadata,
     *,
     seed: int | None,
     public_seed: int,
     setup: Mapping[str, Json],
-) -> RunFacts:
+) -> RunSetup:
     """What a run is, for its record and for a resume to compare; `setup` is what its trainer was told besides."""
     model = learner.model
-    return RunFacts(
-        about=about,
+    return RunSetup(
+        metadata=about,
         model_class=type(model.model if isinstance(model, Normalised) else model).__name__,
         plan=plan,
         method=learner.controller.method,
         layout=learner.layout,
         seed=seed,
         public_seed=public_seed,
-        setup={**learner.describe(), **setup},
+        settings={**learner.describe(), **setup},
         details=learner.details(),
     )
 
 
-def public_randomness(seed: int | None, found: ExistingRun | None) -> PublicRandomness:
+def public_randomness(seed: int | None, found: SavedRun | None) -> PublicRandomness:
     """What a run's public draws come from: its seed, the run it goes on with, or a new one."""
     if seed is not None:
         return PublicRandomness(seed)

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from sparsedp._files import Json
 from sparsedp.evaluation import evaluation_mode
-from sparsedp.methods import Controller, Knowledge, OffSupport, PublicScores
+from sparsedp.methods import Controller, Knowledge, OffSupport, PublicScores, SupportChange
 from sparsedp.optimizers.ema import WeightAverage
 from sparsedp.optimizers.factory import (
     OptimizerChoice,
@@ -24,13 +24,12 @@ from sparsedp.optimizers.factory import (
     restore_scheduler,
     scheduler_state,
 )
-from sparsedp.optimizers.sparse import support_optimizer
+from sparsedp.optimizers.sparse import change_weights, support_optimizer
 from sparsedp.parameters import Layout, Support
 from sparsedp.privacy.mechanism import Released
 from sparsedp.privacy.plan import Plan
 from sparsedp.randomness import PublicRandomness
-from sparsedp.runs.checkpoint import Checkpoint, load_model_state
-from sparsedp.runs.state import LearnerState
+from sparsedp.runs.checkpoint import Checkpoint, TrainerState, load_model_state
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +86,12 @@ class Learner:
         """One per parameter group, for the next step."""
         return tuple(float(group["lr"]) for group in self._optimizer.param_groups)
 
+    def enter(self, change: SupportChange) -> None:
+        """Change the weights as a change of support asks; an average of them begins again where they were shrunk."""
+        change_weights(self.model, self.layout, change)
+        if change.shrinkage is not None and self._average is not None:
+            self._average.begin_again()
+
     def apply(self, released: Released) -> None:
         """Move the support by a release."""
         if self._average is not None:
@@ -113,25 +118,20 @@ class Learner:
 
     @contextmanager
     def evaluated(self) -> Iterator[nn.Module]:
-        """The model to evaluate, in evaluation mode, averaged and denoised as far as asked; then all is as before."""
+        """The model to evaluate, in evaluation mode, averaged if asked; then all is as before."""
         with evaluation_mode(self.model), ExitStack() as stack:
             if self._average is not None:
                 stack.enter_context(self._average.in_place())
-            if (shrinkage := self.controller.shrinkage()) is not None:
-                stack.callback(self.layout.write, self.model, self.layout.flatten(self.model))
-                shrinkage.apply(self.layout, self.model)
             yield self.model
 
     def install_average(self) -> None:
-        """Leave the averaged and denoised weights, as far as they were asked for, in the model."""
+        """Leave the averaged weights, if they were asked for, in the model."""
         if self._average is not None:
             self._average.install()
-        if (shrinkage := self.controller.shrinkage()) is not None:
-            shrinkage.apply(self.layout, self.model)
 
-    def state(self) -> LearnerState:
+    def state(self) -> TrainerState:
         """All of it, between two steps."""
-        return LearnerState(
+        return TrainerState(
             self.model.state_dict(),
             self.applier.state(),
             scheduler_state(self._scheduler),
@@ -153,7 +153,7 @@ class Learner:
             SparseDPError: it belongs to another optimizer, scheduler, method or plan.
         """
         load_model_state(self.model, checkpoint)
-        saved = LearnerState.of(checkpoint)
+        saved = TrainerState.of(checkpoint)
         restore_scheduler(self._scheduler, saved.scheduler)
         if self._average is not None and saved.average is not None:
             self._average.restore(saved.average)

@@ -23,9 +23,8 @@ from sparsedp.ranks.here import ranks_here, same_threads
 from sparsedp.ranks.one import Ranks
 from sparsedp.ranks.store import find_shared_run, goes_on
 from sparsedp.results import Callback, Result, StepReport
-from sparsedp.runs.history import EpochReport
-from sparsedp.runs.record import About
-from sparsedp.runs.store import given_up_on_failure
+from sparsedp.runs.directory import closed_on_error
+from sparsedp.runs.record import EpochMetrics, RunMetadata
 from sparsedp.sampling import EVERYTHING, LogicalBatch
 from sparsedp.training.data import Batches
 from sparsedp.training.normalization import check_normalisation
@@ -63,7 +62,7 @@ class KeptRun:
         return self._keeper.history.support
 
     @property
-    def history(self) -> tuple[EpochReport, ...]:
+    def history(self) -> tuple[EpochMetrics, ...]:
         """One report per epoch so far."""
         return tuple(self._keeper.history.epochs)
 
@@ -143,7 +142,7 @@ class Trainer(KeptRun):
         ema_decay: float | None = None,
         public_scores: Mapping[str, Any] | None = None,
         callbacks: Sequence[Callback] = (),
-        about: About = About(),  # noqa: B008
+        about: RunMetadata = RunMetadata(),  # noqa: B008
     ) -> None:
         self._ranks = ranks = ranks_here()
         if seed is not None:
@@ -152,7 +151,7 @@ class Trainer(KeptRun):
         ranks.alike(lambda: first_facts(plan, model, dataset, loss, loading, seed))
         resume = goes_on(ranks, out, resume)
         found = find_shared_run(ranks, out, resume, plan, replay=seed is not None)
-        with given_up_on_failure(found):
+        with closed_on_error(found):
             private = ranks.randomness(SystemRandomness() if seed is None else SeededRandomness(seed))
             public = PublicRandomness(ranks.from_leader(lambda: public_randomness(seed, found).seed))
             share = share_of(ranks, dataset, loading, found and found.checkpoint)

@@ -6,7 +6,7 @@ from typing import Any, final
 
 from sparsedp.parameters import Support
 from sparsedp.results import StepReport
-from sparsedp.runs.history import EpochReport
+from sparsedp.runs.record import EpochMetrics
 from sparsedp_experiments.figures.config import Point, Study
 from sparsedp_experiments.figures.cost import Costs
 from sparsedp_experiments.figures.runs import open_trainer, train_until
@@ -22,7 +22,7 @@ class Messages:
         self.supports: list[Support] = []
         self.values: list[bytes] = []
 
-    def __call__(self, event: StepReport | EpochReport) -> None:
+    def __call__(self, event: StepReport | EpochMetrics) -> None:
         """Encode a step's."""
         if isinstance(event, StepReport) and event.phase == self._phase:
             self.supports.append(event.released.support)

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from sparsedp.runs.reader import Run
+from sparsedp.runs.run import Run
 from sparsedp.runs.verify import verify
 
 FILES = ("plan.json", "ledger.jsonl", "checkpoint.safetensors", "metrics.jsonl", "record.json")
@@ -80,6 +80,6 @@ def try_edits(path: Path, count: int, seed: int) -> dict[str, int]:
             seen["refused"] += 1
         else:
             seen["same" if claims(path) == original else "changed"] += 1
-        json.dumps([found.reasons, found.not_checked])
+        json.dumps([found.reasons, found.unchecked])
         file.write_bytes(content)
     return seen

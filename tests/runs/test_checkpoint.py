@@ -17,11 +17,12 @@ from sparsedp.parameters import Layout
 from sparsedp.runs.checkpoint import (
     Checkpoint,
     describe_layout,
+    pack,
     read_checkpoint,
+    unpack,
     write_checkpoint,
 )
-from sparsedp.runs.packing import pack, unpack
-from sparsedp.runs.reader import load_weights
+from sparsedp.runs.run import load_weights
 
 STATE: dict[str, Any] = {
     "numbers": [0, -1, 0.1, 1e-300, True, None, "text", math.inf, -math.inf],
@@ -60,7 +61,8 @@ def assert_same(one: Any, other: Any) -> None:
 
 def write_model(path: Path, model: nn.Module, **more: Any) -> None:
     identity = {"layout": describe_layout(Layout.of(model))}
-    write_checkpoint(path, Checkpoint(3, identity, {"model": model.state_dict(), **more}))
+    state = {"model": model.state_dict(), "controller": {"tensors": {}}, **more}
+    write_checkpoint(path, Checkpoint(3, identity, state))
 
 
 def test_nested_state_survives_a_round_trip_to_the_bit(tmp_path: Path) -> None:
@@ -104,8 +106,8 @@ def test_any_flipped_byte_or_lost_tail_is_noticed(tmp_path: Path) -> None:
 def test_another_format_version_is_refused_with_the_remedy(tmp_path: Path) -> None:
     path = tmp_path / "checkpoint.safetensors"
     write_model(path, nn.Linear(3, 2))
-    path.write_bytes(path.read_bytes().replace(b'"version":"1"', b'"version":"9"'))
-    with pytest.raises(DataError, match="format version 9, this sparsedp reads 1"):
+    path.write_bytes(path.read_bytes().replace(b'version\\": 2', b'version\\": 9'))
+    with pytest.raises(DataError, match="format version 9, this sparsedp reads 2"):
         read_checkpoint(path)
 
 

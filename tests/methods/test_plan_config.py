@@ -1,3 +1,5 @@
+"""test_plan_config"""
+
 import dataclasses
 import json
 import math

@@ -12,16 +12,17 @@ from typing import Any
 import pytest
 import torch
 from edits import try_edits
-from runs import a_trainer, advance
 
 import sparsedp
+from runs import a_trainer, advance
 from sparsedp._serialization import canonical
 from sparsedp.errors import DataError, PrivacyError
 from sparsedp.privacy.ledger import seal
 from sparsedp.runs.checkpoint import read_checkpoint, write_checkpoint
-from sparsedp.runs.documents import digest_of, record_bytes
-from sparsedp.runs.reader import Run
-from sparsedp.runs.verify import TIMING, Verification, verify
+from sparsedp.runs.directory import digest_of
+from sparsedp.runs.record import record_bytes
+from sparsedp.runs.run import Run
+from sparsedp.runs.verify import UNCHECKED, Verification, verify
 
 pytestmark = pytest.mark.usefixtures("checked_once")
 
@@ -101,8 +102,7 @@ def test_a_run_verifies_at_every_moment(tmp_path: Path, method: str, seed: int |
     advance(a_trainer(method, out=out, seed=seed, resume=True)).finish()
     found = sparsedp.verify(out)
     assert found.reasons == ()
-    assert found.not_checked == (TIMING,)
-    assert any("dataset" in claim for claim in found.bound)
+    assert found.unchecked == UNCHECKED
 
 
 @pytest.mark.parametrize("name", FIELDS)
@@ -127,7 +127,7 @@ def test_the_chain_made_anew_is_a_chain(run: Path) -> None:
 def test_nothing_is_made_from_how_long_a_run_took(run: Path) -> None:
     rewrite(run, lambda record: {**record, "timing": {"seconds": 123.0}})
     assert quick(run).passed
-    assert TIMING in quick(run).not_checked
+    assert "timing" in " ".join(quick(run).unchecked)
 
 
 def test_a_headline_epsilon_is_computed_again(run: Path) -> None:
@@ -177,7 +177,7 @@ def test_spaces_and_another_order_of_keys_are_refused(run: Path) -> None:
     file = run / "record.json"
     file.write_text(json.dumps(json.loads(file.read_text())))
     assert "record.json is in canonical form" in {
-        check.what for check in quick(run).checks if not check.passed
+        check.name for check in quick(run).checks if not check.passed
     }
 
 
@@ -185,19 +185,19 @@ def test_a_file_that_nothing_binds_is_named(run: Path) -> None:
     (run / "notes.txt").write_text("hello")
     found = quick(run)
     assert found.passed
-    assert found.not_checked == (TIMING, "notes.txt")
+    assert found.unchecked == (*UNCHECKED, "notes.txt")
 
 
 def test_a_kill_between_the_ledger_and_the_file_it_names_does_not_spoil_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sparsedp.training.recorder.SAVE_EVERY", 0.0)
+    monkeypatch.setattr("sparsedp.training.keeper.SAVE_EVERY", 0.0)
     whole = advance(a_trainer(out=tmp_path / "whole")).finish()
     out = tmp_path / "run"
     trainer = advance(a_trainer(out=out), 4)
     with monkeypatch.context() as patch:
         patch.setattr(
-            "sparsedp.runs.store.write_atomically", lambda *_: (_ for _ in ()).throw(OSError("full"))
+            "sparsedp.runs.directory.write_atomically", lambda *_: (_ for _ in ()).throw(OSError("full"))
         )
         with pytest.raises(OSError, match="full"):
             advance(trainer, 1)
@@ -228,7 +228,7 @@ def test_a_run_of_an_older_format_is_refused_by_name(run: Path) -> None:
     rewrite(run, lambda record: {**record, "format": 0})
     reasons = " ".join(quick(run).reasons)
     assert "format 1, expected a header of format 2" in reasons
-    assert "plan format: got 1, expected 2" in reasons
+    assert "plan format: got 1" in reasons
     assert "got format 0, expected 1" in reasons
 
 

@@ -1,0 +1,330 @@
+"""The run directory: names of its files, creation, resuming, and writes that the ledger's chain binds. All public."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import NamedTuple, Protocol, final
+
+from sparsedp._files import parse_json, readable_json, sync_directory, write_atomically
+from sparsedp._serialization import sha256
+from sparsedp.errors import DataError, PrivacyError, SparseDPError
+from sparsedp.privacy.ledger import FileLedger, MemoryLedger, RunLedger, VerifiedLedger
+from sparsedp.privacy.plan import Plan
+from sparsedp.runs.checkpoint import Checkpoint, checkpoint_bytes, read_checkpoint
+from sparsedp.runs.record import EpochMetrics, RunRecord, metrics_bytes, plan_bytes, read_record, record_bytes
+
+PLAN = "plan.json"
+"""The plan, canonical JSON; never changes."""
+LEDGER = "ledger.jsonl"
+"""What was spent, written before it is spent."""
+CHECKPOINT = "checkpoint.safetensors"
+"""The newest full state to resume from."""
+METRICS = "metrics.jsonl"
+"""One line per epoch."""
+RECORD = "record.json"
+"""What the run was and how it ended."""
+REPORT = "report.html"
+NONPRIVATE = "nonprivate.json"
+SNAPSHOTS = "snapshots"
+TENSORBOARD = "tensorboard"
+
+
+def holds_run(path: Path) -> bool:
+    """Whether a directory is that of a run."""
+    return (path / PLAN).is_file() or (path / LEDGER).is_file()
+
+
+def find_runs(path: Path) -> list[Path]:
+    """List the run directories at or below a directory, sorted; hidden directories are skipped.
+
+    Raises:
+        DataError: there is none.
+    """
+    found = sorted(
+        file.parent
+        for file in path.rglob(RECORD)
+        if not any(part.startswith(".") for part in file.relative_to(path).parts)
+    )
+    if not found:
+        raise DataError(f"{path} holds no run (no {RECORD} at or below it); give the folder of a run")
+    return found
+
+
+def check_new(path: Path | str) -> Path:
+    """Return a path where a new run may be made.
+
+    Raises:
+        SparseDPError: something is there; runs are never overwritten.
+    """
+    final = Path(path)
+    if final.is_dir() and not any(final.iterdir()):
+        return final
+    if final.exists() or final.is_symlink():
+        what = "a run" if (final / PLAN).exists() else "something"
+        raise SparseDPError(
+            f"out: there is {what} at {final} already, and runs are never overwritten; give another folder, "
+            "or resume that run"
+        )
+    return final
+
+
+def free_folder(parent: Path, name: str) -> Path:
+    """Return a path of that name, or with a number appended, that does not exist yet."""
+    candidates = [parent / name, *(parent / f"{name}-{number}" for number in range(2, 10_000))]
+    return next(path for path in candidates if not path.exists())
+
+
+def digest_of(name: str, content: bytes) -> str:
+    """Compute the SHA-256 by which the ledger knows a file; of the record without its timing.
+
+    Formal guarantees:
+        How long a run took may depend on the data, so nothing public, a hash included, is made from it.
+
+    Raises:
+        DataError: the record is damaged.
+    """
+    if name == RECORD:
+        content = readable_json({**parse_json(content, name), "timing": None})
+    return sha256(content)
+
+
+def check_file(ledger: VerifiedLedger, file: Path) -> None:
+    """Check that a file is the one the ledger's chain knows.
+
+    Raises:
+        PrivacyError: it is another one.
+    """
+    if file.exists() and digest_of(file.name, file.read_bytes()) not in ledger.known(file.name):
+        raise PrivacyError(
+            f"{file.name} is not the one the ledger knows: it was changed after the run wrote it, or lines were "
+            "removed from the ledger; restore them"
+        )
+
+
+class RunStore(Protocol):
+    """Where a run is kept, with the ledger that it is charged to."""
+
+    @property
+    def path(self) -> Path | None:
+        """The run directory, if there is one."""
+        ...
+
+    @property
+    def ledger(self) -> RunLedger:
+        """What the run is charged to."""
+        ...
+
+    @property
+    def seconds(self) -> float:
+        """How long the run took before it was opened here."""
+        ...
+
+    def write_checkpoint(self, checkpoint: Checkpoint) -> None:
+        """Write a state to resume from."""
+        ...
+
+    def write_metrics(self, epochs: Sequence[EpochMetrics]) -> None:
+        """Write the metrics of all epochs so far."""
+        ...
+
+    def write_record(self, record: RunRecord) -> None:
+        """Write what the run is, or how it ended."""
+        ...
+
+    def close(self) -> None:
+        """Release the ledger."""
+        ...
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class NoStore:
+    """Writes nothing; `path` is where another process writes."""
+
+    ledger: RunLedger = field(default_factory=MemoryLedger)
+    path: Path | None = None
+    seconds: float = 0.0
+
+    def write_checkpoint(self, checkpoint: Checkpoint) -> None:
+        """Do nothing."""
+
+    def write_metrics(self, epochs: Sequence[EpochMetrics]) -> None:
+        """Do nothing."""
+
+    def write_record(self, record: RunRecord) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class RunDirectory:
+    """A run's directory, open for writing: its ledger is locked, so no other process continues the run.
+
+    The digest of a file is in the ledger before the file is written, and the file is on disk before the ledger's
+    next line: what a file says is part of the chain at every moment.
+
+    Attributes:
+        path: the directory.
+        ledger: its ledger.
+        seconds: how long the run took before it was opened here.
+    """
+
+    path: Path
+    ledger: FileLedger
+    seconds: float = 0.0
+
+    @classmethod
+    def create(
+        cls,
+        path: Path | str,
+        plan: Plan,
+        start: Callable[[], Checkpoint],
+        record: RunRecord,
+        *,
+        replay: bool,
+    ) -> RunDirectory:
+        """Make the directory of a new run with its first checkpoint and record: whole, or not at all.
+
+        Raises:
+            SparseDPError: something is there already, or it cannot be written.
+        """
+        final = check_new(path)
+        try:
+            final.parent.mkdir(parents=True, exist_ok=True)
+            draft = Path(tempfile.mkdtemp(prefix=f".{final.name}.", dir=final.parent))
+        except OSError as error:
+            raise SparseDPError(
+                f"out: cannot write a run to {final} ({error}); give another folder"
+            ) from error
+        try:
+            with FileLedger.create(draft / LEDGER, plan) as ledger:
+                first = cls(draft, ledger)
+                write_atomically(draft / PLAN, plan_bytes(plan))
+                state = first._with_place(start())
+                first._write({CHECKPOINT: state, METRICS: b"", RECORD: record_bytes(record)})
+            draft.chmod(0o755)
+            os.rename(draft, final)
+        except BaseException:
+            shutil.rmtree(draft, ignore_errors=True)
+            raise
+        sync_directory(final.parent)
+        return cls(final, FileLedger.resume(final / LEDGER, plan, replay=replay))
+
+    def write_checkpoint(self, checkpoint: Checkpoint) -> None:
+        """Write a checkpoint that knows its place in the ledger."""
+        self._write({CHECKPOINT: self._with_place(checkpoint)})
+
+    def write_metrics(self, epochs: Sequence[EpochMetrics]) -> None:
+        """Write the metrics of all epochs so far."""
+        self._write({METRICS: metrics_bytes(epochs)})
+
+    def write_record(self, record: RunRecord) -> None:
+        """Write the record."""
+        self._write({RECORD: record_bytes(record)})
+
+    def close(self) -> None:
+        """Release the ledger file."""
+        self.ledger.close()
+
+    def _with_place(self, checkpoint: Checkpoint) -> bytes:
+        place = {"head": self.ledger.head, "length": self.ledger.length}
+        return checkpoint_bytes(replace(checkpoint, state={**checkpoint.state, "ledger": place}))
+
+    def _write(self, files: Mapping[str, bytes]) -> None:
+        before = {name: self.ledger.record.known(name) for name in files}
+        self.ledger.note_files({name: digest_of(name, content) for name, content in files.items()})
+        try:
+            for name, content in files.items():
+                write_atomically(self.path / name, content)
+        except OSError:
+            with suppress(OSError):  # without room for a line the file before the last one still counts
+                self._repair_digests(before)
+            raise
+        sync_directory(self.path)
+
+    def _repair_digests(self, known: Mapping[str, Sequence[str]]) -> None:
+        """Append the digest of each file that is on disk, if it is a known one and not the chain's newest.
+
+        A write that failed, or a kill, leaves the file before the one that the ledger names last.
+        """
+        there = {name: self.path / name for name in known}
+        found = {name: digest_of(name, file.read_bytes()) for name, file in there.items() if file.exists()}
+        stale = {
+            name: digest
+            for name, digest in found.items()
+            if digest in known[name] and digest != self.ledger.record.known(name)[-1]
+        }
+        if stale:
+            self.ledger.note_files(stale)
+
+
+class SavedRun(NamedTuple):
+    """A run to resume, and the state it is at."""
+
+    directory: RunStore
+    checkpoint: Checkpoint
+
+    @property
+    def public_seed(self) -> int:
+        """The seed of its public draws."""
+        return int(self.checkpoint.identity["public_seed"])
+
+
+def resume_run(path: Path | str, plan: Plan, *, replay: bool) -> SavedRun:
+    """Open a run to continue it: verify and lock its ledger, and read its checkpoint.
+
+    Raises:
+        DataError: there is no run, or it is damaged.
+        PrivacyError: its ledger is in use, does not verify, or knows another checkpoint than the one that is there.
+    """
+    path = Path(path)
+    if not (path / PLAN).is_file():
+        raise DataError(f"{path} holds no run (no {PLAN}); to start one there, drop resume")
+    ledger = FileLedger.resume(path / LEDGER, plan, replay=replay)
+    try:
+        checkpoint, record = read_checkpoint(path / CHECKPOINT), read_record(path / RECORD)
+        ledger.expect(checkpoint.state["ledger"]["head"], checkpoint.state["ledger"]["length"])
+        check_file(ledger.record, path / CHECKPOINT)
+        directory = RunDirectory(path, ledger, record["timing"]["seconds"])
+        known = ledger.record.known(CHECKPOINT)
+        if len(known) > 1:
+            directory._repair_digests({CHECKPOINT: known})
+    except BaseException:
+        ledger.close()
+        raise
+    return SavedRun(directory, checkpoint)
+
+
+def find_run(out: Path | str | None, resume: bool, plan: Plan, *, replay: bool) -> SavedRun | None:
+    """Open the run to resume; None for a new one, after checking that there is room for it.
+
+    Raises:
+        SparseDPError: as `resume_run` and `check_new`, or a resume without a directory.
+    """
+    if resume:
+        if out is None:
+            raise SparseDPError("resume: got no out, expected the folder of the run to go on with")
+        return resume_run(out, plan, replay=replay)
+    if out is not None:
+        check_new(out)
+    return None
+
+
+@contextmanager
+def closed_on_error(found: SavedRun | None) -> Iterator[None]:
+    """Close a run that was opened if the block raises, so that it can be opened again."""
+    try:
+        yield
+    except BaseException:
+        if found is not None:
+            found.directory.close()
+        raise
