@@ -1,117 +1,108 @@
-"""Clipped sums from the layers' sources, chunk by chunk: norms, factors, sums."""
+"""Clipped sums from the parameters' grad samplers, chunk by chunk: norms, factors, sums."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import cast
 
 import torch
 from torch import Tensor
 
 from sparsedp.grad_sample.blocks import Block, Metric, Metrics
-from sparsedp.grad_sample.layers.source import (
-    MOST_SUMMED,
-    Closed,
-    Mergeable,
-    Source,
-    add_to,
-    in_block_order,
-    is_closed,
-    is_mergeable,
-    one_plane,
-    squared_norms_of,
-)
-from sparsedp.grad_sample.layers.unit_rows import ByUnit, UnitRows, can_be_by_unit
 from sparsedp.grad_sample.query import Query, sum_clipped_rows
+from sparsedp.grad_sample.sampler import MOST_SUMMED, GradSampler, UnitPlaces, add_to, squared_norms_of
+
+
+@dataclass(frozen=True, slots=True)
+class _Grouped:
+    """One parameter's samplers, and the unit of each example if gradients are still to be added up by it."""
+
+    samplers: list[GradSampler]
+    units: Tensor | None
 
 
 @dataclass(frozen=True, eq=False)
 class Chunk:
-    """The per-sample gradients of one chunk, by parameter; a parameter the loss ignores is absent. Private.
+    """The per-example gradients of one chunk, by parameter; a parameter the loss ignores is absent. Private.
 
-    A parameter used by several calls has several sources, to be added sample by sample. With `units`, samples of one
+    A parameter used several times has several samplers, to be added example by example. With `units`, examples of one
     unit are added too (their losses were already divided by the unit's size): before anything is formed where the
-    source can be had by unit, else once it is.
+    samplers can do it, else once it is.
     """
 
-    samples: int
+    examples: int
     units: Tensor | None
-    sources: Mapping[str, list[Source]]
-    _merged: dict[str, Mergeable] = field(default_factory=dict, init=False)
-    _grouped: dict[str, tuple[Sequence[Source], Tensor | None]] = field(default_factory=dict, init=False)
+    samplers: Mapping[str, list[GradSampler]]
+    _known: dict[str, _Grouped] = field(default_factory=dict, init=False)
 
     @property
     def unit_count(self) -> int:
         """Contributions that are clipped."""
-        return self.samples if self.units is None else int(self.units[-1]) + 1
+        return self.examples if self.units is None else int(self.units[-1]) + 1
 
     @functools.cached_property
-    def _unit_rows(self) -> UnitRows | None:
-        return None if self.units is None else UnitRows.of(self.units)
+    def _places(self) -> UnitPlaces | None:
+        return None if self.units is None else UnitPlaces.of(self.units)
 
-    def _by_unit(self, name: str) -> tuple[Sequence[Source], Tensor | None]:
-        """One parameter's sources; and the unit of each sample, if these are still to be added up by it."""
-        if name not in self._grouped:
-            sources, rows = self.sources[name], self._unit_rows
-            if rows is not None and all(can_be_by_unit(type(source)) for source in sources):
-                self._grouped[name] = [cast(ByUnit, source).by_unit(rows) for source in sources], None
-            else:
-                self._grouped[name] = sources, self.units
-        return self._grouped[name]
+    def _grouped(self, name: str) -> _Grouped:
+        if name not in self._known:
+            first, *others = self.samplers[name]
+            joined = first.joined(others)
+            samplers, units = self.samplers[name] if joined is None else [joined], self.units
+            if units is not None:
+                by_unit = [sampler.by_unit(units, self._places) for sampler in samplers]
+                if all(sampler is not None for sampler in by_unit):
+                    samplers, units = [sampler for sampler in by_unit if sampler is not None], None
+            self._known[name] = _Grouped(samplers, units)
+        return self._known[name]
 
     def comes_whole(self, name: str) -> bool:
         """Whether a parameter's gradients can only be had for all units together."""
-        return self._by_unit(name)[1] is not None
+        return self._grouped(name).units is not None
 
     def explicit(self, name: str, span: slice) -> Tensor:
         """One parameter's gradients, [planes, contributions, scalars]: of some, or of all where they come whole."""
-        (first, *others), units = self._by_unit(name)
+        grouped = self._grouped(name)
+        first, *others = grouped.samplers
         if others:
-            gradients = in_block_order(first, span)
+            gradients = first.in_block_order(span)
             if span != slice(None):
-                gradients = gradients.clone()  # the next source's lie in the same room
-            for source in others:
-                gradients += in_block_order(source, span)
+                gradients = gradients.clone()  # the next sampler's lie in the same room
+            for sampler in others:
+                gradients += sampler.in_block_order(span)
         else:
             gradients = first.explicit(span)
-        if units is None:
+        if grouped.units is None:
             return gradients
         merged = gradients.new_zeros(gradients.shape[0], self.unit_count, gradients.shape[2])
-        return merged.index_add_(1, units, gradients)
+        return merged.index_add_(1, grouped.units, gradients)
 
-    def closed(self, name: str, metric: Metric) -> Closed | None:
+    def ghost_norm(self, name: str, metric: Metric) -> GradSampler | None:
         """The parameter's gradients, per unit where there are units, if formulas hold; the same object again."""
-        first, *others = self.sources[name]
-        if is_mergeable(type(first)) and all(type(other) is type(first) for other in others):
-            if name not in self._merged:
-                parts = cast(Mergeable, first).joined(others)
-                self._merged[name] = parts.merged(self.units, self.unit_count)
-            return self._merged[name]
-        (first, *others), units = self._by_unit(name)
-        if not is_closed(type(first)) or units is not None or others:
+        grouped = self._grouped(name)
+        (first, *others) = grouped.samplers
+        if others or grouped.units is not None or not first.has_ghost_norm(metric):
             return None
-        closed = cast(Closed, first)
-        return closed if closed.holds(metric) else None
+        return first
 
-    def sole_source(self, name: str) -> Source | None:
-        """The parameter's source if it has just one."""
-        sources, _ = self._by_unit(name)
-        return sources[0] if len(sources) == 1 else None
+    def sole_sampler(self, name: str) -> GradSampler | None:
+        """The parameter's sampler if it has just one."""
+        samplers = self._grouped(name).samplers
+        return samplers[0] if len(samplers) == 1 else None
 
     def restricted(self, blocks: Mapping[str, Block], span: slice) -> Tensor:
-        """The explicit [contributions, k] matrix of some samples, or of all units, on the support."""
+        """The explicit [contributions, k] matrix of some examples, or of all units, on the support."""
         count = len(range(*span.indices(self.unit_count)))
         parts = []
         for name, block in blocks.items():
-            if name not in self.sources:
+            if name not in self.samplers:
                 parts.append(torch.zeros(count, block.active_count, device=block.device))
                 continue
-            planes = self.explicit(name, span)
-            source = self.sole_source(name)
-            if source is not None and planes.shape[0] > 1:
-                planes = _one_plane(source, planes)
+            planes, sampler = self.explicit(name, span), self.sole_sampler(name)
+            if sampler is not None and planes.shape[0] > 1:
+                rows = [sampler.from_planes(planes[:, i]).reshape(-1) for i in range(planes.shape[1])]
+                planes = torch.stack(rows).unsqueeze(0)
             parts.append(block.active(planes[0]).to(torch.float64, copy=True))
         return torch.cat([part.to(torch.float64) for part in parts], dim=1)
 
@@ -123,8 +114,8 @@ class ClippedSum:
     vector exists. Others have a sum of their own till the end.
 
     `keep` bounds the bytes of explicit gradients held between a parameter's norm and its sum. What does not fit is
-    formed a few samples at a time for the norm, and once more for the sum: both must see the same numbers, or samples
-    whose positions cancel would slip past the clip.
+    formed a few examples at a time for the norm, and once more for the sum: both must see the same numbers, or
+    examples whose positions cancel would slip past the clip.
     """
 
     def __init__(
@@ -141,7 +132,7 @@ class ClippedSum:
             if block.places is None and metrics.of(name).is_identity
         }
         self._measured: dict[str, Tensor] = {}
-        self._sources: dict[str, Source | None] = {}
+        self._samplers: dict[str, GradSampler | None] = {}
         self._raw: dict[str, Tensor] = {}
         self._raw_factors: dict[str, Tensor] = {}
 
@@ -156,10 +147,10 @@ class ClippedSum:
         for name, block in self._blocks.items():
             if name in kept:
                 self._add_measured(chunk, name, kept[name], factors)
-            elif (closed := self._closed(chunk, name)) is not None:
-                closed.add_weighted_sum(factors, self._raw_sum(name, block), self._metrics.of(name))
+            elif (ghost := self._ghost(chunk, name)) is not None:
+                ghost.add_weighted_sum(factors, self._raw_sum(name, block), self._metrics.of(name))
                 _accumulate(self._raw_factors, name, factors.sum())
-            elif name in chunk.sources:
+            elif name in chunk.samplers:
                 for span in self._spans(chunk, name):
                     self._add_measured(chunk, name, self._measure(chunk, name, span), factors[span])
             else:
@@ -179,12 +170,12 @@ class ClippedSum:
 
     def _in_first_order(self, chunk: Chunk, name: str, planes: Tensor) -> Tensor:
         """Planes as the first chunk's came; a layer called more or less often in this one has others."""
-        source = chunk.sole_source(name)
+        sampler = chunk.sole_sampler(name)
         if name not in self._measured or planes.shape == self._measured[name].shape:
-            self._sources[name] = source
+            self._samplers[name] = sampler
             return planes
-        block = planes if source is None else source.from_planes(planes)
-        first = self._sources[name]
+        block = planes if sampler is None else sampler.from_planes(planes)
+        first = self._samplers[name]
         return block if first is None else first.to_planes(block.reshape(self._blocks[name].shape))
 
     def _raw_sum(self, name: str, block: Block) -> Tensor:
@@ -198,8 +189,8 @@ class ClippedSum:
         for name, block in self._blocks.items():
             place = self._total[block.span]
             if name in self._measured:
-                source, planes = self._sources[name], self._measured.pop(name)
-                flat = (planes if source is None else source.from_planes(planes)).reshape(-1)
+                sampler, planes = self._samplers[name], self._measured.pop(name)
+                flat = (planes if sampler is None else sampler.from_planes(planes)).reshape(-1)
                 if flat.data_ptr() != place.data_ptr():
                     _bring(block.active(flat), place, at_home=planes.data_ptr() == place.data_ptr())
             if name in self._raw:
@@ -216,11 +207,11 @@ class ClippedSum:
         squared: Tensor | float = 0.0
         kept: dict[str, Tensor] = {}
         for name in self._blocks:
-            if name not in chunk.sources:
+            if name not in chunk.samplers:
                 squared = squared + self._metrics.of(name).squared_constant()
                 continue
-            if (closed := self._closed(chunk, name)) is not None:
-                squared = squared + closed.squared_norms(self._metrics.of(name)).double()
+            if (ghost := self._ghost(chunk, name)) is not None:
+                squared = squared + ghost.squared_norms(self._metrics.of(name)).double()
             elif chunk.comes_whole(name) or self._bytes_each(chunk, name) * chunk.unit_count <= self._keep:
                 kept[name] = self._measure(chunk, name, slice(None))
                 squared = squared + squared_norms_of(kept[name]).sum(0)
@@ -231,20 +222,20 @@ class ClippedSum:
             squared = torch.full((chunk.unit_count,), squared, dtype=torch.float64)
         return squared, kept
 
-    def _closed(self, chunk: Chunk, name: str) -> Closed | None:
-        return chunk.closed(name, self._metrics.of(name)) if name in chunk.sources else None
+    def _ghost(self, chunk: Chunk, name: str) -> GradSampler | None:
+        return chunk.ghost_norm(name, self._metrics.of(name)) if name in chunk.samplers else None
 
     @staticmethod
     def _bytes_each(chunk: Chunk, name: str) -> int:
-        return 4 * chunk.sources[name][0].block_size
+        return 4 * chunk.samplers[name][0].block_size
 
     def _spans(self, chunk: Chunk, name: str) -> list[slice]:
         step = max(1, self._keep // self._bytes_each(chunk, name))
         return [slice(start, start + step) for start in range(0, chunk.unit_count, step)]
 
     def _measure(self, chunk: Chunk, name: str, span: slice) -> Tensor:
-        source, gradients = chunk.sole_source(name), chunk.explicit(name, span)
-        to_planes = one_plane if source is None else source.to_planes
+        sampler, gradients = chunk.sole_sampler(name), chunk.explicit(name, span)
+        to_planes = GradSampler().to_planes if sampler is None else sampler.to_planes
         return self._metrics.in_planes(name, gradients.shape[0], to_planes).apply_(gradients)
 
 
@@ -261,8 +252,3 @@ def _accumulate(sums: dict[str, Tensor], name: str, value: Tensor) -> None:
         add_to(sums[name].view(-1), value)
     else:
         sums[name] = value.to(torch.float64, copy=True)
-
-
-def _one_plane(source: Source, planes: Tensor) -> Tensor:
-    rows = [source.from_planes(planes[:, i]).reshape(-1) for i in range(planes.shape[1])]
-    return torch.stack(rows).unsqueeze(0)

@@ -1,4 +1,4 @@
-"""From where samples meet something they share back to the parameters it was computed from, sample by sample."""
+"""From where examples meet something they share back to the parameters it was computed from, example by example."""
 
 from __future__ import annotations
 
@@ -11,13 +11,20 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node
 
 from sparsedp.grad_sample.blocks import Block
-from sparsedp.grad_sample.graph import CannotBookError, Graph, Leaf, Place
-from sparsedp.grad_sample.layers.contributions import Contribution, Product, Whole, added
-from sparsedp.grad_sample.layers.operations import OPERATIONS, Met, saved_by, summed_to, tokens
-from sparsedp.grad_sample.layers.source import Source, working
-from sparsedp.grad_sample.reading import VIEWS, Meeting
-from sparsedp.grad_sample.recurrent.nodes import is_ours
-from sparsedp.grad_sample.workspace import Space
+from sparsedp.grad_sample.buffers import Space
+from sparsedp.grad_sample.rules import (
+    RULES,
+    Backprop,
+    Contribution,
+    Product,
+    Tokens,
+    Whole,
+    added,
+    saved_by,
+    summed_to,
+)
+from sparsedp.grad_sample.sampler import GradSampler, working
+from sparsedp.grad_sample.trace import VIEWS, FallbackError, Graph, Meeting, Place
 
 ROUNDING = 0.02
 """How far a formula may be from the operation's own backward, which may run in half precision."""
@@ -27,8 +34,8 @@ ROUNDING = 0.02
 class Use:
     """One meeting in one graph: its node, what autograd saved there, later the gradients of its outputs. Private.
 
-    `may_have_spread` says that the node's own backward, which sees all rows whichever sample it is asked for, gave
-    something that is not finite: what is infinite in one row, times the zeros of another, is NaN in that other's.
+    `may_have_spread` says that the node's own backward, which sees all examples whichever it is asked for, gave
+    something that is not finite: what is infinite in one example, times the zeros of another, is NaN in that other's.
     """
 
     node: Node
@@ -44,7 +51,7 @@ class Use:
         try:
             return cls(node, meeting, saved_by(node))
         except RuntimeError as error:
-            raise CannotBookError(f"what {node.name()} saved for its backward is lost: {error}") from error
+            raise FallbackError(f"what {node.name()} saved for its backward is lost: {error}") from error
 
     @property
     def edges(self) -> list[GradientEdge]:
@@ -53,28 +60,23 @@ class Use:
 
     @property
     def has_formula(self) -> bool:
-        """Whether its gradients come from a formula; else its own backward is called once per sample."""
-        return self.node.name() in OPERATIONS
+        """Whether its gradients come from a formula; else its own backward is called once per example."""
+        return self.node.name() in RULES
 
-    @property
-    def steps(self) -> int:
-        """How often something is computed there, one after the other."""
-        return self.node._input_metadata[0].shape[0] if is_ours(self.node) else 1
-
-    def leaves(self, leaves: Mapping[Node, Leaf]) -> list[Leaf]:
-        """The active parameters among what it shares."""
+    def parameters(self, leaves: Mapping[Node, str]) -> list[str]:
+        """The parameters among what it shares."""
         starts = [self.node.next_functions[slot][0] for slot in self.meeting.shared]
         found = {node for start in starts if start is not None for node in _above(start) if node in leaves}
-        return [leaf for node, leaf in leaves.items() if node in found and leaf.active]
+        return [name for node, name in leaves.items() if node in found]
 
-    def check_rows(self, samples: int) -> None:
-        """Refuse outputs that do not hold this number of samples where they should be."""
-        for place, rows in self.meeting.outputs:
+    def check_examples(self, examples: int) -> None:
+        """Refuse outputs that do not hold this number of examples where they should be."""
+        for place, axis in self.meeting.outputs:
             shape = tuple(self.node._input_metadata[place].shape)
-            if rows.samples(shape) != samples:
-                raise CannotBookError(f"{self.node.name()} gives {shape} for {samples} samples")
+            if axis.examples(shape) != examples:
+                raise FallbackError(f"{self.node.name()} gives {shape} for {examples} examples")
 
-    def contributions(self, samples: int) -> Iterator[tuple[Place, Contribution]]:
+    def contributions(self, examples: int) -> Iterator[tuple[Place, Contribution]]:
         """What it adds to the gradients of each shared input."""
         if not self.gradients:
             return
@@ -82,13 +84,13 @@ class Use:
             node, place = self.node.next_functions[slot]
             assert node is not None
             shape = tuple(node._input_metadata[place].shape)
-            yield (node, place), self._contribution(slot, shape, samples)
+            yield (node, place), self._contribution(slot, shape, examples)
 
-    def check_formulas(self, samples: int, space: Space) -> None:
-        """Hold every formula against the operation's own backward, one sample at a time.
+    def check_formulas(self, examples: int, space: Space) -> None:
+        """Hold every formula against the operation's own backward, one example at a time.
 
         Raises:
-            CannotBookError: they differ by more than rounding.
+            FallbackError: they differ by more than rounding.
         """
         if not self.gradients or not self.has_formula:
             return
@@ -97,69 +99,69 @@ class Use:
             assert node is not None
             shape = tuple(node._input_metadata[place].shape)
             with torch.no_grad():
-                found = self._contribution(slot, shape, samples).dense(space)
-                expected = self._one_by_one(slot, shape, samples)
+                found = self._contribution(slot, shape, examples).dense(space)
+                expected = self._one_by_one(slot, shape, examples)
             rounding = sum(float(g.abs().sum()) * torch.finfo(g.dtype).eps for g in self.gradients.values())
             allowed = ROUNDING * expected.abs().max() + 100 * rounding
             wrong = (found - expected).abs() > allowed
             if found.shape != expected.shape or bool((wrong & expected.isfinite()).any()):
-                raise CannotBookError(f"the formula of {self.node.name()} does not hold here")
+                raise FallbackError(f"the formula of {self.node.name()} does not hold here")
 
-    def _contribution(self, slot: int, shape: tuple[int, ...], samples: int) -> Contribution:
-        operation = OPERATIONS.get(self.node.name())
-        if operation is None or list(self.gradients) != [0]:
-            return Whole(self._one_by_one(slot, shape, samples))
-        rows = dict(self.meeting.outputs)[0]
-        return operation.rule(Met(self.gradients[0], self.saved, slot, shape, rows, samples))
+    def _contribution(self, slot: int, shape: tuple[int, ...], examples: int) -> Contribution:
+        rule = RULES.get(self.node.name())
+        if rule is None or list(self.gradients) != [0]:
+            return Whole(self._one_by_one(slot, shape, examples))
+        axis = dict(self.meeting.outputs)[0]
+        return rule.contribution(Backprop(self.gradients[0], self.saved, slot, shape, axis, examples))
 
-    def _one_by_one(self, slot: int, shape: tuple[int, ...], samples: int) -> Tensor:
-        """The node's own backward, given one sample's gradient at a time."""
+    def _one_by_one(self, slot: int, shape: tuple[int, ...], examples: int) -> Tensor:
+        """The node's own backward, given one example's gradient at a time."""
         count = len(self.node._input_metadata)
-        rows = dict(self.meeting.outputs)
+        axes = dict(self.meeting.outputs)
         backward: Callable[..., Any] = self.node if callable(self.node) else self.node.apply  # type: ignore
         found = []
-        for sample in range(samples):
+        for example in range(examples):
             given: list[Tensor | None] = [None] * count
             for place, gradient in self.gradients.items():
-                given[place] = rows[place].only(gradient, sample, samples)
+                given[place] = axes[place].only(gradient, example, examples)
             result = backward(*given)
             each = result[slot] if isinstance(result, tuple) else result
             if each is None:
                 each = torch.zeros(shape)
             found.append(working(each.to_dense() if each.is_sparse else each).sum_to_size(shape))
-        each_sample = torch.stack(found)
-        self.may_have_spread |= not bool(each_sample.isfinite().all())
-        return each_sample
+        each_example = torch.stack(found)
+        self.may_have_spread |= not bool(each_example.isfinite().all())
+        return each_example
 
 
-def shared_sources(
+def grad_samplers(
     uses: Sequence[Use],
-    samples: int,
+    examples: int,
     leaves: Mapping[Node, str],
     parameters: Mapping[str, nn.Parameter],
     blocks: Mapping[str, Block],
     space: Space,
-) -> Iterator[tuple[str, Source]]:
-    """The per-sample gradients of every parameter that is used outside recorded calls."""
+) -> Iterator[tuple[str, GradSampler]]:
+    """The per-example gradients of every parameter that is used."""
     pending: dict[Place, list[Contribution]] = {}
     with torch.no_grad():
         for use in uses:
-            for place, contribution in use.contributions(samples):
-                for at, moved in _towards_leaf(place, contribution, leaves):
-                    pending.setdefault(at, []).append(moved)
+            for place, contribution in use.contributions(examples):
+                at, moved = _towards_leaf(place, contribution, leaves)
+                pending.setdefault(at, []).append(moved)
         for place in [place for place in pending if place[0] not in leaves]:
             total = torch.stack([part.dense(space) for part in pending.pop(place)]).sum(0)
             for leaf, values in _pulled_back(place, total, leaves, parameters):
                 pending.setdefault((leaf, 0), []).append(Whole(values))
         for (leaf, _), parts in pending.items():
             name = leaves[leaf]
-            for number, part in enumerate(added(parts, space)):
-                yield name, part.source(blocks[name], Space(space.workspace, f"{name}@{number}"))
+            for number, part in enumerate(added(parts)):
+                yield name, part.sampler(blocks[name], Space(space.workspace, f"{name}@{number}"))
 
 
 def _towards_leaf(
     place: Place, contribution: Contribution, leaves: Mapping[Node, str]
-) -> Iterator[tuple[Place, Contribution]]:
+) -> tuple[Place, Contribution]:
     """Undo turns, casts, views and look-ups on the way from a parameter, without forming gradients."""
     node, number = place
     while node not in leaves:
@@ -172,6 +174,8 @@ def _towards_leaf(
             contribution = contribution.transposed()
         elif name == "TBackward0" and isinstance(contribution, Whole):
             contribution = Whole(contribution.values.mT if len(shape) > 1 else contribution.values)
+        elif name == "MulBackward1" and isinstance(contribution, Whole | Product):
+            contribution = contribution.times(node._saved_other)  # type: ignore[attr-defined]
         elif name in VIEWS and isinstance(contribution, Whole):
             contribution = Whole(contribution.values.reshape(-1, *shape))
         elif name == "ExpandBackward0" and isinstance(contribution, Whole):
@@ -181,13 +185,13 @@ def _towards_leaf(
         elif name != "ToCopyBackward0":
             break
         node, number = above, above_number
-    yield (node, number), contribution
+    return (node, number), contribution
 
 
 def _looked_up(node: Node, values: Tensor, rows: int) -> Contribution:
     saved = saved_by(node)
     ids = saved["indices"].reshape(1, -1).expand(values.shape[0], -1)
-    return tokens(ids, values.reshape(*ids.shape, -1), saved["padding_idx"], rows)
+    return Tokens(ids, values.reshape(*ids.shape, -1), saved["padding_idx"], rows)
 
 
 def _pulled_back(

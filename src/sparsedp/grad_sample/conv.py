@@ -1,12 +1,12 @@
 """Convolutions of one, two and three dimensions.
 
-The per-sample weight gradient is a batched product of output gradients with patches of the input. Where the stride is
+The per-example weight gradient is a batched product of output gradients with patches of the input. Where the stride is
 one and there are channels enough, patches are never copied: for each kernel offset the shifted input is a view, once
 the output gradient is padded to the input's row length. A depthwise convolution's gradients are themselves a
 depthwise convolution of the input, with the output gradient as kernel. Where positions are few for the size of the
 weight, nothing is formed at all (`grams`).
 
-Index conventions: n sample, g group, o output channel, c input channel, x kernel offset, t output position.
+Index conventions: n example, g group, o output channel, c input channel, x kernel offset, t output position.
 """
 
 from __future__ import annotations
@@ -19,16 +19,12 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from sparsedp.grad_sample.blocks import Block, Metric
-from sparsedp.grad_sample.graph import CannotBookError
-from sparsedp.grad_sample.layers.grams import GramNorms, cached, measure, pays, summed
-from sparsedp.grad_sample.layers.source import Explicit, Family, Source, keep, never, silence, working
-from sparsedp.grad_sample.tape import Call
-from sparsedp.grad_sample.workspace import Space
-
-ConvModule = nn.Conv1d | nn.Conv2d | nn.Conv3d
+from sparsedp.grad_sample.blocks import Metric
+from sparsedp.grad_sample.buffers import Space
+from sparsedp.grad_sample.linear import GhostNorms, cached, measure, pays, summed
+from sparsedp.grad_sample.sampler import GradSampler, silence
 
 CONVOLUTIONS: dict[int, Callable[..., Tensor]] = {1: F.conv1d, 2: F.conv2d}
 """By number of axes; those whose depthwise kernels are quick."""
@@ -36,35 +32,9 @@ SHIFT_CHANNELS = 16
 """From this many input channels on, one product per kernel offset beats copying patches."""
 
 
-@dataclass(frozen=True, slots=True)
-class Padding:
-    """What a convolution sets around its input: `sides` before and after every axis, the last axis first."""
-
-    sides: tuple[int, ...] = ()
-    mode: str = "zeros"
-
-    def sizes(self, a: Tensor) -> tuple[int, ...]:
-        """Those of the padded input's axes."""
-        before, after = self.sides[-2::-2], self.sides[-1::-2]
-        if not before:
-            return tuple(a.shape[2:])
-        return tuple(x + size + y for x, size, y in zip(before, a.shape[2:], after, strict=True))
-
-    def around(self, a: Tensor, space: Space) -> Tensor:
-        """The padded input; valid until the next one of this shape is."""
-        if not any(self.sides):
-            return a
-        if self.mode != "zeros":
-            return F.pad(a, self.sides, mode=self.mode)
-        framed = space.framed(f"padded {self.sides}", (*a.shape[:2], *self.sizes(a)), a)
-        starts = zip(self.sides[-2::-2], a.shape[2:], strict=True)
-        _inner(framed, [slice(x, x + size) for x, size in starts]).copy_(a)
-        return framed
-
-
 @dataclass(frozen=True, eq=False)
-class ConvWeight:
-    """Per-sample weight gradients of a convolution."""
+class ConvWeight(GradSampler):
+    """Per-example weight gradients of a convolution."""
 
     a: Tensor
     b: Tensor
@@ -73,12 +43,26 @@ class ConvWeight:
     dilation: tuple[int, ...]
     groups: int
     space: Space
-    padding: Padding = Padding()
+    padding: tuple[int, ...]
 
     @property
     def block_size(self) -> int:
-        """Scalars per sample."""
+        """Scalars per example."""
         return self.b.shape[1] * (self.a.shape[1] // self.groups) * math.prod(self.kernel)
+
+    @property
+    def _sizes(self) -> tuple[int, ...]:
+        """Those of the padded input's axes."""
+        return tuple(size + 2 * side for size, side in zip(self.a.shape[2:], self.padding, strict=True))
+
+    def _padded(self, a: Tensor) -> Tensor:
+        """Some examples' input with its padding; valid until the next one of this shape is."""
+        if not any(self.padding):
+            return a
+        framed = self.space.framed(f"padded {self.padding}", (*a.shape[:2], *self._sizes), a)
+        sides = zip(self.padding, a.shape[2:], strict=True)
+        _inner(framed, [slice(side, side + size) for side, size in sides]).copy_(a)
+        return framed
 
     @property
     def _shifts(self) -> bool:
@@ -99,8 +83,8 @@ class ConvWeight:
         return planes.reshape(planes.shape[0], self.b.shape[1], -1).permute(1, 2, 0)
 
     def explicit(self, span: slice) -> Tensor:
-        """Per-sample weight gradients: one plane, or one plane per kernel offset."""
-        a, b = self.padding.around(self.a[span], self.space), self.b[span]
+        """Per-example weight gradients: one plane, or one plane per kernel offset."""
+        a, b = self._padded(self.a[span]), self.b[span]
         if self._shifts:
             return self._by_shifts(a, b, span)
         return self._by_channel(a, b) if self._depthwise else self._by_patches(a, b, span)
@@ -110,7 +94,7 @@ class ConvWeight:
         return self.groups > 1 and self.a.shape[1] == self.groups and len(self.kernel) in CONVOLUTIONS
 
     def _by_channel(self, a: Tensor, b: Tensor) -> Tensor:
-        """Every sample's channels as channels of one sample; what strides were become dilations."""
+        """Every example's channels as channels of one example; what strides were become dilations."""
         n, channels = a.shape[:2]
         convolve, a = CONVOLUTIONS[len(self.kernel)], self._used(a)
         found = convolve(
@@ -127,9 +111,9 @@ class ConvWeight:
         reach = zip(self.b.shape[2:], self.stride, self.kernel, self.dilation, strict=True)
         return _inner(a, [slice((out - 1) * s + (k - 1) * d + 1) for out, s, k, d in reach])
 
-    def holds(self, metric: Metric) -> bool:
+    def has_ghost_norm(self, metric: Metric) -> bool:
         """Where all of the block counts alike, and positions are few for its size."""
-        pixels, positions = math.prod(self.padding.sizes(self.a)), math.prod(self.b.shape[2:])
+        pixels, positions = math.prod(self._sizes), math.prod(self.b.shape[2:])
         products = pixels**2 * self.a.shape[1] + positions**2 * self.b.shape[1]
         return metric.is_identity and self.groups == 1 and pays(products, positions, self.block_size)
 
@@ -138,28 +122,28 @@ class ConvWeight:
         return self._measured.squared
 
     def add_weighted_sum(self, factors: Tensor, total: Tensor, metric: Metric) -> None:
-        """One ordinary weight gradient, and by themselves the samples whose positions cancel."""
+        """One ordinary weight gradient, and by themselves the examples whose positions cancel."""
         together = self._measured.together(factors)
         a, b = silence(together, self.a, self.b)
         for span in summed(len(a), math.prod(b.shape[2:])):
             scaled = b[span] * together[span].to(b).reshape(-1, *[1] * (b.dim() - 1))
             total += self._weight_gradient(a[span], scaled)
-        for sample in self._measured.alone:
-            total += factors[sample] * self._formed(sample)
+        for example in self._measured.alone:
+            total += factors[example] * self._formed(example)
 
     @functools.cached_property
-    def _measured(self) -> GramNorms:
+    def _measured(self) -> GhostNorms:
         return measure(self._grams(), self._formed, exact=self.a.dtype == torch.float64)
 
     def _grams(self) -> Iterator[tuple[Tensor, Tensor]]:
         for span in cached(len(self.a), self.a[0].numel() + self.b[0].numel()):
-            a = self.space.wide("a", self.padding.around(self.a[span], self.space)).flatten(2)
+            a = self.space.wide("a", self._padded(self.a[span])).flatten(2)
             b = self.space.wide("b", self.b[span]).flatten(2)
             yield self._patch_gram(torch.bmm(a.transpose(1, 2), a)), torch.bmm(b.transpose(1, 2), b)
 
     def _patch_gram(self, pixels: Tensor) -> Tensor:
         """From the products of any two pixels [n, p, p] those of any two patches [n, t, t]: a sum over offsets."""
-        sizes, positions = self.padding.sizes(self.a), self.b.shape[2:]
+        sizes, positions = self._sizes, self.b.shape[2:]
         by_axis = pixels.view(-1, *sizes, *sizes)
         total = pixels.new_zeros(len(pixels), *positions, *positions)
         for offset in itertools.product(*map(range, self.kernel)):
@@ -168,14 +152,14 @@ class ConvWeight:
             total += by_axis[(slice(None), *seen, *seen)]
         return total.view(len(pixels), math.prod(positions), -1)
 
-    def _formed(self, sample: int) -> Tensor:
-        one = slice(sample, sample + 1)
+    def _formed(self, example: int) -> Tensor:
+        one = slice(example, example + 1)
         return self._weight_gradient(self.a[one].double(), self.b[one].double())
 
     def _weight_gradient(self, a: Tensor, b: Tensor) -> Tensor:
         """An ordinary one, [o * c * x]."""
         axes, shape = len(self.kernel), (b.shape[1], a.shape[1] // self.groups, *self.kernel)
-        a = self._used(self.padding.around(a, self.space))
+        a = self._used(self._padded(a))
         _, found, _ = torch.ops.aten.convolution_backward(
             b,
             a,
@@ -227,41 +211,8 @@ class ConvWeight:
         return products.flatten(2)
 
 
-def conv_source(call: Call, parameter: str, block: Block, space: Space) -> Source:
-    """Per-sample gradients of a convolution's weight or bias."""
-    gradient = call.output_gradient
-    assert gradient is not None
-    module = call.module
-    assert isinstance(module, ConvModule)
-    b = working(gradient)
-    if b.dim() != len(module.kernel_size) + 2:
-        raise CannotBookError(f"layer {call.name!r} was given a single sample without a batch axis")
-    if parameter == "bias":
-        return Explicit(b.flatten(2).sum(2))
-    a = working(call.input)
-    a = keep(a, 1, block.columns)
-    return ConvWeight(
-        a,
-        keep(b, 1, block.rows).contiguous(),
-        tuple(module.kernel_size),
-        tuple(module.stride),
-        tuple(module.dilation),
-        module.groups,
-        space,
-        Padding(tuple(module._reversed_padding_repeated_twice), module.padding_mode),
-    )
-
-
 def _inner(tensor: Tensor, spans: list[slice]) -> Tensor:
     """A view of part of every spatial axis."""
     for axis, span in enumerate(spans, start=2):
         tensor = tensor.narrow(axis, span.start or 0, span.stop - (span.start or 0))
     return tensor
-
-
-def _axes(module: nn.Module, parameter: str) -> int:
-    assert isinstance(module, ConvModule)
-    return 2 if parameter == "weight" and module.groups == 1 else 0
-
-
-CONV = Family(frozenset({"weight", "bias"}), conv_source, _axes, never)

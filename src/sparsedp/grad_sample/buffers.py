@@ -32,7 +32,7 @@ class Workspace:
         return buffer[:size].view(shape)
 
     def take_framed(self, key: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
-        """A tensor whose frame is zero if the caller always writes the same inner part of every sample."""
+        """A tensor whose frame is zero if the caller always writes the same inner part of every example."""
         tensor = self.take(key, shape, like)
         if self._framed.get(key) != shape[1:]:
             self._buffers[key].zero_()
@@ -42,7 +42,7 @@ class Workspace:
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """One source's share of the workspace."""
+    """One sampler's share of the workspace."""
 
     workspace: Workspace
     name: str
@@ -50,28 +50,28 @@ class Space:
     def result(self, shape: tuple[int, ...], like: Tensor, span: slice) -> Tensor:
         """Room for explicit gradients.
 
-        Of all samples it is this source's own, valid until the next chunk; of some, shared by all sources and valid
+        Of all examples it is this sampler's own, valid until the next chunk; of some, shared by all samplers and valid
         until the next one asks.
         """
-        key = f"{self.name}/result" if span == slice(None) else "some samples"
+        key = f"{self.name}/result" if span == slice(None) else "some examples"
         return self.workspace.take(key, shape, like)
 
     def part(self, part: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
-        """Room for something else of this source's own; valid until the next chunk."""
+        """Room for something else of this sampler's own; valid until the next chunk."""
         return self.workspace.take(f"{self.name}/{part}", shape, like)
 
     def framed(self, part: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
-        """Room for a zero-framed copy, shared by all sources that frame this part in this shape.
+        """Room for a zero-framed copy, shared by all samplers that frame this part in this shape.
 
         `part` must say what is framed: whoever asks for it writes the same inner part. Valid until the next one asks.
         """
         return self.workspace.take_framed(f"{part} in {shape[1:]}", shape, like)
 
     def scratch(self, shape: tuple[int, ...], like: Tensor) -> Tensor:
-        """Room shared by all sources; valid until the next one asks."""
+        """Room shared by all samplers; valid until the next one asks."""
         return self.workspace.take("scratch", shape, like)
 
     def wide(self, part: str, values: Tensor) -> Tensor:
-        """A float64 copy in room shared by all sources; valid until the next one asks for this part."""
+        """A float64 copy in room shared by all samplers; valid until the next one asks for this part."""
         like = torch.empty(0, dtype=torch.float64, device=values.device)
         return self.workspace.take(f"wide {part}", tuple(values.shape), like).copy_(values)

@@ -1,6 +1,6 @@
-"""Embeddings: the per-sample gradient touches only the rows of the tokens a sample holds.
+"""Embeddings: the per-example gradient touches only the rows of the tokens an example holds.
 
-Index conventions: n sample, t position, m entry (one active token of one sample), r active row, e embedding feature.
+Index conventions: n example, t position, m entry (one active token of one example), r active row, e embedding feature.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Self
 
 import numpy as np
 import torch
@@ -16,10 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sparsedp.grad_sample.blocks import Block, Metric
-from sparsedp.grad_sample.graph import CannotBookError
-from sparsedp.grad_sample.layers.source import Family, Source, as_it_is, one_plane, squared_norms_of, working
-from sparsedp.grad_sample.tape import Call
-from sparsedp.grad_sample.workspace import Space
+from sparsedp.grad_sample.buffers import Space
+from sparsedp.grad_sample.sampler import GradSampler, UnitPlaces, squared_norms_of
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,8 +48,8 @@ class Pairs:
 
 
 @dataclass(frozen=True, eq=False)
-class TokenRows:
-    """Entries: the place of an active row in the block [m], the sample that holds the token [m], the gradient [m, e].
+class TokenRows(GradSampler):
+    """Entries: the place of an active row in the block [m], the example that holds the token [m], the gradient [m, e].
 
     The gradients lie in `vectors`, where `kept` says (None: there are no others). Everything costs the number of
     entries and of active rows; tokens whose row is not active have no entry.
@@ -62,16 +59,13 @@ class TokenRows:
     owners: Tensor
     vectors: Tensor
     kept: Tensor | None
-    samples: int
+    examples: int
     rows: int
     space: Space
 
-    to_planes = staticmethod(one_plane)
-    from_planes = staticmethod(as_it_is)
-
     @property
     def block_size(self) -> int:
-        """Scalars per sample."""
+        """Scalars per example."""
         return self.rows * self.vectors.shape[1]
 
     @functools.cached_property
@@ -80,37 +74,39 @@ class TokenRows:
         return self.vectors if self.kept is None else self.vectors.index_select(0, self.kept)
 
     def explicit(self, span: slice) -> Tensor:
-        """Dense per-sample gradients [n, r * e]."""
-        start, stop, _ = span.indices(self.samples)
+        """Dense per-example gradients [n, r * e]."""
+        start, stop, _ = span.indices(self.examples)
         within = ((self.owners >= start) & (self.owners < stop)).nonzero().squeeze(1)
         where = (self.owners[within] - start) * self.rows + self.places[within]
         dense = self.gradients.new_zeros((stop - start) * self.rows, self.gradients.shape[1])
         return dense.index_add_(0, where, self.gradients[within]).reshape(1, stop - start, -1)
 
-    def joined(self, others: Sequence[Self]) -> Self:
-        """With the entries of the same parameter's other calls."""
+    def joined(self, others: Sequence[GradSampler]) -> GradSampler | None:
+        """With the entries of the same parameter's other uses."""
         if not others:
             return self
-        all_calls = [self, *others]
+        uses = [self, *(other for other in others if isinstance(other, TokenRows))]
+        if len(uses) <= len(others):
+            return None
         return replace(
             self,
-            places=torch.cat([x.places for x in all_calls]),
-            owners=torch.cat([x.owners for x in all_calls]),
-            vectors=torch.cat([x.gradients for x in all_calls]),
+            places=torch.cat([x.places for x in uses]),
+            owners=torch.cat([x.owners for x in uses]),
+            vectors=torch.cat([x.gradients for x in uses]),
             kept=None,
         )
 
-    def merged(self, units: Tensor | None, count: int) -> Self:
-        """By unit, given each sample's; the samples of a unit are added up."""
-        return self if units is None else replace(self, owners=units[self.owners], samples=count)
+    def by_unit(self, units: Tensor, places: UnitPlaces | None) -> GradSampler | None:
+        """The entries of a unit's examples are the unit's."""
+        return replace(self, owners=units[self.owners], examples=int(units[-1]) + 1)
 
     @functools.cached_property
     def pairs(self) -> Pairs:
-        """A row's tokens in a sample, added up before anything is measured.
+        """A row's tokens in an example, added up before anything is measured.
 
         Gradients may nearly undo each other between places; norms and sums in different orders would then disagree.
         """
-        owner_bits = max(0, self.samples - 1).bit_length()
+        owner_bits = max(0, self.examples - 1).bit_length()
         keys, order = _sorted(self.places << owner_bits | self.owners, most=self.rows << owner_bits)
         starts = _starts(keys)
         if starts.numel() == keys.numel():
@@ -120,12 +116,12 @@ class TokenRows:
         total = F.embedding_bag(taken, self.vectors, starts, mode="sum")
         return Pairs(found >> owner_bits, found & ((1 << owner_bits) - 1), total, by_row=True)
 
-    def holds(self, metric: Metric) -> bool:
+    def has_ghost_norm(self, metric: Metric) -> bool:
         """In any metric."""
         return True
 
     def squared_norms(self, metric: Metric) -> Tensor:
-        """Those of a sample's pairs, added up in float64."""
+        """Those of an example's pairs, added up in float64."""
         pairs, weight, centre = self.pairs, metric.weight, metric.centre
         if weight is None:
             squares = squared_norms_of(pairs.gradients)
@@ -138,7 +134,7 @@ class TokenRows:
             # What is too extreme for its own dtype counts as not finite, in every geometry.
             squares.masked_fill_(~squared_norms_of(pairs.gradients).isfinite(), torch.inf)
         start = metric.squared_constant()
-        norms = torch.full((self.samples,), start, dtype=torch.float64, device=squares.device)
+        norms = torch.full((self.examples,), start, dtype=torch.float64, device=squares.device)
         return norms.index_add_(0, pairs.owners, squares)
 
     def add_weighted_sum(self, factors: Tensor, total: Tensor, metric: Metric) -> None:
@@ -153,67 +149,24 @@ class TokenRows:
         total.view(self.rows, -1).index_add_(0, touched, sums.to(total.dtype))
 
 
-def embedding_source(call: Call, parameter: str, block: Block, space: Space) -> Source:
-    """Per-sample gradients of an Embedding's weight."""
-    gradient, module = call.output_gradient, call.module
-    assert gradient is not None
-    assert isinstance(module, nn.Embedding)
-    samples = gradient.shape[0]
-    ids = call.input.reshape(-1)
-    places, kept = _active(ids, module.padding_idx, block)
-    vectors = working(gradient).reshape(ids.numel(), module.embedding_dim)
-    each = ids.numel() // max(samples, 1)
-    owners = torch.arange(samples, device=ids.device).unsqueeze(1).expand(-1, each).reshape(-1)
-    owners = owners if kept is None else owners.index_select(0, kept)
-    return TokenRows(places, owners, vectors, kept, samples, block.shape[0], space)
+def token_rows(ids: Tensor, b: Tensor, padding: int, block: Block, space: Space) -> TokenRows:
+    """Gradients `b` [n, t, e] of what was read from a table's rows `ids` [n, t], on the block's active rows.
 
-
-def bag_source(call: Call, parameter: str, block: Block, space: Space) -> Source:
-    """Per-sample gradients of an EmbeddingBag's weight, for bags that are the rows of a matrix of ids.
-
-    Raises:
-        CannotBookError: bags are given by offsets, or `mode="max"`.
+    The padding row (none if it is no row of the table) has no gradient.
     """
-    gradient, module = call.output_gradient, call.module
-    assert gradient is not None
-    assert isinstance(module, nn.EmbeddingBag)
-    ids = call.input
-    if ids.dim() != 2 or module.mode == "max":
-        raise CannotBookError(f"layer {call.name!r} takes the largest of a bag, or has bags given by offsets")
-    b, (samples, length) = working(gradient), ids.shape
-    shares = _shares(call, ids, module, b)
-    places, kept = _active(ids.reshape(-1), module.padding_idx, block)
-    entries = torch.arange(ids.numel(), device=ids.device) if kept is None else kept
-    found, inverse = torch.unique(places * samples + entries // max(length, 1), return_inverse=True)
-    share = b.new_zeros(found.numel()).index_add_(0, inverse, shares.reshape(-1)[entries])
-    owners = found % samples
-    vectors = b[owners] * share.unsqueeze(1)
-    return TokenRows(found // samples, owners, vectors, None, samples, block.shape[0], space)
-
-
-def _shares(call: Call, ids: Tensor, module: nn.EmbeddingBag, like: Tensor) -> Tensor:
-    """What each place of a bag contributes to its sum: one, its weight, or one over the bag's size."""
-    names = dict(zip(("input", "offsets", "per_sample_weights"), call.args, strict=False)) | call.kwargs
-    weights = names.get("per_sample_weights")
-    if weights is not None:
-        return working(weights.detach()).to(like)
-    ones = torch.ones(ids.shape, dtype=like.dtype, device=like.device)
-    if module.mode == "sum":
-        return ones
-    if module.padding_idx is not None:
-        ones = (ids != module.padding_idx).to(like)
-    return ones / ones.sum(1, keepdim=True).clamp_(min=1)
-
-
-def _active(ids: Tensor, padding: int | None, block: Block) -> tuple[Tensor, Tensor | None]:
-    """The places in the block of the ids whose rows are active, and which ids those are (None: all)."""
+    examples, each = ids.shape
+    ids = ids.reshape(-1)
     lookup = block.place_of_row
     places = ids.long() if lookup is None else lookup.index_select(0, ids).long()
     active = places >= 0
-    if padding is not None:
+    if 0 <= padding < block.row_count:
         active &= ids != padding
-    kept = _where(active)
-    return (places, None) if kept.numel() == ids.numel() else (places.index_select(0, kept), kept)
+    owners = torch.arange(examples, device=ids.device).unsqueeze(1).expand(-1, each).reshape(-1)
+    vectors, kept = b.reshape(ids.numel(), b.shape[-1]), _where(active)
+    if kept.numel() == ids.numel():
+        return TokenRows(places, owners, vectors, None, examples, block.shape[0], space)
+    places, owners = places.index_select(0, kept), owners.index_select(0, kept)
+    return TokenRows(places, owners, vectors, kept, examples, block.shape[0], space)
 
 
 def _sorted(keys: Tensor, most: int) -> tuple[Tensor, Tensor]:
@@ -244,18 +197,11 @@ def _where(mask: Tensor) -> Tensor:
 
 
 def refuse_embedding(module: nn.Module) -> str | None:
-    """Why a table mixes samples or remembers them; None if it does not."""
-    assert isinstance(module, nn.Embedding | nn.EmbeddingBag)
+    """Say why a table's gradients depend on other examples, or its weights on a batch; None if they do not."""
+    if not isinstance(module, nn.Embedding | nn.EmbeddingBag):
+        return None
     if module.scale_grad_by_freq:
-        return "scale_grad_by_freq=True weighs a sample's gradient by other samples' tokens; turn it off"
+        return "scale_grad_by_freq=True weighs an example's gradient by other examples' tokens; turn it off"
     if module.max_norm is not None:
         return "max_norm rewrites the weights by the tokens a batch holds, without noise; leave it out"
     return None
-
-
-def _rows(module: nn.Module, parameter: str) -> int:
-    return 1
-
-
-EMBEDDING = Family(frozenset({"weight"}), embedding_source, _rows, refuse_embedding)
-EMBEDDING_BAG = Family(frozenset({"weight"}), bag_source, _rows, refuse_embedding)
