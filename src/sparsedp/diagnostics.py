@@ -481,6 +481,7 @@ class Visible:
         layers: the last support by parameter.
         overlaps: pairs of supports by name, and what they share.
         noise: what the plan says.
+        decisions: what each round of `tp-adaptive` kept and why, with the mixture that it fitted.
     """
 
     size: int
@@ -491,6 +492,7 @@ class Visible:
     layers: tuple[LayerShare, ...] = field(repr=False)
     overlaps: tuple[tuple[str, str, Overlap], ...]
     noise: NoiseFacts
+    decisions: tuple[Mapping[str, Any], ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values."""
@@ -506,6 +508,7 @@ class Visible:
             "layers": [{**asdict(layer), "active_ratio": layer.active_ratio} for layer in self.layers],
             "overlaps": [{"first": a, "second": b, **asdict(shared)} for a, b, shared in self.overlaps],
             "noise": asdict(self.noise),
+            "decisions": list(self.decisions),
         }
 
 
@@ -533,6 +536,7 @@ def look(folder: Path | str) -> Visible:
         layers=support_per_layer(view.support, run.layout),
         overlaps=tuple(_overlaps(folder, view.support, found)),
         noise=_noise(view, run.layout),
+        decisions=tuple(run.checkpoint.state["controller"]["values"].get("decisions", ())),
     )
 
 

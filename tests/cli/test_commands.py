@@ -1,31 +1,33 @@
 """Each command once, as a user types it."""
 
-import json
-import signal
 import subprocess
 import sys
-import time
-from pathlib import Path
 
 import pytest
+import typer
 from torch import nn
 from typer.testing import CliRunner
 
+from sparsedp.cli import app as application
 from sparsedp.cli.app import app
-from sparsedp.cli.output import EXIT_CODES
+from sparsedp.cli.output import EXIT_CODES, Exit
+from sparsedp.errors import SparseDPError
 from sparsedp.methods import MethodOptions, all_methods, build_plan, get_method
 from sparsedp.privacy import plan_epsilon
 from sparsedp.privacy.normalization import PrivateNormalisation
+from sparsedp.runs.checkpoint import read_checkpoint
 from sparsedp.runs.run import load_weights
 from sparsedp.training.planning import spec_for
+from sparsedp_experiments.cli.running import rows_of
 from sparsedp_experiments.models import build, parameter_count
+from sparsedp_experiments.runs.comparison import comparison
+from sparsedp_experiments.runs.execute import execute
+from sparsedp_experiments.runs.runner import Status
+from sparsedp_experiments.runs.settings import Settings
 
 pytestmark = pytest.mark.usefixtures("checked_once")
 
-COMMANDS = (
-    "demo", "train", "check", "compare", "plan", "verify", "audit", "report", "diagnose", "data", "methods",
-    "sweep",
-)  # fmt: skip
+COMMANDS = ("plan", "check", "verify", "audit", "report", "diagnose", "methods")
 
 
 def test_help_lists_every_command_and_exit_code_without_loading_torch(shell):
@@ -47,7 +49,7 @@ def test_every_command_takes_json_and_explains_itself(command):
     shown = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "200"})
     assert shown.exit_code == 0
     assert "--json" in shown.output
-    assert "sparsedp" in shown.output or command == "demo"
+    assert "sparsedp" in shown.output
 
 
 def test_train_chooses_by_public_numbers_unless_told(typed, tmp_path):
@@ -177,13 +179,9 @@ def test_plan_says_what_auto_takes_and_why(typed, parameters, more, method, why)
     [
         ("--method fest --parameters 1000000", None, "what is no embedding table, whose size was not given"),
         ("--method fest --parameters 1000000 --part dense=1000", 100_900, "k=100,900 active"),
-        ("--method fest --model embedding-bag", 26_231, "k=26,231 active"),
-        ("--method adafest --model embedding-bag", None, "not known before training, as adafest chooses"),
         ("--method bias --parameters 1000", None, "give --bias-parameters, --head-parameters, or --model"),
         ("--method bias --parameters 1000 --head-parameters 100 --bias-parameters 9", 109, "head (at most 109"),
-        ("--method bias --model mnist-cnn", 410, "bias, which is bias and head (410 coordinates)"),
         ("--method head --head-parameters 100", None, "give --parameters or --model"),
-        ("--method head --model lite0", 12_810, "head (12,810 coordinates)"),
     ],
 )  # fmt: skip
 def test_plan_tells_the_support_or_what_it_takes_to_know_it(typed, asked, k, words):
@@ -193,30 +191,9 @@ def test_plan_tells_the_support_or_what_it_takes_to_know_it(typed, asked, k, wor
     assert words in " ".join(typed(*question).out.split())
 
 
-def test_lite0_is_planned_without_the_package_of_its_weights(typed, monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    answer = typed("plan", *PUBLIC, "--model", "lite0", "--method", "auto", "--json").json
-    assert answer["noise_energy"]["d"] == 1280 * 10 + 10
-    assert answer["method"] == "dp-sgd"
-
-
 def test_methods_lists_the_whole_table(typed):
     listed = typed("methods", "--json").json
     assert [row["name"] for row in listed] == [method.name for method in all_methods()]
-
-
-def test_data_says_what_is_missing_and_how_to_get_it(shell, typed):
-    shown = typed("data")
-    assert shown.code == 0
-    flat = " ".join(shown.out.split())
-    assert "sparsedp data get mnist" in flat
-    assert str(shell.folder / "no-data") in shown.out.replace("\n", "")
-    listed = CliRunner().invoke(
-        app, ["data", "--json"], env={"SPARSEDP_DATA": str(shell.folder), "SPARSEDP_CACHE": str(shell.folder)}
-    )
-    sources = {one["name"]: one for one in json.loads(listed.output)["sources"]}
-    assert not sources["mnist"]["complete"]
-    assert sources["mnist"]["missing"][0] == "train-images-idx3-ubyte.gz"
 
 
 def test_report_writes_one_html_file(trained, typed, tmp_path):
@@ -231,36 +208,186 @@ COMPARED = (
 )  # fmt: skip
 
 
-@pytest.fixture(params=[False, pytest.param(True, marks=pytest.mark.nightly)], ids=["whole", "interrupted"])
-def compared(request, shell, typed):
-    """A comparison and what it says; if asked for, one that was stopped by Ctrl-C on the way and gone on with."""
-    folder = shell.folder / f"compared-{request.param}"
-    asked = (*COMPARED, "--epochs", "4" if request.param else "1", "--out", folder)
-    if not request.param:
-        return folder, typed(*asked, "--json").json
-    process = shell.start(*asked)
-    kept = folder / "records"
-    while not list(kept.glob("*.json")):
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.01)
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate()
-    assert process.returncode == 130
-    assert "Traceback" not in err
-    assert "The same command goes on" in " ".join(err.split())
-    before = {file: file.stat().st_mtime_ns for file in kept.glob("*.json")}
-    assert 0 < len(before) < 4
-    done = shell(*asked, "--json").json
-    assert before == {file: file.stat().st_mtime_ns for file in before}
-    return folder, done
+def test_a_wrong_flag_is_a_usage_error(shell):
+    shell("train", "--datset", "digits").failed_with(Exit.USAGE, "No such option", "--dataset")
 
 
-def test_compare_pairs_methods_by_seed_and_goes_on_after_ctrl_c(compared):
-    folder, done = compared
-    assert (done["runs"], done["done"], done["failed"]) == (4, 4, [])
-    dense, sparse = done["rows"]
-    assert dense["difference"] is None
-    assert sparse["difference"]["count"] == 2
-    assert all(row["epsilon"] <= 8 for row in done["rows"])
-    assert Path(done["report"]).read_text().startswith("<!")
-    assert len(list(folder.glob("*/ledger.jsonl"))) == 4
+def test_an_unknown_method_is_told_the_methods(typed):
+    typed("train", "--dataset", "digits", "--method", "tp-top").failed_with(Exit.USAGE, "tp-top", "tp-topk")
+
+
+@pytest.mark.parametrize("command", ["train", "compare"])
+def test_missing_data_says_where_it_looked_and_what_to_do(shell, typed, tmp_path, command):
+    done = typed(command, "--dataset", "mnist", "--out", tmp_path / "never")
+    done.failed_with(Exit.DATA, "train-images", str(shell.folder / "no-data"), "sparsedp data get mnist")
+    assert not list(tmp_path.glob("never/**/plan.json"))
+
+
+def test_a_run_is_never_overwritten(trained, shell, typed):
+    before = {path.name: path.read_bytes() for path in trained[0].iterdir() if path.is_file()}
+    typed(*shell.train, "--out", trained[0]).failed_with(Exit.USAGE, "never overwritten")
+    assert before == {path.name: path.read_bytes() for path in trained[0].iterdir() if path.is_file()}
+
+
+@pytest.mark.parametrize("command", ["train", "compare"])
+def test_a_folder_that_cannot_be_made_is_named(typed, tmp_path, command):
+    (tmp_path / "file").write_text("not a folder")
+    wrong = tmp_path / "file" / "run"
+    typed(command, "--dataset", "digits", "--out", wrong).failed_with(
+        Exit.USAGE, str(wrong), "another folder"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        ("train --dataset mnits", Exit.DATA, "mnits"),
+        ("train --dataset digits --model cnn", Exit.USAGE, "mnist-cnn"),
+        ("train --dataset digits --clip-norm a", Exit.USAGE, "clip-norm"),
+        ("train --dataset digits --active-ratio half", Exit.USAGE, "active-ratio"),
+        ("train --dataset digits --set moment=0.9", Exit.USAGE, "did you mean 'momentum'"),
+        ("train --set datset=digits", Exit.USAGE, "did you mean 'dataset'"),
+        ("train --dataset digits --set epochs=many", Exit.USAGE, "whole number"),
+        ("train --dataset digits --set epochs", Exit.USAGE, "KEY=VALUE"),
+        ("train --dataset digits --lr -1", Exit.USAGE, "a number > 0"),
+        ("train --dataset digits --set momentum=1", Exit.USAGE, "[0, 1)"),
+        ("train --dataset digits --set weight_decay=-1", Exit.USAGE, "a number >= 0"),
+        ("train --dataset digits --classes a,b --out never", Exit.USAGE, ".npz"),
+        ("train --dataset digits --set model_options={hidden=0} --out never", Exit.USAGE, "'hidden': 0"),
+        ("train --dataset digits --method noisy-sgd --out never", Exit.PRIVACY, "got no noise_std"),
+        (
+            "train --dataset digits --epsilon -1",
+            Exit.USAGE,
+            "epsilon: got -1.0, expected a finite number > 0",
+        ),
+        ("train --dataset digits --delta 2", Exit.USAGE, "delta: got 2.0"),
+        ("train --dataset digits --unit patient --out never", Exit.USAGE, "'unit'"),
+        ("train --dataset digits --epsilon inf", Exit.PRIVACY, "clipped-sgd"),
+        ("train --dataset digits --batch-size 100000", Exit.PRIVACY, "batch_size"),
+        ("train --method dp-sgd", Exit.USAGE, "--dataset"),
+        ("train --resume nowhere", Exit.DATA, "nowhere"),
+        ("train --resume nowhere --epochs 3", Exit.USAGE, "--resume"),
+        ("train --config nowhere.toml", Exit.USAGE, "nowhere.toml"),
+        ("train --dataset digits --tensorboard --out never", Exit.USAGE, "pip install"),
+        ("compare --dataset digits --methods dp-sgd,noisy-sgd", Exit.USAGE, "not private"),
+        ("compare --dataset digits --epsilons three", Exit.USAGE, "epsilons"),
+        ("compare --dataset digits --epsilons 3,0", Exit.USAGE, "finite number > 0"),
+        ("compare --dataset digits --set epsilon=3", Exit.USAGE, "--epsilons"),
+        ("compare --dataset digits --workers 0", Exit.USAGE, "workers"),
+        (
+            "plan --records 100 --batch-size 10 --epochs 2 --equal-noise --phase1-budget 0.3",
+            Exit.USAGE,
+            "not both",
+        ),
+        ("plan --records 100 --batch-size 10 --epochs 2 --phase1-epochs 2", Exit.USAGE, "phase1-epochs"),
+        ("plan --records 0 --batch-size 10 --epochs 2", Exit.USAGE, "--records"),
+        (
+            "plan --records 100 --batch-size 10 --epochs 2 --method dp-sgd --phase1-budget 0.3",
+            Exit.USAGE,
+            "one phase",
+        ),
+        ("plan --records 100 --batch-size 200 --epochs 2", Exit.PRIVACY, "batch_size"),
+        ("plan --records 100 --batch-size 10 --epochs 2 --method auto", Exit.USAGE, "add --parameters N"),
+        (
+            "plan --records 100 --batch-size 10 --epochs 2 --parameters 100 --head-parameters 12810",
+            Exit.USAGE,
+            "head: got 12,810 parameters of a model that has 100",
+        ),
+        (
+            "plan --records 100 --batch-size 10 --epochs 2 --model mnist-cnn --parameters 100",
+            Exit.USAGE,
+            "got --model mnist-cnn and --parameters; give the model",
+        ),
+        (
+            "plan --records 100 --batch-size 10 --epochs 2 --parameters 100 --part norm=3",
+            Exit.USAGE,
+            "--part: got 'norm=3', expected NAME=N",
+        ),
+        ("verify nowhere", Exit.DATA, "nowhere"),
+        ("report nowhere", Exit.DATA, "nowhere"),
+        ("sweep nowhere.toml", Exit.USAGE, "nowhere.toml"),
+        ("sweep nowhere.toml --threads 0", Exit.USAGE, "threads: got 0, expected at least 1"),
+        ("data get eyepacs", Exit.DATA, "Kaggle"),
+        ("data get mnits", Exit.DATA, "mnist"),
+    ],
+)
+def test_a_mistake_gets_a_message_and_a_code(monkeypatch, typed, tmp_path, arguments, code, words):
+    monkeypatch.chdir(tmp_path)
+    done = typed(*arguments.split())
+    done.failed_with(code, words)
+    assert "Training" not in done.err
+    assert not (tmp_path / "never").exists()
+
+
+@pytest.mark.parametrize("command", ["train", "compare"])
+def test_a_wrong_name_in_a_file_comes_before_what_is_missing(typed, tmp_path, command):
+    (tmp_path / "typo.toml").write_text('datset = "digits"\n')
+    typed(command, "--config", tmp_path / "typo.toml").failed_with(
+        Exit.USAGE, f"{tmp_path / 'typo.toml'}: there is no setting 'datset'; did you mean 'dataset'?"
+    )
+
+
+def test_a_metric_no_run_has_is_told_those_there_are():
+    asked = comparison("two", {"dataset": "digits"}, ["dp-sgd"], [3.0], 1, "auc")
+    with pytest.raises(SparseDPError, match="'auc'; expected one of accuracy, loss"):
+        rows_of(asked, Status(1, records={0: {"metrics": {"loss": 1.0, "accuracy": 0.5}}}))
+
+
+def test_a_comparison_with_other_settings_gets_another_folder(monkeypatch, typed, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs/compare-digits").mkdir(parents=True)
+    (tmp_path / "runs/compare-digits/comparison.json").write_text('{"base": {}, "rules": []}')
+    typed("compare", "--dataset", "digits").failed_with(Exit.USAGE, "other settings")
+
+
+def test_a_bug_is_not_dressed_up_as_a_mistake(monkeypatch):
+    broken = typer.Typer()
+
+    @broken.command()
+    def crash() -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(application, "app", lambda: broken([], standalone_mode=False))
+    with pytest.raises(ZeroDivisionError):
+        application.main()
+
+
+def test_every_error_class_has_a_code_of_its_own_kind():
+    from sparsedp.errors import DataError, ModelError, PrivacyError
+
+    codes = [application._code(kind("")) for kind in (DataError, PrivacyError, ModelError, SparseDPError)]
+    assert codes == [Exit.DATA, Exit.PRIVACY, Exit.USAGE, Exit.USAGE]
+
+
+def test_no_arguments_show_the_help():
+    shown = CliRunner().invoke(application.app, [])
+    assert "Usage" in shown.output
+
+
+def test_ctrl_c_stops_between_two_steps_and_says_how_to_go_on(stopped):
+    done, step = stopped
+    assert done.code == 130
+    assert "sparsedp train --resume run" in done.err
+    assert "Traceback" not in done.err
+    assert 0 < step < 8 * 22
+
+
+def test_an_interrupted_run_resumes_to_the_weights_of_an_undisturbed_one(trained, tmp_path):
+    folder, record = trained
+    undisturbed = execute(Settings.from_json(record["config"]), out=tmp_path / "run")
+    assert record["metrics"] == dict(undisturbed.metrics)
+    assert record["epsilon_spent"] == undisturbed.ledger.epsilon
+    resumed, whole = (read_checkpoint(run / "checkpoint.safetensors") for run in (folder, tmp_path / "run"))
+    weights, expected = resumed.state["model"], whole.state["model"]
+    assert weights.keys() == expected.keys()
+    assert all((weights[name] == expected[name]).all() for name in weights)
+
+
+def test_a_finished_run_is_not_taken_up_again(trained, typed):
+    folder, record = trained
+    before = (folder / "ledger.jsonl").read_bytes()
+    done = typed("train", "--resume", folder)
+    assert done.code == 0
+    assert "is finished: every planned step is taken" in done.err
+    assert typed("train", "--resume", folder, "--json").json["epsilon"] == record["epsilon"]
+    assert (folder / "ledger.jsonl").read_bytes() == before

@@ -16,7 +16,7 @@ from torch import Tensor
 from sparsedp.batch import MicroBatch
 from sparsedp.core.clip import FlatClip, NoClip
 from sparsedp.errors import SparseDPError
-from sparsedp.grad_sample import ENGINES, BookkeepingEngine, Query, chunking, make_engine
+from sparsedp.grad_sample import ENGINES, BookkeepingEngine, Query, bookkeeping, make_engine
 from sparsedp.parameters import Support
 
 MODELS = [
@@ -140,9 +140,9 @@ def test_any_chunk_size_gives_the_same_sum(monkeypatch, model, geometry, rows_in
     batch = MicroBatch(rows, torch.tensor([0, 0, 1, 2, 2, 2, 3, 3, 4]) if units else None)
     whole = BookkeepingEngine(network, loss).clipped_sum([batch], query)
     with monkeypatch.context() as patch:
-        for name in ("FIRST_CHUNK", "LEAST_CHUNK", "MOST_CHUNK"):
-            patch.setattr(chunking, name, rows_in_chunk)
-        patch.setitem(chunking.CHUNK_BYTES, "cpu", 1 << log_bytes)
+        for name in ("LEAST_CHUNK", "MOST_CHUNK"):
+            patch.setattr(bookkeeping, name, rows_in_chunk)
+        patch.setitem(bookkeeping.CHUNK_BYTES, "cpu", 1 << log_bytes)
         chunked = BookkeepingEngine(network, loss).clipped_sum([batch], query)
     torch.testing.assert_close(chunked, whole, rtol=1e-9, atol=1e-11)
 

@@ -97,5 +97,5 @@ def test_nothing_is_said_of_it_and_the_fast_engine_stays(place, caplog):
             _, engine = summed("cdist", table(poison, place))
         notes[poison] = engine.notes, tuple(record.message for record in caplog.records)
         caplog.clear()
-        assert not engine.gave_way
+        assert not engine.falls_back
     assert notes[None] == notes[torch.nan]

@@ -11,12 +11,11 @@ from torch import nn
 
 from sparsedp.batch import MicroBatch
 from sparsedp.core.clip import FlatClip
-from sparsedp.grad_sample import BookkeepingEngine, Query
+from sparsedp.grad_sample import BookkeepingEngine, Query, linear
 from sparsedp.grad_sample.blocks import Metric
-from sparsedp.grad_sample.layers import grams
-from sparsedp.grad_sample.layers.conv import ConvWeight
-from sparsedp.grad_sample.layers.linear import SequenceOuter
-from sparsedp.grad_sample.workspace import Space, Workspace
+from sparsedp.grad_sample.buffers import Space, Workspace
+from sparsedp.grad_sample.conv import ConvWeight
+from sparsedp.grad_sample.linear import SequenceOuter
 from sparsedp.parameters import Support
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
@@ -33,16 +32,16 @@ AS_IT_IS = Metric(None, None)
 def always(monkeypatch):
     """Gram matrices everywhere, and few samples at a time."""
     for module in ("linear", "conv"):
-        monkeypatch.setattr(f"sparsedp.grad_sample.layers.{module}.pays", lambda *sizes: True)
-    monkeypatch.setattr(grams, "WIDE_BYTES", 1 << 10)
-    monkeypatch.setattr(grams, "MOST_POSITIONS", 8)
+        monkeypatch.setattr(f"sparsedp.grad_sample.{module}.pays", lambda *sizes: True)
+    monkeypatch.setattr(linear, "WIDE_BYTES", 1 << 10)
+    monkeypatch.setattr(linear, "MOST_POSITIONS", 8)
 
 
 @pytest.mark.parametrize("most_terms", [64.0, 1.5, 0.0], ids=["together", "mixed", "alone"])
 @pytest.mark.parametrize("case", BY_POSITION)
 def test_the_engine_equals_a_plain_loop(always, monkeypatch, case, most_terms):
     """Whether samples are summed together, each by itself, or some so and some so."""
-    monkeypatch.setattr(grams, "MOST_TERMS", most_terms)
+    monkeypatch.setattr(linear, "MOST_TERMS", most_terms)
     model, rows = CASES[case].make(torch.float64)
     gradients = plain_loop(model, loss, rows)
     engine = BookkeepingEngine(model, loss)
@@ -70,7 +69,7 @@ def sequence(a, b):
 
 
 def convolution(a, b):
-    return ConvWeight(a, b, (1,), (1,), (1,), 1, Space(Workspace(), "test"))
+    return ConvWeight(a, b, (1,), (1,), (1,), 1, Space(Workspace(), "test"), (0,))
 
 
 @pytest.mark.parametrize("kind", ["sequence", "convolution"])
@@ -132,5 +131,5 @@ def test_a_cancelling_record_cannot_disturb_the_sum_of_the_others(always, size):
 )
 def test_gram_matrices_are_used_where_they_cost_less(positions, inputs, outputs, expected):
     source = sequence(torch.empty(1, positions, inputs), torch.empty(1, positions, outputs))
-    assert source.holds(AS_IT_IS) is expected
-    assert not source.holds(Metric(torch.ones(outputs, inputs), None))
+    assert source.has_ghost_norm(AS_IT_IS) is expected
+    assert not source.has_ghost_norm(Metric(torch.ones(outputs, inputs), None))

@@ -190,4 +190,4 @@ def test_packed_sequences_equal_a_plain_loop(kind, in_order):
     query = Query(supports(engine.layout)["full"], FlatClip(median_norm(gradients)))
     found = engine.clipped_sum([MicroBatch(rows)], query)
     np.testing.assert_allclose(found.numpy(), clipped_sum(gradients, query.clip.norm), atol=1e-9)
-    assert engine.notes == ()
+    assert "example's values" in engine.notes[0]

@@ -1,8 +1,7 @@
-"""Recurrent layers on the fast path: what it needs to know of packed rows, and what it leaves behind."""
+"""Recurrent layers: the sum of a plain loop, whatever runs through them, and nothing left behind."""
 
 from __future__ import annotations
 
-import copy
 import gc
 
 import numpy as np
@@ -12,14 +11,12 @@ from gradient_cases import loss
 from gradient_oracle import clipped_sum, median_norm, plain_loop
 from structure_cases import By
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+from torch.nn.utils.rnn import pack_padded_sequence
 
 from sparsedp.batch import MicroBatch
 from sparsedp.core.clip import FlatClip
-from sparsedp.grad_sample import ENGINES, BookkeepingEngine, Query
-from sparsedp.grad_sample.recurrent.follow import followed_recurrence
+from sparsedp.grad_sample import BookkeepingEngine, Query
 from sparsedp.parameters import Support
-from sparsedp.randomness import Chance, SeededRandomness
 
 CELLS = {
     "lstm": (nn.LSTM, {}),
@@ -27,7 +24,6 @@ CELLS = {
     "rnn": (nn.RNN, {}),
     "relu": (nn.RNN, {"nonlinearity": "relu"}),
 }
-LENGTHS = torch.tensor([2, 4, 1, 4, 3])
 
 
 def cell(kind: str, **kwargs) -> nn.RNNBase:
@@ -50,52 +46,6 @@ def assert_sum_is_right(model: nn.Module, batch: tuple[Tensor, Tensor], loss=los
     return engine
 
 
-@pytest.mark.parametrize("kind", CELLS)
-@pytest.mark.parametrize("packs", [False, True], ids=["padded", "packed"])
-def test_outputs_states_and_gradients_are_pytorchs_own(kind, packs):
-    """The same numbers in and out, for a sum of everything a layer gives out."""
-    ours, theirs = cell(kind), copy.deepcopy(cell(kind))
-    x = rows(4, 3)[0]
-    start = torch.randn(4, 5, 4, dtype=torch.float64)
-    results = []
-    for model in (ours, theirs):
-        given, first = x.clone().requires_grad_(), start.clone().requires_grad_()
-        states = (first, first * 2) if kind == "lstm" else first
-
-        def run(model=model, given=given, states=states) -> list[Tensor]:
-            if packs:
-                packed = pack_padded_sequence(given, LENGTHS, batch_first=True, enforce_sorted=False)
-                outputs, last = model(packed, states)
-                padded, lengths = pad_packed_sequence(outputs, batch_first=True, padding_value=0.5)
-                assert torch.equal(lengths, LENGTHS)
-                return [padded, *(last if isinstance(last, tuple) else (last,))]
-            outputs, last = model(given, states)
-            return [outputs, *(last if isinstance(last, tuple) else (last,))]
-
-        if model is ours:
-            with followed_recurrence(model.modules()):
-                found = run()
-        else:
-            found = run()
-        total = sum((part * torch.arange(part.numel()).view(part.shape).sin()).sum() for part in found)
-        results.append([*found, *torch.autograd.grad(total, [given, first])])
-    for mine, expected in zip(*results, strict=True):
-        torch.testing.assert_close(mine, expected, rtol=1e-12, atol=1e-12)
-
-
-def test_rows_that_a_model_sorts_itself_go_through_the_reference_engine():
-    """Packed in order of their lengths, it cannot be told whose they are."""
-
-    def forward(m: nn.Module, x: Tensor) -> Tensor:
-        lengths = 1 + (x[:, 0, 0] > 0).long() + (x[:, 1, 1] > 0)
-        order = lengths.argsort(descending=True, stable=True)
-        states = m.cell(pack_padded_sequence(x[order], lengths[order], batch_first=True))[1]
-        return states.transpose(0, 1)[order.argsort()].flatten(1)
-
-    engine = assert_sum_is_right(By(forward, cell=cell("gru")), rows(3, 3))
-    assert "enforce_sorted=True" in engine.notes[0]
-
-
 def test_a_packed_layer_inside_a_subclass_is_right():
     class Sorting(nn.GRU):
         def forward(self, x: Tensor) -> Tensor:
@@ -107,29 +57,8 @@ def test_a_packed_layer_inside_a_subclass_is_right():
     assert_sum_is_right(Sorting(3, 4).double(), rows(3, 3))
 
 
-@pytest.mark.parametrize("packs", [False, True], ids=["padded", "packed"])
-def test_dropout_between_layers_is_the_same_in_both_engines(packs):
-    def forward(m: nn.Module, x: Tensor) -> Tensor:
-        lengths = 1 + (x[:, 0, 0] > 0).long() + (x[:, 1, 1] > 0)
-        given = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False) if packs else x
-        return m.cell(given)[1].transpose(0, 1)
-
-    model = By(forward, cell=cell("gru", dropout=0.5))
-    chance = Chance(SeededRandomness(0).secret((0,)), torch.arange(5))
-    query = Query(Support.full(sum(p.numel() for p in model.parameters())), FlatClip(0.5))
-    batch = rows(3, 3)
-    batch[0][0] = 1.0  # three steps: what packed rows draw is then seen to depend on their lengths
-    fast, plain = (
-        make(model, loss).clipped_sum([MicroBatch(batch, chance=chance)], query)
-        for make in (BookkeepingEngine, ENGINES["reference"])
-    )
-    assert float(fast.norm()) > 0
-    torch.testing.assert_close(fast, plain, rtol=0, atol=1e-9)
-
-
 @pytest.mark.parametrize("kind", CELLS)
-def test_a_gradient_inside_the_loss_goes_through_the_reference_engine(kind):
-    """What this engine leaves in the graph has a gradient, but no gradient of it."""
+def test_a_gradient_inside_the_loss_gives_the_sum_of_a_plain_loop(kind):
 
     def steep(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         x = batch[0].clone().requires_grad_()
@@ -141,9 +70,7 @@ def test_a_gradient_inside_the_loss_goes_through_the_reference_engine(kind):
     torch.manual_seed(0)
     layer, more = CELLS[kind]
     model = By(lambda m, x: m.cell(x)[0][:, -1], cell=layer(3, 4, batch_first=True, **more).double())
-    engine = assert_sum_is_right(model, rows(2, 3), steep)
-    assert engine.gave_way
-    assert "a gradient is taken inside the loss through a recurrent layer" in engine.notes[0]
+    assert_sum_is_right(model, rows(2, 3), steep)
 
 
 def test_frozen_weights_and_a_frozen_layer_pass_gradients_on():

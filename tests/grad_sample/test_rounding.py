@@ -7,7 +7,7 @@ from torch import nn
 from sparsedp.batch import MicroBatch
 from sparsedp.core.clip import FlatClip
 from sparsedp.core.geometry import Standardized
-from sparsedp.grad_sample import BookkeepingEngine, Query, ReferenceEngine, chunking
+from sparsedp.grad_sample import BookkeepingEngine, Query, ReferenceEngine, bookkeeping
 from sparsedp.parameters import Support
 
 
@@ -24,7 +24,7 @@ def linear_loss(model, rows):
 @pytest.mark.parametrize("kind", ["sequence", "convolution"])
 def test_a_record_whose_positions_cancel_cannot_disturb_the_sum_of_the_others(monkeypatch, kind, size):
     """Its norm is about zero; its terms must not pass through a sum shared with the others."""
-    monkeypatch.setitem(chunking.CHUNK_BYTES, "cpu", 1 << 16)
+    monkeypatch.setitem(bookkeeping.CHUNK_BYTES, "cpu", 1 << 16)
     generator = torch.Generator().manual_seed(0)
     if kind == "sequence":
         model = nn.Linear(64, 64, bias=False)

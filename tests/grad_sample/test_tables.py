@@ -14,7 +14,7 @@ from sparsedp.core.clip import FlatClip
 from sparsedp.core.geometry import Standardized
 from sparsedp.grad_sample import BookkeepingEngine, Query
 from sparsedp.grad_sample.blocks import make_blocks
-from sparsedp.grad_sample.layers.embedding import Pairs
+from sparsedp.grad_sample.embedding import Pairs
 from sparsedp.parameters import Layout, Support
 
 ROWS, WIDTH = 50, 3
@@ -63,7 +63,7 @@ def test_the_rows_of_a_support_equal_a_plain_loop_in_float64(tokens, geometry, u
 
 def test_a_table_keeps_only_its_active_rows():
     layout = Layout.of(Text())
-    blocks = make_blocks(layout, few_rows(layout), {"table.weight": 1, "bag.weight": 1}, torch.device("cpu"))
+    blocks = make_blocks(layout, few_rows(layout), torch.device("cpu"))
     assert blocks["table.weight"].shape == (4, WIDTH)
     assert blocks["table.weight"].rows.tolist() == [0, 3, 7, 49]
     assert blocks["table.weight"].places is None

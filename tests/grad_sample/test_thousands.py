@@ -33,7 +33,7 @@ def moved(model: nn.Module, rows: Tensor, without: int) -> float:
     query = Query(Support.full(engine.layout.dimension), FlatClip(1.0))
     others = torch.cat([rows[:without], rows[without + 1 :]])
     sums = [engine.clipped_sum([MicroBatch(x)], query) for x in (rows, others)]
-    assert not engine.gave_way
+    assert not engine.falls_back
     return float((sums[0] - sums[1]).norm())
 
 

@@ -11,8 +11,8 @@ from torch import nn
 from sparsedp.batch import MicroBatch
 from sparsedp.core.clip import FlatClip
 from sparsedp.grad_sample import BookkeepingEngine, Query
-from sparsedp.grad_sample.layers.linear import Outer, SequenceOuter
-from sparsedp.grad_sample.layers.unit_rows import UnitRows
+from sparsedp.grad_sample.linear import Outer, SequenceOuter
+from sparsedp.grad_sample.sampler import UnitPlaces
 from sparsedp.parameters import Support
 
 EVEN = [0, 0, 1, 1, 2, 2, 3, 3]
@@ -93,8 +93,8 @@ def test_a_unit_whose_rows_cancel_moves_the_sum_by_no_more_than_the_clip_norm(si
 
 def test_rows_find_their_places_and_what_is_left_over_is_zero():
     rows = torch.arange(1.0, 9.0).unsqueeze(1)
-    beside = UnitRows.of(torch.tensor(RAGGED)).beside(rows)
+    beside = UnitPlaces.of(torch.tensor(RAGGED)).beside(rows)
     assert beside.squeeze(2).tolist() == [[1, 2, 0], [3, 0, 0], [4, 5, 6], [7, 8, 0]]
-    even = UnitRows.of(torch.tensor(EVEN)).beside(rows)
+    even = UnitPlaces.of(torch.tensor(EVEN)).beside(rows)
     assert even.data_ptr() == rows.data_ptr()
-    assert UnitRows.of(torch.tensor(ONE_LARGE)) is None
+    assert UnitPlaces.of(torch.tensor(ONE_LARGE)) is None

@@ -13,7 +13,7 @@ from sparsedp.batch import MicroBatch
 from sparsedp.core.clip import FlatClip, NoClip
 from sparsedp.core.geometry import Standardized
 from sparsedp.errors import SparseDPError
-from sparsedp.grad_sample import ENGINES, Query, chunking
+from sparsedp.grad_sample import ENGINES, Query, bookkeeping
 from sparsedp.grad_sample.query import keep_largest
 from sparsedp.parameters import Support
 
@@ -39,8 +39,8 @@ TIED = "lstm-final-state"
 @pytest.fixture
 def small_chunks(monkeypatch):
     """Chunks of two rows, so that units must be kept whole."""
-    for name in ("FIRST_CHUNK", "LEAST_CHUNK", "MOST_CHUNK"):
-        monkeypatch.setattr(chunking, name, 2)
+    for name in ("LEAST_CHUNK", "MOST_CHUNK"):
+        monkeypatch.setattr(bookkeeping, name, 2)
 
 
 def assert_right(kind, case, geometry, keep=None, units=None):

@@ -1,6 +1,7 @@
-"""Wide data whose causes are known: independent features, correlated blocks, and genotypes from msprime.
+"""Wide data: independent features, correlated blocks, genotypes from msprime (their causes known), and two real sets.
 
-Every feature has mean 0 and variance 1/d, by public numbers, so that a record has length about 1.
+Every made-up feature has mean 0 and variance 1/d, by public numbers, so that an example has length about 1; real
+examples have length 1.
 """
 
 from __future__ import annotations
@@ -9,10 +10,15 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from scipy import sparse
 from torch import Tensor
+
+from sparsedp_experiments.data.hospital import diabetes130
+from sparsedp_experiments.data.reviews import imdb
 
 TEST = 5_000
 """Records of the test set."""
@@ -24,13 +30,50 @@ BLOCK, CORRELATION = 50, 0.9
 """Sites of a block, and the correlation of neighbours on a chromosome."""
 
 
+class Rows:
+    """Examples as a dense or a sparse (CSR) matrix."""
+
+    def __init__(self, matrix: Any) -> None:
+        self.matrix = matrix
+        self.width: int = matrix.shape[1]
+
+    def rows(self, index: Tensor) -> Rows:
+        """Some examples."""
+        return Rows(self.matrix[index if isinstance(self.matrix, Tensor) else index.numpy()])
+
+    def at(self, columns: Tensor) -> Rows:
+        """Some features."""
+        return Rows(self.matrix[:, columns])
+
+    def times(self, weights: Tensor) -> Tensor:
+        """`X W`."""
+        if isinstance(self.matrix, Tensor):
+            return self.matrix @ weights
+        return torch.from_numpy(self.matrix @ weights.numpy())
+
+    def transposed_times(self, values: Tensor) -> Tensor:
+        """`X^T V`."""
+        if isinstance(self.matrix, Tensor):
+            return self.matrix.T @ values
+        return torch.from_numpy(self.matrix.T @ values.numpy())
+
+    def norms(self, mask: Tensor) -> Tensor:
+        """The length of each example on each column's support."""
+        if isinstance(self.matrix, Tensor):
+            return torch.cat([part.square() @ mask for part in self.matrix.split(1024)]).sqrt()
+        return torch.from_numpy(np.sqrt(self.matrix.multiply(self.matrix).tocsr() @ mask.numpy()))
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class WideData:
-    """Training and test records, which features are causes, and the best score anybody could give a test record."""
+    """Training and test examples, which features are causes, and the best score anybody could give a test example.
 
-    x: Tensor = field(repr=False)
+    Of real data nobody knows the causes (none are given) or the best score (zeros).
+    """
+
+    x: Rows = field(repr=False)
     y: Tensor = field(repr=False)
-    test_x: Tensor = field(repr=False)
+    test_x: Rows = field(repr=False)
     test_y: Tensor = field(repr=False)
     causes: Tensor = field(repr=False)
     best: Tensor = field(repr=False)
@@ -128,11 +171,68 @@ def _cases(
 
 def _split(x: Tensor, y: Tensor, causes: Tensor, best: Tensor, records: int) -> WideData:
     x.div_(math.sqrt(x.shape[1]))
-    return WideData(x[:records], y[:records], x[records:], y[records:], causes, best[records:])
+    return WideData(Rows(x[:records]), y[:records], Rows(x[records:]), y[records:], causes, best[records:])
+
+
+def hospital(records: int, features: int, causes: int, seed: int) -> WideData:
+    """The hospital table: one row of each training patient, all rows of the held-out ones; nothing is drawn here.
+
+    With more features than the table's columns, pairs of its columns are hashed into the rest.
+    """
+    bundle = diabetes130()
+    train, test = (_csr(split.features) for split in (bundle.train, bundle.test))
+    order = np.random.default_rng(0).permutation(len(bundle.train.units))
+    _, first = np.unique(bundle.train.units.numpy()[order], return_index=True)
+    kept = np.sort(order[first])[:records]
+    matrices = [_with_pairs(matrix, features) for matrix in (train[kept], test)]
+    return _real(matrices, bundle.train.targets[torch.from_numpy(kept)], bundle.test.targets)
+
+
+def reviews(records: int, features: int, causes: int, seed: int) -> WideData:
+    """IMDB reviews as hashed words, present or not; nothing is drawn here."""
+    bundle = imdb(buckets=features)
+    matrices = [_csr(split.features) for split in (bundle.train, bundle.test)]
+    return _real(matrices, bundle.train.targets, bundle.test.targets)
+
+
+def _csr(features: Any) -> Any:
+    shape = (len(features.starts) - 1, features.width)
+    return sparse.csr_matrix(
+        (features.weights.numpy(), features.columns.numpy(), features.starts.numpy()), shape
+    )
+
+
+def _with_pairs(matrix: Any, features: int) -> Any:
+    """The columns and, in `features` less their number, hashed pairs of them; the last column is constant."""
+    room = features - matrix.shape[1] - 1
+    parts = [matrix]
+    if room > 0:
+        rows, columns = [], []
+        for row in range(matrix.shape[0]):
+            present = matrix.indices[matrix.indptr[row] : matrix.indptr[row + 1]].astype(np.int64)
+            one, other = np.triu_indices(len(present), 1)
+            found = np.unique((present[one] * 1_000_003 + present[other] * 7_919) % room)
+            rows.append(np.full(len(found), row))
+            columns.append(found)
+        at = np.concatenate(rows), np.concatenate(columns)
+        parts.append(sparse.csr_matrix((np.full(len(at[0]), 0.05), at), (matrix.shape[0], room)))
+    parts.append(np.full((matrix.shape[0], 1), 0.25))
+    return sparse.hstack(parts).tocsr()
+
+
+def _real(matrices: list[Any], train_y: Tensor, test_y: Tensor) -> WideData:
+    ready = []
+    for matrix in matrices:
+        lengths = np.sqrt(matrix.multiply(matrix).sum(1)).A1
+        ready.append(Rows((sparse.diags(1 / np.maximum(lengths, 1e-12)) @ matrix).tocsr().astype(np.float32)))
+    none = torch.empty(0, dtype=torch.int64)
+    return WideData(ready[0], train_y.float(), ready[1], test_y.float(), none, torch.zeros(len(test_y)))
 
 
 GENERATORS: dict[str, Callable[..., WideData]] = {
     "independent": independent,
     "blocks": blocks,
     "msprime": msprime_genotypes,
+    "hospital": hospital,
+    "reviews": reviews,
 }

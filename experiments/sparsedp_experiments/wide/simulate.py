@@ -1,8 +1,8 @@
 """All arms and learning rates of a cell at once, on the same batches: logistic regression by DP-SGD with momentum.
 
 Same mathematics as `sparsedp.fit` on a linear model: Poisson batches, flat clipping, Gaussian noise, warm-up, supports,
-scaled clip norm, averaged weights, denoising (the library's own `NormalMixture` and `best_size`). Noise here is torch's and
-seeded, so rows of this engine are marked; `study.py` shows them equal to the library's on overlapping cells.
+scaled clip norm, averaged weights, rounds of empirical Bayes (the library's own `NormalMixture` and `decide`). Noise here
+is torch's and seeded, so rows of this engine are marked; the part `engines` of the study holds it against the library.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sparsedp.methods.empirical_bayes import NormalMixture, best_size
+from sparsedp.methods.catalog import get_method
+from sparsedp.methods.empirical_bayes import Decision, NormalMixture, decide
 from sparsedp_experiments.wide.data import WideData
 
 MOMENTUM, EMA, WARM_UP = 0.9, 0.98, 0.3
@@ -29,7 +30,7 @@ ARMS: Mapping[str, float | None] = {
     "coherent 0.2": 0.2,
     "adaptive": None,
 }
-"""What each keeps after the warm-up; `adaptive` finds its own number and lets the clip norm follow."""
+"""What each keeps after the warm-up; `adaptive` finds its own number, in rounds. `oracle` knows the causes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,50 +51,54 @@ class _Columns:
         shape = (features, len(rates))
         self.weights, self.velocity, self.average = torch.zeros(shape), torch.zeros(shape), torch.zeros(shape)
         self.sums, self.squares, self.visits = torch.zeros(shape), torch.zeros(shape), torch.zeros(shape)
-        self.mask: Tensor | None = None
+        self.mask = torch.ones(shape)
         self.scale = torch.ones(len(rates))
-        self.updates = 0
+        self.updates = torch.zeros(len(rates))
 
     def repeated(self, times: int) -> _Columns:
         """Each column so many times."""
         other = _Columns(0, [])
-        for name in ("weights", "velocity", "average", "sums", "squares", "visits"):
+        for name in ("weights", "velocity", "average", "sums", "squares", "visits", "mask"):
             setattr(other, name, getattr(self, name).repeat_interleave(times, dim=1))
-        other.rates, other.updates = self.rates.repeat_interleave(times), self.updates
-        other.scale = torch.ones(len(other.rates))
+        for name in ("rates", "scale", "updates"):
+            setattr(other, name, getattr(self, name).repeat_interleave(times))
         return other
+
+    def keep(self, place: int, mask: Tensor) -> None:
+        """A column's support from now on."""
+        self.mask[:, place] = mask
+        self.velocity[:, place] *= mask
 
 
 def simulate(
     data: WideData, training: Training, rates: Sequence[float], seed: int, arms: Sequence[str] = tuple(ARMS)
 ) -> dict[tuple[str, float], tuple[Tensor, int]]:
-    """Weights and the support's size, for each arm and rate; an arm with "+ shrink" is the same run denoised."""
+    """Weights and the support's size, for each arm and rate; "dense + shrink" is the dense run, denoised at its end."""
     generator = torch.Generator().manual_seed(seed)
-    features, first = data.x.shape[1], round(WARM_UP * training.steps)
+    features, first = data.x.width, round(WARM_UP * training.steps)
+    main = training.steps - first
     columns = _Columns(features, rates)
-    norms = data.x.norm(dim=1)[:, None].expand(-1, len(rates))
-    _train(columns, data, training, norms, first, generator)
-    masks = [
-        torch.stack([_support(arm, columns, j, training, first, generator) for arm in arms], 1)
-        for j in range(len(rates))
-    ]
+    _train(columns, data, training, first, generator)
     columns = columns.repeated(len(arms))
-    columns.mask = torch.cat(masks, 1)
-    columns.velocity *= columns.mask
-    for place, arm in enumerate(arms * len(rates)):
-        if arm == "adaptive":
-            columns.scale[place] = math.sqrt(float(columns.mask[:, place].mean()))
-    norms = torch.cat([part.square() @ columns.mask for part in data.x.split(1024)]).sqrt()
-    _train(columns, data, training, norms, training.steps - first, generator)
+    named = [(rate, arm) for rate in rates for arm in arms]
+    for place, (_, arm) in enumerate(named):
+        ratio = ARMS[arm]
+        if ratio is not None:
+            columns.keep(place, _best(arm.split()[0], ratio, columns, place, generator))
     unit = (training.noise_multiplier * training.clip_norm / training.batch_size) ** 2
+    starts = get_method("tp-adaptive").clock.starts(main, 1)
+    for start, stop in zip(starts, (*starts[1:], main), strict=True):
+        for place, (_, arm) in enumerate(named):
+            if arm == "adaptive":
+                _round(columns, place, unit, first + start, main - start)
+        _train(columns, data, training, stop - start, generator)
     found = {}
-    for place, (rate, arm) in enumerate((rate, arm) for rate in rates for arm in arms):
-        weights, sums = columns.average[:, place], columns.sums[:, place].double()
-        noise = columns.visits[:, place].double() * unit
-        factor = NormalMixture.fit(sums, noise).posterior(sums, noise)[0].float()
-        kept = int(columns.mask[:, place].sum())
-        found[arm, rate] = (weights, kept)
-        found[f"{arm} + shrink", rate] = (weights * factor, kept)
+    for place, (rate, arm) in enumerate(named):
+        weights = columns.average[:, place]
+        found[arm, rate] = (weights, int(columns.mask[:, place].sum()))
+        if arm == "dense":
+            factor = _mixture(columns, place, unit)[1]
+            found["dense + shrink", rate] = (weights * factor.float(), features)
     return found
 
 
@@ -101,12 +106,11 @@ def oracle(
     data: WideData, training: Training, rates: Sequence[float], seed: int
 ) -> dict[tuple[str, float], tuple[Tensor, int]]:
     """Somebody who knows the causes trains on them alone, with the clip norm of their share."""
-    features, few = data.x.shape[1], data.causes
-    narrow = WideData(data.x[:, few], data.y, data.test_x[:, few], data.test_y, few, data.best)
+    features, few = data.x.width, data.causes
+    narrow = WideData(data.x.at(few), data.y, data.test_x, data.test_y, few, data.best)
     columns = _Columns(len(few), rates)
     columns.scale.fill_(math.sqrt(len(few) / features))
-    norms = narrow.x.norm(dim=1)[:, None].expand(-1, len(rates))
-    _train(columns, narrow, training, norms, training.steps, torch.Generator().manual_seed(seed))
+    _train(columns, narrow, training, training.steps, torch.Generator().manual_seed(seed))
     found = {}
     for place, rate in enumerate(rates):
         weights = torch.zeros(features)
@@ -116,57 +120,62 @@ def oracle(
 
 
 def _train(
-    columns: _Columns,
-    data: WideData,
-    training: Training,
-    norms: Tensor,
-    steps: int,
-    generator: torch.Generator,
+    columns: _Columns, data: WideData, training: Training, steps: int, generator: torch.Generator
 ) -> None:
-    share = training.batch_size / len(data.x)
+    count, share = len(data.y), training.batch_size / len(data.y)
     noise = training.noise_multiplier * training.clip_norm
     bounds = training.clip_norm * columns.scale
+    norms = data.x.norms(columns.mask)
     for _ in range(steps):
-        rows = (torch.rand(len(data.x), generator=generator) < share).nonzero().squeeze(1)
-        x = data.x[rows]
-        residual = torch.sigmoid(x @ columns.weights) - data.y[rows, None]
+        rows = (torch.rand(count, generator=generator) < share).nonzero().squeeze(1)
+        batch = data.x.rows(rows)
+        residual = torch.sigmoid(batch.times(columns.weights)) - data.y[rows, None]
         residual *= (bounds / (residual.abs() * norms[rows] + 1e-12)).clamp(max=1)
-        release = x.T @ (residual / columns.scale)
+        release = batch.transposed_times(residual / columns.scale)
         release += noise * torch.randn(release.shape, generator=generator)
-        if columns.mask is not None:
-            release *= columns.mask
-        release /= training.batch_size
+        release *= columns.mask / training.batch_size
         columns.sums += release
         columns.squares += release.square()
-        columns.visits += 1 if columns.mask is None else columns.mask
+        columns.visits += columns.mask
         columns.velocity = MOMENTUM * columns.velocity + release
         columns.weights = columns.weights - columns.rates / training.clip_norm * columns.velocity
-        decay = min(EMA, (1 + columns.updates) / (10 + columns.updates))
-        columns.average.lerp_(columns.weights, 1 - decay)
+        decay = ((1 + columns.updates) / (10 + columns.updates)).clamp(max=EMA)
+        columns.average += (1 - decay) * (columns.weights - columns.average)
         columns.updates += 1
 
 
-def _support(
-    arm: str, columns: _Columns, place: int, training: Training, first: int, generator: torch.Generator
-) -> Tensor:
-    """The support of an arm after the warm-up, as a mask."""
-    sums, features = columns.sums[:, place].double(), len(columns.sums)
-    if arm == "dense":
-        return torch.ones(features)
-    noise = torch.full_like(
-        sums, first * (training.noise_multiplier * training.clip_norm / training.batch_size) ** 2
-    )
-    ratio = ARMS[arm]
-    if ratio is None:
-        scores = NormalMixture.fit(sums, noise).posterior(sums, noise)[1] / noise
-        order = scores.sort(descending=True, stable=True).indices
-        size = best_size(scores[order], (training.steps - first) / first)
-    else:
-        random = torch.rand(features, generator=generator)
-        by = {"random": random, "energy": columns.squares[:, place], "coherent": sums.square()}[
-            arm.split()[0]
-        ]
-        order, size = by.sort(descending=True, stable=True).indices, math.floor(ratio * features)
+def _best(score: str, ratio: float, columns: _Columns, place: int, generator: torch.Generator) -> Tensor:
+    """The support of a fixed ratio after the warm-up, as a mask."""
+    features = len(columns.sums)
+    scores = {
+        "random": torch.rand(features, generator=generator),
+        "energy": columns.squares[:, place],
+        "coherent": columns.sums[:, place].square(),
+    }[score]
     mask = torch.zeros(features)
-    mask[order[:size]] = 1
+    mask[scores.sort(descending=True, stable=True).indices[: math.floor(ratio * features)]] = 1
     return mask
+
+
+def _round(columns: _Columns, place: int, unit: float, seen: int, left: int) -> Decision:
+    """A round of `tp-adaptive` on one column: choose, shrink, scale."""
+    mixture, factor, energy = _mixture(columns, place, unit)
+    before = columns.mask[:, place] > 0
+    noise = columns.visits[:, place].double() * unit
+    scores, order = torch.where(before, energy / noise, 0.0).sort(descending=True, stable=True)
+    decision = decide(mixture, scores, seen, left)
+    mask = torch.zeros(len(order))
+    mask[order[: decision.kept]] = 1
+    if decision.kept < int(before.sum()):
+        columns.weights[:, place] *= torch.where(before, factor, 1.0).float()
+        columns.average[:, place] = columns.weights[:, place]
+        columns.updates[place] = 0
+        columns.keep(place, mask)
+        columns.scale[place] = math.sqrt(decision.kept / len(order))
+    return decision
+
+
+def _mixture(columns: _Columns, place: int, unit: float) -> tuple[NormalMixture, Tensor, Tensor]:
+    sums, noise = columns.sums[:, place].double(), columns.visits[:, place].double() * unit
+    mixture = NormalMixture.fit(sums, noise)
+    return mixture, *mixture.posterior(sums, noise)

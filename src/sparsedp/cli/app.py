@@ -18,6 +18,7 @@ from sparsedp.cli.methods import methods
 from sparsedp.cli.output import EXIT_CODES, Exit, aside
 from sparsedp.cli.plan import plan
 from sparsedp.cli.report import report
+from sparsedp.cli.tables import columns, predict, train
 from sparsedp.cli.verify import verify
 from sparsedp.core.memory import keep_freed_memory
 from sparsedp.errors import DataError, PrivacyError, SparseDPError
@@ -28,8 +29,8 @@ app = typer.Typer(
     name="sparsedp",
     help=(
         "Train PyTorch models with differential privacy, updating and noising only the coordinates that matter.\n\n"
-        "Training is a call from Python, `sparsedp.fit` or `sparsedp.make_private`; the commands plan a run, "
-        "and verify, report and audit it."
+        "Training is a call from Python, `sparsedp.fit` or `sparsedp.make_private`, or for tables `train`; the other "
+        "commands plan a run, and verify, report and audit it."
     ),
     epilog=_EPILOG,
     no_args_is_help=True,
@@ -38,7 +39,7 @@ app = typer.Typer(
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (plan, check, verify, report, diagnose, audit, methods):
+for command in (columns, train, predict, plan, check, verify, report, diagnose, audit, methods):
     app.command()(command)
 
 

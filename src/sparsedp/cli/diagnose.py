@@ -53,6 +53,8 @@ def show(seen: Visible, screen: Console) -> None:
         )
     if seen.missing is not None:
         screen.print(f"No split estimate: {seen.missing}.", markup=False, soft_wrap=True)
+    for decision in seen.decisions:
+        screen.print(f"Step {decision['step']}: keeps {decision['reason']}.", markup=False, soft_wrap=True)
     _show_splits(seen, screen)
     _show_layers(seen, screen)
     _show_overlaps(seen, screen)

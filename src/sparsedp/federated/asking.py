@@ -14,7 +14,7 @@ from sparsedp.federated.rounds import Round
 from sparsedp.federated.task import CountAsked, Task
 from sparsedp.federated.weights import model_digest
 from sparsedp.methods import Controller
-from sparsedp.optimizers.sparse import set_to_zero
+from sparsedp.optimizers.sparse import change_weights
 from sparsedp.parameters import Layout, Support
 from sparsedp.privacy.plan import Phase, Plan
 
@@ -48,8 +48,8 @@ class Asking:
     def training(self, step: int, phase: Phase, picked: Sequence[int]) -> Round:
         """Ask for updates."""
         setting = self._controller.setting(step)
-        if setting.change is not None and setting.change.prune:
-            set_to_zero(self._model, self._layout, setting.change.left)
+        if setting.change is not None:
+            change_weights(self._model, self._layout, setting.change)
         task = replace(
             self._task(step, setting.support, setting.support.size, clip_of(phase), phase.gradient_noise),
             geometry=setting.geometry,

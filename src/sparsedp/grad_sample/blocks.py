@@ -110,13 +110,8 @@ class Metric:
         return total if self.weight is None else total * self.weight.reshape(total.shape)
 
 
-def make_blocks(
-    layout: Layout, support: Support, restrictable: Mapping[str, int], device: torch.device
-) -> dict[str, Block]:
-    """The blocks of every parameter with an active coordinate.
-
-    `restrictable` says along how many leading axes (0, 1 or 2) a parameter's layer can drop inactive slices.
-    """
+def make_blocks(layout: Layout, support: Support, device: torch.device) -> dict[str, Block]:
+    """The blocks of every parameter with an active coordinate."""
     blocks: dict[str, Block] = {}
     filled = 0
     if support.is_full:
@@ -131,19 +126,19 @@ def make_blocks(
         active = split[slot.name].to(device)
         if count := active.numel():
             span = slice(filled, filled + count)
-            blocks[slot.name] = _make_block(slot, active, restrictable.get(slot.name, 0), span)
+            blocks[slot.name] = _make_block(slot, active, span)
         filled += count
     return blocks
 
 
-def _make_block(slot: Slot, active: Tensor, axes: int, span: slice) -> Block:
+def _make_block(slot: Slot, active: Tensor, span: slice) -> Block:
     """The block of sorted flat positions; costs their number, whatever the parameter's size."""
     if active.numel() == slot.size:
         return Block(slot.shape, _row_count(slot), None, None, None, span, active.device)
     shape = list(slot.shape)
     kept: list[Tensor | None] = [None, None]
     places = [active] if not shape else list(torch.unravel_index(active, slot.shape))
-    for axis in range(axes):
+    for axis in range(min(2, len(shape))):
         kept[axis], shape[axis], places[axis] = _active_slices(places[axis], shape[axis])
     flat = places[0]
     for place, length in zip(places[1:], shape[1:], strict=True):

@@ -18,7 +18,6 @@ from torch.autograd.graph import Node
 from torch.nn.modules import module as torch_module
 
 from sparsedp.errors import ModelError
-from sparsedp.grad_sample.recurrent.nodes import is_ours
 
 _GLOBAL = [f"_global_{when}_hooks" for when in ("forward", "forward_pre", "backward", "backward_pre")]
 
@@ -66,7 +65,7 @@ def tensor_hooks_noted() -> Iterator[list[str]]:
 def custom_backward(nodes: Iterable[Node], node_hooks: bool) -> str | None:
     """A backward written in Python, or (if asked) a hook on a node, in words; None where there is none."""
     for node in nodes:
-        if isinstance(node, BackwardCFunction) and not is_ours(node):
+        if isinstance(node, BackwardCFunction):
             return f"its graph holds a backward of its own ({node.name()})"
         if node_hooks and node.next_functions and _has_node_hooks(node):
             return f"its graph has a hook on {node.name()}"

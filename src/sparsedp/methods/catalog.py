@@ -8,7 +8,7 @@ from sparsedp.methods.empirical_bayes import EmpiricalBayes
 from sparsedp.methods.method import HEAD, MAIN, SELECT, WARM_UP, GeometryRule, Method, OffSupport, Protection
 from sparsedp.methods.ranking import Granularity
 from sparsedp.methods.registry import Registry
-from sparsedp.methods.schedules import Cooling, EverySteps, GradualRelease, Refresh
+from sparsedp.methods.schedules import Cooling, EqualParts, EverySteps, GradualRelease, Refresh
 from sparsedp.methods.scores import (
     Coherent,
     Contributions,
@@ -35,11 +35,9 @@ _ABLATION: dict[str, Any] = {"ranking": RandomOrder(), **_EVERY_EPOCH}
 _ROWS = (
     Method(name="dp-sgd", paper="Abadi et al. 2016",
            summary="Every coordinate, all the time: the dense baseline."),
-    Method(name="dp-shrink", paper="ours, after Stephens 2017 and Balle and Wang 2018", denoise=True,
-           summary="Every coordinate, all the time, then the posterior mean of every weight."),
     Method(name="tp-adaptive", paper=f"{_OURS}, and Stephens 2017", stages=(WARM_UP, MAIN), ranking=EmpiricalBayes(),
-           geometry=GeometryRule.SCALED, denoise=True,
-           summary="Warm-up, then as many coordinates as are worth their noise; the posterior mean of every weight."),
+           refresh=Refresh.EVERY_PERIOD, clock=EqualParts(4), geometry=GeometryRule.SCALED, denoise=True,
+           summary="Warm-up, then in four rounds as many coordinates as are worth their noise; all where signal is spread."),
     Method(name="tp-topk", paper=f"{_TP}, Alg. 1", ranking=Energy(), **_TWO_PHASES,
            summary="Warm-up, then the coordinates with the most denoised squared gradient."),
     Method(name="tp-coherent", paper=_OURS, ranking=Coherent(), **_TWO_PHASES,

@@ -2,11 +2,11 @@
 
 The sum of a coordinate's releases is its signal plus Gaussian noise whose variance is public. Over the coordinates, signals
 are taken to come from a scale mixture of normals with a part at zero, whose shares EM finds from the sums themselves
-(adaptive shrinkage: Stephens 2017). From the posterior follow two things:
+(adaptive shrinkage: Stephens 2017). Each round of `tp-adaptive` takes two things from the posterior:
 
 * which coordinates to train on (`EmpiricalBayes`, a ranking): those whose expected signal is worth the noise;
-* what to hand out (`SignalSums.shrinkage`): the posterior mean of each coordinate instead of its noisy value, as
-  denoising of a Gaussian mechanism does (Balle and Wang 2018, Sec. 4).
+* what becomes of the weights (`Shrinkage`): each movement is replaced by its posterior mean, as denoising of a Gaussian
+  mechanism does (Balle and Wang 2018, Sec. 4), so that the noise learned so far is forgotten.
 
 **Formal guarantees.** Everything here is a function of `Release` values and of public numbers: post-processing. It costs
 nothing, moves no sensitivity, and no step's noise depends on it but through the public support and scale.
@@ -15,7 +15,6 @@ nothing, moves no sensitivity, and no step's noise depends on it but through the
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self, final
 
@@ -25,7 +24,6 @@ from torch import Tensor
 from sparsedp.methods.ranking import Order
 from sparsedp.methods.scores import ByScore, Observation, Place, RankingState, register_ranking
 from sparsedp.parameters import Layout
-from sparsedp.privacy.mechanism import Release
 
 SMALLEST = 0.25
 """The smallest standard deviation of a signal that is told from none, over that of the noise."""
@@ -33,8 +31,12 @@ ITERATIONS = 300
 """Of EM at most; it stops when no share moves by 1e-6."""
 CHUNK = 2**18
 """Coordinates whose posterior is computed at a time."""
-NOISE_WEIGHT = 0.5
-"""What a kept coordinate's noise counts against a left one's signal: shrinking takes back about half of it (measured)."""
+NOISE_COST = 2.0
+"""What noise counts against signal where the size is chosen (1 to 3 were level; measured, docs/wide.md)."""
+MOST_SPREAD = 0.2
+"""The effective share of coordinates with signal up to which selection gained; spread signals had 0.3 and more."""
+SIZES = 64
+"""How many sizes are compared, evenly on a logarithmic scale."""
 
 
 @final
@@ -100,14 +102,56 @@ class NormalMixture:
         return torch.where(silent, 1.0, spread), torch.where(silent, values.square(), energy)
 
 
+@final
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What a round decided, and from what: all of it post-processing of releases.
+
+    Attributes:
+        mixture: the distribution of signals that was fitted.
+        spread: the effective share of coordinates that carry the signal's energy e: `(sum e)^2 / (d sum e^2)`.
+        kept: how many coordinates of `of` are trained from now on.
+        of: how many there are.
+    """
+
+    mixture: NormalMixture
+    spread: float
+    kept: int
+    of: int
+
+    @property
+    def reason(self) -> str:
+        """Why so many were kept, in one line."""
+        if self.kept == self.of:
+            why = f"spread over {self.spread:.2g} of them, more than {MOST_SPREAD:g}" * (
+                self.spread > MOST_SPREAD
+            )
+            return f"all {self.of:,} coordinates: the signal is {why or 'strong enough in all of them'}"
+        return (
+            f"{self.kept:,} of {self.of:,} coordinates: the signal is spread over {self.spread:.2g} of them (a share of "
+            f"{self.mixture.share_at_zero:.2f} has none), and the others are not worth their noise"
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON values."""
+        parts = zip(self.mixture.variances, self.mixture.shares, strict=True)
+        return {
+            "share_at_zero": self.mixture.share_at_zero,
+            "mixture": [{"variance": v, "share": share} for v, share in parts if share > 1e-4],
+            "spread": self.spread,
+            "kept": self.kept,
+            "of": self.of,
+            "reason": self.reason,
+        }
+
+
 @dataclass(frozen=True, slots=True)
 class EmpiricalBayes(ByScore):
     """`E[signal^2 | sum] / noise`, and of it as many as are worth their noise: the size is found, not set.
 
-    Of d coordinates that a warm-up of T1 steps has looked at and T2 steps are left, the k best are kept that minimise
-    `(T2/T1) sum_left score + NOISE_WEIGHT k^2/d`: what those left would still have to say, against the noise on those kept,
-    which falls with k too because the clip norm follows the support (`GeometryRule.SCALED`). This is TP-TopK's
-    Prop. 5.1, coordinate by coordinate. An `active_ratio` below 1 is an upper bound on k/d. At least one is kept.
+    The sums go on over all rounds. A signal that is spread over more than `MOST_SPREAD` of the coordinates is left to dense
+    training; else see `best_size`. A coordinate that has left does not come back. An `active_ratio` below 1 is an
+    upper bound on the share that is kept. At least one is kept.
     """
 
     name: str = "empirical-bayes"
@@ -115,75 +159,79 @@ class EmpiricalBayes(ByScore):
     def init(self, dimension: int) -> RankingState:
         """Zeros."""
         zeros = torch.zeros(dimension, dtype=torch.float64)
-        return {"sum": zeros, "variance": zeros.clone(), "steps": torch.zeros((), dtype=torch.int64)}
+        steps = torch.zeros((), dtype=torch.int64)
+        return {
+            "sum": zeros,
+            "variance": zeros.clone(),
+            "active": torch.ones(dimension).bool(),
+            "steps": steps,
+        }
 
     def update(self, state: RankingState, seen: Observation) -> RankingState:
-        """Add `g` and `v`."""
+        """Add `g` and `v`, which are zero off the support."""
         return {
             "sum": state["sum"] + seen.gradient,
             "variance": state["variance"] + seen.noise_variance,
+            "active": seen.noise_variance > 0,
             "steps": state["steps"] + 1,
         }
 
     def scores(self, state: RankingState) -> Tensor:
-        """The expected squared signal over the noise variance; over one, without noise."""
-        mixture = NormalMixture.fit(state["sum"], state["variance"])
-        energy = mixture.posterior(state["sum"], state["variance"])[1]
-        return energy / torch.where(state["variance"] > 0, state["variance"], 1.0)
+        """The expected squared signal over the noise variance, over one without noise; 0 for what has left."""
+        energy = _fitted(state).posterior(state["sum"], state["variance"])[1]
+        ratio = energy / torch.where(state["variance"] > 0, state["variance"], 1.0)
+        return torch.where(state["active"], ratio, 0.0) if bool(state["active"].any()) else ratio
 
     def order(self, state: RankingState, place: Place) -> Order:
         """By falling score, and only those that are kept."""
+        order = place.by_score(self.scores(state)).items
+        return Order(order[: self.decision(state, place).kept])
+
+    def decision(self, state: RankingState, place: Place) -> Decision:
+        """How many are kept, and why."""
         scores = self.scores(state)
-        order = place.by_score(scores).items
-        left = place.steps_left / max(1, int(state["steps"]))
-        return Order(order[: best_size(scores[order], left)])
+        falling = scores[place.by_score(scores).items]
+        return decide(_fitted(state), falling, int(state["steps"]), place.steps_left)
+
+    def factors(self, state: RankingState) -> Tensor:
+        """`E[signal | sum] / sum` of each coordinate that is active; 1 for the others."""
+        factors = _fitted(state).posterior(state["sum"], state["variance"])[0]
+        return torch.where(state["active"], factors, 1.0)
 
 
-def best_size(scores: Tensor, left: float) -> int:
-    """How many of some coordinates to keep, by their falling scores; `left` is T2/T1."""
-    if not len(scores):
-        return 0
-    sizes = torch.arange(1, len(scores) + 1, dtype=torch.float64)
-    outside = scores.sum() - scores.cumsum(0)
-    return int((left * outside + NOISE_WEIGHT * sizes.square() / len(scores)).argmin()) + 1
+def _fitted(state: RankingState) -> NormalMixture:
+    return NormalMixture.fit(state["sum"], state["variance"])
 
 
-@final
-class SignalSums:
-    """The sum of every coordinate's releases with the variance of its noise, and where the weights began.
+def decide(mixture: NormalMixture, scores: Tensor, seen: int, left: int) -> Decision:
+    """What to keep of some coordinates, by their falling scores, after `seen` steps and with `left` to come."""
+    count, squares = len(scores), float(scores.square().sum())
+    spread = float(scores.sum()) ** 2 / (count * squares) if squares > 0 else 0.0
+    kept = count if spread > MOST_SPREAD else best_size(scores, seen / max(1, left))
+    return Decision(mixture, spread, kept, count)
 
-    **Formal guarantees.** Fed by `Release` values alone; the start is the initial weights, which are public.
+
+def best_size(scores: Tensor, looked: float) -> int:
+    """How many of some coordinates to keep, by their falling scores e; `looked` is T1/T2, steps seen over steps left.
+
+    With the clip norm following the support (`GeometryRule.SCALED`), noise falls with the k that are kept: what T2 steps still
+    tell of a coordinate is `e^2 / (e + NOISE_COST (T1/T2) k/d)`, and the k best are kept that maximise its sum.
     """
-
-    def __init__(self, start: Tensor) -> None:
-        self._start = start.detach().to("cpu").clone()
-        self._sum = torch.zeros(len(start), dtype=torch.float64)
-        self._variance = torch.zeros(len(start), dtype=torch.float64)
-
-    def observe(self, released: Release) -> None:
-        """Add a release on its support."""
-        at = released.support.indices
-        self._sum[at] += released.mean.to("cpu", torch.float64)
-        self._variance[at] += released.noise_variance.to("cpu", torch.float64)
-
-    def mixture(self) -> NormalMixture:
-        """What the sums say about the signals' distribution."""
-        return NormalMixture.fit(self._sum, self._variance)
-
-    def shrinkage(self) -> Shrinkage:
-        """The start, and the share of each coordinate's movement that is signal."""
-        return Shrinkage(self._start, self.mixture().posterior(self._sum, self._variance)[0])
-
-    def state(self) -> dict[str, Tensor]:
-        """What a checkpoint keeps."""
-        return {"start": self._start, "sum": self._sum.clone(), "variance": self._variance.clone()}
-
-    @classmethod
-    def of(cls, tensors: Mapping[str, Tensor]) -> Self:
-        """Go on from a state."""
-        sums = cls(tensors["start"])
-        sums._sum, sums._variance = tensors["sum"].clone(), tensors["variance"].clone()
-        return sums
+    d = len(scores)
+    if not d:
+        return 0
+    sizes = (
+        torch.logspace(0, math.log2(d), SIZES, base=2, dtype=torch.float64)
+        .round()
+        .long()
+        .clamp(1, d)
+        .unique()
+    )
+    worth = [
+        float((scores[:k].square() / (scores[:k] + NOISE_COST * looked * k / d + 1e-300)).sum())
+        for k in sizes.tolist()
+    ]
+    return int(sizes[int(torch.tensor(worth).argmax())])
 
 
 @final

@@ -17,6 +17,7 @@ from sparsedp.methods.ranking import Granularity, Names
 from sparsedp.methods.schedules import (
     Clock,
     Constant,
+    EqualParts,
     EverySteps,
     GradualRelease,
     PerEpoch,
@@ -210,7 +211,7 @@ class Method:
         per_sample_top: share of the active coordinates each unit keeps (AdaDPIGU's option); None keeps all.
         decays: the constants of the standardized geometry.
         protection: private, or which half is missing.
-        denoise: hand out the posterior mean of the weights, by empirical Bayes (see `methods.empirical_bayes`).
+        denoise: when the support changes, put the posterior mean of the weights in their place (`methods.empirical_bayes`).
 
     **Edge cases.** A scored ranking without a warm-up has nothing to rank by at first: its first period is dense.
     """
@@ -446,6 +447,8 @@ def write_field(value: Any) -> Any:
         return {"per_epoch": value.times}
     if isinstance(value, EverySteps):
         return {"every_steps": value.steps}
+    if isinstance(value, EqualParts):
+        return {"parts": value.parts}
     if is_dataclass(value) and not isinstance(value, type):
         return {item.name: write_field(getattr(value, item.name)) for item in fields(value)}
     return [write_field(item) for item in value] if isinstance(value, (tuple, list)) else value
@@ -476,7 +479,11 @@ def _clock(value: Any) -> Clock:
             return PerEpoch(times)
         case {"every_steps": steps} | {"steps": steps} if len(value) == 1:
             return EverySteps(steps)
-    raise SparseDPError(f'clock: got {value!r}, expected {{"per_epoch": n}} or {{"every_steps": n}}')
+        case {"parts": parts} if len(value) == 1:
+            return EqualParts(parts)
+    raise SparseDPError(
+        f'clock: got {value!r}, expected {{"per_epoch": n}}, {{"every_steps": n}} or {{"parts": n}}'
+    )
 
 
 def _ranking(value: Any) -> Ranking | None:

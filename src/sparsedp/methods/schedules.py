@@ -178,7 +178,21 @@ class EverySteps:
         return tuple(range(0, steps, self.steps))
 
 
-Clock = PerEpoch | EverySteps
+@dataclass(frozen=True, slots=True)
+class EqualParts:
+    """So many periods of equal length, over the whole phase; as many as it has steps, if these are fewer."""
+
+    parts: int
+
+    def __post_init__(self) -> None:
+        _check_positive(self.parts, "parts")
+
+    def starts(self, steps: int, steps_per_epoch: int) -> tuple[int, ...]:
+        """First step of each period."""
+        return tuple(sorted({part * steps // self.parts for part in range(self.parts)}))
+
+
+Clock = PerEpoch | EverySteps | EqualParts
 
 
 def _check_positive(value: int, what: str) -> None:

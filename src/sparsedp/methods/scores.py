@@ -53,6 +53,15 @@ def observe_released(released: Release, frozen_noise: Tensor, frozen_std: float)
     return Observation(gradient, variance)
 
 
+def observe_support(released: Release) -> Observation:
+    """The released gradient on its support; zeros without noise elsewhere."""
+    support = released.support
+    return Observation(
+        support.scatter(released.mean.to("cpu", torch.float64)),
+        support.scatter(released.noise_variance.to("cpu", torch.float64)),
+    )
+
+
 def observe_dense(released: Release) -> Observation:
     """A release on the full support, as it is."""
     if not released.support.is_full:

@@ -14,7 +14,7 @@ from torch import Tensor
 from sparsedp._validate import exact_ratio
 from sparsedp.core.geometry import Geometry, Identity, Standardized
 from sparsedp.errors import SparseDPError
-from sparsedp.methods.empirical_bayes import Shrinkage, SignalSums
+from sparsedp.methods.empirical_bayes import EmpiricalBayes, Shrinkage
 from sparsedp.methods.method import GeometryRule, Method, Moves, OffSupport, Stage, Statistics, phase_names
 from sparsedp.methods.plan_config import PlanSpec
 from sparsedp.methods.public_scores import Knowledge
@@ -28,6 +28,7 @@ from sparsedp.methods.scores import (
     RankingState,
     observe_dense,
     observe_released,
+    observe_support,
 )
 from sparsedp.methods.warmup import WarmupWatch
 from sparsedp.parameters import Layout, Support
@@ -45,12 +46,14 @@ class SupportChange:
         after: the support from now on.
         off_support: what becomes of those that left.
         prune: set the coordinates that left to zero, now.
+        shrinkage: put the posterior mean of the weights in their place, now.
     """
 
     before: Support
     after: Support
     off_support: OffSupport
     prune: bool
+    shrinkage: Shrinkage | None = None
 
     @property
     def left(self) -> Support:
@@ -145,8 +148,8 @@ def noise_on_mean(plan: Plan, phase: Phase) -> float:
 logger = logging.getLogger("sparsedp")
 
 _NOT_BEGUN, _BEFORE_MAIN = -2, -1
-WARMUP, SIGNALS = "warmup.", "signals."
-"""How the names of the warm-up's statistics, and of the sums of all releases, begin in a saved state."""
+WARMUP = "warmup."
+"""How the names of the warm-up's statistics begin in a saved state."""
 FROZEN_NOISE = 2
 """First number of the key of the public noise on frozen coordinates; granularity uses 0 and 1."""
 
@@ -198,10 +201,11 @@ class Controller:
         self._score_state: RankingState = self._ranking.init(d) if self._ranking else {}
         self._statistics: Statistics | None = None
         self._watch = WarmupWatch(self._plan, d)
-        self._signals: SignalSums | None = None
+        self._decisions: list[Mapping[str, Any]] = []
+        self._start: Tensor | None = None
         if self._method.denoise:
             weights = self._known.weights
-            self._signals = SignalSums(torch.zeros(d) if weights is None else weights())
+            self._start = torch.zeros(d) if weights is None else weights().detach().to("cpu").clone()
 
     @property
     def method(self) -> Method:
@@ -222,6 +226,11 @@ class Controller:
     def scores(self) -> Tensor | None:
         """The scores the present ranking was made from; None before a ranking and for random ones."""
         return None if self._last_scores is None else self._last_scores.clone()
+
+    @property
+    def decisions(self) -> tuple[Mapping[str, Any], ...]:
+        """What each round of empirical Bayes kept and why, with the mixture that it fitted; empty for other methods."""
+        return tuple(self._decisions)
 
     def setting(self, step: int) -> StepSetting:
         """The support, geometry and top-r of a step; to be asked once per step, in order, before its release."""
@@ -258,12 +267,6 @@ class Controller:
         if self._statistics is not None and not warming:
             self._statistics = self._statistics.updated(released, self._method.decays)
         self._watch.observe(released)
-        if self._signals is not None:
-            self._signals.observe(released)
-
-    def shrinkage(self) -> Shrinkage | None:
-        """How the weights are denoised before they are handed out; None for a method that hands them out as they are."""
-        return None if self._signals is None else self._signals.shrinkage()
 
     def observe_selection(self, released: Release) -> None:
         """Learn from the release of a selection stage, which comes before the main one: one number for each row."""
@@ -312,8 +315,8 @@ class Controller:
             "scored_steps": self._scored_steps,
             "pruned": self._pruned,
         }
-        if self._signals is not None:
-            tensors |= {f"{SIGNALS}{name}": value for name, value in self._signals.state().items()}
+        if self._start is not None:
+            tensors["start"], values["decisions"] = self._start, self._decisions
         if self._statistics is not None:
             tensors |= {"alpha": self._statistics.alpha.clone(), "beta": self._statistics.beta.clone()}
         if self._order is not None:
@@ -342,7 +345,8 @@ class Controller:
             self._statistics = Statistics(self._support, tensors["alpha"].clone(), tensors["beta"].clone())
         self._score_state = _under(tensors, "score.")
         self._watch.restore(_under(tensors, WARMUP))
-        self._signals = signal_sums(tensors)
+        self._start = tensors["start"].clone() if "start" in tensors else None
+        self._decisions = list(values.get("decisions", ()))
         rows = TableRows(self._parts.ranked) if values.get("order_of_rows") else None
         self._order = Order(tensors["order"].clone(), rows) if "order" in tensors else None
         self._last_scores = tensors["scores"].clone() if "scores" in tensors else None
@@ -375,7 +379,7 @@ class Controller:
         if after == self._support:
             return None
         prune = main and self._method.prune and not self._pruned
-        change = SupportChange(self._support, after, self._method.off_support, prune)
+        change = SupportChange(self._support, after, self._method.off_support, prune, self._shrinkage())
         self._pruned = self._pruned or prune
         self._support = after
         return change
@@ -389,12 +393,26 @@ class Controller:
         place = Place(self._parts, self._method.granularity, self._public, period, self._known, left)
         self._last_scores = ranking.scores(self._score_state)
         self._order = ranking.order(self._score_state, place)
+        if isinstance(ranking, EmpiricalBayes):
+            decision = ranking.decision(self._score_state, place)
+            logger.info("%s keeps %s", self._method.name, decision.reason)
+            self._decisions = [*self._decisions, {"step": self._next_step, **decision.to_json()}]
         again = self._method.refresh is Refresh.EVERY_PERIOD
-        self._score_state = ranking.init(self._layout.dimension) if again else {}
+        if not (again and isinstance(ranking, EmpiricalBayes)):  # its sums go on
+            self._score_state = ranking.init(self._layout.dimension) if again else {}
         self._scored_steps = 0
         if not again:
             periods = range(period, len(self._starts))
             self._order = self._order.prefix(max(self._count(later) for later in periods))
+
+    def _shrinkage(self) -> Shrinkage | None:
+        if (
+            self._start is None
+            or not isinstance(self._ranking, EmpiricalBayes)
+            or not self._score_state["steps"]
+        ):
+            return None
+        return Shrinkage(self._start, self._ranking.factors(self._score_state))
 
     def _first_support(self) -> Support:
         """That of the stage before the main one."""
@@ -432,6 +450,8 @@ class Controller:
     def _observation(self, released: Release) -> Observation:
         if released.support.is_full:
             return observe_dense(released)
+        if isinstance(self._ranking, EmpiricalBayes):
+            return observe_support(released)
         noise = self._public.normal(self._layout.dimension, (FROZEN_NOISE, released.step))
         return observe_released(released, noise, self._timeline.main_noise_std)
 
@@ -439,12 +459,6 @@ class Controller:
         """Refuse at once a schedule that would leave nothing to train."""
         for period in range(len(self._starts)):
             self._count(period)
-
-
-def signal_sums(tensors: Mapping[str, Tensor]) -> SignalSums | None:
-    """The sums of all releases in a controller's saved state; None for a method that does not denoise."""
-    found = _under(tensors, SIGNALS)
-    return SignalSums.of(found) if found else None
 
 
 def _under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:

@@ -63,6 +63,13 @@ class WeightAverage:
             self._weights[name].lerp_(_read(self._parameters[name].detach(), places), 1 - decay)
         self._updates += 1
 
+    @torch.no_grad()
+    def begin_again(self) -> None:
+        """Forget what was averaged so far: the weights were changed by more than a step."""
+        for name, places in self._places.items():
+            self._weights[name] = _copied(self._parameters[name].detach(), places)
+        self._updates = 0
+
     @contextmanager
     def in_place(self) -> Iterator[None]:
         """The model with the averaged weights, for the length of a `with` block."""

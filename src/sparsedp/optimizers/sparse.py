@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sparsedp.errors import ModelError, SparseDPError
+from sparsedp.methods.support_scheduler import SupportChange
 from sparsedp.optimizers.factory import optimizer_state, restore_optimizer
 from sparsedp.optimizers.noise_aware import OWN_OPTIMIZERS, AdamBC
 from sparsedp.parameters import Layout, Support
@@ -519,6 +520,14 @@ def support_optimizer(
         )
         return MaskedOptimizer(model, layout, optimizer, coasts=coasts)
     return CompactOptimizer(model, layout, optimizer)
+
+
+def change_weights(model: nn.Module, layout: Layout, change: SupportChange) -> None:
+    """Prune and shrink the weights of a model as a change of its support asks."""
+    if change.prune:
+        set_to_zero(model, layout, change.left)
+    if change.shrinkage is not None:
+        change.shrinkage.apply(layout, model)
 
 
 @torch.no_grad()

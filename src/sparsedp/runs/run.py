@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from sparsedp.errors import DataError, PrivacyError
-from sparsedp.methods.support_scheduler import WARMUP, signal_sums
+from sparsedp.methods.support_scheduler import WARMUP
 from sparsedp.methods.warmup import WarmupSeen
 from sparsedp.parameters import Layout, Support
 from sparsedp.privacy.calibration import BudgetSplit, EqualNoise, RdpFilter
@@ -155,7 +155,7 @@ def load_weights(path: Path | str, model: nn.Module) -> None:
 
     Args:
         path: the run's folder, or its checkpoint file.
-        model: gets the weights; the averaged ones if the run kept an average, and denoised ones if its method does.
+        model: gets the weights; the averaged ones if the run kept an average.
 
     Raises:
         DataError: there is no checkpoint, or it is damaged.
@@ -170,9 +170,6 @@ def load_weights(path: Path | str, model: nn.Module) -> None:
             for name, parameter in model.named_parameters():
                 if name in average["weights"]:
                     parameter.copy_(average["weights"][name])
-    signals = signal_sums(checkpoint.state["controller"]["tensors"])
-    if signals is not None:
-        signals.shrinkage().apply(Layout.of(model), model)
 
 
 def continue_runs(

@@ -210,6 +210,11 @@ def names_somebody(name: str) -> bool:
     return _NAMES_SOMEBODY.fullmatch(re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()) is not None
 
 
+def named_after(column: str) -> str:
+    """What the units are called whose ids are in a column of this name: patient, for patient_id."""
+    return re.sub(r"(?<=[a-z])(_?id|ID|Id|_?no|_?nr|_?key|_?code)$", "", column) or column
+
+
 def held_out_by_hash(ids: npt.NDArray[Any], share: float) -> npt.NDArray[np.bool_]:
     """Which examples are held out: those whose unit's id has a SHA-256 in the lowest share of all.
 

@@ -52,6 +52,7 @@ from sparsedp.sklearn.data import (
     check_pair,
     coordinate_count,
     encode_units,
+    named_after,
     names_somebody,
     network,
     seed_of,
@@ -284,7 +285,7 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
 
     def _unit_name(self) -> str | None:
         if self.unit is None and self.columns is not None and self.encoder_.unit_column is not None:
-            return str(self.encoder_.unit_column)
+            return named_after(str(self.encoder_.unit_column))
         return self.unit
 
     def _encoded_names(self) -> npt.NDArray[Any] | None:

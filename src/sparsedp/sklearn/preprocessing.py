@@ -104,7 +104,7 @@ class PublicEncoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     def fit(self, X: Any, y: object = None) -> Self:
         """Check the descriptions against the columns' names; no value of X matters."""
         names = column_names(X)
-        self._check_columns(names)
+        self._check_columns(names, fitting=True)
         self._described(names)
         self.n_features_in_ = len(names)
         if not isinstance(names, range):
@@ -161,12 +161,11 @@ class PublicEncoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     def _kept(self) -> list[Column]:
         return [column for column in self._described(self._order()) if column.kind not in ("unit", "drop")]
 
-    def _check_columns(self, names: Sequence[Any]) -> None:
+    def _check_columns(self, names: Sequence[Any], *, fitting: bool = False) -> None:
         missing = [name for name in names if name not in self.columns]
-        fitted = hasattr(self, "n_features_in_")
         strangers = [
             name for name, rule in self.columns.items()
-            if name not in names and rule != "drop" and not (rule == "unit" and fitted)
+            if name not in names and rule != "drop" and (fitting or rule != "unit")
         ]  # fmt: skip
         if missing or strangers:
             raise DataError(
@@ -235,7 +234,7 @@ class Column:
         """Names of the features for values that are missing or were not declared."""
         if self.kind in ("number", "count"):
             return (f"{self.name}={MISSING}",)
-        declared = {_read(level) for level in self.levels}
+        declared = {reads_as(level) for level in self.levels}
         return tuple(f"{self.name}={level}" for level in (MISSING, OTHER) if level not in declared)
 
     @property
@@ -289,13 +288,13 @@ class Column:
         """The number of each value's feature."""
         names = list(self.features)
         missing, other = (names.index(f"{self.name}={level}") for level in (MISSING, OTHER))
-        declared = {_read(level): place for place, level in enumerate(self.levels)}
+        declared = {reads_as(level): place for place, level in enumerate(self.levels)}
         seen: dict[Hashable, int] = {}
 
         def place(value: Any) -> int:
             if _is_missing(value):
                 return missing
-            text = _read(value)
+            text = reads_as(value)
             if text in declared:
                 return declared[text]
             if text in _READ_AS_MISSING:
@@ -324,8 +323,8 @@ class Column:
             nearest = bisect_right([level.split("-")[0] for level in ordered], head) - 1
             inside = nearest >= 0 and head <= ordered[nearest].split("-")[1]
             return self.levels.index(ordered[nearest]) if inside else None
-        fitting = [level for level in map(_read, self.levels) if code.startswith(level.upper())]
-        return [_read(level) for level in self.levels].index(max(fitting, key=len)) if fitting else None
+        fitting = [level for level in map(reads_as, self.levels) if code.startswith(level.upper())]
+        return [reads_as(level) for level in self.levels].index(max(fitting, key=len)) if fitting else None
 
 
 def column_names(X: Any) -> Sequence[Any]:
@@ -460,7 +459,7 @@ def _no_number(name: Any, what: str) -> DataError:
     )
 
 
-def _read(value: Any) -> str:
+def reads_as(value: Any) -> str:
     """What a value reads as; a whole number has no point."""
     number = isinstance(value, numbers.Real) and not isinstance(value, (bool, np.bool_))
     return str(int(value)) if number and float(value).is_integer() else str(value).strip()
@@ -536,7 +535,7 @@ def _checked_bounds(
 
 def _checked_levels(name: Any, rule: Rule, levels: Any) -> tuple[Any, ...]:
     listed = [] if isinstance(levels, str) or not np.iterable(levels) else list(levels)
-    if not listed or any(map(_is_missing, listed)) or len({_read(one) for one in listed}) < len(listed):
+    if not listed or any(map(_is_missing, listed)) or len({reads_as(one) for one in listed}) < len(listed):
         raise DataError(
             f"columns[{name!r}]: got {rule!r}, expected a list of levels that read differently (1 and '1' do not), "
             "none of them missing, as missing is a level of its own"

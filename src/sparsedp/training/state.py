@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from sparsedp._files import Json
 from sparsedp.evaluation import evaluation_mode
-from sparsedp.methods import Controller, Knowledge, OffSupport, PublicScores
+from sparsedp.methods import Controller, Knowledge, OffSupport, PublicScores, SupportChange
 from sparsedp.optimizers.ema import WeightAverage
 from sparsedp.optimizers.factory import (
     OptimizerChoice,
@@ -24,7 +24,7 @@ from sparsedp.optimizers.factory import (
     restore_scheduler,
     scheduler_state,
 )
-from sparsedp.optimizers.sparse import support_optimizer
+from sparsedp.optimizers.sparse import change_weights, support_optimizer
 from sparsedp.parameters import Layout, Support
 from sparsedp.privacy.mechanism import Release
 from sparsedp.privacy.plan import Plan
@@ -86,6 +86,12 @@ class Learner:
         """One per parameter group, for the next step."""
         return tuple(float(group["lr"]) for group in self._optimizer.param_groups)
 
+    def enter(self, change: SupportChange) -> None:
+        """Change the weights as a change of support asks; an average of them begins again where they were shrunk."""
+        change_weights(self.model, self.layout, change)
+        if change.shrinkage is not None and self._average is not None:
+            self._average.begin_again()
+
     def apply(self, released: Release) -> None:
         """Move the support by a release."""
         if self._average is not None:
@@ -112,21 +118,16 @@ class Learner:
 
     @contextmanager
     def evaluated(self) -> Iterator[nn.Module]:
-        """The model to evaluate, in evaluation mode, averaged and denoised as far as asked; then all is as before."""
+        """The model to evaluate, in evaluation mode, averaged if asked; then all is as before."""
         with evaluation_mode(self.model), ExitStack() as stack:
             if self._average is not None:
                 stack.enter_context(self._average.in_place())
-            if (shrinkage := self.controller.shrinkage()) is not None:
-                stack.callback(self.layout.write, self.model, self.layout.flatten(self.model))
-                shrinkage.apply(self.layout, self.model)
             yield self.model
 
     def install_average(self) -> None:
-        """Leave the averaged and denoised weights, as far as they were asked for, in the model."""
+        """Leave the averaged weights, if they were asked for, in the model."""
         if self._average is not None:
             self._average.install()
-        if (shrinkage := self.controller.shrinkage()) is not None:
-            shrinkage.apply(self.layout, self.model)
 
     def state(self) -> TrainerState:
         """All of it, between two steps."""

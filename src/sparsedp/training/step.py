@@ -16,8 +16,7 @@ from sparsedp.errors import PrivacyError
 from sparsedp.grad_sample import make_engine
 from sparsedp.grad_sample.query import Engine, Query
 from sparsedp.grad_sample.touched import TouchedRows
-from sparsedp.methods.support_scheduler import Controller
-from sparsedp.optimizers.sparse import set_to_zero
+from sparsedp.methods.support_scheduler import Controller, SupportChange
 from sparsedp.privacy.ledger import Charge, Ledger, SharedCharge
 from sparsedp.privacy.mechanism import ONE_PROCESS, GaussianMechanism, ProcessGroup, Release
 from sparsedp.privacy.plan import Phase, Plan
@@ -121,6 +120,7 @@ class PrivateStep:
     controller: Controller
     engine: Engine
     counts: StepCounts
+    enter: Callable[[SupportChange], None]
     move: Callable[[Release], None]
     randomness: PrivateRandomness
     group: ProcessGroup
@@ -138,8 +138,8 @@ class PrivateStep:
             with self.state.untouched(last_of_epoch=False):
                 ledger = self.counts.release(step, phase, batch, ledger)
         setting = self.controller.setting(step)
-        if setting.change is not None and setting.change.prune:
-            set_to_zero(self.model, self.engine.layout, setting.change.left)
+        if setting.change is not None:
+            self.enter(setting.change)
         last = step + 1 in self.plan.epoch_ends()
         with self.state.untouched(last_of_epoch=last):
             query = Query(setting.support, phase.clip, setting.geometry, setting.per_sample_top)
@@ -204,6 +204,7 @@ class Stepper:
             controller,
             computing,
             StepCounts(self._look, plan, controller, private, group),
+            self.learner.enter,
             self.learner.apply,
             private,
             group,

@@ -1,0 +1,391 @@
+"""`sparsedp columns`, `train` and `predict`: tables from the shell, by the estimators of `sparsedp.sklearn`."""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import numpy as np
+import typer
+
+from sparsedp.cli import options
+from sparsedp.cli.output import emit, people, run_folder
+from sparsedp.errors import DataError, PrivacyError, SparseDPError
+
+if TYPE_CHECKING:
+    from sparsedp.sklearn.estimator import PrivateEstimator
+
+_SETTINGS, _PAGE = "estimator.json", "guarantee.html"
+
+Tables = Annotated[
+    list[Path], typer.Argument(metavar="TABLE...", help="CSV or Parquet files with the same columns.")
+]
+
+
+def columns(
+    tables: Tables,
+    out: Annotated[Path | None, typer.Option(help="The file to write; standard output by default.")] = None,
+) -> None:
+    """Draft columns.toml from the header of a table alone, to be filled in from a data dictionary.
+
+    No value of the data is read: bounds and levels are left open, as taken from the data they would not be public.
+
+    Example: `sparsedp columns patients.csv --out columns.toml`
+    """
+    from sparsedp.sklearn.data import names_somebody
+
+    lines = [
+        "# A description of every column, from what it means (a data dictionary), never from the values it has.",
+        '#   ["number", low, high]      clamped and centred; bounds may be dates, "1920-01-01"',
+        '#   ["count", high]            counts and amounts, of which few are large: a logarithm is taken',
+        '#   ["category", ["a", "b"]]   names and codes: all levels there can be; others are one level, missing another',
+        '#   ["code", "icd10"]          diagnoses or drugs by chapter: icd9, icd10, atc, or a list of prefixes',
+        '#   "unit"                     who is protected: the id of the patient each row belongs to',
+        '#   "drop"                     left out: free text, other ids, what is known only after the outcome',
+        "# A target to be classified is a category; one to be regressed is a number, and its bounds are needed.",
+        "",
+        "[columns]",
+    ]
+    for name, kind in _header(tables[0]).items():
+        lines.append(f"{json.dumps(name)} = {_draft(name, kind, names_somebody(name))}")
+    text = "\n".join(lines) + "\n"
+    if out is None:
+        people(False).print(text, end="", soft_wrap=True, markup=False)
+        return
+    if out.exists():
+        raise SparseDPError(f"{out} is there already; give another --out")
+    out.write_text(text, encoding="utf-8")
+    people(False).print(
+        f"Draft: {out}. Fill in what is open, then sparsedp train --columns {out}", soft_wrap=True
+    )
+
+
+def train(
+    tables: Tables,
+    target: Annotated[str, typer.Option(help="The column to predict.")],
+    columns: Annotated[
+        Path, typer.Option(help="Descriptions of all columns; `sparsedp columns` drafts them.")
+    ],
+    run_dir: Annotated[Path, typer.Option(help="The run directory to make.")],
+    epsilon: Annotated[float, typer.Option(help="The budget, never exceeded.")],
+    delta: options.Delta = None,
+    unit: Annotated[
+        str | None, typer.Option(help="The column of who is protected; or describe it as unit.")
+    ] = None,
+    held_out: Annotated[
+        float,
+        typer.Option(min=0.0, max=0.9, help="Share of the units to test on, by a public hash of their ids."),
+    ] = 0.2,
+    hidden: Annotated[
+        str | None, typer.Option(metavar="N,N", help="Widths of hidden layers; none: linear.")
+    ] = None,
+    epochs: options.Epochs = None,
+    seed: Annotated[int | None, typer.Option(help="Reproducible, and not for release.")] = None,
+    budget: Annotated[
+        Path | None,
+        typer.Option(help="The file of a PrivacyBudget that this fit draws from; made in Python."),
+    ] = None,
+    as_json: options.Json = False,
+) -> None:
+    """Train a private model on tables, and write the guarantee as a page to print.
+
+    Example: `sparsedp train patients.csv --target readmitted --unit patient_id --columns columns.toml --epsilon 1
+    --run-dir runs/first`
+    """
+    from sparsedp.sklearn.data import held_out_by_hash
+    from sparsedp.sklearn.preprocessing import read_columns
+
+    rules = read_columns(columns)
+    if target not in rules:
+        raise DataError(f"--target: got {target!r}, expected one of the columns described in {columns}")
+    if unit is not None:
+        if unit not in rules:
+            raise DataError(f"--unit: got {unit!r}, expected one of the columns described in {columns}")
+        rules = {**{name: rule for name, rule in rules.items() if rule != "unit"}, unit: "unit"}
+    told = {name: rule for name, rule in rules.items() if name != target}
+    settings: dict[str, Any] = {
+        "columns": told, "target": target, **_task(target, rules[target]), "epsilon": epsilon, "delta": delta,
+        "hidden_layer_sizes": [int(width) for width in options.numbers(hidden, "hidden")] if hidden else [],
+        "name": tables[0].stem, "run_dir": str(run_dir), "random_state": seed,
+        **({} if epochs is None else {"epochs": epochs}),
+    }  # fmt: skip
+    table = read_tables(tables)
+    y = _target(table, target, settings)
+    features = table.without(target)
+    who = next((name for name, rule in told.items() if rule == "unit"), None)
+    ids = features[who].to_numpy() if who is not None else np.arange(len(table)).astype(str)
+    apart = held_out_by_hash(ids, held_out)
+    if held_out and (apart.all() or not apart.any()):
+        raise DataError(f"--held-out: a share of {held_out:g} leaves one side empty; give another, or 0")
+    model = make_estimator(settings)
+    if budget is not None:
+        model.set_params(budget=_budget(budget))
+    test = (features.rows(apart), y[apart]) if held_out else None
+    model.fit(features.rows(~apart), y[~apart], eval_set=test)
+    (run_dir / _SETTINGS).write_text(json.dumps(settings, indent=1, default=str) + "\n", encoding="utf-8")
+    page = model.guarantee_report(run_dir / _PAGE)
+    metrics = {name: value for name, value in model.result_.metrics.items() if value is not None}
+    if as_json:
+        emit({"run": str(run_dir), "epsilon": model.epsilon_, "delta": model.delta_, "metrics": metrics})
+    screen = people(as_json)
+    screen.print(model.encoder_.describe(), soft_wrap=True, markup=False)
+    screen.print(model.guarantee_, soft_wrap=True)
+    if metrics:
+        told_metrics = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
+        screen.print(f"held-out (exact, outside the guarantee): {told_metrics}", soft_wrap=True)
+    screen.print(f"Run: {run_dir}\nFor the data-protection officer: {page}", soft_wrap=True)
+
+
+def predict(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run of `sparsedp train`.")],
+    tables: Tables,
+    out: Annotated[
+        Path | None, typer.Option(help="The CSV file to write; standard output by default.")
+    ] = None,
+) -> None:
+    """Predict for new examples, one line each: the prediction, and the probability of each class.
+
+    Example: `sparsedp predict runs/first new.csv --out predicted.csv`
+    """
+    model = load_estimator(run)
+    table = read_tables(tables)
+    described = [name for name in model.columns if name in table.columns]
+    features = table.only(described)
+    found: dict[str, Any] = {"predicted": model.predict(features)}
+    if hasattr(model, "classes_"):
+        shares = model.predict_proba(features)
+        found.update({f"p({label})": shares[:, place] for place, label in enumerate(model.classes_)})
+    text = ",".join(map(_cell, found)) + "\n"
+    text += "".join(",".join(map(_cell, line)) + "\n" for line in zip(*found.values(), strict=True))
+    if out is None:
+        people(False).print(text, end="", soft_wrap=True, markup=False)
+    else:
+        out.write_text(text, encoding="utf-8")
+        people(False).print(f"{len(table)} predictions: {out}")
+
+
+@dataclass(frozen=True)
+class ReadTable:
+    """Columns by name, as the estimators take a frame."""
+
+    values: dict[str, np.ndarray]
+
+    @property
+    def columns(self) -> list[str]:
+        """The names."""
+        return list(self.values)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Examples and columns."""
+        return len(self), len(self.values)
+
+    def __len__(self) -> int:
+        return len(next(iter(self.values.values()), ()))
+
+    def __getitem__(self, name: str) -> _Values:
+        return _Values(self.values[name])
+
+    def rows(self, chosen: np.ndarray) -> ReadTable:
+        """Some of the examples."""
+        return ReadTable({name: values[chosen] for name, values in self.values.items()})
+
+    def only(self, names: Sequence[str]) -> ReadTable:
+        """Some of the columns."""
+        return ReadTable({name: self.values[name] for name in names})
+
+    def without(self, name: str) -> ReadTable:
+        """All columns but one."""
+        return self.only([one for one in self.values if one != name])
+
+
+@dataclass(frozen=True)
+class _Values:
+    values: np.ndarray
+
+    def to_numpy(self) -> np.ndarray:
+        return self.values
+
+
+def read_tables(paths: Sequence[Path]) -> ReadTable:
+    """The rows of CSV and Parquet files one after the other; of CSV all values are text, as they stand.
+
+    Raises:
+        DataError: a file cannot be read, or has other columns than the first.
+    """
+    parts = [_parquet(path) if _is_parquet(path) else _csv(path) for path in paths]
+    for path, part in zip(paths, parts, strict=True):
+        if set(part) != set(parts[0]):
+            odd = sorted(set(part) ^ set(parts[0]))[:6]
+            raise DataError(
+                f"{path}: its columns differ from those of {paths[0]} by {odd}; expected the same"
+            )
+    return ReadTable({name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
+
+
+def make_estimator(settings: dict[str, Any]) -> PrivateEstimator:
+    """The estimator of these settings, as Python would make it."""
+    from sparsedp.sklearn import SparseDPClassifier, SparseDPRegressor
+
+    given = {name: value for name, value in settings.items() if name != "target"}
+    return SparseDPClassifier(**given) if "classes" in given else SparseDPRegressor(**given)
+
+
+def load_estimator(run: Path) -> PrivateEstimator:
+    """The fitted estimator of a run of `sparsedp train`, for predictions.
+
+    Raises:
+        DataError: the run was not made by `sparsedp train`.
+    """
+    import sparsedp
+    from sparsedp.sklearn import PublicEncoder
+    from sparsedp.sklearn.data import network, widths_of
+
+    try:
+        settings = json.loads((run_folder(run) / _SETTINGS).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{run}: {error}; expected a run of `sparsedp train`") from error
+    model = make_estimator(settings)
+    encoder = PublicEncoder(model.columns)
+    features = len(encoder.get_feature_names_out())
+    if "classes" in settings:
+        model.classes_ = np.unique(np.asarray(settings["classes"]))
+    model.encoder_ = encoder
+    model.model_ = network(features, model._outputs(), widths_of(model.hidden_layer_sizes), 0)
+    sparsedp.load_weights(run, model.model_)
+    model.model_.double().eval()
+    return model
+
+
+def _task(target: str, rule: Any) -> dict[str, Any]:
+    """What the target's description asks for: classes, or bounds of a regression."""
+    if not isinstance(rule, str) and rule[0] == "category":
+        return {"classes": [_read(level) for level in rule[1]]}
+    if (
+        not isinstance(rule, str)
+        and rule[0] == "number"
+        and all(isinstance(side, (int, float)) for side in rule[1:])
+    ):
+        return {"target_bounds": [float(side) for side in rule[1:]]}
+    raise PrivacyError(
+        f'target {target!r}: got {rule!r}, expected ["category", [classes]] to classify or ["number", low, high] to '
+        "regress, from public knowledge"
+    )
+
+
+def _target(table: ReadTable, target: str, settings: dict[str, Any]) -> np.ndarray:
+    if target not in table.values:
+        raise DataError(f"--target: {target!r} is no column of the table")
+    values = table[target].to_numpy()
+    if "classes" in settings:
+        return np.array([_read(value) for value in values.tolist()])
+    try:
+        return np.asarray(values, dtype=np.float64)
+    except (TypeError, ValueError):
+        pass  # the message would show a value
+    raise DataError(f"target {target!r} holds what is no number; leave such rows out")
+
+
+def _read(value: Any) -> str:
+    from sparsedp.sklearn.preprocessing import reads_as
+
+    return reads_as(value)
+
+
+def _budget(path: Path) -> Any:
+    from sparsedp.sklearn import PrivacyBudget
+
+    try:
+        held = json.loads(path.read_text(encoding="utf-8"))
+        return PrivacyBudget(held["epsilon"], held["delta"], path, held["composition"])
+    except (OSError, KeyError, TypeError, json.JSONDecodeError) as error:
+        raise DataError(f"--budget {path}: expected the file of a PrivacyBudget") from error
+
+
+def _header(path: Path) -> dict[str, str]:
+    """The columns' names, and of Parquet their declared types; no row is read."""
+    if _is_parquet(path):
+        for module in ("pyarrow.parquet", "polars"):
+            try:
+                found = importlib.import_module(module).read_schema(path) if "arrow" in module else None
+                schema = found or importlib.import_module(module).read_parquet_schema(path)
+                pairs = zip(schema.names, schema.types, strict=True) if found is not None else schema.items()
+                return {name: str(kind).lower() for name, kind in pairs}
+            except ImportError:
+                continue
+        raise _no_parquet(path)
+    with _opened(path) as file:
+        names = next(csv.reader(file), [])
+    return dict.fromkeys(_checked_names(path, names), "")
+
+
+def _draft(name: str, kind: str, somebody: bool) -> str:
+    """The open description of a column, by its name and declared type."""
+    declared = f"declared {kind}; " if kind else ""
+    if somebody:
+        return f'"unit"  # {declared}looks like an id by its name: "unit" if it says who is protected, else "drop"'
+    if "date" in kind or "time" in kind:
+        return f'["number", "YYYY-MM-DD", "YYYY-MM-DD"]  # {declared}first and last day there can be'
+    if any(word in kind for word in ("str", "utf", "bool", "categorical", "dictionary")):
+        return f'["category", []]  # {declared}all levels there can be'
+    if any(word in kind for word in ("float", "double", "decimal")):
+        return f'["number", "LOW", "HIGH"]  # {declared}bounds from what it means'
+    return f'"FILL IN"  # {declared}a number, a count, a category, a code, or drop'
+
+
+def _csv(path: Path) -> dict[str, np.ndarray]:
+    with _opened(path) as file:
+        reader = csv.reader(file)
+        names = _checked_names(path, next(reader, []))
+        lines = [line for line in reader if line]
+    if any(len(line) != len(names) for line in lines):
+        raise DataError(f"{path}: a line has not as many values as there are columns ({len(names)})")
+    if not lines:
+        raise DataError(f"{path}: expected rows below the header, found none")
+    return {
+        name: np.array(values, dtype=object)
+        for name, values in zip(names, zip(*lines, strict=True), strict=True)
+    }
+
+
+def _opened(path: Path) -> Any:
+    try:
+        return open(path, newline="", encoding="utf-8-sig")
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror}; give a CSV or Parquet file") from error
+
+
+def _checked_names(path: Path, names: list[str]) -> list[str]:
+    if not names or len(set(names)) < len(names):
+        raise DataError(f"{path}: expected a header with a different name for each column")
+    return names
+
+
+def _parquet(path: Path) -> dict[str, np.ndarray]:
+    for module in ("pyarrow.parquet", "polars"):
+        try:
+            reader = importlib.import_module(module)
+        except ImportError:
+            continue
+        frame = reader.read_table(path) if "arrow" in module else reader.read_parquet(path)
+        names = frame.column_names if "arrow" in module else frame.columns
+        return {name: np.asarray(frame[name].to_numpy()) for name in names}
+    raise _no_parquet(path)
+
+
+def _is_parquet(path: Path) -> bool:
+    return path.suffix.lower() in (".parquet", ".pq")
+
+
+def _no_parquet(path: Path) -> SparseDPError:
+    return SparseDPError(f"{path}: reading Parquet takes pyarrow or polars; install one, or give CSV")
+
+
+def _cell(value: Any) -> str:
+    text = f"{value:.6g}" if isinstance(value, (float, np.floating)) else str(value)
+    return '"' + text.replace('"', '""') + '"' if any(c in text for c in ',"\n') else text

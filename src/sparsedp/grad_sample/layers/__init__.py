@@ -1,1 +1,0 @@
-"""What the fast engine knows about each family of layers."""

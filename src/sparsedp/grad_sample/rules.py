@@ -1,0 +1,415 @@
+"""Operations in which examples meet a tensor they share: its per-example gradients from the output's gradient.
+
+Keyed by the name of the node autograd leaves behind, so that a formula serves whoever calls the operation: a layer, a
+subclass of one, or a forward written by hand. An operation that is not here goes through its own backward, one example
+at a time.
+
+Index conventions: n example, t position, i and o the two axes of a matrix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import Node
+
+from sparsedp.grad_sample.blocks import Block
+from sparsedp.grad_sample.buffers import Space
+from sparsedp.grad_sample.conv import ConvWeight
+from sparsedp.grad_sample.embedding import token_rows
+from sparsedp.grad_sample.linear import Outer, SequenceOuter
+from sparsedp.grad_sample.sampler import Explicit, GradSampler, keep, working
+from sparsedp.grad_sample.trace import ExampleAxis, FallbackError
+
+
+class Contribution(Protocol):
+    """What one operation adds to the per-example gradients of a tensor that all examples share. Private."""
+
+    def dense(self, space: Space) -> Tensor:
+        """The gradients themselves, [examples, *shape of the tensor]."""
+        ...
+
+    def sampler(self, block: Block, space: Space) -> GradSampler:
+        """The gradients of a parameter's block, where the tensor is the parameter."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Whole:
+    """The gradients themselves."""
+
+    values: Tensor
+
+    def times(self, scale: float) -> Whole:
+        """The same of a tensor that was multiplied by a number."""
+        return self if scale == 1 else Whole(self.values * scale)
+
+    def dense(self, space: Space) -> Tensor:
+        """[examples, *shape]."""
+        return self.values
+
+    def sampler(self, block: Block, space: Space) -> GradSampler:
+        """The block's rows and columns of them."""
+        values = keep(self.values, 1, block.rows)
+        return Explicit(keep(values, 2, block.columns) if block.columns is not None else values)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Product:
+    """A matrix [o, i] whose gradient is b^T a: a is [n, t, i], b is [n, t, o]."""
+
+    a: Tensor
+    b: Tensor
+
+    def transposed(self) -> Product:
+        """The same for the matrix [i, o]."""
+        return Product(self.b, self.a)
+
+    def times(self, scale: float) -> Product:
+        """The same of a tensor that was multiplied by a number."""
+        return self if scale == 1 else Product(self.a * scale, self.b)
+
+    def dense(self, space: Space) -> Tensor:
+        """One product per example."""
+        return torch.bmm(self.b.transpose(1, 2), self.a)
+
+    def sampler(self, block: Block, space: Space) -> GradSampler:
+        """An outer product where there is one position, their sum else."""
+        a, b = keep(self.a, -1, block.columns), keep(self.b, -1, block.rows)
+        if a.shape[1] == 1:
+            return Outer(a.squeeze(1), b.squeeze(1), space)
+        return SequenceOuter(a, b, space)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tokens:
+    """Rows of a table: `ids` [n, t] say which, `b` [n, t, e] holds the gradients of what was read.
+
+    The row `padding` has no gradient; where it is no row of the table, all have.
+    """
+
+    ids: Tensor
+    b: Tensor
+    padding: int
+    rows: int
+
+    def dense(self, space: Space) -> Tensor:
+        """The whole table's gradients."""
+        b = (
+            self.b.masked_fill((self.ids == self.padding).unsqueeze(2), 0)
+            if self.padding < self.rows
+            else self.b
+        )
+        values = b.new_zeros(b.shape[0], self.rows, b.shape[2])
+        return values.scatter_add_(1, self.ids.unsqueeze(2).expand_as(b), b)
+
+    def sampler(self, block: Block, space: Space) -> GradSampler:
+        """Entries of the block's rows."""
+        return token_rows(self.ids, keep(self.b, 2, block.columns), self.padding, block, space)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Patches:
+    """A convolution's weight [o, c, *kernel]: `a` is the input, `b` the output's gradient.
+
+    For a transposed convolution the two change places.
+    """
+
+    a: Tensor
+    b: Tensor
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+
+    def dense(self, space: Space) -> Tensor:
+        """Products with patches of the input."""
+        weight = self._weight(self.a, self.b, space)
+        shape = (self.b.shape[1], self.a.shape[1] // self.groups, *self.kernel)
+        return weight.in_block_order(slice(None)).reshape(-1, *shape).clone()
+
+    def sampler(self, block: Block, space: Space) -> GradSampler:
+        """On the block's channels."""
+        if block.rows is None and block.columns is None:
+            return self._weight(self.a, self.b, space)
+        if self.groups > 1:
+            return Whole(self.dense(space)).sampler(block, space)
+        return self._weight(keep(self.a, 1, block.columns), keep(self.b, 1, block.rows), space)
+
+    def _weight(self, a: Tensor, b: Tensor, space: Space) -> ConvWeight:
+        return ConvWeight(
+            a, b.contiguous(), self.kernel, self.stride, self.dilation, self.groups, space, self.padding
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Folded:
+    """Contributions of rows of which every example has several, laid out along one axis with the examples."""
+
+    parts: Patches
+    axis: ExampleAxis
+    examples: int
+
+    def dense(self, space: Space) -> Tensor:
+        """Every example's rows added up."""
+        return self.axis.to_front(self.parts.dense(space), self.examples).sum(1)
+
+    def sampler(self, block: Block, space: Space) -> GradSampler:
+        """The block's rows and columns of that."""
+        return Whole(self.dense(space)).sampler(block, space)
+
+
+def added(parts: Sequence[Contribution]) -> list[Contribution]:
+    """Contributions to one tensor, merged where that is cheaper: products become one along the positions."""
+    products = [part for part in parts if isinstance(part, Product)]
+    whole = [part for part in parts if isinstance(part, Whole)]
+    merged = [part for part in parts if not isinstance(part, Product | Whole)]
+    if len(products) > 1:
+        products = [Product(torch.cat([p.a for p in products], 1), torch.cat([p.b for p in products], 1))]
+    merged += products
+    if whole:
+        values = whole[0].values
+        for part in whole[1:]:
+            values = values + part.values
+        merged.append(Whole(values))
+    return merged
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Backprop:
+    """One operation's output gradient and what autograd saved for its backward. Private.
+
+    `slot` is the place of the shared tensor among the inputs, `shape` its shape.
+    """
+
+    gradient: Tensor
+    saved: dict[str, Any]
+    slot: int
+    shape: tuple[int, ...]
+    axis: ExampleAxis
+    examples: int
+
+    def to_front(self, tensor: Tensor) -> Tensor:
+        """A tensor laid out like the output, examples first."""
+        return self.axis.to_front(tensor, self.examples)
+
+    def summed(self, values: Tensor) -> Whole:
+        """Values like the output, summed over all axes along which the shared tensor was spread."""
+        return Whole(summed_to(self.to_front(working(values)), self.shape))
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What to keep of a node before the backward pass, and the formula."""
+
+    saved: tuple[str, ...]
+    contribution: Callable[[Backprop], Contribution]
+
+
+def summed_to(values: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """[n, *larger] summed to [n, *shape], as broadcasting spread it."""
+    extra = values.dim() - 1 - len(shape)
+    spread = [
+        *range(1, 1 + extra),
+        *(a for a, size in enumerate(shape, start=1 + extra) if size == 1 and values.shape[a] != 1),
+    ]
+    long = [axis for axis in spread if values.shape[axis] != 1]
+    values = values.sum(long, keepdim=True) if long else values
+    return values.reshape(len(values), *shape)
+
+
+def saved_by(node: Node) -> dict[str, Any]:
+    """What the node's formula needs, taken before the backward pass frees it."""
+    rule = RULES.get(node.name())
+    values = {name: getattr(node, f"_saved_{name}") for name in (() if rule is None else rule.saved)}
+    return {name: value.detach() if isinstance(value, Tensor) else value for name, value in values.items()}
+
+
+def _add(bp: Backprop) -> Contribution:
+    return bp.summed(bp.gradient if bp.slot == 0 else bp.gradient * bp.saved["alpha"])
+
+
+def _subtract(bp: Backprop) -> Contribution:
+    return bp.summed(bp.gradient if bp.slot == 0 else bp.gradient * -bp.saved["alpha"])
+
+
+def _multiply(bp: Backprop) -> Contribution:
+    return bp.summed(bp.gradient * bp.saved["other" if bp.slot == 0 else "self"])
+
+
+def _divide(bp: Backprop) -> Contribution:
+    other = bp.saved["other"]
+    if bp.slot == 0:
+        return bp.summed(bp.gradient / other)
+    return bp.summed(-bp.gradient * bp.saved["self"] / (other * other))
+
+
+def _add_product(bp: Backprop) -> Contribution:
+    """What `addcmul` computes: self + value * tensor1 * tensor2."""
+    if bp.slot == 0:
+        return bp.summed(bp.gradient)
+    other = bp.saved["tensor2" if bp.slot == 1 else "tensor1"]
+    return bp.summed(bp.gradient * other * bp.saved["value"])
+
+
+def _spread(bp: Backprop) -> Contribution:
+    return bp.summed(bp.gradient)
+
+
+def _repeat(bp: Backprop) -> Contribution:
+    """Every axis of the output is so many copies of the input's."""
+    values = bp.to_front(bp.gradient)
+    sizes = (1,) * (values.dim() - 1 - len(bp.shape)) + bp.shape
+    pairs = [n for whole, size in zip(values.shape[1:], sizes, strict=True) for n in (whole // size, size)]
+    copies = list(range(1, 1 + len(pairs), 2))
+    return Whole(values.reshape(bp.examples, *pairs).sum(copies).reshape(bp.examples, *bp.shape))
+
+
+def _choose(bp: Backprop) -> Contribution:
+    chosen = bp.saved["condition"] if bp.slot == 0 else ~bp.saved["condition"]
+    return bp.summed(bp.gradient * chosen)
+
+
+def _prelu(bp: Backprop) -> Contribution:
+    return bp.summed(bp.gradient * bp.saved["self"].clamp(max=0))
+
+
+def _matrix(bp: Backprop, left: Tensor | None, right: Tensor | None) -> Contribution:
+    """One of the factors of left [m, k] @ right [k, n] is shared."""
+    if bp.axis.axis == 0 and left is not None:
+        return Product(_positions(bp, bp.gradient), _positions(bp, left))
+    assert right is not None
+    return Product(_positions(bp, right.T), _positions(bp, bp.gradient.T))
+
+
+def _positions(bp: Backprop, matrix: Tensor) -> Tensor:
+    """[examples and positions, features] to [n, t, features]."""
+    axis = ExampleAxis(0, bp.axis.before, bp.axis.after)
+    return axis.to_front(working(matrix), bp.examples)
+
+
+def _product(bp: Backprop) -> Contribution:
+    return _matrix(bp, bp.saved["self"], bp.saved["mat2"])
+
+
+def _sum_and_product(bp: Backprop) -> Contribution:
+    if bp.slot == 0:
+        return bp.summed(bp.gradient * bp.saved["beta"])
+    found = _matrix(bp, bp.saved["mat1"], bp.saved["mat2"])
+    assert isinstance(found, Product)
+    return found.times(bp.saved["alpha"])
+
+
+def _matrix_by_vector(bp: Backprop) -> Contribution:
+    if bp.slot == 0:
+        raise FallbackError("a shared matrix times one example's vector")
+    return Whole((_positions(bp, bp.saved["self"] * bp.gradient.unsqueeze(1))).sum(1))
+
+
+def _batched_product(bp: Backprop) -> Contribution:
+    """[g, m, k] @ [g, k, n], the examples inside m or n."""
+    gradient = working(bp.gradient)
+    if bp.slot == 1 and bp.axis.axis == 1:
+        a, b = bp.to_front(working(bp.saved["self"])), bp.to_front(gradient)
+        return Whole(torch.einsum("sgtk,sgtn->sgkn", a, b))
+    if bp.slot == 0 and bp.axis.axis == 2:
+        a, b = bp.to_front(working(bp.saved["mat2"])), bp.to_front(gradient)
+        return Whole(torch.einsum("sgmt,sgkt->sgmk", b, a))
+    raise FallbackError("a batched product in which the examples lie along an axis of its own")
+
+
+def _bilinear(bp: Backprop) -> Contribution:
+    """out[o] = left[i] W[o, i, j] right[j], as `nn.Bilinear` lays it out."""
+    left, right = (bp.saved[name].reshape(bp.gradient.shape[0], -1) for name in ("i1", "i3"))
+    if bp.slot != 1 or bp.axis.axis != 0 or bp.gradient.dim() != 2:
+        raise FallbackError("a trilinear product other than nn.Bilinear's")
+    pairs = _positions(bp, (left.unsqueeze(2) * right.unsqueeze(1)).flatten(1))
+    gradient = _positions(bp, bp.gradient)
+    return Whole(torch.bmm(gradient.transpose(1, 2), pairs).reshape(bp.examples, *bp.shape))
+
+
+def _layer_norm(bp: Backprop) -> Contribution:
+    gradient = working(bp.gradient)
+    if bp.slot == 1:
+        gradient = gradient * ((working(bp.saved["input"]) - bp.saved["result1"]) * bp.saved["result2"])
+    return bp.summed(gradient)
+
+
+def _group_norm(bp: Backprop) -> Contribution:
+    gradient, x = working(bp.gradient), working(bp.saved["input"])
+    if bp.slot == 1:
+        grouped = x.reshape(*bp.saved["result1"].shape, -1)
+        mean, scale = (bp.saved[name].unsqueeze(-1) for name in ("result1", "result2"))
+        gradient = gradient * ((grouped - mean) * scale).reshape(x.shape)
+    return _by_channel(bp, gradient)
+
+
+def _frozen_batch_norm(bp: Backprop) -> Contribution:
+    if bp.saved["training"]:
+        raise FallbackError("batch norm mixes examples")
+    gradient, x = working(bp.gradient), working(bp.saved["input"])
+    if bp.slot == 1:
+        mean, variance = (
+            bp.saved[name].reshape(-1, *[1] * (x.dim() - 2)) for name in ("running_mean", "running_var")
+        )
+        gradient = gradient * ((x - mean) * (variance + bp.saved["eps"]).rsqrt())
+    return _by_channel(bp, gradient)
+
+
+def _by_channel(bp: Backprop, values: Tensor) -> Contribution:
+    shape = (*bp.shape, *[1] * (values.dim() - 2))
+    return Whole(summed_to(bp.to_front(values), shape).reshape(bp.examples, *bp.shape))
+
+
+def _embedding(bp: Backprop) -> Contribution:
+    """The ids have the output's axes but the last."""
+    ids = bp.to_front(bp.saved["indices"]).reshape(bp.examples, -1)
+    b = bp.to_front(working(bp.gradient)).reshape(*ids.shape, -1)
+    return Tokens(ids, b, bp.saved["padding_idx"], bp.shape[0])
+
+
+def _convolution(bp: Backprop) -> Contribution:
+    if bp.axis.axis != 0:
+        raise FallbackError("a convolution whose first axis does not hold the examples")
+    if bp.slot == 2:
+        return _by_channel(bp, working(bp.gradient))
+    x, gradient = working(bp.saved["input"]), working(bp.gradient)
+    a, b = (gradient, x) if bp.saved["transposed"] else (x, gradient)
+    axes = len(bp.shape) - 2
+    stride, padding, dilation = (
+        tuple(bp.saved[name]) * (axes // len(bp.saved[name])) for name in ("stride", "padding", "dilation")
+    )
+    found = Patches(a, b, bp.shape[2:], stride, padding, dilation, bp.saved["groups"])
+    return found if bp.axis.first else Folded(found, bp.axis, bp.examples)
+
+
+RULES: dict[str, Rule] = {
+    "AddBackward0": Rule(("alpha",), _add),
+    "SubBackward0": Rule(("alpha",), _subtract),
+    "MulBackward0": Rule(("self", "other"), _multiply),
+    "DivBackward0": Rule(("self", "other"), _divide),
+    "AddcmulBackward0": Rule(("tensor1", "tensor2", "value"), _add_product),
+    "RepeatBackward0": Rule((), _repeat),
+    "ExpandBackward0": Rule((), _spread),
+    "WhereBackward0": Rule(("condition",), _choose),
+    "PreluKernelBackward0": Rule(("self",), _prelu),
+    "MmBackward0": Rule(("self", "mat2"), _product),
+    "AddmmBackward0": Rule(("mat1", "mat2", "alpha", "beta"), _sum_and_product),
+    "MvBackward0": Rule(("self",), _matrix_by_vector),
+    "BmmBackward0": Rule(("self", "mat2"), _batched_product),
+    "TrilinearBackward0": Rule(("i1", "i3"), _bilinear),
+    "NativeLayerNormBackward0": Rule(("input", "result1", "result2"), _layer_norm),
+    "NativeGroupNormBackward0": Rule(("input", "result1", "result2"), _group_norm),
+    "NativeBatchNormBackward0": Rule(
+        ("input", "running_mean", "running_var", "training", "eps"), _frozen_batch_norm
+    ),
+    "EmbeddingBackward0": Rule(("indices", "padding_idx"), _embedding),
+    "ConvolutionBackward0": Rule(
+        ("input", "stride", "padding", "dilation", "transposed", "groups"), _convolution
+    ),
+}

@@ -1,0 +1,227 @@
+"""From where examples meet something they share back to the parameters it was computed from, example by example."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, Node
+
+from sparsedp.grad_sample.blocks import Block
+from sparsedp.grad_sample.buffers import Space
+from sparsedp.grad_sample.rules import (
+    RULES,
+    Backprop,
+    Contribution,
+    Product,
+    Tokens,
+    Whole,
+    added,
+    saved_by,
+    summed_to,
+)
+from sparsedp.grad_sample.sampler import GradSampler, working
+from sparsedp.grad_sample.trace import VIEWS, FallbackError, Graph, Meeting, Place
+
+ROUNDING = 0.02
+"""How far a formula may be from the operation's own backward, which may run in half precision."""
+
+
+@dataclass(slots=True, eq=False)
+class Use:
+    """One meeting in one graph: its node, what autograd saved there, later the gradients of its outputs. Private.
+
+    `may_have_spread` says that the node's own backward, which sees all examples whichever it is asked for, gave
+    something that is not finite: what is infinite in one example, times the zeros of another, is NaN in that other's.
+    """
+
+    node: Node
+    meeting: Meeting
+    saved: dict[str, Any]
+    gradients: dict[int, Tensor] = field(default_factory=dict)
+    may_have_spread: bool = False
+
+    @classmethod
+    def of(cls, graph: Graph, meeting: Meeting) -> Use:
+        """Take what the formula needs before the backward pass frees it."""
+        node = graph.nodes[meeting.node]
+        try:
+            return cls(node, meeting, saved_by(node))
+        except RuntimeError as error:
+            raise FallbackError(f"what {node.name()} saved for its backward is lost: {error}") from error
+
+    @property
+    def edges(self) -> list[GradientEdge]:
+        """The outputs whose gradients are wanted."""
+        return [GradientEdge(self.node, place) for place, _ in self.meeting.outputs]
+
+    @property
+    def has_formula(self) -> bool:
+        """Whether its gradients come from a formula; else its own backward is called once per example."""
+        return self.node.name() in RULES
+
+    def parameters(self, leaves: Mapping[Node, str]) -> list[str]:
+        """The parameters among what it shares."""
+        starts = [self.node.next_functions[slot][0] for slot in self.meeting.shared]
+        found = {node for start in starts if start is not None for node in _above(start) if node in leaves}
+        return [name for node, name in leaves.items() if node in found]
+
+    def check_examples(self, examples: int) -> None:
+        """Refuse outputs that do not hold this number of examples where they should be."""
+        for place, axis in self.meeting.outputs:
+            shape = tuple(self.node._input_metadata[place].shape)
+            if axis.examples(shape) != examples:
+                raise FallbackError(f"{self.node.name()} gives {shape} for {examples} examples")
+
+    def contributions(self, examples: int) -> Iterator[tuple[Place, Contribution]]:
+        """What it adds to the gradients of each shared input."""
+        if not self.gradients:
+            return
+        for slot in self.meeting.shared:
+            node, place = self.node.next_functions[slot]
+            assert node is not None
+            shape = tuple(node._input_metadata[place].shape)
+            yield (node, place), self._contribution(slot, shape, examples)
+
+    def check_formulas(self, examples: int, space: Space) -> None:
+        """Hold every formula against the operation's own backward, one example at a time.
+
+        Raises:
+            FallbackError: they differ by more than rounding.
+        """
+        if not self.gradients or not self.has_formula:
+            return
+        for slot in self.meeting.shared:
+            node, place = self.node.next_functions[slot]
+            assert node is not None
+            shape = tuple(node._input_metadata[place].shape)
+            with torch.no_grad():
+                found = self._contribution(slot, shape, examples).dense(space)
+                expected = self._one_by_one(slot, shape, examples)
+            rounding = sum(float(g.abs().sum()) * torch.finfo(g.dtype).eps for g in self.gradients.values())
+            allowed = ROUNDING * expected.abs().max() + 100 * rounding
+            wrong = (found - expected).abs() > allowed
+            if found.shape != expected.shape or bool((wrong & expected.isfinite()).any()):
+                raise FallbackError(f"the formula of {self.node.name()} does not hold here")
+
+    def _contribution(self, slot: int, shape: tuple[int, ...], examples: int) -> Contribution:
+        rule = RULES.get(self.node.name())
+        if rule is None or list(self.gradients) != [0]:
+            return Whole(self._one_by_one(slot, shape, examples))
+        axis = dict(self.meeting.outputs)[0]
+        return rule.contribution(Backprop(self.gradients[0], self.saved, slot, shape, axis, examples))
+
+    def _one_by_one(self, slot: int, shape: tuple[int, ...], examples: int) -> Tensor:
+        """The node's own backward, given one example's gradient at a time."""
+        count = len(self.node._input_metadata)
+        axes = dict(self.meeting.outputs)
+        backward: Callable[..., Any] = self.node if callable(self.node) else self.node.apply  # type: ignore
+        found = []
+        for example in range(examples):
+            given: list[Tensor | None] = [None] * count
+            for place, gradient in self.gradients.items():
+                given[place] = axes[place].only(gradient, example, examples)
+            result = backward(*given)
+            each = result[slot] if isinstance(result, tuple) else result
+            if each is None:
+                each = torch.zeros(shape)
+            found.append(working(each.to_dense() if each.is_sparse else each).sum_to_size(shape))
+        each_example = torch.stack(found)
+        self.may_have_spread |= not bool(each_example.isfinite().all())
+        return each_example
+
+
+def grad_samplers(
+    uses: Sequence[Use],
+    examples: int,
+    leaves: Mapping[Node, str],
+    parameters: Mapping[str, nn.Parameter],
+    blocks: Mapping[str, Block],
+    space: Space,
+) -> Iterator[tuple[str, GradSampler]]:
+    """The per-example gradients of every parameter that is used."""
+    pending: dict[Place, list[Contribution]] = {}
+    with torch.no_grad():
+        for use in uses:
+            for place, contribution in use.contributions(examples):
+                at, moved = _towards_leaf(place, contribution, leaves)
+                pending.setdefault(at, []).append(moved)
+        for place in [place for place in pending if place[0] not in leaves]:
+            total = torch.stack([part.dense(space) for part in pending.pop(place)]).sum(0)
+            for leaf, values in _pulled_back(place, total, leaves, parameters):
+                pending.setdefault((leaf, 0), []).append(Whole(values))
+        for (leaf, _), parts in pending.items():
+            name = leaves[leaf]
+            for number, part in enumerate(added(parts)):
+                yield name, part.sampler(blocks[name], Space(space.workspace, f"{name}@{number}"))
+
+
+def _towards_leaf(
+    place: Place, contribution: Contribution, leaves: Mapping[Node, str]
+) -> tuple[Place, Contribution]:
+    """Undo turns, casts, views and look-ups on the way from a parameter, without forming gradients."""
+    node, number = place
+    while node not in leaves:
+        name = node.name()
+        above, above_number = node.next_functions[0] if node.next_functions else (None, 0)
+        if above is None or len(node.next_functions) > 1:
+            break
+        shape = tuple(above._input_metadata[above_number].shape)
+        if name == "TBackward0" and isinstance(contribution, Product):
+            contribution = contribution.transposed()
+        elif name == "TBackward0" and isinstance(contribution, Whole):
+            contribution = Whole(contribution.values.mT if len(shape) > 1 else contribution.values)
+        elif name == "MulBackward1" and isinstance(contribution, Whole | Product):
+            contribution = contribution.times(node._saved_other)  # type: ignore[attr-defined]
+        elif name in VIEWS and isinstance(contribution, Whole):
+            contribution = Whole(contribution.values.reshape(-1, *shape))
+        elif name == "ExpandBackward0" and isinstance(contribution, Whole):
+            contribution = Whole(summed_to(contribution.values, shape))
+        elif name == "EmbeddingBackward0" and isinstance(contribution, Whole):
+            contribution = _looked_up(node, contribution.values, shape[0])
+        elif name != "ToCopyBackward0":
+            break
+        node, number = above, above_number
+    return (node, number), contribution
+
+
+def _looked_up(node: Node, values: Tensor, rows: int) -> Contribution:
+    saved = saved_by(node)
+    ids = saved["indices"].reshape(1, -1).expand(values.shape[0], -1)
+    return Tokens(ids, values.reshape(*ids.shape, -1), saved["padding_idx"], rows)
+
+
+def _pulled_back(
+    place: Place, values: Tensor, leaves: Mapping[Node, str], parameters: Mapping[str, nn.Parameter]
+) -> Iterator[tuple[Node, Tensor]]:
+    """Gradients [n, *shape] of a tensor computed from parameters, as gradients of those parameters."""
+    edge, nodes = GradientEdge(*place), [node for node in _above(place[0]) if node in leaves]
+    wanted = [parameters[leaves[node]] for node in nodes]
+    values = values.to(place[0]._input_metadata[place[1]].dtype)
+
+    def pull(given: Tensor, batched: bool) -> tuple[Tensor | None, ...]:
+        return torch.autograd.grad(
+            [edge], wanted, [given], retain_graph=True, allow_unused=True, is_grads_batched=batched
+        )
+
+    try:
+        found = pull(values, True)
+    except RuntimeError:
+        each = [pull(row, False) for row in values]
+        found = tuple(None if rows[0] is None else torch.stack(rows) for rows in zip(*each, strict=True))
+    for node, gradient in zip(nodes, found, strict=True):
+        if gradient is not None:
+            yield node, working(gradient)
+
+
+def _above(start: Node) -> list[Node]:
+    seen, stack = {start: None}, [start]
+    while stack:
+        for node, _ in stack.pop().next_functions:
+            if node is not None and node not in seen:
+                seen[node] = None
+                stack.append(node)
+    return list(seen)

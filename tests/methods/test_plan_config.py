@@ -1,0 +1,238 @@
+"""test_plan_config"""
+
+import dataclasses
+import json
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sparsedp.errors import PrivacyError, SparseDPError
+from sparsedp.methods.catalog import all_methods, get_method
+from sparsedp.methods.method import GeometryRule, MethodOptions
+from sparsedp.methods.plan_config import PlanSpec, build_plan
+from sparsedp.methods.ranking import Granularity
+from sparsedp.methods.schedules import Cooling, EverySteps, Listed
+from sparsedp.methods.scores import Energy
+from sparsedp.privacy.accounting import accountant
+from sparsedp.privacy.calibration import EqualNoise, NominalSplit
+from sparsedp.privacy.normalization import PrivateNormalisation
+from sparsedp.privacy.plan import Plan
+
+SIZES = {"units": 1000, "batch_size": 100, "epochs": 3}
+private_methods = [method for method in all_methods() if method.private]
+
+
+def test_what_no_plan_has_is_refused_by_name():
+    with pytest.raises(TypeError, match=r"build_plan\(\) got .*'lr'.*batch_size"):
+        build_plan("dp-sgd", **SIZES, lr=0.1)
+
+
+def test_an_epoch_is_units_over_batch_size_to_the_nearest_step():
+    for units, batch_size, expected in [
+        (60_000, 1024, 59),
+        (60_000, 512, 117),
+        (100, 40, 3),
+        (7, 7, 1),
+        (10, 7, 1),
+    ]:
+        plan = PlanSpec.asked(
+            get_method("dp-sgd"), units=units, batch_size=batch_size, epochs=2, clip_norm=1.0
+        ).draft()
+        assert plan.steps_per_epoch == expected
+        assert plan.total_steps == 2 * expected
+        assert plan.phases[0].sampling_rate == batch_size / units
+
+
+def test_the_warm_up_is_its_share_of_all_steps_to_the_nearest():
+    for fraction, expected in [(0.3, 9), (0.29, 9), (0.05, 2), (0.35, 11), (0.97, 29)]:
+        plan = PlanSpec.asked(get_method("tp-topk"), **SIZES, clip_norm=1.0, warmup_fraction=fraction).draft()
+        assert [(phase.name, phase.steps) for phase in plan.phases] == [
+            ("warm-up", expected),
+            ("main", 30 - expected),
+        ]
+
+
+@given(st.integers(1, 10**6), st.integers(1, 10**5), st.integers(1, 50), st.floats(0.01, 0.99))
+@settings(max_examples=60)
+def test_steps_add_up_whatever_the_sizes(units, batch_size, epochs, fraction):
+    if batch_size > units:
+        return
+    total = epochs * max(1, math.floor(units / batch_size + 0.5))
+    try:
+        plan = PlanSpec.asked(
+            get_method("tp-topk"), units=units, batch_size=batch_size, epochs=epochs, clip_norm=1.0,
+            warmup_fraction=fraction,
+        ).draft()  # fmt: skip
+    except SparseDPError:
+        assert round(fraction * total) in (0, total)
+        return
+    assert plan.total_steps == total
+    assert abs(plan.phases[0].steps - fraction * total) <= 0.5 + 1e-9
+
+
+@pytest.mark.parametrize("method", private_methods, ids=lambda method: method.name)
+def test_every_private_method_is_calibrated_to_epsilon_and_no_more(method):
+    plan = build_plan(method, **SIZES, epsilon=2.0, delta=1e-5, clip_norm=1.0, accountant="rdp")
+    spent = accountant("rdp").epsilon(plan.spends(), 1e-5)
+    assert 0.995 * 2.0 <= spent <= 2.0
+    assert (plan.target_epsilon, plan.delta, plan.accountant) == (2.0, 1e-5, "rdp")
+
+
+def test_options_change_the_declared_rule_but_never_the_noise():
+    def plan(**options):
+        return build_plan(
+            get_method("tp-topk"), MethodOptions(**options), **SIZES, epsilon=2.0, delta=1e-5, clip_norm=1.0,
+            accountant="rdp",
+        )  # fmt: skip
+
+    plain, other = plan(), plan(active_ratio=0.5, schedule=Cooling(), geometry=GeometryRule.STANDARDIZED)
+    assert [p.noise_multiplier for p in plain.phases] == [p.noise_multiplier for p in other.phases]
+    assert plain.phases[1].support["active_ratio"] == 0.2
+    assert other.phases[1].support["active_ratio"] == 0.5
+    assert other.phases[1].geometry == "standardized"
+    assert all(p.phases[0].support.plain() == {"rule": "full"} for p in (plain, other))
+
+
+def test_the_split_divides_two_phases_and_leaves_one_alone():
+    def noises(name, split):
+        plan = build_plan(
+            get_method(name), **SIZES, epsilon=2.0, delta=1e-5, clip_norm=1.0, accountant="rdp", split=split
+        )
+        return [phase.noise_multiplier for phase in plan.phases]
+
+    equal, nominal = noises("tp-topk", EqualNoise()), noises("tp-topk", NominalSplit(0.3))
+    assert equal[0] == equal[1]
+    assert nominal[0] > equal[0] > nominal[1]
+    assert noises("dp-sgd", NominalSplit(0.3)) == noises("dp-sgd", EqualNoise())
+
+
+def test_each_phase_may_have_its_own_clip():
+    plan = PlanSpec.asked(get_method("tp-topk"), **SIZES, clip_norm=(1.0, 0.5)).draft()
+    assert [phase.clip_norm for phase in plan.phases] == [1.0, 0.5]
+    with pytest.raises(PrivacyError, match="expected one number, or a pair"):
+        PlanSpec.asked(get_method("dp-sgd"), **SIZES, clip_norm=(1.0, 0.5)).draft()
+
+
+def test_the_ablations_have_no_epsilon():
+    noisy = build_plan(
+        get_method("noisy-sgd"), **SIZES, epsilon=None, delta=None, clip_norm=None, noise_std=2.0
+    )
+    clipped = build_plan(get_method("clipped-sgd"), **SIZES, epsilon=None, delta=None, clip_norm=1.0)
+    assert (noisy.phases[0].clip_norm, noisy.phases[0].noise_std) == (None, 2.0)
+    assert (clipped.phases[0].clip_norm, clipped.phases[0].noise_multiplier) == (1.0, 0.0)
+    assert not noisy.is_private
+    assert not clipped.is_private
+    assert accountant("rdp").epsilon(clipped.spends(), 1e-5) == math.inf
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "message"),
+    [
+        ("dp-sgd", {"noise_std": 1.0}, "it is for noisy-sgd"),
+        ("dp-sgd", {"batch_size": 1001}, "expected at most the number of units, 1000"),
+        ("dp-sgd", {"batch_size": 0}, "batch_size: got 0"),
+        ("dp-sgd", {"epochs": 1.5}, "epochs: got 1.5"),
+        ("dp-sgd", {"accountant": "moments"}, "accountant: got 'moments'"),
+        ("tp-topk", {"warmup_fraction": 1.0}, "warmup_fraction: got 1.0"),
+        ("tp-topk", {"warmup_fraction": 0.01}, "both phases need at least one"),
+        ("clipped-sgd", {}, "protects nobody"),
+        ("noisy-sgd", {"epsilon": None, "noise_std": 1.0}, "does not clip"),
+        ("noisy-sgd", {"epsilon": None, "clip_norm": None}, "got no noise_std"),
+    ],
+)
+def test_requests_without_meaning_are_refused(name, settings, message):
+    request = {**SIZES, "epsilon": 1.0, "delta": 1e-5, "clip_norm": 1.0, **settings}
+    with pytest.raises(SparseDPError, match=message):
+        build_plan(get_method(name), **request)
+
+
+@pytest.mark.parametrize("missing", ["epsilon", "delta", "clip_norm"])
+def test_a_spec_has_no_gaps(missing):
+    spec = PlanSpec.asked("dp-sgd", **SIZES)
+    with pytest.raises(PrivacyError, match="expected a number"):
+        dataclasses.replace(spec, **{missing: None}).plan()
+
+
+def test_what_is_not_given_is_filled_in_from_public_numbers():
+    spec = PlanSpec.asked(units=60_000)
+    assert (spec.method.name, spec.unit, spec.epsilon, spec.delta) == ("tp-topk", "row", 3.0, 1e-6)
+    assert (spec.epochs, spec.batch_size, spec.clip_norm, spec.warmup_fraction) == (20, 1024, 1.0, 0.3)
+    assert (spec.split, spec.accountant, spec.normalise, spec.noise_std) == (EqualNoise(), "pld", None, None)
+    ablation = PlanSpec.asked("noisy-sgd", units=60_000, noise_std=2.0)
+    assert (ablation.epsilon, ablation.delta, ablation.clip_norm) == (None, None, None)
+
+
+SPECS = {
+    **{method.name: {"method": method} for method in all_methods()},
+    "everything": {
+        "method": "tp-topk",
+        "options": MethodOptions(
+            ranking="coherent",
+            schedule=Listed((0.5, 0.25)),
+            clock=EverySteps(4),
+            granularity=Granularity.ROWS,
+            geometry=GeometryRule.STANDARDIZED,
+            centre_decay=0.5,
+        ),
+        "unit": "patient",
+        "epsilon": 2.0,
+        "delta": 1e-4,
+        "clip_norm": (1.0, 0.5),
+        "warmup_fraction": 0.4,
+        "split": NominalSplit(0.2),
+        "accountant": "rdp",
+        "normalise": PrivateNormalisation(9.0, 2.0),
+    },
+}
+
+
+@pytest.mark.parametrize("case", SPECS)
+def test_a_spec_goes_to_json_and_back_and_its_plan_carries_it(case):
+    noise = {"noise_std": 1.0} if case == "noisy-sgd" else {}
+    spec = PlanSpec.asked(**SPECS[case], **SIZES, **noise)
+    assert PlanSpec.from_json(json.loads(json.dumps(spec.to_json()))) == spec
+    draft = spec.draft()
+    assert Plan.from_json(draft.to_json()) == draft
+    assert PlanSpec.of(Plan.from_json(draft.to_json())) == spec
+    spec.check(draft)
+    others = {name: value for name, value in spec.to_json().items() if name != "epochs"}
+    with pytest.raises(SparseDPError, match="what a plan was made from"):
+        PlanSpec.from_json(others)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda plan: dataclasses.replace(plan, unit="patient"),
+        lambda plan: dataclasses.replace(plan, units=999),
+        lambda plan: dataclasses.replace(plan, method="tp-rand"),
+        lambda plan: dataclasses.replace(plan, phases=plan.phases[::-1]),
+        lambda plan: dataclasses.replace(
+            plan, phases=(plan.phases[0], dataclasses.replace(plan.phases[1], clip_norm=2.0))
+        ),
+    ],
+)
+def test_a_plan_that_is_not_what_it_was_made_from_is_refused(change):
+    spec = PlanSpec.asked("tp-topk", **SIZES)
+    with pytest.raises(PrivacyError, match="changed afterwards"):
+        spec.check(change(spec.draft()))
+    spec.check(spec.draft().with_noise({"main": 3.0}))
+
+
+def test_a_piece_under_anothers_name_is_refused():
+    @dataclasses.dataclass(frozen=True, slots=True)
+    class Impostor(Energy):
+        floor: float = 0.5
+
+    method = dataclasses.replace(get_method("tp-topk"), ranking=Impostor())
+    with pytest.raises(SparseDPError, match="has no \\['floor'\\]"):
+        PlanSpec.asked(method, **SIZES)
+
+    @dataclasses.dataclass(frozen=True, slots=True)
+    class Twin(Energy):
+        pass
+
+    with pytest.raises(SparseDPError, match="has the name of another"):
+        PlanSpec.asked(dataclasses.replace(method, ranking=Twin()), **SIZES)

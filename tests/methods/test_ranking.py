@@ -1,0 +1,287 @@
+"""Which parameters take part, by name or structure, and how supports are cut from scope, always and an order."""
+
+import collections
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from method_tools import layout_of, plan_of, random_release
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import sparsedp
+from sparsedp.errors import SparseDPError
+from sparsedp.methods import HEAD, MAIN, SELECT, WARM_UP, Controller, MethodOptions, get_method
+from sparsedp.methods.ranking import (
+    Granularity,
+    Order,
+    Parts,
+    TableRows,
+    find,
+    group_ids,
+    order_by_score,
+    random_order,
+)
+from sparsedp.parameters import Layout
+from sparsedp.randomness import PublicRandomness
+
+
+class Reader(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(7, 3)
+        self.bags = nn.EmbeddingBag(4, 2)
+        self.body = nn.Linear(5, 4)
+        self.norm = nn.LayerNorm(4)
+        self.out = nn.Linear(4, 2)
+
+
+LAYOUT = Layout.of(Reader())
+
+
+def names(*given):
+    return [slot.name for slot in find(LAYOUT, given, "scope")]
+
+
+def test_structure_and_patterns_find_parameters_in_their_order():
+    assert names("head") == ["out.weight", "out.bias"]
+    assert names("last=2") == ["norm.weight", "norm.bias", "out.weight", "out.bias"]
+    assert names("bias") == ["body.bias", "norm.bias", "out.bias"]
+    assert names("norms") == ["norm.weight", "norm.bias"]
+    assert names("embeddings") == ["words.weight", "bags.weight"]
+    assert names("dense") == [slot.name for slot in LAYOUT.slots[2:]]
+    assert names("b*.weight", "head") == ["bags.weight", "body.weight", "out.weight", "out.bias"]
+
+
+@pytest.mark.parametrize(
+    ("given", "says"), [("wrods.*", "fits none"), ("last=0", "how many"), ("last=x", "how many")]
+)
+def test_a_name_that_means_nothing_is_refused(given, says):
+    with pytest.raises(SparseDPError, match=says):
+        names(given)
+
+
+def test_scope_always_and_ranked_share_out_the_parameters():
+    parts = Parts.of(LAYOUT, ("words.*", "head", "norm.*"), ("head", "body.*"))
+    assert [slot.name for slot in parts.always] == ["out.weight", "out.bias"]
+    assert [slot.name for slot in parts.ranked] == ["words.weight", "norm.weight", "norm.bias"]
+    assert parts.all_support().size == 21 + 8 + 10
+    assert not parts.whole
+
+
+def supports(method, layout=LAYOUT, **options):
+    row, chosen = get_method(method), MethodOptions(**options)
+    plan = plan_of(row, chosen)
+    controller = Controller(plan, layout, PublicRandomness(5))
+    found = []
+    for step in range(plan.first_step(plan.training[0].name), plan.total_steps):
+        setting = controller.setting(step)
+        controller.observe(random_release(1, step, setting))
+        found.append(setting.support)
+    return found, [phase.steps for phase in plan.training]
+
+
+def mask_of(*given):
+    mask = torch.zeros(LAYOUT.dimension, dtype=torch.bool)
+    for slot in find(LAYOUT, given, "scope"):
+        mask[slot.span] = True
+    return mask
+
+
+@pytest.mark.parametrize("method", ["tp-topk", "tp-rand", "on-topk", "on-rand", "adadpigu"])
+def test_nothing_outside_the_scope_moves_and_what_is_always_active_stays(method):
+    found, _ = supports(method, scope=("words.*", "head", "bias"), always=("head",))
+    scope, always = mask_of("words.*", "head", "bias"), mask_of("head")
+    assert all(not (support.mask() & ~scope).any() for support in found)
+    assert all((support.mask() & always).sum() == always.sum() for support in found)
+    ratio = {"adadpigu": 0.6}.get(method, 0.2)
+    assert found[-1].size == 10 + int(ratio * (21 + 4 + 4))
+
+
+def test_a_dense_method_with_a_scope_trains_just_that():
+    found, _ = supports("dp-sgd", scope=("bias",))
+    assert all(torch.equal(support.mask(), mask_of("bias")) for support in found)
+
+
+def test_the_head_comes_first_and_then_everything():
+    found, (first, _) = supports("head-first")
+    assert all(torch.equal(support.mask(), mask_of("head")) for support in found[:first])
+    assert all(support.is_full for support in found[first:])
+
+
+def test_a_learned_support_after_the_head_comes_from_one_period_of_everything():
+    found, (first, _) = supports("head-first", ranking="energy", always=("head",), active_ratio=0.2)
+    head = mask_of("head")
+    assert all(torch.equal(support.mask(), head) for support in found[:first])
+    dense = [support.is_full for support in found[first:]]
+    period = dense.index(False)
+    assert period > 0
+    assert not any(dense[period:])
+    assert found[-1].size == int(head.sum()) + int(0.2 * (LAYOUT.dimension - int(head.sum())))
+
+
+def test_options_about_parts_of_a_dense_method_are_refused():
+    with pytest.raises(SparseDPError, match="trains every coordinate"):
+        plan_of(get_method("dp-sgd"), MethodOptions(always=("head",)))
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, 4, 5, 8, 13, 29])
+def test_an_order_of_rows_gives_whole_rows_and_then_part_of_one(count):
+    rows = TableRows(tuple(find(LAYOUT, ("embeddings",), "scope")))
+    order = torch.tensor([8, 2, 0, 10, 7, 1, 3, 4, 5, 6, 9])
+    written_out = []
+    for row in order.tolist():
+        words = row < 7
+        start, width = (3 * row, 3) if words else (21 + 2 * (row - 7), 2)
+        written_out += range(start, start + width)
+    assert Order(order, rows).first(count).tolist() == written_out[:count]
+
+
+@pytest.mark.parametrize(
+    ("stages", "ranking", "told"),
+    [
+        ((WARM_UP, HEAD, MAIN), "energy", "at most one that trains"),
+        ((HEAD, SELECT, MAIN), "frequency", "a selection first"),
+    ],
+)
+def test_stages_in_no_sensible_order_are_refused(stages, ranking, told):
+    with pytest.raises(SparseDPError, match=told):
+        plan_of(get_method("head-first"), MethodOptions(stages=stages, ranking=ranking))
+
+
+def test_biases_are_found_whatever_comes_before_or_after_the_word():
+    attention = Layout.of(nn.MultiheadAttention(4, 2))
+    assert [slot.name for slot in find(attention, ("bias",), "scope")] == ["in_proj_bias", "out_proj.bias"]
+    recurrent = Layout.of(nn.LSTM(3, 2))
+    assert [slot.name for slot in find(recurrent, ("bias",), "scope")] == ["bias_ih_l0", "bias_hh_l0"]
+
+
+@pytest.mark.parametrize("name", ["head", "last=1"])
+def test_a_head_that_is_always_active_must_take_part(name):
+    with pytest.raises(
+        SparseDPError, match=rf"always: got '{name}'.*out\.weight.*body\.weight.*add \"head\" to scope"
+    ):
+        Parts.of(LAYOUT, ("body.*",), (name,))
+    assert Parts.of(LAYOUT, ("body.*", "*.bias"), (name,)).always == (LAYOUT.slot("out.bias"),)
+
+
+def test_words_for_what_a_scope_need_not_have_may_mean_nothing_in_it():
+    parts = Parts.of(LAYOUT, ("words.*",), ("dense", "norms", "bias"))
+    assert parts.always == ()
+    assert parts.ranked == (LAYOUT.slot("words.weight"),)
+
+
+def test_a_stage_of_the_head_is_refused_before_its_first_step_where_the_scope_leaves_it_out():
+    with pytest.raises(SparseDPError, match=r"out\.weight.*a scope of .*words\.weight.*without any of it"):
+        supports("head-first", scope=("words.*", "body.*"))
+
+
+@pytest.mark.parametrize("word", ["norms", "embeddings"])
+def test_a_scope_that_holds_nothing_is_refused_before_anything_is_charged(word, tmp_path):
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    with pytest.raises(SparseDPError, match=rf"scope: got \('{word}',\).*fits none.*0\.weight"):
+        sparsedp.fit(
+            model, TensorDataset(torch.rand(40, 3), torch.arange(40) % 2), nn.CrossEntropyLoss(reduction="none"),
+            method="dp-sgd", options=MethodOptions(scope=(word,)), epsilon=8.0, delta=1e-5, epochs=1,
+            out=tmp_path / "run", progress=False,
+        )  # fmt: skip
+    assert not (tmp_path / "run").exists()
+    assert Parts.of(Layout.of(model), (word, "head"), ()).scope == Layout.of(model).slots[2:]
+
+
+def test_what_the_last_modules_are_is_logged(caplog):
+    with caplog.at_level("INFO", logger="sparsedp"):
+        supports("bias", scope=("last=2",), always=("head",), ranking="energy", active_ratio=0.2)
+    assert "\"head\" means ['out.weight', 'out.bias']" in caplog.text
+    assert '"last=2" means [' in caplog.text
+
+
+COORDINATES, ROWS = Granularity.COORDINATES, Granularity.ROWS
+GROUPED = layout_of((2, 3), (2,), ())
+each = pytest.mark.parametrize("granularity", list(Granularity), ids=lambda g: g.value)
+layouts = st.lists(st.lists(st.integers(1, 4), max_size=3).map(tuple), min_size=1, max_size=4).map(
+    lambda shapes: layout_of(*shapes)
+)
+
+
+def order(scores, granularity, layout=GROUPED):
+    return order_by_score(torch.tensor(scores, dtype=torch.float64), layout, granularity).tolist()
+
+
+def test_groups_are_coordinates_or_first_axis_entries():
+    assert group_ids(GROUPED, COORDINATES) is None
+    assert group_ids(GROUPED, ROWS).tolist() == [0, 0, 0, 1, 1, 1, 2, 3, 4]
+    assert group_ids(layout_of((0, 2), (2, 2)), ROWS).tolist() == [0, 0, 1, 1]
+
+
+def test_hand_computed_orders():
+    #          row 0         row 1         bias      scalar
+    scores = [1.0, 2.0, 0.0, 5.0, 0.0, 1.0, 1.5, 9.0, 1.0]
+    assert order(scores, COORDINATES) == [7, 3, 1, 6, 0, 5, 8, 2, 4]
+    # means: row 0 = 1, row 1 = 2, bias 1.5 and 9, scalar 1; row 0 ties with the scalar and comes first.
+    assert order(scores, ROWS) == [7, 3, 5, 4, 6, 1, 0, 2, 8]
+
+
+@each
+def test_ties_go_to_the_lower_index(granularity):
+    assert order([0.0] * 9, granularity) == list(range(9))
+
+
+@given(layouts, st.sampled_from(list(Granularity)), st.integers(0, 10**6), st.booleans())
+def test_an_order_is_a_permutation_that_takes_every_group_whole(layout, granularity, seed, random):
+    d = layout.dimension
+    if random:
+        found = random_order(PublicRandomness(seed), (3,), layout, granularity)
+    else:
+        scores = torch.from_numpy(np.random.default_rng(seed).integers(0, 4, d).astype(float))
+        found = order_by_score(scores, layout, granularity)
+    assert sorted(found.tolist()) == list(range(d))
+    groups = group_ids(layout, granularity)
+    if groups is None:
+        groups = torch.arange(d)
+    visited = groups[found].tolist()
+    changes = 1 + sum(a != b for a, b in pairwise(visited))
+    assert changes == len(set(visited))
+
+
+@given(layouts, st.integers(0, 10**6))
+def test_groups_come_in_the_order_of_their_mean_and_members_in_the_order_of_their_score(layout, seed):
+    scores = np.random.default_rng(seed).standard_normal(layout.dimension)
+    groups = group_ids(layout, ROWS).numpy()
+    found = order_by_score(torch.from_numpy(scores), layout, ROWS).numpy()
+    means = np.array([scores[groups == g].mean() for g in groups])
+    keys = [(-round(means[i], 12), -scores[i]) for i in found]
+    assert keys == sorted(keys)
+
+
+def test_every_order_of_the_groups_is_equally_likely_whatever_their_sizes():
+    """Chi-square over 6 orders of three rows of very different size; false-alarm rate 1e-6 (5 d.o.f.)."""
+    layout = layout_of((1, 50), (1,), (1, 8))
+    groups = group_ids(layout, ROWS)
+    seen = collections.Counter()
+    draws = 3000
+    for period in range(draws):
+        found = random_order(PublicRandomness(0), (period,), layout, ROWS)
+        visited = groups[found].tolist()
+        seen[tuple(dict.fromkeys(visited))] += 1
+    assert len(seen) == 6
+    assert sum((count - draws / 6) ** 2 / (draws / 6) for count in seen.values()) < 35.9
+
+
+@each
+def test_random_orders_replay_by_key_and_differ_between_keys(granularity):
+    layout = layout_of((20, 3))
+    first = random_order(PublicRandomness(1), (0,), layout, granularity)
+    assert torch.equal(first, random_order(PublicRandomness(1), (0,), layout, granularity))
+    assert not torch.equal(first, random_order(PublicRandomness(1), (1,), layout, granularity))
+    assert not torch.equal(first, random_order(PublicRandomness(2), (0,), layout, granularity))
+
+
+def test_scores_that_cannot_be_ranked_are_refused():
+    with pytest.raises(SparseDPError, match="NaN"):
+        order([float("nan")] + [0.0] * 8, ROWS)
+    with pytest.raises(SparseDPError, match="expected d=9"):
+        order([0.0] * 8, COORDINATES)

@@ -1,0 +1,271 @@
+"""test_support_scheduler"""
+
+import dataclasses
+import math
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from method_harness import NETWORK, HandWritten, Problem, drive
+from method_tools import layout_of, plan_of, random_release, release, run
+
+from every_day import by_method
+from sparsedp.core.geometry import Standardized
+from sparsedp.errors import PrivacyError, SparseDPError
+from sparsedp.methods.catalog import all_methods, get_method
+from sparsedp.methods.method import GeometryRule, MethodOptions, OffSupport, Protection
+from sparsedp.methods.plan_config import PlanSpec
+from sparsedp.methods.ranking import Granularity
+from sparsedp.methods.schedules import Cooling, GradualRelease, Listed, PerEpoch, Refresh
+from sparsedp.methods.support_scheduler import Controller
+from sparsedp.privacy.plan import Phase
+from sparsedp.randomness import PublicRandomness, SystemRandomness
+
+TEN = layout_of((10,))
+PUBLIC = PublicRandomness(5)
+
+
+def constant(gradient, noise=0.0):
+    """A maker of releases that are always the same gradient, on whatever the support is."""
+
+    def make(seed, step, setting):
+        return release(
+            setting.support, setting.support.gather(torch.tensor(gradient).double()), noise, step=step
+        )
+
+    return make
+
+
+def periods(done):
+    """The supports, one per run of equal ones."""
+    supports = [setting.support for setting in done.settings]
+    return [supports[0], *(new for old, new in pairwise(supports) if new is not old)]
+
+
+def test_tp_topk_keeps_the_coordinates_with_the_most_energy_and_remembers_their_scores():
+    gradient = [0.0, 3.0, -4.0, 1.0, 0.0, 2.0, 0.0, 0.0, 0.0, 0.0]
+    done = run(
+        get_method("tp-topk"), MethodOptions(active_ratio=0.3), layout=TEN, make=constant(gradient, 0.5)
+    )
+    assert done.settings[-1].support.indices.tolist() == [1, 2, 5]
+    assert done.controller.scores().tolist() == [g * g - 0.25 for g in gradient]
+
+
+def test_scores_are_there_from_the_ranking_on_and_never_for_a_random_one():
+    method = get_method("tp-topk")
+    controller = Controller(plan_of(method), TEN, PUBLIC)
+    for step in range(6):
+        controller.observe(random_release(0, step, controller.setting(step)))
+    assert controller.scores() is None
+    controller.setting(6)
+    assert controller.scores().shape == (10,)
+    assert run(get_method("on-rand")).controller.scores() is None
+
+
+def test_cooling_after_a_warm_up_keeps_the_ranking_and_moves_the_ratio():
+    gradient = [float(i) for i in range(10)]
+    options = MethodOptions(schedule=Cooling(), active_ratio=0.2)
+    done = run(get_method("tp-topk"), options, layout=TEN, make=constant(gradient), warmup_fraction=0.25)
+    assert done.sizes == [10] * 10 + [6] * 5 + [2] * 5
+    assert [s.indices.tolist() for s in periods(done)] == [list(range(10)), [4, 5, 6, 7, 8, 9], [8, 9]]
+
+
+def test_released_coordinates_are_the_next_best():
+    gradient = [float(i) for i in range(10)]
+    options = MethodOptions(schedule=GradualRelease((0.4, 0.5)), active_ratio=0.2)
+    done = run(get_method("adadpigu"), options, layout=TEN, make=constant(gradient), warmup_fraction=0.25)
+    assert [s.indices.tolist() for s in periods(done)[1:]] == [[8, 9], [6, 7, 8, 9], [5, 6, 7, 8, 9]]
+
+
+def test_random_supports_are_fresh_every_period_and_fixed_within_one():
+    options = MethodOptions(schedule=Listed((0.5,)), clock=PerEpoch(2))
+    done = run(get_method("on-rand"), options, layout=layout_of((100,)))
+    changes = [step for step, setting in enumerate(done.settings) if setting.change is not None]
+    assert changes == [0, 3, 5, 8, 10, 13, 15, 18]
+    assert len({setting.support for setting in done.settings}) == 8
+
+
+def test_a_random_support_drawn_once_stays():
+    done = run(get_method("tp-rand"), layout=layout_of((100,)))
+    assert len({setting.support for setting in done.settings[6:]}) == 1
+
+
+def test_refreshing_after_a_warm_up_starts_from_its_scores_and_then_uses_the_last_period_alone():
+    """Coordinates 0 and 1 lead in the warm-up; then 1 falls silent, and any frozen one's noise is more."""
+
+    def make(seed, step, setting):
+        gradient = torch.zeros(10).double()
+        gradient[0], gradient[1] = 5.0, 4.0 if step < 5 else 0.0
+        return release(setting.support, setting.support.gather(gradient), 0.1, step=step)
+
+    options = MethodOptions(refresh=Refresh.EVERY_PERIOD, active_ratio=0.2, ranking="ranked")
+    done = run(get_method("tp-topk"), options, layout=TEN, make=make, warmup_fraction=0.25)
+    assert done.settings[5].support.indices.tolist() == [0, 1]
+    assert done.settings[9].support.indices.tolist() == [0, 1]
+    assert 0 in done.settings[10].support
+    assert 1 not in done.settings[10].support
+
+
+def test_a_frozen_coordinate_can_come_back_only_because_of_the_public_noise():
+    def supports(noise):
+        options = MethodOptions(schedule=Listed((0.5,)))
+        return periods(
+            run(get_method("ranked"), options, layout=TEN, make=constant([0.0] * 10), epochs=30, noise=noise)
+        )
+
+    silent, noisy = supports(0.0), supports(1.0)
+    assert len(silent) == 2
+    assert set().union(*(s.indices.tolist() for s in noisy[1:])) == set(range(10))
+
+
+def test_pruning_happens_once_at_the_first_selection():
+    options = MethodOptions(prune=True, schedule=Listed((1.0, 0.5, 0.2, 0.6)))
+    done = run(get_method("tp-topk"), options, layout=TEN, epochs=6, warmup_fraction=1 / 6)
+    changes = [setting.change for setting in done.settings if setting.change is not None]
+    assert [change.prune for change in changes] == [True, False, False]
+    assert changes[0].left.size == 5
+    assert changes[0].off_support is OffSupport.DROPPED
+
+
+def test_statistics_start_afresh_for_coordinates_that_enter_or_come_back():
+    options = MethodOptions(active_ratio=0.5, schedule=Listed((0.5, 0.2, 0.5)))
+    done = run(get_method("adadpigu"), options, layout=TEN, make=constant([float(i) for i in range(10)]))
+    scales = [setting.geometry.scale for setting in done.settings[6:]]
+    assert scales[0].tolist() == [1 + 1e-6] * 5
+    assert not torch.equal(scales[4], scales[0])
+    assert scales[10].tolist()[:3] == [1 + 1e-6] * 3
+    assert all(scale != 1 + 1e-6 for scale in scales[10].tolist()[3:])
+
+
+def test_rows_are_taken_whole_but_for_the_one_at_the_edge():
+    layout = layout_of((4, 5), (4,))
+    gradient = [1.0] * 5 + [3.0] * 5 + [0.0] * 5 + [2.0, 2.0, 2.0, 2.0, 2.5] + [0.5] * 4
+    options = MethodOptions(granularity=Granularity.ROWS, active_ratio=0.5)
+    done = run(get_method("tp-topk"), options, layout=layout, make=constant(gradient))
+    assert done.settings[-1].support.indices.tolist() == [0, 1, 5, 6, 7, 8, 9, 15, 16, 17, 18, 19]
+
+
+def test_frozen_noise_has_the_scale_of_the_missing_noise_also_without_a_clip():
+    """noisy-sgd's noise on the mean is noise_std/B = 0.3; the sum over 100 steps of fresh noise has std 3."""
+    method = get_method("noisy-sgd")
+    options = MethodOptions(ranking="ranked", schedule=Listed((0.01,)))
+    layout = layout_of((4000,))
+    done = run(
+        method, options, layout=layout, make=constant([0.0] * 4000), epochs=3, steps_per_epoch=100, noise=3.0
+    )
+    # Chi-square with 3,960 degrees of freedom, false-alarm rate 4e-7.
+    frozen = ~done.settings[150].support.mask()
+    squares = done.controller.scores()[frozen] ** 2
+    assert abs(squares.mean() / 9 - 1) < 5.1 * (2 / frozen.sum()) ** 0.5
+
+
+def test_a_preliminary_release_comes_before_the_methods_steps():
+    method = get_method("tp-topk")
+    plan = plan_of(method)
+    statistics = Phase("features", 2, 1.0, 1.0, noise_multiplier=5.0, trains=False)
+    longer = dataclasses.replace(plan, phases=(statistics, *plan.phases))
+    controller = Controller(longer, TEN, PUBLIC)
+    sizes = []
+    for step in range(2, 22):
+        setting = controller.setting(step)
+        sizes.append(setting.support.size)
+        controller.observe(random_release(0, step, setting))
+    assert sizes == [10] * 6 + [2] * 14
+    between = dataclasses.replace(plan, phases=(plan.phases[0], statistics, plan.phases[1]))
+    with pytest.raises(SparseDPError, match="put it before the warm-up"):
+        Controller(between, TEN, PUBLIC)
+
+
+def test_a_plan_that_carries_no_method_or_has_other_phases_is_refused():
+    plan = plan_of(get_method("tp-topk"))
+    with pytest.raises(PrivacyError, match="does not say what it was made from"):
+        Controller(dataclasses.replace(plan, spec=None), TEN, PUBLIC)
+    with pytest.raises(
+        SparseDPError, match=r"training phases are \['main'\], expected \['warm-up', 'main'\]"
+    ):
+        Controller(dataclasses.replace(plan, phases=plan.phases[1:]), TEN, PUBLIC)
+
+
+def test_a_ratio_that_leaves_nothing_is_refused_at_once():
+    method, options = get_method("on-rand"), MethodOptions(active_ratio=0.09)
+    with pytest.raises(SparseDPError, match="of d=10 coordinates is none"):
+        Controller(plan_of(method, options), TEN, PUBLIC)
+
+
+@pytest.mark.parametrize("part", ["options", "layout", "plan", "seed"])
+def test_a_state_of_another_run_is_refused(part):
+    method = get_method("tp-topk")
+    state = Controller(plan_of(method), TEN, PUBLIC).state()
+    options = MethodOptions(active_ratio=0.5) if part == "options" else None
+    layout = layout_of((11,)) if part == "layout" else TEN
+    plan = plan_of(method, options, noise=2.0 if part == "plan" else 1.0)
+    other = Controller(plan, layout, PublicRandomness(6 if part == "seed" else 5))
+    with pytest.raises(SparseDPError, match="the saved state differs in"):
+        other.restore(state)
+
+
+STEPS, NOISE, CLIP, BATCH = 200, 0.8, 0.6, 8
+Z = 5.1
+"""Two-sided false-alarm rate 4e-7 for each method, for a nearly normal sum of thousands of squares."""
+
+
+def measured(method):
+    options = None if method.ranking is None else MethodOptions(active_ratio=0.3)
+    if method.geometry is GeometryRule.STANDARDIZED:
+        options = MethodOptions(active_ratio=0.3, variance_decay=0.9)
+    unclipped = method.protection is Protection.NO_CLIP
+    plan = PlanSpec.asked(
+        method, options, units=40, batch_size=BATCH, epochs=STEPS // 5,
+        clip_norm=None if unclipped else CLIP, noise_std=NOISE * CLIP if unclipped else None,
+    ).draft()  # fmt: skip
+    plan = replace(plan, phases=plan.training)
+    if method.private:
+        plan = plan.with_noise({phase.name: NOISE for phase in plan.phases})
+    return drive(
+        method,
+        options,
+        plan,
+        Problem(steps=STEPS),
+        lr=0.05,
+        randomness=SystemRandomness(),
+        engine=HandWritten(),
+    )
+
+
+@pytest.mark.parametrize("name", by_method(method.name for method in all_methods()))
+def test_noise_energy_over_200_steps_is_that_of_the_support_alone(name):
+    method = get_method(name)
+    run = measured(method)
+    nu = 0.0 if method.protection is Protection.NO_NOISE else NOISE * CLIP / BATCH
+    scales = [
+        setting.geometry.scale.numpy() * setting.geometry.gain
+        if isinstance(setting.geometry, Standardized)
+        else np.ones(setting.support.size)
+        for setting in run.settings
+    ]
+    expected = sum(((nu * s) ** 2).sum() for s in scales)
+    spread = math.sqrt(sum(2 * ((nu * s) ** 4).sum() for s in scales))
+    energy = sum((noise**2).sum() for noise in run.noises)
+    assert abs(energy - expected) <= Z * spread + 1e-25
+    for released, noise in zip(run.releases, run.noises, strict=True):
+        assert noise.shape == (released.support.size,)
+        assert not released.dense()[~released.support.mask()].any()
+    if run.masks.mean() < 0.8 and nu > 0 and method.geometry is GeometryRule.IDENTITY:
+        dense = STEPS * NETWORK.dimension * nu**2
+        assert dense - energy > 2 * Z * spread, "the test could not tell k nu^2 from d nu^2"
+
+
+def test_the_released_noise_scale_is_what_was_added_under_a_standardized_geometry():
+    """Noise over its stated scale is standard normal: chi-square on all coordinates, false-alarm rate 4e-7."""
+    run = measured(next(method for method in all_methods() if method.name == "adadpigu"))
+    ratios = np.concatenate(
+        [
+            noise / released.noise_scale.numpy()
+            for noise, released in zip(run.noises, run.releases, strict=True)
+        ]
+    )
+    assert abs((ratios**2).mean() - 1) <= Z * math.sqrt(2 / ratios.size)
+    scales = np.concatenate([released.noise_scale.numpy() for released in run.releases[-20:]])
+    assert scales.max() / scales.min() > 1.2, "the scales are all alike, so nothing was tested"

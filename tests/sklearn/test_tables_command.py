@@ -1,0 +1,170 @@
+"""Tables from the shell: a draft from the header alone, the estimator's own bits, predictions, the officer's page."""
+
+import csv
+import json
+import tomllib
+
+import numpy as np
+import pandas as pd
+import pytest
+from typer.testing import CliRunner
+
+from sparsedp import DataError, PrivacyError, verify
+from sparsedp.cli.app import app
+from sparsedp.cli.tables import load_estimator, read_tables
+from sparsedp.sklearn import SparseDPClassifier
+from sparsedp.sklearn.data import held_out_by_hash
+from sparsedp.sklearn.preprocessing import read_columns
+
+pytestmark = [
+    pytest.mark.usefixtures("checked_once"),
+    pytest.mark.filterwarnings("ignore:.* units are few:UserWarning"),
+]
+
+HEADER = ["patient_id", "age", "visits", "insulin", "readmitted", "stay"]
+DESCRIBED = """
+[columns]
+patient_id = "unit"
+age = ["number", 0, 120]
+visits = ["count", 50]
+insulin = ["category", ["No", "Steady", "Up"]]
+readmitted = ["category", ["no", "yes"]]
+stay = ["number", 0, 30]
+"""
+
+
+@pytest.fixture
+def folder(tmp_path):
+    rng = np.random.default_rng(0)
+    rows = 240
+    visits, insulin = rng.poisson(2, rows), rng.choice(["No", "Steady", "Up"], rows)
+    with open(tmp_path / "patients.csv", "w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(HEADER)
+        ages = [str(age) if age % 7 else "" for age in rng.integers(20, 95, rows)]
+        said = np.where(visits > 2, "yes", "no")
+        writer.writerows(
+            zip([f"p{n // 2}" for n in range(rows)], ages, visits, insulin, said, 2 * visits, strict=True)
+        )
+    (tmp_path / "columns.toml").write_text(DESCRIBED)
+    return tmp_path
+
+
+def run(*words):
+    done = CliRunner().invoke(app, [str(word) for word in words])
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def trained(folder, *more, target="readmitted", to="run"):
+    return run(
+        "train", folder / "patients.csv", "--target", target, "--columns", folder / "columns.toml", "--epsilon", 3,
+        "--run-dir", folder / to, "--seed", 1, "--epochs", 2, *more,
+    )  # fmt: skip
+
+
+def test_a_draft_is_made_from_the_header_alone(folder):
+    drawn = tomllib.loads(run("columns", folder / "patients.csv"))["columns"]
+    assert list(drawn) == HEADER
+    assert drawn["patient_id"] == "unit"
+    assert drawn["age"] == "FILL IN"
+    (folder / "header.csv").write_text(",".join(HEADER) + "\n")
+    assert run("columns", folder / "header.csv") == run("columns", folder / "patients.csv")
+    with pytest.raises(DataError, match="FILL IN"):
+        (folder / "draft.toml").write_text(run("columns", folder / "patients.csv"))
+        read_columns(folder / "draft.toml")
+
+
+def test_the_shell_gives_the_same_bits_as_the_estimator(folder):
+    trained(folder)
+
+    frame = pd.read_csv(folder / "patients.csv", dtype={"patient_id": str})
+    told = {
+        name: rule for name, rule in read_columns(folder / "columns.toml").items() if name != "readmitted"
+    }
+    apart = held_out_by_hash(frame["patient_id"].to_numpy(), 0.2)
+    model = SparseDPClassifier(epsilon=3.0, classes=["no", "yes"], columns=told, random_state=1, epochs=2)
+    X, y = frame.drop(columns="readmitted"), frame["readmitted"].to_numpy().astype(str)
+    model.fit(X[~apart], y[~apart])
+    loaded = load_estimator(folder / "run")
+    shown = read_tables([folder / "patients.csv"]).without("readmitted")
+    np.testing.assert_array_equal(loaded.predict_proba(shown), model.predict_proba(X))
+    assert model.result_.plan == load_plan(folder / "run", model)
+
+
+def load_plan(path, model):
+    return type(model.result_.plan).from_json((path / "plan.json").read_text())
+
+
+def test_a_run_is_verified_has_the_page_and_predicts(folder):
+    said = trained(folder)
+    assert "one patient of" in said
+    assert "auc" in said
+    assert verify(folder / "run").passed
+    page = (folder / "run" / "guarantee.html").read_text()
+    assert "epsilon = 3," in page
+    assert "one patient" in page
+    assert "Not for release" in page
+    run("predict", folder / "run", folder / "patients.csv", "--out", folder / "predicted.csv")
+    predicted = pd.read_csv(folder / "predicted.csv")
+    assert list(predicted.columns) == ["predicted", "p(no)", "p(yes)"]
+    assert len(predicted) == 240
+    np.testing.assert_allclose(predicted["p(no)"] + predicted["p(yes)"], 1, atol=1e-4)
+    new = pd.read_csv(folder / "patients.csv")[["age", "visits", "insulin", "stay"]]
+    new.to_csv(folder / "new.csv", index=False)
+    assert (
+        run("predict", folder / "run", folder / "new.csv").splitlines()[1:]
+        == ((folder / "predicted.csv").read_text().splitlines()[1:])
+    )
+
+
+def test_a_target_with_bounds_is_regressed_and_files_add_up(folder):
+    lines = (folder / "patients.csv").read_text().splitlines(keepends=True)
+    (folder / "one.csv").write_text("".join(lines[:100]))
+    (folder / "two.csv").write_text("".join([lines[0], *lines[100:]]))
+    run(
+        "train", folder / "one.csv", folder / "two.csv", "--target", "stay", "--columns", folder / "columns.toml",
+        "--epsilon", 3, "--run-dir", folder / "apart", "--seed", 1, "--epochs", 2,
+    )  # fmt: skip
+    trained(folder, target="stay", to="whole")
+    shown = read_tables([folder / "patients.csv"]).without("stay")
+    predicted = [load_estimator(folder / name).predict(shown) for name in ("apart", "whole")]
+    np.testing.assert_array_equal(*predicted)
+    assert ((predicted[0] >= 0) & (predicted[0] <= 30)).all()
+
+
+@pytest.mark.parametrize(
+    ("target", "error", "message"),
+    [
+        ("insulin", DataError, "not among the declared"),
+        ("visits", PrivacyError, r'expected \["category"'),
+        ("height", DataError, "expected one of the columns described"),
+    ],
+)
+def test_a_target_that_does_not_fit_is_refused_without_a_value(folder, target, error, message):
+    text = DESCRIBED.replace('["No", "Steady", "Up"]', '["No", "Steady"]')
+    (folder / "columns.toml").write_text(text)
+    with pytest.raises(error, match=message) as refusal:
+        trained(folder, target=target)
+    assert "Up" not in str(refusal.value)
+
+
+def test_parquet_is_read_with_its_types(folder):
+    polars = pytest.importorskip("polars")
+    frame = polars.read_csv(folder / "patients.csv")
+    frame.write_parquet(folder / "patients.parquet")
+    assert "declared" in run("columns", folder / "patients.parquet")
+    read = read_tables([folder / "patients.parquet"])
+    assert read.columns == HEADER
+    assert len(read) == 240
+
+
+def test_the_settings_hold_no_data(folder):
+    trained(folder)
+    settings = json.loads((folder / "run" / "estimator.json").read_text())
+    assert set(settings) <= {
+        "columns", "target", "classes", "epsilon", "delta", "hidden_layer_sizes", "name", "run_dir", "random_state",
+        "epochs",
+    }  # fmt: skip

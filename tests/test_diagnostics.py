@@ -1,0 +1,381 @@
+"""What a run's folder shows anyone, against a plain computation from its files."""
+
+import shutil
+import signal
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import sparsedp
+from diagnostic_probes import network, rows
+from sparsedp.diagnostics import (
+    RunView,
+    SplitEnergies,
+    WarmupStatistics,
+    look,
+    statistics_of,
+    summarize_warmup,
+    summary_of,
+)
+from sparsedp.errors import DataError
+from sparsedp.methods import build_plan, get_method
+from sparsedp.parameters import Layout
+from sparsedp.results import StepReport
+from sparsedp.runs.run import Run
+from sparsedp_experiments.runs.execute import execute
+from sparsedp_experiments.runs.settings import Settings
+
+
+def a_run(out, method="tp-topk", **more):
+    return sparsedp.fit(
+        network(), TensorDataset(*rows(60)), nn.CrossEntropyLoss(reduction="none"), method=method, epsilon=8.0,
+        delta=1e-3, epochs=4, batch_size=20, clip_norm=0.5, seed=3, progress=False, accountant="rdp", out=out, **more,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    out = tmp_path_factory.mktemp("runs") / "run"
+    return out, a_run(out)
+
+
+@pytest.fixture
+def run(trained, monkeypatch):
+    """A sparse run, with a warm-up made up by hand: three coordinates hold nearly all energy."""
+    means = torch.full((43,), 0.01, dtype=torch.float64)
+    means[:3] = torch.tensor([2.0, 3.0, 1.0], dtype=torch.float64)
+    split = SplitEnergies(torch.arange(43), means, means.clone(), 1e-4, 1e-4)
+    made_up = WarmupStatistics({"energy": split}, 4, 4, 0.02)
+    monkeypatch.setattr("sparsedp.diagnostics._statistics", lambda run: (made_up, None))
+    return trained
+
+
+def test_the_split_estimate_is_that_of_the_support_size(run):
+    seen = look(run[0])
+    assert (seen.size, seen.dimension) == (8, 43)
+    whole = 4 + 9 + 1 + 40 * 1e-4
+    assert seen.splits["energy"].share.value == pytest.approx((14 + 5 * 1e-4) / whole)
+    assert seen.splits["energy"].active_ratio == pytest.approx(8 / 43)
+    assert seen.missing is None
+
+
+def test_layers_and_overlap_follow_from_the_files(run):
+    out, result = run
+    seen = look(out)
+    assert {layer.name: layer.active for layer in seen.layers} == dict(result.supports[-1].by_parameter)
+    (pair,) = seen.overlaps
+    assert pair[2].shared == len(set(range(8)) & set(result.support.indices.tolist()))
+    tensors = load_file(out / "checkpoint.safetensors")
+    assert tensors["journal/support"].tolist() == result.support.indices.tolist()
+
+
+def test_noise_facts_are_the_plans(run):
+    plan, noise = run[1].plan, look(run[0]).noise
+    nu = plan.phases[-1].noise_multiplier * 0.5 / 20
+    assert (noise.sparse_energy, noise.dense_energy) == pytest.approx((8 * nu**2, 43 * nu**2))
+
+
+def test_as_json_it_has_every_part(run):
+    found = look(run[0]).to_json()
+    assert found["proxy"]["surprise"] == pytest.approx(
+        (found["proxy"]["seen"] - found["proxy"]["null"]["mean"]) / found["proxy"]["null"]["std"]
+    )
+    assert found["splits"]["energy"]["share"]["value"] > 0.99
+
+
+def test_a_dense_run_is_looked_at_as_if_it_kept_a_fifth(tmp_path):
+    a_run(tmp_path / "run", "dp-sgd")
+    seen = look(tmp_path / "run")
+    assert seen.size == 8
+    assert seen.overlaps == ()
+    assert set(seen.splits) == {"energy", "coherent"}
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "rate"),
+    [
+        (lambda p: torch.optim.SGD(p, lr=0.2, momentum=0.9), 2.0),
+        (lambda p: torch.optim.SGD(p, lr=0.2), 0.2),
+        (lambda p: torch.optim.Adam(p, lr=0.2), None),
+    ],
+)
+def test_the_learning_rate_of_the_bounds_counts_momentum(tmp_path, optimizer, rate):
+    a_run(tmp_path / "run", "dp-sgd", optimizer=optimizer)
+    assert RunView.of(Run.open(tmp_path / "run")).learning_rate == pytest.approx(rate)
+
+
+pytestmark = pytest.mark.usefixtures("checked_once")
+
+PLAN = build_plan(
+    get_method("tp-topk"), None, units=1000, batch_size=100, epochs=10, epsilon=3.0, delta=1e-5, clip_norm=1.0,
+    accountant="rdp",
+)  # fmt: skip
+NOISE = PLAN.phases[-1].noise_multiplier / 100
+
+
+def statistics(gradient, seed, steps=40, noise=NOISE):
+    """A simulated warm-up of a fixed gradient."""
+    rng = np.random.default_rng(seed)
+    released = gradient + noise * rng.standard_normal((steps, gradient.size))
+    first, rest = released[: steps // 2], released[steps // 2 :]
+    orders = {"energy": -(first**2).mean(0), "coherent": -(first.mean(0) ** 2)}
+    even, odd = (torch.from_numpy(rest[i::2].mean(0)) for i in range(2))
+    v = noise**2 / (steps // 4)
+    splits = {
+        name: SplitEnergies(torch.from_numpy(np.argsort(key, kind="stable")), even, odd, v, v)
+        for name, key in orders.items()
+    }
+    return WarmupStatistics(splits, steps, steps, noise)
+
+
+def warm_run(out, method="tp-topk", callbacks=()):
+    model = network()
+    result = sparsedp.fit(
+        model, TensorDataset(*rows(80)), nn.CrossEntropyLoss(reduction="none"), method=method, epsilon=8.0,
+        delta=1e-3, epochs=5, batch_size=20, clip_norm=0.5, seed=3, progress=False, accountant="rdp",
+        out=out, callbacks=callbacks,
+    )  # fmt: skip
+    return Layout.of(model).flatten(result.model)
+
+
+@pytest.mark.parametrize("method", ["tp-topk", "dp-sgd"])
+def test_a_run_keeps_its_warm_up(tmp_path, method):
+    released = []
+
+    def keep(event):
+        if isinstance(event, StepReport):
+            released.append(event.released.dense())
+
+    out = tmp_path / "run"
+    warm_run(out, method, (keep,))
+    found = statistics_of(Run.open(out))
+    assert (found.steps, found.planned) == (6, 6)
+    seen = torch.stack(released[:6]).double()
+    split = found.splits["energy"]
+    torch.testing.assert_close(split.first, seen[4])
+    torch.testing.assert_close(split.second, seen[[3, 5]].mean(0))
+    energy_order = torch.sort((seen[:3] ** 2).mean(0), descending=True, stable=True).indices
+    assert torch.equal(split.order, energy_order)
+    coherent_order = torch.sort(seen[:3].mean(0) ** 2, descending=True, stable=True).indices
+    assert torch.equal(found.splits["coherent"].order, coherent_order)
+    phase = Run.open(out).plan.phases[0]
+    noise = phase.noise_multiplier * phase.clip_norm / 20
+    assert found.noise_std == pytest.approx(noise)
+    assert (split.first_variance, split.second_variance) == pytest.approx((noise**2, noise**2 / 2))
+
+
+@pytest.mark.parametrize(("method", "active"), [("head", 18), ("head-first", 43), ("on-rand", 8)])
+def test_a_run_that_is_sparse_from_the_start_is_told_r_alone(tmp_path, method, active):
+    out = tmp_path / "run"
+    warm_run(out, method)
+    with pytest.raises(DataError, match=f"{method} has no warm-up"):
+        statistics_of(Run.open(out))
+    seen, phase = look(out), Run.open(out).plan.phases[-1]
+    assert f"{method} has no warm-up" in seen.missing
+    for name, count in {"all": 43, "head": 18, "bias": 8, "support": active}.items():
+        assert seen.noise.noise_ratios[name] == pytest.approx(phase.noise_multiplier / 20 * count**0.5)
+
+
+def test_a_run_that_is_not_private_has_no_noise_to_tell_of(tmp_path):
+    out = tmp_path / "run"
+    sparsedp.fit(
+        network(), TensorDataset(*rows(80)), nn.CrossEntropyLoss(reduction="none"), method="clipped-sgd", epochs=5,
+        batch_size=20, seed=3, progress=False, out=out,
+    )  # fmt: skip
+    with pytest.raises(DataError, match="is not private"):
+        statistics_of(Run.open(out))
+    assert look(out).noise.noise_ratios == {}
+
+
+STEPS, WARM_UP = 300, 90
+"""So a ledger block is three steps."""
+
+
+KILLED_AT = (30, 31, 32, WARM_UP - 1)
+
+
+def resumable_run(out, callbacks=(), seed=3, resume=False):
+    """A run that is stopped by Ctrl-C soon after its warm-up; gives the weights it had then."""
+    model = network()
+    with pytest.raises(KeyboardInterrupt):
+        sparsedp.fit(
+            model, TensorDataset(*rows(80)), nn.CrossEntropyLoss(reduction="none"), method="tp-topk", epsilon=8.0,
+            delta=1e-3, epochs=30, batch_size=8, clip_norm=0.5, seed=seed, progress=False, accountant="rdp",
+            out=out, callbacks=(*callbacks, at_step(WARM_UP + 2, stop)), resume=resume,
+        )  # fmt: skip
+    return Layout.of(model).flatten(model)
+
+
+def at_step(step, do):
+    def act(event):
+        if isinstance(event, StepReport) and event.step == step:
+            do()
+
+    return act
+
+
+def stop():
+    signal.raise_signal(signal.SIGINT)
+
+
+def same(one, other):
+    assert (one.steps, one.planned, one.noise_std) == (other.steps, other.planned, other.noise_std)
+    for name, split in one.splits.items():
+        twin = other.splits[name]
+        assert torch.equal(split.order, twin.order)
+        assert torch.equal(split.first, twin.first)
+        assert torch.equal(split.second, twin.second)
+        assert (split.first_variance, split.second_variance) == (twin.first_variance, twin.second_variance)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A run that nothing disturbed until after its warm-up, and its folder as a kill at some steps would leave it."""
+    base = tmp_path_factory.mktemp("whole")
+    out = base / "run"
+    copies = [at_step(step, lambda step=step: shutil.copytree(out, base / f"{step}")) for step in KILLED_AT]
+    return out, resumable_run(out, copies)
+
+
+def kept(folder):
+    return statistics_of(Run.open(folder))
+
+
+@pytest.mark.parametrize("step", [0, 44, WARM_UP - 2])
+def test_ctrl_c_loses_nothing(whole, tmp_path, step):
+    out = tmp_path / "run"
+    resumable_run(out, (at_step(step, stop),))
+    with pytest.raises(DataError, match=r"not over.*--resume"):
+        kept(out)
+    assert torch.equal(whole[1], resumable_run(out, resume=True))
+    same(kept(out), kept(whole[0]))
+
+
+@pytest.mark.parametrize("step", KILLED_AT)
+def test_a_kill_at_any_place_of_a_block_loses_nothing(whole, tmp_path, step):
+    killed = shutil.copytree(whole[0].parent / f"{step}", tmp_path / "killed")
+    assert torch.equal(whole[1], resumable_run(killed, resume=True))
+    same(kept(killed), kept(whole[0]))
+
+
+@pytest.mark.parametrize(("step", "lost"), [(31, 3), (WARM_UP - 1, 10)])
+def test_an_unseeded_run_leaves_the_lost_steps_out(tmp_path, step, lost):
+    out, killed = tmp_path / "run", tmp_path / "killed"
+    resumable_run(out, (at_step(step, lambda: (shutil.copytree(out, killed), stop())),), seed=None)
+    resumable_run(killed, seed=None, resume=True)
+    found = kept(killed)
+    # Of the epoch at work all steps are lost that were charged: a block of three, or all ten.
+    assert (found.steps, found.planned) == (WARM_UP - lost, WARM_UP)
+
+
+def a_split(seed, dimension=50):
+    """Energy that stands out: two means near one another."""
+    generator = torch.Generator().manual_seed(seed)
+    first = torch.randn(dimension, generator=generator, dtype=torch.float64)
+    second = first + 0.1 * torch.randn(dimension, generator=generator, dtype=torch.float64)
+    return SplitEnergies(torch.randperm(dimension, generator=generator), first, second, 0.01, 0.01)
+
+
+def test_the_summary_holds_the_split_estimates():
+    found = WarmupStatistics({"energy": a_split(0), "coherent": a_split(0)}, 9, 10, 0.1)
+    summary = summary_of(found)
+    assert (summary["steps"], summary["planned"]) == (9, 10)
+    for curve in summary["curves"]:
+        split = found.splits[curve["ranking"]]
+        assert curve["ratio"] == [k / 50 for k in (1, 2, 5, 10, 15, 20, 25, 30, 35, 40, 45, 50)]
+        for ratio, share in zip(curve["ratio"], curve["share"], strict=True):
+            inside = split.order[: round(50 * ratio)]
+            by_hand = float((split.first * split.second)[inside].sum() / (split.first @ split.second))
+            assert share == pytest.approx(by_hand)
+        assert curve["std"][-1] < curve["std"][3]
+
+
+def test_a_summary_without_clear_energy_has_no_curve(whole):
+    """Eight rows a batch and this little signal: nothing stands out."""
+    summary = summarize_warmup(Run.open(whole[0]))
+    assert [curve["ranking"] for curve in summary["curves"]] == ["energy", "coherent"]
+    assert all(curve["ratio"] == curve["share"] == [] for curve in summary["curves"])
+
+
+def test_a_run_that_is_not_private_leaves_no_statistics_behind(tmp_path):
+    folder = tmp_path / "run"
+    sparsedp.fit(
+        network(), TensorDataset(*rows(80)), nn.CrossEntropyLoss(reduction="none"), method="clipped-sgd", epochs=12,
+        batch_size=8, clip_norm=0.5, seed=3, progress=False, out=folder,
+    )  # fmt: skip
+    assert summarize_warmup(Run.open(folder)) is None
+    with pytest.raises(DataError, match="not private"):
+        kept(folder)
+
+
+LOSS = nn.CrossEntropyLoss(reduction="none")
+
+
+def by_fit(out):
+    sparsedp.fit(
+        network(), TensorDataset(*rows(60)), LOSS, method="tp-topk", epsilon=8.0, delta=1e-3, epochs=5, batch_size=20,
+        accountant="rdp", out=out, progress=False,
+    )  # fmt: skip
+
+
+def by_a_loop_of_ones_own(out):
+    plan = build_plan(
+        "tp-topk", units=60, batch_size=20, epochs=5, epsilon=8.0, delta=1e-3, clip_norm=1.0, accountant="rdp"
+    )
+    sgd = lambda parameters: torch.optim.SGD(parameters, lr=0.1)  # noqa: E731
+    trainer = sparsedp.Trainer(network(), TensorDataset(*rows(60)), LOSS, plan=plan, optimizer=sgd, out=out)
+    for batch in trainer:
+        trainer.step(batch)
+    trainer.finish()
+
+
+def by_make_private(out):
+    model = network()
+    loader = DataLoader(TensorDataset(*rows(60)), batch_size=20, shuffle=True)
+    model, optimizer, loader = sparsedp.make_private(
+        model, torch.optim.SGD(model.parameters(), lr=0.1), loader, LOSS, method="tp-topk", epsilon=8.0, delta=1e-3,
+        epochs=5, accountant="rdp", out=out,
+    )  # fmt: skip
+    for _ in range(5):
+        for inputs, targets in loader:
+            optimizer.zero_grad()
+            LOSS(model(inputs), targets).mean().backward()
+            optimizer.step()
+    loader.finish()
+
+
+def by_an_experiment(out):
+    settings = {
+        "dataset": "digits",
+        "epochs": 3,
+        "batch_size": 30,
+        "subset": 150,
+        "seed": 1,
+        "accountant": "rdp",
+    }
+    execute(Settings.from_json(settings), out=out)
+
+
+def by_the_estimator(out):
+    from sparsedp.sklearn import SparseDPClassifier
+
+    rng = np.random.default_rng(0)
+    X, y = rng.uniform(-1, 1, (120, 6)), rng.integers(0, 2, 120)
+    settings = {"epsilon": 3.0, "delta": 1e-4, "epochs": 3, "batch_size": 20, "accountant": "rdp"}
+    SparseDPClassifier(classes=[0, 1], bounds=(-1, 1), run_dir=out, **settings).fit(X, y)
+
+
+DOORS = [by_fit, by_a_loop_of_ones_own, by_make_private, by_an_experiment, by_the_estimator]
+
+
+@pytest.mark.parametrize("start", DOORS)
+def test_a_run_can_be_diagnosed_whatever_started_it(start, tmp_path):
+    start(tmp_path / "run")
+    seen = look(tmp_path / "run")
+    assert set(seen.splits) == {"energy", "coherent"}
+    assert set(seen.noise.noise_ratios) >= {"all", "head", "support"}
+    assert sparsedp.verify(tmp_path / "run", independent=False).reasons == ()
