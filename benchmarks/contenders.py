@@ -109,7 +109,8 @@ def _sparsedp(job: Job, model: nn.Module, batch: Batch) -> Step:
     from sparsedp.grad_sample import BookkeepingEngine, Query
     from sparsedp.optimizers.sparse import support_optimizer
     from sparsedp.privacy.ledger import Charge, MemoryLedger
-    from sparsedp.privacy.mechanism import privatize
+    from sparsedp.privacy.mechanism import GaussianMechanism
+    from sparsedp.privacy.queries import GradientSum
     from sparsedp.randomness import SystemRandomness
 
     engine = BookkeepingEngine(model, per_sample_loss)
@@ -119,14 +120,10 @@ def _sparsedp(job: Job, model: nn.Module, batch: Batch) -> Step:
     steps = itertools.count()
 
     def step() -> None:
-        released = privatize(
-            engine,
-            [MicroBatch(batch)],
-            query,
+        released = GaussianMechanism(ledger, randomness).release(
+            GradientSum(engine, [MicroBatch(batch)], query),
+            Charge("train", next(steps), SAMPLING_RATE, NOISE_MULTIPLIER),
             expected_batch_size=float(batch[0].shape[0]),
-            charge=Charge("train", next(steps), SAMPLING_RATE, NOISE_MULTIPLIER),
-            ledger=ledger,
-            randomness=randomness,
         )
         optimizer.apply(released)
         if engine.notes:

@@ -68,7 +68,8 @@ def shared_sparsedp(job: Job, batch: Batch) -> Callable[[], None]:
     from sparsedp.grad_sample import BookkeepingEngine, Query
     from sparsedp.optimizers.sparse import support_optimizer
     from sparsedp.privacy.ledger import Charge, MemoryLedger
-    from sparsedp.privacy.mechanism import privatize
+    from sparsedp.privacy.mechanism import GaussianMechanism
+    from sparsedp.privacy.queries import GradientSum
     from sparsedp.randomness import SystemRandomness
     from sparsedp.ranks.here import ranks_here
 
@@ -83,15 +84,10 @@ def shared_sparsedp(job: Job, batch: Batch) -> Callable[[], None]:
     parts = [MicroBatch(select_rows(batch, slice(start, start + block))) for start in mine]
 
     def step() -> None:
-        released = privatize(
-            engine,
-            parts,
-            query,
+        released = GaussianMechanism(ledger, randomness, ranks.process_group).release(
+            GradientSum(engine, parts, query),
+            Charge("train", ledger.next_step, SAMPLING_RATE, NOISE_MULTIPLIER),
             expected_batch_size=float(rows),
-            charge=Charge("train", ledger.next_step, SAMPLING_RATE, NOISE_MULTIPLIER),
-            ledger=ledger,
-            randomness=randomness,
-            exchange=ranks.exchange,
         )
         optimizer.apply(released)
 

@@ -78,7 +78,9 @@ def encodings(table: Table) -> dict[str, Callable[[pd.DataFrame], np.ndarray]]:
             parts = []
             for name, (kind, *given) in table.columns.items():
                 if kind == "category":
-                    read = frame[name].map(lambda v: str(int(v)) if isinstance(v, float) and v == v else str(v))
+                    read = frame[name].map(
+                        lambda v: str(int(v)) if isinstance(v, float) and v == v else str(v)
+                    )
                     parts += [(read == str(level)).to_numpy(float) for level in given[0]]
                 else:
                     bounds = [-given[0], given[0]] if kind == "signed" else given
@@ -211,11 +213,17 @@ def diffprivlib(file: Path, epsilon: float, seed: int) -> Row:
     from sklearn.metrics import r2_score, roc_auc_score
 
     with np.load(file) as part:
-        X, y, X_test, y_test, length, bounds = (part[n] for n in ("X", "y", "X_test", "y_test", "length", "bounds"))
+        X, y, X_test, y_test, length, bounds = (
+            part[n] for n in ("X", "y", "X_test", "y_test", "length", "bounds")
+        )
     if bounds.size:
-        model: Any = LinearRegression(epsilon=epsilon, bounds_X=(-1, 1), bounds_y=tuple(bounds), random_state=seed)
+        model: Any = LinearRegression(
+            epsilon=epsilon, bounds_X=(-1, 1), bounds_y=tuple(bounds), random_state=seed
+        )
         return {"score": round(float(r2_score(y_test, model.fit(X, y).predict(X_test))), 5)}
-    model = LogisticRegression(epsilon=epsilon, data_norm=float(length), random_state=seed, max_iter=2000).fit(X, y)
+    model = LogisticRegression(
+        epsilon=epsilon, data_norm=float(length), random_state=seed, max_iter=2000
+    ).fit(X, y)
     return {"score": round(float(roc_auc_score(y_test, model.decision_function(X_test))), 5)}
 
 
@@ -235,11 +243,17 @@ def export(table: Table, folder: Path) -> Path:
 
 def lines(rows: list[Row]) -> Iterator[str]:
     """The tables of docs/tabular.md: mean over seeds."""
+
     def cell(**wanted: Any) -> str:
         found = [row["score"] for row in rows if all(row.get(n) == v for n, v in wanted.items())]
-        return "-" if not found else f"{mean(found):.3f}" + (f" ± {stdev(found):.3f}" if len(found) > 1 else "")
+        return (
+            "-" if not found else f"{mean(found):.3f}" + (f" ± {stdev(found):.3f}" if len(found) > 1 else "")
+        )
 
-    names, epsilons = dict.fromkeys(r["table"] for r in rows), sorted({r["epsilon"] for r in rows if "epsilon" in r})
+    names, epsilons = (
+        dict.fromkeys(r["table"] for r in rows),
+        sorted({r["epsilon"] for r in rows if "epsilon" in r}),
+    )
     yield "| table | epsilon | sparsedp | best rate | zero kept | bounds | Opacus | diffprivlib | linear | boosted trees |"
     yield "|---|---|---|---|---|---|---|---|---|---|"
     for table, epsilon in itertools.product(names, epsilons):
@@ -257,7 +271,9 @@ def lines(rows: list[Row]) -> Iterator[str]:
 
 def main() -> None:
     """Fit what is not there yet, or print the tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("what", choices=["ours", "rates", "opacus", "diffprivlib", "export", "table"])
     parser.add_argument("--config", type=Path, default=ROOT / "configs" / "tabular.toml")
     parser.add_argument("--results", type=Path, default=ROOT / "results" / "tabular.jsonl")

@@ -6,12 +6,11 @@ Noise and sampling that protect people take `PrivateRandomness`. Random supports
 
 from __future__ import annotations
 
-import ctypes
 import random
 import secrets
 import ssl
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -25,10 +24,7 @@ import torch
 from torch import Tensor
 
 from sparsedp.errors import SparseDPError
-from sparsedp.rounded_gaussian import AT_ONCE, add_rounded_gaussian
-
-Words = Callable[[int], npt.NDArray[np.uint64]]
-"""Gives that many fresh, independent, uniform 64-bit words."""
+from sparsedp.rounded_gaussian import Words, add_rounded_gaussian
 
 _ALL = 2**64
 
@@ -64,8 +60,6 @@ def below(bounds: npt.NDArray[np.int64], words: Words) -> npt.NDArray[np.int64]:
 
 
 SEED_BYTES = 32
-_MERSENNE_BYTES = 624 * 4 + 4
-"""NumPy's own state: 624 words and a position."""
 _ONE_THREAD = threading.RLock()
 
 
@@ -121,11 +115,8 @@ def own_generators(seed: bytes, device: torch.device) -> Iterator[None]:
 
 
 def _numpy_state() -> object:
-    """NumPy's state as bytes: its own way to tell it takes fifty times as long."""
-    generator = np.random.mtrand._rand._bit_generator
-    if type(generator) is np.random.MT19937:
-        return ctypes.string_at(generator.ctypes.state_address, _MERSENNE_BYTES)
-    return repr(generator.state)
+    name, words, *rest = np.random.get_state()  # noqa: NPY002
+    return name, np.asarray(words).tobytes(), *rest
 
 
 @final
@@ -178,8 +169,8 @@ def _name(row: int | None) -> bytes:
 
 
 _MOST_BYTES = 2**30
-_LOT = 1 << 20
-"""Draws of noise before those that were refused are drawn again. A seeded source keeps the order of words it had."""
+_PIECE = 1 << 20
+"""Noise of long vectors is drawn in pieces of this length, by several threads."""
 
 
 def _random_bytes(count: int) -> bytes:
@@ -191,12 +182,12 @@ def _system_words(count: int) -> npt.NDArray[np.uint64]:
     return np.frombuffer(_random_bytes(8 * count), dtype=np.uint64)
 
 
-def _add(bits: int, sums: Tensor, words: Words, lot: int, *, thrifty: bool) -> None:
+def _add(bits: int, sums: Tensor, words: Words) -> None:
     if sums.device.type == "cpu" and sums.is_contiguous():
-        add_rounded_gaussian(bits, sums.detach().numpy(), words, lot, thrifty=thrifty)
+        add_rounded_gaussian(bits, sums.detach().numpy(), words)
     else:
         noise = torch.zeros(sums.shape, dtype=torch.int64)
-        add_rounded_gaussian(bits, noise.numpy(), words, lot, thrifty=thrifty)
+        add_rounded_gaussian(bits, noise.numpy(), words)
         sums += noise.to(sums.device)
 
 
@@ -257,16 +248,16 @@ class SystemRandomness:
         return _added_to_zeros(self, bits, size, key)
 
     def add_rounded_gaussian(self, bits: int, sums: Tensor, key: Sequence[int]) -> None:
-        """Fresh noise; `key` is ignored. Long vectors are shared out among as many threads as PyTorch has."""
+        """Fresh noise; `key` is ignored. Long vectors are drawn by as many threads as PyTorch has."""
 
         def fill(stretch: Tensor) -> None:
-            _add(bits, stretch, _system_words, lot=_LOT, thrifty=True)
+            _add(bits, stretch, _system_words)
 
-        if sums.numel() <= _LOT:
+        if sums.numel() <= _PIECE:
             fill(sums)
             return
         with ThreadPoolExecutor(torch.get_num_threads()) as pool:
-            for done in [pool.submit(fill, stretch) for stretch in torch.split(sums, _LOT)]:
+            for done in [pool.submit(fill, stretch) for stretch in torch.split(sums, _PIECE)]:
                 done.result()
 
     def bernoulli(self, probability: float, size: int, key: Sequence[int]) -> npt.NDArray[np.bool_]:
@@ -310,7 +301,7 @@ class SeededRandomness:
 
     def add_rounded_gaussian(self, bits: int, sums: Tensor, key: Sequence[int]) -> None:
         """Noise determined by seed and key."""
-        _add(bits, sums, self._stream(0, key), lot=AT_ONCE, thrifty=False)
+        _add(bits, sums, self._stream(0, key))
 
     def bernoulli(self, probability: float, size: int, key: Sequence[int]) -> npt.NDArray[np.bool_]:
         """Coins determined by seed and key."""

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from sparsedp.parameters import Support
 from sparsedp.privacy.accounting import accountant_for, epsilon_by_epoch
 from sparsedp.privacy.ledger import RunLedger
-from sparsedp.privacy.mechanism import Released
+from sparsedp.privacy.mechanism import Release
 from sparsedp.privacy.plan import Plan, Spend
 from sparsedp.runs.record import EpochMetrics, SupportSpan
 
@@ -34,7 +34,7 @@ class StepReport:
     step: int
     epoch: int
     phase: str
-    released: Released
+    released: Release
     learning_rates: tuple[float, ...]
 
 

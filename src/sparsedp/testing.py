@@ -16,7 +16,7 @@ from sparsedp.methods.public_scores import Knowledge
 from sparsedp.methods.support_scheduler import Controller, ControllerState, StepSetting
 from sparsedp.parameters import Layout, Slot, Support
 from sparsedp.privacy.accounting import plan_epsilon
-from sparsedp.privacy.mechanism import _SEAL, Released
+from sparsedp.privacy.mechanism import _SEAL, Release
 from sparsedp.privacy.plan import Plan
 from sparsedp.randomness import PublicRandomness
 
@@ -169,9 +169,9 @@ def _generator(seed: int, step: int) -> torch.Generator:
     return torch.Generator().manual_seed(1000 * seed + step)
 
 
-def _release(support: Support, mean: Tensor, scale: Tensor, step: int) -> Released:
+def _release(support: Support, mean: Tensor, scale: Tensor, step: int) -> Release:
     """A release of made-up numbers, which no mechanism made and which is not for release."""
-    return Released(
+    return Release(
         support=support,
         mean=mean.double(),
         noise_scale=scale.double(),

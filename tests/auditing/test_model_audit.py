@@ -47,16 +47,16 @@ def test_an_honest_model_stays_within_its_claim_and_says_what_was_tried():
 def test_a_model_trained_without_noise_gives_its_records_away(monkeypatch):
     """A wide model learns noise by heart: 200 guesses show more than the epsilon of a half that is claimed."""
 
-    def silent(query, *, charge, ledger, randomness, **how):
-        ledger.charge(charge)
-        return sum(query.parts(query.sensitivity)), 1.0
+    def silent(self, query, charge, **how):
+        self.ledger.charge(charge)
+        return sum(query.partial_sums(query.sensitivity)), 1.0
 
     inputs = torch.randn(200, 4000, generator=torch.Generator().manual_seed(0))
     rows = TensorDataset(inputs, (inputs[:, 0] > 0).long())
     how = {"dataset": rows, "steps": 2, "batch_size": 200, "epochs": 20, "epsilon": 0.5, "confidence": 0.99}
     training = Training(records=200, lr=2.0)
     assert audited(nn.Linear(4000, 2), training=training, **how).model["lower_bound"] <= 0.5
-    monkeypatch.setattr(mechanism, "private_sum", silent)
+    monkeypatch.setattr(mechanism.GaussianMechanism, "noisy_sum", silent)
     assert audited(nn.Linear(4000, 2), training=training, **how).model["lower_bound"] > 0.5
 
 

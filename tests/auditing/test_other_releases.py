@@ -17,7 +17,7 @@ from sparsedp.grad_sample.touched import TouchedRows
 from sparsedp.methods import build_plan
 from sparsedp.privacy import mechanism
 from sparsedp.privacy.plan import Phase
-from sparsedp.privacy.queries import TouchedSum
+from sparsedp.privacy.queries import RowCountSum
 
 pytestmark = pytest.mark.usefixtures("quickest")
 
@@ -72,7 +72,7 @@ def test_an_honest_release_passes_and_is_named_in_the_result(method):
 @pytest.mark.parametrize("method", RELEASES)
 def test_a_release_without_noise_is_found_and_named(method, monkeypatch):
     """As a reviewer did it: the gradients keep their noise, all else has none."""
-    honest = mechanism.private_sum
+    honest = mechanism.GaussianMechanism.noisy_sum
 
     class Silent:
         for_release = True
@@ -80,11 +80,12 @@ def test_a_release_without_noise_is_found_and_named(method, monkeypatch):
         def add_rounded_gaussian(self, bits, sums, key):
             pass
 
-    def leaky(query, *, charge, randomness, **how):
+    def leaky(self, query, charge, **how):
         gradient = charge.phase == "train" and charge.release == 0
-        return honest(query, charge=charge, randomness=randomness if gradient else Silent(), **how)
+        noise = self.randomness if gradient else Silent()
+        return honest(replace(self, randomness=noise), query, charge, **how)
 
-    monkeypatch.setattr(mechanism, "private_sum", leaky)
+    monkeypatch.setattr(mechanism.GaussianMechanism, "noisy_sum", leaky)
     result = attacked(method)
     assert not result.passed
     assert result.lower_bound == math.inf
@@ -94,8 +95,10 @@ def test_a_release_without_noise_is_found_and_named(method, monkeypatch):
 
 
 def test_a_unit_that_moves_a_count_too_far_is_found(monkeypatch):
-    honest = TouchedSum.parts
-    monkeypatch.setattr(TouchedSum, "parts", lambda self, bound: (1.5 * part for part in honest(self, bound)))
+    honest = RowCountSum.partial_sums
+    monkeypatch.setattr(
+        RowCountSum, "partial_sums", lambda self, bound: (1.5 * part for part in honest(self, bound))
+    )
     for method in ("fest", "adafest"):
         assert f"the sum of phase {RELEASES[method][0]} by 1.499 {MOVED}" in problems(attacked(method))
 

@@ -148,6 +148,6 @@ def test_an_error_while_noise_is_drawn_is_not_swallowed(monkeypatch):
         if len(sums) < 2**20:
             raise RuntimeError("the last stretch has no noise")
 
-    monkeypatch.setattr("sparsedp.core.gaussian_one_word.add", fails)
+    monkeypatch.setattr(randomness, "add_rounded_gaussian", fails)
     with pytest.raises(RuntimeError, match="has no noise"):
         SystemRandomness().add_rounded_gaussian(40, torch.zeros(2**20 + 7, dtype=torch.int64), key=())

@@ -267,7 +267,7 @@ def test_an_honest_client_keeps_to_the_clip_norm():
     from sparsedp.privacy.mechanism import Grid
     from sparsedp.privacy.queries import is_within, on_grid
 
-    grid = Grid.of(0.5, 1.0, 40)
+    grid = Grid.for_mechanism(0.5, 1.0, 40)
     for scale in (1e-9, 0.07, 1.0, 1e30):
         learned = torch.linspace(-1, 1, 40, dtype=torch.float64) * scale
         sent = on_grid(learned, FlatClip(0.5), grid)

@@ -19,8 +19,9 @@ from sparsedp.methods.method import Method, MethodOptions, OffSupport
 from sparsedp.methods.support_scheduler import Controller, StepSetting
 from sparsedp.parameters import Support
 from sparsedp.privacy.ledger import Charge, MemoryLedger
-from sparsedp.privacy.mechanism import Released, privatize
+from sparsedp.privacy.mechanism import GaussianMechanism, Release
 from sparsedp.privacy.plan import Plan
+from sparsedp.privacy.queries import GradientSum
 from sparsedp.randomness import PrivateRandomness, PublicRandomness
 
 NETWORK = TinyNetwork(inputs=5, hidden=3, classes=3)
@@ -126,7 +127,7 @@ class Trajectory:
 
     controller: Controller
     settings: list[StepSetting]
-    releases: list[Released]
+    releases: list[Release]
     weights: np.ndarray
     noises: list[np.ndarray]
 
@@ -144,10 +145,10 @@ def drive(
     lr: float,
     momentum: float = 0.0,
     randomness: PrivateRandomness | None = None,
-    replace: Callable[[int, StepSetting], Released] | None = None,
+    replace: Callable[[int, StepSetting], Release] | None = None,
     engine: TorchModel | HandWritten | None = None,
 ) -> Trajectory:
-    """The design's private step, literally: setting, privatize, apply, observe.
+    """The design's private step, literally: setting, release, apply, observe.
 
     With `replace`, the mechanism runs on the data but what it releases is swapped for that.
     """
@@ -166,15 +167,11 @@ def drive(
         query = Query(setting.support, clip, setting.geometry, setting.per_sample_top)
         batch = [MicroBatch((inputs[part], labels[part])) for part in np.array_split(rows, 2)]
         expected = plan.expected_batch_size(phase)
-        released = privatize(
-            engine,
-            batch,
-            query,
+        released = GaussianMechanism(ledger, randomness or injected).release(
+            GradientSum(engine, batch, query),
+            Charge(phase.name, step, phase.sampling_rate, phase.noise_multiplier),
             expected_batch_size=expected,
-            charge=Charge(phase.name, step, phase.sampling_rate, phase.noise_multiplier),
-            ledger=ledger,
-            randomness=randomness or injected,
-            absolute_noise_std=phase.noise_std or 0.0,
+            noise_std=phase.noise_std or 0.0,
         )
         clean = setting.geometry.inverse(sum(engine.parts) / expected)
         noises.append((released.mean - clean).numpy())

@@ -15,7 +15,7 @@ from sparsedp.methods.plan_config import PlanSpec
 from sparsedp.methods.public_scores import Knowledge
 from sparsedp.methods.support_scheduler import Controller, StepSetting
 from sparsedp.parameters import Layout, Slot, Support
-from sparsedp.privacy.mechanism import _SEAL, Released
+from sparsedp.privacy.mechanism import _SEAL, Release
 from sparsedp.privacy.plan import Plan
 from sparsedp.randomness import PublicRandomness
 
@@ -46,12 +46,12 @@ def begun(plan: Plan, layout: Layout, public: PublicRandomness = PublicRandomnes
 
 def release(
     support: Support, mean: Tensor, noise_scale: Tensor | float = 1.0, *, step: int = 0, phase: str = "main"
-) -> Released:
+) -> Release:
     """A release made by nobody's mechanism, of whatever values the test wants."""
     scale = (
         noise_scale if isinstance(noise_scale, Tensor) else torch.full((support.size,), float(noise_scale))
     )
-    return Released(
+    return Release(
         support=support,
         mean=mean.double(),
         noise_scale=scale.double(),
@@ -91,7 +91,7 @@ def plan_of(
     return plan.with_noise({phase.name: noise for phase in plan.phases})
 
 
-def random_release(seed: int, step: int, setting: StepSetting, phase: str = "main") -> Released:
+def random_release(seed: int, step: int, setting: StepSetting, phase: str = "main") -> Release:
     """A release that depends on nothing but the seed, the step and the public setting."""
     mean = torch.from_numpy(np.random.default_rng([seed, step]).standard_normal(setting.support.dimension))
     scale = setting.geometry.noise_scale(0.1, setting.support.size)
@@ -117,7 +117,7 @@ def run(
     *,
     layout: Layout | None = None,
     seed: int = 0,
-    make: Callable[[int, int, StepSetting], Released] = random_release,
+    make: Callable[[int, int, StepSetting], Release] = random_release,
     **plan_settings: float,
 ) -> Run:
     """Every step of a plan, on releases from `make(seed, step, setting)`."""

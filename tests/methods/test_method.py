@@ -15,7 +15,15 @@ from sparsedp.methods.catalog import all_methods, get_method, register
 from sparsedp.methods.method import Decays, GeometryRule, Method, MethodOptions, OffSupport, configure
 from sparsedp.methods.plan_summary import ActiveCount, ModelSize, count_active, quote
 from sparsedp.methods.ranking import Granularity, find, size_of
-from sparsedp.methods.schedules import Constant, Cooling, EverySteps, Listed, PerEpoch, Refresh, Release
+from sparsedp.methods.schedules import (
+    Constant,
+    Cooling,
+    EverySteps,
+    GradualRelease,
+    Listed,
+    PerEpoch,
+    Refresh,
+)
 from sparsedp.methods.scores import Coherent, Energy, RandomOrder
 from sparsedp.parameters import Layout
 
@@ -68,8 +76,12 @@ def test_a_name_is_registered_once():
 
 @pytest.mark.parametrize(
     "options",
-    [MethodOptions(), FULL, MethodOptions(active_ratio=0.3, clock=PerEpoch(3), schedule=Release((0.5,)))]
-    + [MethodOptions(schedule=schedule) for schedule in (Constant(), Cooling(), Release())],
+    [
+        MethodOptions(),
+        FULL,
+        MethodOptions(active_ratio=0.3, clock=PerEpoch(3), schedule=GradualRelease((0.5,))),
+    ]
+    + [MethodOptions(schedule=schedule) for schedule in (Constant(), Cooling(), GradualRelease())],
 )
 def test_options_survive_json(options):
     assert MethodOptions.from_json(json.loads(json.dumps(options.to_json()))) == options
@@ -126,7 +138,7 @@ def test_no_options_leave_the_row_as_it_is():
         ("tp-topk", MethodOptions(per_sample_top=1.5), "per_sample_top: got 1.5"),
         ("tp-topk", MethodOptions(centre_decay=0.5), "belong to the standardized geometry"),
         ("tp-topk", MethodOptions(ranking="luck"), "ranking: got 'luck'"),
-        ("adadpigu", MethodOptions(schedule=Release((0.5,))), "below active_ratio=0.6"),
+        ("adadpigu", MethodOptions(schedule=GradualRelease((0.5,))), "below active_ratio=0.6"),
         ("on-rand", MethodOptions(prune=True), "coasting would move them again"),
     ],
 )

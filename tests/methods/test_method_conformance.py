@@ -17,7 +17,15 @@ from sparsedp.errors import SparseDPError
 from sparsedp.methods.catalog import all_methods, get_method
 from sparsedp.methods.method import GeometryRule, MethodOptions, configure
 from sparsedp.methods.ranking import Granularity
-from sparsedp.methods.schedules import Constant, Cooling, EverySteps, Listed, PerEpoch, Refresh, Release
+from sparsedp.methods.schedules import (
+    Constant,
+    Cooling,
+    EverySteps,
+    GradualRelease,
+    Listed,
+    PerEpoch,
+    Refresh,
+)
 from sparsedp.methods.scores import RankedBy, ranking_names
 from sparsedp.methods.support_scheduler import ControllerState
 from sparsedp.privacy.plan import Plan
@@ -185,7 +193,7 @@ PIECES = {
     "ranking": st.sampled_from([name for name in ranking_names() if name in
         ("energy", "magnitude", "ranked", "coherent", "random")]),
     "refresh": st.sampled_from(list(Refresh)),
-    "schedule": st.sampled_from([Constant(), Cooling(), Release((0.7, 0.9)), Listed((0.2, 1.0, 0.5, 0.1))]),
+    "schedule": st.sampled_from([Constant(), Cooling(), GradualRelease((0.7, 0.9)), Listed((0.2, 1.0, 0.5, 0.1))]),
     "clock": st.sampled_from([PerEpoch(), PerEpoch(3), EverySteps(2), EverySteps(7)]),
     "granularity": st.sampled_from(list(Granularity)),
     "geometry": st.sampled_from(list(GeometryRule)),

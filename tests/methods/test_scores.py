@@ -14,7 +14,15 @@ from method_tools import release
 from sparsedp._validate import exact_ratio
 from sparsedp.errors import SparseDPError
 from sparsedp.methods.method import Decays, Statistics
-from sparsedp.methods.schedules import Constant, Cooling, EverySteps, Listed, PerEpoch, Release, active_count
+from sparsedp.methods.schedules import (
+    Constant,
+    Cooling,
+    EverySteps,
+    GradualRelease,
+    Listed,
+    PerEpoch,
+    active_count,
+)
 from sparsedp.methods.scores import (
     ByScore,
     Coherent,
@@ -216,12 +224,14 @@ def test_cooling_over_a_single_period_is_the_active_ratio():
 
 
 def test_release_starts_at_the_active_ratio_and_its_last_value_stays():
-    assert ratios(Release((0.25, 0.5)), 5, 0.2) == [Fraction(x) for x in ("1/5", "1/4", "1/2", "1/2", "1/2")]
-    assert ratios(Release(), 3, 0.6) == [Fraction(3, 5)] * 3
+    assert ratios(GradualRelease((0.25, 0.5)), 5, 0.2) == [
+        Fraction(x) for x in ("1/5", "1/4", "1/2", "1/2", "1/2")
+    ]
+    assert ratios(GradualRelease(), 3, 0.6) == [Fraction(3, 5)] * 3
 
 
 def test_release_never_goes_below_an_automatic_ratio():
-    assert ratios(Release((0.3, 0.5)), 3, 0.4) == [Fraction(2, 5), Fraction(2, 5), Fraction(1, 2)]
+    assert ratios(GradualRelease((0.3, 0.5)), 3, 0.4) == [Fraction(2, 5), Fraction(2, 5), Fraction(1, 2)]
 
 
 def test_constant_and_listed():
@@ -268,7 +278,7 @@ def test_ratios_outside_zero_to_one_and_empty_supports_are_refused():
     with pytest.raises(SparseDPError, match="of d=100 coordinates is none"):
         active_count(exact_ratio(0.009), 100)
     with pytest.raises(SparseDPError, match="never fall"):
-        Release((0.5, 0.4))
+        GradualRelease((0.5, 0.4))
     with pytest.raises(SparseDPError, match="at least one"):
         Listed(())
     with pytest.raises(SparseDPError, match=r"listed schedule: got 0\.0"):

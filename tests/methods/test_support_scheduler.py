@@ -18,7 +18,7 @@ from sparsedp.methods.catalog import all_methods, get_method
 from sparsedp.methods.method import GeometryRule, MethodOptions, OffSupport, Protection
 from sparsedp.methods.plan_config import PlanSpec
 from sparsedp.methods.ranking import Granularity
-from sparsedp.methods.schedules import Cooling, Listed, PerEpoch, Refresh, Release
+from sparsedp.methods.schedules import Cooling, GradualRelease, Listed, PerEpoch, Refresh
 from sparsedp.methods.support_scheduler import Controller
 from sparsedp.privacy.plan import Phase
 from sparsedp.randomness import PublicRandomness, SystemRandomness
@@ -74,7 +74,7 @@ def test_cooling_after_a_warm_up_keeps_the_ranking_and_moves_the_ratio():
 
 def test_released_coordinates_are_the_next_best():
     gradient = [float(i) for i in range(10)]
-    options = MethodOptions(schedule=Release((0.4, 0.5)), active_ratio=0.2)
+    options = MethodOptions(schedule=GradualRelease((0.4, 0.5)), active_ratio=0.2)
     done = run(get_method("adadpigu"), options, layout=TEN, make=constant(gradient), warmup_fraction=0.25)
     assert [s.indices.tolist() for s in periods(done)[1:]] == [[8, 9], [6, 7, 8, 9], [5, 6, 7, 8, 9]]
 

@@ -21,7 +21,8 @@ from sparsedp.errors import PrivacyError
 from sparsedp.grad_sample import ENGINES, Query
 from sparsedp.parameters import Support
 from sparsedp.privacy.ledger import Charge, MemoryLedger
-from sparsedp.privacy.mechanism import MARGIN_BITS, Grid, private_sum, privatize
+from sparsedp.privacy.mechanism import MARGIN_BITS, GaussianMechanism, Grid
+from sparsedp.privacy.queries import GradientSum
 from sparsedp.randomness import SystemRandomness
 from sparsedp.sampling import cut
 
@@ -30,7 +31,9 @@ CLIPS, NOISES, SIZES = [1e-6, 1.0, 1e6], [0.3, 1.0, 33.3, 1000.0], [1, 26_010, 5
 
 def moved(grid: Grid, before: list[Tensor], after: list[Tensor]) -> Fraction:
     """The squared move of the sum, in squares of noise standard deviations: exact."""
-    steps = (grid.add_up(map(torch.clone, after)) - grid.add_up(map(torch.clone, before))).tolist()
+    steps = (
+        grid.round_and_sum(map(torch.clone, after)) - grid.round_and_sum(map(torch.clone, before))
+    ).tolist()
     return Fraction(sum(step * step for step in steps), 4**grid.noise_bits)
 
 
@@ -41,22 +44,22 @@ def allowed(noise_multiplier: float) -> Fraction:
 
 @pytest.mark.parametrize(("clip", "noise", "size"), itertools.product(CLIPS, NOISES, SIZES))
 def test_the_noise_is_a_power_of_two_of_steps_and_all_extremes_have_a_grid(clip, noise, size):
-    grid = Grid.of(clip, noise, size)
+    grid = Grid.for_mechanism(clip, noise, size)
     assert Fraction(grid.step) * 2**grid.noise_bits == Fraction(noise * clip)
     assert 1.5 * math.sqrt(size) * grid.step <= 2.0 ** -(MARGIN_BITS + 1) * clip
     assert grid.step * math.sqrt(size) * 1.5 > 2.0 ** -(MARGIN_BITS + 2) * clip * 0.999
-    million = grid.add_up([torch.tensor([1e6 * clip, -1e6 * clip], dtype=torch.float64)])
+    million = grid.round_and_sum([torch.tensor([1e6 * clip, -1e6 * clip], dtype=torch.float64)])
     assert million.tolist() == [round(1e6 * clip / grid.step), -round(1e6 * clip / grid.step)]
     assert million[0] + 40 * 2**grid.noise_bits < 2**61
-    back = grid.values(million)
+    back = grid.dequantize(million)
     torch.testing.assert_close(
         back, torch.tensor([1e6, -1e6], dtype=torch.float64) * clip, rtol=1e-12, atol=0
     )
 
 
 def test_the_grid_depends_on_public_numbers_alone():
-    assert Grid.of(0.7, 1.3, 100) == Grid.of(0.7, 1.3, 100)
-    assert Grid.of(1.0, 1.0, 100).noise_bits < Grid.of(1.0, 1.0, 10_000).noise_bits
+    assert Grid.for_mechanism(0.7, 1.3, 100) == Grid.for_mechanism(0.7, 1.3, 100)
+    assert Grid.for_mechanism(1.0, 1.0, 100).noise_bits < Grid.for_mechanism(1.0, 1.0, 10_000).noise_bits
 
 
 @pytest.mark.parametrize("size", [1, 3, 1000])
@@ -64,7 +67,7 @@ def test_the_grid_depends_on_public_numbers_alone():
 @pytest.mark.parametrize("others", [0.0, 0.77, 1e3])
 def test_the_worst_roundings_stay_within_what_the_accountant_is_told(size, clip, noise, others):
     """In every coordinate one part just below a half step becomes two just above it, and the unit moves its most."""
-    grid = Grid.of(clip, noise, size)
+    grid = Grid.for_mechanism(clip, noise, size)
     base, unit = round(others * clip / grid.step), grid.bound / math.sqrt(size) / grid.step
     whole, left, right = base + 0.499, base + 0.501, math.floor(unit - 0.51) + 0.501
     before, *after = (
@@ -72,7 +75,9 @@ def test_the_worst_roundings_stay_within_what_the_accountant_is_told(size, clip,
     )
     assert float(torch.linalg.vector_norm(sum(after) - before)) <= grid.bound
     assert moved(grid, [before], after) <= allowed(noise)
-    assert (grid.add_up(after) - grid.add_up([before])).tolist() == [math.floor(unit - 0.51) + 2] * size
+    assert (grid.round_and_sum(after) - grid.round_and_sum([before])).tolist() == [
+        math.floor(unit - 0.51) + 2
+    ] * size
 
 
 @given(st.integers(0, 2**32), st.sampled_from([1, 2, 7]), st.sampled_from([0.3, 1.0, 21.0]))
@@ -80,7 +85,7 @@ def test_the_worst_roundings_stay_within_what_the_accountant_is_told(size, clip,
 def test_a_unit_added_moves_a_sum_of_cut_parts_by_at_most_the_clip(seed, most, noise):
     rng = np.random.default_rng(seed)
     size, clip = int(rng.integers(1, 6)), float(10 ** rng.uniform(-6, 6))
-    grid = Grid.of(clip, noise, size)
+    grid = Grid.for_mechanism(clip, noise, size)
     units = np.flatnonzero(rng.random(32) < 0.4)
     rows = rng.standard_normal((32, size))
     rows *= grid.bound / np.linalg.norm(rows, axis=1, keepdims=True)
@@ -96,7 +101,7 @@ def test_a_unit_added_moves_a_sum_of_cut_parts_by_at_most_the_clip(seed, most, n
 
 
 def test_without_the_margin_the_worst_rounding_would_pass_the_clip():
-    grid = Grid.of(1.0, 1.0, 4)
+    grid = Grid.for_mechanism(1.0, 1.0, 4)
     unit = torch.full((4,), (math.ceil(0.5 / grid.step) + 0.5001) * grid.step, dtype=torch.float64)
     assert moved(grid, [torch.zeros(4)], [unit]) > allowed(1.0)
     assert float(unit.norm()) > grid.bound
@@ -104,11 +109,11 @@ def test_without_the_margin_the_worst_rounding_would_pass_the_clip():
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 def test_any_order_and_any_number_of_ranks_give_the_same_bits(ranks):
-    grid = Grid.of(1.0, 1.1, 50)
+    grid = Grid.for_mechanism(1.0, 1.1, 50)
     generator = torch.Generator().manual_seed(0)
     parts = [100 * torch.randn(50, generator=generator, dtype=torch.float64) for _ in range(12)]
-    expected = grid.add_up(map(torch.clone, parts))
-    shares = [grid.add_up(parts[rank::ranks][::-1]) for rank in range(ranks)]
+    expected = grid.round_and_sum(map(torch.clone, parts))
+    shares = [grid.round_and_sum(parts[rank::ranks][::-1]) for rank in range(ranks)]
     assert torch.equal(sum(shares), expected)
     assert expected.dtype == torch.int64
 
@@ -120,7 +125,7 @@ def test_what_is_off_the_grid_stops_the_step_before_any_noise(bad):
         size: int = 2
         sensitivity: float = 1.0
 
-        def parts(self, bound: float) -> Iterator[Tensor]:
+        def partial_sums(self, bound: float) -> Iterator[Tensor]:
             yield torch.tensor([0.0, bad], dtype=torch.float64)
 
     class NoNoise:
@@ -130,19 +135,17 @@ def test_what_is_off_the_grid_stops_the_step_before_any_noise(bad):
             raise AssertionError("noise was drawn")
 
     with pytest.raises(PrivacyError, match="nothing was released"):
-        private_sum(
-            Broken(), charge=Charge("train", 0, 0.1, 1.0), ledger=MemoryLedger(), randomness=NoNoise()
-        )
+        GaussianMechanism(MemoryLedger(), NoNoise()).noisy_sum(Broken(), Charge("train", 0, 0.1, 1.0))
 
 
 def test_integers_that_would_overflow_stop_it_too():
-    grid = Grid.of(1.0, 1.0, 1)
+    grid = Grid.for_mechanism(1.0, 1.0, 1)
     large = torch.tensor([2.0**60 * grid.step], dtype=torch.float64)
-    assert grid.add_up([large.clone()]) == 2**60
+    assert grid.round_and_sum([large.clone()]) == 2**60
     with pytest.raises(PrivacyError, match="too many units"):
-        grid.add_up([large.clone(), large])
+        grid.round_and_sum([large.clone(), large])
     with pytest.raises(PrivacyError, match="without parts"):
-        grid.add_up([])
+        grid.round_and_sum([])
 
 
 @pytest.mark.parametrize(("clip", "noise", "size"), [(1.0, 1e9, 10**7), (1e-306, 1.0, 10), (1e300, 1e300, 1)])
@@ -154,9 +157,7 @@ def test_numbers_no_grid_holds_are_refused_before_the_ledger_is_charged(clip, no
 
     ledger = MemoryLedger()
     with pytest.raises(PrivacyError):
-        private_sum(
-            Huge(size, clip), charge=Charge("t", 0, 0.1, noise), ledger=ledger, randomness=SystemRandomness()
-        )
+        GaussianMechanism(ledger, SystemRandomness()).noisy_sum(Huge(size, clip), Charge("t", 0, 0.1, noise))
     assert ledger.charges == []
 
 
@@ -170,14 +171,10 @@ def test_every_released_value_is_on_the_grid_whatever_the_data(engine, rows):
     torch.manual_seed(rows)
     support, clip, noise, expected = Support([0, 3, 4, 9], 10), 0.37, 1.3, 7.0
     batches = [MicroBatch((torch.randn(part, 4), torch.randn(part, 2))) for part in (rows, rows // 2)]
-    released = privatize(
-        ENGINES[engine](nn.Linear(4, 2), squares), batches, Query(support, FlatClip(clip)),
-        expected_batch_size=expected, charge=Charge("train", 0, 0.1, noise), ledger=MemoryLedger(),
-        randomness=SystemRandomness(),
-    )  # fmt: skip
-    grid = Grid.of(clip, noise, support.size)
+    released = GaussianMechanism(MemoryLedger(), SystemRandomness()).release(GradientSum(ENGINES[engine](nn.Linear(4, 2), squares), batches, Query(support, FlatClip(clip))), Charge("train", 0, 0.1, noise), expected_batch_size=expected)  # fmt: skip
+    grid = Grid.for_mechanism(clip, noise, support.size)
     steps = (released.mean * expected / grid.step).round().to(torch.int64)
-    assert torch.equal(grid.values(steps).div_(expected), released.mean)
+    assert torch.equal(grid.dequantize(steps).div_(expected), released.mean)
     assert released.noise_scale.tolist() == [noise * clip / expected] * 4
 
 
@@ -196,14 +193,11 @@ def test_plan_ledger_and_mechanism_agree_after_the_margin(engine, monkeypatch):
     query = Query(Support.full(10), FlatClip(clip))
 
     def silent(batches: list[MicroBatch]) -> Tensor:
-        return privatize(
-            ENGINES[engine](model, squares), batches, query, expected_batch_size=1.0, charge=charge, ledger=ledger,
-            randomness=SystemRandomness(),
-        ).mean  # fmt: skip
+        return GaussianMechanism(ledger, SystemRandomness()).release(GradientSum(ENGINES[engine](model, squares), batches, query), charge, expected_batch_size=1.0).mean  # fmt: skip
 
     row = MicroBatch((torch.full((1, 4), 50.0), torch.zeros(1, 2)))
     others = MicroBatch((torch.randn(9, 4), torch.randn(9, 2)))
     change = float((silent([others, row]) - silent([others])).norm())
-    grid = Grid.of(clip, noise, 10)
+    grid = Grid.for_mechanism(clip, noise, 10)
     assert grid.bound / (1 + 1.1 * ROUNDING_MARGIN) - 4 * grid.step < change <= clip
     assert ledger.charges[0].noise_multiplier * clip == grid.step * 2**grid.noise_bits

@@ -1,4 +1,4 @@
-"""`privatize`: pays first, averages by the expected size, moves by at most the clip norm, and restores."""
+"""`GaussianMechanism`: pays first, averages by the expected size, moves by at most the clip norm, and restores."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from sparsedp.errors import PrivacyError
 from sparsedp.grad_sample import ENGINES, BookkeepingEngine, Query
 from sparsedp.parameters import Layout, Support
 from sparsedp.privacy.ledger import Charge, MemoryLedger
-from sparsedp.privacy.mechanism import Released, private_sum, privatize
-from sparsedp.privacy.queries import ClippedRows
+from sparsedp.privacy.mechanism import GaussianMechanism, Grid, Release
+from sparsedp.privacy.queries import ClippedVectorSum, GradientSum
 from sparsedp.randomness import SeededRandomness, SystemRandomness
 
 
@@ -59,7 +59,7 @@ class Spy:
 
 def release(
     spy: Spy, batches: Iterable[MicroBatch] = (), clip: Clip | None = None, **changes: object
-) -> Released:
+) -> Release:
     clip = clip or FlatClip(0.5)
     settings = {
         "noise_multiplier": 2.0,
@@ -68,15 +68,11 @@ def release(
         "absolute_noise_std": 0.0,
     }
     settings |= changes
-    return privatize(
-        spy,
-        batches,
-        Query(Support([0, 2], spy.dimension), clip, settings["geometry"]),
+    return GaussianMechanism(spy, spy).release(
+        GradientSum(spy, batches, Query(Support([0, 2], spy.dimension), clip, settings["geometry"])),
+        Charge("train", 7, 0.1, settings["noise_multiplier"]),
         expected_batch_size=settings["expected_batch_size"],
-        charge=Charge("train", 7, 0.1, settings["noise_multiplier"]),
-        ledger=spy,
-        randomness=spy,
-        absolute_noise_std=settings["absolute_noise_std"],
+        noise_std=settings["absolute_noise_std"],
     )
 
 
@@ -84,6 +80,42 @@ def test_the_ledger_is_charged_before_anything_is_computed_or_drawn():
     spy = Spy()
     release(spy, [MicroBatch(torch.zeros(1, 3))])
     assert spy.asked == ["ledger", "engine", "batch", "noise for step 7"]
+
+
+class TwoProcesses:
+    """A group of which this process is the main one, or the other; notes what passes through it."""
+
+    def __init__(self, main: bool) -> None:
+        self.main, self.sent, self.handed_out = main, [], []
+
+    def is_main_process(self) -> bool:
+        return self.main
+
+    def reduce_sum(self, values: torch.Tensor) -> torch.Tensor:
+        self.sent.append(values.clone())
+        return values + values
+
+    def broadcast(self, values: torch.Tensor) -> torch.Tensor:
+        self.handed_out.append(values.clone())
+        return values
+
+
+def test_ranks_get_the_release_and_never_the_sum():
+    query, charge = ClippedVectorSum(torch.ones(1, 3), FlatClip(4.0)), Charge("train", 0, 0.1, 2.0)
+    group = TwoProcesses(main=True)
+    total, _ = GaussianMechanism(MemoryLedger(), SystemRandomness(), group).noisy_sum(query, charge)
+    grid = Grid.for_mechanism(4.0, 2.0, 3)
+    (handed_out,), (sent,) = group.handed_out, group.sent
+    assert (handed_out != 2 * sent).any()  # equal by chance: once in 2^60
+    assert torch.equal(grid.dequantize(handed_out), total)
+
+
+def test_a_rank_that_is_not_the_main_process_draws_no_noise():
+    group, spy = TwoProcesses(main=False), Spy()
+    query = ClippedVectorSum(torch.ones(1, 3), FlatClip(4.0))
+    GaussianMechanism(MemoryLedger(), spy, group).noisy_sum(query, Charge("train", 0, 0.1, 2.0))
+    assert spy.asked == []
+    assert torch.equal(group.handed_out[0], 2 * group.sent[0])
 
 
 def test_a_ledger_that_refuses_prevents_the_release():
@@ -98,8 +130,8 @@ def test_a_ledger_that_refuses_prevents_the_release():
 def test_the_charge_names_the_rate_and_noise_that_ran():
     ledger = MemoryLedger()
     charge = Charge("warm-up", 3, 0.25, 1.5)
-    query = ClippedRows(torch.zeros(2, 2), FlatClip(1.0))
-    private_sum(query, charge=charge, ledger=ledger, randomness=SeededRandomness(0))
+    query = ClippedVectorSum(torch.zeros(2, 2), FlatClip(1.0))
+    GaussianMechanism(ledger, SeededRandomness(0)).noisy_sum(query, charge)
     assert ledger.charges == [charge]
 
 
@@ -164,15 +196,11 @@ def squares(model: nn.Module, rows: tuple[Tensor, Tensor]) -> Tensor:
 
 def real_release(
     model: nn.Module, batches: list[MicroBatch], query: Query, kind: str, **changes: float
-) -> Released:
-    return privatize(
-        ENGINES[kind](model, squares),
-        batches,
-        query,
+) -> Release:
+    return GaussianMechanism(MemoryLedger(), SystemRandomness()).release(
+        GradientSum(ENGINES[kind](model, squares), batches, query),
+        Charge("train", 0, 0.1, changes.get("noise_multiplier", 0.0)),
         expected_batch_size=changes.get("expected_batch_size", 5.0),
-        charge=Charge("train", 0, 0.1, changes.get("noise_multiplier", 0.0)),
-        ledger=MemoryLedger(),
-        randomness=SystemRandomness(),
     )
 
 
@@ -203,14 +231,14 @@ def test_a_batch_that_contributes_nothing_releases_noise_alone(kind, rows):
 @pytest.mark.parametrize("kind", ENGINES)
 def test_an_empty_support_releases_nothing_and_is_charged_all_the_same(kind):
     ledger = MemoryLedger()
-    released = privatize(
-        ENGINES[kind](nn.Linear(4, 2), squares),
-        [MicroBatch((torch.randn(3, 4), torch.randn(3, 2)))],
-        Query(Support.empty(10), FlatClip(1.0)),
+    released = GaussianMechanism(ledger, SystemRandomness()).release(
+        GradientSum(
+            ENGINES[kind](nn.Linear(4, 2), squares),
+            [MicroBatch((torch.randn(3, 4), torch.randn(3, 2)))],
+            Query(Support.empty(10), FlatClip(1.0)),
+        ),
+        Charge("train", 0, 0.1, 1.0),
         expected_batch_size=3.0,
-        charge=Charge("train", 0, 0.1, 1.0),
-        ledger=ledger,
-        randomness=SystemRandomness(),
     )
     assert released.mean.shape == (0,)
     assert torch.equal(released.dense(), torch.zeros(10, dtype=torch.float64))
@@ -228,15 +256,15 @@ def test_the_model_is_as_it_was_after_a_release():
 
 def test_rows_of_numbers_are_clipped_and_summed_too():
     rows = torch.tensor([[3.0, 4.0], [0.3, 0.4], [torch.nan, 0.0], [torch.inf, 1.0], [0.0, 0.0]])
-    query = ClippedRows(rows, FlatClip(1.0))
+    query = ClippedVectorSum(rows, FlatClip(1.0))
     assert query.sensitivity == 1.0
     expected = torch.tensor([0.6, 0.8], dtype=torch.float64) / 1.001 + torch.tensor([0.3, 0.4])
-    (total,) = query.parts(1.0)
+    (total,) = query.partial_sums(1.0)
     torch.testing.assert_close(total, expected.double(), rtol=1e-7, atol=0)
 
 
 def test_no_rows_of_numbers_sum_to_nothing():
-    (total,) = ClippedRows(torch.zeros(0, 2), FlatClip(1.0)).parts(1.0)
+    (total,) = ClippedVectorSum(torch.zeros(0, 2), FlatClip(1.0)).partial_sums(1.0)
     assert torch.equal(total, torch.zeros(2, dtype=torch.float64))
 
 
@@ -244,15 +272,15 @@ def test_a_seeded_step_replays_and_steps_differ():
     engine = BookkeepingEngine(nn.Linear(4, 2), squares)
 
     def step(number: int, seed: int) -> Tensor:
-        return privatize(
-            engine,
-            [],
-            Query(Support.full(10), FlatClip(1.0)),
-            expected_batch_size=3.0,
-            charge=Charge("train", number, 0.1, 1.0),
-            ledger=MemoryLedger(),
-            randomness=SeededRandomness(seed),
-        ).mean
+        return (
+            GaussianMechanism(MemoryLedger(), SeededRandomness(seed))
+            .release(
+                GradientSum(engine, [], Query(Support.full(10), FlatClip(1.0))),
+                Charge("train", number, 0.1, 1.0),
+                expected_batch_size=3.0,
+            )
+            .mean
+        )
 
     assert torch.equal(step(0, 1), step(0, 1))
     assert not torch.equal(step(0, 1), step(1, 1))

@@ -17,8 +17,8 @@ from sparsedp.core.geometry import Geometry, Identity, Standardized
 from sparsedp.grad_sample import BookkeepingEngine, Query
 from sparsedp.parameters import Support
 from sparsedp.privacy.ledger import Charge, MemoryLedger
-from sparsedp.privacy.mechanism import Grid, Released, private_sum, privatize
-from sparsedp.privacy.queries import ClippedRows
+from sparsedp.privacy.mechanism import GaussianMechanism, Grid, Release
+from sparsedp.privacy.queries import ClippedVectorSum, GradientSum
 from sparsedp.randomness import PrivateRandomness, SeededRandomness, SystemRandomness
 
 LEVEL = 1e-6
@@ -42,18 +42,14 @@ def release(
     rows: int = 0,
     geometry: Geometry | None = None,
     step: int = 0,
-) -> Released:
+) -> Release:
     torch.manual_seed(0)
     engine = BookkeepingEngine(nn.Linear(INPUTS, 2), lambda model, rows: model(rows).square().sum(1))
     batch = MicroBatch(torch.randn(rows, INPUTS))
-    return privatize(
-        engine,
-        [batch],
-        Query(support, FlatClip(CLIP_NORM), geometry or Identity()),
+    return GaussianMechanism(MemoryLedger(), randomness).release(
+        GradientSum(engine, [batch], Query(support, FlatClip(CLIP_NORM), geometry or Identity())),
+        Charge("train", step, 0.1, NOISE_MULTIPLIER),
         expected_batch_size=EXPECTED,
-        charge=Charge("train", step, 0.1, NOISE_MULTIPLIER),
-        ledger=MemoryLedger(),
-        randomness=randomness,
     )
 
 
@@ -62,7 +58,7 @@ def p_value(noise: torch.Tensor, scale: float) -> float:
 
 
 def seeded_noise(size: int) -> torch.Tensor:
-    bits = Grid.of(CLIP_NORM, NOISE_MULTIPLIER, size).noise_bits
+    bits = Grid.for_mechanism(CLIP_NORM, NOISE_MULTIPLIER, size).noise_bits
     return SCALE * SeededRandomness(1).rounded_gaussian(bits, size, key=(0,)).double() / 2**bits
 
 
@@ -145,9 +141,9 @@ def test_the_declared_noise_scale_is_the_noise_that_was_added():
 
 
 def test_noise_for_feature_statistics_is_scaled_by_their_clip():
-    query = ClippedRows(torch.zeros(3, 8000), FlatClip(4.0))
-    noisy, std = private_sum(
-        query, charge=Charge("statistics", 0, 1.0, 2.5), ledger=MemoryLedger(), randomness=SystemRandomness()
+    query = ClippedVectorSum(torch.zeros(3, 8000), FlatClip(4.0))
+    noisy, std = GaussianMechanism(MemoryLedger(), SystemRandomness()).noisy_sum(
+        query, Charge("statistics", 0, 1.0, 2.5)
     )
     assert std == 10.0
     assert p_value(noisy, 10.0) > LEVEL

@@ -8,8 +8,8 @@ import torch
 from sparsedp.auditing.mechanism import KEPT, NoisePatterns
 from sparsedp.core.clip import FlatClip
 from sparsedp.privacy.ledger import Charge, MemoryLedger
-from sparsedp.privacy.mechanism import private_mean
-from sparsedp.privacy.queries import ClippedRows
+from sparsedp.privacy.mechanism import GaussianMechanism
+from sparsedp.privacy.queries import ClippedVectorSum
 from sparsedp.randomness import SystemRandomness
 
 SIZE = 200_003
@@ -19,13 +19,10 @@ RISK = 1e-9
 def test_every_coordinate_of_a_large_model_gets_noise_of_its_own():
     patterns, largest = NoisePatterns(SIZE), np.zeros(SIZE)
     for step in range(KEPT):
-        released = private_mean(
-            ClippedRows(torch.zeros(1, SIZE), FlatClip(1.0)),
-            SIZE,
+        released = GaussianMechanism(MemoryLedger(), SystemRandomness()).release(
+            ClippedVectorSum(torch.zeros(1, SIZE), FlatClip(1.0)),
+            Charge("main", step, 1.0, 3.0),
             expected_batch_size=1.0,
-            charge=Charge("main", step, 1.0, 3.0),
-            ledger=MemoryLedger(),
-            randomness=SystemRandomness(),
         )
         noise = released.mean.numpy() / 3
         assert abs(noise.std() - 1) < 0.012  # seven standard errors

@@ -23,8 +23,8 @@ from sparsedp.loading import Loading
 from sparsedp.methods import build_plan, get_method
 from sparsedp.privacy import EqualNoise, NominalSplit, Plan, PrivateNormalisation, plan_epsilon
 from sparsedp.privacy.ledger import Charge, MemoryLedger
-from sparsedp.privacy.mechanism import private_mean
-from sparsedp.privacy.queries import ChannelSum
+from sparsedp.privacy.mechanism import GaussianMechanism
+from sparsedp.privacy.queries import ChannelStatisticsSum
 from sparsedp.randomness import SeededRandomness, SystemRandomness
 from sparsedp.sampling import PoissonSampler
 
@@ -41,7 +41,7 @@ def channel_sum(
     columns: Tensor | None = None,
 ) -> Tensor:
     batch = MicroBatch((inputs, torch.zeros(len(inputs))), units)
-    return sum(ChannelSum([batch], 4, FlatClip(CLIP), centre, columns).parts(CLIP))
+    return sum(ChannelStatisticsSum([batch], 4, FlatClip(CLIP), centre, columns).partial_sums(CLIP))
 
 
 def by_hand(inputs: Tensor, units: Sequence[int], centre: Tensor | None) -> np.ndarray:
@@ -117,7 +117,7 @@ def test_a_patient_counts_once_however_many_rows_are_loaded():
         loading=Loading(units=owner, rows_per_unit=9, max_physical_batch=9),
     )  # fmt: skip
     (batch,) = sampler.batches(0, 1)
-    found = sum(ChannelSum(batch, 4, FlatClip(CLIP)).parts(CLIP))
+    found = sum(ChannelStatisticsSum(batch, 4, FlatClip(CLIP)).partial_sums(CLIP))
     np.testing.assert_allclose(found.numpy(), by_hand(inputs, owner, None), rtol=1e-6)
 
 
@@ -137,7 +137,7 @@ def test_a_sampling_rate_of_one_takes_every_unit():
 )
 def test_inputs_that_have_no_channels_of_numbers_are_refused(rows):
     with pytest.raises(DataError, match="normalise: got inputs"):
-        sum(ChannelSum([MicroBatch(rows)], 4, FlatClip(CLIP)).parts(CLIP))
+        sum(ChannelStatisticsSum([MicroBatch(rows)], 4, FlatClip(CLIP)).partial_sums(CLIP))
 
 
 def test_columns_that_are_left_out_neither_count_nor_take_part_in_the_clip():
@@ -161,7 +161,7 @@ def test_columns_are_distinct_numbers(columns):
 
 def test_other_channels_than_declared_are_refused():
     with pytest.raises(DataError, match="got 3 channels, expected 4"):
-        sum(ChannelSum([MicroBatch(torch.zeros(2, 3))], 4, FlatClip(CLIP)).parts(CLIP))
+        sum(ChannelStatisticsSum([MicroBatch(torch.zeros(2, 3))], 4, FlatClip(CLIP)).partial_sums(CLIP))
 
 
 def test_the_noise_has_the_planned_scale_and_neither_two_thirds_nor_three_halves_of_it():
@@ -169,10 +169,7 @@ def test_the_noise_has_the_planned_scale_and_neither_two_thirds_nor_three_halves
     batch = MicroBatch(torch.zeros(3, channels))
     ledger = MemoryLedger()
     charge = Charge("normalise", 0, 1.0, noise_multiplier)
-    released = private_mean(
-        ChannelSum([batch], channels, FlatClip(CLIP)), channels, expected_batch_size=units,
-        charge=charge, ledger=ledger, randomness=SystemRandomness(),
-    )  # fmt: skip
+    released = GaussianMechanism(ledger, SystemRandomness()).release(ChannelStatisticsSum([batch], channels, FlatClip(CLIP)), charge, expected_batch_size=units)  # fmt: skip
     scale = noise_multiplier * CLIP / units
     p_values = [stats.kstest(released.mean.numpy(), "norm", (0, f * scale)).pvalue for f in (1, 2 / 3, 3 / 2)]
     assert p_values[0] > LEVEL

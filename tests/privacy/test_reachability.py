@@ -18,7 +18,7 @@ from scipy import stats
 from torch import Tensor
 
 from sparsedp.privacy.ledger import Charge, MemoryLedger
-from sparsedp.privacy.mechanism import Grid, private_sum
+from sparsedp.privacy.mechanism import GaussianMechanism, Grid
 from sparsedp.randomness import SystemRandomness
 
 PAIRS, TRIALS, STD, SHIFT = 16, 100, 1.0, 1e-3
@@ -51,13 +51,13 @@ class _Given:
     def size(self) -> int:
         return len(self.total)
 
-    def parts(self, bound: float) -> Iterator[Tensor]:
+    def partial_sums(self, bound: float) -> Iterator[Tensor]:
         yield torch.tensor(self.total)
 
 
 def new_release(total: np.ndarray) -> np.ndarray:
     charge = Charge("train", 0, 1.0, STD)
-    noisy, _ = private_sum(_Given(total), charge=charge, ledger=MemoryLedger(), randomness=SystemRandomness())
+    noisy, _ = GaussianMechanism(MemoryLedger(), SystemRandomness()).noisy_sum(_Given(total), charge)
     return noisy.numpy()
 
 
@@ -83,7 +83,7 @@ def by_uniforms(released: np.ndarray, here: np.ndarray, there: np.ndarray) -> bo
 
 def by_the_grid(released: np.ndarray, here: np.ndarray, there: np.ndarray) -> bool | None:
     """What one would try now: is the release a whole number of steps from one sum, and not from the other?"""
-    step = Grid.of(1.0, STD, len(here)).step
+    step = Grid.for_mechanism(1.0, STD, len(here)).step
     whole = [np.all((released - np.rint(total / step) * step) % step == 0) for total in (here, there)]
     return None if whole[0] == whole[1] else bool(whole[1])
 

@@ -1,4 +1,4 @@
-"""`Released`: built by the mechanism alone, read-only, and nothing private in it."""
+"""`Release`: built by the mechanism alone, read-only, and nothing private in it."""
 
 from __future__ import annotations
 
@@ -16,28 +16,29 @@ from sparsedp.errors import PrivacyError
 from sparsedp.grad_sample import BookkeepingEngine, Query
 from sparsedp.parameters import Support
 from sparsedp.privacy.ledger import Charge, MemoryLedger
-from sparsedp.privacy.mechanism import Released, privatize
+from sparsedp.privacy.mechanism import GaussianMechanism, Release
+from sparsedp.privacy.queries import GradientSum
 from sparsedp.randomness import SeededRandomness
 
 FIELDS = {"support", "mean", "noise_scale", "phase", "step", "for_release", "private"}
 
 
-def a_release() -> Released:
-    return privatize(
-        BookkeepingEngine(nn.Linear(3, 2), lambda model, rows: model(rows).sum(1)),
-        [MicroBatch(torch.ones(4, 3))],
-        Query(Support([0, 5, 7], 8), FlatClip(1.0)),
+def a_release() -> Release:
+    return GaussianMechanism(MemoryLedger(), SeededRandomness(0)).release(
+        GradientSum(
+            BookkeepingEngine(nn.Linear(3, 2), lambda model, rows: model(rows).sum(1)),
+            [MicroBatch(torch.ones(4, 3))],
+            Query(Support([0, 5, 7], 8), FlatClip(1.0)),
+        ),
+        Charge("train", 0, 0.1, 1.0),
         expected_batch_size=4.0,
-        charge=Charge("train", 0, 0.1, 1.0),
-        ledger=MemoryLedger(),
-        randomness=SeededRandomness(0),
     )
 
 
 @pytest.mark.parametrize("seal", [None, object(), True, "seal"])
 def test_it_cannot_be_built_without_the_seal(seal):
-    with pytest.raises(PrivacyError, match="privatize"):
-        Released(
+    with pytest.raises(PrivacyError, match="GaussianMechanism.release"):
+        Release(
             support=Support([0], 1),
             mean=torch.ones(1),
             noise_scale=torch.ones(1),
@@ -50,7 +51,7 @@ def test_it_cannot_be_built_without_the_seal(seal):
 
 
 def test_the_seal_has_no_default():
-    assert inspect.signature(Released.__init__).parameters["seal"].default is inspect.Parameter.empty
+    assert inspect.signature(Release.__init__).parameters["seal"].default is inspect.Parameter.empty
 
 
 @pytest.mark.parametrize("name", [*sorted(FIELDS), "_mean", "_noise_scale", "note"])
@@ -78,7 +79,7 @@ def test_the_dense_form_is_the_mean_on_the_support_and_zero_elsewhere():
 
 
 def test_it_holds_what_is_public_and_nothing_else():
-    held = {name.lstrip("_") for name in Released.__slots__}
+    held = {name.lstrip("_") for name in Release.__slots__}
     assert held == FIELDS
     assert not hasattr(a_release(), "__dict__")
 
@@ -90,7 +91,7 @@ def test_its_values_do_not_hang_on_a_graph():
 
 
 def test_its_text_shows_no_numbers_of_the_gradient():
-    assert repr(a_release()) == "Released(step=0, phase='train', support=Support(k=3, d=8))"
+    assert repr(a_release()) == "Release(step=0, phase='train', support=Support(k=3, d=8))"
 
 
 @pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, lambda r: pickle.loads(pickle.dumps(r))])

@@ -258,17 +258,17 @@ def sums(folder: Path) -> dict[str, Any]:
     from sparsedp.ranks import exchange
 
     def local_sums(dataset: TensorDataset) -> list[list[int]]:
-        seen, real = [], exchange.GroupExchange._add_up
+        seen, real = [], exchange.RankSum._add_up
 
         def watched(self: Any, sent: Tensor) -> None:
             seen.append(sent.tolist())
             real(self, sent)
 
-        exchange.GroupExchange._add_up = watched  # type: ignore[method-assign]
+        exchange.RankSum._add_up = watched  # type: ignore[method-assign]
         try:
             train(dataset=dataset, epochs=1)
         finally:
-            exchange.GroupExchange._add_up = real  # type: ignore[method-assign]
+            exchange.RankSum._add_up = real  # type: ignore[method-assign]
         return seen[:1]
 
     inputs, labels = data().tensors

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from launching import group_of_one
 
 from sparsedp.errors import PrivacyError, SparseDPError
@@ -16,7 +12,6 @@ from sparsedp.methods import build_plan
 from sparsedp.randomness import SystemRandomness
 from sparsedp.ranks import launch
 from sparsedp.ranks.here import ranks_here, refuse_ranks, same_threads
-from sparsedp.ranks.packing import packed, unpacked
 from sparsedp_experiments.runs.runner import run_all
 
 
@@ -28,20 +23,17 @@ def ranks():
 
 def test_what_is_handed_out_is_the_release(ranks):
     total = torch.tensor([3, -5, 2**60])
-    found = ranks.exchange.integers(lambda: total, lambda steps: steps + 7, 3)
-    assert torch.equal(found, total + 7)
+    group = ranks.process_group
+    assert group.is_main_process()
+    assert torch.equal(group.broadcast(group.reduce_sum(total.clone()) + 7), total + 7)
     part = torch.tensor([0.1, 1e-30], dtype=torch.float64)
-    floats = ranks.exchange.floats(lambda: [part, part], lambda x: x * 2, 2)
-    assert torch.allclose(floats, 4 * part, rtol=1e-5, atol=0)
-    assert float(floats[0]) == 0.4
+    assert torch.equal(group.broadcast(group.reduce_sum(part.clone())), part)
 
 
 @pytest.mark.parametrize("number", [2**61, -(2**61), -(2**63)])
 def test_an_integer_without_room_is_refused_before_it_is_released(ranks, number):
-    asked = []
     with pytest.raises(PrivacyError, match="too many units"):
-        ranks.exchange.integers(lambda: torch.tensor([number]), lambda steps: asked.append(1), 1)
-    assert asked == []
+        ranks.process_group.reduce_sum(torch.tensor([number]))
 
 
 def test_a_rank_that_follows_has_no_noise(ranks, monkeypatch):
@@ -68,20 +60,6 @@ def test_diagnoses_comparisons_and_servers_are_for_one_process(monkeypatch):
     ):
         with pytest.raises(SparseDPError, match="without torchrun"):
             refused()
-
-
-@given(st.lists(st.floats(-1e6, 1e6).filter(lambda x: x == 0 or abs(x) > 1e-15), min_size=1, max_size=12))
-def test_packed_sums_are_exact_in_any_order(values):
-    parts = [torch.tensor([value], dtype=torch.float64) for value in values]
-    assert torch.equal(packed(parts), packed(parts[::-1]))
-    found, exact = float(unpacked(packed(parts))), math.fsum(values)
-    assert abs(found - exact) <= 2**-52 * abs(exact) + 2.0**-100
-
-
-@pytest.mark.parametrize("value", [math.inf, math.nan, 2.0**41])
-def test_what_cannot_be_packed_is_refused(value):
-    with pytest.raises(SparseDPError, match="not finite or too large"):
-        packed([torch.tensor([value], dtype=torch.float64)])
 
 
 def test_a_seeded_run_of_one_rank_has_the_threads_that_each_of_several_has(monkeypatch):

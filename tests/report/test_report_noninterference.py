@@ -27,14 +27,14 @@ class _NoClock:
 
 @pytest.mark.parametrize("method", by_method(PRIVATE))
 def test_the_page_does_not_depend_on_the_data_but_through_releases(method, tmp_path: Path, monkeypatch):
-    real = mechanism.private_sum
+    real = mechanism.GaussianMechanism.noisy_sum
 
-    def fixed(query: Any, **how: Any) -> tuple[torch.Tensor, float]:
-        total, std = real(query, **how)
-        numbers = torch.randn(total.numel(), generator=torch.Generator().manual_seed(how["charge"].step))
+    def fixed(self: Any, query: Any, charge: Any, **how: Any) -> tuple[torch.Tensor, float]:
+        total, std = real(self, query, charge, **how)
+        numbers = torch.randn(total.numel(), generator=torch.Generator().manual_seed(charge.step))
         return 3.0 * numbers.to(total), std
 
-    monkeypatch.setattr(mechanism, "private_sum", fixed)
+    monkeypatch.setattr(mechanism.GaussianMechanism, "noisy_sum", fixed)
     monkeypatch.setattr(ledger, "datetime", _NoClock)
     monkeypatch.setattr(PublicRandomness, "fresh", classmethod(lambda cls: cls(5)))
     pages = [

@@ -13,7 +13,8 @@ from sparsedp.core.clip import NoClip
 from sparsedp.grad_sample.query import Query
 from sparsedp.parameters import Layout, Support
 from sparsedp.privacy.ledger import Charge, MemoryLedger
-from sparsedp.privacy.mechanism import Released, privatize
+from sparsedp.privacy.mechanism import GaussianMechanism, Release
+from sparsedp.privacy.queries import GradientSum
 from sparsedp.randomness import SeededRandomness
 
 
@@ -26,14 +27,10 @@ class FixedSum:
         return query.support.gather(self.total.to(torch.float64))
 
 
-def release(layout: Layout, support: Support, gradient: Tensor, step: int = 0) -> Released:
+def release(layout: Layout, support: Support, gradient: Tensor, step: int = 0) -> Release:
     """A release of exactly `gradient` on the support."""
-    return privatize(
-        FixedSum(layout, gradient),
-        [],
-        Query(support, NoClip()),
+    return GaussianMechanism(MemoryLedger(), SeededRandomness(0)).release(
+        GradientSum(FixedSum(layout, gradient), [], Query(support, NoClip())),
+        Charge("train", step, 0.1, 0.0),
         expected_batch_size=1.0,
-        charge=Charge("train", step, 0.1, 0.0),
-        ledger=MemoryLedger(),
-        randomness=SeededRandomness(0),
     )

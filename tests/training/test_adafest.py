@@ -102,13 +102,13 @@ def test_a_step_is_the_papers_algorithm(monkeypatch):
     plan, seen, batches, looked = a_plan(clip_norm=0.2), [], [], []
     (phase,) = plan.phases
     made, noise = trainer(plan, callbacks=[seen.append]), SeededRandomness(3)
-    real = mechanism.private_sum
+    real = mechanism.GaussianMechanism.noisy_sum
 
-    def note(query, **how):
-        looked.append(how["charge"])
-        return real(query, **how)
+    def note(self, query, charge, **how):
+        looked.append(charge)
+        return real(self, query, charge, **how)
 
-    monkeypatch.setattr(mechanism, "private_sum", note)
+    monkeypatch.setattr(mechanism.GaussianMechanism, "noisy_sum", note)
     for number, batch in enumerate(made):
         parts = list(batch)
         rows = [
@@ -121,7 +121,7 @@ def test_a_step_is_the_papers_algorithm(monkeypatch):
         made.step(batch)
         samples = [tokens for tokens, _ in rows]
         counts = histogram(samples, list(range(len(rows))), WORDS, padding=0)
-        grid = Grid.of(1.0, phase.count_noise, WORDS)
+        grid = Grid.for_mechanism(1.0, phase.count_noise, WORDS)
         counts += noise.rounded_gaussian(grid.noise_bits, WORDS, key=(number, 1)).numpy() * grid.step
         kept = adafest.chosen_rows(counts, tau=1.0 * phase.count_noise)
         released = seen[number if number < 4 else number + number // 4].released
@@ -129,7 +129,7 @@ def test_a_step_is_the_papers_algorithm(monkeypatch):
         assert mask.any(1).nonzero().flatten().tolist() == kept
         assert 0 < len(kept) < WORDS
         size = len(kept) * WIDTH + 2 * WIDTH + 2
-        grid = Grid.of(0.2, phase.gradient_noise, size)
+        grid = Grid.for_mechanism(0.2, phase.gradient_noise, size)
         drawn = noise.rounded_gaussian(grid.noise_bits, size, key=(number,)).numpy() * grid.step
         expected = adafest.step(
             samples, [label for _, label in rows], table, weight, bias,
@@ -157,7 +157,7 @@ def test_rows_that_are_not_chosen_do_not_move_and_the_number_of_rows_varies():
 @pytest.mark.parametrize("seed", range(10))
 def test_a_whole_unit_moves_the_count_by_at_most_one(seed):
     """The count of one step's batch; the unit has several texts, a word many times, padding."""
-    from sparsedp.privacy.queries import TouchedSum
+    from sparsedp.privacy.queries import RowCountSum
 
     tokens = texts(seed, 12).tensors[0]
     tokens[0], tokens[1] = 0, 5
@@ -167,20 +167,20 @@ def test_a_whole_unit_moves_the_count_by_at_most_one(seed):
 
     def count(rows: Tensor, owners: Tensor) -> Tensor:
         batch = MicroBatch((rows, torch.zeros(len(rows), dtype=torch.int64)), owners)
-        return torch.stack(list(TouchedSum([batch], look, WORDS, FlatClip(1.0)).parts(1.0))).sum(0)
+        return torch.stack(list(RowCountSum([batch], look, WORDS, FlatClip(1.0)).partial_sums(1.0))).sum(0)
 
     assert float((count(tokens, units) - count(tokens[size:], units[size:] - 1)).norm()) <= 1.0
 
 
 def test_what_is_chosen_depends_on_releases_alone(monkeypatch):
-    real = mechanism.private_sum
+    real = mechanism.GaussianMechanism.noisy_sum
 
-    def fixed(query, **how):
-        total, std = real(query, **how)
-        generator = torch.Generator().manual_seed(2 * how["charge"].step + how["charge"].release)
+    def fixed(self, query, charge, **how):
+        total, std = real(self, query, charge, **how)
+        generator = torch.Generator().manual_seed(2 * charge.step + charge.release)
         return 3.0 * std * torch.randn(total.numel(), generator=generator).to(total), std
 
-    monkeypatch.setattr(mechanism, "private_sum", fixed)
+    monkeypatch.setattr(mechanism.GaussianMechanism, "noisy_sum", fixed)
     monkeypatch.setattr(PublicRandomness, "fresh", classmethod(lambda cls: cls(5)))
     found = []
     for seed in (1, 2):

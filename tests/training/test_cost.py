@@ -22,7 +22,8 @@ from sparsedp.optimizers.ema import WeightAverage
 from sparsedp.optimizers.sparse import support_optimizer
 from sparsedp.parameters import Layout, Support
 from sparsedp.privacy.ledger import Charge, MemoryLedger
-from sparsedp.privacy.mechanism import Released, privatize
+from sparsedp.privacy.mechanism import GaussianMechanism, Release
+from sparsedp.privacy.queries import GradientSum
 from sparsedp.randomness import SeededRandomness
 from sparsedp.runs.record import History
 from sparsedp.validation.state import StateGuard
@@ -53,7 +54,7 @@ def some_rows(rows: int) -> Tensor:
     return torch.arange(ACTIVE_ROWS) * 7 % min(rows, 10_000)
 
 
-def steps(rows: int, optimizer: str, geometry: str, turns: int = 1) -> Iterator[Released]:
+def steps(rows: int, optimizer: str, geometry: str, turns: int = 1) -> Iterator[Release]:
     """Everything a training step does, with one batch for every size of table, on so many supports in turn."""
     torch.manual_seed(0)
     model = Words(rows)
@@ -86,14 +87,10 @@ def steps(rows: int, optimizer: str, geometry: str, turns: int = 1) -> Iterator[
         support = supports[number % turns]
         space = Identity() if geometry == "identity" else statistics.geometry(decays)
         with guard.untouched(last_of_epoch=False):
-            released = privatize(
-                engine,
-                [batch],
-                Query(support, FlatClip(1.0), space),
+            released = GaussianMechanism(ledger, randomness).release(
+                GradientSum(engine, [batch], Query(support, FlatClip(1.0), space)),
+                Charge("train", number, 0.01, 1.0),
                 expected_batch_size=64.0,
-                charge=Charge("train", number, 0.01, 1.0),
-                ledger=ledger,
-                randomness=randomness,
             )
         average.follow(support)
         mover.apply(released)
@@ -121,7 +118,7 @@ class Sizes(TorchDispatchMode):
         return result
 
 
-def allocated(step: Iterator[Released]) -> int:
+def allocated(step: Iterator[Release]) -> int:
     """Bytes the allocator handed out during a step, as it counts them itself."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
         next(step)

@@ -18,7 +18,8 @@ from sparsedp.grad_sample import BookkeepingEngine, Query
 from sparsedp.optimizers.sparse import support_optimizer
 from sparsedp.parameters import Support
 from sparsedp.privacy.ledger import Charge, MemoryLedger
-from sparsedp.privacy.mechanism import privatize
+from sparsedp.privacy.mechanism import GaussianMechanism
+from sparsedp.privacy.queries import GradientSum
 from sparsedp.randomness import SystemRandomness
 
 
@@ -64,14 +65,10 @@ def held_by_a_step(model: nn.Module, inputs: Tensor, batches: int, coasts: bool)
     batch = MicroBatch((inputs, torch.zeros(len(inputs), dtype=torch.int64)))
 
     def step(number: int) -> None:
-        released = privatize(
-            engine,
-            [batch] * batches,
-            query,
+        released = GaussianMechanism(ledger, SystemRandomness()).release(
+            GradientSum(engine, [batch] * batches, query),
+            Charge("train", number, 0.01, 1.0),
             expected_batch_size=float(len(inputs)),
-            charge=Charge("train", number, 0.01, 1.0),
-            ledger=ledger,
-            randomness=SystemRandomness(),
         )
         mover.apply(released)
 

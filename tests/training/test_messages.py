@@ -15,7 +15,7 @@ from torch.utils.data import TensorDataset
 from runs import FEATURES, ROWS, a_plan, advance, loss_fn, sgd
 from sparsedp.methods import get_method
 from sparsedp.privacy import Charge, MemoryLedger
-from sparsedp.privacy.mechanism import private_sum
+from sparsedp.privacy.mechanism import GaussianMechanism
 from sparsedp.randomness import SystemRandomness
 from sparsedp.training.trainer import Trainer
 
@@ -109,7 +109,7 @@ class Chatty:
 
     size, sensitivity = 3, 1.0
 
-    def parts(self, bound: float) -> Iterator[Tensor]:
+    def partial_sums(self, bound: float) -> Iterator[Tensor]:
         logging.getLogger("sparsedp").error("62 rows for 63 samples")
         warnings.warn("62 rows for 63 samples", UserWarning, stacklevel=1)
         yield torch.zeros(3, dtype=torch.float64)
@@ -119,9 +119,7 @@ class Chatty:
 def test_every_release_is_silent_and_the_log_works_again_afterwards(noise: float) -> None:
     query = Chatty()
     with messages() as found:
-        private_sum(
-            query, charge=Charge("train", 0, 1.0, noise), ledger=MemoryLedger(), randomness=SystemRandomness()
-        )
+        GaussianMechanism(MemoryLedger(), SystemRandomness()).noisy_sum(query, Charge("train", 0, 1.0, noise))
         assert found == []
-        list(query.parts(1.0))
+        list(query.partial_sums(1.0))
     assert found == ["62 rows for 63 samples"] * 2

@@ -43,15 +43,15 @@ def stopped_clock(monkeypatch: pytest.MonkeyPatch) -> None:
 def fixed_releases(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """The true mechanism runs on the data, and its sum is thrown away for numbers that know only the step."""
     looked: list[int] = []
-    real = mechanism.private_sum
+    real = mechanism.GaussianMechanism.noisy_sum
 
-    def fixed(query: Any, **how: Any) -> tuple[torch.Tensor, float]:
-        total, std = real(query, **how)
-        looked.append(how["charge"].step)
-        numbers = torch.randn(total.numel(), generator=torch.Generator().manual_seed(how["charge"].step))
+    def fixed(self: Any, query: Any, charge: Any, **how: Any) -> tuple[torch.Tensor, float]:
+        total, std = real(self, query, charge, **how)
+        looked.append(charge.step)
+        numbers = torch.randn(total.numel(), generator=torch.Generator().manual_seed(charge.step))
         return 3.0 * numbers.to(total), std
 
-    monkeypatch.setattr(mechanism, "private_sum", fixed)
+    monkeypatch.setattr(mechanism.GaussianMechanism, "noisy_sum", fixed)
     return looked
 
 

@@ -46,7 +46,7 @@ def train(out: Path | None = None, *, dataset: Dataset[Any] | None = None, **mor
 
 def noise_of(seed: int, step: int, size: int) -> Tensor:
     """In standard deviations."""
-    bits = Grid.of(ASKED.clip_norm, ASKED.noise_multiplier, size).noise_bits
+    bits = Grid.for_mechanism(ASKED.clip_norm, ASKED.noise_multiplier, size).noise_bits
     return SeededRandomness(seed).rounded_gaussian(bits, size, key=(step,)).double() / 2**bits
 
 
@@ -192,13 +192,13 @@ def killed_after_paying(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def drawn(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The steps the mechanism released, in order."""
     steps: list[int] = []
-    real = mechanism.private_sum
+    real = mechanism.GaussianMechanism.noisy_sum
 
-    def noted(query: Any, **how: Any) -> tuple[torch.Tensor, float]:
-        steps.append(how["charge"].step)
-        return real(query, **how)
+    def noted(self: Any, query: Any, charge: Any, **how: Any) -> tuple[torch.Tensor, float]:
+        steps.append(charge.step)
+        return real(self, query, charge, **how)
 
-    monkeypatch.setattr(mechanism, "private_sum", noted)
+    monkeypatch.setattr(mechanism.GaussianMechanism, "noisy_sum", noted)
     return steps
 
 
@@ -268,14 +268,14 @@ def test_the_schedule_spans_the_training_steps_alone():
 
 def test_two_data_sets_leave_the_same_bits_when_the_releases_are_fixed(tmp_path, monkeypatch):
     """Design section 2, lock 4, for the normalisation: nothing of the data gets out but by the mechanism."""
-    real = mechanism.private_sum
+    real = mechanism.GaussianMechanism.noisy_sum
 
-    def fixed(query: Any, **how: Any) -> tuple[torch.Tensor, float]:
-        total, std = real(query, **how)
-        generator = torch.Generator().manual_seed(how["charge"].step)
+    def fixed(self: Any, query: Any, charge: Any, **how: Any) -> tuple[torch.Tensor, float]:
+        total, std = real(self, query, charge, **how)
+        generator = torch.Generator().manual_seed(charge.step)
         return torch.randn(total.numel(), generator=generator).to(total), std
 
-    monkeypatch.setattr(mechanism, "private_sum", fixed)
+    monkeypatch.setattr(mechanism.GaussianMechanism, "noisy_sum", fixed)
     monkeypatch.setattr(PublicRandomness, "fresh", classmethod(lambda cls: cls(5)))
     for data_seed in (1, 2):
         train(tmp_path / str(data_seed), dataset=rows(data_seed), seed=None)

@@ -78,14 +78,14 @@ def test_the_same_batches_and_noise_give_the_same_weights(make_optimizer):
     )  # fmt: skip
     (phase,) = loader.trainer.plan.phases
     size = weights(inner).numel()
-    grid = Grid.of(CLIP_NORM, phase.noise_multiplier, size)
+    grid = Grid.for_mechanism(CLIP_NORM, phase.noise_multiplier, size)
     theirs = OpacusLoop(make_optimizer, grid.bound / (1 + ROUNDING_MARGIN), phase.noise_multiplier, 20)
     start = weights(inner)
     assert torch.equal(weights(theirs.inner), start)
     for _ in range(4):
         for step, (x, y) in enumerate(loader, start=loader.trainer.position):
             drawn = SeededRandomness(SEED).rounded_gaussian(grid.noise_bits, size, key=(step,))
-            theirs.step(x, y, grid.values(drawn))
+            theirs.step(x, y, grid.dequantize(drawn))
             optimizer.zero_grad()
             loss_fn(model(x), y).mean().backward()
             optimizer.step()

@@ -25,7 +25,7 @@ from sparsedp.privacy import mechanism
 from sparsedp.privacy.accounting import plan_epsilon
 from sparsedp.privacy.mechanism import Grid
 from sparsedp.privacy.plan import Plan
-from sparsedp.privacy.queries import TouchedSum
+from sparsedp.privacy.queries import RowCountSum
 from sparsedp.randomness import SEED_BYTES, Chance, SeededRandomness, StepSecret
 from sparsedp.training.fit import fit
 from sparsedp.training.trainer import Trainer
@@ -63,7 +63,7 @@ def texts(seed: int, count: int = ROWS) -> TensorDataset:
 def counted(model: nn.Module, tokens: Tensor, units: Tensor | None = None) -> Tensor:
     look = TouchedRows(model, supervised(LOSS), ["words.weight"])
     batch = MicroBatch((tokens, torch.zeros(len(tokens), dtype=torch.int64)), units)
-    return torch.stack(list(TouchedSum([batch], look, WORDS, FlatClip(1.0)).parts(1.0))).sum(0)
+    return torch.stack(list(RowCountSum([batch], look, WORDS, FlatClip(1.0)).partial_sums(1.0))).sum(0)
 
 
 def test_the_count_is_the_papers_with_repeated_words_padding_and_units():
@@ -129,7 +129,7 @@ def drawn_count(tokens: Tensor, rows: Tensor) -> Tensor:
     targets = torch.zeros(len(rows), dtype=torch.int64)
     batch = MicroBatch((tokens[rows], targets), chance=Chance(StepSecret(bytes(SEED_BYTES)), rows))
     look.check(batch.rows)
-    return torch.stack(list(TouchedSum([batch], look, WORDS, FlatClip(1.0)).parts(1.0))).sum(0)
+    return torch.stack(list(RowCountSum([batch], look, WORDS, FlatClip(1.0)).partial_sums(1.0))).sum(0)
 
 
 def test_words_dropped_at_random_are_those_of_the_sample_wherever_it_stands():
@@ -201,7 +201,7 @@ def a_plan(**more) -> Plan:
 
 def noise_of(plan: Plan, seed: int) -> np.ndarray:
     """The noise that a seeded run's selection draws."""
-    grid = Grid.of(1.0, plan.phases[0].noise_multiplier, WORDS)
+    grid = Grid.for_mechanism(1.0, plan.phases[0].noise_multiplier, WORDS)
     return SeededRandomness(seed).rounded_gaussian(grid.noise_bits, WORDS, key=(0,)).numpy() * grid.step
 
 
@@ -303,14 +303,14 @@ def test_what_is_no_table_cannot_be_counted():
 
 def test_what_is_selected_depends_on_the_released_count_alone(monkeypatch):
     """With the mechanism's output swapped for fixed numbers, two data sets give the same supports and weights."""
-    real = mechanism.private_sum
+    real = mechanism.GaussianMechanism.noisy_sum
 
-    def fixed(query, **how):
-        total, std = real(query, **how)
-        numbers = torch.randn(total.numel(), generator=torch.Generator().manual_seed(how["charge"].step))
+    def fixed(self, query, charge, **how):
+        total, std = real(self, query, charge, **how)
+        numbers = torch.randn(total.numel(), generator=torch.Generator().manual_seed(charge.step))
         return 3.0 * numbers.to(total), std
 
-    monkeypatch.setattr(mechanism, "private_sum", fixed)
+    monkeypatch.setattr(mechanism.GaussianMechanism, "noisy_sum", fixed)
     found = []
     for seed in (1, 2):
         torch.manual_seed(0)

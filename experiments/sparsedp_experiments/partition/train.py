@@ -21,8 +21,9 @@ from sparsedp.methods import Controller, MethodOptions, OffSupport, build_plan, 
 from sparsedp.optimizers.sparse import support_optimizer
 from sparsedp.parameters import Layout
 from sparsedp.privacy.ledger import Charge, MemoryLedger
-from sparsedp.privacy.mechanism import privatize
+from sparsedp.privacy.mechanism import GaussianMechanism
 from sparsedp.privacy.plan import Plan
+from sparsedp.privacy.queries import GradientSum
 from sparsedp.randomness import Chance, PublicRandomness, SeededRandomness
 from sparsedp.sampling import LogicalBatch, PoissonSampler
 from sparsedp_experiments.data.bundle import DataBundle
@@ -95,14 +96,11 @@ def train(training: Training, bundle: DataBundle) -> Trained:
     randomness = SeededRandomness(training.seed)
     for batch in _BATCHES[training.sampling](bundle, plan, randomness):
         setting = controller.setting(batch.step)
-        released = privatize(
-            engine,
-            batch,
-            Query(setting.support, FlatClip(training.clip_norm), setting.geometry),
+        query = Query(setting.support, FlatClip(training.clip_norm), setting.geometry)
+        released = GaussianMechanism(MemoryLedger(), randomness).release(
+            GradientSum(engine, batch, query),
+            Charge(phase.name, batch.step, phase.sampling_rate, phase.noise_multiplier),
             expected_batch_size=plan.expected_batch_size(phase),
-            charge=Charge(phase.name, batch.step, phase.sampling_rate, phase.noise_multiplier),
-            ledger=MemoryLedger(),
-            randomness=randomness,
         )
         learn.apply(released)
         controller.observe(released)

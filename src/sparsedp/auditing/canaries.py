@@ -23,8 +23,9 @@ from sparsedp.loading import Loading
 from sparsedp.methods import Controller, Knowledge
 from sparsedp.parameters import Layout, Support
 from sparsedp.privacy.ledger import Charge, Ledger, MemoryLedger
-from sparsedp.privacy.mechanism import Grid, Released, privatize
+from sparsedp.privacy.mechanism import GaussianMechanism, Grid, Release
 from sparsedp.privacy.plan import Phase, Plan
+from sparsedp.privacy.queries import GradientSum
 from sparsedp.randomness import (
     PrivateRandomness,
     PublicRandomness,
@@ -286,21 +287,19 @@ def release(
     batches: Iterable[MicroBatch],
     randomness: PrivateRandomness,
     ledger: Ledger | None = None,
-) -> Released:
+) -> Release:
     """The gradient of one real step of the mechanism; charged to a ledger of its own, if none is given."""
     phase = setting.phase
-    return privatize(
-        engine,
-        batches,
-        Query(setting.support, setting.clip, setting.geometry, setting.per_sample_top),
+    query = Query(setting.support, setting.clip, setting.geometry, setting.per_sample_top)
+    mechanism = GaussianMechanism(MemoryLedger() if ledger is None else ledger, randomness)
+    return mechanism.release(
+        GradientSum(engine, batches, query),
+        Charge(phase.name, setting.step, phase.sampling_rate, phase.gradient_noise),
         expected_batch_size=plan.expected_batch_size(phase),
-        charge=Charge(phase.name, setting.step, phase.sampling_rate, phase.gradient_noise),
-        ledger=MemoryLedger() if ledger is None else ledger,
-        randomness=randomness,
     )
 
 
-def noisy_sum(plan: Plan, setting: Setting, released: Released) -> Vector:
+def noisy_sum(plan: Plan, setting: Setting, released: Release) -> Vector:
     """What the attacker computes from a release: the noisy sum in clip norms, in the space of the clip."""
     total = setting.geometry.undo(released.mean) * plan.expected_batch_size(setting.phase)
     return np.asarray((total / setting.clip.sensitivity).numpy(), dtype=np.float64)
@@ -314,9 +313,11 @@ def added_by(
     length: Callable[[Clip], float | Vector] = length_of,
 ) -> Vector:
     """What the canaries present add to the noisy sum, in clip norms: clipped and rounded as the mechanism does it."""
-    grid = Grid.of(clip.sensitivity, noise, len(directions.owner))
+    grid = Grid.for_mechanism(clip.sensitivity, noise, len(directions.owner))
     part = torch.from_numpy(directions.combine(present * length(clip.tightened(grid.bound))))
-    return np.asarray((grid.values(grid.add_up([part])) / clip.sensitivity).numpy(), dtype=np.float64)
+    return np.asarray(
+        (grid.dequantize(grid.round_and_sum([part])) / clip.sensitivity).numpy(), dtype=np.float64
+    )
 
 
 def one_batch(present: Coins) -> list[MicroBatch]:

@@ -32,7 +32,7 @@ from sparsedp.methods.method import SELECT
 from sparsedp.methods.ranking import TableRows
 from sparsedp.parameters import Layout, Support
 from sparsedp.privacy.ledger import Ledger, MemoryLedger
-from sparsedp.privacy.mechanism import ALONE, Released
+from sparsedp.privacy.mechanism import ONE_PROCESS, Release
 from sparsedp.privacy.normalization import NORMALISE
 from sparsedp.privacy.plan import Phase, Plan
 from sparsedp.randomness import PublicRandomness, SystemRandomness
@@ -157,11 +157,11 @@ class Target(Protocol):
         """Directions of at most so many canaries: of one number each, or of all numbers shared out."""
         ...
 
-    def release(self, directions: Directions, present: Coins) -> Released:
+    def release(self, directions: Directions, present: Coins) -> Release:
         """Make it, with the canaries that are present."""
         ...
 
-    def noisy_sum(self, released: Released) -> Vector:
+    def noisy_sum(self, released: Release) -> Vector:
         """What the attacker makes of it, in clip norms."""
         ...
 
@@ -213,12 +213,12 @@ class GradientTarget:
         """With random signs."""
         return spread_out(self.support.size, most, single=single)
 
-    def release(self, directions: Directions, present: Coins) -> Released:
-        """By `privatize`, from an engine that sums canaries."""
+    def release(self, directions: Directions, present: Coins) -> Release:
+        """By the mechanism, from an engine that sums canaries."""
         engine = CanaryEngine(self.layout, directions)
         return release(self.plan, self.setting, engine, one_batch(present), SystemRandomness())
 
-    def noisy_sum(self, released: Released) -> Vector:
+    def noisy_sum(self, released: Release) -> Vector:
         """In the space of the clip."""
         return noisy_sum(self.plan, self.setting, released)
 
@@ -396,26 +396,26 @@ class RowCount:
         fewer = most if single else min(most, max(1, self.tables.total // ROWS_OF_A_CANARY))
         return spread_out(self.tables.total, fewer, single=single).without_signs()
 
-    def paid(self, directions: Directions, present: Coins) -> tuple[Released, Ledger]:
+    def paid(self, directions: Directions, present: Coins) -> tuple[Release, Ledger]:
         """Make it; gives also the ledger that the gradient of the same step is to be charged to."""
         look: Any = _TouchesItsOwn(directions)
         controller: Any = (listener := _Listener(self.tables))
         batch, ledger = _batch(self.step, one_batch(present)), MemoryLedger()
         if self.phase.trains:
-            counts = StepCounts(look, self.plan, controller, SystemRandomness(), ALONE)
+            counts = StepCounts(look, self.plan, controller, SystemRandomness(), ONE_PROCESS)
             paid = counts.release(self.step, self.phase, batch, ledger)
             return listener.heard, paid
         release_selection(
             look, batch, self.plan, self.phase, controller,
-            ledger=ledger, randomness=SystemRandomness(), exchange=ALONE,
+            ledger=ledger, randomness=SystemRandomness(), group=ONE_PROCESS,
         )  # fmt: skip
         return listener.heard, ledger
 
-    def release(self, directions: Directions, present: Coins) -> Released:
+    def release(self, directions: Directions, present: Coins) -> Release:
         """By what training calls, with canaries that touch their rows."""
         return self.paid(directions, present)[0]
 
-    def noisy_sum(self, released: Released) -> Vector:
+    def noisy_sum(self, released: Release) -> Vector:
         """The counts."""
         return _noisy_sum(self.plan, self.phase, self.clip, released)
 
@@ -473,7 +473,7 @@ class ChannelStatistic:
         """Positive, as spreads are."""
         return spread_out(len(self._columns), most, single=single).without_signs()
 
-    def release(self, directions: Directions, present: Coins) -> Released:
+    def release(self, directions: Directions, present: Coins) -> Release:
         """By what training calls; the phase's other release has nobody in it."""
         first = self.plan.first_step(self.phase.name)
         batches = (
@@ -484,11 +484,11 @@ class ChannelStatistic:
         model: Any = heard
         release_statistics(
             model, batches, self.plan, self.phase,
-            ledger=MemoryLedger(), randomness=SystemRandomness(), exchange=ALONE,
+            ledger=MemoryLedger(), randomness=SystemRandomness(), group=ONE_PROCESS,
         )  # fmt: skip
         return heard.heard[self.number]
 
-    def noisy_sum(self, released: Released) -> Vector:
+    def noisy_sum(self, released: Release) -> Vector:
         """The statistics, added up."""
         return _noisy_sum(self.plan, self.phase, self.phase.clip, released)
 
@@ -548,12 +548,12 @@ class _TouchesItsOwn:
 class _Listener:
     """In place of the controller: keeps what it is told."""
 
-    heard: Released
+    heard: Release
 
     def __init__(self, tables: TableRows) -> None:
         self.tables = tables
 
-    def observe_selection(self, released: Released) -> None:
+    def observe_selection(self, released: Release) -> None:
         self.heard = released
 
     observe_counts = observe_selection
@@ -563,12 +563,12 @@ class _Listener:
 class _Constants:
     """In place of a normalised model: keeps what its constants are to be made from."""
 
-    heard: tuple[Released, ...]
+    heard: tuple[Release, ...]
 
     def __init__(self, centre: Tensor) -> None:
         self.centre = centre
 
-    def set_constants(self, means: Released | None, spreads: Released, _columns: Tensor | None) -> None:
+    def set_constants(self, means: Release | None, spreads: Release, _columns: Tensor | None) -> None:
         self.heard = (spreads,) if means is None else (means, spreads)
 
 
@@ -577,6 +577,6 @@ def _batch(step: int, parts: list[MicroBatch]) -> LogicalBatch:
     return LogicalBatch(step, SystemRandomness().secret(key=(step,)), loaded)
 
 
-def _noisy_sum(plan: Plan, phase: Phase, clip: Clip, released: Released) -> Vector:
+def _noisy_sum(plan: Plan, phase: Phase, clip: Clip, released: Release) -> Vector:
     total = released.mean * (plan.expected_batch_size(phase) / clip.sensitivity)
     return np.asarray(total.numpy(), dtype=np.float64)

@@ -22,10 +22,9 @@ from sparsedp.core.clip import Clip
 from sparsedp.grad_sample.query import Query
 from sparsedp.loading import rows_in_order
 from sparsedp.parameters import Layout
-from sparsedp.privacy.mechanism import BoundedSum
 from sparsedp.privacy.normalization import NORMALISE
 from sparsedp.privacy.plan import Phase
-from sparsedp.privacy.queries import ChannelSum, TouchedSum
+from sparsedp.privacy.queries import BoundedSum, ChannelStatisticsSum, RowCountSum
 from sparsedp.randomness import PublicRandomness, SystemRandomness, own_generators
 from sparsedp.sampling import LogicalBatch, PoissonSampler
 from sparsedp.training.step import counted_rows
@@ -76,7 +75,7 @@ def _counts(subject: Subject, layout: Layout, phase: Phase) -> list[UnitSum]:
     target = RowCount(subject.plan, phase, subject.plan.first_step(phase.name), controller.tables)
     total, clip = controller.tables.total, target.clip
     return [
-        _unit_sum(target.name, clip, lambda batch: TouchedSum(batch, look, total, clip), not phase.trains)
+        _unit_sum(target.name, clip, lambda batch: RowCountSum(batch, look, total, clip), not phase.trains)
     ]
 
 
@@ -92,7 +91,7 @@ def _statistics(subject: Subject, phase: Phase) -> list[UnitSum]:
         return _unit_sum(
             ChannelStatistic(plan, phase, channels, number).name,
             clip,
-            lambda batch: ChannelSum(batch, channels, clip, centre, columns),
+            lambda batch: ChannelStatisticsSum(batch, channels, clip, centre, columns),
         )
 
     return [of(number) for number in range(phase.steps)]
@@ -103,7 +102,7 @@ def _unit_sum(
 ) -> UnitSum:
     bound = clip.sensitivity
     return UnitSum(
-        name, bound, lambda batch: functools.reduce(torch.add, query(batch).parts(bound)), whole_units
+        name, bound, lambda batch: functools.reduce(torch.add, query(batch).partial_sums(bound)), whole_units
     )
 
 

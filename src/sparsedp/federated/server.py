@@ -9,6 +9,7 @@ from typing import Any, final
 
 from torch import nn
 
+from sparsedp.core.geometry import Identity
 from sparsedp.errors import PrivacyError, SparseDPError
 from sparsedp.evaluation import Evaluator
 from sparsedp.federated.asking import Asking
@@ -17,11 +18,11 @@ from sparsedp.federated.replies import Answers, sort_out
 from sparsedp.federated.rounds import Round, RoundReport, Step
 from sparsedp.methods.method import SELECT
 from sparsedp.optimizers.factory import OptimizerChoice, SchedulerChoice
-from sparsedp.parameters import Layout
+from sparsedp.parameters import Layout, Support
 from sparsedp.privacy.ledger import Charge, SharedCharge
-from sparsedp.privacy.mechanism import BoundedSum, Released, private_mean
+from sparsedp.privacy.mechanism import GaussianMechanism, Release
 from sparsedp.privacy.plan import Plan
-from sparsedp.privacy.queries import UpdateSum
+from sparsedp.privacy.queries import BoundedSum, ClientUpdateSum
 from sparsedp.randomness import SeededRandomness, SystemRandomness
 from sparsedp.ranks.here import refuse_ranks
 from sparsedp.results import Callback, StepReport
@@ -139,9 +140,11 @@ class FederatedTrainer(KeptRun):
         self._check(round_)
         sorted_out = sort_out(round_, answers)
         clip, grid = round_.task.clip, round_.task.grid
-        report = self._release(
-            round_, UpdateSum(tuple(sorted_out.updates.values()), round_.task.size, clip, grid)
-        )
+        setting = round_.setting
+        support = Support.full(round_.task.size) if setting is None else setting.support
+        geometry = Identity() if setting is None else setting.geometry
+        updates = tuple(sorted_out.updates.values())
+        report = self._release(round_, ClientUpdateSum(updates, support, clip, grid, geometry))
         missing = tuple(number for number in round_.clients if number not in answers)
         return RoundReport(report, sorted_out.refused, missing)
 
@@ -149,21 +152,11 @@ class FederatedTrainer(KeptRun):
         phase, step = self.plan.phase_at(round_.step), self._step
         assert step is not None
         setting, in_step = round_.setting, round_.setting is None and phase.trains
-        released = private_mean(
+        noise, number = round_.task.noise_multiplier, COUNT if in_step else 0
+        released = GaussianMechanism(step.paid, self._private).release(
             query,
-            round_.task.size,
+            Charge(phase.name, round_.step, phase.sampling_rate, noise, number),
             expected_batch_size=self.plan.expected_batch_size(phase),
-            charge=Charge(
-                phase.name,
-                round_.step,
-                phase.sampling_rate,
-                round_.task.noise_multiplier,
-                COUNT if in_step else 0,
-            ),
-            ledger=step.paid,
-            randomness=self._private,
-            support=None if setting is None else setting.support,
-            geometry=None if setting is None else setting.geometry,
         )
         self._begun, self._step = None, None
         if setting is not None:
@@ -176,7 +169,7 @@ class FederatedTrainer(KeptRun):
             self._keeper.end_preliminary(phase.steps)
         return None
 
-    def _learn(self, released: Released) -> StepReport:
+    def _learn(self, released: Release) -> StepReport:
         """Move the model by the mean of the updates, with noise."""
         self._learner.apply(released)
         self._learner.controller.observe(released)

@@ -84,7 +84,7 @@ class Task:
     @property
     def grid(self) -> Grid:
         """The grid that updates live on."""
-        return Grid.of(self.clip.norm, self.noise_multiplier, self.size)
+        return Grid.for_mechanism(self.clip.norm, self.noise_multiplier, self.size)
 
     @property
     def integers(self) -> torch.dtype:

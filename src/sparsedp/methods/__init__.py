@@ -22,10 +22,10 @@ from sparsedp.methods.schedules import (
     Constant,
     Cooling,
     EverySteps,
+    GradualRelease,
     Listed,
     PerEpoch,
     Refresh,
-    Release,
     register_schedule,
 )
 from sparsedp.methods.scores import (
@@ -76,7 +76,7 @@ __all__ = [
     "Ranked",
     "Ranking",
     "Refresh",
-    "Release",
+    "GradualRelease",
     "Stage",
     "StepSetting",
     "SupportChange",

@@ -8,7 +8,7 @@ from sparsedp.methods.empirical_bayes import EmpiricalBayes
 from sparsedp.methods.method import HEAD, MAIN, SELECT, WARM_UP, GeometryRule, Method, OffSupport, Protection
 from sparsedp.methods.ranking import Granularity
 from sparsedp.methods.registry import Registry
-from sparsedp.methods.schedules import Cooling, EqualParts, EverySteps, Refresh, Release
+from sparsedp.methods.schedules import Cooling, EqualParts, EverySteps, GradualRelease, Refresh
 from sparsedp.methods.scores import (
     Coherent,
     Contributions,
@@ -51,7 +51,7 @@ _ROWS = (
     Method(name="ranked", paper=f"{_RS}, Alg. 4", ranking=Ranked(), active_ratio=0.2, **_EVERY_EPOCH,
            summary="Every epoch the coordinates with the largest summed gradient in the last one."),
     Method(name="adadpigu", paper="Zhang and Xie 2025, Alg. 1 and 2", stages=(WARM_UP, MAIN), ranking=Magnitude(),
-           schedule=Release(), active_ratio=0.6, geometry=GeometryRule.STANDARDIZED,
+           schedule=GradualRelease(), active_ratio=0.6, geometry=GeometryRule.STANDARDIZED,
            summary="Warm-up, then the coordinates of largest mean magnitude, clipped in standardized space."),
     Method(name="head", paper="linear probing", scope=("head",),
            summary="The last module alone: for pretrained networks."),

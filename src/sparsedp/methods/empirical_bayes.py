@@ -8,7 +8,7 @@ are taken to come from a scale mixture of normals with a part at zero, whose sha
 * what becomes of the weights (`Shrinkage`): each movement is replaced by its posterior mean, as denoising of a Gaussian
   mechanism does (Balle and Wang 2018, Sec. 4), so that the noise learned so far is forgotten.
 
-**Formal guarantees.** Everything here is a function of `Released` values and of public numbers: post-processing. It costs
+**Formal guarantees.** Everything here is a function of `Release` values and of public numbers: post-processing. It costs
 nothing, moves no sensitivity, and no step's noise depends on it but through the public support and scale.
 """
 

@@ -19,15 +19,15 @@ from sparsedp.methods.schedules import (
     Constant,
     EqualParts,
     EverySteps,
+    GradualRelease,
     PerEpoch,
     Refresh,
-    Release,
     Schedule,
     get_schedule,
 )
 from sparsedp.methods.scores import RankedBy, Ranking, get_ranking
 from sparsedp.parameters import Support
-from sparsedp.privacy.mechanism import Released
+from sparsedp.privacy.mechanism import Release
 
 
 class GeometryRule(Enum):
@@ -178,7 +178,7 @@ class Statistics:
             there.alpha[place[both]], there.beta[place[both]] = self.alpha[both], self.beta[both]
         return there
 
-    def updated(self, released: Released, decays: Decays) -> Statistics:
+    def updated(self, released: Release, decays: Decays) -> Statistics:
         """The moving averages after a release (Alg. 2 line 15); `beta` moves with the old `alpha`."""
         gradient, alpha = released.mean.to("cpu", torch.float64), self.alpha
         beta = decays.variance * self.beta + (1 - decays.variance) * (gradient - alpha) ** 2
@@ -320,7 +320,7 @@ def _check_dense(method: Method) -> None:
 
 
 def _check_release(method: Method) -> None:
-    if not isinstance(method.schedule, Release) or not method.schedule.ratios:
+    if not isinstance(method.schedule, GradualRelease) or not method.schedule.ratios:
         return
     if exact_ratio(method.schedule.ratios[0]) < exact_ratio(method.active_ratio):
         raise SparseDPError(

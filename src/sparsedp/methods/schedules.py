@@ -54,7 +54,7 @@ class Cooling:
 
 
 @dataclass(frozen=True, slots=True)
-class Release:
+class GradualRelease:
     """From the active ratio up along a list, whose last value stays (AdaDPIGU, Sec. 4, progressive unfreezing).
 
     Period 0 has the active ratio, period e the e-th of `ratios`. An empty list keeps the active ratio.
@@ -114,7 +114,7 @@ def get_schedule(name: str) -> Schedule:
     return _SCHEDULES.get(name)
 
 
-for _schedule in (Constant(), Cooling(), Release(), Listed((1.0,))):
+for _schedule in (Constant(), Cooling(), GradualRelease(), Listed((1.0,))):
     register_schedule(_schedule)
 
 

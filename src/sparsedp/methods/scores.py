@@ -16,7 +16,7 @@ from sparsedp.errors import SparseDPError
 from sparsedp.methods.public_scores import NEVER, Knowledge
 from sparsedp.methods.ranking import Granularity, Order, Parts, TableRows, order_by_score, random_order
 from sparsedp.methods.registry import Registry
-from sparsedp.privacy.mechanism import Released
+from sparsedp.privacy.mechanism import Release
 from sparsedp.randomness import PublicRandomness
 
 
@@ -24,14 +24,14 @@ from sparsedp.randomness import PublicRandomness
 class Observation:
     """A d-vector to score and the variance of the Gaussian noise in each of its coordinates (float64, CPU).
 
-    **Privacy.** Made from a `Released` and public numbers alone, so all that follows is post-processing.
+    **Privacy.** Made from a `Release` and public numbers alone, so all that follows is post-processing.
     """
 
     gradient: Tensor
     noise_variance: Tensor
 
 
-def observe_released(released: Released, frozen_noise: Tensor, frozen_std: float) -> Observation:
+def observe_released(released: Release, frozen_noise: Tensor, frozen_std: float) -> Observation:
     """The released gradient on its support and, on frozen coordinates, fresh public noise (RS Alg. 4, line 22).
 
     A frozen coordinate then looks like an active one without signal, and can come back.
@@ -53,7 +53,7 @@ def observe_released(released: Released, frozen_noise: Tensor, frozen_std: float
     return Observation(gradient, variance)
 
 
-def observe_support(released: Released) -> Observation:
+def observe_support(released: Release) -> Observation:
     """The released gradient on its support; zeros without noise elsewhere."""
     support = released.support
     return Observation(
@@ -62,7 +62,7 @@ def observe_support(released: Released) -> Observation:
     )
 
 
-def observe_dense(released: Released) -> Observation:
+def observe_dense(released: Release) -> Observation:
     """A release on the full support, as it is."""
     if not released.support.is_full:
         raise SparseDPError(

@@ -32,7 +32,7 @@ from sparsedp.methods.scores import (
 )
 from sparsedp.methods.warmup import WarmupWatch
 from sparsedp.parameters import Layout, Support
-from sparsedp.privacy.mechanism import Released
+from sparsedp.privacy.mechanism import Release
 from sparsedp.privacy.plan import Phase, Plan
 from sparsedp.randomness import PublicRandomness
 
@@ -160,7 +160,7 @@ class Controller:
 
     Steps come in order; a resumed run may leave some out (they were paid for and lost).
 
-    **Privacy.** It holds public state only and is fed `Released` values and public randomness keyed by step and
+    **Privacy.** It holds public state only and is fed `Release` values and public randomness keyed by step and
     period, so whatever it decides is post-processing, and a replay decides the same.
     """
 
@@ -250,7 +250,7 @@ class Controller:
             self._support, self._geometry(main), self._method.per_sample_top if main else None, change
         )
 
-    def observe(self, released: Released) -> None:
+    def observe(self, released: Release) -> None:
         """Update scores and geometry statistics with the release of the step last set."""
         if released.step != self._awaited or released.support != self._support:
             raise SparseDPError(
@@ -268,7 +268,7 @@ class Controller:
             self._statistics = self._statistics.updated(released, self._method.decays)
         self._watch.observe(released)
 
-    def observe_selection(self, released: Released) -> None:
+    def observe_selection(self, released: Release) -> None:
         """Learn from the release of a selection stage, which comes before the main one: one number for each row."""
         if self._period > _BEFORE_MAIN or self._awaited is not None:
             raise SparseDPError(
@@ -276,14 +276,14 @@ class Controller:
             )
         self._learn_counts(released)
 
-    def observe_counts(self, released: Released) -> None:
+    def observe_counts(self, released: Release) -> None:
         """Learn from the count that a step makes of its own rows, before `setting` is asked for that step."""
         if self._ranking is None or self._source is not RankedBy.STEP_ROWS or self._awaited is not None:
             raise SparseDPError(f"observe_counts: got {released}, and no step waits for a count of its rows")
         self._learn_counts(released)
         self._counted_step = released.step
 
-    def _learn_counts(self, released: Released) -> None:
+    def _learn_counts(self, released: Release) -> None:
         if self._ranking is None or self.tables is None or released.mean.shape != (self.tables.total,):
             raise SparseDPError(f"got {released}, expected a count for each row of a table")
         seen = Observation(
@@ -447,7 +447,7 @@ class Controller:
             return Standardized(torch.zeros_like(scales), scales, gain=1 / scale)
         return Identity()
 
-    def _observation(self, released: Released) -> Observation:
+    def _observation(self, released: Release) -> Observation:
         if released.support.is_full:
             return observe_dense(released)
         if isinstance(self._ranking, EmpiricalBayes):

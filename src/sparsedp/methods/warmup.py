@@ -15,7 +15,7 @@ from torch import Tensor
 
 from sparsedp.methods.method import WARM_UP
 from sparsedp.methods.scores import ByScore, Coherent, Energy, observe_dense
-from sparsedp.privacy.mechanism import Released
+from sparsedp.privacy.mechanism import Release
 from sparsedp.privacy.plan import Phase, Plan
 
 MINIMUM_WARMUP = 3
@@ -78,7 +78,7 @@ class WarmupWatch:
         self._over = few or not plan.is_private or dimension > MOST_COORDINATES
         self._tensors: dict[str, Tensor] = {}
 
-    def observe(self, released: Released) -> None:
+    def observe(self, released: Release) -> None:
         """Take in a step; after the last one, keep what it amounts to."""
         if self._over:
             return
@@ -100,7 +100,7 @@ class WarmupWatch:
         self._tensors = {name: value.clone() for name, value in tensors.items() if name != "over"}
         self._over = bool(tensors["over"])
 
-    def _add(self, step: int, released: Released) -> None:
+    def _add(self, step: int, released: Release) -> None:
         seen, kept = observe_dense(released), self._tensors or self._empty()
         if step < self._steps // 2:
             for score in RANKINGS:

@@ -21,7 +21,7 @@ from sparsedp.methods.support_scheduler import SupportChange
 from sparsedp.optimizers.factory import optimizer_state, restore_optimizer
 from sparsedp.optimizers.noise_aware import OWN_OPTIMIZERS, AdamBC
 from sparsedp.parameters import Layout, Support
-from sparsedp.privacy.mechanism import Released
+from sparsedp.privacy.mechanism import Release
 
 _IN_NUMPY = (torch.float32, torch.float64)
 
@@ -206,7 +206,7 @@ class CompactOptimizer:
         }
         self._seats = [seats[p] for p in spans]
 
-    def apply(self, released: Released) -> None:
+    def apply(self, released: Release) -> None:
         """One optimizer step with the released gradient; no `grad` is left afterwards."""
         self.enter(released.support)
         for seat in self._seats:
@@ -281,7 +281,7 @@ class CompactOptimizer:
             }
 
 
-def _gradient(seat: _Seat, released: Released) -> Tensor | None:
+def _gradient(seat: _Seat, released: Release) -> Tensor | None:
     """The release on one seat, in its type and strides; the entries are read anew from the weights."""
     held = seat.held.detach()
     if held.numel() == 0:
@@ -332,7 +332,7 @@ class MaskedOptimizer:
         self._support: Support | None = None
         self._parts: list[_Part] = []
 
-    def apply(self, released: Released) -> None:
+    def apply(self, released: Release) -> None:
         """One optimizer step with the released gradient; the parameters' `grad` is None afterwards."""
         self.enter(released.support)
         gradient = None if released.support.is_full else released.dense()
@@ -361,7 +361,7 @@ class MaskedOptimizer:
         """Go on from `state`."""
         restore_optimizer(self._optimizer, saved)
 
-    def _gradient(self, part: _Part, released: Released, dense: Tensor | None) -> Tensor | None:
+    def _gradient(self, part: _Part, released: Release, dense: Tensor | None) -> Tensor | None:
         if not part.active and not self._coasts:
             return None
         p = part.parameter.detach()
@@ -478,7 +478,7 @@ class SupportOptimizer(Protocol):
     **Privacy.** Post-processing of a release.
     """
 
-    def apply(self, released: Released) -> None:
+    def apply(self, released: Release) -> None:
         """One optimizer step with the released gradient; no `grad` is left afterwards."""
         ...
 

@@ -1,59 +1,160 @@
-"""Sums of channel statistics over units, bounded unit by unit: what private normalisation releases."""
+"""Sums over units that know how far one unit can move them: what the mechanism adds noise to."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import final
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, final
 
 import torch
 from torch import Tensor
 
 from sparsedp.batch import MicroBatch, Rows
 from sparsedp.core.clip import Clip, FlatClip
+from sparsedp.core.geometry import Geometry, Identity
 from sparsedp.errors import DataError
-from sparsedp.grad_sample.query import mean_by_unit
-from sparsedp.privacy.mechanism import Grid
+from sparsedp.grad_sample.query import Engine, Query, mean_by_unit
+from sparsedp.parameters import Support
+
+if TYPE_CHECKING:
+    from sparsedp.privacy.mechanism import Grid
 
 _ROWS_AT_ONCE = 16
 """Few enough for the cache in float64."""
 
 
-@dataclass(frozen=True, slots=True)
-class ClippedRows:
-    """The clipped sum of explicit vectors, one per unit: for private feature statistics."""
+class BoundedSum(ABC):
+    """A sum over units that knows how far one unit can move it."""
 
-    rows: Tensor
+    __slots__ = ()
+
+    @property
+    @abstractmethod
+    def size(self) -> int:
+        """How many numbers the sum has. Public."""
+
+    @property
+    @abstractmethod
+    def sensitivity(self) -> float:
+        """Largest L2 change when one unit is added or removed."""
+
+    @property
+    def support(self) -> Support:
+        """The coordinates the numbers stand for: all there are, unless a query says otherwise."""
+        return Support.full(self.size)
+
+    @property
+    def geometry(self) -> Geometry:
+        """The space the sum is clipped and noised in."""
+        return Identity()
+
+    @abstractmethod
+    def partial_sums(self, bound: float) -> Iterator[Tensor]:
+        """The sum in float64, in one or more parts, clipped so that a unit moves it by at most `bound`. Private.
+
+        Cut by unit: a unit that is added moves a single part, or makes two of it. The mechanism asks once and takes
+        the parts' memory.
+        """
+
+
+class _ClippedSum(BoundedSum):
+    """A sum whose units are each scaled down to the clip norm."""
+
+    __slots__ = ()
+
+    clip: Clip
+
+    @property
+    def sensitivity(self) -> float:
+        """The clip norm."""
+        return self.clip.sensitivity
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class GradientSum(_ClippedSum):
+    """The clipped sum of per-example gradients on a support: mask, standardize, top-r of each example, clip, sum.
+
+    Attributes:
+        engine: computes it.
+        batches: the units, cut into micro-batches. Private.
+        query: support, clip, geometry and top-r.
+    """
+
+    engine: Engine
+    batches: Iterable[MicroBatch]
+    query: Query
+
+    @property
+    def clip(self) -> Clip:  # type: ignore[override]
+        """The query's."""
+        return self.query.clip
+
+    @property
+    def size(self) -> int:
+        """One number per active coordinate."""
+        return self.query.support.size
+
+    @property
+    def support(self) -> Support:
+        """The query's."""
+        return self.query.support
+
+    @property
+    def geometry(self) -> Geometry:
+        """The query's."""
+        return self.query.geometry
+
+    def partial_sums(self, bound: float) -> Iterator[Tensor]:
+        """The sum, micro-batch by micro-batch."""
+        query = replace(self.query, clip=self.query.clip.tightened(bound))
+        empty = True
+        for batch in self.batches:
+            empty = False
+            yield self.engine.clipped_sum([batch], query)
+        if empty:
+            yield self.engine.clipped_sum([], query)
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class ClippedVectorSum(_ClippedSum):
+    """The clipped sum of explicit vectors, one per unit.
+
+    Edge cases:
+        A vector that is not finite counts as zero.
+    """
+
+    vectors: Tensor
     clip: Clip
 
     @property
     def size(self) -> int:
-        """The length of a row."""
-        return int(self.rows.shape[1])
+        """The length of a vector."""
+        return int(self.vectors.shape[1])
 
-    @property
-    def sensitivity(self) -> float:
-        """The clip's."""
-        return self.clip.sensitivity
-
-    def parts(self, bound: float) -> Iterator[Tensor]:
-        """The clipped sum, in one part; a row that is not finite contributes zero."""
-        rows = self.rows.to(torch.float64)
+    def partial_sums(self, bound: float) -> Iterator[Tensor]:
+        """The clipped sum, in one part."""
+        rows = self.vectors.to(torch.float64)
         factors = self.clip.tightened(bound).factors(torch.linalg.vector_norm(rows, dim=1))
         yield factors @ torch.where((factors > 0).unsqueeze(1), rows, torch.zeros_like(rows))
 
 
 @final
 @dataclass(frozen=True, slots=True, eq=False)
-class ChannelSum:
+class ChannelStatisticsSum(_ClippedSum):
     """The clipped sum over units of their channels' means, or of their spreads around a centre.
 
-    A row of shape [channels, ...] gives one number per channel: the mean over its positions, or the root mean square
-    of its distance from `centre`. A unit gives the mean over its rows, clipped once.
+    An example of shape [channels, ...] gives one number per channel: the mean over its positions, or the root mean
+    square of its distance from `centre`. A unit gives the mean over its examples, clipped once.
 
-    **Privacy.** What a unit adds follows from its own rows and the public centre, and is clipped last: adding or
-    removing one unit moves the sum by at most the clip norm.
-    **Edge cases.** A unit with a number that is not finite adds zero.
+    Formal guarantees:
+        What a unit adds follows from its own examples and the public centre, and is clipped last: adding or removing
+        one unit moves the sum by at most the clip norm.
+
+    Edge cases:
+        A unit with a number that is not finite adds zero.
 
     Attributes:
         batches: the units. Private.
@@ -74,12 +175,7 @@ class ChannelSum:
         """One number per channel that is measured."""
         return self.channels if self.columns is None else self.columns.numel()
 
-    @property
-    def sensitivity(self) -> float:
-        """The clip's."""
-        return self.clip.sensitivity
-
-    def parts(self, bound: float) -> Iterator[Tensor]:
+    def partial_sums(self, bound: float) -> Iterator[Tensor]:
         """The sum, micro-batch by micro-batch."""
         yield torch.zeros(self.size, dtype=torch.float64)
         for batch in self.batches:
@@ -89,7 +185,7 @@ class ChannelSum:
             inputs = inputs if self.columns is None else inputs[:, self.columns.to(inputs.device)]
             parts = torch.split(inputs, _ROWS_AT_ONCE)
             values = torch.cat([self._statistic(part.to("cpu", torch.float64)) for part in parts])
-            yield from ClippedRows(mean_by_unit(values, batch.units), self.clip).parts(bound)
+            yield from ClippedVectorSum(mean_by_unit(values, batch.units), self.clip).partial_sums(bound)
 
     def _statistic(self, inputs: Tensor) -> Tensor:
         positions = inputs.unsqueeze(2).flatten(2)
@@ -99,67 +195,90 @@ class ChannelSum:
         return distances.square().mean(dim=2).sqrt()
 
 
-def inputs_of(rows: Rows) -> Tensor:
-    """The inputs of a batch: its first tensor.
-
-    Raises:
-        DataError: the batch is not (inputs, ...), or the inputs are not real numbers of shape [rows, channels, ...].
-    """
-    inputs = rows[0] if isinstance(rows, (tuple, list)) and rows else rows
-    if not isinstance(inputs, Tensor) or not inputs.is_floating_point() or inputs.dim() < 2:
-        found = (
-            f"{inputs.dtype} {tuple(inputs.shape)}" if isinstance(inputs, Tensor) else type(inputs).__name__
-        )
-        raise DataError(
-            f"normalise: got inputs {found}, expected batches of (inputs, ...) with inputs of real numbers and shape "
-            "[rows, channels, ...]; leave it out for other data"
-        )
-    return inputs
-
-
 @final
 @dataclass(frozen=True, slots=True, eq=False)
-class TouchedSum:
-    """The sum over units of their indicator vectors, each scaled to the clip's norm at most (DP-FEST, Sec. 3.1).
+class RowCountSum(_ClippedSum):
+    """The sum over units of their indicator vectors, each scaled to the clip norm at most (DP-FEST, Sec. 3.1).
 
-    A unit's vector is 1 for every row that any of its samples touches, however often, and 0 elsewhere.
+    A unit's vector is 1 for every table row that any of its examples touches, however often, and 0 elsewhere.
 
-    **Privacy.** Scaled unit by unit, so adding or removing one moves the sum by at most the clip norm.
-    **Edge cases.** A unit that touches nothing, or padding alone, adds zero.
+    Formal guarantees:
+        Scaled unit by unit, so adding or removing one moves the sum by at most the clip norm.
+
+    Edge cases:
+        A unit that touches nothing, or padding alone, adds zero.
 
     Attributes:
         batches: the units. Private.
-        look: the pairs of unit and row of a batch. Private.
-        rows: how many rows there are; public.
+        row_pairs: the pairs of unit and table row of a micro-batch. Private.
+        rows: how many table rows there are; public.
         clip: the bound on a unit's vector.
     """
 
     batches: Iterable[MicroBatch]
-    look: Callable[[MicroBatch], tuple[Tensor, Tensor]]
+    row_pairs: Callable[[MicroBatch], tuple[Tensor, Tensor]]
     rows: int
     clip: Clip
 
     @property
     def size(self) -> int:
-        """One number per row."""
+        """One number per table row."""
         return self.rows
 
-    @property
-    def sensitivity(self) -> float:
-        """The clip's."""
-        return self.clip.sensitivity
-
-    def parts(self, bound: float) -> Iterator[Tensor]:
+    def partial_sums(self, bound: float) -> Iterator[Tensor]:
         """The sum, micro-batch by micro-batch."""
         clip = self.clip.tightened(bound)
         yield torch.zeros(self.rows, dtype=torch.float64)
         for batch in self.batches:
-            units, touched = self.look(batch)
+            units, touched = self.row_pairs(batch)
             pairs = torch.unique(units * self.rows + touched) if self.rows else touched
             owners, places = pairs // max(1, self.rows), pairs % max(1, self.rows)
             norms = torch.bincount(owners, minlength=1).double().sqrt()
             part = torch.zeros(self.rows, dtype=torch.float64)
             yield part.index_add_(0, places, clip.factors(norms)[owners])
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class ClientUpdateSum(_ClippedSum):
+    """The sum of clients' updates on the grid, each held to the clip norm here, whatever the client did.
+
+    Formal guarantees:
+        Adding or removing one client adds or removes one vector of integers, of norm at most the grid's bound.
+        Nothing is rounded after that.
+
+    Attributes:
+        updates: one vector of integers a client. Private.
+        support: the coordinates they stand for; public.
+        clip: the bound on a client.
+        grid: what the integers are multiples of.
+        geometry: the space they live in.
+    """
+
+    updates: Sequence[Tensor]
+    support: Support = field()
+    clip: FlatClip = field()
+    grid: Grid = field()
+    geometry: Geometry = field()
+
+    @property
+    def size(self) -> int:
+        """The length of an update."""
+        return self.support.size
+
+    def partial_sums(self, bound: float) -> Iterator[Tensor]:
+        """The updates one by one: multiples of the grid's step, so that putting them on the grid changes nothing."""
+        yield torch.zeros(self.size, dtype=torch.float64)
+        for update in self.updates:
+            yield self._clipped(update, bound).mul_(self.grid.step)
+
+    def _clipped(self, update: Tensor, bound: float) -> Tensor:
+        """An update's integers in float64; one that is too long is shortened, towards zero."""
+        steps = update.to(torch.float64)
+        norm = torch.linalg.vector_norm(steps) * self.grid.step
+        if float(norm) <= bound:
+            return steps
+        return (steps * self.clip.tightened(bound).factors(norm)).trunc_()
 
 
 def on_grid(update: Tensor, clip: Clip, grid: Grid) -> Tensor:
@@ -181,46 +300,19 @@ def is_within(update: Tensor, grid: Grid) -> bool:
     return float(torch.linalg.vector_norm(update.to(torch.float64))) * grid.step <= grid.bound
 
 
-@final
-@dataclass(frozen=True, slots=True, eq=False)
-class UpdateSum:
-    """The sum of clients' updates on the grid, each held to the clip norm here, whatever the client did.
+def inputs_of(rows: Rows) -> Tensor:
+    """The inputs of a batch: its first tensor.
 
-    **Privacy.** Adding or removing one client adds or removes one vector of integers, of norm at most the grid's
-    bound. Nothing is rounded after that.
-
-    Attributes:
-        updates: one vector of integers a client. Private.
-        length: how many numbers each has; public.
-        clip: the bound on a client.
-        grid: what the integers are multiples of.
+    Raises:
+        DataError: the batch is not (inputs, ...), or the inputs are not real numbers of shape [rows, channels, ...].
     """
-
-    updates: Sequence[Tensor]
-    length: int
-    clip: FlatClip
-    grid: Grid
-
-    @property
-    def size(self) -> int:
-        """The length of an update."""
-        return self.length
-
-    @property
-    def sensitivity(self) -> float:
-        """The clip's."""
-        return self.clip.sensitivity
-
-    def parts(self, bound: float) -> Iterator[Tensor]:
-        """The updates one by one: multiples of the grid's step, so that putting them on the grid changes nothing."""
-        yield torch.zeros(self.length, dtype=torch.float64)
-        for update in self.updates:
-            yield self._clipped(update, bound).mul_(self.grid.step)
-
-    def _clipped(self, update: Tensor, bound: float) -> Tensor:
-        """An update's integers in float64; one that is too long is shortened, towards zero."""
-        steps = update.to(torch.float64)
-        norm = torch.linalg.vector_norm(steps) * self.grid.step
-        if float(norm) <= bound:
-            return steps
-        return (steps * self.clip.tightened(bound).factors(norm)).trunc_()
+    inputs = rows[0] if isinstance(rows, (tuple, list)) and rows else rows
+    if not isinstance(inputs, Tensor) or not inputs.is_floating_point() or inputs.dim() < 2:
+        found = (
+            f"{inputs.dtype} {tuple(inputs.shape)}" if isinstance(inputs, Tensor) else type(inputs).__name__
+        )
+        raise DataError(
+            f"normalise: got inputs {found}, expected batches of (inputs, ...) with inputs of real numbers and shape "
+            "[rows, channels, ...]; leave it out for other data"
+        )
+    return inputs

@@ -1,8 +1,7 @@
-"""One sum of many ranks, one release: what travels between processes in a step."""
+"""What ranks send each other in a step: one sum to rank 0, one broadcast from it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
 
@@ -12,15 +11,14 @@ from torch import Tensor
 
 from sparsedp.errors import PrivacyError
 from sparsedp.privacy.mechanism import within
-from sparsedp.ranks.packing import STEPS, packed, unpacked
 
 if TYPE_CHECKING:
     from sparsedp.ranks.group import RankGroup
 
 LEADER = 0
 """The rank that holds the ledger, the noise and the run's folder."""
-CONTROL = 2
-"""Numbers that travel in front of a sum and of a release: whether a rank failed, whether one was asked to stop."""
+CONTROL = 1
+"""Numbers that travel in front of a sum and of a release: whether a rank was asked to stop."""
 _ROOM = 2**61
 
 
@@ -35,77 +33,54 @@ class Traffic:
 
 @final
 @dataclass(frozen=True, slots=True)
-class GroupExchange:
+class RankSum:
     """Adds up over a group as integers: exact, so neither the order nor the number of ranks changes a bit.
 
-    A step takes one sum to rank 0 and one broadcast from it, of k numbers and two. The two tell all ranks in the same
-    step that one of them failed or was asked to stop, so that all end there.
+    A step takes one sum to rank 0 and one broadcast from it, of k numbers and one, which tells all ranks in the same
+    step that one of them was asked to stop.
 
-    **Privacy.** Only rank 0 calls `release`. What a rank gets is the release, or nothing.
+    Formal guarantees:
+        A rank that fails never joins the sum, so rank 0 has nothing to release, and what the others get is an error.
+
+    Edge cases:
+        Float sums (ablations that promise nothing) are added in the order the backend adds them.
     """
 
     ranks: RankGroup
 
-    def integers(self, local: Callable[[], Tensor], release: Callable[[Tensor], Tensor], size: int) -> Tensor:
-        """Sum to rank 0, release there, send the release to all.
+    def is_main_process(self) -> bool:
+        """Whether this is rank 0."""
+        return self.ranks.leads
+
+    def reduce_sum(self, values: Tensor) -> Tensor:
+        """The sum over all ranks, complete on rank 0.
 
         Raises:
+            PrivacyError: integers whose sum over all ranks may have no room.
             RankError: another rank failed or is gone.
         """
-        return self._exchanged(local, release, size, size)
-
-    def floats(
-        self, local: Callable[[], Iterable[Tensor]], release: Callable[[Tensor], Tensor], size: int
-    ) -> Tensor:
-        """The same, with three integers for each number (`packing`).
-
-        Raises:
-            RankError: another rank failed or is gone.
-        """
-        released = self._exchanged(
-            lambda: packed(local()),
-            lambda total: release(unpacked(total)).view(torch.int64),
-            len(STEPS) * size,
-            size,
-        )
-        return released.view(torch.float64)
-
-    def _exchanged(
-        self, local: Callable[[], Tensor], release: Callable[[Tensor], Tensor], sends: int, gets: int
-    ) -> Tensor:
-        ranks = self.ranks
-        failure: Exception | None = None
-        where = ranks.device
-        sent = torch.zeros(CONTROL + sends, dtype=torch.int64, device=ranks.device)
-        try:
-            mine = self._in_bounds(local())
-            where, sent[CONTROL:] = mine.device, mine
-        except Exception as error:  # whatever it is: the others are told in this exchange, then it is raised
-            failure = error
-            ranks.leave_word(error)
-        sent[:CONTROL] = torch.tensor(ranks.control(failure is not None))
-        self._add_up(sent)
-        got = torch.zeros(CONTROL + gets, dtype=torch.int64, device=ranks.device)
-        if ranks.leads:
-            got[:CONTROL] = sent[:CONTROL]
-            if int(sent[0]) == 0:
-                try:
-                    got[CONTROL:] = release(sent[CONTROL:])
-                except Exception as error:
-                    failure = error
-                    ranks.leave_word(error)
-                    got[:CONTROL] = torch.tensor(ranks.control(failed=True))
-        self._hand_out(got)
-        if failure is not None:
-            raise failure
-        ranks.heed(int(got[0]), int(got[1]))
-        return got[CONTROL:].to(where)
-
-    def _in_bounds(self, mine: Tensor) -> Tensor:
-        """Integers whose sum over all ranks has room, whatever the others have."""
-        if not within(mine, _ROOM // self.ranks.count):
+        if values.dtype == torch.int64 and not within(values, _ROOM // self.ranks.count):
             raise PrivacyError("the sum has too many units for its grid; nothing was released")
-        return mine
+        sent = self._with_control(values)
+        self._add_up(sent)
+        if self.ranks.leads:
+            self.ranks.heed(int(sent[0]))
+        return sent[CONTROL:].to(values.device)
+
+    def broadcast(self, values: Tensor) -> Tensor:
+        """What rank 0 has.
+
+        Raises:
+            RankError: rank 0 failed or is gone.
+        """
+        got = self._with_control(values)
+        self._hand_out(got)
+        self.ranks.heed(int(got[0]))
+        return got[CONTROL:].to(values.device)
+
+    def _with_control(self, values: Tensor) -> Tensor:
+        control = torch.tensor([self.ranks.asked_to_stop()])
+        return torch.cat([control.to(values), values]).to(self.ranks.device)
 
     def _add_up(self, sent: Tensor) -> None:
         self.ranks.traffic.summed += sent.numel() * sent.element_size()

@@ -16,9 +16,9 @@ from torch import nn
 
 from sparsedp._files import Json
 from sparsedp.errors import RankError
-from sparsedp.privacy.mechanism import Exchange
+from sparsedp.privacy.mechanism import ProcessGroup
 from sparsedp.randomness import PrivateRandomness
-from sparsedp.ranks.exchange import LEADER, GroupExchange, Traffic
+from sparsedp.ranks.exchange import LEADER, RankSum, Traffic
 from sparsedp.ranks.follower import FollowerRandomness
 from sparsedp.ranks.launch import beginning, begun_before
 from sparsedp.ranks.post import Post
@@ -26,9 +26,6 @@ from sparsedp.runs.checkpoint import json_diff, short
 from sparsedp.sampling import Blocks, Shard, Share
 
 T = TypeVar("T")
-
-_FAILED = 1 << 32
-"""What a rank that cannot go on adds to the control word, with its number."""
 
 
 @final
@@ -77,9 +74,9 @@ class RankGroup:
         return self.rank == LEADER
 
     @property
-    def exchange(self) -> Exchange:
-        """Integers are added up, rank 0 releases, all get the release."""
-        return GroupExchange(self)
+    def process_group(self) -> ProcessGroup:
+        """Sums are added up on rank 0, and all get what it releases."""
+        return RankSum(self)
 
     def beginning(self, out: Path) -> AbstractContextManager[None]:
         """The launcher's store takes note."""
@@ -231,21 +228,10 @@ class RankGroup:
             "go on from its last checkpoint (`torchrun --max-restarts` does that by itself)"
         )
 
-    def control(self, failed: bool) -> list[int]:
-        """What this rank adds to a sum besides its integers: whether it failed, and whether it was asked to stop."""
-        return [_FAILED + self.rank if failed else 0, int(self._asked)]
+    def asked_to_stop(self) -> int:
+        """What this rank adds to the count of those that were asked to stop; the main process passes on what it heard."""
+        return int(self._asked or self._agreed)
 
-    def heed(self, failures: int, asked: int) -> None:
-        """Take in what all have added.
-
-        Raises:
-            RankError: a rank failed, and which.
-        """
-        if failures:
-            who = f"rank {failures % _FAILED}" if failures // _FAILED == 1 else f"{failures // _FAILED} ranks"
-            words = [text for text in self._post.read(self.count).values() if text]
-            raise RankError(
-                f"{who} stopped the run, and nothing of this step is released"
-                + (f": {words[0]}" if words else "; its own message says why")
-            )
+    def heed(self, asked: int) -> None:
+        """Take in how many were asked to stop."""
         self._agreed = asked > 0

@@ -11,7 +11,7 @@ from typing import Protocol, TypeVar, final
 from torch import nn
 
 from sparsedp._files import Json
-from sparsedp.privacy.mechanism import ALONE, Exchange
+from sparsedp.privacy.mechanism import ONE_PROCESS, ProcessGroup
 from sparsedp.randomness import PrivateRandomness
 from sparsedp.sampling import EVERYTHING, Share
 
@@ -50,7 +50,7 @@ class Ranks(Protocol):
         ...
 
     @property
-    def exchange(self) -> Exchange:
+    def process_group(self) -> ProcessGroup:
         """How sums become one."""
         ...
 
@@ -100,7 +100,7 @@ class OneRank:
     count: int = 1
     leads: bool = True
     restarted: bool = False
-    exchange: Exchange = ALONE
+    process_group: ProcessGroup = ONE_PROCESS
 
     def beginning(self, out: Path) -> AbstractContextManager[None]:
         """Nobody will start it again."""

@@ -17,7 +17,7 @@ from sparsedp._serialization import from_json, to_json
 from sparsedp.errors import DataError, SparseDPError
 from sparsedp.methods.method import Method
 from sparsedp.parameters import Layout, Support
-from sparsedp.privacy.mechanism import NOISE, Released
+from sparsedp.privacy.mechanism import NOISE, Release
 from sparsedp.privacy.plan import Plan
 
 FORMAT = 1
@@ -93,7 +93,7 @@ class History:
         self.epochs, self.spans = list(epochs), list(spans)
         self.support = Support.full(layout.dimension) if support is None else support
 
-    def record_support(self, released: Released) -> None:
+    def record_support(self, released: Release) -> None:
         """Remember the support of a step if it is a new one."""
         support = released.support
         if self.spans and (support is self.support or support == self.support):

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from sparsedp.errors import ModelError, PrivacyError
 from sparsedp.methods.method import SELECT
 from sparsedp.privacy.ledger import Charge, Ledger
-from sparsedp.privacy.mechanism import Exchange, Released, private_mean
+from sparsedp.privacy.mechanism import GaussianMechanism, ProcessGroup, Release
 from sparsedp.privacy.normalization import NORMALISE, RELEASES
 from sparsedp.privacy.plan import Phase, Plan
-from sparsedp.privacy.queries import ChannelSum
+from sparsedp.privacy.queries import ChannelStatisticsSum
 from sparsedp.randomness import PrivateRandomness
 from sparsedp.sampling import LogicalBatch
 
@@ -52,7 +52,7 @@ class Normalised(nn.Module):
         return self.model((inputs - self.centre.view(shape)).div_(self.scale.view(shape)), *more)
 
     @torch.no_grad()
-    def set_constants(self, means: Released | None, spreads: Released, columns: Tensor | None = None) -> None:
+    def set_constants(self, means: Release | None, spreads: Release, columns: Tensor | None = None) -> None:
         """Take released means, if any, and spreads; a spread below its own noise counts as that noise.
 
         With `columns` they are of these channels, and the others stay as they are.
@@ -106,7 +106,7 @@ def release_statistics(
     *,
     ledger: Ledger,
     randomness: PrivateRandomness,
-    exchange: Exchange,
+    group: ProcessGroup,
 ) -> None:
     """Release the channels' means, then their spreads around those means, and set the model's constants to them.
 
@@ -118,16 +118,12 @@ def release_statistics(
     chosen = phase.support.get("columns")
     columns = None if chosen is None else torch.tensor(chosen)
 
-    def released(centre: Tensor | None) -> Released:
+    def released(centre: Tensor | None) -> Release:
         batch = next(batches)
-        return private_mean(
-            ChannelSum(batch, channels, clip, centre, columns),
-            channels if columns is None else columns.numel(),
+        return GaussianMechanism(ledger, randomness, group).release(
+            ChannelStatisticsSum(batch, channels, clip, centre, columns),
+            Charge(phase.name, batch.step, phase.sampling_rate, phase.noise_multiplier),
             expected_batch_size=plan.expected_batch_size(phase),
-            charge=Charge(phase.name, batch.step, phase.sampling_rate, phase.noise_multiplier),
-            ledger=ledger,
-            randomness=randomness,
-            exchange=exchange,
         )
 
     means = None if phase.steps == 1 else released(None)

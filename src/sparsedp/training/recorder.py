@@ -25,7 +25,7 @@ from sparsedp.evaluation import Evaluator
 from sparsedp.loading import Loading
 from sparsedp.parameters import Support
 from sparsedp.privacy.ledger import RunLedger
-from sparsedp.privacy.mechanism import Released
+from sparsedp.privacy.mechanism import Release
 from sparsedp.privacy.plan import Plan
 from sparsedp.randomness import PublicRandomness, own_generators
 from sparsedp.ranks.one import ONE_RANK, Ranks
@@ -207,7 +207,7 @@ class RunKeeper:
         self.check_open()
         self._rates, self._between_steps = self._learner.learning_rates, False
 
-    def end_step(self, released: Released) -> StepReport:
+    def end_step(self, released: Release) -> StepReport:
         """Note a release that was learned from; at the end of an epoch evaluate and save.
 
         Inside an epoch the end of a ledger block saves, at most once a minute.

@@ -26,7 +26,7 @@ from sparsedp.optimizers.factory import (
 )
 from sparsedp.optimizers.sparse import change_weights, support_optimizer
 from sparsedp.parameters import Layout, Support
-from sparsedp.privacy.mechanism import Released
+from sparsedp.privacy.mechanism import Release
 from sparsedp.privacy.plan import Plan
 from sparsedp.randomness import PublicRandomness
 from sparsedp.runs.checkpoint import Checkpoint, TrainerState, load_model_state
@@ -92,7 +92,7 @@ class Learner:
         if change.shrinkage is not None and self._average is not None:
             self._average.begin_again()
 
-    def apply(self, released: Released) -> None:
+    def apply(self, released: Release) -> None:
         """Move the support by a release."""
         if self._average is not None:
             self._average.follow(released.support)

@@ -18,9 +18,9 @@ from sparsedp.grad_sample.query import Engine, Query
 from sparsedp.grad_sample.touched import TouchedRows
 from sparsedp.methods.support_scheduler import Controller, SupportChange
 from sparsedp.privacy.ledger import Charge, Ledger, SharedCharge
-from sparsedp.privacy.mechanism import ALONE, Exchange, Released, private_mean, privatize
+from sparsedp.privacy.mechanism import ONE_PROCESS, GaussianMechanism, ProcessGroup, Release
 from sparsedp.privacy.plan import Phase, Plan
-from sparsedp.privacy.queries import TouchedSum
+from sparsedp.privacy.queries import GradientSum, RowCountSum
 from sparsedp.randomness import PrivateRandomness, PublicRandomness, own_generators
 from sparsedp.sampling import LogicalBatch
 from sparsedp.training.data import Batches
@@ -63,7 +63,7 @@ def release_selection(
     *,
     ledger: Ledger,
     randomness: PrivateRandomness,
-    exchange: Exchange,
+    group: ProcessGroup,
 ) -> None:
     """Count, with noise, how many units touch each row, and let the controller rank by it.
 
@@ -72,14 +72,10 @@ def release_selection(
     if controller.tables is None:
         raise PrivacyError(f"the phase {phase.name!r} selects, and the method has nothing to select by")
     rows = controller.tables.total
-    released = private_mean(
-        TouchedSum(batch, look, rows, phase.clip),
-        rows,
+    released = GaussianMechanism(ledger, randomness, group).release(
+        RowCountSum(batch, look, rows, phase.clip),
+        Charge(phase.name, batch.step, phase.sampling_rate, phase.noise_multiplier),
         expected_batch_size=plan.expected_batch_size(phase),
-        charge=Charge(phase.name, batch.step, phase.sampling_rate, phase.noise_multiplier),
-        ledger=ledger,
-        randomness=randomness,
-        exchange=exchange,
     )
     controller.observe_selection(released)
 
@@ -96,7 +92,7 @@ class StepCounts:
     plan: Plan
     controller: Controller
     randomness: PrivateRandomness
-    exchange: Exchange
+    group: ProcessGroup
 
     def release(self, step: int, phase: Phase, batch: Iterable[MicroBatch], ledger: Ledger) -> Ledger:
         """Make the count; gives the ledger that the gradient of the same batch is to be charged to."""
@@ -104,14 +100,10 @@ class StepCounts:
         tables = self.controller.tables
         if self.look is not None and tables is not None and tables.total:
             self.controller.observe_counts(
-                private_mean(
-                    TouchedSum(batch, self.look, tables.total, FlatClip(1.0)),
-                    tables.total,
+                GaussianMechanism(paid, self.randomness, self.group).release(
+                    RowCountSum(batch, self.look, tables.total, FlatClip(1.0)),
+                    Charge(phase.name, step, phase.sampling_rate, phase.count_noise, COUNT),
                     expected_batch_size=self.plan.expected_batch_size(phase),
-                    charge=Charge(phase.name, step, phase.sampling_rate, phase.count_noise, COUNT),
-                    ledger=paid,
-                    randomness=self.randomness,
-                    exchange=self.exchange,
                 )
             )
         return paid
@@ -129,15 +121,15 @@ class PrivateStep:
     engine: Engine
     counts: StepCounts
     enter: Callable[[SupportChange], None]
-    move: Callable[[Released], None]
+    move: Callable[[Release], None]
     randomness: PrivateRandomness
-    exchange: Exchange
+    group: ProcessGroup
 
-    def __call__(self, step: int, batch: Iterable[MicroBatch], ledger: Ledger) -> Released:
+    def __call__(self, step: int, batch: Iterable[MicroBatch], ledger: Ledger) -> Release:
         """Charge, release, move the support, learn from the release.
 
-        **Privacy.** `privatize` is the only door: all before it is public or a count released by the same mechanism,
-        all after it is post-processing.
+        **Privacy.** `GaussianMechanism.release` is the only door: all before it is public or a count released by the same
+        mechanism, all after it is post-processing.
         """
         self.validation.check()
         phase = self.plan.phase_at(step)
@@ -150,16 +142,12 @@ class PrivateStep:
             self.enter(setting.change)
         last = step + 1 in self.plan.epoch_ends()
         with self.state.untouched(last_of_epoch=last):
-            released = privatize(
-                self.engine,
-                batch,
-                Query(setting.support, phase.clip, setting.geometry, setting.per_sample_top),
+            query = Query(setting.support, phase.clip, setting.geometry, setting.per_sample_top)
+            released = GaussianMechanism(ledger, self.randomness, self.group).release(
+                GradientSum(self.engine, batch, query),
+                Charge(phase.name, step, phase.sampling_rate, phase.gradient_noise),
                 expected_batch_size=self.plan.expected_batch_size(phase),
-                charge=Charge(phase.name, step, phase.sampling_rate, phase.gradient_noise),
-                ledger=ledger,
-                randomness=self.randomness,
-                absolute_noise_std=phase.noise_std or 0.0,
-                exchange=self.exchange,
+                noise_std=phase.noise_std or 0.0,
             )
         self.move(released)
         self.controller.observe(released)
@@ -192,7 +180,7 @@ class Stepper:
         randomness: Randomness,
         rule: UpdateRule,
         engine: str,
-        exchange: Exchange = ALONE,
+        group: ProcessGroup = ONE_PROCESS,
     ) -> None:
         private, public = randomness
         some_rows = functools.partial(batches.rows_for_a_trial, PROBE_ROWS, public)
@@ -215,14 +203,14 @@ class Stepper:
             plan,
             controller,
             computing,
-            StepCounts(self._look, plan, controller, private, exchange),
+            StepCounts(self._look, plan, controller, private, group),
             self.learner.enter,
             self.learner.apply,
             private,
-            exchange,
+            group,
         )
 
-    def take(self, batch: LogicalBatch, ledger: Ledger) -> Released:
+    def take(self, batch: LogicalBatch, ledger: Ledger) -> Release:
         """The private step of a batch, paid for to a ledger."""
         with own_generators(batch.secret.seed(), self._device):
             released = self._step(batch.step, batch, ledger)
@@ -235,7 +223,7 @@ class Stepper:
         assert isinstance(model, Normalised)
         release_statistics(
             model, batches, self._plan, phase,
-            ledger=ledger, randomness=self._step.randomness, exchange=self._step.exchange,
+            ledger=ledger, randomness=self._step.randomness, group=self._step.group,
         )  # fmt: skip
 
     def select(self, phase: Phase, batches: Iterator[LogicalBatch], ledger: Ledger) -> None:
@@ -246,7 +234,7 @@ class Stepper:
         with step.state.untouched(last_of_epoch=True):
             release_selection(
                 self._look, batch, self._plan, phase, step.controller,
-                ledger=ledger, randomness=step.randomness, exchange=step.exchange,
+                ledger=ledger, randomness=step.randomness, group=step.group,
             )  # fmt: skip
 
     def secret_generators(self, position: int) -> AbstractContextManager[None]:

@@ -162,7 +162,14 @@ class Trainer(KeptRun):
             draws = Randomness(private, public)
             self._stepper = ranks.jointly(
                 lambda: Stepper(
-                    model, per_sample_loss(loss), plan, self._batches, draws, rule, engine, ranks.exchange
+                    model,
+                    per_sample_loss(loss),
+                    plan,
+                    self._batches,
+                    draws,
+                    rule,
+                    engine,
+                    ranks.process_group,
                 )
             )
             learner = self._stepper.learner
