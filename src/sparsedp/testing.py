@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
-from sparsedp.core.geometry import Identity
+from sparsedp.clipping import Identity
 from sparsedp.methods.method import SELECT, Method
 from sparsedp.methods.plan_config import PlanSpec
 from sparsedp.methods.public_scores import Knowledge

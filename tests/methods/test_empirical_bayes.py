@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import sparsedp
-from sparsedp.core.geometry import Standardized
+from sparsedp.clipping import Standardized
 from sparsedp.diagnostics import look
 from sparsedp.methods.catalog import get_method
 from sparsedp.methods.empirical_bayes import (

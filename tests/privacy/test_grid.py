@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from sparsedp.batch import MicroBatch
-from sparsedp.core.clip import ROUNDING_MARGIN, FlatClip
+from sparsedp.clipping import ROUNDING_MARGIN, FlatClip
 from sparsedp.errors import PrivacyError
 from sparsedp.grad_sample import ENGINES, Query
 from sparsedp.parameters import Support

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from sparsedp.batch import MicroBatch
-from sparsedp.core.clip import FlatClip
+from sparsedp.clipping import FlatClip
 from sparsedp.errors import DataError, PrivacyError
 from sparsedp.loading import Loading
 from sparsedp.methods import build_plan, get_method

@@ -17,12 +17,11 @@ from torch.autograd.graph import Node
 from torch.utils import _pytree as pytree
 
 from sparsedp.batch import MicroBatch, PerSampleLoss, Rows, tensors_of, to_device
-from sparsedp.core.geometry import Identity
-from sparsedp.core.memory import give_back_freed_memory
+from sparsedp.clipping import Identity
 from sparsedp.errors import ModelError, SparseDPError
 from sparsedp.grad_sample.accumulate import Chunk, ClippedSum
 from sparsedp.grad_sample.blocks import Block, Metric, Metrics, make_blocks
-from sparsedp.grad_sample.buffers import Space, Workspace
+from sparsedp.grad_sample.buffers import Space, Workspace, give_back_freed_memory
 from sparsedp.grad_sample.embedding import TokenRows, refuse_embedding
 from sparsedp.grad_sample.isolation import MADE_UP, isolated_losses, made_up, own_draws
 from sparsedp.grad_sample.linear import Outer

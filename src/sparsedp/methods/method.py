@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sparsedp._validate import exact_ratio
-from sparsedp.core.geometry import Standardized
+from sparsedp.clipping import Standardized
 from sparsedp.errors import SparseDPError
 from sparsedp.methods.ranking import Granularity, Names
 from sparsedp.methods.schedules import (

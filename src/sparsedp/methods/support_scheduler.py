@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from sparsedp._validate import exact_ratio
-from sparsedp.core.geometry import Geometry, Identity, Standardized
+from sparsedp.clipping import Geometry, Identity, Standardized
 from sparsedp.errors import SparseDPError
 from sparsedp.methods.empirical_bayes import EmpiricalBayes, Shrinkage
 from sparsedp.methods.method import GeometryRule, Method, Moves, OffSupport, Stage, Statistics, phase_names

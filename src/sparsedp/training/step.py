@@ -11,7 +11,7 @@ from typing import NamedTuple, final
 from torch import nn
 
 from sparsedp.batch import MicroBatch, PerSampleLoss, Rows
-from sparsedp.core.clip import FlatClip
+from sparsedp.clipping import FlatClip
 from sparsedp.errors import PrivacyError
 from sparsedp.grad_sample import make_engine
 from sparsedp.grad_sample.query import Engine, Query
