@@ -266,8 +266,10 @@ def _alike(values: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     place, counts = torch.unique(code, return_inverse=True, return_counts=True)[1:]
 
     def mean(numbers: Tensor) -> Tensor:
-        total: Tensor = torch.zeros(len(counts), dtype=torch.float64).index_add_(0, place, numbers)
-        return total / counts
+        averages: Tensor = (
+            torch.zeros(len(counts), dtype=torch.float64).index_add_(0, place, numbers) / counts
+        )
+        return averages
 
     return mean(values.square()).sqrt(), mean(noise), counts.double()
 
