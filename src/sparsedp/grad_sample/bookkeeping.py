@@ -175,7 +175,7 @@ class BookkeepingEngine:
                 continue
             surveyed = self._survey_once(batch, prepared, query)
             with own_draws(batch.chance, device):
-                for part in _chunks(batch, surveyed and surveyed.chunk_size, device):
+                for part in _chunks(batch, None if surveyed is None else surveyed.chunk_size, device):
                     chunk = None if surveyed is None else self._record(part, prepared, surveyed.trace)
                     if chunk is None:
                         more = self._reference.clipped_sum([part], query)
@@ -263,8 +263,9 @@ class BookkeepingEngine:
         raise errors[0]
 
     def _record(self, part: MicroBatch, prepared: _Prepared, traced: Trace) -> Chunk | None:
-        """Forward and backward over one chunk; None if it needs the reference engine, without a word: a message
-        could tell of an example.
+        """Forward and backward over one chunk; None if it needs the reference engine.
+
+        Without a word: a message could tell of an example.
         """
         forward = self._forward(part.rows)
         try:
