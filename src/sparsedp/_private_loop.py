@@ -1,11 +1,11 @@
-"""What a loop over `make_private` holds: model, optimizer, loader and criterion that take private steps and no others."""
+"""What a loop of `make_private` holds: model, optimizer, loader and criterion that take private steps only."""
 
 from __future__ import annotations
 
 import copy
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NoReturn, final
+from typing import Any, ClassVar, NoReturn, final
 
 import torch
 from torch import Tensor, nn
@@ -65,8 +65,8 @@ class Loop:
         """The batches of the epoch at work."""
         if self.finished:
             raise SparseDPError(
-                f"all {self.trainer.plan.total_steps} steps of the plan are taken; for a longer run give make_private "
-                "more epochs from the start, as the noise depends on them"
+                f"all {self.trainer.plan.total_steps} steps of the plan are taken; for a longer run give "
+                "make_private more epochs from the start, as the noise depends on them"
             )
         end = None
         while end is None or self.trainer.position < end:
@@ -88,8 +88,8 @@ class Loop:
         if self._batch is None or not self._shares_memory((args, kwargs)):
             raise SparseDPError(
                 "the model was called, with gradients on, on something else than a batch that the private loader has "
-                "just given. To evaluate, write `with torch.no_grad(): model(x)`, as model.eval() leaves gradients on; "
-                "to train, take batches from private.loader, not from the loader that make_private was given"
+                "just given. To evaluate, write `with torch.no_grad(): model(x)`, as model.eval() leaves gradients "
+                "on; to train, take batches from private.loader, not from the loader that make_private was given"
             )
         self._check_unchanged()
         if torch.is_autocast_enabled(next(self.model.parameters()).device.type):
@@ -105,8 +105,8 @@ class Loop:
         if kwargs or len(args) != 1 or inputs is None or not _same_objects(args[0], inputs):
             raise SparseDPError(
                 "the model was called with other arguments than the inputs of the batch as the loader gave them, the "
-                "x of `for x, y in loader`; expected model(x). Convert, reshape or slice inputs in the data set or in "
-                f"the model's forward. Where the model takes more than the inputs: {WRITE_IT_AS}"
+                "x of `for x, y in loader`; expected model(x). Convert, reshape or slice inputs in the data set or "
+                f"in the model's forward. Where the model takes more than the inputs: {WRITE_IT_AS}"
             )
         return PrivateOutput(self._batch)
 
@@ -145,6 +145,7 @@ class Loop:
                 "backward was called twice for one batch; every batch counts once in the guarantee"
             )
         self._check_unchanged()
+        self._check_same_parameters()
         self._check_no_gradient()
         for name, placeholder in self._placeholders.items():
             self._parameters[name][0].grad = placeholder
@@ -229,8 +230,8 @@ class Loop:
         missing = {"forward": "forward pass", "backward": "backward", "step": "step"}[self._next]
         return SparseDPError(
             f"{what} before the {missing} of the batch that is out; every batch of the loader is passed forward, "
-            "backward and stepped, once each. Batches are not accumulated: give the loader the batch size that a step "
-            "is to have, and bound memory by max_physical_batch"
+            "backward and stepped, once each. Batches are not accumulated: give the loader the batch size that a "
+            "step is to have, and bound memory by max_physical_batch"
         )
 
     def _none_out(self, what: str) -> SparseDPError:
@@ -258,9 +259,9 @@ class Loop:
         found = [name for name, (p, _, _) in self._parameters.items() if p.grad is not None]
         if found:
             raise SparseDPError(
-                f"the parameters {found[:6]} hold a .grad, from a backward() of something else than private.criterion, "
-                "which the private step would throw away. Decay weights by the optimizer's weight_decay; put any other "
-                "penalty into a PerExampleLoss; model.zero_grad() clears what is there"
+                f"the parameters {found[:6]} hold a .grad, from a backward() of something else than "
+                "private.criterion, which the private step would throw away. Decay weights by the optimizer's "
+                "weight_decay; put any other penalty into a PerExampleLoss; model.zero_grad() clears what is there"
             )
 
 
@@ -277,13 +278,16 @@ def _kind(value: object) -> str:
 class _Opaque:
     """Something that is not computed; whatever asks for a value of it is refused."""
 
+    _WHAT: ClassVar[str]
+    _INSTEAD: ClassVar[str]
+
     def _refuse(self, what: str) -> NoReturn:
-        raise PrivacyError(f"{what} was requested of {self}: {NOT_COMPUTED}")
+        raise PrivacyError(f"{what} was requested of {self._WHAT}: {self._INSTEAD}")
 
     @classmethod
     def __torch_function__(cls, func: Any, *_: Any, **__: Any) -> NoReturn:
         raise PrivacyError(
-            f"{getattr(func, '__name__', 'a function')}() was called on {cls._WHAT}: {cls._INSTEAD}"  # type: ignore[attr-defined]
+            f"{getattr(func, '__name__', 'a function')}() was called on {cls._WHAT}: {cls._INSTEAD}"
         )
 
     def __getattr__(self, name: str) -> Any:
@@ -321,9 +325,6 @@ class PrivateOutput(_Opaque):
     def __init__(self, batch: LogicalBatch) -> None:
         self._batch = batch
 
-    def _refuse(self, what: str) -> NoReturn:
-        raise PrivacyError(f"{what} was requested of {self._WHAT}: {self._INSTEAD}")
-
     def __repr__(self) -> str:
         return "<the model's output on a private batch: not computed>"
 
@@ -351,13 +352,10 @@ class PrivateLoss(_Opaque):
         """Ask for the gradient; it is computed per example, clipped and noised in `optimizer.step()`."""
         if gradient is not None or create_graph or inputs is not None:
             raise PrivacyError(
-                "backward: got gradient, create_graph or inputs, expected none of them: a step releases one noisy sum "
-                "of clipped gradients"
+                "backward: got gradient, create_graph or inputs, expected none of them: a step releases one noisy "
+                "sum of clipped gradients"
             )
         self._loop.backward()
-
-    def _refuse(self, what: str) -> NoReturn:
-        raise PrivacyError(f"{what} was requested of {self._WHAT}: {self._INSTEAD}")
 
     def __repr__(self) -> str:
         return "<the loss of a private batch: not computed>"
@@ -367,16 +365,16 @@ class RefusedGradient(Tensor):
     """Stands where `p.grad` would be between backward and step: no operation takes it."""
 
     @staticmethod
-    def __new__(cls, parameter: Tensor) -> RefusedGradient:
+    def __new__(cls: Any, parameter: Tensor) -> RefusedGradient:
         made: RefusedGradient = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
             cls, parameter.shape, strides=parameter.stride(), dtype=parameter.dtype, device=parameter.device
         )
         return made
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> NoReturn:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> NoReturn:  # type: ignore[override]
         raise PrivacyError(
             f"{func} was called on the .grad of a parameter between backward and step, where no raw gradient exists: "
             "gradients are clipped example by example to max_grad_norm, and noised, inside optimizer.step(). Remove "
@@ -399,7 +397,7 @@ class PrivateCriterion:
         self.__loop = loop
 
     def __call__(self, output: Any, targets: Any) -> Any:
-        """A loss that has `backward()` alone; on held-out outputs, under `torch.no_grad()`, the criterion's number."""
+        """A loss that has `backward()` alone; of held-out outputs, under `torch.no_grad()`, the number."""
         loop = self.__loop
         private = isinstance(output, (PrivateOutput, PrivateModel))
         if not private and not torch.is_grad_enabled() and not isinstance(loop.criterion, PerExampleLoss):
@@ -477,7 +475,7 @@ class PrivateOptimizer(Optimizer):
 
     def __init__(self, optimizer: Optimizer, loop: Loop) -> None:
         # Optimizer's own __init__ would make groups and state of its own.
-        self.__dict__.update(_inner=optimizer, _loop=loop)
+        self._inner, self._loop = optimizer, loop
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
@@ -525,8 +523,8 @@ class PrivateOptimizer(Optimizer):
     def __setattr__(self, name: str, value: object) -> None:
         if not name.startswith("_") and name != "step":  # learning-rate schedulers wrap step
             raise SparseDPError(
-                f"optimizer.{name} = ...: nothing reads it, and what the guarantee rests on is fixed by the plan; give "
-                "make_private max_grad_norm, noise_multiplier, epsilon and the like before training"
+                f"optimizer.{name} = ...: nothing reads it, and what the guarantee rests on is fixed by the plan; "
+                "give make_private max_grad_norm, noise_multiplier, epsilon and the like before training"
             )
         super().__setattr__(name, value)
 

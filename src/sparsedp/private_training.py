@@ -297,8 +297,8 @@ class PrivateTraining:
         """
         if not self._loop.finished:
             raise SparseDPError(
-                f"result: step {self.step} of {self.plan.total_steps} is done; the result is there after the last one, "
-                "or after private.finish(), which stops the run here"
+                f"result: step {self.step} of {self.plan.total_steps} is done; the result is there after the last "
+                "one, or after private.finish(), which stops the run here"
             )
         return self.finish()
 

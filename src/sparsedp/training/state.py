@@ -151,7 +151,7 @@ class Learner:
 
     @contextmanager
     def _handed_back(self) -> Iterator[Optimizer]:
-        """The optimizer over the model's own parameters; behind the support again afterwards, while the run goes on."""
+        """The optimizer over the model's own parameters; behind the support again afterwards if the run goes on."""
         self.applier.hand_back()
         try:
             yield self._optimizer
@@ -160,7 +160,7 @@ class Learner:
                 self.applier.enter(self.controller.support)
 
     def hand_back(self) -> None:
-        """Leave the optimizer as it was given, for good; one that was made here goes with its state, which nobody sees."""
+        """Leave the optimizer as it was given, for good; one that was made here goes with its state."""
         self._closed = True
         if self._made_optimizer:
             self._optimizer.state.clear()
