@@ -107,7 +107,9 @@ def test_a_count_of_records_where_units_are_promised_is_found(monkeypatch):
     how = {"method": "fest", "units": [row // 4 for row in range(100)], "batch_size": 12}
     result = attacked(**how)
     assert result.passed, problems(result)
-    monkeypatch.setattr(EmbeddingRowCounter, "__call__", lambda self, batch: self.pairs(batch.rows, batch.seed))
+    monkeypatch.setattr(
+        EmbeddingRowCounter, "__call__", lambda self, batch: self.pairs(batch.rows, batch.seed)
+    )
     assert MOVED in problems(attacked(**how))
 
 

@@ -263,7 +263,10 @@ class BookkeepingEngine:
         raise errors[0]
 
     def _record(self, part: MicroBatch, prepared: _Prepared, traced: Trace) -> Chunk | None:
-        """Forward and backward over one chunk; None if it needs the reference engine, without a message."""
+        """Forward and backward over one chunk; None if it needs the reference engine.
+
+        Without a word: a message could tell of an example.
+        """
         forward = self._forward(part.rows)
         try:
             uses = forward.uses(traced)

@@ -279,7 +279,7 @@ class _PaddingIsConstant(TorchFunctionMode):
 # Rules for operators that PyTorch does not vectorise. A rule is given all examples' operands and computes below vmap,
 # so it is part of what keeps examples apart: tests compare each with single examples.
 
-_LIBRARY: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+_LIBRARY: Any = torch.library.Library("aten", "IMPL")
 
 Rule = Callable[..., Tensor | tuple[Tensor, ...]]
 """From the number of examples, the operands' axes of examples and the operands to results with the examples first."""
