@@ -27,7 +27,8 @@ def cut(units: npt.NDArray[np.int64], most: int | None) -> list[slice]:
     Ranges of numbers with the same first binary digits are halved until no more than `most` units are in one.
 
     **Privacy.** A unit that is added joins one run, or makes two of it; no other run changes. So each micro-batch's
-    sum may be rounded by itself (`privacy.mechanism.Grid`). The rule knows neither N nor how many machines share the work.
+    sum may be rounded by itself (`privacy.mechanism.Grid`). The rule knows neither N nor how many machines share
+    the work.
     """
     if most is not None and most < 1:
         raise ValueError(f"most: got {most}, expected a whole number >= 1")
