@@ -127,7 +127,7 @@ def describe(plan: Plan, *, seeded: bool = False, complete: bool = True, evaluat
         "Held-out data is outside the guarantee: accuracy and all other evaluation numbers are exact. If people in "
         "the evaluation set need protection, do not publish them."
     )
-    limitations = (held_out,) if evaluated else ()
+    limitations: tuple[str, ...] = (held_out,) if evaluated else ()
     if not plan.is_private:
         warning = "Not private: this run protects nobody. It is an ablation, for comparison only."
         return Guarantee(guarantee(plan), (), limitations, warning)

@@ -24,7 +24,7 @@ from sparsedp.results import Result
 from sparsedp.runs.directory import RECORD, REPORT
 from sparsedp.runs.record import SupportSpan
 from sparsedp.runs.run import Run
-from sparsedp.runs.verify import Verification, verify
+from sparsedp.runs.verify import UNCHECKED, Verification, verify
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -118,7 +118,7 @@ def _content(run: Run, found: Verification) -> Mapping[str, Any]:
         "title": run_title(record),
         "guarantee": describe_run(plan, ledger, record),
         "verification": found,
-        "unchecked": [one for one in found.unchecked if not one.startswith(REPORT)],
+        "unchecked": UNCHECKED,
         "badges": _badges(run),
         "tiles": _tiles(run, energy_share(segments, run.layout.dimension)),
         "phases": [_phase_row(plan, phase) for phase in plan.phases],
@@ -284,8 +284,9 @@ def _epsilon_chart(run: Run) -> Mapping[str, Any]:
     return {
         "title": title,
         "svg": svg,
-        "caption": f"Epsilon of the plan's steps so far, for one {plan.unit}, at delta {significant(plan.delta or 0)}, "
-        f"by the {plan.accountant} accountant. The guarantee is the whole plan's, also of a run stopped early.",
+        "caption": f"Epsilon of the plan's steps so far, for one {plan.unit}, at delta "
+        f"{significant(plan.delta or 0)}, by the {plan.accountant} accountant. The guarantee is the whole plan's, "
+        "also of a run stopped early.",
         "head": ("epoch", "steps", "phase", "epsilon"),
         "rows": [(str(e.epoch), count(e.step), e.phase, epsilon_text(e.epsilon)) for e in run.epochs],
     }
