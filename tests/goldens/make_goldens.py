@@ -38,7 +38,9 @@ def main() -> None:
     for case, quantities in found.items():
         changed = [name for name, digest in quantities.items() if before.get(case, {}).get(name) != digest]
         print(f"{case}: {', '.join(changed) or 'as before'}")  # noqa: T201
-    same = all(sketches_agree(now, sketches[case]) for case, now in known["sketches"].items() if case in sketches)
+    same = all(
+        sketches_agree(now, sketches[case]) for case, now in known["sketches"].items() if case in sketches
+    )
     digests = {**(known["digests"] if same else {}), arithmetic(): found}
     FILE.write_text(json.dumps({"plans": plans(), "sketches": sketches, "digests": digests}, indent=1) + "\n")
 
