@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -138,6 +139,7 @@ class BookkeepingEngine:
         self._reference = ReferenceEngine(model, loss)
         self._falls_back = False
         self._notes: dict[str, None] = {}
+        self._formulas_hold: set[tuple[Any, ...]] = set()
         self._workspace = Workspace()
 
     @property
@@ -241,8 +243,11 @@ class BookkeepingEngine:
             traced = trace(two.graph, three.graph, prepared.leaves)
             uses = three.uses(traced)
             three.backward(None, uses, keep_graph=True)
-            for use in uses:
-                use.check_formulas(3, Space(self._workspace, "check"))
+            seen = (kind.shapes, *sorted(prepared.leaves.values()))
+            if seen not in self._formulas_hold:  # costs d, and a support may be new in every step
+                for use in uses:
+                    use.check_formulas(3, Space(self._workspace, "check"))
+                self._formulas_hold.add(seen)
             samplers = self._samplers(uses, 3, prepared)
         for use in uses:
             if not use.has_formula:
