@@ -16,7 +16,7 @@ from sparsedp.core.geometry import Identity, Standardized
 from sparsedp.errors import PrivacyError
 from sparsedp.grad_sample import ENGINES, BookkeepingEngine, Query
 from sparsedp.parameters import Layout, Support
-from sparsedp.privacy.ledger import Charge, MemoryLedger
+from sparsedp.privacy.ledger import Charge, ChargeLog
 from sparsedp.privacy.mechanism import GaussianMechanism, Grid, Release
 from sparsedp.privacy.queries import ClippedVectorSum, GradientSum
 from sparsedp.randomness import SeededRandomness, SystemRandomness
@@ -103,7 +103,7 @@ class TwoProcesses:
 def test_ranks_get_the_release_and_never_the_sum():
     query, charge = ClippedVectorSum(torch.ones(1, 3), FlatClip(4.0)), Charge("train", 0, 0.1, 2.0)
     group = TwoProcesses(main=True)
-    total, _ = GaussianMechanism(MemoryLedger(), SystemRandomness(), group).noisy_sum(query, charge)
+    total, _ = GaussianMechanism(ChargeLog(), SystemRandomness(), group).noisy_sum(query, charge)
     grid = Grid.for_mechanism(4.0, 2.0, 3)
     (handed_out,), (sent,) = group.handed_out, group.sent
     assert (handed_out != 2 * sent).any()  # equal by chance: once in 2^60
@@ -113,7 +113,7 @@ def test_ranks_get_the_release_and_never_the_sum():
 def test_a_rank_that_is_not_the_main_process_draws_no_noise():
     group, spy = TwoProcesses(main=False), Spy()
     query = ClippedVectorSum(torch.ones(1, 3), FlatClip(4.0))
-    GaussianMechanism(MemoryLedger(), spy, group).noisy_sum(query, Charge("train", 0, 0.1, 2.0))
+    GaussianMechanism(ChargeLog(), spy, group).noisy_sum(query, Charge("train", 0, 0.1, 2.0))
     assert spy.asked == []
     assert torch.equal(group.handed_out[0], 2 * group.sent[0])
 
@@ -128,7 +128,7 @@ def test_a_ledger_that_refuses_prevents_the_release():
 
 
 def test_the_charge_names_the_rate_and_noise_that_ran():
-    ledger = MemoryLedger()
+    ledger = ChargeLog()
     charge = Charge("warm-up", 3, 0.25, 1.5)
     query = ClippedVectorSum(torch.zeros(2, 2), FlatClip(1.0))
     GaussianMechanism(ledger, SeededRandomness(0)).noisy_sum(query, charge)
@@ -197,7 +197,7 @@ def squares(model: nn.Module, rows: tuple[Tensor, Tensor]) -> Tensor:
 def real_release(
     model: nn.Module, batches: list[MicroBatch], query: Query, kind: str, **changes: float
 ) -> Release:
-    return GaussianMechanism(MemoryLedger(), SystemRandomness()).release(
+    return GaussianMechanism(ChargeLog(), SystemRandomness()).release(
         GradientSum(ENGINES[kind](model, squares), batches, query),
         Charge("train", 0, 0.1, changes.get("noise_multiplier", 0.0)),
         expected_batch_size=changes.get("expected_batch_size", 5.0),
@@ -230,7 +230,7 @@ def test_a_batch_that_contributes_nothing_releases_noise_alone(kind, rows):
 
 @pytest.mark.parametrize("kind", ENGINES)
 def test_an_empty_support_releases_nothing_and_is_charged_all_the_same(kind):
-    ledger = MemoryLedger()
+    ledger = ChargeLog()
     released = GaussianMechanism(ledger, SystemRandomness()).release(
         GradientSum(
             ENGINES[kind](nn.Linear(4, 2), squares),
@@ -273,7 +273,7 @@ def test_a_seeded_step_replays_and_steps_differ():
 
     def step(number: int, seed: int) -> Tensor:
         return (
-            GaussianMechanism(MemoryLedger(), SeededRandomness(seed))
+            GaussianMechanism(ChargeLog(), SeededRandomness(seed))
             .release(
                 GradientSum(engine, [], Query(Support.full(10), FlatClip(1.0))),
                 Charge("train", number, 0.1, 1.0),

@@ -19,13 +19,13 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from rank_runs import CLASSES, LOSS, ROWS, data, digest, network, refused, train
+from sparsedp.ranks.here import ranks_here
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import sparsedp
 from sparsedp.errors import DataError, SparseDPError
-from sparsedp.privacy.ledger import FileLedger
-from sparsedp.ranks.here import ranks_here
+from sparsedp.privacy.ledger import Ledger
 from sparsedp.results import StepReport
 from sparsedp.runs.directory import RunDirectory
 from sparsedp_experiments.models.least_squares import LeastSquares, keep_noise_down, moments_loss
@@ -143,7 +143,7 @@ def ended(folder: Path) -> list[str]:
         train(out=folder / "ENDED", callbacks=[end])
     except KeyboardInterrupt:
         said = "stopped"
-    stopped_at = FileLedger.read(folder / "ENDED" / "ledger.jsonl").charged
+    stopped_at = Ledger.read(folder / "ENDED" / "ledger.jsonl").charged
     ranks_here().gather(0)
     again = digest(train(out=folder / "ENDED", resume=True))
     return [said, str(stopped_at), again, digest(train())]
@@ -315,7 +315,7 @@ def hurt(folder: Path) -> dict[str, Any]:
             threading.Thread(target=strike, daemon=True).start()
 
     if rank == 0 and notes.exists():
-        paid = FileLedger.read(folder / "RUN" / "ledger.jsonl").charged
+        paid = Ledger.read(folder / "RUN" / "ledger.jsonl").charged
         assert paid > max(int(line) for line in notes.read_text().split()), "released and not paid for"
     if hit is not None and hit.after < 0:
         threading.Thread(target=strike, daemon=True).start()

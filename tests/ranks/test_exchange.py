@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 from launching import group_of_one
+from sparsedp.ranks import launch
+from sparsedp.ranks.here import ranks_here, refuse_ranks, same_threads
 
 from sparsedp.errors import PrivacyError, SparseDPError
 from sparsedp.federated import FederatedTrainer
 from sparsedp.methods import build_plan
 from sparsedp.randomness import SystemRandomness
-from sparsedp.ranks import launch
-from sparsedp.ranks.here import ranks_here, refuse_ranks, same_threads
 from sparsedp_experiments.runs.runner import run_all
 
 

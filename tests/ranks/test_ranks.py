@@ -7,7 +7,7 @@ import json
 import pytest
 from launching import jobs, jobs_of_one
 
-from sparsedp.privacy.ledger import FileLedger
+from sparsedp.privacy.ledger import Ledger
 
 pytestmark = pytest.mark.nightly
 
@@ -38,7 +38,7 @@ def test_ranks_leave_their_groups_before_python_ends(two):
 
 
 def test_rank_0_kept_the_run_and_paid_for_every_step(two):
-    ledger = FileLedger.read(two[0] / "RUN" / "ledger.jsonl")
+    ledger = Ledger.read(two[0] / "RUN" / "ledger.jsonl")
     assert ledger.charged == ledger.planned_steps
 
 

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sparsedp.ranks import shards
+from sparsedp.ranks.one import OneRank
 from torch.utils.data import Dataset, TensorDataset
 
 from sparsedp.errors import DataError
 from sparsedp.loading import Loading
-from sparsedp.ranks import shards
-from sparsedp.ranks.one import OneRank
 from sparsedp.sampling import Shard
 from sparsedp.training.recorder import share_of
 

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from torch.utils.data._utils.collate import default_collate
 
 from sparsedp.batch import PerExampleLoss, per_sample_loss, select_rows
+from sparsedp.distributed import require_one_process
 from sparsedp.errors import DataError, SparseDPError
 from sparsedp.evaluation import Evaluator, held_out, refuse_training_rows, threshold_of
 from sparsedp.loading import Loading, rows_in_order
@@ -22,7 +23,6 @@ from sparsedp.methods.plan_config import Asked, check_asked
 from sparsedp.own_loop.loop import Loop
 from sparsedp.own_loop.private_loop import PrivateLoader, PrivateModel, PrivateOptimizer
 from sparsedp.randomness import PublicRandomness, own_generators
-from sparsedp.ranks.here import refuse_ranks
 from sparsedp.results import Callback
 from sparsedp.runs.record import RunMetadata
 from sparsedp.training.data import refuse_picked_rows
@@ -94,7 +94,7 @@ def make_private(
     if isinstance(accumulation, bool) or not isinstance(accumulation, int) or accumulation < 1:
         raise SparseDPError(f"accumulation: got {accumulation!r}, expected a whole number >= 1")
     dataset, per_sample = data_loader.dataset, per_sample_loss(loss_fn)
-    refuse_ranks("make_private")
+    require_one_process("make_private")
     asked["batch_size"] = _batch_size(data_loader) * accumulation
     plan = plan_for(
         model,
