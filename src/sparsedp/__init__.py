@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sparsedp.auditing import AuditResult as AuditResult
-    from sparsedp.auditing import audit as audit
+    from sparsedp.auditing.audit import audit as audit
     from sparsedp.batch import PerExampleLoss as PerExampleLoss
-    from sparsedp.core.memory import keep_freed_memory as keep_freed_memory
     from sparsedp.errors import DataError as DataError
     from sparsedp.errors import ModelError as ModelError
     from sparsedp.errors import PrivacyError as PrivacyError
     from sparsedp.errors import PrivacyWarning as PrivacyWarning
     from sparsedp.errors import SparseDPError as SparseDPError
     from sparsedp.evaluation import held_out as held_out
+    from sparsedp.grad_sample.buffers import keep_freed_memory as keep_freed_memory
     from sparsedp.loading import Loading as Loading
     from sparsedp.methods import MethodOptions as MethodOptions
     from sparsedp.methods import all_methods as all_methods
@@ -71,7 +71,7 @@ _HOMES = {
     "fit": "sparsedp.training.fit",
     "get_method": "sparsedp.methods",
     "held_out": "sparsedp.evaluation",
-    "keep_freed_memory": "sparsedp.core.memory",
+    "keep_freed_memory": "sparsedp.grad_sample.buffers",
     "load_weights": "sparsedp.runs.run",
     "make_private": "sparsedp.own_loop.make_private",
     "verify": "sparsedp.runs.verify",

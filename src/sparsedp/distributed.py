@@ -1,7 +1,7 @@
 """One run in several processes: what ranks tell each other, over `torch.distributed`.
 
-Under `torchrun`, or in a process group that the user has made, these functions talk to the other ranks; in a run of one
-process they do nothing. To start ranks, to start them again and to report which one failed is torchrun's work.
+Under `torchrun`, or in a process group that the user has made, these functions talk to the other ranks; in a run of
+one process they do nothing. To start ranks, to start them again and to report which one failed is torchrun's work.
 
 Formal guarantees:
     The ranks are one trusted party: sums travel between them before the noise. Ledger file and noise are on the main
@@ -13,29 +13,21 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-import secrets
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
-from hashlib import blake2b
-from itertools import combinations
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-import numpy as np
-import numpy.typing as npt
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
-from torch.utils import _pytree as pytree
-from torch.utils.data import Dataset
 
 from sparsedp._files import Json
 from sparsedp._serialization import json_diff, plain_json, short
-from sparsedp.errors import DataError, RankError, SparseDPError
-from sparsedp.loading import Collate, rows_in_order
-from sparsedp.randomness import PublicRandomness, own_generators
+from sparsedp.errors import RankError, SparseDPError
 
 logger = logging.getLogger("sparsedp")
 T = TypeVar("T")
@@ -46,8 +38,6 @@ THREADS = "OMP_NUM_THREADS"
 """Environment variable: threads of a process; where it is not set, `torchrun` sets it to one for several."""
 TIMEOUT = "SPARSEDP_RANK_TIMEOUT"
 """Environment variable: how many seconds ranks wait for each other; 1800 if not set, enough for an evaluation."""
-COMPARED_ROWS = 256
-"""Rows of a shard that are compared with other shards', from its first on."""
 
 
 def connect() -> None:
@@ -65,7 +55,7 @@ def connect() -> None:
         timeout = timedelta(seconds=float(os.environ.get(TIMEOUT, "1800")))
         store, rank, ranks = next(rendezvous("env://", timeout=timeout))
         # The store outlives a restart; without a name of its own a start would find the addresses of killed ranks.
-        store = dist.PrefixStore(f"start-{restarts()}", store)
+        store = PrefixStore(f"start-{restarts()}", store)
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
         dist.init_process_group(backend, store=store, rank=rank, world_size=ranks, timeout=timeout)
         # Threads of a group that is alive when the interpreter ends may abort the process (seen in one of ten).
@@ -235,7 +225,7 @@ def _outcome(make: Callable[[], T]) -> tuple[T | None, Exception | None]:
 
 
 def _in_words(failure: Exception | None) -> str | None:
-    return failure and f"{type(failure).__name__}: {failure}"
+    return None if failure is None else f"{type(failure).__name__}: {failure}"
 
 
 def _raise_failures(words: list[str | None], own: Exception | None) -> None:
@@ -307,73 +297,9 @@ def _begun(path: Path) -> str:
     return f"sparsedp/begun/{path.absolute()}"
 
 
-def _launcher_store() -> dist.Store:
+def _launcher_store() -> Store:
     """The launcher's own store, below the names that one start of the ranks goes by."""
     store: Any = dist.distributed_c10d._get_default_store()
-    while isinstance(store, dist.PrefixStore):
+    while isinstance(store, PrefixStore):
         store = store.underlying_store
-    return cast("dist.Store", store)
-
-
-def refuse_shared_units(unit_ids: npt.NDArray[Any]) -> None:
-    """Refuse shards that share a unit, which would be drawn and bounded on each.
-
-    Raises:
-        DataError: on every rank, naming two that do.
-    """
-    held = gather(unit_ids)
-    for one, other in combinations(range(len(held)), 2):
-        if len(np.intersect1d(held[one], held[other])):
-            raise DataError(
-                f"ranks {one} and {other} both hold rows of one unit, which would be drawn twice; put all rows "
-                "of a unit on one rank"
-            )
-
-
-def refuse_shared_rows(dataset: Dataset[Any], collate: Collate | None) -> None:
-    """Refuse shards, whose rows are the units, that are copies of each other.
-
-    Ranks compare digests of their first rows, under a key that is drawn for this and kept nowhere.
-
-    Edge cases:
-        Two equal rows may be two people. So two shards are refused if all compared rows are the same, in whatever
-        order, or if more than half of the rows that one has only once are in the other.
-
-    Raises:
-        DataError: on every rank, naming two that hold the same rows.
-    """
-    if world_size() == 1:
-        return
-    key = broadcast_from_main(lambda: secrets.token_bytes(32))
-    held = gather(all_or_raise(lambda: _row_digests(dataset, collate, key)))
-    for one, other in combinations(range(len(held)), 2):
-        if _are_copies(held[one], held[other]):
-            raise DataError(
-                f"ranks {one} and {other} hold the same rows, which would be drawn twice; with sharded=True each "
-                "rank gives its own rows alone. Cut the data first, or give all on every rank and leave sharded out"
-            )
-
-
-def _row_digests(dataset: Dataset[Any], collate: Collate | None, key: bytes) -> list[bytes]:
-    found: list[bytes] = []
-    size = min(len(cast("Any", dataset)), COMPARED_ROWS)
-    with own_generators(PublicRandomness(0).generator_seed(()), torch.device("cpu")):
-        for rows in rows_in_order(dataset, size, COMPARED_ROWS, collate):
-            tensors = [leaf for leaf in pytree.tree_leaves(rows) if isinstance(leaf, Tensor) and leaf.numel()]
-            tables = [
-                leaf.detach().to_dense() if leaf.layout is not torch.strided else leaf for leaf in tensors
-            ]
-            plain = [
-                table.detach().cpu().contiguous().view(len(table), -1).view(torch.uint8) for table in tables
-            ]
-            for parts in zip(*(table.numpy() for table in plain), strict=True):
-                content = b"".join(part.tobytes() for part in parts)
-                found.append(blake2b(content, key=key, digest_size=8).digest())
-    return found
-
-
-def _are_copies(one: list[bytes], other: list[bytes]) -> bool:
-    if not one or not other:
-        return False
-    once = [{row for row in rows if rows.count(row) == 1} for rows in (one, other)]
-    return sorted(one) == sorted(other) or 2 * len(once[0] & once[1]) > min(len(one), len(other))
+    return cast(Store, store)

@@ -26,7 +26,8 @@ def cut(units: npt.NDArray[np.int64], most: int | None) -> list[slice]:
     Ranges of numbers with the same first binary digits are halved until no more than `most` units are in one.
 
     **Privacy.** A unit that is added joins one run, or makes two of it; no other run changes. So each micro-batch's
-    sum may be rounded by itself (`privacy.mechanism.Grid`). The rule knows neither N nor how many machines share the work.
+    sum may be rounded by itself (`privacy.mechanism.Grid`). The rule knows neither N nor how many machines share
+    the work.
     """
     if most is not None and most < 1:
         raise ValueError(f"most: got {most}, expected a whole number >= 1")
@@ -55,10 +56,10 @@ BLOCKS, FEWEST, MOST = 8, 32, 512
 class UnitPartition:
     """Which units this rank works on, and how its part of a batch is cut into micro-batches.
 
-    In a process by itself all units are its own, and batches are cut as coarsely as memory allows. Among ranks that
-    all hold the whole data set, rank r takes every so-manieth block of unit numbers: a block is 2^b consecutive ones
-    (`block_bits`), and no micro-batch crosses a block, so all ranks' micro-batches together are the same for any number
-    of ranks. With `shard_sizes` every rank holds units that no other has.
+    In a process by itself all units are its own, and batches are cut as coarsely as memory allows. Ranks that all
+    hold the whole data set take blocks of 2^b consecutive unit numbers (`block_bits`) in turn. No micro-batch crosses
+    a block, so all ranks' micro-batches together are the same for any number of ranks. With `shard_sizes` every rank
+    holds units that no other has.
 
     Formal guarantees:
         Every rank throws the coins of all units it holds and keeps those of its own, so a unit takes part by the one

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from sparsedp.batch import MicroBatch
-from sparsedp.core.clip import FlatClip
+from sparsedp.clipping import FlatClip
 from sparsedp.errors import ModelError, SparseDPError
 from sparsedp.grad_sample import ENGINES, BookkeepingEngine, Query
 from sparsedp.parameters import Support

@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from oracles import adafest
 from oracles.fest import histogram
 from sparsedp.batch import MicroBatch, supervised
-from sparsedp.core.clip import FlatClip
+from sparsedp.clipping import FlatClip
 from sparsedp.errors import ModelError, PrivacyError, SparseDPError
 from sparsedp.grad_sample.touched import TouchedRows
 from sparsedp.methods import Controller, Granularity, MethodOptions, build_plan

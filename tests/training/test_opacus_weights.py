@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from runs import FEATURES, loss_fn, rows, weights
 from sparsedp import make_private
-from sparsedp.core.clip import ROUNDING_MARGIN
+from sparsedp.clipping import ROUNDING_MARGIN
 from sparsedp.privacy.mechanism import Grid
 from sparsedp.randomness import SeededRandomness
 

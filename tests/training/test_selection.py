@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from oracles.fest import best_rows, histogram
 from sparsedp.batch import MicroBatch, supervised
-from sparsedp.core.clip import FlatClip
+from sparsedp.clipping import FlatClip
 from sparsedp.errors import DataError, ModelError, SparseDPError
 from sparsedp.grad_sample.touched import TouchedRows
 from sparsedp.loading import Loading

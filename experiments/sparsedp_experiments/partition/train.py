@@ -14,7 +14,7 @@ from torch import nn
 
 from sparsedp._serialization import FrozenMap
 from sparsedp.batch import MicroBatch, supervised
-from sparsedp.core.clip import FlatClip
+from sparsedp.clipping import FlatClip
 from sparsedp.grad_sample import Query, make_engine
 from sparsedp.loading import Loading
 from sparsedp.methods import Controller, MethodOptions, OffSupport, build_plan, get_method

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from sparsedp.batch import MicroBatch, select_rows
-from sparsedp.core.clip import ROUNDING_MARGIN, Clip, FlatClip, NoClip
+from sparsedp.clipping import ROUNDING_MARGIN, Clip, FlatClip, NoClip
 from sparsedp.errors import DataError
 from sparsedp.grad_sample.query import Engine, Query
 from sparsedp.parameters import Support

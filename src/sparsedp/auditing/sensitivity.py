@@ -18,7 +18,7 @@ from torch.utils.data import Dataset
 from sparsedp.auditing.canaries import FixedCoins, Indices, Setting, Subject, device_of, noisy_sum, release
 from sparsedp.auditing.estimators import Scores
 from sparsedp.auditing.mechanism import ChannelStatistic, RowCount
-from sparsedp.core.clip import Clip
+from sparsedp.clipping import Clip
 from sparsedp.grad_sample.query import Query
 from sparsedp.loading import rows_in_order
 from sparsedp.parameters import Layout

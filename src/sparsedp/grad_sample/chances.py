@@ -108,7 +108,7 @@ class Chances:
         return seen
 
 
-class _Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Observer(TorchDispatchMode):
     """Notes every random operation and lets it through."""
 
     def __init__(self, model: nn.Module) -> None:

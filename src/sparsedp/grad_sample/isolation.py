@@ -185,11 +185,11 @@ def _traced() -> Iterator[None]:
 @contextmanager
 def _slow_loops_are_silent() -> Iterator[None]:
     """No message during a step: operators that PyTorch runs in a loop are announced before training."""
-    torch._C._functorch._set_vmap_fallback_warning_enabled(not _SILENT[-1])
+    torch._C._functorch._set_vmap_fallback_warning_enabled(not _SILENT[-1])  # type: ignore[attr-defined]
     try:
         yield
     finally:
-        torch._C._functorch._set_vmap_fallback_warning_enabled(True)
+        torch._C._functorch._set_vmap_fallback_warning_enabled(True)  # type: ignore[attr-defined]
 
 
 class _InItsPlace(nn.Module):
@@ -282,7 +282,7 @@ def _linear(data: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """`F.linear`, also where every example has a weight of its own."""
     if weight.dim() == 2:
         return F.linear(data, weight, bias)
-    found = (data.flatten(1, -2) @ weight.mT).unflatten(1, data.shape[1:-1])
+    found: Tensor = (data.flatten(1, -2) @ weight.mT).unflatten(1, data.shape[1:-1])
     return found if bias is None else found + bias.view(len(bias), *[1] * (found.dim() - 2), -1)
 
 

@@ -17,7 +17,7 @@ from sparsedp.randomness import Chance, GeneratorWatch, own_generators
 
 
 @final
-class KeyedDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class KeyedDraws(TorchDispatchMode):
     """Replaces PyTorch's random operations: a row's numbers follow from secret, row and draw, not from its place.
 
     Every operation takes one number from torch's own generator, which is seeded alike for every forward of a step.

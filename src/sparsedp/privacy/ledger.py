@@ -257,7 +257,7 @@ class VerifiedLedger:
             )
         return accountant_named(accountant).epsilon(self.spends(), chosen)
 
-    def expect(self, head: str, length: int) -> None:
+    def expect(self, head: str | None, length: int) -> None:
         """Check that this ledger goes on from a known state (a checkpoint's, a record's).
 
         Raises:
@@ -485,17 +485,18 @@ class Ledger:
     """What a run has paid for, in memory or in an append-only, hash-chained file; for one plan.
 
     `Ledger(plan)` lives as long as the process; `create` and `resume` open a file, which is locked (POSIX only). A
-    charge to a file returns when it is on disk. To keep that cheap, a step that is not covered yet opens a block of up
-    to 1 % of the plan's steps in its phase, and the steps of an open block write nothing.
+    charge to a file returns when it is on disk. To keep that cheap, a step that is not covered yet opens a block of
+    up to 1 % of the plan's steps in its phase, and the steps of an open block write nothing.
 
     Formal guarantees:
-        Charges and nothing else, so it holds nothing private. It pays for the plan it was made for, step by step and
-        once: another rate or noise, a step beyond the plan, a second release of a step all raise, which keeps the
-        release from happening. A kill loses the steps since the last checkpoint and the open block; they stay charged.
+        Charges and nothing else, so it holds nothing private. It pays for the plan it was made for, step by step
+        and once: another rate or noise, a step beyond the plan, a second release of a step all raise, which keeps the
+        release from happening. A kill loses the steps since the last checkpoint and the open block; they stay
+        charged.
 
     Edge cases:
-        With `replay` (a seeded run, whose repeated step releases the same numbers) a charged step may be run again for
-        free. A forked child gets a closed file; one file has one writer.
+        With `replay` (a seeded run, whose repeated step releases the same numbers) a charged step may be run again
+        for free. A forked child gets a closed file; one file has one writer.
     """
 
     __slots__ = (

@@ -113,8 +113,8 @@ def check_file(ledger: VerifiedLedger, file: Path) -> None:
 class RunDirectory:
     """A run's directory, open for writing: its ledger is locked, so no other process continues the run.
 
-    A run that is not kept has none, and among several ranks the main process alone writes: there `path` is None or the
-    main process's, the ledger is in memory, and nothing is written.
+    A run that is not kept has none, and among several ranks the main process alone writes: there `path` is None or
+    the main process's, the ledger is in memory, and nothing is written.
 
     The digest of a file is in the ledger before the file is written, and the file is on disk before the ledger's
     next line: what a file says is part of the chain at every moment.
@@ -262,7 +262,7 @@ def resume_run(path: Path | str, plan: Plan, *, replay: bool) -> SavedRun:
 
 
 def resumes(out: Path | str | None, resume: bool) -> bool:
-    """Whether the run at `out` is gone on with: if that was asked for, or if `torchrun` has started this launch again.
+    """Whether the run at `out` is resumed: if that was asked for, or if `torchrun` has started this launch again.
 
     Another launch's run is not taken up, however often the launcher tries.
     """

@@ -1,30 +1,19 @@
-"""`RunKeeper`: position, history and files of a run between two steps, and what ranks compare."""
+"""`RunKeeper`: position, history and files of a run between two steps."""
 
 from __future__ import annotations
 
 import math
-import re
 import time
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from hashlib import blake2b
 from pathlib import Path
-from typing import Any, cast, final
-
-import numpy as np
-import torch
-from torch import Tensor, nn
-from torch.utils import _pytree as pytree
-from torch.utils.data import Dataset
+from typing import final
 
 from sparsedp import distributed
 from sparsedp._files import Json
-from sparsedp.batch import Rows
 from sparsedp.errors import SparseDPError
 from sparsedp.evaluation import Evaluator
-from sparsedp.loading import Loading
-from sparsedp.parameters import Support
 from sparsedp.privacy.ledger import Ledger
 from sparsedp.privacy.mechanism import Release
 from sparsedp.privacy.plan import Plan
@@ -37,7 +26,6 @@ from sparsedp.runs.checkpoint import (
     cut_in_blocks,
     history_of,
     identity_of,
-    is_cut_in_blocks,
 )
 from sparsedp.runs.directory import RunDirectory, SavedRun, new_run
 from sparsedp.runs.record import (
@@ -48,97 +36,10 @@ from sparsedp.runs.record import (
     History,
     RunMetadata,
     RunSetup,
-    versions,
 )
-from sparsedp.sampling import UnitPartition
 from sparsedp.training.normalization import Normalised, check_not_lost
+from sparsedp.training.ranks import weight_facts
 from sparsedp.training.state import Learner
-from sparsedp.validation.state import tensor_digest
-
-LOOKED_AT = 64
-"""Rows of a data set that ranks compare, of those that all of them hold."""
-_ITS_OWN = re.compile(r"0x[0-9a-f]+|GPU \d+|cuda:\d+")
-
-
-def partition_of(dataset: Dataset[Any], loading: Loading, saved: Checkpoint | None) -> UnitPartition:
-    """Which units this rank draws; a run begun by several ranks is cut in the same way by one.
-
-    Raises:
-        DataError: two ranks hold rows of one unit, or the same rows, which would be drawn twice.
-    """
-    units = None if loading.units is None else np.unique(np.asarray(loading.units))
-    if loading.sharded and units is not None:
-        distributed.refuse_shared_units(units)
-    elif loading.sharded:
-        distributed.refuse_shared_rows(dataset, loading.collate)
-    held = len(cast("Any", dataset)) if units is None else len(units)
-    if not distributed.is_distributed():
-        return UnitPartition(in_blocks=saved is not None and is_cut_in_blocks(saved))
-    return UnitPartition(
-        distributed.rank(),
-        distributed.world_size(),
-        in_blocks=True,
-        shard_sizes=tuple(distributed.gather(held)) if loading.sharded else None,
-    )
-
-
-def _model_facts(model: nn.Module) -> dict[str, Json]:
-    """Its tensors, which of them are trained, and its parts in words: what a weight does depends on those."""
-    return {
-        "model": {
-            name: [*value.shape, str(value.dtype)]
-            for name, value in [*model.named_parameters(), *model.named_buffers()]
-        },
-        "trained": [name for name, value in model.named_parameters() if value.requires_grad],
-        "parts": {name: _in_words(part) for name, part in model.named_modules()},
-        "training": [name for name, part in model.named_modules() if part.training],
-    }
-
-
-def _in_words(part: nn.Module) -> str:
-    """Class and settings, as PyTorch shows them, without what each process has its own of: addresses and devices."""
-    return f"{type(part).__qualname__}({_ITS_OWN.sub('', part.extra_repr())})"
-
-
-def first_facts(
-    plan: Plan, model: nn.Module, dataset: Dataset[Any], loss: Any, loading: Loading, seed: int | None
-) -> dict[str, Json]:
-    """What must be the same before anything can be sent: plan, model, loss, amount of data, versions."""
-    return {
-        "plan": plan.fingerprint,
-        **_model_facts(model),
-        "loss": getattr(loss, "__qualname__", type(loss).__qualname__),
-        "rows": None if loading.sharded else len(cast("Any", dataset)),
-        "units": None if loading.sharded or loading.units is None else _hash_of(np.asarray(loading.units)),
-        "sharded": loading.sharded,
-        "max_physical_batch": loading.max_physical_batch,
-        "seed": seed,
-        "threads": None if seed is None else torch.get_num_threads(),
-        "versions": dict(versions()),
-    }
-
-
-def data_facts(rows: Rows, loading: Loading) -> dict[str, Json]:
-    """A digest of some rows that all ranks hold; nothing where each has its own."""
-    if loading.sharded:
-        return {}
-    leaves = [leaf for leaf in pytree.tree_leaves(rows) if isinstance(leaf, Tensor)]
-    return {"data": blake2b(b"".join(tensor_digest(leaf) for leaf in leaves), digest_size=16).hexdigest()}
-
-
-def weight_facts(model: nn.Module, support: Support, position: int) -> dict[str, Json]:
-    """Digests of the weights and of the support, and how far the run has got."""
-    state = [*model.named_parameters(), *model.named_buffers()]
-    return {
-        "step": position,
-        "weights": blake2b(b"".join(tensor_digest(value) for _, value in state), digest_size=16).hexdigest(),
-        "support": tensor_digest(support.indices).hex(),
-    }
-
-
-def _hash_of(values: np.ndarray[Any, Any]) -> str:
-    return blake2b(np.ascontiguousarray(values).tobytes(), digest_size=16).hexdigest()
-
 
 SAVE_EVERY = 60.0
 """Seconds between checkpoints inside an epoch."""

@@ -11,7 +11,7 @@ from typing import NamedTuple, final
 from torch import nn
 
 from sparsedp.batch import MicroBatch, PerSampleLoss, Rows
-from sparsedp.core.clip import FlatClip
+from sparsedp.clipping import FlatClip
 from sparsedp.errors import PrivacyError
 from sparsedp.grad_sample import make_engine
 from sparsedp.grad_sample.query import Engine, Query
@@ -125,8 +125,8 @@ class PrivateStep:
     def __call__(self, step: int, batch: Iterable[MicroBatch], ledger: Chargeable) -> Release:
         """Charge, release, move the support, learn from the release.
 
-        **Privacy.** `GaussianMechanism.release` is the only door: all before it is public or a count released by the same
-        mechanism, all after it is post-processing.
+        **Privacy.** `GaussianMechanism.release` is the only door: all before it is public or a count released by
+        the same mechanism, all after it is post-processing.
         """
         self.validation.check()
         phase = self.plan.phase_at(step)

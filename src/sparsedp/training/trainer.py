@@ -26,13 +26,10 @@ from sparsedp.runs.record import EpochMetrics, RunMetadata
 from sparsedp.sampling import LogicalBatch
 from sparsedp.training.data import Batches
 from sparsedp.training.normalization import check_normalisation
+from sparsedp.training.ranks import COMPARED_ROWS, data_facts, first_facts, partition_of
 from sparsedp.training.recorder import (
-    LOOKED_AT,
     RunKeeper,
-    data_facts,
     facts_of,
-    first_facts,
-    partition_of,
     public_randomness,
 )
 from sparsedp.training.state import UpdateRule
@@ -158,7 +155,7 @@ class Trainer(KeptRun):
                 lambda: Batches(dataset, plan, private, loading, partition)
             )
             distributed.check_same_on_all_ranks(
-                lambda: data_facts(self._batches.rows_for_a_trial(LOOKED_AT, public), loading)
+                lambda: data_facts(self._batches.rows_for_a_trial(COMPARED_ROWS, public), loading)
             )
             distributed.broadcast_parameters(model)
             rule = UpdateRule(optimizer, scheduler, ema_decay, public_scores)
