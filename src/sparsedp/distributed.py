@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch._C._distributed_c10d import PrefixStore, Store
+from torch.distributed.elastic.multiprocessing.errors import record
 from torch.distributed.rendezvous import rendezvous
 
 from sparsedp._files import Json
@@ -112,6 +113,11 @@ def use_threads_of_ranks() -> None:
     if dist.is_available() and dist.is_torchelastic_launched() and THREADS not in os.environ:
         logger.info("a seeded run has one thread a process; set %s for more", THREADS)
         torch.set_num_threads(1)
+
+
+def report_failure(run: Callable[[], T]) -> T:
+    """Call `run`; if it raises here, `torchrun` names this rank and the error in its report."""
+    return cast("T", record(run)()) if world_size() > 1 else run()
 
 
 def reduce_sum(values: Tensor) -> Tensor:

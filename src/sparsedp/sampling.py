@@ -254,9 +254,8 @@ class PoissonSampler:
         return _Drawn(step, secret, self._draw_chunks(step))
 
     def _draw_chunks(self, step: int) -> list[_Chunk]:
-        known = np.flatnonzero(
-            self._randomness.bernoulli(self._rate, self._held, key=self._partition.key(step))
-        )
+        coins = self._randomness.bernoulli(self._rate, self._held, key=self._partition.key(step))
+        known = np.flatnonzero(coins)
         mine = self._partition.is_own(known, self._bits)
         chosen = known[mine]
         if self._index is None:

@@ -15,7 +15,7 @@ from dataclasses import replace
 import pytest
 
 from sparsedp.errors import PrivacyError
-from sparsedp.privacy import Charge, ChargeLog, Phase, Plan, plan_epsilon
+from sparsedp.privacy import Charge, Phase, Plan, plan_epsilon
 from sparsedp.privacy.ledger import Ledger
 
 PHASES = (
@@ -144,7 +144,7 @@ def test_a_plan_without_privacy_is_charged_too_and_costs_infinity(path):
     bare = replace(PLAN, phases=(Phase("train", 5, 0.1, None, noise_std=0.1),))
     with Ledger.create(path, bare) as ledger:
         ledger.charge(Charge("train", 0, 0.1, 0.0))
-        assert ledger.spent() == float("inf")
+        assert ledger.state.spent() == float("inf")
 
 
 def test_resuming_loses_the_block_in_flight_and_goes_on_behind_it(written):
@@ -378,7 +378,7 @@ def test_a_truncated_ledger_is_found_by_the_head_and_length_kept_elsewhere(path)
         spend(ledger, range(23))
         head, length = ledger.head, ledger.length
         spend(ledger, range(23, 60))
-        ledger.expect(head, length)
+        ledger.state.expect(head, length)
     lines = lines_of(path)
     path.write_text("\n".join(lines[: length - 1]) + "\n")
     with pytest.raises(PrivacyError, match="lines were removed"):
@@ -387,7 +387,7 @@ def test_a_truncated_ledger_is_found_by_the_head_and_length_kept_elsewhere(path)
     with Ledger.create(path, replace(PLAN, delta=2e-5)) as other:
         spend(other, range(60))
         with pytest.raises(PrivacyError, match="rewritten"):
-            other.expect(head, length)
+            other.state.expect(head, length)
 
 
 @pytest.mark.parametrize(
@@ -412,14 +412,31 @@ def test_a_ledger_of_another_version_is_a_clear_error(written):
 def test_spending_needs_a_delta_from_somewhere(path):
     with Ledger.create(path, replace(PLAN, delta=None)) as ledger:
         with pytest.raises(PrivacyError, match="delta"):
-            ledger.spent()
-        assert ledger.spent(1e-5) == 0.0
+            ledger.state.spent()
+        assert ledger.state.spent(1e-5) == 0.0
 
 
-def test_a_memory_ledger_knows_what_it_cost():
-    ledger = ChargeLog()
-    spend(ledger, range(40))
-    assert ledger.spends() == PLAN.spends(40)
+def test_a_ledger_in_memory_enforces_the_plan_and_knows_what_it_cost():
+    ledger = Ledger(PLAN)
+    spend(ledger, range(41))
+    assert ledger.spends() == PLAN.spends(41)
+    assert (ledger.head, ledger.length, ledger.next_step) == (None, 0, 41)
+    for step in (40, 42):
+        with pytest.raises(PrivacyError, match=r"charged before|unpaid"):
+            spend(ledger, [step])
+    with pytest.raises(PrivacyError, match="the plan has"):
+        ledger.charge(Charge("warm-up", 41, 0.5, 2.0))
+    ledger.close()
+    with pytest.raises(PrivacyError, match="is closed"):
+        spend(ledger, [41])
+
+
+def test_a_ledger_in_memory_goes_on_from_the_state_of_a_file(written):
+    state = Ledger.read(written)
+    ledger = Ledger(PLAN, state=state)
+    assert (ledger.charged, ledger.next_step) == (state.charged, state.charged)
+    spend(ledger, [state.charged])
+    assert Ledger.read(written) == state
 
 
 def _run_until(dies_at, path, released):

@@ -77,7 +77,7 @@ def test_a_closed_ledger_takes_no_charge(tmp_path: Path) -> None:
     continue_runs(CAP, NEXT, [first])
     before = Run.open(first).ledger
     with Ledger.lock(first / "ledger.jsonl", FIRST) as ledger:
-        assert ledger.record == before
+        assert ledger.state == before
         phase = FIRST.phase_at(ledger.next_step)
         step = Charge(phase.name, ledger.next_step, phase.sampling_rate, phase.noise_multiplier)
         with pytest.raises(PrivacyError, match="was closed"):

@@ -200,7 +200,7 @@ def fit(
             callbacks=(*callbacks, *bar),
             about=named,
         )
-        return _run(trainer)
+        return distributed.report_failure(lambda: _run(trainer))
 
 
 def public_weights(model: nn.Module) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from launching import jobs, jobs_of_one
+from launching import SCRIPT, jobs, jobs_of_one, torchrun
 
 from sparsedp.privacy.ledger import Ledger
 
@@ -16,7 +16,7 @@ DIFFERENT = (
     "plans", "models", "parts", "modes", "losses", "threads",
     "others", "limits", "releases", "shuffled", "optimizers", "drifts",
 )  # fmt: skip
-FAILING = ("fails", "refuses", "uncounted")
+FAILING = ("refuses", "uncounted")
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +35,17 @@ def test_one_rank_gives_the_bits_of_two(two, tmp_path):
 def test_ranks_leave_their_groups_before_python_ends(two):
     """Or a thread of theirs may abort a process whose run is finished."""
     assert [json.loads((two[0] / f"left.{rank}.json").read_text()) for rank in range(2)] == [True] * 2
+
+
+def test_a_rank_that_raises_in_a_step_leaves_nothing_to_release(tmp_path):
+    ended = torchrun(2, str(SCRIPT), str(tmp_path), "fails", timeout=120)
+    assert ended.returncode != 0
+    assert "SparseDPError: no more" in ended.stderr
+    assert (tmp_path / "released.txt").read_text() == "3"
+    assert Ledger.read(tmp_path / "RUN" / "ledger.jsonl").charged > 3
+    root = ended.stderr.split("Root Cause")[1]
+    assert "rank      : 1" in root
+    assert "no more" in root
 
 
 def test_rank_0_kept_the_run_and_paid_for_every_step(two):
