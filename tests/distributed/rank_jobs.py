@@ -155,14 +155,14 @@ def limits(folder: Path) -> str:
 
 def releases(folder: Path) -> str:
     """One rank has another PyTorch."""
-    from sparsedp.training import recorder
+    from sparsedp.training import ranks
 
-    real = recorder.versions
-    recorder.versions = lambda: {**real(), "torch": f"0.{dist.get_rank()}"}
+    real = ranks.versions
+    ranks.versions = lambda: {**real(), "torch": f"0.{dist.get_rank()}"}
     try:
         return refused(train)
     finally:
-        recorder.versions = real
+        ranks.versions = real
 
 
 def shuffled(folder: Path) -> str:
