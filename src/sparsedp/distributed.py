@@ -11,8 +11,10 @@ Formal guarantees:
 from __future__ import annotations
 
 import atexit
+import gc
 import logging
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
@@ -59,13 +61,24 @@ def connect() -> None:
         store = PrefixStore(f"start-{restarts()}", store)
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
         dist.init_process_group(backend, store=store, rank=rank, world_size=ranks, timeout=timeout)
-        # Threads of a group that is alive when the interpreter ends may abort the process (seen in one of ten).
-        atexit.register(lambda: dist.is_initialized() and dist.destroy_process_group())
+        atexit.register(_leave)
     elif int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ:
         raise SparseDPError(
             f"this is rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']} and there is no process group: every "
             "rank would train and release by itself. Call torch.distributed.init_process_group first, or use torchrun"
         )
+
+
+def _leave() -> None:
+    """End the group before the interpreter does.
+
+    The group's threads drop the tensors of the last exchange a moment after it. If the interpreter is ending by then,
+    that aborts the process (seen in one of ten), and a launcher takes a finished run for a failed one.
+    """
+    if dist.is_initialized():
+        dist.destroy_process_group()
+        gc.collect()
+        time.sleep(0.2)
 
 
 def is_distributed() -> bool:
