@@ -119,7 +119,7 @@ class _OperatorNames(TorchDispatchMode):
     """Notes the operators outside PyTorch that were given a batching rule of their own."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.found: set[str] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -66,7 +66,8 @@ class StateGuard:
     `partial` hold: tensors, arrays, numbers, texts, in containers and objects, however nested, and how far generators
     of random numbers have got: what one of a known seed gives an example depends on those before it. What has
     changed is put back, and model and loss run on made-up examples instead, all zero: what then differs from what
-    the step left depends on the examples or on their number. So a mask cached by its shape may stay; the last input may not.
+    the step left depends on the examples or on their number. So a mask cached by its shape may stay; the last input
+    may not.
 
     Formal guarantees: nothing that is kept is a function of the examples, as far as it is watched. Under vmap, what
     is computed from an example is wrapped, and refused whatever its value.
