@@ -135,7 +135,7 @@ def fit(
         workers: loading processes.
         collate: makes a batch of items of the data set, as in a `DataLoader`.
         sharded: among several processes, `train_dataset` has this one's rows alone; else each gives all rows.
-        ema_decay: keep an exponential average of the weights, and give that back.
+        ema_decay: keep an exponential average of the weights, and give that back; 1 averages the whole run.
         public_scores: what method `given` trains: a score for each row, entry or whole parameter, or a mask, by the
             parameters' names; see `PublicScores`. Public knowledge, for which nothing is charged.
         callbacks: see every step and epoch.
