@@ -21,7 +21,7 @@ from sparsedp.grad_sample.query import Engine, Query
 from sparsedp.loading import Loading
 from sparsedp.methods import Controller, Knowledge
 from sparsedp.parameters import Layout, Support
-from sparsedp.privacy.ledger import Charge, Ledger, MemoryLedger
+from sparsedp.privacy.ledger import Charge, Chargeable, ChargeLog
 from sparsedp.privacy.mechanism import GaussianMechanism, Grid, Release
 from sparsedp.privacy.plan import Phase, Plan
 from sparsedp.privacy.queries import GradientSum
@@ -285,12 +285,12 @@ def release(
     engine: Engine,
     batches: Iterable[MicroBatch],
     randomness: PrivateRandomness,
-    ledger: Ledger | None = None,
+    ledger: Chargeable | None = None,
 ) -> Release:
     """The gradient of one real step of the mechanism; charged to a ledger of its own, if none is given."""
     phase = setting.phase
     query = Query(setting.support, setting.clip, setting.geometry, setting.per_sample_top)
-    mechanism = GaussianMechanism(MemoryLedger() if ledger is None else ledger, randomness)
+    mechanism = GaussianMechanism(ChargeLog() if ledger is None else ledger, randomness)
     return mechanism.release(
         GradientSum(engine, batches, query),
         Charge(phase.name, setting.step, phase.sampling_rate, phase.gradient_noise),

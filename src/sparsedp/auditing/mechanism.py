@@ -31,8 +31,8 @@ from sparsedp.errors import PrivacyError
 from sparsedp.methods.method import SELECT
 from sparsedp.methods.ranking import TableRows
 from sparsedp.parameters import Layout, Support
-from sparsedp.privacy.ledger import Ledger, MemoryLedger
-from sparsedp.privacy.mechanism import ONE_PROCESS, Release
+from sparsedp.privacy.ledger import Chargeable, ChargeLog
+from sparsedp.privacy.mechanism import Release
 from sparsedp.privacy.normalization import NORMALISE
 from sparsedp.privacy.plan import Phase, Plan
 from sparsedp.randomness import PublicRandomness, SystemRandomness
@@ -396,18 +396,18 @@ class RowCount:
         fewer = most if single else min(most, max(1, self.tables.total // ROWS_OF_A_CANARY))
         return spread_out(self.tables.total, fewer, single=single).without_signs()
 
-    def paid(self, directions: Directions, present: Coins) -> tuple[Release, Ledger]:
+    def paid(self, directions: Directions, present: Coins) -> tuple[Release, Chargeable]:
         """Make it; gives also the ledger that the gradient of the same step is to be charged to."""
         look: Any = _TouchesItsOwn(directions)
         controller: Any = (listener := _Listener(self.tables))
-        batch, ledger = _batch(self.step, one_batch(present)), MemoryLedger()
+        batch, ledger = _batch(self.step, one_batch(present)), ChargeLog()
         if self.phase.trains:
-            counts = StepCounts(look, self.plan, controller, SystemRandomness(), ONE_PROCESS)
+            counts = StepCounts(look, self.plan, controller, SystemRandomness())
             paid = counts.release(self.step, self.phase, batch, ledger)
             return listener.heard, paid
         release_selection(
             look, batch, self.plan, self.phase, controller,
-            ledger=ledger, randomness=SystemRandomness(), group=ONE_PROCESS,
+            ledger=ledger, randomness=SystemRandomness(),
         )  # fmt: skip
         return listener.heard, ledger
 
@@ -484,7 +484,7 @@ class ChannelStatistic:
         model: Any = heard
         release_statistics(
             model, batches, self.plan, self.phase,
-            ledger=MemoryLedger(), randomness=SystemRandomness(), group=ONE_PROCESS,
+            ledger=ChargeLog(), randomness=SystemRandomness(),
         )  # fmt: skip
         return heard.heard[self.number]
 
