@@ -27,6 +27,7 @@ from sparsedp.auditing.sensitivity import (
     record_scores,
 )
 from sparsedp.batch import PerExampleLoss, Rows, per_sample_loss
+from sparsedp.distributed import require_one_process
 from sparsedp.errors import PrivacyError, SparseDPError
 from sparsedp.loading import Loading
 from sparsedp.methods import Method, MethodOptions, build_plan
@@ -34,7 +35,6 @@ from sparsedp.methods.plan_config import METHOD, Asked, check_asked
 from sparsedp.privacy.accounting import plan_epsilon
 from sparsedp.privacy.normalization import NORMALISE
 from sparsedp.privacy.plan import Plan
-from sparsedp.ranks.here import refuse_ranks
 from sparsedp.runs.run import Run, load_weights
 from sparsedp.training.data import count_channels, count_units
 from sparsedp.training.normalization import Normalised, check_normalisation
@@ -184,7 +184,7 @@ def audit(
         PrivacyError: the plan claims nothing.
         DataError: there is no run in the folder, or it is damaged.
     """
-    refuse_ranks("an audit")
+    require_one_process("an audit")
     if not 0 < confidence < 1:
         raise SparseDPError(f"confidence: got {confidence}, expected a number in (0, 1), such as 0.95")
     if steps < 2:

@@ -23,8 +23,8 @@ from sparsedp.methods import Controller, Knowledge
 from sparsedp.methods.method import SELECT
 from sparsedp.methods.ranking import TableRows
 from sparsedp.parameters import Layout, Support
-from sparsedp.privacy.ledger import Charge, Ledger, MemoryLedger
-from sparsedp.privacy.mechanism import ONE_PROCESS, GaussianMechanism, Grid, Release
+from sparsedp.privacy.ledger import Charge, Chargeable, ChargeLog
+from sparsedp.privacy.mechanism import GaussianMechanism, Grid, Release
 from sparsedp.privacy.normalization import NORMALISE
 from sparsedp.privacy.plan import Phase, Plan
 from sparsedp.privacy.queries import GradientSum
@@ -130,10 +130,10 @@ class StepQuery:
         return Query(self.support, self.clip, self.geometry, self.per_sample_top)
 
     def release(
-        self, plan: Plan, engine: Engine, batches: Iterable[MicroBatch], ledger: Ledger | None = None
+        self, plan: Plan, engine: Engine, batches: Iterable[MicroBatch], ledger: Chargeable | None = None
     ) -> Release:
         """Release one real gradient; charged to a ledger of its own if none is given."""
-        ledger = MemoryLedger() if ledger is None else ledger
+        ledger = ChargeLog() if ledger is None else ledger
         return GaussianMechanism(ledger, SystemRandomness()).release(
             GradientSum(engine, batches, self.query),
             Charge(self.phase.name, self.step, self.phase.sampling_rate, self.phase.gradient_noise),
@@ -253,7 +253,7 @@ class AuditedRelease:
     noise_multiplier: float
     clip: Clip
     support: Support
-    make: Callable[[Directions, Coins, Ledger | None], tuple[Release, Ledger]]
+    make: Callable[[Directions, Coins, Chargeable | None], tuple[Release, Chargeable]]
     signed: bool = False
     most: int = MAX_CANARIES
     geometry: Geometry = Identity()  # noqa: RUF009
@@ -289,8 +289,8 @@ class AuditedRelease:
 def gradient_release(plan: Plan, step: StepQuery, layout: Layout) -> AuditedRelease:
     """The gradient of a step: made by the mechanism, from an engine that sums canaries."""
 
-    def make(directions: Directions, present: Coins, ledger: Ledger | None) -> tuple[Release, Ledger]:
-        ledger = MemoryLedger() if ledger is None else ledger
+    def make(directions: Directions, present: Coins, ledger: Chargeable | None) -> tuple[Release, Chargeable]:
+        ledger = ChargeLog() if ledger is None else ledger
         return step.release(plan, CanaryEngine(layout, directions), one_batch(present), ledger), ledger
 
     return AuditedRelease(
@@ -312,17 +312,17 @@ def row_count_release(plan: Plan, phase: Phase, step: int, tables: TableRows) ->
     """A count of the rows that units touch: a phase of its own, or the first release of a step."""
     clip = FlatClip(1.0) if phase.trains else phase.clip
 
-    def make(directions: Directions, present: Coins, ledger: Ledger | None) -> tuple[Release, Ledger]:
+    def make(directions: Directions, present: Coins, ledger: Chargeable | None) -> tuple[Release, Chargeable]:
         touched: Any = _TouchesItsOwn(directions)
         controller: Any = (listener := _Listener(tables))
-        batch, ledger = _batch(step, one_batch(present)), MemoryLedger() if ledger is None else ledger
+        batch, ledger = _batch(step, one_batch(present)), ChargeLog() if ledger is None else ledger
         if phase.trains:
-            counts = StepCounts(touched, plan, controller, SystemRandomness(), ONE_PROCESS)
+            counts = StepCounts(touched, plan, controller, SystemRandomness())
             paid = counts.release(step, phase, batch, ledger)
             return listener.heard, paid
         release_selection(
             touched, batch, plan, phase, controller,
-            ledger=ledger, randomness=SystemRandomness(), group=ONE_PROCESS,
+            ledger=ledger, randomness=SystemRandomness(),
         )  # fmt: skip
         return listener.heard, ledger
 
@@ -355,17 +355,15 @@ def statistic_release(plan: Plan, phase: Phase, channels: int, number: int) -> A
         rows[:, columns] = torch.from_numpy(mine * HUGE * phase.clip.sensitivity)
         return [MicroBatch(rows)]
 
-    def make(directions: Directions, present: Coins, ledger: Ledger | None) -> tuple[Release, Ledger]:
+    def make(directions: Directions, present: Coins, ledger: Chargeable | None) -> tuple[Release, Chargeable]:
         """By what training calls; the phase's other release has nobody in it."""
-        first, ledger = plan.first_step(phase.name), MemoryLedger() if ledger is None else ledger
+        first, ledger = plan.first_step(phase.name), ChargeLog() if ledger is None else ledger
         batches = (
             _batch(first + one, inputs(directions, present) if one == number else [])
             for one in range(phase.steps)
         )
         model: Any = (listener := _Constants(torch.zeros(channels)))
-        release_statistics(
-            model, batches, plan, phase, ledger=ledger, randomness=SystemRandomness(), group=ONE_PROCESS
-        )
+        release_statistics(model, batches, plan, phase, ledger=ledger, randomness=SystemRandomness())
         return listener.heard[number], ledger
 
     return AuditedRelease(

@@ -27,7 +27,7 @@ from sparsedp.auditing.sampling import SamplerTest
 from sparsedp.methods.method import SELECT
 from sparsedp.parameters import Layout
 from sparsedp.privacy.accounting import ACCOUNTANTS, ROUNDING, Accountant, accountant
-from sparsedp.privacy.ledger import Ledger
+from sparsedp.privacy.ledger import Chargeable
 from sparsedp.privacy.plan import Phase, Plan, Spend
 
 
@@ -113,7 +113,7 @@ class _Run:
         self.settings[phase.name] = query
         self._controller.observe(released)
 
-    def _count(self, phase: Phase, step: int, present: Coins) -> Ledger | None:
+    def _count(self, phase: Phase, step: int, present: Coins) -> Chargeable | None:
         """Gives the ledger that the gradient of the same step is charged to; None for a step that counts nothing."""
         tables = self._controller.tables
         if not phase.count_share or tables is None or not tables.total:
