@@ -139,7 +139,7 @@ class BookkeepingEngine:
         self._reference = ReferenceEngine(model, loss)
         self._falls_back = False
         self._notes: dict[str, None] = {}
-        self._formulas_hold: set[tuple[Any, ...]] = set()
+        self._known: set[tuple[Any, ...]] = set()
         self._workspace = Workspace()
 
     @property
@@ -238,20 +238,21 @@ class BookkeepingEngine:
             FallbackError: the model is not understood.
         """
         device = next(iter(prepared.parameters.values())).device
-        with torch.enable_grad():
-            reason = why_not_isolated(self._model, self._loss, to_device(rows, device))
-        if reason is not None:
-            raise FallbackError(reason)
+        known = (kind.shapes, *sorted(prepared.leaves.values()))
+        if known not in self._known:  # costs d, and a support may be new in every step
+            with torch.enable_grad():
+                reason = why_not_isolated(self._model, self._loss, to_device(rows, device))
+            if reason is not None:
+                raise FallbackError(reason)
         with own_draws(None, device):
             two, three = self._try_made_up(to_device(rows, device))
             traced = trace(two.graph, three.graph, prepared.leaves)
             uses = three.uses(traced)
             three.backward(None, uses, keep_graph=True)
-            seen = (kind.shapes, *sorted(prepared.leaves.values()))
-            if seen not in self._formulas_hold:  # costs d, and a support may be new in every step
+            if known not in self._known:
                 for use in uses:
                     use.check_formulas(3, Space(self._workspace, "check"))
-                self._formulas_hold.add(seen)
+                self._known.add(known)
             samplers = self._samplers(uses, 3, prepared)
         for use in uses:
             if not use.has_formula:
