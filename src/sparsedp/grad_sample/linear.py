@@ -19,11 +19,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sparsedp.grad_sample.blocks import Metric
 from sparsedp.grad_sample.buffers import Space
 from sparsedp.grad_sample.sampler import (
     MOST_SUMMED,
     GradSampler,
+    Metric,
     UnitPlaces,
     add_to,
     silence,
