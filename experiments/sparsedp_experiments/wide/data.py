@@ -15,9 +15,11 @@ from typing import Any
 import numpy as np
 import torch
 from scipy import sparse
-from torch import Tensor
+from torch import Tensor, nn
 
+from sparsedp_experiments.data.bundle import DataBundle
 from sparsedp_experiments.data.hospital import diabetes130
+from sparsedp_experiments.data.idx import fashion_mnist, mnist
 from sparsedp_experiments.data.reviews import imdb
 
 TEST = 5_000
@@ -229,10 +231,24 @@ def _real(matrices: list[Any], train_y: Tensor, test_y: Tensor) -> WideData:
     return WideData(ready[0], train_y.float(), ready[1], test_y.float(), none, torch.zeros(len(test_y)))
 
 
+def pixels(bundle: DataBundle) -> WideData:
+    """Pictures as vectors of length 1 and their classes; nothing is drawn here."""
+    x, test_x = (
+        nn.functional.normalize(split.features.batch(torch.arange(len(split))).flatten(1))
+        for split in (bundle.train, bundle.test)
+    )
+    none = torch.empty(0, dtype=torch.int64)
+    return WideData(
+        Rows(x), bundle.train.targets, Rows(test_x), bundle.test.targets, none, torch.zeros(len(test_x))
+    )
+
+
 GENERATORS: dict[str, Callable[..., WideData]] = {
     "independent": independent,
     "blocks": blocks,
     "msprime": msprime_genotypes,
     "hospital": hospital,
     "reviews": reviews,
+    "mnist": lambda *_: pixels(mnist()),
+    "fashion": lambda *_: pixels(fashion_mnist()),
 }
