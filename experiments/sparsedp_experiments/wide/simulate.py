@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from sparsedp.methods.catalog import get_method
-from sparsedp.methods.empirical_bayes import Decision, NormalMixture, decide
+from sparsedp.methods.empirical_bayes import NormalMixture, decide
 from sparsedp_experiments.wide.data import WideData
 
 MOMENTUM, EMA, WARM_UP = 0.9, 0.98, 0.3
@@ -29,8 +29,10 @@ ARMS: Mapping[str, float | None] = {
     "coherent 0.05": 0.05,
     "coherent 0.2": 0.2,
     "adaptive": None,
+    "raw": None,
 }
-"""What each keeps after the warm-up; `adaptive` finds its own number, in rounds. `oracle` knows the causes."""
+"""What each keeps after the warm-up; `adaptive` and `raw` find their own number, in rounds, and `raw` shrinks no weights.
+`oracle` knows the causes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +75,7 @@ class _Columns:
 def simulate(
     data: WideData, training: Training, rates: Sequence[float], seed: int, arms: Sequence[str] = tuple(ARMS)
 ) -> dict[tuple[str, float], tuple[Tensor, int]]:
-    """Weights and the support's size, for each arm and rate; "dense + shrink" is the dense run, denoised at its end."""
+    """Weights and the support's size, for each arm and rate."""
     generator = torch.Generator().manual_seed(seed)
     features, first = data.x.width, round(WARM_UP * training.steps)
     main = training.steps - first
@@ -89,17 +91,13 @@ def simulate(
     starts = get_method("tp-adaptive").clock.starts(main, 1)
     for start, stop in zip(starts, (*starts[1:], main), strict=True):
         for place, (_, arm) in enumerate(named):
-            if arm == "adaptive":
-                _round(columns, place, unit, first + start, main - start)
+            if arm in ("adaptive", "raw"):
+                _round(columns, place, unit, first + start, main - start, shrink=arm == "adaptive")
         _train(columns, data, training, stop - start, generator)
-    found = {}
-    for place, (rate, arm) in enumerate(named):
-        weights = columns.average[:, place]
-        found[arm, rate] = (weights, int(columns.mask[:, place].sum()))
-        if arm == "dense":
-            factor = _mixture(columns, place, unit)[1]
-            found["dense + shrink", rate] = (weights * factor.float(), features)
-    return found
+    return {
+        (arm, rate): (columns.average[:, place], int(columns.mask[:, place].sum()))
+        for place, (rate, arm) in enumerate(named)
+    }
 
 
 def oracle(
@@ -157,25 +155,20 @@ def _best(score: str, ratio: float, columns: _Columns, place: int, generator: to
     return mask
 
 
-def _round(columns: _Columns, place: int, unit: float, seen: int, left: int) -> Decision:
+def _round(columns: _Columns, place: int, unit: float, seen: int, left: int, *, shrink: bool) -> None:
     """A round of `tp-adaptive` on one column: choose, shrink, scale."""
-    mixture, factor, energy = _mixture(columns, place, unit)
+    sums, noise = columns.sums[:, place].double(), columns.visits[:, place].double() * unit
+    mixture = NormalMixture.fit(sums, noise)
+    factor, energy = mixture.posterior(sums, noise)
     before = columns.mask[:, place] > 0
-    noise = columns.visits[:, place].double() * unit
     scores, order = torch.where(before, energy / noise, 0.0).sort(descending=True, stable=True)
     decision = decide(mixture, scores, seen, left)
     mask = torch.zeros(len(order))
     mask[order[: decision.kept]] = 1
     if decision.kept < int(before.sum()):
-        columns.weights[:, place] *= torch.where(before, factor, 1.0).float()
+        if shrink:
+            columns.weights[:, place] *= torch.where(before, factor, 1.0).float()
         columns.average[:, place] = columns.weights[:, place]
         columns.updates[place] = 0
         columns.keep(place, mask)
         columns.scale[place] = math.sqrt(decision.kept / len(order))
-    return decision
-
-
-def _mixture(columns: _Columns, place: int, unit: float) -> tuple[NormalMixture, Tensor, Tensor]:
-    sums, noise = columns.sums[:, place].double(), columns.visits[:, place].double() * unit
-    mixture = NormalMixture.fit(sums, noise)
-    return mixture, *mixture.posterior(sums, noise)

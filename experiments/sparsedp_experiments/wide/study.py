@@ -74,8 +74,9 @@ def best_rates(rows: Sequence[Mapping[str, Any]], metric: str) -> dict[str, str]
 
 
 def same_cell(row: Mapping[str, Any], cell: Mapping[str, Any]) -> bool:
-    """Whether a row is of this cell."""
-    return row["part"] == cell["name"] and all(row[name] == cell[name] for name in CELL)
+    """Whether a row is of this cell, or of the same one in the part that it takes its rates of (`rates_of`)."""
+    parts = (cell["name"], cell.get("rates_of"))
+    return row["part"] in parts and all(row[name] == cell[name] for name in CELL)
 
 
 def simulated(data: WideData, cell: Mapping[str, Any], seed: int) -> Iterator[dict[str, Any]]:
@@ -99,7 +100,7 @@ def fitted(
 ) -> Iterator[dict[str, Any]]:
     """All arms by `sparsedp.fit`; test seeds at the chosen rates alone."""
     for arm in cell["arms"]:
-        rates = cell["rates"] if seed >= VALIDATION or arm not in chosen else [float(chosen[arm])]
+        rates = cell["rates"] if seed >= VALIDATION else [float(chosen[arm])]
         scores = {}
         for rate in rates:
             weights, kept = fit_linear(data, arm, rate, cell, seed)
@@ -182,7 +183,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for cell in cells(config, given.only):
         for seed in cell["seeds"]:
             there = [row for row in rows if same_cell(row, cell)]
-            if any(row["seed"] == seed for row in there):
+            if any(row["seed"] == seed and row["part"] == cell["name"] for row in there):
                 continue
             began = time.monotonic()
             chosen = best_rates(there, cell.get("metric", "accuracy"))
