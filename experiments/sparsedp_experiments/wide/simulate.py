@@ -1,4 +1,4 @@
-"""All arms and learning rates of a cell at once, on the same batches: logistic regression by DP-SGD with momentum.
+"""All arms and learning rates of a cell at once, on the same batches and noise: logistic regression by DP-SGD.
 
 Same mathematics as `sparsedp.fit` on a linear model: Poisson batches, flat clipping, Gaussian noise, warm-up, supports,
 scaled clip norm, averaged weights, rounds of empirical Bayes (the library's own `NormalMixture` and `decide`). Noise here
@@ -130,7 +130,7 @@ def _train(
         residual = torch.sigmoid(batch.times(columns.weights)) - data.y[rows, None]
         residual *= (bounds / (residual.abs() * norms[rows] + 1e-12)).clamp(max=1)
         release = batch.transposed_times(residual / columns.scale)
-        release += noise * torch.randn(release.shape, generator=generator)
+        release += noise * torch.randn(len(release), 1, generator=generator)
         release *= columns.mask / training.batch_size
         columns.sums += release
         columns.squares += release.square()
