@@ -1,7 +1,7 @@
 """The study of wide data: `python -m sparsedp_experiments.wide.study CONFIG RESULTS [--only PART]`.
 
-A row is one arm of one seed of one cell, with its scores at every learning rate. Rows that are there already are not made
-again. Rates are chosen by the mean over the validation seeds, in `tables.py`; the test seeds only report.
+A row is one arm of one seed of one cell, with its scores at every learning rate. Rows that are there already are
+not made again. Rates are chosen by the mean over the validation seeds, in `tables.py`; the test seeds only report.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def fit_linear(
         progress=False,
     )
     weights = torch.zeros(data.x.width, model.out_features)
-    weights[columns] = result.model.weight.detach().T
+    weights[columns] = next(result.model.parameters()).detach().T
     return weights, result.k
 
 

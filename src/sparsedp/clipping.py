@@ -1,0 +1,140 @@
+"""How one unit's contribution is bounded: the clip, the sensitivity that follows, and the space clipped in.
+
+Gradients are clipped as they are (`Identity`), or standardized coordinate by coordinate (`Standardized`). All public.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sparsedp.errors import PrivacyError, SparseDPError
+
+ROUNDING_MARGIN = 1e-3
+"""The clip aims this much below its bound, so that float32 rounding of norms and sums cannot carry one unit over it.
+
+docs/engine.md says what is bounded by it.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class FlatClip:
+    """Scale a contribution down to L2 norm at most `norm`.
+
+    **Privacy.** The sensitivity of the sum to adding or removing one unit is `norm`.
+    **Edge cases.** A contribution whose norm is not finite gets factor 0: it counts as absent.
+    """
+
+    norm: float
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.norm) and self.norm > 0):
+            raise PrivacyError(f"clip_norm: got {self.norm}, expected a finite number > 0")
+
+    @property
+    def sensitivity(self) -> float:
+        """Largest L2 change of the clipped sum when one unit comes or goes."""
+        return self.norm
+
+    def tightened(self, bound: float) -> FlatClip:
+        """The same clip with a smaller bound, so as to leave room for what comes after it."""
+        return FlatClip(min(bound, self.norm))
+
+    def factors(self, norms: Tensor) -> Tensor:
+        """min(1, C/norm) for each contribution, from its norm."""
+        bound = self.norm / (1 + ROUNDING_MARGIN)
+        factors = torch.clamp(bound / norms, max=1.0)
+        return torch.where(norms.isfinite(), factors, torch.zeros_like(norms))
+
+
+@dataclass(frozen=True, slots=True)
+class NoClip:
+    """No bound: for the non-private ablations only.
+
+    **Privacy.** None: the sensitivity is infinite.
+    """
+
+    @property
+    def sensitivity(self) -> float:
+        """Infinite."""
+        return math.inf
+
+    def tightened(self, bound: float) -> NoClip:
+        """Itself."""
+        return self
+
+    def factors(self, norms: Tensor) -> Tensor:
+        """One for every finite contribution."""
+        return norms.isfinite().to(norms.dtype)
+
+
+Clip = FlatClip | NoClip
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Gradients are clipped as they are."""
+
+    def forward(self, gradient: Tensor) -> Tensor:
+        """Into the clipping space."""
+        return gradient
+
+    def inverse(self, value: Tensor) -> Tensor:
+        """Back from the clipping space."""
+        return value
+
+    def undo(self, restored: Tensor) -> Tensor:
+        """What `inverse` made this from."""
+        return restored
+
+    def noise_scale(self, noise_std: float, size: int) -> Tensor:
+        """Standard deviation of the restored noise on each of `size` active coordinates."""
+        return torch.tensor(noise_std, dtype=torch.float64).expand(size)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Standardized:
+    """Per-coordinate centre and scale on the support: z = (g - centre) / scale (AdaDPIGU, Alg. 2 line 9).
+
+    Both are k-vectors aligned with the support's sorted indices; the scale is positive. What is restored is
+    multiplied by `gain`, a public number: `1/scale` leaves it as long as it was clipped.
+    """
+
+    centre: Tensor
+    scale: Tensor
+    gain: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.centre.shape != self.scale.shape or self.centre.dim() != 1:
+            raise SparseDPError(
+                f"Standardized: got centre {tuple(self.centre.shape)} and scale {tuple(self.scale.shape)}, "
+                "expected two vectors of one length, the size of the support"
+            )
+        finite = self.centre.isfinite().all() and self.scale.isfinite().all()
+        if not bool(finite) or not bool((self.scale > 0).all()):
+            raise SparseDPError("Standardized: centre must be finite and scale finite and positive")
+
+    def forward(self, gradient: Tensor) -> Tensor:
+        """Into the clipping space: z = (g - centre) / scale, on the last axis."""
+        return (gradient - self.centre.to(gradient)) / self.scale.to(gradient)
+
+    def inverse(self, value: Tensor) -> Tensor:
+        """Back from the clipping space: g = z * scale + centre (Alg. 2 line 13), times the gain."""
+        restored = value * self.scale.to(value) + self.centre.to(value)
+        return restored if self.gain == 1 else restored * self.gain
+
+    def undo(self, restored: Tensor) -> Tensor:
+        """What `inverse` made this from."""
+        return self.forward(restored if self.gain == 1 else restored / self.gain)
+
+    def noise_scale(self, noise_std: float, size: int) -> Tensor:
+        """Standard deviation of the restored noise on each active coordinate: noise_std * scale * gain."""
+        if size != self.scale.numel():
+            raise SparseDPError(f"Standardized: scale has {self.scale.numel()} entries, the support {size}")
+        return noise_std * self.scale.to("cpu", torch.float64) * self.gain
+
+
+Geometry = Identity | Standardized
