@@ -76,11 +76,7 @@ class _Columns:
 def simulate(
     data: WideData, training: Training, rates: Sequence[float], seed: int, arms: Sequence[str] = tuple(ARMS)
 ) -> dict[tuple[str, float], tuple[Tensor, int]]:
-<<<<<<< HEAD
     """Weights and the support's size, for each arm and rate."""
-=======
-    """Weights and the support's size, for each arm and rate; "dense + shrink" denoises the dense run at its end."""
->>>>>>> main
     generator = torch.Generator().manual_seed(seed)
     features, first = data.x.width, round(WARM_UP * training.steps)
     main = training.steps - first

@@ -70,7 +70,9 @@ def best_rates(rows: Sequence[Mapping[str, Any]], metric: str) -> dict[str, str]
         for rate, scores in row.get("rates", {}).items():
             if row["seed"] >= VALIDATION:
                 found.setdefault(row["arm"], {}).setdefault(rate, []).append(scores[metric])
-    return {arm: max(rates, key=lambda rate: sum(rates[rate]) / len(rates[rate])) for arm, rates in found.items()}
+    return {
+        arm: max(rates, key=lambda rate: sum(rates[rate]) / len(rates[rate])) for arm, rates in found.items()
+    }
 
 
 def same_cell(row: Mapping[str, Any], cell: Mapping[str, Any]) -> bool:
@@ -90,7 +92,10 @@ def simulated(data: WideData, cell: Mapping[str, Any], seed: int) -> Iterator[di
         found |= oracle(data, training, rates, seed)
     by_arm: dict[str, dict[float, dict[str, float]]] = {}
     for (arm, rate), (weights, kept) in found.items():
-        by_arm.setdefault(arm, {})[rate] = {**_scores(data, data.test_x.times(weights[:, None])), "kept": kept}
+        by_arm.setdefault(arm, {})[rate] = {
+            **_scores(data, data.test_x.times(weights[:, None])),
+            "kept": kept,
+        }
     for arm, scores in by_arm.items():
         yield {**_head(cell, seed, "simulator"), "arm": arm, "rates": {str(r): s for r, s in scores.items()}}
 
@@ -124,7 +129,9 @@ def fit_linear(
 
     def loss(output: Tensor, target: Tensor) -> Tensor:
         if binary:
-            return nn.functional.binary_cross_entropy_with_logits(output.squeeze(-1), target, reduction="none")
+            return nn.functional.binary_cross_entropy_with_logits(
+                output.squeeze(-1), target, reduction="none"
+            )
         return nn.functional.cross_entropy(output, target, reduction="none")
 
     result = sparsedp.fit(
@@ -138,7 +145,9 @@ def fit_linear(
         epochs=cell["epochs"],
         batch_size=cell["batch_size"],
         clip_norm=clip_norm,
-        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=rate / cell["clip_norm"], momentum=MOMENTUM),
+        optimizer=lambda parameters: torch.optim.SGD(
+            parameters, lr=rate / cell["clip_norm"], momentum=MOMENTUM
+        ),
         ema_decay=EMA,
         seed=seed,
         progress=False,
