@@ -32,8 +32,7 @@ ARMS: Mapping[str, float | None] = {
     "adaptive": None,
     "raw": None,
 }
-"""What each keeps after the warm-up; `adaptive` and `raw` find their own number, in rounds, and `raw` shrinks no weights.
-`oracle` knows the causes."""
+"""What each keeps after the warm-up; `adaptive` and `raw` find their own number, in rounds; `raw` shrinks no weights."""
 
 
 @dataclass(frozen=True, slots=True)

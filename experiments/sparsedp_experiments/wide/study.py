@@ -53,7 +53,7 @@ def run_cell(
 ) -> Iterator[dict[str, Any]]:
     """The rows of one seed of a cell; `rates` are those that were chosen for its arms, if any."""
     make: Callable[..., WideData] = GENERATORS[cell["data"]]
-    extra = {"folder": folder} if cell["data"] == "msprime" else {}
+    extra = {"folder": folder} if cell["data"].startswith("msprime") else {}
     data = make(cell["records"], cell["features"], cell["causes"], seed, **extra)
     if len(data.causes):
         yield {**_head(cell, seed, "none"), "arm": "best", **_scores(data, data.best)}
@@ -116,7 +116,7 @@ def fitted(
 def fit_linear(
     data: WideData, arm: str, rate: float, cell: Mapping[str, Any], seed: int
 ) -> tuple[Tensor, int]:
-    """Weights and the support's size of a linear model by `sparsedp.fit`; the learning rate is `rate` over the clip norm.
+    """Weights and the support's size of a linear model by `sparsedp.fit`; its rate is `rate` over the clip norm.
 
     `oracle` trains on the causes alone, with the clip norm of their share.
     """
