@@ -168,7 +168,7 @@ def _round(columns: _Columns, place: int, unit: float, seen: int, left: int, *, 
     if decision.kept < int(before.sum()):
         if shrink:
             columns.weights[:, place] *= torch.where(before, factor, 1.0).float()
-        columns.average[:, place] = columns.weights[:, place]
-        columns.updates[place] = 0
+            columns.average[:, place] = columns.weights[:, place]
+            columns.updates[place] = 0
         columns.keep(place, mask)
         columns.scale[place] = math.sqrt(decision.kept / len(order))
