@@ -32,7 +32,7 @@ ARMS: Mapping[str, float | None] = {
     "adaptive": None,
     "raw": None,
 }
-"""What each keeps after the warm-up; `adaptive` and `raw` find their own number, in rounds; `raw` shrinks no weights."""
+"""What each keeps after the warm-up; `adaptive` and `raw` find their own number, in rounds; `raw` does not shrink."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +57,13 @@ class _Columns:
         self.scale = torch.ones(len(rates))
         self.updates = torch.zeros(len(rates))
 
-    def repeated(self, times: int) -> _Columns:
-        """Each column so many times."""
+    def at(self, places: Sequence[int]) -> _Columns:
+        """These columns, each as often as it is named."""
         other = _Columns(0, [])
         for name in ("weights", "velocity", "average", "sums", "squares", "visits", "mask"):
-            setattr(other, name, getattr(self, name).repeat_interleave(times, dim=1))
+            setattr(other, name, getattr(self, name)[:, places])
         for name in ("rates", "scale", "updates"):
-            setattr(other, name, getattr(self, name).repeat_interleave(times))
+            setattr(other, name, getattr(self, name)[places])
         return other
 
     def keep(self, place: int, mask: Tensor) -> None:
@@ -73,30 +73,28 @@ class _Columns:
 
 
 def simulate(
-    data: WideData, training: Training, rates: Sequence[float], seed: int, arms: Sequence[str] = tuple(ARMS)
+    data: WideData, training: Training, named: Sequence[tuple[str, float]], seed: int
 ) -> dict[tuple[str, float], tuple[Tensor, int]]:
-    """Weights and the support's size, for each arm and rate."""
+    """Weights and the support's size, for each arm and rate that is named."""
     generator = torch.Generator().manual_seed(seed)
     features, first = data.x.width, round(WARM_UP * training.steps)
-    main = training.steps - first
+    main, rates = training.steps - first, sorted({rate for _, rate in named})
     columns = _Columns(features, rates)
     _train(columns, data, training, first, generator)
-    columns = columns.repeated(len(arms))
-    named = [(rate, arm) for rate in rates for arm in arms]
-    for place, (_, arm) in enumerate(named):
+    columns = columns.at([rates.index(rate) for _, rate in named])
+    for place, (arm, _) in enumerate(named):
         ratio = ARMS[arm]
         if ratio is not None:
             columns.keep(place, _best(arm.split()[0], ratio, columns, place, generator))
     unit = (training.noise_multiplier * training.clip_norm / training.batch_size) ** 2
     starts = get_method("tp-adaptive").clock.starts(main, 1)
     for start, stop in zip(starts, (*starts[1:], main), strict=True):
-        for place, (_, arm) in enumerate(named):
+        for place, (arm, _) in enumerate(named):
             if arm in ("adaptive", "raw"):
                 _round(columns, place, unit, first + start, main - start, shrink=arm == "adaptive")
         _train(columns, data, training, stop - start, generator)
     return {
-        (arm, rate): (columns.average[:, place], int(columns.mask[:, place].sum()))
-        for place, (rate, arm) in enumerate(named)
+        one: (columns.average[:, place], int(columns.mask[:, place].sum())) for place, one in enumerate(named)
     }
 
 

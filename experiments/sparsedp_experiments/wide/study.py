@@ -21,7 +21,7 @@ from torch.utils.data import TensorDataset
 
 import sparsedp
 from sparsedp_experiments.wide.data import GENERATORS, WideData
-from sparsedp_experiments.wide.simulate import ARMS, EMA, MOMENTUM, Training, oracle, simulate
+from sparsedp_experiments.wide.simulate import EMA, MOMENTUM, Training, oracle, simulate
 
 CELL = ("data", "features", "causes", "epsilon", "records")
 METHODS = {
@@ -34,6 +34,9 @@ METHODS = {
     "oracle": "dp-sgd",
 }
 """The library's method for the first word of an arm; the second is the ratio."""
+Named = tuple[str, float]
+"""An arm and its rate."""
+Found = dict[Named, tuple[Tensor, int]]
 VALIDATION = 100
 """Seeds from here on choose the rate of every arm; the others report."""
 
@@ -57,10 +60,18 @@ def run_cell(
     data = make(cell["records"], cell["features"], cell["causes"], seed, **extra)
     if len(data.causes):
         yield {**_head(cell, seed, "none"), "arm": "best", **_scores(data, data.best)}
-    if cell["engine"] == "simulator":
-        yield from simulated(data, cell, seed)
-    else:
-        yield from fitted(data, cell, seed, rates)
+    named = [
+        (arm, rate)
+        for arm in cell["arms"]
+        for rate in (cell["rates"] if seed >= VALIDATION else [float(rates[arm])])
+    ]
+    found = (simulated if cell["engine"] == "simulator" else fitted)(data, cell, named, seed)
+    scores: dict[str, dict[str, dict[str, float]]] = {}
+    for arm, rate in named:
+        weights, kept = found[arm, rate]
+        scores.setdefault(arm, {})[str(rate)] = {**_scores(data, data.test_x.times(weights)), "kept": kept}
+    for arm, by_rate in scores.items():
+        yield {**_head(cell, seed, cell["engine"]), "arm": arm, "rates": by_rate}
 
 
 def best_rates(rows: Sequence[Mapping[str, Any]], metric: str) -> dict[str, str]:
@@ -81,36 +92,21 @@ def same_cell(row: Mapping[str, Any], cell: Mapping[str, Any]) -> bool:
     return row["part"] in parts and all(row[name] == cell[name] for name in CELL)
 
 
-def simulated(data: WideData, cell: Mapping[str, Any], seed: int) -> Iterator[dict[str, Any]]:
-    """All arms by the simulator."""
-    plan = _plan(cell)
+def simulated(data: WideData, cell: Mapping[str, Any], named: Sequence[Named], seed: int) -> Found:
+    """Weights and size of the support of each arm and rate, by the simulator."""
+    names = ("epsilon", "delta", "epochs", "batch_size", "clip_norm")
+    plan = sparsedp.build_plan("dp-sgd", units=cell["records"], **{name: cell[name] for name in names})
     phase = plan.phases[0]
     training = Training(phase.noise_multiplier, phase.steps, cell["batch_size"], cell["clip_norm"])
-    rates = cell["rates"]
-    found = simulate(data, training, rates, seed, tuple(cell.get("arms", ARMS)))
-    if len(data.causes):
-        found |= oracle(data, training, rates, seed)
-    by_arm: dict[str, dict[float, dict[str, float]]] = {}
-    for (arm, rate), (weights, kept) in found.items():
-        by_arm.setdefault(arm, {})[rate] = {
-            **_scores(data, data.test_x.times(weights[:, None])),
-            "kept": kept,
-        }
-    for arm, scores in by_arm.items():
-        yield {**_head(cell, seed, "simulator"), "arm": arm, "rates": {str(r): s for r, s in scores.items()}}
+    found = simulate(data, training, [one for one in named if one[0] != "oracle"], seed)
+    known = [rate for arm, rate in named if arm == "oracle"]
+    found |= oracle(data, training, known, seed) if known else {}
+    return {one: (weights[:, None], kept) for one, (weights, kept) in found.items()}
 
 
-def fitted(
-    data: WideData, cell: Mapping[str, Any], seed: int, chosen: Mapping[str, str]
-) -> Iterator[dict[str, Any]]:
-    """All arms by `sparsedp.fit`; test seeds at the chosen rates alone."""
-    for arm in cell["arms"]:
-        rates = cell["rates"] if seed >= VALIDATION else [float(chosen[arm])]
-        scores = {}
-        for rate in rates:
-            weights, kept = fit_linear(data, arm, rate, cell, seed)
-            scores[str(float(rate))] = {**_scores(data, data.test_x.times(weights)), "kept": kept}
-        yield {**_head(cell, seed, "fit"), "arm": arm, "rates": scores}
+def fitted(data: WideData, cell: Mapping[str, Any], named: Sequence[Named], seed: int) -> Found:
+    """The same by `sparsedp.fit`."""
+    return {one: fit_linear(data, *one, cell, seed) for one in named}
 
 
 def fit_linear(
@@ -155,11 +151,6 @@ def fit_linear(
     weights = torch.zeros(data.x.width, model.out_features)
     weights[columns] = next(result.model.parameters()).detach().T
     return weights, result.k
-
-
-def _plan(cell: Mapping[str, Any]) -> Any:
-    names = ("epsilon", "delta", "epochs", "batch_size", "clip_norm")
-    return sparsedp.build_plan("dp-sgd", units=cell["records"], **{name: cell[name] for name in names})
 
 
 def _head(cell: Mapping[str, Any], seed: int, engine: str) -> dict[str, Any]:

@@ -14,7 +14,6 @@ import numpy as np
 from sparsedp_experiments.comparison.statistics import Estimate, estimate, paired_difference
 from sparsedp_experiments.figures.canvas import (
     BLUE,
-    DOTTED,
     GREY,
     ORANGE,
     SOLID,
@@ -37,10 +36,12 @@ RANKED = ("msprime", "msprime-array", "blocks", "hospital")
 COLOURS = {500: GREY, 2_000: TEAL, 5_000: BLUE, 20_000: VIOLET, 50_000: ORANGE}
 
 
-def cells_of(
-    rows: Sequence[Row],
-) -> Iterator[tuple[dict[str, Any], dict[str, dict[int, float]], dict[str, float]]]:
-    """Each cell, and for each of its arms the scores of the test seeds at its rate and the mean size of its support."""
+Cell = tuple[dict[str, Any], dict[str, dict[int, float]], dict[str, float]]
+"""What it is, and for each of its arms the scores of the test seeds at its rate and the mean size of its support."""
+
+
+def cells_of(rows: Sequence[Row]) -> Iterator[Cell]:
+    """Every cell of the study."""
     by_cell: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
         by_cell.setdefault((row["part"], *(row[name] for name in CELL)), []).append(row)
@@ -62,6 +63,7 @@ def cells_of(
 
 def table(rows: Sequence[Row]) -> str:
     """Every cell and arm: mean over the test seeds, and the paired gain over dense with its 95 % interval."""
+    heads = "| part | data | d | causes | ε | N | arm | kept | mean | over dense | seeds |"
     heads = "| part | data | d | causes | ε | N | arm | kept | mean | over dense | seeds |"
     lines = [heads, "|---" * (heads.count("|") - 1) + "|"]
     for cell, scores, kept in cells_of(rows):

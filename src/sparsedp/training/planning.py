@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 from sparsedp.errors import PrivacyError, PrivacyWarning, SparseDPError
 from sparsedp.loading import Loading
 from sparsedp.methods import Given, Method, MethodOptions, PublicScores, configure, get_method
-from sparsedp.methods.auto import AUTO_METHOD, choose_method
+from sparsedp.methods.auto import AUTO_METHOD, choose_method, is_linear
 from sparsedp.methods.plan_config import METHOD, Asked, PlanSpec
 from sparsedp.privacy.plan import Plan
 from sparsedp.ranks.one import ONE_RANK, Ranks
@@ -95,7 +95,11 @@ def spec_for(
         trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
         # What is said of a support asks for one.
         told = changes is not None or isinstance(asked.get("clip_norm"), tuple)
-        method = METHOD if told else choose_method(trained, units=units, unit=unit, **asked)
+        method = (
+            METHOD
+            if told
+            else choose_method(trained, linear=is_linear(model), units=units, unit=unit, **asked)
+        )
     return PlanSpec.asked(method, changes, units=units, unit=unit, **asked)
 
 
