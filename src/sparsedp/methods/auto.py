@@ -126,6 +126,6 @@ def _reason(method: Method, dense: Plan, dimension: int, *, linear: bool) -> str
     return (
         f"{what.get(method.name, 'dense')}, as the noise of a dense step on {dimension:,} coordinates is "
         f"{noise_ratio(dense, dimension):.2f} of the clip norm; a support of "
-        f"{'one linear layer' if linear else 'a network'} is learned where that is {low:g} to {TOO_LOUD:g}, of {least:,} coordinates or more and in {ENOUGH_STEPS} "
-        "steps or more"
+        f"{'one linear layer' if linear else 'a network'} is learned where that is {low:g} to {TOO_LOUD:g}, of "
+        f"{least:,} coordinates or more and in {ENOUGH_STEPS} steps or more"
     )
