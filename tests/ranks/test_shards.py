@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import Dataset, TensorDataset
 
 from sparsedp.errors import DataError
-from sparsedp.loading import Loading
+from sparsedp.loading import DataConfig
 from sparsedp.ranks import shards
 from sparsedp.ranks.one import OneRank
 from sparsedp.sampling import Shard
@@ -60,7 +60,7 @@ def rows(*numbers: int) -> TensorDataset:
 
 
 def share(one, other):
-    return share_of(Told(other), one, Loading(sharded=True), None)
+    return share_of(Told(other), one, DataConfig(sharded=True), None)
 
 
 WHOLE = range(40)

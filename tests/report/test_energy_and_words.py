@@ -27,8 +27,8 @@ def a_plan(unit: str = "row", epsilon: float = 3.0) -> Plan:
         epochs=4,
         epsilon=epsilon,
         delta=1e-4,
-        clip_norm=1.0,
-        unit=unit,
+        max_grad_norm=1.0,
+        unit_name=unit,
         accountant="rdp",
     )
 
@@ -102,7 +102,7 @@ def test_a_plan_that_protects_nobody_promises_nothing():
         epochs=1,
         epsilon=None,
         delta=None,
-        clip_norm=1.0,
+        max_grad_norm=1.0,
     )
     words = in_words(plan, seeded=True, complete=True, evaluated=True)
     assert words.promises == ()

@@ -103,8 +103,8 @@ def test_a_reference_is_drawn_unless_it_would_squeeze_the_chart():
 def test_runs_without_privacy_and_the_majority_class_stand_beside_private_ones(tmp_path):
     about = RunMetadata(dataset="blobs", model="perceptron", schema={HELD_OUT_COUNTS: [10, 30, 20]})
     for epsilon in (4.0, 8.0):
-        a_run(tmp_path / f"dense-{epsilon:g}", "dp-sgd", epsilon=epsilon, seed=0, about=about)
-    a_run(tmp_path / "free", "clipped-sgd", epsilon=None, seed=0, about=about)
+        a_run(tmp_path / f"dense-{epsilon:g}", "dp-sgd", epsilon=epsilon, seed=0, metadata=about)
+    a_run(tmp_path / "free", "clipped-sgd", epsilon=None, seed=0, metadata=about)
     free = next(r for r in records(tmp_path) if r["method"] == "clipped-sgd")["test_accuracy"]
     four, eight, without = group_records(records(tmp_path))
     wanted = (Reference("without privacy (clipped-sgd)", free), Reference("majority class", 0.5))
@@ -130,7 +130,9 @@ def test_rows_as_the_unit_are_a_warning_and_people_are_not(single, several, tmp_
     said = '<span class="badge warn">protects each row, not whoever has several</span>'
     assert said in write(single, tmp_path / "single.html").read_text()
     assert said in write(several, tmp_path / "several.html").read_text()
-    units = a_run(tmp_path / "patients", "dp-sgd", seed=0, units=[i // 2 for i in range(80)], unit="patient")
+    units = a_run(
+        tmp_path / "patients", "dp-sgd", seed=0, unit_ids=[i // 2 for i in range(80)], unit_name="patient"
+    )
     page = write(units).read_text()
     assert '<span class="badge plain">protects each patient</span>' in page
     assert "protects each row" not in page

@@ -126,7 +126,7 @@ def test_the_page_says_what_was_promised_and_spent(single, tmp_path):
 def test_names_given_by_a_user_cannot_become_markup(tmp_path):
     evil = "<script>alert('x')</script>&\"'"
     folder = a_run(
-        tmp_path / "run", "tp-rand", seed=0, about=RunMetadata(dataset=evil, model=evil, variant=evil)
+        tmp_path / "run", "tp-rand", seed=0, metadata=RunMetadata(dataset=evil, model=evil, variant=evil)
     )
     text = write(folder).read_text()
     assert evil not in text
@@ -232,7 +232,7 @@ def test_a_folder_without_runs_and_a_place_that_cannot_be_written_are_clear_erro
 
 
 def test_a_result_writes_the_report_of_its_folder(tmp_path):
-    result = train("tp-coherent", out=tmp_path / "run", seed=3)
+    result = train("tp-coherent", run_dir=tmp_path / "run", seed=3)
     assert result.report() == tmp_path / "run" / "report.html"
     assert result.report(tmp_path / "copy.html").read_bytes() == result.report().read_bytes()
 
@@ -260,7 +260,7 @@ def test_a_run_stopped_early_keeps_its_planned_epsilon(tmp_path):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        train("tp-topk", out=tmp_path / "run", seed=0, callbacks=[stop])
+        train("tp-topk", run_dir=tmp_path / "run", seed=0, callbacks=[stop])
     outline = Outline(write_report(tmp_path / "run").read_text())
     assert "stopped before its plan was done" in outline.text
     assert "At most (8, 0.001)" in outline.text
@@ -271,7 +271,7 @@ def test_a_run_stopped_in_its_first_epoch_is_not_called_unprotected(tmp_path):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        train("tp-topk", out=tmp_path / "run", seed=0, callbacks=[stop])
+        train("tp-topk", run_dir=tmp_path / "run", seed=0, callbacks=[stop])
     outline = Outline(write_report(tmp_path / "run").read_text())
     assert outline.text.count("No epoch of this run is done yet") == 3
     assert "is not private" not in outline.text

@@ -11,7 +11,7 @@ from torch.utils.data import Dataset
 
 from runs import FEATURES, ROWS, a_plan, loss_fn, network, sgd
 from sparsedp.errors import PrivacyError
-from sparsedp.loading import Loading
+from sparsedp.loading import DataConfig
 from sparsedp.methods import get_method
 from sparsedp.training.trainer import Trainer
 
@@ -72,7 +72,7 @@ def run(collate: Callable[[Items], object], long_row: int | None, workers: int =
         loss_fn,
         plan=a_plan(row),
         optimizer=sgd,
-        loading=Loading(collate=collate, workers=workers),
+        data=DataConfig(collate_fn=collate, num_workers=workers),
         seed=0,
     )
     for batch in trainer:
@@ -93,12 +93,12 @@ def test_a_collate_that_mixes_the_first_rows_is_refused_at_the_start(collate, wo
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_long_record_beyond_the_first_rows_is_found_in_its_batch(workers):
     with pytest.raises(PrivacyError, match="fixed length"):
-        run(stacked, long_row=40, workers=workers)
+        run(stacked, long_row=40, num_workers=workers)
 
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_padding_to_a_fixed_length_trains(workers):
-    assert run(fixed, long_row=40, workers=workers) == 15
+    assert run(fixed, long_row=40, num_workers=workers) == 15
 
 
 class Gathered(Sequences):

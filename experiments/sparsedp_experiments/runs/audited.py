@@ -38,7 +38,7 @@ def audit_settings(
         loss_of(model),
         plan=_spec(model, found, bundle).plan() if run is None else None,
         run=run,
-        units=units,
+        unit_ids=units,
         rows_per_unit=found.rows_per_unit,
         max_physical_batch=found.max_physical_batch,
         engine=found.engine,
@@ -65,6 +65,6 @@ def _spec(model: nn.Module, found: Settings, bundle: DataBundle) -> PlanSpec:
         found.method,
         found.method_options(),
         units=len(train) if by_row else train.unit_count,
-        unit="row" if by_row else bundle.unit,
+        unit_name="row" if by_row else bundle.unit,
         **found.asked(),
     )

@@ -18,7 +18,7 @@ from sparsedp.clipping import Clip, Geometry
 from sparsedp.errors import SparseDPError
 from sparsedp.grad_sample import make_engine
 from sparsedp.grad_sample.query import Engine, Query
-from sparsedp.loading import Loading
+from sparsedp.loading import DataConfig
 from sparsedp.methods import Controller, Knowledge
 from sparsedp.parameters import Layout, Support
 from sparsedp.privacy.ledger import Charge, Ledger, MemoryLedger
@@ -131,7 +131,7 @@ class Subject:
     dataset: Dataset[Any]
     loss: PerSampleLoss
     plan: Plan
-    loading: Loading
+    loading: DataConfig
     engine: str
 
     def make_engine(self) -> Engine:

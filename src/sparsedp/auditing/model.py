@@ -140,7 +140,7 @@ def _one_training(subject: Subject, fresh: nn.Module, how: Training, tick: Calla
         PerExampleLoss(subject.loss),
         plan=plan,
         optimizer=how.optimizer or default_optimizer(how.lr, plan),
-        loading=subject.loading,
+        data=subject.loading,
         engine=subject.engine,
     )
     trainer._batches = Batches(data, plan, AbsentUnits(present), subject.loading)
@@ -179,7 +179,7 @@ def _losses(subject: Subject, model: nn.Module, data: Dataset[Any], rows: Indice
 
 def _in_parts(data: Dataset[Any], rows: Indices, subject: Subject) -> Iterator[Any]:
     some = torch.utils.data.Subset(data, rows.tolist())
-    for part in rows_in_order(some, len(rows), ROWS, subject.loading.collate):
+    for part in rows_in_order(some, len(rows), ROWS, subject.loading.collate_fn):
         yield to_device(part, device_of(subject.model))
 
 
