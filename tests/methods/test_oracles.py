@@ -25,14 +25,14 @@ def a_very_fine_grid(monkeypatch):
     monkeypatch.setattr(mechanism, "MARGIN_BITS", 40)
 
 
-def plan_for(method, options, problem, epochs, noise, clip_norm=1.0, **settings):
+def plan_for(method, options, problem, epochs, noise, max_grad_norm=1.0, **settings):
     plan = PlanSpec.asked(
         method,
         options,
         units=problem.units,
         batch_size=problem.batch_size,
         epochs=epochs,
-        max_grad_norm=clip_norm,
+        max_grad_norm=max_grad_norm,
         **settings,
     ).draft()
     assert plan.steps_per_epoch == STEPS_PER_EPOCH

@@ -91,11 +91,6 @@ def the_number_of_rows(model, x):
     model.rows = len(x)
 
 
-def for_large_batches_only(model, x):
-    if len(x) > 10:
-        model.first = x
-
-
 LEAKS = {
     last_input: "last_input",
     first_input: "first",
@@ -107,7 +102,6 @@ LEAKS = {
     behind_the_counter: "hidden",
     as_a_number: "largest",
     the_number_of_rows: "rows",
-    for_large_batches_only: "first",
 }
 
 

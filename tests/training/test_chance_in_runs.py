@@ -101,8 +101,8 @@ def trained(
 def test_a_seeded_run_gives_the_same_bits_with_workers_and_resumed(kind, tmp_path):
     whole = weights(trained(kind()).model)
     assert torch.equal(weights(trained(kind(), num_workers=2).model), whole)
-    trained(kind(), run_dir=tmp_path / "run", steps=7).close()
-    resumed = trained(kind(), run_dir=tmp_path / "run", resume=True, max_physical_batch=64)
+    trained(kind(), out=tmp_path / "run", steps=7).close()
+    resumed = trained(kind(), out=tmp_path / "run", resume=True, max_physical_batch=64)
     assert torch.equal(weights(resumed.model), whole)
 
 

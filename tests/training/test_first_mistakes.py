@@ -123,7 +123,7 @@ def test_a_loader_of_held_out_rows_makes_its_own_batches():
     ],
 )
 def test_units_that_name_nobody_are_told(units, words):
-    with pytest.raises(DataError, match=f"units: .*{words}"):
+    with pytest.raises(DataError, match=f"unit_ids: .*{words}"):
         trained(rows(1), unit_ids=units, unit_name="patient")
 
 
@@ -141,7 +141,7 @@ def test_an_optimizer_may_be_a_name():
         ({"lr": "0.1"}, "lr: got '0.1', expected a number"),
         ({"lr": -1.0}, "lr: got -1.0, expected a number"),
         ({"optimizer": 3, "lr": None}, r"optimizer: got int, expected a torch\.optim"),
-        ({"loss": "mse"}, "loss_fn: got 'mse', expected a criterion"),
+        ({"loss": "mse"}, "criterion: got 'mse', expected a criterion"),
     ],
 )
 def test_what_is_no_rate_optimizer_or_loss_is_told(wrong, words, tmp_path):

@@ -33,7 +33,7 @@ def test_a_plan_that_costs_less_than_its_target_is_accepted() -> None:
 
 
 def test_a_plan_for_patients_takes_the_patient_of_every_row() -> None:
-    plan = a_plan(get_method("dp-sgd"), unit_name="patient")
+    plan = a_plan(get_method("dp-sgd"), unit="patient")
     with pytest.raises(PrivacyError, match="patient of every row"):
         a_trainer("dp-sgd", plan=plan)
     assert a_trainer("dp-sgd", plan=plan, data=DataConfig(unit_ids=torch.arange(ROWS))).plan.unit == "patient"

@@ -93,12 +93,12 @@ def test_a_collate_that_mixes_the_first_rows_is_refused_at_the_start(collate, wo
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_long_record_beyond_the_first_rows_is_found_in_its_batch(workers):
     with pytest.raises(PrivacyError, match="fixed length"):
-        run(stacked, long_row=40, num_workers=workers)
+        run(stacked, long_row=40, workers=workers)
 
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_padding_to_a_fixed_length_trains(workers):
-    assert run(fixed, long_row=40, num_workers=workers) == 15
+    assert run(fixed, long_row=40, workers=workers) == 15
 
 
 class Gathered(Sequences):
