@@ -17,6 +17,7 @@ from torch.utils.data._utils.collate import default_collate
 from sparsedp._private_loop import Loop, PrivateCriterion, PrivateLoader, PrivateModel, PrivateOptimizer
 from sparsedp.batch import PerExampleLoss, per_sample_loss, select_rows
 from sparsedp.callbacks import live
+from sparsedp.distributed import require_one_process
 from sparsedp.errors import DataError, SparseDPError
 from sparsedp.evaluation import Evaluator, MetricFunctions, held_out, refuse_training_rows, threshold_of
 from sparsedp.loading import DataConfig, rows_in_order
@@ -25,7 +26,6 @@ from sparsedp.methods.auto import AUTO_METHOD
 from sparsedp.methods.plan_config import ClipNorm
 from sparsedp.privacy.plan import Plan
 from sparsedp.randomness import PublicRandomness, own_generators
-from sparsedp.ranks.here import refuse_ranks
 from sparsedp.results import Callback, Result
 from sparsedp.runs.record import EpochMetrics, RunMetadata
 from sparsedp.training.data import given_data, given_units, refuse_picked_rows
@@ -142,7 +142,7 @@ def make_private(
     assert criterion is not None
     _refuse_wrapped(model, optimizer, loader, criterion)
     given, chosen = _checked_loader(loader), _checked_optimizer(optimizer)
-    refuse_ranks("make_private")
+    require_one_process("make_private")
     dataset = given.dataset
     per_sample_loss(criterion)  # refuses what is no loss, before anything else
     loading = DataConfig(

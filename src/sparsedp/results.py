@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from sparsedp.parameters import Support
 from sparsedp.privacy.accounting import accountant_for, epsilon_by_epoch
-from sparsedp.privacy.ledger import RunLedger
+from sparsedp.privacy.ledger import Ledger
 from sparsedp.privacy.mechanism import Release
 from sparsedp.privacy.plan import Plan, Spend
 from sparsedp.runs.record import EpochMetrics, SupportSpan
@@ -121,16 +121,15 @@ class Result:
             "ledger": {"head": self.ledger.head, "length": self.ledger.entries},
         }
 
-    def report(self, out: Path | str | None = None, nonprivate: bool = False) -> Path:
-        """Write the HTML report of this run, and say where it is; see `sparsedp.write_report`.
+    def report(self, out: Path | str | None = None) -> Path:
+        """Write the HTML report of this run, which kept a directory, and return its path.
 
         Args:
             out: the file to write; `report.html` in the run directory if not given.
-            nonprivate: also show non-private diagnostics, under a banner.
         """
         import sparsedp  # by its front door: nothing in training knows the reports
 
-        return sparsedp.write_report(self, out, nonprivate)
+        return sparsedp.write_report(self, out)
 
 
 @final
@@ -144,7 +143,7 @@ class Spending:
     """
 
     plan: Plan
-    ledger: RunLedger
+    ledger: Ledger
 
     @cached_property
     def _by_epoch_end(self) -> Mapping[int, float]:

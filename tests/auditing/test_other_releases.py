@@ -60,7 +60,7 @@ RELEASES = {
 def test_an_honest_release_passes_and_is_named_in_the_result(method):
     result = attacked(method)
     assert result.passed, problems(result)
-    tried, said = [check.name for check in result.checks], " ".join(result.words())
+    tried, said = [check.name for check in result.checks], " ".join(result.summary())
     for name in [*RELEASES[method], "train"]:
         assert any(what.startswith(f"{name}: all ") for what in tried)
         assert any(words.startswith(f"{name} (") and "48 times" in words for words in result.attacked)
@@ -88,7 +88,7 @@ def test_a_release_without_noise_is_found_and_named(method, monkeypatch):
     monkeypatch.setattr(mechanism.GaussianMechanism, "noisy_sum", leaky)
     result = attacked(method)
     assert not result.passed
-    assert result.lower_bound == math.inf
+    assert result.recomposed == math.inf
     for name in RELEASES[method]:
         assert f"{name}: all" in problems(result)
     assert "train: all" not in problems(result)

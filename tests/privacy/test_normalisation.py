@@ -22,7 +22,7 @@ from sparsedp.errors import DataError, PrivacyError
 from sparsedp.loading import DataConfig
 from sparsedp.methods import build_plan, get_method
 from sparsedp.privacy import EqualNoise, NominalSplit, Plan, PrivateNormalisation, plan_epsilon
-from sparsedp.privacy.ledger import Charge, MemoryLedger
+from sparsedp.privacy.ledger import Charge, ChargeLog
 from sparsedp.privacy.mechanism import GaussianMechanism
 from sparsedp.privacy.queries import ChannelStatisticsSum
 from sparsedp.randomness import SeededRandomness, SystemRandomness
@@ -167,7 +167,7 @@ def test_other_channels_than_declared_are_refused():
 def test_the_noise_has_the_planned_scale_and_neither_two_thirds_nor_three_halves_of_it():
     channels, units, noise_multiplier = 8000, 500.0, 8.0
     batch = MicroBatch(torch.zeros(3, channels))
-    ledger = MemoryLedger()
+    ledger = ChargeLog()
     charge = Charge("normalise", 0, 1.0, noise_multiplier)
     released = GaussianMechanism(ledger, SystemRandomness()).release(
         ChannelStatisticsSum([batch], channels, FlatClip(CLIP)), charge, expected_batch_size=units

@@ -27,7 +27,7 @@ from sparsedp.methods.support_scheduler import noise_on_mean
 from sparsedp.parameters import Layout
 from sparsedp.privacy import mechanism
 from sparsedp.privacy.accounting import plan_epsilon
-from sparsedp.privacy.ledger import Charge, MemoryLedger, SharedCharge
+from sparsedp.privacy.ledger import Charge, ChargeLog, SharedCharge
 from sparsedp.privacy.mechanism import Grid
 from sparsedp.privacy.plan import Plan
 from sparsedp.randomness import PublicRandomness, SeededRandomness
@@ -195,7 +195,7 @@ def test_what_is_chosen_depends_on_releases_alone(monkeypatch):
 
 def test_releases_that_cost_more_than_the_step_are_refused_before_they_are_made():
     whole = Charge("train", 4, 0.1, 1.0)
-    ledger = MemoryLedger()
+    ledger = ChargeLog()
     shared = SharedCharge(ledger, whole)
     shared.charge(replace(whole, noise_multiplier=2.0, release=1))
     with pytest.raises(PrivacyError, match="cost more"):

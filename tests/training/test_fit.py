@@ -26,7 +26,7 @@ from sparsedp.methods import all_methods
 from sparsedp.methods.plan_config import default_batch_size, default_delta
 from sparsedp.privacy.accounting import accountant
 from sparsedp.privacy.calibration import NominalSplit
-from sparsedp.privacy.ledger import FileLedger
+from sparsedp.privacy.ledger import Ledger
 from sparsedp.privacy.plan import Plan
 from sparsedp.results import Event, Result, StepReport
 from sparsedp.runs.run import load_weights
@@ -50,7 +50,7 @@ def test_every_private_method_keeps_to_its_epsilon_and_says_so_in_the_record(
 ) -> None:
     result = quick_fit(method=method, run_dir=tmp_path / "run")
     record = json.loads((tmp_path / "run" / "record.json").read_text())
-    ledger = FileLedger.read(tmp_path / "run" / "ledger.jsonl")
+    ledger = Ledger.read(tmp_path / "run" / "ledger.jsonl")
     assert record["status"] == "finished"
     assert record["method"] == method
     assert record["epsilon_spent"] == ledger.spent(1e-3, "rdp") == result.ledger.epsilon
@@ -311,7 +311,7 @@ def test_patients_are_protected_when_named_and_missed_when_not(tmp_path: Path) -
     )
     assert result.unit == "patient"
     assert result.plan.units == 30
-    assert FileLedger.read(tmp_path / "run" / "ledger.jsonl").unit == "patient"
+    assert Ledger.read(tmp_path / "run" / "ledger.jsonl").unit == "patient"
     with pytest.warns(PrivacyWarning, match="protect people"):
         quick_fit(data=data, epochs=2)
 

@@ -16,7 +16,7 @@ from runs import ROWS, a_trainer, advance, network, weights
 from sparsedp.errors import DataError, PrivacyError, SparseDPError
 from sparsedp.loading import DataConfig
 from sparsedp.methods import MethodOptions, all_methods, build_plan, get_method
-from sparsedp.privacy.ledger import FileLedger
+from sparsedp.privacy.ledger import Ledger
 from sparsedp.results import Event, Result, StepReport
 
 pytestmark = pytest.mark.usefixtures("checked_once")
@@ -68,7 +68,7 @@ def test_a_seeded_run_cut_anywhere_replays_and_charges_each_step_once(tmp_path: 
     trainer, lost = a_trainer(out=cut, **make), 0
     for steps in (0, 1, 2, 3, 62, 64, 101, 150, 209):
         advance(trainer, steps - trainer.position).close()
-        charged = FileLedger.read(cut / "ledger.jsonl").charged
+        charged = Ledger.read(cut / "ledger.jsonl").charged
         assert steps <= charged <= steps + 1
         trainer = a_trainer(out=cut, resume=True, **make)
         assert charged - 2 <= trainer.position <= steps
@@ -102,7 +102,7 @@ def test_an_unseeded_run_counts_what_it_lost_and_never_takes_a_step_twice(tmp_pa
     advance(trainer, 51).close()
     for steps in (0, 3, 40):
         trainer = a_trainer(out=run, resume=True, callbacks=[taken.append], **make)
-        assert trainer.position == FileLedger.read(run / "ledger.jsonl").charged
+        assert trainer.position == Ledger.read(run / "ledger.jsonl").charged
         advance(trainer, steps).close()
     last = a_trainer(out=run, resume=True, callbacks=[taken.append], **make)
     result = advance(last).finish()

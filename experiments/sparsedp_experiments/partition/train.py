@@ -20,7 +20,7 @@ from sparsedp.loading import DataConfig
 from sparsedp.methods import Controller, MethodOptions, OffSupport, build_plan, get_method
 from sparsedp.optimizers.sparse import support_optimizer
 from sparsedp.parameters import Layout
-from sparsedp.privacy.ledger import Charge, MemoryLedger
+from sparsedp.privacy.ledger import Charge, ChargeLog
 from sparsedp.privacy.mechanism import GaussianMechanism
 from sparsedp.privacy.plan import Plan
 from sparsedp.privacy.queries import GradientSum
@@ -97,7 +97,7 @@ def train(training: Training, bundle: DataBundle) -> Trained:
     for batch in _BATCHES[training.sampling](bundle, plan, randomness):
         setting = controller.setting(batch.step)
         query = Query(setting.support, FlatClip(training.clip_norm), setting.geometry)
-        released = GaussianMechanism(MemoryLedger(), randomness).release(
+        released = GaussianMechanism(ChargeLog(), randomness).release(
             GradientSum(engine, batch, query),
             Charge(phase.name, batch.step, phase.sampling_rate, phase.noise_multiplier),
             expected_batch_size=plan.expected_batch_size(phase),

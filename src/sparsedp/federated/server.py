@@ -10,6 +10,7 @@ from typing import Any, final
 from torch import nn
 
 from sparsedp.clipping import Identity
+from sparsedp.distributed import require_one_process
 from sparsedp.errors import PrivacyError, SparseDPError
 from sparsedp.evaluation import Evaluator
 from sparsedp.federated.asking import Asking
@@ -24,7 +25,6 @@ from sparsedp.privacy.mechanism import GaussianMechanism, Release
 from sparsedp.privacy.plan import Plan
 from sparsedp.privacy.queries import BoundedSum, ClientUpdateSum
 from sparsedp.randomness import SeededRandomness, SystemRandomness
-from sparsedp.ranks.here import refuse_ranks
 from sparsedp.results import Callback, StepReport
 from sparsedp.runs.directory import find_run
 from sparsedp.runs.record import RunMetadata
@@ -75,7 +75,7 @@ class FederatedTrainer(KeptRun):
         callbacks: Sequence[Callback] = (),
         metadata: RunMetadata = RunMetadata(),  # noqa: B008
     ) -> None:
-        refuse_ranks("a federated run's server")
+        require_one_process("a federated run's server")
         check_federated(plan)
         found = find_run(run_dir, resume, plan, replay=seed is not None)
         self._private = SystemRandomness() if seed is None else SeededRandomness(seed)

@@ -31,7 +31,7 @@ from sparsedp.privacy.accounting import plan_epsilon
 from sparsedp.privacy.plan import Phase, Plan
 from sparsedp.privacy.queries import inputs_of
 from sparsedp.randomness import SEED_BYTES, PrivateRandomness, PublicRandomness, own_generators
-from sparsedp.sampling import EVERYTHING, LogicalBatch, PoissonSampler, Share
+from sparsedp.sampling import LogicalBatch, PoissonSampler, UnitPartition
 from sparsedp.validation.data import validate_collate, validate_items
 
 _SOME_ROWS = "For some of the rows give Subset(dataset, indices); processes that train together share them"
@@ -70,7 +70,7 @@ def given_data(given: object, name: str) -> GivenData:
     if isinstance(given, tuple) and len(given) != 2 and any(_is_array(part) for part in given):
         raise DataError(
             f"{name}: got a tuple of {len(given)} arrays, expected two, (X, y); for more give TensorDataset(*arrays) "
-            "and criterion=PerExampleLoss(lambda model, batch: ...)"
+            "and loss_fn=PerExampleLoss(lambda model, rows: ...)"
         )
     if isinstance(given, (tuple, list)) and len(given) == 2 and all(_is_array(part) for part in given):
         return GivenData(_pair(given[0], given[1], name), tuple(given))
@@ -214,7 +214,7 @@ class Batches:
         plan: Plan,
         randomness: PrivateRandomness,
         loading: DataConfig,
-        share: Share = EVERYTHING,
+        partition: UnitPartition = UnitPartition(),  # noqa: B008
     ) -> None:
         self._dataset, self._plan, self._collate = dataset, plan, loading.collate_fn
         shapes = FixedShapes()
@@ -225,7 +225,7 @@ class Batches:
                 randomness=randomness,
                 loading=replace(loading, max_physical_batch=_at_once(loading, phase)),
                 shapes=shapes,
-                share=share,
+                partition=partition,
                 whole_units=phase.name == SELECT.name,
             )
             for phase in plan.phases

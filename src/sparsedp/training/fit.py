@@ -13,6 +13,7 @@ from rich.console import Console
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
+from sparsedp import distributed
 from sparsedp.batch import PerExampleLoss, Rows, per_sample_loss
 from sparsedp.callbacks import deferred_interrupt, live
 from sparsedp.errors import SparseDPError
@@ -37,9 +38,8 @@ from sparsedp.optimizers.factory import (
 from sparsedp.privacy.calibration import BudgetSplit
 from sparsedp.privacy.normalization import PrivateNormalisation
 from sparsedp.privacy.plan import Plan
-from sparsedp.ranks.here import ranks_here
-from sparsedp.ranks.store import goes_on
 from sparsedp.results import Callback, Result
+from sparsedp.runs.directory import resumes
 from sparsedp.runs.record import RunMetadata
 from sparsedp.training.data import GivenData, count_channels, given_data, given_units
 from sparsedp.training.normalization import Normalised
@@ -135,7 +135,7 @@ def fit(
         num_workers: loading processes.
         collate_fn: makes a batch of items of the data set, as in a `DataLoader`.
         sharded: among several processes, `train_dataset` has this one's rows alone; else each gives all rows.
-        ema_decay: keep an exponential average of the weights, and give that back.
+        ema_decay: keep an exponential average of the weights, and give that back; 1 averages the whole run.
         public_scores: what method `given` trains: a score for each row, entry or whole parameter, or a mask, by the
             parameters' names; see `PublicScores`. Public knowledge, for which nothing is charged.
         callbacks: see every step and epoch.
@@ -158,8 +158,8 @@ def fit(
     )
     apart = _held_apart(eval_dataset, given, collate_fn, evaluate)
     chosen, lr = _own_rate(optimizer, lr)
-    ranks = ranks_here()
-    resume = goes_on(ranks, run_dir, resume)
+    distributed.connect()
+    resume = resumes(run_dir, resume)
     plan = plan_for(
         model,
         given.dataset,
@@ -168,7 +168,6 @@ def fit(
         unit_name=unit_name,
         run_dir=run_dir,
         resume=resume,
-        ranks=ranks,
         epsilon=epsilon,
         noise_multiplier=noise_multiplier,
         delta=delta,
@@ -185,7 +184,7 @@ def fit(
     evaluate, named = evaluate or _evaluator(given, *apart, criterion), _naming_weights(metadata, model)
     if normalise is not None and not isinstance(model, Normalised):
         model = Normalised(model, count_channels(given.dataset, loading.collate_fn))
-    with _progress_bar(plan, shown=progress and ranks.leads) as bar:
+    with _progress_bar(plan, shown=progress and distributed.is_main_process()) as bar:
         trainer = Trainer(
             model,
             given.dataset,
@@ -204,7 +203,7 @@ def fit(
             callbacks=(*callbacks, *bar),
             metadata=named,
         )
-        return _run(trainer)
+        return distributed.report_failure(lambda: _run(trainer))
 
 
 def public_weights(model: nn.Module) -> dict[str, Any]:
@@ -266,13 +265,13 @@ def _run(trainer: Trainer) -> Result:
     """Every step, then the result; Ctrl-C and errors leave a checkpoint behind.
 
     A launcher ends ranks by SIGTERM when one has failed, or when its job is over. They then go on to the end of the
-    step: to hear which one failed, and say so, or to save.
+    step: to fail there as well, or to save.
     """
-    signals = (SIGINT, SIGTERM) if trainer.ranks.count > 1 else (SIGINT,)
+    signals = (SIGINT, SIGTERM) if distributed.world_size() > 1 else (SIGINT,)
     with trainer, deferred_interrupt(*signals) as interrupted:
         for batch in trainer:
             trainer.step(batch)
-            if trainer.stops(interrupted()):
+            if distributed.should_stop(interrupted()):
                 trainer.pause()
                 raise KeyboardInterrupt
         return trainer.finish()

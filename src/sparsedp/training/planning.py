@@ -12,13 +12,13 @@ from typing import Any, Unpack, final
 from torch import nn
 from torch.utils.data import Dataset
 
+from sparsedp import distributed
 from sparsedp.errors import PrivacyError, PrivacyWarning, SparseDPError
 from sparsedp.loading import DataConfig
 from sparsedp.methods import Given, Method, MethodOptions, PublicScores, configure, get_method
 from sparsedp.methods.auto import AUTO_METHOD, choose_method
 from sparsedp.methods.plan_config import METHOD, Asked, PlanSpec
 from sparsedp.privacy.plan import Plan
-from sparsedp.ranks.one import ONE_RANK, Ranks
 from sparsedp.runs.directory import check_new
 from sparsedp.runs.run import Run
 from sparsedp.training.data import Units, count_units
@@ -67,18 +67,17 @@ def plan_for(
     unit_name: str | None,
     run_dir: Path | str | None,
     resume: bool,
-    ranks: Ranks = ONE_RANK,
     **asked: Unpack[Asked],
 ) -> Plan:
     """The plan for this model and data: a new one, or the one of the run that goes on; all ranks must ask alike."""
     method, changes = wanted.name, wanted.changes()
-    protected = ranks.jointly(lambda: count_units(dataset, loading.unit_ids))
+    protected = distributed.all_or_raise(lambda: count_units(dataset, loading.unit_ids))
     called = _name_of_unit(unit_name, dataset, loading.unit_ids)
     if loading.sharded:
-        protected = sum(ranks.gather(protected))
+        protected = sum(distributed.gather(protected))
     spec = spec_for(model, method, changes, units=protected, unit_name=called, **asked)
-    ranks.alike(lambda: {"plan": spec.to_json()})
-    return ranks.from_leader(lambda: _planned(spec, run_dir, resume))
+    distributed.check_same_on_all_ranks(lambda: {"plan": spec.to_json()})
+    return distributed.broadcast_from_main(lambda: _planned(spec, run_dir, resume))
 
 
 def spec_for(

@@ -10,6 +10,7 @@ from typing import Any, Self, final
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from sparsedp import distributed
 from sparsedp.batch import PerExampleLoss, per_sample_loss
 from sparsedp.errors import SparseDPError
 from sparsedp.evaluation import Evaluator
@@ -19,23 +20,17 @@ from sparsedp.parameters import Support
 from sparsedp.privacy.normalization import NORMALISE
 from sparsedp.privacy.plan import Phase, Plan
 from sparsedp.randomness import PublicRandomness, SeededRandomness, SystemRandomness
-from sparsedp.ranks.here import ranks_here, same_threads
-from sparsedp.ranks.one import Ranks
-from sparsedp.ranks.store import find_shared_run, goes_on
 from sparsedp.results import Callback, Result, StepReport
-from sparsedp.runs.directory import closed_on_error
+from sparsedp.runs.directory import closed_on_error, find_run, resumes
 from sparsedp.runs.record import EpochMetrics, RunMetadata
-from sparsedp.sampling import EVERYTHING, LogicalBatch
+from sparsedp.sampling import LogicalBatch
 from sparsedp.training.data import Batches
 from sparsedp.training.normalization import check_normalisation
+from sparsedp.training.ranks import COMPARED_ROWS, data_facts, first_facts, partition_of
 from sparsedp.training.recorder import (
-    LOOKED_AT,
     RunKeeper,
-    data_facts,
     facts_of,
-    first_facts,
     public_randomness,
-    share_of,
 )
 from sparsedp.training.state import UpdateRule
 from sparsedp.training.step import Randomness, Stepper
@@ -165,33 +160,31 @@ class Trainer(KeptRun):
         callbacks: Sequence[Callback] = (),
         metadata: RunMetadata = RunMetadata(),  # noqa: B008
     ) -> None:
-        self._ranks = ranks = ranks_here()
+        distributed.connect()
         if seed is not None:
-            same_threads()
+            distributed.use_threads_of_ranks()
         check_normalisation(plan, model)
-        ranks.alike(lambda: first_facts(plan, model, train_dataset, criterion, data, seed))
-        resume = goes_on(ranks, run_dir, resume)
-        found = find_shared_run(ranks, run_dir, resume, plan, replay=seed is not None)
+        distributed.check_same_on_all_ranks(
+            lambda: first_facts(plan, model, train_dataset, criterion, data, seed)
+        )
+        found = find_run(run_dir, resumes(run_dir, resume), plan, replay=seed is not None)
         with closed_on_error(found):
-            private = ranks.randomness(SystemRandomness() if seed is None else SeededRandomness(seed))
-            public = PublicRandomness(ranks.from_leader(lambda: public_randomness(seed, found).seed))
-            share = share_of(ranks, train_dataset, data, found and found.checkpoint)
-            self._batches = ranks.jointly(lambda: Batches(train_dataset, plan, private, data, share))
-            ranks.alike(lambda: data_facts(self._batches.rows_for_a_trial(LOOKED_AT, public), data))
-            ranks.align(model)
+            private = SystemRandomness() if seed is None else SeededRandomness(seed)
+            public = PublicRandomness(
+                distributed.broadcast_from_main(lambda: public_randomness(seed, found).seed)
+            )
+            partition = partition_of(train_dataset, data, found and found.checkpoint)
+            self._batches = distributed.all_or_raise(
+                lambda: Batches(train_dataset, plan, private, data, partition)
+            )
+            distributed.check_same_on_all_ranks(
+                lambda: data_facts(self._batches.rows_for_a_trial(COMPARED_ROWS, public), data)
+            )
+            distributed.broadcast_parameters(model)
             rule = UpdateRule(optimizer, lr_scheduler, ema_decay, public_scores)
             draws = Randomness(private, public)
-            self._stepper = ranks.jointly(
-                lambda: Stepper(
-                    model,
-                    per_sample_loss(criterion),
-                    plan,
-                    self._batches,
-                    draws,
-                    rule,
-                    engine,
-                    ranks.process_group,
-                )
+            self._stepper = distributed.all_or_raise(
+                lambda: Stepper(model, per_sample_loss(criterion), plan, self._batches, draws, rule, engine)
             )
             learner = self._stepper.learner
             setup = {"engine": engine, "ema_decay": ema_decay, "rows_per_unit": data.rows_per_unit}
@@ -200,18 +193,13 @@ class Trainer(KeptRun):
             self._workers = data.num_workers
             self._keeper = RunKeeper(
                 learner, facts, evaluate=evaluate, callbacks=callbacks, out=run_dir, found=found,
-                ranks=ranks, in_blocks=share is not EVERYTHING,
+                in_blocks=partition.in_blocks,
             )  # fmt: skip
 
     @property
     def model(self) -> nn.Module:
         """The model as it is now."""
         return self._stepper.learner.model
-
-    @property
-    def ranks(self) -> Ranks:
-        """The processes that train together; one if this is the only one."""
-        return self._ranks
 
     def __iter__(self) -> Iterator[LogicalBatch]:
         """The batches still to be stepped through, in order; what else the plan releases is released on the way."""
@@ -233,13 +221,8 @@ class Trainer(KeptRun):
                 f"step: got the batch of step {batch.step}, expected the one this trainer gave for step "
                 f"{self.position}; take each batch of `for batch in trainer` once, in order"
             )
-        with self._ranks.together():
-            self._keeper.begin_step()
-            return self._keeper.end_step(self._stepper.take(batch, self._keeper.ledger))
-
-    def stops(self, asked: bool) -> bool:
-        """Whether to stop after this step: if asked, and with several processes once all have heard of it."""
-        return self._ranks.stops(asked)
+        self._keeper.begin_step()
+        return self._keeper.end_step(self._stepper.take(batch, self._keeper.ledger))
 
     def _release(self, phase: Phase, first: LogicalBatch, others: Iterator[LogicalBatch]) -> None:
         """The releases of a phase that does not train: steps of the plan that no report shows, saved at once."""
@@ -251,10 +234,9 @@ class Trainer(KeptRun):
             )
         release = stepper.normalise if phase.name == NORMALISE else stepper.select
         keeper.begin_step()
-        with self._ranks.together():
-            with stepper.secret_generators(self.position):
-                release(phase, chain([first], others), keeper.ledger)
-            keeper.end_preliminary(phase.steps)
+        with stepper.secret_generators(self.position):
+            release(phase, chain([first], others), keeper.ledger)
+        keeper.end_preliminary(phase.steps)
 
     def _next_batch(self, batches: Iterator[LogicalBatch]) -> LogicalBatch | None:
         if self._workers == 0:
