@@ -94,10 +94,10 @@ def same_cell(row: Mapping[str, Any], cell: Mapping[str, Any]) -> bool:
 
 def simulated(data: WideData, cell: Mapping[str, Any], named: Sequence[Named], seed: int) -> Found:
     """Weights and size of the support of each arm and rate, by the simulator."""
-    names = ("epsilon", "delta", "epochs", "batch_size", "clip_norm")
+    names = ("epsilon", "delta", "epochs", "batch_size", "max_grad_norm")
     plan = sparsedp.build_plan("dp-sgd", units=cell["records"], **{name: cell[name] for name in names})
     phase = plan.phases[0]
-    training = Training(phase.noise_multiplier, phase.steps, cell["batch_size"], cell["clip_norm"])
+    training = Training(phase.noise_multiplier, phase.steps, cell["batch_size"], cell["max_grad_norm"])
     found = simulate(data, training, [one for one in named if one[0] != "oracle"], seed)
     known = [rate for arm, rate in named if arm == "oracle"]
     found |= oracle(data, training, known, seed) if known else {}
@@ -118,7 +118,7 @@ def fit_linear(
     """
     name, _, ratio = arm.partition(" ")
     columns = data.causes if name == "oracle" else torch.arange(data.x.width)
-    clip_norm = cell["clip_norm"] * (len(columns) / data.x.width) ** 0.5
+    max_grad_norm = cell["max_grad_norm"] * (len(columns) / data.x.width) ** 0.5
     binary = data.y.is_floating_point()
     model = nn.Linear(len(columns), 1 if binary else int(data.y.max()) + 1, bias=False)
     nn.init.zeros_(model.weight)
@@ -140,9 +140,9 @@ def fit_linear(
         delta=cell["delta"],
         epochs=cell["epochs"],
         batch_size=cell["batch_size"],
-        clip_norm=clip_norm,
+        max_grad_norm=max_grad_norm,
         optimizer=lambda parameters: torch.optim.SGD(
-            parameters, lr=rate / cell["clip_norm"], momentum=MOMENTUM
+            parameters, lr=rate / cell["max_grad_norm"], momentum=MOMENTUM
         ),
         ema_decay=EMA,
         seed=seed,

@@ -86,7 +86,7 @@ def method_beside(dense: Plan, dimension: int, *, linear: bool = False) -> Metho
 
 
 def choose_method(
-    dimension: int, *, linear: bool = False, units: int, unit: str = "row", **asked: Unpack[Asked]
+    dimension: int, *, linear: bool = False, units: int, unit_name: str = "row", **asked: Unpack[Asked]
 ) -> Method:
     """A learned support where a step's noise is audible beside the clip norm, else dense DP-SGD.
 
@@ -94,14 +94,14 @@ def choose_method(
         dimension: number of trainable scalars.
         linear: whether they are one linear layer (`is_linear`).
         units: as for `PlanSpec.asked`.
-        unit: as for `PlanSpec.asked`.
+        unit_name: as for `PlanSpec.asked`.
         asked: as for `PlanSpec.asked`.
 
     **Privacy.** Only public numbers are looked at: size of the model, number of units, batch size, epochs and budget.
     """
     delta = asked.get("delta")
     known: Asked = {**asked, "delta": default_delta(units) if delta is None else delta}
-    dense = PlanSpec.asked("dp-sgd", units=units, unit=unit, **known).plan()
+    dense = PlanSpec.asked("dp-sgd", units=units, unit_name=unit_name, **known).plan()
     method = method_beside(dense, dimension, linear=linear)
     logger.info("method auto: %s: %s", method.name, _reason(method, dense, dimension, linear=linear))
     return method
