@@ -44,14 +44,14 @@ ON_TABLES = [pytest.param(name, TEXTS, id=f"{name}-on-tables") for name in COUNT
 def central(plan: Plan, world: World = NUMBERS, seed: int = 5):
     """The same plan over the pooled rows; every client a unit, alone in its micro-batch."""
     dataset, units = all_rows(world)
-    loading = sparsedp.Loading(units=units, rows_per_unit=ROWS, max_physical_batch=ROWS)
+    loading = sparsedp.DataConfig(unit_ids=units, rows_per_unit=ROWS, max_physical_batch=ROWS)
     trainer = sparsedp.Trainer(
         world.make_model(),
         dataset,
         LOSS,
         plan=plan,
         optimizer=sgd,
-        loading=loading,
+        data=loading,
         seed=seed,
         engine="reference",
     )
@@ -277,7 +277,7 @@ def test_an_honest_client_keeps_to_the_clip_norm():
 
 def start(plan, out=None, **options):
     evaluate = sparsedp.held_out(all_rows()[0], per_sample_loss(LOSS))
-    return FederatedTrainer(make_model(), plan=plan, optimizer=sgd, evaluate=evaluate, out=out, **options)
+    return FederatedTrainer(make_model(), plan=plan, optimizer=sgd, evaluate=evaluate, run_dir=out, **options)
 
 
 def test_the_folder_is_a_runs_and_verifies(tmp_path):

@@ -231,14 +231,21 @@ def data(rows, features=400, causes=4, seed=0):
 def trained(method, folder=None, dataset=None, seed=1, **more):
     torch.manual_seed(0)
     dataset = data(4000) if dataset is None else dataset
-    settings = {"epsilon": 1.0, "delta": 1e-5, "epochs": 10, "batch_size": 400, "clip_norm": 0.5, "lr": 2.0}
+    settings = {
+        "epsilon": 1.0,
+        "delta": 1e-5,
+        "epochs": 10,
+        "batch_size": 400,
+        "max_grad_norm": 0.5,
+        "lr": 2.0,
+    }
     return sparsedp.fit(
         nn.Linear(dataset.tensors[0].shape[1], 2),
         dataset,
         nn.CrossEntropyLoss(reduction="none"),
         method=method,
         accountant="rdp",
-        out=folder,
+        run_dir=folder,
         seed=seed,
         progress=False,
         **settings | more,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from sparsedp.auditing.mechanism import KEPT, NoisePatterns
+from sparsedp.auditing.mechanism import KEPT, NoiseCorrelationTest
 from sparsedp.clipping import FlatClip
 from sparsedp.privacy.ledger import Charge, ChargeLog
 from sparsedp.privacy.mechanism import GaussianMechanism
@@ -17,7 +17,7 @@ RISK = 1e-9
 
 
 def test_every_coordinate_of_a_large_model_gets_noise_of_its_own():
-    patterns, largest = NoisePatterns(SIZE), np.zeros(SIZE)
+    patterns, largest = NoiseCorrelationTest(SIZE), np.zeros(SIZE)
     for step in range(KEPT):
         released = GaussianMechanism(ChargeLog(), SystemRandomness()).release(
             ClippedVectorSum(torch.zeros(1, SIZE), FlatClip(1.0)),

@@ -108,7 +108,7 @@ def fit_linear(
         delta=cell["delta"],
         epochs=cell["epochs"],
         batch_size=cell["batch_size"],
-        clip_norm=cell["clip_norm"],
+        max_grad_norm=cell["clip_norm"],
         optimizer=lambda parameters: torch.optim.SGD(
             parameters, lr=rate / cell["clip_norm"], momentum=MOMENTUM
         ),

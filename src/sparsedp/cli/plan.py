@@ -106,7 +106,7 @@ def plan(
         "epochs": epochs,
         "epsilon": epsilon,
         "delta": delta,
-        "clip_norm": (clip[0], clip[1]) if isinstance(clip, list) else clip,
+        "max_grad_norm": (clip[0], clip[1]) if isinstance(clip, list) else clip,
         "accountant": accountant,
         "warmup_fraction": _warmup_share(phase1_epochs, epochs),
         "split": None if phase1_budget is None else NominalSplit(phase1_budget),
@@ -197,7 +197,7 @@ def _spec(
         return _chosen_by_fit(changes, size, asked, units=units, unit=unit)
     row = get_method(METHOD if method is None else method)
     known: Asked = asked if row.private else {**asked, "epsilon": None}
-    return PlanSpec.asked(row, changes, units=units, unit=unit, **known), None
+    return PlanSpec.asked(row, changes, units=units, unit_name=unit, **known), None
 
 
 def _chosen_by_fit(
@@ -219,7 +219,7 @@ def _chosen_by_fit(
         )
     # `fit` looks at nothing of a model but its size, which a tensor without memory has as well.
     stand_in = nn.ParameterList([nn.Parameter(torch.empty(dimension, device="meta"))])
-    spec = spec_for(stand_in, AUTO_METHOD, changes, units=units, unit=unit, **asked)
+    spec = spec_for(stand_in, AUTO_METHOD, changes, units=units, unit_name=unit, **asked)
     return spec, reason_of(spec, dimension)
 
 

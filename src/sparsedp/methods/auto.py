@@ -72,20 +72,20 @@ def method_beside(dense: Plan, dimension: int) -> Method:
     return configure(get_method(SPARSE), MethodOptions(active_ratio=SPARSE_RATIO))
 
 
-def choose_method(dimension: int, *, units: int, unit: str = "row", **asked: Unpack[Asked]) -> Method:
+def choose_method(dimension: int, *, units: int, unit_name: str = "row", **asked: Unpack[Asked]) -> Method:
     """A learned support where a step's noise on many coordinates is loud beside the clip norm, else dense DP-SGD.
 
     Args:
         dimension: number of trainable scalars.
         units: as for `PlanSpec.asked`.
-        unit: as for `PlanSpec.asked`.
+        unit_name: as for `PlanSpec.asked`.
         asked: as for `PlanSpec.asked`.
 
     **Privacy.** Only public numbers are looked at: size of the model, number of units, batch size, epochs and budget.
     """
     delta = asked.get("delta")
     known: Asked = {**asked, "delta": default_delta(units) if delta is None else delta}
-    dense = PlanSpec.asked("dp-sgd", units=units, unit=unit, **known).plan()
+    dense = PlanSpec.asked("dp-sgd", units=units, unit_name=unit_name, **known).plan()
     method = method_beside(dense, dimension)
     logger.info(
         "method auto: %s, as the noise of a dense step on %d coordinates is %.2f of the clip norm (%s at ratio %.1f "
