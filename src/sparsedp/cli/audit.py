@@ -81,7 +81,7 @@ def audit(
         "delta": delta,
         "epochs": epochs,
         "batch_size": batch_size,
-        "clip_norm": (clip[0], clip[1]) if isinstance(clip, list) else clip,
+        "max_grad_norm": (clip[0], clip[1]) if isinstance(clip, list) else clip,
     }
     chosen: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
     if run is not None and (chosen or active_ratio is not None):

@@ -21,14 +21,13 @@ from sparsedp.batch import MicroBatch, PerSampleLoss, Rows, tensors_of, to_devic
 from sparsedp.clipping import Identity
 from sparsedp.errors import ModelError, SparseDPError
 from sparsedp.grad_sample.accumulate import Chunk, ClippedSum
-from sparsedp.grad_sample.blocks import Block, Metric, Metrics, make_blocks
 from sparsedp.grad_sample.buffers import Space, Workspace, give_back_freed_memory
 from sparsedp.grad_sample.embedding import TokenRows, refuse_embedding
 from sparsedp.grad_sample.isolation import MADE_UP, isolated_losses, made_up, own_draws, why_not_isolated
 from sparsedp.grad_sample.linear import Outer
 from sparsedp.grad_sample.query import Query
 from sparsedp.grad_sample.reference import ReferenceEngine
-from sparsedp.grad_sample.sampler import GradSampler
+from sparsedp.grad_sample.sampler import Block, GradSampler, Metric, Metrics, make_blocks
 from sparsedp.grad_sample.trace import FallbackError, Graph, Trace, graph_leaf, trace
 from sparsedp.grad_sample.uses import Use, grad_samplers
 from sparsedp.parameters import Layout, Support
