@@ -65,7 +65,7 @@ _HOMES = {
     "Trainer": "sparsedp.training.trainer",
     "Verification": "sparsedp.runs.verify",
     "all_methods": "sparsedp.methods",
-    "audit": "sparsedp.auditing",
+    "audit": "sparsedp.auditing.audit",
     "build_plan": "sparsedp.methods",
     "extract_features": "sparsedp.training.data",
     "fit": "sparsedp.training.fit",
