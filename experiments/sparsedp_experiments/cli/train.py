@@ -251,7 +251,7 @@ def _show(result: Result, settings: Settings, folder: Path, screen: Console) -> 
             "people are; --unit says what they are called.",
             soft_wrap=True,
         )
-    if not result.for_release:
+    if not result.publishable:
         screen.print(
             "[yellow]Reproducible, not for release:[/yellow] a seed was given, or the method is not private."
         )
