@@ -21,13 +21,13 @@ from federated_tools import (
 import sparsedp
 from every_day import OFTEN
 from sparsedp.federated import FederatedTrainer
-from sparsedp.methods import all_methods
+from sparsedp.methods import list_methods
 from sparsedp.privacy.plan import Plan
 
 pytestmark = pytest.mark.usefixtures("checked_once")
 
 COUNTING = ("adafest", "fest")
-PRIVATE = [method.name for method in all_methods() if method.private]
+PRIVATE = [method.name for method in list_methods() if method.private]
 EVERYWHERE = [
     pytest.param(name, NUMBERS, id=name, marks=[] if name in OFTEN else pytest.mark.nightly)
     for name in PRIVATE

@@ -120,7 +120,7 @@ def fit_linear(
 
 def _plan(cell: Mapping[str, Any]) -> Any:
     names = ("epsilon", "delta", "epochs", "batch_size", "clip_norm")
-    return sparsedp.build_plan("dp-sgd", units=cell["records"], **{name: cell[name] for name in names})
+    return sparsedp.plan("dp-sgd", units=cell["records"], **{name: cell[name] for name in names})
 
 
 def _head(cell: Mapping[str, Any], seed: int, engine: str) -> dict[str, Any]:
