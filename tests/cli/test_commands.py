@@ -156,6 +156,7 @@ PUBLIC = (
         (650, (), "dp-sgd", "dense, as the noise of a dense step on 650 coordinates is 0.0"),
         (2_000_000, (), "dp-sgd", "dense, as the noise of a dense step on 2,000,000 coordinates is 1.9"),
         (650, ("--active-ratio", "0.5"), "tp-topk", "a support, as what was said of one asks for it"),
+        (155_530, ("--head-parameters", "155530"), "tp-adaptive", "a support of one linear layer"),
     ],
 )
 def test_plan_says_what_auto_takes_and_why(typed, parameters, more, method, why):
@@ -165,7 +166,8 @@ def test_plan_says_what_auto_takes_and_why(typed, parameters, more, method, why)
     assert why in answer["reason"]
     numbers = {"units": 50_000, "batch_size": 2048, "epochs": 10, "delta": 1e-5, "accountant": "rdp"}
     chosen = spec_for(
-        nn.Linear(parameters, 1, bias=False), "auto", MethodOptions(active_ratio=0.5) if more else None,
+        nn.Linear(parameters, 1, bias=False) if "--head-parameters" in more else nn.Embedding(parameters, 1),
+        "auto", MethodOptions(active_ratio=0.5) if "--active-ratio" in more else None,
         unit_name="row", epsilon=1.0, max_grad_norm=0.1, **numbers,
     )  # fmt: skip
     noise = [phase.noise_multiplier for phase in chosen.plan().phases]

@@ -11,7 +11,7 @@ from torch.utils.data import TensorDataset
 
 import sparsedp
 from sparsedp.methods import PlanSpec, build_plan, get_method
-from sparsedp.methods.auto import LOUD, choose_method, meaning_of, noise_ratio
+from sparsedp.methods.auto import LOUD, choose_method, is_linear, meaning_of, noise_ratio
 from sparsedp.methods.plan_summary import ModelSize, quote
 from sparsedp.parameters import Layout
 
@@ -29,6 +29,26 @@ def test_loud_noise_chooses_a_learned_support_and_quiet_noise_all_coordinates():
     assert choose_method(155_530, epsilon=1.0, max_grad_norm=0.1, **CIFAR).name == "tp-topk"
     assert choose_method(155_530, epsilon=1.0, max_grad_norm=0.1, **CIFAR).active_ratio == 0.4
     assert choose_method(155_530, epsilon=8.0, max_grad_norm=0.1, **CIFAR) == get_method("dp-sgd")
+
+
+@pytest.mark.parametrize(
+    ("dimension", "epsilon", "expected"),
+    [(5_000, 1.0, "tp-adaptive"), (400, 1.0, "dp-sgd"), (5_000, 50.0, "dp-sgd"), (2_000_000, 1.0, "dp-sgd")],
+)
+def test_one_linear_layer_finds_its_support_where_noise_is_audible(dimension, epsilon, expected):
+    method = choose_method(dimension, linear=True, epsilon=epsilon, max_grad_norm=0.1, **CIFAR)
+    assert method.name == expected
+    assert not method.denoise
+    assert choose_method(dimension, epsilon=epsilon, max_grad_norm=0.1, **CIFAR) == get_method("dp-sgd")
+
+
+def test_linear_is_what_trains_one_linear_layer_and_nothing_else():
+    body = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten()).requires_grad_(False)
+    assert is_linear(nn.Linear(4, 2))
+    assert is_linear(nn.Sequential(body, nn.Linear(4, 2)))
+    assert not is_linear(nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)))
+    assert not is_linear(nn.Embedding(9, 2))
+    assert not is_linear(nn.Tanh())
 
 
 def test_all_coordinates_are_trained_where_there_are_few_or_noise_is_all_there_is():

@@ -271,6 +271,18 @@ def test_where_all_is_kept_it_is_dense_training_to_the_bit():
     assert torch.equal(dense.model.weight, adaptive.model.weight)
 
 
+def test_undenoised_it_leaves_the_weights_off_its_support_as_they_are(tmp_path):
+    result = trained("auto", tmp_path / "run")
+    assert result.plan.method == METHOD
+    assert result.k < 400
+    before = trained("dp-sgd").model
+    off = result.support.mask()[:800].reshape(2, 400).logical_not()
+    assert off.sum() > 400
+    dense = (before.weight.detach()[off]).square().mean()
+    assert (result.model.weight.detach()[off]).square().mean() > 0.2 * dense  # shrunk, it is a hundredth
+    assert look(tmp_path / "run").decisions[-1]["kept"] == result.k
+
+
 @pytest.mark.parametrize("ema_decay", [None, 0.9])
 def test_weights_off_the_support_are_those_of_the_warm_up_shrunk(ema_decay, tmp_path):
     folder = tmp_path / "run"

@@ -16,7 +16,7 @@ from sparsedp import distributed
 from sparsedp.errors import PrivacyError, PrivacyWarning, SparseDPError
 from sparsedp.loading import DataConfig
 from sparsedp.methods import Given, Method, MethodOptions, PublicScores, configure, get_method
-from sparsedp.methods.auto import AUTO_METHOD, choose_method
+from sparsedp.methods.auto import AUTO_METHOD, choose_method, is_linear
 from sparsedp.methods.plan_config import METHOD, Asked, PlanSpec
 from sparsedp.privacy.plan import Plan
 from sparsedp.runs.directory import check_new
@@ -94,7 +94,11 @@ def spec_for(
         trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
         # What is said of a support asks for one.
         told = changes is not None or isinstance(asked.get("max_grad_norm"), tuple)
-        method = METHOD if told else choose_method(trained, units=units, unit_name=unit_name, **asked)
+        method = (
+            METHOD
+            if told
+            else choose_method(trained, linear=is_linear(model), units=units, unit_name=unit_name, **asked)
+        )
     return PlanSpec.asked(method, changes, units=units, unit_name=unit_name, **asked)
 
 
