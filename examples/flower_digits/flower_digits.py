@@ -15,7 +15,7 @@ from torch.utils.data import Subset
 import sparsedp
 from sparsedp.batch import per_sample_loss
 from sparsedp.federated import Client, FederatedTrainer, LocalSGD
-from sparsedp.flower import client_app, server_app
+from sparsedp.integrations.flower import client_app, server_app
 from sparsedp_experiments import data as datasets
 
 LOSS = nn.CrossEntropyLoss(reduction="none")

@@ -194,7 +194,7 @@ def test_nothing_in_the_run_directory_is_named_after_private_quantities(tmp_path
         "checkpoint.safetensors", "ledger.jsonl", "metrics.jsonl", "plan.json", "record.json",
     ]  # fmt: skip
     with safe_open(run / "checkpoint.safetensors", "pt") as file:
-        document = json.loads(file.metadata()["document"])
+        document = json.loads(file.metadata()["checkpoint"])["document"]
         tensors = list(file.keys())
     keys = set(all_keys(document)) | {name.rsplit("/", 1)[-1] for name in tensors}
     for name in ("plan.json", "record.json"):
