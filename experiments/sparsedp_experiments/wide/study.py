@@ -95,7 +95,7 @@ def same_cell(row: Mapping[str, Any], cell: Mapping[str, Any]) -> bool:
 def simulated(data: WideData, cell: Mapping[str, Any], named: Sequence[Named], seed: int) -> Found:
     """Weights and size of the support of each arm and rate, by the simulator."""
     names = ("epsilon", "delta", "epochs", "batch_size", "max_grad_norm")
-    plan = sparsedp.build_plan("dp-sgd", units=cell["records"], **{name: cell[name] for name in names})
+    plan = sparsedp.plan("dp-sgd", units=cell["records"], **{name: cell[name] for name in names})
     phase = plan.phases[0]
     training = Training(phase.noise_multiplier, phase.steps, cell["batch_size"], cell["max_grad_norm"])
     known = [one for one in named if one[0] == "oracle"]
