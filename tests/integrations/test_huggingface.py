@@ -117,8 +117,8 @@ class Seen(hf.TrainerCallback):
 def test_strategies_and_callbacks_are_heeded(tmp_path):
     seen = Seen()
     trainer = trainer_of(
-        bert(), tmp_path, callbacks=[seen], eval_strategy="epoch", save_strategy="steps", save_steps=2, save_total_limit=2,
-        logging_steps=4,
+        bert(), tmp_path, callbacks=[seen], eval_strategy="epoch", save_strategy="steps", save_steps=2,
+        save_total_limit=2, logging_steps=4,
     )  # fmt: skip
     trainer.train()
     count = {name: seen.events.count(name) for name in set(seen.events)}

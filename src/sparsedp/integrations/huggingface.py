@@ -89,6 +89,10 @@ class SparseDPTrainer(HubTrainer):  # type: ignore[misc]
         callback cannot end an epoch early: epochs are planned.
     """
 
+    state: Any
+    control: Any
+    optimizer: Any
+
     def __init__(self, *args: Any, privacy: PrivacyArguments, **kwargs: Any) -> None:
         if not isinstance(privacy, PrivacyArguments):
             raise SparseDPError(
@@ -170,7 +174,8 @@ class SparseDPTrainer(HubTrainer):  # type: ignore[misc]
                 betas=(args.adam_beta1, args.adam_beta2),
                 eps=args.adam_epsilon,
             )
-        return self.optimizer
+        optimizer: Optimizer = self.optimizer
+        return optimizer
 
     def _create_schedule(
         self, optimizer: Optimizer, rates: list[float], private: PrivateTraining
