@@ -72,37 +72,6 @@ def load(name: str, described: Mapping[str, Any]) -> Table:
     )  # fmt: skip
 
 
-def encodings(table: Table) -> dict[str, Callable[[pd.DataFrame], np.ndarray]]:
-    """The two ways of version 0.1: zero stays zero, and everything to -1 .. 1 by its bounds."""
-
-    def by(number: Callable[[Any, list[Any]], Any]) -> Callable[[pd.DataFrame], np.ndarray]:
-        def encode(frame: pd.DataFrame) -> np.ndarray:
-            parts = []
-            for name, (kind, *given) in table.columns.items():
-                if kind == "category":
-                    read = frame[name].map(
-                        lambda v: str(int(v)) if isinstance(v, float) and v == v else str(v)
-                    )
-                    parts += [(read == str(level)).to_numpy(float) for level in given[0]]
-                else:
-                    bounds = [-given[0], given[0]] if kind == "signed" else given
-                    parts.append(number(frame[name].astype(float).fillna(0.0).to_numpy(), [kind, *bounds]))
-            return np.stack(parts, axis=1)
-
-        return encode
-
-    def zero(x: Any, rule: list[Any]) -> Any:
-        if rule[0] == "count":
-            return np.log1p(np.clip(x, 0, rule[1])) / np.log1p(rule[1])
-        return np.where(x != 0, np.clip(x, rule[1], rule[2]), 0) / max(abs(rule[1]), abs(rule[2]))
-
-    def bounds(x: Any, rule: list[Any]) -> Any:
-        low, high = (0, rule[1]) if rule[0] == "count" else rule[1:]
-        return 2 * (np.clip(x, low, high) - low) / (high - low) - 1
-
-    return {"zero": by(zero), "bounds": by(bounds)}
-
-
 @dataclass(frozen=True)
 class Results:
     """One line per fit; a fit that is already there is not made again."""
@@ -131,34 +100,19 @@ def score(table: Table, y: np.ndarray, given: np.ndarray) -> float:
     return round(float((roc_auc_score if table.target_bounds is None else r2_score)(y, given)), 5)
 
 
-def ours(table: Table, epsilon: float, seed: int, how: str = "columns", factor: float = 1.0) -> Row:
-    """A fit by the estimator's defaults, or at a multiple of the default rate, or with an encoding of before."""
+def ours(table: Table, epsilon: float, seed: int, kind: str) -> Row:
+    """A fit by the estimator's defaults."""
     from sparsedp.sklearn import SparseDPClassifier, SparseDPRegressor
 
-    class Classifier(SparseDPClassifier):
-        def _linear_rate(self, *of: Any) -> float:
-            self.used_ = factor * super()._linear_rate(*of)
-            return self.used_
-
-    class Regressor(SparseDPRegressor):
-        def _linear_rate(self, *of: Any) -> float:
-            self.used_ = factor * super()._linear_rate(*of)
-            return self.used_
-
     (X, y, groups), (X_test, y_test, _) = table.part(False), table.part(True)
-    given: Row = {"epsilon": epsilon, "random_state": seed}
-    if how == "columns":
-        given["columns"] = table.columns
-    else:
-        encode = encodings(table)[how]
-        X, X_test, given["bounds"] = encode(X), encode(X_test), (-1, 1)
+    given: Row = {"epsilon": epsilon, "random_state": seed, "columns": table.columns, "model": kind}
     if table.target_bounds is None:
-        model: Any = Classifier(classes=[0, 1], **given).fit(X, y, groups=groups)
+        model: Any = SparseDPClassifier(classes=[0, 1], **given).fit(X, y, groups=groups)
         predicted = model.decision_function(X_test)
     else:
-        model = Regressor(target_bounds=table.target_bounds, **given).fit(X, y, groups=groups)
+        model = SparseDPRegressor(target_bounds=table.target_bounds, **given).fit(X, y, groups=groups)
         predicted = model.predict(X_test)
-    return {"score": score(table, y_test, predicted), "lr": round(model.used_, 4), "units": model.n_units_}
+    return {"score": score(table, y_test, predicted), "units": model.n_units_}
 
 
 def ceiling(table: Table, which: str) -> Row:
@@ -279,7 +233,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=["ours", "rates", "opacus", "diffprivlib", "export", "table"])
+    parser.add_argument("what", choices=["ours", "opacus", "diffprivlib", "export", "table"])
     parser.add_argument("--config", type=Path, default=ROOT / "configs" / "tabular.toml")
     parser.add_argument("--results", type=Path, default=ROOT / "results" / "tabular.jsonl")
     parser.add_argument("--folder", type=Path, default=Path("tabular-features"))
@@ -315,12 +269,9 @@ def main() -> None:
                     key = {**at, "what": "opacus", "lr": lr}
                     results.get(key, partial(opacus, table, epsilon, seed, lr))
                 continue
-            ways = [("columns", 1.0), ("zero", 1.0), ("bounds", 1.0)]
-            if options.what == "rates":
-                ways = [("columns", factor) for factor in config["factors"]]
-            for how, factor in ways:
-                key = {**at, "what": how, "factor": factor}
-                results.get(key, partial(ours, table, epsilon, seed, how, factor))
+            for kind in ("linear", "additive"):
+                key = {**at, "what": f"ours {kind}"}
+                results.get(key, lambda t=table, e=epsilon, s=seed, k=kind: ours(t, e, s, k))
 
 
 if __name__ == "__main__":

@@ -84,6 +84,7 @@ def train(
     hidden: Annotated[
         str | None, typer.Option(metavar="N,N", help="Widths of hidden layers; none: linear.")
     ] = None,
+    kind: Annotated[str, typer.Option("--model", metavar="NAME", help="linear or additive.")] = "linear",
     epochs: options.Epochs = None,
     seed: Annotated[int | None, typer.Option(help="Reproducible, and not for release.")] = None,
     budget: Annotated[
@@ -110,7 +111,7 @@ def train(
     told = {name: rule for name, rule in rules.items() if name != target}
     settings: dict[str, Any] = {
         "columns": told, "target": target, **_task(target, rules[target]), "epsilon": epsilon, "delta": delta,
-        "hidden_layer_sizes": [int(width) for width in options.numbers(hidden, "hidden")] if hidden else [],
+        "model": kind, "hidden_layer_sizes": [int(width) for width in options.numbers(hidden, "hidden")] if hidden else [],
         "name": tables[0].stem, "run_dir": str(run_dir), "random_state": seed,
         **({} if epochs is None else {"epochs": epochs}),
     }  # fmt: skip
@@ -127,6 +128,8 @@ def train(
         model.set_params(budget=_budget(budget))
     test = (features.rows(apart), y[apart]) if held_out else None
     model.fit(features.rows(~apart), y[~apart], eval_set=test)
+    names = [*model.encoder_.feature_names_in_, *told]  # the model's own order first
+    settings |= {"columns": {name: told[name] for name in names}, "knots": model.encoder_.knots}
     (run_dir / _SETTINGS).write_text(json.dumps(settings, indent=1, default=str) + "\n", encoding="utf-8")
     page = model.guarantee_report(run_dir / _PAGE)
     metrics = {name: value for name, value in model.result_.metrics.items() if value is not None}
@@ -232,7 +235,7 @@ def make_estimator(settings: dict[str, Any]) -> PrivateEstimator:
     """The estimator of these settings, as Python would make it."""
     from sparsedp.sklearn import SparseDPClassifier, SparseDPRegressor
 
-    given = {name: value for name, value in settings.items() if name != "target"}
+    given = {name: value for name, value in settings.items() if name not in ("target", "knots")}
     return SparseDPClassifier(**given) if "classes" in given else SparseDPRegressor(**given)
 
 
@@ -251,7 +254,7 @@ def load_estimator(run: Path) -> PrivateEstimator:
     except (OSError, ValueError) as error:
         raise DataError(f"{run}: {error}; expected a run of `sparsedp train`") from error
     model = make_estimator(settings)
-    encoder = PublicEncoder(model.columns)
+    encoder = PublicEncoder(model.columns, knots=settings["knots"])
     features = len(encoder.get_feature_names_out())
     if "classes" in settings:
         model.classes_ = np.unique(np.asarray(settings["classes"]))
