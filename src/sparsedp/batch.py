@@ -69,6 +69,13 @@ def row_count(rows: Rows) -> int:
     leaves = tensors_of(rows)
     if not leaves:
         raise DataError("a batch holds no tensor; give tensors, or a tuple, list or dict of tensors")
+    if not (type(rows) is tuple and len(leaves) == len(rows)):
+        for leaf in pytree.tree_leaves(rows):
+            if not isinstance(leaf, (Tensor, bool, int, float, str, type(None))):
+                raise DataError(
+                    f"a batch holds a {type(leaf).__name__}, which cannot be taken apart by example; give tensors, "
+                    "or a tuple, list or dict of tensors (of an array: torch.as_tensor, of a BatchEncoding: dict)"
+                )
     counts = {leaf.shape[0] if leaf.dim() else None for leaf in leaves}
     if len(counts) != 1 or None in counts:
         shapes = [tuple(leaf.shape) for leaf in leaves]

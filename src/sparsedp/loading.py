@@ -166,10 +166,10 @@ class FixedShapes:
 
 
 def signature_of(rows: Rows) -> Signature:
-    """Shape of a row and type of every tensor, and every plain number, which would be common to all rows."""
+    """Shape of a row and type of every tensor, and every plain number and text, which would be common to all rows."""
     leaves = pytree.tree_leaves(rows)
     return tuple(
         (tuple(leaf.shape[1:]), leaf.dtype) if isinstance(leaf, Tensor) else leaf
         for leaf in leaves
-        if isinstance(leaf, (Tensor, bool, int, float))
+        if isinstance(leaf, (Tensor, bool, int, float, str))
     )

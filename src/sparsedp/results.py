@@ -121,16 +121,15 @@ class Result:
             "ledger": {"head": self.ledger.head, "length": self.ledger.entries},
         }
 
-    def report(self, out: Path | str | None = None, nonprivate: bool = False) -> Path:
-        """Write the HTML report of this run, and say where it is; see `sparsedp.write_report`.
+    def report(self, out: Path | str | None = None) -> Path:
+        """Write the HTML report of this run, which kept a directory, and return its path.
 
         Args:
             out: the file to write; `report.html` in the run directory if not given.
-            nonprivate: also show non-private diagnostics, under a banner.
         """
         import sparsedp  # by its front door: nothing in training knows the reports
 
-        return sparsedp.write_report(self, out, nonprivate)
+        return sparsedp.write_report(self, out)
 
 
 @final

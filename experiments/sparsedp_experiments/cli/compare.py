@@ -82,7 +82,7 @@ def compare(
 def carry_out(experiment: Experiment, out: Path, workers: int, as_json: bool) -> None:
     """Run a comparison in a folder, show its table, write its report."""
     from sparsedp_experiments.cli.running import run_on_screen, summary
-    from sparsedp_experiments.comparison.comparison import write_comparison
+    from sparsedp_experiments.comparison.page import write_comparison
     from sparsedp_experiments.runs.comparison import claim
     from sparsedp_experiments.runs.results import Results
     from sparsedp_experiments.runs.runner import Workplace

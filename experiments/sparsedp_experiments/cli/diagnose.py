@@ -11,22 +11,21 @@ import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from sparsedp._validate import percent, significant
 from sparsedp.cli.diagnose import show as show_released
 from sparsedp.cli.output import Exit, aside, emit, people, run_folder
 from sparsedp.errors import SparseDPError
-from sparsedp.report.numbers import percent, significant
-from sparsedp.runs.directory import NONPRIVATE
 from sparsedp_experiments.cli import options
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from sparsedp.runs.nonprivate_file import Diagnostics
+    from sparsedp_experiments.theory.nonprivate_file import Diagnostics
     from sparsedp_experiments.theory.visible import Theory
 
 ROWS = 2000
 BANNER = (
-    f"Not private: this looks at the run's data without noise. The results go to RUN/{NONPRIVATE} and into no "
+    "Not private: this looks at the run's data without noise. The results go to RUN/nonprivate.json and into no "
     "other file. Do not publish them or choose anything by them."
 )
 
@@ -61,7 +60,7 @@ def diagnose(
 
     Without --nonprivate it reads releases and public numbers only, and costs nothing. With it, gradients at the final
     weights are measured on the run's data set, and along the run if it was trained with --snapshots;
-    `sparsedp report RUN --nonprivate` shows the figures.
+    `RUN/nonprivate.svg` shows the figures.
     """
     folder = run_folder(run)
     if not nonprivate and (data is not None or rows is not None):
@@ -83,7 +82,7 @@ def diagnose(
 
 
 def _without_noise(folder: Path, data: Data, rows: int, as_json: bool) -> dict[str, Any]:
-    from sparsedp.runs.nonprivate_file import read_diagnostics
+    from sparsedp_experiments.theory.nonprivate_file import draw_diagnostics, read_diagnostics
 
     screen = aside()
     screen.print(BANNER, style="bold red")
@@ -94,6 +93,7 @@ def _without_noise(folder: Path, data: Data, rows: int, as_json: bool) -> dict[s
             screen.print("Stopped; nothing was written.")
             raise typer.Exit(Exit.INTERRUPTED) from interrupt
     found = read_diagnostics(folder)
+    draw_diagnostics(folder, found)
     if not as_json:
         _show_nonprivate(file, found, people(as_json))
     seconds = [{"stage": name, "seconds": round(value, 3)} for name, value in stages.seconds]
@@ -191,4 +191,4 @@ def _show_nonprivate(file: Path, found: Diagnostics, screen: Console) -> None:
     screen.print(table)
     for remark in found.remarks:
         screen.print(f"- {remark}", markup=False)
-    screen.print(f"Written: {file}. Figures: sparsedp report {file.parent} --nonprivate", soft_wrap=True)
+    screen.print(f"Written: {file}. Figures: nonprivate.svg beside it", soft_wrap=True)

@@ -6,13 +6,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, final
 
-from sparsedp.report.metric import MetricStyle, leading
-from sparsedp.report.numbers import epsilon_text
-from sparsedp.report.references import Reference, majority
-from sparsedp.report.run import Record
+from sparsedp._validate import epsilon_text
 from sparsedp_experiments.comparison.colours import method_rank, method_style
+from sparsedp_experiments.comparison.metric import MetricStyle, Reference, leading, majority
 from sparsedp_experiments.comparison.statistics import Estimate, estimate, paired_difference
 
+Record = Mapping[str, Any]
+"""A run's record, or a finished cell's of a sweep."""
 BASELINE = "dp-sgd"
 _SHORT = {"method.active_ratio": "ratio", "optimizer.groups.0.lr": "lr", "batch_size": "batch"}
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+from sparsedp._validate import significant
 from sparsedp.errors import SparseDPError
-from sparsedp.report.numbers import significant
 from sparsedp_experiments.comparison.statistics import estimate
 from sparsedp_experiments.figures.config import record_name
 from sparsedp_experiments.figures.plots.support import at_epsilon, at_ratio

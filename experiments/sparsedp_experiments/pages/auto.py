@@ -7,8 +7,8 @@ import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
+from sparsedp._validate import NONE
 from sparsedp.methods.auto import LOUD, MANY, SPARSE, SPARSE_RATIO, TOO_LOUD, pays
-from sparsedp.report.numbers import NONE
 from sparsedp_experiments.comparison.statistics import estimate
 from sparsedp_experiments.pages import words
 from sparsedp_experiments.pages.loudness import Gain

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from matplotlib.axes import Axes
 
-from sparsedp.report.metric import metric_named
 from sparsedp_experiments.comparison.colours import method_style
+from sparsedp_experiments.comparison.metric import metric_named
 from sparsedp_experiments.figures.canvas import DASHED, GROUND, LETTER, key, legend, sheet, written
 from sparsedp_experiments.pages import words
 from sparsedp_experiments.pages.paper import number_for

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from sparsedp.report.numbers import NONE
+from sparsedp._validate import NONE
 from sparsedp_experiments.pages import words
 from sparsedp_experiments.pages.study import Study
 from sparsedp_experiments.runs.table import Row

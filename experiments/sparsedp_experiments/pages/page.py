@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from sparsedp.report.numbers import NONE
+from sparsedp._validate import NONE
 from sparsedp_experiments.comparison.statistics import Estimate
 from sparsedp_experiments.pages import words
 from sparsedp_experiments.pages.auto import auto_section, with_auto_table

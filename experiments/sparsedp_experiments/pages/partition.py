@@ -11,7 +11,7 @@ from typing import Any
 from scipy.optimize import brentq
 from scipy.special import log_ndtr
 
-from sparsedp.report.numbers import NONE
+from sparsedp._validate import NONE
 from sparsedp_experiments.pages import words
 from sparsedp_experiments.pages.noise import Training, noise_multiplier
 from sparsedp_experiments.pages.paper import label

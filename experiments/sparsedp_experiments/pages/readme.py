@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
-from sparsedp.report.numbers import NONE, epsilon_text
+from sparsedp._validate import NONE, epsilon_text
 from sparsedp_experiments.pages import words
 from sparsedp_experiments.pages.paper import number_for
 from sparsedp_experiments.pages.partition import read_partitions

@@ -7,8 +7,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from sparsedp._validate import NONE, epsilon_text, significant
 from sparsedp.methods import get_method
-from sparsedp.report.numbers import NONE, epsilon_text, significant
 from sparsedp_experiments.comparison.statistics import CONFIDENCE
 from sparsedp_experiments.pages import words
 from sparsedp_experiments.pages.paper import number_for, paper_of

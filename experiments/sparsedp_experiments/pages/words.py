@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from sparsedp.report.metric import MetricStyle, metric_named
-from sparsedp.report.numbers import NONE, count, significant
+from sparsedp._validate import NONE, count, significant
+from sparsedp_experiments.comparison.metric import MetricStyle, metric_named
 from sparsedp_experiments.comparison.statistics import Estimate
 from sparsedp_experiments.pages.paper import Number, base_name, label
 from sparsedp_experiments.pages.study import Cell, Study

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar, final
 
 from sparsedp.errors import SparseDPError
-from sparsedp.runs.nonprivate_file import Diagnostics, write_diagnostics
+from sparsedp_experiments.theory.nonprivate_file import Diagnostics, write_diagnostics
 
 T = TypeVar("T")
 U = TypeVar("U")

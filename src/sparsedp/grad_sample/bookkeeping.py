@@ -23,7 +23,7 @@ from sparsedp.grad_sample.accumulate import Chunk, ClippedSum
 from sparsedp.grad_sample.blocks import Block, Metric, Metrics, make_blocks
 from sparsedp.grad_sample.buffers import Space, Workspace, give_back_freed_memory
 from sparsedp.grad_sample.embedding import TokenRows, refuse_embedding
-from sparsedp.grad_sample.isolation import MADE_UP, isolated_losses, made_up, own_draws
+from sparsedp.grad_sample.isolation import MADE_UP, isolated_losses, made_up, own_draws, why_not_isolated
 from sparsedp.grad_sample.linear import Outer
 from sparsedp.grad_sample.query import Query
 from sparsedp.grad_sample.reference import ReferenceEngine
@@ -236,6 +236,10 @@ class BookkeepingEngine:
             FallbackError: the model is not understood.
         """
         device = next(iter(prepared.parameters.values())).device
+        with torch.enable_grad():
+            reason = why_not_isolated(self._model, self._loss, to_device(rows, device))
+        if reason is not None:
+            raise FallbackError(reason)
         with own_draws(None, device):
             two, three = self._try_made_up(to_device(rows, device))
             traced = trace(two.graph, three.graph, prepared.leaves)

@@ -19,14 +19,17 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch._C._functorch import _add_batch_dim
+from torch._C._functorch import TransformType, _add_batch_dim
+from torch._functorch.autograd_function import custom_function_call, has_overridden_vmap_rule
 from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
 from torch._functorch.vmap import unwrap_batched
 from torch.func import functional_call, vmap
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from sparsedp.batch import PerSampleLoss, Rows, check_losses
+from sparsedp.errors import ModelError
 from sparsedp.randomness import SEED_BYTES, PublicRandomness, own_generators
 
 NO_SAVED_TENSOR_HOOKS = (
@@ -100,6 +103,8 @@ def why_not_isolated(model: nn.Module, loss: PerSampleLoss, rows: Rows) -> str |
             except Exception as error:  # whatever a model may do with such an example
                 first = first or error
                 continue
+            if (reason := _looks_below(model, loss, single)) is not None:
+                return reason
             try:
                 losses = isolated_losses(model, loss, made)
                 torch.autograd.grad(losses.sum(), parameters, allow_unused=True)
@@ -108,6 +113,69 @@ def why_not_isolated(model: nn.Module, loss: PerSampleLoss, rows: Rows) -> str |
             return None
     assert first is not None
     raise first
+
+
+class _OperatorNames(TorchDispatchMode):
+    """Notes the operators outside PyTorch that were given a batching rule of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.found: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if kwargs.get("generator") is not None:
+            raise ModelError(
+                f"{func.name()} draws from a torch.Generator of the model's own, so what an example draws depends on "
+                "the examples before it; draw from torch's global generator, which is seeded in secret for every step"
+            )
+        name = func.name()
+        has_rule = torch._C._dispatch_has_kernel_for_dispatch_key(name, "FuncTorchBatched")
+        if has_rule and func.namespace not in ("aten", "prim", "prims"):
+            self.found.add(name)
+        return func(*args, **kwargs)
+
+
+def _looks_below(model: nn.Module, loss: PerSampleLoss, single: Rows) -> str | None:
+    """What of a model would be given all examples at once, below the vectorised level; None if nothing.
+
+    What is called does not depend on values there, so an example tells it for all.
+
+    Raises:
+        ModelError: it draws from a generator of its own.
+    """
+    modes: list[str] = []
+    enter: Any = TorchDispatchMode.__enter__
+
+    def noted(mode: TorchDispatchMode) -> Any:
+        modes.append(type(mode).__name__)
+        return enter(mode)
+
+    with _OperatorNames() as names, torch.no_grad():
+        TorchDispatchMode.__enter__ = noted  # type: ignore[method-assign]
+        try:
+            loss(model, single)
+        finally:
+            TorchDispatchMode.__enter__ = enter  # type: ignore[method-assign]
+    if modes:
+        return f"it runs operators under a dispatch mode ({modes[0]})"
+    return f"{sorted(names.found)[0]} has a batching rule of its own" if names.found else None
+
+
+def _refuse_own_rules() -> None:
+    """A function's own `vmap` would be given all examples: inside isolation it is an error."""
+    rule = custom_function_call.functorch_table[TransformType.Vmap]
+
+    def guarded(interpreter: Any, function: Any, *operands: Any, **more: Any) -> Any:
+        if _ISOLATED and has_overridden_vmap_rule(function):
+            raise RuntimeError(f"{function.__name__}.vmap would be given all examples at once")
+        return rule(interpreter, function, *operands, **more)
+
+    custom_function_call.functorch_table[TransformType.Vmap] = guarded
+
+
+_ISOLATED: list[bool] = []
+_refuse_own_rules()
 
 
 def slow_operators(model: nn.Module, loss: PerSampleLoss, rows: Rows) -> list[str]:
@@ -205,6 +273,8 @@ def isolation(model: nn.Module) -> Iterator[None]:
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         if any(type(part).__module__.startswith("transformers.") for part in parts):
             stack.enter_context(_traced())
+        _ISOLATED.append(True)
+        stack.callback(_ISOLATED.pop)
         yield
 
 

@@ -146,7 +146,7 @@ _SCALE = 0.0047
 _STABLE = 30.0
 """Times the square of a record's length, the rate from which on momentum overshoots the loss's curvature."""
 AVERAGED, SQUARED = 2.0, 0.25
-"""An average has less noise, so its rate may be larger; a squared loss has eight times a logistic one's curvature."""
+"""Averages have less noise, so the rate may be larger; a squared loss is eight times as curved as a logistic one."""
 
 
 def rate_for_table(coordinates: int, features: int, *, unit_norm: bool) -> Callable[[Plan], float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from matplotlib.patches import PathPatch
 from matplotlib.path import Path
 
-from sparsedp.report.numbers import count
+from sparsedp._validate import count
 from sparsedp_experiments.figures.canvas import (
     BLUE,
     DASHED,

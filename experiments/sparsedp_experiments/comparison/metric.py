@@ -1,12 +1,16 @@
-"""Which held-out number a report leads with, and how each reads."""
+"""Held-out metrics: which one a table leads with, how each reads, and what it is to be read against."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import final
+from typing import Any, final
 
-from sparsedp.report.numbers import percent, significant
+from sparsedp._validate import percent, significant
+
+HELD_OUT_COUNTS = "held_out_counts"
+"""The record's schema: how many held-out rows each class has."""
+MAJORITY = "majority class"
 
 
 @final
@@ -73,3 +77,23 @@ def leading(metrics: Iterable[Mapping[str, float | None]]) -> MetricStyle | None
         if key in common:
             return metric_named(key)
     return None
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """A number to compare with, and what has it."""
+
+    name: str
+    value: float
+
+
+def majority(record: Mapping[str, Any], metric: MetricStyle) -> Reference | None:
+    """What always guessing the most frequent held-out class gives; None where the record does not count classes."""
+    counts = (record.get("schema") or {}).get(HELD_OUT_COUNTS)
+    if not counts or not sum(counts):
+        return None
+    there = sum(number > 0 for number in counts)
+    constant = {"accuracy": max(counts) / sum(counts), "auc": 0.5, "balanced_accuracy": 1 / there}
+    value = constant.get(metric.key)
+    return None if value is None else Reference(MAJORITY, value)
