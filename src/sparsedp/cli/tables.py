@@ -14,8 +14,9 @@ import numpy as np
 import typer
 
 from sparsedp.cli import options
-from sparsedp.cli.output import emit, people, run_folder
+from sparsedp.cli.output import Exit, aside, emit, people, run_folder
 from sparsedp.errors import DataError, PrivacyError, SparseDPError
+from sparsedp.runs.directory import holds_run
 
 if TYPE_CHECKING:
     from sparsedp.sklearn.estimator import PrivateEstimator
@@ -91,6 +92,9 @@ def train(
         Path | None,
         typer.Option(help="The file of a PrivacyBudget that this fit draws from; made in Python."),
     ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with an interrupted run: the same command, and this.")
+    ] = False,
     as_json: options.Json = False,
 ) -> None:
     """Train a private model on tables, and write the guarantee as a page to print.
@@ -111,8 +115,8 @@ def train(
     told = {name: rule for name, rule in rules.items() if name != target}
     settings: dict[str, Any] = {
         "columns": told, "target": target, **_task(target, rules[target]), "epsilon": epsilon, "delta": delta,
-        "model": kind, "hidden_layer_sizes": [int(width) for width in options.numbers(hidden, "hidden")] if hidden else [],
-        "name": tables[0].stem, "run_dir": str(run_dir), "random_state": seed,
+        "hidden_layer_sizes": [int(width) for width in options.numbers(hidden, "hidden")] if hidden else [],
+        "model": kind, "name": tables[0].stem, "run_dir": str(run_dir), "random_state": seed,
         **({} if epochs is None else {"epochs": epochs}),
     }  # fmt: skip
     table = read_tables(tables)
@@ -123,11 +127,16 @@ def train(
     apart = held_out_by_hash(ids, held_out)
     if held_out and (apart.all() or not apart.any()):
         raise DataError(f"--held-out: a share of {held_out:g} leaves one side empty; give another, or 0")
-    model = make_estimator(settings)
+    model = make_estimator(settings).set_params(resume=resume)
     if budget is not None:
         model.set_params(budget=_budget(budget))
     test = (features.rows(apart), y[apart]) if held_out else None
-    model.fit(features.rows(~apart), y[~apart], eval_set=test)
+    try:
+        model.fit(features.rows(~apart), y[~apart], eval_set=test)
+    except KeyboardInterrupt as interrupt:
+        if holds_run(run_dir):
+            aside().print(f"Stopped. The same command with --resume goes on with {run_dir}", soft_wrap=True)
+        raise typer.Exit(Exit.INTERRUPTED) from interrupt
     names = [*model.encoder_.feature_names_in_, *told]  # the model's own order first
     settings |= {"columns": {name: told[name] for name in names}, "knots": model.encoder_.knots}
     (run_dir / _SETTINGS).write_text(json.dumps(settings, indent=1, default=str) + "\n", encoding="utf-8")

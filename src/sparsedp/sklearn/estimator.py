@@ -233,7 +233,8 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
         def planned(plan: Plan) -> float:
             """The rate of a plan; `fit` asks for it before anything is released, so the budget pays first."""
             if self.budget is not None:
-                self.budget.draw(plan, what=self.name or type(self).__name__)
+                run = None if self.run_dir is None else Path(self.run_dir)
+                self.budget.draw(plan, self.name or type(self).__name__, run, paid=self.resume)
             return self._rate(plan, count)
 
         result = fit(
@@ -254,6 +255,7 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
             active_ratio=self._ratio(count),
             options=self.options,
             out=self.run_dir,
+            resume=self.resume,
             seed=seed,
             units=units,
             unit=self._unit_name(),
@@ -304,9 +306,8 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
 
     def _encoded_names(self) -> npt.NDArray[Any] | None:
         """The names of the model's features."""
-        if self.columns is not None:
-            return self.encoder_.get_feature_names_out()
-        return getattr(self, "feature_names_in_", None)
+        found: npt.NDArray[Any] | None = getattr(self, "feature_names_in_", None)
+        return found if self.columns is None else self.encoder_.get_feature_names_out()
 
     def _private_normalisation(self) -> PrivateNormalisation | None:
         """What `private_scale` asks for: features by name or number are scaled around zero.

@@ -81,9 +81,9 @@ class PublicEncoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             "unit" names who is protected (`unit_ids`), and is no feature;
             "drop" leaves the column out, which need not be there.
         sparse_output: give a SciPy CSR matrix; for thousands of levels.
-        knots: for a model that bends, so many further features for each number and count, `age~30` and so on: 1 at its
-            own knot, falling to 0 at the next ones; knots are evenly spaced between the bounds (of the logarithm, for a
-            count). 0 for none, else at least 2.
+        knots: so many further features for each number and count, `age~30` and so on, for models that bend: 1 at its
+            own knot, falling to 0 at the next. Knots are evenly spaced between the bounds, those of counts on the
+            logarithm. 0 for none, else at least 2.
 
     Attributes:
         n_features_in_: number of columns.

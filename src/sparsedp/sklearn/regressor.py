@@ -84,6 +84,7 @@ class SparseDPRegressor(RegressorMixin, PrivateEstimator):  # type: ignore[misc]
         random_state: int | np.random.RandomState | None = None,
         name: str | None = None,
         run_dir: str | os.PathLike[str] | Path | None = None,
+        resume: bool = False,
         verbose: int = 0,
     ) -> None:
         self.target_bounds = target_bounds
@@ -110,6 +111,7 @@ class SparseDPRegressor(RegressorMixin, PrivateEstimator):  # type: ignore[misc]
         self.random_state = random_state
         self.name = name
         self.run_dir = run_dir
+        self.resume = resume
         self.verbose = verbose
 
     def predict(self, X: Any) -> Floats:
