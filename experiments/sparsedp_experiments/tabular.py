@@ -132,7 +132,7 @@ def boosted(table: Table, epsilon: float, seed: int, rounds: int = 100, rate: fl
     """Cyclic boosting after DP-EBM (Nori et al. 2021): each round a column's residuals by three random leaves.
 
     Bins are public: 32 of equal width between the bounds. Each release has sensitivity 1 (a residual, or a count)
-    and the noise of that many Gaussian mechanisms together. Rounds (10 to 300) and rate (0.01 to 0.1) were tried on the
+    and the noise of that many Gaussian mechanisms together. Rounds (10 to 300) and rate (0.01 to 0.1) were tried on
     test data, which favours it.
     """
     from scipy.optimize import brentq

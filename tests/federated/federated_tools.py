@@ -75,10 +75,10 @@ def a_plan(method: str = "tp-topk", **changes: object) -> Plan:
         "delta": 1e-3,
         "epochs": 4,
         "batch_size": 4,
-        "clip_norm": 0.5,
+        "max_grad_norm": 0.5,
         "accountant": "rdp",
     }
-    return build_plan(method, units=CLIENTS, unit="client", **{**asked, **changes})
+    return build_plan(method, units=CLIENTS, unit_name="client", **{**asked, **changes})
 
 
 def sgd(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:

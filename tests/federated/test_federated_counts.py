@@ -97,11 +97,11 @@ def test_a_run_that_counts_is_kept_resumed_and_verified(tmp_path, method):
         Loopback(world=TEXTS).run(trainer)
         whole = trainer.finish()
     clients = Loopback(world=TEXTS)
-    with trainer_of(plan, out=tmp_path / "run") as trainer:
+    with trainer_of(plan, run_dir=tmp_path / "run") as trainer:
         for _ in range(5):
             clients.round(trainer)
         trainer.begin()  # dies in the middle of a round
-    with trainer_of(plan, out=tmp_path / "run", resume=True) as trainer:
+    with trainer_of(plan, run_dir=tmp_path / "run", resume=True) as trainer:
         clients.run(trainer)
         resumed = trainer.finish()
     assert all(map(torch.equal, whole.model.parameters(), resumed.model.parameters()))
@@ -111,13 +111,13 @@ def test_a_run_that_counts_is_kept_resumed_and_verified(tmp_path, method):
 
 def test_a_selection_that_was_paid_for_and_lost_is_not_released_again(tmp_path, monkeypatch):
     plan = a_plan("fest")
-    trainer = trainer_of(plan, seed=None, out=tmp_path / "run")
+    trainer = trainer_of(plan, seed=None, run_dir=tmp_path / "run")
     monkeypatch.setattr(trainer._learner.controller, "observe_selection", lambda released: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         Loopback(world=TEXTS).round(trainer)
     trainer.close()
     with pytest.raises(sparsedp.PrivacyError, match="would cost again"):
-        trainer_of(plan, seed=None, out=tmp_path / "run", resume=True)
+        trainer_of(plan, seed=None, run_dir=tmp_path / "run", resume=True)
 
 
 def test_a_training_of_ones_own_that_cannot_count_says_so():

@@ -38,14 +38,14 @@ ON_TABLES = [pytest.param(name, TEXTS, id=f"{name}-on-tables") for name in COUNT
 def central(plan: Plan, world: World = NUMBERS, seed: int = 5):
     """The same plan over the pooled rows; every client a unit, alone in its micro-batch."""
     dataset, units = all_rows(world)
-    loading = sparsedp.Loading(units=units, rows_per_unit=ROWS, max_physical_batch=ROWS)
+    loading = sparsedp.DataConfig(unit_ids=units, rows_per_unit=ROWS, max_physical_batch=ROWS)
     trainer = sparsedp.Trainer(
         world.make_model(),
         dataset,
         LOSS,
         plan=plan,
         optimizer=sgd,
-        loading=loading,
+        data=loading,
         seed=seed,
         engine="reference",
     )

@@ -14,7 +14,7 @@ from sparsedp.runs.run import Run
 
 def start(plan, out=None, **options):
     evaluate = sparsedp.held_out(all_rows()[0], per_sample_loss(LOSS))
-    return FederatedTrainer(make_model(), plan=plan, optimizer=sgd, evaluate=evaluate, out=out, **options)
+    return FederatedTrainer(make_model(), plan=plan, optimizer=sgd, evaluate=evaluate, run_dir=out, **options)
 
 
 def test_the_folder_is_a_runs_and_verifies(tmp_path):

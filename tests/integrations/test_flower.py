@@ -54,7 +54,7 @@ def test_a_run_over_flower_is_the_run_without_it(method, tmp_path):
     plan = a_plan(method)
     expected = without_flower(plan, world)
     grid = LocalGrid(client_app(client), CLIENTS)
-    found, flower = trained(plan, grid, world, seed=5, out=tmp_path / "run")
+    found, flower = trained(plan, grid, world, seed=5, run_dir=tmp_path / "run")
     assert all(map(torch.equal, expected.model.parameters(), found.model.parameters()))
     for name, weights in flower.arrays.to_torch_state_dict().items():
         assert torch.equal(weights, found.model.state_dict()[name])

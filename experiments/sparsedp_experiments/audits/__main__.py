@@ -43,7 +43,7 @@ def _measure(name: str, wanted: int, how: Mapping[str, Any]) -> None:
     done = sum(row["experiment"] == f"audit-{name}" for row in read_rows(RESULTS))
     for number in range(done, wanted):
         found = audit_settings(Settings.from_json(how["settings"]), confidence=how["confidence"])
-        kept = {key: value for key, value in found.to_json().items() if key not in ("words", "run", "model")}
+        kept = {key: value for key, value in found.to_json().items() if key not in ("summary", "run")}
         append_row(RESULTS, {"experiment": f"audit-{name}", **how, **kept, "versions": dict(versions())})
         print(f"{name} {number + 1}/{wanted}: {found.lower_bound:.3f} of {found.claimed_epsilon:.3f}")
 

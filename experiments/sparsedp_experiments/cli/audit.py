@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sparsedp.cli.audit import Confidence, Out, Steps, carry_out
-from sparsedp.cli.output import run_folder
+from sparsedp.cli.output import emit, people, run_folder
 from sparsedp.errors import SparseDPError
 from sparsedp_experiments.cli import options
 
@@ -41,7 +41,7 @@ def audit(
     steps: Steps = 200,
     records: Annotated[
         int,
-        typer.Option(help="Also train models with so many wrongly labelled records planted; takes minutes."),
+        typer.Option(help="Instead, train models with so many mislabelled records planted; takes minutes."),
     ] = 0,
     trainings: Annotated[int, typer.Option(help="With --records: train so many models.")] = 1,
     out: Out = None,
@@ -53,7 +53,7 @@ def audit(
 
     After it: `sparsedp audit runs/digits-tp-topk-eps3`; then `verify` and `report` of that run show the result.
 
-    As `sparsedp audit`; with --records, models are trained too, and planted records told by their losses.
+    As `sparsedp audit`; with --records, models are trained instead, and planted records told by their losses.
     """
     chosen = options.given(
         set_,
@@ -72,9 +72,10 @@ def audit(
     how: dict[str, Any] = {
         "confidence": confidence,
         "steps": steps,
-        "records": records,
-        "trainings": trainings,
     }
+    if records:
+        _attack_models(values, records, trainings, confidence, as_json)
+        return
     carry_out(lambda: _attack(values, run=run, progress=not as_json, **how), run, out, as_json)
 
 
@@ -101,3 +102,20 @@ def _attack(values: dict[str, Any], **how: Any) -> AuditResult:
     from sparsedp_experiments.runs.settings import Settings
 
     return audit_settings(Settings.from_json(values), **how)
+
+
+def _attack_models(
+    values: dict[str, Any], records: int, trainings: int, confidence: float, as_json: bool
+) -> None:
+    """Train models with planted records, and show what their losses tell."""
+    from sparsedp_experiments.runs.audited import attack_settings
+    from sparsedp_experiments.runs.settings import Settings
+
+    settings = Settings.from_json(values)
+    found = attack_settings(settings, records=records, trainings=trainings, confidence=confidence)
+    if as_json:
+        emit(found.to_json())
+    people(as_json).print(
+        f"{found.scores.count:,} mislabelled units, each in the data of {trainings} models by a fair coin: their "
+        f"losses show epsilon of at least {found.lower_bound:.4f} at confidence {confidence:g}."
+    )

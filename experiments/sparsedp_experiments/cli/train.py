@@ -103,13 +103,13 @@ def train(
             raise SparseDPError(
                 "--resume goes on with a run as it was planned; drop the other settings, or start a new run"
             )
-        from sparsedp.ranks.here import ranks_here
+        from sparsedp import distributed
 
         extras = _Extras(tensorboard, snapshots, as_json)
-        ranks = ranks_here()
-        if ranks.from_leader(lambda: _already_finished(resume, as_json)):
+        distributed.connect()
+        if distributed.broadcast_from_main(lambda: _already_finished(resume, as_json)):
             return
-        _go(ranks.from_leader(lambda: settings_of_run(resume)), resume, extras, resume=True)
+        _go(distributed.broadcast_from_main(lambda: settings_of_run(resume)), resume, extras, resume=True)
         return
     from sparsedp.methods.auto import AUTO_METHOD
 
@@ -128,30 +128,31 @@ class _Extras(NamedTuple):
 
 
 def _go(values: dict[str, Any], out: Path | None, extras: _Extras, *, resume: bool) -> None:
+    from sparsedp import distributed
     from sparsedp.callbacks import EpochLines, tensorboard_log
-    from sparsedp.ranks.here import ranks_here
-    from sparsedp.ranks.store import goes_on
-    from sparsedp.runs.directory import TENSORBOARD, check_new, free_folder
+    from sparsedp.runs.directory import TENSORBOARD, check_new, free_folder, resumes
     from sparsedp_experiments.runs.execute import check, execute
     from sparsedp_experiments.runs.settings import Settings
     from sparsedp_experiments.theory.snapshots import watching
 
-    settings, ranks = check(Settings.from_json(values)), ranks_here()
-    if out is None and ranks.restarted:
+    settings = check(Settings.from_json(values))
+    distributed.connect()
+    main = distributed.is_main_process()
+    if out is None and distributed.restarts():
         raise SparseDPError("the launcher has started this run again, and it has no name; give --out")
-    if not ranks.leads:
+    if not main:
         logging.getLogger("sparsedp").setLevel(logging.WARNING)
-    folder = ranks.from_leader(lambda: out or free_folder(Path("runs"), _name(settings)))
-    resume = goes_on(ranks, folder, resume)
-    ranks.from_leader(lambda: None if resume else check_new(folder))
-    screen, as_json = aside() if ranks.leads else Console(quiet=True), extras.as_json
-    watched = screen.is_terminal and not as_json and ranks.leads
+    folder = distributed.broadcast_from_main(lambda: out or free_folder(Path("runs"), _name(settings)))
+    resume = resumes(folder, resume)
+    distributed.broadcast_from_main(lambda: None if resume else check_new(folder))
+    screen, as_json = aside() if main else Console(quiet=True), extras.as_json
+    watched = screen.is_terminal and not as_json and main
     what = "Going on with" if resume else "Training"
     told = f"{what} {settings.model} on {settings.dataset} by {settings.method}, in {folder}"
     callbacks: list[Callback] = [] if as_json else [_Announcement(screen, told)]
-    if not watched and not as_json and ranks.leads:
+    if not watched and not as_json and main:
         callbacks.append(EpochLines(screen, settings.epochs))
-    if extras.tensorboard and ranks.leads:
+    if extras.tensorboard and main:
         callbacks.append(tensorboard_log(folder / TENSORBOARD))
     try:
         result = execute(
@@ -159,14 +160,14 @@ def _go(values: dict[str, Any], out: Path | None, extras: _Extras, *, resume: bo
             out=folder,
             resume=resume,
             callbacks=callbacks,
-            watch=watching(folder, extras.snapshots) if ranks.leads else lambda _: (),
+            watch=watching(folder, extras.snapshots) if main else lambda _: (),
             progress=watched,
         )
     except KeyboardInterrupt as interrupt:
-        if ranks.leads:
+        if main:
             _stopped(folder, as_json)
         raise typer.Exit(Exit.INTERRUPTED) from interrupt
-    if not ranks.leads:
+    if not main:
         return
     if as_json:
         emit(_record(folder))

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
-from sparsedp.auditing import AuditResult, Training, audit
+from sparsedp.auditing import AuditResult, audit
+from sparsedp.auditing.canaries import AuditTarget
+from sparsedp.batch import per_sample_loss
+from sparsedp.loading import DataConfig
 from sparsedp.methods.plan_config import PlanSpec
 from sparsedp.training.planning import spec_for
+from sparsedp_experiments.attacks.membership import (
+    MembershipAttackConfig,
+    MembershipFinding,
+    attack_membership,
+)
 from sparsedp_experiments.data.bundle import DataBundle
 from sparsedp_experiments.runs.datasets import load_data
 from sparsedp_experiments.runs.execute import check, loss_of, optimizer_of, rate_of, suited_to
@@ -22,38 +31,57 @@ def audit_settings(
     run: Path | None = None,
     confidence: float = 0.95,
     steps: int = 200,
-    records: int = 0,
-    trainings: int = 1,
     progress: bool = False,
 ) -> AuditResult:
     """Attack what `execute` would run with these settings, or the run in a folder that it made with them."""
-    found = check(settings)
-    bundle = load_data(found)
-    units = None if found.unit == "row" else bundle.train.units
-    model = model_of(found, bundle.input_shape, len(bundle.classes), bundle.vocabulary).train()
-    found = suited_to(model, found, bundle)
+    found, model, bundle, units = _parts(settings)
     return audit(
         model,
         bundle.train,
         loss_of(model),
         plan=_spec(model, found, bundle).plan() if run is None else None,
         run=run,
-        units=units,
+        unit_ids=units,
         rows_per_unit=found.rows_per_unit,
         max_physical_batch=found.max_physical_batch,
         engine=found.engine,
         confidence=confidence,
         steps=steps,
-        training=Training(
-            records=records,
-            trainings=trainings,
-            optimizer=optimizer_of(found),
-            lr=rate_of(found, bundle, model),
-        )
-        if records
-        else None,
         progress=progress,
     )
+
+
+def attack_settings(
+    settings: Settings, *, records: int, trainings: int = 1, confidence: float = 0.95
+) -> MembershipFinding:
+    """Train what `execute` would with planted records, and tell those by the losses of the models alone: minutes."""
+    found, model, bundle, units = _parts(settings)
+    subject = AuditTarget(
+        model=model,
+        dataset=bundle.train,
+        loss=per_sample_loss(loss_of(model)),
+        plan=_spec(model, found, bundle).plan(),
+        loading=DataConfig(
+            unit_ids=units, rows_per_unit=found.rows_per_unit, max_physical_batch=found.max_physical_batch
+        ),
+        engine=found.engine,
+    )
+    how = MembershipAttackConfig(
+        records=records,
+        trainings=trainings,
+        optimizer=optimizer_of(found),
+        lr=rate_of(found, bundle, model),
+    )
+    return attack_membership(subject, model, how, 1 - confidence)
+
+
+def _parts(settings: Settings) -> tuple[Settings, nn.Module, DataBundle, Any]:
+    """Settings as they are meant, and the model, data and units that they name."""
+    found = check(settings)
+    bundle = load_data(found)
+    units = None if found.unit == "row" else bundle.train.units
+    model = model_of(found, bundle.input_shape, len(bundle.classes), bundle.vocabulary).train()
+    return suited_to(model, found, bundle), model, bundle, units
 
 
 def _spec(model: nn.Module, found: Settings, bundle: DataBundle) -> PlanSpec:
@@ -65,6 +93,6 @@ def _spec(model: nn.Module, found: Settings, bundle: DataBundle) -> PlanSpec:
         found.method,
         found.method_options(),
         units=len(train) if by_row else train.unit_count,
-        unit="row" if by_row else bundle.unit,
+        unit_name="row" if by_row else bundle.unit,
         **found.asked(),
     )

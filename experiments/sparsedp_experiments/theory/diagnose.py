@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from sparsedp.batch import MicroBatch, PerSampleLoss
 from sparsedp.clipping import FlatClip
 from sparsedp.diagnostics import Proxy, RunView
+from sparsedp.distributed import require_one_process
 from sparsedp.grad_sample import make_engine
 from sparsedp.grad_sample.query import Engine
 from sparsedp.methods.support_scheduler import noise_on_mean
 from sparsedp.randomness import PublicRandomness
-from sparsedp.ranks.here import refuse_ranks
 from sparsedp.runs.run import Run, load_weights
 from sparsedp.runs.snapshots import read_snapshots
 from sparsedp_experiments.theory.convergence import retained_energy
@@ -119,7 +119,7 @@ def diagnose_nonprivate(
     **Privacy.** The file is not private, whatever rows were used; nothing of it flows back.
     **Edge cases.** A value that is not finite, as diverged weights give, is left out with a remark.
     """
-    refuse_ranks("the diagnosis")
+    require_one_process("the diagnosis")
     view = RunView.of(Run.open(folder))
     load_weights(folder, model)
     model.eval()

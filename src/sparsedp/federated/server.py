@@ -10,6 +10,7 @@ from typing import Any, final
 from torch import nn
 
 from sparsedp.clipping import Identity
+from sparsedp.distributed import require_one_process
 from sparsedp.errors import PrivacyError, SparseDPError
 from sparsedp.evaluation import Evaluator
 from sparsedp.federated.asking import Asking
@@ -24,7 +25,6 @@ from sparsedp.privacy.mechanism import GaussianMechanism, Release
 from sparsedp.privacy.plan import Plan
 from sparsedp.privacy.queries import BoundedSum, ClientUpdateSum
 from sparsedp.randomness import SeededRandomness, SystemRandomness
-from sparsedp.ranks.here import refuse_ranks
 from sparsedp.results import Callback, StepReport
 from sparsedp.runs.directory import find_run
 from sparsedp.runs.record import RunMetadata
@@ -45,13 +45,13 @@ class FederatedTrainer(KeptRun):
         optimizer: any `torch.optim` optimizer; it descends along the mean of the clients' updates.
         scheduler: as in `fit`.
         evaluate: called with the model at the end of each epoch; see `held_out`.
-        out: run directory to make, or with `resume=True` to go on with.
-        resume: go on with the run at `out`.
+        run_dir: run directory to make, or with `resume=True` to go on with.
+        resume: go on with the run at `run_dir`.
         seed: makes picks and noise reproducible, and the run not for release.
         ema_decay: keep an exponential average of the weights.
         public_scores: what the method `given` ranks by, as in `fit`.
         callbacks: see every round and epoch: released and public values only.
-        about: names for the record.
+        metadata: names for the record.
 
     **Privacy.** The unit is the client. Every client is picked by its own coin at the plan's rate; what it sends is
     clipped here, whatever it did; the ledger is charged before the sum is formed; the noise is drawn here, once. A
@@ -67,26 +67,26 @@ class FederatedTrainer(KeptRun):
         optimizer: OptimizerChoice,
         scheduler: SchedulerChoice = None,
         evaluate: Evaluator | None = None,
-        out: Path | str | None = None,
+        run_dir: Path | str | None = None,
         resume: bool = False,
         seed: int | None = None,
         ema_decay: float | None = None,
         public_scores: Mapping[str, Any] | None = None,
         callbacks: Sequence[Callback] = (),
-        about: RunMetadata = RunMetadata(),  # noqa: B008
+        metadata: RunMetadata = RunMetadata(),  # noqa: B008
     ) -> None:
-        refuse_ranks("a federated run's server")
+        require_one_process("a federated run's server")
         check_federated(plan)
-        found = find_run(out, resume, plan, replay=seed is not None)
+        found = find_run(run_dir, resume, plan, replay=seed is not None)
         self._private = SystemRandomness() if seed is None else SeededRandomness(seed)
         public = public_randomness(seed, found)
         layout = Layout.of(model)
         rule = UpdateRule(optimizer, scheduler, ema_decay, public_scores=public_scores)
         self._learner = Learner(model, layout, plan, public, rule)
         setup = {"engine": "federated", "ema_decay": ema_decay, "rows_per_unit": None}
-        facts = facts_of(self._learner, plan, about, seed=seed, public_seed=public.seed, setup=setup)
+        facts = facts_of(self._learner, plan, metadata, seed=seed, public_seed=public.seed, setup=setup)
         self._keeper = RunKeeper(
-            self._learner, facts, evaluate=evaluate, callbacks=callbacks, out=out, found=found
+            self._learner, facts, evaluate=evaluate, callbacks=callbacks, out=run_dir, found=found
         )
         self._asking = Asking(plan, model, layout, self._learner.controller)
         self._begun: Round | None = None

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
-from launching import jobs, jobs_of_one
+from launching import SCRIPT, jobs, jobs_of_one, torchrun
 
-from sparsedp.privacy.ledger import FileLedger
+from sparsedp.privacy.ledger import Ledger
 
 pytestmark = pytest.mark.nightly
 
@@ -16,7 +16,7 @@ DIFFERENT = (
     "plans", "models", "parts", "modes", "losses", "threads",
     "others", "limits", "releases", "shuffled", "optimizers", "drifts",
 )  # fmt: skip
-FAILING = ("fails", "refuses", "uncounted")
+FAILING = ("refuses", "uncounted")
 
 
 @pytest.fixture(scope="module")
@@ -37,8 +37,19 @@ def test_ranks_leave_their_groups_before_python_ends(two):
     assert [json.loads((two[0] / f"left.{rank}.json").read_text()) for rank in range(2)] == [True] * 2
 
 
+def test_a_rank_that_raises_in_a_step_leaves_nothing_to_release(tmp_path):
+    ended = torchrun(2, str(SCRIPT), str(tmp_path), "fails", timeout=120)
+    assert ended.returncode != 0
+    assert "SparseDPError: no more" in ended.stderr
+    assert (tmp_path / "released.txt").read_text() == "3"
+    assert Ledger.read(tmp_path / "RUN" / "ledger.jsonl").charged > 3
+    root = ended.stderr.split("Root Cause")[1]
+    assert "rank      : 1" in root
+    assert "no more" in root
+
+
 def test_rank_0_kept_the_run_and_paid_for_every_step(two):
-    ledger = FileLedger.read(two[0] / "RUN" / "ledger.jsonl")
+    ledger = Ledger.read(two[0] / "RUN" / "ledger.jsonl")
     assert ledger.charged == ledger.planned_steps
 
 
