@@ -246,14 +246,22 @@ def diffprivlib(file: Path, epsilon: float, seed: int) -> Row:
 
 
 def export(table: Table, folder: Path) -> Path:
-    """Our features as a file, for an environment without this library; all-missing features left out by name."""
+    """Our features as a file, for an environment without this library; for a regression without what is redundant.
+
+    diffprivlib's `LinearRegression` inverts a noisy matrix of moments: features that are all zero, or add up to one,
+    would make it singular, and R2 falls below -10,000.
+    """
     from sparsedp.sklearn import PublicEncoder
 
     (X, y, _), (X_test, y_test, _) = table.part(False), table.part(True)
-    encoder = PublicEncoder(table.columns)
+    encoder = PublicEncoder(table.columns).fit(X)
+    names = encoder.get_feature_names_out()
+    last = [f"{name}={rule[1][-1]}" for name, rule in table.columns.items() if rule[0] == "category"]
+    spare = [name.endswith(("=missing", "=other")) or name in last for name in names]
+    kept = np.flatnonzero(~np.array(spare)) if table.target_bounds else np.arange(len(names))
     path = folder / f"{table.name}.npz"
     np.savez(
-        path, X=encoder.fit_transform(X), y=y, X_test=encoder.transform(X_test), y_test=y_test,
+        path, X=encoder.transform(X)[:, kept], y=y, X_test=encoder.transform(X_test)[:, kept], y_test=y_test,
         length=np.sqrt(len(table.columns)), bounds=np.array(table.target_bounds or ()),
     )  # fmt: skip
     return path
