@@ -15,7 +15,7 @@ from torch.utils.data import Subset
 import sparsedp
 from sparsedp.batch import per_sample_loss
 from sparsedp.federated import Client, FederatedTrainer, LocalSGD
-from sparsedp.flower import client_app, server_app
+from sparsedp.integrations.flower import client_app, server_app
 from sparsedp_experiments import data as datasets
 
 LOSS = nn.CrossEntropyLoss(reduction="none")
@@ -41,7 +41,7 @@ def make_client(context: Context) -> Client:
 def make_trainer(context: Context) -> FederatedTrainer:
     config = {**DEFAULTS, **context.run_config}
     clients, a_round = int(config["clients"]), int(config["clients-a-round"])
-    plan = sparsedp.build_plan(
+    plan = sparsedp.plan(
         str(config["method"]),
         units=clients,
         unit_name="client",

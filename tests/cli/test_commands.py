@@ -12,7 +12,7 @@ from sparsedp.cli import app as application
 from sparsedp.cli.app import app
 from sparsedp.cli.output import EXIT_CODES, Exit
 from sparsedp.errors import SparseDPError
-from sparsedp.methods import MethodOptions, all_methods, build_plan, get_method
+from sparsedp.methods import MethodOptions, build_plan, get_method, list_methods
 from sparsedp.privacy import plan_epsilon
 from sparsedp.privacy.normalization import PrivateNormalisation
 from sparsedp.runs.checkpoint import read_checkpoint
@@ -195,7 +195,7 @@ def test_plan_tells_the_support_or_what_it_takes_to_know_it(typed, asked, k, wor
 
 def test_methods_lists_the_whole_table(typed):
     listed = typed("methods", "--json").json
-    assert [row["name"] for row in listed] == [method.name for method in all_methods()]
+    assert [row["name"] for row in listed] == [method.name for method in list_methods()]
 
 
 def test_report_writes_one_html_file(trained, typed, tmp_path):

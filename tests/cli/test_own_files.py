@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from sparsedp.cli import app
 from sparsedp.cli.output import Exit
+from sparsedp_experiments.cli import app
 
 SHORT = (
     "--classes", "no,yes", "--epochs", "1", "--batch-size", "10", "--seed", "0", "--set", "accountant=rdp",

@@ -95,8 +95,8 @@ def federated(name: str, out: Path) -> dict[str, Any]:
         make(), plan=plan, optimizer=sgd, seed=5, run_dir=out, callbacks=(note,)
     ) as trainer:
         while not trainer.is_done:
-            begun = trainer.begin()
-            trainer.complete(begun, {number: clients[number].answer(begun.task) for number in begun.clients})
+            begun = trainer.configure_round()
+            trainer.aggregate(begun, {number: clients[number].answer(begun.task) for number in begun.clients})
         return content(trainer.finish(), out, supports)
 
 

@@ -23,8 +23,9 @@ from torch.utils.data import TensorDataset
 
 import sparsedp
 from every_day import by_method
-from sparsedp import MethodOptions, PrivacyError, SparseDPError, all_methods
+from sparsedp import PrivacyError, SparseDPError, list_methods
 from sparsedp.diagnostics import look
+from sparsedp.methods import MethodOptions
 from sparsedp.optimizers.factory import AVERAGED, SQUARED, table_rate
 from sparsedp.runs.run import Run
 from sparsedp.sklearn import SparseDPClassifier, SparseDPRegressor
@@ -36,8 +37,8 @@ pytestmark = [
 
 EXPECTED_FAILURES = {}
 
-PRIVATE = [method.name for method in all_methods() if method.private]
-ABLATIONS = [method.name for method in all_methods() if not method.private]
+PRIVATE = [method.name for method in list_methods() if method.private]
+ABLATIONS = [method.name for method in list_methods() if not method.private]
 
 # Some checks ask for 83 % accuracy (or an R2 of 0.5) on 200 examples, hence the large budget; the rest are about the
 # interface.

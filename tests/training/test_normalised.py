@@ -124,7 +124,6 @@ def test_the_epsilon_of_a_run_has_the_normalisation_in_it_and_every_file_agrees(
     found = verify(tmp_path / "run")
     assert found.passed, found.checks
     assert result.report().stat().st_size > 10_000
-    assert "PrivateNormalisation(noise_multiplier=3.0, clip_norm=2.0)" in result.report().read_text()
 
 
 def test_a_ledger_that_says_the_normalisation_had_more_noise_is_found_out(tmp_path):
@@ -319,7 +318,6 @@ def test_without_a_centre_one_release_scales_the_chosen_columns_around_zero(tmp_
     assert ledger.charged == 16
     assert [block.phase for block in ledger.blocks[:2]] == ["normalise", "warm-up"]
     assert verify(tmp_path / "run").passed
-    assert "centre=False, columns=[0, 2])" in result.report().read_text()
 
 
 def test_columns_that_the_inputs_do_not_have_are_refused_before_anything_is_spent(tmp_path):

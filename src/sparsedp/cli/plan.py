@@ -39,6 +39,10 @@ def plan(
     epsilon: Annotated[
         float | None, typer.Option("--epsilon", "-e", help="The budget; 3 if not given.")
     ] = None,
+    noise_multiplier: Annotated[
+        float | None,
+        typer.Option(help="The noise instead of the budget; the plan says which epsilon comes out."),
+    ] = None,
     delta: options.Delta = None,
     method: Annotated[
         str | None,
@@ -105,6 +109,7 @@ def plan(
         "batch_size": batch_size,
         "epochs": epochs,
         "epsilon": epsilon,
+        "noise_multiplier": noise_multiplier,
         "delta": delta,
         "max_grad_norm": (clip[0], clip[1]) if isinstance(clip, list) else clip,
         "accountant": accountant,
@@ -196,7 +201,7 @@ def _spec(
     if method == AUTO_METHOD:
         return _chosen_by_fit(changes, size, asked, units=units, unit=unit)
     row = get_method(METHOD if method is None else method)
-    known: Asked = asked if row.private else {**asked, "epsilon": None}
+    known: Asked = asked if row.private else {**asked, "epsilon": None, "noise_multiplier": None}
     return PlanSpec.asked(row, changes, units=units, unit_name=unit, **known), None
 
 
