@@ -23,13 +23,13 @@ import torch
 from scipy.special import stdtrit
 
 from sparsedp.errors import SparseDPError
-from sparsedp_experiments.runs.config import RESULTS
+from sparsedp_experiments.runs.grid import RESULTS
 from sparsedp_experiments.runs.execute import execute
 from sparsedp_experiments.runs.results import append_row, read_rows
 from sparsedp_experiments.runs.settings import Settings
 
 Record = Mapping[str, Any]
-LEAST_SEEDS = 3
+LEAST_SEEDS = 5
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

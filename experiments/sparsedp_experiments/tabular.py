@@ -208,7 +208,7 @@ def opacus(table: Table, epsilon: float, seed: int, lr: float) -> Row:
 
 
 def diffprivlib(file: Path, epsilon: float, seed: int) -> Row:
-    """diffprivlib's linear model with its defaults and public bounds, on our features, per example (epsilon, 0)."""
+    """Diffprivlib's linear model with its defaults and public bounds, on our features, per example (epsilon, 0)."""
     from diffprivlib.models import LinearRegression, LogisticRegression
     from sklearn.metrics import r2_score, roc_auc_score
 

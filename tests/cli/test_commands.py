@@ -20,9 +20,9 @@ from sparsedp.runs.run import load_weights
 from sparsedp.training.planning import spec_for
 from sparsedp_experiments.cli.running import rows_of
 from sparsedp_experiments.models import build, parameter_count
-from sparsedp_experiments.runs.comparison import comparison
+from sparsedp_experiments.runs.grid import comparison
 from sparsedp_experiments.runs.execute import execute
-from sparsedp_experiments.runs.runner import Status
+from sparsedp_experiments.runs.pool import Status
 from sparsedp_experiments.runs.settings import Settings
 
 pytestmark = pytest.mark.usefixtures("checked_once")

@@ -9,7 +9,7 @@ from sparsedp.cli.output import Exit
 from sparsedp.diagnostics import statistics_of
 from sparsedp.report.nonprivate import WARNING
 from sparsedp.runs.run import Run
-from sparsedp_experiments.theory.snapshots import snapshot_steps, watching
+from sparsedp_experiments.theory.trajectory import snapshot_steps, watching
 
 pytestmark = pytest.mark.usefixtures("checked_once")
 

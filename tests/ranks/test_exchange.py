@@ -12,7 +12,7 @@ from sparsedp.methods import build_plan
 from sparsedp.randomness import SystemRandomness
 from sparsedp.ranks import launch
 from sparsedp.ranks.here import ranks_here, refuse_ranks, same_threads
-from sparsedp_experiments.runs.runner import run_all
+from sparsedp_experiments.runs.pool import run_all
 
 
 @pytest.fixture(scope="module")

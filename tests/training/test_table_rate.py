@@ -12,8 +12,8 @@ from sparsedp.errors import SparseDPError
 from sparsedp.methods import build_plan, get_method
 from sparsedp.optimizers.factory import table_rate, typical_length
 from sparsedp.runs.run import Run
-from sparsedp_experiments.data.census import adult
-from sparsedp_experiments.models.tabular import logistic
+from sparsedp_experiments.data.tables import adult
+from sparsedp_experiments.models.networks import logistic
 from sparsedp_experiments.runs.execute import execute, rate_of
 from sparsedp_experiments.runs.settings import Settings, recipe_for
 from tables_of_people import ADULT_ROW

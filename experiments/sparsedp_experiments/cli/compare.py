@@ -12,8 +12,8 @@ from sparsedp.errors import SparseDPError
 from sparsedp_experiments.cli import options
 
 if TYPE_CHECKING:
-    from sparsedp_experiments.runs.config import Experiment
-    from sparsedp_experiments.runs.runner import Status, Workplace
+    from sparsedp_experiments.runs.grid import Experiment
+    from sparsedp_experiments.runs.pool import Status, Workplace
 
 FIVE_METHODS = "dp-sgd,tp-rand,tp-topk,on-rand,on-topk"
 
@@ -70,7 +70,7 @@ def compare(
         raise SparseDPError(f"{clash} are what compare goes through: give --methods, --epsilons and --seeds")
     if "dataset" not in base:
         raise SparseDPError("give --dataset (`sparsedp data` lists them), or --config FILE with one")
-    from sparsedp_experiments.runs.comparison import comparison
+    from sparsedp_experiments.runs.grid import comparison
 
     name = f"compare-{Path(str(base['dataset'])).stem}"
     experiment = comparison(
@@ -83,9 +83,9 @@ def carry_out(experiment: Experiment, out: Path, workers: int, as_json: bool) ->
     """Run a comparison in a folder, show its table, write its report."""
     from sparsedp_experiments.cli.running import run_on_screen, summary
     from sparsedp_experiments.comparison.comparison import write_comparison
-    from sparsedp_experiments.runs.comparison import claim
+    from sparsedp_experiments.runs.grid import claim
     from sparsedp_experiments.runs.results import Results
-    from sparsedp_experiments.runs.runner import Workplace
+    from sparsedp_experiments.runs.pool import Workplace
 
     runs = experiment.runs()
     claim(out, experiment)

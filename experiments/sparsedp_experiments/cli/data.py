@@ -32,7 +32,7 @@ def data(
     if context.invoked_subcommand is not None:
         return
     from sparsedp_experiments.data.files import search_roots
-    from sparsedp_experiments.data.table import SOURCES
+    from sparsedp_experiments.data.registry import SOURCES
 
     found = [_status(spec, check) for spec in SOURCES.values()]
     if as_json:
@@ -52,7 +52,7 @@ def get(
 
     Example: `sparsedp data get fashion-mnist`
     """
-    from sparsedp_experiments.data.download import get as download
+    from sparsedp_experiments.data.registry import get as download
 
     shown: dict[str, int] = {}
 
@@ -71,7 +71,7 @@ def get(
 
 def _status(spec: PublicFiles, check: bool) -> dict[str, Any]:
     """What there is of a data set: the first complete form, else the first."""
-    from sparsedp_experiments.data.download import Checksum, compare
+    from sparsedp_experiments.data.registry import Checksum, compare
 
     words = {Checksum.OFFICIAL: "official", Checksum.DIFFERENT: "different", Checksum.UNKNOWN: "unknown"}
     forms = []

@@ -26,7 +26,7 @@ def demo(
     from dataclasses import replace
 
     from sparsedp_experiments.cli.compare import carry_out
-    from sparsedp_experiments.runs.config import read_experiment, read_seeds
+    from sparsedp_experiments.runs.grid import read_experiment, read_seeds
 
     experiment = read_experiment("demo")
     if seeds is not None:

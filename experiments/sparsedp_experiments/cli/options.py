@@ -21,7 +21,7 @@ from sparsedp.cli.options import (
     numbers,
 )
 from sparsedp.errors import SparseDPError
-from sparsedp_experiments.runs.config import naming, read_toml
+from sparsedp_experiments.runs.grid import naming, read_toml
 from sparsedp_experiments.runs.settings import checked
 
 __all__ = [

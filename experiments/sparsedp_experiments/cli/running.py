@@ -17,11 +17,11 @@ from rich.text import Text
 from sparsedp._validate import rounded_up
 from sparsedp.cli.output import Exit, aside
 from sparsedp.errors import SparseDPError
-from sparsedp_experiments.comparison.statistics import Estimate
-from sparsedp_experiments.runs.config import Experiment
+from sparsedp_experiments.runs.results import Estimate
+from sparsedp_experiments.runs.grid import Experiment
 from sparsedp_experiments.runs.grid import GridRun
-from sparsedp_experiments.runs.runner import Status, Workplace, run_all
-from sparsedp_experiments.runs.table import UNRESOLVED, Row, make_rows, verdict
+from sparsedp_experiments.runs.pool import Status, Workplace, run_all
+from sparsedp_experiments.runs.results import UNRESOLVED, Row, make_rows, verdict
 
 _REFRESH_SECONDS = 0.25
 

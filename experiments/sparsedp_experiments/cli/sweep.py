@@ -63,10 +63,10 @@ def sweep(
     from dataclasses import replace
 
     from sparsedp_experiments.cli.running import results_table, rows_of, run_on_screen, summary
-    from sparsedp_experiments.runs.config import read_experiment, read_seeds, records_of
+    from sparsedp_experiments.runs.grid import read_experiment, read_seeds, records_of
     from sparsedp_experiments.runs.forecast import forecast
     from sparsedp_experiments.runs.results import Results
-    from sparsedp_experiments.runs.runner import Status, Workplace
+    from sparsedp_experiments.runs.pool import Status, Workplace
 
     processes = options.processes(workers, threads)
     experiment = read_experiment(config)

@@ -134,7 +134,7 @@ def _go(values: dict[str, Any], out: Path | None, extras: _Extras, *, resume: bo
     from sparsedp.runs.directory import TENSORBOARD, check_new, free_folder
     from sparsedp_experiments.runs.execute import check, execute
     from sparsedp_experiments.runs.settings import Settings
-    from sparsedp_experiments.theory.snapshots import watching
+    from sparsedp_experiments.theory.trajectory import watching
 
     settings, ranks = check(Settings.from_json(values)), ranks_here()
     if out is None and ranks.restarted:

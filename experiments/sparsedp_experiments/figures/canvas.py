@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import NullLocator
 
-from sparsedp_experiments.comparison.statistics import estimate
+from sparsedp_experiments.runs.results import estimate
 
 GROUND, _RULE, _INK, _SOFT = "#ffffff", "#dfe3e8", "#1b2027", "#59636f"
 GREY, BLUE, ORANGE, TEAL = "#6d7783", "#2f5fd0", "#c2500c", "#0d7068"

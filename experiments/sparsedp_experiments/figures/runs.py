@@ -20,8 +20,8 @@ from sparsedp.results import Callback, StepReport
 from sparsedp.runs.record import EpochMetrics
 from sparsedp.training.trainer import Trainer
 from sparsedp_experiments.data.bundle import DataBundle, Split
-from sparsedp_experiments.runs.datasets import load_data
-from sparsedp_experiments.runs.networks import build_model
+from sparsedp_experiments.runs.execute import load_data
+from sparsedp_experiments.runs.execute import build_model
 from sparsedp_experiments.runs.settings import Settings
 from sparsedp_experiments.theory.oracle import mean_gradient
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from sparsedp.errors import SparseDPError
 from sparsedp.report.numbers import significant
-from sparsedp_experiments.comparison.statistics import estimate
+from sparsedp_experiments.runs.results import estimate
 from sparsedp_experiments.figures.config import record_name
 from sparsedp_experiments.figures.plots.support import at_epsilon, at_ratio
 from sparsedp_experiments.figures.store import Records

@@ -9,7 +9,7 @@ from typing import Any
 
 from sparsedp.methods.plan_config import PlanSpec
 from sparsedp.optimizers.factory import rate_for_table
-from sparsedp_experiments.comparison.statistics import Estimate, estimate
+from sparsedp_experiments.runs.results import Estimate, estimate
 from sparsedp_experiments.pages import words
 from sparsedp_experiments.rates.records import DELTA, EPOCHS, usual_batch
 from sparsedp_experiments.rates.simulate import Setting

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sparsedp.methods.plan_config import PlanSpec
-from sparsedp_experiments.data.table import load
+from sparsedp_experiments.data.registry import load
 from sparsedp_experiments.rates.simulate import People, Setting, auc, bundle_for, simulate
 
 RECORDS = Path(__file__).parents[3] / "experiments" / "results" / "table-rates.jsonl"

@@ -16,8 +16,7 @@ from scipy import sparse
 from scipy.stats import rankdata
 
 from sparsedp.privacy.plan import Plan
-from sparsedp_experiments.data.bundle import DataBundle, Split
-from sparsedp_experiments.data.features import Sparse
+from sparsedp_experiments.data.bundle import DataBundle, Sparse, Split
 
 MOMENTUM = 0.9
 WARM_UP = 0.3

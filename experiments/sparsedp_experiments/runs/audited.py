@@ -10,8 +10,7 @@ from sparsedp.auditing import AuditResult, Training, audit
 from sparsedp.methods.plan_config import PlanSpec
 from sparsedp.training.planning import spec_for
 from sparsedp_experiments.data.bundle import DataBundle
-from sparsedp_experiments.runs.datasets import load_data
-from sparsedp_experiments.runs.execute import check, loss_of, optimizer_of, rate_of, suited_to
+from sparsedp_experiments.runs.execute import check, load_data, loss_of, optimizer_of, rate_of, suited_to
 from sparsedp_experiments.runs.finished_model import model_of
 from sparsedp_experiments.runs.settings import Settings
 

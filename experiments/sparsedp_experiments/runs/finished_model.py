@@ -13,9 +13,7 @@ from sparsedp.errors import SparseDPError
 from sparsedp.randomness import PublicRandomness
 from sparsedp.training.normalization import Normalised
 from sparsedp_experiments.data.bundle import Split
-from sparsedp_experiments.runs.datasets import load_data
-from sparsedp_experiments.runs.execute import loss_of, moments_in
-from sparsedp_experiments.runs.networks import build_model
+from sparsedp_experiments.runs.execute import build_model, load_data, loss_of, moments_in
 from sparsedp_experiments.runs.settings import Settings
 
 Side = Literal["test", "train"]

@@ -13,8 +13,7 @@ from typing import Any, final
 from sparsedp._serialization import canonical
 from sparsedp.results import Event, StepReport
 from sparsedp.training.data import count_units
-from sparsedp_experiments.runs.datasets import load_data
-from sparsedp_experiments.runs.execute import check, execute
+from sparsedp_experiments.runs.execute import check, execute, load_data
 from sparsedp_experiments.runs.grid import GridRun
 from sparsedp_experiments.runs.settings import Settings
 

@@ -21,9 +21,8 @@ from sparsedp.randomness import PublicRandomness
 from sparsedp.ranks.here import refuse_ranks
 from sparsedp.runs.run import Run, load_weights
 from sparsedp.runs.snapshots import read_snapshots
-from sparsedp_experiments.theory.convergence import retained_energy
+from sparsedp_experiments.theory.bounds import kappa, progress_measure, retained_energy
 from sparsedp_experiments.theory.criteria import energy_captured
-from sparsedp_experiments.theory.curvature import mean_loss, smoothness
 from sparsedp_experiments.theory.measured import (
     capture_findings,
     clipping_findings,
@@ -37,10 +36,11 @@ from sparsedp_experiments.theory.oracle import (
     clipping_report,
     deviations,
     mean_gradient,
+    mean_loss,
     projected_deviations,
+    smoothness,
+    symmetry_error,
 )
-from sparsedp_experiments.theory.sparsification import kappa, progress_measure
-from sparsedp_experiments.theory.symmetry import symmetry_error
 from sparsedp_experiments.theory.trajectory import Waypoint, energy_capture, measure
 
 __all__ = ["Limits", "Proxy", "RunView", "diagnose_nonprivate"]

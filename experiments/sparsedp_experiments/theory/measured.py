@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sparsedp.diagnostics import SHARES, RunView
 from sparsedp.randomness import PublicRandomness
-from sparsedp_experiments.theory.convergence import retained_energy
+from sparsedp_experiments.theory.bounds import retained_energy
 from sparsedp_experiments.theory.criteria import (
     concentration_curve,
     energy_captured,
@@ -22,8 +22,12 @@ from sparsedp_experiments.theory.criteria import (
     recovery_curve,
 )
 from sparsedp_experiments.theory.nonprivate import Figure, Findings, Line, NonPrivate
-from sparsedp_experiments.theory.oracle import ClippingReport, asymmetry_p_value
-from sparsedp_experiments.theory.symmetry import lopsidedness, lopsidedness_by_chance
+from sparsedp_experiments.theory.oracle import (
+    ClippingReport,
+    asymmetry_p_value,
+    lopsidedness,
+    lopsidedness_by_chance,
+)
 from sparsedp_experiments.theory.trajectory import Waypoint, energy_capture
 
 MOST_POINTS = 300

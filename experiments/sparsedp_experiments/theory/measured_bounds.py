@@ -13,15 +13,17 @@ from typing import final
 from sparsedp.diagnostics import RunView
 from sparsedp.methods.support_scheduler import noise_on_mean
 from sparsedp.privacy.plan import Phase, Plan
-from sparsedp_experiments.theory.convergence import (
+from sparsedp_experiments.theory.bounds import (
+    Descent,
     ProjectedBound,
     alignment_bound,
+    budget_bound,
+    noisy_bound,
     private_alignment_bound,
     projected_bound,
     retention_bound,
 )
 from sparsedp_experiments.theory.nonprivate import Findings, NonPrivate
-from sparsedp_experiments.theory.sparsification import Descent, budget_bound, noisy_bound
 
 RATE_REMARK = (
     "Bounds: the learning rate is taken as eta/(1 - momentum), the least loss as zero, the smoothness as that of the "

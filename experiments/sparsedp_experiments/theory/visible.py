@@ -12,6 +12,7 @@ import torch
 
 from sparsedp.diagnostics import RunView, WarmupStatistics, shown_size, split_concentration, statistics_of
 from sparsedp.runs.run import Run
+from sparsedp_experiments.theory.bounds import best_rate_at_most
 from sparsedp_experiments.theory.misranking import (
     Pair,
     misranking_bernstein,
@@ -19,7 +20,6 @@ from sparsedp_experiments.theory.misranking import (
     misranking_coherent,
     misranking_energy,
 )
-from sparsedp_experiments.theory.sparsification import best_rate_at_most
 from sparsedp_experiments.theory.wire import BytesSent, encode_values, traffic
 
 

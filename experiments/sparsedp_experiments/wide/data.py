@@ -17,8 +17,8 @@ import torch
 from scipy import sparse
 from torch import Tensor
 
-from sparsedp_experiments.data.hospital import diabetes130
-from sparsedp_experiments.data.reviews import imdb
+from sparsedp_experiments.data.tables import diabetes130
+from sparsedp_experiments.data.text import imdb
 
 TEST = 5_000
 """Records of the test set."""

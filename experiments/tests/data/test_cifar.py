@@ -13,7 +13,7 @@ from PIL import Image
 
 from sparsedp.errors import DataError
 from sparsedp_experiments.data import cifar10
-from sparsedp_experiments.data.cifar import CLASSES, read_binary_batch, read_python_batch
+from sparsedp_experiments.data.vision import CLASSES, read_binary_batch, read_python_batch
 
 BATCHES = ["data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5", "test_batch"]
 
@@ -110,7 +110,7 @@ def test_exact_pixels_are_preferred_to_jpeg(tmp_path):
 def test_decoded_once_then_read_from_the_cache(tmp_path, monkeypatch):
     write_jpeg_zip(tmp_path / "cifar10-jpeg.zip")
     first = cifar10(tmp_path).train.inputs
-    monkeypatch.setattr("sparsedp_experiments.data.cifar.decode_all", lambda *_: pytest.fail("decoded again"))
+    monkeypatch.setattr("sparsedp_experiments.data.vision.decode_all", lambda *_: pytest.fail("decoded again"))
     assert torch.equal(cifar10(tmp_path).train.inputs, first)
 
 

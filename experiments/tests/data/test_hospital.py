@@ -19,7 +19,7 @@ from sparsedp_experiments.data.encoding import (
     encode,
     feature_names,
 )
-from sparsedp_experiments.data.hospital import read_table, schema
+from sparsedp_experiments.data.tables import read_table, schema
 
 COLUMNS = [
     "encounter_id", "patient_nbr", "race", "gender", "age", "weight", "admission_type_id",

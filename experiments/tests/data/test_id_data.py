@@ -13,9 +13,8 @@ import torch
 
 from sparsedp.errors import DataError
 from sparsedp_experiments.data import load
-from sparsedp_experiments.data.clicks import CATEGORIES, COUNTS
-from sparsedp_experiments.data.ratings import field_sizes
-from sparsedp_experiments.runs.evaluation import recall_at
+from sparsedp_experiments.data.ids import CATEGORIES, COUNTS, field_sizes
+from sparsedp_experiments.runs.execute import recall_at
 from sparsedp_experiments.runs.execute import execute
 from sparsedp_experiments.runs.settings import Settings
 

@@ -11,7 +11,7 @@ from scipy.io import savemat
 
 from sparsedp.errors import DataError
 from sparsedp_experiments.data import eyepacs, image_folder, load, svhn
-from sparsedp_experiments.data.images import decode, public_share
+from sparsedp_experiments.data.own_files import decode, public_share
 from sparsedp_experiments.data.retinopathy import read_grades
 
 

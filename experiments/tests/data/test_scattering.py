@@ -12,10 +12,9 @@ from torch import nn
 
 from sparsedp.errors import DataError
 from sparsedp_experiments.data import UNIT, DataBundle, Dense, Sparse, Split, load, scattering_bundle
-from sparsedp_experiments.data.bundle import holdout
-from sparsedp_experiments.data.mirrored import mirrored
-from sparsedp_experiments.data.scattering import MAPS, Scattering
-from sparsedp_experiments.data.wavelets import ANGLES, low_pass, morlet
+from sparsedp_experiments.data.features import MAPS, Scattering
+from sparsedp_experiments.data.bundle import holdout, mirrored
+from sparsedp_experiments.data.features import ANGLES, low_pass, morlet
 
 GOLDENS = Path(__file__).parent / "goldens" / "scattering.npz"
 
@@ -115,7 +114,7 @@ def test_features_are_computed_once_and_then_mapped_from_disk(monkeypatch, priva
     bundle = image_bundle(fingerprint="toy files")
     first = scattering_bundle(bundle)
     assert len(list((private_cache / "decoded").glob("*.npy"))) == 2
-    monkeypatch.setattr("sparsedp_experiments.data.kept._fill", lambda *_: pytest.fail("computed again"))
+    monkeypatch.setattr("sparsedp_experiments.data.features._fill", lambda *_: pytest.fail("computed again"))
     again = scattering_bundle(bundle)
     assert torch.equal(again.train.inputs, first.train.inputs)
     assert again.fingerprint == first.fingerprint != bundle.fingerprint
@@ -166,7 +165,7 @@ def test_a_file_that_was_only_touched_is_read_as_it_is(monkeypatch, private_cach
     expected = scattering_bundle(bundle).train.inputs
     for path in (private_cache / "decoded").glob("*.npy"):
         os.utime(path, (1, 1))
-    monkeypatch.setattr("sparsedp_experiments.data.kept._fill", lambda *_: pytest.fail("computed again"))
+    monkeypatch.setattr("sparsedp_experiments.data.features._fill", lambda *_: pytest.fail("computed again"))
     assert torch.equal(scattering_bundle(bundle).train.inputs, expected)
 
 

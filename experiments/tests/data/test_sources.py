@@ -14,10 +14,9 @@ import torch
 from sparsedp._files import cache_dir
 from sparsedp.errors import DataError
 from sparsedp_experiments.data import DATASETS, SOURCES, Checksum, get, load, npz, status
-from sparsedp_experiments.data.cache import cache_path, cached_arrays
-from sparsedp_experiments.data.download import compare, public_checksum
-from sparsedp_experiments.data.files import fingerprint
-from sparsedp_experiments.data.row import PublicFiles, SourceFile
+from sparsedp_experiments.data.files import cache_path, cached_arrays, fingerprint
+from sparsedp_experiments.data.registry import compare, public_checksum
+from sparsedp_experiments.data.spec import PublicFiles, SourceFile
 
 
 def write_npz(path, **changes):
@@ -190,8 +189,8 @@ def toy_source(monkeypatch, folder, content=b"payload", digest=None):
     digest = digest or hashlib.sha256(content).hexdigest()
     file = SourceFile(("toy.bin",), (digest,), (folder / "remote" / "toy.bin").as_uri())
     spec = PublicFiles("toy", "Toy", "1", "none", "the toy shop", ("toys",), {"official": (file,)})
-    monkeypatch.setattr("sparsedp_experiments.data.table.SOURCES", {"toy": spec})
-    monkeypatch.setattr("sparsedp_experiments.data.download.SOURCES", {"toy": spec})
+    monkeypatch.setattr("sparsedp_experiments.data.registry.SOURCES", {"toy": spec})
+    monkeypatch.setattr("sparsedp_experiments.data.registry.SOURCES", {"toy": spec})
     return spec
 
 

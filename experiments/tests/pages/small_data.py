@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from sparsedp_experiments.data.cifar import CLASSES
 from sparsedp_experiments.data.encoding import Number
-from sparsedp_experiments.data.hospital import schema
+from sparsedp_experiments.data.tables import schema
+from sparsedp_experiments.data.vision import CLASSES
 from tables_of_people import COMPAS_COLUMNS, adult_lines, census_lines, compas_rows
 
 TRAIN, TEST = 112, 40

@@ -8,7 +8,7 @@ import small_data
 from sparsedp_experiments.pages.study import read_study
 from sparsedp_experiments.pages.verdicts import read_claims
 from sparsedp_experiments.runs import datasets
-from sparsedp_experiments.runs.config import committed_families, read_experiment, records_of
+from sparsedp_experiments.runs.grid import committed_families, read_experiment, records_of
 from sparsedp_experiments.runs.execute import execute
 
 NAMES = sorted(committed_families())

@@ -159,8 +159,7 @@ def test_counts_of_epochs_frozen_by_chance_are_binomial_at_a_constant_rate():
 
 
 def test_held_out_units_bring_all_their_rows_and_keep_their_order():
-    from sparsedp_experiments.data.bundle import Split
-    from sparsedp_experiments.data.features import Dense
+    from sparsedp_experiments.data.bundle import Dense, Split
 
     units = torch.tensor([5, 3, 5, 9, 3, 3])
     inputs = torch.arange(6.0).reshape(6, 1)

@@ -7,7 +7,7 @@ import pytest
 from handmade import make_study
 from scipy import stats
 
-from sparsedp_experiments.comparison.statistics import estimate
+from sparsedp_experiments.runs.results import estimate
 from sparsedp_experiments.pages.loudness import Gain, gains, loudness_section, verdict
 from sparsedp_experiments.pages.study import noise_ratio
 from sparsedp_experiments.pages.summary import summary, surviving

@@ -6,7 +6,7 @@ import xml.etree.ElementTree as ET
 import pytest
 from handmade import CONFIG, make_study, record_of
 
-from sparsedp_experiments.comparison.statistics import estimate
+from sparsedp_experiments.runs.results import estimate
 from sparsedp_experiments.pages import noise
 from sparsedp_experiments.pages.__main__ import PAGE, made_files, out_of_date
 from sparsedp_experiments.pages.chart import layout_of, picture
@@ -17,7 +17,7 @@ from sparsedp_experiments.pages.section import results_table, section
 from sparsedp_experiments.pages.study import ROOT, read_studies, read_study
 from sparsedp_experiments.pages.tuning import best_choices, tuning_section
 from sparsedp_experiments.pages.words import JPEG, difference_text, mean_text, signed
-from sparsedp_experiments.runs.config import read_experiment
+from sparsedp_experiments.runs.grid import read_experiment
 from sparsedp_experiments.runs.results import Results, append_row
 
 LEVEL = {"dp-sgd": 0.80, "tp-rand": 0.81, "tp-topk": 0.85}

@@ -11,7 +11,7 @@ from torch.utils.data import TensorDataset
 
 from sparsedp import fit
 from sparsedp.methods import MethodOptions, build_plan, configure, get_method
-from sparsedp_experiments.models.tabular import logistic
+from sparsedp_experiments.models.networks import logistic
 from sparsedp_experiments.rates.__main__ import MARK, PAGE
 from sparsedp_experiments.rates.finals import final_table, key_of, tuned
 from sparsedp_experiments.rates.records import DENSE, SPARSE, records

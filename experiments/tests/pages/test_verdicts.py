@@ -8,7 +8,7 @@ from handmade import make_study
 from scipy import stats
 
 from sparsedp.errors import SparseDPError
-from sparsedp_experiments.comparison.statistics import Estimate, estimate
+from sparsedp_experiments.runs.results import Estimate, estimate
 from sparsedp_experiments.pages.contrast import Contrast, Part, parts_of, pooled
 from sparsedp_experiments.pages.summary import summary
 from sparsedp_experiments.pages.verdicts import (

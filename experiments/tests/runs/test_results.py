@@ -9,10 +9,10 @@ from scipy import stats
 
 from sklearn import metrics
 from sparsedp_experiments.data import digits
-from sparsedp_experiments.runs.config import Contrast
-from sparsedp_experiments.runs.evaluation import evaluator
-from sparsedp_experiments.runs.networks import build_model
-from sparsedp_experiments.runs.table import make_rows
+from sparsedp_experiments.runs.grid import Contrast
+from sparsedp_experiments.runs.execute import evaluator
+from sparsedp_experiments.runs.execute import build_model
+from sparsedp_experiments.runs.results import make_rows
 
 METHODS = Contrast("method", "dp-sgd")
 

@@ -7,7 +7,7 @@ from sparsedp.batch import MicroBatch, supervised
 from sparsedp.errors import DataError, SparseDPError
 from sparsedp.parameters import Layout
 from sparsedp.randomness import PublicRandomness
-from sparsedp_experiments.theory.curvature import hessian_vector, mean_loss, smoothness
+from sparsedp_experiments.theory.oracle import hessian_vector, mean_loss, smoothness
 
 DOUBLE = torch.float64
 

@@ -21,7 +21,7 @@ from sparsedp_experiments.theory.measured import MOST_POINTS, symmetry_findings
 from sparsedp_experiments.theory.measured_bounds import Measured, bound_findings
 from sparsedp_experiments.theory.nonprivate import Findings, NonPrivate
 from sparsedp_experiments.theory.oracle import deviations
-from sparsedp_experiments.theory.snapshots import SnapshotFiles
+from sparsedp_experiments.theory.trajectory import SnapshotFiles
 
 PLAN = build_plan(
     get_method("on-rand"), units=1000, batch_size=100, epochs=4, epsilon=8.0, delta=1e-5, clip_norm=0.5,

@@ -10,8 +10,8 @@ from torch.utils.data import TensorDataset
 import sparsedp
 from diagnostic_probes import network, rows
 from sparsedp.diagnostics import SplitEnergies, WarmupStatistics
+from sparsedp_experiments.theory.bounds import Descent, best_rate_at_most
 from sparsedp_experiments.theory.misranking import Pair, misranking_coherent, misranking_energy
-from sparsedp_experiments.theory.sparsification import Descent, best_rate_at_most
 from sparsedp_experiments.theory.visible import theory_of
 from sparsedp_experiments.theory.wire import encode_support
 

@@ -32,11 +32,9 @@ from sparsedp_experiments.figures.runs import (
     train_until,
     unit_gradients,
 )
+from sparsedp_experiments.theory.bounds import Descent, kappa
 from sparsedp_experiments.theory.criteria import one_step, random_signal_loss, split_of
-from sparsedp_experiments.theory.curvature import mean_loss, smoothness
-from sparsedp_experiments.theory.oracle import mean_gradient
-from sparsedp_experiments.theory.sparsification import Descent, kappa
-from sparsedp_experiments.theory.symmetry import symmetry_error
+from sparsedp_experiments.theory.oracle import mean_gradient, mean_loss, smoothness, symmetry_error
 from sparsedp_experiments.theory.trajectory import (
     Snapshots,
     Waypoint,

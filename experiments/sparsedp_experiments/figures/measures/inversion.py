@@ -18,8 +18,8 @@ from sparsedp_experiments.attacks.inversion import Effort, invert, mean_squared_
 from sparsedp_experiments.figures.config import Point, Study
 from sparsedp_experiments.figures.cost import Costs
 from sparsedp_experiments.figures.runs import LOSS
-from sparsedp_experiments.runs.datasets import load_data
-from sparsedp_experiments.runs.networks import build_model
+from sparsedp_experiments.runs.execute import load_data
+from sparsedp_experiments.runs.execute import build_model
 from sparsedp_experiments.theory.oracle import mean_gradient
 
 

@@ -17,7 +17,7 @@ from sparsedp_experiments.attacks.reconstruction import (
 )
 from sparsedp_experiments.figures.config import Point, Study
 from sparsedp_experiments.figures.cost import Costs
-from sparsedp_experiments.runs.datasets import load_data
+from sparsedp_experiments.runs.execute import load_data
 
 
 def measure(study: Study, point: Point) -> dict[str, Any]:

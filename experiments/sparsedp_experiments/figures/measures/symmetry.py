@@ -15,8 +15,12 @@ from sparsedp.randomness import PublicRandomness
 from sparsedp_experiments.figures.config import Point, Study
 from sparsedp_experiments.figures.cost import Costs
 from sparsedp_experiments.figures.runs import LOSS, open_trainer, train_until, unit_gradients
-from sparsedp_experiments.theory.oracle import asymmetry_p_value
-from sparsedp_experiments.theory.symmetry import lopsidedness, lopsidedness_by_chance, symmetry_error
+from sparsedp_experiments.theory.oracle import (
+    asymmetry_p_value,
+    lopsidedness,
+    lopsidedness_by_chance,
+    symmetry_error,
+)
 
 _AXES = 2
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from sparsedp_experiments.comparison.statistics import estimate
+from sparsedp_experiments.runs.results import estimate
 from sparsedp_experiments.figures.canvas import (
     BLUE,
     DASHED,

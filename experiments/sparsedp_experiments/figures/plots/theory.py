@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from scipy import stats
 
-from sparsedp_experiments.comparison.statistics import estimate
+from sparsedp_experiments.runs.results import estimate
 from sparsedp_experiments.figures.canvas import (
     BLUE,
     DASHED,
