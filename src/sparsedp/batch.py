@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from sparsedp.errors import DataError, SparseDPError
-from sparsedp.randomness import Chance
 
 Rows = Any
 """Tensors, or a tuple, list or dict of tensors, all with one leading axis of rows."""
@@ -28,18 +27,16 @@ class MicroBatch:
     """Some rows of a logical batch, on their way to the engine. Private.
 
     `units` says which unit each row belongs to (0, 0, 1, 2, 2, ...; every unit whole and in order). Without it,
-    each row is a unit. A unit's gradient is the mean over its rows, clipped once. `chance` says where random numbers
-    come from while the rows are at work, and whose they are; only models that draw some need it.
+    each row is a unit. A unit's gradient is the mean over its rows, clipped once. `seed` is the secret of 32 bytes
+    that what the model draws for these rows follows from; without it the global generators go on.
     """
 
     rows: Rows
     units: Tensor | None = None
-    chance: Chance | None = field(default=None, repr=False)
+    seed: bytes | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         size = row_count(self.rows)
-        if self.chance is not None and self.chance.rows.shape != (size,):
-            raise DataError(f"chance: got {len(self.chance.rows)} names of rows for {size} rows")
         if self.units is None:
             return
         units = self.units

@@ -99,8 +99,8 @@ class Identity:
 class Standardized:
     """Per-coordinate centre and scale on the support: z = (g - centre) / scale (AdaDPIGU, Alg. 2 line 9).
 
-    Both are k-vectors aligned with the support's sorted indices; the scale is positive. What is restored is multiplied
-    by `gain`, a public number: `1/scale` leaves it as long as it was clipped.
+    Both are k-vectors aligned with the support's sorted indices; the scale is positive. What is restored is
+    multiplied by `gain`, a public number: `1/scale` leaves it as long as it was clipped.
     """
 
     centre: Tensor

@@ -321,8 +321,7 @@ def _single_units(batch: MicroBatch) -> Iterator[MicroBatch]:
         edges = [0, *torch.bincount(batch.units).cumsum(0).tolist()]
     for start, stop in pairwise(edges):
         units = None if batch.units is None else torch.zeros(stop - start, dtype=torch.int64)
-        chance = None if batch.chance is None else batch.chance.part(slice(start, stop))
-        yield MicroBatch(select_rows(batch.rows, slice(start, stop)), units, chance)
+        yield MicroBatch(select_rows(batch.rows, slice(start, stop)), units, batch.seed)
 
 
 def _count_units(batches: Sequence[MicroBatch]) -> int:

@@ -51,8 +51,8 @@ class Space:
     def result(self, shape: tuple[int, ...], like: Tensor, span: slice) -> Tensor:
         """Room for explicit gradients.
 
-        Of all examples it is this sampler's own, valid until the next chunk; of some, shared by all samplers and valid
-        until the next one asks.
+        Of all examples it is this sampler's own, valid until the next chunk; of some, shared by all samplers and
+        valid until the next one asks.
         """
         key = f"{self.name}/result" if span == slice(None) else "some examples"
         return self.workspace.take(key, shape, like)

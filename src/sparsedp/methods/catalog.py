@@ -37,7 +37,7 @@ _ROWS = (
            summary="Every coordinate, all the time: the dense baseline."),
     Method(name="tp-adaptive", paper=f"{_OURS}, and Stephens 2017", stages=(WARM_UP, MAIN), ranking=EmpiricalBayes(),
            refresh=Refresh.EVERY_PERIOD, clock=EqualParts(4), geometry=GeometryRule.SCALED, denoise=True,
-           summary="Warm-up, then in four rounds as many coordinates as are worth their noise; all where signal is spread."),
+           summary="Warm-up, then four rounds: coordinates worth their noise; all where signal is spread."),
     Method(name="tp-topk", paper=f"{_TP}, Alg. 1", ranking=Energy(), **_TWO_PHASES,
            summary="Warm-up, then the coordinates with the most denoised squared gradient."),
     Method(name="tp-coherent", paper=_OURS, ranking=Coherent(), **_TWO_PHASES,

@@ -1,4 +1,4 @@
-"""The support scheduler: which support and geometry each step has, from released values and public randomness alone."""
+"""The support scheduler: each step's support and geometry, from released values and public randomness."""
 
 from __future__ import annotations
 
@@ -229,7 +229,7 @@ class Controller:
 
     @property
     def decisions(self) -> tuple[Mapping[str, Any], ...]:
-        """What each round of empirical Bayes kept and why, with the mixture that it fitted; empty for other methods."""
+        """What each round of empirical Bayes kept and why, with its fitted mixture; empty for other methods."""
         return tuple(self._decisions)
 
     def setting(self, step: int) -> StepSetting:

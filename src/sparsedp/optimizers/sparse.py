@@ -1,4 +1,4 @@
-"""torch.optim behind a support: state that costs k, or d where coasting needs it, and updates of active coordinates."""
+"""torch.optim behind a support: state of size k (d where coasting needs it), updates of active coordinates."""
 
 from __future__ import annotations
 
