@@ -18,7 +18,7 @@ from sparsedp.privacy.normalization import PrivateNormalisation
 from sparsedp.runs.checkpoint import read_checkpoint
 from sparsedp.runs.run import load_weights
 from sparsedp.training.planning import spec_for
-from sparsedp_experiments.cli.running import rows_of
+from sparsedp_experiments.runs.cli import rows_of
 from sparsedp_experiments.models import build, parameter_count
 from sparsedp_experiments.runs.grid import comparison
 from sparsedp_experiments.runs.execute import execute

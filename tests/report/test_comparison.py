@@ -14,7 +14,7 @@ from test_report_page import Outline
 
 from sparsedp import DataError
 from sparsedp_experiments.comparison.groups import group_records
-from sparsedp_experiments.comparison.interval_figures import verdict
+from sparsedp_experiments.runs.results import verdict
 from sparsedp_experiments.runs.results import Estimate
 
 pytestmark = pytest.mark.usefixtures("checked_once")

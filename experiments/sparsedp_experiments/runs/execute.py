@@ -383,6 +383,16 @@ def moments_in(model: nn.Module) -> LeastSquares | None:
     return inside if isinstance(inside, LeastSquares) else None
 
 
+def model_of(
+    settings: Settings, shape: tuple[int, ...], classes: int, vocabulary: int | None = None
+) -> nn.Module:
+    """A fresh model of a run's architecture."""
+    model = build_model(
+        settings.model or "", settings.model_options, shape, classes, settings.seed, vocabulary
+    )
+    return Normalised(model, shape[0]) if settings.normalise else model
+
+
 def suited_to(model: nn.Module, settings: Settings, bundle: DataBundle) -> Settings:
     """The settings that `fit` gets, where what the model wants and nobody asked for is filled in.
 

@@ -13,9 +13,15 @@ import numpy as np
 from scipy import stats
 
 from sparsedp.methods.auto import LOUD, MANY, SPARSE, SPARSE_RATIO, TOO_LOUD, pays
-from sparsedp_experiments.runs.claims import SEEDS, Ruling, Verdict, above, judge, pooled, read_claims
+from sparsedp_experiments.runs.claims import SEEDS, Ruling, Verdict, above, judge, read_claims
 from sparsedp_experiments.runs.grid import LABORATORY
-from sparsedp_experiments.runs.partition import noise_table, price_table, read_config, read_partitions, trained_table
+from sparsedp_experiments.runs.partition import (
+    noise_table,
+    price_table,
+    read_config,
+    read_partitions,
+    trained_table,
+)
 from sparsedp_experiments.runs.partition import trainings as partition_trainings
 from sparsedp_experiments.runs.results import CONFIDENCE, Estimate, Record, Row, estimate, half_width, sign_of
 from sparsedp_experiments.runs.tables import (
@@ -73,7 +79,9 @@ def write_page(path: Path = PAGE) -> str:
     text = page(studies)
     path.write_text(text, encoding="utf-8")
     stale = {name: len(study.stale) for name, study in studies.items() if study.stale}
-    return "".join(f"{name}: {count} records are of no run of its config; not used\n" for name, count in stale.items())
+    return "".join(
+        f"{name}: {count} records are of no run of its config; not used\n" for name, count in stale.items()
+    )
 
 
 def read_notes(file: Path = NOTES) -> dict[str, str]:
@@ -109,7 +117,13 @@ def _chapter(prefix: str, title: str, studies: Mapping[str, Study], notes: Mappi
     lines = [f"## {title}", ""]
     if prefix:
         paper = read_paper(prefix)
-        lines += [f"{paper.reference}.", "", *(f"- {note}" for note in paper.notes), "", *context_tables(paper)]
+        lines += [
+            f"{paper.reference}.",
+            "",
+            *(f"- {note}" for note in paper.notes),
+            "",
+            *context_tables(paper),
+        ]
     if prefix == "adadpigu":
         lines += ["### AdaDPIGU Table 3: the noise for its epsilons", "", *noise_table(), ""]
         lines += [notes["adadpigu-table3"], ""]
@@ -168,7 +182,9 @@ def _reason(verdict: Verdict) -> str:
     enough = (n for n in range(SEEDS, MANY_SEEDS + 1) if half_width(seen.std or 0.0, n) < abs(seen.mean))
     needed = next(enough, None)
     if needed is None:
-        return f"The difference is so small beside its spread that {MANY_SEEDS} seeds would not tell its sign."
+        return (
+            f"The difference is so small beside its spread that {MANY_SEEDS} seeds would not tell its sign."
+        )
     return f"{seen.count} seeds; at this spread about {needed} would tell the sign."
 
 
@@ -268,7 +284,10 @@ def _places(study: Study) -> Mapping[str, Cells]:
     for record in study.records:
         if record["private"] and record["target_epsilon"]:
             labels = {name: label for name, label in record["cell"].items() if name != axis}
-            shared = [labels, *(record[name] for name in ("dataset", "model", "target_epsilon", "unit", "units"))]
+            shared = [
+                labels,
+                *(record[name] for name in ("dataset", "model", "target_epsilon", "unit", "units")),
+            ]
             places[json.dumps(shared, sort_keys=True)][tuple(record["cell"].items())][record["seed"]] = record
     return places
 
@@ -376,7 +395,13 @@ def r_section(found: Sequence[Gain], note: str) -> list[str]:
         mean = f"{np.mean([gain.mean for gain in own]):+.2f}" if own else "-"
         up = f"{sum(gain.mean > 0 for gain in own)} of {len(own)}"
         rows.append([name, str(len(own)), str(len({gain.task for gain in own})), mean, up])
-    columns = ["r of a dense step", "cells", "tasks", "mean gain of sparse over dense, points", "cells above zero"]
+    columns = [
+        "r of a dense step",
+        "cells",
+        "tasks",
+        "mean gain of sparse over dense, points",
+        "cells above zero",
+    ]
     table = markdown_table(columns, rows)
     return ["### Does r predict what sparsity gains?", "", note, "", *table, "", r_verdict(found), ""]
 
@@ -453,7 +478,9 @@ def _auto_answer(gain: Gain | None) -> tuple[str, str]:
 def tuning_section(study: Study) -> list[str]:
     """The grid, and the best choice by mean on the validation split for each task and method."""
     metric = study.experiment.metric
-    grid = "; ".join(f"{axis.name}: {', '.join(v.label for v in axis.levels)}" for axis in study.experiment.axes)
+    grid = "; ".join(
+        f"{axis.name}: {', '.join(v.label for v in axis.levels)}" for axis in study.experiment.axes
+    )
     done = f"{len(study.records)} of {study.asked} runs, {hours_text(study)}"
     said = (
         f"{study.experiment.description} Grid: {grid}; {seeds_text(len(study.experiment.seeds))}; "

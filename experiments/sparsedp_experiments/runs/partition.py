@@ -33,14 +33,21 @@ from sparsedp.privacy.ledger import Charge, MemoryLedger
 from sparsedp.privacy.mechanism import GaussianMechanism
 from sparsedp.privacy.plan import Plan
 from sparsedp.privacy.queries import GradientSum
-from sparsedp.randomness import Chance, PublicRandomness, SeededRandomness
+from sparsedp.randomness import PublicRandomness, SeededRandomness
 from sparsedp.sampling import LogicalBatch, PoissonSampler
 from sparsedp_experiments.data.bundle import DataBundle
 from sparsedp_experiments.runs.execute import build_model, evaluator, load_data
 from sparsedp_experiments.runs.grid import CONFIGS, RESULTS, Contrast, read_toml
 from sparsedp_experiments.runs.results import Record, append_row, commit, make_rows, read_rows
 from sparsedp_experiments.runs.settings import Settings
-from sparsedp_experiments.runs.tables import NONE, difference_text, label, markdown_table, mean_text, read_paper
+from sparsedp_experiments.runs.tables import (
+    NONE,
+    difference_text,
+    label,
+    markdown_table,
+    mean_text,
+    read_paper,
+)
 
 NAME = "rs-table3"
 POISSON, PARTITION = "Poisson", "partition"
@@ -75,7 +82,12 @@ RS = Steps(50_000, 1000, 48)
 def noise_multiplier(steps: Steps, epsilon: float, accountant: str) -> float:
     """The least noise that keeps DP-SGD with these numbers within epsilon."""
     plan = build_plan(
-        get_method("dp-sgd"), **asdict(steps), epsilon=epsilon, delta=DELTA, clip_norm=1.0, accountant=accountant
+        get_method("dp-sgd"),
+        **asdict(steps),
+        epsilon=epsilon,
+        delta=DELTA,
+        clip_norm=1.0,
+        accountant=accountant,
     )
     return plan.phases[0].noise_multiplier
 
@@ -150,7 +162,13 @@ def read_partitions() -> Partitions:
             axes[axis] += [] if found in axes[axis] else [found]
         seed, ratio = settings["seed"], settings["active_ratio"]
         metrics, spent = {"accuracy": row["accuracy"]}, row["epsilon"]
-        known = {"cell": cell, "seed": seed, "metrics": metrics, "epsilon_spent": spent, "active_ratio": ratio}
+        known = {
+            "cell": cell,
+            "seed": seed,
+            "metrics": metrics,
+            "epsilon_spent": spent,
+            "active_ratio": ratio,
+        }
         records.append({**known, "settings": settings})
     return Partitions(axes, tuple(records))
 
@@ -304,7 +322,7 @@ def partition_batches(bundle: DataBundle, plan: Plan, seed: int) -> Iterator[Log
         for step, part in enumerate(rows.chunk(end - before), start=before):
             secret = SeededRandomness(seed).secret((step,))
             batches = (
-                MicroBatch(bundle.train.rows_at(some), chance=Chance(secret, some))
+                MicroBatch(bundle.train.rows_at(some), seed=secret.model_seed(int(some[0])))
                 for some in torch.split(part, _AT_ONCE)
             )
             yield LogicalBatch(step, secret, batches)

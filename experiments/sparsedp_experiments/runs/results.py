@@ -236,8 +236,6 @@ def paired_difference(values: Mapping[int, float], baseline: Mapping[int, float]
     return estimate([values[seed] - baseline[seed] for seed in common]) if common else None
 
 
-Record = Mapping[str, Any]
-
 UNRESOLVED = "not resolved"
 
 

@@ -12,7 +12,15 @@ from typing import Any
 from sparsedp._validate import rounded_up
 from sparsedp.errors import SparseDPError
 from sparsedp.methods import get_method
-from sparsedp_experiments.runs.grid import CONFIGS, RESULTS, Experiment, GridRun, family_files, read_family, read_toml
+from sparsedp_experiments.runs.grid import (
+    CONFIGS,
+    RESULTS,
+    Experiment,
+    GridRun,
+    family_files,
+    read_family,
+    read_toml,
+)
 from sparsedp_experiments.runs.results import CONFIDENCE, Estimate, Record, Results, Row, make_rows
 from sparsedp_experiments.runs.settings import Settings
 
@@ -308,7 +316,9 @@ def what_was_run(study: Study, tuning: Sequence[str]) -> str:
     seeds = seeds_text(len(study.experiment.seeds))
     lines = [f"{'; '.join(part for part in parts if part and part != NONE)}; {seeds}."]
     if tuning:
-        lines.append(f"Settings from a validation split ({', '.join(f'`{name}`' for name in tuning)}, under Tuning).")
+        lines.append(
+            f"Settings from a validation split ({', '.join(f'`{name}`' for name in tuning)}, under Tuning)."
+        )
     done = f"{len(study.records)} of {study.asked} runs, {hours_text(study)}"
     return " ".join([*lines, f"`sweep {study.name}` ({done})."])
 
@@ -384,10 +394,19 @@ def context_tables(paper: Paper) -> list[str]:
         columns = list(dict.fromkeys(key[place] for key in table.rows))
         rests = list(dict.fromkeys((*key[:place], *key[place + 1 :]) for key in table.rows))
         rows = [
-            [*rest, *(paper_text(table.rows.get((*rest[:place], one, *rest[place:])), "accuracy") for one in columns)]
+            [
+                *rest,
+                *(
+                    paper_text(table.rows.get((*rest[:place], one, *rest[place:])), "accuracy")
+                    for one in columns
+                ),
+            ]
             for rest in rests
         ]
-        headings = [*(key for key in table.keys if key != "epsilon"), *(f"epsilon {label(one)}" for one in columns)]
+        headings = [
+            *(key for key in table.keys if key != "epsilon"),
+            *(f"epsilon {label(one)}" for one in columns),
+        ]
         lines += [f"{table.where}, {table.what}:", "", *markdown_table(headings, rows), ""]
     return lines
 
@@ -396,9 +415,14 @@ def shortcomings(study: Study) -> list[str]:
     """What is not run yet, records that are not used, and rows of methods that were removed since."""
     lines = []
     if lacking := study.missing():
-        shown = [f"{place_text(dict(cell)) or 'all'} ({seeds_text(seeds)})" for cell, seeds in lacking.items()]
+        shown = [
+            f"{place_text(dict(cell)) or 'all'} ({seeds_text(seeds)})" for cell, seeds in lacking.items()
+        ]
         tail = f"; and {len(shown) - 6} more cells" if len(shown) > 6 else ""
-        lines += [f"**Partly run.** {sum(lacking.values())} runs are missing: {'; '.join(shown[:6])}{tail}.", ""]
+        lines += [
+            f"**Partly run.** {sum(lacking.values())} runs are missing: {'; '.join(shown[:6])}{tail}.",
+            "",
+        ]
     if study.stale:
         lines += [f"**Not used:** {len(study.stale)} records belong to another config or an older one.", ""]
     names = dict.fromkeys(place_text(record["cell"]) for record in study.historical)
@@ -445,7 +469,9 @@ def varying(study: Study) -> list[str]:
     axes = [axis.name for axis in study.experiment.axes]
     every = [(study.settings_of(cell), cell) for cell in study.cells]
     names = dict.fromkeys(name for settings, _ in every for name in settings)
-    shown = {name for name in names for axis in axes if all(label(s.get(name)) == cell[axis] for s, cell in every)}
+    shown = {
+        name for name in names for axis in axes if all(label(s.get(name)) == cell[axis] for s, cell in every)
+    }
     return [name for name in names if len({repr(s.get(name)) for s, _ in every}) > 1 and name not in shown]
 
 
@@ -485,7 +511,9 @@ def value_text(value: float, metric: str) -> str:
 
 def mean_text(found: Estimate, metric: str) -> str:
     """Mean and standard deviation."""
-    return value_text(found.mean, metric) + ("" if found.std is None else f" ± {value_text(found.std, metric)}")
+    return value_text(found.mean, metric) + (
+        "" if found.std is None else f" ± {value_text(found.std, metric)}"
+    )
 
 
 def difference_text(found: Estimate | None, metric: str) -> str:

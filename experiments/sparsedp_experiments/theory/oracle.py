@@ -20,8 +20,6 @@ from sparsedp.grad_sample.query import Engine, Query
 from sparsedp.parameters import Layout, Support
 from sparsedp.randomness import PublicRandomness
 from sparsedp_experiments.theory.bounds import clipping_bias_bound
-from sparsedp_experiments.theory.criteria import energy_captured
-from sparsedp_experiments.theory.nonprivate import NonPrivate
 
 
 def lopsidedness(points: Tensor) -> float:
@@ -76,7 +74,7 @@ def _matrix(points: Tensor) -> Tensor:
     return points.double()
 
 
-def mean_loss(model: nn.Module, loss: PerSampleLoss, batches: Sequence[MicroBatch]) -> NonPrivate[float]:
+def mean_loss(model: nn.Module, loss: PerSampleLoss, batches: Sequence[MicroBatch]) -> float:
     """The mean loss over rows, without noise."""
     rows = _count_rows(batches)
     device = next(model.parameters()).device
@@ -86,15 +84,7 @@ def mean_loss(model: nn.Module, loss: PerSampleLoss, batches: Sequence[MicroBatc
             for b in batches
             if b.row_count
         )
-    return NonPrivate(total / rows, f"the loss of {rows} rows")
-
-
-def hessian_vector(
-    model: nn.Module, loss: PerSampleLoss, batches: Sequence[MicroBatch], vector: Tensor
-) -> NonPrivate[Tensor]:
-    """The Hessian of the mean loss over rows, times a d-vector; float64."""
-    rows = _count_rows(batches)
-    return NonPrivate(_product(model, loss, batches, vector, rows), f"second derivatives over {rows} rows")
+    return total / rows
 
 
 @final
@@ -122,7 +112,7 @@ def smoothness(
     iterations: int = 50,
     tolerance: float = 1e-3,
     progress: Callable[[int, int], None] | None = None,
-) -> NonPrivate[Smoothness]:
+) -> Smoothness:
     """Power iteration from a random start, until the estimate moves by less than `tolerance` of itself.
 
     `progress` is called with (done, at most) after each product.
@@ -145,7 +135,7 @@ def smoothness(
         if value == 0 or abs(value - before) <= tolerance * value:
             break
         vector = product / value
-    return NonPrivate(Smoothness(value, residual, done), f"second derivatives over {rows} rows")
+    return Smoothness(value, residual, done)
 
 
 def _product(
@@ -187,7 +177,7 @@ Progress = Callable[[int, int], None]
 
 def mean_gradient(
     engine: Engine, batches: Sequence[MicroBatch], clip: Clip | None = None, support: Support | None = None
-) -> NonPrivate[Tensor]:
+) -> Tensor:
     """The mean gradient over units as a d-vector, float64; clipped if a clip is given, zero off the support.
 
     TP-TopK calls it G (Sec. 5, clipped, all data) or the diagnostic gradient (Sec. 7.4, unclipped, held-out batches).
@@ -195,12 +185,7 @@ def mean_gradient(
     units = _count_units(batches)
     active = Support.full(engine.layout.dimension) if support is None else support
     total = engine.clipped_sum(batches, Query(active, clip or NoClip())).cpu()
-    return NonPrivate(active.scatter(total / units), f"gradients of {units} units")
-
-
-def oracle_capture(engine: Engine, batches: Sequence[MicroBatch], support: Support) -> NonPrivate[float]:
-    """`alpha_oracle` (TP-TopK, Sec. 7.4): the share of true gradient energy on a support, on held-out batches."""
-    return mean_gradient(engine, batches).map(lambda g: energy_captured(g**2, support))
+    return active.scatter(total / units)
 
 
 @final
@@ -229,7 +214,7 @@ def clipping_report(
     support: Support,
     clip: FlatClip,
     progress: Progress | None = None,
-) -> NonPrivate[ClippingReport]:
+) -> ClippingReport:
     """Clipping bias, its bound and the spread of clipped gradients, unit by unit.
 
     **Edge cases.** The engines clip to a little less than C (`ROUNDING_MARGIN`); so does the bound. Gradients that
@@ -254,7 +239,7 @@ def clipping_report(
         energy=float(plain @ plain),
         norms=found,
     )
-    return NonPrivate(report, f"gradients of {units} units")
+    return report
 
 
 def projected_deviations(
@@ -262,19 +247,19 @@ def projected_deviations(
     batches: Sequence[MicroBatch],
     public: PublicRandomness,
     progress: Progress | None = None,
-) -> NonPrivate[Tensor]:
+) -> Tensor:
     """Each unit's deviation from the mean gradient, on two random directions: `[units, 2]` (RS, App. F)."""
     full = Support.full(engine.layout.dimension)
     directions = torch.stack([public.normal(full.dimension, (axis,)) for axis in range(2)], dim=1)
     directions /= torch.linalg.vector_norm(directions, dim=0)
     each = _each_unit(engine, batches, full, progress)
     points = torch.stack([gradient @ directions for gradient in each])
-    return NonPrivate(points - points.mean(dim=0), f"gradients of {len(points)} units")
+    return points - points.mean(dim=0)
 
 
 def deviations(
     engine: Engine, batches: Sequence[MicroBatch], most: int, progress: Progress | None = None
-) -> NonPrivate[tuple[Tensor, Tensor]]:
+) -> tuple[Tensor, Tensor]:
     """The mean gradient of the first `most` units and each one's deviation from it: a d-vector and `[units, d]`.
 
     It takes 8 bytes for each unit and coordinate.
@@ -283,7 +268,7 @@ def deviations(
     each = _each_unit(engine, batches, full, None if progress is None else lambda i, _: progress(i, few))
     gradients = torch.stack(list(islice(each, few)))
     mean = gradients.mean(dim=0)
-    return NonPrivate((mean, gradients - mean), f"gradients of {few} units")
+    return (mean, gradients - mean)
 
 
 def asymmetry_p_value(points: Tensor, public: PublicRandomness, flips: int = 999) -> float:

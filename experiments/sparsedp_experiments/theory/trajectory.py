@@ -24,7 +24,6 @@ from sparsedp.runs.run import Run
 from sparsedp.runs.snapshots import Snapshot, write_snapshot
 from sparsedp_experiments.theory.bounds import ProjectedBound, projected_bound
 from sparsedp_experiments.theory.criteria import energy_captured, trajectory_capture
-from sparsedp_experiments.theory.nonprivate import NonPrivate
 from sparsedp_experiments.theory.oracle import clipping_report, mean_gradient, mean_loss
 
 COUNT = 20
@@ -139,7 +138,7 @@ def measure(
     batches: Sequence[MicroBatch],
     clip: FlatClip,
     progress: Callable[[int, int], None] | None = None,
-) -> NonPrivate[tuple[Waypoint, ...]]:
+) -> tuple[Waypoint, ...]:
     """Gradients and clipping at each snapshot, on data of your choice; the model itself is left alone.
 
     Args:
@@ -153,13 +152,13 @@ def measure(
     if not snapshots:
         raise SparseDPError("measure: got no snapshots; give Snapshots(model) to the run as a callback")
     replica = copy.deepcopy(model).eval()
-    points, touched = [], ""
+    points = []
     for done, snapshot in enumerate(snapshots, start=1):
         install(replica, snapshot.weights)
         engine = make_engine(replica, loss)
         gradient = mean_gradient(engine, batches)
-        clipping = clipping_report(engine, batches, snapshot.support, clip).value
-        energies = gradient.value**2
+        clipping = clipping_report(engine, batches, snapshot.support, clip)
+        energies = gradient**2
         total = float(energies.sum())
         points.append(
             Waypoint(
@@ -170,13 +169,12 @@ def measure(
                 bias=clipping.bias,
                 bias_bound=clipping.bias_bound,
                 unit_variance=clipping.unit_variance,
-                loss=mean_loss(replica, loss, batches).value,
+                loss=mean_loss(replica, loss, batches),
             )
         )
-        touched = f"{gradient.touched} at {done} points of a run"
         if progress is not None:
             progress(done, len(snapshots))
-    return NonPrivate(tuple(points), touched)
+    return tuple(points)
 
 
 def install(model: nn.Module, weights: Tensor) -> None:

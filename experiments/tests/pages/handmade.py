@@ -4,7 +4,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from sparsedp_experiments.pages.study import Study, read_study
+from sparsedp_experiments.pages.study import Study
+from sparsedp_experiments.runs.tables import read_study
 from sparsedp_experiments.runs.grid import read_experiment
 from sparsedp_experiments.runs.results import Results
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import tomllib
 
-from sparsedp_experiments.audits.__main__ import CONFIG as FILE
-from sparsedp_experiments.audits.__main__ import RESULTS, ROOT
+from sparsedp_experiments.attacks.audits import CONFIG as FILE
+from sparsedp_experiments.runs.grid import RESULTS
+from sparsedp_experiments.tabular import ROOT
 from sparsedp_experiments.audits.table import line, read, table
 
 CONFIG = tomllib.loads(FILE.read_text())

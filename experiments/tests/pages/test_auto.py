@@ -5,8 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from sparsedp_experiments.pages.auto import MARK, auto_section, auto_table, with_auto_table
-from sparsedp_experiments.pages.loudness import Gain
+from sparsedp_experiments.runs.table_rates import MARK
+from sparsedp_experiments.runs.page import auto_section
+from sparsedp_experiments.pages.auto import auto_table, with_auto_table
+from sparsedp_experiments.runs.page import Gain
 
 TP_TOPK = json.dumps(["tp-topk", 0.4, None])
 

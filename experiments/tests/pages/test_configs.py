@@ -5,8 +5,8 @@ import math
 import pytest
 import small_data
 
-from sparsedp_experiments.pages.study import read_study
-from sparsedp_experiments.pages.verdicts import read_claims
+from sparsedp_experiments.runs.tables import read_study
+from sparsedp_experiments.runs.claims import read_claims
 from sparsedp_experiments.runs import datasets
 from sparsedp_experiments.runs.grid import committed_families, read_experiment, records_of
 from sparsedp_experiments.runs.execute import execute

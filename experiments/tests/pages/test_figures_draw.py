@@ -23,12 +23,16 @@ from sparsedp_experiments.figures.canvas import (
     upright,
     written,
 )
-from sparsedp_experiments.figures.config import load_studies
+from sparsedp_experiments.figures.study import load_studies
 from sparsedp_experiments.figures.page import FOLDER, drawn, page, whole
 from sparsedp_experiments.figures.plots import PLOTS, attack
-from sparsedp_experiments.figures.run import CONFIGS, DOCS, STORE, TEXT
-from sparsedp_experiments.figures.tables import TABLES, markdown
-from sparsedp_experiments.figures.words import MISSING, filled, short, with_interval
+from sparsedp_experiments.runs.grid import CONFIGS
+from sparsedp_experiments.figures.run import DOCS, STORE
+from sparsedp_experiments.runs.settings import TEXT
+from sparsedp_experiments.runs.table_rates import TABLES
+from sparsedp_experiments.figures.tables import markdown
+from sparsedp_experiments.data.encoding import MISSING
+from sparsedp_experiments.figures.words import filled, short, with_interval
 
 STUDIES = load_studies(CONFIGS)
 RECORDS = whole(STUDIES, STORE)

@@ -15,12 +15,14 @@ from rich.console import Console
 from scipy import stats
 
 from sparsedp.errors import SparseDPError
-from sparsedp_experiments.figures.config import Study, load_studies, record_name
-from sparsedp_experiments.figures.measures import KINDS
-from sparsedp_experiments.figures.measures.freezing import by_chance
-from sparsedp_experiments.figures.run import CONFIGS, chosen, measure
-from sparsedp_experiments.figures.runs import held_out
-from sparsedp_experiments.figures.store import Store, rounded
+from sparsedp_experiments.figures.study import Study, load_studies, record_name
+from sparsedp_experiments.runs.settings import KINDS
+from sparsedp_experiments.figures.support import by_chance
+from sparsedp_experiments.runs.grid import CONFIGS
+from sparsedp_experiments.figures.run import chosen
+from sparsedp_experiments.theory.trajectory import measure
+from sparsedp_experiments.figures.support import held_out
+from sparsedp_experiments.figures.study import Store, rounded
 from sparsedp_experiments.runs.results import read_rows
 
 STUDIES = load_studies(CONFIGS)
@@ -177,7 +179,7 @@ def test_held_out_units_bring_all_their_rows_and_keep_their_order():
 
 COSTS = """
 import json, torch
-from sparsedp_experiments.figures.cost import Costs
+from sparsedp_experiments.figures.study import Costs
 
 costs = Costs()
 with costs.of("a big array"):

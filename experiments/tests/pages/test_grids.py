@@ -2,8 +2,10 @@
 
 from handmade import make_study
 
-from sparsedp_experiments.pages.grids import END, START, arms_by_epsilon, with_grids
-from sparsedp_experiments.pages.study import ROOT, read_studies
+from sparsedp_experiments.audits.table import END
+from sparsedp_experiments.pages.grids import START, arms_by_epsilon, with_grids
+from sparsedp_experiments.tabular import ROOT
+from sparsedp_experiments.runs.tables import read_studies
 
 SCORES = {"dp-sgd": (0.70, 0.72, 0.71), "tp-rand": (0.71, 0.73, 0.72), "tp-topk": (0.70, 0.73, 0.73)}
 

@@ -8,9 +8,11 @@ from handmade import make_study
 from scipy import stats
 
 from sparsedp_experiments.runs.results import estimate
-from sparsedp_experiments.pages.loudness import Gain, gains, loudness_section, verdict
-from sparsedp_experiments.pages.study import noise_ratio
-from sparsedp_experiments.pages.summary import summary, surviving
+from sparsedp_experiments.runs.page import Gain, gains
+from sparsedp_experiments.pages.loudness import loudness_section
+from sparsedp_experiments.runs.results import verdict
+from sparsedp_experiments.runs.tables import noise_ratio
+from sparsedp_experiments.runs.page import summary, surviving
 
 GAIN = {"1": 0.02, "3": -0.01}
 

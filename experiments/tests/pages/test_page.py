@@ -8,15 +8,19 @@ from handmade import CONFIG, make_study, record_of
 
 from sparsedp_experiments.runs.results import estimate
 from sparsedp_experiments.pages import noise
-from sparsedp_experiments.pages.__main__ import PAGE, made_files, out_of_date
+from sparsedp_experiments.runs.page import PAGE
+from sparsedp_experiments.pages.__main__ import made_files, out_of_date
 from sparsedp_experiments.pages.chart import layout_of, picture
-from sparsedp_experiments.pages.page import context_tables, page
-from sparsedp_experiments.pages.paper import number_for, read_paper
+from sparsedp_experiments.runs.tables import context_tables
+from sparsedp_experiments.pages.page import page
+from sparsedp_experiments.runs.tables import number_for, read_paper
 from sparsedp_experiments.pages.readme import results
-from sparsedp_experiments.pages.section import results_table, section
-from sparsedp_experiments.pages.study import ROOT, read_studies, read_study
-from sparsedp_experiments.pages.tuning import best_choices, tuning_section
-from sparsedp_experiments.pages.words import JPEG, difference_text, mean_text, signed
+from sparsedp_experiments.pages.section import results_table
+from sparsedp_experiments.runs.tables import section
+from sparsedp_experiments.tabular import ROOT
+from sparsedp_experiments.runs.tables import read_studies, read_study
+from sparsedp_experiments.runs.page import best_choices, tuning_section
+from sparsedp_experiments.runs.tables import JPEG, difference_text, mean_text, signed
 from sparsedp_experiments.runs.grid import read_experiment
 from sparsedp_experiments.runs.results import Results, append_row
 

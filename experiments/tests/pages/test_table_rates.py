@@ -12,10 +12,11 @@ from torch.utils.data import TensorDataset
 from sparsedp import fit
 from sparsedp.methods import MethodOptions, build_plan, configure, get_method
 from sparsedp_experiments.models.networks import logistic
-from sparsedp_experiments.rates.__main__ import MARK, PAGE
-from sparsedp_experiments.rates.finals import final_table, key_of, tuned
-from sparsedp_experiments.rates.records import DENSE, SPARSE, records
-from sparsedp_experiments.rates.simulate import People, Setting, auc, simulate
+from sparsedp_experiments.runs.table_rates import MARK
+from sparsedp_experiments.runs.page import PAGE
+from sparsedp_experiments.runs.table_rates import final_table, key_of, tuned
+from sparsedp_experiments.runs.table_rates import DENSE, SPARSE, records
+from sparsedp_experiments.runs.table_rates import People, Setting, auc, simulate
 
 
 def some_people(rows, features=6):

@@ -9,18 +9,10 @@ from scipy import stats
 
 from sparsedp.errors import SparseDPError
 from sparsedp_experiments.runs.results import Estimate, estimate
-from sparsedp_experiments.pages.contrast import Contrast, Part, parts_of, pooled
-from sparsedp_experiments.pages.summary import summary
-from sparsedp_experiments.pages.verdicts import (
-    Claim,
-    Ruling,
-    Verdict,
-    above,
-    equal,
-    judge,
-    no_loss,
-    read_claims,
-)
+from sparsedp_experiments.runs.grid import Contrast
+from sparsedp_experiments.runs.claims import Part, parts_of, pooled
+from sparsedp_experiments.runs.page import summary
+from sparsedp_experiments.runs.claims import (Claim, Ruling, Verdict, above, equal, judge, no_loss, read_claims)
 
 NOISE = np.random.default_rng(0).normal(0, 0.01, (2, 3, 10))
 LEARNED = Contrast(({"method": "tp-topk"},), ({"method": "tp-rand"},), None, None, {})

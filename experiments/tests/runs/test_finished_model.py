@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from sparsedp.errors import SparseDPError
-from sparsedp_experiments.runs.finished_model import choose_rows, finished_model
+from sparsedp_experiments.theory.diagnose import choose_rows
+from sparsedp_experiments.runs.finished_model import finished_model
 from sparsedp_experiments.runs.settings import Settings
 
 

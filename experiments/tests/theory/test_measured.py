@@ -18,7 +18,8 @@ from sparsedp.parameters import Support
 from sparsedp.randomness import PublicRandomness
 from sparsedp_experiments.theory.diagnose import Limits, diagnose_nonprivate
 from sparsedp_experiments.theory.measured import MOST_POINTS, symmetry_findings
-from sparsedp_experiments.theory.measured_bounds import Measured, bound_findings
+from sparsedp_experiments.theory.diagnose import Measured
+from sparsedp_experiments.theory.measured_bounds import bound_findings
 from sparsedp_experiments.theory.nonprivate import Findings, NonPrivate
 from sparsedp_experiments.theory.oracle import deviations
 from sparsedp_experiments.theory.trajectory import SnapshotFiles

@@ -12,8 +12,8 @@ from diagnostic_probes import network, rows
 from sparsedp.diagnostics import SplitEnergies, WarmupStatistics
 from sparsedp_experiments.theory.bounds import Descent, best_rate_at_most
 from sparsedp_experiments.theory.misranking import Pair, misranking_coherent, misranking_energy
-from sparsedp_experiments.theory.visible import theory_of
-from sparsedp_experiments.theory.wire import encode_support
+from sparsedp_experiments.theory.diagnose import theory_of
+from sparsedp_experiments.theory.communication import encode_support
 
 
 def a_run(out, method="tp-topk", **more):

@@ -57,15 +57,6 @@ def encode_values(values: Tensor) -> bytes:
     return values.detach().to("cpu", torch.float32).numpy().astype("<f4").tobytes()
 
 
-def decode_values(message: bytes, size: int) -> Tensor:
-    """The k values of a message."""
-    if len(message) != VALUE_BYTES * size:
-        raise DataError(
-            f"value message: got {len(message)} bytes, expected {VALUE_BYTES * size}; it is damaged"
-        )
-    return torch.from_numpy(np.frombuffer(message, dtype="<f4").astype(np.float32))
-
-
 @final
 @dataclass(frozen=True, slots=True)
 class BytesSent:
