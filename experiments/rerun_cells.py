@@ -23,8 +23,8 @@ import torch
 from scipy.special import stdtrit
 
 from sparsedp.errors import SparseDPError
-from sparsedp_experiments.runs.grid import RESULTS
 from sparsedp_experiments.runs.execute import execute
+from sparsedp_experiments.runs.grid import RESULTS
 from sparsedp_experiments.runs.results import append_row, read_rows
 from sparsedp_experiments.runs.settings import Settings
 
@@ -34,7 +34,9 @@ LEAST_SEEDS = 5
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run what is not in the file yet, then print the table of all of it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("families", nargs="*", help="names of files in experiments/results; all by default")
     parser.add_argument("--out", type=Path, default=Path("runs/rerun.jsonl"), help="file of the new numbers")
     given = parser.parse_args(arguments)

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from sparsedp.methods import all_methods as all_methods
     from sparsedp.methods import build_plan as build_plan
     from sparsedp.methods import get_method as get_method
-    from sparsedp.own_loop.make_private import make_private as make_private
     from sparsedp.parameters import Support as Support
     from sparsedp.privacy.normalization import PrivateNormalisation as PrivateNormalisation
+    from sparsedp.private_training import make_private as make_private
     from sparsedp.report import write_report as write_report
     from sparsedp.results import Result as Result
     from sparsedp.results import StepReport as StepReport
@@ -73,7 +73,7 @@ _HOMES = {
     "held_out": "sparsedp.evaluation",
     "keep_freed_memory": "sparsedp.grad_sample.buffers",
     "load_weights": "sparsedp.runs.run",
-    "make_private": "sparsedp.own_loop.make_private",
+    "make_private": "sparsedp.private_training",
     "verify": "sparsedp.runs.verify",
     "write_report": "sparsedp.report",
 }

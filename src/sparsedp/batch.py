@@ -107,9 +107,37 @@ def supervised(criterion: Callable[[Any, Tensor], Tensor]) -> PerSampleLoss:
                 "for other data pass loss_fn=PerExampleLoss(lambda model, rows: ...)"
             )
         inputs, targets = rows
-        return criterion(model(inputs), targets)
+        output = model(inputs)
+        try:
+            return criterion(output, targets)
+        except (ValueError, RuntimeError, IndexError) as error:
+            if _is_other_length(output, targets):
+                raise _other_length(output, targets) from error
+            raise
 
     return loss
+
+
+def _is_other_length(output: object, targets: object) -> bool:
+    if not isinstance(output, Tensor) or not isinstance(targets, Tensor):
+        return False
+    return output.shape[:1] != targets.shape[:1] or output.dim() != targets.dim()
+
+
+def _other_length(output: Tensor, targets: Tensor) -> SparseDPError:
+    """Examples are computed one by one, where a `.squeeze()` takes their axis away too."""
+    if output.shape[:1] == targets.shape[:1]:
+        return SparseDPError(
+            f"criterion: it does not take outputs of {output.dim()} axes with targets of {targets.dim()}. Give both "
+            "the shapes it expects, such as .squeeze(1) in the model's forward, or targets of shape (1,) in the data "
+            "set"
+        )
+    return SparseDPError(
+        f"criterion: a batch of {len(targets) if targets.dim() else 1} gives outputs of shape {tuple(output.shape)} "
+        f"for targets of shape {tuple(targets.shape)}. Every example is computed as a batch of one, and a .squeeze() "
+        "without an axis in the model's forward drops the axis of the examples there: write .squeeze(1), or "
+        ".flatten(1)"
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -121,16 +121,15 @@ class Result:
             "ledger": {"head": self.ledger.head, "length": self.ledger.entries},
         }
 
-    def report(self, out: Path | str | None = None, nonprivate: bool = False) -> Path:
-        """Write the HTML report of this run, and say where it is; see `sparsedp.write_report`.
+    def report(self, out: Path | str | None = None) -> Path:
+        """Write the HTML report of this run, which kept a directory, and return its path.
 
         Args:
             out: the file to write; `report.html` in the run directory if not given.
-            nonprivate: also show non-private diagnostics, under a banner.
         """
         import sparsedp  # by its front door: nothing in training knows the reports
 
-        return sparsedp.write_report(self, out, nonprivate)
+        return sparsedp.write_report(self, out)
 
 
 @final
@@ -155,6 +154,14 @@ class Spending:
         if self.plan.delta is None or not self.plan.is_private:
             return None
         return self._by_epoch_end[step]
+
+    def after(self, steps: int, delta: float | None = None) -> float:
+        """Epsilon of the plan's first steps, at its delta or another one."""
+        chosen = self.plan.delta if delta is None else delta
+        if not self.plan.is_private or chosen is None:
+            return math.inf
+        spent = self.plan.spends(steps)
+        return accountant_for(self.plan).epsilon(spent, chosen) if spent else 0.0
 
     def planned(self) -> float:
         """Epsilon of the whole plan: the guarantee, whatever the run has got to."""

@@ -53,7 +53,6 @@ def test_a_run_is_audited_and_left_as_it_was_and_verify_and_report_tell(typed, r
     assert contents(run_copy) == before
     folder = run_copy.with_name("run-audit")
     assert "Not for release" in (folder / "NOT-FOR-RELEASE.txt").read_text()
-    assert "no leak found" in (folder / "audit.html").read_text()
     assert "Attacked from outside" in typed("verify", run_copy).out
     assert typed("verify", run_copy, "--json").json["audit"]["passed"]
     typed("report", run_copy)
@@ -84,7 +83,6 @@ def test_a_leak_is_named_and_has_an_exit_code(typed, monkeypatch, tmp_path):
     done = typed(*DIGITS, "--steps", "4", "--out", tmp_path / "found")
     assert done.code == Exit.MISMATCH
     assert "LEAK" in done.out
-    assert "leak found" in (tmp_path / "found" / "audit.html").read_text()
 
 
 def test_a_place_that_cannot_be_written_to_is_told_before_anything_is_run(typed, monkeypatch, tmp_path):

@@ -11,7 +11,6 @@ from torch.utils.data import TensorDataset
 
 import sparsedp
 from sparsedp import Result, RunMetadata
-from sparsedp_experiments.comparison.comparison import write_comparison
 
 ROWS, FEATURES, CLASSES = 80, 6, 3
 loss_fn = nn.CrossEntropyLoss(reduction="none")
@@ -55,10 +54,3 @@ def a_run(out: Path, method: str, **more: Any) -> Path:
     """The folder of a whole run."""
     train(method, out=out, **more)
     return out
-
-
-def write(folder: Path, out: Path | None = None) -> Path:
-    """The report of a run, or the comparison of the runs below a folder."""
-    if (folder / "record.json").exists():
-        return sparsedp.write_report(folder, out)
-    return write_comparison(folder, out)

@@ -1,7 +1,7 @@
 """The audit of what settings, or the run they started, would train; and how often honest code shows what.
 
-`sweep audit` repeats audits of the committed settings (configs/audit.toml) and prints a table of two different numbers:
-**recomposed** measures single steps and composes them with an accountant, so it is a computation from measured steps;
+`sweep audit` repeats audits of the committed settings (configs/audit.toml) and prints a table of two numbers that
+differ: **recomposed** measures single steps and composes them with an accountant, a computation from measured steps;
 **whole plan** attacks all steps at once, so it is what an attack has shown.
 """
 
@@ -117,8 +117,8 @@ def audit_table(config: Mapping[str, Any]) -> list[str]:
         "recomposed from measured steps", "attack on the whole plan",
     ]  # fmt: skip
     said = (
-        f"Of {len(alarms)} audits of honest code at a confidence of {confidence:g}, {raised} raised an alarm; at most "
-        f"{(1 - confidence) * len(alarms):.0f} are to be expected."
+        f"Of {len(alarms)} audits of honest code at a confidence of {confidence:g}, {raised} raised an alarm; at "
+        f"most {(1 - confidence) * len(alarms):.0f} are to be expected."
     )
     return [*markdown_table(headings, rows), "", said]
 

@@ -1,4 +1,4 @@
-"""Measurements of inverted gradients (RS, Fig. 5), least squares (RS, Th. 5.1) and misranking (TP-TopK, Prop. 5.3)."""
+"""Measurements of inverted gradients (RS, Fig. 5), least squares (RS, Th. 5.1), misranking (TP-TopK, Prop. 5.3)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measurements along a run: the one-step criterion, bounds of TP-TopK and RS, symmetry of deviations (RS, Fig. 6-9)."""
+"""Measurements along a run: one-step criterion, bounds of TP-TopK and RS, symmetry of deviations (RS, Fig. 6-9)."""
 
 from __future__ import annotations
 

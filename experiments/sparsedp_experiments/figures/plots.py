@@ -1,4 +1,4 @@
-"""The papers' figures from the records of figures.toml, as SVG files: `python -m sparsedp_experiments figures FOLDER`."""
+"""The papers' figures from their records, as SVG files: `python -m sparsedp_experiments figures FOLDER`."""
 
 from __future__ import annotations
 
@@ -142,7 +142,8 @@ def symmetry(records: FigureRecords) -> Figure:
     found = [(record["point"]["method"], stop) for record in records["symmetry"] for stop in record["stops"]]
     figure, panels = _sheet(len(found), 4)
     for (method, stop), axes in zip(found, panels, strict=True):
-        axes.scatter(*np.array(stop["points"]).T, s=4, alpha=0.5)
+        x, y = np.array(stop["points"]).T
+        axes.scatter(x, y, s=4, alpha=0.5)
         lopsided, chance = np.mean(stop["lopsidedness"]), np.mean(stop["by_chance"])
         axes.set(title=f"{method}, after {stop['epoch']} epochs", xlim=(-5, 5), ylim=(-5, 5))
         axes.set_xlabel(f"lopsided {lopsided:.2f}, by chance {chance:.2f}")

@@ -1,7 +1,7 @@
 """Does a claim of a paper hold? By the interval of the contrast that decides it (`papers/claims.toml`).
 
-A contrast is the mean of some cells less the mean of others, for every place and seed of its experiments. Over several
-places the pooled number has one value per seed, the mean over places.
+A contrast is the mean of some cells less the mean of others, for every place and seed of its experiments. Over
+several places the pooled number has one value per seed, the mean over places.
 """
 
 from __future__ import annotations

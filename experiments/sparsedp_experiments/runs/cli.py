@@ -343,7 +343,7 @@ def compare(
     """Compare methods at the same epsilon, delta, epochs, batches and seeds.
 
     Example: `compare --dataset fashion-mnist --epsilons 1,3 --seeds 5`. Shows mean, spread, and the paired difference
-    to dp-sgd with a 95 % t interval over seeds. Give the same command again to go on after a stop; more seeds, methods
+    to dp-sgd with a 95 % t interval over seeds. The same command goes on after a stop; more seeds, methods
     or budgets add to what is there. Every run keeps its own folder.
     """
     flags = given(
@@ -413,7 +413,8 @@ def run_on_screen(experiment: Any, runs: Any, place: Any, as_json: bool) -> Any:
     screen = Console(stderr=True, quiet=as_json, highlight=False)
     bar = Progress(
         BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(),
-        TextColumn("{task.description}", markup=False), console=screen, transient=True, disable=not screen.is_terminal,
+        TextColumn("{task.description}", markup=False), console=screen, transient=True,
+        disable=not screen.is_terminal,
     )  # fmt: skip
     task = bar.add_task("", total=len(runs))
 
@@ -531,7 +532,7 @@ def page() -> None:
 def figures(
     out: Annotated[Path, typer.Argument(help="Folder of the SVG files.")] = Path("runs/figures"),
 ) -> None:
-    """Draw the papers' figures from the records of configs/figures.toml (`sweep NAME` measures one of its studies)."""
+    """Draw the papers' figures from records; `sweep NAME` measures a study of configs/figures.toml."""
     from sparsedp_experiments.figures.plots import draw_all
 
     for path in draw_all(out):
@@ -594,7 +595,7 @@ def diagnose(
 ) -> None:
     """Show what a run's releases say of its support, and with --nonprivate what the papers' theory says.
 
-    Example: `diagnose runs/mnist-tp-topk-eps3 --nonprivate`. Measured values go to RUN/nonprivate.json and nowhere else.
+    Example: `diagnose runs/mnist-tp-topk-eps3 --nonprivate`. Measured values go to RUN/nonprivate.json alone.
     """
     folder = run_folder(run)
     if not nonprivate and (data is not None or rows is not None):
@@ -649,7 +650,7 @@ def data(
 
     found = {name: status(spec) for name, spec in SOURCES.items()}
     sums = {name: one.checksums() if check else [None] * len(one.files) for name, one in found.items()}
-    sources = [
+    sources: list[dict[str, Any]] = [
         {
             "name": name, "title": one.source.title, "records": one.source.records, "task": one.source.task,
             "complete": not one.missing, "form": None if one.missing else one.form, "missing": list(one.missing),

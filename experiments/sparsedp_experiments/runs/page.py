@@ -416,8 +416,8 @@ def r_verdict(found: Sequence[Gain]) -> str:
         f"Over all {len(found)} cells the rank correlation of r and gain is {float(rank.statistic):+.2f}. Within an "
         f"experiment, from its smallest r to its largest, the gain rises in {up} of {len(rises)} experiments, by "
         f"{within.mean:+.2f} points on average ({within.low:+.2f} to {within.high:+.2f}, one value an experiment). "
-        f"That louder noise makes sparsity pay more: **{above(within).value}**; where the gain turns positive differs "
-        "from task to task, so r tells when to try it, not that it will help."
+        f"That louder noise makes sparsity pay more: **{above(within).value}**; where the gain turns positive "
+        "differs from task to task, so r tells when to try it, not that it will help."
     )
 
 

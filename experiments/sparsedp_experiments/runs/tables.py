@@ -9,7 +9,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
-from sparsedp._validate import rounded_up
+from sparsedp._validate import epsilon_text, significant
 from sparsedp.errors import SparseDPError
 from sparsedp.methods import get_method
 from sparsedp_experiments.runs.grid import (
@@ -576,22 +576,3 @@ def _plain(value: Any) -> str:
 def label(value: Any) -> str:
     """A value as the cells of an experiment write it."""
     return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def epsilon_text(value: float | None) -> str:
-    """An epsilon, never less than it is; None is none at all."""
-    return "∞" if value is None or not math.isfinite(value) else rounded_up(value)
-
-
-def significant(value: float, digits: int = 3) -> str:
-    """A number to some significant digits, small and large ones with a short exponent.
-
-    >>> significant(0.00001), significant(1.36449), significant(20480.0)
-    ('1e-5', '1.36', '20,480')
-    """
-    if not math.isfinite(value):
-        return "∞" if value > 0 else "-∞"
-    if value and not 1e-3 <= abs(value) < 1e6:
-        mantissa, exponent = f"{value:.{digits - 1}e}".split("e")
-        return f"{mantissa.rstrip('0').rstrip('.') if '.' in mantissa else mantissa}e{int(exponent)}"
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.{digits}g}"

@@ -1,7 +1,7 @@
 """A finished run under the papers' theory: what its releases say, and what un-noised gradients show.
 
-`theory_of` reads releases and public numbers only. `diagnose_nonprivate` measures un-noised gradients at the run's final
-weights: it is not private, and its values go into `nonprivate.json` of the run's folder and nowhere else.
+`theory_of` reads releases and public numbers only. `diagnose_nonprivate` measures un-noised gradients at the run's
+final weights: it is not private, and its values go into `nonprivate.json` of the run's folder and nowhere else.
 """
 
 from __future__ import annotations
@@ -31,8 +31,6 @@ from sparsedp.methods.support_scheduler import noise_on_mean
 from sparsedp.privacy.plan import Phase
 from sparsedp.randomness import PublicRandomness
 from sparsedp.ranks.here import refuse_ranks
-from sparsedp.runs.directory import NONPRIVATE
-from sparsedp.runs.nonprivate_file import Diagnostics, read_diagnostics, write_diagnostics
 from sparsedp.runs.run import Run, load_weights
 from sparsedp.runs.snapshots import read_snapshots
 from sparsedp_experiments.data.bundle import Split
@@ -66,6 +64,13 @@ from sparsedp_experiments.theory.misranking import (
     misranking_coherent,
     misranking_energy,
 )
+from sparsedp_experiments.theory.nonprivate_file import (
+    NONPRIVATE,
+    Diagnostics,
+    draw_diagnostics,
+    read_diagnostics,
+    write_diagnostics,
+)
 from sparsedp_experiments.theory.oracle import (
     asymmetry_p_value,
     clipping_report,
@@ -86,8 +91,8 @@ BANNER = (
 )
 RATE_REMARK = (
     "Bounds: the learning rate is taken as eta/(1 - momentum), the least loss as zero, the smoothness as that of the "
-    "final weights, and the largest deviation as that of the units looked at. They say what theory promises a run like "
-    "this, not how it did."
+    "final weights, and the largest deviation as that of the units looked at. They say what theory promises a run "
+    "like this, not how it did."
 )
 _BATCH = 128
 _ROWS_KEY = (3,)
@@ -99,9 +104,9 @@ class Theory:
     """What the papers' bounds say of a run, from releases and public numbers.
 
     Attributes:
-        odds: by ranking, how likely the warm-up's noise is to swap an average active coordinate with an average frozen
-            one: exactly for the energy and the coherent score, and by the bounds of TP-TopK's Prop. 5.3 and Remark
-            B.1; only where the split estimate tells the two kinds apart.
+        odds: by ranking, how likely the warm-up's noise is to swap an average active coordinate with an average
+            frozen one: exactly for the energy and the coherent score, and by the bounds of TP-TopK's Prop. 5.3 and
+            Remark B.1; only where the split estimate tells the two kinds apart.
         wire: bytes of an update on the last support, its indices spread over the steps between two refreshes.
         best_rate_at_most: a bound on RS's r*, the best share of frozen coordinates; None without clip or noise.
     """
@@ -118,8 +123,8 @@ class Theory:
     def lines(self) -> list[str]:
         """In sentences."""
         said = [
-            f"Ranking {name}: noise swaps an active and a frozen coordinate with chance {odds['energy']:.2g} by the "
-            f"energy score, {odds['coherent']:.2g} by the coherent one (bound of Remark B.1: {odds['bernstein']:.2g})."
+            f"Ranking {name}: noise swaps an active and a frozen coordinate with chance {odds['energy']:.2g} by "
+            f"energy, {odds['coherent']:.2g} by the coherent score (bound of Remark B.1: {odds['bernstein']:.2g})."
             for name, odds in self.odds.items()
         ]
         said.append(f"An update takes {self.wire.per_step:,.0f} bytes, {self.wire.share:.1%} of a dense one.")
@@ -203,7 +208,9 @@ def diagnose_run(
     batches = _batches(split, units, choose_rows(len(split), units, settings.rows_per_unit, rows))
     loss = per_sample_loss(loss_of(model))
     diagnose_nonprivate(folder, model, loss, batches, PublicRandomness(0), say, fresh=fresh)
-    return read_diagnostics(folder).to_json()
+    found = read_diagnostics(folder)
+    draw_diagnostics(folder, found)
+    return found.to_json()
 
 
 def choose_rows(count: int, units: Tensor | None, per_unit: int, most: int) -> Tensor:
@@ -235,8 +242,10 @@ def _batches(split: Split, units: Tensor | None, chosen: Tensor) -> list[MicroBa
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """How much the slow parts look at: rows of the smoothness, rows whose units are looked at one by one, the same at
-    each snapshot, numbers in the matrix of deviations (units times d), most units in it.
+    """How much the slow parts look at.
+
+    Rows of the smoothness, rows whose units are looked at one by one, the same at each snapshot, numbers in the
+    matrix of deviations (units times d), most units in it.
     """
 
     curvature_rows: int = 512
@@ -322,10 +331,8 @@ def diagnose_nonprivate(
     say("clipping")
     clip = FlatClip(phase.clip_norm)
     clipped = mean_gradient(engine, batches, clip)
-    step, retained = (
-        one_step(clipped, view.support, noise_on_mean(view.plan, phase)),
-        retained_energy(clipped, view.support),
-    )
+    step = one_step(clipped, view.support, noise_on_mean(view.plan, phase))
+    retained = retained_energy(clipped, view.support)
     report = clipping_report(engine, few, view.support, clip)
     found.values |= {
         "signal loss of the support": step.signal_loss,
@@ -465,7 +472,7 @@ def bounds_of(m: Measured, view: RunView) -> tuple[dict[str, float], list[str]]:
     remarks = [RATE_REMARK]
     if eta * m.smoothness > 1:
         remarks.append(
-            "Theorem 6.3 covers rates up to 1/smoothness; the run's is larger, so its terms are those of that."
+            "Theorem 6.3 covers rates up to 1/smoothness; the run's is larger: its terms are of that."
         )
     if m.kappa is None:
         remarks.append(

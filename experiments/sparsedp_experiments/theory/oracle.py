@@ -232,14 +232,13 @@ def clipping_report(
         squares += float(kept @ kept)
         norms.append(norm)
     plain, clipped, found = plain / units, clipped / units, torch.tensor(norms, dtype=torch.float64)
-    report = ClippingReport(
+    return ClippingReport(
         bias=float(torch.linalg.vector_norm(clipped - plain)),
         bias_bound=clipping_bias_bound(found, effective),
         unit_variance=max(0.0, squares / units - float(clipped @ clipped)),
         energy=float(plain @ plain),
         norms=found,
     )
-    return report
 
 
 def projected_deviations(

@@ -110,7 +110,9 @@ def test_exact_pixels_are_preferred_to_jpeg(tmp_path):
 def test_decoded_once_then_read_from_the_cache(tmp_path, monkeypatch):
     write_jpeg_zip(tmp_path / "cifar10-jpeg.zip")
     first = cifar10(tmp_path).train.inputs
-    monkeypatch.setattr("sparsedp_experiments.data.vision.decode_all", lambda *_: pytest.fail("decoded again"))
+    monkeypatch.setattr(
+        "sparsedp_experiments.data.vision.decode_all", lambda *_: pytest.fail("decoded again")
+    )
     assert torch.equal(cifar10(tmp_path).train.inputs, first)
 
 

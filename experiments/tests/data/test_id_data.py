@@ -14,8 +14,7 @@ import torch
 from sparsedp.errors import DataError
 from sparsedp_experiments.data import load
 from sparsedp_experiments.data.ids import CATEGORIES, COUNTS, field_sizes
-from sparsedp_experiments.runs.execute import recall_at
-from sparsedp_experiments.runs.execute import execute
+from sparsedp_experiments.runs.execute import execute, recall_at
 from sparsedp_experiments.runs.settings import Settings
 
 USERS = 40

@@ -10,7 +10,7 @@ import torch
 from sparsedp.errors import DataError
 from sparsedp_experiments.data import load
 from sparsedp_experiments.data.encoding import feature_names
-from sparsedp_experiments.data.tables import (_ADULT_RULES, _CENSUS_RULES, adult, census_income, compas)
+from sparsedp_experiments.data.tables import _ADULT_RULES, _CENSUS_RULES, adult, census_income, compas
 from sparsedp_experiments.runs.claims import _RULES
 from tables_of_people import ADULT_ROW, CENSUS_ROW, COMPAS_COLUMNS, adult_lines, census_lines, compas_rows
 

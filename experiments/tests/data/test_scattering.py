@@ -12,9 +12,8 @@ from torch import nn
 
 from sparsedp.errors import DataError
 from sparsedp_experiments.data import UNIT, DataBundle, Dense, Sparse, Split, load, scattering_bundle
-from sparsedp_experiments.data.features import MAPS, Scattering
 from sparsedp_experiments.data.bundle import holdout, mirrored
-from sparsedp_experiments.data.features import ANGLES, low_pass, morlet
+from sparsedp_experiments.data.features import ANGLES, MAPS, Scattering, low_pass, morlet
 
 GOLDENS = Path(__file__).parent / "goldens" / "scattering.npz"
 

@@ -3,6 +3,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from sparsedp_experiments.theory.nonprivate import NonPrivate
 from torch import nn
 
 from sparsedp.batch import supervised
@@ -24,7 +25,6 @@ from sparsedp_experiments.attacks.reconstruction import (
     reconstruction_error,
     reconstruction_lower_bound,
 )
-from sparsedp_experiments.theory.nonprivate import NonPrivate
 
 PUBLIC = PublicRandomness(0)
 

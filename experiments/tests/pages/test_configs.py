@@ -5,11 +5,11 @@ import math
 import pytest
 import small_data
 
-from sparsedp_experiments.runs.tables import read_study
-from sparsedp_experiments.runs.claims import read_claims
 from sparsedp_experiments.runs import datasets
-from sparsedp_experiments.runs.grid import committed_families, read_experiment, records_of
+from sparsedp_experiments.runs.claims import read_claims
 from sparsedp_experiments.runs.execute import execute
+from sparsedp_experiments.runs.grid import committed_families, read_experiment, records_of
+from sparsedp_experiments.runs.tables import read_study
 
 NAMES = sorted(committed_families())
 SMOKE = {"subset": 64, "batch_size": 16}

@@ -13,17 +13,15 @@ import pytest
 import torch
 from rich.console import Console
 from scipy import stats
+from sparsedp_experiments.figures.run import chosen
 
 from sparsedp.errors import SparseDPError
-from sparsedp_experiments.figures.study import Study, load_studies, record_name
-from sparsedp_experiments.runs.settings import KINDS
-from sparsedp_experiments.figures.support import by_chance
+from sparsedp_experiments.figures.study import Store, Study, load_studies, record_name, rounded
+from sparsedp_experiments.figures.support import by_chance, held_out
 from sparsedp_experiments.runs.grid import CONFIGS
-from sparsedp_experiments.figures.run import chosen
-from sparsedp_experiments.theory.trajectory import measure
-from sparsedp_experiments.figures.support import held_out
-from sparsedp_experiments.figures.study import Store, rounded
 from sparsedp_experiments.runs.results import read_rows
+from sparsedp_experiments.runs.settings import KINDS
+from sparsedp_experiments.theory.trajectory import measure
 
 STUDIES = load_studies(CONFIGS)
 SMALL_RUN = {

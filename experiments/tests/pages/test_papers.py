@@ -1,16 +1,15 @@
 """The papers' numbers: complete, in range, consistent where the papers repeat themselves."""
 
 import pytest
+from sparsedp_experiments.figures.tables import costs
+from sparsedp_experiments.pages.noise import TRAINING
+from sparsedp_experiments.pages.paper import FILES
 
 from sparsedp.errors import SparseDPError
 from sparsedp.privacy.accounting import accountant
 from sparsedp.privacy.plan import Spend
-from sparsedp_experiments.pages.noise import TRAINING
-from sparsedp_experiments.runs.partition import noise_multiplier
-from sparsedp_experiments.pages.paper import FILES
+from sparsedp_experiments.runs.partition import gaussian_epsilon, noise_multiplier
 from sparsedp_experiments.runs.tables import label, number_for, read_paper
-from sparsedp_experiments.figures.tables import costs
-from sparsedp_experiments.runs.partition import gaussian_epsilon
 
 METHODS = ("dp-sgd", "tp-rand", "tp-topk", "on-rand", "on-topk")
 

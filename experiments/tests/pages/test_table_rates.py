@@ -12,11 +12,20 @@ from torch.utils.data import TensorDataset
 from sparsedp import fit
 from sparsedp.methods import MethodOptions, build_plan, configure, get_method
 from sparsedp_experiments.models.networks import logistic
-from sparsedp_experiments.runs.table_rates import MARK
 from sparsedp_experiments.runs.page import PAGE
-from sparsedp_experiments.runs.table_rates import final_table, key_of, tuned
-from sparsedp_experiments.runs.table_rates import DENSE, SPARSE, records
-from sparsedp_experiments.runs.table_rates import People, Setting, auc, simulate
+from sparsedp_experiments.runs.table_rates import (
+    DENSE,
+    MARK,
+    SPARSE,
+    People,
+    Setting,
+    auc,
+    final_table,
+    key_of,
+    records,
+    simulate,
+    tuned,
+)
 
 
 def some_people(rows, features=6):

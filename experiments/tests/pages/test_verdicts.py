@@ -8,11 +8,22 @@ from handmade import make_study
 from scipy import stats
 
 from sparsedp.errors import SparseDPError
-from sparsedp_experiments.runs.results import Estimate, estimate
+from sparsedp_experiments.runs.claims import (
+    Claim,
+    Part,
+    Ruling,
+    Verdict,
+    above,
+    equal,
+    judge,
+    no_loss,
+    parts_of,
+    pooled,
+    read_claims,
+)
 from sparsedp_experiments.runs.grid import Contrast
-from sparsedp_experiments.runs.claims import Part, parts_of, pooled
 from sparsedp_experiments.runs.page import summary
-from sparsedp_experiments.runs.claims import (Claim, Ruling, Verdict, above, equal, judge, no_loss, read_claims)
+from sparsedp_experiments.runs.results import Estimate, estimate
 
 NOISE = np.random.default_rng(0).normal(0, 0.01, (2, 3, 10))
 LEARNED = Contrast(({"method": "tp-topk"},), ({"method": "tp-rand"},), None, None, {})

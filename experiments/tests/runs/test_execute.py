@@ -7,9 +7,7 @@ import pytest
 import torch
 
 from sparsedp.errors import DataError, ModelError, PrivacyWarning, SparseDPError
-from sparsedp_experiments.runs.execute import load_data
-from sparsedp_experiments.runs.execute import execute
-from sparsedp_experiments.runs.execute import build_model
+from sparsedp_experiments.runs.execute import build_model, execute, load_data
 from sparsedp_experiments.runs.settings import Settings
 
 pytestmark = pytest.mark.usefixtures("checked_once")

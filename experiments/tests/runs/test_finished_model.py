@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 import torch
+from sparsedp_experiments.runs.finished_model import finished_model
 
 from sparsedp.errors import SparseDPError
-from sparsedp_experiments.theory.diagnose import choose_rows
-from sparsedp_experiments.runs.finished_model import finished_model
 from sparsedp_experiments.runs.settings import Settings
+from sparsedp_experiments.theory.diagnose import choose_rows
 
 
 def test_rows_are_chosen_at_random_without_repetition():

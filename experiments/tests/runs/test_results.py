@@ -9,9 +9,8 @@ from scipy import stats
 
 from sklearn import metrics
 from sparsedp_experiments.data import digits
+from sparsedp_experiments.runs.execute import build_model, evaluator
 from sparsedp_experiments.runs.grid import Contrast
-from sparsedp_experiments.runs.execute import evaluator
-from sparsedp_experiments.runs.execute import build_model
 from sparsedp_experiments.runs.results import make_rows
 
 METHODS = Contrast("method", "dp-sgd")

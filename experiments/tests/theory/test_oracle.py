@@ -2,6 +2,7 @@ import math
 
 import pytest
 import torch
+from sparsedp_experiments.theory.nonprivate import NonPrivate
 
 from diagnostic_probes import LOSS, batches, gradients_by_loop, network, rows
 from sparsedp.batch import MicroBatch
@@ -10,7 +11,6 @@ from sparsedp.errors import DataError
 from sparsedp.grad_sample import make_engine
 from sparsedp.parameters import Support
 from sparsedp.randomness import PublicRandomness
-from sparsedp_experiments.theory.nonprivate import NonPrivate
 from sparsedp_experiments.theory.oracle import (
     asymmetry_p_value,
     clipping_report,

@@ -5,11 +5,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from sparsedp_experiments.theory.wire import decode_values
 
 from sparsedp.errors import DataError
 from sparsedp.parameters import Support
 from sparsedp_experiments.theory.communication import decode_support, encode_support, encode_values, traffic
-from sparsedp_experiments.theory.wire import decode_values
 
 
 @given(st.integers(0, 300), st.floats(0, 1), st.integers(0, 10**6))

@@ -139,10 +139,8 @@ def _folder(run: Path | None, out: Path | None) -> Path | None:
 
 def _save(found: AuditResult, folder: Path) -> None:
     from sparsedp.auditing.result import save
-    from sparsedp.report.audit import write_audit_page
 
     save(found, folder)
-    write_audit_page(found.to_json(), folder)
 
 
 def _show(found: AuditResult, folder: Path | None, screen: Console) -> None:

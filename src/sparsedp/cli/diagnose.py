@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
+from sparsedp._validate import percent, significant
 from sparsedp.cli import options
 from sparsedp.cli.output import emit, people, run_folder
-from sparsedp.report.numbers import percent, significant
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -13,16 +13,13 @@ from sparsedp.errors import DataError, SparseDPError
 
 
 def report(
-    path: Annotated[Path, typer.Argument(metavar="RUN|DIR", help="A run, or a folder of runs.")],
+    path: Annotated[Path, typer.Argument(metavar="RUN", help="The directory of a run.")],
     out: Annotated[
         Path | None, typer.Option(help="The file to write; report.html in the folder by default.")
     ] = None,
-    nonprivate: Annotated[
-        bool, typer.Option("--nonprivate", help="Also show diagnostics that are not private, under a banner.")
-    ] = False,
     as_json: options.Json = False,
 ) -> None:
-    """Write the report of a run, or the comparison of several, as one HTML file.
+    """Write the report of a run as one HTML file.
 
     Examples: `sparsedp report runs/mnist-tp-topk-eps3`, `sparsedp report runs/demo --out demo.html`.
     """
@@ -31,7 +28,7 @@ def report(
     from sparsedp.report import write_report
 
     try:
-        written = write_report(path, out=out, nonprivate=nonprivate)
+        written = write_report(path, out=out)
     except OSError as error:
         raise SparseDPError(f"the report cannot be written ({error}); give another --out") from error
     if as_json:

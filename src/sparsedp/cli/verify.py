@@ -41,10 +41,10 @@ def verify(
 
 
 def _as_json(run: Path, found: Verification) -> dict[str, object]:
-    from sparsedp.report.words import not_covered, promised, run_in_words
+    from sparsedp.guarantee import describe_run
 
     ledger, plan = found.ledger, found.plan
-    words = None if plan is None else run_in_words(plan, ledger, found.record)
+    words = None if plan is None else describe_run(plan, ledger, found.record)
     return {
         "passed": found.passed,
         "checks": [{"what": c.name, "passed": c.passed, "problem": c.problem} for c in found.checks],
@@ -56,8 +56,8 @@ def _as_json(run: Path, found: Verification) -> dict[str, object]:
         "steps_planned": None if ledger is None else ledger.planned_steps,
         "unit": None if ledger is None else ledger.unit,
         "units": None if ledger is None else ledger.units,
-        "guaranteed": promised(words) if words is not None and found.passed else [],
-        "not_guaranteed": not_covered(words) if words is not None else [],
+        "guaranteed": words.guaranteed if words is not None and found.passed else [],
+        "not_guaranteed": words.not_guaranteed if words is not None else [],
         "audit": _audit(run, found),
     }
 
@@ -72,7 +72,7 @@ def _audit(run: Path, found: Verification) -> dict[str, Any] | None:
 def _show(run: Path, found: Verification, screen: Console) -> None:
     from rich.table import Table
 
-    from sparsedp.report.words import not_covered, promised, run_in_words
+    from sparsedp.guarantee import describe_run
 
     for check in found.checks:
         mark = "[green]ok[/green]      " if check.passed else "[bold red]MISMATCH[/bold red]"
@@ -89,10 +89,10 @@ def _show(run: Path, found: Verification, screen: Console) -> None:
             table.add_row(name, f"{value:.4f}")
         screen.print(table)
     if found.plan is not None:
-        words = run_in_words(found.plan, found.ledger, found.record)
+        words = describe_run(found.plan, found.ledger, found.record)
         if found.passed:
-            _list("Guaranteed", promised(words), screen)
-        _list("Not guaranteed", not_covered(words), screen)
+            _list("Guaranteed", words.guaranteed, screen)
+        _list("Not guaranteed", words.not_guaranteed, screen)
     audit = _audit(run, found)
     if audit is not None:
         _list("Attacked from outside (sparsedp audit)", audit["words"], screen)

@@ -30,7 +30,6 @@ METRICS = "metrics.jsonl"
 RECORD = "record.json"
 """What the run was and how it ended."""
 REPORT = "report.html"
-NONPRIVATE = "nonprivate.json"
 SNAPSHOTS = "snapshots"
 TENSORBOARD = "tensorboard"
 

@@ -42,7 +42,7 @@ from sparsedp.errors import DataError, PrivacyError, PrivacyWarning
 from sparsedp.evaluation import refuse_training_arrays
 from sparsedp.guarantee import guarantee
 from sparsedp.methods import get_method
-from sparsedp.optimizers.factory import table_rate
+from sparsedp.optimizers.factory import AVERAGED, table_rate
 from sparsedp.parameters import Layout
 from sparsedp.privacy.normalization import PrivateNormalisation
 from sparsedp.privacy.plan import Plan
@@ -238,6 +238,7 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
             clip_norm=self.max_grad_norm,
             accountant=self.accountant,
             normalise=self._private_normalisation(),
+            ema_decay=1.0,
             eval_dataset=held_out,
             lr=planned,
             active_ratio=self._ratio(count),
@@ -271,8 +272,10 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
         logits = 1 if self._outputs() == 2 else self._outputs()
         return self._linear_rate(plan, coordinates - spare * logits, self.encoder_.typical_length())
 
+    _rate_factor = AVERAGED
+
     def _linear_rate(self, plan: Plan, coordinates: int, length: float) -> float:
-        return table_rate(plan, coordinates, length)
+        return table_rate(plan, coordinates, length, self._rate_factor)
 
     def _ratio(self, coordinates: int) -> float | None:
         """The ratio given, or None for the method's own, or one that leaves a small model enough coordinates."""

@@ -18,8 +18,8 @@ from typing import Any, final
 
 from sparsedp._files import read_json, write_json
 from sparsedp.errors import DataError
-from sparsedp.runs.directory import NONPRIVATE
 
+NONPRIVATE, DRAWN = "nonprivate.json", "nonprivate.svg"
 FORMAT = 1
 
 
@@ -59,3 +59,26 @@ def read_diagnostics(folder: Path) -> Diagnostics:
         raise DataError(f"{file}: expected format {FORMAT}; make it again with this version of sparsedp")
     parts = (tuple(content.get(name, ())) for name in ("values", "figures", "remarks"))
     return Diagnostics(*parts)
+
+
+def draw_diagnostics(folder: Path, found: Diagnostics) -> Path | None:
+    """Draw the figures beside the file, under a banner; None if there are none."""
+    if not found.figures:
+        return None
+    import matplotlib.pyplot as plt
+
+    figure, panels = plt.subplots(len(found.figures), figsize=(7, 3.2 * len(found.figures)), squeeze=False)
+    figure.suptitle(
+        "Not private: computed from data without noise. Do not publish it or choose by it.", color="red"
+    )
+    for entry, axes in zip(found.figures, panels.flat, strict=True):
+        for line in entry["series"]:
+            joined = entry.get("kind", "lines") == "lines"
+            axes.plot(line["x"], line["y"], "-o" if joined else "o", markersize=3, label=line["name"])
+        axes.set(title=entry["title"], xlabel=entry["x"], ylabel=entry["y"])
+        axes.legend()
+    path = folder / DRAWN
+    figure.tight_layout()
+    figure.savefig(path)
+    plt.close(figure)
+    return path
