@@ -2,9 +2,9 @@
 
 python experiments/rerun_cells.py [FAMILY ...] [--out FILE.jsonl]
 
-A family is a file of `experiments/results`. Of each, the cell with the cheapest run is trained once more, with the seed
-of that run, by today's sources. The new number equals the record, or lies in the 95 % prediction interval of the cell's
-other seeds, or differs. Families already in FILE are not run again, so a stopped run goes on.
+A family is a file of `experiments/results`. Of each, the cell with the cheapest run is trained once more, with the
+seed of that run, by today's sources. The new number equals the record, or lies in the 95 % prediction interval of the
+cell's other seeds, or differs. Families already in FILE are not run again, so a stopped run goes on.
 """
 
 from __future__ import annotations
@@ -38,10 +38,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("families", nargs="*", help="names of files in experiments/results; all by default")
+    parser.add_argument(
+        "--dataset", help="only cells of this data set, as features of others take long to compute"
+    )
     parser.add_argument("--out", type=Path, default=Path("runs/rerun.jsonl"), help="file of the new numbers")
     given = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    cells = {path.stem: cell for path in sorted(RESULTS.glob("*.jsonl")) if (cell := cheapest_cell(path))}
+    cells = {
+        path.stem: cell
+        for path in sorted(RESULTS.glob("*.jsonl"))
+        if (cell := cheapest_cell(path, given.dataset))
+    }
     chosen = given.families or sorted(cells, key=lambda name: cells[name][0]["seconds"])
     done = {row["family"] for row in read_rows(given.out)}
     for name in chosen:
@@ -52,11 +59,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def cheapest_cell(path: Path) -> list[Record]:
-    """The records of the cell with the cheapest run, that run first; cells with few seeds only if there are no others."""
+def cheapest_cell(path: Path, dataset: str | None = None) -> list[Record]:
+    """The records of the cell with the cheapest run, that run first; with few seeds only if there are no others."""
     cells: dict[str, list[Record]] = {}
     for row in read_rows(path):
-        if "cell" in row and "settings" in row:
+        if "cell" in row and "settings" in row and dataset in (None, row["dataset"]):
             cells.setdefault(json.dumps([row["experiment"], row["cell"]]), []).append(row)
     if not cells:
         return []
@@ -106,7 +113,7 @@ def verdict(row: Record) -> str:
 
 
 def prediction_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
-    """Where one more value of the same normal distribution lies with this probability; anywhere for fewer than two."""
+    """Where one more value of the same normal distribution lies with this probability; anywhere below two values."""
     if len(values) < 2:
         return -math.inf, math.inf
     n = len(values)

@@ -61,27 +61,6 @@ def test_a_typical_length_lies_between_one_feature_and_all():
     assert typical_length(10_000) == 10
 
 
-def test_the_command_line_takes_the_same_rule_for_a_table(tmp_path):
-    X = np.random.default_rng(0).uniform(-1, 1, size=(300, 5))
-    y = (X[:, 0] > 0).astype(int)
-    arrays = {"x_train": X, "y_train": y, "x_test": X[:20] + 1, "y_test": y[:20]}
-    np.savez(tmp_path / "table.npz", **arrays)
-    asked = {
-        "dataset": str(tmp_path / "table.npz"), "classes": ["no", "yes"], "model": "logistic", "method": "dp-sgd",
-        "epochs": 1, "batch_size": 16, "epsilon": 8.0, "delta": 1e-5, "accountant": "rdp", "seed": 0,
-    }  # fmt: skip
-
-    def rate(name, **more):
-        result = execute(Settings.from_json({**asked, **more}), out=tmp_path / name)
-        (group,) = Run.open(tmp_path / name).record["settings"]["optimizer"]["groups"]
-        return group["lr"], result.plan
-
-    found, plan = rate("rule")
-    assert found == pytest.approx(table_rate(plan, 6, 5**0.25))
-    assert rate("given", lr=0.125)[0] == 0.125
-    assert rate("network", model="mlp")[0] == pytest.approx(0.2 * math.sqrt(16 / 128))
-
-
 def test_encoded_tables_say_whether_their_records_have_length_one(tmp_path):
     (tmp_path / "adult.data").write_text(ADULT_ROW + ", >50K\n")
     (tmp_path / "adult.test").write_text(ADULT_ROW + ", <=50K.\n")

@@ -14,13 +14,12 @@ from sparsedp_experiments.data.bundle import (
     holdout,
 )
 from sparsedp_experiments.data.features import scattering_bundle
-from sparsedp_experiments.data.own_files import image_folder, npz
 from sparsedp_experiments.data.registry import DATASETS, SOURCES, get, load, status
 from sparsedp_experiments.data.retinopathy import eyepacs
 from sparsedp_experiments.data.spec import DatasetRow, PublicFiles
 from sparsedp_experiments.data.tables import diabetes130
 from sparsedp_experiments.data.text import imdb, imdb_tokens
-from sparsedp_experiments.data.vision import cifar10, digits, fashion_mnist, mnist, svhn
+from sparsedp_experiments.data.vision import cifar10, digits, fashion_mnist, mnist
 
 __all__ = [
     "CENTRED",
@@ -44,13 +43,10 @@ __all__ = [
     "fashion_mnist",
     "get",
     "holdout",
-    "image_folder",
     "imdb",
     "imdb_tokens",
     "load",
     "mnist",
-    "npz",
     "scattering_bundle",
     "status",
-    "svhn",
 ]

@@ -22,16 +22,16 @@ from sparsedp._files import replaced
 from sparsedp.errors import DataError
 from sparsedp_experiments.data.bundle import DataBundle
 from sparsedp_experiments.data.files import download_dir
-from sparsedp_experiments.data.ids import CLICK_ROWS, RATING_ROWS, ZIPF_ROWS
+from sparsedp_experiments.data.ratings import RATING_ROWS
 from sparsedp_experiments.data.retinopathy import EYE_ROWS
 from sparsedp_experiments.data.spec import DatasetRow, PublicFiles, SourceFile
 from sparsedp_experiments.data.tables import CENSUS_ROWS, COMPAS_ROWS, HOSPITAL_ROWS
-from sparsedp_experiments.data.text import REVIEW_ROWS
-from sparsedp_experiments.data.vision import CIFAR_ROWS, DIGIT_ROWS, IDX_ROWS, SVHN_ROWS
+from sparsedp_experiments.data.text import REVIEW_ROWS, ZIPF_ROWS
+from sparsedp_experiments.data.vision import CIFAR_ROWS, DIGIT_ROWS, IDX_ROWS
 
 _ROWS: tuple[DatasetRow, ...] = (
-    *DIGIT_ROWS, *IDX_ROWS, *CIFAR_ROWS, *SVHN_ROWS, *EYE_ROWS, *HOSPITAL_ROWS, *CENSUS_ROWS, *COMPAS_ROWS,
-    *REVIEW_ROWS, *RATING_ROWS, *CLICK_ROWS, *ZIPF_ROWS,
+    *DIGIT_ROWS, *IDX_ROWS, *CIFAR_ROWS, *EYE_ROWS, *HOSPITAL_ROWS, *CENSUS_ROWS, *COMPAS_ROWS,
+    *REVIEW_ROWS, *RATING_ROWS, *ZIPF_ROWS,
 )  # fmt: skip
 DATASETS: Mapping[str, DatasetRow] = MappingProxyType({row.name: row for row in _ROWS})
 SOURCES: Mapping[str, PublicFiles] = MappingProxyType(

@@ -15,7 +15,7 @@ from sparsedp_experiments.data.files import Search
 
 Value = float | int | str
 
-_NOT_OPTIONS = {"root", "path", "classes", "unit_of", "bundle"}
+_NOT_OPTIONS = {"root", "bundle"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,16 +1,12 @@
-"""Pictures: MNIST and Fashion-MNIST (IDX), CIFAR-10, Street View House Numbers, scikit-learn's digits."""
+"""Pictures: MNIST and Fashion-MNIST (IDX), CIFAR-10, scikit-learn's digits."""
 
 from __future__ import annotations
 
 import gzip
-import io
 import math
-import pickle
 import struct
 import zlib
-from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -20,7 +16,7 @@ import torch
 from sparsedp.errors import DataError
 from sparsedp_experiments.data.bundle import UNIT, DataBundle, Dense, PixelScale, Split
 from sparsedp_experiments.data.files import Arrays, cached_arrays, fingerprint, open_tree, tar_files
-from sparsedp_experiments.data.own_files import decode_all
+from sparsedp_experiments.data.images import decode_all
 from sparsedp_experiments.data.spec import DatasetRow, PublicFiles, SourceFile, lite0_of, scattering_of
 
 Bytes = npt.NDArray[np.uint8]
@@ -37,7 +33,7 @@ JPEG_NOTE = (
 
 _UNSIGNED_BYTE = 0x08
 _GZIP_MAGIC = b"\x1f\x8b"
-_BATCHES = {"train": tuple(f"data_batch_{number}" for number in range(1, 6)), "test": ("test_batch",)}
+_BATCHES = {"train": tuple(f"data_batch_{number}.bin" for number in range(1, 6)), "test": ("test_batch.bin",)}
 _CIFAR_BYTES = 3 * 32 * 32
 _CIFAR_ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
 _LARGEST_DIGIT_PIXEL, _DIGITS_TEST_EVERY = 16.0, 5
@@ -68,7 +64,7 @@ def fashion_mnist(root: Path | str | None = None, pixels: PixelScale = UNIT) -> 
 
 
 def cifar10(root: Path | str | None = None, pixels: PixelScale = UNIT) -> DataBundle:
-    """CIFAR-10 from the first form found in a folder: python batches, JPEG zip. Decoded once and cached."""
+    """CIFAR-10 from the first form found in a folder: binary batches, JPEG zip. Decoded once and cached."""
     by_name = {name: form for form, (file,) in _CIFAR10.forms.items() for name in file.candidates}
     path = _CIFAR10.search.require(tuple(by_name), root)
     form = by_name[path.name]
@@ -83,19 +79,6 @@ def cifar10(root: Path | str | None = None, pixels: PixelScale = UNIT) -> DataBu
         classes=CIFAR_CLASSES,
         notes=(JPEG_NOTE,) if form == "jpeg" else (),
         fingerprint=f"{key}|{pixels}",
-    )
-
-
-def svhn(root: Path | str | None = None, pixels: PixelScale = UNIT) -> DataBundle:
-    """SVHN, format 2 (32x32), from `train_32x32.mat` and `test_32x32.mat`."""
-    train, test = _SVHN.require(root)
-    return DataBundle(
-        name="svhn",
-        variant="official",
-        train=_split(*read_svhn(train), pixels),
-        test=_split(*read_svhn(test), pixels),
-        classes=DIGITS,
-        fingerprint=fingerprint([train, test], "svhn", pixels),
     )
 
 
@@ -161,44 +144,16 @@ def _split(images: Bytes, labels: Labels, pixels: PixelScale) -> Split:
     return Split(Dense(torch.from_numpy(images), pixels), torch.from_numpy(labels.astype(np.int64)))
 
 
-class _ArrayUnpickler(pickle.Unpickler):
-    """Builds numpy arrays and builtin containers and nothing else: a pickle may otherwise run any code it likes."""
-
-    _allowed: Mapping[tuple[str, str], Any] = MappingProxyType(
-        {
-            ("numpy.core.multiarray", "_reconstruct"): np._core.multiarray._reconstruct,  # type: ignore[attr-defined]
-            ("numpy._core.multiarray", "_reconstruct"): np._core.multiarray._reconstruct,  # type: ignore[attr-defined]
-            ("numpy", "ndarray"): np.ndarray,
-            ("numpy", "dtype"): np.dtype,
-        }
-    )
-
-    def find_class(self, module: str, name: str) -> Any:
-        """The few names an array needs; any other is refused."""
-        if (module, name) not in self._allowed:
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no CIFAR batch needs")
-        return self._allowed[module, name]
-
-
-def read_python_batch(content: bytes, name: str) -> tuple[Bytes, Labels]:
-    """Images [N, 3, 32, 32] and labels of a pickled batch, without running anything it might contain."""
-    try:
-        batch = _ArrayUnpickler(io.BytesIO(content), encoding="bytes").load()
-        fields = {key.decode() if isinstance(key, bytes) else key: value for key, value in batch.items()}
-        images, labels = np.asarray(fields["data"]), np.asarray(fields["labels"])
-    except (pickle.UnpicklingError, EOFError, ValueError, TypeError, AttributeError, LookupError) as error:
-        raise DataError(f"{name}: not a CIFAR-10 python batch ({error}); fetch it again") from error
-    if images.dtype != np.uint8 or images.ndim != 2 or images.shape[1] != _CIFAR_BYTES:
+def read_batch(content: bytes, name: str) -> tuple[Bytes, Labels]:
+    """Images [N, 3, 32, 32] and labels of a binary batch: one label byte, then 3,072 pixels, per record."""
+    if not content or len(content) % (1 + _CIFAR_BYTES):
         raise DataError(
-            f"{name}: got data of {images.dtype} {images.shape}, expected bytes of shape [N, {_CIFAR_BYTES}]"
+            f"{name}: got {len(content)} bytes, expected a multiple of {1 + _CIFAR_BYTES}: fetch it again"
         )
-    fits = labels.shape == (len(images),) and labels.dtype.kind in "iu"
-    if not fits or (len(labels) and not 0 <= labels.min() <= labels.max() < len(CIFAR_CLASSES)):
-        raise DataError(
-            f"{name}: got labels of {labels.dtype} {labels.shape}, expected an integer from 0 to "
-            f"{len(CIFAR_CLASSES) - 1} for each of {len(images)} records"
-        )
-    return images.reshape(-1, 3, 32, 32), labels.astype(np.int64)
+    records = np.frombuffer(content, dtype=np.uint8).reshape(-1, 1 + _CIFAR_BYTES)
+    if records[:, 0].max() >= len(CIFAR_CLASSES):
+        raise DataError(f"{name}: got label {records[:, 0].max()}, expected 0 to {len(CIFAR_CLASSES) - 1}")
+    return records[:, 1:].reshape(-1, 3, 32, 32), records[:, 0].astype(np.int64)
 
 
 def _read_batches(path: Path) -> Arrays:
@@ -213,7 +168,7 @@ def _read_batches(path: Path) -> Arrays:
         raise DataError(f"{path}: {', '.join(missing)} is missing; fetch it again")
     arrays: Arrays = {}
     for side, names in _BATCHES.items():
-        parts = [read_python_batch(contents[name], f"{path}: {name}") for name in names]
+        parts = [read_batch(contents[name], f"{path}: {name}") for name in names]
         arrays[f"{side}_images"] = np.concatenate([images for images, _ in parts])
         arrays[f"{side}_labels"] = np.concatenate([labels for _, labels in parts])
     return arrays
@@ -238,29 +193,6 @@ def _read_jpeg(path: Path) -> Arrays:
             arrays[f"{side}_images"] = decode_all(tree, names, size=32, channels=3)
             arrays[f"{side}_labels"] = np.array(labels, dtype=np.int64)
     return arrays
-
-
-def read_svhn(path: Path) -> tuple[Bytes, Labels]:
-    """Images [N, 3, 32, 32] and digits of one file; the label 10 means the digit 0."""
-    from scipy.io import loadmat
-    from scipy.io.matlab import MatReadError
-
-    try:
-        content = loadmat(path, variable_names=["X", "y"])
-    except (MatReadError, ValueError, TypeError, NotImplementedError, OSError, EOFError, IndexError) as error:
-        raise DataError(
-            f"{path}: cannot be read as a MATLAB file ({error}); it is truncated or damaged"
-        ) from error
-    if not {"X", "y"} <= set(content):
-        raise DataError(f"{path}: got no variables X and y; expected the cropped-digit file (format 2)")
-    images, labels = content["X"], content["y"].reshape(-1)
-    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[:3] != (32, 32, 3):
-        raise DataError(
-            f"{path}: got X of {images.dtype} {images.shape}, expected bytes of shape (32, 32, 3, N)"
-        )
-    if labels.shape != (images.shape[3],) or (len(labels) and not 1 <= labels.min() <= labels.max() <= 10):
-        raise DataError(f"{path}: expected one label from 1 to 10 for each of {images.shape[3]} images")
-    return np.ascontiguousarray(images.transpose(3, 2, 0, 1)), labels.astype(np.int64) % 10
 
 
 def _idx_files(base: str, sums: dict[str, tuple[str, str]]) -> tuple[SourceFile, ...]:
@@ -362,9 +294,9 @@ _CIFAR10 = PublicFiles(
     "cifar10", "CIFAR-10 small colour photographs", "50,000 + 10,000 images, 3x32x32", "10 classes",
     "the University of Toronto (Krizhevsky); a JPEG copy loses some of each picture", ("cifar10",),
     {
-        "official": (SourceFile(("cifar-10-batches-py", "cifar-10-python.tar.gz"),
-                                ("6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce",),
-                                "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz"),),
+        "official binary": (SourceFile(("cifar-10-batches-bin", "cifar-10-binary.tar.gz"),
+                                       ("c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",),
+                                       "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"),),
         "jpeg": (SourceFile(("cifar10-jpeg.zip",)),),
     },
 )  # fmt: skip
@@ -383,20 +315,6 @@ CIFAR_ROWS = (
     _CIFAR_ROW,
     scattering_of(_CIFAR_ROW, {"epochs": 40, "batch_size": 8192, "lr": 4.0, "clip_norm": 0.1}),
     lite0_of(_CIFAR_ROW),
-)
-
-_SVHN = PublicFiles(
-    "svhn", "Street View House Numbers, cropped digits", "73,257 + 26,032 images, 3x32x32", "10 classes",
-    "Stanford (Netzer et al.)", ("svhn",),
-    {"official": (
-        SourceFile(("train_32x32.mat",), ("435e94d69a87fde4fd4d7f3dd208dfc32cb6ae8af2240d066de1df7508d083b8",),
-                   "http://ufldl.stanford.edu/housenumbers/train_32x32.mat"),
-        SourceFile(("test_32x32.mat",), ("cdce80dfb2a2c4c6160906d0bd7c68ec5a99d7ca4831afa54f09182025b6a75b",),
-                   "http://ufldl.stanford.edu/housenumbers/test_32x32.mat"),
-    )},
-)  # fmt: skip
-SVHN_ROWS = (
-    DatasetRow(name="svhn", title="SVHN, cropped digits", source=_SVHN, loader=svhn, model="adadpigu-cnn"),
 )
 
 DIGIT_ROWS = (

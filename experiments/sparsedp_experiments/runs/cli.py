@@ -25,12 +25,12 @@ from sparsedp.errors import SparseDPError
 
 FIVE_METHODS = "dp-sgd,tp-rand,tp-topk,on-rand,on-topk"
 _SMOKE = {"subset": 256, "batch_size": 32}
-_READ: dict[str, Callable[[str], Any]] = {"clip_norm": bounds, "classes": listed}
+_READ: dict[str, Callable[[str], Any]] = {"clip_norm": bounds}
 """Flags whose text is read here; the others come as they are."""
 
 Dataset = Annotated[
     str | None,
-    typer.Option("--dataset", "-d", help="A name (see `data`), an .npz file or a folder of pictures."),
+    typer.Option("--dataset", "-d", help="A data set; `data` lists them."),
 ]
 Model = Annotated[
     str | None, typer.Option("--model", "-m", help="A model's name; the data set has a default.")
@@ -43,9 +43,6 @@ BatchSize = Annotated[int | None, typer.Option(help="Expected size of a batch (P
 ClipNorm = Annotated[str | None, typer.Option(metavar="C|C1,C2", help="Bound on a unit's gradient.")]
 ActiveRatio = Annotated[float | None, typer.Option(help="Share of the coordinates trained.")]
 Lr = Annotated[float | None, typer.Option(help="Learning rate.")]
-Classes = Annotated[
-    str | None, typer.Option(metavar="A,B,...", help="Public names of the classes of an .npz file.")
-]
 Set = Annotated[
     list[str] | None,
     typer.Option(
@@ -101,11 +98,7 @@ def train(
     lr: Lr = None,
     clip_norm: ClipNorm = None,
     active_ratio: ActiveRatio = None,
-    classes: Classes = None,
     seed: Annotated[int | None, typer.Option(help="Makes the run reproducible, and not for release.")] = None,
-    unit: Annotated[
-        str | None, typer.Option(help="What a unit of an .npz file is called; row protects rows.")
-    ] = None,
     set_: Set = None,
     config: Config = None,
     out: Annotated[Path | None, typer.Option(help="The run's folder; never overwritten.")] = None,
@@ -127,10 +120,10 @@ def train(
     """
     chosen = given(
         set_, dataset=dataset, model=model, method=method, epsilon=epsilon, delta=delta, epochs=epochs,
-        batch_size=batch_size, lr=lr, clip_norm=clip_norm, active_ratio=active_ratio, classes=classes, seed=seed,
+        batch_size=batch_size, lr=lr, clip_norm=clip_norm, active_ratio=active_ratio, seed=seed,
     )  # fmt: skip
     if resume is not None:
-        if chosen or unit is not None or config is not None or out is not None:
+        if chosen or config is not None or out is not None:
             raise SparseDPError(
                 "--resume goes on with a run as it was planned; drop the other settings, or start a new run"
             )
@@ -142,7 +135,7 @@ def train(
             return
         _train(ranks.from_leader(lambda: settings_of_run(resume)), resume, snapshots, as_json, resume=True)
         return
-    _train(_with_unit(_values(chosen, config), unit), out, snapshots, as_json, resume=False)
+    _train(_values(chosen, config), out, snapshots, as_json, resume=False)
 
 
 def _train(values: dict[str, Any], out: Path | None, snapshots: bool, as_json: bool, *, resume: bool) -> None:
@@ -191,7 +184,7 @@ def _train(values: dict[str, Any], out: Path | None, snapshots: bool, as_json: b
     if as_json:
         emit(_record(folder))
     else:
-        _show_run(result, settings, folder, people(as_json))
+        _show_run(result, folder, people(as_json))
 
 
 def _already_finished(run: Path, as_json: bool) -> bool:
@@ -219,7 +212,7 @@ def _record(folder: Path) -> dict[str, Any]:
     return {"run": str(folder), **Run.open(folder).record}
 
 
-def _show_run(result: Any, settings: Any, folder: Path, screen: Console) -> None:
+def _show_run(result: Any, folder: Path, screen: Console) -> None:
     """What came out, what it cost, and what to do with it."""
     from sparsedp._validate import rounded_up
     from sparsedp.guarantee import guarantee
@@ -233,12 +226,6 @@ def _show_run(result: Any, settings: Any, folder: Path, screen: Console) -> None
         table.add_row("epsilon spent", spent)
     screen.print(table)
     screen.print(guarantee(result.plan))
-    if result.unit == "row" and settings.unit is None and Path(settings.dataset).suffix == ".npz":
-        screen.print(
-            "Rows are protected here. If a person can have several rows, add units_train (whose row each is), and "
-            "people are; --unit says what they are called.",
-            soft_wrap=True,
-        )
     if not result.for_release:
         screen.print(
             "[yellow]Reproducible, not for release:[/yellow] a seed was given, or the method is not private."
@@ -330,7 +317,6 @@ def compare(
     lr: Lr = None,
     clip_norm: ClipNorm = None,
     active_ratio: ActiveRatio = None,
-    classes: Classes = None,
     set_: Set = None,
     config: Config = None,
     metric: Annotated[str, typer.Option(help="What to compare: accuracy, auc, loss, ...")] = "accuracy",
@@ -348,7 +334,7 @@ def compare(
     """
     flags = given(
         set_, dataset=dataset, model=model, delta=delta, epochs=epochs, batch_size=batch_size, lr=lr,
-        clip_norm=clip_norm, active_ratio=active_ratio, classes=classes,
+        clip_norm=clip_norm, active_ratio=active_ratio,
     )  # fmt: skip
     base = {**from_file(config), **flags}
     clash = sorted({"method", "epsilon", "seed"} & set(base))
@@ -752,13 +738,6 @@ def _values(chosen: dict[str, Any], config: Path | None) -> dict[str, Any]:
     if "dataset" not in values:
         raise SparseDPError("give --dataset (`data` lists them), --config FILE, or the folder of a run")
     return values
-
-
-def _with_unit(values: dict[str, Any], unit: str | None) -> dict[str, Any]:
-    """Settings with what `--unit` says: rows instead of people, or what people are called."""
-    if unit is None or unit == "row":
-        return values if unit is None else {**values, "unit": unit}
-    return {**values, "data_options": {**values.get("data_options", {}), "unit": unit}}
 
 
 def _processes(wanted: int | None, threads: int = 1) -> int:

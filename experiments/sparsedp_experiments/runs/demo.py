@@ -39,7 +39,7 @@ class Trained:
 def run_demo(out: Path, as_json: bool) -> None:
     """Train all of it behind a progress bar, then show a table of both tasks."""
     began = time.monotonic()
-    config = read_toml(CONFIGS / "demo.toml")["wide-demo"]
+    config = read_toml(CONFIGS / "demo-wide.toml")
     runs = [*_digits(out), *_wide(config)]
     bar = Progress(
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=aside(),
@@ -74,9 +74,9 @@ def run_demo(out: Path, as_json: bool) -> None:
     screen.print(table)
     screen.print(
         f"{len(runs)} runs in {seconds:.0f} s; mean over seeds, differences with 95 % intervals over paired seeds. "
-        "On digits every coordinate carries signal, and a support gains nothing. In the wide table 20 of 5,000 features "
-        "matter: tp-adaptive finds them in its own released gradients and noises no others. Rates were tuned on "
-        "other seeds, which no epsilon here counts. Seeded runs are not for release.\n"
+        "On digits every coordinate carries signal, and a support gains nothing. In the wide table 20 of 5,000 "
+        "features matter: tp-adaptive finds them in its own released gradients and noises no others. "
+        "Rates were tuned on other seeds, which no epsilon here counts. Seeded runs are not for release.\n"
         f"Digits runs: {out}. Try next: sparsedp verify {next(iter(sorted(out.glob('*'))), out)}",
         soft_wrap=True,
     )

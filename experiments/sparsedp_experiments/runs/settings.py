@@ -29,7 +29,6 @@ from sparsedp.privacy.calibration import EqualNoise, NominalSplit
 from sparsedp.privacy.normalization import PrivateNormalisation
 from sparsedp.runs.run import Run
 from sparsedp_experiments.data import DATASETS
-from sparsedp_experiments.data.own_files import is_table
 from sparsedp_experiments.data.spec import Value
 
 
@@ -135,7 +134,7 @@ def choice(*options: str) -> Kind:
 
 _NOTHING = FrozenMap({})
 
-OWN_TABLES_MODEL, OWN_FILES_MODEL, LEAST_SQUARES = "logistic", "mlp", "least-squares"
+LEAST_SQUARES = "least-squares"
 
 _ANY: Mapping[str, Value] = {"epochs": EPOCHS, "clip_norm": CLIP_NORM, "momentum": MOMENTUM}
 _ADAPTIVE_RATE = 0.001
@@ -148,9 +147,8 @@ class Settings:
     """Everything that decides what a run does. None leaves the choice to the data set's recipe, then to `fit`.
 
     Attributes:
-        dataset: a name from `sparsedp data`, or a path: an `.npz` file, or a folder or zip of pictures.
+        dataset: a name (`python -m sparsedp_experiments data` lists them).
         data_options: arguments of the loader, such as `prevalence` or `groups`.
-        classes: names of the classes, for an `.npz` file.
         validation: share of the training units to evaluate on instead of the test set.
         subset: use only so many units of each side, chosen by a public seed.
         model: a name from the models table.
@@ -161,8 +159,7 @@ class Settings:
         epsilon: the budget; inf for a method that is not private.
         delta: of the guarantee.
         accountant: "pld", "rdp" or "rdp-classic".
-        unit: "row" to protect rows of a data set that knows whose they are; what the units of an `.npz` file are
-            called is an option of its loader, `data_options={"unit": "patient"}`.
+        unit: "row" to protect rows of a data set that knows whose they are.
         rows_per_unit: rows drawn of a sampled unit.
         epochs: passes over the data.
         batch_size: expected number of units in a batch.
@@ -187,7 +184,6 @@ class Settings:
 
     dataset: str
     data_options: FrozenMap = _NOTHING
-    classes: tuple[str, ...] | None = None
     validation: float | None = None
     subset: int | None = None
     model: str | None = None
@@ -302,14 +298,12 @@ def recipe_for(dataset: str, model: str | None, optimizer: str = "sgd") -> dict[
     What its row does not know is left to `fit`, which takes values that follow from public numbers.
     """
     row = DATASETS.get(dataset)
-    chosen = model or (_own_model(dataset) if row is None else row.model)
-    recipe = {} if row is None else row.recipes.get(chosen, {})
+    if row is None:
+        raise SparseDPError(f"dataset: got {dataset!r}, expected one of {', '.join(DATASETS)}")
+    chosen = model or row.model
+    recipe = row.recipes.get(chosen, {})
     known = {**(_ONE_RELEASE if chosen == LEAST_SQUARES else _ANY), **recipe, "model": chosen}
     return known if optimizer == "sgd" else {**known, "lr": _ADAPTIVE_RATE}
-
-
-def _own_model(file: str) -> str:
-    return OWN_TABLES_MODEL if is_table(Path(file)) else OWN_FILES_MODEL
 
 
 def checked(name: str, value: Any) -> Any:
@@ -333,7 +327,6 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
     {
         "dataset": TEXT,
         "data_options": TABLE,
-        "classes": NAMES,
         "validation": NUMBER,
         "subset": COUNT,
         "model": TEXT,

@@ -1,7 +1,6 @@
 """Scattering features against Kymatio's numbers, against their definition, and on disk."""
 
 import logging
-import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -142,30 +141,6 @@ def test_a_damaged_or_unwritable_cache_is_harmless(private_cache, caplog):
     with caplog.at_level(logging.WARNING):
         assert torch.equal(scattering_bundle(bundle).train.inputs, expected)
     assert "stay in memory" in caplog.text
-
-
-@pytest.mark.parametrize("forget", [False, True], ids=["edited", "without its digest"])
-def test_an_edited_file_is_made_again(private_cache, caplog, forget):
-    bundle = image_bundle(fingerprint="toy files")
-    expected = scattering_bundle(bundle).train.inputs.clone()
-    for path in (private_cache / "decoded").glob("*.npy"):
-        content = bytearray(path.read_bytes())
-        content[-1] ^= 1
-        path.write_bytes(content)
-        if forget:
-            path.with_suffix(".json").unlink()
-    with caplog.at_level(logging.WARNING):
-        assert torch.equal(scattering_bundle(bundle).train.inputs, expected)
-    assert "not as it was written" in caplog.text
-
-
-def test_a_file_that_was_only_touched_is_read_as_it_is(monkeypatch, private_cache):
-    bundle = image_bundle(fingerprint="toy files")
-    expected = scattering_bundle(bundle).train.inputs
-    for path in (private_cache / "decoded").glob("*.npy"):
-        os.utime(path, (1, 1))
-    monkeypatch.setattr("sparsedp_experiments.data.features._fill", lambda *_: pytest.fail("computed again"))
-    assert torch.equal(scattering_bundle(bundle).train.inputs, expected)
 
 
 def test_a_bundle_without_files_leaves_nothing_on_disk(private_cache):

@@ -7,11 +7,18 @@ from collections import Counter
 
 import pytest
 from scipy.stats import norm
-from sparsedp_experiments.partition.train import Training, train
 
 from sparsedp.methods import MethodOptions, build_plan, get_method
 from sparsedp_experiments.runs.execute import load_data
-from sparsedp_experiments.runs.partition import PARTITION, POISSON, partition_batches, read_config, trainings
+from sparsedp_experiments.runs.partition import (
+    PARTITION,
+    POISSON,
+    Training,
+    partition_batches,
+    read_config,
+    train,
+    trainings,
+)
 from sparsedp_experiments.runs.settings import Settings
 
 
