@@ -12,8 +12,9 @@ import torch
 from torch import nn
 
 import sparsedp
-from sparsedp import MethodOptions, datasets, models
-from sparsedp.methods import Granularity
+from sparsedp.methods import Granularity, MethodOptions
+from sparsedp_experiments import data as datasets
+from sparsedp_experiments import models
 
 
 def train(
@@ -32,7 +33,7 @@ def train(
         epochs=epochs,
         batch_size=512,
         lr=16.0,
-        clip_norm=0.1,
+        max_grad_norm=0.1,
         eval_dataset=data.test,
     )
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from sparsedp.parameters import Support
 from sparsedp.privacy.accounting import accountant_for, epsilon_by_epoch
-from sparsedp.privacy.ledger import RunLedger
+from sparsedp.privacy.ledger import Ledger
 from sparsedp.privacy.mechanism import Release
 from sparsedp.privacy.plan import Plan, Spend
 from sparsedp.runs.record import EpochMetrics, SupportSpan
@@ -143,7 +143,7 @@ class Spending:
     """
 
     plan: Plan
-    ledger: RunLedger
+    ledger: Ledger
 
     @cached_property
     def _by_epoch_end(self) -> Mapping[int, float]:

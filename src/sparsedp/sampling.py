@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from itertools import chain, pairwise
-from typing import Any, Protocol, cast, final
+from typing import Any, cast, final
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from sparsedp.batch import MicroBatch, Rows
 from sparsedp.errors import DataError, PrivacyError
-from sparsedp.loading import Fetcher, FixedShapes, Indices, Loading
+from sparsedp.loading import DataConfig, Fetcher, FixedShapes, Indices
 from sparsedp.randomness import PrivateRandomness, StepSecret
 
 
@@ -48,139 +47,66 @@ def _halve(units: npt.NDArray[np.int64], start: int, stop: int, most: int) -> It
     yield from _halve(units, middle, stop, most)
 
 
-Numbers = npt.NDArray[np.int64]
-
 BLOCKS, FEWEST, MOST = 8, 32, 512
 """A batch has 8 to 16 blocks on average; more if they had over 512 units each, fewer if they had less than 32."""
 
 
-class Share(Protocol):
-    """The part of a step's units that this process draws and works on; `bits` is that of `block_bits`."""
-
-    def total(self, units: int) -> int:
-        """N, over all processes, where this one holds so many."""
-        ...
-
-    def key(self, step: int) -> tuple[int, ...]:
-        """What names a step's draws here; where two processes draw for different units, they have different names."""
-        ...
-
-    def draw(self, randomness: PrivateRandomness, rate: float, units: int, bits: int, step: int) -> Numbers:
-        """The units that take part, as far as this process has thrown their coins: its own, maybe others'."""
-        ...
-
-    def own(self, units: Numbers, bits: int) -> npt.NDArray[np.bool_]:
-        """Which of these units are this process's to work on."""
-        ...
-
-    def cut(self, units: Numbers, bits: int, most: int | None) -> list[slice]:
-        """Its own units as micro-batches."""
-        ...
-
-
-@final
-class Everything:
-    """One process has all units, and cuts its batches as coarsely as memory allows."""
-
-    def total(self, units: int) -> int:
-        """All it holds."""
-        return units
-
-    def key(self, step: int) -> tuple[int, ...]:
-        """The step."""
-        return (step,)
-
-    def draw(self, randomness: PrivateRandomness, rate: float, units: int, bits: int, step: int) -> Numbers:
-        """Everybody's coin."""
-        return np.flatnonzero(randomness.bernoulli(rate, units, key=(step,)))
-
-    def own(self, units: Numbers, bits: int) -> npt.NDArray[np.bool_]:
-        """All."""
-        return np.ones(len(units), dtype=np.bool_)
-
-    def cut(self, units: Numbers, bits: int, most: int | None) -> list[slice]:
-        """As `cutting.cut` says."""
-        return cut(units, most)
-
-
 @final
 @dataclass(frozen=True, slots=True)
-class Blocks:
-    """Every process holds all units, and takes every so-manieth block of unit numbers.
+class UnitPartition:
+    """Which units this rank works on, and how its part of a batch is cut into micro-batches.
 
-    A block is 2^b consecutive numbers, b from sampling rate and N (`block_bits`). No micro-batch crosses a block, so
-    the micro-batches of all processes together are the same however many processes there are.
+    In a process by itself all units are its own, and batches are cut as coarsely as memory allows. Ranks that all
+    hold the whole data set take blocks of 2^b consecutive unit numbers (`block_bits`) in turn. No micro-batch crosses
+    a block, so all ranks' micro-batches together are the same for any number of ranks. With `shard_sizes` every rank
+    holds units that no other has.
 
-    **Privacy.** A unit's coin is thrown by its owner. With a seed, all throw the same coins for everybody and keep
-    their own units; without one, a process throws coins for its own units and for nobody else.
-    """
-
-    rank: int
-    ranks: int
-
-    def total(self, units: int) -> int:
-        """All it holds."""
-        return units
-
-    def key(self, step: int) -> tuple[int, ...]:
-        """The step: seeded draws are everybody's."""
-        return (step,)
-
-    def draw(self, randomness: PrivateRandomness, rate: float, units: int, bits: int, step: int) -> Numbers:
-        """Its own units' coins; with a seed, everybody's."""
-        if not randomness.for_release:
-            return np.flatnonzero(randomness.bernoulli(rate, units, key=(step,)))
-        mine = _own_numbers(self.rank, self.ranks, bits, units)
-        return mine[randomness.bernoulli(rate, len(mine), key=(step,))]
-
-    def own(self, units: Numbers, bits: int) -> npt.NDArray[np.bool_]:
-        """Those in its blocks."""
-        mine: npt.NDArray[np.bool_] = (units >> bits) % self.ranks == self.rank
-        return mine
-
-    def cut(self, units: Numbers, bits: int, most: int | None) -> list[slice]:
-        """Block by block, each as `cutting.cut` says."""
-        return _by_block(units, bits, most)
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Shard:
-    """Every process holds units that no other has; they are numbered through, process by process.
+    Formal guarantees:
+        Every rank throws the coins of all units it holds and keeps those of its own, so a unit takes part by the one
+        coin that its owner throws. With a seed all ranks throw the same coins.
 
     Attributes:
-        rank: whose shard this is.
-        sizes: how many units each process holds.
+        rank: which rank this is.
+        world_size: how many there are.
+        in_blocks: whether batches are cut for several ranks.
+        shard_sizes: how many units each rank holds, if each holds its own.
     """
 
-    rank: int
-    sizes: tuple[int, ...]
+    rank: int = 0
+    world_size: int = 1
+    in_blocks: bool = False
+    shard_sizes: tuple[int, ...] | None = None
 
-    def total(self, units: int) -> int:
-        """All shards together."""
-        return sum(self.sizes)
+    def total(self, held: int) -> int:
+        """N over all ranks, where this one holds so many."""
+        return held if self.shard_sizes is None else sum(self.shard_sizes)
 
     def key(self, step: int) -> tuple[int, ...]:
-        """Step and shard: rows of the same number in two shards are not the same."""
-        return (step, _SHARD_DRAWS, self.rank)
+        """What a seeded run's draws of a step are drawn by: rows of one number in two shards are not the same."""
+        return (step,) if self.shard_sizes is None else (step, _SHARD_DRAWS, self.rank)
 
-    def draw(self, randomness: PrivateRandomness, rate: float, units: int, bits: int, step: int) -> Numbers:
-        """The coins of what it holds."""
-        return np.flatnonzero(randomness.bernoulli(rate, units, key=self.key(step)))
+    def is_own(self, units: Indices, bits: int) -> npt.NDArray[np.bool_]:
+        """Which of these units are this rank's."""
+        if self.world_size == 1 or self.shard_sizes is not None:
+            return np.ones(len(units), dtype=np.bool_)
+        own: npt.NDArray[np.bool_] = (units >> bits) % self.world_size == self.rank
+        return own
 
-    def own(self, units: Numbers, bits: int) -> npt.NDArray[np.bool_]:
-        """All that it holds."""
-        return np.ones(len(units), dtype=np.bool_)
-
-    def cut(self, units: Numbers, bits: int, most: int | None) -> list[slice]:
-        """Block by block of its own numbers."""
-        return _by_block(units, bits, most)
+    def split(self, units: Indices, bits: int, most: int | None) -> list[slice]:
+        """Its own units as micro-batches of at most `most`."""
+        if not self.in_blocks:
+            return cut(units, most)
+        edges = np.flatnonzero(np.diff(units >> bits)) + 1
+        bounds = [0, *edges.tolist(), len(units)] if len(units) else []
+        return [
+            slice(start + run.start, start + run.stop)
+            for start, stop in pairwise(bounds)
+            for run in cut(units[start:stop], most)
+        ]
 
 
 _SHARD_DRAWS = 11
 """Keeps the draws of shards apart from others of a seeded run."""
-
-EVERYTHING = Everything()
 
 
 def block_bits(rate: float, total: int, most: int | None) -> int:
@@ -190,22 +116,6 @@ def block_bits(rate: float, total: int, most: int | None) -> int:
     """
     units = max(FEWEST, min(rate * total / BLOCKS, MOST))
     return int(min(units, most or units) / rate).bit_length() - 1
-
-
-@cache
-def _own_numbers(rank: int, ranks: int, bits: int, units: int) -> Numbers:
-    starts: Sequence[int] = range(rank << bits, units, ranks << bits)
-    parts = [np.arange(start, min(start + (1 << bits), units)) for start in starts]
-    return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
-
-
-def _by_block(units: Numbers, bits: int, most: int | None) -> list[slice]:
-    edges = np.flatnonzero(np.diff(units >> bits)) + 1
-    bounds = [0, *edges.tolist(), len(units)] if len(units) else []
-    runs = []
-    for start, stop in pairwise(bounds):
-        runs += [slice(start + run.start, start + run.stop) for run in cut(units[start:stop], most)]
-    return runs
 
 
 _Asked = tuple[Indices, StepSecret]
@@ -262,7 +172,7 @@ class PoissonSampler:
     replacement (all of them if it has fewer), and the engine clips their mean gradient once. A row is loaded the same
     whatever else is in its batch: `FixedShapes` refuses padding to the longest row of a batch, and random numbers
     drawn while a row is loaded come from the step's secret and the row's index. Where several processes share the
-    units, each is drawn by its one owner (`sampling.sharing`).
+    units, each is drawn by its one owner (`UnitPartition`).
     **Edge cases.** A batch may be empty; it still is a step. With `whole_units` all rows of a sampled unit are taken,
     for counts that look at a unit once and bound it as a whole.
     """
@@ -273,9 +183,9 @@ class PoissonSampler:
         *,
         sampling_rate: float,
         randomness: PrivateRandomness,
-        loading: Loading = Loading(),  # noqa: B008
+        loading: DataConfig = DataConfig(),  # noqa: B008
         shapes: FixedShapes | None = None,
-        share: Share = EVERYTHING,
+        partition: UnitPartition = UnitPartition(),  # noqa: B008
         whole_units: bool = False,
     ) -> None:
         rows = len(cast("Any", dataset))
@@ -286,7 +196,7 @@ class PoissonSampler:
             raise PrivacyError(f"sampling_rate: got {sampling_rate}, expected a number in (0, 1]")
         if rows_per_unit < 1:
             raise DataError(f"rows_per_unit: got {rows_per_unit}, expected a whole number >= 1")
-        if rows_per_unit > 1 and loading.units is None:
+        if rows_per_unit > 1 and loading.unit_ids is None:
             raise DataError(
                 f"rows_per_unit: got {rows_per_unit}, but each row is a unit of its own; give units, or drop it"
             )
@@ -294,23 +204,23 @@ class PoissonSampler:
             raise DataError(
                 f"max_physical_batch: got {most}, expected at least rows_per_unit={rows_per_unit}"
             )
-        self._fetch = Fetcher(dataset, loading.collate)
+        self._fetch = Fetcher(dataset, loading.collate_fn)
         self._rate = sampling_rate
         self._randomness = randomness
-        self._index = None if loading.units is None else _UnitIndex.of(loading.units, rows)
+        self._index = None if loading.unit_ids is None else _UnitIndex.of(loading.unit_ids, rows)
         self._rows = rows
         self._rows_per_unit = rows_per_unit
         self._whole_units = whole_units and self._index is not None
         self._max_physical = most
-        self._workers = loading.workers
+        self._workers = loading.num_workers
         self._shapes = shapes or FixedShapes()
-        self._share = share
+        self._partition = partition
         self._bits = block_bits(sampling_rate, self.unit_count, self._most_units)
 
     @property
     def unit_count(self) -> int:
         """The number N of units, over all processes that share them."""
-        return self._share.total(self._held)
+        return self._partition.total(self._held)
 
     @property
     def _held(self) -> int:
@@ -340,23 +250,24 @@ class PoissonSampler:
             yield from self._batches_from_workers(first_step, stop_step)
 
     def _draw(self, step: int) -> _Drawn:
-        secret = self._randomness.secret(key=self._share.key(step))
+        secret = self._randomness.secret(key=self._partition.key(step))
         return _Drawn(step, secret, self._draw_chunks(step))
 
     def _draw_chunks(self, step: int) -> list[_Chunk]:
-        known = self._share.draw(self._randomness, self._rate, self._held, self._bits, step)
-        mine = self._share.own(known, self._bits)
+        coins = self._randomness.bernoulli(self._rate, self._held, key=self._partition.key(step))
+        known = np.flatnonzero(coins)
+        mine = self._partition.is_own(known, self._bits)
         chosen = known[mine]
         if self._index is None:
             return [_Chunk(chosen[run], None) for run in self._cut(chosen)]
         if self._rows_per_unit == 1 and not self._whole_units:
-            offsets = self._randomness.below(self._index.sizes[known], key=self._share.key(step))[mine]
+            offsets = self._randomness.below(self._index.sizes[known], key=self._partition.key(step))[mine]
             rows = self._index.order[self._index.starts[chosen] + offsets]
             return [_Chunk(rows[run], None) for run in self._cut(chosen)]
         return self._draw_several(known, mine, step)
 
     def _cut(self, chosen: Indices) -> list[slice]:
-        return self._share.cut(chosen, self._bits, self._most_units)
+        return self._partition.split(chosen, self._bits, self._most_units)
 
     def _draw_several(self, known: Indices, mine: npt.NDArray[np.bool_], step: int) -> list[_Chunk]:
         """Up to m rows of every chosen unit; a unit never crosses a micro-batch, and the cuts change no draw."""
@@ -365,7 +276,7 @@ class PoissonSampler:
         owner = np.repeat(np.arange(len(known)), sizes)
         within = np.arange(len(owner)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
         rows = self._index.order[np.repeat(self._index.starts[known], sizes) + within]
-        lottery = self._randomness.below(np.full(len(rows), 2**52), key=self._share.key(step))
+        lottery = self._randomness.below(np.full(len(rows), 2**52), key=self._partition.key(step))
         kept = np.lexsort((lottery, owner))
         if not self._whole_units:
             kept = kept[within < self._rows_per_unit]

@@ -30,7 +30,8 @@ def test_a_plan_is_audited_before_it_runs(typed):
     assert done.code == 0, done
     found = done.json
     assert found["claimed_epsilon"] == pytest.approx(3, rel=0.006)
-    assert 0 < found["lower_bound"] <= found["claimed_epsilon"]
+    assert 0 <= found["lower_bound"] <= found["claimed_epsilon"]
+    assert 0 < found["recomposed"] <= found["claimed_epsilon"]
     assert (found["confidence"], found["method"], found["folder"]) == (0.9999999, "tp-topk", None)
     assert found["canaries"] > 1000
     assert 2 <= found["steps"] <= 24

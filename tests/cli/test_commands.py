@@ -12,7 +12,7 @@ from sparsedp.cli import app as application
 from sparsedp.cli.app import app
 from sparsedp.cli.output import EXIT_CODES, Exit
 from sparsedp.errors import SparseDPError
-from sparsedp.methods import MethodOptions, all_methods, build_plan, get_method
+from sparsedp.methods import MethodOptions, build_plan, get_method, list_methods
 from sparsedp.privacy import plan_epsilon
 from sparsedp.privacy.normalization import PrivateNormalisation
 from sparsedp.runs.checkpoint import read_checkpoint
@@ -109,7 +109,7 @@ def test_plan_gives_the_noise_of_the_plan_that_training_uses(typed):
 def test_plan_without_a_split_is_equal_noise_and_says_what_another_budget_costs(typed):
     question = ("--records", "2000", "--batch-size", "100", "--epochs", "2", "--other-budgets", "1")
     answer = typed("plan", *question, "--json").json
-    sizes = {"units": 2000, "batch_size": 100, "epochs": 2, "delta": 1e-5, "clip_norm": 1.0}
+    sizes = {"units": 2000, "batch_size": 100, "epochs": 2, "delta": 1e-5, "max_grad_norm": 1.0}
     plan, dearer = (build_plan(get_method("tp-topk"), epsilon=epsilon, **sizes) for epsilon in (3.0, 1.0))
     assert [phase["noise_multiplier"] for phase in answer["phases"]] == [
         p.noise_multiplier for p in plan.phases
@@ -126,7 +126,7 @@ def test_plan_without_a_split_is_equal_noise_and_says_what_another_budget_costs(
 
 
 def test_plan_counts_a_normalisation_and_says_which_budgets_it_puts_out_of_reach(typed):
-    sizes = {"units": 2000, "batch_size": 100, "epochs": 2, "delta": 1e-5, "clip_norm": 1.0}
+    sizes = {"units": 2000, "batch_size": 100, "epochs": 2, "delta": 1e-5, "max_grad_norm": 1.0}
     question = ("--records", "2000", "--batch-size", "100", "--epochs", "2", "--accountant", "rdp")
     asked = (*question, "--normalise", "8", "--other-budgets", "0.1,2")
     answer = typed("plan", *asked, "--json").json
@@ -156,6 +156,7 @@ PUBLIC = (
         (650, (), "dp-sgd", "dense, as the noise of a dense step on 650 coordinates is 0.0"),
         (2_000_000, (), "dp-sgd", "dense, as the noise of a dense step on 2,000,000 coordinates is 1.9"),
         (650, ("--active-ratio", "0.5"), "tp-topk", "a support, as what was said of one asks for it"),
+        (155_530, ("--head-parameters", "155530"), "tp-adaptive", "a support of one linear layer"),
     ],
 )
 def test_plan_says_what_auto_takes_and_why(typed, parameters, more, method, why):
@@ -165,8 +166,9 @@ def test_plan_says_what_auto_takes_and_why(typed, parameters, more, method, why)
     assert why in answer["reason"]
     numbers = {"units": 50_000, "batch_size": 2048, "epochs": 10, "delta": 1e-5, "accountant": "rdp"}
     chosen = spec_for(
-        nn.Linear(parameters, 1, bias=False), "auto", MethodOptions(active_ratio=0.5) if more else None,
-        unit="row", epsilon=1.0, clip_norm=0.1, **numbers,
+        nn.Linear(parameters, 1, bias=False) if "--head-parameters" in more else nn.Embedding(parameters, 1),
+        "auto", MethodOptions(active_ratio=0.5) if "--active-ratio" in more else None,
+        unit_name="row", epsilon=1.0, max_grad_norm=0.1, **numbers,
     )  # fmt: skip
     noise = [phase.noise_multiplier for phase in chosen.plan().phases]
     assert [phase["noise_multiplier"] for phase in answer["phases"]] == noise
@@ -193,7 +195,7 @@ def test_plan_tells_the_support_or_what_it_takes_to_know_it(typed, asked, k, wor
 
 def test_methods_lists_the_whole_table(typed):
     listed = typed("methods", "--json").json
-    assert [row["name"] for row in listed] == [method.name for method in all_methods()]
+    assert [row["name"] for row in listed] == [method.name for method in list_methods()]
 
 
 def test_report_writes_one_html_file(trained, typed, tmp_path):

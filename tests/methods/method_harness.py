@@ -18,7 +18,7 @@ from sparsedp.grad_sample.reference import ReferenceEngine
 from sparsedp.methods.method import Method, MethodOptions, OffSupport
 from sparsedp.methods.support_scheduler import Controller, StepSetting
 from sparsedp.parameters import Support
-from sparsedp.privacy.ledger import Charge, MemoryLedger
+from sparsedp.privacy.ledger import Charge, ChargeLog
 from sparsedp.privacy.mechanism import GaussianMechanism, Release
 from sparsedp.privacy.plan import Plan
 from sparsedp.privacy.queries import GradientSum
@@ -154,7 +154,7 @@ def drive(
     """
     engine = engine or TorchModel()
     controller = begun(plan, engine.layout, PUBLIC)
-    injected, ledger = InjectedNoise(problem.noise), MemoryLedger()
+    injected, ledger = InjectedNoise(problem.noise), ChargeLog()
     inputs, labels = (torch.from_numpy(array) for array in problem.data)
     theta, velocity = torch.from_numpy(problem.theta.copy()), torch.zeros(NETWORK.dimension).double()
     settings, releases, weights, noises = [], [], [], []

@@ -11,7 +11,7 @@ from sparsedp.errors import PrivacyError
 from sparsedp.privacy import (
     ACCOUNTANTS,
     Charge,
-    MemoryLedger,
+    Ledger,
     NominalSplit,
     Phase,
     Plan,
@@ -97,9 +97,9 @@ def test_the_total_is_within_the_cap_by_ordinary_accounting():
 def test_what_an_early_stop_did_not_charge_is_free():
     chosen = RdpFilter.before(FIRST, 3.0, DELTA)
     assert chosen.remaining([Run(FIRST.spends(50))]) > chosen.remaining([finished(FIRST)])
-    ledger = MemoryLedger()
+    ledger = Ledger(FIRST)
     for step in range(50):
-        ledger.charge(Charge("train", step, 0.02, 2.0))
+        ledger.charge(Charge("train", step, 0.02, FIRST.phases[0].noise_multiplier))
     assert chosen.cost(ledger.spends()) == pytest.approx(chosen.cost(FIRST.spends(50)))
 
 

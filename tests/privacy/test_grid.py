@@ -20,7 +20,7 @@ from sparsedp.clipping import ROUNDING_MARGIN, FlatClip
 from sparsedp.errors import PrivacyError
 from sparsedp.grad_sample import ENGINES, Query
 from sparsedp.parameters import Support
-from sparsedp.privacy.ledger import Charge, MemoryLedger
+from sparsedp.privacy.ledger import Charge, ChargeLog
 from sparsedp.privacy.mechanism import MARGIN_BITS, GaussianMechanism, Grid
 from sparsedp.privacy.queries import GradientSum
 from sparsedp.randomness import SystemRandomness
@@ -135,7 +135,7 @@ def test_what_is_off_the_grid_stops_the_step_before_any_noise(bad):
             raise AssertionError("noise was drawn")
 
     with pytest.raises(PrivacyError, match="nothing was released"):
-        GaussianMechanism(MemoryLedger(), NoNoise()).noisy_sum(Broken(), Charge("train", 0, 0.1, 1.0))
+        GaussianMechanism(ChargeLog(), NoNoise()).noisy_sum(Broken(), Charge("train", 0, 0.1, 1.0))
 
 
 def test_integers_that_would_overflow_stop_it_too():
@@ -155,7 +155,7 @@ def test_numbers_no_grid_holds_are_refused_before_the_ledger_is_charged(clip, no
         size: int
         sensitivity: float
 
-    ledger = MemoryLedger()
+    ledger = ChargeLog()
     with pytest.raises(PrivacyError):
         GaussianMechanism(ledger, SystemRandomness()).noisy_sum(Huge(size, clip), Charge("t", 0, 0.1, noise))
     assert ledger.charges == []
@@ -172,7 +172,7 @@ def test_every_released_value_is_on_the_grid_whatever_the_data(engine, rows):
     support, clip, noise, expected = Support([0, 3, 4, 9], 10), 0.37, 1.3, 7.0
     batches = [MicroBatch((torch.randn(part, 4), torch.randn(part, 2))) for part in (rows, rows // 2)]
     clipped = GradientSum(ENGINES[engine](nn.Linear(4, 2), squares), batches, Query(support, FlatClip(clip)))
-    released = GaussianMechanism(MemoryLedger(), SystemRandomness()).release(
+    released = GaussianMechanism(ChargeLog(), SystemRandomness()).release(
         clipped, Charge("train", 0, 0.1, noise), expected_batch_size=expected
     )
     grid = Grid.for_mechanism(clip, noise, support.size)
@@ -186,7 +186,7 @@ def test_plan_ledger_and_mechanism_agree_after_the_margin(engine, monkeypatch):
     """A unit far over the clip moves the release by just below what the charge says, and by no more."""
     clip, noise = 0.5, 0.8
     charge = Charge("train", 0, 0.1, noise)
-    ledger = MemoryLedger()
+    ledger = ChargeLog()
     monkeypatch.setattr(
         SystemRandomness,
         "add_rounded_gaussian",

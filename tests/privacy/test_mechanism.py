@@ -10,12 +10,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from sparsedp import distributed
 from sparsedp.batch import MicroBatch
 from sparsedp.clipping import Clip, FlatClip, Identity, NoClip, Standardized
 from sparsedp.errors import PrivacyError
 from sparsedp.grad_sample import ENGINES, BookkeepingEngine, Query
 from sparsedp.parameters import Layout, Support
-from sparsedp.privacy.ledger import Charge, MemoryLedger
+from sparsedp.privacy.ledger import Charge, ChargeLog
 from sparsedp.privacy.mechanism import GaussianMechanism, Grid, Release
 from sparsedp.privacy.queries import ClippedVectorSum, GradientSum
 from sparsedp.randomness import SeededRandomness, SystemRandomness
@@ -82,13 +83,14 @@ def test_the_ledger_is_charged_before_anything_is_computed_or_drawn():
 
 
 class TwoProcesses:
-    """A group of which this process is the main one, or the other; notes what passes through it."""
+    """Of two ranks this is the main process, or the other; notes what passes between them."""
 
-    def __init__(self, main: bool) -> None:
-        self.main, self.sent, self.handed_out = main, [], []
-
-    def is_main_process(self) -> bool:
-        return self.main
+    def __init__(self, monkeypatch, main: bool) -> None:
+        self.sent, self.handed_out = [], []
+        monkeypatch.setattr(distributed, "is_main_process", lambda: main)
+        monkeypatch.setattr(distributed, "world_size", lambda: 2)
+        monkeypatch.setattr(distributed, "reduce_sum", self.reduce_sum)
+        monkeypatch.setattr(distributed, "broadcast", self.broadcast)
 
     def reduce_sum(self, values: torch.Tensor) -> torch.Tensor:
         self.sent.append(values.clone())
@@ -99,22 +101,22 @@ class TwoProcesses:
         return values
 
 
-def test_ranks_get_the_release_and_never_the_sum():
+def test_ranks_get_the_release_and_never_the_sum(monkeypatch):
     query, charge = ClippedVectorSum(torch.ones(1, 3), FlatClip(4.0)), Charge("train", 0, 0.1, 2.0)
-    group = TwoProcesses(main=True)
-    total, _ = GaussianMechanism(MemoryLedger(), SystemRandomness(), group).noisy_sum(query, charge)
+    ranks = TwoProcesses(monkeypatch, main=True)
+    total, _ = GaussianMechanism(ChargeLog(), SystemRandomness()).noisy_sum(query, charge)
     grid = Grid.for_mechanism(4.0, 2.0, 3)
-    (handed_out,), (sent,) = group.handed_out, group.sent
+    (handed_out,), (sent,) = ranks.handed_out, ranks.sent
     assert (handed_out != 2 * sent).any()  # equal by chance: once in 2^60
     assert torch.equal(grid.dequantize(handed_out), total)
 
 
-def test_a_rank_that_is_not_the_main_process_draws_no_noise():
-    group, spy = TwoProcesses(main=False), Spy()
+def test_a_rank_that_is_not_the_main_process_draws_no_noise(monkeypatch):
+    ranks, spy = TwoProcesses(monkeypatch, main=False), Spy()
     query = ClippedVectorSum(torch.ones(1, 3), FlatClip(4.0))
-    GaussianMechanism(MemoryLedger(), spy, group).noisy_sum(query, Charge("train", 0, 0.1, 2.0))
+    GaussianMechanism(ChargeLog(), spy).noisy_sum(query, Charge("train", 0, 0.1, 2.0))
     assert spy.asked == []
-    assert torch.equal(group.handed_out[0], 2 * group.sent[0])
+    assert torch.equal(ranks.handed_out[0], 2 * ranks.sent[0])
 
 
 def test_a_ledger_that_refuses_prevents_the_release():
@@ -127,7 +129,7 @@ def test_a_ledger_that_refuses_prevents_the_release():
 
 
 def test_the_charge_names_the_rate_and_noise_that_ran():
-    ledger = MemoryLedger()
+    ledger = ChargeLog()
     charge = Charge("warm-up", 3, 0.25, 1.5)
     query = ClippedVectorSum(torch.zeros(2, 2), FlatClip(1.0))
     GaussianMechanism(ledger, SeededRandomness(0)).noisy_sum(query, charge)
@@ -196,7 +198,7 @@ def squares(model: nn.Module, rows: tuple[Tensor, Tensor]) -> Tensor:
 def real_release(
     model: nn.Module, batches: list[MicroBatch], query: Query, kind: str, **changes: float
 ) -> Release:
-    return GaussianMechanism(MemoryLedger(), SystemRandomness()).release(
+    return GaussianMechanism(ChargeLog(), SystemRandomness()).release(
         GradientSum(ENGINES[kind](model, squares), batches, query),
         Charge("train", 0, 0.1, changes.get("noise_multiplier", 0.0)),
         expected_batch_size=changes.get("expected_batch_size", 5.0),
@@ -229,7 +231,7 @@ def test_a_batch_that_contributes_nothing_releases_noise_alone(kind, rows):
 
 @pytest.mark.parametrize("kind", ENGINES)
 def test_an_empty_support_releases_nothing_and_is_charged_all_the_same(kind):
-    ledger = MemoryLedger()
+    ledger = ChargeLog()
     released = GaussianMechanism(ledger, SystemRandomness()).release(
         GradientSum(
             ENGINES[kind](nn.Linear(4, 2), squares),
@@ -272,7 +274,7 @@ def test_a_seeded_step_replays_and_steps_differ():
 
     def step(number: int, seed: int) -> Tensor:
         return (
-            GaussianMechanism(MemoryLedger(), SeededRandomness(seed))
+            GaussianMechanism(ChargeLog(), SeededRandomness(seed))
             .release(
                 GradientSum(engine, [], Query(Support.full(10), FlatClip(1.0))),
                 Charge("train", number, 0.1, 1.0),

@@ -15,7 +15,7 @@ from sparsedp.batch import MicroBatch
 from sparsedp.clipping import FlatClip, Geometry, Identity, Standardized
 from sparsedp.grad_sample import BookkeepingEngine, Query
 from sparsedp.parameters import Support
-from sparsedp.privacy.ledger import Charge, MemoryLedger
+from sparsedp.privacy.ledger import Charge, ChargeLog
 from sparsedp.privacy.mechanism import GaussianMechanism, Grid, Release
 from sparsedp.privacy.queries import ClippedVectorSum, GradientSum
 from sparsedp.randomness import PrivateRandomness, SeededRandomness, SystemRandomness
@@ -45,7 +45,7 @@ def release(
     torch.manual_seed(0)
     engine = BookkeepingEngine(nn.Linear(INPUTS, 2), lambda model, rows: model(rows).square().sum(1))
     batch = MicroBatch(torch.randn(rows, INPUTS))
-    return GaussianMechanism(MemoryLedger(), randomness).release(
+    return GaussianMechanism(ChargeLog(), randomness).release(
         GradientSum(engine, [batch], Query(support, FlatClip(CLIP_NORM), geometry or Identity())),
         Charge("train", step, 0.1, NOISE_MULTIPLIER),
         expected_batch_size=EXPECTED,
@@ -141,7 +141,7 @@ def test_the_declared_noise_scale_is_the_noise_that_was_added():
 
 def test_noise_for_feature_statistics_is_scaled_by_their_clip():
     query = ClippedVectorSum(torch.zeros(3, 8000), FlatClip(4.0))
-    noisy, std = GaussianMechanism(MemoryLedger(), SystemRandomness()).noisy_sum(
+    noisy, std = GaussianMechanism(ChargeLog(), SystemRandomness()).noisy_sum(
         query, Charge("statistics", 0, 1.0, 2.5)
     )
     assert std == 10.0

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from sparsedp.auditing.mechanism import KEPT, NoisePatterns
+from sparsedp.auditing.mechanism import KEPT, NoiseCorrelationTest
 from sparsedp.clipping import FlatClip
-from sparsedp.privacy.ledger import Charge, MemoryLedger
+from sparsedp.privacy.ledger import Charge, ChargeLog
 from sparsedp.privacy.mechanism import GaussianMechanism
 from sparsedp.privacy.queries import ClippedVectorSum
 from sparsedp.randomness import SystemRandomness
@@ -17,9 +17,9 @@ RISK = 1e-9
 
 
 def test_every_coordinate_of_a_large_model_gets_noise_of_its_own():
-    patterns, largest = NoisePatterns(SIZE), np.zeros(SIZE)
+    patterns, largest = NoiseCorrelationTest(SIZE), np.zeros(SIZE)
     for step in range(KEPT):
-        released = GaussianMechanism(MemoryLedger(), SystemRandomness()).release(
+        released = GaussianMechanism(ChargeLog(), SystemRandomness()).release(
             ClippedVectorSum(torch.zeros(1, SIZE), FlatClip(1.0)),
             Charge("main", step, 1.0, 3.0),
             expected_batch_size=1.0,

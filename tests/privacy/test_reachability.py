@@ -17,7 +17,7 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from sparsedp.privacy.ledger import Charge, MemoryLedger
+from sparsedp.privacy.ledger import Charge, ChargeLog
 from sparsedp.privacy.mechanism import GaussianMechanism, Grid
 from sparsedp.randomness import SystemRandomness
 
@@ -57,7 +57,7 @@ class _Given:
 
 def new_release(total: np.ndarray) -> np.ndarray:
     charge = Charge("train", 0, 1.0, STD)
-    noisy, _ = GaussianMechanism(MemoryLedger(), SystemRandomness()).noisy_sum(_Given(total), charge)
+    noisy, _ = GaussianMechanism(ChargeLog(), SystemRandomness()).noisy_sum(_Given(total), charge)
     return noisy.numpy()
 
 

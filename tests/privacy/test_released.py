@@ -15,7 +15,7 @@ from sparsedp.clipping import FlatClip
 from sparsedp.errors import PrivacyError
 from sparsedp.grad_sample import BookkeepingEngine, Query
 from sparsedp.parameters import Support
-from sparsedp.privacy.ledger import Charge, MemoryLedger
+from sparsedp.privacy.ledger import Charge, ChargeLog
 from sparsedp.privacy.mechanism import GaussianMechanism, Release
 from sparsedp.privacy.queries import GradientSum
 from sparsedp.randomness import SeededRandomness
@@ -24,7 +24,7 @@ FIELDS = {"support", "mean", "noise_scale", "phase", "step", "for_release", "pri
 
 
 def a_release() -> Release:
-    return GaussianMechanism(MemoryLedger(), SeededRandomness(0)).release(
+    return GaussianMechanism(ChargeLog(), SeededRandomness(0)).release(
         GradientSum(
             BookkeepingEngine(nn.Linear(3, 2), lambda model, rows: model(rows).sum(1)),
             [MicroBatch(torch.ones(4, 3))],

@@ -52,5 +52,5 @@ def train(method: str, *, epsilon: float | None = 8.0, classes: int = CLASSES, *
 
 def a_run(out: Path, method: str, **more: Any) -> Path:
     """The folder of a whole run."""
-    train(method, out=out, **more)
+    train(method, run_dir=out, **more)
     return out

@@ -191,7 +191,7 @@ def test_a_file_that_nothing_binds_is_named(run: Path) -> None:
 def test_a_kill_between_the_ledger_and_the_file_it_names_does_not_spoil_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sparsedp.training.keeper.SAVE_EVERY", 0.0)
+    monkeypatch.setattr("sparsedp.training.recorder.SAVE_EVERY", 0.0)
     whole = advance(a_trainer(out=tmp_path / "whole")).finish()
     out = tmp_path / "run"
     trainer = advance(a_trainer(out=out), 4)

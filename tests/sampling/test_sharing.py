@@ -13,21 +13,29 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch.utils.data import TensorDataset
 
-from sparsedp.loading import Loading
+from sparsedp.loading import DataConfig
 from sparsedp.randomness import SeededRandomness, SystemRandomness
-from sparsedp.sampling import EVERYTHING, Blocks, PoissonSampler, Shard, block_bits
+from sparsedp.sampling import PoissonSampler, UnitPartition, block_bits
 
 UNITS = 700
 PEOPLE = torch.arange(UNITS) % 230
 
 
-def sampler(share, randomness, rate=0.5, units=None, rows_per_unit=1, rows=UNITS, first=0, most=None):
+def blocks_of(rank, ranks):
+    return UnitPartition(rank, ranks, in_blocks=True)
+
+
+def shard(rank, sizes):
+    return UnitPartition(rank, len(sizes), in_blocks=True, shard_sizes=sizes)
+
+
+def sampler(partition, randomness, rate=0.5, units=None, rows_per_unit=1, rows=UNITS, first=0, most=None):
     return PoissonSampler(
         TensorDataset(torch.arange(first, first + rows)),
         sampling_rate=rate,
         randomness=randomness,
-        share=share,
-        loading=Loading(units=units, rows_per_unit=rows_per_unit, max_physical_batch=most),
+        partition=partition,
+        loading=DataConfig(unit_ids=units, rows_per_unit=rows_per_unit, max_physical_batch=most),
     )
 
 
@@ -41,15 +49,15 @@ def micro_batches(one: PoissonSampler, steps: int) -> list[Counter]:
 @pytest.mark.parametrize(("units", "each"), [(None, 1), (PEOPLE, 1), (PEOPLE, 2)])
 def test_with_a_seed_the_ranks_have_the_micro_batches_of_one_between_them(ranks, most, units, each):
     arguments = {"rate": 0.3, "units": units, "rows_per_unit": each, "most": most}
-    alone = micro_batches(sampler(Blocks(0, 1), SeededRandomness(5), **arguments), 6)
+    alone = micro_batches(sampler(blocks_of(0, 1), SeededRandomness(5), **arguments), 6)
     shares = [
-        micro_batches(sampler(Blocks(rank, ranks), SeededRandomness(5), **arguments), 6)
+        micro_batches(sampler(blocks_of(rank, ranks), SeededRandomness(5), **arguments), 6)
         for rank in range(ranks)
     ]
     assert [sum(parts, Counter()) for parts in zip(*shares, strict=True)] == alone
     assert all(any(part) for part in shares)
     rows = [sorted(row for micro in step.elements() for row in micro) for step in alone]
-    whole = micro_batches(sampler(EVERYTHING, SeededRandomness(5), **arguments), 6)
+    whole = micro_batches(sampler(UnitPartition(), SeededRandomness(5), **arguments), 6)
     assert rows == [sorted(row for micro in step.elements() for row in micro) for step in whole]
 
 
@@ -64,13 +72,13 @@ def taken_by(samplers: list[PoissonSampler], steps: int) -> np.ndarray:
 
 
 def blocks(ranks: int, rate: float) -> list[PoissonSampler]:
-    return [sampler(Blocks(rank, ranks), SystemRandomness(), rate) for rank in range(ranks)]
+    return [sampler(blocks_of(rank, ranks), SystemRandomness(), rate) for rank in range(ranks)]
 
 
 def shards(rate: float) -> list[PoissonSampler]:
     sizes = (100, 400, 200)
     return [
-        sampler(Shard(rank, sizes), SystemRandomness(), rate, rows=sizes[rank], first=sum(sizes[:rank]))
+        sampler(shard(rank, sizes), SystemRandomness(), rate, rows=sizes[rank], first=sum(sizes[:rank]))
         for rank in range(3)
     ]
 
@@ -91,13 +99,13 @@ def test_the_union_over_ranks_is_poisson_without_a_seed(make):
 
 def test_the_seeded_shards_of_one_run_throw_different_coins():
     sizes = (100, 100)
-    drawn = [sampler(Shard(rank, sizes), SeededRandomness(1), rows=100).batches(0, 40) for rank in range(2)]
+    drawn = [sampler(shard(rank, sizes), SeededRandomness(1), rows=100).batches(0, 40) for rank in range(2)]
     members = [[sorted(r for m in batch for r in m.rows[0].tolist()) for batch in one] for one in drawn]
     assert all(one != other for one, other in zip(*members, strict=True))
 
 
 def test_a_shard_counts_the_units_of_all():
-    one = sampler(Shard(1, (300, 50)), SystemRandomness(), rate=0.1, rows=50)
+    one = sampler(shard(1, (300, 50)), SystemRandomness(), rate=0.1, rows=50)
     assert one.unit_count == 350
     assert one.expected_batch_size == 35
 
@@ -111,7 +119,7 @@ def test_a_shard_counts_the_units_of_all():
 def test_one_more_unit_disturbs_one_micro_batch_at_most(units, newcomer, most, bits):
     def runs(members: set[int]) -> set[frozenset[int]]:
         ordered = np.array(sorted(members), dtype=np.int64)
-        return {frozenset(ordered[run].tolist()) for run in Blocks(0, 1).cut(ordered, bits, most)}
+        return {frozenset(ordered[run].tolist()) for run in blocks_of(0, 1).split(ordered, bits, most)}
 
     before, after = runs(units - {newcomer}), runs(units | {newcomer})
     assert len(before - after) <= 1

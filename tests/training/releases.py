@@ -12,7 +12,7 @@ from sparsedp.batch import MicroBatch
 from sparsedp.clipping import NoClip
 from sparsedp.grad_sample.query import Query
 from sparsedp.parameters import Layout, Support
-from sparsedp.privacy.ledger import Charge, MemoryLedger
+from sparsedp.privacy.ledger import Charge, ChargeLog
 from sparsedp.privacy.mechanism import GaussianMechanism, Release
 from sparsedp.privacy.queries import GradientSum
 from sparsedp.randomness import SeededRandomness
@@ -29,7 +29,7 @@ class FixedSum:
 
 def release(layout: Layout, support: Support, gradient: Tensor, step: int = 0) -> Release:
     """A release of exactly `gradient` on the support."""
-    return GaussianMechanism(MemoryLedger(), SeededRandomness(0)).release(
+    return GaussianMechanism(ChargeLog(), SeededRandomness(0)).release(
         GradientSum(FixedSum(layout, gradient), [], Query(support, NoClip())),
         Charge("train", step, 0.1, 0.0),
         expected_batch_size=1.0,

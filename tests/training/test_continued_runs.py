@@ -14,7 +14,7 @@ from runs import ROWS, a_plan, a_trainer, advance
 from sparsedp.errors import PrivacyError
 from sparsedp.methods import PlanSpec, get_method
 from sparsedp.privacy import Charge, Plan, RdpFilter
-from sparsedp.privacy.ledger import FileLedger
+from sparsedp.privacy.ledger import Ledger
 from sparsedp.runs.run import Run, continue_runs
 
 FIRST = a_plan(get_method("dp-sgd"))
@@ -23,7 +23,7 @@ CAP = RdpFilter.before(FIRST, 9.0, 1e-3)
 
 def draft(epochs: int, batch_size: int = 20) -> Plan:
     """A plan whose noise is not known yet."""
-    asked = {"epochs": epochs, "batch_size": batch_size, "clip_norm": 1.0, "delta": 1e-3}
+    asked = {"epochs": epochs, "batch_size": batch_size, "max_grad_norm": 1.0, "delta": 1e-3}
     return PlanSpec.asked("dp-sgd", units=ROWS, **asked).draft()
 
 
@@ -76,8 +76,8 @@ def test_a_closed_ledger_takes_no_charge(tmp_path: Path) -> None:
     first = paused(tmp_path / "first")
     continue_runs(CAP, NEXT, [first])
     before = Run.open(first).ledger
-    with FileLedger.lock(first / "ledger.jsonl", FIRST) as ledger:
-        assert ledger.record == before
+    with Ledger.lock(first / "ledger.jsonl", FIRST) as ledger:
+        assert ledger.state == before
         phase = FIRST.phase_at(ledger.next_step)
         step = Charge(phase.name, ledger.next_step, phase.sampling_rate, phase.noise_multiplier)
         with pytest.raises(PrivacyError, match="was closed"):
@@ -114,7 +114,7 @@ def test_a_second_follower_counts_the_first(tmp_path: Path) -> None:
 def test_a_follower_that_was_lost_counts_whole(tmp_path: Path) -> None:
     first = paused(tmp_path / "first")
     lost = CAP.calibrate(draft(1), [FIRST])
-    with FileLedger.lock(first / "ledger.jsonl", FIRST) as ledger:
+    with Ledger.lock(first / "ledger.jsonl", FIRST) as ledger:
         ledger.retire(lost)
     further = continue_runs(CAP, draft(2), [first])
     total = charged(first) + CAP.cost(lost.spends()) + CAP.cost(further.spends())

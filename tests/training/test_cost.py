@@ -20,7 +20,7 @@ from sparsedp.methods.method import Decays, Statistics
 from sparsedp.optimizers.ema import WeightAverage
 from sparsedp.optimizers.sparse import support_optimizer
 from sparsedp.parameters import Layout, Support
-from sparsedp.privacy.ledger import Charge, MemoryLedger
+from sparsedp.privacy.ledger import Charge, ChargeLog
 from sparsedp.privacy.mechanism import GaussianMechanism, Release
 from sparsedp.privacy.queries import GradientSum
 from sparsedp.randomness import SeededRandomness
@@ -81,7 +81,7 @@ def steps(rows: int, optimizer: str, geometry: str, turns: int = 1) -> Iterator[
     generator = torch.Generator().manual_seed(1)
     ids = torch.randint(0, 3000, (64, 12), generator=generator)
     batch = MicroBatch((ids, torch.randint(0, 2, (64,), generator=generator)))
-    ledger, randomness, number = MemoryLedger(), SeededRandomness(0), 0
+    ledger, randomness, number = ChargeLog(), SeededRandomness(0), 0
     while True:
         support = supports[number % turns]
         space = Identity() if geometry == "identity" else statistics.geometry(decays)
@@ -94,7 +94,7 @@ def steps(rows: int, optimizer: str, geometry: str, turns: int = 1) -> Iterator[
         average.follow(support)
         mover.apply(released)
         average.update()
-        history.note(released)
+        history.record_support(released)
         statistics = statistics.moved_to(support).updated(released, decays)
         number += 1
         yield released

@@ -17,7 +17,7 @@ from sparsedp.clipping import FlatClip
 from sparsedp.grad_sample import BookkeepingEngine, Query
 from sparsedp.optimizers.sparse import support_optimizer
 from sparsedp.parameters import Support
-from sparsedp.privacy.ledger import Charge, MemoryLedger
+from sparsedp.privacy.ledger import Charge, ChargeLog
 from sparsedp.privacy.mechanism import GaussianMechanism
 from sparsedp.privacy.queries import GradientSum
 from sparsedp.randomness import SystemRandomness
@@ -61,7 +61,7 @@ def held_by_a_step(model: nn.Module, inputs: Tensor, batches: int, coasts: bool)
     mover = support_optimizer(
         model, engine.layout, torch.optim.SGD(model.parameters(), lr=0.1), coasts=coasts
     )
-    query, ledger = Query(Support.full(d), FlatClip(1.0)), MemoryLedger()
+    query, ledger = Query(Support.full(d), FlatClip(1.0)), ChargeLog()
     batch = MicroBatch((inputs, torch.zeros(len(inputs), dtype=torch.int64)))
 
     def step(number: int) -> None:

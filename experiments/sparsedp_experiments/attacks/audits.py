@@ -14,18 +14,33 @@ from typing import Any
 
 from sparsedp.auditing import AuditResult
 from sparsedp.auditing import audit as audit_plan
+from sparsedp.auditing.canaries import AuditTarget
+from sparsedp.batch import per_sample_loss
+from sparsedp.loading import DataConfig
 from sparsedp.methods.plan_config import PlanSpec
 from sparsedp.runs.record import versions
 from sparsedp.training.planning import spec_for
+from sparsedp_experiments.attacks.membership import (
+    MembershipAttackConfig,
+    MembershipFinding,
+    attack_membership,
+)
 from sparsedp_experiments.data.bundle import DataBundle
-from sparsedp_experiments.runs.execute import check, load_data, loss_of, model_of, suited_to
+from sparsedp_experiments.runs.execute import (
+    check,
+    load_data,
+    loss_of,
+    model_of,
+    optimizer_of,
+    rate_of,
+    suited_to,
+)
 from sparsedp_experiments.runs.grid import CONFIGS, RESULTS, read_toml
 from sparsedp_experiments.runs.results import Record, append_row, read_rows
 from sparsedp_experiments.runs.settings import Settings
 from sparsedp_experiments.runs.tables import markdown_table
 
 CONFIG, RECORDS = CONFIGS / "audit.toml", RESULTS / "audit.jsonl"
-_LEFT_OUT = ("words", "run", "model", "lower_bound")
 
 
 def audit_settings(
@@ -47,7 +62,7 @@ def audit_settings(
         loss_of(model),
         plan=_spec(model, found, bundle).plan() if run is None else None,
         run=run,
-        units=None if found.unit == "row" else bundle.train.units,
+        unit_ids=None if found.unit == "row" else bundle.train.units,
         rows_per_unit=found.rows_per_unit,
         max_physical_batch=found.max_physical_batch,
         engine=found.engine,
@@ -57,13 +72,39 @@ def audit_settings(
     )
 
 
+def attack_settings(
+    settings: Settings, *, records: int, trainings: int = 1, confidence: float = 0.95
+) -> MembershipFinding:
+    """Train what `execute` would with planted records, and tell those by the losses of the models alone: minutes."""
+    found = check(settings)
+    bundle = load_data(found)
+    model = model_of(found, bundle.input_shape, len(bundle.classes), bundle.vocabulary).train()
+    found = suited_to(model, found, bundle)
+    subject = AuditTarget(
+        model=model,
+        dataset=bundle.train,
+        loss=per_sample_loss(loss_of(model)),
+        plan=_spec(model, found, bundle).plan(),
+        loading=DataConfig(
+            unit_ids=None if found.unit == "row" else bundle.train.units,
+            rows_per_unit=found.rows_per_unit,
+            max_physical_batch=found.max_physical_batch,
+        ),
+        engine=found.engine,
+    )
+    how = MembershipAttackConfig(
+        records=records, trainings=trainings, optimizer=optimizer_of(found), lr=rate_of(found, bundle, model)
+    )
+    return attack_membership(subject, model, how, 1 - confidence)
+
+
 def _spec(model: Any, found: Settings, bundle: DataBundle) -> PlanSpec:
     """What `execute` asks of `fit`, its privacy half."""
     train = bundle.train
     by_row = found.unit == "row" or train.units is None
     units = len(train) if by_row else train.unit_count
     unit = "row" if by_row else bundle.unit
-    return spec_for(model, found.method, found.method_options(), units=units, unit=unit, **found.asked())
+    return spec_for(model, found.method, found.method_options(), units=units, unit_name=unit, **found.asked())
 
 
 def audit_missing() -> None:
@@ -73,9 +114,9 @@ def audit_missing() -> None:
         done = sum(row["experiment"] == f"audit-{name}" for row in read_rows(RECORDS))
         for number in range(done, wanted):
             found = audit_settings(Settings.from_json(how["settings"]), confidence=how["confidence"])
-            kept = {key: value for key, value in found.to_json().items() if key not in _LEFT_OUT}
+            kept = {key: value for key, value in found.to_json().items() if key not in ("summary", "run")}
             append_row(RECORDS, {"experiment": f"audit-{name}", **how, **kept, "versions": dict(versions())})
-            print(f"{name} {number + 1}/{wanted}: {whole_plan(kept):.3f} of {found.claimed_epsilon:.3f}")
+            print(f"{name} {number + 1}/{wanted}: {found.lower_bound:.3f} of {found.claimed_epsilon:.3f}")
     print("\n".join(audit_table(config)))
 
 
@@ -87,16 +128,6 @@ def _studies(config: Mapping[str, Any]) -> Iterator[tuple[str, int, dict[str, An
     alarms = config["alarms"]
     settings = {**config["base"], "method": alarms["method"]}
     yield "alarms", alarms["audits"], {"settings": settings, "confidence": alarms["confidence"]}
-
-
-def recomposed(record: Record) -> float:
-    """The epsilon of the plan by composing single steps that were measured: no attack on the plan."""
-    return float(record["estimates"]["composed"])
-
-
-def whole_plan(record: Record) -> float:
-    """The largest epsilon that an attack on all steps at once has shown."""
-    return max(float(value) for name, value in record["estimates"].items() if name != "composed")
 
 
 def audit_table(config: Mapping[str, Any]) -> list[str]:
@@ -124,7 +155,7 @@ def audit_table(config: Mapping[str, Any]) -> list[str]:
 
 
 def _both(records: Sequence[Record]) -> tuple[list[float], list[float]]:
-    return [recomposed(record) for record in records], [whole_plan(record) for record in records]
+    return [float(one["recomposed"]) for one in records], [float(one["lower_bound"]) for one in records]
 
 
 def _spread(values: Sequence[float]) -> str:

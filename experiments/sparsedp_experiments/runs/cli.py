@@ -127,59 +127,61 @@ def train(
             raise SparseDPError(
                 "--resume goes on with a run as it was planned; drop the other settings, or start a new run"
             )
-        from sparsedp.ranks.here import ranks_here
+        from sparsedp import distributed
         from sparsedp_experiments.runs.settings import settings_of_run
 
-        ranks = ranks_here()
-        if ranks.from_leader(lambda: _already_finished(resume, as_json)):
+        distributed.connect()
+        if distributed.broadcast_from_main(lambda: _already_finished(resume, as_json)):
             return
-        _train(ranks.from_leader(lambda: settings_of_run(resume)), resume, snapshots, as_json, resume=True)
+        values = distributed.broadcast_from_main(lambda: settings_of_run(resume))
+        _train(values, resume, snapshots, as_json, resume=True)
         return
     _train(_values(chosen, config), out, snapshots, as_json, resume=False)
 
 
 def _train(values: dict[str, Any], out: Path | None, snapshots: bool, as_json: bool, *, resume: bool) -> None:
+    from sparsedp import distributed
     from sparsedp.callbacks import EpochLines
-    from sparsedp.ranks.here import ranks_here
-    from sparsedp.ranks.store import goes_on
     from sparsedp.results import Callback
-    from sparsedp.runs.directory import check_new, free_folder, holds_run
+    from sparsedp.runs.directory import check_new, free_folder, holds_run, resumes
     from sparsedp_experiments.runs.execute import check, execute
     from sparsedp_experiments.runs.settings import Settings
     from sparsedp_experiments.theory.trajectory import watching
 
-    settings, ranks = check(Settings.from_json(values)), ranks_here()
-    if out is None and ranks.restarted:
+    settings = check(Settings.from_json(values))
+    distributed.connect()
+    main = distributed.is_main_process()
+    if out is None and distributed.restarts():
         raise SparseDPError("the launcher has started this run again, and it has no name; give --out")
-    if not ranks.leads:
+    if not main:
         logging.getLogger("sparsedp").setLevel(logging.WARNING)
     name = f"{Path(settings.dataset).stem}-{settings.method}-eps{settings.epsilon:g}"
-    folder = ranks.from_leader(lambda: out or free_folder(Path("runs"), name))
-    resume = goes_on(ranks, folder, resume)
-    ranks.from_leader(lambda: None if resume else check_new(folder))
-    screen = aside() if ranks.leads else Console(quiet=True)
-    watched = screen.is_terminal and not as_json and ranks.leads
+    folder = distributed.broadcast_from_main(lambda: out or free_folder(Path("runs"), name))
+    resume = resumes(folder, resume)
+    distributed.broadcast_from_main(lambda: None if resume else check_new(folder))
+    screen = aside() if main else Console(quiet=True)
+    watched = screen.is_terminal and not as_json and main
     callbacks: list[Callback] = []
-    if not as_json and ranks.leads:
+    if not as_json and main:
         what = "Going on with" if resume else "Training"
         screen.print(
             f"{what} {settings.model} on {settings.dataset} by {settings.method}, in {folder}", soft_wrap=True
         )
         callbacks += [] if watched else [EpochLines(screen, settings.epochs)]
-    look = watching(folder, snapshots) if ranks.leads else lambda _: ()
+    look = watching(folder, snapshots) if main else lambda _: ()
     try:
         result = execute(
             settings, out=folder, resume=resume, callbacks=callbacks, watch=look, progress=watched
         )
     except KeyboardInterrupt as interrupt:
-        if ranks.leads and not holds_run(folder):
+        if main and not holds_run(folder):
             aside().print("Stopped before the first step; nothing was spent.")
-        elif ranks.leads:
+        elif main:
             if as_json:
                 emit(_record(folder))
             aside().print(f"Stopped with a checkpoint. Go on with: train --resume {folder}", soft_wrap=True)
         raise typer.Exit(Exit.INTERRUPTED) from interrupt
-    if not ranks.leads:
+    if not main:
         return
     if as_json:
         emit(_record(folder))

@@ -12,6 +12,8 @@ import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from sklearn.metrics import roc_auc_score
+from torch import nn
+from torch.utils.data import TensorDataset
 
 import sparsedp
 from sparsedp.cli.output import aside, emit, people
@@ -20,7 +22,6 @@ from sparsedp_experiments.runs.execute import execute
 from sparsedp_experiments.runs.grid import CONFIGS, read_experiment, read_toml
 from sparsedp_experiments.runs.results import Estimate, estimate, paired_difference
 from sparsedp_experiments.wide.data import WideData, independent
-from sparsedp_experiments.wide.study import fit_linear
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,13 +107,40 @@ def _wide(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
                     data.clear()
                     data[seed] = independent(config["records"], config["features"], config["causes"], seed)
                 made = data[seed]
-                assert isinstance(made.x.matrix, torch.Tensor)
-                result = fit_linear(made.x.matrix, made.y, method, rate, config, seed)
+                result = _fit_linear(made, method, rate, config, seed)
                 weights = next(result.model.parameters()).detach().T
                 score = float(roc_auc_score(made.test_y, made.test_x.times(weights).squeeze(1)))
                 return _trained("wide table, AUC", method, seed, score, result)
 
             yield f"wide table, {method}, seed {seed}", start
+
+
+def _fit_linear(
+    data: WideData, method: str, rate: float, config: Mapping[str, Any], seed: int
+) -> sparsedp.Result:
+    """Logistic regression without a bias; the learning rate is `rate` over the clip norm."""
+    assert isinstance(data.x.matrix, torch.Tensor)
+    model = nn.Linear(data.x.matrix.shape[1], 1, bias=False)
+    nn.init.zeros_(model.weight)
+
+    def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return nn.functional.binary_cross_entropy_with_logits(output.squeeze(-1), target, reduction="none")
+
+    return sparsedp.fit(
+        model,
+        TensorDataset(data.x.matrix, data.y),
+        loss,
+        method=method,
+        epsilon=config["epsilon"],
+        delta=config["delta"],
+        epochs=config["epochs"],
+        batch_size=config["batch_size"],
+        max_grad_norm=config["clip_norm"],
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=rate / config["clip_norm"], momentum=0.9),
+        ema_decay=config["ema_decay"],
+        seed=seed,
+        progress=False,
+    )
 
 
 def _trained(task: str, method: str, seed: int, score: float, result: sparsedp.Result) -> Trained:

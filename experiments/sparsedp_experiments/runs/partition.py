@@ -25,11 +25,11 @@ from sparsedp._serialization import FrozenMap, canonical, sha256
 from sparsedp.batch import MicroBatch, supervised
 from sparsedp.clipping import FlatClip
 from sparsedp.grad_sample import Query, make_engine
-from sparsedp.loading import Loading
+from sparsedp.loading import DataConfig
 from sparsedp.methods import Controller, MethodOptions, OffSupport, build_plan, get_method
 from sparsedp.optimizers.sparse import support_optimizer
 from sparsedp.parameters import Layout
-from sparsedp.privacy.ledger import Charge, MemoryLedger
+from sparsedp.privacy.ledger import Charge, ChargeLog
 from sparsedp.privacy.mechanism import GaussianMechanism
 from sparsedp.privacy.plan import Plan
 from sparsedp.privacy.queries import GradientSum
@@ -86,7 +86,7 @@ def noise_multiplier(steps: Steps, epsilon: float, accountant: str) -> float:
         **asdict(steps),
         epsilon=epsilon,
         delta=DELTA,
-        clip_norm=1.0,
+        max_grad_norm=1.0,
         accountant=accountant,
     )
     return plan.phases[0].noise_multiplier
@@ -281,7 +281,7 @@ def train(training: Training, bundle: DataBundle) -> Trained:
         epochs=training.epochs,
         epsilon=training.epsilon,
         delta=training.delta,
-        clip_norm=training.clip_norm,
+        max_grad_norm=training.clip_norm,
     )
     model = build_model(training.model, FrozenMap({}), bundle.input_shape, len(bundle.classes), training.seed)
     layout, (phase,) = Layout.of(model), plan.phases
@@ -297,7 +297,7 @@ def train(training: Training, bundle: DataBundle) -> Trained:
     for batch in _BATCHES[training.sampling](bundle, plan, randomness):
         setting = controller.setting(batch.step)
         query = Query(setting.support, FlatClip(training.clip_norm), setting.geometry)
-        released = GaussianMechanism(MemoryLedger(), randomness).release(
+        released = GaussianMechanism(ChargeLog(), randomness).release(
             GradientSum(engine, batch, query),
             Charge(phase.name, batch.step, phase.sampling_rate, phase.noise_multiplier),
             expected_batch_size=plan.expected_batch_size(phase),
@@ -336,7 +336,7 @@ def _poisson_batches(bundle: DataBundle, plan: Plan, randomness: SeededRandomnes
         bundle.train,
         sampling_rate=phase.sampling_rate,
         randomness=randomness,
-        loading=Loading(max_physical_batch=_AT_ONCE),
+        loading=DataConfig(max_physical_batch=_AT_ONCE),
     )
     return sampler.batches(0, phase.steps)
 

@@ -23,9 +23,9 @@ from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any, final
 
+from sparsedp.distributed import require_one_process
 from sparsedp.errors import DataError, SparseDPError
 from sparsedp.grad_sample.buffers import keep_freed_memory
-from sparsedp.ranks.here import refuse_ranks
 from sparsedp_experiments.runs.grid import GridRun
 from sparsedp_experiments.runs.results import Results, make_file, make_record
 
@@ -351,7 +351,7 @@ def run_all(experiment: str, runs: Sequence[GridRun], place: Workplace, watch: W
         DataError: the data of a run cannot be loaded.
         SparseDPError: another process is at work here, or a folder cannot be written.
     """
-    refuse_ranks("a comparison")
+    require_one_process("a comparison")
     status = Status(len(runs))
     make_file(place.results.path)
     with alone_in(place.runs):

@@ -215,7 +215,7 @@ def run_rates(
         delta=DELTA,
         epochs=EPOCHS,
         batch_size=batch,
-        clip_norm=1.0,
+        max_grad_norm=1.0,
     ).plan()
     phase = plan.phases[-1]
     return {
@@ -268,7 +268,13 @@ def rate_rule(units: int, coordinates: int, unit_norm: bool, epsilon: float) -> 
     """What the classifier takes by itself."""
     batch = usual_batch(units)
     plan = PlanSpec.asked(
-        "dp-sgd", units=units, epsilon=epsilon, delta=DELTA, epochs=EPOCHS, batch_size=batch, clip_norm=CLIP
+        "dp-sgd",
+        units=units,
+        epsilon=epsilon,
+        delta=DELTA,
+        epochs=EPOCHS,
+        batch_size=batch,
+        max_grad_norm=CLIP,
     ).plan()
     return Setting(rate_for_table(coordinates, coordinates - 1, unit_norm=unit_norm)(plan), CLIP)
 

@@ -25,12 +25,12 @@ from sparsedp.diagnostics import (
     split_concentration,
     statistics_of,
 )
+from sparsedp.distributed import require_one_process
 from sparsedp.errors import SparseDPError
 from sparsedp.grad_sample import make_engine
 from sparsedp.methods.support_scheduler import noise_on_mean
 from sparsedp.privacy.plan import Phase
 from sparsedp.randomness import PublicRandomness
-from sparsedp.ranks.here import refuse_ranks
 from sparsedp.runs.run import Run, load_weights
 from sparsedp.runs.snapshots import read_snapshots
 from sparsedp_experiments.data.bundle import Split
@@ -307,7 +307,7 @@ def diagnose_nonprivate(
 
     **Privacy.** The file is not private, whatever rows were used; nothing of it flows back.
     """
-    refuse_ranks("the diagnosis")
+    require_one_process("the diagnosis")
     view, found = RunView.of(Run.open(folder)), _Findings()
     load_weights(folder, model)
     model.eval()

@@ -21,7 +21,6 @@ from sparsedp.cli.report import report
 from sparsedp.cli.tables import columns, predict, train
 from sparsedp.cli.verify import verify
 from sparsedp.errors import DataError, PrivacyError, SparseDPError
-from sparsedp.grad_sample.buffers import keep_freed_memory
 
 _EPILOG = "Exit codes: " + "; ".join(f"{code.value} {words}" for code, words in EXIT_CODES.items()) + "."
 
@@ -71,6 +70,8 @@ def main() -> None:
 
 def run(commands: typer.Typer) -> None:
     """Run commands: one clear message for mistakes, a traceback for bugs."""
+    from sparsedp.grad_sample.buffers import keep_freed_memory
+
     keep_freed_memory()
     warnings.showwarning = _show_warning
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)

@@ -81,7 +81,7 @@ def audit(
         "delta": delta,
         "epochs": epochs,
         "batch_size": batch_size,
-        "clip_norm": (clip[0], clip[1]) if isinstance(clip, list) else clip,
+        "max_grad_norm": (clip[0], clip[1]) if isinstance(clip, list) else clip,
     }
     chosen: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
     if run is not None and (chosen or active_ratio is not None):
@@ -145,7 +145,7 @@ def _save(found: AuditResult, folder: Path) -> None:
 
 def _show(found: AuditResult, folder: Path | None, screen: Console) -> None:
     """The result on a terminal."""
-    from sparsedp.auditing.result import WAYS
+    from sparsedp.auditing.result import ESTIMATOR_NAMES
 
     table = Table(title=f"{found.method}: epsilon at delta {found.delta:g}, per {found.unit}")
     for heading in ("", "claimed", "shown by attack"):
@@ -159,14 +159,15 @@ def _show(found: AuditResult, folder: Path | None, screen: Console) -> None:
         _epsilon(found.lower_bound),
     )
     for name, bound in found.estimates.items():
-        table.add_row(f"  {WAYS[name]}", "", _epsilon(bound), style="dim")
+        table.add_row(f"  {ESTIMATOR_NAMES[name]}", "", _epsilon(bound), style="dim")
+    table.add_row("measured steps, recomposed (no attack)", "", _epsilon(found.recomposed), style="dim")
     screen.print(table)
     for check in found.checks:
         mark = "[green]ok[/green]  " if check.passed else "[bold red]LEAK[/bold red]"
         screen.print(f"{mark} {check.name}", soft_wrap=True)
         if check.problem is not None:
             screen.print(f"     {check.problem}", style="red", markup=False, soft_wrap=True)
-    for line in found.words():
+    for line in found.summary():
         screen.print(f"- {line}", markup=False)
     if folder is not None:
         screen.print(f"Written: {folder}", soft_wrap=True)

@@ -13,9 +13,9 @@ def methods(as_json: options.Json = False) -> None:
     """
     from rich.table import Table
 
-    from sparsedp.methods import all_methods
+    from sparsedp.methods import list_methods
 
-    rows = all_methods()
+    rows = list_methods()
     if as_json:
         emit(
             [

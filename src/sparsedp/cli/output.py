@@ -13,7 +13,6 @@ from typing import Any
 from rich.console import Console
 
 from sparsedp.errors import DataError
-from sparsedp.runs.directory import holds_run
 
 
 class Exit(IntEnum):
@@ -47,6 +46,8 @@ def run_folder(path: Path) -> Path:
     Raises:
         DataError: there is no run.
     """
+    from sparsedp.runs.directory import holds_run
+
     if not path.is_dir():
         raise DataError(f"{path} is no folder; give the folder of a run")
     if not holds_run(path):

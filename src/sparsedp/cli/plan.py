@@ -39,6 +39,10 @@ def plan(
     epsilon: Annotated[
         float | None, typer.Option("--epsilon", "-e", help="The budget; 3 if not given.")
     ] = None,
+    noise_multiplier: Annotated[
+        float | None,
+        typer.Option(help="The noise instead of the budget; the plan says which epsilon comes out."),
+    ] = None,
     delta: options.Delta = None,
     method: Annotated[
         str | None,
@@ -105,8 +109,9 @@ def plan(
         "batch_size": batch_size,
         "epochs": epochs,
         "epsilon": epsilon,
+        "noise_multiplier": noise_multiplier,
         "delta": delta,
-        "clip_norm": (clip[0], clip[1]) if isinstance(clip, list) else clip,
+        "max_grad_norm": (clip[0], clip[1]) if isinstance(clip, list) else clip,
         "accountant": accountant,
         "warmup_fraction": _warmup_share(phase1_epochs, epochs),
         "split": None if phase1_budget is None else NominalSplit(phase1_budget),
@@ -196,19 +201,19 @@ def _spec(
     if method == AUTO_METHOD:
         return _chosen_by_fit(changes, size, asked, units=units, unit=unit)
     row = get_method(METHOD if method is None else method)
-    known: Asked = asked if row.private else {**asked, "epsilon": None}
-    return PlanSpec.asked(row, changes, units=units, unit=unit, **known), None
+    known: Asked = asked if row.private else {**asked, "epsilon": None, "noise_multiplier": None}
+    return PlanSpec.asked(row, changes, units=units, unit_name=unit, **known), None
 
 
 def _chosen_by_fit(
     changes: MethodOptions | None, size: ModelSize, asked: Asked, *, units: int, unit: str
 ) -> tuple[PlanSpec, str]:
     """What `fit` would make of method "auto", and why."""
-    import torch
     from torch import nn
 
     from sparsedp.methods.auto import AUTO_METHOD, reason_of
     from sparsedp.methods.plan_summary import ALL
+    from sparsedp.methods.ranking import HEAD
     from sparsedp.training.planning import spec_for
 
     dimension = size.parts.get(ALL)
@@ -217,10 +222,11 @@ def _chosen_by_fit(
             "--method auto goes by the number of parameters, which was not given; add --parameters N, or --model "
             "MODULE:FUNCTION"
         )
-    # `fit` looks at nothing of a model but its size, which a tensor without memory has as well.
-    stand_in = nn.ParameterList([nn.Parameter(torch.empty(dimension, device="meta"))])
-    spec = spec_for(stand_in, AUTO_METHOD, changes, units=units, unit=unit, **asked)
-    return spec, reason_of(spec, dimension)
+    # `fit` looks at nothing of a model but its size and whether it is one layer, as layers without memory have.
+    layers = [dimension] if size.parts.get(HEAD) == dimension else [1, dimension - 1]
+    stand_in = nn.Sequential(*(nn.Linear(width, 1, bias=False, device="meta") for width in layers))
+    spec = spec_for(stand_in, AUTO_METHOD, changes, units=units, unit_name=unit, **asked)
+    return spec, reason_of(spec, dimension, linear=len(layers) == 1)
 
 
 def _show(answer: dict[str, Any], screen: Console) -> None:

@@ -95,7 +95,7 @@ def _show(run: Path, found: Verification, screen: Console) -> None:
         _list("Not guaranteed", words.not_guaranteed, screen)
     audit = _audit(run, found)
     if audit is not None:
-        _list("Attacked from outside (sparsedp audit)", audit["words"], screen)
+        _list("Attacked from outside (sparsedp audit)", audit["summary"], screen)
     verdict = "[bold green]Verified[/bold green]" if found.passed else "[bold red]Not verified[/bold red]"
     screen.print(f"{verdict}: {run}", soft_wrap=True)
 

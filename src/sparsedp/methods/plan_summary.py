@@ -193,7 +193,7 @@ def _other(spec: PlanSpec, plan: Plan, epsilon: float) -> dict[str, Any]:
     A budget that no noise reaches has neither.
     """
     try:
-        other = replace(spec, epsilon=epsilon).plan()
+        other = replace(spec, epsilon=epsilon, noise_multiplier=None).plan()
     except OutOfReachError:
         return {"epsilon": epsilon, "noise_multipliers": [], "noise_energy_factor": None}
     louder = noise_on_mean(other, other.phases[-1]) / noise_on_mean(plan, plan.phases[-1])

@@ -13,7 +13,7 @@ from sparsedp.privacy.accounting import (
     plan_epsilon,
 )
 from sparsedp.privacy.calibration import BudgetSplit, EqualNoise, NominalSplit, RdpFilter, calibrate
-from sparsedp.privacy.ledger import Charge, Ledger, MemoryLedger, RunLedger
+from sparsedp.privacy.ledger import Charge, ChargeLog, Ledger
 from sparsedp.privacy.normalization import PrivateNormalisation
 from sparsedp.privacy.plan import Continuation, Phase, Plan
 
@@ -22,16 +22,15 @@ __all__ = [
     "Accountant",
     "BudgetSplit",
     "Charge",
+    "ChargeLog",
     "Continuation",
     "EqualNoise",
     "Ledger",
-    "MemoryLedger",
     "NominalSplit",
     "Phase",
     "Plan",
     "PrivateNormalisation",
     "RdpFilter",
-    "RunLedger",
     "accountant",
     "accountant_for",
     "calibrate",

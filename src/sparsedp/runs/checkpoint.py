@@ -7,7 +7,7 @@ import json
 import math
 import struct
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
@@ -17,7 +17,7 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from sparsedp._files import Json, parse_json, write_atomically
-from sparsedp._serialization import from_json, to_json
+from sparsedp._serialization import from_json, json_diff, json_equal, plain_json, short, to_json
 from sparsedp.errors import DataError, ModelError, SparseDPError
 from sparsedp.methods import ControllerState
 from sparsedp.parameters import Layout, Slot, Support
@@ -305,7 +305,7 @@ def check_identity(saved: Mapping[str, Json], now: Mapping[str, Json]) -> None:
         SparseDPError: the two are not the same run.
         ModelError: the model has other trainable parameters, or the same in another order.
     """
-    same = json.loads(json.dumps(dict(now)))
+    same = plain_json(dict(now))
     _check_same_layout(saved["layout"], same["layout"])
     differing = list(json_diff({name: saved.get(name) for name in same}, same))
     if [name for name, _, _ in differing] == ["plan"]:
@@ -340,28 +340,3 @@ def _check_same_parameters(saved: Json, now: Json) -> None:
             "the checkpoint belongs to another model: they differ in the trainable parameters "
             f"{differing[:6]}; build the model as it was when the run started"
         )
-
-
-def json_equal(one: Json, other: Json) -> bool:
-    """Whether two JSON values have one text."""
-    return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
-
-
-def json_diff(one: Json, other: Json, name: str = "") -> Iterator[tuple[str, Json, Json]]:
-    """Yield where two JSON values differ, by dotted names, and what stands there."""
-    if isinstance(one, dict) and isinstance(other, dict):
-        pairs = [(key, one.get(key), other.get(key)) for key in dict.fromkeys([*one, *other])]
-    elif isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
-        pairs = [(str(i), old, new) for i, (old, new) in enumerate(zip(one, other, strict=True))]
-    else:
-        if not json_equal(one, other):
-            yield name, one, other
-        return
-    for key, old, new in pairs:
-        yield from json_diff(old, new, f"{name}.{key}" if name else key)
-
-
-def short(value: Json) -> str:
-    """Write a JSON value in at most sixty characters."""
-    text = json.dumps(value)
-    return text if len(text) <= 60 else text[:57] + "..."

@@ -11,12 +11,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar, final
 
-from sparsedp._serialization import to_json
+from sparsedp._serialization import json_equal, to_json
 from sparsedp.errors import DataError, SparseDPError
 from sparsedp.privacy.accounting import accountant_for, epsilon_by_epoch, quiet
 from sparsedp.privacy.ledger import PaidSteps, VerifiedLedger
 from sparsedp.privacy.plan import Plan, Spend, merged
-from sparsedp.runs.checkpoint import Checkpoint, json_equal, setup_names
+from sparsedp.runs.checkpoint import Checkpoint, setup_names
 from sparsedp.runs.directory import CHECKPOINT, LEDGER, METRICS, PLAN, RECORD, digest_of, holds_run
 from sparsedp.runs.record import (
     FINISHED,

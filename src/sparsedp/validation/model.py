@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, final
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import Node
 from torch.nn.modules import module as torch_module
@@ -373,7 +374,7 @@ def _run(model: nn.Module, loss: PerSampleLoss, rows: Rows, values: dict[str, Te
     def record(name: str, output: Any) -> None:
         number = calls[name] = calls.get(name, -1) + 1
         for place, leaf in enumerate(pytree.tree_leaves(output)):
-            if isinstance(leaf, Tensor):
+            if isinstance(leaf, Tensor) and not is_functorch_wrapped_tensor(leaf):
                 outputs[_Place(name, number, place)] = leaf.detach()
                 if leaf.is_floating_point():
                     coarsest.append(TOLERANCES.get(leaf.dtype, 1e-3))

@@ -23,9 +23,9 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import sparsedp
+from sparsedp import distributed
 from sparsedp.errors import DataError, SparseDPError
-from sparsedp.privacy.ledger import FileLedger
-from sparsedp.ranks.here import ranks_here
+from sparsedp.privacy.ledger import Ledger
 from sparsedp.results import StepReport
 from sparsedp.runs.directory import RunDirectory
 from sparsedp_experiments.models.least_squares import LeastSquares, keep_noise_down, moments_loss
@@ -37,7 +37,7 @@ FULL = "FULL"
 
 def every_method(folder: Path) -> dict[str, str]:
     found = {}
-    for method in sparsedp.all_methods():
+    for method in sparsedp.list_methods():
         try:
             found[method.name] = digest(train(method.name))
         except SparseDPError as error:
@@ -55,7 +55,7 @@ def every_way(folder: Path) -> dict[str, str]:
         "by hand": {"engine": "reference", "epochs": 1},
         "given": {"method": "given", "public_scores": {"0.weight": torch.arange(48).reshape(8, 6)}},
         "few at once": {"max_physical_batch": 7},
-        "loaded apart": {"workers": 1},
+        "loaded apart": {"num_workers": 1},
         "least squares": {"model": moments, "loss": moments_loss(), "callbacks": [keep_noise_down(moments)]},
     }
     return {name: digest(train(**changes)) for name, changes in ways.items()}
@@ -64,7 +64,7 @@ def every_way(folder: Path) -> dict[str, str]:
 def people(folder: Path) -> str:
     """Units of several rows, in small micro-batches."""
     numbers = torch.arange(ROWS) % 130
-    return digest(train(units=numbers, unit="person", rows_per_unit=2, max_physical_batch=8))
+    return digest(train(unit_ids=numbers, unit_name="person", rows_per_unit=2, max_physical_batch=8))
 
 
 def counted(folder: Path) -> str:
@@ -74,11 +74,11 @@ def counted(folder: Path) -> str:
 
 def kept(folder: Path) -> str:
     """A run in a folder."""
-    return digest(train(out=folder / "RUN"))
+    return digest(train(run_dir=folder / "RUN"))
 
 
 def second(folder: Path) -> str:
-    return refused(lambda: train(out=folder / "RUN"))
+    return refused(lambda: train(run_dir=folder / "RUN"))
 
 
 def plans(folder: Path) -> str:
@@ -140,12 +140,12 @@ def ended(folder: Path) -> list[str]:
 
     said = "it was not told"
     try:
-        train(out=folder / "ENDED", callbacks=[end])
+        train(run_dir=folder / "ENDED", callbacks=[end])
     except KeyboardInterrupt:
         said = "stopped"
-    stopped_at = FileLedger.read(folder / "ENDED" / "ledger.jsonl").charged
-    ranks_here().gather(0)
-    again = digest(train(out=folder / "ENDED", resume=True))
+    stopped_at = Ledger.read(folder / "ENDED" / "ledger.jsonl").charged
+    dist.barrier()
+    again = digest(train(run_dir=folder / "ENDED", resume=True))
     return [said, str(stopped_at), again, digest(train())]
 
 
@@ -155,14 +155,14 @@ def limits(folder: Path) -> str:
 
 def releases(folder: Path) -> str:
     """One rank has another PyTorch."""
-    from sparsedp.training import recorder
+    from sparsedp.training import ranks
 
-    real = recorder.versions
-    recorder.versions = lambda: {**real(), "torch": f"0.{dist.get_rank()}"}
+    real = ranks.versions
+    ranks.versions = lambda: {**real(), "torch": f"0.{dist.get_rank()}"}
     try:
         return refused(train)
     finally:
-        recorder.versions = real
+        ranks.versions = real
 
 
 def shuffled(folder: Path) -> str:
@@ -188,30 +188,33 @@ def drifts(folder: Path) -> str:
     return refused(lambda: train(model=model, callbacks=[drift]))
 
 
-def fails(folder: Path) -> str:
+def fails(folder: Path) -> None:
     """One rank's loss raises, in its own part of a step."""
-    return _failing(after=3)
-
-
-def refuses(folder: Path) -> str:
-    """One rank refuses its model before the first step."""
-    return _failing(after=-1)
-
-
-def _failing(after: int) -> str:
     reached = [-1]
 
     def loss(output: Tensor, target: Tensor) -> Tensor:
-        if dist.get_rank() == 1 and reached[0] == after:
+        if dist.get_rank() == 1 and reached[0] == 3:
             raise SparseDPError("no more")
         return LOSS(output, target)
 
     def note(event: object) -> None:
         if isinstance(event, StepReport):
             reached[0] = event.step
+            if dist.get_rank() == 0:
+                (folder / "released.txt").write_text(str(event.step))
 
-    arguments: dict[str, Any] = {"epsilon": 4, "delta": 1e-3, "epochs": 2, "batch_size": 100}
-    return refused(lambda: sparsedp.fit(network(), data(), loss, callbacks=[note], **arguments))
+    train(loss=loss, callbacks=[note], run_dir=folder / "RUN")
+
+
+def refuses(folder: Path) -> str:
+    """One rank refuses its model before the first step."""
+
+    def loss(output: Tensor, target: Tensor) -> Tensor:
+        if dist.get_rank() == 1:
+            raise SparseDPError("no more")
+        return LOSS(output, target)
+
+    return refused(lambda: train(loss=loss))
 
 
 def unseeded(folder: Path) -> dict[str, Any]:
@@ -228,7 +231,7 @@ def sharded(folder: Path) -> dict[str, Any]:
     inputs, labels = data().tensors
     mine = slice(rank * ROWS // ranks, (rank + 1) * ROWS // ranks)
     result = train(dataset=TensorDataset(inputs[mine], labels[mine]), sharded=True)
-    twice = refused(lambda: train(units=torch.arange(ROWS), unit="person", sharded=True))
+    twice = refused(lambda: train(unit_ids=torch.arange(ROWS), unit_name="person", sharded=True))
     copies = refused(lambda: train(sharded=True))
     return {"digest": digest(result), "units": result.plan.units, "twice": twice, "copies": copies}
 
@@ -246,7 +249,7 @@ def noise(folder: Path) -> list[str]:
     SystemRandomness.add_rounded_gaussian = counted  # type: ignore[method-assign]
     try:
         result = train(
-            "dp-sgd" if "dp-sgd" in {m.name for m in sparsedp.all_methods()} else "dense", seed=None
+            "dp-sgd" if "dp-sgd" in {m.name for m in sparsedp.list_methods()} else "dense", seed=None
         )
     finally:
         SystemRandomness.add_rounded_gaussian = real  # type: ignore[method-assign]
@@ -255,20 +258,19 @@ def noise(folder: Path) -> list[str]:
 
 def sums(folder: Path) -> dict[str, Any]:
     """What each rank adds to the first steps, with and without a change to rows of rank 1."""
-    from sparsedp.ranks import exchange
 
     def local_sums(dataset: TensorDataset) -> list[list[int]]:
-        seen, real = [], exchange.RankSum._add_up
+        seen, real = [], distributed.reduce_sum
 
-        def watched(self: Any, sent: Tensor) -> None:
-            seen.append(sent.tolist())
-            real(self, sent)
+        def watched(values: Tensor) -> Tensor:
+            seen.append(values.tolist())
+            return real(values)
 
-        exchange.RankSum._add_up = watched  # type: ignore[method-assign]
+        distributed.reduce_sum = watched
         try:
             train(dataset=dataset, epochs=1)
         finally:
-            exchange.RankSum._add_up = real  # type: ignore[method-assign]
+            distributed.reduce_sum = real
         return seen[:1]
 
     inputs, labels = data().tensors
@@ -315,12 +317,12 @@ def hurt(folder: Path) -> dict[str, Any]:
             threading.Thread(target=strike, daemon=True).start()
 
     if rank == 0 and notes.exists():
-        paid = FileLedger.read(folder / "RUN" / "ledger.jsonl").charged
+        paid = Ledger.read(folder / "RUN" / "ledger.jsonl").charged
         assert paid > max(int(line) for line in notes.read_text().split()), "released and not paid for"
     if hit is not None and hit.after < 0:
         threading.Thread(target=strike, daemon=True).start()
     seed = None if os.environ.get("SEEDLESS") else 7
-    found = digest(train(out=folder / "RUN", callbacks=[step], epochs=LONG, seed=seed))
+    found = digest(train(run_dir=folder / "RUN", callbacks=[step], epochs=LONG, seed=seed))
     return {"digest": found, "starts": start + 1}
 
 
@@ -330,12 +332,12 @@ def no_space(*_: object) -> None:
 
 def unhurt(folder: Path) -> str:
     """The run that `hurt` would be."""
-    return digest(train(out=folder / "UNHURT", epochs=LONG))
+    return digest(train(run_dir=folder / "UNHURT", epochs=LONG))
 
 
 def resumed(folder: Path) -> str:
     """Goes on with the run that was hurt."""
-    return digest(train(out=folder / "RUN", epochs=LONG, resume=True))
+    return digest(train(run_dir=folder / "RUN", epochs=LONG, resume=True))
 
 
 JOBS = {
@@ -356,10 +358,12 @@ def main() -> None:
     if os.environ.get("OWN_GROUP"):
         dist.init_process_group("gloo")
     else:
-        ranks_here()
+        distributed.connect()
     for name in names:
         found = JOBS[name](Path(folder))
         (Path(folder) / f"{name}.{os.environ['RANK']}.json").write_text(json.dumps(found))
+    if os.environ.get("OWN_GROUP"):
+        dist.destroy_process_group()
 
 
 if __name__ == "__main__":

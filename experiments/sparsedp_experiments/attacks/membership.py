@@ -1,9 +1,9 @@
-"""The model audit: wrongly labelled records planted in the user's data, told by losses of trained models alone."""
+"""The membership attack: wrongly labelled units planted in the data, told by the losses of trained models alone."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -13,14 +13,14 @@ from torch import nn
 from torch.utils import _pytree as pytree
 from torch.utils.data import Dataset
 
-from sparsedp.auditing.canaries import AbsentUnits, Indices, Subject, device_of, fair_coins
-from sparsedp.auditing.estimators import Scores, Vector, epsilon_by_guesses, epsilon_by_shape
+from sparsedp.auditing.canaries import AuditTarget, Coins, Indices, device_of, fair_coins
+from sparsedp.auditing.estimators import Scores, Vector, epsilon_from_gdp, epsilon_one_run
 from sparsedp.auditing.sensitivity import rows_of
 from sparsedp.batch import PerExampleLoss, check_losses, row_count, to_device
 from sparsedp.errors import SparseDPError
 from sparsedp.loading import rows_in_order
 from sparsedp.optimizers.factory import OptimizerChoice, Rate, default_optimizer
-from sparsedp.randomness import PublicRandomness
+from sparsedp.randomness import PublicRandomness, SystemRandomness
 from sparsedp.training.data import Batches
 from sparsedp.training.trainer import Trainer
 
@@ -29,9 +29,27 @@ ROWS = 256
 
 
 @final
+@dataclass(frozen=True, slots=True, eq=False)
+class ExcludeUnits(SystemRandomness):
+    """The operating system's randomness, except that excluded units are never sampled.
+
+    Attributes:
+        present: one flag per unit.
+    """
+
+    present: Coins
+
+    def bernoulli(self, probability: float, size: int, key: Sequence[int]) -> Coins:
+        """Independent coins; an absent unit's is never true."""
+        if size != len(self.present):
+            raise SparseDPError(f"excluded units: got {size} units, expected {len(self.present)}")
+        return SystemRandomness.bernoulli(self, probability, size, key) & self.present
+
+
+@final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Training:
-    """How models are trained for the audit: `trainings` of them, each with `records` planted units."""
+class MembershipAttackConfig:
+    """How models are trained for the attack: `trainings` of them, each with `records` planted units."""
 
     records: int
     trainings: int = 1
@@ -41,7 +59,7 @@ class Training:
 
 @final
 @dataclass(frozen=True, slots=True)
-class ModelFinding:
+class MembershipFinding:
     """What losses told.
 
     Attributes:
@@ -63,8 +81,8 @@ class ModelFinding:
             "trainings": self.trainings,
             "lower_bound": self.lower_bound,
             "estimate": self.estimate,
-            "inside": [round(float(value), 5) for value in self.scores.inside],
-            "outside": [round(float(value), 5) for value in self.scores.outside],
+            "inside": [round(float(value), 5) for value in self.scores.in_canary_scores],
+            "outside": [round(float(value), 5) for value in self.scores.out_canary_scores],
         }
 
 
@@ -98,9 +116,13 @@ class Mislabelled(Dataset[Any]):
         return type(item)((item[0], self.base[self.targets[index]][1])) if _is_pair(item) else item
 
 
-def audit_model(
-    subject: Subject, fresh: nn.Module, how: Training, risk: float, tick: Callable[[int], None]
-) -> ModelFinding:
+def attack_membership(
+    subject: AuditTarget,
+    fresh: nn.Module,
+    how: MembershipAttackConfig,
+    significance: float,
+    tick: Callable[[int], None] = lambda _: None,
+) -> MembershipFinding:
     """Train with planted records, each in the data by a fair coin, and guess the coins from losses.
 
     A canary that is out is never drawn, which is what it would be to be absent; everything public stays as planned.
@@ -115,18 +137,21 @@ def audit_model(
         raise SparseDPError(f"trainings: got {how.trainings}, expected at least 1")
     parts = [_one_training(subject, fresh, how, tick) for _ in range(how.trainings)]
     scores = Scores(
-        np.concatenate([part.inside for part in parts]), np.concatenate([part.outside for part in parts])
+        np.concatenate([part.in_canary_scores for part in parts]),
+        np.concatenate([part.out_canary_scores for part in parts]),
     )
     delta = subject.plan.delta or 0.0
-    return ModelFinding(
+    return MembershipFinding(
         scores,
         how.trainings,
-        epsilon_by_guesses(scores, delta, risk),
-        epsilon_by_shape(scores, delta, risk),
+        epsilon_one_run(scores, delta, significance),
+        epsilon_from_gdp(scores, delta, significance),
     )
 
 
-def _one_training(subject: Subject, fresh: nn.Module, how: Training, tick: Callable[[int], None]) -> Scores:
+def _one_training(
+    subject: AuditTarget, fresh: nn.Module, how: MembershipAttackConfig, tick: Callable[[int], None]
+) -> Scores:
     plan, public = subject.plan, PublicRandomness.fresh()
     canaries = public.permutation(plan.units, (0,)).numpy()[: how.records]
     planted = [rows_of(subject, int(unit)) for unit in canaries]
@@ -140,10 +165,10 @@ def _one_training(subject: Subject, fresh: nn.Module, how: Training, tick: Calla
         PerExampleLoss(subject.loss),
         plan=plan,
         optimizer=how.optimizer or default_optimizer(how.lr, plan),
-        loading=subject.loading,
+        data=subject.loading,
         engine=subject.engine,
     )
-    trainer._batches = Batches(data, plan, AbsentUnits(present), subject.loading)
+    trainer._batches = Batches(data, plan, ExcludeUnits(present), subject.loading)
     starts = np.cumsum([0, *(len(rows) for rows in planted)])[:-1]
     flat = np.asarray([row for rows in planted for row in rows])
 
@@ -164,7 +189,7 @@ def _one_training(subject: Subject, fresh: nn.Module, how: Training, tick: Calla
     return Scores(fallen[truth], fallen[~truth])
 
 
-def _losses(subject: Subject, model: nn.Module, data: Dataset[Any], rows: Indices) -> Vector:
+def _losses(subject: AuditTarget, model: nn.Module, data: Dataset[Any], rows: Indices) -> Vector:
     """One loss per row, without dropout; modes are put back."""
     modes = {module: module.training for module in model.modules()}
     model.eval()
@@ -177,9 +202,9 @@ def _losses(subject: Subject, model: nn.Module, data: Dataset[Any], rows: Indice
     return np.concatenate(found)
 
 
-def _in_parts(data: Dataset[Any], rows: Indices, subject: Subject) -> Iterator[Any]:
+def _in_parts(data: Dataset[Any], rows: Indices, subject: AuditTarget) -> Iterator[Any]:
     some = torch.utils.data.Subset(data, rows.tolist())
-    for part in rows_in_order(some, len(rows), ROWS, subject.loading.collate):
+    for part in rows_in_order(some, len(rows), ROWS, subject.loading.collate_fn):
         yield to_device(part, device_of(subject.model))
 
 
