@@ -2,16 +2,14 @@
 
 import math
 
-import numpy as np
 import pytest
 
 from sparsedp.errors import SparseDPError
 from sparsedp.methods import build_plan, get_method
 from sparsedp.optimizers.factory import table_rate, typical_length
-from sparsedp.runs.run import Run
 from sparsedp_experiments.data.tables import adult
 from sparsedp_experiments.models.networks import logistic
-from sparsedp_experiments.runs.execute import execute, rate_of
+from sparsedp_experiments.runs.execute import rate_of
 from sparsedp_experiments.runs.settings import Settings, recipe_for
 from tables_of_people import ADULT_ROW
 

@@ -1,6 +1,6 @@
 """When fewer coordinates suffice: the gain of `tp-adaptive` on wide data, and what theory expects of it.
 
-`python -m sparsedp_experiments.figures.plots.wide RESULTS FIGURE`
+`python -m sparsedp_experiments.figures.wide RESULTS FIGURE`
 """
 
 from __future__ import annotations
@@ -9,29 +9,17 @@ import json
 import math
 import sys
 from collections.abc import Sequence
+from io import StringIO
 from pathlib import Path
 
 import numpy as np
+from matplotlib.figure import Figure
 
-from sparsedp_experiments.comparison.statistics import Estimate, estimate, paired_difference
-from sparsedp_experiments.figures.canvas import (
-    BLUE,
-    GREY,
-    ORANGE,
-    TEAL,
-    VIOLET,
-    key,
-    legend,
-    level,
-    shares,
-    sheet,
-    upright,
-    written,
-)
+from sparsedp_experiments.runs.results import Estimate, estimate, paired_difference
 from sparsedp_experiments.wide.data import LOGITS
 from sparsedp_experiments.wide.tables import Row, cells_of
 
-COLOURS = {500: GREY, 2_000: TEAL, 5_000: BLUE, 20_000: VIOLET, 50_000: ORANGE}
+COLOURS = {500: "#6d7783", 2_000: "#0d7068", 5_000: "#2f5fd0", 20_000: "#7a45c9", 50_000: "#c2500c"}
 """By the number of features."""
 LEVEL = 0.2847
 """The share s/d from which on s (1 + 2 log(d/s)) is no less than d."""
@@ -69,29 +57,27 @@ def figure(rows: Sequence[Row]) -> str:
         if usual and gain is not None and not cell["part"].endswith("-fit"):
             dense = estimate(list(scores["dense"].values())).mean
             points.setdefault(cell["features"], []).append((cell["causes"] / cell["features"], gain, dense))
-    drawing, (measured, theory) = sheet(2, 2, 420, 300)
+    drawing = Figure((11, 4), layout="constrained")
+    measured, theory = drawing.subplots(1, 2)
     for axes, title in ((measured, "measured"), (theory, "promised: s (1 + 2 log d/s) for d")):
-        shares(axes, "x", 8e-4, 0.6, (1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.5))
-        axes.set(
-            title=title, xlabel="share of features that matter", ylabel="points over dense", ylim=(-3, 24)
-        )
-        level(axes, 0)
+        axes.set(title=title, xlabel="share of features that matter", ylabel="points over dense")
+        axes.set(xscale="log", xlim=(8e-4, 0.6), ylim=(-3, 24))
+        axes.axhline(0, ls=":", color="#6d7783")
     for features, found in sorted(points.items()):
         found.sort(key=lambda point: point[0])
         x, mean = [share for share, _, _ in found], [100 * gain.mean for _, gain, _ in found]
         reach = [100 * (gain.high - gain.mean) if gain.high is not None else 0.0 for _, gain, _ in found]
-        measured.errorbar(x, mean, reach, color=COLOURS[features], marker="o", elinewidth=1.5)
+        measured.errorbar(x, mean, reach, color=COLOURS[features], marker="o", label=f"{features:,} features")
         dense = float(np.mean([one for _, _, one in found]))
         grid = np.geomspace(1e-3, 0.5, 60)
         line = [100 * promised(dense, features, share * features) for share in grid]
         theory.plot(grid, line, color=COLOURS[features])
-    upright(theory, LEVEL, "s (1 + 2 log d/s) = d", 11)
-    legend(drawing, [key(f"{features:,} features", COLOURS[features]) for features in sorted(points)])
-    return written(
-        drawing,
-        "Accuracy gained over dense DP-SGD against the share of features that matter: it grows with the number of "
-        "features and is gone where a tenth of them matter; the theory of sparse estimation says the same.",
-    )
+    theory.axvline(LEVEL, ls=":", color="#6d7783", label="s (1 + 2 log d/s) = d")
+    theory.legend()
+    measured.legend()
+    file = StringIO()
+    drawing.savefig(file, format="svg", metadata={"Date": None})
+    return file.getvalue()
 
 
 if __name__ == "__main__":
