@@ -4,16 +4,9 @@ import pytest
 
 from sparsedp.errors import SparseDPError
 from sparsedp.privacy.accounting import accountant
-<<<<<<< HEAD
-from sparsedp.privacy.plan import SampledGaussian
-from sparsedp_experiments.pages.noise import TRAINING, noise_multiplier
-from sparsedp_experiments.pages.paper import FILES, label, number_for, read_paper
-from sparsedp_experiments.pages.partition import costs, gaussian_epsilon
-=======
 from sparsedp.privacy.plan import SampledGaussian
 from sparsedp_experiments.runs.partition import ADADPIGU, RS, gaussian_epsilon, noise_multiplier
 from sparsedp_experiments.runs.tables import PAPER_NAMES, label, number_for, read_paper
->>>>>>> main
 
 METHODS = ("dp-sgd", "tp-rand", "tp-topk", "on-rand", "on-topk")
 
