@@ -22,8 +22,8 @@ from sparsedp import distributed
 from sparsedp.batch import MicroBatch
 from sparsedp.clipping import ROUNDING_MARGIN, Clip, FlatClip, Identity, NoClip, Standardized
 from sparsedp.errors import PrivacyError
-from sparsedp.grad_sample import ENGINES, BookkeepingEngine, Query
-from sparsedp.parameters import Layout, Support
+from sparsedp.grad_sample import ENGINES, BookKeepingEngine, ClippedSumQuery
+from sparsedp.parameters import ParameterLayout, Support
 from sparsedp.privacy.ledger import Charge, ChargeLog
 from sparsedp.privacy.mechanism import MARGIN_BITS, GaussianMechanism, Grid, Release
 from sparsedp.privacy.queries import ClippedVectorSum, GradientSum
@@ -42,15 +42,15 @@ class Spy:
     publishable: bool = False
 
     @property
-    def layout(self) -> Layout:
-        return Layout.of(nn.Linear(self.dimension, 1, bias=False))
+    def layout(self) -> ParameterLayout:
+        return ParameterLayout.of(nn.Linear(self.dimension, 1, bias=False))
 
     def charge(self, charge: Charge) -> None:
         self.asked.append("ledger")
         if self.refuses:
             raise PrivacyError("the budget is spent")
 
-    def clipped_sum(self, batches: Iterable[MicroBatch], query: Query) -> Tensor:
+    def clipped_sum(self, batches: Iterable[MicroBatch], query: ClippedSumQuery) -> Tensor:
         self.asked.append("engine")
         for _ in batches:
             self.asked.append("batch")
@@ -78,7 +78,9 @@ def release(
     }
     settings |= changes
     return GaussianMechanism(spy, spy).release(
-        GradientSum(spy, batches, Query(Support([0, 2], spy.dimension), clip, settings["geometry"])),
+        GradientSum(
+            spy, batches, ClippedSumQuery(Support([0, 2], spy.dimension), clip, settings["geometry"])
+        ),
         Charge("train", 7, 0.1, settings["noise_multiplier"]),
         expected_batch_size=settings["expected_batch_size"],
         noise_std=settings["absolute_noise_std"],
@@ -205,7 +207,7 @@ def squares(model: nn.Module, rows: tuple[Tensor, Tensor]) -> Tensor:
 
 
 def real_release(
-    model: nn.Module, batches: list[MicroBatch], query: Query, kind: str, **changes: float
+    model: nn.Module, batches: list[MicroBatch], query: ClippedSumQuery, kind: str, **changes: float
 ) -> Release:
     return GaussianMechanism(ChargeLog(), SystemRandomness()).release(
         GradientSum(ENGINES[kind](model, squares), batches, query),
@@ -218,7 +220,7 @@ def real_release(
 def test_no_noise_and_a_huge_clip_and_every_coordinate_is_the_sgd_gradient(kind):
     model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2))
     rows = (torch.randn(5, 4), torch.randn(5, 2))
-    query = Query(Support.full(44), FlatClip(1e6))
+    query = ClippedSumQuery(Support.full(44), FlatClip(1e6))
     released = real_release(model, [MicroBatch(rows)], query, kind)
     squares(model, rows).mean().backward()
     expected = torch.cat([p.grad.reshape(-1) for p in model.parameters()]).double()
@@ -230,7 +232,7 @@ def test_no_noise_and_a_huge_clip_and_every_coordinate_is_the_sgd_gradient(kind)
 def test_a_batch_that_contributes_nothing_releases_noise_alone(kind, rows):
     nothing = MicroBatch((torch.full((rows, 4), torch.nan), torch.zeros(rows, 2)))
     for batches in ([nothing], []):
-        query = Query(Support.full(10), FlatClip(1.0))
+        query = ClippedSumQuery(Support.full(10), FlatClip(1.0))
         silent = real_release(nn.Linear(4, 2), batches, query, kind)
         noisy = real_release(nn.Linear(4, 2), batches, query, kind, noise_multiplier=1.0)
         assert torch.equal(silent.mean, torch.zeros(10, dtype=torch.float64))
@@ -245,7 +247,7 @@ def test_an_empty_support_releases_nothing_and_is_charged_all_the_same(kind):
         GradientSum(
             ENGINES[kind](nn.Linear(4, 2), squares),
             [MicroBatch((torch.randn(3, 4), torch.randn(3, 2)))],
-            Query(Support.empty(10), FlatClip(1.0)),
+            ClippedSumQuery(Support.empty(10), FlatClip(1.0)),
         ),
         Charge("train", 0, 0.1, 1.0),
         expected_batch_size=3.0,
@@ -259,7 +261,7 @@ def test_the_model_is_as_it_was_after_a_release():
     model = nn.Linear(4, 2)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     rows = (torch.randn(3, 4), torch.randn(3, 2))
-    real_release(model, [MicroBatch(rows)], Query(Support.full(10), FlatClip(1.0)), "bookkeeping")
+    real_release(model, [MicroBatch(rows)], ClippedSumQuery(Support.full(10), FlatClip(1.0)), "bookkeeping")
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert all(p.grad is None for p in model.parameters())
 
@@ -279,13 +281,13 @@ def test_no_rows_of_numbers_sum_to_nothing():
 
 
 def test_a_seeded_step_replays_and_steps_differ():
-    engine = BookkeepingEngine(nn.Linear(4, 2), squares)
+    engine = BookKeepingEngine(nn.Linear(4, 2), squares)
 
     def step(number: int, seed: int) -> Tensor:
         return (
             GaussianMechanism(ChargeLog(), SeededRandomness(seed))
             .release(
-                GradientSum(engine, [], Query(Support.full(10), FlatClip(1.0))),
+                GradientSum(engine, [], ClippedSumQuery(Support.full(10), FlatClip(1.0))),
                 Charge("train", number, 0.1, 1.0),
                 expected_batch_size=3.0,
             )
@@ -303,9 +305,9 @@ FIELDS = {"support", "mean", "noise_scale", "phase", "step", "publishable", "pri
 def a_release() -> Release:
     return GaussianMechanism(ChargeLog(), SeededRandomness(0)).release(
         GradientSum(
-            BookkeepingEngine(nn.Linear(3, 2), lambda model, rows: model(rows).sum(1)),
+            BookKeepingEngine(nn.Linear(3, 2), lambda model, rows: model(rows).sum(1)),
             [MicroBatch(torch.ones(4, 3))],
-            Query(Support([0, 5, 7], 8), FlatClip(1.0)),
+            ClippedSumQuery(Support([0, 5, 7], 8), FlatClip(1.0)),
         ),
         Charge("train", 0, 0.1, 1.0),
         expected_batch_size=4.0,
@@ -523,7 +525,7 @@ def test_every_released_value_is_on_the_grid_whatever_the_data(engine, rows):
     support, clip, noise, expected = Support([0, 3, 4, 9], 10), 0.37, 1.3, 7.0
     batches = [MicroBatch((torch.randn(part, 4), torch.randn(part, 2))) for part in (rows, rows // 2)]
     clipped = GradientSum(
-        ENGINES[engine](nn.Linear(4, 2), squared_outputs), batches, Query(support, FlatClip(clip))
+        ENGINES[engine](nn.Linear(4, 2), squared_outputs), batches, ClippedSumQuery(support, FlatClip(clip))
     )
     released = GaussianMechanism(ChargeLog(), SystemRandomness()).release(
         clipped, Charge("train", 0, 0.1, noise), expected_batch_size=expected
@@ -546,7 +548,7 @@ def test_plan_ledger_and_mechanism_agree_after_the_margin(engine, monkeypatch):
         lambda self, bits, sums, key: None,
     )
     model = nn.Linear(4, 2)
-    query = Query(Support.full(10), FlatClip(clip))
+    query = ClippedSumQuery(Support.full(10), FlatClip(clip))
 
     def silent(batches: list[MicroBatch]) -> Tensor:
         clipped = GradientSum(ENGINES[engine](model, squared_outputs), batches, query)
