@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from scipy import special
 
 from sparsedp_experiments.comparison.statistics import Estimate, estimate, paired_difference
 from sparsedp_experiments.figures.canvas import (
@@ -39,12 +40,10 @@ LEVEL = 0.2847
 
 def accuracy_at(error: float) -> float:
     """Of weights whose squared error is `error` times their squared length, on independent features."""
-    cosine = 1 / math.sqrt(1 + error)
     z, weight = np.polynomial.hermite_e.hermegauss(64)
-    weight /= weight.sum()
-    score = cosine * z[:, None] + math.sqrt(1 - cosine**2) * z[None, :]
-    right = 1 / (1 + np.exp(-LOGITS * z[:, None] * np.sign(score)))
-    return float((right * weight[:, None] * weight[None, :]).sum())
+    agrees = special.ndtr(z / math.sqrt(error)) if error else (z > 0).astype(float)
+    likely = special.expit(LOGITS * z)
+    return float((weight * (likely * agrees + (1 - likely) * (1 - agrees))).sum() / weight.sum())
 
 
 def promised(dense: float, features: int, causes: float) -> float:
