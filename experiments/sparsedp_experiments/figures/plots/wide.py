@@ -69,7 +69,7 @@ def figure(rows: Sequence[Row]) -> str:
             dense = estimate(list(scores["dense"].values())).mean
             points.setdefault(cell["features"], []).append((cell["causes"] / cell["features"], gain, dense))
     drawing, (measured, theory) = sheet(2, 2, 420, 300)
-    for axes, title in ((measured, "measured"), (theory, "promised: s (1 + 2 log d/s) for d")):
+    for axes, title in ((measured, "measured"), (theory, "theory: error of s (1 + 2 log d/s) for d")):
         shares(axes, "x", 8e-4, 0.6, (1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.5))
         axes.set(
             title=title, xlabel="share of features that matter", ylabel="points over dense", ylim=(-3, 24)
