@@ -67,11 +67,11 @@ bench: $(READY) ## Time one step against SGD and Opacus
 readme: $(READY) ## Make README's tables from the committed measurements
 	$(BIN)/python -m benchmarks.readme
 
-results: $(READY) ## Make experiments/RESULTS.md and README's tables from the records
-	$(BIN)/python -m sparsedp_experiments.pages
+results: $(READY) ## Make experiments/RESULTS.md from the records
+	$(BIN)/python -m sparsedp_experiments page
 
-figures: $(READY) ## Measure what has no record yet, draw the figures and docs/gallery.md
-	$(BIN)/python -m sparsedp_experiments.figures.run
+figures: $(READY) ## Draw the papers' figures from the records
+	$(BIN)/python -m sparsedp_experiments figures build/figures
 
 build: $(READY) ## Build the wheel, by way of the source distribution
 	$(BIN)/python -m build

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from sparsedp_experiments.figures.plots.wide import LEVEL, accuracy_at, figure, promised
+from sparsedp_experiments.figures.wide import LEVEL, accuracy_at, figure, promised
 from sparsedp_experiments.wide.data import blocks, independent, msprime_genotypes
 from sparsedp_experiments.wide.simulate import Training, oracle, simulate
 from sparsedp_experiments.wide.study import best_rates, run_cell

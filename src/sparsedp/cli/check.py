@@ -15,7 +15,7 @@ from sparsedp.errors import SparseDPError
 if TYPE_CHECKING:
     from torch import nn
 
-    from sparsedp.batch import PerSampleLoss
+    from sparsedp.batch import LossFunction
 
 
 TIMED_ROWS, TIMES = 32, 3
@@ -52,7 +52,7 @@ def check(
     )
 
 
-def _given(path: str) -> tuple[nn.Module, PerSampleLoss, Any]:
+def _given(path: str) -> tuple[nn.Module, LossFunction, Any]:
     from sparsedp.batch import per_sample_loss
 
     given = options.imported(path, "(model, loss_fn, rows)")
@@ -62,20 +62,20 @@ def _given(path: str) -> tuple[nn.Module, PerSampleLoss, Any]:
     return network, per_sample_loss(loss_fn), rows
 
 
-def _coverage(network: nn.Module, loss: PerSampleLoss, rows: Any) -> tuple[tuple[str, ...], float]:
+def _coverage(network: nn.Module, loss: LossFunction, rows: Any) -> tuple[tuple[str, ...], float]:
     """What is slow and why, and a clipped sum's processor time over that of an ordinary gradient."""
     import torch
 
     from sparsedp.batch import MicroBatch
     from sparsedp.clipping import FlatClip
-    from sparsedp.grad_sample import BookkeepingEngine, Query
+    from sparsedp.grad_sample import BookKeepingEngine, ClippedSumQuery
     from sparsedp.grad_sample.isolation import made_up
     from sparsedp.parameters import Support
     from sparsedp.validation.model import ModelValidation, validate_model
 
     notes = validate_model(network, loss, rows)
-    engine = BookkeepingEngine(network, loss)
-    query = Query(Support.full(engine.layout.dimension), FlatClip(1.0))
+    engine = BookKeepingEngine(network, loss)
+    query = ClippedSumQuery(Support.full(engine.layout.dimension), FlatClip(1.0))
     many = made_up(rows, TIMED_ROWS, ModelValidation(network, loss, rows).kind)
     parameters = engine.layout.parameters(network)
     clipped = _seconds(lambda: engine.clipped_sum([MicroBatch(many)], query))

@@ -169,7 +169,7 @@ def _size(model: str | None, told: dict[str, int]) -> ModelSize:
     from torch import nn
 
     from sparsedp.methods.plan_summary import ModelSize
-    from sparsedp.parameters import Layout
+    from sparsedp.parameters import ParameterLayout
 
     if model is None:
         return ModelSize(told)
@@ -181,7 +181,7 @@ def _size(model: str | None, told: dict[str, int]) -> ModelSize:
     given = options.imported(model, "a model")
     if not isinstance(given, nn.Module):
         raise SparseDPError(f"{model}() gave {type(given).__name__}, expected a torch.nn.Module")
-    return ModelSize.of(Layout.of(given))
+    return ModelSize.of(ParameterLayout.of(given))
 
 
 def _spec(

@@ -16,7 +16,7 @@ from sparsedp.methods.ranking import Names, Parts, part_sizes, size_of
 from sparsedp.methods.schedules import active_count
 from sparsedp.methods.scores import RankedBy
 from sparsedp.methods.support_scheduler import noise_on_mean
-from sparsedp.parameters import Layout
+from sparsedp.parameters import ParameterLayout
 from sparsedp.privacy.accounting import epsilon_by_epoch
 from sparsedp.privacy.plan import Plan
 
@@ -35,7 +35,7 @@ class ModelSize:
     """
 
     parts: Mapping[str, int]
-    layout: Layout | None = None
+    layout: ParameterLayout | None = None
 
     def __post_init__(self) -> None:
         most = self.parts.get(ALL)
@@ -47,7 +47,7 @@ class ModelSize:
                 )
 
     @classmethod
-    def of(cls, layout: Layout) -> ModelSize:
+    def of(cls, layout: ParameterLayout) -> ModelSize:
         """The size of a model whose parameters are known."""
         return cls(part_sizes(layout), layout)
 
