@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sparsedp.auditing import AuditResult as AuditResult
-    from sparsedp.auditing.audit import audit as audit
+    from sparsedp.auditing import audit as audit
     from sparsedp.batch import PerExampleLoss as PerExampleLoss
     from sparsedp.errors import DataError as DataError
     from sparsedp.errors import ModelError as ModelError

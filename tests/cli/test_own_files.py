@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from sparsedp.cli import app
-from sparsedp.cli.output import Exit
+from sparsedp.cli import Exit
+from sparsedp_experiments.cli.app import app
 
 SHORT = (
     "--classes", "no,yes", "--epochs", "1", "--batch-size", "10", "--seed", "0", "--set", "accountant=rdp",
@@ -33,7 +33,7 @@ def write(monkeypatch, tmp_path):
 
 
 def test_help_names_the_arrays_and_the_unit():
-    shown = CliRunner().invoke(app.app, ["train", "--help"], env={"COLUMNS": "200"}).output
+    shown = CliRunner().invoke(app, ["train", "--help"], env={"COLUMNS": "200"}).output
     for name in ("x_train", "y_train", "units_train", "x_test", "y_test", "--unit"):
         assert name in shown
 

@@ -6,8 +6,7 @@ import os
 
 import typer
 
-from sparsedp.cli.app import run
-from sparsedp.cli.output import EXIT_CODES
+from sparsedp.cli import EXIT_CODES, run
 from sparsedp.errors import SparseDPError
 from sparsedp_experiments.cli.audit import audit
 from sparsedp_experiments.cli.compare import compare

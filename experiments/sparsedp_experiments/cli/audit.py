@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sparsedp.cli.audit import Confidence, Out, Steps, carry_out
-from sparsedp.cli.output import emit, people, run_folder
+from sparsedp.cli import print_json, run_folder, stdout_console
+from sparsedp.cli.runs import Confidence, Out, Steps, run_audit
 from sparsedp.errors import SparseDPError
 from sparsedp_experiments.cli import options
 
@@ -76,7 +76,7 @@ def audit(
     if records:
         _attack_models(values, records, trainings, confidence, as_json)
         return
-    carry_out(lambda: _attack(values, run=run, progress=not as_json, **how), run, out, as_json)
+    run_audit(lambda: _attack(values, run=run, progress=not as_json, **how), run, out, as_json)
 
 
 def _values(run: Path | None, chosen: dict[str, Any], config: Path | None) -> dict[str, Any]:
@@ -114,8 +114,8 @@ def _attack_models(
     settings = Settings.from_json(values)
     found = attack_settings(settings, records=records, trainings=trainings, confidence=confidence)
     if as_json:
-        emit(found.to_json())
-    people(as_json).print(
+        print_json(found.to_json())
+    stdout_console(as_json).print(
         f"{found.scores.count:,} mislabelled units, each in the data of {trainings} models by a fair coin: their "
         f"losses show epsilon of at least {found.lower_bound:.4f} at confidence {confidence:g}."
     )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sparsedp.cli.output import Exit, emit, people
+from sparsedp.cli import Exit, print_json, stdout_console
 from sparsedp.errors import SparseDPError
 from sparsedp_experiments.cli import options
 
@@ -93,7 +93,7 @@ def carry_out(experiment: Experiment, out: Path, workers: int, as_json: bool) ->
     status = run_on_screen(experiment, runs, place, as_json)
     report = write_comparison(out) if status.records else None
     if as_json:
-        emit(
+        print_json(
             {
                 **summary(experiment, status, place),
                 "out": str(out),
@@ -109,7 +109,7 @@ def carry_out(experiment: Experiment, out: Path, workers: int, as_json: bool) ->
 def _show(experiment: Experiment, status: Status, place: Workplace, report: Any) -> None:
     from sparsedp_experiments.cli.running import resolved, results_table, rows_of
 
-    screen, rows = people(False), rows_of(experiment, status)
+    screen, rows = stdout_console(False), rows_of(experiment, status)
     screen.print(results_table(experiment, rows))
     screen.print(resolved(rows, experiment.contrast.baseline))
     screen.print(

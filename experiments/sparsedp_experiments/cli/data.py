@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sparsedp.cli.output import Exit, aside, emit, people
+from sparsedp.cli import Exit, print_json, stderr_console, stdout_console
 from sparsedp_experiments.cli import options
 
 if TYPE_CHECKING:
@@ -36,7 +36,9 @@ def data(
 
     found = [_status(spec, check) for spec in SOURCES.values()]
     if as_json:
-        emit({"searched": [str(path) for path in search_roots(None)], "sources": found, "datasets": _names()})
+        print_json(
+            {"searched": [str(path) for path in search_roots(None)], "sources": found, "datasets": _names()}
+        )
     else:
         _show(found, check)
     if any(file["checksum"] == "different" for one in found for file in one["files"]):
@@ -60,13 +62,13 @@ def get(
         percent = 100 * done // total if total else 0
         if not as_json and shown.get(file, -10) + 10 <= percent:
             shown[file] = percent
-            aside().print(f"{file}: {percent} %" if total else f"{file}: {done:,} bytes")
+            stderr_console().print(f"{file}: {percent} %" if total else f"{file}: {done:,} bytes")
 
     paths = download(name, progress=tell)
     if as_json:
-        emit({"name": name, "files": [str(path) for path in paths]})
+        print_json({"name": name, "files": [str(path) for path in paths]})
     for path in paths:
-        people(as_json).print(str(path), soft_wrap=True)
+        stdout_console(as_json).print(str(path), soft_wrap=True)
 
 
 def _status(spec: PublicFiles, check: bool) -> dict[str, Any]:
@@ -112,7 +114,7 @@ def _show(found: list[dict[str, Any]], check: bool) -> None:
 
     from sparsedp_experiments.data.files import DATA_VARIABLE, search_roots
 
-    screen = people(False)
+    screen = stdout_console(False)
     there = {one["name"]: one for one in found}
     table = Table("--dataset", "what", "status", title="Data sets")
     for row in _names():

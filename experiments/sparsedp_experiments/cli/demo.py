@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from sparsedp.cli.output import people
+from sparsedp.cli import stdout_console
 from sparsedp.runs.directory import holds_run
 from sparsedp_experiments.cli import options
 
@@ -32,7 +32,7 @@ def demo(
     if seeds is not None:
         experiment = replace(experiment, seeds=read_seeds(seeds))
     carry_out(experiment, out, options.processes(workers), as_json)
-    screen = people(as_json)
+    screen = stdout_console(as_json)
     runs = [path for path in sorted(out.iterdir()) if holds_run(path)]
     first = runs[0] if runs else out
     screen.print(
@@ -43,7 +43,7 @@ def demo(
     screen.print("[bold]What to try next[/bold]")
     for line in (
         f"sparsedp verify {first}",
-        "sparsedp plan --records 1437 --batch-size 512 --epochs 30 --epsilon 1 --parameters 19210",
+        "sparsedp plan --units 1437 --batch-size 512 --epochs 30 --epsilon 1 --parameters 19210",
         "sparsedp train --dataset digits --method tp-coherent --epsilon 3",
         "sparsedp train --dataset mnist --method tp-topk --epsilon 3     (`sparsedp data get mnist` first)",
     ):

@@ -12,8 +12,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from sparsedp._validate import percent, significant
-from sparsedp.cli.diagnose import show as show_released
-from sparsedp.cli.output import Exit, aside, emit, people, run_folder
+from sparsedp.cli import Exit, print_json, run_folder, stderr_console, stdout_console
+from sparsedp.cli.runs import show_support as show_released
 from sparsedp.errors import SparseDPError
 from sparsedp_experiments.cli import options
 
@@ -73,18 +73,18 @@ def diagnose(
     seen, theory = look(folder), theory_of(folder)
     found: dict[str, Any] = {"run": str(run), "visible": {**seen.to_json(), **theory.to_json()}}
     if not as_json:
-        show_released(seen, people(as_json))
-        _show_theory(theory, people(as_json))
+        show_released(seen, stdout_console(as_json))
+        _show_theory(theory, stdout_console(as_json))
     if nonprivate:
         found |= _without_noise(folder, data or Data.TEST, ROWS if rows is None else rows, as_json)
     if as_json:
-        emit(found)
+        print_json(found)
 
 
 def _without_noise(folder: Path, data: Data, rows: int, as_json: bool) -> dict[str, Any]:
     from sparsedp_experiments.theory.nonprivate_file import draw_diagnostics, read_diagnostics
 
-    screen = aside()
+    screen = stderr_console()
     screen.print(BANNER, style="bold red")
     with _Stages(screen, shown=not as_json) as stages:
         try:
@@ -95,7 +95,7 @@ def _without_noise(folder: Path, data: Data, rows: int, as_json: bool) -> dict[s
     found = read_diagnostics(folder)
     draw_diagnostics(folder, found)
     if not as_json:
-        _show_nonprivate(file, found, people(as_json))
+        _show_nonprivate(file, found, stdout_console(as_json))
     seconds = [{"stage": name, "seconds": round(value, 3)} for name, value in stages.seconds]
     return {"nonprivate": found.to_json(), "stages": seconds, "file": str(file)}
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from sparsedp.cli.options import (
+from sparsedp.cli import (
     ActiveRatio,
     BatchSize,
     ClipNorm,
@@ -16,8 +16,7 @@ from sparsedp.cli.options import (
     Epochs,
     Json,
     Method,
-    bounds,
-    listed,
+    clip_bounds,
     numbers,
 )
 from sparsedp.errors import SparseDPError
@@ -27,6 +26,12 @@ from sparsedp_experiments.runs.settings import checked
 __all__ = [
     "ActiveRatio", "BatchSize", "ClipNorm", "Delta", "Epochs", "Json", "Method", "listed", "numbers",
 ]  # fmt: skip
+
+
+def listed(text: str) -> list[str]:
+    """Read the items of a list with commas."""
+    return [item.strip() for item in text.split(",") if item.strip()]
+
 
 Dataset = Annotated[
     str | None,
@@ -78,7 +83,13 @@ def names(text: str | None) -> list[str] | None:
     return None if text is None else listed(text)
 
 
-READ = {"clip_norm": bounds, "classes": names}
+def _clip_norm(text: str) -> float | list[float] | None:
+    """A clip norm, or a pair of them as settings keep it."""
+    found = clip_bounds(text)
+    return list(found) if isinstance(found, tuple) else found
+
+
+READ = {"clip_norm": _clip_norm, "classes": names}
 """Flags whose text is read here; the others come as they are."""
 
 

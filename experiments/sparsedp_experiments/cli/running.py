@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sparsedp._validate import rounded_up
-from sparsedp.cli.output import Exit, aside
+from sparsedp.cli import Exit, stderr_console
 from sparsedp.errors import SparseDPError
 from sparsedp_experiments.comparison.statistics import Estimate
 from sparsedp_experiments.runs.config import Experiment
@@ -38,14 +38,14 @@ def run_on_screen(experiment: Experiment, runs: Sequence[GridRun], place: Workpl
                 experiment.name, runs, place, _LineView(screen, runs, experiment.metric, place.workers)
             )
     except KeyboardInterrupt as interrupt:
-        aside().print(
+        stderr_console().print(
             "Stopped; runs at work have a checkpoint. The same command goes on where this one stopped."
         )
         raise typer.Exit(Exit.INTERRUPTED) from interrupt
     for message in sorted(status.warnings):
         screen.print(Text.assemble(("Warning: ", "bold yellow"), message), soft_wrap=True)
     for number, message in status.failures.items():
-        aside().print(
+        stderr_console().print(
             Text.assemble(("Failed: ", "bold red"), f"{runs[number].title}: {message}"), soft_wrap=True
         )
     return status

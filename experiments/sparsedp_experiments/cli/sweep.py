@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sparsedp.cli.output import Exit, aside, emit, people
+from sparsedp.cli import Exit, print_json, stderr_console, stdout_console
 from sparsedp_experiments.cli import options
 
 if TYPE_CHECKING:
@@ -84,16 +84,18 @@ def sweep(
             number: record for number, run in enumerate(runs) if (record := results.find(run)) is not None
         }
         status = Status(len(runs), records=found)
-        with people(as_json).status(f"Timing a few steps of {status.left} runs"):
+        with stdout_console(as_json).status(f"Timing a few steps of {status.left} runs"):
             expected = forecast(runs, found)
     else:
         status = run_on_screen(experiment, runs, place, as_json)
     stale = len(results.stale(runs))
     if as_json:
         hours = {"expected_hours": expected.hours(place.workers)} if expected else {}
-        emit({**summary(experiment, status, place), "left": status.left, "other_records": stale, **hours})
+        print_json(
+            {**summary(experiment, status, place), "left": status.left, "other_records": stale, **hours}
+        )
     else:
-        screen = people(as_json)
+        screen = stdout_console(as_json)
         if status.records:
             screen.print(results_table(experiment, rows_of(experiment, status)))
         screen.print(
@@ -102,7 +104,7 @@ def sweep(
         if expected is not None and expected.runs:
             screen.print(in_words(expected, place.workers), soft_wrap=True)
         if stale:
-            aside().print(
+            stderr_console().print(
                 f"{stale} other records there belong to another config or an older one; left alone."
             )
     if status.failures:

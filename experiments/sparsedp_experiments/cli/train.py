@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from sparsedp._validate import rounded_up
-from sparsedp.cli.output import Exit, aside, emit, people
+from sparsedp.cli import Exit, print_json, stderr_console, stdout_console
 from sparsedp.errors import SparseDPError
 from sparsedp_experiments.cli import options
 
@@ -145,7 +145,7 @@ def _go(values: dict[str, Any], out: Path | None, extras: _Extras, *, resume: bo
     folder = distributed.broadcast_from_main(lambda: out or free_folder(Path("runs"), _name(settings)))
     resume = resumes(folder, resume)
     distributed.broadcast_from_main(lambda: None if resume else check_new(folder))
-    screen, as_json = aside() if main else Console(quiet=True), extras.as_json
+    screen, as_json = stderr_console() if main else Console(quiet=True), extras.as_json
     watched = screen.is_terminal and not as_json and main
     what = "Going on with" if resume else "Training"
     told = f"{what} {settings.model} on {settings.dataset} by {settings.method}, in {folder}"
@@ -170,9 +170,9 @@ def _go(values: dict[str, Any], out: Path | None, extras: _Extras, *, resume: bo
     if not main:
         return
     if as_json:
-        emit(_record(folder))
+        print_json(_record(folder))
     else:
-        _show(result, settings, folder, people(as_json))
+        _show(result, settings, folder, stdout_console(as_json))
 
 
 class _Announcement:
@@ -199,9 +199,9 @@ def _already_finished(run: Path, as_json: bool) -> bool:
     for name in (RECORD, CHECKPOINT):
         check_file(opened.ledger, run / name)
     if as_json:
-        emit(_record(run))
+        print_json(_record(run))
     else:
-        aside().print(
+        stderr_console().print(
             f"{run} is finished: every planned step is taken. `sparsedp report {run}` shows it; more training is a "
             "new run, with a budget of its own.",
             soft_wrap=True,
@@ -217,11 +217,13 @@ def _stopped(folder: Path, as_json: bool) -> None:
     from sparsedp.runs.directory import holds_run
 
     if not holds_run(folder):
-        aside().print("Stopped before the first step; nothing was spent.")
+        stderr_console().print("Stopped before the first step; nothing was spent.")
         return
     if as_json:
-        emit(_record(folder))
-    aside().print(f"Stopped with a checkpoint. Go on with: sparsedp train --resume {folder}", soft_wrap=True)
+        print_json(_record(folder))
+    stderr_console().print(
+        f"Stopped with a checkpoint. Go on with: sparsedp train --resume {folder}", soft_wrap=True
+    )
 
 
 def _record(folder: Path) -> dict[str, Any]:

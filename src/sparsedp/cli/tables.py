@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 import typer
 
-from sparsedp.cli import options
-from sparsedp.cli.output import emit, people, run_folder
+from sparsedp.cli import Delta, Epochs, Json, numbers, print_json, run_folder, stdout_console
 from sparsedp.errors import DataError, PrivacyError, SparseDPError
 
 if TYPE_CHECKING:
@@ -55,12 +54,12 @@ def columns(
         lines.append(f"{json.dumps(name)} = {_draft(name, kind, names_somebody(name))}")
     text = "\n".join(lines) + "\n"
     if out is None:
-        people(False).print(text, end="", soft_wrap=True, markup=False)
+        stdout_console(False).print(text, end="", soft_wrap=True, markup=False)
         return
     if out.exists():
         raise SparseDPError(f"{out} is there already; give another --out")
     out.write_text(text, encoding="utf-8")
-    people(False).print(
+    stdout_console(False).print(
         f"Draft: {out}. Fill in what is open, then sparsedp train --columns {out}", soft_wrap=True
     )
 
@@ -73,7 +72,7 @@ def train(
     ],
     run_dir: Annotated[Path, typer.Option(help="The run directory to make.")],
     epsilon: Annotated[float, typer.Option(help="The budget, never exceeded.")],
-    delta: options.Delta = None,
+    delta: Delta = None,
     unit: Annotated[
         str | None, typer.Option(help="The column of who is protected; or describe it as unit.")
     ] = None,
@@ -84,13 +83,13 @@ def train(
     hidden: Annotated[
         str | None, typer.Option(metavar="N,N", help="Widths of hidden layers; none: linear.")
     ] = None,
-    epochs: options.Epochs = None,
+    epochs: Epochs = None,
     seed: Annotated[int | None, typer.Option(help="Reproducible, and not for release.")] = None,
     budget: Annotated[
         Path | None,
         typer.Option(help="The file of a PrivacyBudget that this fit draws from; made in Python."),
     ] = None,
-    as_json: options.Json = False,
+    as_json: Json = False,
 ) -> None:
     """Train a private model on tables, and write the guarantee as a page to print.
 
@@ -110,7 +109,7 @@ def train(
     told = {name: rule for name, rule in rules.items() if name != target}
     settings: dict[str, Any] = {
         "columns": told, "target": target, **_task(target, rules[target]), "epsilon": epsilon, "delta": delta,
-        "hidden_layer_sizes": [int(width) for width in options.numbers(hidden, "hidden")] if hidden else [],
+        "hidden_layer_sizes": [int(width) for width in numbers(hidden, "hidden")] if hidden else [],
         "name": tables[0].stem, "run_dir": str(run_dir), "random_state": seed,
         **({} if epochs is None else {"epochs": epochs}),
     }  # fmt: skip
@@ -131,8 +130,10 @@ def train(
     page = model.guarantee_report(run_dir / _PAGE)
     metrics = {name: value for name, value in model.result_.metrics.items() if value is not None}
     if as_json:
-        emit({"run": str(run_dir), "epsilon": model.epsilon_, "delta": model.delta_, "metrics": metrics})
-    screen = people(as_json)
+        print_json(
+            {"run": str(run_dir), "epsilon": model.epsilon_, "delta": model.delta_, "metrics": metrics}
+        )
+    screen = stdout_console(as_json)
     screen.print(model.encoder_.describe(), soft_wrap=True, markup=False)
     screen.print(model.guarantee_, soft_wrap=True)
     if metrics:
@@ -163,10 +164,10 @@ def predict(
     text = ",".join(map(_cell, found)) + "\n"
     text += "".join(",".join(map(_cell, line)) + "\n" for line in zip(*found.values(), strict=True))
     if out is None:
-        people(False).print(text, end="", soft_wrap=True, markup=False)
+        stdout_console(False).print(text, end="", soft_wrap=True, markup=False)
     else:
         out.write_text(text, encoding="utf-8")
-        people(False).print(f"{len(table)} predictions: {out}")
+        stdout_console(False).print(f"{len(table)} predictions: {out}")
 
 
 @dataclass(frozen=True)
