@@ -32,7 +32,7 @@ def train(
         epochs=epochs,
         batch_size=512,
         lr=16.0,
-        clip_norm=0.1,
+        max_grad_norm=0.1,
         eval_dataset=data.test,
     )
 

@@ -15,7 +15,13 @@ def main() -> None:
     loss = nn.CrossEntropyLoss(reduction="none")
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 10))
     plan = build_plan(
-        "on-topk", units=len(digits.train), batch_size=256, epochs=30, epsilon=8.0, delta=1e-5, clip_norm=1.0
+        "on-topk",
+        units=len(digits.train),
+        batch_size=256,
+        epochs=30,
+        epsilon=8.0,
+        delta=1e-5,
+        max_grad_norm=1.0,
     )
     trainer = Trainer(
         model,
@@ -23,7 +29,7 @@ def main() -> None:
         loss,
         plan=plan,
         optimizer=lambda parameters: torch.optim.Adam(parameters, lr=0.01),
-        scheduler=lambda optimizer, steps: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps),
+        lr_scheduler=lambda optimizer, steps: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps),
         evaluate=held_out(digits.test, supervised(loss)),
     )
     for batch in trainer:

@@ -34,8 +34,8 @@ def train(method: str, mnist: datasets.DataBundle, epochs: int, epsilon: float, 
         epochs=epochs,
         batch_size=1024,
         eval_dataset=mnist.test,
-        out=out,
-        about=sparsedp.RunMetadata(dataset="mnist", model="mnist-cnn"),
+        run_dir=out,
+        metadata=sparsedp.RunMetadata(dataset="mnist", model="mnist-cnn"),
     )
 
 

@@ -184,7 +184,7 @@ def test_the_run_format_is_that_of_a_real_run(tmp_path):
         epsilon=8,
         epochs=1,
         eval_dataset=data.test,
-        out=run,
+        run_dir=run,
         progress=False,
     ).report()
     plan = json.loads((run / "plan.json").read_text())

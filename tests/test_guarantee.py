@@ -22,8 +22,8 @@ def a_plan(unit: str = "row", method: str = "tp-topk", epsilon: float | None = 3
         epochs=4,
         epsilon=epsilon,
         delta=None if epsilon is None else 1e-4,
-        clip_norm=1.0,
-        unit=unit,
+        max_grad_norm=1.0,
+        unit_name=unit,
         accountant="rdp",
     )
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sparsedp.auditing import AuditResult as AuditResult
-    from sparsedp.auditing import audit as audit
+    from sparsedp.auditing.audit import audit as audit
     from sparsedp.batch import PerExampleLoss as PerExampleLoss
     from sparsedp.errors import DataError as DataError
     from sparsedp.errors import ModelError as ModelError
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from sparsedp.errors import SparseDPError as SparseDPError
     from sparsedp.evaluation import held_out as held_out
     from sparsedp.grad_sample.buffers import keep_freed_memory as keep_freed_memory
-    from sparsedp.loading import Loading as Loading
+    from sparsedp.loading import DataConfig as DataConfig
     from sparsedp.methods import MethodOptions as MethodOptions
     from sparsedp.methods import all_methods as all_methods
     from sparsedp.methods import build_plan as build_plan
@@ -50,7 +50,7 @@ _HOMES = {
     "AuditResult": "sparsedp.auditing",
     "DataError": "sparsedp.errors",
     "EpochMetrics": "sparsedp.runs.record",
-    "Loading": "sparsedp.loading",
+    "DataConfig": "sparsedp.loading",
     "MethodOptions": "sparsedp.methods",
     "ModelError": "sparsedp.errors",
     "Normalised": "sparsedp.training.normalization",
@@ -65,7 +65,7 @@ _HOMES = {
     "Trainer": "sparsedp.training.trainer",
     "Verification": "sparsedp.runs.verify",
     "all_methods": "sparsedp.methods",
-    "audit": "sparsedp.auditing",
+    "audit": "sparsedp.auditing.audit",
     "build_plan": "sparsedp.methods",
     "extract_features": "sparsedp.training.data",
     "fit": "sparsedp.training.fit",

@@ -366,7 +366,7 @@ class RefusedGradient(Tensor):
 
     @staticmethod
     def __new__(cls: Any, parameter: Tensor) -> RefusedGradient:
-        made: RefusedGradient = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        made: RefusedGradient = Tensor._make_wrapper_subclass(
             cls, parameter.shape, strides=parameter.stride(), dtype=parameter.dtype, device=parameter.device
         )
         return made

@@ -111,7 +111,7 @@ def supervised(criterion: Callable[[Any, Tensor], Tensor]) -> PerSampleLoss:
         if not isinstance(rows, (tuple, list)) or len(rows) != 2:
             raise DataError(
                 f"got a batch of type {type(rows).__name__}, expected (inputs, targets); "
-                "for other data pass loss_fn=PerExampleLoss(lambda model, rows: ...)"
+                "for other data pass criterion=PerExampleLoss(lambda model, batch: ...)"
             )
         inputs, targets = rows
         output = model(inputs)
@@ -162,20 +162,20 @@ class PerExampleLoss:
         return self.loss(model, batch)
 
 
-def per_sample_loss(loss_fn: Callable[[Any, Tensor], Tensor] | PerExampleLoss) -> PerSampleLoss:
+def per_sample_loss(criterion: Callable[[Any, Tensor], Tensor] | PerExampleLoss) -> PerSampleLoss:
     """The per-example loss a user means: `PerExampleLoss` as it is, a criterion taken apart by `unreduced`."""
-    if isinstance(loss_fn, PerExampleLoss):
-        return loss_fn.loss
-    if isinstance(loss_fn, type):
+    if isinstance(criterion, PerExampleLoss):
+        return criterion.loss
+    if isinstance(criterion, type):
         raise SparseDPError(
-            f"loss_fn: got the class {loss_fn.__name__}, expected an instance: {loss_fn.__name__}()"
+            f"criterion: got the class {criterion.__name__}, expected an instance: {criterion.__name__}()"
         )
-    if not callable(loss_fn):
+    if not callable(criterion):
         raise SparseDPError(
-            f"loss_fn: got {loss_fn!r}, expected a criterion on (output, target), such as nn.CrossEntropyLoss(), or "
-            "PerExampleLoss(lambda model, batch: ...)"
+            f"criterion: got {criterion!r}, expected a criterion on (output, target), such as nn.CrossEntropyLoss(), "
+            "or PerExampleLoss(lambda model, batch: ...)"
         )
-    return supervised(unreduced(loss_fn))
+    return supervised(unreduced(criterion))
 
 
 _OVER_AN_EXAMPLE = {"none": torch.mean, "mean": torch.mean, "sum": torch.sum, "batchmean": torch.sum}
@@ -196,8 +196,8 @@ def unreduced(criterion: Callable[[Any, Tensor], Tensor]) -> Callable[[Any, Tens
     reduction = _reduction_of(criterion)
     if reduction not in _OVER_AN_EXAMPLE:
         raise SparseDPError(
-            f"loss_fn: got reduction={reduction!r}, expected 'mean', 'sum' or 'none': gradients are clipped example "
-            "by example, so the loss of one example must be told from the batch's. Give "
+            f"criterion: got reduction={reduction!r}, expected 'mean', 'sum' or 'none': gradients are clipped "
+            "example by example, so the loss of one example must be told from the batch's. Give "
             "PerExampleLoss(lambda model, batch: ...)"
         )
     keeping: Any = criterion
@@ -235,9 +235,9 @@ def _refuse_broadcast(losses: Tensor, output: Any, target: Any) -> None:
         return
     if losses.numel() > max(output.numel(), target.numel()):
         raise SparseDPError(
-            f"loss_fn: got outputs of {output.dim()} axes and targets of {target.dim()}, which are broadcast against "
-            "each other, so that every example is compared with every target. Give both the same shape, such as "
-            "output.squeeze(1) in the model's forward, or targets of shape (1,) in the data set"
+            f"criterion: got outputs of {output.dim()} axes and targets of {target.dim()}, which are broadcast "
+            "against each other, so that every example is compared with every target. Give both the same shape, such "
+            "as output.squeeze(1) in the model's forward, or targets of shape (1,) in the data set"
         )
 
 

@@ -19,12 +19,12 @@ from sparsedp.loading import rows_in_order
 _AIMING_AT_THE_TARGET = (nn.BCELoss, nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss)
 
 
-def threshold_of(loss_fn: object) -> float:
+def threshold_of(criterion: object) -> float:
     """Where one output a row decides for class 1: halfway for losses that pull it to the target itself, else 0.
 
     **Edge cases.** A function says nothing of what it takes, so its outputs are taken for logits.
     """
-    return 0.5 if isinstance(loss_fn, _AIMING_AT_THE_TARGET) else 0.0
+    return 0.5 if isinstance(criterion, _AIMING_AT_THE_TARGET) else 0.0
 
 
 def classification_metrics(outputs: Tensor, targets: Tensor, threshold: float = 0.0) -> dict[str, float]:
@@ -90,7 +90,7 @@ def held_out(
     loss: PerSampleLoss,
     *,
     batch_size: int = 1024,
-    collate: Callable[[list[Any]], Rows] | None = None,
+    collate_fn: Callable[[list[Any]], Rows] | None = None,
     threshold: float = 0.0,
     metrics: MetricFunctions | None = None,
 ) -> Evaluator:
@@ -103,7 +103,7 @@ def held_out(
         dataset: the held-out rows.
         loss: one loss per row; it is given the model itself.
         batch_size: rows at once.
-        collate: as for `fit`.
+        collate_fn: as for `fit`.
         threshold: where a model with one output a row decides for class 1: 0 for logits, see `threshold_of`.
         metrics: further numbers by name, each a function of all outputs and all targets.
     """
@@ -117,7 +117,7 @@ def held_out(
         total = 0.0
         outputs: list[Tensor] = []
         targets: list[Tensor] = []
-        for rows in rows_in_order(dataset, size, batch_size, collate):
+        for rows in rows_in_order(dataset, size, batch_size, collate_fn):
             rows = to_device(rows, next(model.parameters()).device)
             with _watching(model) as returned:
                 total += float(check_losses(score(model, rows), row_count(rows)).double().sum())

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from sparsedp.batch import MicroBatch, Rows
 from sparsedp.errors import DataError, PrivacyError
-from sparsedp.loading import Fetcher, FixedShapes, Indices, Loading
+from sparsedp.loading import DataConfig, Fetcher, FixedShapes, Indices
 from sparsedp.randomness import PrivateRandomness, StepSecret
 
 
@@ -183,7 +183,7 @@ class PoissonSampler:
         *,
         sampling_rate: float,
         randomness: PrivateRandomness,
-        loading: Loading = Loading(),  # noqa: B008
+        loading: DataConfig = DataConfig(),  # noqa: B008
         shapes: FixedShapes | None = None,
         partition: UnitPartition = UnitPartition(),  # noqa: B008
         whole_units: bool = False,
@@ -196,7 +196,7 @@ class PoissonSampler:
             raise PrivacyError(f"sampling_rate: got {sampling_rate}, expected a number in (0, 1]")
         if rows_per_unit < 1:
             raise DataError(f"rows_per_unit: got {rows_per_unit}, expected a whole number >= 1")
-        if rows_per_unit > 1 and loading.units is None:
+        if rows_per_unit > 1 and loading.unit_ids is None:
             raise DataError(
                 f"rows_per_unit: got {rows_per_unit}, but each row is a unit of its own; give units, or drop it"
             )
@@ -204,15 +204,15 @@ class PoissonSampler:
             raise DataError(
                 f"max_physical_batch: got {most}, expected at least rows_per_unit={rows_per_unit}"
             )
-        self._fetch = Fetcher(dataset, loading.collate)
+        self._fetch = Fetcher(dataset, loading.collate_fn)
         self._rate = sampling_rate
         self._randomness = randomness
-        self._index = None if loading.units is None else _UnitIndex.of(loading.units, rows)
+        self._index = None if loading.unit_ids is None else _UnitIndex.of(loading.unit_ids, rows)
         self._rows = rows
         self._rows_per_unit = rows_per_unit
         self._whole_units = whole_units and self._index is not None
         self._max_physical = most
-        self._workers = loading.workers
+        self._workers = loading.num_workers
         self._shapes = shapes or FixedShapes()
         self._partition = partition
         self._bits = block_bits(sampling_rate, self.unit_count, self._most_units)

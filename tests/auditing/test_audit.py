@@ -145,7 +145,7 @@ def test_a_sampler_that_never_draws_some_is_not_taken_for_a_leak_of_others(monke
 @pytest.mark.usefixtures("quick")
 def test_the_same_audit_from_a_plan_and_as_json():
     plan = build_plan(
-        get_method("tp-topk"), units=400, batch_size=40, epochs=4, epsilon=8.0, delta=1e-5, clip_norm=0.5
+        get_method("tp-topk"), units=400, batch_size=40, epochs=4, epsilon=8.0, delta=1e-5, max_grad_norm=0.5
     )
     nothing = {
         "method": None,
@@ -153,7 +153,7 @@ def test_the_same_audit_from_a_plan_and_as_json():
         "delta": None,
         "epochs": None,
         "batch_size": None,
-        "clip_norm": None,
+        "max_grad_norm": None,
     }
     result = audited(plan=plan, **nothing, steps=10)
     said = json.loads(json.dumps(result.to_json(), allow_nan=False))
@@ -187,7 +187,7 @@ def test_full_batches_at_a_tiny_delta_are_put_together_as_far_as_the_accountant_
 
 @pytest.mark.usefixtures("quickest")
 def test_the_claim_of_a_step_with_little_noise_is_the_accountants():
-    how = {"epsilon": 200.0, "delta": 1e-5, "epochs": 1, "batch_size": 20, "clip_norm": 0.5}
+    how = {"epsilon": 200.0, "delta": 1e-5, "epochs": 1, "batch_size": 20, "max_grad_norm": 0.5}
     phase = build_plan("dp-sgd", units=200, **how).phases[0]
     expected = accountant("pld").epsilon([Spend(phase.sampling_rate, phase.noise_multiplier, 1)], 1e-5)
     assert phase.noise_multiplier < 0.2
@@ -219,7 +219,13 @@ def test_the_model_and_its_generators_are_left_alone():
 def test_mistakes_are_said(changes, error, words):
     if changes.get("plan") == "same":
         changes["plan"] = build_plan(
-            get_method("dp-sgd"), units=400, batch_size=40, epochs=1, epsilon=8.0, delta=1e-5, clip_norm=1.0
+            get_method("dp-sgd"),
+            units=400,
+            batch_size=40,
+            epochs=1,
+            epsilon=8.0,
+            delta=1e-5,
+            max_grad_norm=1.0,
         )
     with pytest.raises(error, match=words):
         audited(**changes)

@@ -104,7 +104,7 @@ def test_a_unit_that_moves_a_count_too_far_is_found(monkeypatch):
 
 
 def test_a_count_of_records_where_units_are_promised_is_found(monkeypatch):
-    how = {"method": "fest", "units": [row // 4 for row in range(100)], "batch_size": 12}
+    how = {"method": "fest", "unit_ids": [row // 4 for row in range(100)], "batch_size": 12}
     result = attacked(**how)
     assert result.passed, problems(result)
     monkeypatch.setattr(
@@ -118,6 +118,6 @@ def test_a_release_that_nobody_knows_how_to_attack_is_refused_by_name():
     longer = replace(
         plan.with_noise({}), phases=(Phase("look", 1, 1.0, 1.0, 4.0, trains=False), *plan.phases)
     )
-    asked = dict.fromkeys(("method", "epsilon", "delta", "epochs", "batch_size", "clip_norm"))
+    asked = dict.fromkeys(("method", "epsilon", "delta", "epochs", "batch_size", "max_grad_norm"))
     with pytest.raises(PrivacyError, match="look"):
         audited(nn.Linear(24, 2), data(100), plan=longer, **asked)

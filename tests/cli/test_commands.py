@@ -118,7 +118,7 @@ def test_plan_without_a_split_is_equal_noise_and_says_what_another_budget_costs(
     question = ("--units", "2000", "--batch-size", "100", "--epochs", "2", "--other-budgets", "1")
     question += ("--method", "tp-topk", "--parameters", "1000")
     answer = typed("plan", *question, "--json").json
-    sizes = {"units": 2000, "batch_size": 100, "epochs": 2, "delta": 1e-5, "clip_norm": 1.0}
+    sizes = {"units": 2000, "batch_size": 100, "epochs": 2, "delta": 1e-5, "max_grad_norm": 1.0}
     plan, dearer = (build_plan(get_method("tp-topk"), epsilon=epsilon, **sizes) for epsilon in (3.0, 1.0))
     assert [phase["noise_multiplier"] for phase in answer["phases"]] == [
         p.noise_multiplier for p in plan.phases
@@ -133,7 +133,7 @@ def test_plan_without_a_split_is_equal_noise_and_says_what_another_budget_costs(
 
 
 def test_plan_counts_a_normalisation_and_says_which_budgets_it_puts_out_of_reach(typed):
-    sizes = {"units": 2000, "batch_size": 100, "epochs": 2, "delta": 1e-5, "clip_norm": 1.0}
+    sizes = {"units": 2000, "batch_size": 100, "epochs": 2, "delta": 1e-5, "max_grad_norm": 1.0}
     question = ("--units", "2000", "--batch-size", "100", "--epochs", "2", "--accountant", "rdp")
     question += ("--method", "tp-topk", "--parameters", "1000")
     asked = (*question, "--normalise", "8", "--other-budgets", "0.1,2")
@@ -173,8 +173,8 @@ def test_plan_says_what_auto_takes_and_why(typed, parameters, more, method, why)
     assert why in answer["reason"]
     numbers = {"units": 50_000, "batch_size": 2048, "epochs": 10, "delta": 1e-5, "accountant": "rdp"}
     chosen = spec_for(
-        nn.Linear(parameters, 1, bias=False), "auto", MethodOptions(active_ratio=0.5) if more else None,
-        unit="row", epsilon=1.0, clip_norm=0.1, **numbers,
+        nn.Embedding(parameters, 1), "auto", MethodOptions(active_ratio=0.5) if more else None,
+        unit_name="row", epsilon=1.0, max_grad_norm=0.1, **numbers,
     )  # fmt: skip
     noise = [phase.noise_multiplier for phase in chosen.plan().phases]
     assert [phase["noise_multiplier"] for phase in answer["phases"]] == noise

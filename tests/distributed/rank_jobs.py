@@ -55,7 +55,7 @@ def every_way(folder: Path) -> dict[str, str]:
         "by hand": {"engine": "reference", "epochs": 1},
         "given": {"method": "given", "public_scores": {"0.weight": torch.arange(48).reshape(8, 6)}},
         "few at once": {"max_physical_batch": 7},
-        "loaded apart": {"workers": 1},
+        "loaded apart": {"num_workers": 1},
         "least squares": {"model": moments, "loss": moments_loss(), "callbacks": [keep_noise_down(moments)]},
     }
     return {name: digest(train(**changes)) for name, changes in ways.items()}
@@ -64,7 +64,7 @@ def every_way(folder: Path) -> dict[str, str]:
 def people(folder: Path) -> str:
     """Units of several rows, in small micro-batches."""
     numbers = torch.arange(ROWS) % 130
-    return digest(train(units=numbers, unit="person", rows_per_unit=2, max_physical_batch=8))
+    return digest(train(unit_ids=numbers, unit_name="person", rows_per_unit=2, max_physical_batch=8))
 
 
 def counted(folder: Path) -> str:
@@ -74,11 +74,11 @@ def counted(folder: Path) -> str:
 
 def kept(folder: Path) -> str:
     """A run in a folder."""
-    return digest(train(out=folder / "RUN"))
+    return digest(train(run_dir=folder / "RUN"))
 
 
 def second(folder: Path) -> str:
-    return refused(lambda: train(out=folder / "RUN"))
+    return refused(lambda: train(run_dir=folder / "RUN"))
 
 
 def plans(folder: Path) -> str:
@@ -140,12 +140,12 @@ def ended(folder: Path) -> list[str]:
 
     said = "it was not told"
     try:
-        train(out=folder / "ENDED", callbacks=[end])
+        train(run_dir=folder / "ENDED", callbacks=[end])
     except KeyboardInterrupt:
         said = "stopped"
     stopped_at = Ledger.read(folder / "ENDED" / "ledger.jsonl").charged
     dist.barrier()
-    again = digest(train(out=folder / "ENDED", resume=True))
+    again = digest(train(run_dir=folder / "ENDED", resume=True))
     return [said, str(stopped_at), again, digest(train())]
 
 
@@ -203,7 +203,7 @@ def fails(folder: Path) -> None:
             if dist.get_rank() == 0:
                 (folder / "released.txt").write_text(str(event.step))
 
-    train(loss=loss, callbacks=[note], out=folder / "RUN")
+    train(loss=loss, callbacks=[note], run_dir=folder / "RUN")
 
 
 def refuses(folder: Path) -> str:
@@ -231,7 +231,7 @@ def sharded(folder: Path) -> dict[str, Any]:
     inputs, labels = data().tensors
     mine = slice(rank * ROWS // ranks, (rank + 1) * ROWS // ranks)
     result = train(dataset=TensorDataset(inputs[mine], labels[mine]), sharded=True)
-    twice = refused(lambda: train(units=torch.arange(ROWS), unit="person", sharded=True))
+    twice = refused(lambda: train(unit_ids=torch.arange(ROWS), unit_name="person", sharded=True))
     copies = refused(lambda: train(sharded=True))
     return {"digest": digest(result), "units": result.plan.units, "twice": twice, "copies": copies}
 
@@ -322,7 +322,7 @@ def hurt(folder: Path) -> dict[str, Any]:
     if hit is not None and hit.after < 0:
         threading.Thread(target=strike, daemon=True).start()
     seed = None if os.environ.get("SEEDLESS") else 7
-    found = digest(train(out=folder / "RUN", callbacks=[step], epochs=LONG, seed=seed))
+    found = digest(train(run_dir=folder / "RUN", callbacks=[step], epochs=LONG, seed=seed))
     return {"digest": found, "starts": start + 1}
 
 
@@ -332,12 +332,12 @@ def no_space(*_: object) -> None:
 
 def unhurt(folder: Path) -> str:
     """The run that `hurt` would be."""
-    return digest(train(out=folder / "UNHURT", epochs=LONG))
+    return digest(train(run_dir=folder / "UNHURT", epochs=LONG))
 
 
 def resumed(folder: Path) -> str:
     """Goes on with the run that was hurt."""
-    return digest(train(out=folder / "RUN", epochs=LONG, resume=True))
+    return digest(train(run_dir=folder / "RUN", epochs=LONG, resume=True))
 
 
 JOBS = {

@@ -14,7 +14,7 @@ from torch.utils.data import Dataset, TensorDataset
 from sparsedp import distributed
 from sparsedp.errors import DataError, PrivacyError, RankError, SparseDPError
 from sparsedp.federated import FederatedTrainer
-from sparsedp.loading import Loading
+from sparsedp.loading import DataConfig
 from sparsedp.methods import build_plan
 from sparsedp.privacy.mechanism import Grid
 from sparsedp.sampling import UnitPartition
@@ -160,7 +160,7 @@ WHOLE = range(40)
 def partition(monkeypatch, one, other):
     monkeypatch.setattr(ranks.secrets, "token_bytes", lambda size: b"key")
     Told(monkeypatch, None, ranks._row_digests(other, None, b"key"), len(other))
-    return ranks.partition_of(one, Loading(sharded=True), None)
+    return ranks.partition_of(one, DataConfig(sharded=True), None)
 
 
 @pytest.mark.parametrize(

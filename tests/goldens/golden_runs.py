@@ -73,7 +73,7 @@ def _fit(out: Path, asked: Mapping[str, Any], watch: Any = None) -> tuple[sparse
         "seed": 7,
         "progress": False,
         "eval_dataset": test,
-        "out": out,
+        "run_dir": out,
         "callbacks": (note,) if watch is None else (note, watch),
     }
     given = {name: value for name, value in {**usual, **asked}.items() if value is not None}
@@ -120,7 +120,7 @@ def _falling(optimizer: torch.optim.Optimizer, steps: int) -> torch.optim.lr_sch
     return torch.optim.lr_scheduler.StepLR(optimizer, step_size=max(1, steps // 4), gamma=0.5)
 
 
-_PATIENTS = {"units": torch.arange(_ROWS) % 70, "unit": "patient", "batch_size": 20}
+_PATIENTS = {"unit_ids": torch.arange(_ROWS) % 70, "unit_name": "patient", "batch_size": 20}
 _TWO_RELEASES = sparsedp.PrivateNormalisation(noise_multiplier=3.0, clip_norm=2.0)
 _ONE_RELEASE = sparsedp.PrivateNormalisation(
     noise_multiplier=3.0, clip_norm=2.0, centre=False, columns=tuple(range(1, 60, 2))
@@ -132,7 +132,7 @@ _FEATURES: list[tuple[str, str, dict[str, Any]]] = [
     ("pld", "adadpigu", {"accountant": "pld"}),
     ("classic rdp", "tp-topk", {"accountant": "rdp-classic"}),
     ("nominal split", "tp-topk", {"split": NominalSplit(0.3)}),
-    ("two clip norms", "tp-topk", {"clip_norm": (1.0, 0.4)}),
+    ("two clip norms", "tp-topk", {"max_grad_norm": (1.0, 0.4)}),
     ("units of one row", "dp-sgd", _PATIENTS),
     ("units of one row", "tp-topk", _PATIENTS),
     ("units of three rows", "dp-sgd", {**_PATIENTS, "rows_per_unit": 3}),
@@ -154,9 +154,9 @@ _FEATURES: list[tuple[str, str, dict[str, Any]]] = [
     ("average", "dp-sgd", {"ema_decay": 0.9}),
     ("average", "tp-topk", {"ema_decay": 0.9, "model": "cnn"}),
     ("average", "on-rand", {"ema_decay": 0.9}),
-    ("one cycle", "dp-sgd", {"scheduler": _one_cycle}),
-    ("one cycle", "tp-topk", {"scheduler": _one_cycle, "optimizer": _adam, "lr": None}),
-    ("falling rate", "on-rand", {"scheduler": _falling}),
+    ("one cycle", "dp-sgd", {"lr_scheduler": _one_cycle}),
+    ("one cycle", "tp-topk", {"lr_scheduler": _one_cycle, "optimizer": _adam, "lr": None}),
+    ("falling rate", "on-rand", {"lr_scheduler": _falling}),
     ("normalised", "dp-sgd", {**_FLAT, "normalise": _TWO_RELEASES, "epsilon": 6.0}),
     ("normalised", "tp-topk", {**_FLAT, "normalise": _ONE_RELEASE, "epsilon": 6.0}),
     ("normalised units", "tp-topk", {**_PATIENTS, "normalise": _TWO_RELEASES, "epsilon": 6.0}),

@@ -12,10 +12,10 @@ from torch import nn
 from sparsedp.batch import MicroBatch
 from sparsedp.clipping import FlatClip
 from sparsedp.grad_sample import BookkeepingEngine, Query, linear
-from sparsedp.grad_sample.blocks import Metric
 from sparsedp.grad_sample.buffers import Space, Workspace
 from sparsedp.grad_sample.conv import ConvWeight
 from sparsedp.grad_sample.linear import SequenceOuter
+from sparsedp.grad_sample.sampler import Metric
 from sparsedp.parameters import Support
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")

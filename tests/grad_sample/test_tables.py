@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from sparsedp.batch import MicroBatch
 from sparsedp.clipping import FlatClip, Standardized
 from sparsedp.grad_sample import BookkeepingEngine, Query
-from sparsedp.grad_sample.blocks import make_blocks
 from sparsedp.grad_sample.embedding import Pairs
+from sparsedp.grad_sample.sampler import make_blocks
 from sparsedp.parameters import Layout, Support
 
 ROWS, WIDTH = 50, 3

@@ -85,7 +85,7 @@ def test_the_trainer_of_transformers_takes_the_run_of_fit(tmp_path):
     fit(
         plain, Texts(), PerExampleLoss(loss), epochs=2, batch_size=10, progress=False, **PRIVACY,
         optimizer=lambda p: torch.optim.AdamW(p, lr=1e-2, weight_decay=0.0),
-        scheduler=lambda o, steps: torch.optim.lr_scheduler.LambdaLR(o, lambda step: (steps - step) / steps),
+        lr_scheduler=lambda o, steps: torch.optim.lr_scheduler.LambdaLR(o, lambda step: (steps - step) / steps),
     )  # fmt: skip
     assert torch.allclose(weights(trainer.model), weights(plain), atol=1e-6)
     with pytest.raises(SparseDPError, match="ledger"):

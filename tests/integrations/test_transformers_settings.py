@@ -16,7 +16,7 @@ UNHEEDED = {
     "max_steps": (7, "num_train_epochs"),
     "num_train_epochs": (2.5, "whole number of epochs"),
     "label_smoothing_factor": (0.1, "PerExampleLoss"),
-    "max_grad_norm": (0.5, "clip_norm"),
+    "max_grad_norm": (0.5, "max_grad_norm"),
     "bf16": (True, "autocast"),
     "fp16": (True, "autocast"),
     "optim": ("adafactor", r"optimizers=\(optimizer, None\)"),

@@ -81,7 +81,7 @@ def plan_of(
         units=10 * steps_per_epoch,
         batch_size=10,
         epochs=epochs,
-        clip_norm=None if unclipped else clip_norm,
+        max_grad_norm=None if unclipped else clip_norm,
         noise_std=noise if unclipped else None,
         warmup_fraction=warmup_fraction,
     ).draft()

@@ -186,7 +186,7 @@ def test_a_scope_that_holds_nothing_is_refused_before_anything_is_charged(word, 
         sparsedp.fit(
             model, TensorDataset(torch.rand(40, 3), torch.arange(40) % 2), nn.CrossEntropyLoss(reduction="none"),
             method="dp-sgd", options=MethodOptions(scope=(word,)), epsilon=8.0, delta=1e-5, epochs=1,
-            out=tmp_path / "run", progress=False,
+            run_dir=tmp_path / "run", progress=False,
         )  # fmt: skip
     assert not (tmp_path / "run").exists()
     assert Parts.of(Layout.of(model), (word, "head"), ()).scope == Layout.of(model).slots[2:]

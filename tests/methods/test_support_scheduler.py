@@ -218,7 +218,7 @@ def measured(method):
     unclipped = method.protection is Protection.NO_CLIP
     plan = PlanSpec.asked(
         method, options, units=40, batch_size=BATCH, epochs=STEPS // 5,
-        clip_norm=None if unclipped else CLIP, noise_std=NOISE * CLIP if unclipped else None,
+        max_grad_norm=None if unclipped else CLIP, noise_std=NOISE * CLIP if unclipped else None,
     ).draft()  # fmt: skip
     plan = replace(plan, phases=plan.training)
     if method.private:

@@ -19,7 +19,7 @@ from torch.utils.data import TensorDataset
 from sparsedp.batch import MicroBatch
 from sparsedp.clipping import FlatClip
 from sparsedp.errors import DataError, PrivacyError
-from sparsedp.loading import Loading
+from sparsedp.loading import DataConfig
 from sparsedp.methods import build_plan, get_method
 from sparsedp.privacy import EqualNoise, NominalSplit, Plan, PrivateNormalisation, plan_epsilon
 from sparsedp.privacy.ledger import Charge, ChargeLog
@@ -114,7 +114,7 @@ def test_a_patient_counts_once_however_many_rows_are_loaded():
     dataset = TensorDataset(inputs, torch.zeros(12))
     sampler = PoissonSampler(
         dataset, sampling_rate=1.0, randomness=SystemRandomness(),
-        loading=Loading(units=owner, rows_per_unit=9, max_physical_batch=9),
+        loading=DataConfig(unit_ids=owner, rows_per_unit=9, max_physical_batch=9),
     )  # fmt: skip
     (batch,) = sampler.batches(0, 1)
     found = sum(ChannelStatisticsSum(batch, 4, FlatClip(CLIP)).partial_sums(CLIP))
@@ -124,7 +124,7 @@ def test_a_patient_counts_once_however_many_rows_are_loaded():
 def test_a_sampling_rate_of_one_takes_every_unit():
     dataset = TensorDataset(torch.ones(5000, 1))
     for randomness in (SystemRandomness(), SeededRandomness(0)):
-        whole = Loading(max_physical_batch=999)
+        whole = DataConfig(max_physical_batch=999)
         sampler = PoissonSampler(dataset, sampling_rate=1.0, randomness=randomness, loading=whole)
         (batch,) = sampler.batches(0, 1)
         assert sum(part.row_count for part in batch) == 5000
@@ -182,7 +182,7 @@ def test_the_noise_has_the_planned_scale_and_neither_two_thirds_nor_three_halves
 
 def plan_of(method: str, **more: object) -> Plan:
     return build_plan(
-        get_method(method), units=45_000, batch_size=4096, epochs=4, epsilon=3.0, delta=1e-5, clip_norm=0.1,
+        get_method(method), units=45_000, batch_size=4096, epochs=4, epsilon=3.0, delta=1e-5, max_grad_norm=0.1,
         **more,
     )  # fmt: skip
 

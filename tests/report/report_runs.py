@@ -32,7 +32,7 @@ def network(classes: int = CLASSES) -> nn.Module:
 
 def train(method: str, *, epsilon: float | None = 8.0, classes: int = CLASSES, **more: Any) -> Result:
     """A whole run; RDP, which calibrates at once."""
-    more.setdefault("about", RunMetadata(dataset="blobs", model="perceptron"))
+    more.setdefault("metadata", RunMetadata(dataset="blobs", model="perceptron"))
     return sparsedp.fit(
         network(classes),
         more.pop("dataset", None) or data(1, classes=classes),
@@ -52,5 +52,5 @@ def train(method: str, *, epsilon: float | None = 8.0, classes: int = CLASSES, *
 
 def a_run(out: Path, method: str, **more: Any) -> Path:
     """The folder of a whole run."""
-    train(method, out=out, **more)
+    train(method, run_dir=out, **more)
     return out

@@ -145,7 +145,7 @@ def test_page_says_what_was_promised_and_spent_and_the_guarantee_comes_first(run
 def test_page_shows_names_given_by_a_user_as_text(tmp_path):
     evil = "<script>alert('x')</script>&\"'"
     about = RunMetadata(dataset=evil, model=evil, variant=evil)
-    text = write_report(a_run(tmp_path / "run", "tp-rand", seed=0, about=about)).read_text()
+    text = write_report(a_run(tmp_path / "run", "tp-rand", seed=0, metadata=about)).read_text()
     assert "<script" not in text
     assert "&lt;script&gt;alert" in text
 
@@ -218,7 +218,7 @@ def test_report_without_a_run_or_a_place_to_write_to_is_a_clear_error(single, tm
 
 
 def test_result_writes_the_report_of_its_directory_and_needs_one(tmp_path):
-    result = train("tp-coherent", out=tmp_path / "run")
+    result = train("tp-coherent", run_dir=tmp_path / "run")
     assert result.report() == tmp_path / "run" / "report.html"
     assert result.report(tmp_path / "copy.html").read_bytes() == result.report().read_bytes()
     assert "noise from the operating system" in result.report().read_text()
@@ -240,7 +240,7 @@ def test_report_of_a_run_stopped_early_keeps_its_planned_epsilon(tmp_path, epoch
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        train("tp-topk", out=tmp_path / "run", seed=0, callbacks=[stop])
+        train("tp-topk", run_dir=tmp_path / "run", seed=0, callbacks=[stop])
     text = text_of(tmp_path / "run")
     assert "stopped before its plan was done" in text
     assert "At most (8, 0.001)" in text
@@ -250,7 +250,7 @@ def test_report_of_a_run_stopped_early_keeps_its_planned_epsilon(tmp_path, epoch
 
 def test_report_leads_with_auc_and_shows_the_majority_class_where_classes_are_counted(tmp_path):
     about = RunMetadata(dataset="blobs", model="perceptron", schema={"held_out_counts": [20, 40]})
-    folder = a_run(tmp_path / "run", "tp-topk", classes=2, seed=0, about=about)
+    folder = a_run(tmp_path / "run", "tp-topk", classes=2, seed=0, metadata=about)
     record = json.loads((folder / "record.json").read_text())
     text = text_of(folder)
     assert f"held-out AUC {record['metrics']['auc']:.4g}" in text
@@ -265,7 +265,9 @@ def test_report_calls_rows_as_the_unit_a_warning_and_people_not(run, tmp_path):
         '<span class="badge warn">protects each row, not whoever has several</span>'
         in write_report(run).read_text()
     )
-    units = a_run(tmp_path / "patients", "dp-sgd", seed=0, units=[i // 2 for i in range(80)], unit="patient")
+    units = a_run(
+        tmp_path / "patients", "dp-sgd", seed=0, unit_ids=[i // 2 for i in range(80)], unit_name="patient"
+    )
     page = write_report(units).read_text()
     assert '<span class="badge plain">protects each patient</span>' in page
     assert "protects each row" not in page
@@ -295,7 +297,7 @@ def test_noise_energy_of_a_run_without_noise_has_no_share():
 
 def test_report_of_a_support_that_changes_at_every_step_stays_small(tmp_path):
     options = MethodOptions(clock=EverySteps(1))
-    result = train("on-rand", seed=0, options=options, epochs=25, out=tmp_path / "run")
+    result = train("on-rand", seed=0, options=options, epochs=25, run_dir=tmp_path / "run")
     assert len(result.supports) > 90
     page = result.report()
     assert page.stat().st_size < 200_000

@@ -9,7 +9,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset, TensorDataset
 
 from sparsedp.errors import DataError, PrivacyError
-from sparsedp.loading import FixedShapes, Loading
+from sparsedp.loading import DataConfig, FixedShapes
 from sparsedp.randomness import SeededRandomness
 from sparsedp.sampling import PoissonSampler
 from sparsedp_experiments.data import Dense, Split
@@ -20,7 +20,7 @@ WORKERS = pytest.mark.parametrize("workers", [0, 1])
 def first_rows(dataset: Dataset, **more: object) -> object:
     """The rows of a batch of everything."""
     sampler = PoissonSampler(
-        dataset, sampling_rate=1.0, randomness=SeededRandomness(0), loading=Loading(**more)
+        dataset, sampling_rate=1.0, randomness=SeededRandomness(0), loading=DataConfig(**more)
     )
     (micro,) = next(sampler.batches(0, 1))
     return micro.rows
@@ -69,7 +69,7 @@ def to_twelve(items: list[Tensor]) -> Tensor:
 
 @WORKERS
 def test_a_subclass_of_a_tensor_data_set_keeps_its_own_items(workers):
-    rows = first_rows(Doubled(torch.arange(5.0)), workers=workers)
+    rows = first_rows(Doubled(torch.arange(5.0)), num_workers=workers)
     assert rows[0].tolist() == [0, 2, 4, 6, 8]
 
 
@@ -86,7 +86,14 @@ def test_a_collate_function_is_honoured_also_where_rows_could_be_gathered_at_onc
     def collate(items: list[tuple[Tensor, Tensor]]) -> Tensor:
         return torch.stack([target for _, target in items]) + 100
 
-    assert first_rows(dataset, collate=collate, workers=workers).tolist() == [100, 101, 102, 103, 104, 105]
+    assert first_rows(dataset, collate_fn=collate, num_workers=workers).tolist() == [
+        100,
+        101,
+        102,
+        103,
+        104,
+        105,
+    ]
 
 
 def test_only_rows_at_gathers_rows_not_any_method_called_batch():
@@ -99,7 +106,7 @@ def test_padding_to_the_longest_row_of_a_batch_is_refused_without_telling_a_leng
         Words(12),
         sampling_rate=0.3,
         randomness=SeededRandomness(0),
-        loading=Loading(collate=to_the_longest, workers=workers),
+        loading=DataConfig(collate_fn=to_the_longest, num_workers=workers),
     )
     with pytest.raises(PrivacyError, match="one declared fixed length") as refusal:
         [list(batch) for batch in sampler.batches(0, 20)]
@@ -112,7 +119,7 @@ def test_padding_to_one_length_is_accepted(workers):
         Words(12),
         sampling_rate=0.3,
         randomness=SeededRandomness(0),
-        loading=Loading(collate=to_twelve, workers=workers),
+        loading=DataConfig(collate_fn=to_twelve, num_workers=workers),
     )
     shapes = {micro.rows.shape[1] for batch in sampler.batches(0, 20) for micro in batch}
     assert shapes == {12}
@@ -122,7 +129,7 @@ def test_padding_to_one_length_is_accepted(workers):
 def test_a_batch_with_more_or_fewer_rows_than_items_is_refused(times):
     """Two rows of one record would be clipped one by one, and add twice what a record may."""
     with pytest.raises(DataError, match="exactly one row of each item"):
-        first_rows(Words(1), collate=lambda items: torch.ones(times * len(items), 2))
+        first_rows(Words(1), collate_fn=lambda items: torch.ones(times * len(items), 2))
 
 
 def test_a_plain_number_beside_the_tensors_may_not_change_either():

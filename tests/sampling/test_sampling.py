@@ -17,7 +17,7 @@ from sparsedp.batch import MicroBatch
 from sparsedp.clipping import FlatClip
 from sparsedp.errors import DataError, PrivacyError
 from sparsedp.grad_sample import ENGINES, Query
-from sparsedp.loading import Loading
+from sparsedp.loading import DataConfig
 from sparsedp.parameters import Support
 from sparsedp.randomness import SeededRandomness, SystemRandomness
 from sparsedp.sampling import PoissonSampler
@@ -59,7 +59,7 @@ def sampler(
 ) -> PoissonSampler:
     randomness = SystemRandomness() if seed is None else SeededRandomness(seed)
     return PoissonSampler(
-        Numbers(size, form), sampling_rate=rate, randomness=randomness, loading=Loading(**more)
+        Numbers(size, form), sampling_rate=rate, randomness=randomness, loading=DataConfig(**more)
     )
 
 
@@ -112,7 +112,7 @@ def test_the_system_source_never_repeats_a_run():
 @pytest.mark.parametrize("most", [None, 4])
 def test_workers_load_the_batches_that_would_be_loaded_without_them(form, most):
     alone, helped = (
-        sampler(40, 0.2, form=form, max_physical_batch=most, workers=workers).batches(0, 6)
+        sampler(40, 0.2, form=form, max_physical_batch=most, num_workers=workers).batches(0, 6)
         for workers in (0, 2)
     )
     for one, other in zip(alone, helped, strict=True):
@@ -122,7 +122,7 @@ def test_workers_load_the_batches_that_would_be_loaded_without_them(form, most):
 
 
 def test_workers_keep_in_step_when_a_batch_is_not_consumed():
-    helped = sampler(40, 0.2, max_physical_batch=3, workers=1)
+    helped = sampler(40, 0.2, max_physical_batch=3, num_workers=1)
     seen = [rows_of(next(iter(batch))) for batch in helped.batches(0, 5)]
     expected = [rows_of(next(iter(batch))) for batch in sampler(40, 0.2, max_physical_batch=3).batches(0, 5)]
     assert seen == expected
@@ -130,7 +130,7 @@ def test_workers_keep_in_step_when_a_batch_is_not_consumed():
 
 def test_workers_survive_empty_batches():
     rate = 0.02
-    assert list(drawn(sampler(20, rate, workers=1), 12)) == list(drawn(sampler(20, rate), 12))
+    assert list(drawn(sampler(20, rate, num_workers=1), 12)) == list(drawn(sampler(20, rate), 12))
 
 
 @given(st.integers(1, 9), st.integers(0, 50))
@@ -149,7 +149,7 @@ def test_the_physical_batch_size_changes_memory_and_not_the_sum(kind, units):
     model = nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.Linear(8, 2)).double()
     engine = ENGINES[kind](model, lambda model, rows: model(rows.double() / 10).square().sum(1))
     query = Query(Support.full(engine.layout.dimension), FlatClip(0.5))
-    settings = {"units": units, "rows_per_unit": 1 if units is None else 2}
+    settings = {"unit_ids": units, "rows_per_unit": 1 if units is None else 2}
     whole, *others = (
         engine.clipped_sum(next(sampler(60, 0.5, max_physical_batch=most, **settings).batches(0, 1)), query)
         for most in (None, 2, 7, 100)
@@ -169,7 +169,7 @@ def test_a_collate_function_of_the_users_own_is_used():
     def collate(rows: list[Tensor]) -> Tensor:
         return torch.stack(rows) + 1000
 
-    assert min(next(drawn(sampler(30, 0.5, collate=collate), 1))) >= 1000
+    assert min(next(drawn(sampler(30, 0.5, collate_fn=collate), 1))) >= 1000
 
 
 def test_tensor_data_sets_are_gathered_at_once_and_alike():
@@ -187,7 +187,7 @@ UNITS = [5, 5, 5, 9, 2, 2, 7, 9, 9, 9, 2, 4]
 
 
 def by_units(rate: float, rows_per_unit: int, seed: int | None = 0, **more: object) -> PoissonSampler:
-    return sampler(12, rate, seed, units=UNITS, rows_per_unit=rows_per_unit, **more)
+    return sampler(12, rate, seed, unit_ids=UNITS, rows_per_unit=rows_per_unit, **more)
 
 
 def test_units_are_counted_not_rows():
@@ -244,7 +244,7 @@ def test_workers_load_units_alike():
     settings = {"max_physical_batch": 6, "rows_per_unit": 3}
     for one, other in zip(
         by_units(0.7, **settings).batches(0, 5),
-        by_units(0.7, workers=2, **settings).batches(0, 5),
+        by_units(0.7, num_workers=2, **settings).batches(0, 5),
         strict=True,
     ):
         for mine, theirs in zip(one, other, strict=True):
@@ -253,8 +253,8 @@ def test_workers_load_units_alike():
 
 
 def test_unit_ids_may_be_a_tensor_or_text():
-    as_text = sampler(12, 0.5, units=[f"patient {unit}" for unit in UNITS])
-    as_tensor = sampler(12, 0.5, units=torch.tensor(UNITS))
+    as_text = sampler(12, 0.5, unit_ids=[f"patient {unit}" for unit in UNITS])
+    as_tensor = sampler(12, 0.5, unit_ids=torch.tensor(UNITS))
     assert as_text.unit_count == as_tensor.unit_count == 5
 
 
@@ -265,12 +265,12 @@ def test_unit_ids_may_be_a_tensor_or_text():
         (lambda: sampler(5, 0.0), PrivacyError, "sampling_rate"),
         (lambda: sampler(5, 1.5), PrivacyError, "sampling_rate"),
         (lambda: sampler(5, float("nan")), PrivacyError, "sampling_rate"),
-        (lambda: sampler(5, 0.5, units=[0, 1]), DataError, "one id for each of 5 rows"),
-        (lambda: sampler(2, 0.5, units=[0.0, float("nan")]), DataError, "NaN"),
+        (lambda: sampler(5, 0.5, unit_ids=[0, 1]), DataError, "one id for each of 5 rows"),
+        (lambda: sampler(2, 0.5, unit_ids=[0.0, float("nan")]), DataError, "NaN"),
         (lambda: sampler(5, 0.5, rows_per_unit=0), DataError, "rows_per_unit"),
         (lambda: sampler(5, 0.5, rows_per_unit=2), DataError, "each row is a unit"),
         (
-            lambda: sampler(5, 0.5, units=[0] * 5, rows_per_unit=3, max_physical_batch=2),
+            lambda: sampler(5, 0.5, unit_ids=[0] * 5, rows_per_unit=3, max_physical_batch=2),
             DataError,
             "max_physical",
         ),
@@ -294,7 +294,7 @@ def test_whole_units_come_with_all_their_rows_in_cuts_that_know_no_units_size():
         Numbers(len(units)),
         sampling_rate=1.0,
         randomness=SeededRandomness(0),
-        loading=Loading(units=units, max_physical_batch=1024),
+        loading=DataConfig(unit_ids=units, max_physical_batch=1024),
         whole_units=True,
     )
     (batch,) = sampler.batches(0, 1)
@@ -305,7 +305,7 @@ def test_whole_units_come_with_all_their_rows_in_cuts_that_know_no_units_size():
         Numbers(len(units)),
         sampling_rate=1.0,
         randomness=SeededRandomness(0),
-        loading=Loading(units=torch.arange(len(units)) % 41, max_physical_batch=1024),
+        loading=DataConfig(unit_ids=torch.arange(len(units)) % 41, max_physical_batch=1024),
         whole_units=True,
     )
     (other,) = few.batches(0, 1)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch.utils.data import TensorDataset
 
-from sparsedp.loading import Loading
+from sparsedp.loading import DataConfig
 from sparsedp.randomness import SeededRandomness, SystemRandomness
 from sparsedp.sampling import PoissonSampler, UnitPartition, block_bits
 
@@ -35,7 +35,7 @@ def sampler(partition, randomness, rate=0.5, units=None, rows_per_unit=1, rows=U
         sampling_rate=rate,
         randomness=randomness,
         partition=partition,
-        loading=Loading(units=units, rows_per_unit=rows_per_unit, max_physical_batch=most),
+        loading=DataConfig(unit_ids=units, rows_per_unit=rows_per_unit, max_physical_batch=most),
     )
 
 

@@ -120,7 +120,7 @@ def test_without_units_the_guarantee_says_row():
 
 
 def test_a_promised_unit_needs_ids():
-    with pytest.raises(PrivacyError, match=r"units|groups"):
+    with pytest.raises(PrivacyError, match=r"unit_ids|groups"):
         classifier(unit="patient").fit(*table())
 
 

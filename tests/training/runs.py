@@ -59,10 +59,10 @@ def a_plan(
         epochs=epochs,
         epsilon=8.0 if private else None,
         delta=1e-3 if private else None,
-        clip_norm=1.0 if clips else None,
+        max_grad_norm=1.0 if clips else None,
         noise_std=None if clips else 0.5,
         accountant="rdp",
-        unit=unit,
+        unit_name=unit,
     )
 
 
@@ -88,7 +88,7 @@ def a_trainer(
         loss_fn,
         plan=a_plan(row, options, epochs=epochs) if plan is None else plan,
         optimizer=optimizer,
-        out=out,
+        run_dir=out,
         resume=resume,
         seed=seed,
         **more,

@@ -85,7 +85,7 @@ def test_both_releases_are_one_charge_and_the_plan_says_how_it_is_shared(tmp_pat
     assert noise_on_mean(plan, phase) == pytest.approx(phase.gradient_noise / BATCH)
     assert Plan.from_json(plan.to_json()) == plan
     assert "count_share" not in dense.to_json()
-    made = trainer(plan, out=tmp_path / "run")
+    made = trainer(plan, run_dir=tmp_path / "run")
     for batch in made:
         made.step(batch)
     made.finish()
@@ -99,7 +99,7 @@ def test_both_releases_are_one_charge_and_the_plan_says_how_it_is_shared(tmp_pat
 
 def test_a_step_is_the_papers_algorithm(monkeypatch):
     """Counts, threshold, mask, clip, noise and mean, against NumPy on the same batch and the same noise."""
-    plan, seen, batches, looked = a_plan(clip_norm=0.2), [], [], []
+    plan, seen, batches, looked = a_plan(max_grad_norm=0.2), [], [], []
     (phase,) = plan.phases
     made, noise = trainer(plan, callbacks=[seen.append]), SeededRandomness(3)
     real = mechanism.GaussianMechanism.noisy_sum
@@ -226,8 +226,8 @@ def test_a_resumed_run_goes_on_to_the_bit(tmp_path, optimizer):
     def run(out, **more):
         return fit(
             Bag(), texts(2), LOSS, method="adafest", options=MethodOptions(ranking=Contributions(1.0, 0.3)),
-            epsilon=8.0, delta=1e-3, epochs=2, batch_size=BATCH, accountant="rdp", seed=3, out=out, progress=False,
-            optimizer=lambda p: getattr(torch.optim, optimizer)(p, lr=0.1), **more,
+            epsilon=8.0, delta=1e-3, epochs=2, batch_size=BATCH, accountant="rdp", seed=3, run_dir=out,
+            progress=False, optimizer=lambda p: getattr(torch.optim, optimizer)(p, lr=0.1), **more,
         )  # fmt: skip
 
     straight = run(tmp_path / "straight")

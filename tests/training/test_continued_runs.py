@@ -23,7 +23,7 @@ CAP = RdpFilter.before(FIRST, 9.0, 1e-3)
 
 def draft(epochs: int, batch_size: int = 20) -> Plan:
     """A plan whose noise is not known yet."""
-    asked = {"epochs": epochs, "batch_size": batch_size, "clip_norm": 1.0, "delta": 1e-3}
+    asked = {"epochs": epochs, "batch_size": batch_size, "max_grad_norm": 1.0, "delta": 1e-3}
     return PlanSpec.asked("dp-sgd", units=ROWS, **asked).draft()
 
 

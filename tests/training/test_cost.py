@@ -94,7 +94,7 @@ def steps(rows: int, optimizer: str, geometry: str, turns: int = 1) -> Iterator[
         average.follow(support)
         mover.apply(released)
         average.update()
-        history.note(released)
+        history.record_support(released)
         statistics = statistics.moved_to(support).updated(released, decays)
         number += 1
         yield released

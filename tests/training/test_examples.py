@@ -70,7 +70,7 @@ def test_opacus_counts_a_ledger_as_we_do(method: str, mnist_example: ModuleType,
     """RDP against RDP and PLD against PRV, within 2 %, from the ledger file alone."""
     fit(
         network(), rows(1), loss_fn, method=method, epsilon=3, delta=1e-5, epochs=10, batch_size=6, seed=0,
-        split=NominalSplit(0.3), out=tmp_path / "run", progress=False,
+        split=NominalSplit(0.3), run_dir=tmp_path / "run", progress=False,
     )  # fmt: skip
     ledger = Ledger.read(tmp_path / "run" / "ledger.jsonl")
     with warnings.catch_warnings():

@@ -50,4 +50,4 @@ def test_a_run_without_a_folder_makes_no_checkpoint(monkeypatch, tmp_path):
     monkeypatch.setattr("sparsedp.training.recorder.checkpoint_of", refuse)
     run(network(), ema_decay=0.9)
     with pytest.raises(AssertionError, match="nobody keeps this"):
-        run(network(), out=tmp_path / "run")
+        run(network(), run_dir=tmp_path / "run")

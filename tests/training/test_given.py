@@ -82,7 +82,7 @@ def test_without_scores_it_is_the_magnitude_of_the_initial_weights():
 
 def test_it_costs_what_dense_training_costs_and_the_record_names_the_scores(tmp_path):
     scores = {"head": 1.0}
-    result = trained(public_scores=scores, out=tmp_path / "run")
+    result = trained(public_scores=scores, run_dir=tmp_path / "run")
     dense = build_plan(
         "dp-sgd", units=ROWS, epsilon=4.0, delta=1e-3, epochs=2, batch_size=20, accountant="rdp"
     )
@@ -99,12 +99,12 @@ def test_a_run_resumes_with_the_same_scores_alone(tmp_path):
 
     scores = {"0.weight": torch.arange(float(WORDS))}
     how = {"active_ratio": 0.3, "options": MethodOptions(granularity=Granularity.ROWS)}
-    straight = trained(public_scores=scores, out=tmp_path / "straight", **how)
+    straight = trained(public_scores=scores, run_dir=tmp_path / "straight", **how)
     with pytest.raises(KeyboardInterrupt):
-        trained(public_scores=scores, out=tmp_path / "stopped", callbacks=[stop], **how)
+        trained(public_scores=scores, run_dir=tmp_path / "stopped", callbacks=[stop], **how)
     with pytest.raises(SparseDPError, match="ranking was"):
-        trained(public_scores={"head": 1.0}, out=tmp_path / "stopped", resume=True, **how)
-    resumed = trained(public_scores=scores, out=tmp_path / "stopped", resume=True, **how)
+        trained(public_scores={"head": 1.0}, run_dir=tmp_path / "stopped", resume=True, **how)
+    resumed = trained(public_scores=scores, run_dir=tmp_path / "stopped", resume=True, **how)
     assert resumed.support == straight.support
     for one, other in zip(straight.model.parameters(), resumed.model.parameters(), strict=True):
         assert torch.equal(one, other)

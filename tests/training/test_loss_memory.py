@@ -121,6 +121,11 @@ def with_an_argument(kept, model, batch):
     return cross_entropy(model, batch)
 
 
+def with_a_generator(chance: random.Random | np.random.Generator) -> PerSampleLoss:
+    """Of a known seed: what the next example is given depends on how many there were."""
+    return lambda model, batch: cross_entropy(model, batch) * chance.random()
+
+
 MEMORIES: dict[str, tuple[Callable[[], PerSampleLoss], str]] = {
     "a buffer": (lambda: supervised(Buffered(lambda module, mean: module.mean.add_(mean))), "mean"),
     "a buffer's data": (
@@ -135,6 +140,8 @@ MEMORIES: dict[str, tuple[Callable[[], PerSampleLoss], str]] = {
     "an attribute of a function": (lambda: with_an_attribute, r"loss_fn\.last"),
     "an argument of a partial": (lambda: partial(with_an_argument, []), r"args\[0\]\[0\]"),
     "a method's object": (lambda: Remembering().method, r"__self__\.seen\[0\]"),
+    "Python's generator": (lambda: with_a_generator(random.Random(0)), "chance"),
+    "NumPy's generator": (lambda: with_a_generator(np.random.default_rng(0)), "chance"),
 }
 
 
@@ -172,8 +179,8 @@ def with_a_cache_by_shape() -> PerSampleLoss:
 
 
 def with_things_of_the_process() -> PerSampleLoss:
-    logger, lock, chance = logging.getLogger("a.loss"), threading.Lock(), random.Random(0)
-    generator, numbers = torch.Generator().manual_seed(0), (0.0 * number for number in range(10**6))
+    logger, lock = logging.getLogger("a.loss"), threading.Lock()
+    numbers = (0.0 * number for number in range(10**6))
     data = TensorDataset(torch.ones(3))
 
     @lru_cache
@@ -183,8 +190,7 @@ def with_things_of_the_process() -> PerSampleLoss:
     def loss(model, batch):
         with lock:
             logger.debug("a step on %s", data)
-        still = next(numbers) + 0 * chance.random() + 0 * float(torch.rand((), generator=generator))
-        return cross_entropy(model, batch) * scale(batch[0].shape[1]) + still
+        return cross_entropy(model, batch) * scale(batch[0].shape[1]) + next(numbers)
 
     return loss
 

@@ -88,7 +88,7 @@ def trained(method, optimizer, out=None, **more):
     return sparsedp.fit(
         model, TensorDataset(x, (x[:, 0] > 0).long()), nn.CrossEntropyLoss(reduction="none"), method=method,
         optimizer=optimizer, lr=0.05, epsilon=8, delta=1e-3, epochs=4, batch_size=30, seed=1, accountant="rdp",
-        progress=False, out=out, **more,
+        progress=False, run_dir=out, **more,
     )  # fmt: skip
 
 

@@ -20,7 +20,7 @@ from sparsedp.clipping import FlatClip
 from sparsedp.errors import DataError, ModelError, SparseDPError
 from sparsedp.grad_sample.isolation import same_draws
 from sparsedp.grad_sample.selection import EmbeddingRowCounter
-from sparsedp.loading import Loading
+from sparsedp.loading import DataConfig
 from sparsedp.methods import MethodOptions, PlanSpec, build_plan
 from sparsedp.privacy import mechanism
 from sparsedp.privacy.accounting import plan_epsilon
@@ -177,7 +177,7 @@ def test_all_texts_of_a_unit_are_counted_however_few_train(monkeypatch):
 
     monkeypatch.setattr(EmbeddingRowCounter, "__call__", watch)
     fit(
-        Bag(), texts(5), LOSS, method="fest", active_ratio=0.3, units=torch.arange(ROWS) // 9, rows_per_unit=1,
+        Bag(), texts(5), LOSS, method="fest", active_ratio=0.3, unit_ids=torch.arange(ROWS) // 9, rows_per_unit=1,
         epsilon=8.0, delta=1e-3, epochs=1, batch_size=5, accountant="rdp", progress=False, seed=0,
     )  # fmt: skip
     assert seen == [(ROWS, 10)]
@@ -215,7 +215,7 @@ def test_the_rows_trained_are_the_best_of_the_noisy_count_and_the_rest_never_mov
     data, plan, model = texts(2), a_plan(), Bag()
     before = model.words.weight.detach().clone()
     trainer = Trainer(
-        model, data, LOSS, plan=plan, seed=3, out=tmp_path / "run",
+        model, data, LOSS, plan=plan, seed=3, run_dir=tmp_path / "run",
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.5),
     )  # fmt: skip
     for batch in trainer:
@@ -247,7 +247,7 @@ def test_a_resumed_run_keeps_its_selection(tmp_path):
         torch.manual_seed(0)
         return fit(
             Bag(), texts(2), LOSS, method="fest", active_ratio=0.3, epsilon=4.0, delta=1e-3, epochs=2, batch_size=30,
-            accountant="rdp", lr=0.5, seed=3, out=out, progress=False, **more,
+            accountant="rdp", lr=0.5, seed=3, run_dir=out, progress=False, **more,
         )  # fmt: skip
 
     straight = run(tmp_path / "straight")
@@ -264,7 +264,7 @@ def test_a_users_texts_count_once(tmp_path):
     plan = PlanSpec.asked(
         "fest",
         units=ROWS // 3,
-        unit="user",
+        unit_name="user",
         batch_size=10,
         epochs=1,
         epsilon=4.0,
@@ -273,7 +273,7 @@ def test_a_users_texts_count_once(tmp_path):
     ).plan()
     trainer = Trainer(
         Bag(), data, LOSS, plan=plan, seed=1, optimizer=lambda p: torch.optim.SGD(p, lr=0.1),
-        loading=Loading(units=torch.arange(ROWS) // 3, rows_per_unit=3),
+        data=DataConfig(unit_ids=torch.arange(ROWS) // 3, rows_per_unit=3),
     )  # fmt: skip
     with trainer:
         for batch in trainer:

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("checked_once")
 def plan_of(units=20_000, batch=512, epochs=10, clip=1.0, epsilon=1.0, method="dp-sgd"):
     return build_plan(
         get_method(method), units=units, batch_size=batch, epochs=epochs, epsilon=epsilon, delta=1e-7,
-        clip_norm=clip, accountant="rdp",
+        max_grad_norm=clip, accountant="rdp",
     )  # fmt: skip
 
 

@@ -165,7 +165,7 @@ def _one_training(
         PerExampleLoss(subject.loss),
         plan=plan,
         optimizer=how.optimizer or default_optimizer(how.lr, plan),
-        loading=subject.loading,
+        data=subject.loading,
         engine=subject.engine,
     )
     trainer._batches = Batches(data, plan, ExcludeUnits(present), subject.loading)
@@ -204,7 +204,7 @@ def _losses(subject: AuditTarget, model: nn.Module, data: Dataset[Any], rows: In
 
 def _in_parts(data: Dataset[Any], rows: Indices, subject: AuditTarget) -> Iterator[Any]:
     some = torch.utils.data.Subset(data, rows.tolist())
-    for part in rows_in_order(some, len(rows), ROWS, subject.loading.collate):
+    for part in rows_in_order(some, len(rows), ROWS, subject.loading.collate_fn):
         yield to_device(part, device_of(subject.model))
 
 

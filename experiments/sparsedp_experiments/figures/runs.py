@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from sparsedp.batch import MicroBatch, PerSampleLoss, supervised
 from sparsedp.errors import SparseDPError
 from sparsedp.grad_sample.query import Engine
-from sparsedp.loading import Loading
+from sparsedp.loading import DataConfig
 from sparsedp.methods import build_plan
 from sparsedp.methods.method import WARM_UP
 from sparsedp.randomness import PublicRandomness
@@ -38,7 +38,7 @@ def open_trainer(settings: Settings) -> tuple[Trainer, DataBundle]:
     if rate is None:
         raise SparseDPError(f"lr: not given, and {found.dataset} has no recipe for {found.model}; give one")
     plan = build_plan(
-        found.method, found.method_options(), units=train.unit_count, unit=bundle.unit, **found.asked()
+        found.method, found.method_options(), units=train.unit_count, unit_name=bundle.unit, **found.asked()
     )
     model = build_model(
         found.model or "", found.model_options, bundle.input_shape, len(bundle.classes), found.seed
@@ -50,7 +50,7 @@ def open_trainer(settings: Settings) -> tuple[Trainer, DataBundle]:
         CRITERION,
         plan=plan,
         optimizer=functools.partial(torch.optim.SGD, lr=rate, momentum=found.momentum or 0.0),
-        loading=Loading(units=train.units, max_physical_batch=found.max_physical_batch),
+        data=DataConfig(unit_ids=train.units, max_physical_batch=found.max_physical_batch),
         seed=found.seed,
     )
     return trainer, bundle

@@ -45,7 +45,7 @@ def noise_multiplier(training: Training, epsilon: float, accountant: str) -> flo
         epochs=training.epochs,
         epsilon=epsilon,
         delta=DELTA,
-        clip_norm=1.0,
+        max_grad_norm=1.0,
         accountant=accountant,
     )
     return plan.phases[0].noise_multiplier

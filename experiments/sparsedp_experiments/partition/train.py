@@ -16,7 +16,7 @@ from sparsedp._serialization import FrozenMap
 from sparsedp.batch import MicroBatch, supervised
 from sparsedp.clipping import FlatClip
 from sparsedp.grad_sample import Query, make_engine
-from sparsedp.loading import Loading
+from sparsedp.loading import DataConfig
 from sparsedp.methods import Controller, MethodOptions, OffSupport, build_plan, get_method
 from sparsedp.optimizers.sparse import support_optimizer
 from sparsedp.parameters import Layout
@@ -81,7 +81,7 @@ def train(training: Training, bundle: DataBundle) -> Trained:
         epochs=training.epochs,
         epsilon=training.epsilon,
         delta=training.delta,
-        clip_norm=training.clip_norm,
+        max_grad_norm=training.clip_norm,
     )
     model = build_model(training.model, FrozenMap({}), bundle.input_shape, len(bundle.classes), training.seed)
     layout, (phase,) = Layout.of(model), plan.phases
@@ -134,7 +134,7 @@ def _poisson_batches(bundle: DataBundle, plan: Plan, randomness: SeededRandomnes
         bundle.train,
         sampling_rate=phase.sampling_rate,
         randomness=randomness,
-        loading=Loading(max_physical_batch=_AT_ONCE),
+        loading=DataConfig(max_physical_batch=_AT_ONCE),
     )
     return sampler.batches(0, phase.steps)
 

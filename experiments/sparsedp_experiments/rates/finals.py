@@ -42,7 +42,13 @@ def rule(units: int, coordinates: int, unit_norm: bool, epsilon: float) -> Setti
     """What the classifier takes by itself."""
     batch = usual_batch(units)
     plan = PlanSpec.asked(
-        "dp-sgd", units=units, epsilon=epsilon, delta=DELTA, epochs=EPOCHS, batch_size=batch, clip_norm=CLIP
+        "dp-sgd",
+        units=units,
+        epsilon=epsilon,
+        delta=DELTA,
+        epochs=EPOCHS,
+        batch_size=batch,
+        max_grad_norm=CLIP,
     ).plan()
     return Setting(rate_for_table(coordinates, coordinates - 1, unit_norm=unit_norm)(plan), CLIP)
 

@@ -63,7 +63,7 @@ def run(
         delta=DELTA,
         epochs=EPOCHS,
         batch_size=batch,
-        clip_norm=1.0,
+        max_grad_norm=1.0,
     ).plan()
     phase = plan.phases[-1]
     return {

@@ -10,7 +10,7 @@ from torch import nn
 from sparsedp.auditing import AuditResult, audit
 from sparsedp.auditing.canaries import AuditTarget
 from sparsedp.batch import per_sample_loss
-from sparsedp.loading import Loading
+from sparsedp.loading import DataConfig
 from sparsedp.methods.plan_config import PlanSpec
 from sparsedp.training.planning import spec_for
 from sparsedp_experiments.attacks.membership import (
@@ -41,7 +41,7 @@ def audit_settings(
         loss_of(model),
         plan=_spec(model, found, bundle).plan() if run is None else None,
         run=run,
-        units=units,
+        unit_ids=units,
         rows_per_unit=found.rows_per_unit,
         max_physical_batch=found.max_physical_batch,
         engine=found.engine,
@@ -61,8 +61,8 @@ def attack_settings(
         dataset=bundle.train,
         loss=per_sample_loss(loss_of(model)),
         plan=_spec(model, found, bundle).plan(),
-        loading=Loading(
-            units=units, rows_per_unit=found.rows_per_unit, max_physical_batch=found.max_physical_batch
+        loading=DataConfig(
+            unit_ids=units, rows_per_unit=found.rows_per_unit, max_physical_batch=found.max_physical_batch
         ),
         engine=found.engine,
     )
@@ -93,6 +93,6 @@ def _spec(model: nn.Module, found: Settings, bundle: DataBundle) -> PlanSpec:
         found.method,
         found.method_options(),
         units=len(train) if by_row else train.unit_count,
-        unit="row" if by_row else bundle.unit,
+        unit_name="row" if by_row else bundle.unit,
         **found.asked(),
     )

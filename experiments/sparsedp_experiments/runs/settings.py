@@ -152,7 +152,7 @@ class Settings:
             delta=self.delta,
             epochs=self.epochs,
             batch_size=self.batch_size,
-            clip_norm=self.clip_norm,
+            max_grad_norm=self.clip_norm,
             warmup_fraction=self.warmup_fraction,
             selection_budget=self.selection_budget,
             split=EqualNoise() if self.phase1_budget is None else NominalSplit(self.phase1_budget),

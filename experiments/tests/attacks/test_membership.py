@@ -10,7 +10,7 @@ from torch.utils.data import TensorDataset
 from sparsedp.auditing.canaries import AuditTarget
 from sparsedp.batch import per_sample_loss
 from sparsedp.errors import SparseDPError
-from sparsedp.loading import Loading
+from sparsedp.loading import DataConfig
 from sparsedp.methods import build_plan
 from sparsedp.privacy import mechanism
 from sparsedp.randomness import PublicRandomness
@@ -46,7 +46,7 @@ def attacked(
         dataset=rows,
         loss=per_sample_loss(nn.CrossEntropyLoss(reduction="none")),
         plan=build_plan(**{**asked, **plan}, units=len(rows)),
-        loading=Loading(),
+        loading=DataConfig(),
         engine="bookkeeping",
     )
     return attack_membership(subject, subject.model, how, significance)

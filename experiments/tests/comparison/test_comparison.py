@@ -38,7 +38,7 @@ def a_run(out: Path, method: str, *, epsilon: float | None = 8.0, **more: Any) -
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
-    more.setdefault("about", RunMetadata(dataset="blobs", model="perceptron"))
+    more.setdefault("metadata", RunMetadata(dataset="blobs", model="perceptron"))
     sparsedp.fit(
         model,
         data(1, 80),
@@ -52,7 +52,7 @@ def a_run(out: Path, method: str, *, epsilon: float | None = 8.0, **more: Any) -
         eval_dataset=data(2, 60),
         accountant="rdp",
         progress=False,
-        out=out,
+        run_dir=out,
         **more,
     )
     return out
@@ -256,8 +256,8 @@ def test_the_majority_class_is_what_a_constant_guess_scores():
 def test_runs_without_privacy_and_the_majority_class_stand_beside_private_ones(tmp_path):
     about = RunMetadata(dataset="blobs", model="perceptron", schema={HELD_OUT_COUNTS: [10, 30, 20]})
     for epsilon in (4.0, 8.0):
-        a_run(tmp_path / f"dense-{epsilon:g}", "dp-sgd", epsilon=epsilon, seed=0, about=about)
-    a_run(tmp_path / "free", "clipped-sgd", epsilon=None, seed=0, about=about)
+        a_run(tmp_path / f"dense-{epsilon:g}", "dp-sgd", epsilon=epsilon, seed=0, metadata=about)
+    a_run(tmp_path / "free", "clipped-sgd", epsilon=None, seed=0, metadata=about)
     free = next(r for r in records(tmp_path) if r["method"] == "clipped-sgd")["test_accuracy"]
     four, eight, without = group_records(records(tmp_path))
     wanted = (Reference("without privacy (clipped-sgd)", free), Reference("majority class", 0.5))

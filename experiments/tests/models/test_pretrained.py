@@ -177,7 +177,8 @@ def test_a_run_names_the_public_weights_and_their_checksum(tmp_path):
     pictures = torch.rand(16, 3, 32, 32, generator=torch.Generator().manual_seed(6)), torch.arange(16) % 2
     fit(
         pretrained(classes=2, size=32), pictures, nn.CrossEntropyLoss(reduction="none"), method="dp-sgd", epsilon=8.0,
-        delta=1e-3, epochs=1, batch_size=8, lr=1.0, seed=0, progress=False, accountant="rdp", out=tmp_path / "run",
+        delta=1e-3, epochs=1, batch_size=8, lr=1.0, seed=0, progress=False, accountant="rdp", run_dir=tmp_path /
+        "run",
     )  # fmt: skip
     (named,) = json.loads((tmp_path / "run" / "record.json").read_text())["schema"]["public_weights"]
     assert named == str(PRETRAINED["efficientnet-lite0"])

@@ -34,7 +34,7 @@ def quiet_plan(method, rows):
         epochs=10,
         epsilon=200,
         delta=1e-5,
-        clip_norm=0.2,
+        max_grad_norm=0.2,
         accountant="rdp",
     )
 
@@ -52,7 +52,7 @@ def test_without_noise_the_weights_are_the_librarys(name, ratio):
     model = logistic((6,), 2)
     fit(
         model, data, nn.CrossEntropyLoss(reduction="none"), method=method, epsilon=200, delta=1e-5, epochs=10,
-        batch_size=3000, clip_norm=0.2, lr=2.0, accountant="rdp", seed=0, progress=False,
+        batch_size=3000, max_grad_norm=0.2, lr=2.0, accountant="rdp", seed=0, progress=False,
     )  # fmt: skip
     weights = torch.cat([p.detach().reshape(-1) for p in model.parameters()]).numpy()
     np.testing.assert_allclose(found, weights, rtol=0.02, atol=0.005)

@@ -15,7 +15,7 @@ from sparsedp_experiments.theory.diagnose import RunView, diagnose_nonprivate
 def a_run(out, method):
     return sparsedp.fit(
         network(), TensorDataset(*rows(80)), nn.CrossEntropyLoss(reduction="none"), method=method, epsilon=8.0,
-        delta=1e-3, epochs=4, batch_size=20, clip_norm=0.5, seed=3, progress=False, accountant="rdp", out=out,
+        delta=1e-3, epochs=4, batch_size=20, max_grad_norm=0.5, seed=3, progress=False, accountant="rdp", run_dir=out,
     )  # fmt: skip
 
 

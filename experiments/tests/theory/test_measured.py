@@ -24,7 +24,7 @@ from sparsedp_experiments.theory.oracle import deviations
 from sparsedp_experiments.theory.snapshots import SnapshotFiles
 
 PLAN = build_plan(
-    get_method("on-rand"), units=1000, batch_size=100, epochs=4, epsilon=8.0, delta=1e-5, clip_norm=0.5,
+    get_method("on-rand"), units=1000, batch_size=100, epochs=4, epsilon=8.0, delta=1e-5, max_grad_norm=0.5,
     accountant="rdp",
 )  # fmt: skip
 PHASE = PLAN.phases[-1]
@@ -134,7 +134,7 @@ def run(tmp_path_factory):
     model = network()
     sparsedp.fit(
         model, TensorDataset(*rows(80)), nn.CrossEntropyLoss(reduction="none"), method="tp-topk", epsilon=8.0,
-        delta=1e-3, epochs=4, batch_size=20, clip_norm=0.5, seed=3, progress=False, accountant="rdp", out=out,
+        delta=1e-3, epochs=4, batch_size=20, max_grad_norm=0.5, seed=3, progress=False, accountant="rdp", run_dir=out,
         callbacks=[SnapshotFiles(model, out, count=3)],
     )  # fmt: skip
     return out

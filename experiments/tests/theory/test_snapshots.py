@@ -21,7 +21,7 @@ def a_run(out, watch=lambda model: (), method="tp-topk"):
     model = network()
     result = sparsedp.fit(
         model, TensorDataset(*rows(60)), nn.CrossEntropyLoss(reduction="none"), method=method, epsilon=8.0,
-        delta=1e-3, epochs=4, batch_size=20, clip_norm=0.5, seed=3, progress=False, accountant="rdp", out=out,
+        delta=1e-3, epochs=4, batch_size=20, max_grad_norm=0.5, seed=3, progress=False, accountant="rdp", run_dir=out,
         callbacks=watch(model),
     )  # fmt: skip
     return result, Layout.of(model).flatten(result.model)

@@ -31,7 +31,7 @@ def a_run(method="tp-topk", callbacks=(), model=None):
         epochs=4,
         batch_size=20,
         active_ratio=0.3,
-        clip_norm=0.5,
+        max_grad_norm=0.5,
         seed=3,
         accountant="rdp",
         progress=False,

@@ -19,7 +19,8 @@ from sparsedp_experiments.theory.wire import encode_support
 def a_run(out, method="tp-topk", **more):
     return sparsedp.fit(
         network(), TensorDataset(*rows(60)), nn.CrossEntropyLoss(reduction="none"), method=method, epsilon=8.0,
-        delta=1e-3, epochs=4, batch_size=20, clip_norm=0.5, seed=3, progress=False, accountant="rdp", out=out, **more,
+        delta=1e-3, epochs=4, batch_size=20, max_grad_norm=0.5, seed=3, progress=False, accountant="rdp",
+        run_dir=out, **more,
     )  # fmt: skip
 
 

@@ -29,7 +29,7 @@ from sparsedp.auditing.sensitivity import (
 from sparsedp.batch import PerExampleLoss, Rows, per_sample_loss
 from sparsedp.distributed import require_one_process
 from sparsedp.errors import PrivacyError, SparseDPError
-from sparsedp.loading import Loading
+from sparsedp.loading import DataConfig
 from sparsedp.methods import Method, MethodOptions, build_plan
 from sparsedp.methods.plan_config import METHOD, Asked, check_asked
 from sparsedp.privacy.accounting import plan_epsilon
@@ -136,15 +136,15 @@ def _bar(shown: bool, subject: AuditTarget, steps: int) -> Iterator[Callable[[st
 def audit(
     model: nn.Module,
     train_dataset: Dataset[Any],
-    loss_fn: Callable[[Any, Tensor], Tensor] | PerExampleLoss,
+    criterion: Callable[[Any, Tensor], Tensor] | PerExampleLoss,
     plan: Plan | None = None,
     *,
     method: str | Method | None = None,
     options: MethodOptions | None = None,
-    units: Tensor | Sequence[int] | None = None,
+    unit_ids: Tensor | Sequence[int] | None = None,
     rows_per_unit: int = 1,
     max_physical_batch: int | None = None,
-    collate: Callable[[list[Any]], Rows] | None = None,
+    collate_fn: Callable[[list[Any]], Rows] | None = None,
     engine: str = "bookkeeping",
     confidence: float = 0.95,
     steps: int = STEPS,
@@ -159,22 +159,23 @@ def audit(
     Args:
         model: as it would be trained; it is not moved, and the checks that `fit` makes first are left out.
         train_dataset: the data that would be protected.
-        loss_fn: as for `fit`.
+        criterion: as for `fit`.
         plan: the claim, from `build_plan` or of a run; if not given, made of `method`, `options` and
             `asked` as `fit` does.
         method: as for `fit`; not with a plan, which has its own.
         options: changes to the method; not with a plan.
-        units: the unit each row belongs to.
+        unit_ids: the unit each row belongs to.
         rows_per_unit: rows drawn of a sampled unit.
         max_physical_batch: most rows loaded at once.
-        collate: makes a batch of items of the data set.
+        collate_fn: makes a batch of items of the data set.
         engine: "bookkeeping", or "reference".
         confidence: chance that an honest mechanism raises no alarm; 0.95 by default, `1 - 1e-6` for a gate.
         steps: run at most so many steps of the plan with canaries.
         progress: show a progress bar on a terminal.
         run: the folder of a run: its plan is the claim, and a copy of the model with its weights is audited. Give the
             method's options as `fit` got them.
-        asked: epsilon, delta, epochs, batch_size, clip_norm and all else of a plan, as for `fit`; not with a plan.
+        asked: epsilon, delta, epochs, batch_size, max_grad_norm and all else of a plan, as for `fit`; not with a
+        plan.
 
     Formal guarantees:
         It looks at private examples without noise: the result is for whoever answers for the guarantee, and not for
@@ -201,22 +202,25 @@ def audit(
         raise SparseDPError(
             f"audit: got a plan and {sorted(given)}; the plan has its own, so drop them or it"
         )
-    found = count_units(train_dataset, units)
+    found = count_units(train_dataset, unit_ids)
     claimed = plan or build_plan(**{"method": METHOD, **given}, units=found)
     if not claimed.is_private or claimed.delta is None:
         raise PrivacyError(
             f"audit: {claimed.method} claims no privacy, so there is nothing to audit; give a private method"
         )
-    loading = Loading(
-        units=units, rows_per_unit=rows_per_unit, max_physical_batch=max_physical_batch, collate=collate
+    loading = DataConfig(
+        unit_ids=unit_ids,
+        rows_per_unit=rows_per_unit,
+        max_physical_batch=max_physical_batch,
+        collate_fn=collate_fn,
     )
     if claimed.preliminary(NORMALISE) is not None and not isinstance(model, Normalised):
-        model = trained = Normalised(model, count_channels(train_dataset, collate))
+        model = trained = Normalised(model, count_channels(train_dataset, collate_fn))
     check_normalisation(claimed, trained)
     subject = AuditTarget(
         model=trained,
         dataset=train_dataset,
-        loss=per_sample_loss(loss_fn),
+        loss=per_sample_loss(criterion),
         plan=claimed,
         loading=loading,
         engine=engine,

@@ -18,7 +18,7 @@ from sparsedp.clipping import Clip, FlatClip, Geometry, Identity
 from sparsedp.errors import PrivacyError
 from sparsedp.grad_sample import make_engine
 from sparsedp.grad_sample.query import Engine, Query
-from sparsedp.loading import Loading
+from sparsedp.loading import DataConfig
 from sparsedp.methods import Controller, Knowledge
 from sparsedp.methods.method import SELECT
 from sparsedp.methods.ranking import TableRows
@@ -69,7 +69,7 @@ class AuditTarget:
     dataset: Dataset[Any]
     loss: PerSampleLoss
     plan: Plan
-    loading: Loading
+    loading: DataConfig
     engine: str
 
     def make_engine(self) -> Engine:

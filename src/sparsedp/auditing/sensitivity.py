@@ -130,7 +130,7 @@ def _counts(subject: AuditTarget, layout: Layout, phase: Phase) -> list[UnitSum]
         subject.model,
         subject.loss,
         controller,
-        lambda: next(rows_in_order(subject.dataset, rows, rows, subject.loading.collate)),
+        lambda: next(rows_in_order(subject.dataset, rows, rows, subject.loading.collate_fn)),
         PublicRandomness.fresh(),
     )
     if look is None or controller.tables is None or not controller.tables.total:
@@ -317,7 +317,7 @@ def batch_of(
         dataset,
         sampling_rate=1.0,
         randomness=ForcedBatch(chosen, _unit_sizes(subject), seed),
-        loading=replace(subject.loading, workers=0),
+        loading=replace(subject.loading, num_workers=0),
         whole_units=whole_units,
     )
     (batch,) = sampler.batches(0, 1)
@@ -332,7 +332,7 @@ def _sizes(subject: AuditTarget) -> list[int]:
 
 
 def _unit_sizes(subject: AuditTarget) -> Indices:
-    units = subject.loading.units
+    units = subject.loading.unit_ids
     if units is None:
         return np.ones(subject.plan.units, dtype=np.int64)
     return np.unique(np.asarray(units), return_counts=True)[1].astype(np.int64)
@@ -340,7 +340,7 @@ def _unit_sizes(subject: AuditTarget) -> Indices:
 
 def rows_of(subject: AuditTarget, unit: int) -> list[int]:
     """The rows of a unit."""
-    units = subject.loading.units
+    units = subject.loading.unit_ids
     if units is None:
         return [unit]
     names = np.asarray(units)

@@ -83,21 +83,21 @@ def plan(
     """
     from sparsedp.privacy import NominalSplit, PrivateNormalisation
 
-    size = _size(model, parameters)
+    size, linear = _size(model, parameters)
     asked: Any = {
         "batch_size": batch_size,
         "epochs": epochs,
         "epsilon": epsilon,
         "delta": delta,
-        "clip_norm": clip_bounds(clip_norm),
+        "max_grad_norm": clip_bounds(clip_norm),
         "accountant": accountant,
         "warmup_fraction": warmup_fraction,
         "split": None if warmup_budget is None else NominalSplit(warmup_budget),
         "normalise": None if normalise is None else PrivateNormalisation(normalise),
         "units": units,
-        "unit": unit,
+        "unit_name": unit,
     }
-    spec, reason = _spec(method, active_ratio, size, asked)
+    spec, reason = _spec(method, active_ratio, size, linear, asked)
     if not spec.method.warm_up and (warmup_fraction, warmup_budget) != (None, None):
         raise SparseDPError(
             f"{spec.method.name} has no warm-up: --warmup-fraction and --warmup-budget are for methods with one, "
@@ -111,25 +111,26 @@ def plan(
         _show(answer, stdout_console(as_json))
 
 
-def _size(model: str | None, parameters: int | None) -> Layout | int:
-    """The layout of the model that a function gives, or the number of parameters."""
+def _size(model: str | None, parameters: int | None) -> tuple[Layout | int, bool]:
+    """The layout of the model that a function gives, or the number of parameters; whether it is one linear layer."""
     from torch import nn
 
+    from sparsedp.methods.auto import is_linear
     from sparsedp.parameters import Layout
 
     if (model is None) == (parameters is None):
         raise SparseDPError("give --parameters N or --model MODULE:FUNCTION, one of the two")
     if parameters is not None:
-        return parameters
+        return parameters, False
     assert model is not None
     given = imported(model, "a model")
     if not isinstance(given, nn.Module):
         raise SparseDPError(f"{model}() gave {type(given).__name__}, expected a torch.nn.Module")
-    return Layout.of(given)
+    return Layout.of(given), is_linear(given)
 
 
 def _spec(
-    method: str, active_ratio: float | None, size: Layout | int, asked: Any
+    method: str, active_ratio: float | None, size: Layout | int, linear: bool, asked: Any
 ) -> tuple[PlanSpec, str | None]:
     """What is planned, and why its method if that was left open."""
     from sparsedp.methods import PlanSpec, get_method
@@ -144,9 +145,9 @@ def _spec(
         return PlanSpec.asked(
             get_method(METHOD, **changes), **asked
         ), "a support, as --active-ratio was given"
-    row = choose_method(_dimension(size), **asked)
+    row = choose_method(_dimension(size), linear=linear, **asked)
     spec = PlanSpec.asked(row, **asked)
-    return spec, reason_of(spec, _dimension(size))
+    return spec, reason_of(spec, _dimension(size), linear=linear)
 
 
 def _dimension(size: Layout | int) -> int:

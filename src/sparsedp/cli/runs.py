@@ -378,7 +378,7 @@ def audit(
         "delta": delta,
         "epochs": epochs,
         "batch_size": batch_size,
-        "clip_norm": clip_bounds(clip_norm),
+        "max_grad_norm": clip_bounds(clip_norm),
     }
     chosen: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
     if run is not None and (chosen or active_ratio is not None):

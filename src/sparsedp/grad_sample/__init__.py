@@ -8,6 +8,7 @@ from torch import nn
 
 from sparsedp.batch import PerSampleLoss
 from sparsedp.errors import SparseDPError
+from sparsedp.grad_sample import recurrent as _recurrent  # noqa: F401  registers batching rules
 from sparsedp.grad_sample.bookkeeping import BookkeepingEngine
 from sparsedp.grad_sample.query import Engine, Query
 from sparsedp.grad_sample.reference import ReferenceEngine

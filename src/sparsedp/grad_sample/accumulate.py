@@ -9,9 +9,17 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from sparsedp.grad_sample.blocks import Block, Metric, Metrics
 from sparsedp.grad_sample.query import Query, sum_clipped_rows
-from sparsedp.grad_sample.sampler import MOST_SUMMED, GradSampler, UnitPlaces, add_to, squared_norms_of
+from sparsedp.grad_sample.sampler import (
+    MOST_SUMMED,
+    Block,
+    GradSampler,
+    Metric,
+    Metrics,
+    UnitPlaces,
+    add_to,
+    squared_norms_of,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,14 +21,13 @@ from sparsedp.batch import MicroBatch, PerSampleLoss, Rows, tensors_of, to_devic
 from sparsedp.clipping import Identity
 from sparsedp.errors import ModelError, SparseDPError
 from sparsedp.grad_sample.accumulate import Chunk, ClippedSum
-from sparsedp.grad_sample.blocks import Block, Metric, Metrics, make_blocks
 from sparsedp.grad_sample.buffers import Space, Workspace, give_back_freed_memory
 from sparsedp.grad_sample.embedding import TokenRows, refuse_embedding
 from sparsedp.grad_sample.isolation import MADE_UP, isolated_losses, made_up, own_draws, why_not_isolated
 from sparsedp.grad_sample.linear import Outer
 from sparsedp.grad_sample.query import Query
 from sparsedp.grad_sample.reference import ReferenceEngine
-from sparsedp.grad_sample.sampler import GradSampler
+from sparsedp.grad_sample.sampler import Block, GradSampler, Metric, Metrics, make_blocks
 from sparsedp.grad_sample.trace import FallbackError, Graph, Trace, graph_leaf, trace
 from sparsedp.grad_sample.uses import Use, grad_samplers
 from sparsedp.parameters import Layout, Support
@@ -138,6 +138,7 @@ class BookkeepingEngine:
         self._reference = ReferenceEngine(model, loss)
         self._falls_back = False
         self._notes: dict[str, None] = {}
+        self._known: set[tuple[Any, ...]] = set()
         self._workspace = Workspace()
 
     @property
@@ -236,17 +237,21 @@ class BookkeepingEngine:
             FallbackError: the model is not understood.
         """
         device = next(iter(prepared.parameters.values())).device
-        with torch.enable_grad():
-            reason = why_not_isolated(self._model, self._loss, to_device(rows, device))
-        if reason is not None:
-            raise FallbackError(reason)
+        known = (kind.shapes, *sorted(prepared.leaves.values()))
+        if known not in self._known:  # costs d, and a support may be new in every step
+            with torch.enable_grad():
+                reason = why_not_isolated(self._model, self._loss, to_device(rows, device))
+            if reason is not None:
+                raise FallbackError(reason)
         with own_draws(None, device):
             two, three = self._try_made_up(to_device(rows, device))
             traced = trace(two.graph, three.graph, prepared.leaves)
             uses = three.uses(traced)
             three.backward(None, uses, keep_graph=True)
-            for use in uses:
-                use.check_formulas(3, Space(self._workspace, "check"))
+            if known not in self._known:
+                for use in uses:
+                    use.check_formulas(3, Space(self._workspace, "check"))
+                self._known.add(known)
             samplers = self._samplers(uses, 3, prepared)
         for use in uses:
             if not use.has_formula:

@@ -7,11 +7,10 @@ depend on values, and writes to buffers are errors of PyTorch's own.
 
 from __future__ import annotations
 
-import functools
 import math
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from types import MappingProxyType
 from typing import Any
@@ -355,7 +354,7 @@ Rule = Callable[..., Tensor | tuple[Tensor, ...]]
 """From the number of examples, the operands' axes of examples and the operands to results with the examples first."""
 
 
-def _rule(*names: str) -> Callable[[Callable[..., Rule]], Callable[..., Rule]]:
+def batching_rule(*names: str) -> Callable[[Callable[..., Rule]], Callable[..., Rule]]:
     """Register what a rule makes of the operands below the vectorised level."""
 
     def register(make: Callable[..., Rule]) -> Callable[..., Rule]:
@@ -384,139 +383,14 @@ def _kernel(rule: Rule) -> Callable[..., Any]:
     return kernel
 
 
-def _first(operand: Any, axis: Any, count: int) -> Any:
+def to_front(operand: Any, axis: Any, count: int) -> Any:
     """Operands with the axis of the examples first."""
     if isinstance(operand, Tensor):
         return operand.expand(count, *operand.shape) if axis is None else operand.movedim(axis, 0)
-    return tuple(_first(one, a, count) for one, a in zip(operand, axis, strict=True))
+    return tuple(to_front(one, a, count) for one, a in zip(operand, axis, strict=True))
 
 
-def _linear(data: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """`F.linear`, also where every example has a weight of its own."""
-    if weight.dim() == 2:
-        return F.linear(data, weight, bias)
-    found = (data.flatten(1, -2) @ weight.mT).reshape(*data.shape[:-1], -1)
-    return found if bias is None else found + bias.view(len(bias), *[1] * (found.dim() - 2), -1)
-
-
-States = tuple[Tensor, ...]
-Cell = Callable[[Tensor, States, Sequence[Tensor | None]], States]
-"""From what came in from the input, the states before and the state's weight and bias to the states after."""
-
-
-def _lstm_cell(gates: Tensor, states: States, weights: Sequence[Any]) -> States:
-    hidden, cell = states
-    i, f, g, o = (gates + _linear(hidden, *weights)).chunk(4, -1)
-    cell = torch.addcmul(torch.sigmoid(f) * cell, torch.sigmoid(i), torch.tanh(g))
-    return torch.sigmoid(o) * torch.tanh(cell), cell
-
-
-def _gru_cell(gates: Tensor, states: States, weights: Sequence[Any]) -> States:
-    r, z, n = gates.chunk(3, -1)
-    of_r, of_z, of_n = _linear(states[0], *weights).chunk(3, -1)
-    new = torch.tanh(n + torch.sigmoid(r + of_r) * of_n)
-    return (new + torch.sigmoid(z + of_z) * (states[0] - new),)
-
-
-def _rnn_cell(
-    squash: Callable[[Tensor], Tensor], gates: Tensor, states: States, weights: Sequence[Any]
-) -> States:
-    return (squash(gates + _linear(states[0], *weights)),)
-
-
-_CELLS: dict[str, Cell] = {
-    "lstm": _lstm_cell,
-    "gru": _gru_cell,
-    "rnn_tanh": functools.partial(_rnn_cell, torch.tanh),
-    "rnn_relu": functools.partial(_rnn_cell, torch.relu),
-}
-
-
-def _run_layers(
-    cell: Cell,
-    data: Tensor,
-    start: Sequence[States],
-    parameters: Sequence[Tensor],
-    biased: bool,
-    layers: int,
-    dropout: float,
-    train: bool,
-    both_ways: bool,
-) -> tuple[Tensor, list[States]]:
-    """Run recurrent layers step by step over [..., t, f]: outputs [..., t, width], and every layer's last states."""
-    directions = 1 + both_ways
-    each = len(parameters) // (layers * directions)
-    last: list[States] = []
-    for layer in range(layers):
-        if layer and dropout:
-            data = torch.dropout(data, dropout, train)
-        found = []
-        for direction in range(directions):
-            of_input, of_state, *more = parameters[len(last) * each : (len(last) + 1) * each]
-            biases, projection = (more[:2], more[2:]) if biased else ([None, None], more)
-            steps = _linear(data, of_input, biases[0]).unbind(-2)
-            states, outputs = start[len(last)], []
-            for gates in reversed(steps) if direction else steps:
-                states = cell(gates, states, (of_state, biases[1]))
-                if projection:
-                    states = (_linear(states[0], projection[0], None), *states[1:])
-                outputs.append(states[0])
-            found.append(torch.stack(outputs[::-1] if direction else outputs, -2))
-            last.append(states)
-        data = found[0] if len(found) == 1 else torch.cat(found, -1)
-    return data, last
-
-
-@_rule("lstm.input", "gru.input", "rnn_tanh.input", "rnn_relu.input")
-def _recurrent(name: str) -> Rule:
-    cell = _CELLS[name.split(".")[0]]
-
-    def rule(count: int, axes: Any, data: Tensor, start: Any, parameters: Any, *settings: Any) -> Any:
-        *settings, batch_first = settings  # type: ignore[assignment]
-        data = _first(data, axes[0], count)
-        data = data if batch_first else data.transpose(1, 2)
-        states = (
-            _first([start], [axes[1]], count) if isinstance(start, Tensor) else _first(start, axes[1], count)
-        )
-        start = list(zip(*(state.unbind(1) for state in states), strict=True))
-        shared = all(axis is None for axis in axes[2])
-        inner = data.shape[1]
-        if shared:  # rows of one axis, for plain matrix products
-            data, start = data.flatten(0, 1), [tuple(s.flatten(0, 1) for s in layer) for layer in start]
-        else:
-            parameters = _first(parameters, axes[2], count)
-        found, last = _run_layers(cell, data, start, parameters, *settings)
-        if shared:
-            found = found.reshape(count, inner, *found.shape[1:])
-            last = [tuple(s.reshape(count, inner, *s.shape[1:]) for s in layer) for layer in last]
-        ends = [torch.stack(layers, 1) for layers in zip(*last, strict=True)]
-        return (found if batch_first else found.transpose(1, 2), *ends)
-
-    return rule
-
-
-@_rule("lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell")
-def _one_step(name: str) -> Rule:
-    cell = _CELLS[name.removesuffix("_cell")]
-
-    def rule(count: int, axes: Any, data: Tensor, start: Any, *weights: Any) -> Any:
-        data, states = _first(data, axes[0], count), _first(start, axes[1], count)
-        axes = axes[2:]
-        if any(axis is not None for axis in axes):
-            pairs = zip(weights, axes, strict=True)
-            weights = tuple(None if w is None else _first(w, axis, count) for w, axis in pairs)
-        of_input, of_state, b_input, b_state = (*weights, None, None)[:4]
-        found = cell(
-            _linear(data, of_input, b_input),
-            (states,) if isinstance(start, Tensor) else states,
-            (of_state, b_state),
-        )
-        return found[0] if isinstance(start, Tensor) else found
-
-    return rule
-
-
-@_rule("embedding_bag.padding_idx", "embedding_bag")
+@batching_rule("embedding_bag.padding_idx", "embedding_bag")
 def _bags(name: str) -> Rule:
     def rule(
         count: int,
@@ -531,16 +405,16 @@ def _bags(name: str) -> Rule:
         include_last: bool = False,
         padding: int | None = None,
     ) -> Any:
-        indices = _first(indices, axes[1], count)
+        indices = to_front(indices, axes[1], count)
         bags = len(offsets) - include_last if axes[2] is None else 0
         length = indices.shape[1] // max(bags, 1)
         if not bags or not bool((offsets.diff() == length).all()) or length * bags != indices.shape[1]:
             raise RuntimeError("embedding_bag: bags of different lengths cannot be vectorised")
-        own = None if weights is None else _first(weights, axes[6], count).reshape(count, bags, length)
+        own = None if weights is None else to_front(weights, axes[6], count).reshape(count, bags, length)
         table = indices.reshape(count, bags, length)
         kept = None if padding is None or padding < 0 else table != padding
         if axes[0] is not None:  # every example has a table of its own, and `_reduce_bags` leaves padding out
-            weight = _first(weight, axes[0], count)
+            weight = to_front(weight, axes[0], count)
             table = table + (torch.arange(count, device=table.device) * weight.shape[1]).view(-1, 1, 1)
             weight = weight.flatten(0, 1)
         found = _reduce_bags(F.embedding(table, weight), mode, own, kept)
@@ -564,7 +438,7 @@ def _reduce_bags(vectors: Tensor, mode: int, weights: Tensor | None, kept: Tenso
     return total / kept.sum(-2).clamp(min=1) if mode == 1 else total
 
 
-@_rule("bincount", "repeat_interleave.Tensor", "_pack_padded_sequence")
+@batching_rule("bincount", "repeat_interleave.Tensor", "_pack_padded_sequence")
 def _refused(name: str) -> Rule:
     """PyTorch would run these in a loop, and fail in the step where examples come out in different sizes."""
 
@@ -574,7 +448,7 @@ def _refused(name: str) -> Rule:
     return rule
 
 
-@_rule("_scaled_dot_product_flash_attention_for_cpu")
+@batching_rule("_scaled_dot_product_flash_attention_for_cpu")
 def _attention(name: str) -> Rule:
     fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 
@@ -591,10 +465,10 @@ def _attention(name: str) -> Rule:
     ) -> tuple[Tensor, ...]:
         """Fused attention attends inside each entry of its first axis, so examples go there."""
         query, key, value = (
-            _first(one, axis, count) for one, axis in zip((query, key, value), axes, strict=False)
+            to_front(one, axis, count) for one, axis in zip((query, key, value), axes, strict=False)
         )
         if mask is not None:
-            mask = _first(mask, axes[5], count)
+            mask = to_front(mask, axes[5], count)
             mask = mask.reshape(count, *[1] * (query.dim() - mask.dim()), *mask.shape[1:])
             mask = mask.expand(*query.shape[:2], *mask.shape[2:]).flatten(0, 1)
         parts = (one.flatten(0, 1) for one in (query, key, value))

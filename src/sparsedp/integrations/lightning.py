@@ -22,7 +22,7 @@ class PrivateModule(lightning.LightningModule):  # type: ignore[misc]
         model: trained in place.
         optimizer: any `torch.optim` optimizer over its parameters.
         loader: of the training data, as in `make_private`.
-        loss_fn: with `reduction="none"`, or `PerExampleLoss`.
+        criterion: with `reduction="none"`, or `PerExampleLoss`.
         privacy: further arguments of `make_private`: epsilon, epochs, method, out, ...; `epochs` must be the
             trainer's `max_epochs`.
 
@@ -34,15 +34,15 @@ class PrivateModule(lightning.LightningModule):  # type: ignore[misc]
         model: nn.Module,
         optimizer: Optimizer,
         loader: DataLoader[Any],
-        loss_fn: Any,
+        criterion: Any,
         **privacy: Any,
     ) -> None:
         super().__init__()
         self.automatic_optimization = False
-        self._loss = per_sample_loss(loss_fn)
-        self._pairs = not isinstance(loss_fn, PerExampleLoss)
-        self._threshold = threshold_of(loss_fn)
-        self._run = make_private(model, optimizer, loader, loss_fn, **privacy)
+        self._loss = per_sample_loss(criterion)
+        self._pairs = not isinstance(criterion, PerExampleLoss)
+        self._threshold = threshold_of(criterion)
+        self._run = make_private(model, optimizer, loader, criterion, **privacy)
         self.private = self._run.model
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:

@@ -43,11 +43,11 @@ class SparseDPTrainer(HubTrainer):  # type: ignore[misc]
         self.result: Result | None = None
 
     def train(self, resume_from_checkpoint: object = None, **kwargs: Any) -> TrainOutput:
-        """Train privately; `privacy={"out": ..., "resume": True}` goes on with a run."""
+        """Train privately; `privacy={"run_dir": ..., "resume": True}` goes on with a run."""
         if resume_from_checkpoint:
             raise SparseDPError(
                 "resume_from_checkpoint: checkpoints of transformers hold no ledger; resume with "
-                'privacy={"out": RUN, "resume": True}'
+                'privacy={"run_dir": RUN, "resume": True}'
             )
         refuse_unheeded(self, self.privacy)
         args = self.args
@@ -58,8 +58,8 @@ class SparseDPTrainer(HubTrainer):  # type: ignore[misc]
             epochs=int(args.num_train_epochs),
             batch_size=args.train_batch_size * args.gradient_accumulation_steps,
             optimizer=self.optimizer or self._adamw,
-            scheduler=self._schedule(),
-            collate=lambda items: dict(self.data_collator(items)),
+            lr_scheduler=self._schedule(),
+            collate_fn=lambda items: dict(self.data_collator(items)),
             progress=not args.disable_tqdm,
             **self.privacy,
         )

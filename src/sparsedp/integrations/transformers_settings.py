@@ -14,7 +14,7 @@ ARGUMENTS: dict[str, tuple[tuple[object, ...], str]] = {
     "label_smoothing_factor": ((0.0,), "call sparsedp.fit with a PerExampleLoss loss that smooths labels"),
     "max_grad_norm": (
         (1.0,),
-        'each row\'s gradient is clipped: leave it out, and give privacy={"clip_norm": ...}',
+        'each row\'s gradient is clipped: leave it out, and give privacy={"max_grad_norm": ...}',
     ),
     "bf16": ((False,), "give the model in that dtype, or put torch.autocast into its forward"),
     "fp16": ((False,), "give the model in that dtype, or put torch.autocast into its forward"),

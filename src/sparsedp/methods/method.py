@@ -364,6 +364,7 @@ class MethodOptions:
     granularity: Granularity | None = None
     prune: bool | None = None
     per_sample_top: float | None = None
+    denoise: bool | None = None
     decays: Decays | None = None
     warm_up: bool | None = None
     centre_decay: float | None = None
@@ -398,7 +399,16 @@ def configure(method: Method, options: MethodOptions | None = None) -> Method:
     """The method's row with the options put in."""
     if options is None:
         return method
-    names = (*_ABOUT_SUPPORT, "active_ratio", "scope", "always", "geometry", "per_sample_top", "stages")
+    names = (
+        *_ABOUT_SUPPORT,
+        "active_ratio",
+        "scope",
+        "always",
+        "geometry",
+        "per_sample_top",
+        "stages",
+        "denoise",
+    )
     chosen = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
     chosen |= {
         name: read_field(name, given) for name, given in chosen.items() if isinstance(given, str | list)

@@ -119,15 +119,15 @@ def _clips(
 ) -> tuple[float | None, ...]:
     if method.protection is Protection.NO_CLIP:
         if clip_norm is not None:
-            raise PrivacyError(f"{method.name} does not clip; got clip_norm={clip_norm}, expected None")
+            raise PrivacyError(f"{method.name} does not clip; got max_grad_norm={clip_norm}, expected None")
         return (None,) * phases
     if clip_norm is None:
-        raise PrivacyError(f"{method.name}: got no clip_norm, expected a number > 0")
+        raise PrivacyError(f"{method.name}: got no max_grad_norm, expected a number > 0")
     if isinstance(clip_norm, tuple):
         if len(clip_norm) != 2 or phases == 1:
             raise PrivacyError(
-                f"clip_norm: got {clip_norm} for {phases} phases, expected one number, or a pair: before the main "
-                "phase, and in it"
+                f"max_grad_norm: got {clip_norm} for {phases} phases, expected one number, or a pair: before the "
+                "main phase, and in it"
             )
         return (clip_norm[0],) * (phases - 1) + clip_norm[1:]
     return (clip_norm,) * phases
@@ -140,8 +140,8 @@ def _absolute_noise(method: Method, noise_std: float | None) -> float | None:
         return noise_std
     if noise_std is not None:
         raise PrivacyError(
-            f"{method.name}: its noise comes from epsilon and clip_norm; got noise_std={noise_std}, expected None "
-            "(it is for noisy-sgd)"
+            f"{method.name}: its noise comes from epsilon and max_grad_norm; got noise_std={noise_std}, expected "
+            "None (it is for noisy-sgd)"
         )
     return None
 
@@ -185,7 +185,7 @@ class Asked(TypedDict, total=False):
     delta: float | None
     epochs: int | None
     batch_size: int | None
-    clip_norm: ClipNorm | None
+    max_grad_norm: ClipNorm | None
     warmup_fraction: float | None
     selection_budget: float | None
     split: BudgetSplit | None
@@ -293,7 +293,7 @@ class PlanSpec:
         options: MethodOptions | None = None,
         *,
         units: int,
-        unit: str = "row",
+        unit_name: str = "row",
         **asked: Unpack[Asked],
     ) -> PlanSpec:
         """What a user asks for, with the gaps filled from public numbers."""
@@ -306,7 +306,7 @@ class PlanSpec:
             "accountant": ACCOUNTANT,
             "normalise": None,
             "noise_std": None,
-            "clip_norm": None if row.protection is Protection.NO_CLIP else CLIP_NORM,
+            "max_grad_norm": None if row.protection is Protection.NO_CLIP else CLIP_NORM,
             "epsilon": EPSILON if row.private and asked.get("noise_multiplier") is None else None,
         }
         given: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
@@ -316,8 +316,11 @@ class PlanSpec:
         if "delta" not in given:
             values["delta"] = default_delta(units) if row.private else None
         if row.private and "delta" not in given:
-            logger.info("delta was not given: it is %g, safe for %d units (%s)", values["delta"], units, unit)
-        return cls(method=row, units=units, unit=unit, **values)
+            logger.info(
+                "delta was not given: it is %g, safe for %d units (%s)", values["delta"], units, unit_name
+            )
+        values["clip_norm"] = values.pop("max_grad_norm")
+        return cls(method=row, units=units, unit=unit_name, **values)
 
     def draft(self) -> Plan:
         """The plan before its noise is known.
@@ -454,12 +457,12 @@ def build_plan(
     options: MethodOptions | None = None,
     *,
     units: int,
-    unit: str = "row",
+    unit_name: str = "row",
     **asked: Unpack[Asked],
 ) -> Plan:
     """A calibrated plan; what is not given is filled in as `fit` does. See `PlanSpec`."""
     check_asked(asked, "build_plan")
-    return PlanSpec.asked(method, options, units=units, unit=unit, **asked).plan()
+    return PlanSpec.asked(method, options, units=units, unit_name=unit_name, **asked).plan()
 
 
 def _quiet(phase: Phase) -> tuple[object, ...]:

@@ -315,8 +315,10 @@ class Controller:
             "scored_steps": self._scored_steps,
             "pruned": self._pruned,
         }
+        if isinstance(self._ranking, EmpiricalBayes):
+            values["decisions"] = self._decisions
         if self._start is not None:
-            tensors["start"], values["decisions"] = self._start, self._decisions
+            tensors["start"] = self._start
         if self._statistics is not None:
             tensors |= {"alpha": self._statistics.alpha.clone(), "beta": self._statistics.beta.clone()}
         if self._order is not None:

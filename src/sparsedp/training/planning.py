@@ -14,9 +14,9 @@ from torch.utils.data import Dataset
 
 from sparsedp import distributed
 from sparsedp.errors import PrivacyError, PrivacyWarning, SparseDPError
-from sparsedp.loading import Loading
+from sparsedp.loading import DataConfig
 from sparsedp.methods import Given, Method, MethodOptions, PublicScores, configure, get_method
-from sparsedp.methods.auto import AUTO_METHOD, choose_method
+from sparsedp.methods.auto import AUTO_METHOD, choose_method, is_linear
 from sparsedp.methods.plan_config import METHOD, Asked, PlanSpec
 from sparsedp.privacy.plan import Plan
 from sparsedp.runs.directory import check_new
@@ -62,22 +62,22 @@ def plan_for(
     model: nn.Module,
     dataset: Dataset[Any],
     wanted: AskedMethod,
-    loading: Loading,
+    loading: DataConfig,
     *,
-    unit: str | None,
-    out: Path | str | None,
+    unit_name: str | None,
+    run_dir: Path | str | None,
     resume: bool,
     **asked: Unpack[Asked],
 ) -> Plan:
     """The plan for this model and data: a new one, or the one of the run that goes on; all ranks must ask alike."""
     method, changes = wanted.name, wanted.changes()
-    protected = distributed.all_or_raise(lambda: count_units(dataset, loading.units))
-    called = _name_of_unit(unit, dataset, loading.units)
+    protected = distributed.all_or_raise(lambda: count_units(dataset, loading.unit_ids))
+    called = _name_of_unit(unit_name, dataset, loading.unit_ids)
     if loading.sharded:
         protected = sum(distributed.gather(protected))
-    spec = spec_for(model, method, changes, units=protected, unit=called, **asked)
+    spec = spec_for(model, method, changes, units=protected, unit_name=called, **asked)
     distributed.check_same_on_all_ranks(lambda: {"plan": spec.to_json()})
-    return distributed.broadcast_from_main(lambda: _planned(spec, out, resume))
+    return distributed.broadcast_from_main(lambda: _planned(spec, run_dir, resume))
 
 
 def spec_for(
@@ -86,16 +86,20 @@ def spec_for(
     changes: MethodOptions | None,
     *,
     units: int,
-    unit: str,
+    unit_name: str,
     **asked: Unpack[Asked],
 ) -> PlanSpec:
     """What is asked of a plan for this model; "auto" goes by public numbers, and is sparse if changes ask for it."""
     if method == AUTO_METHOD:
         trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
         # What is said of a support asks for one.
-        told = changes is not None or isinstance(asked.get("clip_norm"), tuple)
-        method = METHOD if told else choose_method(trained, units=units, unit=unit, **asked)
-    return PlanSpec.asked(method, changes, units=units, unit=unit, **asked)
+        told = changes is not None or isinstance(asked.get("max_grad_norm"), tuple)
+        method = (
+            METHOD
+            if told
+            else choose_method(trained, linear=is_linear(model), units=units, unit_name=unit_name, **asked)
+        )
+    return PlanSpec.asked(method, changes, units=units, unit_name=unit_name, **asked)
 
 
 def _planned(spec: PlanSpec, out: Path | str | None, resume: bool) -> Plan:
@@ -109,12 +113,12 @@ def _name_of_unit(unit: str | None, dataset: Dataset[Any], units: Units) -> str:
         return "unit" if unit is None else unit
     if unit not in (None, "row"):
         raise PrivacyError(
-            f"unit={unit!r} promises to protect each {unit}, which takes the {unit} of every row: give units="
+            f"unit_name={unit!r} promises to protect each {unit}, which takes the {unit} of every row: give unit_ids="
         )
     if getattr(dataset, "units", None) is not None:
         warnings.warn(
             "the data set knows which unit (person) each row belongs to, but rows are protected; "
-            "give units=dataset.units to protect people",
+            "give unit_ids=dataset.units to protect people",
             PrivacyWarning,
             stacklevel=4,
         )

@@ -19,7 +19,7 @@ from sparsedp import distributed
 from sparsedp._files import Json
 from sparsedp.batch import Rows
 from sparsedp.errors import DataError
-from sparsedp.loading import Collate, Loading, rows_in_order
+from sparsedp.loading import Collate, DataConfig, rows_in_order
 from sparsedp.parameters import Support
 from sparsedp.privacy.plan import Plan
 from sparsedp.randomness import PublicRandomness, own_generators
@@ -35,17 +35,17 @@ COMPARED_ROWS_OF_A_SHARD = 256
 _ITS_OWN = re.compile(r"0x[0-9a-f]+|GPU \d+|cuda:\d+")
 
 
-def partition_of(dataset: Dataset[Any], loading: Loading, saved: Checkpoint | None) -> UnitPartition:
+def partition_of(dataset: Dataset[Any], loading: DataConfig, saved: Checkpoint | None) -> UnitPartition:
     """Which units this rank draws; a run begun by several ranks is cut in the same way by one.
 
     Raises:
         DataError: two ranks hold rows of one unit, or the same rows, which would be drawn twice.
     """
-    units = None if loading.units is None else np.unique(np.asarray(loading.units))
+    units = None if loading.unit_ids is None else np.unique(np.asarray(loading.unit_ids))
     if loading.sharded and units is not None:
         refuse_shared_units(units)
     elif loading.sharded:
-        refuse_shared_rows(dataset, loading.collate)
+        refuse_shared_rows(dataset, loading.collate_fn)
     held = len(cast("Any", dataset)) if units is None else len(units)
     if not distributed.is_distributed():
         return UnitPartition(in_blocks=saved is not None and is_cut_in_blocks(saved))
@@ -140,7 +140,7 @@ def _in_words(part: nn.Module) -> str:
 
 
 def first_facts(
-    plan: Plan, model: nn.Module, dataset: Dataset[Any], loss: Any, loading: Loading, seed: int | None
+    plan: Plan, model: nn.Module, dataset: Dataset[Any], loss: Any, loading: DataConfig, seed: int | None
 ) -> dict[str, Json]:
     """What must be the same before anything can be sent: plan, model, loss, amount of data, versions."""
     return {
@@ -148,7 +148,9 @@ def first_facts(
         **_model_facts(model),
         "loss": getattr(loss, "__qualname__", type(loss).__qualname__),
         "rows": None if loading.sharded else len(cast("Any", dataset)),
-        "units": None if loading.sharded or loading.units is None else _hash_of(np.asarray(loading.units)),
+        "units": None
+        if loading.sharded or loading.unit_ids is None
+        else _hash_of(np.asarray(loading.unit_ids)),
         "sharded": loading.sharded,
         "max_physical_batch": loading.max_physical_batch,
         "seed": seed,
@@ -157,7 +159,7 @@ def first_facts(
     }
 
 
-def data_facts(rows: Rows, loading: Loading) -> dict[str, Json]:
+def data_facts(rows: Rows, loading: DataConfig) -> dict[str, Json]:
     """A digest of some rows that all ranks hold; nothing where each has its own."""
     if loading.sharded:
         return {}

@@ -9,12 +9,12 @@ import torch
 from federated_tools import CLIENTS, LOSS, TEXTS, WORDS, Loopback, a_plan, make_bag, sgd, words_of
 
 import sparsedp
-from sparsedp.federated import Client, CountAsked, FederatedTrainer, LocalSGD
+from sparsedp.federated import Client, CountRequest, FederatedTrainer, LocalSGD
 from sparsedp.parameters import Layout
 
 pytestmark = pytest.mark.usefixtures("checked_once")
 
-TABLE = CountAsked(("table.weight",))
+TABLE = CountRequest(("table.weight",))
 
 
 @cache
@@ -46,23 +46,23 @@ def test_a_client_moves_a_count_by_at_most_its_bound(method):
         for name in ("observe_selection", "observe_counts"):
             setattr(controller, name, lambda released: seen.append(released.mean * CLIENTS))
         clients = Loopback(meddle, world=TEXTS)
-        begun = trainer.begin()
+        begun = trainer.configure_round()
         answers = {number: clients.ask(number, begun.task) for number in begun.clients}
-        report = trainer.complete(begun, {n: a for n, a in answers.items() if a is not None})
+        report = trainer.aggregate(begun, {n: a for n, a in answers.items() if a is not None})
         trainer.close()
         return seen[0], report
 
     honest, report = counted(None)
     assert report.report is None
-    assert report.refused == ()
+    assert report.rejected == ()
     without, _ = counted(lambda client, task, update: None if client == 7 else update)
     assert 0 < float((honest - without).norm()) <= bound
     moved, report = counted(lambda client, task, update: update * 0 + 10**8 if client == 7 else update)
     assert 0.9 * bound < float((moved - without).norm()) <= bound
-    assert [(one.client, one.why[:9]) for one in report.refused] == [(7, "shortened")]
+    assert [(one.client, one.reason[:9]) for one in report.rejected] == [(7, "shortened")]
     refused, report = counted(lambda client, task, update: update[1:] if client == 7 else update)
     assert torch.equal(refused, without)
-    assert [one.client for one in report.refused] == [7]
+    assert [one.client for one in report.rejected] == [7]
 
 
 def test_a_step_that_counts_asks_the_same_clients_twice():
@@ -74,12 +74,12 @@ def test_a_step_that_counts_asks_the_same_clients_twice():
             step = trainer.position
             both = []
             for _ in range(2):
-                begun = trainer.begin()
+                begun = trainer.configure_round()
                 both.append(begun.clients)
                 answers = {n: clients.ask(n, begun.task) for n in begun.clients}
-                trainer.complete(begun, answers)
+                trainer.aggregate(begun, answers)
                 sent.append(
-                    ({name: len(a) for name, a in begun.task.to_wire().arrays.items()}, begun.task.size)
+                    ({name: len(a) for name, a in begun.task.to_payload().arrays.items()}, begun.task.size)
                 )
             assert both[0] == both[1]
             assert trainer.position == step + 1
@@ -97,11 +97,11 @@ def test_a_run_that_counts_is_kept_resumed_and_verified(tmp_path, method):
         Loopback(world=TEXTS).run(trainer)
         whole = trainer.finish()
     clients = Loopback(world=TEXTS)
-    with trainer_of(plan, out=tmp_path / "run") as trainer:
+    with trainer_of(plan, run_dir=tmp_path / "run") as trainer:
         for _ in range(5):
             clients.round(trainer)
-        trainer.begin()  # dies in the middle of a round
-    with trainer_of(plan, out=tmp_path / "run", resume=True) as trainer:
+        trainer.configure_round()  # dies in the middle of a round
+    with trainer_of(plan, run_dir=tmp_path / "run", resume=True) as trainer:
         clients.run(trainer)
         resumed = trainer.finish()
     assert all(map(torch.equal, whole.model.parameters(), resumed.model.parameters()))
@@ -111,18 +111,18 @@ def test_a_run_that_counts_is_kept_resumed_and_verified(tmp_path, method):
 
 def test_a_selection_that_was_paid_for_and_lost_is_not_released_again(tmp_path, monkeypatch):
     plan = a_plan("fest")
-    trainer = trainer_of(plan, seed=None, out=tmp_path / "run")
+    trainer = trainer_of(plan, seed=None, run_dir=tmp_path / "run")
     monkeypatch.setattr(trainer._learner.controller, "observe_selection", lambda released: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         Loopback(world=TEXTS).round(trainer)
     trainer.close()
     with pytest.raises(sparsedp.PrivacyError, match="would cost again"):
-        trainer_of(plan, seed=None, out=tmp_path / "run", resume=True)
+        trainer_of(plan, seed=None, run_dir=tmp_path / "run", resume=True)
 
 
 def test_a_training_of_ones_own_that_cannot_count_says_so():
     trainer = trainer_of(everyone("fest"))
     client = Client(make_bag, lambda model, layout, support, step: torch.zeros(support.size))
     with pytest.raises(sparsedp.SparseDPError, match="asks for a count"):
-        client.answer(trainer.begin().task)
+        client.answer(trainer.configure_round().task)
     trainer.close()

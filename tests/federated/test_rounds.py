@@ -1,4 +1,4 @@
-"""Federated rounds without a network: equal to central steps, and safe from what clients do."""
+"""Federated rounds without a network: equal to central steps, safe from what clients do; kept and resumed on disk."""
 
 from __future__ import annotations
 
@@ -20,9 +20,15 @@ from federated_tools import (
 
 import sparsedp
 from every_day import OFTEN
-from sparsedp.federated import FederatedTrainer
+from sparsedp.batch import per_sample_loss
+from sparsedp.clipping import FlatClip
+from sparsedp.federated import FederatedTrainer, LocalSGD
 from sparsedp.methods import all_methods
+from sparsedp.parameters import Layout, Support
+from sparsedp.privacy.mechanism import Grid
 from sparsedp.privacy.plan import Plan
+from sparsedp.privacy.queries import is_within, on_grid
+from sparsedp.runs.run import Run
 
 pytestmark = pytest.mark.usefixtures("checked_once")
 
@@ -38,14 +44,14 @@ ON_TABLES = [pytest.param(name, TEXTS, id=f"{name}-on-tables") for name in COUNT
 def central(plan: Plan, world: World = NUMBERS, seed: int = 5):
     """The same plan over the pooled rows; every client a unit, alone in its micro-batch."""
     dataset, units = all_rows(world)
-    loading = sparsedp.Loading(units=units, rows_per_unit=ROWS, max_physical_batch=ROWS)
+    loading = sparsedp.DataConfig(unit_ids=units, rows_per_unit=ROWS, max_physical_batch=ROWS)
     trainer = sparsedp.Trainer(
         world.make_model(),
         dataset,
         LOSS,
         plan=plan,
         optimizer=sgd,
-        loading=loading,
+        data=loading,
         seed=seed,
         engine="reference",
     )
@@ -91,8 +97,8 @@ def test_a_huge_update_is_shortened_and_named_in_the_report_alone(caplog):
     without, _ = one_round(lambda client, task, update: None if client == 7 else update)
     moved, report = one_round(huge)
     assert 0.49 < float((moved - without).norm()) <= 0.5  # the clip norm, whatever it sent
-    assert [refusal.client for refusal in report.refused] == [7]
-    assert "shortened" in report.refused[0].why
+    assert [refusal.client for refusal in report.rejected] == [7]
+    assert "shortened" in report.rejected[0].reason
     assert caplog.text == ""
     assert float((honest - without).norm()) < 0.5
 
@@ -114,8 +120,8 @@ def test_what_is_no_update_is_refused_and_named_and_adds_nothing(sent, why):
     without, _ = one_round(lambda client, task, update: None if client == 2 else update)
     found, report = one_round(lambda client, task, update: sent(update) if client == 2 else update)
     assert torch.equal(found, without)
-    assert [refusal.client for refusal in report.refused] == [2]
-    assert why in report.refused[0].why
+    assert [refusal.client for refusal in report.rejected] == [2]
+    assert why in report.rejected[0].reason
     assert report.missing == ()
 
 
@@ -124,15 +130,15 @@ def test_who_was_not_picked_cannot_add_anything():
     results = []
     for uninvited in (False, True):
         trainer = FederatedTrainer(make_model(), plan=plan, optimizer=sgd, seed=5)
-        begun, clients = trainer.begin(), Loopback()
+        begun, clients = trainer.configure_round(), Loopback()
         assert 0 < len(begun.clients) < CLIENTS
         answers = {number: clients.ask(number, begun.task) for number in begun.clients}
         other = next(number for number in range(CLIENTS) if number not in begun.clients)
         if uninvited:
             answers[other] = clients.ask(other, begun.task)
-        report = trainer.complete(begun, answers)
+        report = trainer.aggregate(begun, answers)
         results.append(report.report.released.mean)
-        assert [refusal.client for refusal in report.refused] == ([other] if uninvited else [])
+        assert [refusal.client for refusal in report.rejected] == ([other] if uninvited else [])
         trainer.pause()
     assert torch.equal(*results)
 
@@ -151,7 +157,7 @@ def test_the_noise_is_the_servers_and_of_the_planned_size():
     draws = []
     for seed in range(40):
         trainer = FederatedTrainer(make_model(), plan=dense(), optimizer=sgd, seed=seed)
-        report = trainer.complete(trainer.begin(), {})
+        report = trainer.aggregate(trainer.configure_round(), {})
         released = report.report.released
         assert float(released.noise_scale[0]) == pytest.approx(
             trainer.plan.phases[0].noise_multiplier * 0.5 / CLIENTS
@@ -168,10 +174,10 @@ def test_clients_are_picked_by_their_own_coins():
     plan = a_plan("dp-sgd", epochs=120)
     trainer = FederatedTrainer(make_model(), plan=plan, optimizer=sgd)
     while not trainer.is_done:
-        begun = trainer.begin()
+        begun = trainer.configure_round()
         counts[list(begun.clients)] += 1
         sizes.append(len(begun.clients))
-        trainer.complete(begun, {})
+        trainer.aggregate(begun, {})
     rounds, rate = plan.total_steps, 1 / 3
     spread = (rate * (1 - rate) * rounds) ** 0.5
     assert float((counts - rate * rounds).abs().max()) < 5 * spread
@@ -190,13 +196,13 @@ def test_each_client_gets_weights_and_support_and_sends_k_numbers():
     assert k < d
     assert {task.size for _, task in clients.asked} == {k, d}
     for _, task in clients.asked:
-        arrays = {name: len(array) for name, array in task.to_wire().arrays.items()}
+        arrays = {name: len(array) for name, array in task.to_payload().arrays.items()}
         assert arrays == {"weights": d} | ({"support": k} if task.size == k else {})
 
 
 def test_another_model_is_refused_by_the_client():
     trainer = FederatedTrainer(make_model(), plan=dense(), optimizer=sgd, seed=5)
-    begun = trainer.begin()
+    begun = trainer.configure_round()
     odd = Loopback().clients[0]
     object.__setattr__(odd, "make_model", lambda: torch.nn.Linear(6, 3).double())
     with pytest.raises(sparsedp.ModelError, match="not the server's"):
@@ -206,9 +212,6 @@ def test_another_model_is_refused_by_the_client():
 
 def test_local_steps_add_up_to_what_plain_sgd_moves():
     """Four steps by hand, on half of the coordinates."""
-    from sparsedp.federated import LocalSGD
-    from sparsedp.parameters import Layout, Support
-
     model, by_hand = make_model(), make_model()
     layout = Layout.of(model)
     support = Support(torch.arange(0, layout.dimension, 2), layout.dimension)
@@ -226,7 +229,6 @@ def test_local_steps_add_up_to_what_plain_sgd_moves():
 
 
 def test_local_batches_cover_the_data_once_a_pass():
-    from sparsedp.federated import LocalSGD
 
     seen = []
 
@@ -239,8 +241,6 @@ def test_local_batches_cover_the_data_once_a_pass():
             return torch.zeros(6, dtype=torch.float64), torch.tensor(0)
 
     model = make_model()
-    from sparsedp.parameters import Layout, Support
-
     layout = Layout.of(model)
     training = LocalSGD(dataset=Watched(), loss=LOSS, steps=6, lr=0.1, batch_size=2)
     training(model, layout, Support.full(layout.dimension), 0)
@@ -263,9 +263,6 @@ def test_methods_that_promise_nothing_and_statistics_are_refused():
 
 def test_an_honest_client_keeps_to_the_clip_norm():
     """However much it has learned, and also if that is no number."""
-    from sparsedp.clipping import FlatClip
-    from sparsedp.privacy.mechanism import Grid
-    from sparsedp.privacy.queries import is_within, on_grid
 
     grid = Grid.for_mechanism(0.5, 1.0, 40)
     for scale in (1e-9, 0.07, 1.0, 1e30):
@@ -276,3 +273,64 @@ def test_an_honest_client_keeps_to_the_clip_norm():
         assert length == pytest.approx(min(float(learned.norm()), 0.5), rel=2e-3, abs=40 * grid.step)
     learned[3] = float("nan")
     assert not on_grid(learned, FlatClip(0.5), grid).any()
+
+
+def start(plan, out=None, **options):
+    evaluate = sparsedp.held_out(all_rows()[0], per_sample_loss(LOSS))
+    return FederatedTrainer(make_model(), plan=plan, optimizer=sgd, evaluate=evaluate, run_dir=out, **options)
+
+
+def test_the_folder_is_a_runs_and_verifies(tmp_path):
+    with start(a_plan(), tmp_path / "run") as trainer:
+        Loopback(steps=3, lr=0.2).run(trainer)
+        result = trainer.finish()
+    assert result.complete
+    assert result.unit == "client"
+    assert result.for_release
+    found = sparsedp.verify(tmp_path / "run", independent=False)
+    assert found.passed, found.reasons
+    record = Run.open(tmp_path / "run").record
+    assert record["units"] == CLIENTS
+    assert record["settings"]["engine"] == "federated"
+    assert "client" in result.report(tmp_path / "report.html").read_text()
+
+
+def test_a_resumed_run_ends_where_an_uninterrupted_one_does(tmp_path):
+    plan = a_plan("tp-topk", epochs=6)
+    with start(plan, seed=9) as trainer:
+        Loopback().run(trainer)
+        whole = trainer.finish()
+    with start(plan, tmp_path / "run", seed=9) as trainer:
+        clients = Loopback()
+        for _ in range(plan.total_steps // 2):
+            clients.round(trainer)
+        trainer.configure_round()  # dies in the middle of a round
+    with start(plan, tmp_path / "run", seed=9, resume=True) as trainer:
+        clients.run(trainer)  # clients remember the first half; the server does not rely on it
+        resumed = trainer.finish()
+    assert all(map(torch.equal, whole.model.parameters(), resumed.model.parameters()))
+    assert sparsedp.verify(tmp_path / "run", independent=False).passed
+
+
+def test_an_unseeded_run_pays_for_lost_rounds_and_never_twice(tmp_path):
+    plan = a_plan("dp-sgd", epochs=70)  # 210 rounds: blocks of two
+    trainer = start(plan, tmp_path / "run")
+    clients = Loopback()
+    clients.round(trainer)
+    trainer.close()  # no checkpoint: as a kill would
+    with start(plan, tmp_path / "run", resume=True) as trainer:
+        assert trainer.position == 2
+        clients.round(trainer)
+    with pytest.raises(sparsedp.SparseDPError, match="closed"):
+        trainer.configure_round()
+
+
+def test_rounds_come_one_at_a_time():
+    trainer = start(a_plan())
+    begun = trainer.configure_round()
+    with pytest.raises(sparsedp.SparseDPError, match="aggregate it first"):
+        trainer.configure_round()
+    trainer.aggregate(begun, {})
+    with pytest.raises(sparsedp.SparseDPError, match="another round"):
+        trainer.aggregate(begun, {})
+    trainer.pause()
