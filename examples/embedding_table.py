@@ -12,8 +12,9 @@ import torch
 from torch import nn
 
 import sparsedp
-from sparsedp import MethodOptions, datasets, models
-from sparsedp.methods import Granularity
+from sparsedp.methods import Granularity, MethodOptions
+from sparsedp_experiments import data as datasets
+from sparsedp_experiments import models
 
 
 def train(

@@ -41,7 +41,7 @@ def make_client(context: Context) -> Client:
 def make_trainer(context: Context) -> FederatedTrainer:
     config = {**DEFAULTS, **context.run_config}
     clients, a_round = int(config["clients"]), int(config["clients-a-round"])
-    plan = sparsedp.build_plan(
+    plan = sparsedp.plan(
         str(config["method"]),
         units=clients,
         unit_name="client",

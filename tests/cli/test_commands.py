@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from sparsedp import cli
 from sparsedp.cli import EXIT_CODES, Exit, app
 from sparsedp.errors import SparseDPError
-from sparsedp.methods import MethodOptions, all_methods, build_plan, get_method
+from sparsedp.methods import MethodOptions, build_plan, get_method, list_methods
 from sparsedp.privacy import plan_epsilon
 from sparsedp.privacy.normalization import PrivateNormalisation
 from sparsedp.runs.checkpoint import read_checkpoint
@@ -209,7 +209,7 @@ def test_plan_without_the_size_of_the_model_is_refused(typed, sizes):
 
 def test_methods_lists_the_whole_table(typed):
     listed = typed("methods", "--json").json
-    assert [row["name"] for row in listed] == [method.name for method in all_methods()]
+    assert [row["name"] for row in listed] == [method.name for method in list_methods()]
 
 
 def test_report_writes_one_html_file(trained, typed, tmp_path):

@@ -37,7 +37,7 @@ FULL = "FULL"
 
 def every_method(folder: Path) -> dict[str, str]:
     found = {}
-    for method in sparsedp.all_methods():
+    for method in sparsedp.list_methods():
         try:
             found[method.name] = digest(train(method.name))
         except SparseDPError as error:
@@ -249,7 +249,7 @@ def noise(folder: Path) -> list[str]:
     SystemRandomness.add_rounded_gaussian = counted  # type: ignore[method-assign]
     try:
         result = train(
-            "dp-sgd" if "dp-sgd" in {m.name for m in sparsedp.all_methods()} else "dense", seed=None
+            "dp-sgd" if "dp-sgd" in {m.name for m in sparsedp.list_methods()} else "dense", seed=None
         )
     finally:
         SystemRandomness.add_rounded_gaussian = real  # type: ignore[method-assign]

@@ -8,7 +8,7 @@ import random
 import pytest
 from launching import SCRIPT, jobs, jobs_of_one, torchrun
 
-from sparsedp.methods import all_methods
+from sparsedp.methods import list_methods
 from sparsedp.runs.verify import verify
 
 pytestmark = [
@@ -22,7 +22,7 @@ KILLS = 20
 def test_every_method_gives_the_same_bits_on_one_to_four_ranks(tmp_path):
     one = jobs_of_one(tmp_path, "every_method", "every_way")
     methods = one["every_method"]
-    assert {method.name for method in all_methods()} == set(methods)
+    assert {method.name for method in list_methods()} == set(methods)
     assert not [name for name, text in methods.items() if text.startswith("refused")]
     for ranks in (2, 3, 4):
         folder = tmp_path / str(ranks)

@@ -23,7 +23,7 @@ from every_day import OFTEN
 from sparsedp.batch import per_sample_loss
 from sparsedp.clipping import FlatClip
 from sparsedp.federated import FederatedTrainer, LocalSGD
-from sparsedp.methods import all_methods
+from sparsedp.methods import list_methods
 from sparsedp.parameters import Layout, Support
 from sparsedp.privacy.mechanism import Grid
 from sparsedp.privacy.plan import Plan
@@ -33,7 +33,7 @@ from sparsedp.runs.run import Run
 pytestmark = pytest.mark.usefixtures("checked_once")
 
 COUNTING = ("adafest", "fest")
-PRIVATE = [method.name for method in all_methods() if method.private]
+PRIVATE = [method.name for method in list_methods() if method.private]
 EVERYWHERE = [
     pytest.param(name, NUMBERS, id=name, marks=[] if name in OFTEN else pytest.mark.nightly)
     for name in PRIVATE

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import sparsedp
+from sparsedp.methods import MethodOptions
 from sparsedp.methods.scores import Contributions
 from sparsedp.privacy.calibration import NominalSplit
 
@@ -24,7 +25,7 @@ _ROWS, _HELD_OUT, _STOP_AFTER = 192, 64, 5
 
 def cases() -> dict[str, dict[str, Any]]:
     """What `run` is given, by name: every method on every model, some on the table, and every feature of `fit`."""
-    methods = [(method.name, model) for method in sparsedp.all_methods() for model in MODELS]
+    methods = [(method.name, model) for method in sparsedp.list_methods() for model in MODELS]
     methods += [(method, "table") for method in BY_ROWS]
     found = {f"{method}, {model}": _of_method(method, model) for method, model in methods}
     features = {f"{how}: {method}": {"method": method, **more} for how, method, more in _FEATURES}
@@ -87,9 +88,9 @@ def _of_method(method: str, model: str) -> dict[str, Any]:
         asked |= {"epsilon": None, "delta": None, "accountant": None}
         asked |= {"noise_std": 0.05} if method == "noisy-sgd" else {}
     if model == "table" and method == "adafest":
-        asked["options"] = sparsedp.MethodOptions(ranking=Contributions(1.0, 0.3))
+        asked["options"] = MethodOptions(ranking=Contributions(1.0, 0.3))
     if model == "table" and method == "given":
-        asked["options"] = sparsedp.MethodOptions(active_ratio=0.3)
+        asked["options"] = MethodOptions(active_ratio=0.3)
     return asked
 
 

@@ -12,7 +12,7 @@ from torch import nn
 from sparsedp.cli.plan import count_active
 from sparsedp.errors import SparseDPError
 from sparsedp.methods import PlanSpec
-from sparsedp.methods.catalog import all_methods, get_method, register
+from sparsedp.methods.catalog import get_method, list_methods, register_method
 from sparsedp.methods.method import Decays, GeometryRule, Method, MethodOptions, OffSupport, configure
 from sparsedp.methods.ranking import Granularity
 from sparsedp.methods.schedules import (
@@ -46,7 +46,7 @@ FULL = MethodOptions(
 
 
 def test_the_table_has_the_papers_methods_and_ours():
-    names = {method.name for method in all_methods()}
+    names = {method.name for method in list_methods()}
     assert names >= {
         "dp-sgd", "tp-topk", "tp-coherent", "tp-rand", "on-rand", "on-topk", "ranked",
         "adadpigu", "noisy-sgd", "clipped-sgd",
@@ -57,7 +57,7 @@ def test_the_table_has_the_papers_methods_and_ours():
 
 
 def test_only_the_methods_of_the_random_sparsification_paper_coast():
-    coasting = {m.name for m in all_methods() if m.off_support is OffSupport.COASTS}
+    coasting = {m.name for m in list_methods() if m.off_support is OffSupport.COASTS}
     assert coasting >= {"on-rand", "on-topk", "ranked", "noisy-sgd", "clipped-sgd"}
     assert not coasting & {"dp-sgd", "tp-topk", "tp-coherent", "tp-rand", "adadpigu"}
 
@@ -69,9 +69,9 @@ def test_an_unknown_method_is_answered_with_the_known_ones():
 
 def test_a_name_is_registered_once():
     row = get_method("dp-sgd")
-    assert register(row) is row
+    assert register_method(row) is row
     with pytest.raises(SparseDPError, match="taken"):
-        register(Method(name="dp-sgd", ranking=RandomOrder()))
+        register_method(Method(name="dp-sgd", ranking=RandomOrder()))
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_every_option_reaches_the_row():
 
 
 def test_no_options_leave_the_row_as_it_is():
-    for method in all_methods():
+    for method in list_methods():
         assert configure(method, MethodOptions()) == method
         assert configure(method, None) is method
 
@@ -190,7 +190,7 @@ def test_names_in_place_of_choices_are_read_as_in_a_settings_file():
 
 MODEL = nn.Sequential(nn.EmbeddingBag(30, 4), nn.Linear(4, 6), nn.LayerNorm(6), nn.Linear(6, 3))
 LAYOUT = Layout.of(MODEL)
-BEFORE_TRAINING = [method for method in all_methods() if method.name != "adafest"]
+BEFORE_TRAINING = [method for method in list_methods() if method.name != "adafest"]
 RANKED = [method for method in BEFORE_TRAINING if method.ranking is not None]
 
 

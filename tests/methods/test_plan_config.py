@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparsedp.errors import PrivacyError, SparseDPError
-from sparsedp.methods.catalog import all_methods, get_method
+from sparsedp.methods.catalog import get_method, list_methods
 from sparsedp.methods.method import GeometryRule, MethodOptions
 from sparsedp.methods.plan_config import PlanSpec, build_plan
 from sparsedp.methods.ranking import Granularity
@@ -21,7 +21,7 @@ from sparsedp.privacy.normalization import PrivateNormalisation
 from sparsedp.privacy.plan import Plan
 
 SIZES = {"units": 1000, "batch_size": 100, "epochs": 3}
-private_methods = [method for method in all_methods() if method.private]
+private_methods = [method for method in list_methods() if method.private]
 
 
 def test_what_no_plan_has_is_refused_by_name():
@@ -173,7 +173,7 @@ def test_what_is_not_given_is_filled_in_from_public_numbers():
 
 
 SPECS = {
-    **{method.name: {"method": method} for method in all_methods()},
+    **{method.name: {"method": method} for method in list_methods()},
     "everything": {
         "method": "tp-topk",
         "options": MethodOptions(

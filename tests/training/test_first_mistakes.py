@@ -19,7 +19,8 @@ from torch.utils.data import (
 )
 
 from runs import FEATURES, loss_fn, network, rows, weights
-from sparsedp import DataError, ModelError, PerExampleLoss, SparseDPError, Trainer, build_plan, fit
+from sparsedp import DataError, ModelError, PerExampleLoss, SparseDPError, Trainer, fit
+from sparsedp.methods import build_plan
 from sparsedp_experiments.models import freeze_batch_norm
 
 ASKED = {

@@ -19,10 +19,10 @@ from torch.utils.data import Dataset
 
 from every_day import by_method
 from runs import CLASSES, FEATURES, ROWS, loss_fn, network, rows, weights
-from sparsedp import MethodOptions, PerExampleLoss, RunMetadata, fit
+from sparsedp import PerExampleLoss, RunMetadata, fit
 from sparsedp.callbacks import deferred_interrupt
 from sparsedp.errors import DataError, PrivacyError, PrivacyWarning, SparseDPError
-from sparsedp.methods import all_methods
+from sparsedp.methods import MethodOptions, list_methods
 from sparsedp.methods.plan_config import default_batch_size, default_delta
 from sparsedp.privacy.accounting import accountant
 from sparsedp.privacy.calibration import NominalSplit
@@ -44,7 +44,7 @@ def quick_fit(**changed: Any) -> Result:
     return fit(network(), data, loss_fn, **arguments)
 
 
-@pytest.mark.parametrize("method", by_method(method.name for method in all_methods() if method.private))
+@pytest.mark.parametrize("method", by_method(method.name for method in list_methods() if method.private))
 def test_every_private_method_keeps_to_its_epsilon_and_says_so_in_the_record(
     method: str, tmp_path: Path
 ) -> None:

@@ -15,13 +15,13 @@ from every_day import by_method
 from runs import ROWS, a_trainer, advance, network, weights
 from sparsedp.errors import DataError, PrivacyError, SparseDPError
 from sparsedp.loading import DataConfig
-from sparsedp.methods import MethodOptions, all_methods, build_plan, get_method
+from sparsedp.methods import MethodOptions, build_plan, get_method, list_methods
 from sparsedp.privacy.ledger import Ledger
 from sparsedp.results import Event, Result, StepReport
 
 pytestmark = pytest.mark.usefixtures("checked_once")
 
-METHODS = [method.name for method in all_methods()]
+METHODS = [method.name for method in list_methods()]
 EPOCHS = 70
 """210 steps: ledger blocks of two steps, so that there is a middle of a block."""
 

@@ -14,7 +14,7 @@ from runs import ROWS, a_plan, a_trainer, advance, loss_fn, network, rows, weigh
 from sparsedp.batch import MicroBatch, PerExampleLoss
 from sparsedp.errors import DataError, ModelError, SparseDPError
 from sparsedp.loading import DataConfig
-from sparsedp.methods import MethodOptions, OffSupport, all_methods, build_plan, get_method
+from sparsedp.methods import MethodOptions, OffSupport, build_plan, get_method, list_methods
 from sparsedp.privacy.plan import Plan
 from sparsedp.randomness import SeededRandomness
 from sparsedp.results import Event, StepReport
@@ -30,7 +30,7 @@ OPTIMIZERS = {
     "adam": lambda p: torch.optim.Adam(p, lr=0.05),
     "adamw": lambda p: torch.optim.AdamW(p, lr=0.05, weight_decay=0.1),
 }
-SPARSE = [method for method in all_methods() if method.ranking is not None]
+SPARSE = [method for method in list_methods() if method.ranking is not None]
 
 
 def noiseless(batch_size: int) -> Plan:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sparsedp.methods.catalog import all_methods
+from sparsedp.methods.catalog import list_methods
 
 _FIXED = (
     "dp-sgd",
@@ -27,5 +27,5 @@ def method_style(name: str) -> str:
 
 def method_rank(name: str) -> int:
     """Where a method stands in lists: the table's order, unknown ones last."""
-    known = [*_FIXED, *(method.name for method in all_methods() if method.name not in _FIXED)]
+    known = [*_FIXED, *(method.name for method in list_methods() if method.name not in _FIXED)]
     return known.index(name) if name in known else len(known)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -31,6 +31,7 @@ ARMS: Mapping[str, float | None] = {
     "coherent 0.2": 0.2,
     "adaptive": None,
     "raw": None,
+    "oracle": None,
 }
 """What each keeps after the warm-up; `adaptive` and `raw` find their own number, in rounds; `raw` does not shrink."""
 
@@ -99,20 +100,14 @@ def simulate(
 
 
 def oracle(
-    data: WideData, training: Training, rates: Sequence[float], seed: int
+    data: WideData, training: Training, named: Sequence[tuple[str, float]], seed: int
 ) -> dict[tuple[str, float], tuple[Tensor, int]]:
     """Somebody who knows the causes trains on them alone, with the clip norm of their share."""
-    features, few = data.x.width, data.causes
-    narrow = WideData(data.x.at(few), data.y, data.test_x, data.test_y, few, data.best)
-    columns = _Columns(len(few), rates)
-    columns.scale.fill_(math.sqrt(len(few) / features))
-    _train(columns, narrow, training, training.steps, torch.Generator().manual_seed(seed))
-    found = {}
-    for place, rate in enumerate(rates):
-        weights = torch.zeros(features)
-        weights[few] = columns.average[:, place]
-        found["oracle", rate] = (weights, len(few))
-    return found
+    few, narrow = data.causes, replace(data, x=data.x.at(data.causes))
+    clip_norm = training.clip_norm * math.sqrt(len(few) / data.x.width)
+    found = simulate(narrow, replace(training, clip_norm=clip_norm), named, seed)
+    whole = torch.zeros(data.x.width)
+    return {one: (whole.index_copy(0, few, weights), kept) for one, (weights, kept) in found.items()}
 
 
 def _train(

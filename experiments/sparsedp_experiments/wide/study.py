@@ -95,11 +95,11 @@ def same_cell(row: Mapping[str, Any], cell: Mapping[str, Any]) -> bool:
 def simulated(data: WideData, cell: Mapping[str, Any], named: Sequence[Named], seed: int) -> Found:
     """Weights and size of the support of each arm and rate, by the simulator."""
     names = ("epsilon", "delta", "epochs", "batch_size", "max_grad_norm")
-    plan = sparsedp.build_plan("dp-sgd", units=cell["records"], **{name: cell[name] for name in names})
+    plan = sparsedp.plan("dp-sgd", units=cell["records"], **{name: cell[name] for name in names})
     phase = plan.phases[0]
     training = Training(phase.noise_multiplier, phase.steps, cell["batch_size"], cell["max_grad_norm"])
-    found = simulate(data, training, [one for one in named if one[0] != "oracle"], seed)
-    known = [rate for arm, rate in named if arm == "oracle"]
+    known = [one for one in named if one[0] == "oracle"]
+    found = simulate(data, training, [one for one in named if one not in known], seed)
     found |= oracle(data, training, known, seed) if known else {}
     return {one: (weights[:, None], kept) for one, (weights, kept) in found.items()}
 
@@ -141,9 +141,7 @@ def fit_linear(
         epochs=cell["epochs"],
         batch_size=cell["batch_size"],
         max_grad_norm=max_grad_norm,
-        optimizer=lambda parameters: torch.optim.SGD(
-            parameters, lr=rate / cell["max_grad_norm"], momentum=MOMENTUM
-        ),
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=rate / max_grad_norm, momentum=MOMENTUM),
         ema_decay=EMA,
         seed=seed,
         progress=False,

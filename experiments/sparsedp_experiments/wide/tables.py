@@ -1,4 +1,4 @@
-"""The study of wide data as tables and a figure: `python -m sparsedp_experiments.wide.tables RESULTS FIGURE`."""
+"""The study of wide data as a table: `python -m sparsedp_experiments.wide.tables RESULTS`."""
 
 from __future__ import annotations
 
@@ -12,28 +12,11 @@ from typing import Any
 import numpy as np
 
 from sparsedp_experiments.comparison.statistics import Estimate, estimate, paired_difference
-from sparsedp_experiments.figures.canvas import (
-    BLUE,
-    GREY,
-    ORANGE,
-    SOLID,
-    TEAL,
-    VIOLET,
-    key,
-    legend,
-    level,
-    shares,
-    sheet,
-    upright,
-    written,
-)
-from sparsedp_experiments.wide.data import LOGITS
 from sparsedp_experiments.wide.study import CELL, VALIDATION, best_rates
 
 Row = Mapping[str, Any]
 RANKED = ("msprime", "msprime-array", "blocks", "hospital")
 """Data whose metric is AUC; the others' is accuracy."""
-COLOURS = {500: GREY, 2_000: TEAL, 5_000: BLUE, 20_000: VIOLET, 50_000: ORANGE}
 
 
 Cell = tuple[dict[str, Any], dict[str, dict[int, float]], dict[str, float]]
@@ -82,64 +65,5 @@ def _interval(gain: Estimate) -> str:
     return f"{gain.mean:+.4f}{inside}"
 
 
-def accuracy_at(error: float) -> float:
-    """Of weights whose squared error is `error` times their squared length, on independent features."""
-    cosine = 1 / math.sqrt(1 + error)
-    z, weight = np.polynomial.hermite_e.hermegauss(64)
-    weight /= weight.sum()
-    score = cosine * z[:, None] + math.sqrt(1 - cosine**2) * z[None, :]
-    right = 1 / (1 + np.exp(-LOGITS * z[:, None] * np.sign(score)))
-    return float((right * weight[:, None] * weight[None, :]).sum())
-
-
-def promised(dense: float, features: int, causes: float) -> float:
-    """What theory expects of the best sparse estimate, given what dense training got: error s (1 + 2 log(d/s)) for d.
-
-    The dense error is read off its accuracy, as the only number taken from a run.
-    """
-    low, high = 1e-6, 1e6
-    for _ in range(60):
-        middle = math.sqrt(low * high)
-        low, high = (middle, high) if accuracy_at(middle) > dense else (low, middle)
-    share = causes / features
-    return accuracy_at(low * min(1.0, share * (1 + 2 * math.log(1 / share)))) - dense
-
-
-def figure(rows: Sequence[Row]) -> str:
-    """Gain over dense training against the share of causes, a line for each number of features; theory beside it."""
-    points: dict[int, list[tuple[float, Estimate, float]]] = {}
-    for cell, scores, _ in cells_of(rows):
-        usual = cell["data"] == "independent" and cell["epsilon"] == 1.0 and cell["records"] == 20_000
-        gain = paired_difference(scores.get("adaptive", {}), scores.get("dense", {}))
-        if usual and gain is not None and not cell["part"].endswith("-fit"):
-            dense = estimate(list(scores["dense"].values())).mean
-            points.setdefault(cell["features"], []).append((cell["causes"] / cell["features"], gain, dense))
-    drawing, (measured, theory) = sheet(2, 2, 420, 300)
-    for axes, title in ((measured, "measured"), (theory, "promised: s (1 + 2 log d/s) for d")):
-        shares(axes, "x", 8e-4, 0.6, (1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.5))
-        axes.set(
-            title=title, xlabel="share of features that matter", ylabel="points over dense", ylim=(-3, 24)
-        )
-        level(axes, 0)
-    for features, found in sorted(points.items()):
-        found.sort(key=lambda point: point[0])
-        x, mean = [share for share, _, _ in found], [100 * gain.mean for _, gain, _ in found]
-        reach = [100 * (gain.high - gain.mean) if gain.high is not None else 0.0 for _, gain, _ in found]
-        measured.errorbar(x, mean, reach, color=COLOURS[features], marker="o", elinewidth=1.5)
-        dense = float(np.mean([one for _, _, one in found]))
-        grid = np.geomspace(1e-3, 0.5, 60)
-        line = [100 * promised(dense, features, share * features) for share in grid]
-        theory.plot(grid, line, color=COLOURS[features])
-    upright(theory, 1 / 5, "where its size is d again", 12)
-    legend(drawing, [key(f"{features:,} features", COLOURS[features], SOLID) for features in sorted(points)])
-    return written(
-        drawing,
-        "Accuracy gained over dense DP-SGD against the share of features that matter: it grows with the number of "
-        "features and is gone where a tenth of them matter; the theory of sparse estimation says the same.",
-    )
-
-
 if __name__ == "__main__":
-    results = [json.loads(line) for line in Path(sys.argv[1]).read_text().splitlines()]
-    Path(sys.argv[2]).write_text(figure(results))
-    sys.stdout.write(table(results))
+    sys.stdout.write(table([json.loads(line) for line in Path(sys.argv[1]).read_text().splitlines()]))

@@ -59,7 +59,12 @@ Epochs = Annotated[int | None, typer.Option(help="Passes over the data.")]
 BatchSize = Annotated[int | None, typer.Option(help="Expected size of a batch (Poisson sampling).")]
 ClipNorm = Annotated[
     str | None,
-    typer.Option(metavar="C|C1,C2", help="Bound on a unit's gradient; two for warm-up and main phase."),
+    typer.Option(
+        "--max-grad-norm",
+        "--clip-norm",
+        metavar="C|C1,C2",
+        help="Bound on a unit's gradient; two for warm-up and main phase.",
+    ),
 ]
 ActiveRatio = Annotated[
     float | None,

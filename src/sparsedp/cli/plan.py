@@ -48,6 +48,10 @@ def plan(
         typer.Option(metavar="MODULE:FUNCTION", help="Or a function that gives the model, to count them."),
     ] = None,
     epsilon: Epsilon = None,
+    noise_multiplier: Annotated[
+        float | None,
+        typer.Option(help="The noise instead of the budget; the plan says which epsilon comes out."),
+    ] = None,
     delta: Delta = None,
     method: Annotated[
         str, typer.Option(help="A method; `sparsedp methods` lists them. auto: what fit would take.")
@@ -88,6 +92,7 @@ def plan(
         "batch_size": batch_size,
         "epochs": epochs,
         "epsilon": epsilon,
+        "noise_multiplier": noise_multiplier,
         "delta": delta,
         "max_grad_norm": clip_bounds(clip_norm),
         "accountant": accountant,
@@ -140,7 +145,8 @@ def _spec(
     changes = {} if active_ratio is None else {"active_ratio": active_ratio}
     if method != AUTO_METHOD:
         row = get_method(method, **changes)
-        return PlanSpec.asked(row, **(asked if row.private else {**asked, "epsilon": None})), None
+        known = asked if row.private else {**asked, "epsilon": None, "noise_multiplier": None}
+        return PlanSpec.asked(row, **known), None
     if changes:
         return PlanSpec.asked(
             get_method(METHOD, **changes), **asked
@@ -245,7 +251,7 @@ def _other(spec: PlanSpec, plan: Plan, epsilon: float) -> dict[str, Any]:
     from sparsedp.methods.support_scheduler import noise_on_mean
 
     try:
-        other = replace(spec, epsilon=epsilon).plan()
+        other = replace(spec, epsilon=epsilon, noise_multiplier=None).plan()
     except OutOfReachError:
         return {"epsilon": epsilon, "noise_multipliers": [], "noise_energy_factor": None}
     louder = noise_on_mean(other, other.phases[-1]) / noise_on_mean(plan, plan.phases[-1])

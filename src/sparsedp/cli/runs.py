@@ -62,9 +62,9 @@ def methods(as_json: Json = False) -> None:
 
     Use a name as `sparsedp.fit(..., method="NAME")`. What pays when: docs/methods.md.
     """
-    from sparsedp.methods import all_methods
+    from sparsedp.methods import list_methods
 
-    rows = all_methods()
+    rows = list_methods()
     if as_json:
         names = ("name", "summary", "paper", "private", "warm_up", "active_ratio")
         print_json([{name: getattr(row, name) for name in names} for row in rows])

@@ -13,7 +13,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 import typer
 
-from sparsedp.cli import Delta, Epochs, Json, numbers, print_json, run_folder, stdout_console
+from sparsedp.cli import (
+    Delta,
+    Epochs,
+    Exit,
+    Json,
+    numbers,
+    print_json,
+    run_folder,
+    stderr_console,
+    stdout_console,
+)
 from sparsedp.errors import DataError, PrivacyError, SparseDPError
 
 if TYPE_CHECKING:
@@ -83,12 +93,16 @@ def train(
     hidden: Annotated[
         str | None, typer.Option(metavar="N,N", help="Widths of hidden layers; none: linear.")
     ] = None,
+    kind: Annotated[str, typer.Option("--model", metavar="NAME", help="linear or additive.")] = "linear",
     epochs: Epochs = None,
     seed: Annotated[int | None, typer.Option(help="Reproducible, and not for release.")] = None,
     budget: Annotated[
         Path | None,
         typer.Option(help="The file of a PrivacyBudget that this fit draws from; made in Python."),
     ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with an interrupted run: the same command, and this.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Train a private model on tables, and write the guarantee as a page to print.
@@ -110,7 +124,7 @@ def train(
     settings: dict[str, Any] = {
         "columns": told, "target": target, **_task(target, rules[target]), "epsilon": epsilon, "delta": delta,
         "hidden_layer_sizes": [int(width) for width in numbers(hidden, "hidden")] if hidden else [],
-        "name": tables[0].stem, "run_dir": str(run_dir), "random_state": seed,
+        "model": kind, "name": tables[0].stem, "run_dir": str(run_dir), "random_state": seed,
         **({} if epochs is None else {"epochs": epochs}),
     }  # fmt: skip
     table = read_tables(tables)
@@ -121,11 +135,22 @@ def train(
     apart = held_out_by_hash(ids, held_out)
     if held_out and (apart.all() or not apart.any()):
         raise DataError(f"--held-out: a share of {held_out:g} leaves one side empty; give another, or 0")
-    model = make_estimator(settings)
+    model = make_estimator(settings).set_params(resume=resume)
     if budget is not None:
         model.set_params(budget=_budget(budget))
     test = (features.rows(apart), y[apart]) if held_out else None
-    model.fit(features.rows(~apart), y[~apart], eval_set=test)
+    try:
+        model.fit(features.rows(~apart), y[~apart], eval_set=test)
+    except KeyboardInterrupt as interrupt:
+        from sparsedp.runs.directory import holds_run
+
+        if holds_run(run_dir):
+            stderr_console().print(
+                f"Stopped. The same command with --resume goes on with {run_dir}", soft_wrap=True
+            )
+        raise typer.Exit(Exit.INTERRUPTED) from interrupt
+    names = [*model.encoder_.feature_names_in_, *told]  # the model's own order first
+    settings |= {"columns": {name: told[name] for name in names}, "knots": model.encoder_.knots}
     (run_dir / _SETTINGS).write_text(json.dumps(settings, indent=1, default=str) + "\n", encoding="utf-8")
     page = model.guarantee_report(run_dir / _PAGE)
     metrics = {name: value for name, value in model.result_.metrics.items() if value is not None}
@@ -233,7 +258,7 @@ def make_estimator(settings: dict[str, Any]) -> PrivateEstimator:
     """The estimator of these settings, as Python would make it."""
     from sparsedp.sklearn import SparseDPClassifier, SparseDPRegressor
 
-    given = {name: value for name, value in settings.items() if name != "target"}
+    given = {name: value for name, value in settings.items() if name not in ("target", "knots")}
     return SparseDPClassifier(**given) if "classes" in given else SparseDPRegressor(**given)
 
 
@@ -252,7 +277,7 @@ def load_estimator(run: Path) -> PrivateEstimator:
     except (OSError, ValueError) as error:
         raise DataError(f"{run}: {error}; expected a run of `sparsedp train`") from error
     model = make_estimator(settings)
-    encoder = PublicEncoder(model.columns)
+    encoder = PublicEncoder(model.columns, knots=settings["knots"])
     features = len(encoder.get_feature_names_out())
     if "classes" in settings:
         model.classes_ = np.unique(np.asarray(settings["classes"]))

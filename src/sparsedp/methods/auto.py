@@ -23,8 +23,8 @@ LOUD = 0.5
 """The noise ratio r of a dense step from which on a support was level or gained; at 0.43 it lost 0.36 points."""
 TOO_LOUD = 1.0
 """From here on one step shows nothing but noise; a pretrained network's head alone did better than all of it."""
-SPARSE = configure(get_method("tp-topk"), MethodOptions(active_ratio=0.4))
-"""What gained there: TP-TopK at its own setting."""
+SPARSE, SPARSE_RATIO = "tp-topk", 0.4
+"""What gained there: TP-TopK's own setting."""
 MANY = 10_000
 """Coordinates from which on a support has something to leave out: on 4,810 (digits) it lost up to a point."""
 ENOUGH_STEPS = 10
@@ -67,6 +67,11 @@ def meaning_of(plan: Plan, active: int, *, whole: bool) -> str:
     return quiet if ratio < LOUD else loud if ratio < TOO_LOUD else too_loud
 
 
+def pays(ratio: float, dimension: int) -> bool:
+    """Whether a support of a network can pay: many coordinates, and noise that leaves something to choose by."""
+    return dimension >= MANY and LOUD <= ratio < TOO_LOUD
+
+
 def is_linear(model: nn.Module) -> bool:
     """Whether all that is trained is one linear layer: logistic regression, or a head on features that are fixed."""
     trained = [
@@ -82,7 +87,8 @@ def method_beside(dense: Plan, dimension: int, *, linear: bool = False) -> Metho
         return get_method("dp-sgd")
     if linear:
         return ADAPTIVE if ratio >= AUDIBLE and dimension >= SOME else get_method("dp-sgd")
-    return SPARSE if ratio >= LOUD and dimension >= MANY else get_method("dp-sgd")
+    sparse = configure(get_method(SPARSE), MethodOptions(active_ratio=SPARSE_RATIO))
+    return sparse if pays(ratio, dimension) else get_method("dp-sgd")
 
 
 def choose_method(
@@ -119,7 +125,7 @@ def reason_of(spec: PlanSpec, dimension: int, *, linear: bool = False) -> str:
 
 def _reason(method: Method, dense: Plan, dimension: int, *, linear: bool) -> str:
     what = {
-        SPARSE.name: f"a learned support of ratio {SPARSE.active_ratio}",
+        SPARSE: f"a learned support of ratio {SPARSE_RATIO}",
         ADAPTIVE.name: "a learned support, of a size that its releases decide",
     }
     low, least = (AUDIBLE, SOME) if linear else (LOUD, MANY)

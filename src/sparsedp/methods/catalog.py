@@ -88,12 +88,12 @@ _ROWS = (
 )
 # fmt: on
 
-_METHODS: Registry[Method] = Registry("method", "register")
+_METHODS: Registry[Method] = Registry("method", "register_method")
 for _row in _ROWS:
     _METHODS.register(_row)
 
 
-def register(method: Method) -> Method:
+def register_method(method: Method) -> Method:
     """Add a row to the table.
 
     Raises:
@@ -114,6 +114,6 @@ def get_method(name: str, **changes: Any) -> Method:
     return configure(_METHODS.get(name), MethodOptions(**changes)) if changes else _METHODS.get(name)
 
 
-def all_methods() -> tuple[Method, ...]:
+def list_methods() -> tuple[Method, ...]:
     """Every registered method, by name."""
     return tuple(_METHODS.get(name) for name in _METHODS.names())

@@ -460,9 +460,25 @@ def build_plan(
     unit_name: str = "row",
     **asked: Unpack[Asked],
 ) -> Plan:
-    """A calibrated plan; what is not given is filled in as `fit` does. See `PlanSpec`."""
+    """A calibrated plan; what is not given is filled in as `fit` does. Public as `sparsedp.plan`.
+
+    >>> build_plan("dp-sgd", units=1000, noise_multiplier=1.0, delta=1e-5, epochs=1, batch_size=99).target_epsilon < 3
+    True
+
+    Args:
+        method: a name, or a `Method` from `get_method(name, **changes)`.
+        options: further changes to the method.
+        units: the number N of privacy units; public.
+        unit_name: what a unit is called.
+        asked: epsilon or noise_multiplier, delta, epochs, batch_size, max_grad_norm, accountant, normalise and what a
+            method with two phases takes: warmup_fraction, selection_budget, split.
+    """
     check_asked(asked, "build_plan")
     return PlanSpec.asked(method, options, units=units, unit_name=unit_name, **asked).plan()
+
+
+plan = build_plan
+"""`build_plan`, as it is called from outside: `sparsedp.plan(...)`."""
 
 
 def _quiet(phase: Phase) -> tuple[object, ...]:
