@@ -12,7 +12,7 @@ from torch.utils.data import Dataset
 
 from sparsedp import PerExampleLoss, fit
 from sparsedp.errors import DataError, ModelError
-from sparsedp.integrations.transformers_losses import loss_for
+from sparsedp.integrations.huggingface import loss_for
 
 pytestmark = pytest.mark.filterwarnings("default")
 
