@@ -68,10 +68,10 @@ readme: $(READY) ## Make README's tables from the committed measurements
 	$(BIN)/python -m benchmarks.readme
 
 results: $(READY) ## Make experiments/RESULTS.md and README's tables from the records
-	$(BIN)/python -m sparsedp_experiments.pages
+	$(BIN)/python -m sparsedp_experiments page
 
 figures: $(READY) ## Measure what has no record yet, draw the figures and docs/gallery.md
-	$(BIN)/python -m sparsedp_experiments.figures.run
+	$(BIN)/python -m sparsedp_experiments figures build/figures
 
 build: $(READY) ## Build the wheel, by way of the source distribution
 	$(BIN)/python -m build

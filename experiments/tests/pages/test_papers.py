@@ -5,9 +5,8 @@ import pytest
 from sparsedp.errors import SparseDPError
 from sparsedp.privacy.accounting import accountant
 from sparsedp.privacy.plan import Spend
-from sparsedp_experiments.pages.noise import TRAINING, noise_multiplier
-from sparsedp_experiments.pages.paper import FILES, label, number_for, read_paper
-from sparsedp_experiments.pages.partition import costs, gaussian_epsilon
+from sparsedp_experiments.runs.partition import ADADPIGU, RS, gaussian_epsilon, noise_multiplier
+from sparsedp_experiments.runs.tables import PAPER_NAMES, label, number_for, read_paper
 
 METHODS = ("dp-sgd", "tp-rand", "tp-topk", "on-rand", "on-topk")
 
@@ -17,7 +16,7 @@ def rows(paper, table):
 
 
 def test_every_table_has_all_its_cells():
-    count = {(name, table.id): len(table.rows) for name in FILES for table in read_paper(name).tables}
+    count = {(name, table.id): len(table.rows) for name in PAPER_NAMES for table in read_paper(name).tables}
     assert count["tp-topk", "table2"] == 3 * 3 * 5
     assert count["tp-topk", "table3"] == 2 * 4 * 2
     assert count["tp-topk", "table4"] == 9
@@ -123,7 +122,7 @@ def test_a_row_that_does_not_fit_or_is_there_twice_is_refused(tmp_path, row):
 
 @pytest.mark.parametrize(("dataset", "epsilon"), [("mnist", 2.0), ("cifar10", 12.0)])
 def test_adadpigus_noise_is_that_of_classic_rdp_at_the_steps_found(dataset, epsilon):
-    training, printed = TRAINING[dataset], rows("adadpigu", "table3")[dataset, label(epsilon)].value
+    training, printed = ADADPIGU[dataset], rows("adadpigu", "table3")[dataset, label(epsilon)].value
     ours = noise_multiplier(training, epsilon, "rdp-classic")
     assert ours == pytest.approx(printed, abs=0.005)
     rate, steps = (
@@ -143,4 +142,5 @@ def test_partitions_cost_what_an_independent_accountant_says_of_so_many_gaussian
 
 
 def test_partitions_cost_more_than_poisson_samples_at_equal_noise():
-    assert all(one.partition_epsilon > 2 * one.epsilon for one in costs())
+    for epsilon in (1.0, 3.0):
+        assert gaussian_epsilon(noise_multiplier(RS, epsilon, "pld"), RS.epochs) > 2 * epsilon
