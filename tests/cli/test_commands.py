@@ -68,7 +68,7 @@ def test_train_prints_the_record_of_a_run_that_keeps_its_promise(trained):
     assert record["epsilon_spent"] <= record["target_epsilon"] == 3.0
     assert record["unit"] == "row"
     assert record["config"]["seed"] == record["seed"] == 0
-    assert not record["for_release"]
+    assert not record["publishable"]
     model = build("mlp", (1, 8, 8), 10)
     load_weights(folder, model)
     assert parameter_count(model) == record["d"]

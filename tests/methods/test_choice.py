@@ -13,7 +13,7 @@ import sparsedp
 from sparsedp.cli.plan import quote
 from sparsedp.methods import PlanSpec, build_plan, get_method
 from sparsedp.methods.auto import LOUD, choose_method, is_linear, meaning_of, noise_ratio
-from sparsedp.parameters import Layout
+from sparsedp.parameters import ParameterLayout
 
 CIFAR = {"units": 50_000, "batch_size": 2048, "epochs": 10, "delta": 1e-5, "accountant": "rdp"}
 
@@ -83,7 +83,7 @@ def test_the_threshold_is_where_it_is_said_to_be():
 
 def test_a_quote_has_r_for_all_the_head_and_the_biases_of_a_model():
     model = nn.Sequential(nn.Linear(20, 30), nn.Tanh(), nn.Linear(30, 4))
-    size = Layout.of(model)
+    size = ParameterLayout.of(model)
     parts = {"all": 20 * 30 + 30 + 30 * 4 + 4, "head": 30 * 4 + 4, "bias": 30 + 4}
     spec = PlanSpec.asked("tp-topk", epsilon=1.0, max_grad_norm=0.1, **CIFAR)
     rows = {row["which"]: row for row in quote(spec, size, ())["noise_ratios"]}

@@ -25,7 +25,7 @@ from sparsedp.methods.schedules import (
     Refresh,
 )
 from sparsedp.methods.scores import Coherent, Energy, RandomOrder
-from sparsedp.parameters import Layout
+from sparsedp.parameters import ParameterLayout
 
 FULL = MethodOptions(
     active_ratio=0.25,
@@ -189,7 +189,7 @@ def test_names_in_place_of_choices_are_read_as_in_a_settings_file():
 
 
 MODEL = nn.Sequential(nn.EmbeddingBag(30, 4), nn.Linear(4, 6), nn.LayerNorm(6), nn.Linear(6, 3))
-LAYOUT = Layout.of(MODEL)
+LAYOUT = ParameterLayout.of(MODEL)
 BEFORE_TRAINING = [method for method in list_methods() if method.name != "adafest"]
 RANKED = [method for method in BEFORE_TRAINING if method.ranking is not None]
 

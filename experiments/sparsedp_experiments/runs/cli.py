@@ -251,7 +251,7 @@ def _show_run(result: Any, folder: Path, screen: Console) -> None:
         table.add_row("epsilon spent", spent)
     screen.print(table)
     screen.print(guarantee(result.plan))
-    if not result.for_release:
+    if not result.publishable:
         screen.print(
             "[yellow]Reproducible, not for release:[/yellow] a seed was given, or the method is not private."
         )

@@ -27,7 +27,7 @@ from sparsedp.errors import OutOfReachError, SparseDPError
 
 if TYPE_CHECKING:
     from sparsedp.methods import Method, PlanSpec
-    from sparsedp.parameters import Layout
+    from sparsedp.parameters import ParameterLayout
     from sparsedp.privacy.plan import Plan
 
 _CURVE_ROWS = 10
@@ -116,12 +116,12 @@ def plan(
         _show(answer, stdout_console(as_json))
 
 
-def _size(model: str | None, parameters: int | None) -> tuple[Layout | int, bool]:
+def _size(model: str | None, parameters: int | None) -> tuple[ParameterLayout | int, bool]:
     """The layout of the model that a function gives, or the number of parameters; whether it is one linear layer."""
     from torch import nn
 
     from sparsedp.methods.auto import is_linear
-    from sparsedp.parameters import Layout
+    from sparsedp.parameters import ParameterLayout
 
     if (model is None) == (parameters is None):
         raise SparseDPError("give --parameters N or --model MODULE:FUNCTION, one of the two")
@@ -131,11 +131,11 @@ def _size(model: str | None, parameters: int | None) -> tuple[Layout | int, bool
     given = imported(model, "a model")
     if not isinstance(given, nn.Module):
         raise SparseDPError(f"{model}() gave {type(given).__name__}, expected a torch.nn.Module")
-    return Layout.of(given), is_linear(given)
+    return ParameterLayout.of(given), is_linear(given)
 
 
 def _spec(
-    method: str, active_ratio: float | None, size: Layout | int, linear: bool, asked: Any
+    method: str, active_ratio: float | None, size: ParameterLayout | int, linear: bool, asked: Any
 ) -> tuple[PlanSpec, str | None]:
     """What is planned, and why its method if that was left open."""
     from sparsedp.methods import PlanSpec, get_method
@@ -156,11 +156,11 @@ def _spec(
     return spec, reason_of(spec, _dimension(size), linear=linear)
 
 
-def _dimension(size: Layout | int) -> int:
+def _dimension(size: ParameterLayout | int) -> int:
     return size if isinstance(size, int) else size.dimension
 
 
-def count_active(method: Method, size: Layout | int) -> int | None:
+def count_active(method: Method, size: ParameterLayout | int) -> int | None:
     """How many coordinates a method has active in its last period.
 
     None where training itself decides, or where the sizes of the model's parts would have to be known.
@@ -181,7 +181,7 @@ def count_active(method: Method, size: Layout | int) -> int | None:
     return always + (active_count(exact_ratio(method.active_ratio), ranked) if ranked else 0)
 
 
-def quote(spec: PlanSpec, size: Layout | int, other_budgets: Iterable[float]) -> dict[str, Any]:
+def quote(spec: PlanSpec, size: ParameterLayout | int, other_budgets: Iterable[float]) -> dict[str, Any]:
     """Say what a plan costs in noise and epsilon, as JSON values.
 
     The noise energy is the expected squared length of a step's noise in the main phase: d nu^2 on all coordinates,

@@ -114,14 +114,14 @@ def _coverage(network: Any, loss: Any, rows: Any) -> tuple[tuple[str, ...], floa
 
     from sparsedp.batch import MicroBatch
     from sparsedp.clipping import FlatClip
-    from sparsedp.grad_sample import BookkeepingEngine, Query
+    from sparsedp.grad_sample import BookKeepingEngine, ClippedSumQuery
     from sparsedp.grad_sample.isolation import made_up
     from sparsedp.parameters import Support
     from sparsedp.validation.model import ModelValidation, validate_model
 
     notes = validate_model(network, loss, rows)
-    engine = BookkeepingEngine(network, loss)
-    query = Query(Support.full(engine.layout.dimension), FlatClip(1.0))
+    engine = BookKeepingEngine(network, loss)
+    query = ClippedSumQuery(Support.full(engine.layout.dimension), FlatClip(1.0))
     many = made_up(rows, TIMED_ROWS, ModelValidation(network, loss, rows).kind)
     parameters = engine.layout.parameters(network)
     clipped = _seconds(lambda: engine.clipped_sum([MicroBatch(many)], query))
