@@ -32,7 +32,7 @@ def network(classes: int = CLASSES) -> nn.Module:
 
 def train(method: str, *, epsilon: float | None = 8.0, classes: int = CLASSES, **more: Any) -> Result:
     """A whole run; RDP, which calibrates at once."""
-    more.setdefault("about", RunMetadata(dataset="blobs", model="perceptron"))
+    more.setdefault("metadata", RunMetadata(dataset="blobs", model="perceptron"))
     return sparsedp.fit(
         network(classes),
         more.pop("dataset", None) or data(1, classes=classes),

@@ -10,6 +10,7 @@ from torch.utils.data import TensorDataset
 import sparsedp
 from diagnostic_probes import network, rows
 from sparsedp.diagnostics import SplitEnergies, WarmupStatistics
+from sparsedp.methods import get_method
 from sparsedp_experiments.theory.misranking import Pair, misranking_coherent, misranking_energy
 from sparsedp_experiments.theory.sparsification import Descent, best_rate_at_most
 from sparsedp_experiments.theory.visible import theory_of
@@ -73,7 +74,7 @@ def test_a_dense_run_sends_everything(tmp_path):
 
 
 def test_a_support_that_is_full_has_no_misranking_odds(tmp_path):
-    a_run(tmp_path / "run", "tp-topk", active_ratio=1.0)
+    a_run(tmp_path / "run", get_method("tp-topk", active_ratio=1.0))
     assert theory_of(tmp_path / "run").odds == {}
 
 

@@ -17,6 +17,7 @@ from sparsedp.batch import PerExampleLoss, Rows
 from sparsedp.errors import SparseDPError
 from sparsedp.integrations.transformers_losses import loss_for
 from sparsedp.integrations.transformers_settings import refuse_unheeded
+from sparsedp.loading import DataConfig
 from sparsedp.results import Result
 from sparsedp.training.fit import fit
 
@@ -59,7 +60,7 @@ class SparseDPTrainer(HubTrainer):  # type: ignore[misc]
             batch_size=args.train_batch_size * args.gradient_accumulation_steps,
             optimizer=self.optimizer or self._adamw,
             lr_scheduler=self._schedule(),
-            collate_fn=lambda items: dict(self.data_collator(items)),
+            data=DataConfig(collate_fn=lambda items: dict(self.data_collator(items))),
             progress=not args.disable_tqdm,
             **self.privacy,
         )
