@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from benchmarks.table_workloads import TableWorkload
 from sparsedp.batch import Rows
 from sparsedp_experiments.models import dp_cnn, mnist_cnn, scatter_cnn, scatter_linear, transformer
-from sparsedp_experiments.models.text import VOCABULARY
+from sparsedp_experiments.models.ids import VOCABULARY
 
 SEED = 20250101
 

@@ -48,7 +48,7 @@ def fetch_rows(dataset: Dataset[Any], indices: Indices, collate: Collate | None)
 
 
 @final
-class Fetcher:
+class RowLoader:
     """Fetches rows for training, each with random numbers of its own.
 
     Rows are fetched together. If that draws from a global generator (of torch, NumPy or Python), they are fetched
@@ -131,7 +131,7 @@ Signature = tuple[Any, ...]
 
 
 @final
-class FixedShapes:
+class ShapeValidator:
     """Remembers what the first batch looks like, and refuses a batch that looks different.
 
     **Privacy.** Rows padded to the longest of their batch make a sample's gradient depend on its neighbours: one long

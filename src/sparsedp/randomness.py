@@ -179,7 +179,7 @@ class PrivateRandomness(Protocol):
     """
 
     @property
-    def for_release(self) -> bool:
+    def publishable(self) -> bool:
         """Whether what it touches may be released with its guarantee."""
         ...
 
@@ -213,7 +213,7 @@ class SystemRandomness:
     """
 
     @property
-    def for_release(self) -> bool:
+    def publishable(self) -> bool:
         """Yes."""
         return True
 
@@ -257,7 +257,7 @@ class SeededRandomness:
         _check_seed(self.seed)
 
     @property
-    def for_release(self) -> bool:
+    def publishable(self) -> bool:
         """No."""
         return False
 

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from sparsedp.batch import MicroBatch, Rows
 from sparsedp.errors import DataError, PrivacyError
-from sparsedp.loading import DataConfig, Fetcher, FixedShapes, Indices
+from sparsedp.loading import DataConfig, Indices, RowLoader, ShapeValidator
 from sparsedp.randomness import PrivateRandomness, StepSecret
 
 
@@ -170,7 +170,7 @@ class PoissonSampler:
     **Privacy.** Each unit is included independently with probability `sampling_rate`. A unit is a row unless `units`
     in `loading` names one for every row; then `rows_per_unit` rows of a sampled unit are drawn at random without
     replacement (all of them if it has fewer), and the engine clips their mean gradient once. A row is loaded the same
-    whatever else is in its batch: `FixedShapes` refuses padding to the longest row of a batch, and random numbers
+    whatever else is in its batch: `ShapeValidator` refuses padding to the longest row of a batch, and random numbers
     drawn while a row is loaded come from the step's secret and the row's index. Where several processes share the
     units, each is drawn by its one owner (`UnitPartition`).
     **Edge cases.** A batch may be empty; it still is a step. With `whole_units` all rows of a sampled unit are taken,
@@ -184,7 +184,7 @@ class PoissonSampler:
         sampling_rate: float,
         randomness: PrivateRandomness,
         loading: DataConfig = DataConfig(),  # noqa: B008
-        shapes: FixedShapes | None = None,
+        shapes: ShapeValidator | None = None,
         partition: UnitPartition = UnitPartition(),  # noqa: B008
         whole_units: bool = False,
     ) -> None:
@@ -204,7 +204,7 @@ class PoissonSampler:
             raise DataError(
                 f"max_physical_batch: got {most}, expected at least rows_per_unit={rows_per_unit}"
             )
-        self._fetch = Fetcher(dataset, loading.collate_fn)
+        self._fetch = RowLoader(dataset, loading.collate_fn)
         self._rate = sampling_rate
         self._randomness = randomness
         self._index = None if loading.unit_ids is None else _UnitIndex.of(loading.unit_ids, rows)
@@ -213,7 +213,7 @@ class PoissonSampler:
         self._whole_units = whole_units and self._index is not None
         self._max_physical = most
         self._workers = loading.num_workers
-        self._shapes = shapes or FixedShapes()
+        self._shapes = shapes or ShapeValidator()
         self._partition = partition
         self._bits = block_bits(sampling_rate, self.unit_count, self._most_units)
 
@@ -325,7 +325,7 @@ class PoissonSampler:
 class _Fetching(Dataset[Any]):
     """What a worker runs: row indices of a micro-batch and the secret in, rows out, exactly as without workers."""
 
-    fetch: Fetcher
+    fetch: RowLoader
 
     def __getitem__(self, asked: _Asked) -> Rows:
         return self.fetch(*asked)

@@ -179,7 +179,7 @@ def _release(support: Support, mean: Tensor, scale: Tensor, step: int) -> Releas
         noise_scale=scale.double(),
         phase="made up",
         step=step,
-        for_release=False,
+        publishable=False,
         private=True,
         seal=_SEAL,
     )

@@ -10,9 +10,9 @@ from sparsedp.auditing import mechanism, sampling
 from sparsedp.auditing.result import FORMAT
 from sparsedp.cli.output import Exit
 from sparsedp.randomness import SystemRandomness
-from sparsedp_experiments.runs import audited
+from sparsedp_experiments.attacks import audits
 
-DIGITS = ("audit", "--dataset", "digits", "--method", "tp-topk", "--epochs", "2")
+DIGITS = ("audit", "--dataset", "digits", "--method", "tp-topk", "--set", "epochs=2")
 
 
 @pytest.fixture(autouse=True)
@@ -39,7 +39,16 @@ def test_a_plan_is_audited_before_it_runs(typed):
 
 def test_an_audit_takes_the_method_that_training_would(typed):
     done = typed(
-        "audit", "--dataset", "digits", "--epochs", "2", "--steps", "4", "--confidence", "0.9999999", "--json"
+        "audit",
+        "--dataset",
+        "digits",
+        "--set",
+        "epochs=2",
+        "--steps",
+        "4",
+        "--confidence",
+        "0.9999999",
+        "--json",
     )
     assert done.code == 0, done
     assert done.json["method"] == "dp-sgd"  # by "auto": digits' network is small
@@ -87,7 +96,7 @@ def test_a_leak_is_named_and_has_an_exit_code(typed, monkeypatch, tmp_path):
 
 
 def test_a_place_that_cannot_be_written_to_is_told_before_anything_is_run(typed, monkeypatch, tmp_path):
-    monkeypatch.setattr(audited, "audit_settings", lambda *_, **__: pytest.fail("the audit was run first"))
+    monkeypatch.setattr(audits, "audit_settings", lambda *_, **__: pytest.fail("the audit was run first"))
     file, folder = tmp_path / "notes.txt", tmp_path / "pictures"
     file.write_text("mine")
     folder.mkdir()

@@ -19,7 +19,7 @@ from sparsedp.methods import build_plan
 from sparsedp.privacy.mechanism import Grid
 from sparsedp.sampling import UnitPartition
 from sparsedp.training import ranks
-from sparsedp_experiments.runs.runner import run_all
+from sparsedp_experiments.runs.pool import run_all
 
 
 def test_distributed_in_one_process_every_function_does_nothing():

@@ -286,7 +286,7 @@ def test_the_folder_is_a_runs_and_verifies(tmp_path):
         result = trainer.finish()
     assert result.complete
     assert result.unit == "client"
-    assert result.for_release
+    assert result.publishable
     found = sparsedp.verify(tmp_path / "run", independent=False)
     assert found.passed, found.reasons
     record = Run.open(tmp_path / "run").record

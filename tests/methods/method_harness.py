@@ -34,7 +34,7 @@ class InjectedNoise:
 
     table: np.ndarray
     support: Support | None = None
-    for_release: bool = False
+    publishable: bool = False
 
     def rounded_gaussian(self, bits: int, size: int, key: tuple[int, ...]) -> Tensor:
         values = torch.from_numpy(self.table[key[0]])[self.support.indices]

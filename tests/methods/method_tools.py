@@ -57,7 +57,7 @@ def release(
         noise_scale=scale.double(),
         phase=phase,
         step=step,
-        for_release=False,
+        publishable=False,
         private=True,
         seal=_SEAL,
     )

@@ -129,7 +129,7 @@ def test_what_is_off_the_grid_stops_the_step_before_any_noise(bad):
             yield torch.tensor([0.0, bad], dtype=torch.float64)
 
     class NoNoise:
-        for_release = True
+        publishable = True
 
         def add_rounded_gaussian(self, *_: object, **__: object) -> None:
             raise AssertionError("noise was drawn")

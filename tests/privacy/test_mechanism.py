@@ -30,7 +30,7 @@ class Spy:
     sum_of_part: float = 8.0
     refuses: bool = False
     asked: list[str] = field(default_factory=list)
-    for_release: bool = False
+    publishable: bool = False
 
     @property
     def layout(self) -> Layout:
@@ -158,7 +158,7 @@ def test_the_release_says_what_it_is():
     released = release(Spy())
     assert (released.phase, released.step, released.support) == ("train", 7, Support([0, 2], 3))
     assert released.private
-    assert not released.for_release
+    assert not released.publishable
     assert not release(Spy(), noise_multiplier=0.0).private
     assert not release(Spy(), clip=NoClip(), noise_multiplier=0.0, absolute_noise_std=1.0).private
 

@@ -20,7 +20,7 @@ from sparsedp.privacy.mechanism import GaussianMechanism, Release
 from sparsedp.privacy.queries import GradientSum
 from sparsedp.randomness import SeededRandomness
 
-FIELDS = {"support", "mean", "noise_scale", "phase", "step", "for_release", "private"}
+FIELDS = {"support", "mean", "noise_scale", "phase", "step", "publishable", "private"}
 
 
 def a_release() -> Release:
@@ -44,7 +44,7 @@ def test_it_cannot_be_built_without_the_seal(seal):
             noise_scale=torch.ones(1),
             phase="train",
             step=0,
-            for_release=True,
+            publishable=True,
             private=True,
             seal=seal,
         )

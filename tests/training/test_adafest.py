@@ -29,7 +29,7 @@ from sparsedp.methods.support_scheduler import noise_on_mean
 from sparsedp.parameters import Layout
 from sparsedp.privacy import mechanism
 from sparsedp.privacy.accounting import plan_epsilon
-from sparsedp.privacy.ledger import Charge, ChargeLog, SharedCharge
+from sparsedp.privacy.ledger import Charge, ChargeLog, SplitCharge
 from sparsedp.privacy.mechanism import Grid
 from sparsedp.privacy.plan import Plan
 from sparsedp.randomness import PublicRandomness, SeededRandomness
@@ -82,7 +82,7 @@ def test_both_releases_are_one_charge_and_the_plan_says_how_it_is_shared(tmp_pat
     dense = build_plan(
         "dp-sgd", units=ROWS, batch_size=BATCH, epochs=2, epsilon=8.0, delta=1e-3, accountant="rdp"
     )
-    assert plan.spends() == dense.spends()
+    assert plan.events() == dense.events()
     assert phase.gradient_noise > phase.noise_multiplier
     assert noise_on_mean(plan, phase) == pytest.approx(phase.gradient_noise / BATCH)
     assert Plan.from_json(plan.to_json()) == plan
@@ -198,7 +198,7 @@ def test_what_is_chosen_depends_on_releases_alone(monkeypatch):
 def test_releases_that_cost_more_than_the_step_are_refused_before_they_are_made():
     whole = Charge("train", 4, 0.1, 1.0)
     ledger = ChargeLog()
-    shared = SharedCharge(ledger, whole)
+    shared = SplitCharge(ledger, whole)
     shared.charge(replace(whole, noise_multiplier=2.0, release=1))
     with pytest.raises(PrivacyError, match="cost more"):
         shared.charge(whole)

@@ -89,7 +89,7 @@ def test_it_costs_what_dense_training_costs_and_the_record_names_the_scores(tmp_
     dense = build_plan(
         "dp-sgd", units=ROWS, epsilon=4.0, delta=1e-3, epochs=2, batch_size=20, accountant="rdp"
     )
-    assert result.plan.spends() == dense.spends()
+    assert result.plan.events() == dense.events()
     assert plan_epsilon(result.plan) <= 4.0
     record = json.loads((tmp_path / "run" / "record.json").read_text())
     assert PublicScores.of(scores).checksum in json.dumps(record)

@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from sparsedp.batch import PerExampleLoss, Rows
 from sparsedp.errors import ModelError
-from sparsedp_experiments.models.heads import InputShape, flat_size
+from sparsedp_experiments.models.networks import InputShape, flat_size
 
 BALANCE = 1.0
 """Weight of X'Y beside X'X in the released vector: equal noise on both, relative to what one record adds."""

@@ -10,14 +10,21 @@ from torch import nn
 
 from sparsedp.errors import ModelError
 from sparsedp.parameters import Layout
-from sparsedp_experiments.models.convolutional import adadpigu_cnn, dp_cnn, mnist_cnn, resnet_gn
-from sparsedp_experiments.models.factorization import factorization
-from sparsedp_experiments.models.heads import InputShape
+from sparsedp_experiments.models.ids import embedding_bag, factorization, transformer
 from sparsedp_experiments.models.least_squares import least_squares
+from sparsedp_experiments.models.networks import (
+    InputShape,
+    adadpigu_cnn,
+    bag_of_words,
+    dp_cnn,
+    logistic,
+    mlp,
+    mnist_cnn,
+    resnet_gn,
+    scatter_cnn,
+    scatter_linear,
+)
 from sparsedp_experiments.models.pretrained import lite0, lite0_top
-from sparsedp_experiments.models.scattering import scatter_cnn, scatter_linear
-from sparsedp_experiments.models.tabular import bag_of_words, logistic, mlp
-from sparsedp_experiments.models.text import embedding_bag, transformer
 
 Builder = Callable[[InputShape, int], nn.Module]
 

@@ -19,9 +19,9 @@ from scipy import sparse
 from torch import Tensor, nn
 
 from sparsedp_experiments.data.bundle import DataBundle
-from sparsedp_experiments.data.hospital import diabetes130
-from sparsedp_experiments.data.idx import fashion_mnist, mnist
-from sparsedp_experiments.data.reviews import imdb
+from sparsedp_experiments.data.tables import diabetes130
+from sparsedp_experiments.data.text import imdb
+from sparsedp_experiments.data.vision import fashion_mnist, mnist
 
 TEST = 5_000
 """Records of the test set."""

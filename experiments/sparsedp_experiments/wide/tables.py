@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from sparsedp_experiments.comparison.statistics import Estimate, estimate, paired_difference
+from sparsedp_experiments.runs.results import Estimate, estimate, paired_difference
 from sparsedp_experiments.wide.study import CELL, VALIDATION, best_rates
 
 Row = Mapping[str, Any]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from sparsedp.errors import SparseDPError
-from sparsedp_experiments.comparison.statistics import estimate, paired_difference
+from sparsedp_experiments.runs.results import estimate, paired_difference
 
 T_TABLE = {2: 12.7062, 3: 4.3027, 5: 2.7764, 10: 2.2622, 30: 2.0452}
 """Two-sided 95 % points of Student's t for n values, from the printed tables."""

@@ -15,13 +15,13 @@ from torch import nn
 from sparsedp import fit
 from sparsedp.batch_norm import ChannelAffine, fold_batch_norm, freeze_batch_norm
 from sparsedp.errors import DataError, ModelError
-from sparsedp_experiments.data.bundle import DataBundle, Split
-from sparsedp_experiments.data.features import Dense
-from sparsedp_experiments.data.pretrained_features import lite0_bundle
-from sparsedp_experiments.models.efficientnet import BlockMoments, Pictures
-from sparsedp_experiments.models.heads import parameter_count
+from sparsedp_experiments.data.bundle import DataBundle, Dense, Split
+from sparsedp_experiments.data.features import lite0_bundle
+from sparsedp_experiments.models.networks import parameter_count
 from sparsedp_experiments.models.pretrained import (
     PRETRAINED,
+    BlockMoments,
+    Pictures,
     lite0_top,
     load_public_weights,
     pretrained,

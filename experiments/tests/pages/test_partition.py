@@ -9,9 +9,16 @@ import pytest
 from scipy.stats import norm
 
 from sparsedp.methods import MethodOptions, build_plan, get_method
-from sparsedp_experiments.partition.__main__ import read_config, trainings
-from sparsedp_experiments.partition.train import PARTITION, POISSON, Training, partition_batches, train
-from sparsedp_experiments.runs.datasets import load_data
+from sparsedp_experiments.runs.execute import load_data
+from sparsedp_experiments.runs.partition import (
+    PARTITION,
+    POISSON,
+    Training,
+    partition_batches,
+    read_config,
+    train,
+    trainings,
+)
 from sparsedp_experiments.runs.settings import Settings
 
 

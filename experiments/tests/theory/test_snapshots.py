@@ -11,7 +11,7 @@ from sparsedp.errors import DataError, SparseDPError
 from sparsedp.parameters import Layout, Support
 from sparsedp.runs.run import Run
 from sparsedp.runs.snapshots import Snapshot, read_snapshots, write_snapshot
-from sparsedp_experiments.theory.snapshots import (
+from sparsedp_experiments.theory.trajectory import (
     SnapshotFiles,
     snapshot_steps,
 )

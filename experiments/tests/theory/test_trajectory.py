@@ -7,10 +7,10 @@ from diagnostic_probes import LOSS, batches, gradients_by_loop, network, rows
 from sparsedp.clipping import FlatClip
 from sparsedp.errors import SparseDPError
 from sparsedp.parameters import Layout, Support
+from sparsedp.runs.snapshots import Snapshot
 from sparsedp.training.planning import changed_method
 from sparsedp_experiments.theory.trajectory import (
     FreezeCount,
-    Snapshot,
     Snapshots,
     bound_along,
     energy_capture,
@@ -49,7 +49,7 @@ def test_training_is_the_same_to_the_bit_with_diagnostics_on():
     assert torch.equal(layout.flatten(watched.model), layout.flatten(alone.model))
     assert watched.support == alone.support
     assert [s.step for s in snapshots.kept] == [0, 2, 4, 6, 8, 10]
-    assert len(measured.value) == 6
+    assert len(measured) == 6
 
 
 def test_the_freeze_count_is_every_step_a_coordinate_was_off_the_support():
@@ -66,7 +66,7 @@ def test_waypoints_hold_the_energies_of_the_weights_they_were_taken_at():
     kept = [Snapshot(7, "main", support, other), Snapshot(8, "main", Support.full(43), other)]
     model = network()
     before = Layout.of(model).flatten(model)
-    points = measure(model, LOSS, kept, batches(), FlatClip(0.3)).value
+    points = measure(model, LOSS, kept, batches(), FlatClip(0.3))
     energies = gradients_by_loop(network(5), *rows()).mean(0) ** 2
     assert points[0].energy == pytest.approx(float(energies.sum()), rel=1e-4)
     assert points[0].captured == pytest.approx(float(energies[support.indices].sum()), rel=1e-4)

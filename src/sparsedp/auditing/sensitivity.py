@@ -59,7 +59,7 @@ class ForcedBatch:
     seed: int
 
     @property
-    def for_release(self) -> bool:
+    def publishable(self) -> bool:
         """Never."""
         return False
 

@@ -20,7 +20,7 @@ from sparsedp.methods.method import SELECT
 from sparsedp.optimizers.factory import OptimizerChoice, SchedulerChoice
 from sparsedp.optimizers.sparse import change_weights
 from sparsedp.parameters import Layout, Support
-from sparsedp.privacy.ledger import Charge, SharedCharge
+from sparsedp.privacy.ledger import Charge, SplitCharge
 from sparsedp.privacy.mechanism import GaussianMechanism
 from sparsedp.privacy.plan import Phase, Plan
 from sparsedp.privacy.queries import ClientUpdateSum, is_within
@@ -82,7 +82,7 @@ class _Step:
     """A step that has begun: one round, or a count and then an update of the same clients."""
 
     clients: Sequence[int]
-    charge: SharedCharge
+    charge: SplitCharge
     counted: bool = False
 
 
@@ -178,7 +178,7 @@ class FederatedTrainer(KeptRun):
         if self._step is None:
             self._keeper.begin_step()
             charge = Charge(phase.name, step, phase.sampling_rate, phase.noise_multiplier)
-            self._step = _Step(self._sample_clients(phase, step), SharedCharge(self._keeper.ledger, charge))
+            self._step = _Step(self._sample_clients(phase, step), SplitCharge(self._keeper.ledger, charge))
         if self._counts(phase) and not self._step.counted:
             self._round = Round(step, self._step.clients, None, self._counting_task(step, phase))
         else:

@@ -113,7 +113,7 @@ class RunRecord(TypedDict):
     method: str
     variant: str | None
     seed: int | None
-    for_release: bool
+    publishable: bool
     private: bool
     noise: str | None
     target_epsilon: float | None
@@ -199,7 +199,7 @@ class RunSetup:
     details: Mapping[str, Json] = field(default_factory=dict)
 
     @property
-    def for_release(self) -> bool:
+    def publishable(self) -> bool:
         """Whether what the run gives may be published with its guarantee: it is private, and its noise is secret."""
         return self.seed is None and self.plan.is_private
 
@@ -228,7 +228,7 @@ def stated(plan: Plan, seed: int | None) -> dict[str, Json]:
     return {
         "method": plan.method,
         "seed": seed,
-        "for_release": seed is None and plan.is_private,
+        "publishable": seed is None and plan.is_private,
         "private": plan.is_private,
         "noise": NOISE if plan.is_private else None,
         "target_epsilon": plan.target_epsilon,

@@ -16,7 +16,7 @@ from sparsedp.methods.support_scheduler import WARMUP
 from sparsedp.methods.warmup import WarmupSeen
 from sparsedp.parameters import Layout, Support
 from sparsedp.privacy.calibration import BudgetSplit, EqualNoise, RdpFilter
-from sparsedp.privacy.ledger import Ledger, VerifiedLedger
+from sparsedp.privacy.ledger import Ledger, LedgerState
 from sparsedp.privacy.plan import Plan
 from sparsedp.runs.checkpoint import Checkpoint, load_model_state, read_checkpoint, read_layout
 from sparsedp.runs.directory import CHECKPOINT, LEDGER, METRICS, PLAN, RECORD, RunDirectory
@@ -68,7 +68,7 @@ class Run:
         return read_metrics(self.path / METRICS)
 
     @cached_property
-    def ledger(self) -> VerifiedLedger:
+    def ledger(self) -> LedgerState:
         """What was spent, its chain verified.
 
         Raises:
@@ -147,7 +147,7 @@ class Run:
             )
         for place in (self.checkpoint.state["ledger"], self.record["ledger"]):
             if place is not None:
-                self.ledger.expect(place["head"], place["length"])
+                self.ledger.check_extends(place["head"], place["length"])
 
 
 def load_weights(path: Path | str, model: nn.Module) -> None:

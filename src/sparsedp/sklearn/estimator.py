@@ -348,8 +348,8 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
         self.model_ = result.model.double()
         self.epsilon_, self.delta_ = result.epsilon, result.delta
         self.method_ = result.plan.method
-        self.for_release_ = result.for_release
-        seeded = "" if result.for_release else " Seeded: reproducible, not for release."
+        self.publishable_ = result.publishable
+        seeded = "" if result.publishable else " Seeded: reproducible, not for release."
         self.guarantee_ = guarantee(result.plan) + seeded
         self.n_units_ = result.plan.units
         self.n_iter_ = len(result.history)

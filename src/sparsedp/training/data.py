@@ -24,7 +24,7 @@ from sparsedp.batch import Rows, to_device
 from sparsedp.errors import DataError, ModelError, PrivacyError
 from sparsedp.evaluation import evaluation_mode
 from sparsedp.guarantee import exceeds_target
-from sparsedp.loading import Collate, DataConfig, FixedShapes, fetch_rows, rows_in_order
+from sparsedp.loading import Collate, DataConfig, ShapeValidator, fetch_rows, rows_in_order
 from sparsedp.methods.method import SELECT
 from sparsedp.methods.plan_config import PlanSpec
 from sparsedp.privacy.accounting import plan_epsilon
@@ -217,7 +217,7 @@ class Batches:
         partition: UnitPartition = UnitPartition(),  # noqa: B008
     ) -> None:
         self._dataset, self._plan, self._collate = dataset, plan, loading.collate_fn
-        shapes = FixedShapes()
+        shapes = ShapeValidator()
         self._samplers = {
             phase.name: PoissonSampler(
                 dataset,
@@ -291,7 +291,7 @@ def extract_features(
         PrivacyError: `collate_fn` mixes rows.
     """
     rows = len(cast("Any", dataset))
-    validate_collate(dataset, collate_fn, FixedShapes())
+    validate_collate(dataset, collate_fn, ShapeValidator())
     tensors = [(_input_and_target(part)) for part in rows_in_order(dataset, rows, batch_size, collate_fn)]
     if not tensors:
         raise DataError("extract_features: got a data set without rows, expected at least one")

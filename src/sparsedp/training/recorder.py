@@ -252,7 +252,7 @@ class RunKeeper:
             delta=plan.delta,
             unit=plan.unit,
             private=plan.is_private,
-            for_release=facts.for_release,
+            publishable=facts.publishable,
             complete=self.position >= plan.total_steps,
             d=support.dimension,
             k=support.size,

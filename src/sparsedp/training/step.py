@@ -17,7 +17,7 @@ from sparsedp.grad_sample import make_engine
 from sparsedp.grad_sample.query import Engine, Query
 from sparsedp.grad_sample.selection import EmbeddingRowCounter
 from sparsedp.methods.support_scheduler import Controller, SupportChange
-from sparsedp.privacy.ledger import Charge, Chargeable, SharedCharge
+from sparsedp.privacy.ledger import Charge, Chargeable, SplitCharge
 from sparsedp.privacy.mechanism import GaussianMechanism, Release
 from sparsedp.privacy.plan import Phase, Plan
 from sparsedp.privacy.queries import GradientSum, RowCountSum
@@ -94,7 +94,7 @@ class StepCounts:
 
     def release(self, step: int, phase: Phase, batch: Iterable[MicroBatch], ledger: Chargeable) -> Chargeable:
         """Make the count; gives the ledger that the gradient of the same batch is to be charged to."""
-        paid = SharedCharge(ledger, Charge(phase.name, step, phase.sampling_rate, phase.noise_multiplier))
+        paid = SplitCharge(ledger, Charge(phase.name, step, phase.sampling_rate, phase.noise_multiplier))
         tables = self.controller.tables
         if self.look is not None and tables is not None and tables.total:
             self.controller.observe_counts(

@@ -20,7 +20,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 from sparsedp.batch import Rows, select_rows, tensors_of
 from sparsedp.errors import DataError, PrivacyError
-from sparsedp.loading import BatchFetch, Collate, Fetcher, FixedShapes, fetch_rows
+from sparsedp.loading import BatchFetch, Collate, RowLoader, ShapeValidator, fetch_rows
 from sparsedp.randomness import SEED_BYTES, GeneratorWatch, StepSecret, own_generators
 from sparsedp.validation.reads import Reads, Source
 
@@ -106,7 +106,7 @@ def _foreign(source: Source, count: int) -> PrivacyError:
     )
 
 
-def validate_collate(dataset: Dataset[Any], collate: Collate | None, shapes: FixedShapes) -> None:
+def validate_collate(dataset: Dataset[Any], collate: Collate | None, shapes: ShapeValidator) -> None:
     """Make the first rows together and one by one, and refuse items that change and a `collate` that mixes them.
 
     The shapes found here are those that every batch must have.
@@ -155,7 +155,7 @@ def _maker(
     if collate is not None:
         return lambda chosen, secret: _seeded(secret, lambda: collate([deepcopy(items[i]) for i in chosen]))
     if gathers:
-        fetch = Fetcher(dataset, None)
+        fetch = RowLoader(dataset, None)
         return lambda chosen, secret: _seeded(secret, lambda: fetch(np.array(chosen), secret))
     return None
 
