@@ -309,8 +309,7 @@ def execute(
         model,
         bundle.train,
         loss_of(model),
-        method=found.method,
-        options=found.method_options(),
+        method=found.configured_method(),
         optimizer=optimizer,
         lr=rate_of(found, bundle, model) if optimizer is None else None,
         lr_scheduler=_SCHEDULERS[found.scheduler],
@@ -325,7 +324,7 @@ def execute(
         progress=progress,
         metadata=replace(named, schema={**(named.schema or {}), **public_weights(whole)}),
         **found.training(),
-        **found.asked(),
+        **found.of_the_plan(),
     )
     return replace(result, model=whole.eval()) if found.cache_features else result
 
