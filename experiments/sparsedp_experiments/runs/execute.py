@@ -30,7 +30,6 @@ from sparsedp.errors import DataError, ModelError, SparseDPError
 from sparsedp.evaluation import Evaluator, Metrics, classification_metrics, score_ranks
 from sparsedp.methods.auto import AUTO_METHOD
 from sparsedp.optimizers.factory import MOMENTUM, OptimizerChoice, Rate, rate_for_table
-from sparsedp.optimizers.noise_aware import AdamBC, LowPassSGD
 from sparsedp.randomness import PublicRandomness
 from sparsedp.results import Callback, Result
 from sparsedp.runs.record import RunMetadata
@@ -45,6 +44,7 @@ from sparsedp_experiments.data.registry import public_checksum
 from sparsedp_experiments.models import MODELS
 from sparsedp_experiments.models.least_squares import LeastSquares, keep_noise_down, moments_loss
 from sparsedp_experiments.models.networks import parameter_count
+from sparsedp_experiments.models.noise_aware import AdamBC, LowPassSGD
 from sparsedp_experiments.runs.settings import Settings
 
 _SPLIT_SEED = 0

@@ -26,7 +26,6 @@ from sparsedp.methods.plan_config import (
     Asked,
 )
 from sparsedp.optimizers.factory import MOMENTUM
-from sparsedp.optimizers.noise_aware import OWN_OPTIMIZERS
 from sparsedp.privacy.calibration import EqualNoise, NominalSplit
 from sparsedp.privacy.normalization import PrivateNormalisation
 from sparsedp.runs.run import Run
@@ -362,7 +361,7 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
         "selection_budget": NUMBER,
         "phase1_budget": NUMBER,
         "public_scores": TEXT,
-        "optimizer": choice("sgd", "adam", "adamw", *OWN_OPTIMIZERS),
+        "optimizer": choice("sgd", "adam", "adamw", "adam-bc", "low-pass"),
         "lr": POSITIVE,
         "momentum": DECAY,
         "weight_decay": NOT_NEGATIVE,
