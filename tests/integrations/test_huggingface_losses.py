@@ -12,7 +12,10 @@ from torch.utils.data import Dataset
 
 from sparsedp import PerExampleLoss, fit
 from sparsedp.errors import DataError, ModelError
-from sparsedp.integrations.huggingface import loss_for
+
+pytest.importorskip("transformers")
+
+from sparsedp.integrations.huggingface import loss_for  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("default")
 
