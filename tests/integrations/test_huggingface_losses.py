@@ -15,7 +15,7 @@ from sparsedp.errors import DataError, ModelError
 
 pytest.importorskip("transformers")
 
-from sparsedp.integrations.huggingface import loss_for  # noqa: E402
+from sparsedp.integrations.huggingface import loss_for
 
 pytestmark = pytest.mark.filterwarnings("default")
 

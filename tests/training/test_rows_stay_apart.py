@@ -61,7 +61,7 @@ def centred(items: Items) -> tuple[Tensor, Tensor]:
 
 def with_the_one_before(items: Items) -> tuple[Tensor, Tensor]:
     inputs, targets = fixed(items)
-    inputs[2:] += inputs[1:-1]
+    inputs[2:] = inputs[2:] + inputs[1:-1]
     return inputs, targets
 
 
