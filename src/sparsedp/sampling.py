@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from sparsedp.batch import MicroBatch, Rows
+from sparsedp.batch import Batch, MicroBatch
 from sparsedp.errors import DataError, PrivacyError
 from sparsedp.loading import DataConfig, Indices, RowLoader, ShapeValidator
-from sparsedp.randomness import PrivateRandomness, StepSecret
+from sparsedp.randomness import PrivateRandomness, StepKey
 
 
 def cut(units: npt.NDArray[np.int64], most: int | None) -> list[slice]:
@@ -118,7 +118,7 @@ def block_bits(rate: float, total: int, most: int | None) -> int:
     return int(min(units, most or units) / rate).bit_length() - 1
 
 
-_Asked = tuple[Indices, StepSecret]
+_Asked = tuple[Indices, StepKey]
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,7 @@ class LogicalBatch:
     """One step's batch, as the micro-batches it is processed in; may be empty. Size and secret are private."""
 
     step: int
-    secret: StepSecret = field(repr=False)
+    secret: StepKey = field(repr=False)
     micro_batches: Iterator[MicroBatch] = field(repr=False)
     _ahead: deque[MicroBatch] = field(default_factory=deque, repr=False, init=False)
 
@@ -156,7 +156,7 @@ class _Drawn:
     """Who takes part in a step, and the secret that their random numbers come from."""
 
     step: int
-    secret: StepSecret
+    secret: StepKey
     chunks: list[_Chunk]
 
 
@@ -292,7 +292,7 @@ class PoissonSampler:
         for chunk in drawn.chunks:
             yield self._micro_batch(self._fetch(chunk.rows, drawn.secret), chunk, drawn.secret)
 
-    def _micro_batch(self, rows: Rows, chunk: _Chunk, secret: StepSecret) -> MicroBatch:
+    def _micro_batch(self, rows: Batch, chunk: _Chunk, secret: StepKey) -> MicroBatch:
         self._shapes.check(rows, len(chunk.rows))
         units = None if chunk.units is None else torch.from_numpy(chunk.units)
         seed = secret.model_seed(int(chunk.rows[0]) if len(chunk.rows) else None)
@@ -327,11 +327,11 @@ class _Fetching(Dataset[Any]):
 
     fetch: RowLoader
 
-    def __getitem__(self, asked: _Asked) -> Rows:
+    def __getitem__(self, asked: _Asked) -> Batch:
         return self.fetch(*asked)
 
 
-def _as_it_is(rows: Rows) -> Rows:
+def _as_it_is(rows: Batch) -> Batch:
     return rows
 
 

@@ -17,14 +17,14 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from oracles import adafest
 from oracles.fest import histogram
-from sparsedp.batch import MicroBatch, supervised
+from sparsedp.batch import MicroBatch, from_criterion
 from sparsedp.clipping import FlatClip
 from sparsedp.errors import PrivacyError, SparseDPError
 from sparsedp.grad_sample.selection import EmbeddingRowCounter
 from sparsedp.methods import Controller, Granularity, MethodOptions, build_plan
 from sparsedp.methods.scores import Contributions
 from sparsedp.methods.support_scheduler import noise_on_mean
-from sparsedp.parameters import Layout
+from sparsedp.parameters import ParameterLayout
 from sparsedp.privacy import mechanism
 from sparsedp.privacy.accounting import plan_epsilon
 from sparsedp.privacy.ledger import Charge, ChargeLog, SplitCharge
@@ -163,7 +163,7 @@ def test_a_whole_unit_moves_the_count_by_at_most_one(seed):
     tokens[0], tokens[1] = 0, 5
     size = 1 + seed % 4
     units = torch.cat([torch.zeros(size, dtype=torch.int64), torch.arange(1, 13 - size)])
-    look = EmbeddingRowCounter(Bag(), supervised(LOSS), ["words.weight"])
+    look = EmbeddingRowCounter(Bag(), from_criterion(LOSS), ["words.weight"])
 
     def count(rows: Tensor, owners: Tensor) -> Tensor:
         batch = MicroBatch((rows, torch.zeros(len(rows), dtype=torch.int64)), owners)
@@ -240,7 +240,7 @@ def test_a_resumed_run_goes_on_to_the_bit(tmp_path, optimizer):
 
 
 def test_a_step_waits_for_its_count_and_the_row_for_its_clock():
-    layout = Layout.of(Bag())
+    layout = ParameterLayout.of(Bag())
     with pytest.raises(SparseDPError, match="have not been counted"):
         Controller(a_plan(), layout, PublicRandomness(1)).setting(0)
     with pytest.raises(SparseDPError, match="in every step"):
@@ -280,7 +280,7 @@ def test_tables_are_counted_however_the_model_lays_out_its_batch(method, how):
         Placed(how), texts(), LOSS, method=method, epsilon=8.0, delta=1e-3, epochs=1, batch_size=BATCH,
         accountant="rdp", lr=0.1, seed=3, progress=False, options=MethodOptions(always=always),
     )  # fmt: skip
-    active = result.support.split(Layout.of(result.model))
+    active = result.support.split(ParameterLayout.of(result.model))
     assert 0 < len(active["words.weight"]) < WORDS * WIDTH
     assert how != "positions" or len(active["place.weight"]) == LENGTH * WIDTH
 

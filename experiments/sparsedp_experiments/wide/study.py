@@ -20,14 +20,16 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import sparsedp
+from sparsedp.methods import Method
+from sparsedp.methods.auto import ADAPTIVE
 from sparsedp_experiments.wide.data import GENERATORS, WideData
 from sparsedp_experiments.wide.simulate import EMA, MOMENTUM, Training, oracle, simulate
 
 CELL = ("data", "features", "causes", "epsilon", "records")
-METHODS = {
+METHODS: Mapping[str, str | Method] = {
     "dense": "dp-sgd",
     "adaptive": "tp-adaptive",
-    "auto": "auto",
+    "raw": ADAPTIVE,
     "energy": "tp-topk",
     "coherent": "tp-coherent",
     "random": "tp-rand",

@@ -25,7 +25,7 @@ from sparsedp.auditing.canaries import (
 from sparsedp.auditing.estimators import Scores, Vector
 from sparsedp.auditing.sampling import SamplerTest
 from sparsedp.methods.method import SELECT
-from sparsedp.parameters import Layout
+from sparsedp.parameters import ParameterLayout
 from sparsedp.privacy.accounting import ACCOUNTANTS, ROUNDING, Accountant, accountant
 from sparsedp.privacy.ledger import Chargeable
 from sparsedp.privacy.plan import Phase, Plan, SampledGaussian
@@ -52,7 +52,7 @@ class OneRunAudit:
 
 
 def audit_one_run(
-    subject: AuditTarget, layout: Layout, most_steps: int, tick: Callable[[int], None]
+    subject: AuditTarget, layout: ParameterLayout, most_steps: int, tick: Callable[[int], None]
 ) -> OneRunAudit:
     """Make releases of the plan with canaries alone, and score each by the likelihood of all that it was in.
 
@@ -79,7 +79,7 @@ def audit_one_run(
 class _Run:
     """The plan at work, and what an attacker who sees its releases knows by now."""
 
-    def __init__(self, subject: AuditTarget, layout: Layout, truth: Coins) -> None:
+    def __init__(self, subject: AuditTarget, layout: ParameterLayout, truth: Coins) -> None:
         plan = subject.plan
         self._plan, self._layout = plan, layout
         self._controller = subject.controller(layout)

@@ -19,7 +19,7 @@ from sparsedp.methods import StepSetting
 from sparsedp.methods.method import SELECT
 from sparsedp.optimizers.factory import OptimizerChoice, SchedulerChoice
 from sparsedp.optimizers.sparse import change_weights
-from sparsedp.parameters import Layout, Support
+from sparsedp.parameters import ParameterLayout, Support
 from sparsedp.privacy.ledger import Charge, SplitCharge
 from sparsedp.privacy.mechanism import GaussianMechanism
 from sparsedp.privacy.plan import Phase, Plan
@@ -135,7 +135,7 @@ class FederatedTrainer(KeptRun):
         found = find_run(run_dir, resume, plan, replay=seed is not None)
         self._private = SystemRandomness() if seed is None else SeededRandomness(seed)
         public = public_randomness(seed, found)
-        self._layout = Layout.of(model)
+        self._layout = ParameterLayout.of(model)
         rule = UpdateRule(optimizer, scheduler, ema_decay, public_scores=public_scores)
         self._learner = Learner(model, self._layout, plan, public, rule)
         setup = {"engine": "federated", "ema_decay": ema_decay, "rows_per_unit": None}

@@ -16,7 +16,7 @@ from sparsedp._files import Json, parse_json, readable_json
 from sparsedp._serialization import from_json, to_json
 from sparsedp.errors import DataError, SparseDPError
 from sparsedp.methods.method import Method
-from sparsedp.parameters import Layout, Support
+from sparsedp.parameters import ParameterLayout, Support
 from sparsedp.privacy.mechanism import NOISE, Release
 from sparsedp.privacy.plan import Plan
 
@@ -84,7 +84,7 @@ class History:
 
     def __init__(
         self,
-        layout: Layout,
+        layout: ParameterLayout,
         epochs: Sequence[EpochMetrics] = (),
         spans: Sequence[SupportSpan] = (),
         support: Support | None = None,
@@ -192,7 +192,7 @@ class RunSetup:
     model_class: str
     plan: Plan
     method: Method
-    layout: Layout
+    layout: ParameterLayout
     seed: int | None
     public_seed: int
     settings: Mapping[str, Json] = field(default_factory=dict)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from sparsedp.errors import DataError, PrivacyError
 from sparsedp.methods.support_scheduler import WARMUP
 from sparsedp.methods.warmup import WarmupSeen
-from sparsedp.parameters import Layout, Support
+from sparsedp.parameters import ParameterLayout, Support
 from sparsedp.privacy.calibration import BudgetSplit, EqualNoise, RdpFilter
 from sparsedp.privacy.ledger import Ledger, LedgerState
 from sparsedp.privacy.plan import Plan
@@ -82,7 +82,7 @@ class Run:
         return read_checkpoint(self.path / CHECKPOINT)
 
     @cached_property
-    def layout(self) -> Layout:
+    def layout(self) -> ParameterLayout:
         """Names and shapes of the trainable parameters."""
         return read_layout(self.checkpoint.identity["layout"])
 
