@@ -29,7 +29,7 @@ from sparsedp.randomness import PublicRandomness, fork_generators
 from sparsedp.results import Callback, Result
 from sparsedp.runs.record import EpochMetrics, RunMetadata
 from sparsedp.training.data import given_data, given_units, refuse_picked_rows
-from sparsedp.training.planning import AskedMethod, plan_for
+from sparsedp.training.planning import plan_for
 from sparsedp.training.trainer import Trainer
 
 _IN_OPACUS: Mapping[str, str] = {
@@ -155,7 +155,7 @@ def make_private(
     plan = plan_for(
         model,
         dataset,
-        AskedMethod(method),
+        method,
         loading,
         unit_name=unit_name,
         run_dir=run_dir,
