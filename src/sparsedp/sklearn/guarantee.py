@@ -11,14 +11,13 @@ from typing import Any
 from sparsedp._files import write_atomically
 
 _STYLE = """
-@page { size: A4; margin: 14mm }
-body { font: 10.2pt/1.36 Georgia, 'Liberation Serif', serif; color: #111; max-width: 178mm; margin: 8mm auto }
-h1 { font-size: 17pt; margin: 0 0 1mm } h2 { font-size: 11.2pt; margin: 3.2mm 0 .6mm } p, ul { margin: .6mm 0 1.2mm }
-ul { padding-left: 5mm } .lead { font-size: 11pt }
-.warn { border: 1.5pt solid #a00; padding: 1.5mm 3mm; margin: 2mm 0 }
-table { border-collapse: collapse; margin: 1mm 0 }
-td, th { border: .5pt solid #999; padding: .5mm 3mm; text-align: right }
-th:first-child, td:first-child { text-align: left } .small { font-size: 8.6pt; color: #444 }
+@page { size: A4; margin: 12mm 16mm }
+body { font: 9.6pt/1.33 Arial, 'Liberation Sans', Helvetica, sans-serif; color: #111; max-width: 178mm; margin: 8mm auto }
+@media print { body { margin: 0 auto; font-size: 9.1pt } }
+h1 { font-size: 15pt; margin: 0 0 1mm } h2 { font-size: 10.4pt; margin: 2.6mm 0 .5mm } p, ul { margin: .5mm 0 1mm }
+ul { padding-left: 5mm } .lead { font-size: 10.4pt } .lead b { white-space: nowrap } .small { font-size: 8pt; color: #444 }
+.warn { border: 1.5pt solid #a00; padding: 1.5mm 3mm; margin: 2mm 0 } table { border-collapse: collapse; margin: 1mm 0 }
+td, th { border: .5pt solid #999; padding: .5mm 3mm; text-align: right } th:first-child, td:first-child { text-align: left }
 """
 _CHANCES = (0.001, 0.01, 0.1, 0.5)
 
@@ -51,8 +50,8 @@ def guarantee_page(estimator: Any) -> str:
     )
     table = _table(
         ("What an attacker believed before, from elsewhere", *(f"{chance:.1%}" for chance in _CHANCES)),
-        (("can rise, with the model in hand, to at most", *(f"{_after(p, epsilon, 1):.1%}" for p in _CHANCES)),
-         ("or can fall to at least", *(f"{_after(p, epsilon, -1):.2%}" for p in _CHANCES))),
+        (("can rise, with the model in hand, to at most", *(_after(chance, epsilon, 1) for chance in _CHANCES)),
+         ("or can fall to at least", *(_after(chance, epsilon, -1) for chance in _CHANCES))),
     )  # fmt: skip
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8">
@@ -60,7 +59,7 @@ def guarantee_page(estimator: Any) -> str:
 <body>
 <h1>What this model can reveal about one {_text(unit)}</h1>
 <p class=lead>{_kind(estimator)} trained on {_text(name)} with differential privacy:
-epsilon = {_up(epsilon)}, delta = {delta:g}, N = {units:,}.</p>{warning}
+<b>epsilon = {_up(epsilon)}</b>, <b>delta = {delta:g}</b>, <b>N = {units:,}</b>.</p>{warning}
 <h2>Who is protected</h2>
 <p>{whole} All {units:,} are protected alike, whether their data is ordinary or rare.</p>
 <h2>From what</h2>
@@ -91,10 +90,11 @@ each one's contribution limited to norm {plan.phases[-1].clip_norm:g}, noise mul
 """
 
 
-def _after(chance: float, epsilon: float, sign: int) -> float:
-    """The posterior chance at odds multiplied by e^(sign epsilon), rounded towards the worse side later."""
+def _after(chance: float, epsilon: float, sign: int) -> str:
+    """The chance at odds multiplied by e^(sign epsilon), rounded towards the worse side."""
     odds = chance / (1 - chance) * math.exp(min(sign * epsilon, 500.0))
-    return odds / (1 + odds)
+    rounded = math.ceil if sign > 0 else math.floor
+    return f"{rounded(1e4 * odds / (1 + odds)) / 100:.2f}%"
 
 
 def _limits(estimator: Any, unit: str) -> Sequence[str]:
@@ -106,7 +106,7 @@ def _limits(estimator: Any, unit: str) -> Sequence[str]:
         "Other uses of the same data. Each further training costs again, and the epsilons add up (at most)."
         + (" All fits that draw from the same PrivacyBudget stay within it: " + _text(str(estimator.budget)) + "."
            if estimator.budget is not None else " This page counts one training; settings tried before on the same "
-           "are not in it."),
+           "data are not in it."),
         "The raw data itself, copies of it, backups, and the computer it was trained on: they need the usual care.",
         f"Groups. For a family of three {_text(unit)}s, who are alike, epsilon is three times as large, and delta "
         "larger still.",
@@ -142,10 +142,11 @@ def _verified(estimator: Any, plan: Any) -> Sequence[str]:
 
 
 def _kind(estimator: Any) -> str:
-    network = not hasattr(estimator, "coef_")
-    if hasattr(estimator, "classes_"):
-        return "A neural network for classification" if network else "Logistic regression"
-    return "A neural network for regression" if network else "Linear regression"
+    what = "classification" if hasattr(estimator, "classes_") else "regression"
+    if not hasattr(estimator, "coef_"):
+        return f"A neural network for {what}"
+    name = "Logistic regression" if what == "classification" else "Linear regression"
+    return f"{name} with bends (an additive model)" if estimator.model == "additive" else name
 
 
 def _described(estimator: Any) -> str:
