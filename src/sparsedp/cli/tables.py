@@ -19,7 +19,7 @@ from sparsedp.errors import DataError, PrivacyError, SparseDPError
 from sparsedp.runs.directory import holds_run
 
 if TYPE_CHECKING:
-    from sparsedp.sklearn.estimator import PrivateEstimator
+    from sparsedp.sklearn.base import PrivateEstimator
 
 _SETTINGS, _PAGE = "estimator.json", "guarantee.html"
 

@@ -12,12 +12,13 @@ from sparsedp._files import write_atomically
 
 _STYLE = """
 @page { size: A4; margin: 12mm 16mm }
-body { font: 9.6pt/1.33 Arial, 'Liberation Sans', Helvetica, sans-serif; color: #111; max-width: 178mm; margin: 8mm auto }
+body { font: 9.6pt/1.33 Arial, 'Liberation Sans', sans-serif; color: #111; max-width: 178mm; margin: 8mm auto }
 @media print { body { margin: 0 auto; font-size: 9.1pt } }
 h1 { font-size: 15pt; margin: 0 0 1mm } h2 { font-size: 10.4pt; margin: 2.6mm 0 .5mm } p, ul { margin: .5mm 0 1mm }
-ul { padding-left: 5mm } .lead { font-size: 10.4pt } .lead b { white-space: nowrap } .small { font-size: 8pt; color: #444 }
-.warn { border: 1.5pt solid #a00; padding: 1.5mm 3mm; margin: 2mm 0 } table { border-collapse: collapse; margin: 1mm 0 }
-td, th { border: .5pt solid #999; padding: .5mm 3mm; text-align: right } th:first-child, td:first-child { text-align: left }
+ul { padding-left: 5mm } .lead { font-size: 10.4pt } .lead b { white-space: nowrap }
+.small { font-size: 8pt; color: #444 } .warn { border: 1.5pt solid #a00; padding: 1.5mm 3mm; margin: 2mm 0 }
+table { border-collapse: collapse; margin: 1mm 0 } td, th { border: .5pt solid #999; padding: .5mm 3mm }
+td, th { text-align: right } th:first-child, td:first-child { text-align: left }
 """
 _CHANCES = (0.001, 0.01, 0.1, 0.5)
 
