@@ -67,10 +67,10 @@ bench: $(READY) ## Time one step against SGD and Opacus
 readme: $(READY) ## Make README's tables from the committed measurements
 	$(BIN)/python -m benchmarks.readme
 
-results: $(READY) ## Make experiments/RESULTS.md and README's tables from the records
+results: $(READY) ## Make experiments/RESULTS.md from the records
 	$(BIN)/python -m sparsedp_experiments page
 
-figures: $(READY) ## Measure what has no record yet, draw the figures and docs/gallery.md
+figures: $(READY) ## Draw the papers' figures from the records
 	$(BIN)/python -m sparsedp_experiments figures build/figures
 
 build: $(READY) ## Build the wheel, by way of the source distribution

@@ -107,6 +107,8 @@ def verdict(row: Record) -> str:
         return f"not run: {row['error']}"
     if row["new"] == row["record"]:
         return "equal"
+    if len(row["others"]) < 2:
+        return "differs, and no other seeds to judge by"
     low, high = prediction_interval(row["others"])
     inside = low <= row["new"] <= high
     return "within the spread of its seeds" if inside else "**outside the spread of its seeds**"

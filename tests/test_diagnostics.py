@@ -23,7 +23,7 @@ from sparsedp.diagnostics import (
 )
 from sparsedp.errors import DataError
 from sparsedp.methods import build_plan, get_method
-from sparsedp.parameters import Layout
+from sparsedp.parameters import ParameterLayout
 from sparsedp.results import StepReport
 from sparsedp.runs.run import Run
 from sparsedp_experiments.runs.execute import execute
@@ -140,7 +140,7 @@ def warm_run(out, method="tp-topk", callbacks=()):
         delta=1e-3, epochs=5, batch_size=20, max_grad_norm=0.5, seed=3, progress=False, accountant="rdp",
         run_dir=out, callbacks=callbacks,
     )  # fmt: skip
-    return Layout.of(model).flatten(result.model)
+    return ParameterLayout.of(model).flatten(result.model)
 
 
 @pytest.mark.parametrize("method", ["tp-topk", "dp-sgd"])
@@ -208,7 +208,7 @@ def resumable_run(out, callbacks=(), seed=3, resume=False):
             delta=1e-3, epochs=30, batch_size=8, max_grad_norm=0.5, seed=seed, progress=False, accountant="rdp",
             run_dir=out, callbacks=(*callbacks, at_step(WARM_UP + 2, stop)), resume=resume,
         )  # fmt: skip
-    return Layout.of(model).flatten(model)
+    return ParameterLayout.of(model).flatten(model)
 
 
 def at_step(step, do):

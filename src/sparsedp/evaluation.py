@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, Subset, TensorDataset
 
-from sparsedp.batch import PerSampleLoss, Rows, check_losses, row_count, to_device
+from sparsedp.batch import Batch, LossFunction, example_count, to_device, validate_losses
 from sparsedp.errors import DataError, PrivacyError
 from sparsedp.loading import rows_in_order
 
@@ -87,10 +87,10 @@ Evaluator = Callable[[nn.Module], Metrics]
 
 def held_out(
     dataset: Dataset[Any],
-    loss: PerSampleLoss,
+    loss: LossFunction,
     *,
     batch_size: int = 1024,
-    collate_fn: Callable[[list[Any]], Rows] | None = None,
+    collate_fn: Callable[[list[Any]], Batch] | None = None,
     threshold: float = 0.0,
     metrics: MetricFunctions | None = None,
 ) -> Evaluator:
@@ -110,7 +110,7 @@ def held_out(
     size = len(cast("Any", dataset))
     if size == 0:
         raise DataError("eval_dataset is empty; give at least one row, or None")
-    score: PerSampleLoss = getattr(loss, "on_held_out", loss)
+    score: LossFunction = getattr(loss, "on_held_out", loss)
 
     @torch.no_grad()
     def evaluate(model: nn.Module) -> Metrics:
@@ -120,7 +120,7 @@ def held_out(
         for rows in rows_in_order(dataset, size, batch_size, collate_fn):
             rows = to_device(rows, next(model.parameters()).device)
             with _watching(model) as returned:
-                total += float(check_losses(score(model, rows), row_count(rows)).double().sum())
+                total += float(validate_losses(score(model, rows), example_count(rows)).double().sum())
             target = _class_targets(rows)
             output = getattr(returned[0], "logits", returned[0]) if returned else None
             if target is not None and isinstance(output, Tensor):
@@ -174,14 +174,14 @@ def _watching(model: nn.Module) -> Iterator[list[Any]]:
         watch.remove()
 
 
-def _class_targets(rows: Rows) -> Tensor | None:
+def _class_targets(rows: Batch) -> Tensor | None:
     """The second of a pair, or what a dictionary calls its labels: one number a row."""
     found = None
     if isinstance(rows, (tuple, list)) and len(rows) == 2:
         found = rows[1]
     elif isinstance(rows, Mapping):
         found = next((rows[name] for name in TARGET_NAMES if name in rows), None)
-    return found if isinstance(found, Tensor) and found.numel() == row_count(rows) else None
+    return found if isinstance(found, Tensor) and found.numel() == example_count(rows) else None
 
 
 _MOST_WORK = 1_000_000

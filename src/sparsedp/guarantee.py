@@ -14,7 +14,7 @@ from typing import Any, final
 from sparsedp._validate import count, rounded_up, significant
 from sparsedp.privacy.accounting import ACCOUNTANTS, plan_epsilon
 from sparsedp.privacy.calibration import UNDERSHOOT
-from sparsedp.privacy.ledger import VerifiedLedger
+from sparsedp.privacy.ledger import LedgerState
 from sparsedp.privacy.plan import Phase, Plan
 
 ROUNDING = 1e-6
@@ -149,11 +149,11 @@ def describe(plan: Plan, *, seeded: bool = False, complete: bool = True, evaluat
     return Guarantee(guarantee(plan), _promises(plan), limitations, warning if seeded else None)
 
 
-def describe_run(plan: Plan, ledger: VerifiedLedger | None, record: Mapping[str, Any] | None) -> Guarantee:
+def describe_run(plan: Plan, ledger: LedgerState | None, record: Mapping[str, Any] | None) -> Guarantee:
     """Describe the guarantee of a run by its files; a run whose record cannot be read counts as seeded."""
     return describe(
         plan,
-        seeded=record is None or record.get("seed") is not None or not record.get("for_release", True),
+        seeded=record is None or record.get("seed") is not None or not record.get("publishable", True),
         complete=ledger is not None and ledger.charged >= plan.total_steps,
         evaluated=record is None or bool(record.get("metrics")),
     )

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from torch.utils.data._utils.collate import default_collate
 
 from sparsedp._private_loop import Loop, PrivateCriterion, PrivateLoader, PrivateModel, PrivateOptimizer
-from sparsedp.batch import PerExampleLoss, per_sample_loss, select_rows
+from sparsedp.batch import PerExampleLoss, per_sample_loss, slice_batch
 from sparsedp.callbacks import live
 from sparsedp.distributed import require_one_process
 from sparsedp.errors import DataError, SparseDPError
@@ -25,7 +25,7 @@ from sparsedp.methods import Method
 from sparsedp.methods.auto import AUTO_METHOD
 from sparsedp.methods.plan_config import ClipNorm
 from sparsedp.privacy.plan import Plan
-from sparsedp.randomness import PublicRandomness, own_generators
+from sparsedp.randomness import PublicRandomness, fork_generators
 from sparsedp.results import Callback, Result
 from sparsedp.runs.record import EpochMetrics, RunMetadata
 from sparsedp.training.data import given_data, given_units, refuse_picked_rows
@@ -189,8 +189,8 @@ def make_private(
             callbacks=(*callbacks, *shown),
             metadata=metadata,
         )
-        with own_generators(PublicRandomness(0).generator_seed(()), torch.device("cpu")):
-            no_rows = select_rows(next(rows_in_order(dataset, 1, 1, loading.collate_fn)), slice(0, 0))
+        with fork_generators(PublicRandomness(0).generator_seed(()), torch.device("cpu")):
+            no_rows = slice_batch(next(rows_in_order(dataset, 1, 1, loading.collate_fn)), slice(0, 0))
         opened = closing.pop_all()
     return PrivateTraining(Loop(trainer, criterion, no_rows), model, chosen, dataset, loading, opened)
 

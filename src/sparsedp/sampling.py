@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from sparsedp.batch import MicroBatch, Rows
+from sparsedp.batch import Batch, MicroBatch
 from sparsedp.errors import DataError, PrivacyError
-from sparsedp.loading import DataConfig, Fetcher, FixedShapes, Indices
-from sparsedp.randomness import PrivateRandomness, StepSecret
+from sparsedp.loading import DataConfig, Indices, RowLoader, ShapeValidator
+from sparsedp.randomness import PrivateRandomness, StepKey
 
 
 def cut(units: npt.NDArray[np.int64], most: int | None) -> list[slice]:
@@ -118,7 +118,7 @@ def block_bits(rate: float, total: int, most: int | None) -> int:
     return int(min(units, most or units) / rate).bit_length() - 1
 
 
-_Asked = tuple[Indices, StepSecret]
+_Asked = tuple[Indices, StepKey]
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,7 @@ class LogicalBatch:
     """One step's batch, as the micro-batches it is processed in; may be empty. Size and secret are private."""
 
     step: int
-    secret: StepSecret = field(repr=False)
+    secret: StepKey = field(repr=False)
     micro_batches: Iterator[MicroBatch] = field(repr=False)
     _ahead: deque[MicroBatch] = field(default_factory=deque, repr=False, init=False)
 
@@ -156,7 +156,7 @@ class _Drawn:
     """Who takes part in a step, and the secret that their random numbers come from."""
 
     step: int
-    secret: StepSecret
+    secret: StepKey
     chunks: list[_Chunk]
 
 
@@ -170,7 +170,7 @@ class PoissonSampler:
     **Privacy.** Each unit is included independently with probability `sampling_rate`. A unit is a row unless `units`
     in `loading` names one for every row; then `rows_per_unit` rows of a sampled unit are drawn at random without
     replacement (all of them if it has fewer), and the engine clips their mean gradient once. A row is loaded the same
-    whatever else is in its batch: `FixedShapes` refuses padding to the longest row of a batch, and random numbers
+    whatever else is in its batch: `ShapeValidator` refuses padding to the longest row of a batch, and random numbers
     drawn while a row is loaded come from the step's secret and the row's index. Where several processes share the
     units, each is drawn by its one owner (`UnitPartition`).
     **Edge cases.** A batch may be empty; it still is a step. With `whole_units` all rows of a sampled unit are taken,
@@ -184,7 +184,7 @@ class PoissonSampler:
         sampling_rate: float,
         randomness: PrivateRandomness,
         loading: DataConfig = DataConfig(),  # noqa: B008
-        shapes: FixedShapes | None = None,
+        shapes: ShapeValidator | None = None,
         partition: UnitPartition = UnitPartition(),  # noqa: B008
         whole_units: bool = False,
     ) -> None:
@@ -204,7 +204,7 @@ class PoissonSampler:
             raise DataError(
                 f"max_physical_batch: got {most}, expected at least rows_per_unit={rows_per_unit}"
             )
-        self._fetch = Fetcher(dataset, loading.collate_fn)
+        self._fetch = RowLoader(dataset, loading.collate_fn)
         self._rate = sampling_rate
         self._randomness = randomness
         self._index = None if loading.unit_ids is None else _UnitIndex.of(loading.unit_ids, rows)
@@ -213,7 +213,7 @@ class PoissonSampler:
         self._whole_units = whole_units and self._index is not None
         self._max_physical = most
         self._workers = loading.num_workers
-        self._shapes = shapes or FixedShapes()
+        self._shapes = shapes or ShapeValidator()
         self._partition = partition
         self._bits = block_bits(sampling_rate, self.unit_count, self._most_units)
 
@@ -292,7 +292,7 @@ class PoissonSampler:
         for chunk in drawn.chunks:
             yield self._micro_batch(self._fetch(chunk.rows, drawn.secret), chunk, drawn.secret)
 
-    def _micro_batch(self, rows: Rows, chunk: _Chunk, secret: StepSecret) -> MicroBatch:
+    def _micro_batch(self, rows: Batch, chunk: _Chunk, secret: StepKey) -> MicroBatch:
         self._shapes.check(rows, len(chunk.rows))
         units = None if chunk.units is None else torch.from_numpy(chunk.units)
         seed = secret.model_seed(int(chunk.rows[0]) if len(chunk.rows) else None)
@@ -325,13 +325,13 @@ class PoissonSampler:
 class _Fetching(Dataset[Any]):
     """What a worker runs: row indices of a micro-batch and the secret in, rows out, exactly as without workers."""
 
-    fetch: Fetcher
+    fetch: RowLoader
 
-    def __getitem__(self, asked: _Asked) -> Rows:
+    def __getitem__(self, asked: _Asked) -> Batch:
         return self.fetch(*asked)
 
 
-def _as_it_is(rows: Rows) -> Rows:
+def _as_it_is(rows: Batch) -> Batch:
     return rows
 
 

@@ -15,7 +15,7 @@ from sparsedp.auditing.one_run import Composition
 from sparsedp.errors import PrivacyError, SparseDPError
 from sparsedp.methods import build_plan, get_method
 from sparsedp.privacy.accounting import accountant
-from sparsedp.privacy.plan import Spend
+from sparsedp.privacy.plan import SampledGaussian
 from sparsedp.randomness import SystemRandomness
 from sparsedp.sampling import PoissonSampler
 
@@ -189,7 +189,9 @@ def test_full_batches_at_a_tiny_delta_are_put_together_as_far_as_the_accountant_
 def test_the_claim_of_a_step_with_little_noise_is_the_accountants():
     how = {"epsilon": 200.0, "delta": 1e-5, "epochs": 1, "batch_size": 20, "max_grad_norm": 0.5}
     phase = build_plan("dp-sgd", units=200, **how).phases[0]
-    expected = accountant("pld").epsilon([Spend(phase.sampling_rate, phase.noise_multiplier, 1)], 1e-5)
+    expected = accountant("pld").epsilon(
+        [SampledGaussian(phase.sampling_rate, phase.noise_multiplier, 1)], 1e-5
+    )
     assert phase.noise_multiplier < 0.2
     result = audited(nn.Linear(24, 2), data(200), steps=2, **how)
     assert result.one_step["claimed_epsilon"] == pytest.approx(expected)

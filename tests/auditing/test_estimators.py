@@ -21,7 +21,7 @@ from sparsedp.auditing.estimators import (
     probability_upper_bound,
 )
 from sparsedp.privacy.accounting import accountant
-from sparsedp.privacy.plan import Spend
+from sparsedp.privacy.plan import SampledGaussian
 
 
 def gaussian_scores(noise: float, count: int, seed: int) -> Scores:
@@ -31,7 +31,7 @@ def gaussian_scores(noise: float, count: int, seed: int) -> Scores:
 
 @pytest.mark.parametrize("noise", [0.5, 1.0, 4.0])
 def test_gaussian_epsilon_is_the_accountants(noise):
-    expected = accountant("pld").epsilon([Spend(1.0, noise, 1)], 1e-5)
+    expected = accountant("pld").epsilon([SampledGaussian(1.0, noise, 1)], 1e-5)
     assert get_epsilon_gaussian(noise, 1e-5) == pytest.approx(expected, rel=2e-3)
 
 
@@ -106,7 +106,7 @@ def test_the_distance_of_summed_evidence_never_promises_more_than_the_plan_leaks
     squares = [np.trapezoid(density * evidence**2, x) for density in (inside, outside)]
     variance = sum(s - m**2 for s, m in zip(squares, means, strict=True)) / 2
     shown = get_epsilon_gaussian(math.sqrt(variance / steps) / (means[0] - means[1]), 1e-5)
-    claimed = accountant("pld").epsilon([Spend(rate, noise, steps)], 1e-5)
+    claimed = accountant("pld").epsilon([SampledGaussian(rate, noise, steps)], 1e-5)
     assert shown <= claimed * 1.0001
     assert rate < 1 or shown > 0.999 * claimed
 

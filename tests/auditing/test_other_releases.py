@@ -75,7 +75,7 @@ def test_a_release_without_noise_is_found_and_named(method, monkeypatch):
     honest = mechanism.GaussianMechanism.noisy_sum
 
     class Silent:
-        for_release = True
+        publishable = True
 
         def add_rounded_gaussian(self, bits, sums, key):
             pass

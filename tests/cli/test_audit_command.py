@@ -8,7 +8,7 @@ import torch
 
 from sparsedp.auditing import mechanism, sampling
 from sparsedp.auditing.result import FORMAT
-from sparsedp.cli.output import Exit
+from sparsedp.cli import Exit
 from sparsedp.randomness import SystemRandomness
 from sparsedp_experiments.attacks import audits
 

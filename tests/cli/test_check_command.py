@@ -51,9 +51,9 @@ def own_models(tmp_path, monkeypatch):
 
 
 @pytest.mark.usefixtures("own_models")
-def test_an_ordinary_model_is_all_fast(typed):
+def test_a_model_of_linear_layers_is_all_fast(typed):
     told = typed("check", "own_models_to_check:ok", "--json").json
-    assert 0.3 < told.pop("times_plain") < 30  # measured, on whatever runs here
+    assert 0 < told.pop("times_plain") < 100  # measured, on whatever runs here
     assert told == {"model": "own_models_to_check:ok", "parameters": 16, "fast": True, "notes": []}
 
 

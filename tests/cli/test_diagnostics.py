@@ -5,7 +5,7 @@ import json
 import pytest
 from torch import nn
 
-from sparsedp.cli.output import Exit
+from sparsedp.cli import Exit
 from sparsedp.diagnostics import statistics_of
 from sparsedp.runs.run import Run
 from sparsedp_experiments.theory.trajectory import snapshot_steps, watching

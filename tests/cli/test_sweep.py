@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sparsedp.cli.output import Exit
+from sparsedp.cli import Exit
 from sparsedp.runs.run import Run
 from sparsedp_experiments.runs import results as results_module
 from sparsedp_experiments.runs.execute import execute

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from sparsedp.cli.output import Exit
+from sparsedp.cli import Exit
 from sparsedp.privacy import Charge, Phase, Plan
 from sparsedp.privacy.ledger import Ledger
 from sparsedp.runs.checkpoint import Checkpoint, read_checkpoint, write_checkpoint

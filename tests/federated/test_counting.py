@@ -10,7 +10,7 @@ from federated_tools import CLIENTS, LOSS, TEXTS, WORDS, Loopback, a_plan, make_
 
 import sparsedp
 from sparsedp.federated import Client, CountRequest, FederatedTrainer, LocalSGD
-from sparsedp.parameters import Layout
+from sparsedp.parameters import ParameterLayout
 
 pytestmark = pytest.mark.usefixtures("checked_once")
 
@@ -29,7 +29,9 @@ def trainer_of(plan, seed=5, **options) -> FederatedTrainer:
 def test_a_client_touches_the_words_of_its_rows_and_no_padding():
     model = make_bag()
     for number in (0, 7):
-        counted = LocalSGD(dataset=words_of(number), loss=LOSS).count(model, Layout.of(model), TABLE, 0)
+        counted = LocalSGD(dataset=words_of(number), loss=LOSS).count(
+            model, ParameterLayout.of(model), TABLE, 0
+        )
         words = set(words_of(number).tensors[0].flatten().tolist()) - {0}
         assert set(counted.nonzero().flatten().tolist()) == words
         assert set(counted.tolist()) == {0.0, 1.0}
@@ -69,7 +71,7 @@ def test_a_step_that_counts_asks_the_same_clients_twice():
     plan = a_plan("adafest", epochs=3)
     clients, sent = Loopback(world=TEXTS), []
     with trainer_of(plan, seed=None) as trainer:
-        d = Layout.of(trainer.model).dimension
+        d = ParameterLayout.of(trainer.model).dimension
         while not trainer.is_done:
             step = trainer.position
             both = []

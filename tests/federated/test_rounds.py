@@ -24,7 +24,7 @@ from sparsedp.batch import per_sample_loss
 from sparsedp.clipping import FlatClip
 from sparsedp.federated import FederatedTrainer, LocalSGD
 from sparsedp.methods import list_methods
-from sparsedp.parameters import Layout, Support
+from sparsedp.parameters import ParameterLayout, Support
 from sparsedp.privacy.mechanism import Grid
 from sparsedp.privacy.plan import Plan
 from sparsedp.privacy.queries import is_within, on_grid
@@ -213,7 +213,7 @@ def test_another_model_is_refused_by_the_client():
 def test_local_steps_add_up_to_what_plain_sgd_moves():
     """Four steps by hand, on half of the coordinates."""
     model, by_hand = make_model(), make_model()
-    layout = Layout.of(model)
+    layout = ParameterLayout.of(model)
     support = Support(torch.arange(0, layout.dimension, 2), layout.dimension)
     dataset = all_rows()[0]
     start = layout.flatten(model)
@@ -241,7 +241,7 @@ def test_local_batches_cover_the_data_once_a_pass():
             return torch.zeros(6, dtype=torch.float64), torch.tensor(0)
 
     model = make_model()
-    layout = Layout.of(model)
+    layout = ParameterLayout.of(model)
     training = LocalSGD(dataset=Watched(), loss=LOSS, steps=6, lr=0.1, batch_size=2)
     training(model, layout, Support.full(layout.dimension), 0)
     for start in (0, 6):
@@ -286,7 +286,7 @@ def test_the_folder_is_a_runs_and_verifies(tmp_path):
         result = trainer.finish()
     assert result.complete
     assert result.unit == "client"
-    assert result.for_release
+    assert result.publishable
     found = sparsedp.verify(tmp_path / "run", independent=False)
     assert found.passed, found.reasons
     record = Run.open(tmp_path / "run").record

@@ -77,7 +77,7 @@ def test_steps_add_up_whatever_the_sizes(units, batch_size, epochs, fraction):
 @pytest.mark.parametrize("method", private_methods, ids=lambda method: method.name)
 def test_every_private_method_is_calibrated_to_epsilon_and_no_more(method):
     plan = build_plan(method, **SIZES, epsilon=2.0, delta=1e-5, max_grad_norm=1.0, accountant="rdp")
-    spent = accountant("rdp").epsilon(plan.spends(), 1e-5)
+    spent = accountant("rdp").epsilon(plan.events(), 1e-5)
     assert 0.995 * 2.0 <= spent <= 2.0
     assert (plan.target_epsilon, plan.delta, plan.accountant) == (2.0, 1e-5, "rdp")
 
@@ -132,7 +132,7 @@ def test_the_ablations_have_no_epsilon():
     assert (clipped.phases[0].clip_norm, clipped.phases[0].noise_multiplier) == (1.0, 0.0)
     assert not noisy.is_private
     assert not clipped.is_private
-    assert accountant("rdp").epsilon(clipped.spends(), 1e-5) == math.inf
+    assert accountant("rdp").epsilon(clipped.events(), 1e-5) == math.inf
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ def test_full_batches_can_be_calibrated_to_large_epsilons_too(epsilon):
 def test_the_cost_is_within_the_target_by_the_accountant_of_the_library_too():
     found = calibrate(plan(300, 700, rate=0.05), 2.0, DELTA)
     assert (
-        PLDAccountant(value_discretization_interval=2e-4).compose(event_of(found.spends())).get_epsilon(DELTA)
+        PLDAccountant(value_discretization_interval=2e-4).compose(event_of(found.events())).get_epsilon(DELTA)
         <= 2.0
     )
 

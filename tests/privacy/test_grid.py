@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from sparsedp.batch import MicroBatch
 from sparsedp.clipping import ROUNDING_MARGIN, FlatClip
 from sparsedp.errors import PrivacyError
-from sparsedp.grad_sample import ENGINES, Query
+from sparsedp.grad_sample import ENGINES, ClippedSumQuery
 from sparsedp.parameters import Support
 from sparsedp.privacy.ledger import Charge, ChargeLog
 from sparsedp.privacy.mechanism import MARGIN_BITS, GaussianMechanism, Grid
@@ -129,7 +129,7 @@ def test_what_is_off_the_grid_stops_the_step_before_any_noise(bad):
             yield torch.tensor([0.0, bad], dtype=torch.float64)
 
     class NoNoise:
-        for_release = True
+        publishable = True
 
         def add_rounded_gaussian(self, *_: object, **__: object) -> None:
             raise AssertionError("noise was drawn")
@@ -171,7 +171,9 @@ def test_every_released_value_is_on_the_grid_whatever_the_data(engine, rows):
     torch.manual_seed(rows)
     support, clip, noise, expected = Support([0, 3, 4, 9], 10), 0.37, 1.3, 7.0
     batches = [MicroBatch((torch.randn(part, 4), torch.randn(part, 2))) for part in (rows, rows // 2)]
-    clipped = GradientSum(ENGINES[engine](nn.Linear(4, 2), squares), batches, Query(support, FlatClip(clip)))
+    clipped = GradientSum(
+        ENGINES[engine](nn.Linear(4, 2), squares), batches, ClippedSumQuery(support, FlatClip(clip))
+    )
     released = GaussianMechanism(ChargeLog(), SystemRandomness()).release(
         clipped, Charge("train", 0, 0.1, noise), expected_batch_size=expected
     )
@@ -193,7 +195,7 @@ def test_plan_ledger_and_mechanism_agree_after_the_margin(engine, monkeypatch):
         lambda self, bits, sums, key: None,
     )
     model = nn.Linear(4, 2)
-    query = Query(Support.full(10), FlatClip(clip))
+    query = ClippedSumQuery(Support.full(10), FlatClip(clip))
 
     def silent(batches: list[MicroBatch]) -> Tensor:
         clipped = GradientSum(ENGINES[engine](model, squares), batches, query)

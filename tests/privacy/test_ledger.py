@@ -344,7 +344,7 @@ def test_tampering_is_found_and_its_line_named(written, tamper, number):
 
 def test_lines_rewritten_with_right_hashes_but_wrong_numbers_are_found(path):
     """Who can compute the chain still cannot leave steps out or change the plan's costs."""
-    from sparsedp.privacy.ledger import seal
+    from sparsedp.privacy.ledger import chain_line
 
     with Ledger.create(path, PLAN) as ledger:
         head = ledger.head
@@ -364,11 +364,11 @@ def test_lines_rewritten_with_right_hashes_but_wrong_numbers_are_found(path):
         {"steps": 2},
         {"phase": "main"},
     ):
-        line, _ = seal({**honest, **change}, head)
+        line, _ = chain_line({**honest, **change}, head)
         path.write_bytes(header + line.encode() + b"\n")
         with pytest.raises(PrivacyError, match=r"line 2: .*does not allow"):
             Ledger.read(path)
-    line, _ = seal(honest, head)
+    line, _ = chain_line(honest, head)
     path.write_bytes(header + line.encode() + b"\n")
     assert Ledger.read(path).charged == 1
 
@@ -378,16 +378,16 @@ def test_a_truncated_ledger_is_found_by_the_head_and_length_kept_elsewhere(path)
         spend(ledger, range(23))
         head, length = ledger.head, ledger.length
         spend(ledger, range(23, 60))
-        ledger.state.expect(head, length)
+        ledger.state.check_extends(head, length)
     lines = lines_of(path)
     path.write_text("\n".join(lines[: length - 1]) + "\n")
     with pytest.raises(PrivacyError, match="lines were removed"):
-        Ledger.read(path).expect(head, length)
+        Ledger.read(path).check_extends(head, length)
     path.unlink()
     with Ledger.create(path, replace(PLAN, delta=2e-5)) as other:
         spend(other, range(60))
         with pytest.raises(PrivacyError, match="rewritten"):
-            other.state.expect(head, length)
+            other.state.check_extends(head, length)
 
 
 @pytest.mark.parametrize(
@@ -400,10 +400,10 @@ def test_a_file_without_a_header_is_a_clear_error(path, content):
 
 
 def test_a_ledger_of_another_version_is_a_clear_error(written):
-    from sparsedp.privacy.ledger import seal
+    from sparsedp.privacy.ledger import chain_line
 
     content = {key: value for key, value in json.loads(lines_of(written)[0]).items() if key != "hash"}
-    line, _ = seal({**content, "format": 3}, "")
+    line, _ = chain_line({**content, "format": 3}, "")
     written.write_text(line + "\n")
     with pytest.raises(PrivacyError, match="format 3"):
         Ledger.read(written)
@@ -419,7 +419,7 @@ def test_spending_needs_a_delta_from_somewhere(path):
 def test_a_ledger_in_memory_enforces_the_plan_and_knows_what_it_cost():
     ledger = Ledger(PLAN)
     spend(ledger, range(41))
-    assert ledger.spends() == PLAN.spends(41)
+    assert ledger.events() == PLAN.events(41)
     assert (ledger.head, ledger.length, ledger.next_step) == (None, 0, 41)
     for step in (40, 42):
         with pytest.raises(PrivacyError, match=r"charged before|unpaid"):

@@ -14,8 +14,8 @@ from sparsedp import distributed
 from sparsedp.batch import MicroBatch
 from sparsedp.clipping import Clip, FlatClip, Identity, NoClip, Standardized
 from sparsedp.errors import PrivacyError
-from sparsedp.grad_sample import ENGINES, BookkeepingEngine, Query
-from sparsedp.parameters import Layout, Support
+from sparsedp.grad_sample import ENGINES, BookKeepingEngine, ClippedSumQuery
+from sparsedp.parameters import ParameterLayout, Support
 from sparsedp.privacy.ledger import Charge, ChargeLog
 from sparsedp.privacy.mechanism import GaussianMechanism, Grid, Release
 from sparsedp.privacy.queries import ClippedVectorSum, GradientSum
@@ -30,18 +30,18 @@ class Spy:
     sum_of_part: float = 8.0
     refuses: bool = False
     asked: list[str] = field(default_factory=list)
-    for_release: bool = False
+    publishable: bool = False
 
     @property
-    def layout(self) -> Layout:
-        return Layout.of(nn.Linear(self.dimension, 1, bias=False))
+    def layout(self) -> ParameterLayout:
+        return ParameterLayout.of(nn.Linear(self.dimension, 1, bias=False))
 
     def charge(self, charge: Charge) -> None:
         self.asked.append("ledger")
         if self.refuses:
             raise PrivacyError("the budget is spent")
 
-    def clipped_sum(self, batches: Iterable[MicroBatch], query: Query) -> Tensor:
+    def clipped_sum(self, batches: Iterable[MicroBatch], query: ClippedSumQuery) -> Tensor:
         self.asked.append("engine")
         for _ in batches:
             self.asked.append("batch")
@@ -69,7 +69,9 @@ def release(
     }
     settings |= changes
     return GaussianMechanism(spy, spy).release(
-        GradientSum(spy, batches, Query(Support([0, 2], spy.dimension), clip, settings["geometry"])),
+        GradientSum(
+            spy, batches, ClippedSumQuery(Support([0, 2], spy.dimension), clip, settings["geometry"])
+        ),
         Charge("train", 7, 0.1, settings["noise_multiplier"]),
         expected_batch_size=settings["expected_batch_size"],
         noise_std=settings["absolute_noise_std"],
@@ -158,7 +160,7 @@ def test_the_release_says_what_it_is():
     released = release(Spy())
     assert (released.phase, released.step, released.support) == ("train", 7, Support([0, 2], 3))
     assert released.private
-    assert not released.for_release
+    assert not released.publishable
     assert not release(Spy(), noise_multiplier=0.0).private
     assert not release(Spy(), clip=NoClip(), noise_multiplier=0.0, absolute_noise_std=1.0).private
 
@@ -196,7 +198,7 @@ def squares(model: nn.Module, rows: tuple[Tensor, Tensor]) -> Tensor:
 
 
 def real_release(
-    model: nn.Module, batches: list[MicroBatch], query: Query, kind: str, **changes: float
+    model: nn.Module, batches: list[MicroBatch], query: ClippedSumQuery, kind: str, **changes: float
 ) -> Release:
     return GaussianMechanism(ChargeLog(), SystemRandomness()).release(
         GradientSum(ENGINES[kind](model, squares), batches, query),
@@ -209,7 +211,7 @@ def real_release(
 def test_no_noise_and_a_huge_clip_and_every_coordinate_is_the_sgd_gradient(kind):
     model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2))
     rows = (torch.randn(5, 4), torch.randn(5, 2))
-    query = Query(Support.full(44), FlatClip(1e6))
+    query = ClippedSumQuery(Support.full(44), FlatClip(1e6))
     released = real_release(model, [MicroBatch(rows)], query, kind)
     squares(model, rows).mean().backward()
     expected = torch.cat([p.grad.reshape(-1) for p in model.parameters()]).double()
@@ -221,7 +223,7 @@ def test_no_noise_and_a_huge_clip_and_every_coordinate_is_the_sgd_gradient(kind)
 def test_a_batch_that_contributes_nothing_releases_noise_alone(kind, rows):
     nothing = MicroBatch((torch.full((rows, 4), torch.nan), torch.zeros(rows, 2)))
     for batches in ([nothing], []):
-        query = Query(Support.full(10), FlatClip(1.0))
+        query = ClippedSumQuery(Support.full(10), FlatClip(1.0))
         silent = real_release(nn.Linear(4, 2), batches, query, kind)
         noisy = real_release(nn.Linear(4, 2), batches, query, kind, noise_multiplier=1.0)
         assert torch.equal(silent.mean, torch.zeros(10, dtype=torch.float64))
@@ -236,7 +238,7 @@ def test_an_empty_support_releases_nothing_and_is_charged_all_the_same(kind):
         GradientSum(
             ENGINES[kind](nn.Linear(4, 2), squares),
             [MicroBatch((torch.randn(3, 4), torch.randn(3, 2)))],
-            Query(Support.empty(10), FlatClip(1.0)),
+            ClippedSumQuery(Support.empty(10), FlatClip(1.0)),
         ),
         Charge("train", 0, 0.1, 1.0),
         expected_batch_size=3.0,
@@ -250,7 +252,7 @@ def test_the_model_is_as_it_was_after_a_release():
     model = nn.Linear(4, 2)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     rows = (torch.randn(3, 4), torch.randn(3, 2))
-    real_release(model, [MicroBatch(rows)], Query(Support.full(10), FlatClip(1.0)), "bookkeeping")
+    real_release(model, [MicroBatch(rows)], ClippedSumQuery(Support.full(10), FlatClip(1.0)), "bookkeeping")
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert all(p.grad is None for p in model.parameters())
 
@@ -270,13 +272,13 @@ def test_no_rows_of_numbers_sum_to_nothing():
 
 
 def test_a_seeded_step_replays_and_steps_differ():
-    engine = BookkeepingEngine(nn.Linear(4, 2), squares)
+    engine = BookKeepingEngine(nn.Linear(4, 2), squares)
 
     def step(number: int, seed: int) -> Tensor:
         return (
             GaussianMechanism(ChargeLog(), SeededRandomness(seed))
             .release(
-                GradientSum(engine, [], Query(Support.full(10), FlatClip(1.0))),
+                GradientSum(engine, [], ClippedSumQuery(Support.full(10), FlatClip(1.0))),
                 Charge("train", number, 0.1, 1.0),
                 expected_batch_size=3.0,
             )

@@ -13,7 +13,7 @@ from torch import nn
 
 from sparsedp.batch import MicroBatch
 from sparsedp.clipping import FlatClip, Geometry, Identity, Standardized
-from sparsedp.grad_sample import BookkeepingEngine, Query
+from sparsedp.grad_sample import BookKeepingEngine, ClippedSumQuery
 from sparsedp.parameters import Support
 from sparsedp.privacy.ledger import Charge, ChargeLog
 from sparsedp.privacy.mechanism import GaussianMechanism, Grid, Release
@@ -43,10 +43,10 @@ def release(
     step: int = 0,
 ) -> Release:
     torch.manual_seed(0)
-    engine = BookkeepingEngine(nn.Linear(INPUTS, 2), lambda model, rows: model(rows).square().sum(1))
+    engine = BookKeepingEngine(nn.Linear(INPUTS, 2), lambda model, rows: model(rows).square().sum(1))
     batch = MicroBatch(torch.randn(rows, INPUTS))
     return GaussianMechanism(ChargeLog(), randomness).release(
-        GradientSum(engine, [batch], Query(support, FlatClip(CLIP_NORM), geometry or Identity())),
+        GradientSum(engine, [batch], ClippedSumQuery(support, FlatClip(CLIP_NORM), geometry or Identity())),
         Charge("train", step, 0.1, NOISE_MULTIPLIER),
         expected_batch_size=EXPECTED,
     )

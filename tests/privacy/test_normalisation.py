@@ -127,7 +127,7 @@ def test_a_sampling_rate_of_one_takes_every_unit():
         whole = DataConfig(max_physical_batch=999)
         sampler = PoissonSampler(dataset, sampling_rate=1.0, randomness=randomness, loading=whole)
         (batch,) = sampler.batches(0, 1)
-        assert sum(part.row_count for part in batch) == 5000
+        assert sum(part.example_count for part in batch) == 5000
 
 
 @pytest.mark.parametrize(

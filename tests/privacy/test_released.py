@@ -13,22 +13,22 @@ from torch import nn
 from sparsedp.batch import MicroBatch
 from sparsedp.clipping import FlatClip
 from sparsedp.errors import PrivacyError
-from sparsedp.grad_sample import BookkeepingEngine, Query
+from sparsedp.grad_sample import BookKeepingEngine, ClippedSumQuery
 from sparsedp.parameters import Support
 from sparsedp.privacy.ledger import Charge, ChargeLog
 from sparsedp.privacy.mechanism import GaussianMechanism, Release
 from sparsedp.privacy.queries import GradientSum
 from sparsedp.randomness import SeededRandomness
 
-FIELDS = {"support", "mean", "noise_scale", "phase", "step", "for_release", "private"}
+FIELDS = {"support", "mean", "noise_scale", "phase", "step", "publishable", "private"}
 
 
 def a_release() -> Release:
     return GaussianMechanism(ChargeLog(), SeededRandomness(0)).release(
         GradientSum(
-            BookkeepingEngine(nn.Linear(3, 2), lambda model, rows: model(rows).sum(1)),
+            BookKeepingEngine(nn.Linear(3, 2), lambda model, rows: model(rows).sum(1)),
             [MicroBatch(torch.ones(4, 3))],
-            Query(Support([0, 5, 7], 8), FlatClip(1.0)),
+            ClippedSumQuery(Support([0, 5, 7], 8), FlatClip(1.0)),
         ),
         Charge("train", 0, 0.1, 1.0),
         expected_batch_size=4.0,
@@ -44,7 +44,7 @@ def test_it_cannot_be_built_without_the_seal(seal):
             noise_scale=torch.ones(1),
             phase="train",
             step=0,
-            for_release=True,
+            publishable=True,
             private=True,
             seal=seal,
         )

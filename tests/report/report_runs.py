@@ -11,6 +11,7 @@ from torch.utils.data import TensorDataset
 
 import sparsedp
 from sparsedp import Result, RunMetadata
+from sparsedp.methods import Method
 
 ROWS, FEATURES, CLASSES = 80, 6, 3
 loss_fn = nn.CrossEntropyLoss(reduction="none")
@@ -30,9 +31,11 @@ def network(classes: int = CLASSES) -> nn.Module:
         return nn.Sequential(nn.Linear(FEATURES, 8), nn.Tanh(), nn.Linear(8, classes))
 
 
-def train(method: str, *, epsilon: float | None = 8.0, classes: int = CLASSES, **more: Any) -> Result:
+def train(
+    method: str | Method, *, epsilon: float | None = 8.0, classes: int = CLASSES, **more: Any
+) -> Result:
     """A whole run; RDP, which calibrates at once."""
-    more.setdefault("about", RunMetadata(dataset="blobs", model="perceptron"))
+    more.setdefault("metadata", RunMetadata(dataset="blobs", model="perceptron"))
     return sparsedp.fit(
         network(classes),
         more.pop("dataset", None) or data(1, classes=classes),

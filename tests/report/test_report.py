@@ -18,7 +18,6 @@ from report_runs import a_run, train
 import sparsedp
 from sparsedp import (
     DataError,
-    MethodOptions,
     PrivacyError,
     RunMetadata,
     SparseDPError,
@@ -26,7 +25,7 @@ from sparsedp import (
     write_report,
 )
 from sparsedp._files import readable_json
-from sparsedp.methods import EverySteps
+from sparsedp.methods import EverySteps, get_method
 from sparsedp.report import energy_share, noise_segments, primary_metric
 from sparsedp.report.svg import Line, line_chart, round_axis
 
@@ -296,8 +295,7 @@ def test_noise_energy_of_a_run_without_noise_has_no_share():
 
 
 def test_report_of_a_support_that_changes_at_every_step_stays_small(tmp_path):
-    options = MethodOptions(clock=EverySteps(1))
-    result = train("on-rand", seed=0, options=options, epochs=25, run_dir=tmp_path / "run")
+    result = train(get_method("on-rand", clock=EverySteps(1)), seed=0, epochs=25, run_dir=tmp_path / "run")
     assert len(result.supports) > 90
     page = result.report()
     assert page.stat().st_size < 200_000

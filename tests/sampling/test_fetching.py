@@ -9,7 +9,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset, TensorDataset
 
 from sparsedp.errors import DataError, PrivacyError
-from sparsedp.loading import DataConfig, FixedShapes
+from sparsedp.loading import DataConfig, ShapeValidator
 from sparsedp.randomness import SeededRandomness
 from sparsedp.sampling import PoissonSampler
 from sparsedp_experiments.data import Dense, Split
@@ -133,7 +133,7 @@ def test_a_batch_with_more_or_fewer_rows_than_items_is_refused(times):
 
 
 def test_a_plain_number_beside_the_tensors_may_not_change_either():
-    shapes = FixedShapes()
+    shapes = ShapeValidator()
     shapes.check({"x": torch.zeros(2, 3), "longest": 3}, 2)
     shapes.check({"x": torch.zeros(4, 3), "longest": 3}, 4)
     with pytest.raises(PrivacyError, match="shape of a row"):

@@ -16,7 +16,7 @@ from torch.utils.data import Dataset, TensorDataset
 from sparsedp.batch import MicroBatch
 from sparsedp.clipping import FlatClip
 from sparsedp.errors import DataError, PrivacyError
-from sparsedp.grad_sample import ENGINES, Query
+from sparsedp.grad_sample import ENGINES, ClippedSumQuery
 from sparsedp.loading import DataConfig
 from sparsedp.parameters import Support
 from sparsedp.randomness import SeededRandomness, SystemRandomness
@@ -148,7 +148,7 @@ def test_the_physical_batch_size_changes_memory_and_not_the_sum(kind, units):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.Linear(8, 2)).double()
     engine = ENGINES[kind](model, lambda model, rows: model(rows.double() / 10).square().sum(1))
-    query = Query(Support.full(engine.layout.dimension), FlatClip(0.5))
+    query = ClippedSumQuery(Support.full(engine.layout.dimension), FlatClip(0.5))
     settings = {"unit_ids": units, "rows_per_unit": 1 if units is None else 2}
     whole, *others = (
         engine.clipped_sum(next(sampler(60, 0.5, max_physical_batch=most, **settings).batches(0, 1)), query)

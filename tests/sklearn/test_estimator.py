@@ -112,12 +112,12 @@ def test_the_run_directory_is_written_and_never_overwritten(tmp_path):
 # Randomness
 
 
-def test_a_number_reproduces_the_fit_and_is_marked_not_for_release():
+def test_a_number_reproduces_the_fit_and_is_marked_not_publishable():
     X, y = table()
     one, same, other = (classifier(random_state=seed).fit(X, y) for seed in (5, 5, 6))
     np.testing.assert_array_equal(weights(one), weights(same))
     assert not np.array_equal(weights(one), weights(other))
-    assert not one.for_release_
+    assert not one.publishable_
     assert "not for release" in one.guarantee_
 
 
@@ -125,7 +125,7 @@ def test_without_a_seed_two_fits_differ_and_may_be_released():
     X, y = table()
     one, other = (classifier(random_state=None).fit(X, y) for _ in range(2))
     assert not np.array_equal(weights(one), weights(other))
-    assert one.for_release_
+    assert one.publishable_
     assert "release" not in one.guarantee_
 
 

@@ -413,7 +413,7 @@ def test_a_budget_is_drawn_from_until_it_is_refused_and_says_what_is_left(tmp_pa
     assert f"after {fits} fits" in str(budget)
     assert PrivacyBudget(3.0, 1e-4, tmp_path / "budget.json").left == budget.left
     whole = RdpFilter(3.0, 1e-4, json.loads((tmp_path / "budget.json").read_text())["order"])
-    spent = fits * whole.cost(model.result_.plan.spends())
+    spent = fits * whole.cost(model.result_.plan.events())
     assert spent <= whole.budget < spent * (fits + 1) / fits
     assert budget.left == pytest.approx(1 - spent / whole.budget)
 

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from sparsedp import DataError, PrivacyError, verify
-from sparsedp.cli.app import app
+from sparsedp.cli import app
 from sparsedp.cli.tables import load_estimator, read_tables
 from sparsedp.sklearn import PrivacyBudget, SparseDPClassifier
 from sparsedp.sklearn.data import held_out_by_hash

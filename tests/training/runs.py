@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import TensorDataset
 
-from sparsedp.batch import supervised
+from sparsedp.batch import from_criterion
 from sparsedp.evaluation import held_out
 from sparsedp.methods import Method, MethodOptions, Protection, build_plan, get_method
-from sparsedp.parameters import Layout
+from sparsedp.parameters import ParameterLayout
 from sparsedp.privacy.plan import Plan
 from sparsedp.training.trainer import Trainer
 
@@ -81,7 +81,7 @@ def a_trainer(
     **more: Any,
 ) -> Trainer:
     row = get_method(method)
-    more.setdefault("evaluate", held_out(rows(7, 30), supervised(loss_fn)))
+    more.setdefault("evaluate", held_out(rows(7, 30), from_criterion(loss_fn)))
     return Trainer(
         network() if model is None else model,
         rows(data_seed),
@@ -107,7 +107,7 @@ def advance(trainer: Trainer, steps: int | None = None) -> Trainer:
 
 
 def weights(model: nn.Module) -> Tensor:
-    return Layout.of(model).flatten(model)
+    return ParameterLayout.of(model).flatten(model)
 
 
 def check_that_a_cut_changes_nothing(

@@ -17,17 +17,17 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from oracles import adafest
 from oracles.fest import histogram
-from sparsedp.batch import MicroBatch, supervised
+from sparsedp.batch import MicroBatch, from_criterion
 from sparsedp.clipping import FlatClip
 from sparsedp.errors import PrivacyError, SparseDPError
 from sparsedp.grad_sample.selection import EmbeddingRowCounter
 from sparsedp.methods import Controller, Granularity, MethodOptions, build_plan
 from sparsedp.methods.scores import Contributions
 from sparsedp.methods.support_scheduler import noise_on_mean
-from sparsedp.parameters import Layout
+from sparsedp.parameters import ParameterLayout
 from sparsedp.privacy import mechanism
 from sparsedp.privacy.accounting import plan_epsilon
-from sparsedp.privacy.ledger import Charge, ChargeLog, SharedCharge
+from sparsedp.privacy.ledger import Charge, ChargeLog, SplitCharge
 from sparsedp.privacy.mechanism import Grid
 from sparsedp.privacy.plan import Plan
 from sparsedp.randomness import PublicRandomness, SeededRandomness
@@ -80,7 +80,7 @@ def test_both_releases_are_one_charge_and_the_plan_says_how_it_is_shared(tmp_pat
     dense = build_plan(
         "dp-sgd", units=ROWS, batch_size=BATCH, epochs=2, epsilon=8.0, delta=1e-3, accountant="rdp"
     )
-    assert plan.spends() == dense.spends()
+    assert plan.events() == dense.events()
     assert phase.gradient_noise > phase.noise_multiplier
     assert noise_on_mean(plan, phase) == pytest.approx(phase.gradient_noise / BATCH)
     assert Plan.from_json(plan.to_json()) == plan
@@ -163,7 +163,7 @@ def test_a_whole_unit_moves_the_count_by_at_most_one(seed):
     tokens[0], tokens[1] = 0, 5
     size = 1 + seed % 4
     units = torch.cat([torch.zeros(size, dtype=torch.int64), torch.arange(1, 13 - size)])
-    look = EmbeddingRowCounter(Bag(), supervised(LOSS), ["words.weight"])
+    look = EmbeddingRowCounter(Bag(), from_criterion(LOSS), ["words.weight"])
 
     def count(rows: Tensor, owners: Tensor) -> Tensor:
         batch = MicroBatch((rows, torch.zeros(len(rows), dtype=torch.int64)), owners)
@@ -196,7 +196,7 @@ def test_what_is_chosen_depends_on_releases_alone(monkeypatch):
 def test_releases_that_cost_more_than_the_step_are_refused_before_they_are_made():
     whole = Charge("train", 4, 0.1, 1.0)
     ledger = ChargeLog()
-    shared = SharedCharge(ledger, whole)
+    shared = SplitCharge(ledger, whole)
     shared.charge(replace(whole, noise_multiplier=2.0, release=1))
     with pytest.raises(PrivacyError, match="cost more"):
         shared.charge(whole)
@@ -240,7 +240,7 @@ def test_a_resumed_run_goes_on_to_the_bit(tmp_path, optimizer):
 
 
 def test_a_step_waits_for_its_count_and_the_row_for_its_clock():
-    layout = Layout.of(Bag())
+    layout = ParameterLayout.of(Bag())
     with pytest.raises(SparseDPError, match="have not been counted"):
         Controller(a_plan(), layout, PublicRandomness(1)).setting(0)
     with pytest.raises(SparseDPError, match="in every step"):
@@ -280,7 +280,7 @@ def test_tables_are_counted_however_the_model_lays_out_its_batch(method, how):
         Placed(how), texts(), LOSS, method=method, epsilon=8.0, delta=1e-3, epochs=1, batch_size=BATCH,
         accountant="rdp", lr=0.1, seed=3, progress=False, options=MethodOptions(always=always),
     )  # fmt: skip
-    active = result.support.split(Layout.of(result.model))
+    active = result.support.split(ParameterLayout.of(result.model))
     assert 0 < len(active["words.weight"]) < WORDS * WIDTH
     assert how != "positions" or len(active["place.weight"]) == LENGTH * WIDTH
 

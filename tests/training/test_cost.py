@@ -15,11 +15,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from sparsedp.batch import MicroBatch
 from sparsedp.clipping import FlatClip, Identity
-from sparsedp.grad_sample import BookkeepingEngine, Query
+from sparsedp.grad_sample import BookKeepingEngine, ClippedSumQuery
 from sparsedp.methods.method import Decays, Statistics
 from sparsedp.optimizers.ema import WeightAverage
 from sparsedp.optimizers.sparse import support_optimizer
-from sparsedp.parameters import Layout, Support
+from sparsedp.parameters import ParameterLayout, Support
 from sparsedp.privacy.ledger import Charge, ChargeLog
 from sparsedp.privacy.mechanism import GaussianMechanism, Release
 from sparsedp.privacy.queries import GradientSum
@@ -57,7 +57,7 @@ def steps(rows: int, optimizer: str, geometry: str, turns: int = 1) -> Iterator[
     """Everything a training step does, with one batch for every size of table, on so many supports in turn."""
     torch.manual_seed(0)
     model = Words(rows)
-    engine = BookkeepingEngine(model, loss)
+    engine = BookKeepingEngine(model, loss)
     d = engine.layout.dimension
     second, head = engine.layout.slots[1].offset, engine.layout.slots[2].offset
 
@@ -87,7 +87,7 @@ def steps(rows: int, optimizer: str, geometry: str, turns: int = 1) -> Iterator[
         space = Identity() if geometry == "identity" else statistics.geometry(decays)
         with guard.untouched(last_of_epoch=False):
             released = GaussianMechanism(ledger, randomness).release(
-                GradientSum(engine, [batch], Query(support, FlatClip(1.0), space)),
+                GradientSum(engine, [batch], ClippedSumQuery(support, FlatClip(1.0), space)),
                 Charge("train", number, 0.01, 1.0),
                 expected_batch_size=64.0,
             )
@@ -164,7 +164,7 @@ def test_a_step_allocates_the_same_for_a_million_and_for_ten_million_coordinates
 
 def test_a_table_that_the_average_holds_whole_is_not_copied_when_rows_of_another_enter():
     model = Words(2_000)
-    layout = Layout.of(model)
+    layout = ParameterLayout.of(model)
     second = layout.slots[1].offset
     average = WeightAverage(model, layout, 0.9)
     average.follow(Support(torch.arange(second), layout.dimension))

@@ -73,14 +73,14 @@ def test_the_ablations_are_marked_as_not_private(method: str, more: dict[str, fl
     assert not result.private
     assert record["epsilon"] is None
     assert not record["private"]
-    assert not record["for_release"]
+    assert not record["publishable"]
 
 
-def test_a_seeded_run_is_marked_as_not_for_release(tmp_path: Path) -> None:
+def test_a_seeded_run_is_marked_as_not_publishable(tmp_path: Path) -> None:
     for seed in (3, None):
         result = quick_fit(method="dp-sgd", epochs=1, seed=seed, run_dir=tmp_path / str(seed))
         record = json.loads((tmp_path / str(seed) / "record.json").read_text())
-        assert record["for_release"] == result.for_release == (seed is None)
+        assert record["publishable"] == result.publishable == (seed is None)
 
 
 def test_a_model_with_signal_learns() -> None:
@@ -333,6 +333,6 @@ def test_general_losses_nominal_splits_and_options_pass_through() -> None:
     assert (first.steps, second.steps) == (6, 9)
     assert (first.clip_norm, second.clip_norm) == (1.0, 0.5)
     assert first.noise_multiplier > second.noise_multiplier
-    alone = accountant("rdp").epsilon(result.plan.spends(6), 1e-3)
+    alone = accountant("rdp").epsilon(result.plan.events(6), 1e-3)
     assert alone == pytest.approx(2.4, rel=0.01)
     assert result.k == 9

@@ -12,7 +12,7 @@ from torch.utils.data import TensorDataset
 
 from sparsedp.errors import SparseDPError
 from sparsedp.methods import Granularity, MethodOptions, PublicScores, build_plan
-from sparsedp.parameters import Layout
+from sparsedp.parameters import ParameterLayout
 from sparsedp.privacy.accounting import plan_epsilon
 from sparsedp.training.fit import fit
 from sparsedp_experiments.runs.execute import execute
@@ -42,7 +42,7 @@ def trained(model=None, **how):
 
 
 def active(result) -> dict[str, list[int]]:
-    layout = Layout.of(result.model)
+    layout = ParameterLayout.of(result.model)
     return {name: places.tolist() for name, places in result.support.split(layout).items()}
 
 
@@ -73,7 +73,7 @@ def test_a_mask_and_names_are_all_that_is_trained():
 
 
 def test_without_scores_it_is_the_magnitude_of_the_initial_weights():
-    weights = Layout.of(network()).flatten(network())
+    weights = ParameterLayout.of(network()).flatten(network())
     result = trained(method="given", active_ratio=0.3)
     best = np.argsort(-weights.abs().numpy(), kind="stable")[: result.k]
     assert result.k == int(0.3 * weights.numel())
@@ -86,7 +86,7 @@ def test_it_costs_what_dense_training_costs_and_the_record_names_the_scores(tmp_
     dense = build_plan(
         "dp-sgd", units=ROWS, epsilon=4.0, delta=1e-3, epochs=2, batch_size=20, accountant="rdp"
     )
-    assert result.plan.spends() == dense.spends()
+    assert result.plan.events() == dense.events()
     assert plan_epsilon(result.plan) <= 4.0
     record = json.loads((tmp_path / "run" / "record.json").read_text())
     assert PublicScores.of(scores).checksum in json.dumps(record)
@@ -154,7 +154,7 @@ def test_a_file_of_scores_is_a_setting(tmp_path):
     }  # fmt: skip
     result = execute(Settings.from_json(settings))
     assert {name for name, places in active(result).items() if places} == {
-        slot.name for slot in Layout.of(result.model) if slot.name.endswith(".bias")
+        slot.name for slot in ParameterLayout.of(result.model) if slot.name.endswith(".bias")
     }
     with pytest.raises(SparseDPError, match="cannot be read"):
         execute(Settings.from_json({**settings, "public_scores": str(tmp_path / "none.npz")}))

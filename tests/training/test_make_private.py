@@ -233,7 +233,7 @@ def test_units_with_several_rows():
     )  # fmt: skip
     train(private, epochs=1)
     assert private.result.unit == "patient"
-    assert private.result.for_release
+    assert private.result.publishable
 
 
 def test_what_the_loop_sees_does_not_depend_on_the_weights():

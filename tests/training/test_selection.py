@@ -15,7 +15,7 @@ from torch.utils.data import TensorDataset
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from oracles.fest import best_rows, histogram
-from sparsedp.batch import MicroBatch, supervised
+from sparsedp.batch import MicroBatch, from_criterion
 from sparsedp.clipping import FlatClip
 from sparsedp.errors import DataError, ModelError, SparseDPError
 from sparsedp.grad_sample.isolation import same_draws
@@ -62,7 +62,7 @@ def texts(seed: int, count: int = ROWS) -> TensorDataset:
 
 
 def counted(model: nn.Module, tokens: Tensor, units: Tensor | None = None) -> Tensor:
-    look = EmbeddingRowCounter(model, supervised(LOSS), ["words.weight"])
+    look = EmbeddingRowCounter(model, from_criterion(LOSS), ["words.weight"])
     batch = MicroBatch((tokens, torch.zeros(len(tokens), dtype=torch.int64)), units)
     return torch.stack(list(RowCountSum([batch], look, WORDS, FlatClip(1.0)).partial_sums(1.0))).sum(0)
 
@@ -136,7 +136,7 @@ def test_a_table_that_is_used_unseen_is_refused_by_name():
         def forward(self, tokens: Tensor) -> Tensor:
             return self.out(nn.functional.embedding(tokens, self.words.weight).mean(1))
 
-    look = EmbeddingRowCounter(Functional(), supervised(LOSS), ["words.weight"])
+    look = EmbeddingRowCounter(Functional(), from_criterion(LOSS), ["words.weight"])
     with pytest.raises(ModelError, match=r"words\.weight cannot be counted"):
         look.check(texts(1).tensors)
 
@@ -152,11 +152,11 @@ def test_a_layer_that_looks_up_other_rows_than_it_is_given_is_refused():
     with pytest.raises(
         ModelError, match=r"words\.weight cannot be counted: Remapped has a forward pass of its own"
     ):
-        EmbeddingRowCounter(model, supervised(LOSS), ["words.weight"])
+        EmbeddingRowCounter(model, from_criterion(LOSS), ["words.weight"])
     patched = Bag()
     patched.words.forward = lambda ids: nn.functional.embedding(ids.flip(0), patched.words.weight)
     with pytest.raises(ModelError, match="Embedding has a forward pass of its own"):
-        EmbeddingRowCounter(patched, supervised(LOSS), ["words.weight"])
+        EmbeddingRowCounter(patched, from_criterion(LOSS), ["words.weight"])
 
 
 @pytest.mark.parametrize("bad", [WORDS, -1])
@@ -172,7 +172,7 @@ def test_all_texts_of_a_unit_are_counted_however_few_train(monkeypatch):
     honest = EmbeddingRowCounter.__call__
 
     def watch(self, batch):
-        seen.append((batch.row_count, int(batch.units[-1]) + 1))
+        seen.append((batch.example_count, int(batch.units[-1]) + 1))
         return honest(self, batch)
 
     monkeypatch.setattr(EmbeddingRowCounter, "__call__", watch)

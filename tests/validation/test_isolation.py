@@ -21,10 +21,10 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 import sparsedp
-from sparsedp.batch import MicroBatch, join_rows, select_rows, supervised
+from sparsedp.batch import MicroBatch, concat_batches, from_criterion, slice_batch
 from sparsedp.clipping import FlatClip
 from sparsedp.errors import SparseDPError
-from sparsedp.grad_sample import BookkeepingEngine, Query, make_engine
+from sparsedp.grad_sample import BookKeepingEngine, ClippedSumQuery, make_engine
 from sparsedp.grad_sample.isolation import same_draws
 from sparsedp.parameters import Support
 from sparsedp.randomness import SeededRandomness
@@ -48,17 +48,17 @@ def movement(
         torch.manual_seed(0)
         model = make()
         try:
-            validation = ModelValidation(model, loss, select_rows(rows, slice(8)))
+            validation = ModelValidation(model, loss, slice_batch(rows, slice(8)))
             guard = StateGuard(model, loss, lambda validation=validation: validation.examples)
             validation.check()
             engine = make_engine(model, loss)
             guard.check()
         except SparseDPError:
             return REFUSED
-        query = Query(Support.full(engine.layout.dimension), FlatClip(CLIP))
+        query = ClippedSumQuery(Support.full(engine.layout.dimension), FlatClip(CLIP))
         sums = []
         for step in range(3):
-            batch = join_rows([target, rows]) if member and step == present else rows
+            batch = concat_batches([target, rows]) if member and step == present else rows
             with same_draws(), guard.untouched(last_of_epoch=True):
                 sums.append(engine.clipped_sum([MicroBatch(batch)], query))
         runs.append(sums)
@@ -150,7 +150,7 @@ ORDINARY: dict[str, tuple[Callable[[], nn.Module], Any, Rows, Rows]] = {
 @pytest.mark.parametrize("name", ORDINARY)
 def test_what_ordinary_users_write_is_refused_or_moves_by_at_most_c(name):
     make, criterion, rows, target = ORDINARY[name]
-    assert_bounded(make, supervised(criterion), rows, target)
+    assert_bounded(make, from_criterion(criterion), rows, target)
 
 
 @pytest.mark.parametrize("door", ["fit", "make_private"])
@@ -159,14 +159,14 @@ def test_the_target_moves_a_run_by_at_most_c_whichever_door_it_enters(name, door
     """Two whole runs of full batches, with and without the target; seen are the sums before the noise."""
     make, criterion, rows, target = ORDINARY[name]
     sums: list[Tensor] = []
-    real = BookkeepingEngine.clipped_sum
+    real = BookKeepingEngine.clipped_sum
 
     def seen(self: Any, batches: Any, query: Any) -> Tensor:
         with same_draws():
             sums.append(real(self, batches, query))
         return sums[-1].clone()
 
-    monkeypatch.setattr(BookkeepingEngine, "clipped_sum", seen)
+    monkeypatch.setattr(BookKeepingEngine, "clipped_sum", seen)
     monkeypatch.setattr(
         SeededRandomness, "bernoulli", lambda self, rate, size, key: np.ones(size, dtype=bool)
     )

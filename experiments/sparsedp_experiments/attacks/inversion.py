@@ -15,10 +15,10 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from sparsedp.batch import PerSampleLoss
+from sparsedp.batch import LossFunction
 from sparsedp.clipping import FlatClip
 from sparsedp.errors import SparseDPError
-from sparsedp.parameters import Layout, Support
+from sparsedp.parameters import ParameterLayout, Support
 from sparsedp.randomness import PublicRandomness
 
 
@@ -34,7 +34,7 @@ class Intercepted:
 
 def observe(
     model: nn.Module,
-    loss: PerSampleLoss,
+    loss: LossFunction,
     image: Tensor,
     target: Tensor,
     support: Support,
@@ -77,7 +77,7 @@ class Reconstruction:
 
 def invert(
     model: nn.Module,
-    loss: PerSampleLoss,
+    loss: LossFunction,
     seen: Intercepted,
     shape: tuple[int, ...],
     public: PublicRandomness,
@@ -132,11 +132,9 @@ def _misalignment(gradient: Tensor, aim: Tensor) -> Tensor:
     return 1 - cosine
 
 
-def _gradient(
-    model: nn.Module, loss: PerSampleLoss, images: Tensor, target: Tensor, *, graph: bool
-) -> Tensor:
+def _gradient(model: nn.Module, loss: LossFunction, images: Tensor, target: Tensor, *, graph: bool) -> Tensor:
     """The flat gradient of the loss of one image, with its own graph if asked for."""
-    parameters = Layout.of(model).parameters(model)
+    parameters = ParameterLayout.of(model).parameters(model)
     losses = loss(model, (images.to(parameters[0]), target.reshape(1)))
     if losses.numel() != 1:
         raise SparseDPError(f"loss: got {losses.numel()} values for one image, expected one")

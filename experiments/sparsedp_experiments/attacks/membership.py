@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 from sparsedp.auditing.canaries import AuditTarget, Coins, Indices, device_of, fair_coins
 from sparsedp.auditing.estimators import Scores, Vector, epsilon_from_gdp, epsilon_one_run
 from sparsedp.auditing.sensitivity import rows_of
-from sparsedp.batch import PerExampleLoss, check_losses, row_count, to_device
+from sparsedp.batch import PerExampleLoss, example_count, to_device, validate_losses
 from sparsedp.errors import SparseDPError
 from sparsedp.loading import rows_in_order
 from sparsedp.optimizers.factory import OptimizerChoice, Rate, default_optimizer
@@ -196,7 +196,9 @@ def _losses(subject: AuditTarget, model: nn.Module, data: Dataset[Any], rows: In
     found = []
     with torch.no_grad():
         for part in _in_parts(data, rows, subject):
-            found.append(check_losses(subject.loss(model, part), row_count(part)).double().cpu().numpy())
+            found.append(
+                validate_losses(subject.loss(model, part), example_count(part)).double().cpu().numpy()
+            )
     for module, training in modes.items():
         module.training = training
     return np.concatenate(found)

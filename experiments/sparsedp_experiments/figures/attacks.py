@@ -16,7 +16,7 @@ from sparsedp._validate import exact_ratio, share_of
 from sparsedp.batch import MicroBatch
 from sparsedp.clipping import FlatClip
 from sparsedp.grad_sample import make_engine
-from sparsedp.parameters import Layout, Support
+from sparsedp.parameters import ParameterLayout, Support
 from sparsedp.randomness import PublicRandomness
 from sparsedp_experiments.attacks.inversion import Effort, invert, mean_squared_error, observe
 from sparsedp_experiments.attacks.reconstruction import (
@@ -46,7 +46,7 @@ def measure_inversion(study: Study, point: Point) -> dict[str, Any]:
     model = build_model(
         settings.model or "", settings.model_options, bundle.input_shape, len(bundle.classes), settings.seed
     ).eval()
-    d = Layout.of(model).dimension
+    d = ParameterLayout.of(model).dimension
     images, targets = bundle.test.rows_at(torch.tensor([number]))
     whole = mean_gradient(make_engine(model, LOSS), [MicroBatch((images, targets))])
     norm = float(torch.linalg.vector_norm(whole))

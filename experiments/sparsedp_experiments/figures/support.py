@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from sparsedp._validate import exact_ratio, share_of
-from sparsedp.batch import MicroBatch, PerSampleLoss, supervised
+from sparsedp.batch import LossFunction, MicroBatch, from_criterion
 from sparsedp.clipping import FlatClip
 from sparsedp.diagnostics import overlap, proxy_concentration, pure_noise, split_concentration
 from sparsedp.errors import SparseDPError
 from sparsedp.grad_sample import make_engine
-from sparsedp.grad_sample.query import Engine
+from sparsedp.grad_sample.query import ClippedSumEngine
 from sparsedp.loading import DataConfig
 from sparsedp.methods import build_plan
 from sparsedp.methods.method import WARM_UP
@@ -44,7 +44,7 @@ from sparsedp_experiments.theory.oracle import mean_gradient
 from sparsedp_experiments.theory.trajectory import FreezeCount, Snapshots, install
 
 CRITERION = nn.CrossEntropyLoss(reduction="none")
-LOSS: PerSampleLoss = supervised(CRITERION)
+LOSS: LossFunction = from_criterion(CRITERION)
 _HELD_OUT = 7
 
 
@@ -127,7 +127,7 @@ def held_out(split: Split, units: int, size: int, seed: int) -> list[MicroBatch]
     return batches
 
 
-def unit_gradients(engine: Engine, split: Split, units: int, seed: int) -> Tensor:
+def unit_gradients(engine: ClippedSumEngine, split: Split, units: int, seed: int) -> Tensor:
     """One un-noised gradient for each of some random held-out rows, `[units, d]`. Not private."""
     rows = PublicRandomness(seed).permutation(len(split), (_HELD_OUT,))[:units]
     singles = (MicroBatch(split.rows_at(row.reshape(1))) for row in rows)

@@ -16,16 +16,37 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from sparsedp.cli.app import run as run_app
-from sparsedp.cli.audit import Confidence, Out, Steps
-from sparsedp.cli.audit import carry_out as carry_out_audit
-from sparsedp.cli.options import Json, bounds, listed, numbers
-from sparsedp.cli.output import EXIT_CODES, Exit, aside, emit, people, run_folder
+from sparsedp.cli import (
+    EXIT_CODES,
+    Exit,
+    Json,
+    clip_bounds,
+    numbers,
+    print_json,
+    run_folder,
+    stderr_console,
+    stdout_console,
+)
+from sparsedp.cli import run as run_app
+from sparsedp.cli.runs import Confidence, Out, Steps, run_audit
 from sparsedp.errors import SparseDPError
 
 FIVE_METHODS = "dp-sgd,tp-rand,tp-topk,on-rand,on-topk"
 _SMOKE = {"subset": 256, "batch_size": 32}
-_READ: dict[str, Callable[[str], Any]] = {"clip_norm": bounds}
+
+
+def listed(text: str) -> list[str]:
+    """Read the items of a list with commas."""
+    return [item.strip() for item in text.split(",") if item.strip()]
+
+
+def _clip_norm(text: str) -> float | list[float] | None:
+    """A clip norm, or a pair of them as settings keep it."""
+    found = clip_bounds(text)
+    return list(found) if isinstance(found, tuple) else found
+
+
+_READ: dict[str, Callable[[str], Any]] = {"clip_norm": _clip_norm}
 """Flags whose text is read here; the others come as they are."""
 
 Dataset = Annotated[
@@ -159,7 +180,7 @@ def _train(values: dict[str, Any], out: Path | None, snapshots: bool, as_json: b
     folder = distributed.broadcast_from_main(lambda: out or free_folder(Path("runs"), name))
     resume = resumes(folder, resume)
     distributed.broadcast_from_main(lambda: None if resume else check_new(folder))
-    screen = aside() if main else Console(quiet=True)
+    screen = stderr_console() if main else Console(quiet=True)
     watched = screen.is_terminal and not as_json and main
     callbacks: list[Callback] = []
     if not as_json and main:
@@ -175,18 +196,20 @@ def _train(values: dict[str, Any], out: Path | None, snapshots: bool, as_json: b
         )
     except KeyboardInterrupt as interrupt:
         if main and not holds_run(folder):
-            aside().print("Stopped before the first step; nothing was spent.")
+            stderr_console().print("Stopped before the first step; nothing was spent.")
         elif main:
             if as_json:
-                emit(_record(folder))
-            aside().print(f"Stopped with a checkpoint. Go on with: train --resume {folder}", soft_wrap=True)
+                print_json(_record(folder))
+            stderr_console().print(
+                f"Stopped with a checkpoint. Go on with: train --resume {folder}", soft_wrap=True
+            )
         raise typer.Exit(Exit.INTERRUPTED) from interrupt
     if not main:
         return
     if as_json:
-        emit(_record(folder))
+        print_json(_record(folder))
     else:
-        _show_run(result, folder, people(as_json))
+        _show_run(result, folder, stdout_console(as_json))
 
 
 def _already_finished(run: Path, as_json: bool) -> bool:
@@ -201,10 +224,10 @@ def _already_finished(run: Path, as_json: bool) -> bool:
     for name in (RECORD, CHECKPOINT):
         check_file(opened.ledger, run / name)
     if as_json:
-        emit(_record(run))
+        print_json(_record(run))
     else:
         said = f"{run} is finished: every planned step is taken. More training is a new run, with its own budget."
-        aside().print(said, soft_wrap=True)
+        stderr_console().print(said, soft_wrap=True)
     return True
 
 
@@ -228,7 +251,7 @@ def _show_run(result: Any, folder: Path, screen: Console) -> None:
         table.add_row("epsilon spent", spent)
     screen.print(table)
     screen.print(guarantee(result.plan))
-    if not result.for_release:
+    if not result.publishable:
         screen.print(
             "[yellow]Reproducible, not for release:[/yellow] a seed was given, or the method is not private."
         )
@@ -290,16 +313,16 @@ def sweep(
         status = run_on_screen(experiment, runs, place, as_json)
     stale = len(results.stale(runs))
     if as_json:
-        emit({**_summary(experiment, status, place), "left": status.left, "other_records": stale})
+        print_json({**_summary(experiment, status, place), "left": status.left, "other_records": stale})
     else:
-        screen = people(as_json)
+        screen = stdout_console(as_json)
         if status.records:
             screen.print(results_table(experiment, rows_of(experiment, status)))
         screen.print(
             f"{len(status.records)} of {status.total} runs done, records in {results.path}", soft_wrap=True
         )
         if stale:
-            aside().print(
+            stderr_console().print(
                 f"{stale} other records there belong to another config or an older one; left alone."
             )
     if status.failures:
@@ -362,9 +385,9 @@ def run_comparison(experiment: Any, out: Path, workers: int, as_json: bool) -> N
     place = Workplace(Results(out / "records.jsonl", experiment.name), out, keep_runs=True, workers=workers)
     status = run_on_screen(experiment, runs, place, as_json)
     if as_json:
-        emit({**_summary(experiment, status, place), "out": str(out)})
+        print_json({**_summary(experiment, status, place), "out": str(out)})
     else:
-        screen, rows = people(False), rows_of(experiment, status)
+        screen, rows = stdout_console(False), rows_of(experiment, status)
         said = {
             ", ".join(row.cell.values()): verdict(row.difference, experiment.metric)
             for row in rows
@@ -421,14 +444,14 @@ def run_on_screen(experiment: Any, runs: Any, place: Any, as_json: bool) -> Any:
         with bar:
             status = run_all(experiment.name, runs, place, watch)
     except KeyboardInterrupt as interrupt:
-        aside().print(
+        stderr_console().print(
             "Stopped; runs at work have a checkpoint. The same command goes on where this one stopped."
         )
         raise typer.Exit(Exit.INTERRUPTED) from interrupt
     for message in sorted(status.warnings):
         screen.print(Text.assemble(("Warning: ", "bold yellow"), message), soft_wrap=True)
     for number, message in status.failures.items():
-        aside().print(
+        stderr_console().print(
             Text.assemble(("Failed: ", "bold red"), f"{runs[number].title}: {message}"), soft_wrap=True
         )
     return status
@@ -512,8 +535,8 @@ def page() -> None:
 
     said = write_page()
     if said:
-        aside().print(said.strip())
-    people(False).print(f"Written: {PAGE}", soft_wrap=True)
+        stderr_console().print(said.strip())
+    stdout_console(False).print(f"Written: {PAGE}", soft_wrap=True)
 
 
 @app.command()
@@ -524,7 +547,7 @@ def figures(
     from sparsedp_experiments.figures.plots import draw_all
 
     for path in draw_all(out):
-        people(False).print(path, soft_wrap=True)
+        stdout_console(False).print(path, soft_wrap=True)
 
 
 @app.command()
@@ -561,7 +584,7 @@ def audit(
         found = Settings.from_json(values)
         return audit_settings(found, run=run, confidence=confidence, steps=steps, progress=not as_json)
 
-    carry_out_audit(attack, run, out, as_json)
+    run_audit(attack, run, out, as_json)
 
 
 @app.command()
@@ -592,20 +615,22 @@ def diagnose(
         )
     if data not in (None, "test", "train"):
         raise SparseDPError(f"--data: got {data!r}, expected test or train")
-    from sparsedp.cli.diagnose import show
+    from sparsedp.cli.runs import show_support as show
     from sparsedp.diagnostics import look
     from sparsedp_experiments.theory.diagnose import BANNER, diagnose_run, theory_of
 
     seen, theory = look(folder), theory_of(folder)
     found: dict[str, Any] = {"run": str(run), "visible": {**seen.to_json(), **theory.to_json()}}
-    screen = people(as_json)
+    screen = stdout_console(as_json)
     if not as_json:
         show(seen, screen)
     for line in theory.lines():
         screen.print(line, soft_wrap=True)
     if nonprivate:
-        aside().print(BANNER, style="bold red")
-        values = diagnose_run(folder, data or "test", 2000 if rows is None else rows, partial(aside().print))
+        stderr_console().print(BANNER, style="bold red")
+        values = diagnose_run(
+            folder, data or "test", 2000 if rows is None else rows, partial(stderr_console().print)
+        )
         found["nonprivate"] = values
         table = Table("value", "", title="NOT PRIVATE", title_style="bold red")
         for entry in values["values"]:
@@ -614,7 +639,7 @@ def diagnose(
         for remark in values["remarks"]:
             screen.print(f"- {remark}", markup=False)
     if as_json:
-        emit(found)
+        print_json(found)
 
 
 @data_app.callback(invoke_without_command=True)
@@ -654,9 +679,11 @@ def data(
         rows = [
             {"name": k, "title": v.title, "source": v.source and v.source.name} for k, v in DATASETS.items()
         ]
-        emit({"searched": [str(path) for path in search_roots(None)], "sources": sources, "datasets": rows})
+        print_json(
+            {"searched": [str(path) for path in search_roots(None)], "sources": sources, "datasets": rows}
+        )
     else:
-        screen, table = people(False), Table("--dataset", "what", "status", title="Data sets")
+        screen, table = stdout_console(False), Table("--dataset", "what", "status", title="Data sets")
         for name, spec in DATASETS.items():
             there = spec.source is None or not found[spec.source.name].missing
             table.add_row(name, spec.title, "[green]there[/green]" if there else "[red]missing[/red]")
@@ -687,13 +714,13 @@ def get(
         percent = 100 * done // total if total else 0
         if not as_json and shown.get(file, -10) + 10 <= percent:
             shown[file] = percent
-            aside().print(f"{file}: {percent} %" if total else f"{file}: {done:,} bytes")
+            stderr_console().print(f"{file}: {percent} %" if total else f"{file}: {done:,} bytes")
 
     paths = download(name, progress=tell)
     if as_json:
-        emit({"name": name, "files": [str(path) for path in paths]})
+        print_json({"name": name, "files": [str(path) for path in paths]})
     for path in paths:
-        people(as_json).print(str(path), soft_wrap=True)
+        stdout_console(as_json).print(str(path), soft_wrap=True)
 
 
 def given(others: list[str] | None = None, **flags: Any) -> dict[str, Any]:

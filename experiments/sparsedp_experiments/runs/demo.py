@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import sparsedp
-from sparsedp.cli.output import aside, emit, people
+from sparsedp.cli import print_json, stderr_console, stdout_console
 from sparsedp.runs.directory import free_folder
 from sparsedp_experiments.runs.execute import execute
 from sparsedp_experiments.runs.grid import CONFIGS, read_experiment, read_toml
@@ -43,8 +43,8 @@ def run_demo(out: Path, as_json: bool) -> None:
     config = read_toml(CONFIGS / "demo-wide.toml")
     runs = [*_digits(out), *_wide(config)]
     bar = Progress(
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=aside(),
-        disable=as_json,
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+        console=stderr_console(), disable=as_json,
     )  # fmt: skip
     found: list[Trained] = []
     with bar:
@@ -56,7 +56,7 @@ def run_demo(out: Path, as_json: bool) -> None:
     rows = list(_summary(found))
     seconds = time.monotonic() - began
     if as_json:
-        emit({"rows": rows, "seconds": seconds, "out": str(out)})
+        print_json({"rows": rows, "seconds": seconds, "out": str(out)})
         return
     table = Table(
         "task",
@@ -71,7 +71,7 @@ def run_demo(out: Path, as_json: bool) -> None:
         table.add_row(
             *(str(row[name]) for name in ("task", "method", "score", "trained", "epsilon", "difference"))
         )
-    screen = people(False)
+    screen = stdout_console(False)
     screen.print(table)
     screen.print(
         f"{len(runs)} runs in {seconds:.0f} s; mean over seeds, differences with 95 % intervals over paired seeds. "

@@ -22,13 +22,13 @@ from scipy.special import log_ndtr
 from torch import nn
 
 from sparsedp._serialization import FrozenMap, canonical, sha256
-from sparsedp.batch import MicroBatch, supervised
+from sparsedp.batch import MicroBatch, from_criterion
 from sparsedp.clipping import FlatClip
-from sparsedp.grad_sample import Query, make_engine
+from sparsedp.grad_sample import ClippedSumQuery, make_engine
 from sparsedp.loading import DataConfig
 from sparsedp.methods import Controller, MethodOptions, OffSupport, build_plan, get_method
 from sparsedp.optimizers.sparse import support_optimizer
-from sparsedp.parameters import Layout
+from sparsedp.parameters import ParameterLayout
 from sparsedp.privacy.ledger import Charge, ChargeLog
 from sparsedp.privacy.mechanism import GaussianMechanism
 from sparsedp.privacy.plan import Plan
@@ -284,8 +284,8 @@ def train(training: Training, bundle: DataBundle) -> Trained:
         max_grad_norm=training.clip_norm,
     )
     model = build_model(training.model, FrozenMap({}), bundle.input_shape, len(bundle.classes), training.seed)
-    layout, (phase,) = Layout.of(model), plan.phases
-    engine = make_engine(model, supervised(nn.CrossEntropyLoss(reduction="none")))
+    layout, (phase,) = ParameterLayout.of(model), plan.phases
+    engine = make_engine(model, from_criterion(nn.CrossEntropyLoss(reduction="none")))
     controller = Controller(plan, layout, PublicRandomness(training.seed))
     learn = support_optimizer(
         model,
@@ -296,7 +296,7 @@ def train(training: Training, bundle: DataBundle) -> Trained:
     randomness = SeededRandomness(training.seed)
     for batch in _BATCHES[training.sampling](bundle, plan, randomness):
         setting = controller.setting(batch.step)
-        query = Query(setting.support, FlatClip(training.clip_norm), setting.geometry)
+        query = ClippedSumQuery(setting.support, FlatClip(training.clip_norm), setting.geometry)
         released = GaussianMechanism(ChargeLog(), randomness).release(
             GradientSum(engine, batch, query),
             Charge(phase.name, batch.step, phase.sampling_rate, phase.noise_multiplier),

@@ -29,7 +29,7 @@ FORMAT = 1
 Record = Mapping[str, Any]
 
 _FROM_RUN = (
-    "dataset", "model", "method", "variant", "seed", "for_release", "private", "target_epsilon", "epsilon",
+    "dataset", "model", "method", "variant", "seed", "publishable", "private", "target_epsilon", "epsilon",
     "epsilon_spent", "delta", "accountant", "unit", "units", "d", "k", "active_ratio", "batch_size", "epochs",
     "steps", "steps_charged", "test_accuracy", "metrics", "plan", "versions",
 )  # fmt: skip

@@ -15,7 +15,7 @@ from typing import Any, Literal, final
 import torch
 from torch import Tensor, nn
 
-from sparsedp.batch import MicroBatch, PerSampleLoss, per_sample_loss
+from sparsedp.batch import LossFunction, MicroBatch, per_sample_loss
 from sparsedp.clipping import FlatClip
 from sparsedp.diagnostics import (
     SHARES,
@@ -285,7 +285,7 @@ class _Findings:
 def diagnose_nonprivate(
     folder: Path | str,
     model: nn.Module,
-    loss: PerSampleLoss,
+    loss: LossFunction,
     batches: Sequence[MicroBatch],
     public: PublicRandomness,
     say: Callable[[str], None] = lambda _: None,
@@ -381,7 +381,7 @@ def _some(batches: Sequence[MicroBatch], rows: int) -> list[MicroBatch]:
     """The first batches that hold at least so many rows."""
     kept: list[MicroBatch] = []
     for batch in batches:
-        if sum(one.row_count for one in kept) >= rows:
+        if sum(one.example_count for one in kept) >= rows:
             break
         kept.append(batch)
     return kept

@@ -13,11 +13,11 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from sparsedp.batch import MicroBatch, PerSampleLoss, check_losses, select_rows, to_device
+from sparsedp.batch import LossFunction, MicroBatch, slice_batch, to_device, validate_losses
 from sparsedp.clipping import ROUNDING_MARGIN, Clip, FlatClip, NoClip
 from sparsedp.errors import DataError, SparseDPError
-from sparsedp.grad_sample.query import Engine, Query
-from sparsedp.parameters import Layout, Support
+from sparsedp.grad_sample.query import ClippedSumEngine, ClippedSumQuery
+from sparsedp.parameters import ParameterLayout, Support
 from sparsedp.randomness import PublicRandomness
 from sparsedp_experiments.theory.bounds import clipping_bias_bound
 
@@ -74,15 +74,15 @@ def _matrix(points: Tensor) -> Tensor:
     return points.double()
 
 
-def mean_loss(model: nn.Module, loss: PerSampleLoss, batches: Sequence[MicroBatch]) -> float:
+def mean_loss(model: nn.Module, loss: LossFunction, batches: Sequence[MicroBatch]) -> float:
     """The mean loss over rows, without noise."""
     rows = _count_rows(batches)
     device = next(model.parameters()).device
     with torch.no_grad():
         total = sum(
-            float(check_losses(loss(model, to_device(b.rows, device)), b.row_count).double().sum())
+            float(validate_losses(loss(model, to_device(b.rows, device)), b.example_count).double().sum())
             for b in batches
-            if b.row_count
+            if b.example_count
         )
     return total / rows
 
@@ -105,7 +105,7 @@ class Smoothness:
 
 def smoothness(
     model: nn.Module,
-    loss: PerSampleLoss,
+    loss: LossFunction,
     batches: Sequence[MicroBatch],
     public: PublicRandomness,
     *,
@@ -122,7 +122,7 @@ def smoothness(
     if iterations < 1:
         raise SparseDPError(f"iterations: got {iterations}, expected at least 1")
     rows = _count_rows(batches)
-    vector = public.normal(Layout.of(model).dimension, (0,))
+    vector = public.normal(ParameterLayout.of(model).dimension, (0,))
     vector /= torch.linalg.vector_norm(vector)
     value, residual, done = 0.0, 0.0, 0
     while done < iterations:
@@ -139,9 +139,9 @@ def smoothness(
 
 
 def _product(
-    model: nn.Module, loss: PerSampleLoss, batches: Sequence[MicroBatch], vector: Tensor, rows: int
+    model: nn.Module, loss: LossFunction, batches: Sequence[MicroBatch], vector: Tensor, rows: int
 ) -> Tensor:
-    layout = Layout.of(model)
+    layout = ParameterLayout.of(model)
     if vector.shape != (layout.dimension,):
         raise SparseDPError(f"vector: got shape {tuple(vector.shape)}, expected d={layout.dimension} numbers")
     parameters = layout.parameters(model)
@@ -150,9 +150,11 @@ def _product(
     ]
     total = torch.zeros(layout.dimension, dtype=torch.float64)
     for batch in batches:
-        if not batch.row_count:
+        if not batch.example_count:
             continue
-        losses = check_losses(loss(model, to_device(batch.rows, parameters[0].device)), batch.row_count)
+        losses = validate_losses(
+            loss(model, to_device(batch.rows, parameters[0].device)), batch.example_count
+        )
         slopes = torch.autograd.grad(
             losses.sum() / rows, parameters, create_graph=True, materialize_grads=True
         )
@@ -165,7 +167,7 @@ def _product(
 
 
 def _count_rows(batches: Sequence[MicroBatch]) -> int:
-    rows = sum(batch.row_count for batch in batches)
+    rows = sum(batch.example_count for batch in batches)
     if not rows:
         raise DataError("the batches hold no rows; give at least one")
     return rows
@@ -176,7 +178,10 @@ Progress = Callable[[int, int], None]
 
 
 def mean_gradient(
-    engine: Engine, batches: Sequence[MicroBatch], clip: Clip | None = None, support: Support | None = None
+    engine: ClippedSumEngine,
+    batches: Sequence[MicroBatch],
+    clip: Clip | None = None,
+    support: Support | None = None,
 ) -> Tensor:
     """The mean gradient over units as a d-vector, float64; clipped if a clip is given, zero off the support.
 
@@ -184,7 +189,7 @@ def mean_gradient(
     """
     units = _count_units(batches)
     active = Support.full(engine.layout.dimension) if support is None else support
-    total = engine.clipped_sum(batches, Query(active, clip or NoClip())).cpu()
+    total = engine.clipped_sum(batches, ClippedSumQuery(active, clip or NoClip())).cpu()
     return active.scatter(total / units)
 
 
@@ -209,7 +214,7 @@ class ClippingReport:
 
 
 def clipping_report(
-    engine: Engine,
+    engine: ClippedSumEngine,
     batches: Sequence[MicroBatch],
     support: Support,
     clip: FlatClip,
@@ -242,7 +247,7 @@ def clipping_report(
 
 
 def projected_deviations(
-    engine: Engine,
+    engine: ClippedSumEngine,
     batches: Sequence[MicroBatch],
     public: PublicRandomness,
     progress: Progress | None = None,
@@ -257,7 +262,7 @@ def projected_deviations(
 
 
 def deviations(
-    engine: Engine, batches: Sequence[MicroBatch], most: int, progress: Progress | None = None
+    engine: ClippedSumEngine, batches: Sequence[MicroBatch], most: int, progress: Progress | None = None
 ) -> tuple[Tensor, Tensor]:
     """The mean gradient of the first `most` units and each one's deviation from it: a d-vector and `[units, d]`.
 
@@ -284,10 +289,13 @@ def asymmetry_p_value(points: Tensor, public: PublicRandomness, flips: int = 999
 
 
 def _each_unit(
-    engine: Engine, batches: Sequence[MicroBatch], support: Support, progress: Progress | None = None
+    engine: ClippedSumEngine,
+    batches: Sequence[MicroBatch],
+    support: Support,
+    progress: Progress | None = None,
 ) -> Iterator[Tensor]:
     """One unclipped gradient per unit, on the support, float64, on the CPU."""
-    query, units = Query(support, NoClip()), _count_units(batches)
+    query, units = ClippedSumQuery(support, NoClip()), _count_units(batches)
     singles = (single for batch in batches for single in _single_units(batch))
     for done, single in enumerate(singles, start=1):
         gradient = engine.clipped_sum([single], query).cpu()
@@ -297,19 +305,21 @@ def _each_unit(
 
 
 def _single_units(batch: MicroBatch) -> Iterator[MicroBatch]:
-    if batch.row_count == 0:
+    if batch.example_count == 0:
         return
     if batch.units is None:
-        edges = list(range(batch.row_count + 1))
+        edges = list(range(batch.example_count + 1))
     else:
         edges = [0, *torch.bincount(batch.units).cumsum(0).tolist()]
     for start, stop in pairwise(edges):
         units = None if batch.units is None else torch.zeros(stop - start, dtype=torch.int64)
-        yield MicroBatch(select_rows(batch.rows, slice(start, stop)), units, batch.seed)
+        yield MicroBatch(slice_batch(batch.rows, slice(start, stop)), units, batch.seed)
 
 
 def _count_units(batches: Sequence[MicroBatch]) -> int:
-    counts = [b.row_count if b.units is None or not b.row_count else int(b.units[-1]) + 1 for b in batches]
+    counts = [
+        b.example_count if b.units is None or not b.example_count else int(b.units[-1]) + 1 for b in batches
+    ]
     if not sum(counts):
         raise DataError("the batches hold no rows; give at least one")
     return sum(counts)

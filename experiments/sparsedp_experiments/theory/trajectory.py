@@ -11,11 +11,11 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from sparsedp.batch import MicroBatch, PerSampleLoss
+from sparsedp.batch import LossFunction, MicroBatch
 from sparsedp.clipping import FlatClip
 from sparsedp.errors import SparseDPError
 from sparsedp.grad_sample import make_engine
-from sparsedp.parameters import Layout
+from sparsedp.parameters import ParameterLayout
 from sparsedp.privacy.plan import Plan
 from sparsedp.results import Callback, StepReport
 from sparsedp.runs.directory import SNAPSHOTS
@@ -47,7 +47,7 @@ class SnapshotFiles:
     """
 
     def __init__(self, model: nn.Module, out: Path | str, count: int = COUNT) -> None:
-        self._model, self._layout, self._count = model, Layout.of(model), count
+        self._model, self._layout, self._count = model, ParameterLayout.of(model), count
         self._run = Path(out)
         self._steps: frozenset[int] | None = None
 
@@ -76,7 +76,7 @@ class Snapshots:
     def __init__(self, model: nn.Module, every: int = 50) -> None:
         if every < 1:
             raise SparseDPError(f"every: got {every}, expected a number of steps >= 1")
-        self._model, self._layout, self._every = model, Layout.of(model), every
+        self._model, self._layout, self._every = model, ParameterLayout.of(model), every
         self.kept: list[Snapshot] = []
 
     def __call__(self, event: StepReport | EpochMetrics) -> None:
@@ -133,7 +133,7 @@ class Waypoint:
 
 def measure(
     model: nn.Module,
-    loss: PerSampleLoss,
+    loss: LossFunction,
     snapshots: Sequence[Snapshot],
     batches: Sequence[MicroBatch],
     clip: FlatClip,
@@ -179,7 +179,7 @@ def measure(
 
 def install(model: nn.Module, weights: Tensor) -> None:
     """Put a flat vector of weights into a model's trainable parameters."""
-    layout = Layout.of(model)
+    layout = ParameterLayout.of(model)
     if weights.shape != (layout.dimension,):
         raise SparseDPError(
             f"weights: got shape {tuple(weights.shape)}, expected d={layout.dimension} numbers"

@@ -38,7 +38,7 @@ def attacked(
         "delta": 1e-5,
         "epochs": 2,
         "batch_size": 40,
-        "clip_norm": 0.5,
+        "max_grad_norm": 0.5,
     }
     torch.manual_seed(0)
     subject = AuditTarget(

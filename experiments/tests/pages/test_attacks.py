@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from sparsedp.batch import supervised
+from sparsedp.batch import from_criterion
 from sparsedp.clipping import FlatClip
 from sparsedp.errors import SparseDPError
 from sparsedp.parameters import Support
@@ -78,7 +78,7 @@ def test_wrong_shapes_are_refused():
         reconstruction_lower_bound(torch.ones(4), 1.0, 1.0)
 
 
-LOSS = supervised(nn.CrossEntropyLoss(reduction="none"))
+LOSS = from_criterion(nn.CrossEntropyLoss(reduction="none"))
 TARGET = torch.tensor(1)
 
 

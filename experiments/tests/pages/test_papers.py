@@ -4,7 +4,7 @@ import pytest
 
 from sparsedp.errors import SparseDPError
 from sparsedp.privacy.accounting import accountant
-from sparsedp.privacy.plan import Spend
+from sparsedp.privacy.plan import SampledGaussian
 from sparsedp_experiments.runs.partition import ADADPIGU, RS, gaussian_epsilon, noise_multiplier
 from sparsedp_experiments.runs.tables import PAPER_NAMES, label, number_for, read_paper
 
@@ -129,7 +129,7 @@ def test_adadpigus_noise_is_that_of_classic_rdp_at_the_steps_found(dataset, epsi
         training.batch_size / training.units,
         training.epochs * training.units // training.batch_size,
     )
-    spent = accountant("rdp-classic").epsilon((Spend(rate, ours, steps),), 1e-5)
+    spent = accountant("rdp-classic").epsilon((SampledGaussian(rate, ours, steps),), 1e-5)
     assert 0.995 * epsilon <= spent <= epsilon
     assert noise_multiplier(training, epsilon, "pld") < ours
 
@@ -137,7 +137,7 @@ def test_adadpigus_noise_is_that_of_classic_rdp_at_the_steps_found(dataset, epsi
 @pytest.mark.parametrize(("noise", "epochs"), [(1.65, 48), (4.0, 48), (1.0, 1)])
 def test_partitions_cost_what_an_independent_accountant_says_of_so_many_gaussians(noise, epochs):
     ours = gaussian_epsilon(noise, epochs)
-    theirs = accountant("pld").epsilon((Spend(1.0, noise, epochs),), 1e-5)
+    theirs = accountant("pld").epsilon((SampledGaussian(1.0, noise, epochs),), 1e-5)
     assert ours == pytest.approx(theirs, rel=2e-3)
 
 

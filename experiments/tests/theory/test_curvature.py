@@ -3,9 +3,9 @@ import torch
 from torch import nn
 
 from diagnostic_probes import LOSS, batches, network, rows
-from sparsedp.batch import MicroBatch, supervised
+from sparsedp.batch import MicroBatch, from_criterion
 from sparsedp.errors import DataError, SparseDPError
-from sparsedp.parameters import Layout
+from sparsedp.parameters import ParameterLayout
 from sparsedp.randomness import PublicRandomness
 from sparsedp_experiments.theory.oracle import _product, mean_loss, smoothness
 
@@ -14,7 +14,7 @@ DOUBLE = torch.float64
 
 def moved(model, step):
     """The gradient of the mean loss after a move of the weights."""
-    layout = Layout.of(model)
+    layout = ParameterLayout.of(model)
     parameters = layout.parameters(model)
     with torch.no_grad():
         for slot, p in zip(layout, parameters, strict=True):
@@ -47,14 +47,14 @@ def test_smoothness_is_the_largest_magnitude_of_an_eigenvalue():
 def test_smoothness_of_least_squares_is_known():
     x = torch.tensor([[3.0, 0.0], [0.0, 1.0]])
     model = nn.Linear(2, 1, bias=False)
-    square = supervised(lambda out, y: (out[:, 0] - y) ** 2 / 2)
+    square = from_criterion(lambda out, y: (out[:, 0] - y) ** 2 / 2)
     found = smoothness(model, square, [MicroBatch((x, torch.zeros(2)))], PublicRandomness(1), tolerance=1e-9)
     assert found.value == pytest.approx(9 / 2, rel=1e-4)
 
 
 def test_a_loss_without_curvature_has_smoothness_zero():
     model = nn.Linear(4, 1)
-    linear = supervised(lambda out, y: out[:, 0])
+    linear = from_criterion(lambda out, y: out[:, 0])
     found = smoothness(model, linear, batches(), PublicRandomness(0))
     assert (found.value, found.residual, found.iterations) == (0.0, 0.0, 1)
 

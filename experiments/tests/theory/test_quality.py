@@ -9,7 +9,7 @@ from torch import nn
 
 from sparsedp.diagnostics import overlap, support_per_layer
 from sparsedp.errors import SparseDPError
-from sparsedp.parameters import Layout, Support
+from sparsedp.parameters import ParameterLayout, Support
 from sparsedp_experiments.theory.criteria import (
     concentration_curve,
     energy_captured,
@@ -87,7 +87,7 @@ def test_overlap_by_chance_agrees_with_simulation():
 
 
 def test_support_per_layer_counts_every_coordinate_once():
-    layout = Layout.of(nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1)))
+    layout = ParameterLayout.of(nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1)))
     shares = support_per_layer(Support([0, 1, 6, 8, 10], 11), layout)
     assert [(s.size, s.active) for s in shares] == [(6, 2), (2, 1), (2, 1), (1, 1)]
     assert shares[0].active_ratio == pytest.approx(1 / 3)

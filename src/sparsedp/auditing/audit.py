@@ -26,7 +26,7 @@ from sparsedp.auditing.sensitivity import (
     leave_one_out,
     record_scores,
 )
-from sparsedp.batch import PerExampleLoss, Rows, per_sample_loss
+from sparsedp.batch import Batch, PerExampleLoss, per_sample_loss
 from sparsedp.distributed import require_one_process
 from sparsedp.errors import PrivacyError, SparseDPError
 from sparsedp.loading import DataConfig
@@ -144,7 +144,7 @@ def audit(
     unit_ids: Tensor | Sequence[int] | None = None,
     rows_per_unit: int = 1,
     max_physical_batch: int | None = None,
-    collate_fn: Callable[[list[Any]], Rows] | None = None,
+    collate_fn: Callable[[list[Any]], Batch] | None = None,
     engine: str = "bookkeeping",
     confidence: float = 0.95,
     steps: int = STEPS,

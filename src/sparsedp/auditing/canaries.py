@@ -13,16 +13,16 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from sparsedp.auditing.estimators import Vector
-from sparsedp.batch import MicroBatch, PerSampleLoss
+from sparsedp.batch import LossFunction, MicroBatch
 from sparsedp.clipping import Clip, FlatClip, Geometry, Identity
 from sparsedp.errors import PrivacyError
 from sparsedp.grad_sample import make_engine
-from sparsedp.grad_sample.query import Engine, Query
+from sparsedp.grad_sample.query import ClippedSumEngine, ClippedSumQuery
 from sparsedp.loading import DataConfig
 from sparsedp.methods import Controller, Knowledge
 from sparsedp.methods.method import SELECT
 from sparsedp.methods.ranking import TableRows
-from sparsedp.parameters import Layout, Support
+from sparsedp.parameters import ParameterLayout, Support
 from sparsedp.privacy.ledger import Charge, Chargeable, ChargeLog
 from sparsedp.privacy.mechanism import GaussianMechanism, Grid, Release
 from sparsedp.privacy.normalization import NORMALISE
@@ -67,16 +67,16 @@ class AuditTarget:
 
     model: nn.Module
     dataset: Dataset[Any]
-    loss: PerSampleLoss
+    loss: LossFunction
     plan: Plan
     loading: DataConfig
     engine: str
 
-    def make_engine(self) -> Engine:
+    def make_engine(self) -> ClippedSumEngine:
         """The engine that would train the model, without the checks that come before training."""
         return make_engine(self.model, self.loss, self.engine)
 
-    def controller(self, layout: Layout) -> Controller:
+    def controller(self, layout: ParameterLayout) -> Controller:
         """The method at work on this plan, with fresh public randomness."""
         known = Knowledge(lambda: layout.flatten(self.model))
         return Controller(self.plan, layout, PublicRandomness.fresh(), known)
@@ -125,12 +125,16 @@ class StepQuery:
         return self.phase.clip
 
     @property
-    def query(self) -> Query:
+    def query(self) -> ClippedSumQuery:
         """The same, as the engine is asked."""
-        return Query(self.support, self.clip, self.geometry, self.per_sample_top)
+        return ClippedSumQuery(self.support, self.clip, self.geometry, self.per_sample_top)
 
     def release(
-        self, plan: Plan, engine: Engine, batches: Iterable[MicroBatch], ledger: Chargeable | None = None
+        self,
+        plan: Plan,
+        engine: ClippedSumEngine,
+        batches: Iterable[MicroBatch],
+        ledger: Chargeable | None = None,
     ) -> Release:
         """Release one real gradient; charged to a ledger of its own if none is given."""
         ledger = ChargeLog() if ledger is None else ledger
@@ -193,15 +197,15 @@ class Directions:
 class CanaryEngine:
     """Sums canaries in place of rows: a batch holds their numbers, and each adds its direction, clipped."""
 
-    def __init__(self, layout: Layout, directions: Directions) -> None:
+    def __init__(self, layout: ParameterLayout, directions: Directions) -> None:
         self._layout, self._directions = layout, directions
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> ParameterLayout:
         """The audited model's."""
         return self._layout
 
-    def clipped_sum(self, batches: Iterable[MicroBatch], query: Query) -> Tensor:
+    def clipped_sum(self, batches: Iterable[MicroBatch], query: ClippedSumQuery) -> Tensor:
         """What the canaries of the batches add up to; numbers beyond the directions add nothing."""
         present = np.zeros(self._directions.count)
         for batch in batches:
@@ -286,7 +290,7 @@ class AuditedRelease:
         return np.asarray(total.numpy(), dtype=np.float64)
 
 
-def gradient_release(plan: Plan, step: StepQuery, layout: Layout) -> AuditedRelease:
+def gradient_release(plan: Plan, step: StepQuery, layout: ParameterLayout) -> AuditedRelease:
     """The gradient of a step: made by the mechanism, from an engine that sums canaries."""
 
     def make(directions: Directions, present: Coins, ledger: Chargeable | None) -> tuple[Release, Chargeable]:

@@ -25,10 +25,10 @@ from sparsedp.auditing.canaries import (
 from sparsedp.auditing.estimators import Scores, Vector
 from sparsedp.auditing.sampling import SamplerTest
 from sparsedp.methods.method import SELECT
-from sparsedp.parameters import Layout
+from sparsedp.parameters import ParameterLayout
 from sparsedp.privacy.accounting import ACCOUNTANTS, ROUNDING, Accountant, accountant
 from sparsedp.privacy.ledger import Chargeable
-from sparsedp.privacy.plan import Phase, Plan, Spend
+from sparsedp.privacy.plan import Phase, Plan, SampledGaussian
 
 
 @final
@@ -52,7 +52,7 @@ class OneRunAudit:
 
 
 def audit_one_run(
-    subject: AuditTarget, layout: Layout, most_steps: int, tick: Callable[[int], None]
+    subject: AuditTarget, layout: ParameterLayout, most_steps: int, tick: Callable[[int], None]
 ) -> OneRunAudit:
     """Make releases of the plan with canaries alone, and score each by the likelihood of all that it was in.
 
@@ -79,7 +79,7 @@ def audit_one_run(
 class _Run:
     """The plan at work, and what an attacker who sees its releases knows by now."""
 
-    def __init__(self, subject: AuditTarget, layout: Layout, truth: Coins) -> None:
+    def __init__(self, subject: AuditTarget, layout: ParameterLayout, truth: Coins) -> None:
         plan = subject.plan
         self._plan, self._layout = plan, layout
         self._controller = subject.controller(layout)
@@ -212,7 +212,7 @@ class Composition:
 
     def claim(self, phase: Phase) -> float:
         """Epsilon of a single step as it is planned."""
-        return self._epsilon([Spend(phase.sampling_rate, phase.noise_multiplier, 1)])
+        return self._epsilon([SampledGaussian(phase.sampling_rate, phase.noise_multiplier, 1)])
 
     def epsilon(self, releases: Iterable[tuple[float, float, int]]) -> float:
         """Epsilon of releases with the rates and noise found; what could not be measured counts as never released.
@@ -221,16 +221,16 @@ class Composition:
         """
         return self._epsilon(
             [
-                Spend(rate, max(noise, LEAST_NOISE) if noise else 0.0, times)
+                SampledGaussian(rate, max(noise, LEAST_NOISE) if noise else 0.0, times)
                 for rate, noise, times in releases
                 if math.isfinite(noise) and rate > 0
             ]
         )
 
-    def _epsilon(self, spends: list[Spend]) -> float:
+    def _epsilon(self, events: list[SampledGaussian]) -> float:
         if self.accountant == TIGHTEST:
-            spends = _first(sorted(spends, key=lambda spend: spend.noise_multiplier), self._reach)
-        return self._accountant.epsilon(spends, self._delta) if spends else 0.0
+            events = _first(sorted(events, key=lambda event: event.noise_multiplier), self._reach)
+        return self._accountant.epsilon(events, self._delta) if events else 0.0
 
 
 def one_step(
@@ -248,11 +248,11 @@ def one_step(
     return {"claimed_epsilon": claim, "lower_bound": bound}
 
 
-def _first(spends: list[Spend], steps: int) -> list[Spend]:
+def _first(events: list[SampledGaussian], steps: int) -> list[SampledGaussian]:
     """As many of the releases as that: fewer never cost more."""
     kept = []
-    for spend in spends:
-        some = min(spend.steps, steps)
-        kept += [spend._replace(steps=some)] if some else []
+    for event in events:
+        some = min(event.steps, steps)
+        kept += [event._replace(steps=some)] if some else []
         steps -= some
     return kept

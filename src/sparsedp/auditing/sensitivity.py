@@ -31,11 +31,11 @@ from sparsedp.clipping import Clip
 from sparsedp.errors import SparseDPError
 from sparsedp.grad_sample.isolation import same_draws
 from sparsedp.loading import rows_in_order
-from sparsedp.parameters import Layout
+from sparsedp.parameters import ParameterLayout
 from sparsedp.privacy.normalization import NORMALISE
 from sparsedp.privacy.plan import Phase
 from sparsedp.privacy.queries import BoundedSum, ChannelStatisticsSum, RowCountSum
-from sparsedp.randomness import PublicRandomness, SeededRandomness, StepSecret, own_generators
+from sparsedp.randomness import PublicRandomness, SeededRandomness, StepKey, fork_generators
 from sparsedp.sampling import LogicalBatch, PoissonSampler
 from sparsedp.training.step import counted_rows
 from sparsedp.validation.data import PROBE_ROWS
@@ -59,7 +59,7 @@ class ForcedBatch:
     seed: int
 
     @property
-    def for_release(self) -> bool:
+    def publishable(self) -> bool:
         """Never."""
         return False
 
@@ -89,7 +89,7 @@ class ForcedBatch:
             lots = whole.below(np.full(int(self.sizes.sum()), 2**52), key=(1,))[rows]
         return (lots % bounds).astype(np.int64)
 
-    def secret(self, key: Sequence[int]) -> StepSecret:
+    def secret(self, key: Sequence[int]) -> StepKey:
         """The same whoever is drawn."""
         return SeededRandomness(self.seed).secret(key)
 
@@ -112,7 +112,7 @@ class UnitSum:
     whole_units: bool = False
 
 
-def explicit_sums(subject: AuditTarget, layout: Layout) -> list[UnitSum]:
+def explicit_sums(subject: AuditTarget, layout: ParameterLayout) -> list[UnitSum]:
     """The sums of the plan that are no gradients: counts by the user's model, and statistics of the user's inputs."""
     found: list[UnitSum] = []
     for phase in subject.plan.phases:
@@ -123,7 +123,7 @@ def explicit_sums(subject: AuditTarget, layout: Layout) -> list[UnitSum]:
     return found
 
 
-def _counts(subject: AuditTarget, layout: Layout, phase: Phase) -> list[UnitSum]:
+def _counts(subject: AuditTarget, layout: ParameterLayout, phase: Phase) -> list[UnitSum]:
     controller = subject.controller(layout)
     rows = min(PROBE_ROWS, subject.rows)
     look = counted_rows(
@@ -304,7 +304,7 @@ def _sum(subject: AuditTarget, dataset: Dataset[Any], one: UnitSum, units: Indic
 
 def generators_of_a_step(subject: AuditTarget, seed: int) -> AbstractContextManager[None]:
     """The global generators as a trainer sets them for a step."""
-    return own_generators(PublicRandomness(seed).generator_seed((0, 0)), device_of(subject.model))
+    return fork_generators(PublicRandomness(seed).generator_seed((0, 0)), device_of(subject.model))
 
 
 def batch_of(

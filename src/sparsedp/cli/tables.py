@@ -13,10 +13,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 import typer
 
-from sparsedp.cli import options
-from sparsedp.cli.output import Exit, aside, emit, people, run_folder
+from sparsedp.cli import (
+    Delta,
+    Epochs,
+    Exit,
+    Json,
+    numbers,
+    print_json,
+    run_folder,
+    stderr_console,
+    stdout_console,
+)
 from sparsedp.errors import DataError, PrivacyError, SparseDPError
-from sparsedp.runs.directory import holds_run
 
 if TYPE_CHECKING:
     from sparsedp.sklearn.base import PrivateEstimator
@@ -56,12 +64,12 @@ def columns(
         lines.append(f"{json.dumps(name)} = {_draft(name, kind, names_somebody(name))}")
     text = "\n".join(lines) + "\n"
     if out is None:
-        people(False).print(text, end="", soft_wrap=True, markup=False)
+        stdout_console(False).print(text, end="", soft_wrap=True, markup=False)
         return
     if out.exists():
         raise SparseDPError(f"{out} is there already; give another --out")
     out.write_text(text, encoding="utf-8")
-    people(False).print(
+    stdout_console(False).print(
         f"Draft: {out}. Fill in what is open, then sparsedp train --columns {out}", soft_wrap=True
     )
 
@@ -74,7 +82,7 @@ def train(
     ],
     run_dir: Annotated[Path, typer.Option(help="The run directory to make.")],
     epsilon: Annotated[float, typer.Option(help="The budget, never exceeded.")],
-    delta: options.Delta = None,
+    delta: Delta = None,
     unit: Annotated[
         str | None, typer.Option(help="The column of who is protected; or describe it as unit.")
     ] = None,
@@ -86,7 +94,7 @@ def train(
         str | None, typer.Option(metavar="N,N", help="Widths of hidden layers; none: linear.")
     ] = None,
     kind: Annotated[str, typer.Option("--model", metavar="NAME", help="linear or additive.")] = "linear",
-    epochs: options.Epochs = None,
+    epochs: Epochs = None,
     seed: Annotated[int | None, typer.Option(help="Reproducible, and not for release.")] = None,
     budget: Annotated[
         Path | None,
@@ -95,7 +103,7 @@ def train(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with an interrupted run: the same command, and this.")
     ] = False,
-    as_json: options.Json = False,
+    as_json: Json = False,
 ) -> None:
     """Train a private model on tables, and write the guarantee as a page to print.
 
@@ -115,7 +123,7 @@ def train(
     told = {name: rule for name, rule in rules.items() if name != target}
     settings: dict[str, Any] = {
         "columns": told, "target": target, **_task(target, rules[target]), "epsilon": epsilon, "delta": delta,
-        "hidden_layer_sizes": [int(width) for width in options.numbers(hidden, "hidden")] if hidden else [],
+        "hidden_layer_sizes": [int(width) for width in numbers(hidden, "hidden")] if hidden else [],
         "model": kind, "name": tables[0].stem, "run_dir": str(run_dir), "random_state": seed,
         **({} if epochs is None else {"epochs": epochs}),
     }  # fmt: skip
@@ -134,8 +142,12 @@ def train(
     try:
         model.fit(features.rows(~apart), y[~apart], eval_set=test)
     except KeyboardInterrupt as interrupt:
+        from sparsedp.runs.directory import holds_run
+
         if holds_run(run_dir):
-            aside().print(f"Stopped. The same command with --resume goes on with {run_dir}", soft_wrap=True)
+            stderr_console().print(
+                f"Stopped. The same command with --resume goes on with {run_dir}", soft_wrap=True
+            )
         raise typer.Exit(Exit.INTERRUPTED) from interrupt
     names = [*model.encoder_.feature_names_in_, *told]  # the model's own order first
     settings |= {"columns": {name: told[name] for name in names}, "knots": model.encoder_.knots}
@@ -143,8 +155,10 @@ def train(
     page = model.guarantee_report(run_dir / _PAGE)
     metrics = {name: value for name, value in model.result_.metrics.items() if value is not None}
     if as_json:
-        emit({"run": str(run_dir), "epsilon": model.epsilon_, "delta": model.delta_, "metrics": metrics})
-    screen = people(as_json)
+        print_json(
+            {"run": str(run_dir), "epsilon": model.epsilon_, "delta": model.delta_, "metrics": metrics}
+        )
+    screen = stdout_console(as_json)
     screen.print(model.encoder_.describe(), soft_wrap=True, markup=False)
     screen.print(model.guarantee_, soft_wrap=True)
     if metrics:
@@ -175,10 +189,10 @@ def predict(
     text = ",".join(map(_cell, found)) + "\n"
     text += "".join(",".join(map(_cell, line)) + "\n" for line in zip(*found.values(), strict=True))
     if out is None:
-        people(False).print(text, end="", soft_wrap=True, markup=False)
+        stdout_console(False).print(text, end="", soft_wrap=True, markup=False)
     else:
         out.write_text(text, encoding="utf-8")
-        people(False).print(f"{len(table)} predictions: {out}")
+        stdout_console(False).print(f"{len(table)} predictions: {out}")
 
 
 @dataclass(frozen=True)

@@ -10,17 +10,17 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from sparsedp.batch import PerExampleLoss, check_losses, per_sample_loss, row_count, to_device
+from sparsedp.batch import PerExampleLoss, example_count, per_sample_loss, to_device, validate_losses
 from sparsedp.errors import ModelError, SparseDPError
 from sparsedp.federated.messages import ClientTask, CountRequest, model_digest
-from sparsedp.grad_sample.query import Query, keep_largest
+from sparsedp.grad_sample.query import ClippedSumQuery, keep_largest
 from sparsedp.grad_sample.selection import EmbeddingRowCounter
 from sparsedp.loading import Collate, fetch_rows, rows_in_order
 from sparsedp.methods.ranking import TableRows
 from sparsedp.optimizers.sparse import places_in
-from sparsedp.parameters import Layout, Support
+from sparsedp.parameters import ParameterLayout, Support
 from sparsedp.privacy.queries import on_grid
-from sparsedp.randomness import PublicRandomness, own_generators
+from sparsedp.randomness import PublicRandomness, fork_generators
 
 ROWS_AT_ONCE = 256
 """Examples that a count looks at together."""
@@ -29,7 +29,7 @@ ROWS_AT_ONCE = 256
 class LocalTraining(Protocol):
     """What a client does with its data: anything, as only the clipped, noised sum over clients is released."""
 
-    def __call__(self, model: nn.Module, layout: Layout, support: Support, step: int) -> Tensor:
+    def __call__(self, model: nn.Module, layout: ParameterLayout, support: Support, step: int) -> Tensor:
         """Return k numbers in the place of a gradient, along which the server *descends*. Private."""
         ...
 
@@ -38,7 +38,7 @@ class LocalTraining(Protocol):
 class LocalCounting(Protocol):
     """What a client answers in a round that counts, for methods that choose rows by it (`fest`, `adafest`)."""
 
-    def count(self, model: nn.Module, layout: Layout, request: CountRequest, step: int) -> Tensor:
+    def count(self, model: nn.Module, layout: ParameterLayout, request: CountRequest, step: int) -> Tensor:
         """Return for each row of the tables 1 if the client uses it, else 0. Private."""
         ...
 
@@ -68,7 +68,7 @@ class Client:
             SparseDPError: a count is asked for, and the client's training has none.
         """
         model = self.make_model()
-        layout = Layout.of(model)
+        layout = ParameterLayout.of(model)
         if model_digest(model, layout) != task.model:
             raise ModelError(
                 "the client's model is not the server's: got other trainable parameters, or frozen weights or "
@@ -83,7 +83,7 @@ class Client:
         learned = self.training(model, layout, task.support, task.step)
         return self._clipped(task, learned).to(task.dtype)
 
-    def _counted(self, model: nn.Module, layout: Layout, request: CountRequest, step: int) -> Tensor:
+    def _counted(self, model: nn.Module, layout: ParameterLayout, request: CountRequest, step: int) -> Tensor:
         if not isinstance(self.training, LocalCounting):
             raise SparseDPError(
                 f"the round asks for a count of rows, and {type(self.training).__name__} has none; give the client's "
@@ -93,7 +93,7 @@ class Client:
 
     def _clipped(self, task: ClientTask, learned: Tensor) -> Tensor:
         """Standardize, keep the largest, clip, round to the grid: in the order of a central step."""
-        query = Query(task.support, task.clip, task.geometry, task.top)
+        query = ClippedSumQuery(task.support, task.clip, task.geometry, task.top)
         z = query.geometry.forward(learned.detach().to("cpu", torch.float64))
         z = keep_largest(z.unsqueeze(0), query.kept_per_unit).squeeze(0)
         return on_grid(z, task.clip, task.grid)
@@ -137,7 +137,7 @@ class LocalSGD:
                 "batch_size >= 1 and lr > 0"
             )
 
-    def __call__(self, model: nn.Module, layout: Layout, support: Support, step: int) -> Tensor:
+    def __call__(self, model: nn.Module, layout: ParameterLayout, support: Support, step: int) -> Tensor:
         """Return the mean gradient along the way, on the support, in float64."""
         total = torch.zeros(support.size, dtype=torch.float64)
         rows = len(cast("Any", self.dataset))
@@ -146,7 +146,7 @@ class LocalSGD:
         public = PublicRandomness.fresh() if self.seed is None else PublicRandomness(self.seed)
         device = next(model.parameters()).device
         weights = support.gather(layout.flatten(model).cpu())
-        with own_generators(public.generator_seed((step,)), device):
+        with fork_generators(public.generator_seed((step,)), device):
             for number in range(self.steps):
                 gradient = self._gradient(model, layout, self._batch(rows, number, step, public), support)
                 total += gradient
@@ -155,7 +155,7 @@ class LocalSGD:
                     write_weights(model, layout, support, weights)
         return total / self.steps
 
-    def count(self, model: nn.Module, layout: Layout, request: CountRequest, step: int) -> Tensor:
+    def count(self, model: nn.Module, layout: ParameterLayout, request: CountRequest, step: int) -> Tensor:
         """Return the rows of tables that any of its examples uses."""
         slots = {slot.name: slot for slot in layout}
         tables = TableRows(tuple(slots[name] for name in request.parameters))
@@ -165,7 +165,7 @@ class LocalSGD:
             return found
         public = PublicRandomness.fresh() if self.seed is None else PublicRandomness(self.seed)
         parts = rows_in_order(self.dataset, rows, ROWS_AT_ONCE, self.collate)
-        with own_generators(public.generator_seed((step, 1)), next(model.parameters()).device):
+        with fork_generators(public.generator_seed((step, 1)), next(model.parameters()).device):
             used = EmbeddingRowCounter(model, per_sample_loss(self.loss), request.parameters)
             for part in parts:
                 found[used.pairs(part)[1]] = 1
@@ -178,18 +178,18 @@ class LocalSGD:
         start = number % a_pass * size
         return fetch_rows(self.dataset, order[start : start + size].numpy(), self.collate)
 
-    def _gradient(self, model: nn.Module, layout: Layout, rows: Any, support: Support) -> Tensor:
+    def _gradient(self, model: nn.Module, layout: ParameterLayout, rows: Any, support: Support) -> Tensor:
         parameters = layout.parameters(model)
         rows = to_device(rows, parameters[0].device)
         with torch.enable_grad():
-            losses = check_losses(per_sample_loss(self.loss)(model, rows), row_count(rows))
+            losses = validate_losses(per_sample_loss(self.loss)(model, rows), example_count(rows))
             found = torch.autograd.grad(losses.mean(), parameters, allow_unused=True, materialize_grads=True)
         flat = torch.cat([one.detach().reshape(-1).cpu().to(torch.float64) for one in found])
         return support.gather(flat)
 
 
 @torch.no_grad()
-def write_weights(model: nn.Module, layout: Layout, support: Support, values: Tensor) -> None:
+def write_weights(model: nn.Module, layout: ParameterLayout, support: Support, values: Tensor) -> None:
     """Put k values into the support's weights, and leave every other one alone."""
     split, start = support.split(layout), 0
     for slot, parameter in zip(layout, layout.parameters(model), strict=True):

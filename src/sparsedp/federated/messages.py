@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from sparsedp._serialization import sha256
 from sparsedp.clipping import FlatClip, Geometry, Identity, Standardized
 from sparsedp.errors import SparseDPError
-from sparsedp.parameters import Layout, Support
+from sparsedp.parameters import ParameterLayout, Support
 from sparsedp.privacy.mechanism import Grid
 from sparsedp.runs.checkpoint import describe_layout
 from sparsedp.validation.state import tensor_digest
@@ -142,7 +142,7 @@ class ClientTask:
             ) from error
 
 
-def model_digest(model: nn.Module, layout: Layout) -> str:
+def model_digest(model: nn.Module, layout: ParameterLayout) -> str:
     """Digest what the models of server and clients must share: trainable names and shapes, and everything frozen."""
     trainable = {slot.name for slot in layout}
     frozen = {

@@ -19,8 +19,8 @@ from sparsedp.methods import StepSetting
 from sparsedp.methods.method import SELECT
 from sparsedp.optimizers.factory import OptimizerChoice, SchedulerChoice
 from sparsedp.optimizers.sparse import change_weights
-from sparsedp.parameters import Layout, Support
-from sparsedp.privacy.ledger import Charge, SharedCharge
+from sparsedp.parameters import ParameterLayout, Support
+from sparsedp.privacy.ledger import Charge, SplitCharge
 from sparsedp.privacy.mechanism import GaussianMechanism
 from sparsedp.privacy.plan import Phase, Plan
 from sparsedp.privacy.queries import ClientUpdateSum, is_within
@@ -82,7 +82,7 @@ class _Step:
     """A step that has begun: one round, or a count and then an update of the same clients."""
 
     clients: Sequence[int]
-    charge: SharedCharge
+    charge: SplitCharge
     counted: bool = False
 
 
@@ -135,7 +135,7 @@ class FederatedTrainer(KeptRun):
         found = find_run(run_dir, resume, plan, replay=seed is not None)
         self._private = SystemRandomness() if seed is None else SeededRandomness(seed)
         public = public_randomness(seed, found)
-        self._layout = Layout.of(model)
+        self._layout = ParameterLayout.of(model)
         rule = UpdateRule(optimizer, scheduler, ema_decay, public_scores=public_scores)
         self._learner = Learner(model, self._layout, plan, public, rule)
         setup = {"engine": "federated", "ema_decay": ema_decay, "rows_per_unit": None}
@@ -178,7 +178,7 @@ class FederatedTrainer(KeptRun):
         if self._step is None:
             self._keeper.begin_step()
             charge = Charge(phase.name, step, phase.sampling_rate, phase.noise_multiplier)
-            self._step = _Step(self._sample_clients(phase, step), SharedCharge(self._keeper.ledger, charge))
+            self._step = _Step(self._sample_clients(phase, step), SplitCharge(self._keeper.ledger, charge))
         if self._counts(phase) and not self._step.counted:
             self._round = Round(step, self._step.clients, None, self._counting_task(step, phase))
         else:

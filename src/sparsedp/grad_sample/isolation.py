@@ -27,9 +27,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sparsedp.batch import PerSampleLoss, Rows, check_losses
+from sparsedp.batch import Batch, LossFunction, validate_losses
 from sparsedp.errors import ModelError
-from sparsedp.randomness import SEED_BYTES, PublicRandomness, own_generators
+from sparsedp.randomness import SEED_BYTES, PublicRandomness, fork_generators
 
 NO_SAVED_TENSOR_HOOKS = (
     "the model hooks the tensors that autograd saves (checkpointing, saved_tensors_hooks), and such a hook would see "
@@ -38,7 +38,7 @@ NO_SAVED_TENSOR_HOOKS = (
 
 
 def isolated_losses(
-    model: nn.Module, loss: PerSampleLoss, rows: Rows, values: Mapping[str, Tensor] | None = None
+    model: nn.Module, loss: LossFunction, rows: Batch, values: Mapping[str, Tensor] | None = None
 ) -> Tensor:
     """Compute the loss of every example alone: [n], with the graph of the vectorised operations.
 
@@ -53,14 +53,14 @@ def isolated_losses(
     Edge cases: random numbers differ by example. What PyTorch cannot vectorise raises PyTorch's own error.
     """
 
-    def loss_of_one(one: Rows, own: Mapping[str, Tensor] = MappingProxyType({})) -> Tensor:
-        return check_losses(losses_at(model, own, loss, one) if own else loss(model, one), 1)[0]
+    def loss_of_one(one: Batch, own: Mapping[str, Tensor] = MappingProxyType({})) -> Tensor:
+        return validate_losses(losses_at(model, own, loss, one) if own else loss(model, one), 1)[0]
 
     losses: Tensor = isolated(model, loss_of_one, rows, *([] if values is None else [dict(values)]))
     return losses
 
 
-def isolated(model: nn.Module, function: Callable[..., Any], rows: Rows, *more: Any) -> Any:
+def isolated(model: nn.Module, function: Callable[..., Any], rows: Batch, *more: Any) -> Any:
     """What a function gives for every example alone, vectorised: tensors [n, ...] in the structure it returns.
 
     Args:
@@ -80,7 +80,7 @@ def isolated(model: nn.Module, function: Callable[..., Any], rows: Rows, *more: 
         return vmap(of_one, randomness="same" if _SAME_DRAWS else "different")(batched, *more)
 
 
-def why_not_isolated(model: nn.Module, loss: PerSampleLoss, rows: Rows) -> str | None:
+def why_not_isolated(model: nn.Module, loss: LossFunction, rows: Batch) -> str | None:
     """Say why PyTorch cannot vectorise a model and its loss, or None; forward and backward on made-up examples.
 
     Args:
@@ -93,12 +93,12 @@ def why_not_isolated(model: nn.Module, loss: PerSampleLoss, rows: Rows) -> str |
     """
     parameters = [p for p in model.parameters() if p.requires_grad]
     first: Exception | None = None
-    with own_draws(None, parameters[0].device):
+    with fork_draws(None, parameters[0].device):
         for kind in MADE_UP:
             made = made_up(rows, 2, kind)
             try:
                 single = pytree.tree_map_only(Tensor, lambda leaf: leaf[:1], made)
-                check_losses(loss(model, single), 1)
+                validate_losses(loss(model, single), 1)
             except Exception as error:  # whatever a model may do with such an example
                 first = first or error
                 continue
@@ -135,7 +135,7 @@ class _OperatorNames(TorchDispatchMode):
         return func(*args, **kwargs)
 
 
-def _looks_below(model: nn.Module, loss: PerSampleLoss, single: Rows) -> str | None:
+def _looks_below(model: nn.Module, loss: LossFunction, single: Batch) -> str | None:
     """What of a model would be given all examples at once, below the vectorised level; None if nothing.
 
     What is called does not depend on values there, so an example tells it for all.
@@ -177,7 +177,7 @@ _ISOLATED: list[bool] = []
 _refuse_own_rules()
 
 
-def slow_operators(model: nn.Module, loss: PerSampleLoss, rows: Rows) -> list[str]:
+def slow_operators(model: nn.Module, loss: LossFunction, rows: Batch) -> list[str]:
     """Name the operators of a model that PyTorch runs in a loop over the examples."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -197,7 +197,7 @@ MADE_UP = ("mixed", "ones", "zeros")
 """Kinds of made-up examples, in the order in which they are tried: not every model takes all."""
 
 
-def made_up(rows: Rows, count: int, kind: str = "mixed") -> Rows:
+def made_up(rows: Batch, count: int, kind: str = "mixed") -> Batch:
     """Examples with the structure, shapes and dtypes of others, and nothing of their values.
 
     Mixed: normal numbers, zeros and ones among integers, the first of an example always one. Ones, zeros: all so.
@@ -219,7 +219,7 @@ def made_up(rows: Rows, count: int, kind: str = "mixed") -> Rows:
 
 
 @contextmanager
-def own_draws(seed: bytes | None, device: torch.device) -> Iterator[None]:
+def fork_draws(seed: bytes | None, device: torch.device) -> Iterator[None]:
     """Fork the global generators for one micro-batch, so that nothing drawn later depends on how much it draws.
 
     Args:
@@ -230,7 +230,7 @@ def own_draws(seed: bytes | None, device: torch.device) -> Iterator[None]:
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             yield
     else:
-        with own_generators(seed, device):
+        with fork_generators(seed, device):
             yield
 
 
@@ -254,7 +254,7 @@ def fixed_draws(device: torch.device) -> Iterator[None]:
     if not _SAME_DRAWS:
         yield
     else:
-        with own_generators(bytes(SEED_BYTES), device):
+        with fork_generators(bytes(SEED_BYTES), device):
             yield
 
 
@@ -311,11 +311,11 @@ class _InItsPlace(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, loss: PerSampleLoss, rows: Rows) -> Tensor:
+    def forward(self, loss: LossFunction, rows: Batch) -> Tensor:
         return loss(self.model, rows)
 
 
-def losses_at(model: nn.Module, values: Mapping[str, Tensor], loss: PerSampleLoss, rows: Rows) -> Tensor:
+def losses_at(model: nn.Module, values: Mapping[str, Tensor], loss: LossFunction, rows: Batch) -> Tensor:
     """The losses with other values for some parameters, by their first names, in every place they are held."""
     first_name = {id(p): name for name, p in model.named_parameters()}
     swapped = {

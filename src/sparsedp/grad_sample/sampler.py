@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from sparsedp.clipping import Geometry, Identity
-from sparsedp.parameters import Layout, Slot, Support
+from sparsedp.parameters import ParameterLayout, ParameterSlice, Support
 
 DENSE_ENOUGH = 0.7
 """Rows or columns are dropped when at most this share of them is active; above, the copy costs more than it saves."""
@@ -114,7 +114,7 @@ class Metric:
         return total if self.weight is None else total * self.weight.reshape(total.shape)
 
 
-def make_blocks(layout: Layout, support: Support, device: torch.device) -> dict[str, Block]:
+def make_blocks(layout: ParameterLayout, support: Support, device: torch.device) -> dict[str, Block]:
     """The blocks of every parameter with an active coordinate."""
     blocks: dict[str, Block] = {}
     filled = 0
@@ -135,7 +135,7 @@ def make_blocks(layout: Layout, support: Support, device: torch.device) -> dict[
     return blocks
 
 
-def _make_block(slot: Slot, active: Tensor, span: slice) -> Block:
+def _make_block(slot: ParameterSlice, active: Tensor, span: slice) -> Block:
     """The block of sorted flat positions; costs their number, whatever the parameter's size."""
     if active.numel() == slot.size:
         return Block(slot.shape, _row_count(slot), None, None, None, span, active.device)
@@ -152,7 +152,7 @@ def _make_block(slot: Slot, active: Tensor, span: slice) -> Block:
     return Block(tuple(shape), _row_count(slot), rows, columns, inside, span, active.device)
 
 
-def _row_count(slot: Slot) -> int:
+def _row_count(slot: ParameterSlice) -> int:
     return slot.shape[0] if slot.shape else 1
 
 

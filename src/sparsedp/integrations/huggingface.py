@@ -21,7 +21,7 @@ from transformers import get_scheduler
 from transformers.trainer_callback import ExportableState, TrainerState
 from transformers.trainer_utils import TrainOutput
 
-from sparsedp.batch import PerExampleLoss, PerSampleLoss, Rows
+from sparsedp.batch import Batch, LossFunction, PerExampleLoss
 from sparsedp.errors import DataError, ModelError, SparseDPError
 from sparsedp.methods import Method
 from sparsedp.methods.auto import AUTO_METHOD
@@ -443,7 +443,7 @@ WRAPPERS = ("module", "_orig_mod")
 """Where data parallelism and `torch.compile` keep the model."""
 
 
-def loss_for(model: nn.Module) -> PerSampleLoss:
+def loss_for(model: nn.Module) -> LossFunction:
     """The per-sample loss of a model that gives logits, decided once, from its class and its config.
 
     - One row of logits for each row: what `config.problem_type` says; where that is not set, squared error if there
@@ -466,7 +466,7 @@ def loss_for(model: nn.Module) -> PerSampleLoss:
     generates = "ForConditionalGeneration" in name
     shifted = _is_causal(name) or (generates and not decodes)
 
-    def loss(called: Callable[..., Any], rows: Rows) -> Tensor:
+    def loss(called: Callable[..., Any], rows: Batch) -> Tensor:
         labels = _labels(rows)
         if generates and decodes and "decoder_input_ids" not in rows:
             raise DataError(
@@ -493,7 +493,7 @@ def _is_causal(name: str) -> bool:
     return "CausalLM" in name or ("LMHead" in name and "WithLMHead" not in name)
 
 
-def _labels(rows: Rows) -> Tensor:
+def _labels(rows: Batch) -> Tensor:
     if "labels" not in rows:
         raise DataError(
             f"a batch holds {sorted(rows)}, expected 'labels' among them: the data set or the collator gives them "
@@ -554,6 +554,6 @@ def _sizes(values: Tensor) -> str:
     return ", ".join(map(str, values.shape[1:]))
 
 
-def loss_per_sample(model: nn.Module, rows: Rows) -> Tensor:
+def loss_per_sample(model: nn.Module, rows: Batch) -> Tensor:
     """`loss_for` of the model at hand, for `fit(model, data, PerExampleLoss(loss_per_sample))`."""
     return loss_for(model)(model, rows)

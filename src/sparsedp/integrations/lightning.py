@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
-from sparsedp.batch import PerExampleLoss, Rows, row_count, select_rows
+from sparsedp.batch import Batch, PerExampleLoss, example_count, slice_batch
 from sparsedp.errors import SparseDPError
 from sparsedp.grad_sample.isolation import MADE_UP, made_up
 from sparsedp.loading import rows_in_order
@@ -180,17 +180,17 @@ class PrivateModule(lightning.LightningModule):  # type: ignore[misc]
             yield
 
 
-def _losses_of_training_step(module: Any, batch: Rows) -> Tensor:
+def _losses_of_training_step(module: Any, batch: Batch) -> Tensor:
     """The loss that `training_step` gives for each example, called with batches of one."""
-    count = row_count(batch)
+    count = example_count(batch)
     if count != 1:
         return torch.cat(
-            [_losses_of_training_step(module, select_rows(batch, slice(i, i + 1))) for i in range(count)]
+            [_losses_of_training_step(module, slice_batch(batch, slice(i, i + 1))) for i in range(count)]
         )
     return _loss_of_training_step(module, batch).reshape(1)
 
 
-def _loss_of_training_step(module: Any, batch: Rows) -> Tensor:
+def _loss_of_training_step(module: Any, batch: Batch) -> Tensor:
     def drop(*_: Any, **__: Any) -> None:
         _say_once(type(module).__name__)
 
@@ -205,7 +205,7 @@ def _loss_of_training_step(module: Any, batch: Rows) -> Tensor:
     return loss
 
 
-def _check_meaning(module: Any, rows: Rows) -> None:
+def _check_meaning(module: Any, rows: Batch) -> None:
     """Refuse a training_step whose loss of a batch is not the mean of its examples' losses, on made-up examples."""
     modes = {part: part.training for part in module.modules()}
     module.eval()

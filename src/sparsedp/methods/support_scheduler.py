@@ -31,7 +31,7 @@ from sparsedp.methods.scores import (
     observe_support,
 )
 from sparsedp.methods.warmup import WarmupWatch
-from sparsedp.parameters import Layout, Support
+from sparsedp.parameters import ParameterLayout, Support
 from sparsedp.privacy.mechanism import Release
 from sparsedp.privacy.plan import Phase, Plan
 from sparsedp.randomness import PublicRandomness
@@ -165,7 +165,7 @@ class Controller:
     """
 
     def __init__(
-        self, plan: Plan, layout: Layout, public: PublicRandomness, known: Knowledge | None = None
+        self, plan: Plan, layout: ParameterLayout, public: PublicRandomness, known: Knowledge | None = None
     ) -> None:
         self._method = PlanSpec.of(plan).method
         self._layout = layout

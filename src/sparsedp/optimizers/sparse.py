@@ -20,7 +20,7 @@ from sparsedp.errors import ModelError, SparseDPError
 from sparsedp.methods.support_scheduler import SupportChange
 from sparsedp.optimizers.factory import optimizer_state, restore_optimizer
 from sparsedp.optimizers.noise_aware import OWN_OPTIMIZERS, AdamBC
-from sparsedp.parameters import Layout, Support
+from sparsedp.parameters import ParameterLayout, Support
 from sparsedp.privacy.mechanism import Release
 
 _IN_NUMPY = (torch.float32, torch.float64)
@@ -193,7 +193,7 @@ class CompactOptimizer:
     weights are the truth: whoever changes them between steps is followed.
     """
 
-    def __init__(self, model: nn.Module, layout: Layout, optimizer: Optimizer) -> None:
+    def __init__(self, model: nn.Module, layout: ParameterLayout, optimizer: Optimizer) -> None:
         self._layout = layout
         self._optimizer = optimizer
         self._support: Support | None = None
@@ -324,7 +324,9 @@ class MaskedOptimizer:
     left to it. A coordinate that comes back starts with fresh state but the parameter's old step count.
     """
 
-    def __init__(self, model: nn.Module, layout: Layout, optimizer: Optimizer, *, coasts: bool) -> None:
+    def __init__(
+        self, model: nn.Module, layout: ParameterLayout, optimizer: Optimizer, *, coasts: bool
+    ) -> None:
         self._parameters = layout.parameters(model)
         self._layout = layout
         self._optimizer = optimizer
@@ -501,7 +503,7 @@ class SupportOptimizer(Protocol):
 
 
 def support_optimizer(
-    model: nn.Module, layout: Layout, optimizer: Optimizer, *, coasts: bool
+    model: nn.Module, layout: ParameterLayout, optimizer: Optimizer, *, coasts: bool
 ) -> SupportOptimizer:
     """The optimizer that moves a support only: over the active entries alone wherever that gives the same.
 
@@ -523,7 +525,7 @@ def support_optimizer(
     return CompactOptimizer(model, layout, optimizer)
 
 
-def change_weights(model: nn.Module, layout: Layout, change: SupportChange) -> None:
+def change_weights(model: nn.Module, layout: ParameterLayout, change: SupportChange) -> None:
     """Prune and shrink the weights of a model as a change of its support asks."""
     if change.prune:
         set_to_zero(model, layout, change.left)
@@ -532,7 +534,7 @@ def change_weights(model: nn.Module, layout: Layout, change: SupportChange) -> N
 
 
 @torch.no_grad()
-def set_to_zero(model: nn.Module, layout: Layout, support: Support) -> None:
+def set_to_zero(model: nn.Module, layout: ParameterLayout, support: Support) -> None:
     """Set these coordinates of a model to exactly zero (AdaDPIGU's pruning, m * theta)."""
     split = support.split(layout)
     for slot, parameter in zip(layout, layout.parameters(model), strict=True):
@@ -543,7 +545,7 @@ def set_to_zero(model: nn.Module, layout: Layout, support: Support) -> None:
             places.write(parameter, parameter.new_zeros(places.shape))
 
 
-def _check_optimizer(model: nn.Module, layout: Layout, optimizer: Optimizer, coasts: bool) -> None:
+def _check_optimizer(model: nn.Module, layout: ParameterLayout, optimizer: Optimizer, coasts: bool) -> None:
     """Refuse what cannot honour a support, saying why."""
     name = type(optimizer).__name__
     closure = inspect.signature(optimizer.step).parameters.get("closure")

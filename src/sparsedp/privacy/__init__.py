@@ -8,14 +8,14 @@ from sparsedp.privacy.accounting import (
     ACCOUNTANTS,
     Accountant,
     accountant,
-    accountant_for,
     epsilon_by_epoch,
+    plan_accountant,
     plan_epsilon,
 )
 from sparsedp.privacy.calibration import BudgetSplit, EqualNoise, NominalSplit, RdpFilter, calibrate
 from sparsedp.privacy.ledger import Charge, ChargeLog, Ledger
 from sparsedp.privacy.normalization import PrivateNormalisation
-from sparsedp.privacy.plan import Continuation, Phase, Plan
+from sparsedp.privacy.plan import Phase, Plan, PriorSpending
 
 __all__ = [
     "ACCOUNTANTS",
@@ -23,17 +23,17 @@ __all__ = [
     "BudgetSplit",
     "Charge",
     "ChargeLog",
-    "Continuation",
     "EqualNoise",
     "Ledger",
     "NominalSplit",
     "Phase",
     "Plan",
+    "PriorSpending",
     "PrivateNormalisation",
     "RdpFilter",
     "accountant",
-    "accountant_for",
     "calibrate",
     "epsilon_by_epoch",
+    "plan_accountant",
     "plan_epsilon",
 ]

@@ -18,7 +18,7 @@ from sparsedp._files import append_durably, lock_file, publish, sync_directory
 from sparsedp._serialization import FrozenMap, canonical, sha256
 from sparsedp.errors import PrivacyError
 from sparsedp.privacy.accounting import accountant as accountant_named
-from sparsedp.privacy.plan import Plan, Spend, merged
+from sparsedp.privacy.plan import Plan, SampledGaussian, merge_events
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Charge:
 
     `step` counts from 0 over the whole plan. A `sampling_rate` of 1 is a plain Gaussian release (feature statistics).
     A `noise_multiplier` of 0 means no protection: the release is not private. `release` tells apart several releases
-    of one step, which share its charge (`SharedCharge`).
+    of one step, which share its charge (`SplitCharge`).
     """
 
     phase: str
@@ -66,7 +66,7 @@ _ROUNDING = 1e-12
 
 
 @final
-class SharedCharge:
+class SplitCharge:
     """A ledger for the releases of one step: pays for the step before the first, and sees that they add up to it.
 
     **Privacy.** Gaussian releases of the same sampled units with noise multipliers s_1, s_2, ..., each chosen in the
@@ -106,7 +106,7 @@ FORMAT = 2
 """Format 1, of unreleased versions, did not bind the run's other files to the chain; it is refused."""
 
 
-class PaidSteps(NamedTuple):
+class ChargeBlock(NamedTuple):
     """Consecutive steps of one phase, paid for together."""
 
     phase: str
@@ -116,11 +116,11 @@ class PaidSteps(NamedTuple):
     noise_multiplier: float
 
 
-class Torn(NamedTuple):
+class TruncatedTail(NamedTuple):
     """An unfinished end of the file, and the block it counts as."""
 
     lost: bytes
-    block: PaidSteps
+    block: ChargeBlock
 
 
 class FilesLine(NamedTuple):
@@ -139,7 +139,7 @@ class Closing(NamedTuple):
 
 @final
 @dataclass(frozen=True, slots=True)
-class VerifiedLedger:
+class LedgerState:
     """A verified ledger.
 
     Attributes:
@@ -162,15 +162,15 @@ class VerifiedLedger:
     plan: str
     delta: float | None
     created: str
-    planned: tuple[PaidSteps, ...]
+    planned: tuple[ChargeBlock, ...]
     block: int
-    sealed: tuple[PaidSteps, ...]
+    sealed: tuple[ChargeBlock, ...]
     heads: tuple[str, ...]
-    torn: Torn | None = None
+    torn: TruncatedTail | None = None
     files: tuple[FilesLine, ...] = ()
     closings: tuple[Closing, ...] = ()
 
-    def known(self, name: str) -> tuple[str, ...]:
+    def expected_digests(self, name: str) -> tuple[str, ...]:
         """The digests a file of the run may have: the last one written down.
 
         **Edge cases.** A file is written after its line. So if that line is the last one of all, the file may still
@@ -181,7 +181,7 @@ class VerifiedLedger:
         return tuple(str(line.sha256[name]) for line in lines[-kept:])
 
     @property
-    def blocks(self) -> tuple[PaidSteps, ...]:
+    def blocks(self) -> tuple[ChargeBlock, ...]:
         """All that counts as spent: the sealed blocks, and one for a torn end."""
         return (*self.sealed, self.torn.block) if self.torn else self.sealed
 
@@ -210,7 +210,7 @@ class VerifiedLedger:
         """Steps of the whole plan."""
         return sum(block.steps for block in self.planned)
 
-    def next_block(self) -> PaidSteps:
+    def next_block(self) -> ChargeBlock:
         """The block that pays for the first step not charged: at most 1 % of the plan, within one phase.
 
         **Edge cases.** With everything charged, and in a closed ledger, it has no steps.
@@ -222,27 +222,27 @@ class VerifiedLedger:
                 break
         return phase._replace(first_step=first, steps=0 if self.closings else min(self.block, left))
 
-    def extended(self, block: PaidSteps, head: str) -> VerifiedLedger:
+    def extended(self, block: ChargeBlock, head: str) -> LedgerState:
         """The record with one more line."""
         return replace(self, sealed=(*self.sealed, block), heads=(*self.heads, head), torn=None)
 
-    def noting(self, files: Mapping[str, str], head: str) -> VerifiedLedger:
+    def noting(self, files: Mapping[str, str], head: str) -> LedgerState:
         """The record with one more line about files."""
         line = FilesLine(self.length + 1, FrozenMap(files))
         return replace(self, files=(*self.files, line), heads=(*self.heads, head))
 
-    def closed(self, successor: Plan, head: str) -> VerifiedLedger:
+    def closed(self, successor: Plan, head: str) -> LedgerState:
         """The record with one more line, after which nothing is charged."""
         closing = Closing(self.length + 1, successor)
         return replace(self, closings=(*self.closings, closing), heads=(*self.heads, head))
 
-    def spends(self) -> tuple[Spend, ...]:
+    def events(self) -> tuple[SampledGaussian, ...]:
         """Everything charged, equal mechanisms added up."""
         return _added_up(self.blocks)
 
-    def committed(self) -> tuple[Spend, ...]:
+    def committed(self) -> tuple[SampledGaussian, ...]:
         """The most its run can ever spend: the whole plan, or what was charged when the ledger was closed."""
-        return self.spends() if self.closings else _added_up(self.planned)
+        return self.events() if self.closings else _added_up(self.planned)
 
     def spent(self, delta: float | None = None, accountant: str = "pld") -> float:
         """Epsilon of everything charged, for one unit, at `delta` (the header's by default).
@@ -255,9 +255,9 @@ class VerifiedLedger:
             raise PrivacyError(
                 "delta: the ledger names none; pass delta=, well below 1 / the number of units"
             )
-        return accountant_named(accountant).epsilon(self.spends(), chosen)
+        return accountant_named(accountant).epsilon(self.events(), chosen)
 
-    def expect(self, head: str | None, length: int) -> None:
+    def check_extends(self, head: str | None, length: int) -> None:
         """Check that this ledger goes on from a known state (a checkpoint's, a record's).
 
         Raises:
@@ -273,8 +273,8 @@ class VerifiedLedger:
             )
 
 
-def _added_up(blocks: Iterable[PaidSteps]) -> tuple[Spend, ...]:
-    return merged(Spend(b.sampling_rate, b.noise_multiplier, b.steps) for b in blocks)
+def _added_up(blocks: Iterable[ChargeBlock]) -> tuple[SampledGaussian, ...]:
+    return merge_events(SampledGaussian(b.sampling_rate, b.noise_multiplier, b.steps) for b in blocks)
 
 
 HEADER_KEYS = {"block", "created", "delta", "format", "hash", "kind", "phases", "plan", "unit", "units"}
@@ -308,13 +308,13 @@ def opening(plan: Plan, created: str) -> dict[str, Any]:
     }
 
 
-def seal(content: dict[str, Any], previous: str) -> tuple[str, str]:
+def chain_line(content: dict[str, Any], previous: str) -> tuple[str, str]:
     """The line for some content, and its hash: of the previous hash and the content."""
     digest = sha256(previous + canonical(content))
     return canonical({**content, "hash": digest}), digest
 
 
-def block_line(block: PaidSteps) -> dict[str, Any]:
+def block_line(block: ChargeBlock) -> dict[str, Any]:
     """A block as a line, not sealed yet."""
     return {**block._asdict(), "kind": "block"}
 
@@ -329,18 +329,18 @@ def closing_line(successor: Plan) -> dict[str, Any]:
     return {"kind": "closed", "successor": successor.to_json()}
 
 
-def torn_line(block: PaidSteps, lost: bytes) -> dict[str, Any]:
+def torn_line(block: ChargeBlock, lost: bytes) -> dict[str, Any]:
     """The line that accounts for unfinished bytes, not sealed yet: their hash, and the block they count as."""
     return {**block._asdict(), "kind": "torn", "lost_sha256": sha256(lost)}
 
 
-def parse(data: bytes, name: str) -> VerifiedLedger:
+def parse(data: bytes, name: str) -> LedgerState:
     """Read and verify a whole ledger.
 
     Raises:
         PrivacyError: the first line that is not what it should be, by number, and why.
     """
-    record: VerifiedLedger | None = None
+    record: LedgerState | None = None
     lost_from: tuple[int, int] | None = None
     for number, offset, line in _lines(data):
         where = f"{name}, line {number}"
@@ -372,7 +372,11 @@ def parse(data: bytes, name: str) -> VerifiedLedger:
             f"{name}, line 1: not a header, though a ledger is created with one: the file is damaged. "
             "Restore it; what was spent cannot be told from it"
         )
-    return replace(record, torn=Torn(data[lost_from[1] :], record.next_block())) if lost_from else record
+    return (
+        replace(record, torn=TruncatedTail(data[lost_from[1] :], record.next_block()))
+        if lost_from
+        else record
+    )
 
 
 def _lines(data: bytes) -> Iterator[tuple[int, int, bytes]]:
@@ -415,7 +419,7 @@ def _unsealed(content: dict[str, Any], line: bytes, previous: str, where: str) -
     if keys is None or set(content) != keys:
         raise PrivacyError(f"{where}: got kind {content.get('kind')!r} with the keys {sorted(content)}")
     inner = {key: value for key, value in content.items() if key != "hash"}
-    text, digest = seal(inner, previous)
+    text, digest = chain_line(inner, previous)
     if content["hash"] != digest:
         raise PrivacyError(
             f"{where}: the hash does not follow from the lines before: changed, moved or removed lines; restore them"
@@ -427,7 +431,7 @@ def _unsealed(content: dict[str, Any], line: bytes, previous: str, where: str) -
     return inner
 
 
-def _header(content: dict[str, Any], digest: str, where: str) -> VerifiedLedger:
+def _header(content: dict[str, Any], digest: str, where: str) -> LedgerState:
     if content["kind"] != "header" or content["format"] != FORMAT or isinstance(content["format"], bool):
         found = f"kind {content['kind']!r}, format {content.get('format')!r}"
         raise PrivacyError(
@@ -437,7 +441,7 @@ def _header(content: dict[str, Any], digest: str, where: str) -> VerifiedLedger:
     planned, first = [], 0
     for phase in content["phases"]:
         rate, noise = (phase.get(key) for key in ("sampling_rate", "noise_multiplier"))
-        block = PaidSteps(
+        block = ChargeBlock(
             phase=checks.text(phase.get("name"), f"{where}: phase name"),
             first_step=first,
             steps=checks.whole(phase.get("steps"), f"{where}: steps", at_least=1),
@@ -446,7 +450,7 @@ def _header(content: dict[str, Any], digest: str, where: str) -> VerifiedLedger:
         )
         planned.append(block)
         first += block.steps
-    return VerifiedLedger(
+    return LedgerState(
         unit=checks.text(content["unit"], f"{where}: unit"),
         units=checks.whole(content["units"], f"{where}: units", at_least=1),
         plan=checks.text(content["plan"], f"{where}: plan"),
@@ -459,19 +463,19 @@ def _header(content: dict[str, Any], digest: str, where: str) -> VerifiedLedger:
     )
 
 
-def _noting(record: VerifiedLedger, entry: dict[str, Any], digest: str, where: str) -> VerifiedLedger:
+def _noting(record: LedgerState, entry: dict[str, Any], digest: str, where: str) -> LedgerState:
     files = entry["sha256"]
     if not isinstance(files, dict) or not files or not all(isinstance(one, str) for one in files.values()):
         raise PrivacyError(f"{where}: got {files!r}, expected the digests of files by name")
     return record.noting(files, digest)
 
 
-def _closed(record: VerifiedLedger, entry: dict[str, Any], digest: str, where: str) -> VerifiedLedger:
+def _closed(record: LedgerState, entry: dict[str, Any], digest: str, where: str) -> LedgerState:
     return record.closed(Plan.from_json(checks.text(entry["successor"], f"{where}: successor")), digest)
 
 
-def _extended(record: VerifiedLedger, entry: dict[str, Any], digest: str, where: str) -> VerifiedLedger:
-    block, expected = PaidSteps(*(entry[name] for name in PaidSteps._fields)), record.next_block()
+def _extended(record: LedgerState, entry: dict[str, Any], digest: str, where: str) -> LedgerState:
+    block, expected = ChargeBlock(*(entry[name] for name in ChargeBlock._fields)), record.next_block()
     if block != expected or (expected.steps == 0 and entry["kind"] == "block"):
         raise PrivacyError(f"{where}: got {block}, which the plan does not allow; expected {expected}")
     return record.extended(block, digest)
@@ -512,7 +516,7 @@ class Ledger:
         "_terminated",
     )
 
-    def __init__(self, plan: Plan, *, state: VerifiedLedger | None = None, replay: bool = False) -> None:
+    def __init__(self, plan: Plan, *, state: LedgerState | None = None, replay: bool = False) -> None:
         """Start a ledger in memory, or go on in memory from the state of a file that another process writes."""
         self._plan, self._replay = plan, replay
         self._state = parse(_first_line(plan), "ledger") if state is None else state
@@ -600,7 +604,7 @@ class Ledger:
         return ledger
 
     @staticmethod
-    def read(path: str | Path) -> VerifiedLedger:
+    def read(path: str | Path) -> LedgerState:
         """Verify a ledger file and say what it holds, without its plan and without locking or changing it.
 
         Raises:
@@ -648,13 +652,13 @@ class Ledger:
         self._check_open()
         self._state = self._state.closed(successor, self._append(closing_line(successor)))
 
-    def note_files(self, sha256: Mapping[str, str]) -> None:
+    def record_digests(self, sha256: Mapping[str, str]) -> None:
         """Write down the digests of files that are about to be written: from then on they belong to the chain."""
         self._check_open()
         self._state = self._state.noting(sha256, self._append(files_line(sha256)))
 
     @property
-    def state(self) -> VerifiedLedger:
+    def state(self) -> LedgerState:
         """What it holds now."""
         return self._state
 
@@ -678,9 +682,9 @@ class Ledger:
         """The first step that can still be released. After `resume`: past the block that was in flight, now lost."""
         return self._next
 
-    def spends(self) -> tuple[Spend, ...]:
+    def events(self) -> tuple[SampledGaussian, ...]:
         """Everything charged, equal mechanisms added up."""
-        return self._state.spends()
+        return self._state.events()
 
     def close(self) -> None:
         """Release the file and its lock; charging is over."""
@@ -705,7 +709,7 @@ class Ledger:
             self._state = self._state.extended(torn.block, self._append(torn_line(torn.block, lost)))
 
     def _append(self, content: dict[str, Any]) -> str:
-        line, digest = seal(content, self._state.head)
+        line, digest = chain_line(content, self._state.head)
         if self._path is None:
             return digest
         try:
@@ -724,7 +728,7 @@ class Ledger:
 
 
 def _first_line(plan: Plan) -> bytes:
-    line, _ = seal(opening(plan, datetime.now(UTC).isoformat(timespec="seconds")), "")
+    line, _ = chain_line(opening(plan, datetime.now(UTC).isoformat(timespec="seconds")), "")
     return line.encode() + b"\n"
 
 

@@ -77,7 +77,7 @@ class GaussianMechanism:
             noise_scale=geometry.noise_scale(std / expected_batch_size, support.size),
             phase=charge.phase,
             step=charge.step,
-            for_release=self.randomness.for_release,
+            publishable=self.randomness.publishable,
             private=charge.noise_multiplier > 0,
             seal=_SEAL,
         )
@@ -142,11 +142,11 @@ class Release:
         noise_scale: k-vector, standard deviation of the noise in `mean`, per coordinate.
         phase: name of the plan's phase it was charged to.
         step: index of the step in the plan.
-        for_release: False when a seed was used: reproducible, not for release.
+        publishable: False when a seed was used: reproducible, not for release.
         private: False for the ablations without clipping or without noise.
     """
 
-    __slots__ = ("_mean", "_noise_scale", "for_release", "phase", "private", "step", "support")
+    __slots__ = ("_mean", "_noise_scale", "phase", "private", "publishable", "step", "support")
 
     _mean: Tensor
     _noise_scale: Tensor
@@ -154,7 +154,7 @@ class Release:
     support: Support
     phase: str
     step: int
-    for_release: bool
+    publishable: bool
     private: bool
 
     def __init__(
@@ -165,7 +165,7 @@ class Release:
         noise_scale: Tensor,
         phase: str,
         step: int,
-        for_release: bool,
+        publishable: bool,
         private: bool,
         seal: object,
     ) -> None:
@@ -176,7 +176,7 @@ class Release:
         object.__setattr__(self, "_noise_scale", noise_scale)
         object.__setattr__(self, "phase", phase)
         object.__setattr__(self, "step", step)
-        object.__setattr__(self, "for_release", for_release)
+        object.__setattr__(self, "publishable", publishable)
         object.__setattr__(self, "private", private)
 
     def __setattr__(self, name: str, value: object) -> None:

@@ -151,7 +151,7 @@ def _badges(run: Run) -> list[tuple[str, str]]:
     marks = [(status, "good" if status == "finished" else "warn")]
     if not run.plan.is_private:
         return [*marks, ("not private", "bad")]
-    secure = run.record["seed"] is None and run.record["for_release"]
+    secure = run.record["seed"] is None and run.record["publishable"]
     marks.append(
         ("noise from the operating system", "good") if secure else ("reproducible, not for release", "warn")
     )

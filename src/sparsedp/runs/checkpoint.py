@@ -20,7 +20,7 @@ from sparsedp._files import Json, parse_json, write_atomically
 from sparsedp._serialization import from_json, json_diff, json_equal, plain_json, short, to_json
 from sparsedp.errors import DataError, ModelError, SparseDPError
 from sparsedp.methods import ControllerState
-from sparsedp.parameters import Layout, Slot, Support
+from sparsedp.parameters import ParameterLayout, ParameterSlice, Support
 from sparsedp.runs.record import EpochMetrics, History, RunSetup, SupportSpan, wrap_read_errors
 
 FORMAT, VERSION = "sparsedp checkpoint", 2
@@ -110,7 +110,7 @@ def checkpoint_of(
     return Checkpoint(step, identity, state)
 
 
-def history_of(checkpoint: Checkpoint, layout: Layout) -> History:
+def history_of(checkpoint: Checkpoint, layout: ParameterLayout) -> History:
     """Read the history of a run so far from its checkpoint."""
     saved = checkpoint.state["journal"]
     return History(
@@ -251,17 +251,17 @@ def _scalar_key(key: Any) -> Any:
     return key
 
 
-def describe_layout(layout: Layout) -> Json:
+def describe_layout(layout: ParameterLayout) -> Json:
     """Describe a layout as JSON, to tell one model from another."""
     return [[slot.name, list(slot.shape)] for slot in layout]
 
 
-def read_layout(described: Json) -> Layout:
+def read_layout(described: Json) -> ParameterLayout:
     """Make the layout that `describe_layout` described."""
-    slots: list[Slot] = []
+    slots: list[ParameterSlice] = []
     for name, shape in described:
-        slots.append(Slot(name, tuple(shape), slots[-1].span.stop if slots else 0))
-    return Layout(tuple(slots))
+        slots.append(ParameterSlice(name, tuple(shape), slots[-1].span.stop if slots else 0))
+    return ParameterLayout(tuple(slots))
 
 
 def load_model_state(model: nn.Module, checkpoint: Checkpoint) -> None:
@@ -270,7 +270,7 @@ def load_model_state(model: nn.Module, checkpoint: Checkpoint) -> None:
     Raises:
         ModelError: the model is another one, and how it differs.
     """
-    _check_same_parameters(checkpoint.identity["layout"], describe_layout(Layout.of(model)))
+    _check_same_parameters(checkpoint.identity["layout"], describe_layout(ParameterLayout.of(model)))
     try:
         model.load_state_dict(checkpoint.state["model"])
     except RuntimeError as error:

@@ -15,7 +15,7 @@ from sparsedp import distributed
 from sparsedp._files import parse_json, readable_json, sync_directory, write_atomically
 from sparsedp._serialization import sha256
 from sparsedp.errors import DataError, PrivacyError, SparseDPError
-from sparsedp.privacy.ledger import Ledger, VerifiedLedger
+from sparsedp.privacy.ledger import Ledger, LedgerState
 from sparsedp.privacy.plan import Plan
 from sparsedp.runs.checkpoint import Checkpoint, checkpoint_bytes, read_checkpoint
 from sparsedp.runs.record import EpochMetrics, RunRecord, metrics_bytes, plan_bytes, read_record, record_bytes
@@ -94,13 +94,13 @@ def digest_of(name: str, content: bytes) -> str:
     return sha256(content)
 
 
-def check_file(ledger: VerifiedLedger, file: Path) -> None:
+def check_file(ledger: LedgerState, file: Path) -> None:
     """Check that a file is the one the ledger's chain knows.
 
     Raises:
         PrivacyError: it is another one.
     """
-    if file.exists() and digest_of(file.name, file.read_bytes()) not in ledger.known(file.name):
+    if file.exists() and digest_of(file.name, file.read_bytes()) not in ledger.expected_digests(file.name):
         raise PrivacyError(
             f"{file.name} is not the one the ledger knows: it was changed after the run wrote it, or lines were "
             "removed from the ledger; restore them"
@@ -194,8 +194,8 @@ class RunDirectory:
 
     def _write(self, files: Mapping[str, bytes]) -> None:
         assert self.path is not None
-        before = {name: self.ledger.state.known(name) for name in files}
-        self.ledger.note_files({name: digest_of(name, content) for name, content in files.items()})
+        before = {name: self.ledger.state.expected_digests(name) for name in files}
+        self.ledger.record_digests({name: digest_of(name, content) for name, content in files.items()})
         try:
             for name, content in files.items():
                 write_atomically(self.path / name, content)
@@ -216,10 +216,10 @@ class RunDirectory:
         stale = {
             name: digest
             for name, digest in found.items()
-            if digest in known[name] and digest != self.ledger.state.known(name)[-1]
+            if digest in known[name] and digest != self.ledger.state.expected_digests(name)[-1]
         }
         if stale:
-            self.ledger.note_files(stale)
+            self.ledger.record_digests(stale)
 
 
 class SavedRun(NamedTuple):
@@ -248,10 +248,10 @@ def resume_run(path: Path | str, plan: Plan, *, replay: bool) -> SavedRun:
     try:
         checkpoint, record = read_checkpoint(path / CHECKPOINT), read_record(path / RECORD)
         place = checkpoint.state["ledger"]
-        ledger.state.expect(place["head"], place["length"])
+        ledger.state.check_extends(place["head"], place["length"])
         check_file(ledger.state, path / CHECKPOINT)
         directory = RunDirectory(path, ledger, record["timing"]["seconds"])
-        known = ledger.state.known(CHECKPOINT)
+        known = ledger.state.expected_digests(CHECKPOINT)
         if len(known) > 1:
             directory._repair_digests({CHECKPOINT: known})
     except BaseException:
@@ -321,7 +321,7 @@ class _Copied(NamedTuple):
     """What the main process tells the other ranks of a run directory."""
 
     path: Path | None
-    ledger: VerifiedLedger
+    ledger: LedgerState
     seconds: float
 
     @classmethod

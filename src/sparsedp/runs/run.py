@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from sparsedp.errors import DataError, PrivacyError
 from sparsedp.methods.support_scheduler import WARMUP
 from sparsedp.methods.warmup import WarmupSeen
-from sparsedp.parameters import Layout, Support
+from sparsedp.parameters import ParameterLayout, Support
 from sparsedp.privacy.calibration import BudgetSplit, EqualNoise, RdpFilter
-from sparsedp.privacy.ledger import Ledger, VerifiedLedger
+from sparsedp.privacy.ledger import Ledger, LedgerState
 from sparsedp.privacy.plan import Plan
 from sparsedp.runs.checkpoint import Checkpoint, load_model_state, read_checkpoint, read_layout
 from sparsedp.runs.directory import CHECKPOINT, LEDGER, METRICS, PLAN, RECORD, RunDirectory
@@ -68,7 +68,7 @@ class Run:
         return read_metrics(self.path / METRICS)
 
     @cached_property
-    def ledger(self) -> VerifiedLedger:
+    def ledger(self) -> LedgerState:
         """What was spent, its chain verified.
 
         Raises:
@@ -82,7 +82,7 @@ class Run:
         return read_checkpoint(self.path / CHECKPOINT)
 
     @cached_property
-    def layout(self) -> Layout:
+    def layout(self) -> ParameterLayout:
         """Names and shapes of the trainable parameters."""
         return read_layout(self.checkpoint.identity["layout"])
 
@@ -147,7 +147,7 @@ class Run:
             )
         for place in (self.checkpoint.state["ledger"], self.record["ledger"]):
             if place is not None:
-                self.ledger.expect(place["head"], place["length"])
+                self.ledger.check_extends(place["head"], place["length"])
 
 
 def load_weights(path: Path | str, model: nn.Module) -> None:

@@ -43,7 +43,7 @@ from sparsedp.evaluation import refuse_training_arrays
 from sparsedp.guarantee import guarantee
 from sparsedp.methods import get_method
 from sparsedp.optimizers.factory import AVERAGED, table_rate
-from sparsedp.parameters import Layout
+from sparsedp.parameters import ParameterLayout
 from sparsedp.privacy.normalization import PrivateNormalisation
 from sparsedp.privacy.plan import Plan
 from sparsedp.runs.record import RunMetadata
@@ -348,12 +348,12 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
         self.model_ = result.model.double()
         self.epsilon_, self.delta_ = result.epsilon, result.delta
         self.method_ = result.plan.method
-        self.for_release_ = result.for_release
-        seeded = "" if result.for_release else " Seeded: reproducible, not for release."
+        self.publishable_ = result.publishable
+        seeded = "" if result.publishable else " Seeded: reproducible, not for release."
         self.guarantee_ = guarantee(result.plan) + seeded
         self.n_units_ = result.plan.units
         self.n_iter_ = len(result.history)
-        kept = np.array(result.support.inputs(Layout.of(result.model), features), dtype=np.int64)
+        kept = np.array(result.support.inputs(ParameterLayout.of(result.model), features), dtype=np.int64)
         names = self._encoded_names()
         self.kept_features_ = kept if names is None else np.asarray(names)[kept]
         self._keep_coefficients()

@@ -147,9 +147,9 @@ class PrivacyBudget:
             cost = [plan_epsilon(plan), float(plan.delta or 0.0)]
             return cost, max(cost[0] / self.epsilon, cost[1] / self.delta)
         if "order" not in content:
-            content["order"] = RdpFilter.before(plan, self.epsilon, self.delta).order
+            content["order"] = RdpFilter.for_first_plan(plan, self.epsilon, self.delta).order
         whole = RdpFilter(self.epsilon, self.delta, content["order"])
-        rho = whole.cost(plan.spends())
+        rho = whole.cost(plan.events())
         return [rho], rho / whole.budget
 
     def _left(self, content: dict[str, Any]) -> float:

@@ -80,7 +80,7 @@ class SparseDPClassifier(ClassifierMixin, PrivateEstimator):  # type: ignore[mis
         epsilon_: what the fit spent.
         delta_: the delta of the guarantee.
         guarantee_: the guarantee in a sentence; `guarantee_report` writes it in words, on a page.
-        for_release_: False if `random_state` was given.
+        publishable_: False if `random_state` was given.
         classes_: the classes, sorted; columns of `predict_proba`.
         coef_: weights of the encoded features, of shape (1, features) for two classes; not for a network.
         intercept_: the constant of each logit; not for a network.

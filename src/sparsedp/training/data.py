@@ -20,17 +20,17 @@ from torch.utils.data import (
 )
 
 from sparsedp._validate import refuse_missing_ids
-from sparsedp.batch import Rows, to_device
+from sparsedp.batch import Batch, to_device
 from sparsedp.errors import DataError, ModelError, PrivacyError
 from sparsedp.evaluation import evaluation_mode
 from sparsedp.guarantee import exceeds_target
-from sparsedp.loading import Collate, DataConfig, FixedShapes, fetch_rows, rows_in_order
+from sparsedp.loading import Collate, DataConfig, ShapeValidator, fetch_rows, rows_in_order
 from sparsedp.methods.method import SELECT
 from sparsedp.methods.plan_config import PlanSpec
 from sparsedp.privacy.accounting import plan_epsilon
 from sparsedp.privacy.plan import Phase, Plan
 from sparsedp.privacy.queries import inputs_of
-from sparsedp.randomness import SEED_BYTES, PrivateRandomness, PublicRandomness, own_generators
+from sparsedp.randomness import SEED_BYTES, PrivateRandomness, PublicRandomness, fork_generators
 from sparsedp.sampling import LogicalBatch, PoissonSampler, UnitPartition
 from sparsedp.validation.data import validate_collate, validate_items
 
@@ -45,7 +45,7 @@ class GivenData:
     arrays: tuple[Any, ...] = ()
     from_loader: bool = False
     batch_size: int | None = None
-    collate: Callable[[list[Any]], Rows] | None = None
+    collate: Callable[[list[Any]], Batch] | None = None
 
 
 def given_data(given: object, name: str) -> GivenData:
@@ -217,7 +217,7 @@ class Batches:
         partition: UnitPartition = UnitPartition(),  # noqa: B008
     ) -> None:
         self._dataset, self._plan, self._collate = dataset, plan, loading.collate_fn
-        shapes = FixedShapes()
+        shapes = ShapeValidator()
         self._samplers = {
             phase.name: PoissonSampler(
                 dataset,
@@ -235,10 +235,10 @@ class Batches:
         validate_items(dataset, loading.unit_ids)
         validate_collate(dataset, loading.collate_fn, shapes)
 
-    def rows_for_a_trial(self, count: int, public: PublicRandomness) -> Rows:
+    def rows_for_a_trial(self, count: int, public: PublicRandomness) -> Batch:
         """Rows from all over the data set, in the order of a public draw; they themselves are private."""
         everywhere = public.permutation(len(cast("Any", self._dataset)), key=(0, 0, TRIAL_DRAW)).numpy()
-        with own_generators(PublicRandomness(0).generator_seed(()), torch.device("cpu")):
+        with fork_generators(PublicRandomness(0).generator_seed(()), torch.device("cpu")):
             return fetch_rows(self._dataset, everywhere[:count], self._collate)
 
     def starting_at(self, step: int) -> Iterator[LogicalBatch]:
@@ -258,7 +258,7 @@ def _at_once(loading: DataConfig, phase: Phase) -> int | None:
 
 def count_channels(dataset: Dataset[Any], collate: Collate | None) -> int:
     """How many channels the inputs have: a shape, which is public."""
-    with own_generators(PublicRandomness(0).generator_seed(()), torch.device("cpu")):
+    with fork_generators(PublicRandomness(0).generator_seed(()), torch.device("cpu")):
         return int(inputs_of(next(rows_in_order(dataset, 1, 1, collate))).shape[1])
 
 
@@ -291,7 +291,7 @@ def extract_features(
         PrivacyError: `collate_fn` mixes rows.
     """
     rows = len(cast("Any", dataset))
-    validate_collate(dataset, collate_fn, FixedShapes())
+    validate_collate(dataset, collate_fn, ShapeValidator())
     tensors = [(_input_and_target(part)) for part in rows_in_order(dataset, rows, batch_size, collate_fn)]
     if not tensors:
         raise DataError("extract_features: got a data set without rows, expected at least one")
@@ -312,7 +312,7 @@ def _input_and_target(rows: Any) -> tuple[Tensor, Tensor]:
 
 def _run(body: nn.Module, inputs: Tensor) -> Tensor:
     device = next((tensor.device for tensor in body.parameters()), torch.device("cpu"))
-    with own_generators(bytes(SEED_BYTES), device):
+    with fork_generators(bytes(SEED_BYTES), device):
         found = body(to_device(inputs, device))
     if not isinstance(found, Tensor) or found.shape[:1] != inputs.shape[:1]:
         got = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from sparsedp import distributed
-from sparsedp.batch import PerExampleLoss, Rows, per_sample_loss
+from sparsedp.batch import Batch, PerExampleLoss, per_sample_loss
 from sparsedp.callbacks import deferred_interrupt, live
 from sparsedp.errors import SparseDPError
 from sparsedp.evaluation import (
@@ -81,7 +81,7 @@ def fit(
     engine: str = "bookkeeping",
     max_physical_batch: int | None = None,
     num_workers: int = 0,
-    collate_fn: Callable[[list[Any]], Rows] | None = None,
+    collate_fn: Callable[[list[Any]], Batch] | None = None,
     sharded: bool = False,
     ema_decay: float | None = None,
     public_scores: Mapping[str, Any] | None = None,

@@ -17,12 +17,12 @@ from torch.utils.data import Dataset
 
 from sparsedp import distributed
 from sparsedp._files import Json
-from sparsedp.batch import Rows
+from sparsedp.batch import Batch
 from sparsedp.errors import DataError
 from sparsedp.loading import Collate, DataConfig, rows_in_order
 from sparsedp.parameters import Support
 from sparsedp.privacy.plan import Plan
-from sparsedp.randomness import PublicRandomness, own_generators
+from sparsedp.randomness import PublicRandomness, fork_generators
 from sparsedp.runs.checkpoint import Checkpoint, is_cut_in_blocks
 from sparsedp.runs.record import versions
 from sparsedp.sampling import UnitPartition
@@ -99,7 +99,7 @@ def refuse_shared_rows(dataset: Dataset[Any], collate: Collate | None) -> None:
 def _row_digests(dataset: Dataset[Any], collate: Collate | None, key: bytes) -> list[bytes]:
     found: list[bytes] = []
     size = min(len(cast("Any", dataset)), COMPARED_ROWS_OF_A_SHARD)
-    with own_generators(PublicRandomness(0).generator_seed(()), torch.device("cpu")):
+    with fork_generators(PublicRandomness(0).generator_seed(()), torch.device("cpu")):
         for rows in rows_in_order(dataset, size, COMPARED_ROWS_OF_A_SHARD, collate):
             tensors = [leaf for leaf in pytree.tree_leaves(rows) if isinstance(leaf, Tensor) and leaf.numel()]
             tables = [
@@ -159,7 +159,7 @@ def first_facts(
     }
 
 
-def data_facts(rows: Rows, loading: DataConfig) -> dict[str, Json]:
+def data_facts(rows: Batch, loading: DataConfig) -> dict[str, Json]:
     """A digest of some rows that all ranks hold; nothing where each has its own."""
     if loading.sharded:
         return {}

@@ -17,7 +17,7 @@ from sparsedp.evaluation import Evaluator
 from sparsedp.privacy.ledger import Ledger
 from sparsedp.privacy.mechanism import Release
 from sparsedp.privacy.plan import Plan
-from sparsedp.randomness import PublicRandomness, own_generators
+from sparsedp.randomness import PublicRandomness, fork_generators
 from sparsedp.results import Callback, Event, Result, Spending, StepReport
 from sparsedp.runs.checkpoint import (
     Checkpoint,
@@ -232,7 +232,7 @@ class RunKeeper:
     def evaluated(self, evaluate: Evaluator) -> dict[str, float]:
         """The numbers of an evaluation of the model as it is now, by public random numbers."""
         seed = self._public.generator_seed((self.position, 2))
-        with self.learner.evaluated() as model, own_generators(seed, next(model.parameters()).device):
+        with self.learner.evaluated() as model, fork_generators(seed, next(model.parameters()).device):
             return {name: float(value) for name, value in evaluate(model).items()}
 
     def _evaluated(self) -> dict[str, float | None]:
@@ -252,7 +252,7 @@ class RunKeeper:
             delta=plan.delta,
             unit=plan.unit,
             private=plan.is_private,
-            for_release=facts.for_release,
+            publishable=facts.publishable,
             complete=self.position >= plan.total_steps,
             d=support.dimension,
             k=support.size,

@@ -10,18 +10,18 @@ from typing import NamedTuple, final
 
 from torch import nn
 
-from sparsedp.batch import MicroBatch, PerSampleLoss, Rows
+from sparsedp.batch import Batch, LossFunction, MicroBatch
 from sparsedp.clipping import FlatClip
 from sparsedp.errors import PrivacyError
 from sparsedp.grad_sample import make_engine
-from sparsedp.grad_sample.query import Engine, Query
+from sparsedp.grad_sample.query import ClippedSumEngine, ClippedSumQuery
 from sparsedp.grad_sample.selection import EmbeddingRowCounter
 from sparsedp.methods.support_scheduler import Controller, SupportChange
-from sparsedp.privacy.ledger import Charge, Chargeable, SharedCharge
+from sparsedp.privacy.ledger import Charge, Chargeable, SplitCharge
 from sparsedp.privacy.mechanism import GaussianMechanism, Release
 from sparsedp.privacy.plan import Phase, Plan
 from sparsedp.privacy.queries import GradientSum, RowCountSum
-from sparsedp.randomness import PrivateRandomness, PublicRandomness, own_generators
+from sparsedp.randomness import PrivateRandomness, PublicRandomness, fork_generators
 from sparsedp.sampling import LogicalBatch
 from sparsedp.training.data import Batches
 from sparsedp.training.normalization import Normalised, release_statistics
@@ -36,9 +36,9 @@ COUNT = 1
 
 def counted_rows(
     model: nn.Module,
-    loss: PerSampleLoss,
+    loss: LossFunction,
     controller: Controller,
-    probe: Callable[[], Rows],
+    probe: Callable[[], Batch],
     public: PublicRandomness,
 ) -> EmbeddingRowCounter | None:
     """What a selection looks at, tried on a few rows; None for a method without one.
@@ -49,7 +49,7 @@ def counted_rows(
     if controller.tables is None:
         return None
     look = EmbeddingRowCounter(model, loss, [slot.name for slot in controller.tables.slots])
-    with own_generators(public.generator_seed((0, 4)), next(model.parameters()).device):
+    with fork_generators(public.generator_seed((0, 4)), next(model.parameters()).device):
         look.check(probe())
     return look
 
@@ -94,7 +94,7 @@ class StepCounts:
 
     def release(self, step: int, phase: Phase, batch: Iterable[MicroBatch], ledger: Chargeable) -> Chargeable:
         """Make the count; gives the ledger that the gradient of the same batch is to be charged to."""
-        paid = SharedCharge(ledger, Charge(phase.name, step, phase.sampling_rate, phase.noise_multiplier))
+        paid = SplitCharge(ledger, Charge(phase.name, step, phase.sampling_rate, phase.noise_multiplier))
         tables = self.controller.tables
         if self.look is not None and tables is not None and tables.total:
             self.controller.observe_counts(
@@ -116,7 +116,7 @@ class PrivateStep:
     state: StateGuard
     plan: Plan
     controller: Controller
-    engine: Engine
+    engine: ClippedSumEngine
     counts: StepCounts
     enter: Callable[[SupportChange], None]
     move: Callable[[Release], None]
@@ -139,7 +139,7 @@ class PrivateStep:
             self.enter(setting.change)
         last = step + 1 in self.plan.epoch_ends()
         with self.state.untouched(last_of_epoch=last):
-            query = Query(setting.support, phase.clip, setting.geometry, setting.per_sample_top)
+            query = ClippedSumQuery(setting.support, phase.clip, setting.geometry, setting.per_sample_top)
             released = GaussianMechanism(ledger, self.randomness).release(
                 GradientSum(self.engine, batch, query),
                 Charge(phase.name, step, phase.sampling_rate, phase.gradient_noise),
@@ -171,7 +171,7 @@ class Stepper:
     def __init__(
         self,
         model: nn.Module,
-        loss: PerSampleLoss,
+        loss: LossFunction,
         plan: Plan,
         batches: Batches,
         randomness: Randomness,
@@ -183,7 +183,7 @@ class Stepper:
         refuse_nothing_finite(rows := some_rows())
         validation = ModelValidation(model, loss, rows)
         self._device = next(model.parameters()).device
-        with own_generators(private.secret((0, 2)).seed(), self._device):
+        with fork_generators(private.secret((0, 2)).seed(), self._device):
             state = StateGuard(model, loss, lambda: validation.examples)
             validation.check()
         computing = make_engine(model, loss, engine)
@@ -207,7 +207,7 @@ class Stepper:
 
     def take(self, batch: LogicalBatch, ledger: Chargeable) -> Release:
         """The private step of a batch, paid for to a ledger."""
-        with own_generators(batch.secret.seed(), self._device):
+        with fork_generators(batch.secret.seed(), self._device):
             released = self._step(batch.step, batch, ledger)
         self.learner.after_step()
         return released
@@ -234,4 +234,4 @@ class Stepper:
 
     def secret_generators(self, position: int) -> AbstractContextManager[None]:
         """Around what handles private rows outside a step: nothing there should draw from the global generators."""
-        return own_generators(self._step.randomness.secret((position, 1)).seed(), self._device)
+        return fork_generators(self._step.randomness.secret((position, 1)).seed(), self._device)

@@ -26,9 +26,9 @@ from torch._C import _functorch
 from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from sparsedp.batch import PerSampleLoss, Rows, to_device
+from sparsedp.batch import Batch, LossFunction, to_device
 from sparsedp.errors import PrivacyError
-from sparsedp.randomness import SEED_BYTES, own_generators
+from sparsedp.randomness import SEED_BYTES, fork_generators
 
 LOSS = "(loss_fn)"
 """Where the names of what the loss holds begin; no attribute can be called so."""
@@ -75,7 +75,7 @@ class StateGuard:
     `lru_cache`, and C code. A hidden write to a trained weight is found only in the steps that compare values.
     """
 
-    def __init__(self, model: nn.Module, loss: PerSampleLoss, some_rows: Callable[[], Rows]) -> None:
+    def __init__(self, model: nn.Module, loss: LossFunction, some_rows: Callable[[], Batch]) -> None:
         self._model, self._loss, self._some_rows = model, loss, some_rows
         self._device = next(model.parameters()).device
         self._digests: dict[str, tuple[object, bytes]] = {}
@@ -163,8 +163,8 @@ class StateGuard:
         if kept:
             raise PrivacyError(_words(sorted(kept)))
 
-    def _run(self, rows: Rows) -> None:
-        with own_generators(bytes(SEED_BYTES), self._device), torch.enable_grad():
+    def _run(self, rows: Batch) -> None:
+        with fork_generators(bytes(SEED_BYTES), self._device), torch.enable_grad():
             self._loss(self._model, to_device(rows, self._device))
 
 
@@ -202,7 +202,7 @@ def _same_value(one: _Mark | None, other: _Mark | None) -> bool:
 class _State:
     """All that can be reached from the attributes of a model's modules and from its loss."""
 
-    def __init__(self, model: nn.Module, loss: PerSampleLoss | None, *, by_value: bool) -> None:
+    def __init__(self, model: nn.Module, loss: LossFunction | None, *, by_value: bool) -> None:
         self.marks: dict[str, _Mark] = {}
         self.modules: list[tuple[str, nn.Module]] = []
         self._by_value = by_value
@@ -379,7 +379,7 @@ def _unwrapped(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def _zeros(rows: Rows, count: int) -> Rows:
+def _zeros(rows: Batch, count: int) -> Batch:
     return pytree.tree_map_only(Tensor, lambda leaf: leaf.new_zeros(count, *leaf.shape[1:]), rows)
 
 
