@@ -2,8 +2,8 @@
 
     SPARSEDP_DATA=... python -m sparsedp_experiments.tabular_rates [TABLE ...]
 
-Written apart from the library but for the plan's noise: the same sampling of units, clip, noise, momentum and
-average, in NumPy, for all rates at once. Lines of `results/tabular-rates.jsonl`: mean AUC for each multiple of `table_rate`.
+Written apart from the library but for the plan's noise, in NumPy, for all rates at once: the same sampling of units,
+clip, noise, momentum and average. Lines of `results/tabular-rates.jsonl`: mean AUC at each multiple of `table_rate`.
 """
 
 from __future__ import annotations
@@ -41,9 +41,8 @@ def weights(inputs: Any, y: Array, owner: Array, plan: Plan, rates: Array, seed:
     speed, average = np.zeros_like(now), np.zeros_like(now)
     lengths = np.sqrt(np.asarray(inputs.multiply(inputs).sum(axis=1)))
     for step in range(phase.steps):
-        chosen = [
-            rng.choice(rows_of[unit]) for unit in np.flatnonzero(rng.random(units) < phase.sampling_rate)
-        ]
+        drawn = np.flatnonzero(rng.random(units) < phase.sampling_rate)
+        chosen = order[first[drawn] + (rng.random(len(drawn)) * counts[drawn]).astype(int)]
         residual = 1 / (1 + np.exp(-np.clip(inputs[chosen] @ now, -30, 30))) - y[chosen, None]
         residual *= np.minimum(1, 1 / (np.abs(residual) * lengths[chosen] + 1e-12))
         noise = rng.standard_normal((len(now), 1)) * phase.noise_multiplier

@@ -54,7 +54,8 @@ class RowLoader:
     Rows are fetched together. If that draws from a global generator (of torch, NumPy or Python), they are fetched
     again, from then on always, one by one, with all three seeded by the step's secret and the row's index.
 
-    **Privacy.** What one row draws does not depend on which others are fetched, in what order or by which process.
+    Formal guarantees:
+        What one row draws does not depend on which others are fetched, in what order or by which process.
     """
 
     def __init__(self, dataset: Dataset[Any], collate: Collate | None) -> None:
@@ -134,9 +135,10 @@ Signature = tuple[Any, ...]
 class ShapeValidator:
     """Remembers what the first batch looks like, and refuses a batch that looks different.
 
-    **Privacy.** Rows padded to the longest of their batch make a sample's gradient depend on its neighbours: one long
-    record changes all the others' gradients, and clipping each bounds nothing. Lengths are private, so no message
-    tells one.
+    Formal guarantees:
+        Rows padded to the longest of their batch make a sample's gradient depend on its neighbours: one long record
+        changes all the others' gradients, and clipping each bounds nothing. Lengths are private, so no message tells
+        one.
     """
 
     def __init__(self) -> None:

@@ -25,9 +25,10 @@ def cut(units: npt.NDArray[np.int64], most: int | None) -> list[slice]:
 
     Ranges of numbers with the same first binary digits are halved until no more than `most` units are in one.
 
-    **Privacy.** A unit that is added joins one run, or makes two of it; no other run changes. So each micro-batch's
-    sum may be rounded by itself (`privacy.mechanism.Grid`). The rule knows neither N nor how many machines share
-    the work.
+    Formal guarantees:
+        A unit that is added joins one run, or makes two of it; no other run changes. So each micro-batch's sum may
+        be rounded by itself (`privacy.mechanism.Grid`). The rule knows neither N nor how many machines share the
+        work.
     """
     if most is not None and most < 1:
         raise ValueError(f"most: got {most}, expected a whole number >= 1")
@@ -167,14 +168,17 @@ ROWS_OF_A_WHOLE_UNIT = 32
 class PoissonSampler:
     """Draws each step's batch from a map-style data set.
 
-    **Privacy.** Each unit is included independently with probability `sampling_rate`. A unit is a row unless `units`
-    in `loading` names one for every row; then `rows_per_unit` rows of a sampled unit are drawn at random without
-    replacement (all of them if it has fewer), and the engine clips their mean gradient once. A row is loaded the same
-    whatever else is in its batch: `ShapeValidator` refuses padding to the longest row of a batch, and random numbers
-    drawn while a row is loaded come from the step's secret and the row's index. Where several processes share the
-    units, each is drawn by its one owner (`UnitPartition`).
-    **Edge cases.** A batch may be empty; it still is a step. With `whole_units` all rows of a sampled unit are taken,
-    for counts that look at a unit once and bound it as a whole.
+    Formal guarantees:
+        Each unit is included independently with probability `sampling_rate`. A unit is a row unless `units` in
+        `loading` names one for every row; then `rows_per_unit` rows of a sampled unit are drawn at random without
+        replacement (all of them if it has fewer), and the engine clips their mean gradient once. A row is loaded the
+        same whatever else is in its batch: `ShapeValidator` refuses padding to the longest row of a batch, and
+        random numbers drawn while a row is loaded come from the step's secret and the row's index. Where several
+        processes share the units, each is drawn by its one owner (`UnitPartition`).
+
+    Edge cases:
+        A batch may be empty; it still is a step. With `whole_units` all rows of a sampled unit are taken, for counts
+        that look at a unit once and bound it as a whole.
     """
 
     def __init__(

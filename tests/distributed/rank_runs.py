@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import sparsedp
+from flat_settings import placed
 from sparsedp._serialization import to_json
 from sparsedp.errors import SparseDPError
 
@@ -78,7 +79,7 @@ def train(method: str = "tp-topk", **changes: Any) -> sparsedp.Result:
     if "dataset" not in arguments:
         arguments["dataset"] = words() if by_table else data()
     model, dataset = arguments.pop("model"), arguments.pop("dataset")
-    return sparsedp.fit(model, dataset, arguments.pop("loss", LOSS), **arguments)
+    return sparsedp.fit(model, dataset, arguments.pop("loss", LOSS), **placed(arguments))
 
 
 def accuracy(model: nn.Module) -> dict[str, float]:

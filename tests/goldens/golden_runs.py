@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import sparsedp
+from flat_settings import placed
 from sparsedp.methods import MethodOptions
 from sparsedp.methods.scores import Contributions
 from sparsedp.privacy.calibration import NominalSplit
@@ -79,7 +80,7 @@ def _fit(out: Path, asked: Mapping[str, Any], watch: Any = None) -> tuple[sparse
     }
     given = {name: value for name, value in {**usual, **asked}.items() if value is not None}
     network = _MODELS[given.pop("model", "linear")]()
-    return sparsedp.fit(network, train, nn.CrossEntropyLoss(reduction="none"), **given), supports
+    return sparsedp.fit(network, train, nn.CrossEntropyLoss(reduction="none"), **placed(given)), supports
 
 
 def _of_method(method: str, model: str) -> dict[str, Any]:

@@ -117,5 +117,5 @@ def fit(**settings):
 
 def test_fit_chooses_by_itself_and_keeps_to_what_is_said_of_a_support():
     assert fit(epsilon=8.0).method == "dp-sgd"
-    assert fit(epsilon=8.0, active_ratio=0.5).method == "tp-topk"
+    assert fit(epsilon=8.0, method=get_method("tp-topk", active_ratio=0.5)).method == "tp-topk"
     assert fit(epsilon=8.0, method="on-rand").method == "on-rand"

@@ -185,7 +185,7 @@ def test_a_scope_that_holds_nothing_is_refused_before_anything_is_charged(word, 
     with pytest.raises(SparseDPError, match=rf"scope: got \('{word}',\).*fits none.*0\.weight"):
         sparsedp.fit(
             model, TensorDataset(torch.rand(40, 3), torch.arange(40) % 2), nn.CrossEntropyLoss(reduction="none"),
-            method="dp-sgd", options=MethodOptions(scope=(word,)), epsilon=8.0, delta=1e-5, epochs=1,
+            method=get_method("dp-sgd", scope=(word,)), epsilon=8.0, delta=1e-5, epochs=1,
             run_dir=tmp_path / "run", progress=False,
         )  # fmt: skip
     assert not (tmp_path / "run").exists()

@@ -295,7 +295,8 @@ def test_noise_energy_of_a_run_without_noise_has_no_share():
 
 
 def test_report_of_a_support_that_changes_at_every_step_stays_small(tmp_path):
-    result = train(get_method("on-rand", clock=EverySteps(1)), seed=0, epochs=25, run_dir=tmp_path / "run")
+    method = get_method("on-rand", clock=EverySteps(1))
+    result = train(method, seed=0, epochs=25, run_dir=tmp_path / "run")
     assert len(result.supports) > 90
     page = result.report()
     assert page.stat().st_size < 200_000

@@ -24,10 +24,11 @@ from torch.utils.data import TensorDataset
 
 import sparsedp
 from every_day import by_method
+from flat_settings import placed
 from sparsedp import PrivacyError, PrivateNormalisation, SparseDPError, list_methods, verify
 from sparsedp.diagnostics import look
 from sparsedp.errors import DataError
-from sparsedp.methods import MethodOptions
+from sparsedp.methods import MethodOptions, get_method
 from sparsedp.optimizers.factory import AVERAGED, SQUARED, table_rate
 from sparsedp.privacy.ledger import Ledger
 from sparsedp.runs.run import Run
@@ -168,8 +169,8 @@ def test_the_model_is_what_fit_gives_for_the_same_tensors():
 
     data = TensorDataset(torch.tensor(scaled, dtype=torch.float32), torch.tensor(y))
     sparsedp.fit(
-        by_hand, data, sparsedp.PerExampleLoss(loss), method="tp-coherent", epsilon=3.0, epochs=3, batch_size=16,
-        seed=0, lr=0.5, max_grad_norm=0.7, ema_decay=1.0, options=MethodOptions(active_ratio=32 / 51), progress=False,
+        by_hand, data, sparsedp.PerExampleLoss(loss), method=get_method("tp-coherent", active_ratio=32 / 51),
+        epsilon=3.0, epochs=3, batch_size=16, seed=0, lr=0.5, max_grad_norm=0.7, ema_decay=1.0, progress=False,
     )  # fmt: skip
     expected = torch.cat([by_hand.weight.reshape(-1), by_hand.bias]).detach().numpy()
     assert np.abs(expected).max() > 0.01
@@ -265,8 +266,8 @@ def test_auto_is_the_same_plan_as_that_of_fit(rows, features, people, settings, 
         return network(batch[0]).squeeze(1) * batch[1]
 
     other = sparsedp.fit(
-        nn.Linear(features, 1), data, sparsedp.PerExampleLoss(loss), method="auto", unit_ids=units, seed=0,
-        accountant="rdp", progress=False, **settings,
+        nn.Linear(features, 1), data, sparsedp.PerExampleLoss(loss), unit_ids=units, seed=0, accountant="rdp",
+        progress=False, **placed(settings),
     )  # fmt: skip
     assert model.method_ == model.result_.plan.method == method
     assert model.result_.plan == other.plan

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
+from sparsedp.methods import get_method
+
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from oracles import adafest
@@ -225,7 +227,7 @@ def test_a_resumed_run_goes_on_to_the_bit(tmp_path, optimizer):
 
     def run(out, **more):
         return fit(
-            Bag(), texts(2), LOSS, method="adafest", options=MethodOptions(ranking=Contributions(1.0, 0.3)),
+            Bag(), texts(2), LOSS, method=get_method("adafest", ranking=Contributions(1.0, 0.3)),
             epsilon=8.0, delta=1e-3, epochs=2, batch_size=BATCH, accountant="rdp", seed=3, run_dir=out,
             progress=False, optimizer=lambda p: getattr(torch.optim, optimizer)(p, lr=0.1), **more,
         )  # fmt: skip
@@ -277,8 +279,8 @@ def test_tables_are_counted_however_the_model_lays_out_its_batch(method, how):
     """The model is given one text at a time, so whatever it looks up is that text's."""
     always = ("dense", "place.weight") if how == "positions" else ("dense",)
     result = fit(
-        Placed(how), texts(), LOSS, method=method, epsilon=8.0, delta=1e-3, epochs=1, batch_size=BATCH,
-        accountant="rdp", lr=0.1, seed=3, progress=False, options=MethodOptions(always=always),
+        Placed(how), texts(), LOSS, method=get_method(method, always=always), epsilon=8.0, delta=1e-3, epochs=1,
+        batch_size=BATCH, accountant="rdp", lr=0.1, seed=3, progress=False,
     )  # fmt: skip
     active = result.support.split(ParameterLayout.of(result.model))
     assert 0 < len(active["words.weight"]) < WORDS * WIDTH
@@ -288,7 +290,7 @@ def test_tables_are_counted_however_the_model_lays_out_its_batch(method, how):
 def test_the_row_of_padding_gets_noise_where_it_is_in_the_support():
     how = {"epsilon": 8.0, "delta": 1e-3, "epochs": 1, "batch_size": BATCH, "accountant": "rdp", "lr": 0.1}
     scores = {"words.weight": torch.arange(WORDS) > 0, "out.*": True}
-    by_rows = {"public_scores": scores, "options": MethodOptions(granularity=Granularity.ROWS)}
+    by_rows = {"public_scores": scores, "method": get_method("given", granularity=Granularity.ROWS)}
     for more, moves in (({"method": "dp-sgd"}, True), (by_rows, False)):
         trained = fit(Bag(), texts(), LOSS, seed=3, progress=False, **how, **more).model
         assert bool((trained.words.weight[0] != 0).all()) is moves

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from sparsedp import fit
+from sparsedp.methods import get_method
 
 DATA = torch.randn(60, 8, generator=torch.Generator().manual_seed(0)), torch.arange(60) % 2
 SETTINGS = {"epsilon": 8.0, "delta": 1e-3, "epochs": 4, "batch_size": 20, "seed": 0, "progress": False}
@@ -19,7 +20,7 @@ def network() -> nn.Module:
 
 def run(model: nn.Module, **settings: object) -> None:
     fit(
-        model, DATA, nn.CrossEntropyLoss(reduction="none"), method="tp-topk", active_ratio=0.1,
+        model, DATA, nn.CrossEntropyLoss(reduction="none"), method=get_method("tp-topk", active_ratio=0.1),
         **{**SETTINGS, **settings},
     )  # fmt: skip
 

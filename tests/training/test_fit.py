@@ -18,11 +18,12 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from every_day import by_method
+from flat_settings import placed
 from runs import CLASSES, FEATURES, ROWS, loss_fn, network, rows, weights
 from sparsedp import PerExampleLoss, RunMetadata, fit
 from sparsedp.callbacks import deferred_interrupt
 from sparsedp.errors import DataError, PrivacyError, PrivacyWarning, SparseDPError
-from sparsedp.methods import MethodOptions, list_methods
+from sparsedp.methods import get_method, list_methods
 from sparsedp.methods.plan_config import default_batch_size, default_delta
 from sparsedp.privacy.accounting import accountant
 from sparsedp.privacy.calibration import NominalSplit
@@ -41,7 +42,7 @@ QUICK: dict[str, Any] = {
 def quick_fit(**changed: Any) -> Result:
     arguments = {"eval_dataset": rows(7, 30), "method": "tp-topk", **QUICK, **changed}
     data = arguments.pop("data", rows(1))
-    return fit(network(), data, loss_fn, **arguments)
+    return fit(network(), data, loss_fn, **placed(arguments))
 
 
 @pytest.mark.parametrize("method", by_method(method.name for method in list_methods() if method.private))
@@ -321,11 +322,9 @@ def test_general_losses_nominal_splits_and_options_pass_through() -> None:
         nn.Linear(FEATURES, CLASSES),
         rows(1),
         PerExampleLoss(lambda model, batch: loss_fn(model(batch[0]), batch[1])),
-        method="tp-topk",
-        split=NominalSplit(0.3),
-        options=MethodOptions(ranking="coherent"),
-        active_ratio=0.5,
-        warmup_fraction=0.4,
+        method=get_method(
+            "tp-topk", split=NominalSplit(0.3), ranking="coherent", active_ratio=0.5, warmup_fraction=0.4
+        ),
         max_grad_norm=(1.0, 0.5),
         **QUICK,
     )

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
+from flat_settings import placed
 from sparsedp.errors import SparseDPError
 from sparsedp.methods import Granularity, MethodOptions, PublicScores, build_plan
 from sparsedp.parameters import ParameterLayout
@@ -38,7 +39,9 @@ def data() -> TensorDataset:
 
 def trained(model=None, **how):
     asked = {"epsilon": 4.0, "delta": 1e-3, "epochs": 2, "batch_size": 20, "accountant": "rdp", "lr": 0.5}
-    return fit(model or network(), data(), LOSS, **{**asked, **how}, seed=3, progress=False)
+    if "public_scores" in how and {"active_ratio", "options"} & set(how):
+        how = {"method": "given", **how}
+    return fit(model or network(), data(), LOSS, **placed({**asked, **how}), seed=3, progress=False)
 
 
 def active(result) -> dict[str, list[int]]:

@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
+from flat_settings import placed
 from runs import CLASSES, FEATURES, ROWS, a_plan, loss_fn, network, rows, sgd, weights
 from sparsedp import Normalised, PrivateNormalisation, fit, load_weights
 from sparsedp.errors import DataError, ModelError, PrivacyError
@@ -41,7 +42,7 @@ def train(out: Path | None = None, *, dataset: Dataset[Any] | None = None, **mor
         "method": "tp-topk", "epsilon": 8.0, "delta": 1e-3, "epochs": 5, "batch_size": 20,
         "optimizer": sgd, "accountant": "rdp", "normalise": ASKED, "seed": 0,
     }  # fmt: skip
-    return fit(network(), dataset or rows(1), loss_fn, run_dir=out, **{**settings, **more})
+    return fit(network(), dataset or rows(1), loss_fn, run_dir=out, **placed({**settings, **more}))
 
 
 def noise_of(seed: int, step: int, size: int) -> Tensor:

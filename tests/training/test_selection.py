@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
+from sparsedp.methods import get_method
+
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from oracles.fest import best_rows, histogram
@@ -177,7 +179,7 @@ def test_all_texts_of_a_unit_are_counted_however_few_train(monkeypatch):
 
     monkeypatch.setattr(EmbeddingRowCounter, "__call__", watch)
     fit(
-        Bag(), texts(5), LOSS, method="fest", active_ratio=0.3, unit_ids=torch.arange(ROWS) // 9, rows_per_unit=1,
+        Bag(), texts(5), LOSS, method=get_method("fest", active_ratio=0.3), unit_ids=torch.arange(ROWS) // 9,
         epsilon=8.0, delta=1e-3, epochs=1, batch_size=5, accountant="rdp", progress=False, seed=0,
     )  # fmt: skip
     assert seen == [(ROWS, 10)]
@@ -246,8 +248,8 @@ def test_a_resumed_run_keeps_its_selection(tmp_path):
     def run(out, **more):
         torch.manual_seed(0)
         return fit(
-            Bag(), texts(2), LOSS, method="fest", active_ratio=0.3, epsilon=4.0, delta=1e-3, epochs=2, batch_size=30,
-            accountant="rdp", lr=0.5, seed=3, run_dir=out, progress=False, **more,
+            Bag(), texts(2), LOSS, method=get_method("fest", active_ratio=0.3), epsilon=4.0, delta=1e-3, epochs=2,
+            batch_size=30, accountant="rdp", lr=0.5, seed=3, run_dir=out, progress=False, **more,
         )  # fmt: skip
 
     straight = run(tmp_path / "straight")

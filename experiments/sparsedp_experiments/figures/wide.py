@@ -12,8 +12,10 @@ from collections.abc import Sequence
 from io import StringIO
 from pathlib import Path
 
+import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
+from scipy import special
 
 from sparsedp_experiments.runs.results import Estimate, estimate, paired_difference
 from sparsedp_experiments.wide.data import LOGITS
@@ -24,15 +26,16 @@ COLOURS = {500: "#6d7783", 2_000: "#0d7068", 5_000: "#2f5fd0", 20_000: "#7a45c9"
 LEVEL = 0.2847
 """The share s/d from which on s (1 + 2 log(d/s)) is no less than d."""
 
+TICKS = (1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.5)
+"""Shares that are written on the axis."""
+
 
 def accuracy_at(error: float) -> float:
     """Of weights whose squared error is `error` times their squared length, on independent features."""
-    cosine = 1 / math.sqrt(1 + error)
     z, weight = np.polynomial.hermite_e.hermegauss(64)
-    weight /= weight.sum()
-    score = cosine * z[:, None] + math.sqrt(1 - cosine**2) * z[None, :]
-    right = 1 / (1 + np.exp(-LOGITS * z[:, None] * np.sign(score)))
-    return float((right * weight[:, None] * weight[None, :]).sum())
+    agrees = special.ndtr(z / math.sqrt(error)) if error else (z > 0).astype(float)
+    likely = special.expit(LOGITS * z)
+    return float((weight * (likely * agrees + (1 - likely) * (1 - agrees))).sum() / weight.sum())
 
 
 def promised(dense: float, features: int, causes: float) -> float:
@@ -59,9 +62,11 @@ def figure(rows: Sequence[Row]) -> str:
             points.setdefault(cell["features"], []).append((cell["causes"] / cell["features"], gain, dense))
     drawing = Figure((11, 4), layout="constrained")
     measured, theory = drawing.subplots(1, 2)
-    for axes, title in ((measured, "measured"), (theory, "promised: s (1 + 2 log d/s) for d")):
+    for axes, title in ((measured, "measured"), (theory, "theory: error of s (1 + 2 log d/s) for d")):
         axes.set(title=title, xlabel="share of features that matter", ylabel="points over dense")
         axes.set(xscale="log", xlim=(8e-4, 0.6), ylim=(-3, 24))
+        axes.set_xticks(TICKS, [f"{tick:.3g} %" for tick in 100 * np.array(TICKS)])
+        axes.minorticks_off()
         axes.axhline(0, ls=":", color="#6d7783")
     for features, found in sorted(points.items()):
         found.sort(key=lambda point: point[0])
@@ -76,7 +81,8 @@ def figure(rows: Sequence[Row]) -> str:
     theory.legend()
     measured.legend()
     file = StringIO()
-    drawing.savefig(file, format="svg", metadata={"Date": None})
+    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "sparsedp"}):
+        drawing.savefig(file, format="svg", metadata={"Date": None})
     return file.getvalue()
 
 

@@ -163,7 +163,7 @@ def train(
 def _train(values: dict[str, Any], out: Path | None, snapshots: bool, as_json: bool, *, resume: bool) -> None:
     from sparsedp import distributed
     from sparsedp.callbacks import EpochLines
-    from sparsedp.results import Callback
+    from sparsedp.results import CallbackLike
     from sparsedp.runs.directory import check_new, free_folder, holds_run, resumes
     from sparsedp_experiments.runs.execute import check, execute
     from sparsedp_experiments.runs.settings import Settings
@@ -182,7 +182,7 @@ def _train(values: dict[str, Any], out: Path | None, snapshots: bool, as_json: b
     distributed.broadcast_from_main(lambda: None if resume else check_new(folder))
     screen = stderr_console() if main else Console(quiet=True)
     watched = screen.is_terminal and not as_json and main
-    callbacks: list[Callback] = []
+    callbacks: list[CallbackLike] = []
     if not as_json and main:
         what = "Going on with" if resume else "Training"
         screen.print(

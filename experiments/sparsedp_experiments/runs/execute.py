@@ -30,9 +30,8 @@ from sparsedp.errors import DataError, ModelError, SparseDPError
 from sparsedp.evaluation import Evaluator, Metrics, classification_metrics, score_ranks
 from sparsedp.methods.auto import AUTO_METHOD
 from sparsedp.optimizers.factory import MOMENTUM, OptimizerChoice, Rate, rate_for_table
-from sparsedp.optimizers.noise_aware import AdamBC, LowPassSGD
 from sparsedp.randomness import PublicRandomness
-from sparsedp.results import Callback, Result
+from sparsedp.results import CallbackLike, Result
 from sparsedp.runs.record import RunMetadata
 from sparsedp.training.data import extract_features
 from sparsedp.training.fit import fit, public_weights
@@ -45,6 +44,7 @@ from sparsedp_experiments.data.registry import public_checksum
 from sparsedp_experiments.models import MODELS
 from sparsedp_experiments.models.least_squares import LeastSquares, keep_noise_down, moments_loss
 from sparsedp_experiments.models.networks import parameter_count
+from sparsedp_experiments.models.noise_aware import AdamBC, LowPassSGD
 from sparsedp_experiments.runs.settings import Settings
 
 _SPLIT_SEED = 0
@@ -279,8 +279,8 @@ def execute(
     *,
     out: Path | str | None = None,
     resume: bool = False,
-    callbacks: Sequence[Callback] = (),
-    watch: Callable[[nn.Module], Sequence[Callback]] = lambda _: (),
+    callbacks: Sequence[CallbackLike] = (),
+    watch: Callable[[nn.Module], Sequence[CallbackLike]] = lambda _: (),
     progress: bool = False,
 ) -> Result:
     """Load, build, train, evaluate; `watch` makes further callbacks, which look at the model's public weights.
@@ -309,8 +309,7 @@ def execute(
         model,
         bundle.train,
         loss_of(model),
-        method=found.method,
-        options=found.method_options(),
+        method=found.configured_method(),
         optimizer=optimizer,
         lr=rate_of(found, bundle, model) if optimizer is None else None,
         lr_scheduler=_SCHEDULERS[found.scheduler],
@@ -325,7 +324,7 @@ def execute(
         progress=progress,
         metadata=replace(named, schema={**(named.schema or {}), **public_weights(whole)}),
         **found.training(),
-        **found.asked(),
+        **found.of_the_plan(),
     )
     return replace(result, model=whole.eval()) if found.cache_features else result
 

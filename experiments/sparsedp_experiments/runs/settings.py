@@ -12,8 +12,10 @@ from typing import Any, Literal
 
 from sparsedp._serialization import FrozenMap, canonical, sha256
 from sparsedp.errors import PrivacyError, SparseDPError
+from sparsedp.loading import DataConfig
 from sparsedp.methods import MethodOptions, Protection, configure, get_method
 from sparsedp.methods.auto import AUTO_METHOD
+from sparsedp.methods.method import OF_THE_PLAN, Method
 from sparsedp.methods.plan_config import (
     ACCOUNTANT,
     CLIP_NORM,
@@ -24,10 +26,10 @@ from sparsedp.methods.plan_config import (
     Asked,
 )
 from sparsedp.optimizers.factory import MOMENTUM
-from sparsedp.optimizers.noise_aware import OWN_OPTIMIZERS
 from sparsedp.privacy.calibration import EqualNoise, NominalSplit
 from sparsedp.privacy.normalization import PrivateNormalisation
 from sparsedp.runs.run import Run
+from sparsedp.training.planning import changed_method
 from sparsedp_experiments.data import DATASETS
 from sparsedp_experiments.data.spec import Value
 
@@ -257,10 +259,21 @@ class Settings:
             noise_std=self.noise_std,
         )
 
+    def configured_method(self) -> str | Method:
+        """The method with all that belongs to it, as `fit` takes it."""
+        own = {name: value for name, value in self.asked().items() if name in OF_THE_PLAN}
+        if own.get("split") == EqualNoise():
+            del own["split"]
+        return changed_method(self.method, self.method_options(), **own)
+
+    def of_the_plan(self) -> dict[str, Any]:
+        """What they ask of a plan besides the method, as `fit` takes it."""
+        return {name: value for name, value in self.asked().items() if name not in OF_THE_PLAN}
+
     def training(self) -> dict[str, Any]:
         """What they ask of the training loop, as `fit` takes it."""
-        names = ("rows_per_unit", "engine", "max_physical_batch", "ema_decay")
-        return {name: getattr(self, name) for name in names}
+        data = DataConfig(rows_per_unit=self.rows_per_unit, max_physical_batch=self.max_physical_batch)
+        return {"engine": self.engine, "ema_decay": self.ema_decay, "data": data}
 
     @property
     def digest(self) -> str:
@@ -348,7 +361,7 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
         "selection_budget": NUMBER,
         "phase1_budget": NUMBER,
         "public_scores": TEXT,
-        "optimizer": choice("sgd", "adam", "adamw", *OWN_OPTIMIZERS),
+        "optimizer": choice("sgd", "adam", "adamw", "adam-bc", "low-pass"),
         "lr": POSITIVE,
         "momentum": DECAY,
         "weight_decay": NOT_NEGATIVE,

@@ -20,14 +20,17 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import sparsedp
+from sparsedp.methods import Method
+from sparsedp.methods.auto import ADAPTIVE
+from sparsedp.training.planning import changed_method
 from sparsedp_experiments.wide.data import GENERATORS, WideData
 from sparsedp_experiments.wide.simulate import EMA, MOMENTUM, Training, oracle, simulate
 
 CELL = ("data", "features", "causes", "epsilon", "records")
-METHODS = {
+METHODS: Mapping[str, str | Method] = {
     "dense": "dp-sgd",
     "adaptive": "tp-adaptive",
-    "auto": "auto",
+    "raw": ADAPTIVE,
     "energy": "tp-topk",
     "coherent": "tp-coherent",
     "random": "tp-rand",
@@ -134,8 +137,7 @@ def fit_linear(
         model,
         TensorDataset(data.x.at(columns).matrix if name == "oracle" else data.x.matrix, data.y),
         loss,
-        method=METHODS[name],
-        active_ratio=float(ratio) if ratio else None,
+        method=changed_method(METHODS[name], active_ratio=float(ratio) if ratio else None),
         epsilon=cell["epsilon"],
         delta=cell["delta"],
         epochs=cell["epochs"],

@@ -8,6 +8,7 @@ from sparsedp.clipping import FlatClip
 from sparsedp.errors import SparseDPError
 from sparsedp.parameters import ParameterLayout, Support
 from sparsedp.runs.snapshots import Snapshot
+from sparsedp.training.planning import changed_method
 from sparsedp_experiments.theory.trajectory import (
     FreezeCount,
     Snapshots,
@@ -25,12 +26,11 @@ def a_run(method="tp-topk", callbacks=(), model=None):
         network() if model is None else model,
         DATA,
         torch.nn.CrossEntropyLoss(reduction="none"),
-        method=method,
+        method=changed_method(method, active_ratio=0.3),
         epsilon=8.0,
         delta=1e-3,
         epochs=4,
         batch_size=20,
-        active_ratio=0.3,
         max_grad_norm=0.5,
         seed=3,
         accountant="rdp",

@@ -25,7 +25,7 @@ from sparsedp.privacy.mechanism import GaussianMechanism
 from sparsedp.privacy.plan import Phase, Plan
 from sparsedp.privacy.queries import ClientUpdateSum, is_within
 from sparsedp.randomness import SeededRandomness, SystemRandomness
-from sparsedp.results import Callback, StepReport
+from sparsedp.results import CallbackLike, StepReport
 from sparsedp.runs.directory import find_run
 from sparsedp.runs.record import RunMetadata
 from sparsedp.training.recorder import RunKeeper, facts_of, public_randomness
@@ -127,7 +127,7 @@ class FederatedTrainer(KeptRun):
         seed: int | None = None,
         ema_decay: float | None = None,
         public_scores: Mapping[str, Any] | None = None,
-        callbacks: Sequence[Callback] = (),
+        callbacks: Sequence[CallbackLike] = (),
         metadata: RunMetadata = RunMetadata(),  # noqa: B008
     ) -> None:
         require_one_process("a federated run's server")

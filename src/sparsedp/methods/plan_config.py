@@ -13,7 +13,16 @@ from sparsedp import _validate as checks
 from sparsedp._serialization import FrozenMap
 from sparsedp.errors import PrivacyError, SparseDPError
 from sparsedp.methods.catalog import get_method
-from sparsedp.methods.method import Method, MethodOptions, Moves, Protection, Stage, configure, phase_names
+from sparsedp.methods.method import (
+    OF_THE_PLAN,
+    Method,
+    MethodOptions,
+    Moves,
+    Protection,
+    Stage,
+    configure,
+    phase_names,
+)
 from sparsedp.methods.scores import Contributions
 from sparsedp.privacy.accounting import plan_epsilon
 from sparsedp.privacy.calibration import BudgetSplit, EqualNoise, calibrate, read_split, warn_if_large
@@ -309,7 +318,11 @@ class PlanSpec:
             "max_grad_norm": None if row.protection is Protection.NO_CLIP else CLIP_NORM,
             "epsilon": EPSILON if row.private and asked.get("noise_multiplier") is None else None,
         }
-        given: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
+        given: dict[str, Any] = {
+            name: getattr(row, name) for name in OF_THE_PLAN if getattr(row, name) is not None
+        }
+        given |= {name: value for name, value in asked.items() if value is not None}
+        row = replace(row, warmup_fraction=None, selection_budget=None, split=None, noise_std=None)
         values = {**defaults, **given}
         if "batch_size" not in given:
             values["batch_size"] = default_batch_size(units)

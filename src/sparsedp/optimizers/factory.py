@@ -14,7 +14,6 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from sparsedp.errors import SparseDPError
 from sparsedp.methods.plan_config import CLIP_NORM
-from sparsedp.optimizers.noise_aware import OWN_OPTIMIZERS
 from sparsedp.privacy.plan import Plan
 
 MOMENTUM = 0.9
@@ -39,7 +38,6 @@ def named_optimizer(name: str, lr: float | None) -> Callable[[Iterable[nn.Parame
         for one, kind in vars(torch.optim).items()
         if isinstance(kind, type) and issubclass(kind, Optimizer) and kind is not Optimizer
     }
-    known |= OWN_OPTIMIZERS
     kind = known.get(name.lower())
     if kind is None:
         raise SparseDPError(f"optimizer: got {name!r}, expected one of {', '.join(sorted(known))}")

@@ -19,7 +19,6 @@ from torch.optim import Optimizer
 from sparsedp.errors import ModelError, SparseDPError
 from sparsedp.methods.support_scheduler import SupportChange
 from sparsedp.optimizers.factory import optimizer_state, restore_optimizer
-from sparsedp.optimizers.noise_aware import OWN_OPTIMIZERS, AdamBC
 from sparsedp.parameters import ParameterLayout, Support
 from sparsedp.privacy.mechanism import Release
 
@@ -136,6 +135,16 @@ def carry(values: Tensor, old: Places, out: Tensor, new: Places) -> None:
     out.view(-1)[place[kept]] = values.reshape(-1)[kept]
 
 
+class ElementwiseOptimizer(Optimizer):
+    """Base of one's own optimizers that move each coordinate by its own gradient and state alone.
+
+    On a support such an optimizer keeps state for the active coordinates only, as torch's own do.
+    """
+
+    def observe_noise(self, parameter: Tensor, variance: Tensor) -> None:
+        """Take the variance of the noise in a parameter's next gradient, in its shape; ignored unless overridden."""
+
+
 ELEMENTWISE: frozenset[type[Optimizer]] = frozenset(
     {
         torch.optim.SGD,
@@ -149,7 +158,6 @@ ELEMENTWISE: frozenset[type[Optimizer]] = frozenset(
         torch.optim.Adamax,
         torch.optim.Rprop,
         torch.optim.ASGD,
-        *OWN_OPTIMIZERS.values(),
     }
 )
 """Optimizers that move each coordinate by its own gradient and state alone, so that the others need not be there."""
@@ -211,11 +219,11 @@ class CompactOptimizer:
         self.enter(released.support)
         for seat in self._seats:
             seat.held.grad = _gradient(seat, released)
-        if isinstance(self._optimizer, AdamBC):
+        if isinstance(self._optimizer, ElementwiseOptimizer):
             variance = released.noise_scale.square_()
             for seat in (seat for seat in self._seats if seat.held.grad is not None):
                 own = variance[seat.span.start : seat.span.start + seat.held.numel()]
-                self._optimizer.hear(seat.held, own.view(seat.held.shape))
+                self._optimizer.observe_noise(seat.held, own.view(seat.held.shape))
         self._optimizer.step()
         for seat in self._seats:
             seat.held.grad = None
@@ -340,10 +348,10 @@ class MaskedOptimizer:
         gradient = None if released.support.is_full else released.dense()
         for part in self._parts:
             part.parameter.grad = self._gradient(part, released, gradient)
-        if isinstance(self._optimizer, AdamBC):
+        if isinstance(self._optimizer, ElementwiseOptimizer):
             variance = released.support.scatter(released.noise_scale.square_())
             for part in (part for part in self._parts if part.parameter.grad is not None):
-                self._optimizer.hear(part.parameter, variance[part.span].view(part.parameter.shape))
+                self._optimizer.observe_noise(part.parameter, variance[part.span].view(part.parameter.shape))
         if self._coasts:
             with self._decay_on_support_only():
                 self._optimizer.step()
@@ -512,7 +520,7 @@ def support_optimizer(
         ModelError: it holds other parameters than the model's that it could move.
     """
     _check_optimizer(model, layout, optimizer, coasts)
-    if coasts or type(optimizer) not in ELEMENTWISE:
+    if coasts or not (type(optimizer) in ELEMENTWISE or isinstance(optimizer, ElementwiseOptimizer)):
         logger.info(
             "%s holds state for all %d coordinates, and every step costs as many: %s",
             type(optimizer).__name__,

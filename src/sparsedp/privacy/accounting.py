@@ -96,8 +96,9 @@ class PldAccountant:
     One step is discretised by connecting the dots of its exact hockey-stick divergence (Doroshenko et al. 2022,
     arXiv 2207.04380, Algorithm 1), which dominates it whatever the grid; the library composes and reads off.
 
-    **Privacy.** Valid only for mechanisms and step counts fixed beforehand; for a plan chosen after looking at an
-    earlier one's releases use `sparsedp.privacy.calibration`.
+    Formal guarantees:
+        Valid only for mechanisms and step counts fixed beforehand; for a plan chosen after looking at an earlier
+        one's releases use `sparsedp.privacy.calibration`.
     """
 
     name: str = "pld"
@@ -455,8 +456,9 @@ def epsilon_by_epoch(plan: Plan, name: str | None = None, delta: float | None = 
 
     By the plan's own accountant and at its own delta, unless told otherwise.
 
-    **Privacy.** These are prefixes of the plan. A run stopped early guarantees the *planned* epsilon, unless the stop
-    did not depend on anything that was released.
+    Formal guarantees:
+        These are prefixes of the plan. A run stopped early guarantees the *planned* epsilon, unless the stop did not
+        depend on anything that was released.
     """
     return _chosen(plan, name).epsilon_at_steps(plan.events(), plan.epoch_ends(), _delta_of(plan, delta))
 

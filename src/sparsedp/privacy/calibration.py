@@ -221,9 +221,12 @@ def calibrate(
 
     Phases with a noise multiplier keep it and are counted; phases without one (0) get theirs from `split`.
 
-    **Privacy.** The guarantee holds when the whole plan was fixed before the first release. For a plan chosen after
-    an earlier run's releases were seen, use `RdpFilter.calibrate`.
-    **Edge cases.** A process remembers what it has solved.
+    Formal guarantees:
+        The guarantee holds when the whole plan was fixed before the first release. For a plan chosen after an
+        earlier run's releases were seen, use `RdpFilter.calibrate`.
+
+    Edge cases:
+        A process remembers what it has solved.
 
     Raises:
         PrivacyError: nothing to calibrate, a phase without a clip, or an epsilon that no noise reaches.
@@ -324,10 +327,11 @@ class PriorRun(Protocol):
 class RdpFilter:
     """A cap on all runs over the same units together, counted at one fixed Renyi order.
 
-    **Privacy.** Whatever plans it admits, chosen in any way from earlier releases, the whole is (epsilon, delta)-DP,
-    provided cap and order were settled without looking at any release. Unlike a PLD guarantee this also covers
-    runs stopped early because of what they showed: what their closed ledgers did not charge is free for later runs.
-    It counts the runs that it is told of; `runs.continuing.continue_runs` also gives no remainder away twice.
+    Formal guarantees:
+        Whatever plans it admits, chosen in any way from earlier releases, the whole is (epsilon, delta)-DP, provided
+        cap and order were settled without looking at any release. Unlike a PLD guarantee this also covers runs
+        stopped early because of what they showed: what their closed ledgers did not charge is free for later runs.
+        It counts the runs that it is told of; `runs.continuing.continue_runs` also gives no remainder away twice.
     """
 
     epsilon: float

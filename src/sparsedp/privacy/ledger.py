@@ -69,9 +69,10 @@ _ROUNDING = 1e-12
 class SplitCharge:
     """A ledger for the releases of one step: pays for the step before the first, and sees that they add up to it.
 
-    **Privacy.** Gaussian releases of the same sampled units with noise multipliers s_1, s_2, ..., each chosen in the
-    light of those before, cost what one with `(s_1^-2 + s_2^-2 + ...)^(-1/2)` costs (Ghazi et al. 2023, Sec. 3.2).
-    That one is the plan's, so a release that would exceed it is refused.
+    Formal guarantees:
+        Gaussian releases of the same sampled units with noise multipliers s_1, s_2, ..., each chosen in the light of
+        those before, cost what one with `(s_1^-2 + s_2^-2 + ...)^(-1/2)` costs (Ghazi et al. 2023, Sec. 3.2). That
+        one is the plan's, so a release that would exceed it is refused.
     """
 
     def __init__(self, ledger: Chargeable, whole: Charge) -> None:
@@ -173,8 +174,9 @@ class LedgerState:
     def expected_digests(self, name: str) -> tuple[str, ...]:
         """The digests a file of the run may have: the last one written down.
 
-        **Edge cases.** A file is written after its line. So if that line is the last one of all, the file may still
-        be the one before: the run was killed in between.
+        Edge cases:
+            A file is written after its line. So if that line is the last one of all, the file may still be the one
+            before: the run was killed in between.
         """
         lines = [line for line in self.files if name in line.sha256]
         kept = 2 if lines and lines[-1].number == self.length and self.torn is None else 1
@@ -213,7 +215,8 @@ class LedgerState:
     def next_block(self) -> ChargeBlock:
         """The block that pays for the first step not charged: at most 1 % of the plan, within one phase.
 
-        **Edge cases.** With everything charged, and in a closed ledger, it has no steps.
+        Edge cases:
+            With everything charged, and in a closed ledger, it has no steps.
         """
         first = self.charged
         for phase in self.planned:
@@ -247,8 +250,9 @@ class LedgerState:
     def spent(self, delta: float | None = None, accountant: str = "pld") -> float:
         """Epsilon of everything charged, for one unit, at `delta` (the header's by default).
 
-        **Privacy.** Of a run stopped early this holds only if the stop did not depend on what was released; the
-        planned epsilon holds always.
+        Formal guarantees:
+            Of a run stopped early this holds only if the stop did not depend on what was released; the planned
+            epsilon holds always.
         """
         chosen = self.delta if delta is None else delta
         if chosen is None:

@@ -330,7 +330,8 @@ def no_messages() -> Iterator[None]:
 
     A message is an output of the run. One that is written, or not, because of a record tells of that record.
 
-    **Edge cases.** What the user's model, loss or data set print or log themselves is theirs, and passes.
+    Edge cases:
+        What the user's model, loss or data set print or log themselves is theirs, and passes.
     """
     logger, silence = logging.getLogger("sparsedp"), _Nothing()
     logger.addFilter(silence)

@@ -173,7 +173,8 @@ class SampledGaussian(NamedTuple):
 def normalize_events(events: Iterable[SampledGaussian]) -> tuple[SampledGaussian, ...]:
     """Spends as an accountant counts them, in order.
 
-    **Edge cases.** One event without noise makes the whole non-private; one that samples nobody costs nothing.
+    Edge cases:
+        One event without noise makes the whole non-private; one that samples nobody costs nothing.
     """
     known = tuple(
         SampledGaussian(float(rate), float(noise), steps) for rate, noise, steps in events if rate > 0

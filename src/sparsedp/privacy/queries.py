@@ -283,7 +283,8 @@ class ClientUpdateSum(_ClippedSum):
 def on_grid(update: Tensor, clip: Clip, grid: Grid) -> Tensor:
     """A client's own part: its update clipped and rounded to the grid, as int64.
 
-    **Edge cases.** An update that is not finite becomes zero.
+    Edge cases:
+        An update that is not finite becomes zero.
     """
     values = update.to(torch.float64)
     factor = clip.tightened(grid.bound).factors(torch.linalg.vector_norm(values))

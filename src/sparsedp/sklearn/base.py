@@ -41,6 +41,7 @@ from torch import nn
 from sparsedp.errors import DataError, PrivacyError, PrivacyWarning, SparseDPError
 from sparsedp.evaluation import refuse_training_arrays
 from sparsedp.guarantee import guarantee
+from sparsedp.loading import DataConfig
 from sparsedp.methods import get_method
 from sparsedp.optimizers.factory import AVERAGED, table_rate
 from sparsedp.parameters import ParameterLayout
@@ -67,6 +68,7 @@ from sparsedp.sklearn.preprocessing import (
     scale_to_bounds,
 )
 from sparsedp.training.fit import fit
+from sparsedp.training.planning import changed_method
 
 Floats = npt.NDArray[np.float64]
 
@@ -241,7 +243,7 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
             model,
             examples,
             self._criterion(),
-            method=self.method,
+            method=changed_method(self.method, self.options, active_ratio=self._ratio(count)),
             epsilon=float(self.epsilon),
             delta=self.delta,
             epochs=self.epochs,
@@ -252,14 +254,12 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
             ema_decay=1.0,
             eval_dataset=held_out,
             lr=planned,
-            active_ratio=self._ratio(count),
-            options=self.options,
             run_dir=self.run_dir,
             resume=self.resume,
             seed=seed,
             unit_ids=units,
             unit_name=self._unit_name(),
-            rows_per_unit=self.rows_per_unit,
+            data=DataConfig(rows_per_unit=self.rows_per_unit),
             progress=bool(self.verbose),
             metadata=RunMetadata(
                 dataset=self.name,

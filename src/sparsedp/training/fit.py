@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from sparsedp import distributed
-from sparsedp.batch import Batch, PerExampleLoss, per_sample_loss
+from sparsedp.batch import PerExampleLoss, per_sample_loss
 from sparsedp.callbacks import deferred_interrupt, live
-from sparsedp.errors import SparseDPError
+from sparsedp.errors import DataError, SparseDPError
 from sparsedp.evaluation import (
     Evaluator,
     held_out,
@@ -25,7 +25,7 @@ from sparsedp.evaluation import (
     threshold_of,
 )
 from sparsedp.loading import Collate, DataConfig
-from sparsedp.methods import Method, MethodOptions
+from sparsedp.methods import Method
 from sparsedp.methods.auto import AUTO_METHOD
 from sparsedp.methods.plan_config import ClipNorm
 from sparsedp.optimizers.factory import (
@@ -35,15 +35,14 @@ from sparsedp.optimizers.factory import (
     default_optimizer,
     named_optimizer,
 )
-from sparsedp.privacy.calibration import BudgetSplit
 from sparsedp.privacy.normalization import PrivateNormalisation
 from sparsedp.privacy.plan import Plan
-from sparsedp.results import Callback, Result
+from sparsedp.results import CallbackLike, Result
 from sparsedp.runs.directory import resumes
 from sparsedp.runs.record import RunMetadata
 from sparsedp.training.data import GivenData, count_channels, given_data, given_units
 from sparsedp.training.normalization import Normalised
-from sparsedp.training.planning import AskedMethod, plan_for
+from sparsedp.training.planning import plan_for
 from sparsedp.training.trainer import Trainer
 
 
@@ -60,8 +59,6 @@ def fit(
     batch_size: int | None = None,
     lr: Rate | None = None,
     max_grad_norm: ClipNorm | None = None,
-    active_ratio: float | None = None,
-    options: MethodOptions | None = None,
     optimizer: OptimizerChoice | str | None = None,
     lr_scheduler: SchedulerChoice = None,
     eval_dataset: Dataset[Any] | DataLoader[Any] | tuple[Any, Any] | None = None,
@@ -71,21 +68,13 @@ def fit(
     seed: int | None = None,
     unit_ids: Tensor | Sequence[int] | None = None,
     unit_name: str | None = None,
-    rows_per_unit: int = 1,
-    warmup_fraction: float | None = None,
-    selection_budget: float | None = None,
-    split: BudgetSplit | None = None,
-    noise_std: float | None = None,
+    data: DataConfig = DataConfig(),  # noqa: B008
     normalise: PrivateNormalisation | None = None,
     accountant: str | None = None,
     engine: str = "bookkeeping",
-    max_physical_batch: int | None = None,
-    num_workers: int = 0,
-    collate_fn: Callable[[list[Any]], Batch] | None = None,
-    sharded: bool = False,
     ema_decay: float | None = None,
     public_scores: Mapping[str, Any] | None = None,
-    callbacks: Sequence[Callback] = (),
+    callbacks: Sequence[CallbackLike] = (),
     progress: bool = True,
     metadata: RunMetadata = RunMetadata(),  # noqa: B008
 ) -> Result:
@@ -96,10 +85,10 @@ def fit(
     Args:
         model: trained in place, in the modes it is in (`train`, `eval`); given back in evaluation mode.
         train_dataset: the data that is protected: a map-style data set, a pair (X, y) of arrays, or a `DataLoader`,
-            of which data set, batch size and collate are taken; its sampler must be a plain one.
+            of which data set, batch size and collate_fn are taken; its sampler must be a plain one.
         criterion: on (output, target), with any usual reduction: it is taken apart per example. Or
             `PerExampleLoss(lambda model, batch: ...)`.
-        method: a name from `sparsedp.methods`, your own `Method`, or "auto": dense or sparse, by public numbers.
+        method: a name, a `Method` from `get_method(name, **changes)`, or "auto": dense or sparse, by public numbers.
         epsilon: the budget; 3 if neither it nor `noise_multiplier` is given. Never exceeded.
         noise_multiplier: the noise instead of the budget; the plan then says which epsilon comes out.
         delta: of the guarantee; if not given, a power of ten at most 1/(10 N) and at most 1e-5, and a log line.
@@ -108,8 +97,6 @@ def fit(
         lr: rate of the default optimizer, SGD with momentum 0.9, or a function that gives it for the plan;
             0.2 sqrt(batch_size / 128) / max_grad_norm if not given.
         max_grad_norm: L2 bound on each unit's gradient; 1 if not given. A pair is for warm-up and main phase.
-        active_ratio: share of the coordinates trained; if not given, the method's own.
-        options: further changes to the method.
         optimizer: any `torch.optim` optimizer, a function that makes one from the parameters, or a name in
             `torch.optim` such as "adam", at rate `lr` or its own.
         lr_scheduler: a function (optimizer, steps) that makes a learning-rate scheduler; it moves every step.
@@ -118,24 +105,15 @@ def fit(
         evaluate: your own evaluation instead: model to named numbers.
         run_dir: run directory to make: plan, ledger, checkpoint, metrics, record. Never overwritten.
         resume: go on with the run at `run_dir`; give the same arguments.
-        seed: reproducible, and not for release.
+        seed: reproducible, and not to be published.
         unit_ids: the unit (patient, user) each row belongs to; then units are protected, not rows.
         unit_name: what a unit is called.
-        rows_per_unit: rows drawn of a sampled unit.
-        warmup_fraction: share of the steps of a two-phase method's warm-up; 0.3 if not given.
-        selection_budget: share of epsilon that a selection by a release of its own (`fest`) may cost alone; 0.1 if
-            not given.
-        split: how a two-phase method divides its budget; equal noise if not given.
-        noise_std: for the ablation `noisy-sgd` only.
+        data: how rows are loaded: rows drawn of a unit, most rows at once, processes, `collate_fn`.
         normalise: centre and scale the inputs by statistics released first, within the same budget; the model given
             back is then `Normalised(model, channels)`.
         accountant: "pld" if not given, "rdp" or "rdp-classic".
         engine: "bookkeeping", or "reference".
-        max_physical_batch: most rows loaded at once; changes nothing but memory.
-        num_workers: loading processes.
-        collate_fn: makes a batch of items of the data set, as in a `DataLoader`.
-        sharded: among several processes, `train_dataset` has this one's rows alone; else each gives all rows.
-        ema_decay: keep an exponential average of the weights, and give that back; 1 averages the whole run.
+        ema_decay: keep an exponential average of the weights, and give that back.
         public_scores: what method `given` trains: a score for each row, entry or whole parameter, or a mask, by the
             parameters' names; see `PublicScores`. Public knowledge, for which nothing is charged.
         callbacks: see every step and epoch.
@@ -148,22 +126,15 @@ def fit(
     the step in progress, with a checkpoint if there is a run directory; among several processes SIGTERM does as well.
     """
     given = given_data(train_dataset, "train_dataset")
-    loading = DataConfig(
-        unit_ids=given_units(unit_ids),
-        rows_per_unit=rows_per_unit,
-        max_physical_batch=max_physical_batch,
-        num_workers=num_workers,
-        collate_fn=collate_fn or given.collate,
-        sharded=sharded,
-    )
-    apart = _held_apart(eval_dataset, given, collate_fn, evaluate)
+    loading = _loading(data, given, unit_ids)
+    apart = _held_apart(eval_dataset, given, data.collate_fn, evaluate)
     chosen, lr = _own_rate(optimizer, lr)
     distributed.connect()
     resume = resumes(run_dir, resume)
     plan = plan_for(
         model,
         given.dataset,
-        AskedMethod(method, options, active_ratio, public_scores),
+        method,
         loading,
         unit_name=unit_name,
         run_dir=run_dir,
@@ -174,10 +145,7 @@ def fit(
         epochs=epochs,
         batch_size=given.batch_size if batch_size is None else batch_size,
         max_grad_norm=max_grad_norm,
-        warmup_fraction=warmup_fraction,
-        selection_budget=selection_budget,
-        split=split,
-        noise_std=noise_std,
+        public_scores=public_scores,
         accountant=accountant,
         normalise=normalise,
     )
@@ -204,6 +172,14 @@ def fit(
             metadata=named,
         )
         return distributed.report_failure(lambda: _run(trainer))
+
+
+def _loading(data: DataConfig, given: GivenData, unit_ids: Any) -> DataConfig:
+    """How rows are loaded: as told, with the ids and the collate_fn that came by other ways."""
+    if unit_ids is not None and data.unit_ids is not None:
+        raise DataError("unit_ids: got ids here and in data, expected one of them; drop data.unit_ids")
+    ids = given_units(data.unit_ids if unit_ids is None else unit_ids)
+    return replace(data, unit_ids=ids, collate_fn=data.collate_fn or given.collate)
 
 
 def public_weights(model: nn.Module) -> dict[str, Any]:
@@ -251,7 +227,7 @@ def _own_rate(
 
 
 @contextmanager
-def _progress_bar(plan: Plan, *, shown: bool) -> Iterator[Sequence[Callback]]:
+def _progress_bar(plan: Plan, *, shown: bool) -> Iterator[Sequence[CallbackLike]]:
     """A callback that draws a bar, where there is somebody to see it."""
     screen = Console(stderr=True)
     if not shown or not screen.is_terminal:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Unpack, final
+from typing import Any, Unpack
 
 from torch import nn
 from torch.utils.data import Dataset
@@ -17,6 +17,7 @@ from sparsedp.errors import PrivacyError, PrivacyWarning, SparseDPError
 from sparsedp.loading import DataConfig
 from sparsedp.methods import Given, Method, MethodOptions, PublicScores, configure, get_method
 from sparsedp.methods.auto import AUTO_METHOD, choose_method, is_linear
+from sparsedp.methods.method import OF_THE_PLAN
 from sparsedp.methods.plan_config import METHOD, Asked, PlanSpec
 from sparsedp.privacy.plan import Plan
 from sparsedp.runs.directory import check_new
@@ -27,50 +28,37 @@ GIVEN = "given"
 """The method that `public_scores` asks for."""
 
 
-@final
-@dataclass(frozen=True, slots=True, eq=False)
-class AskedMethod:
-    """The method that a user asks for, in the words of `fit`.
-
-    Attributes:
-        method: a row of the table, its name, or "auto".
-        options: changes to it.
-        active_ratio: the change that most users make.
-        public_scores: what the ranking `given` goes by.
-    """
-
-    method: str | Method
-    options: MethodOptions | None = None
-    active_ratio: float | None = None
-    public_scores: Mapping[str, Any] | None = None
-
-    @property
-    def name(self) -> str | Method:
-        """The method; scores ask for theirs where none was named."""
-        return GIVEN if self.public_scores is not None and self.method == AUTO_METHOD else self.method
-
-    def changes(self) -> MethodOptions | None:
-        """All changes to the method as options.
-
-        Raises:
-            SparseDPError: a ratio that is none, or scores for a method that does not rank by them.
-        """
-        return _with_scores(_with_ratio(self.options, self.active_ratio), self.name, self.public_scores)
+def changed_method(
+    method: str | Method, options: MethodOptions | None = None, **settings: Any
+) -> str | Method:
+    """A method with changes that were told one by one, None for none; "auto" with changes is a learned support."""
+    given = {name: value for name, value in settings.items() if value is not None}
+    if options is None and not given:
+        return method
+    row = get_method(METHOD if method == AUTO_METHOD else method) if isinstance(method, str) else method
+    plain = {name: value for name, value in given.items() if name in OF_THE_PLAN}
+    changes = {name: value for name, value in given.items() if name not in OF_THE_PLAN}
+    if options is not None or changes:
+        row = configure(row, replace(options or MethodOptions(), **changes))
+    return replace(row, **plain)
 
 
 def plan_for(
     model: nn.Module,
     dataset: Dataset[Any],
-    wanted: AskedMethod,
+    method: str | Method,
     loading: DataConfig,
     *,
     unit_name: str | None,
     run_dir: Path | str | None,
     resume: bool,
+    public_scores: Mapping[str, Any] | None = None,
     **asked: Unpack[Asked],
 ) -> Plan:
     """The plan for this model and data: a new one, or the one of the run that goes on; all ranks must ask alike."""
-    method, changes = wanted.name, wanted.changes()
+    if public_scores is not None and method == AUTO_METHOD:
+        method = GIVEN
+    changes = _with_scores(None, method, public_scores)
     protected = distributed.all_or_raise(lambda: count_units(dataset, loading.unit_ids))
     called = _name_of_unit(unit_name, dataset, loading.unit_ids)
     if loading.sharded:
@@ -123,12 +111,6 @@ def _name_of_unit(unit: str | None, dataset: Dataset[Any], units: Units) -> str:
             stacklevel=4,
         )
     return "row"
-
-
-def _with_ratio(options: MethodOptions | None, active_ratio: float | None) -> MethodOptions | None:
-    if active_ratio is None:
-        return options
-    return replace(options or MethodOptions(), active_ratio=active_ratio)
 
 
 def _with_scores(

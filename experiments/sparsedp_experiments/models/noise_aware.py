@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sparsedp.errors import SparseDPError
+from sparsedp.optimizers.sparse import ElementwiseOptimizer
 
 
-class AdamBC(Optimizer):
+class AdamBC(ElementwiseOptimizer):
     """Adam whose second moment is that of the gradient alone (DP-AdamBC; Tang, Shpilevskiy and Lecuyer 2023).
 
     A release's square is the gradient's plus the noise's, whose variance the release carries: its own running average
@@ -40,8 +41,8 @@ class AdamBC(Optimizer):
         super().__init__(params, {"lr": lr, "betas": betas, "floor": floor})
         self._variance: dict[Tensor, Tensor] = {}
 
-    def hear(self, parameter: Tensor, variance: Tensor) -> None:
-        """The variance of the noise in this parameter's next gradient, in its shape."""
+    def observe_noise(self, parameter: Tensor, variance: Tensor) -> None:
+        """Take the variance of the noise in this parameter's next gradient, in its shape."""
         self._variance[parameter] = variance
 
     @torch.no_grad()
@@ -66,7 +67,7 @@ class AdamBC(Optimizer):
             parameter.addcdiv_(state["mean"], own.sqrt_(), value=-group["lr"] / (1 - first**count))
 
 
-class LowPassSGD(Optimizer):
+class LowPassSGD(ElementwiseOptimizer):
     """SGD on releases that went through a low-pass filter (DOPPLER; Zhang, Bu, Hong and Razaviyayn 2024).
 
     `m = a m + (1 - a) (g + g_before) / 2`, divided by the sum of its weights so far: noise that changes from step to
@@ -106,7 +107,3 @@ def _moving(optimizer: Optimizer) -> Iterable[tuple[dict[str, Any], nn.Parameter
         for parameter in group["params"]:
             if parameter.grad is not None:
                 yield group, parameter, parameter.grad
-
-
-OWN_OPTIMIZERS = {"adam-bc": AdamBC, "low-pass": LowPassSGD}
-"""By the names that settings and `optimizer=` take, beside torch's."""

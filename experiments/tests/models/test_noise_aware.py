@@ -8,7 +8,7 @@ from torch.utils.data import TensorDataset
 
 import sparsedp
 from sparsedp.errors import SparseDPError
-from sparsedp.optimizers.noise_aware import AdamBC, LowPassSGD
+from sparsedp_experiments.models.noise_aware import AdamBC, LowPassSGD
 
 pytestmark = pytest.mark.usefixtures("checked_once")
 
@@ -21,7 +21,7 @@ def walk(optimizer, parameter, all_gradients, scales=None):
     for step, gradient in enumerate(all_gradients):
         parameter.grad = torch.tensor(gradient)
         if scales is not None:
-            optimizer.hear(parameter, torch.full_like(parameter, scales[step] ** 2))
+            optimizer.observe_noise(parameter, torch.full_like(parameter, scales[step] ** 2))
         optimizer.step()
     return parameter.detach().numpy()
 
@@ -87,12 +87,13 @@ def trained(method, optimizer, out=None, **more):
     model = nn.Linear(4, 2)
     return sparsedp.fit(
         model, TensorDataset(x, (x[:, 0] > 0).long()), nn.CrossEntropyLoss(reduction="none"), method=method,
-        optimizer=optimizer, lr=0.05, epsilon=8, delta=1e-3, epochs=4, batch_size=30, seed=1, accountant="rdp",
+        optimizer=lambda ps: optimizer(ps, lr=0.05),
+        epsilon=8, delta=1e-3, epochs=4, batch_size=30, seed=1, accountant="rdp",
         progress=False, run_dir=out, **more,
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("optimizer", ["adam-bc", "low-pass"])
+@pytest.mark.parametrize("optimizer", [AdamBC, LowPassSGD])
 @pytest.mark.parametrize("method", ["dp-sgd", "tp-topk", "on-rand"])
 def test_every_kind_of_support_is_trained(method, optimizer):
     """Whole, compact, and coasting."""
@@ -101,7 +102,7 @@ def test_every_kind_of_support_is_trained(method, optimizer):
     assert all(p.isfinite().all() for p in result.model.parameters())
 
 
-@pytest.mark.parametrize("optimizer", ["adam-bc", "low-pass"])
+@pytest.mark.parametrize("optimizer", [AdamBC, LowPassSGD])
 def test_a_stopped_run_goes_on_to_the_same_weights(tmp_path, optimizer):
     class StopError(Exception):
         pass
