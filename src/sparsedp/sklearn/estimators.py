@@ -265,7 +265,7 @@ class SparseDPRegressor(RegressorMixin, PrivateEstimator):  # type: ignore[misc]
 
     def _range(self) -> tuple[float, float]:
         try:
-            low, high = map(float, self.target_bounds)  # type: ignore[arg-type]
+            low, high = map(float, self.target_bounds)
         except (TypeError, ValueError):
             low = high = math.nan
         if not (math.isfinite(low) and math.isfinite(high) and low < high):
