@@ -144,6 +144,11 @@ class Result:
     out: Path | None
 
     @property
+    def noise_multiplier(self) -> float:
+        """The noise of the main phase's steps over max_grad_norm; 0 when not private."""
+        return self.plan.phases[-1].noise_multiplier
+
+    @property
     def outcome(self) -> dict[str, Any]:
         """The keys of the record that were null while the run went on (`runs.record.OUTCOME`)."""
         return {
