@@ -182,7 +182,7 @@ class FederatedTrainer(KeptRun):
         if self._counts(phase) and not self._step.counted:
             self._round = Round(step, self._step.clients, None, self._counting_task(step, phase))
         else:
-            setting = self._learner.controller.setting(step)
+            setting = self._learner.controller.begin_step(step)
             task = self._training_task(step, phase, setting)
             self._round = Round(step, self._step.clients, setting, task)
         return self._round
@@ -267,7 +267,7 @@ class FederatedTrainer(KeptRun):
         self._round, self._step = None, None
         if setting is not None:
             self._learner.apply(released)
-            self._learner.controller.observe(released)
+            self._learner.controller.update(released)
             self._learner.after_step()
             return self._keeper.end_step(released)
         if counts_in_step:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import math
 from collections.abc import Sequence
+from math import ceil, floor
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,14 @@ from sparsedp._validate import rounded_up
 from sparsedp.guarantee import describe, posterior
 
 _STYLE = """
-@page { size: A4; margin: 14mm }
-body { font: 10.2pt/1.36 Georgia, 'Liberation Serif', serif; color: #111; max-width: 178mm; margin: 8mm auto }
-h1 { font-size: 17pt; margin: 0 0 1mm } h2 { font-size: 11.2pt; margin: 3.2mm 0 .6mm } p, ul { margin: .6mm 0 1.2mm }
-ul { padding-left: 5mm } .lead { font-size: 11pt }
-.warn { border: 1.5pt solid #a00; padding: 1.5mm 3mm; margin: 2mm 0 }
-table { border-collapse: collapse; margin: 1mm 0 }
-td, th { border: .5pt solid #999; padding: .5mm 3mm; text-align: right }
-th:first-child, td:first-child { text-align: left } .small { font-size: 8.6pt; color: #444 }
+@page { size: A4; margin: 12mm 16mm }
+body { font: 9.6pt/1.33 Arial, 'Liberation Sans', sans-serif; color: #111; max-width: 178mm; margin: 8mm auto }
+@media print { body { margin: 0 auto; font-size: 9.1pt } }
+h1 { font-size: 15pt; margin: 0 0 1mm } h2 { font-size: 10.4pt; margin: 2.6mm 0 .5mm } p, ul { margin: .5mm 0 1mm }
+ul { padding-left: 5mm } .lead { font-size: 10.4pt } .lead b { white-space: nowrap }
+.small { font-size: 8pt; color: #444 } .warn { border: 1.5pt solid #a00; padding: 1.5mm 3mm; margin: 2mm 0 }
+table { border-collapse: collapse; margin: 1mm 0 } td, th { border: .5pt solid #999; padding: .5mm 3mm }
+td, th { text-align: right } th:first-child, td:first-child { text-align: left }
 """
 _CHANCES = (0.001, 0.01, 0.1, 0.5)
 
@@ -51,10 +52,11 @@ def guarantee_page(estimator: Any) -> str:
         else "<p class=warn><b>Not for release.</b> This model was trained with a seed (random_state), so its noise "
         "can be computed again and subtracted. What follows holds for the same training without a seed.</p>"
     )
+    after = [posterior(chance, epsilon) for chance in _CHANCES]
     table = _table(
         ("What an attacker believed before, from elsewhere", *(f"{chance:.1%}" for chance in _CHANCES)),
-        (("can rise, with the model in hand, to at most", *(f"{posterior(p, epsilon)[1]:.1%}" for p in _CHANCES)),
-         ("or can fall to at least", *(f"{posterior(p, epsilon)[0]:.2%}" for p in _CHANCES))),
+        (("can rise, with the model in hand, to at most", *(f"{ceil(most * 1e4) / 100:.2f}%" for _, most in after)),
+         ("or can fall to at least", *(f"{floor(least * 1e4) / 100:.2f}%" for least, _ in after))),
     )  # fmt: skip
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8">
@@ -62,7 +64,7 @@ def guarantee_page(estimator: Any) -> str:
 <body>
 <h1>What this model can reveal about one {_text(unit)}</h1>
 <p class=lead>{_kind(estimator)} trained on {_text(name)} with differential privacy:
-epsilon = {_rounded(epsilon)}, delta = {delta:g}, N = {units:,}.</p>{warning}
+<b>epsilon = {_rounded(epsilon)}</b>, <b>delta = {delta:g}</b>, <b>N = {units:,}</b>.</p>{warning}
 <h2>Who is protected</h2>
 <p>{whole} All {units:,} are protected alike, whether their data is ordinary or rare.</p>
 <h2>From what</h2>
@@ -133,10 +135,11 @@ def _verified(estimator: Any, plan: Any) -> Sequence[str]:
 
 
 def _kind(estimator: Any) -> str:
-    network = not hasattr(estimator, "coef_")
-    if hasattr(estimator, "classes_"):
-        return "A neural network for classification" if network else "Logistic regression"
-    return "A neural network for regression" if network else "Linear regression"
+    what = "classification" if hasattr(estimator, "classes_") else "regression"
+    if not hasattr(estimator, "coef_"):
+        return f"A neural network for {what}"
+    name = "Logistic regression" if what == "classification" else "Linear regression"
+    return f"{name} with bends (an additive model)" if estimator.model == "additive" else name
 
 
 def _described(estimator: Any) -> str:
