@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
-from sparsedp._files import Json, parse_json, write_atomically
+from sparsedp._files import Json, parse_json
 from sparsedp._serialization import from_json, json_diff, json_equal, plain_json, short, to_json
 from sparsedp.errors import DataError, ModelError, SparseDPError
 from sparsedp.methods import SchedulerState
@@ -148,11 +148,6 @@ def checkpoint_bytes(checkpoint: Checkpoint) -> bytes:
         "document": document,
     }
     return save(tensors, {"checkpoint": json.dumps(header)})
-
-
-def write_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
-    """Write a checkpoint atomically: a kill leaves the old one or the new one."""
-    write_atomically(path, checkpoint_bytes(checkpoint))
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
