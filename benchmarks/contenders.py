@@ -105,7 +105,7 @@ def _opacus(mode: str, job: Job, model: nn.Module, batch: Batch) -> Step:
 
 def _sparsedp(job: Job, model: nn.Module, batch: Batch) -> Step:
     from sparsedp.batch import MicroBatch
-    from sparsedp.core.clip import FlatClip
+    from sparsedp.clipping import FlatClip
     from sparsedp.grad_sample import BookkeepingEngine, Query
     from sparsedp.optimizers.sparse import support_optimizer
     from sparsedp.privacy.ledger import Charge, MemoryLedger

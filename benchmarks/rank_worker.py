@@ -64,7 +64,7 @@ _REDUCE, _BROADCAST, _ALL_REDUCE = dist.reduce, dist.broadcast, dist.all_reduce
 def shared_sparsedp(job: Job, batch: Batch) -> Callable[[], None]:
     """A private step on this rank's micro-batches, added up over the group."""
     from sparsedp.batch import MicroBatch, select_rows
-    from sparsedp.core.clip import FlatClip
+    from sparsedp.clipping import FlatClip
     from sparsedp.grad_sample import BookkeepingEngine, Query
     from sparsedp.optimizers.sparse import support_optimizer
     from sparsedp.privacy.ledger import Charge, MemoryLedger

@@ -1,4 +1,4 @@
-"""An ordinary PyTorch loop made private by `make_private`: three lines are changed, and they are numbered.
+"""An ordinary PyTorch loop made private by `make_private`: the lines that change are numbered.
 
 Run: python examples/keep_your_loop.py
 """
@@ -18,23 +18,24 @@ def main() -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 10))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
     loader = DataLoader(data.train, batch_size=128, shuffle=True)
-    held_out = DataLoader(data.test, batch_size=512)
-    loss_fn = nn.CrossEntropyLoss(reduction="none")  # 1
-    model, optimizer, loader = sparsedp.make_private(  # 2
-        model, optimizer, loader, loss_fn, method="tp-topk", epsilon=3, epochs=EPOCHS
+    criterion = nn.CrossEntropyLoss()
+    private = sparsedp.make_private(  # 1
+        model, optimizer, loader, criterion, method="tp-topk", epsilon=3, epochs=EPOCHS
     )
+    model, optimizer, loader, criterion = private  # 2
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, EPOCHS)
     for epoch in range(EPOCHS):
         for x, y in loader:
             optimizer.zero_grad()
-            loss = loss_fn(model(x), y).mean()  # 3
+            loss = criterion(model(x), y)
             loss.backward()
             optimizer.step()
         scheduler.step()
-        with torch.no_grad():
-            hits = sum(int((model(x).argmax(1) == y).sum()) for x, y in held_out)
-        print(f"epoch {epoch + 1}  held-out accuracy {hits / len(data.test):.3f}")
-    result = loader.finish()
+        accuracy = private.evaluate(data.test)[
+            "accuracy"
+        ]  # 3: the training loss is not private, this is for watching
+        print(f"epoch {epoch + 1}  epsilon {private.epsilon():.2f}  held-out accuracy {accuracy:.3f}")
+    result = private.result
     print(
         f"epsilon {result.epsilon:.2f} at delta {result.delta:g}, {result.k} of {result.d} coordinates active"
     )

@@ -1,7 +1,8 @@
 """The list of planted leaks: what each is, in which function it is planted, and which tests catch it.
 
-`leaks.toml` names functions (`Plan.spends`) and tests (`test_golden_values`), not files or lines, so entries survive moves.
-A name that is not unique is written `module:name`, for example `privacy.plan:_check` or `test_plan:test_golden_values`.
+`leaks.toml` names functions (`Plan.spends`) and tests (`test_golden_values`), not files or lines, so entries
+survive moves. A name that is not unique is written `module:name`, for example `privacy.plan:_check` or
+`test_plan:test_golden_values`.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class StaleLeakError(Exception):
 @final
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """Text in one function, class or module of the library, which must stand there exactly once, and its replacement."""
+    """Text that stands exactly once in one function, class or module of the library, and its replacement."""
 
     function: str
     old: str
@@ -106,7 +107,7 @@ def _find(package: Path, function: str) -> tuple[Path, int, int]:
     return found[0]
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _functions(file: Path, changed: int) -> tuple[tuple[str, int, int], ...]:
     def walk(node: ast.AST, prefix: str) -> Iterator[tuple[str, int, int]]:
         for child in ast.iter_child_nodes(node):

@@ -1,4 +1,4 @@
-"""The boundary as structure: which packages may touch gradients before the mechanism, the seal of a release, and noise.
+"""The boundary as structure: which packages may touch gradients, the seal of a release, and noise.
 
 A package that has to be added below should be read by a second pair of eyes first.
 """

@@ -336,16 +336,16 @@ def by_a_loop_of_ones_own(out):
 def by_make_private(out):
     model = network()
     loader = DataLoader(TensorDataset(*rows(60)), batch_size=20, shuffle=True)
-    model, optimizer, loader = sparsedp.make_private(
+    private = sparsedp.make_private(
         model, torch.optim.SGD(model.parameters(), lr=0.1), loader, LOSS, method="tp-topk", epsilon=8.0, delta=1e-3,
-        epochs=5, accountant="rdp", out=out,
+        epochs=5, accountant="rdp", run_dir=out,
     )  # fmt: skip
     for _ in range(5):
-        for inputs, targets in loader:
-            optimizer.zero_grad()
-            LOSS(model(inputs), targets).mean().backward()
-            optimizer.step()
-    loader.finish()
+        for inputs, targets in private.loader:
+            private.optimizer.zero_grad()
+            private.criterion(private.model(inputs), targets).backward()
+            private.optimizer.step()
+    private.finish()
 
 
 def by_an_experiment(out):

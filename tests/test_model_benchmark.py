@@ -10,7 +10,7 @@ from benchmarks.supports import support_of
 from benchmarks.workloads import per_sample_loss
 
 from sparsedp.batch import MicroBatch
-from sparsedp.core.clip import FlatClip
+from sparsedp.clipping import FlatClip
 from sparsedp.grad_sample import BookkeepingEngine, Query
 
 

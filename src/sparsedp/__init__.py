@@ -13,23 +13,23 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sparsedp.auditing import AuditResult as AuditResult
-    from sparsedp.auditing import audit as audit
+    from sparsedp.auditing.audit import audit as audit
     from sparsedp.batch import PerExampleLoss as PerExampleLoss
-    from sparsedp.core.memory import keep_freed_memory as keep_freed_memory
     from sparsedp.errors import DataError as DataError
     from sparsedp.errors import ModelError as ModelError
     from sparsedp.errors import PrivacyError as PrivacyError
     from sparsedp.errors import PrivacyWarning as PrivacyWarning
     from sparsedp.errors import SparseDPError as SparseDPError
     from sparsedp.evaluation import held_out as held_out
+    from sparsedp.grad_sample.buffers import keep_freed_memory as keep_freed_memory
     from sparsedp.loading import Loading as Loading
     from sparsedp.methods import MethodOptions as MethodOptions
     from sparsedp.methods import all_methods as all_methods
     from sparsedp.methods import build_plan as build_plan
     from sparsedp.methods import get_method as get_method
-    from sparsedp.own_loop.make_private import make_private as make_private
     from sparsedp.parameters import Support as Support
     from sparsedp.privacy.normalization import PrivateNormalisation as PrivateNormalisation
+    from sparsedp.private_training import make_private as make_private
     from sparsedp.report import write_report as write_report
     from sparsedp.results import Result as Result
     from sparsedp.results import StepReport as StepReport
@@ -71,9 +71,9 @@ _HOMES = {
     "fit": "sparsedp.training.fit",
     "get_method": "sparsedp.methods",
     "held_out": "sparsedp.evaluation",
-    "keep_freed_memory": "sparsedp.core.memory",
+    "keep_freed_memory": "sparsedp.grad_sample.buffers",
     "load_weights": "sparsedp.runs.run",
-    "make_private": "sparsedp.own_loop.make_private",
+    "make_private": "sparsedp.private_training",
     "verify": "sparsedp.runs.verify",
     "write_report": "sparsedp.report",
 }

@@ -143,9 +143,9 @@ def _read(hint: Any, value: Json, where: str) -> Any:
         required = [f.name for f in fields if f.default is absent and f.default_factory is absent]
         return typing.cast("type", hint)(**_fields(hint, value, where, required=required))
     plain = isinstance(hint, type) and not origin and not typing.is_typeddict(hint)
-    if plain and isinstance(value, bool) is (hint is bool):
-        if isinstance(value, (int, float) if hint is float else hint):
-            return value
+    exact = plain and isinstance(value, bool) is (hint is bool)
+    if exact and isinstance(value, (int, float) if hint is float else hint):
+        return value
     raise _wrong(hint, value, where)
 
 

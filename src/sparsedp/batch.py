@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from sparsedp.errors import DataError, SparseDPError
-from sparsedp.randomness import Chance
 
 Rows = Any
 """Tensors, or a tuple, list or dict of tensors, all with one leading axis of rows."""
@@ -28,18 +27,16 @@ class MicroBatch:
     """Some rows of a logical batch, on their way to the engine. Private.
 
     `units` says which unit each row belongs to (0, 0, 1, 2, 2, ...; every unit whole and in order). Without it,
-    each row is a unit. A unit's gradient is the mean over its rows, clipped once. `chance` says where random numbers
-    come from while the rows are at work, and whose they are; only models that draw some need it.
+    each row is a unit. A unit's gradient is the mean over its rows, clipped once. `seed` is the secret of 32 bytes
+    that what the model draws for these rows follows from; without it the global generators go on.
     """
 
     rows: Rows
     units: Tensor | None = None
-    chance: Chance | None = field(default=None, repr=False)
+    seed: bytes | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         size = row_count(self.rows)
-        if self.chance is not None and self.chance.rows.shape != (size,):
-            raise DataError(f"chance: got {len(self.chance.rows)} names of rows for {size} rows")
         if self.units is None:
             return
         units = self.units
@@ -110,9 +107,37 @@ def supervised(criterion: Callable[[Any, Tensor], Tensor]) -> PerSampleLoss:
                 "for other data pass loss_fn=PerExampleLoss(lambda model, rows: ...)"
             )
         inputs, targets = rows
-        return criterion(model(inputs), targets)
+        output = model(inputs)
+        try:
+            return criterion(output, targets)
+        except (ValueError, RuntimeError, IndexError) as error:
+            if _is_other_length(output, targets):
+                raise _other_length(output, targets) from error
+            raise
 
     return loss
+
+
+def _is_other_length(output: object, targets: object) -> bool:
+    if not isinstance(output, Tensor) or not isinstance(targets, Tensor):
+        return False
+    return output.shape[:1] != targets.shape[:1] or output.dim() != targets.dim()
+
+
+def _other_length(output: Tensor, targets: Tensor) -> SparseDPError:
+    """Examples are computed one by one, where a `.squeeze()` takes their axis away too."""
+    if output.shape[:1] == targets.shape[:1]:
+        return SparseDPError(
+            f"criterion: it does not take outputs of {output.dim()} axes with targets of {targets.dim()}. Give both "
+            "the shapes it expects, such as .squeeze(1) in the model's forward, or targets of shape (1,) in the data "
+            "set"
+        )
+    return SparseDPError(
+        f"criterion: a batch of {len(targets) if targets.dim() else 1} gives outputs of shape {tuple(output.shape)} "
+        f"for targets of shape {tuple(targets.shape)}. Every example is computed as a batch of one, and a .squeeze() "
+        "without an axis in the model's forward drops the axis of the examples there: write .squeeze(1), or "
+        ".flatten(1)"
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,6 +78,9 @@ TARGET_NAMES = ("labels", "label", "target", "targets", "y")
 """What rows in a dictionary call their classes."""
 
 Metrics = Mapping[str, float]
+MetricFunctions = Mapping[str, Callable[[Tensor, Tensor], float]]
+"""Numbers to watch, by name: each is given all outputs and all targets of the held-out data."""
+
 Evaluator = Callable[[nn.Module], Metrics]
 """Takes the model in evaluation mode, gives named numbers."""
 
@@ -89,6 +92,7 @@ def held_out(
     batch_size: int = 1024,
     collate: Callable[[list[Any]], Rows] | None = None,
     threshold: float = 0.0,
+    metrics: MetricFunctions | None = None,
 ) -> Evaluator:
     """Mean loss on a data set, and for a classifier its accuracy: of (input, target) rows, or dicts with labels.
 
@@ -101,6 +105,7 @@ def held_out(
         batch_size: rows at once.
         collate: as for `fit`.
         threshold: where a model with one output a row decides for class 1: 0 for logits, see `threshold_of`.
+        metrics: further numbers by name, each a function of all outputs and all targets.
     """
     size = len(cast("Any", dataset))
     if size == 0:
@@ -121,12 +126,24 @@ def held_out(
             if target is not None and isinstance(output, Tensor):
                 outputs.append(output.detach().cpu())
                 targets.append(target.detach().cpu())
-        metrics = {"loss": total / size}
+        found = {"loss": total / size}
         if outputs:
-            metrics |= classification_metrics(torch.cat(outputs), torch.cat(targets), threshold)
-        return metrics
+            found |= classification_metrics(torch.cat(outputs), torch.cat(targets), threshold)
+        if metrics:
+            found |= _further(metrics, outputs, targets)
+        return found
 
     return evaluate
+
+
+def _further(metrics: MetricFunctions, outputs: list[Tensor], targets: list[Tensor]) -> dict[str, float]:
+    if not outputs:
+        raise DataError(
+            "metrics: the data gives no pair of outputs and targets, expected examples (input, target), or "
+            f"dictionaries with one of {', '.join(TARGET_NAMES)}"
+        )
+    every, wanted = torch.cat(outputs), torch.cat(targets)
+    return {name: float(function(every, wanted)) for name, function in metrics.items()}
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fractions import Fraction
-from hashlib import blake2b, shake_128
+from hashlib import blake2b
 from typing import Protocol, final
 
 import numpy as np
@@ -131,41 +131,15 @@ class StepSecret:
     key: bytes = field(repr=False)
 
     def seed(self, row: int | None = None) -> bytes:
-        """For the global generators while this row is at work; without a row, for what all rows share."""
-        return blake2b(_name(row), key=self.key, digest_size=SEED_BYTES).digest()
+        """For the global generators while the data set makes this row; without a row, for what all rows share."""
+        return self._derived(b"shared" if row is None else b"row" + row.to_bytes(8, "little"))
 
-    def words(self, rows: Tensor | None, draw: int, count: int) -> Tensor:
-        """Uniform 32-bit words, [rows, count]: those of one draw for each of these rows, or one line that all share.
+    def model_seed(self, first_row: int | None) -> bytes:
+        """For the global generators while the model computes a micro-batch, named by its first row."""
+        return self._derived(b"model" + (b"" if first_row is None else first_row.to_bytes(8, "little")))
 
-        SHAKE-128 of secret, draw and row.
-        """
-        start = shake_128(b"draw" + self.key + draw.to_bytes(8, "little"))
-        lines = bytearray()
-        names = [None] if rows is None else rows.tolist()
-        for row in names:
-            line = start.copy()
-            line.update(_name(row))
-            lines += line.digest(4 * count)
-        if not lines:
-            return torch.empty(len(names), count, dtype=torch.int32)
-        return torch.frombuffer(lines, dtype=torch.int32).reshape(len(names), count)
-
-
-@final
-@dataclass(frozen=True, slots=True, eq=False)
-class Chance:
-    """The step's secret, and which row of the data set each row of a batch is. Private."""
-
-    secret: StepSecret
-    rows: Tensor
-
-    def part(self, span: slice) -> Chance:
-        """That of some of the rows."""
-        return Chance(self.secret, self.rows[span])
-
-
-def _name(row: int | None) -> bytes:
-    return b"shared" if row is None else b"row" + row.to_bytes(8, "little")
+    def _derived(self, name: bytes) -> bytes:
+        return blake2b(name, key=self.key, digest_size=SEED_BYTES).digest()
 
 
 _MOST_BYTES = 2**30

@@ -156,6 +156,14 @@ class Spending:
             return None
         return self._by_epoch_end[step]
 
+    def after(self, steps: int, delta: float | None = None) -> float:
+        """Epsilon of the plan's first steps, at its delta or another one."""
+        chosen = self.plan.delta if delta is None else delta
+        if not self.plan.is_private or chosen is None:
+            return math.inf
+        spent = self.plan.spends(steps)
+        return accountant_for(self.plan).epsilon(spent, chosen) if spent else 0.0
+
     def planned(self) -> float:
         """Epsilon of the whole plan: the guarantee, whatever the run has got to."""
         return self._epsilon(self.plan.spends())

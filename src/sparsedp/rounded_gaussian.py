@@ -1,15 +1,15 @@
 """Integers with exactly the law of a rounded Gaussian, by integer comparisons of random words.
 
-The standard deviation is a power of two, 2^s, so that rounding 2^s Z means cutting off binary digits of Z. Z is drawn by
-rejection under a staircase (von Neumann 1951): |Z| falls into cells of width w = 2^-6. Cell j is proposed with
-probability proportional to the density at its left edge, exp(-(j w)^2 / 2). A uniform place f in [0, 1) inside it is
-kept with probability exp(-w^2 f (j + f / 2)), the density there over that at the edge.
+The standard deviation is a power of two, 2^s, so that rounding 2^s Z means cutting off binary digits of Z. Z is
+drawn by rejection under a staircase (von Neumann 1951): |Z| falls into cells of width w = 2^-6. Cell j is
+proposed with probability proportional to the density at its left edge, exp(-(j w)^2 / 2). A uniform place f in
+[0, 1) inside it is kept with probability exp(-w^2 f (j + f / 2)), the density there over that at the edge.
 
 A proposal takes one 64-bit word: a sign, the first digits of the number that chooses the cell, those of the place in
 it, and those of the lot that keeps it: 1 + 15 + 40 + 8. The signed cell is written over the digits that chose it; the
 word then is the number in two's complement, and rounding it is one addition and one shift. Whatever the first digits
-leave open is settled by further digits, in decimal arithmetic of as much precision as that takes: the law has no error
-term.
+leave open is settled by further digits, in decimal arithmetic of as much precision as that takes: the law has no
+error term.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def _settled(bits: int, drawn: Digits, words: Words) -> Integers:
     lots |= further >> np.uint64(WORD - LOT_BITS + LOT)
     refused = ~_kept(cells, places, lots, words)
     if refused.any():
-        numbers[refused] = rounded_gaussian(bits, np.count_nonzero(refused), words)
+        numbers[refused] = rounded_gaussian(bits, int(np.count_nonzero(refused)), words)
     return numbers
 
 

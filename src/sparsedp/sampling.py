@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from sparsedp.batch import MicroBatch, Rows
 from sparsedp.errors import DataError, PrivacyError
 from sparsedp.loading import Fetcher, FixedShapes, Indices, Loading
-from sparsedp.randomness import Chance, PrivateRandomness, StepSecret
+from sparsedp.randomness import PrivateRandomness, StepSecret
 
 
 def cut(units: npt.NDArray[np.int64], most: int | None) -> list[slice]:
@@ -27,7 +27,8 @@ def cut(units: npt.NDArray[np.int64], most: int | None) -> list[slice]:
     Ranges of numbers with the same first binary digits are halved until no more than `most` units are in one.
 
     **Privacy.** A unit that is added joins one run, or makes two of it; no other run changes. So each micro-batch's
-    sum may be rounded by itself (`privacy.mechanism.Grid`). The rule knows neither N nor how many machines share the work.
+    sum may be rounded by itself (`privacy.mechanism.Grid`). The rule knows neither N nor how many machines share
+    the work.
     """
     if most is not None and most < 1:
         raise ValueError(f"most: got {most}, expected a whole number >= 1")
@@ -383,7 +384,8 @@ class PoissonSampler:
     def _micro_batch(self, rows: Rows, chunk: _Chunk, secret: StepSecret) -> MicroBatch:
         self._shapes.check(rows, len(chunk.rows))
         units = None if chunk.units is None else torch.from_numpy(chunk.units)
-        return MicroBatch(rows, units, Chance(secret, torch.from_numpy(chunk.rows)))
+        seed = secret.model_seed(int(chunk.rows[0]) if len(chunk.rows) else None)
+        return MicroBatch(rows, units, seed)
 
     def _batches_from_workers(self, first_step: int, stop_step: int) -> Iterator[LogicalBatch]:
         schedule = _Schedule(self, first_step, stop_step)

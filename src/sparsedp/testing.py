@@ -1,4 +1,4 @@
-"""Conformance checks for methods of one's own: `check_method(method)` raises AssertionError where one breaks a rule."""
+"""Conformance checks for one's own methods: `check_method(method)` raises AssertionError where a rule is broken."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
-from sparsedp.core.geometry import Identity
+from sparsedp.clipping import Identity
 from sparsedp.methods.method import SELECT, Method
 from sparsedp.methods.plan_config import PlanSpec
 from sparsedp.methods.public_scores import Knowledge
@@ -150,7 +150,9 @@ def _check_resume(method: Method, whole: _Run, cut: int) -> None:
     same = one.tensors.keys() == other.tensors.keys() and all(
         torch.equal(one.tensors[name], other.tensors[name]) for name in one.tensors
     )
-    assert same and one.values == other.values, f"{method.name}: resumed at {cut}, it ends in another state"
+    assert (same, one.values) == (True, other.values), (
+        f"{method.name}: resumed at {cut}, it ends in another state"
+    )
 
 
 def _begun(plan: Plan) -> Controller:

@@ -13,7 +13,7 @@ from torch.utils.data import TensorDataset
 
 from sparsedp import PrivateNormalisation
 from sparsedp.errors import PrivacyError
-from sparsedp.grad_sample.touched import TouchedRows
+from sparsedp.grad_sample.selection import EmbeddingRowCounter
 from sparsedp.methods import build_plan
 from sparsedp.privacy import mechanism
 from sparsedp.privacy.plan import Phase
@@ -107,7 +107,9 @@ def test_a_count_of_records_where_units_are_promised_is_found(monkeypatch):
     how = {"method": "fest", "units": [row // 4 for row in range(100)], "batch_size": 12}
     result = attacked(**how)
     assert result.passed, problems(result)
-    monkeypatch.setattr(TouchedRows, "__call__", lambda self, batch: self.pairs(batch.rows, batch.chance))
+    monkeypatch.setattr(
+        EmbeddingRowCounter, "__call__", lambda self, batch: self.pairs(batch.rows, batch.seed)
+    )
     assert MOVED in problems(attacked(**how))
 
 

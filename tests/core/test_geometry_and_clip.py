@@ -9,8 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparsedp.core.clip import ROUNDING_MARGIN, FlatClip, NoClip
-from sparsedp.core.geometry import Identity, Standardized
+from sparsedp.clipping import ROUNDING_MARGIN, FlatClip, Identity, NoClip, Standardized
 from sparsedp.errors import PrivacyError, SparseDPError
 
 numbers = st.floats(-1e3, 1e3)

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from sparsedp.core.memory import keep_freed_memory
+from sparsedp.grad_sample.buffers import keep_freed_memory
 
 FAULTS = """
 import resource, sys
@@ -39,13 +39,13 @@ def test_batches_after_the_first_find_their_memory_in_place():
 
 
 def test_other_c_libraries_are_left_alone(monkeypatch):
-    monkeypatch.setattr("sparsedp.core.memory.ctypes.CDLL", lambda name: object())
+    monkeypatch.setattr("sparsedp.grad_sample.buffers.ctypes.CDLL", lambda name: object())
     assert keep_freed_memory() is False
 
 
 HOLES = """
 import resource, sys
-from sparsedp.core.memory import give_back_freed_memory, keep_freed_memory
+from sparsedp.grad_sample.buffers import give_back_freed_memory, keep_freed_memory
 
 def held():
     with open("/proc/self/statm") as pages:

@@ -151,3 +151,12 @@ def test_an_error_while_noise_is_drawn_is_not_swallowed(monkeypatch):
     monkeypatch.setattr(randomness, "add_rounded_gaussian", fails)
     with pytest.raises(RuntimeError, match="has no noise"):
         SystemRandomness().add_rounded_gaussian(40, torch.zeros(2**20 + 7, dtype=torch.int64), key=())
+
+
+def test_system_secrets_are_fresh_and_never_shown():
+    one, other = (SystemRandomness().secret((0,)) for _ in range(2))
+    assert one.key != other.key
+    assert one.key.hex() not in repr(one)
+    assert str(one.key) not in repr(one)
+    seeds = {one.seed(), one.seed(0), one.seed(1), one.model_seed(None), one.model_seed(0), other.seed(0)}
+    assert len(seeds) == 6

@@ -263,7 +263,7 @@ def test_methods_that_promise_nothing_and_statistics_are_refused():
 
 def test_an_honest_client_keeps_to_the_clip_norm():
     """However much it has learned, and also if that is no number."""
-    from sparsedp.core.clip import FlatClip
+    from sparsedp.clipping import FlatClip
     from sparsedp.privacy.mechanism import Grid
     from sparsedp.privacy.queries import is_within, on_grid
 

@@ -81,7 +81,6 @@ def federated(name: str, out: Path) -> dict[str, Any]:
     )
     make = _bag if words else _network
     clients = [Client(make, LocalSGD(dataset=_rows(n, words), loss=LOSS, **asked)) for n in range(_CLIENTS)]
-    held: dict[int, Any] = {}
 
     def sgd(parameters: Any) -> torch.optim.Optimizer:
         return torch.optim.SGD(parameters, lr=0.5, momentum=0.9)
@@ -94,10 +93,8 @@ def federated(name: str, out: Path) -> dict[str, Any]:
 
     with FederatedTrainer(make(), plan=plan, optimizer=sgd, seed=5, out=out, callbacks=(note,)) as trainer:
         while not trainer.is_done:
-            begun, answers = trainer.begin(), {}
-            for number, task in begun.tasks.items():
-                answers[number], held[number] = clients[number].answer(task, held.get(number))
-            trainer.complete(begun, answers)
+            begun = trainer.begin()
+            trainer.complete(begun, {number: clients[number].answer(begun.task) for number in begun.clients})
         return content(trainer.finish(), out, supports)
 
 

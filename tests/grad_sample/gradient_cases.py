@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sparsedp.core.geometry import Geometry, Identity, Standardized
+from sparsedp.clipping import Geometry, Identity, Standardized
 from sparsedp.parameters import Layout, Support
 
 SAMPLES = 6

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sparsedp.batch import MicroBatch, supervised
-from sparsedp.core.clip import ROUNDING_MARGIN, FlatClip
+from sparsedp.clipping import ROUNDING_MARGIN, FlatClip
 from sparsedp.grad_sample import ENGINES, Query
 from sparsedp.parameters import Support
 from sparsedp_experiments.models import dp_cnn, mnist_cnn

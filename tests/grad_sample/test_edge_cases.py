@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from sparsedp.batch import MicroBatch
-from sparsedp.core.clip import FlatClip, NoClip
+from sparsedp.clipping import FlatClip, NoClip
 from sparsedp.errors import SparseDPError
 from sparsedp.grad_sample import ENGINES, BookkeepingEngine, Query, bookkeeping, make_engine
 from sparsedp.parameters import Support

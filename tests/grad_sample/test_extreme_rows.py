@@ -12,7 +12,7 @@ from structure_cases import By
 from torch import Tensor, nn
 
 from sparsedp.batch import MicroBatch
-from sparsedp.core.clip import FlatClip
+from sparsedp.clipping import FlatClip
 from sparsedp.grad_sample import BookkeepingEngine, Query
 from sparsedp.parameters import Support
 

@@ -10,7 +10,7 @@ from gradient_oracle import clipped_sum, measured, median_norm, plain_loop, unit
 from torch import nn
 
 from sparsedp.batch import MicroBatch
-from sparsedp.core.clip import FlatClip
+from sparsedp.clipping import FlatClip
 from sparsedp.grad_sample import BookkeepingEngine, Query, linear
 from sparsedp.grad_sample.blocks import Metric
 from sparsedp.grad_sample.buffers import Space, Workspace

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from sparsedp.batch import MicroBatch
-from sparsedp.core.clip import FlatClip
-from sparsedp.core.geometry import Standardized
+from sparsedp.clipping import FlatClip, Standardized
 from sparsedp.grad_sample import BookkeepingEngine, Query
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")

@@ -12,8 +12,7 @@ from gradient_oracle import clipped_sum, measured, median_norm, plain_loop
 from torch import Tensor, nn
 
 from sparsedp.batch import MicroBatch
-from sparsedp.core.clip import FlatClip
-from sparsedp.core.geometry import Identity, Standardized
+from sparsedp.clipping import FlatClip, Identity, Standardized
 from sparsedp.grad_sample import ENGINES, Query
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")

@@ -11,12 +11,13 @@ from gradient_oracle import clipped_sum, measured, median_norm, plain_loop
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from sparsedp.batch import MicroBatch
-from sparsedp.core.clip import FlatClip
+from sparsedp.batch import MicroBatch, select_rows
+from sparsedp.clipping import FlatClip
 from sparsedp.errors import ModelError, SparseDPError
 from sparsedp.grad_sample import ENGINES, BookkeepingEngine, Query
+from sparsedp.grad_sample.isolation import same_draws
 from sparsedp.parameters import Support
-from sparsedp.randomness import Chance, SeededRandomness
+from sparsedp.randomness import SeededRandomness
 
 SAMPLES = 7
 
@@ -250,15 +251,22 @@ def test_it_works_where_gradients_are_switched_off(kind):
 
 
 @pytest.mark.parametrize("kind", ENGINES)
-def test_dropout_draws_a_mask_per_sample_and_step(kind):
+def test_dropout_draws_a_mask_per_example_and_step(kind):
     model = nn.Sequential(nn.Linear(4, 64), nn.Dropout(0.5), nn.Tanh(), nn.Linear(64, 3))
-    rows = (inputs(1).expand(-1, 4).contiguous(), torch.ones(SAMPLES))
+    alike = (torch.ones(SAMPLES, 4), torch.ones(SAMPLES))
     engine = ENGINES[kind](model, loss)
     query = Query(Support.full(engine.layout.dimension), FlatClip(1e3))
-    chances = [Chance(SeededRandomness(0).secret((step,)), torch.arange(SAMPLES)) for step in range(2)]
-    first, second = (engine.clipped_sum([MicroBatch(rows, chance=chance)], query) for chance in chances)
-    assert bool(first.isfinite().all())
-    assert not torch.equal(first, second)
+
+    def total(step: int, rows: int = SAMPLES) -> Tensor:
+        seed = SeededRandomness(0).secret((step,)).model_seed(0)
+        return engine.clipped_sum([MicroBatch(select_rows(alike, slice(rows)), seed=seed)], query)
+
+    assert bool(total(0).isfinite().all())
+    assert torch.equal(total(0), total(0))
+    assert not torch.equal(total(0), total(1))
+    with same_draws():
+        torch.testing.assert_close(total(0), SAMPLES * total(0, 1), rtol=1e-4, atol=1e-5)
+    assert float((total(0) - SAMPLES * total(0, 1)).norm()) > 0.1 * float(total(0).norm())
 
 
 def test_dropout_of_nothing_changes_nothing():
@@ -276,8 +284,8 @@ def test_dropout_inside_an_unknown_module_is_finite_and_bounded():
 
     engine = BookkeepingEngine(Attend(), loss)
     query = Query(Support.full(engine.layout.dimension), FlatClip(0.5))
-    chance = Chance(SeededRandomness(0).secret((0,)), torch.arange(SAMPLES))
-    total = engine.clipped_sum([MicroBatch((inputs(3, 4), torch.ones(SAMPLES)), chance=chance)], query)
+    seed = SeededRandomness(0).secret((0,)).model_seed(0)
+    total = engine.clipped_sum([MicroBatch((inputs(3, 4), torch.ones(SAMPLES)), seed=seed)], query)
     assert 0 < float(total.norm()) <= 0.5 * SAMPLES
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
 from sparsedp.batch import MicroBatch
-from sparsedp.core.clip import FlatClip
+from sparsedp.clipping import FlatClip
 from sparsedp.grad_sample import BookkeepingEngine, Query
 from sparsedp.parameters import Support
 

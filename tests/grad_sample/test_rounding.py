@@ -5,8 +5,7 @@ import torch
 from torch import nn
 
 from sparsedp.batch import MicroBatch
-from sparsedp.core.clip import FlatClip
-from sparsedp.core.geometry import Standardized
+from sparsedp.clipping import FlatClip, Standardized
 from sparsedp.grad_sample import BookkeepingEngine, Query, ReferenceEngine, bookkeeping
 from sparsedp.parameters import Support
 

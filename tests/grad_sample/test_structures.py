@@ -13,8 +13,7 @@ from structure_cases import STRUCTURES, By, autocast, bare, by, cosine, linear
 from torch import Tensor, nn
 
 from sparsedp.batch import MicroBatch
-from sparsedp.core.clip import FlatClip
-from sparsedp.core.geometry import Standardized
+from sparsedp.clipping import FlatClip, Standardized
 from sparsedp.grad_sample import BookkeepingEngine, Query
 from sparsedp.grad_sample.rules import RULES, Rule
 from sparsedp.parameters import Support

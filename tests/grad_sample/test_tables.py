@@ -10,8 +10,7 @@ from gradient_oracle import clipped_sum, measured, median_norm, plain_loop, unit
 from torch import Tensor, nn
 
 from sparsedp.batch import MicroBatch
-from sparsedp.core.clip import FlatClip
-from sparsedp.core.geometry import Standardized
+from sparsedp.clipping import FlatClip, Standardized
 from sparsedp.grad_sample import BookkeepingEngine, Query
 from sparsedp.grad_sample.blocks import make_blocks
 from sparsedp.grad_sample.embedding import Pairs

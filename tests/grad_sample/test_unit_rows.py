@@ -9,7 +9,7 @@ from gradient_oracle import clipped_sum, measured, median_norm, plain_loop, unit
 from torch import nn
 
 from sparsedp.batch import MicroBatch
-from sparsedp.core.clip import FlatClip
+from sparsedp.clipping import FlatClip
 from sparsedp.grad_sample import BookkeepingEngine, Query
 from sparsedp.grad_sample.linear import Outer, SequenceOuter
 from sparsedp.grad_sample.sampler import UnitPlaces

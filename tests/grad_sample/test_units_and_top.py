@@ -10,8 +10,7 @@ from gradient_oracle import clipped_sum, measured, median_norm, plain_loop, unit
 from torch import Tensor, nn
 
 from sparsedp.batch import MicroBatch
-from sparsedp.core.clip import FlatClip, NoClip
-from sparsedp.core.geometry import Standardized
+from sparsedp.clipping import FlatClip, NoClip, Standardized
 from sparsedp.errors import SparseDPError
 from sparsedp.grad_sample import ENGINES, Query, bookkeeping
 from sparsedp.grad_sample.query import keep_largest

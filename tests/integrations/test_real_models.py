@@ -21,7 +21,7 @@ sys.path.append(str(Path(__file__).parents[1] / "gradients"))
 from gradient_oracle import clipped_sum, measured, median_norm, plain_loop
 
 from sparsedp.batch import MicroBatch
-from sparsedp.core.clip import FlatClip
+from sparsedp.clipping import FlatClip
 from sparsedp.grad_sample import BookkeepingEngine, Query
 from sparsedp.parameters import Support
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from oracles.network import TinyNetwork
 from sparsedp.batch import MicroBatch, supervised
-from sparsedp.core.clip import FlatClip, NoClip
+from sparsedp.clipping import FlatClip, NoClip
 from sparsedp.grad_sample.query import Query, sum_clipped_rows
 from sparsedp.grad_sample.reference import ReferenceEngine
 from sparsedp.methods.method import Method, MethodOptions, OffSupport

@@ -1,6 +1,7 @@
 """`sparsedp.testing.check_method` passes every method of the library and fails methods that break a rule."""
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import pytest
 import torch
@@ -30,7 +31,7 @@ class Remembers(DrawsItsOwn):
     """Keeps the sum in itself: a run that is resumed has lost it."""
 
     __slots__ = ()
-    kept = {}
+    kept: ClassVar[dict] = {}
 
     def init(self, dimension):
         self.kept.clear()

@@ -1,5 +1,6 @@
 """Empirical Bayes: the mixture, what it keeps, what becomes of the weights, and that it sees nothing but releases."""
 
+import itertools
 import math
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import sparsedp
-from sparsedp.core.geometry import Standardized
+from sparsedp.clipping import Standardized
 from sparsedp.diagnostics import look
 from sparsedp.methods.catalog import get_method
 from sparsedp.methods.empirical_bayes import (
@@ -192,7 +193,7 @@ def test_the_sums_go_on_over_all_rounds_and_what_left_does_not_come_back():
         controller.observe(release(support, mean, step=step))
         supports.append(set(support.indices.tolist()))
     assert torch.allclose(controller.state().tensors["score.sum"], total)
-    assert all(later <= earlier for earlier, later in zip(supports, supports[1:], strict=False))
+    assert all(later <= earlier for earlier, later in itertools.pairwise(supports))
     assert 3 <= len(supports[-1]) < 60
     assert [one["step"] for one in controller.decisions] == [6, 9, 13, 16]
     assert controller.decisions[-1]["kept"] == len(supports[-1])

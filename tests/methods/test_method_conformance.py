@@ -12,7 +12,7 @@ from method_harness import HandWritten, Problem, drive
 from method_tools import begun, layout_of, plan_of, random_release, run
 from safetensors.torch import load, save
 
-from sparsedp.core.geometry import Identity, Standardized
+from sparsedp.clipping import Identity, Standardized
 from sparsedp.errors import SparseDPError
 from sparsedp.methods.catalog import all_methods, get_method
 from sparsedp.methods.method import GeometryRule, MethodOptions, configure

@@ -12,7 +12,7 @@ from method_harness import NETWORK, HandWritten, Problem, drive
 from method_tools import layout_of, plan_of, random_release, release, run
 
 from every_day import by_method
-from sparsedp.core.geometry import Standardized
+from sparsedp.clipping import Standardized
 from sparsedp.errors import PrivacyError, SparseDPError
 from sparsedp.methods.catalog import all_methods, get_method
 from sparsedp.methods.method import GeometryRule, MethodOptions, OffSupport, Protection

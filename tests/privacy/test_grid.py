@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from sparsedp.batch import MicroBatch
-from sparsedp.core.clip import ROUNDING_MARGIN, FlatClip
+from sparsedp.clipping import ROUNDING_MARGIN, FlatClip
 from sparsedp.errors import PrivacyError
 from sparsedp.grad_sample import ENGINES, Query
 from sparsedp.parameters import Support
@@ -171,7 +171,10 @@ def test_every_released_value_is_on_the_grid_whatever_the_data(engine, rows):
     torch.manual_seed(rows)
     support, clip, noise, expected = Support([0, 3, 4, 9], 10), 0.37, 1.3, 7.0
     batches = [MicroBatch((torch.randn(part, 4), torch.randn(part, 2))) for part in (rows, rows // 2)]
-    released = GaussianMechanism(MemoryLedger(), SystemRandomness()).release(GradientSum(ENGINES[engine](nn.Linear(4, 2), squares), batches, Query(support, FlatClip(clip))), Charge("train", 0, 0.1, noise), expected_batch_size=expected)  # fmt: skip
+    clipped = GradientSum(ENGINES[engine](nn.Linear(4, 2), squares), batches, Query(support, FlatClip(clip)))
+    released = GaussianMechanism(MemoryLedger(), SystemRandomness()).release(
+        clipped, Charge("train", 0, 0.1, noise), expected_batch_size=expected
+    )
     grid = Grid.for_mechanism(clip, noise, support.size)
     steps = (released.mean * expected / grid.step).round().to(torch.int64)
     assert torch.equal(grid.dequantize(steps).div_(expected), released.mean)
@@ -193,7 +196,9 @@ def test_plan_ledger_and_mechanism_agree_after_the_margin(engine, monkeypatch):
     query = Query(Support.full(10), FlatClip(clip))
 
     def silent(batches: list[MicroBatch]) -> Tensor:
-        return GaussianMechanism(ledger, SystemRandomness()).release(GradientSum(ENGINES[engine](model, squares), batches, query), charge, expected_batch_size=1.0).mean  # fmt: skip
+        clipped = GradientSum(ENGINES[engine](model, squares), batches, query)
+        mechanism = GaussianMechanism(ledger, SystemRandomness())
+        return mechanism.release(clipped, charge, expected_batch_size=1.0).mean
 
     row = MicroBatch((torch.full((1, 4), 50.0), torch.zeros(1, 2)))
     others = MicroBatch((torch.randn(9, 4), torch.randn(9, 2)))

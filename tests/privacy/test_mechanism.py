@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from sparsedp.batch import MicroBatch
-from sparsedp.core.clip import Clip, FlatClip, NoClip
-from sparsedp.core.geometry import Identity, Standardized
+from sparsedp.clipping import Clip, FlatClip, Identity, NoClip, Standardized
 from sparsedp.errors import PrivacyError
 from sparsedp.grad_sample import ENGINES, BookkeepingEngine, Query
 from sparsedp.parameters import Layout, Support

@@ -12,8 +12,7 @@ from scipy import stats
 from torch import nn
 
 from sparsedp.batch import MicroBatch
-from sparsedp.core.clip import FlatClip
-from sparsedp.core.geometry import Geometry, Identity, Standardized
+from sparsedp.clipping import FlatClip, Geometry, Identity, Standardized
 from sparsedp.grad_sample import BookkeepingEngine, Query
 from sparsedp.parameters import Support
 from sparsedp.privacy.ledger import Charge, MemoryLedger

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from sparsedp.auditing.mechanism import KEPT, NoisePatterns
-from sparsedp.core.clip import FlatClip
+from sparsedp.clipping import FlatClip
 from sparsedp.privacy.ledger import Charge, MemoryLedger
 from sparsedp.privacy.mechanism import GaussianMechanism
 from sparsedp.privacy.queries import ClippedVectorSum

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from sparsedp.batch import MicroBatch
-from sparsedp.core.clip import FlatClip
+from sparsedp.clipping import FlatClip
 from sparsedp.errors import DataError, PrivacyError
 from sparsedp.loading import Loading
 from sparsedp.methods import build_plan, get_method
@@ -169,7 +169,9 @@ def test_the_noise_has_the_planned_scale_and_neither_two_thirds_nor_three_halves
     batch = MicroBatch(torch.zeros(3, channels))
     ledger = MemoryLedger()
     charge = Charge("normalise", 0, 1.0, noise_multiplier)
-    released = GaussianMechanism(ledger, SystemRandomness()).release(ChannelStatisticsSum([batch], channels, FlatClip(CLIP)), charge, expected_batch_size=units)  # fmt: skip
+    released = GaussianMechanism(ledger, SystemRandomness()).release(
+        ChannelStatisticsSum([batch], channels, FlatClip(CLIP)), charge, expected_batch_size=units
+    )
     scale = noise_multiplier * CLIP / units
     p_values = [stats.kstest(released.mean.numpy(), "norm", (0, f * scale)).pvalue for f in (1, 2 / 3, 3 / 2)]
     assert p_values[0] > LEVEL

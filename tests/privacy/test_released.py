@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from sparsedp.batch import MicroBatch
-from sparsedp.core.clip import FlatClip
+from sparsedp.clipping import FlatClip
 from sparsedp.errors import PrivacyError
 from sparsedp.grad_sample import BookkeepingEngine, Query
 from sparsedp.parameters import Support
@@ -37,7 +37,7 @@ def a_release() -> Release:
 
 @pytest.mark.parametrize("seal", [None, object(), True, "seal"])
 def test_it_cannot_be_built_without_the_seal(seal):
-    with pytest.raises(PrivacyError, match="GaussianMechanism.release"):
+    with pytest.raises(PrivacyError, match=r"GaussianMechanism\.release"):
         Release(
             support=Support([0], 1),
             mean=torch.ones(1),

@@ -1,6 +1,7 @@
 """SparseDPClassifier: scikit-learn's own checks, the guarantee, what is trained and predicted."""
 
 import json
+import math
 import pickle
 from io import BytesIO
 
@@ -24,6 +25,8 @@ import sparsedp
 from every_day import by_method
 from sparsedp import MethodOptions, PrivacyError, SparseDPError, all_methods
 from sparsedp.diagnostics import look
+from sparsedp.optimizers.factory import AVERAGED, SQUARED, table_rate
+from sparsedp.runs.run import Run
 from sparsedp.sklearn import SparseDPClassifier, SparseDPRegressor
 
 pytestmark = [
@@ -164,7 +167,7 @@ def test_the_model_is_what_fit_gives_for_the_same_tensors():
     data = TensorDataset(torch.tensor(scaled, dtype=torch.float32), torch.tensor(y))
     sparsedp.fit(
         by_hand, data, sparsedp.PerExampleLoss(loss), method="tp-coherent", epsilon=3.0, epochs=3, batch_size=16,
-        seed=0, lr=0.5, clip_norm=0.7, options=MethodOptions(active_ratio=32 / 51), progress=False,
+        seed=0, lr=0.5, clip_norm=0.7, ema_decay=1.0, options=MethodOptions(active_ratio=32 / 51), progress=False,
     )  # fmt: skip
     expected = torch.cat([by_hand.weight.reshape(-1), by_hand.bias]).detach().numpy()
     assert np.abs(expected).max() > 0.01
@@ -350,6 +353,44 @@ def test_a_handful_of_coordinates_is_trained_whole_unless_told_otherwise():
     assert classifier(method="dp-sgd").fit(*few).result_.k == 4
     with pytest.raises(SparseDPError, match="ratio"):
         classifier(active_ratio=0.0).fit(*few)
+
+
+# The rate
+
+
+def rate_in(fitted):
+    """As the run's record has it."""
+    (group,) = Run.open(fitted.run_dir).record["settings"]["optimizer"]["groups"]
+    return group["lr"]
+
+
+@pytest.mark.parametrize("unit_norm", [False, True])
+def test_the_estimators_take_it_and_a_network_or_a_given_rate_does_not(unit_norm, tmp_path):
+    X, y = table(rows=300, features=5)
+    given = {"accountant": "rdp", "epochs": 2, "unit_norm": unit_norm}
+    model = classifier(**given, run_dir=tmp_path / "rule").fit(X, y)
+    length = 1.0 if unit_norm else 5**0.25
+    assert rate_in(model) == pytest.approx(table_rate(model.result_.plan, 6, length, AVERAGED))
+    assert rate_in(classifier(**given, lr=0.125, run_dir=tmp_path / "given").fit(X, y)) == 0.125
+    network = classifier(**given, hidden_layer_sizes=4, run_dir=tmp_path / "network").fit(X, y)
+    assert rate_in(network) == pytest.approx(0.2 * math.sqrt(16 / 128))
+    number = SparseDPRegressor(
+        **given,
+        bounds=(-1, 1),
+        target_bounds=(0, 1),
+        batch_size=16,
+        random_state=0,
+        run_dir=tmp_path / "number",
+    ).fit(X, y)
+    assert rate_in(number) == pytest.approx(table_rate(number.result_.plan, 6, length, SQUARED))
+
+
+def test_no_value_of_the_table_moves_the_rate(tmp_path):
+    X, y = table(rows=300, features=5)
+    rng = np.random.default_rng(1)
+    first = classifier(run_dir=tmp_path / "first", epochs=2).fit(X, y)
+    second = classifier(run_dir=tmp_path / "second", epochs=2).fit(rng.uniform(-9, 9, X.shape), 1 - y)
+    assert rate_in(first) == rate_in(second)
 
 
 # Copies

@@ -46,7 +46,7 @@ def test_the_model_is_what_fit_gives_for_the_scaled_target(loss, criterion):
     more = {"delta": 0.2} if loss == "huber" else {}
     sparsedp.fit(
         by_hand, TensorDataset(torch.tensor(X).float(), scaled), criterion(reduction="none", **more), epsilon=3.0,
-        epochs=5, batch_size=32, lr=0.3, seed=0, progress=False,
+        epochs=5, batch_size=32, lr=0.3, seed=0, progress=False, ema_decay=1.0,
     )  # fmt: skip
     weights = [
         torch.cat([p.detach().reshape(-1) for p in m.parameters()]).double() for m in (model.model_, by_hand)

@@ -120,7 +120,7 @@ def test_without_units_the_guarantee_says_row():
 
 
 def test_a_promised_unit_needs_ids():
-    with pytest.raises(PrivacyError, match="units|groups"):
+    with pytest.raises(PrivacyError, match=r"units|groups"):
         classifier(unit="patient").fit(*table())
 
 
@@ -460,7 +460,7 @@ def test_a_budget_is_for_the_same_units(tmp_path):
 def test_a_search_with_a_budget_is_refused_with_the_private_way(tmp_path):
     budget = PrivacyBudget(9.0, 1e-4, tmp_path / "budget.json")
     search = GridSearchCV(classifier(budget=budget, delta=1e-5), {"lr": [0.1]}, cv=2, error_score="raise")
-    with pytest.raises(PrivacyError, match="fits clones of this estimator.*Tune on public"):
+    with pytest.raises(PrivacyError, match=r"fits clones of this estimator.*Tune on public"):
         search.fit(*table())
     assert budget.left == 1.0
 

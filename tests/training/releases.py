@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sparsedp.batch import MicroBatch
-from sparsedp.core.clip import NoClip
+from sparsedp.clipping import NoClip
 from sparsedp.grad_sample.query import Query
 from sparsedp.parameters import Layout, Support
 from sparsedp.privacy.ledger import Charge, MemoryLedger

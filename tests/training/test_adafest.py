@@ -18,9 +18,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from oracles import adafest
 from oracles.fest import histogram
 from sparsedp.batch import MicroBatch, supervised
-from sparsedp.core.clip import FlatClip
-from sparsedp.errors import ModelError, PrivacyError, SparseDPError
-from sparsedp.grad_sample.touched import TouchedRows
+from sparsedp.clipping import FlatClip
+from sparsedp.errors import PrivacyError, SparseDPError
+from sparsedp.grad_sample.selection import EmbeddingRowCounter
 from sparsedp.methods import Controller, Granularity, MethodOptions, build_plan
 from sparsedp.methods.scores import Contributions
 from sparsedp.methods.support_scheduler import noise_on_mean
@@ -163,7 +163,7 @@ def test_a_whole_unit_moves_the_count_by_at_most_one(seed):
     tokens[0], tokens[1] = 0, 5
     size = 1 + seed % 4
     units = torch.cat([torch.zeros(size, dtype=torch.int64), torch.arange(1, 13 - size)])
-    look = TouchedRows(Bag(), supervised(LOSS), ["words.weight"])
+    look = EmbeddingRowCounter(Bag(), supervised(LOSS), ["words.weight"])
 
     def count(rows: Tensor, owners: Tensor) -> Tensor:
         batch = MicroBatch((rows, torch.zeros(len(rows), dtype=torch.int64)), owners)
@@ -272,22 +272,17 @@ class Placed(nn.Module):
 
 
 @pytest.mark.parametrize("method", ["fest", "adafest"])
-def test_rows_that_are_nobodys_are_refused_and_a_table_of_positions_may_be_trained_whole(method):
-    """As docs/embedding-tables.md says."""
-
-    def run(how, **more):
-        return fit(
-            Placed(how), texts(), LOSS, method=method, epsilon=8.0, delta=1e-3, epochs=1, batch_size=BATCH,
-            accountant="rdp", lr=0.1, seed=3, progress=False, **more,
-        )  # fmt: skip
-
-    for how in ("offsets", "flattened", "positions"):
-        with pytest.raises(ModelError, match="touches cannot be told"):
-            run(how)
-    result = run("positions", options=MethodOptions(always=("dense", "place.weight")))
+@pytest.mark.parametrize("how", ["offsets", "flattened", "positions"])
+def test_tables_are_counted_however_the_model_lays_out_its_batch(method, how):
+    """The model is given one text at a time, so whatever it looks up is that text's."""
+    always = ("dense", "place.weight") if how == "positions" else ("dense",)
+    result = fit(
+        Placed(how), texts(), LOSS, method=method, epsilon=8.0, delta=1e-3, epochs=1, batch_size=BATCH,
+        accountant="rdp", lr=0.1, seed=3, progress=False, options=MethodOptions(always=always),
+    )  # fmt: skip
     active = result.support.split(Layout.of(result.model))
-    assert len(active["place.weight"]) == LENGTH * WIDTH
-    assert len(active["words.weight"]) < WORDS * WIDTH
+    assert 0 < len(active["words.weight"]) < WORDS * WIDTH
+    assert how != "positions" or len(active["place.weight"]) == LENGTH * WIDTH
 
 
 def test_the_row_of_padding_gets_noise_where_it_is_in_the_support():

@@ -14,8 +14,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sparsedp.batch import MicroBatch
-from sparsedp.core.clip import FlatClip
-from sparsedp.core.geometry import Identity
+from sparsedp.clipping import FlatClip, Identity
 from sparsedp.grad_sample import BookkeepingEngine, Query
 from sparsedp.methods.method import Decays, Statistics
 from sparsedp.optimizers.ema import WeightAverage

@@ -1,4 +1,8 @@
-"""A forward pass that writes to the model is refused, however the write is hidden."""
+"""A forward pass that writes to the model is refused, however the write is hidden.
+
+Under vmap an ordinary write of what an example says is PyTorch's error. The guard must find what goes around vmap:
+here a model takes the values out of vmap's wrappers first.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._C import _functorch
 
 from runs import CLASSES, FEATURES, a_trainer, advance
 from sparsedp.errors import PrivacyError
@@ -17,10 +22,14 @@ Write = Callable[["Remembering", Tensor], None]
 
 
 class Remembering(nn.Module):
-    """Writes to itself in the next forward pass with gradients once it is armed, after the check at the start."""
+    """Writes to itself in the next forward pass with gradients once it is armed, after the check at the start.
 
-    def __init__(self, write: Write) -> None:
+    With `around`, what it writes is the mean of all examples, taken out of vmap's wrappers.
+    """
+
+    def __init__(self, write: Write, *, around: bool = True) -> None:
         super().__init__()
+        self.around = around
         self.frozen = nn.Linear(FEATURES, FEATURES).requires_grad_(False)
         self.layer = nn.Linear(FEATURES, CLASSES)
         self.register_buffer("seen", torch.zeros(FEATURES))
@@ -29,14 +38,17 @@ class Remembering(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         if self.armed and torch.is_grad_enabled():
             self.armed = False
+            seen = inputs.detach()
+            while self.around and _functorch.is_functorch_wrapped_tensor(seen):
+                seen = _functorch.get_unwrapped(seen)
             with torch.no_grad():
-                self.write(self, inputs.detach().mean(dim=0))
+                self.write(self, seen.reshape(-1, FEATURES).mean(dim=0))
         return self.layer(self.frozen(inputs))
 
 
-def writing_in(step: int, write: Write, steps: int) -> Trainer:
+def writing_in(step: int, write: Write, steps: int, *, around: bool = True) -> Trainer:
     """A trainer after that many steps, in one of which (counted from 1) the model writes to itself."""
-    model = Remembering(write)
+    model = Remembering(write, around=around)
     trainer = a_trainer("dp-sgd", model=model)
     advance(trainer, step - 1)
     model.armed = True
@@ -71,6 +83,12 @@ HIDDEN: dict[str, tuple[str, Write]] = {
 def test_a_write_is_refused_in_the_step_it_happens(name: str) -> None:
     with pytest.raises(PrivacyError, match=name):
         writing_in(2, OPEN[name], steps=2)
+
+
+@pytest.mark.parametrize("write", [*OPEN.values(), HIDDEN["frozen by data"][1], HIDDEN["buffer by data"][1]])
+def test_an_example_written_to_the_model_is_an_error_under_vmap(write: Write) -> None:
+    with pytest.raises((RuntimeError, PrivacyError), match=r"vmap|output with shape|changed"):
+        writing_in(2, write, steps=2, around=False)
 
 
 def test_a_buffer_replaced_by_another_is_refused() -> None:

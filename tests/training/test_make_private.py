@@ -1,151 +1,193 @@
-"""A loop of the user's own is the trainer's run, to the bit."""
+"""A loop of the user's own is the trainer's run, to the bit; and a loop that would not be private is told so."""
 
 from __future__ import annotations
+
+import copy
+import io
+import pickle
+from itertools import pairwise
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.optim.swa_utils import AveragedModel
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, WeightedRandomSampler
 
 import sparsedp
-from runs import a_plan, a_trainer, advance, loss_fn, network, rows, weights
-from sparsedp import PerExampleLoss, make_private
+from runs import FEATURES, a_plan, a_trainer, advance, loss_fn, network, rows, weights
+from sparsedp import DataError, ModelError, PerExampleLoss, PrivacyError, SparseDPError, fit, make_private
 from sparsedp.methods import get_method
-from sparsedp.own_loop.loop import Loop
-from sparsedp.own_loop.private_loop import PrivateLoader, PrivateModel, PrivateOptimizer
 
 pytestmark = pytest.mark.usefixtures("checked_once")
 
 ASKED = {"epsilon": 8.0, "delta": 1e-3, "epochs": 5, "accountant": "rdp"}
-Triple = tuple[PrivateModel, PrivateOptimizer, PrivateLoader]
 
 
-def a_loop(model: nn.Module | None = None, loss=loss_fn, batch_size: int = 20, **more) -> Triple:
+def a_loop(model: nn.Module | None = None, criterion=loss_fn, batch_size: int = 20, **more):
     """The run of `a_trainer`, by another door."""
     model = network() if model is None else model
     more = {"method": "tp-topk", "seed": 0, **ASKED, **more}
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
-    return make_private(
-        model, optimizer, DataLoader(rows(1), batch_size=batch_size, shuffle=True), loss, **more
-    )
+    loader = DataLoader(rows(1), batch_size=batch_size, shuffle=True)
+    return make_private(model, optimizer, loader, criterion, **more)
 
 
-def train(model, optimizer, loader, epochs: int = 5, loss=loss_fn) -> None:
+def train(private, epochs: int = 5):
+    model, optimizer, loader, criterion = private
     for _ in range(epochs):
         for x, y in loader:
             optimizer.zero_grad()
-            loss(model(x), y).mean().backward()
+            criterion(model(x), y).backward()
             optimizer.step()
+    return private
+
+
+def one_step(private, batch) -> None:
+    x, y = batch
+    private.criterion(private.model(x), y).backward()
+    private.optimizer.step()
+
+
+def after_steps(count: int = 2, **more):
+    """A loop after some steps, and the batches that are left of its first epoch."""
+    private = a_loop(method="dp-sgd", **more)
+    batches = iter(private.loader)
+    for _ in range(count):
+        one_step(private, next(batches))
+    return private, batches
 
 
 @pytest.mark.parametrize("method", ["tp-topk", "dp-sgd", "on-rand", "adadpigu"])
 def test_the_loop_gives_the_weights_of_the_trainer(method):
-    model, optimizer, loader = a_loop(method=method)
-    train(model, optimizer, loader)
-    theirs = a_trainer(method, plan=a_plan(get_method(method)))
-    advance(theirs)
-    assert torch.equal(weights(model.module), weights(theirs.finish().model))
-    assert loader.finish().epsilon == theirs.finish().epsilon <= 8
-    assert loader.finish().complete
+    private = train(a_loop(method=method))
+    theirs = advance(a_trainer(method, plan=a_plan(get_method(method)))).finish()
+    assert torch.equal(weights(private.model.module), weights(theirs.model))
+    assert private.result.epsilon == theirs.epsilon <= 8
+    assert private.result.complete
 
 
-def test_gradients_are_never_left_on_the_parameters():
-    model, optimizer, loader = a_loop()
-    for x, y in loader:
-        loss_fn(model(x), y).sum().backward()
-        assert all(p.grad is None for p in model.parameters())
-        released = optimizer.step().released
-        assert released.private
-        assert all(p.grad is None for p in model.parameters())
+CRITERIA = {
+    "mean": nn.CrossEntropyLoss(),
+    "sum": nn.CrossEntropyLoss(reduction="sum"),
+    "function": F.cross_entropy,
+    "per example": PerExampleLoss(lambda model, batch: loss_fn(model(batch[0]), batch[1])),
+}
 
 
-def test_the_loop_accumulates_as_usual():
-    model, optimizer, loader = a_loop(batch_size=5, accumulation=4)
-    assert len(loader) == 12
-    for i in range(5):
-        for place, (x, y) in enumerate(loader, start=1):
-            (loss_fn(model(x), y).mean() / 4).backward()
-            if place % 4 == 0:
-                optimizer.step()
-                optimizer.zero_grad()
-        assert loader.epoch == i + 1
-    whole = a_loop()
-    train(*whole)
-    assert torch.equal(weights(model.module), weights(whole[0].module))
+@pytest.mark.parametrize("form", CRITERIA)
+def test_a_criterion_of_any_reduction_is_the_loss_of_each_example(form):
+    criterion = CRITERIA[form]
+    private = a_loop(criterion=criterion)
+    for _ in range(5):
+        for batch in private.loader:
+            loss = (
+                private.criterion(private.model, batch)
+                if form == "per example"
+                else private.criterion(private.model(batch[0]), batch[1])
+            )
+            loss.backward()
+            private.optimizer.step()
+    assert torch.equal(weights(private.model.module), weights(train(a_loop()).model.module))
 
 
 def test_a_scheduler_works_as_usual():
-    model, optimizer, loader = a_loop()
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
+    private = a_loop()
+    scheduler = torch.optim.lr_scheduler.StepLR(private.optimizer, step_size=1, gamma=0.5)
     rates = []
     for _ in range(5):
-        for x, y in loader:
-            loss_fn(model(x), y).backward()
-            rates.append(optimizer.step().learning_rates[0])
+        for x, y in private.loader:
+            private.criterion(private.model(x), y).backward()
+            rates.append(private.optimizer.step().learning_rates[0])
         scheduler.step()
     assert rates == [0.2 * 0.5**epoch for epoch in range(5) for _ in range(3)]
     theirs = a_trainer(
         scheduler=lambda o, _: torch.optim.lr_scheduler.LambdaLR(o, lambda step: 0.5 ** (step // 3))
     )
-    assert torch.equal(weights(model.module), weights(advance(theirs).finish().model))
+    assert torch.equal(weights(private.model.module), weights(advance(theirs).finish().model))
 
 
 def test_a_run_is_written_and_resumed(tmp_path):
-    whole = a_loop()
-    train(*whole)
-    model, optimizer, loader = a_loop(out=tmp_path / "run")
-    train(model, optimizer, loader, epochs=2)
-    loader.pause()
-    model, optimizer, loader = a_loop(out=tmp_path / "run", resume=True)
-    assert loader.epoch == 2
-    train(model, optimizer, loader, epochs=3)
-    assert torch.equal(weights(model.module), weights(whole[0].module))
+    whole = train(a_loop())
+    train(a_loop(run_dir=tmp_path / "run"), epochs=2).pause()
+    private = a_loop(run_dir=tmp_path / "run", resume=True)
+    assert private.loader.epoch == 2
+    train(private, epochs=3)
+    assert torch.equal(weights(private.model.module), weights(whole.model.module))
     assert sparsedp.verify(tmp_path / "run").passed
-    assert loader.finish().report().exists()
+
+
+def test_epsilon_so_far_is_the_accountants_at_every_step_and_delta():
+    private = a_loop()
+    assert private.epsilon() == 0
+    spent = []
+    for _ in range(5):
+        for x, y in private.loader:
+            private.criterion(private.model(x), y).backward()
+            private.optimizer.step()
+            spent.append(private.epsilon())
+    assert len(spent) == private.step == 15
+    assert all(one < other for one, other in pairwise(spent))
+    assert spent[-1] == private.planned_epsilon == private.result.epsilon <= 8
+    assert spent[2::3] == [epoch.epsilon for epoch in private.history]
+    assert private.epsilon(1e-6) > private.epsilon(1e-3) == private.epsilon()
+
+
+def test_the_noise_may_be_given_instead_of_epsilon():
+    planned = a_loop()
+    noise = planned.noise_multiplier
+    given = a_loop(epsilon=None, noise_multiplier=noise)
+    assert given.planned_epsilon == planned.planned_epsilon
+    assert torch.equal(weights(train(given).model.module), weights(train(planned).model.module))
+    with pytest.raises(PrivacyError, match=r"epsilon=8.0 and noise_multiplier=1.0, expected one"):
+        a_loop(noise_multiplier=1.0)
+    with pytest.raises(PrivacyError, match="noise_multiplier"):
+        a_loop(epsilon=None, noise_multiplier=0.0)
 
 
 def test_evaluation_under_no_grad_is_the_plain_model():
-    model, optimizer, loader = a_loop(eval_dataset=rows(7, 30))
-    held = rows(7, 30).tensors[0]
-    for x, y in loader:
+    private = a_loop(eval_dataset=rows(7, 30))
+    held, targets = rows(7, 30).tensors
+    for x, y in private.loader:
         with torch.no_grad():
-            assert torch.equal(model(held), model.module(held))
-        loss_fn(model(x), y).mean().backward()
-        optimizer.step()
-    train(model, optimizer, loader, epochs=4)
-    assert "accuracy" in loader.finish().metrics
-    assert model(held).requires_grad  # the run is over: a model like any other
+            assert torch.equal(private.model(held), private.model.module(held))
+            assert private.criterion(private.model(held), targets).shape == (30,)
+        one_step(private, (x, y))
+    found = private.evaluate(rows(7, 30), metrics={"hits": lambda o, t: (o.argmax(1) == t).sum()})
+    assert found["hits"] == round(30 * found["accuracy"])
+    assert {name: found[name] for name in found if name != "hits"} == private.history[0].metrics
+    with pytest.raises(PrivacyError, match="outside the guarantee"):
+        private.evaluate(private.loader.dataset)
+    train(private, epochs=4)
+    assert private.model(held).requires_grad  # the run is over: a model like any other
 
 
 def test_modes_stay_as_they_were_set():
-    model, optimizer, loader = a_loop(network(dropout=0.5))
-    model.train()
-    train(model, optimizer, loader)
-    assert model.training
-    assert all(module.training for module in model.module.modules())
-    model, optimizer, loader = a_loop(network(dropout=0.5).eval())
-    assert not model.training
-    train(model, optimizer, loader)
-    assert not any(module.training for module in model.module.modules())
+    private = a_loop(network(dropout=0.5))
+    private.model.train()
+    train(private)
+    assert private.model.training
+    assert all(module.training for module in private.model.module.modules())
+    private = train(a_loop(network(dropout=0.5).eval()))
+    assert not private.model.training
+    assert not any(module.training for module in private.model.module.modules())
 
 
 def test_the_model_inside_shows_through():
-    model, _, loader = a_loop()
+    model, _, loader, _ = a_loop()
     assert model.state_dict().keys() == network().state_dict().keys()
     model.load_state_dict(network(3).state_dict())
     assert torch.equal(weights(model.module), weights(network(3)))
     assert model.append == model.module.append
-    assert len(loader.dataset) == 60
+    assert (len(loader.dataset), len(loader), loader.batch_size) == (60, 3, 20)
 
 
 def test_an_empty_batch_is_a_batch():
-    model, optimizer, loader = a_loop(batch_size=1, epochs=1, method="dp-sgd")
+    private = a_loop(batch_size=1, epochs=1, method="dp-sgd")
     sizes = []
-    for x, y in loader:
+    for x, y in private.loader:
         sizes.append(len(x))
-        loss_fn(model(x), y).mean().backward()
-        optimizer.step()
+        one_step(private, (x, y))
     assert 0 in sizes
     assert len(sizes) == 60
 
@@ -161,64 +203,476 @@ class Named(Dataset):
         return {"x": x, "y": y}
 
 
-def test_a_loss_of_its_own_form_calls_the_model_itself():
+def test_batches_by_name_go_to_a_loss_of_its_own_form():
     loss = PerExampleLoss(
         lambda model, batch: F.cross_entropy(model(batch["x"]), batch["y"], reduction="none")
     )
     inner = network()
     optimizer = torch.optim.SGD(inner.parameters(), lr=0.2, momentum=0.9)
-    model, optimizer, loader = make_private(
+    private = make_private(
         inner, optimizer, DataLoader(Named(), batch_size=20), loss, method="tp-topk", seed=0, **ASKED
     )
     for _ in range(5):
-        for batch in loader:
-            loss.loss(model, batch).mean().backward()
-            optimizer.step()
-    whole = a_loop()
-    train(*whole)
-    assert torch.equal(weights(inner), weights(whole[0].module))
-
-
-def squared(output, target):
-    return 0.5 * (output - F.one_hot(target, 3)).square().mean(dim=1) + output[:, 0].abs() / 100
-
-
-def test_a_loss_of_operators_is_followed():
-    train(*a_loop(loss=squared), loss=squared)
+        for batch in private.loader:
+            private.criterion(private.model, batch).backward()
+            private.optimizer.step()
+    assert torch.equal(weights(inner), weights(train(a_loop()).model.module))
 
 
 def test_memory_is_bounded_behind_the_loop():
-    small, whole = a_loop(max_physical_batch=4), a_loop()
-    train(*small)
-    train(*whole)
-    assert torch.allclose(weights(small[0].module), weights(whole[0].module), atol=1e-6)
+    small, whole = train(a_loop(max_physical_batch=4)), train(a_loop())
+    assert torch.allclose(weights(small.model.module), weights(whole.model.module), atol=1e-6)
 
 
 def test_units_with_several_rows():
-    data = rows(1)
-    patients = torch.arange(60) // 3
     model = network()
-    loader = DataLoader(TensorDataset(*data.tensors), batch_size=5)
-    model, optimizer, loader = make_private(
-        model, torch.optim.Adam(model.parameters()), loader, loss_fn, units=patients, unit="patient",
-        rows_per_unit=2, method="dp-sgd", **{**ASKED, "epochs": 1},
+    private = make_private(
+        model, torch.optim.Adam(model.parameters()), DataLoader(TensorDataset(*rows(1).tensors), batch_size=5),
+        loss_fn, unit_ids=torch.arange(60) // 3, unit_name="patient", rows_per_unit=2, method="dp-sgd",
+        **{**ASKED, "epochs": 1},
     )  # fmt: skip
-    train(model, optimizer, loader, epochs=1)
-    assert loader.finish().unit == "patient"
-    assert loader.finish().for_release
+    train(private, epochs=1)
+    assert private.result.unit == "patient"
+    assert private.result.for_release
 
 
 def test_what_the_loop_sees_does_not_depend_on_the_weights():
     one, other = a_loop(), a_loop(network(5))
-    for (x, y), (x2, y2) in zip(one[2], other[2], strict=True):
+    for (x, y), (x2, y2) in zip(one.loader, other.loader, strict=True):
         assert torch.equal(x, x2)
-        first, second = loss_fn(one[0](x), y).mean(), loss_fn(other[0](x2), y2).mean()
+        first, second = one.model(x), other.model(x2)
         assert repr(first) == repr(second)
-        for loss, (_, optimizer, _) in ((first, one), (second, other)):
-            loss.backward()
-            optimizer.step()
+        assert {name: value for name, value in vars(first).items() if name != "_batch"} == {}
+        one_step(one, (x, y))
+        one_step(other, (x2, y2))
 
 
-def test_the_loop_is_final():
-    for kind in (Loop, PrivateModel, PrivateOptimizer, PrivateLoader):
-        assert getattr(kind, "__final__", False)
+@pytest.mark.parametrize("method", ["dp-sgd", "tp-topk", "on-rand"])
+def test_the_optimizers_state_is_saved_and_loaded_without_a_folder(method):
+    left, right = a_loop(method=method), a_loop(method=method)
+    train(left, epochs=3)
+    train(right, epochs=3)
+    state = copy.deepcopy(left.optimizer.state_dict())
+    assert {tuple(one["momentum_buffer"].shape) for one in state["state"].values()} == {
+        tuple(p.shape) for p in left.model.module.parameters()
+    }
+    for entries in right.optimizer.state.values():
+        entries["momentum_buffer"].zero_()
+    right.optimizer.load_state_dict(state)
+    train(left, epochs=2)
+    train(right, epochs=2)
+    assert torch.equal(weights(left.model.module), weights(right.model.module))
+    left.optimizer.load_state_dict(left.optimizer.state_dict())  # also after the last step
+
+
+def by_torch(model: nn.Module) -> nn.Module:
+    held = io.BytesIO()
+    torch.save(model, held)
+    held.seek(0)
+    return torch.load(held, weights_only=False)
+
+
+COPIES = {
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda model: pickle.loads(pickle.dumps(model)),
+    "torch": by_torch,
+}
+
+
+@pytest.mark.parametrize("way", COPIES)
+def test_a_copy_is_the_plain_model_and_none_of_the_run(way):
+    private, batches = after_steps()
+    batch = next(batches)
+    private.model(batch[0])
+    copied = COPIES[way](private.model)
+    assert type(copied) is nn.Sequential
+    assert torch.equal(weights(copied), weights(private.model.module))
+    copied(torch.zeros(2, FEATURES)).sum().backward()
+    assert all(p.grad is None for p in private.model.parameters())
+
+
+def test_an_average_of_the_weights_follows_the_loop():
+    private, batches = after_steps()
+    average = AveragedModel(private.model, avg_fn=lambda old, new, count: new)
+    one_step(private, next(batches))
+    average.update_parameters(private.model)
+    average.update_parameters(private.model)
+    assert torch.equal(weights(average.module), weights(private.model.module))
+
+
+def test_a_module_around_the_model_loads_what_it_has_saved():
+    private, _ = after_steps()
+    around = nn.ModuleDict({"first": private.model, "other": nn.Linear(2, 2)})
+    saved = {name: value.clone() for name, value in around.state_dict().items()}
+    assert set(saved) == {f"first.{name}" for name in network().state_dict()} | {"other.weight", "other.bias"}
+    with torch.no_grad():
+        for p in around.parameters():
+            p.zero_()
+    around.load_state_dict(saved)
+    assert all(torch.equal(value, saved[name]) for name, value in around.state_dict().items())
+
+
+def assigned(model: nn.Module) -> None:
+    model.load_state_dict({name: value.clone() for name, value in model.state_dict().items()}, assign=True)
+
+
+def replaced(model: nn.Module) -> None:
+    model[0].weight = nn.Parameter(model[0].weight.detach().clone())
+
+
+def widened(model: nn.Module) -> None:
+    model.double()
+
+
+@pytest.mark.parametrize("change", [assigned, replaced, widened])
+def test_parameters_that_are_not_those_of_the_run_stop_it_before_a_step_is_spent(change):
+    private, batches = after_steps()
+    batch, position = next(batches), private.step
+    change(private.model.module)
+    with pytest.raises(ModelError, match=r"parameters .*0\.weight.* are not the ones .*assign=True"):
+        one_step(private, batch)
+    assert private.step == position
+
+
+def test_zero_grad_forgets_what_was_left_from_before():
+    plain, (x, y) = network(), rows(3).tensors
+    loss_fn(plain(x), y).mean().backward()
+    assert train(a_loop(plain)).result.complete
+
+
+def skip_a_step(private, batches, x, y):
+    private.criterion(private.model(x), y).backward()
+    next(batches)
+
+
+def skip_backward(private, batches, x, y):
+    private.model(x)
+    private.optimizer.step()
+
+
+def skip_the_loss(private, batches, x, y):
+    private.criterion(private.model(x), y)
+    private.optimizer.step()
+
+
+def skip_forward(private, batches, x, y):
+    private.optimizer.step()
+
+
+def skip_a_batch(private, batches, x, y):
+    next(batches)
+
+
+def step_twice(private, batches, x, y):
+    one_step(private, (x, y))
+    private.optimizer.step()
+
+
+def backward_twice(private, batches, x, y):
+    loss = private.criterion(private.model(x), y)
+    loss.backward()
+    loss.backward()
+
+
+def keep_the_loss_for_the_next_batch(private, batches, x, y):
+    output = private.model(x)
+    one_step(private, (x, y))
+    private.criterion(output, next(batches)[1])
+
+
+def change_the_batch(private, batches, x, y):
+    private.model(x - x.mean(0))
+
+
+def change_it_in_place(private, batches, x, y):
+    x -= x.mean(0)
+    private.model(x)
+
+
+def change_it_after_backward(private, batches, x, y):
+    private.criterion(private.model(x), y).backward()
+    y.zero_()
+    private.optimizer.step()
+
+
+def change_the_targets(private, batches, x, y):
+    private.criterion(private.model(x), 2 - y).backward()
+
+
+def take_part_of_the_batch(private, batches, x, y):
+    private.model(x[:2])
+
+
+def another_batch(private, batches, x, y):
+    private.model(rows(7, 30).tensors[0])
+
+
+def another_loss(private, batches, x, y):
+    F.multi_margin_loss(private.model(x), y, reduction="none")
+
+
+def the_unwrapped_loss(private, batches, x, y):
+    loss_fn(private.model(x), y)
+
+
+def a_scaled_loss(private, batches, x, y):
+    (3 * private.criterion(private.model(x), y)).backward()
+
+
+def an_added_penalty(private, batches, x, y):
+    private.criterion(private.model(x), y) + sum(p.square().sum() for p in private.model.parameters())
+
+
+def a_mean_of_the_loss(private, batches, x, y):
+    private.criterion(private.model(x), y).mean()
+
+
+def read_the_loss(private, batches, x, y):
+    private.criterion(private.model(x), y).item()
+
+
+def format_the_loss(private, batches, x, y):
+    format(private.criterion(private.model(x), y), ".3f")
+
+
+def compare_the_loss(private, batches, x, y):
+    if private.criterion(private.model(x), y) > 1:
+        pass
+
+
+def count_hits(private, batches, x, y):
+    int((private.model(x).argmax(1) == y).sum())
+
+
+def unpack_the_output(private, batches, x, y):
+    _output, _hidden = private.model(x)
+
+
+def read_gradients_of_the_loss(private, batches, x, y):
+    loss = private.criterion(private.model(x), y)
+    torch.autograd.grad(loss, list(private.model.parameters()))
+
+
+def second_derivatives(private, batches, x, y):
+    private.criterion(private.model(x), y).backward(create_graph=True)
+
+
+def look_without_gradients(private, batches, x, y):
+    with torch.no_grad():
+        private.model(x[1:])
+
+
+def evaluate_with_gradients(private, batches, x, y):
+    private.model.eval()
+    private.model(rows(7, 30).tensors[0])
+
+
+def a_closure(private, batches, x, y):
+    private.optimizer.step(lambda: None)
+
+
+def forget_before_the_step(private, batches, x, y):
+    private.criterion(private.model(x), y).backward()
+    private.optimizer.zero_grad()
+
+
+def a_second_pass_meanwhile(private, batches, x, y):
+    next(iter(private.loader))
+
+
+def clip_by_hand(private, batches, x, y):
+    private.criterion(private.model(x), y).backward()
+    torch.nn.utils.clip_grad_norm_(private.model.parameters(), 1.0)
+
+
+def keep_raw_gradients(private, batches, x, y):
+    private.criterion(private.model(x), y).backward()
+    [p.grad.clone() for p in private.model.module.parameters()]
+
+
+def a_penalty_of_its_own(private, batches, x, y):
+    private.criterion(private.model(x), y).backward()
+    sum(p.square().sum() for p in private.model.parameters()).backward()
+
+
+def set_the_clip_norm(private, batches, x, y):
+    private.optimizer.max_grad_norm = 0.1
+
+
+def other_parameters(private, batches, x, y):
+    private.optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
+
+
+def autocast_outside(private, batches, x, y):
+    with torch.autocast("cpu"):
+        private.model(x)
+
+
+MISUSES = {
+    skip_a_step: "before the step",
+    skip_backward: "before the forward",
+    skip_the_loss: "before the backward",
+    skip_forward: "before the forward",
+    skip_a_batch: "before the forward",
+    step_twice: "no batch is out",
+    backward_twice: "twice",
+    keep_the_loss_for_the_next_batch: "expected the output of private.model",
+    change_the_batch: "batch that the private loader has just given",
+    change_it_in_place: "changed in place",
+    change_it_after_backward: "changed in place",
+    change_the_targets: "other targets",
+    take_part_of_the_batch: "other arguments than the inputs of the batch",
+    another_batch: r"torch\.no_grad\(\)",
+    another_loss: r"private\.criterion",
+    the_unwrapped_loss: r"private\.criterion",
+    a_scaled_loss: "backward.. and nothing else",
+    an_added_penalty: "PerExampleLoss",
+    a_mean_of_the_loss: "part of the step",
+    read_the_loss: r"private\.evaluate",
+    format_the_loss: r"private\.evaluate",
+    compare_the_loss: r"private\.evaluate",
+    count_hits: r"private\.evaluate",
+    unpack_the_output: "PerExampleLoss",
+    read_gradients_of_the_loss: "nothing else",
+    second_derivatives: "create_graph",
+    look_without_gradients: "no_grad",
+    evaluate_with_gradients: r"torch\.no_grad\(\).*model\.eval\(\) leaves gradients on",
+    a_closure: "closure",
+    forget_before_the_step: "zero_grad",
+    a_second_pass_meanwhile: "before the forward",
+    clip_by_hand: "max_grad_norm.*clip_grad_norm_",
+    keep_raw_gradients: "no raw gradient exists",
+    a_penalty_of_its_own: "penalty",
+    set_the_clip_norm: r"optimizer\.max_grad_norm.*make_private",
+    other_parameters: "add_param_group",
+    autocast_outside: "autocast",
+}
+
+
+@pytest.mark.parametrize("misuse", MISUSES, ids=lambda misuse: misuse.__name__)
+def test_the_misuse_is_told_and_nothing_is_released(misuse):
+    private, batches = after_steps(count=1)
+    x, y = next(batches)
+    before, position = weights(private.model.module), private.step
+    honest = misuse in (step_twice, keep_the_loss_for_the_next_batch)  # its first step is
+    with pytest.raises(SparseDPError, match=MISUSES[misuse]) as told:
+        misuse(private, batches, x, y)
+    assert private.step == position + honest
+    assert str(len(x)) not in str(told.value)
+    private.model.zero_grad()
+    if not honest:
+        assert torch.equal(weights(private.model.module), before)
+
+
+def test_a_misuse_that_was_refused_is_mended_by_the_honest_step():
+    private, batches = after_steps()
+    batch = next(batches)
+    with pytest.raises(PrivacyError):
+        clip_by_hand(private, batches, *batch)
+    private.optimizer.step()
+    assert private.step == 3
+    assert all(p.grad is None for p in private.model.parameters())
+
+
+def test_no_batch_means_no_forward_and_no_plan_means_no_batch():
+    private = a_loop(epochs=1)
+    with pytest.raises(SparseDPError, match=r"take batches from private\.loader"):
+        private.model(rows(1).tensors[0])
+    train(private, epochs=1)
+    with pytest.raises(SparseDPError, match="all 3 steps"):
+        next(iter(private.loader))
+    with pytest.raises(SparseDPError, match="no batch is out"):
+        private.optimizer.step()
+
+
+def test_the_result_is_there_after_the_last_step_or_a_stop():
+    private, _ = after_steps()
+    with pytest.raises(SparseDPError, match=r"step 2 of 15.*finish\(\)"):
+        _ = private.result
+    assert not private.finish().complete
+    assert private.epsilon() < private.planned_epsilon
+
+
+def test_what_is_wrapped_is_not_wrapped_again():
+    private, _ = after_steps()
+    plain = DataLoader(rows(1), batch_size=20)
+    inner = torch.optim.SGD(private.model.parameters(), lr=0.1)
+    with pytest.raises(SparseDPError, match=r"model: got .*make_private.*model\.module"):
+        make_private(private.model, inner, plain, loss_fn, **ASKED)
+    with pytest.raises(SparseDPError, match=r"model: got .*make_private.*model\.module"):
+        make_private(private, inner, plain, loss_fn, **ASKED)
+    with pytest.raises(SparseDPError, match=r"optimizer: got .*make_private.*new torch\.optim"):
+        make_private(private.model.module, private.optimizer, plain, loss_fn, **ASKED)
+    with pytest.raises(SparseDPError, match=r"loader: got .*make_private"):
+        make_private(private.model.module, inner, private.loader, loss_fn, **ASKED)
+    with pytest.raises(SparseDPError, match=r"criterion: got .*make_private"):
+        make_private(private.model.module, inner, plain, private.criterion, **ASKED)
+    with pytest.raises(SparseDPError, match=r"no_grad|private\.loader"):
+        fit(private.model, rows(1), loss_fn, progress=False, **ASKED)
+
+
+class Endless(IterableDataset):
+    """Rows without end."""
+
+    def __iter__(self):
+        return iter(rows(1))
+
+
+def asked(loader=None, loss=loss_fn, optimizer=None, **more):
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1) if optimizer is None else optimizer
+    loader = DataLoader(rows(1), batch_size=20) if loader is None else loader
+    return make_private(model, optimizer, loader, loss, **ASKED, **more)
+
+
+def test_what_cannot_be_made_private_is_refused_at_once():
+    with pytest.raises(DataError, match="DataLoader"):
+        asked(rows(1))
+    with pytest.raises(DataError, match="map-style"):
+        asked(DataLoader(Endless(), batch_size=20))
+    with pytest.raises(DataError, match="WeightedRandomSampler"):
+        asked(DataLoader(rows(1), batch_size=20, sampler=WeightedRandomSampler([1.0] * 60, 60)))
+    with pytest.raises(DataError, match="batch_size"):
+        asked(DataLoader(rows(1), batch_size=None))
+    with pytest.raises(SparseDPError, match="optimizer"):
+        asked(optimizer="adam")
+    with pytest.raises(PrivacyError, match="unit"):
+        asked(unit_name="patient")
+
+
+OPACUS = {
+    "module": "expected model",
+    "data_loader": "expected loader",
+    "target_epsilon": "expected epsilon",
+    "target_delta": "expected delta",
+    "poisson_sampling": "always Poisson",
+    "grad_sample_mode": "engine",
+    "clipping": "flat",
+    "normalise": "unexpected argument",
+}
+
+
+@pytest.mark.parametrize("name", OPACUS)
+def test_the_names_of_opacus_are_translated(name):
+    with pytest.raises(TypeError, match=rf"'{name}'.*{OPACUS[name]}|{OPACUS[name]}.*'{name}'"):
+        asked(**{name: None})
+    with pytest.raises(TypeError, match=r"missing optimizer, loader, criterion"):
+        make_private(network())
+
+
+class Squeezing(nn.Linear):
+    """One output an example, without its axis; without any axis for a batch of one."""
+
+    def forward(self, x):
+        return super().forward(x).squeeze()
+
+
+def test_a_squeeze_that_drops_a_batch_of_one_is_told():
+    x, y = rows(1).tensors
+    model = Squeezing(FEATURES, 1)
+    loader = DataLoader(TensorDataset(x, (y > 0).float()), batch_size=20)
+    with pytest.raises(SparseDPError, match=r"\.squeeze\(1\)"):
+        make_private(
+            model, torch.optim.SGD(model.parameters(), lr=0.1), loader, nn.BCEWithLogitsLoss(),
+            method="dp-sgd", **ASKED,
+        )  # fmt: skip

@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from runs import a_trainer, advance, network, weights
+from sparsedp._serialization import to_json
 from sparsedp.methods import Granularity, MethodOptions, all_methods
 from sparsedp.privacy import ledger, mechanism
 from sparsedp.randomness import PublicRandomness
@@ -73,7 +74,7 @@ def run(method: str, options: MethodOptions | None, data_seed: int, out: Path) -
             seen.append((event.step, event.phase, event.learning_rates, event.released.dense().tolist()))
             seen.append(event.released.support.indices.tolist())
         else:
-            seen.append(event.to_json())
+            seen.append(to_json(event))
 
     made = a_trainer(
         method, options=options, data_seed=data_seed, out=out, seed=None, callbacks=[watch], ema_decay=0.9

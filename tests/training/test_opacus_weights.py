@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from runs import FEATURES, loss_fn, rows, weights
 from sparsedp import make_private
-from sparsedp.core.clip import ROUNDING_MARGIN
+from sparsedp.clipping import ROUNDING_MARGIN
 from sparsedp.privacy.mechanism import Grid
 from sparsedp.randomness import SeededRandomness
 
@@ -72,23 +72,23 @@ def test_the_same_batches_and_noise_give_the_same_weights(make_optimizer):
     features, targets = rows(1).tensors
     data = TensorDataset(4 * features, targets)
     inner = a_model()
-    model, optimizer, loader = make_private(
+    private = make_private(
         inner, make_optimizer(inner.parameters()), DataLoader(data, batch_size=20), loss_fn,
-        method="dp-sgd", epsilon=8.0, delta=1e-3, epochs=4, clip_norm=CLIP_NORM, accountant="rdp", seed=SEED,
+        method="dp-sgd", epsilon=8.0, delta=1e-3, epochs=4, max_grad_norm=CLIP_NORM, accountant="rdp", seed=SEED,
     )  # fmt: skip
-    (phase,) = loader.trainer.plan.phases
+    (phase,) = private.plan.phases
     size = weights(inner).numel()
     grid = Grid.for_mechanism(CLIP_NORM, phase.noise_multiplier, size)
     theirs = OpacusLoop(make_optimizer, grid.bound / (1 + ROUNDING_MARGIN), phase.noise_multiplier, 20)
     start = weights(inner)
     assert torch.equal(weights(theirs.inner), start)
     for _ in range(4):
-        for step, (x, y) in enumerate(loader, start=loader.trainer.position):
+        for step, (x, y) in enumerate(private.loader, start=private.step):
             drawn = SeededRandomness(SEED).rounded_gaussian(grid.noise_bits, size, key=(step,))
             theirs.step(x, y, grid.dequantize(drawn))
-            optimizer.zero_grad()
-            loss_fn(model(x), y).mean().backward()
-            optimizer.step()
+            private.optimizer.zero_grad()
+            private.criterion(private.model(x), y).backward()
+            private.optimizer.step()
     moved = (weights(inner) - start).norm()
     assert float((weights(inner) - weights(theirs.inner)).norm() / moved) < 1e-4
     assert float(moved) > 0.01

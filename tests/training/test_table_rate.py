@@ -1,12 +1,9 @@
 """The rate that a table is trained at if none is given: public numbers alone, the formula, and where it is used."""
 
-import functools
 import math
 
 import numpy as np
 import pytest
-from sklearn_tools import classifier as any_classifier
-from sklearn_tools import table
 
 from sparsedp.errors import SparseDPError
 from sparsedp.methods import build_plan, get_method
@@ -64,35 +61,9 @@ def test_a_typical_length_lies_between_one_feature_and_all():
     assert typical_length(10_000) == 10
 
 
-def rate_in(fitted):
-    """As the run's record has it."""
-    (group,) = Run.open(fitted.out).record["settings"]["optimizer"]["groups"]
-    return group["lr"]
-
-
-@pytest.mark.parametrize("normalize", [None, "record"])
-def test_the_classifier_takes_it_and_a_network_or_a_given_rate_does_not(normalize, tmp_path):
-    X, y = table(rows=300, features=5)
-    classifier = functools.partial(any_classifier, accountant="rdp", epochs=2)
-    model = classifier(normalize=normalize, out=tmp_path / "rule").fit(X, y)
-    length = 1.0 if normalize else 5**0.25
-    assert rate_in(model) == pytest.approx(table_rate(model.result_.plan, 6, length))
-    assert rate_in(classifier(normalize=normalize, lr=0.125, out=tmp_path / "given").fit(X, y)) == 0.125
-    network = classifier(normalize=normalize, hidden=4, out=tmp_path / "network").fit(X, y)
-    assert rate_in(network) == pytest.approx(0.2 * math.sqrt(16 / 128))
-
-
-def test_no_value_of_the_table_moves_the_rate(tmp_path):
-    X, y = table(rows=300, features=5)
-    rng = np.random.default_rng(1)
-    classifier = functools.partial(any_classifier, accountant="rdp", epochs=2)
-    first = classifier(out=tmp_path / "first").fit(X, y)
-    second = classifier(out=tmp_path / "second").fit(rng.uniform(-9, 9, X.shape), 1 - y)
-    assert rate_in(first) == rate_in(second)
-
-
 def test_the_command_line_takes_the_same_rule_for_a_table(tmp_path):
-    X, y = table(rows=300, features=5)
+    X = np.random.default_rng(0).uniform(-1, 1, size=(300, 5))
+    y = (X[:, 0] > 0).astype(int)
     arrays = {"x_train": X, "y_train": y, "x_test": X[:20] + 1, "y_test": y[:20]}
     np.savez(tmp_path / "table.npz", **arrays)
     asked = {

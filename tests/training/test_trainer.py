@@ -161,6 +161,16 @@ def test_the_average_is_what_is_evaluated_and_given_back() -> None:
     assert [epoch.metrics["norm"] for epoch in result.history] == pytest.approx(evaluated[2::3], rel=1e-5)
 
 
+def test_an_average_without_decay_is_of_the_whole_run_each_step_by_its_number() -> None:
+    trainer = a_trainer(ema_decay=1.0)
+    seen = []
+    for batch in trainer:
+        trainer.step(batch)
+        seen.append(weights(trainer.model))
+    average = sum(number * one for number, one in enumerate(seen, start=1)) / sum(range(1, len(seen) + 1))
+    torch.testing.assert_close(weights(trainer.finish().model), average)
+
+
 def test_an_average_does_not_change_the_training_itself() -> None:
     plain = advance(a_trainer())
     averaged = advance(a_trainer(ema_decay=0.9))
@@ -299,7 +309,7 @@ def test_a_general_loss_trains_too() -> None:
             {"scheduler": torch.optim.lr_scheduler.ConstantLR(torch.optim.SGD(network().parameters(), lr=1))},
             "another optimizer",
         ),
-        ({"ema_decay": 1.0}, "ema_decay"),
+        ({"ema_decay": 1.1}, "ema_decay"),
         ({"engine": "magic"}, "engine: got 'magic'"),
     ],
 )

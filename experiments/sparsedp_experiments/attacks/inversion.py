@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from sparsedp.batch import PerSampleLoss
-from sparsedp.core.clip import FlatClip
+from sparsedp.clipping import FlatClip
 from sparsedp.errors import SparseDPError
 from sparsedp.parameters import Layout, Support
 from sparsedp.randomness import PublicRandomness

@@ -43,7 +43,7 @@ class Study:
     def points(self) -> list[Point]:
         """Every cell of the grid, the last name fastest."""
         return [
-            dict(zip(self.grid, values, strict=True)) for values in itertools.product(*self.grid.dequantize())
+            dict(zip(self.grid, values, strict=True)) for values in itertools.product(*self.grid.values())
         ]
 
     def by_seed(self) -> list[list[Point]]:
@@ -83,7 +83,7 @@ def _study(name: str, given: Mapping[str, Any]) -> Study:
             f"{name}: got {sorted(given)}, expected kind, title and some of the tables {', '.join(_TABLES)}"
         )
     grid = given.get("grid", {})
-    if not all(isinstance(values, list) and values for values in grid.dequantize()):
+    if not all(isinstance(values, list) and values for values in grid.values()):
         raise SparseDPError(f"{name}: expected a list of values for every name of [grid], got {grid}")
     return Study(
         name, given["kind"], given["title"], given.get("settings", {}), grid, given.get("measure", {})

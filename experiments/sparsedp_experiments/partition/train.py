@@ -14,7 +14,7 @@ from torch import nn
 
 from sparsedp._serialization import FrozenMap
 from sparsedp.batch import MicroBatch, supervised
-from sparsedp.core.clip import FlatClip
+from sparsedp.clipping import FlatClip
 from sparsedp.grad_sample import Query, make_engine
 from sparsedp.loading import Loading
 from sparsedp.methods import Controller, MethodOptions, OffSupport, build_plan, get_method
@@ -24,7 +24,7 @@ from sparsedp.privacy.ledger import Charge, MemoryLedger
 from sparsedp.privacy.mechanism import GaussianMechanism
 from sparsedp.privacy.plan import Plan
 from sparsedp.privacy.queries import GradientSum
-from sparsedp.randomness import Chance, PublicRandomness, SeededRandomness
+from sparsedp.randomness import PublicRandomness, SeededRandomness
 from sparsedp.sampling import LogicalBatch, PoissonSampler
 from sparsedp_experiments.data.bundle import DataBundle
 from sparsedp_experiments.pages.partition import gaussian_epsilon
@@ -120,7 +120,7 @@ def partition_batches(bundle: DataBundle, plan: Plan, seed: int) -> Iterator[Log
         for step, part in enumerate(rows.chunk(end - before), start=before):
             secret = SeededRandomness(seed).secret((step,))
             batches = (
-                MicroBatch(bundle.train.rows_at(some), chance=Chance(secret, some))
+                MicroBatch(bundle.train.rows_at(some), seed=secret.model_seed(int(some[0])))
                 for some in torch.split(part, _AT_ONCE)
             )
             yield LogicalBatch(step, secret, batches)

@@ -17,8 +17,8 @@ from multiprocessing import connection, parent_process
 from pathlib import Path
 from typing import Any
 
-from sparsedp.core.memory import keep_freed_memory
 from sparsedp.errors import SparseDPError
+from sparsedp.grad_sample.buffers import keep_freed_memory
 
 _TELL_EVERY_SECONDS = 0.2
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from sparsedp.batch import MicroBatch, PerSampleLoss
-from sparsedp.core.clip import FlatClip
+from sparsedp.clipping import FlatClip
 from sparsedp.diagnostics import Proxy, RunView
 from sparsedp.grad_sample import make_engine
 from sparsedp.grad_sample.query import Engine

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from sparsedp.batch import MicroBatch, select_rows
-from sparsedp.core.clip import ROUNDING_MARGIN, Clip, FlatClip, NoClip
+from sparsedp.clipping import ROUNDING_MARGIN, Clip, FlatClip, NoClip
 from sparsedp.errors import DataError
 from sparsedp.grad_sample.query import Engine, Query
 from sparsedp.parameters import Support
@@ -163,8 +163,7 @@ def _single_units(batch: MicroBatch) -> Iterator[MicroBatch]:
         edges = [0, *torch.bincount(batch.units).cumsum(0).tolist()]
     for start, stop in pairwise(edges):
         units = None if batch.units is None else torch.zeros(stop - start, dtype=torch.int64)
-        chance = None if batch.chance is None else batch.chance.part(slice(start, stop))
-        yield MicroBatch(select_rows(batch.rows, slice(start, stop)), units, chance)
+        yield MicroBatch(select_rows(batch.rows, slice(start, stop)), units, batch.seed)
 
 
 def _count_units(batches: Sequence[MicroBatch]) -> int:

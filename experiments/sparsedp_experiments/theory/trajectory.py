@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from sparsedp.batch import MicroBatch, PerSampleLoss
-from sparsedp.core.clip import FlatClip
+from sparsedp.clipping import FlatClip
 from sparsedp.errors import SparseDPError
 from sparsedp.grad_sample import make_engine
 from sparsedp.parameters import Layout

@@ -181,8 +181,9 @@ def hospital(records: int, features: int, causes: int, seed: int) -> WideData:
     """
     bundle = diabetes130()
     train, test = (_csr(split.features) for split in (bundle.train, bundle.test))
-    order = np.random.default_rng(0).permutation(len(bundle.train.units))
-    _, first = np.unique(bundle.train.units.numpy()[order], return_index=True)
+    patients = np.asarray(bundle.train.units)
+    order = np.random.default_rng(0).permutation(len(patients))
+    _, first = np.unique(patients[order], return_index=True)
     kept = np.sort(order[first])[:records]
     matrices = [_with_pairs(matrix, features) for matrix in (train[kept], test)]
     return _real(matrices, bundle.train.targets[torch.from_numpy(kept)], bundle.test.targets)

@@ -1,8 +1,9 @@
 """All arms and learning rates of a cell at once, on the same batches: logistic regression by DP-SGD with momentum.
 
-Same mathematics as `sparsedp.fit` on a linear model: Poisson batches, flat clipping, Gaussian noise, warm-up, supports,
-scaled clip norm, averaged weights, rounds of empirical Bayes (the library's own `NormalMixture` and `decide`). Noise here
-is torch's and seeded, so rows of this engine are marked; the part `engines` of the study holds it against the library.
+Same mathematics as `sparsedp.fit` on a linear model: Poisson batches, flat clipping, Gaussian noise, warm-up,
+supports, scaled clip norm, averaged weights, rounds of empirical Bayes (the library's own `NormalMixture` and
+`decide`). Noise here is torch's and seeded, so rows of this engine are marked; the part `engines` of the study
+holds it against the library.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ class _Columns:
 def simulate(
     data: WideData, training: Training, rates: Sequence[float], seed: int, arms: Sequence[str] = tuple(ARMS)
 ) -> dict[tuple[str, float], tuple[Tensor, int]]:
-    """Weights and the support's size, for each arm and rate; "dense + shrink" is the dense run, denoised at its end."""
+    """Weights and the support's size, for each arm and rate; "dense + shrink" denoises the dense run at its end."""
     generator = torch.Generator().manual_seed(seed)
     features, first = data.x.width, round(WARM_UP * training.steps)
     main = training.steps - first

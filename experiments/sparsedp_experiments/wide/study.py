@@ -1,7 +1,7 @@
 """The study of wide data: `python -m sparsedp_experiments.wide.study CONFIG RESULTS [--only PART]`.
 
-A row is one arm of one seed of one cell, with its scores at every learning rate. Rows that are there already are not made
-again. Rates are chosen by the mean over the validation seeds, in `tables.py`; the test seeds only report.
+A row is one arm of one seed of one cell, with its scores at every learning rate. Rows that are there already are
+not made again. Rates are chosen by the mean over the validation seeds, in `tables.py`; the test seeds only report.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def fitted(data: WideData, cell: Mapping[str, Any], seed: int) -> Iterator[dict[
         scores = {}
         for rate in cell["rates"]:
             result = fit_linear(data.x.matrix, data.y, method, rate, cell, seed, ratio)
-            weights = result.model.weight.detach().squeeze(0)
+            weights = next(result.model.parameters()).detach().squeeze(0)
             scores[str(float(rate))] = {**_scores(data, _outputs(data, weights)), "kept": result.k}
         yield {**_head(cell, seed, "fit"), "arm": arm, "rates": scores}
 

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from sparsedp.batch import supervised
-from sparsedp.core.clip import FlatClip
+from sparsedp.clipping import FlatClip
 from sparsedp.errors import SparseDPError
 from sparsedp.parameters import Support
 from sparsedp.randomness import PublicRandomness

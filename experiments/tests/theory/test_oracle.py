@@ -5,7 +5,7 @@ import torch
 
 from diagnostic_probes import LOSS, batches, gradients_by_loop, network, rows
 from sparsedp.batch import MicroBatch
-from sparsedp.core.clip import FlatClip
+from sparsedp.clipping import FlatClip
 from sparsedp.errors import DataError
 from sparsedp.grad_sample import make_engine
 from sparsedp.parameters import Support

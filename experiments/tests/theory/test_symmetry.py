@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from sparsedp.core.clip import FlatClip
+from sparsedp.clipping import FlatClip
 from sparsedp.errors import SparseDPError
 from sparsedp.randomness import PublicRandomness
 from sparsedp_experiments.theory.sparsification import Descent

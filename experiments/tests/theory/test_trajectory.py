@@ -4,7 +4,7 @@ from torch.utils.data import TensorDataset
 
 import sparsedp
 from diagnostic_probes import LOSS, batches, gradients_by_loop, network, rows
-from sparsedp.core.clip import FlatClip
+from sparsedp.clipping import FlatClip
 from sparsedp.errors import SparseDPError
 from sparsedp.parameters import Layout, Support
 from sparsedp_experiments.theory.trajectory import (

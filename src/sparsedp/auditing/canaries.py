@@ -14,8 +14,7 @@ from torch.utils.data import Dataset
 
 from sparsedp.auditing.estimators import Vector
 from sparsedp.batch import MicroBatch, PerSampleLoss
-from sparsedp.core.clip import Clip
-from sparsedp.core.geometry import Geometry
+from sparsedp.clipping import Clip, Geometry
 from sparsedp.errors import SparseDPError
 from sparsedp.grad_sample import make_engine
 from sparsedp.grad_sample.query import Engine, Query

@@ -26,7 +26,7 @@ from sparsedp.auditing.canaries import (
 )
 from sparsedp.auditing.estimators import Scores, Vector, deviation_at_most, noise_at_most
 from sparsedp.batch import MicroBatch
-from sparsedp.core.clip import Clip, FlatClip
+from sparsedp.clipping import Clip, FlatClip
 from sparsedp.errors import PrivacyError
 from sparsedp.methods.method import SELECT
 from sparsedp.methods.ranking import TableRows

@@ -18,7 +18,8 @@ from torch.utils.data import Dataset
 from sparsedp.auditing.canaries import FixedCoins, Indices, Setting, Subject, device_of, noisy_sum, release
 from sparsedp.auditing.estimators import Scores
 from sparsedp.auditing.mechanism import ChannelStatistic, RowCount
-from sparsedp.core.clip import Clip
+from sparsedp.clipping import Clip
+from sparsedp.grad_sample.isolation import same_draws
 from sparsedp.grad_sample.query import Query
 from sparsedp.loading import rows_in_order
 from sparsedp.parameters import Layout
@@ -234,8 +235,8 @@ def _movements(subject: Subject, one: UnitSum, units: int) -> Iterator[tuple[int
 
 
 def _sum(subject: Subject, dataset: Dataset[Any], one: UnitSum, units: Indices, seed: int) -> Tensor:
-    """The sum over a batch of these units, as a step would compute it."""
-    with generators_of_a_step(subject, seed):
+    """The sum over a batch of these units, as a step would compute it, but for a fixed choice of random numbers."""
+    with generators_of_a_step(subject, seed), same_draws():
         return one.of(batch_of(subject, dataset, units, seed, whole_units=one.whole_units))
 
 

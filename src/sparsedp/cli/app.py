@@ -20,8 +20,8 @@ from sparsedp.cli.plan import plan
 from sparsedp.cli.report import report
 from sparsedp.cli.tables import columns, predict, train
 from sparsedp.cli.verify import verify
-from sparsedp.core.memory import keep_freed_memory
 from sparsedp.errors import DataError, PrivacyError, SparseDPError
+from sparsedp.grad_sample.buffers import keep_freed_memory
 
 _EPILOG = "Exit codes: " + "; ".join(f"{code.value} {words}" for code, words in EXIT_CODES.items()) + "."
 

@@ -67,7 +67,7 @@ def _coverage(network: nn.Module, loss: PerSampleLoss, rows: Any) -> tuple[tuple
     import torch
 
     from sparsedp.batch import MicroBatch
-    from sparsedp.core.clip import FlatClip
+    from sparsedp.clipping import FlatClip
     from sparsedp.grad_sample import BookkeepingEngine, Query
     from sparsedp.grad_sample.isolation import made_up
     from sparsedp.parameters import Support

@@ -43,7 +43,7 @@ def columns(
         "# A description of every column, from what it means (a data dictionary), never from the values it has.",
         '#   ["number", low, high]      clamped and centred; bounds may be dates, "1920-01-01"',
         '#   ["count", high]            counts and amounts, of which few are large: a logarithm is taken',
-        '#   ["category", ["a", "b"]]   names and codes: all levels there can be; others are one level, missing another',
+        '#   ["category", ["a", "b"]]   names, codes: all possible levels; others are one level, missing another',
         '#   ["code", "icd10"]          diagnoses or drugs by chapter: icd9, icd10, atc, or a list of prefixes',
         '#   "unit"                     who is protected: the id of the patient each row belongs to',
         '#   "drop"                     left out: free text, other ids, what is known only after the outcome',

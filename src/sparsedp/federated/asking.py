@@ -8,8 +8,7 @@ from typing import final
 
 from torch import nn
 
-from sparsedp.core.clip import FlatClip
-from sparsedp.core.geometry import Identity
+from sparsedp.clipping import FlatClip, Identity
 from sparsedp.federated.rounds import Round
 from sparsedp.federated.task import CountAsked, Task
 from sparsedp.federated.weights import model_digest

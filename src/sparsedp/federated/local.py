@@ -14,7 +14,7 @@ from sparsedp.batch import PerExampleLoss, check_losses, per_sample_loss, row_co
 from sparsedp.errors import SparseDPError
 from sparsedp.federated.task import CountAsked
 from sparsedp.federated.weights import write_weights
-from sparsedp.grad_sample.touched import TouchedRows
+from sparsedp.grad_sample.selection import EmbeddingRowCounter
 from sparsedp.loading import Collate, fetch_rows, rows_in_order
 from sparsedp.methods.ranking import TableRows
 from sparsedp.parameters import Layout, Support
@@ -105,7 +105,7 @@ class LocalSGD:
         public = PublicRandomness.fresh() if self.seed is None else PublicRandomness(self.seed)
         parts = rows_in_order(self.dataset, rows, ROWS_AT_ONCE, self.collate)
         with own_generators(public.generator_seed((step, 1)), next(model.parameters()).device):
-            look = TouchedRows(model, per_sample_loss(self.loss), asked.parameters)
+            look = EmbeddingRowCounter(model, per_sample_loss(self.loss), asked.parameters)
             for part in parts:
                 found[look.pairs(part)[1]] = 1
         return found

@@ -9,7 +9,7 @@ from typing import Any, final
 
 from torch import nn
 
-from sparsedp.core.geometry import Identity
+from sparsedp.clipping import Identity
 from sparsedp.errors import PrivacyError, SparseDPError
 from sparsedp.evaluation import Evaluator
 from sparsedp.federated.asking import Asking

@@ -12,8 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from sparsedp.core.clip import FlatClip
-from sparsedp.core.geometry import Geometry, Identity, Standardized
+from sparsedp.clipping import FlatClip, Geometry, Identity, Standardized
 from sparsedp.errors import SparseDPError
 from sparsedp.parameters import Support
 from sparsedp.privacy.mechanism import Grid

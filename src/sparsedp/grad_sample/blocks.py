@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sparsedp.core.geometry import Geometry, Identity
+from sparsedp.clipping import Geometry, Identity
 from sparsedp.parameters import Layout, Slot, Support
 
 DENSE_ENOUGH = 0.7

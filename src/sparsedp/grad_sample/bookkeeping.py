@@ -17,12 +17,11 @@ from torch.autograd.graph import Node
 from torch.utils import _pytree as pytree
 
 from sparsedp.batch import MicroBatch, PerSampleLoss, Rows, tensors_of, to_device
-from sparsedp.core.geometry import Identity
-from sparsedp.core.memory import give_back_freed_memory
+from sparsedp.clipping import Identity
 from sparsedp.errors import ModelError, SparseDPError
 from sparsedp.grad_sample.accumulate import Chunk, ClippedSum
 from sparsedp.grad_sample.blocks import Block, Metric, Metrics, make_blocks
-from sparsedp.grad_sample.buffers import Space, Workspace
+from sparsedp.grad_sample.buffers import Space, Workspace, give_back_freed_memory
 from sparsedp.grad_sample.embedding import TokenRows, refuse_embedding
 from sparsedp.grad_sample.isolation import MADE_UP, isolated_losses, made_up, own_draws
 from sparsedp.grad_sample.linear import Outer
@@ -175,11 +174,11 @@ class BookkeepingEngine:
             if query.support.size == 0 or batch.row_count == 0:
                 continue
             surveyed = self._survey_once(batch, prepared, query)
-            with own_draws(batch.chance, device):
-                for part in _chunks(batch, surveyed and surveyed.chunk_size, device):
+            with own_draws(batch.seed, device):
+                for part in _chunks(batch, None if surveyed is None else surveyed.chunk_size, device):
                     chunk = None if surveyed is None else self._record(part, prepared, surveyed.trace)
                     if chunk is None:
-                        more = self._reference.clipped_sum([part], query)
+                        more = self._reference.sum_of(part.rows, part.units, query)
                         by_reference = more if by_reference is None else by_reference + more
                     else:
                         running = running or self._begin_sum(query, prepared, metrics, device)
@@ -264,8 +263,9 @@ class BookkeepingEngine:
         raise errors[0]
 
     def _record(self, part: MicroBatch, prepared: _Prepared, traced: Trace) -> Chunk | None:
-        """Forward and backward over one chunk; None if it needs the reference engine, without a word: a message
-        could tell of an example.
+        """Forward and backward over one chunk; None if it needs the reference engine.
+
+        Without a word: a message could tell of an example.
         """
         forward = self._forward(part.rows)
         try:
@@ -310,8 +310,7 @@ def _chunks(batch: MicroBatch, size: int | None, device: torch.device) -> Iterat
             stop = count  # a single example is often computed in another way, and the graph would differ
         part = [leaf[start:stop] if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         units = None if batch.units is None else (batch.units[start:stop] - batch.units[start]).to(device)
-        chance = None if batch.chance is None else batch.chance.part(slice(start, stop))
-        yield MicroBatch(pytree.tree_unflatten(part, tree), units, chance)
+        yield MicroBatch(pytree.tree_unflatten(part, tree), units)
         start = stop
 
 

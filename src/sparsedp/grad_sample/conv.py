@@ -1,10 +1,10 @@
 """Convolutions of one, two and three dimensions.
 
-The per-example weight gradient is a batched product of output gradients with patches of the input. Where the stride is
-one and there are channels enough, patches are never copied: for each kernel offset the shifted input is a view, once
-the output gradient is padded to the input's row length. A depthwise convolution's gradients are themselves a
-depthwise convolution of the input, with the output gradient as kernel. Where positions are few for the size of the
-weight, nothing is formed at all (`grams`).
+The per-example weight gradient is a batched product of output gradients with patches of the input. Where the
+stride is one and there are channels enough, patches are never copied: for each kernel offset the shifted input is
+a view, once the output gradient is padded to the input's row length. A depthwise convolution's gradients are
+themselves a depthwise convolution of the input, with the output gradient as kernel. Where positions are few for
+the size of the weight, nothing is formed at all (`grams`).
 
 Index conventions: n example, g group, o output channel, c input channel, x kernel offset, t output position.
 """

@@ -1,6 +1,7 @@
 """Embeddings: the per-example gradient touches only the rows of the tokens an example holds.
 
-Index conventions: n example, t position, m entry (one active token of one example), r active row, e embedding feature.
+Index conventions: n example, t position, m entry (one active token of one example), r active row, e embedding
+feature.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class Pairs:
 
 @dataclass(frozen=True, eq=False)
 class TokenRows(GradSampler):
-    """Entries: the place of an active row in the block [m], the example that holds the token [m], the gradient [m, e].
+    """Entries: an active row's place in the block [m], the example that holds the token [m], the gradient [m, e].
 
     The gradients lie in `vectors`, where `kept` says (None: there are no others). Everything costs the number of
     entries and of active rows; tokens whose row is not active have no entry.

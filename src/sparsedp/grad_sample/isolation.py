@@ -13,6 +13,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from sparsedp.batch import PerSampleLoss, Rows, check_losses
-from sparsedp.randomness import Chance, PublicRandomness, own_generators
+from sparsedp.randomness import SEED_BYTES, PublicRandomness, own_generators
 
 NO_SAVED_TENSOR_HOOKS = (
     "the model hooks the tensors that autograd saves (checkpointing, saved_tensors_hooks), and such a hook would see "
@@ -49,17 +50,32 @@ def isolated_losses(
     drawn for it; no operation of the model's has another example among its operands.
     Edge cases: random numbers differ by example. What PyTorch cannot vectorise raises PyTorch's own error.
     """
+
+    def loss_of_one(one: Rows, own: Mapping[str, Tensor] = MappingProxyType({})) -> Tensor:
+        return check_losses(losses_at(model, own, loss, one) if own else loss(model, one), 1)[0]
+
+    losses: Tensor = isolated(model, loss_of_one, rows, *([] if values is None else [dict(values)]))
+    return losses
+
+
+def isolated(model: nn.Module, function: Callable[..., Any], rows: Rows, *more: Any) -> Any:
+    """What a function gives for every example alone, vectorised: tensors [n, ...] in the structure it returns.
+
+    Args:
+        model: What the function calls.
+        function: Given a batch of one, and of every further argument what belongs to that example.
+        rows: As for `isolated_losses`.
+        more: Structures of tensors [n, ...].
+    """
     leaves, tree = pytree.tree_flatten(rows)
     batched = {place: leaf for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor)}
 
-    def loss_of_one(example: Mapping[int, Tensor], own: Mapping[str, Tensor]) -> Tensor:
+    def of_one(example: Mapping[int, Tensor], *its_own: Any) -> Any:
         alone = [example[i].unsqueeze(0) if i in example else leaf for i, leaf in enumerate(leaves)]
-        one = pytree.tree_unflatten(alone, tree)
-        return check_losses(losses_at(model, own, loss, one) if own else loss(model, one), 1)[0]
+        return function(pytree.tree_unflatten(alone, tree), *its_own)
 
     with isolation(model):
-        losses: Tensor = vmap(loss_of_one, randomness="different")(batched, dict(values or {}))
-    return losses
+        return vmap(of_one, randomness="same" if _SAME_DRAWS else "different")(batched, *more)
 
 
 def why_not_isolated(model: nn.Module, loss: PerSampleLoss, rows: Rows) -> str | None:
@@ -136,27 +152,53 @@ def made_up(rows: Rows, count: int, kind: str = "mixed") -> Rows:
 
 
 @contextmanager
-def own_draws(chance: Chance | None, device: torch.device) -> Iterator[None]:
+def own_draws(seed: bytes | None, device: torch.device) -> Iterator[None]:
     """Fork the global generators for one micro-batch, so that nothing drawn later depends on how much it draws.
 
     Args:
-        chance: Whose secret they are seeded from; without one they go on from where they stand.
+        seed: Secret, of 32 bytes; without one they go on from where they stand.
         device: Whose generator is forked besides.
     """
-    if chance is None:
+    if seed is None:
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             yield
-        return
-    first = int(chance.rows[0]) if len(chance.rows) else None
-    with own_generators(chance.secret.seed(first), device):
+    else:
+        with own_generators(seed, device):
+            yield
+
+
+@contextmanager
+def same_draws() -> Iterator[None]:
+    """Every example draws the same random numbers, whoever else is in the batch: for checks of sensitivity.
+
+    A step's release is a mixture over random numbers that do not depend on the data, so its guarantee follows from
+    that of every choice of them (docs/privacy.md). This is one choice.
+    """
+    _SAME_DRAWS.append(True)
+    try:
         yield
+    finally:
+        _SAME_DRAWS.pop()
+
+
+@contextmanager
+def fixed_draws(device: torch.device) -> Iterator[None]:
+    """Around every run of the model: starts the same random numbers anew if `same_draws` asks for it."""
+    if not _SAME_DRAWS:
+        yield
+    else:
+        with own_generators(bytes(SEED_BYTES), device):
+            yield
+
+
+_SAME_DRAWS: list[bool] = []
 
 
 @contextmanager
 def isolation(model: nn.Module) -> Iterator[None]:
     """What the vectorised run of a model needs: compiled parts run as written, Transformers takes it for a trace."""
     parts = list(model.modules())
-    with ExitStack() as stack:
+    with ExitStack() as stack, fixed_draws(next(model.parameters()).device):
         stack.enter_context(torch.autograd.graph.disable_saved_tensors_hooks(NO_SAVED_TENSOR_HOOKS))
         stack.enter_context(_slow_loops_are_silent())
         if any(map(_is_compiled, parts)):
@@ -185,11 +227,12 @@ def _traced() -> Iterator[None]:
 @contextmanager
 def _slow_loops_are_silent() -> Iterator[None]:
     """No message during a step: operators that PyTorch runs in a loop are announced before training."""
-    torch._C._functorch._set_vmap_fallback_warning_enabled(not _SILENT[-1])
+    functorch: Any = torch._C._functorch
+    functorch._set_vmap_fallback_warning_enabled(not _SILENT[-1])
     try:
         yield
     finally:
-        torch._C._functorch._set_vmap_fallback_warning_enabled(True)
+        functorch._set_vmap_fallback_warning_enabled(True)
 
 
 class _InItsPlace(nn.Module):
@@ -236,7 +279,7 @@ class _PaddingIsConstant(TorchFunctionMode):
 # Rules for operators that PyTorch does not vectorise. A rule is given all examples' operands and computes below vmap,
 # so it is part of what keeps examples apart: tests compare each with single examples.
 
-_LIBRARY = torch.library.Library("aten", "IMPL")
+_LIBRARY: Any = torch.library.Library("aten", "IMPL")
 
 Rule = Callable[..., Tensor | tuple[Tensor, ...]]
 """From the number of examples, the operands' axes of examples and the operands to results with the examples first."""
@@ -282,7 +325,7 @@ def _linear(data: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """`F.linear`, also where every example has a weight of its own."""
     if weight.dim() == 2:
         return F.linear(data, weight, bias)
-    found = (data.flatten(1, -2) @ weight.mT).unflatten(1, data.shape[1:-1])
+    found = (data.flatten(1, -2) @ weight.mT).reshape(*data.shape[:-1], -1)
     return found if bias is None else found + bias.view(len(bias), *[1] * (found.dim() - 2), -1)
 
 
@@ -374,8 +417,8 @@ def _recurrent(name: str) -> Rule:
             parameters = _first(parameters, axes[2], count)
         found, last = _run_layers(cell, data, start, parameters, *settings)
         if shared:
-            found = found.unflatten(0, (count, inner))
-            last = [tuple(s.unflatten(0, (count, inner)) for s in layer) for layer in last]
+            found = found.reshape(count, inner, *found.shape[1:])
+            last = [tuple(s.reshape(count, inner, *s.shape[1:]) for s in layer) for layer in last]
         ends = [torch.stack(layers, 1) for layers in zip(*last, strict=True)]
         return (found if batch_first else found.transpose(1, 2), *ends)
 
@@ -423,8 +466,8 @@ def _bags(name: str) -> Rule:
         length = indices.shape[1] // max(bags, 1)
         if not bags or not bool((offsets.diff() == length).all()) or length * bags != indices.shape[1]:
             raise RuntimeError("embedding_bag: bags of different lengths cannot be vectorised")
-        own = None if weights is None else _first(weights, axes[6], count).unflatten(1, (bags, length))
-        table = indices.unflatten(1, (bags, length))
+        own = None if weights is None else _first(weights, axes[6], count).reshape(count, bags, length)
+        table = indices.reshape(count, bags, length)
         kept = None if padding is None or padding < 0 else table != padding
         if axes[0] is not None:  # every example has a table of its own, and `_reduce_bags` leaves padding out
             weight = _first(weight, axes[0], count)
@@ -486,6 +529,6 @@ def _attention(name: str) -> Rule:
             mask = mask.expand(*query.shape[:2], *mask.shape[2:]).flatten(0, 1)
         parts = (one.flatten(0, 1) for one in (query, key, value))
         found = fused(*parts, dropout, causal, attn_mask=mask, scale=scale)
-        return tuple(one.unflatten(0, query.shape[:2]) for one in found)
+        return tuple(one.reshape(*query.shape[:2], *one.shape[1:]) for one in found)
 
     return attention

@@ -93,7 +93,11 @@ class Outer(GradSampler):
         weight, centre = metric.weight.double().square(), metric.centre.double()
         square = ((a * a) @ weight.T * (b * b)).sum(1)
         cross = (a @ (weight * centre).T * b).sum(1)
-        return square - 2 * cross + (weight * centre * centre).sum()
+        norms: Tensor = square - 2 * cross + (weight * centre * centre).sum()
+        if self.a.dtype == torch.float64:
+            return norms
+        # What is too extreme for its own dtype counts as not finite, in every metric.
+        return norms.masked_fill((a.square().sum(1) > EXTREME**2) | (b.abs().amax(1) > EXTREME), torch.inf)
 
     def _plain_norms(self, metric: Metric) -> Tensor:
         if metric.weight is None:

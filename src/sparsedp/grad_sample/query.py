@@ -11,8 +11,7 @@ from torch import Tensor
 
 from sparsedp._validate import exact_ratio, share_of
 from sparsedp.batch import MicroBatch
-from sparsedp.core.clip import Clip
-from sparsedp.core.geometry import Geometry, Identity, Standardized
+from sparsedp.clipping import Clip, Geometry, Identity, Standardized
 from sparsedp.errors import SparseDPError
 from sparsedp.parameters import Layout, Support
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from sparsedp.batch import MicroBatch, PerSampleLoss, Rows, check_losses, row_count, select_rows, to_device
-from sparsedp.grad_sample.isolation import isolated_losses, own_draws, why_not_isolated
+from sparsedp.grad_sample.isolation import fixed_draws, isolated_losses, own_draws, why_not_isolated
 from sparsedp.grad_sample.query import Query, mean_by_unit, sum_clipped_rows
 from sparsedp.parameters import Layout
 
@@ -35,13 +35,16 @@ class ReferenceEngine:
         device = self._layout.parameters(self._model)[0].device
         total = torch.zeros(query.support.size, dtype=torch.float64, device=device)
         for batch in batches:
-            if batch.row_count == 0:
-                continue
-            with own_draws(batch.chance, device):
-                gradients = self.gradients(to_device(batch.rows, device))
-            units = None if batch.units is None else batch.units.to(device)
-            total += sum_clipped_rows(mean_by_unit(query.support.gather(gradients), units), query)
+            if batch.row_count:
+                with own_draws(batch.seed, device):
+                    total += self.sum_of(to_device(batch.rows, device), batch.units, query)
         return total
+
+    def sum_of(self, rows: Rows, units: Tensor | None, query: Query) -> Tensor:
+        """The clipped sum of some examples on the model's device, in draws of the caller's."""
+        gradients = query.support.gather(self.gradients(rows))
+        units = None if units is None else units.to(gradients.device)
+        return sum_clipped_rows(mean_by_unit(gradients, units), query)
 
     def gradients(self, rows: Rows) -> Tensor:
         """The [n, d] matrix of per-example gradients, in float32 or wider."""
@@ -64,7 +67,8 @@ class ReferenceEngine:
     def _one_by_one(self, rows: Rows) -> Tensor:
         found = []
         for i in range(row_count(rows)):
-            losses = check_losses(self._loss(self._model, select_rows(rows, slice(i, i + 1))), 1)
+            with fixed_draws(next(self._model.parameters()).device):
+                losses = check_losses(self._loss(self._model, select_rows(rows, slice(i, i + 1))), 1)
             found.append(_in_one(self._layout.parameters(self._model), losses, 1))
         return torch.cat(found)
 

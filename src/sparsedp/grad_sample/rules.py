@@ -1,8 +1,8 @@
 """Operations in which examples meet a tensor they share: its per-example gradients from the output's gradient.
 
 Keyed by the name of the node autograd leaves behind, so that a formula serves whoever calls the operation: a layer, a
-subclass of one, or a forward written by hand. An operation that is not here goes through its own backward, one example
-at a time.
+subclass of one, or a forward written by hand. An operation that is not here goes through its own backward, one
+example at a time.
 
 Index conventions: n example, t position, i and o the two axes of a matrix.
 """

@@ -1,8 +1,8 @@
 """The autograd graph of the losses: where parameters meet the examples, and along which axis the examples lie.
 
 The losses come from `isolated_losses`: the model ran on one example at a time, vectorised, and autograd recorded the
-batched operations underneath. So no node mixes examples, and the graph's form depends on shapes alone. Two graphs, for
-two and for three examples, tell the axis of the examples in every node: the one whose length changes.
+batched operations underneath. So no node mixes examples, and the graph's form depends on shapes alone. Two
+graphs, for two and for three examples, tell the axis of the examples in every node: the one whose length changes.
 
 Above a meeting everything is the same for all examples: a parameter, or something computed from parameters alone. At
 the meeting the output holds every example's own part, so its gradient does too.

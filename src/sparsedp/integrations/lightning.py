@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 
 from sparsedp.batch import PerExampleLoss, check_losses, per_sample_loss, row_count
 from sparsedp.evaluation import classification_metrics, threshold_of
-from sparsedp.own_loop.make_private import make_private
+from sparsedp.private_training import make_private
 from sparsedp.results import Result
 
 
@@ -42,7 +42,8 @@ class PrivateModule(lightning.LightningModule):  # type: ignore[misc]
         self._loss = per_sample_loss(loss_fn)
         self._pairs = not isinstance(loss_fn, PerExampleLoss)
         self._threshold = threshold_of(loss_fn)
-        self.private, self._steps, self._batches = make_private(model, optimizer, loader, loss_fn, **privacy)
+        self._run = make_private(model, optimizer, loader, loss_fn, **privacy)
+        self.private = self._run.model
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The model's output."""
@@ -50,7 +51,7 @@ class PrivateModule(lightning.LightningModule):  # type: ignore[misc]
 
     def train_dataloader(self) -> Any:
         """Private batches, an epoch at a time."""
-        return self._batches
+        return self._run.loader
 
     def configure_optimizers(self) -> None:
         """None: the private step is taken in `training_step`."""
@@ -61,9 +62,10 @@ class PrivateModule(lightning.LightningModule):  # type: ignore[misc]
 
     def training_step(self, batch: Any, batch_idx: int) -> None:
         """One private step."""
-        loss: Any = self._loss(self.private, batch).mean()
+        criterion = self._run.criterion
+        loss = criterion(self.private(batch[0]), batch[1]) if self._pairs else criterion(self.private, batch)
         loss.backward()  # nothing is computed: a loop of `make_private`
-        released = self._steps.step().released
+        released = self._run.optimizer.step().released
         self.log("released_norm", float(released.mean.norm()), batch_size=1)
 
     def validation_step(self, batch: Any, batch_idx: int) -> Tensor:
@@ -77,4 +79,4 @@ class PrivateModule(lightning.LightningModule):  # type: ignore[misc]
 
     def result(self) -> Result:
         """What the run gave, once `fit` is done."""
-        return self._batches.finish()
+        return self._run.finish()

@@ -5,7 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from sparsedp.methods.empirical_bayes import EmpiricalBayes
-from sparsedp.methods.method import HEAD, MAIN, SELECT, WARM_UP, GeometryRule, Method, OffSupport, Protection
+from sparsedp.methods.method import (
+    HEAD,
+    MAIN,
+    SELECT,
+    WARM_UP,
+    GeometryRule,
+    Method,
+    MethodOptions,
+    OffSupport,
+    Protection,
+    configure,
+)
 from sparsedp.methods.ranking import Granularity
 from sparsedp.methods.registry import Registry
 from sparsedp.methods.schedules import Cooling, EqualParts, EverySteps, GradualRelease, Refresh
@@ -37,7 +48,7 @@ _ROWS = (
            summary="Every coordinate, all the time: the dense baseline."),
     Method(name="tp-adaptive", paper=f"{_OURS}, and Stephens 2017", stages=(WARM_UP, MAIN), ranking=EmpiricalBayes(),
            refresh=Refresh.EVERY_PERIOD, clock=EqualParts(4), geometry=GeometryRule.SCALED, denoise=True,
-           summary="Warm-up, then in four rounds as many coordinates as are worth their noise; all where signal is spread."),
+           summary="Warm-up, then four rounds: coordinates worth their noise; all where signal is spread."),
     Method(name="tp-topk", paper=f"{_TP}, Alg. 1", ranking=Energy(), **_TWO_PHASES,
            summary="Warm-up, then the coordinates with the most denoised squared gradient."),
     Method(name="tp-coherent", paper=_OURS, ranking=Coherent(), **_TWO_PHASES,
@@ -91,9 +102,16 @@ def register(method: Method) -> Method:
     return _METHODS.register(method)
 
 
-def get_method(name: str) -> Method:
-    """The method of that name."""
-    return _METHODS.get(name)
+def get_method(name: str, **changes: Any) -> Method:
+    """The method of that name, with changes to its fields.
+
+    >>> get_method("tp-topk", active_ratio=0.4).active_ratio
+    0.4
+
+    Raises:
+        SparseDPError: there is none, or a field is unknown or gets a value that it does not take.
+    """
+    return configure(_METHODS.get(name), MethodOptions(**changes)) if changes else _METHODS.get(name)
 
 
 def all_methods() -> tuple[Method, ...]:

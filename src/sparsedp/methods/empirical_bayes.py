@@ -1,15 +1,16 @@
 """Empirical Bayes: how much of each coordinate's summed release is signal, learned from all of them together.
 
-The sum of a coordinate's releases is its signal plus Gaussian noise whose variance is public. Over the coordinates, signals
-are taken to come from a scale mixture of normals with a part at zero, whose shares EM finds from the sums themselves
-(adaptive shrinkage: Stephens 2017). Each round of `tp-adaptive` takes two things from the posterior:
+The sum of a coordinate's releases is its signal plus Gaussian noise whose variance is public. Over the
+coordinates, signals are taken to come from a scale mixture of normals with a part at zero, whose shares EM finds
+from the sums themselves (adaptive shrinkage: Stephens 2017). Each round of `tp-adaptive` takes two things from
+the posterior:
 
 * which coordinates to train on (`EmpiricalBayes`, a ranking): those whose expected signal is worth the noise;
-* what becomes of the weights (`Shrinkage`): each movement is replaced by its posterior mean, as denoising of a Gaussian
-  mechanism does (Balle and Wang 2018, Sec. 4), so that the noise learned so far is forgotten.
+* what becomes of the weights (`Shrinkage`): each movement is replaced by its posterior mean, as denoising of a
+  Gaussian mechanism does (Balle and Wang 2018, Sec. 4), so that the noise learned so far is forgotten.
 
-**Formal guarantees.** Everything here is a function of `Release` values and of public numbers: post-processing. It costs
-nothing, moves no sensitivity, and no step's noise depends on it but through the public support and scale.
+**Formal guarantees.** Everything here is a function of `Release` values and of public numbers: post-processing.
+It costs nothing, moves no sensitivity, and no step's noise depends on it but through the public support and scale.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ SIZES = 64
 @final
 @dataclass(frozen=True, slots=True)
 class NormalMixture:
-    """Signals' distribution: `shares[j]` of the coordinates have normal signals of variance `variances[j]` (0 first)."""
+    """Signals' distribution: `shares[j]` of them are normal with variance `variances[j]` (0 first)."""
 
     variances: tuple[float, ...]
     shares: tuple[float, ...]
@@ -128,7 +129,8 @@ class Decision:
             )
             return f"all {self.of:,} coordinates: the signal is {why or 'strong enough in all of them'}"
         return (
-            f"{self.kept:,} of {self.of:,} coordinates: the signal is spread over {self.spread:.2g} of them (a share of "
+            f"{self.kept:,} of {self.of:,} coordinates: the signal is spread over {self.spread:.2g} of them "
+            "(a share of "
             f"{self.mixture.share_at_zero:.2f} has none), and the others are not worth their noise"
         )
 
@@ -149,9 +151,9 @@ class Decision:
 class EmpiricalBayes(ByScore):
     """`E[signal^2 | sum] / noise`, and of it as many as are worth their noise: the size is found, not set.
 
-    The sums go on over all rounds. A signal that is spread over more than `MOST_SPREAD` of the coordinates is left to dense
-    training; else see `best_size`. A coordinate that has left does not come back. An `active_ratio` below 1 is an
-    upper bound on the share that is kept. At least one is kept.
+    The sums go on over all rounds. A signal that is spread over more than `MOST_SPREAD` of the coordinates is
+    left to dense training; else see `best_size`. A coordinate that has left does not come back. An `active_ratio`
+    below 1 is an upper bound on the share that is kept. At least one is kept.
     """
 
     name: str = "empirical-bayes"
@@ -214,8 +216,9 @@ def decide(mixture: NormalMixture, scores: Tensor, seen: int, left: int) -> Deci
 def best_size(scores: Tensor, looked: float) -> int:
     """How many of some coordinates to keep, by their falling scores e; `looked` is T1/T2, steps seen over steps left.
 
-    With the clip norm following the support (`GeometryRule.SCALED`), noise falls with the k that are kept: what T2 steps still
-    tell of a coordinate is `e^2 / (e + NOISE_COST (T1/T2) k/d)`, and the k best are kept that maximise its sum.
+    With the clip norm following the support (`GeometryRule.SCALED`), noise falls with the k that are kept: what
+    T2 steps still tell of a coordinate is `e^2 / (e + NOISE_COST (T1/T2) k/d)`, and the k best are kept that
+    maximise its sum.
     """
     d = len(scores)
     if not d:
@@ -263,7 +266,10 @@ def _alike(values: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     place, counts = torch.unique(code, return_inverse=True, return_counts=True)[1:]
 
     def mean(numbers: Tensor) -> Tensor:
-        return torch.zeros(len(counts), dtype=torch.float64).index_add_(0, place, numbers) / counts
+        averages: Tensor = (
+            torch.zeros(len(counts), dtype=torch.float64).index_add_(0, place, numbers) / counts
+        )
+        return averages
 
     return mean(values.square()).sqrt(), mean(noise), counts.double()
 

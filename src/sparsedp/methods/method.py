@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sparsedp._validate import exact_ratio
-from sparsedp.core.geometry import Standardized
+from sparsedp.clipping import Standardized
 from sparsedp.errors import SparseDPError
 from sparsedp.methods.ranking import Granularity, Names
 from sparsedp.methods.schedules import (
@@ -33,8 +33,9 @@ from sparsedp.privacy.mechanism import Release
 class GeometryRule(Enum):
     """The space the main stage clips in; earlier stages always clip gradients as they are.
 
-    Scaled: the clip norm follows the support, `C sqrt(k/d)` for k of d coordinates, and an update is as long as before:
-    a gradient whose energy is spread evenly loses as little to the clip as a whole one, and meets `k/d` of the noise.
+    Scaled: the clip norm follows the support, `C sqrt(k/d)` for k of d coordinates, and an update is as long as
+    before: a gradient whose energy is spread evenly loses as little to the clip as a whole one, and meets `k/d`
+    of the noise.
     """
 
     IDENTITY = "identity"
@@ -211,7 +212,8 @@ class Method:
         per_sample_top: share of the active coordinates each unit keeps (AdaDPIGU's option); None keeps all.
         decays: the constants of the standardized geometry.
         protection: private, or which half is missing.
-        denoise: when the support changes, put the posterior mean of the weights in their place (`methods.empirical_bayes`).
+        denoise: when the support changes, put the posterior mean of the weights in their place
+        (`methods.empirical_bayes`).
 
     **Edge cases.** A scored ranking without a warm-up has nothing to rank by at first: its first period is dense.
     """

@@ -15,7 +15,8 @@ from sparsedp.errors import PrivacyError, SparseDPError
 from sparsedp.methods.catalog import get_method
 from sparsedp.methods.method import Method, MethodOptions, Moves, Protection, Stage, configure, phase_names
 from sparsedp.methods.scores import Contributions
-from sparsedp.privacy.calibration import BudgetSplit, EqualNoise, calibrate, read_split
+from sparsedp.privacy.accounting import plan_epsilon
+from sparsedp.privacy.calibration import BudgetSplit, EqualNoise, calibrate, read_split, warn_if_large
 from sparsedp.privacy.normalization import PrivateNormalisation
 from sparsedp.privacy.plan import Phase, Plan
 
@@ -180,6 +181,7 @@ class Asked(TypedDict, total=False):
     """What may be asked of a plan besides method and unit; None, or leaving it out, is a gap. See `PlanSpec`."""
 
     epsilon: float | None
+    noise_multiplier: float | None
     delta: float | None
     epochs: int | None
     batch_size: int | None
@@ -215,7 +217,7 @@ class PlanSpec:
         method: the row of the methods table, options put in.
         units: the number N of privacy units; public.
         unit: what a unit is: "row", or the name of what has several.
-        epsilon: the budget; None for a method that is not private.
+        epsilon: the budget; None where the noise is given, or for a method that is not private.
         delta: of the guarantee.
         epochs: passes over the data, on average.
         batch_size: expected size of a batch.
@@ -227,6 +229,7 @@ class PlanSpec:
         accountant: who counts.
         normalise: centre and scale the inputs by statistics released first.
         noise_std: the noise on the sum of gradients, for the ablation `noisy-sgd` only.
+        noise_multiplier: the noise of every phase that trains, over the clip norm, instead of a budget.
     """
 
     method: Method
@@ -243,14 +246,18 @@ class PlanSpec:
     accountant: str
     normalise: PrivateNormalisation | None
     noise_std: float | None
+    noise_multiplier: float | None = None
 
     def __post_init__(self) -> None:
+        if self.noise_multiplier is not None:
+            self._check_noise(self.noise_multiplier)
         if not self.method.private and self.epsilon is not None:
             raise PrivacyError(
                 f"{self.method.name} protects nobody: got epsilon={self.epsilon}, expected None; its epsilon is "
                 "infinite"
             )
-        if self.method.private and (self.epsilon is None or self.delta is None):
+        budgeted = self.epsilon is not None or self.noise_multiplier is not None
+        if self.method.private and (not budgeted or self.delta is None):
             raise PrivacyError(
                 f"{self.method.name}: got epsilon={self.epsilon} and delta={self.delta}, expected a number for each"
             )
@@ -260,6 +267,23 @@ class PlanSpec:
             raise SparseDPError(
                 f"{self.method.name}: a piece of it has the name of another; give your ranking or schedule a name of "
                 "its own, and make it known by register_ranking or register_schedule"
+            )
+
+    def _check_noise(self, noise: float) -> None:
+        checks.number(noise, "noise_multiplier", above=0.0)
+        if self.epsilon is not None:
+            raise PrivacyError(
+                f"got epsilon={self.epsilon} and noise_multiplier={noise}, expected one of them: the noise is found "
+                "for a budget, or the budget follows from the noise"
+            )
+        if not self.method.private:
+            raise PrivacyError(
+                f"{self.method.name} protects nobody: got noise_multiplier={noise}, expected None"
+            )
+        if not all(stage.trains for stage in self.method.stages) or self.split != EqualNoise():
+            raise PrivacyError(
+                f"noise_multiplier: {self.method.name} shares a budget between phases (a selection of its own, or "
+                "another split than equal noise), whose noise follows from epsilon; give epsilon instead"
             )
 
     @classmethod
@@ -283,7 +307,7 @@ class PlanSpec:
             "normalise": None,
             "noise_std": None,
             "clip_norm": None if row.protection is Protection.NO_CLIP else CLIP_NORM,
-            "epsilon": EPSILON if row.private else None,
+            "epsilon": EPSILON if row.private and asked.get("noise_multiplier") is None else None,
         }
         given: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
         values = {**defaults, **given}
@@ -321,7 +345,7 @@ class PlanSpec:
         )
 
     def plan(self) -> Plan:
-        """The plan, its noise calibrated to `epsilon` at `delta`.
+        """The plan, its noise calibrated to `epsilon` at `delta`; or with the noise given, and the epsilon it costs.
 
         **Privacy.** Never more than `epsilon`. Whatever the method, the cost is that of steps, rates and noise:
         support, geometry and ratio are post-processing.
@@ -330,6 +354,8 @@ class PlanSpec:
             PrivacyError: an epsilon that no noise reaches.
         """
         draft = self.draft()
+        if self.noise_multiplier is not None and self.delta is not None:
+            return self._with_noise(draft, self.noise_multiplier, self.delta)
         if self.epsilon is None or self.delta is None:
             return draft
         split = self.split if len(draft.training) > 1 else EqualNoise()
@@ -339,6 +365,19 @@ class PlanSpec:
             if not phase.trains and phase.noise_multiplier == 0
         }
         return calibrate(draft.with_noise(found), self.epsilon, self.delta, self.accountant, split)
+
+    def _with_noise(self, draft: Plan, noise: float, delta: float) -> Plan:
+        """The plan with this noise in every phase that has none yet; its target is what that costs."""
+        missing = {phase.name: noise for phase in draft.phases if phase.noise_multiplier == 0}
+        filled = draft.with_noise(missing)
+        warn_if_large(delta, filled)
+        cost = plan_epsilon(filled, self.accountant, delta)
+        if not math.isfinite(cost):
+            raise PrivacyError(
+                f"noise_multiplier: got {noise}, so little that the {self.accountant} accountant finds no finite "
+                "epsilon; give more noise"
+            )
+        return replace(filled, delta=delta, target_epsilon=cost, accountant=self.accountant)
 
     def _noise_alone(self, draft: Plan, phase: Phase) -> float:
         """The noise that makes a selection, taken alone, cost its share."""
@@ -372,6 +411,8 @@ class PlanSpec:
         for name in ("method", "split", "normalise"):
             values[name] = None if values[name] is None else values[name].to_json()
         clip = values["clip_norm"]
+        if self.noise_multiplier is None:
+            del values["noise_multiplier"]
         return {**values, "clip_norm": list(clip) if isinstance(clip, tuple) else clip}
 
     @classmethod
@@ -382,7 +423,7 @@ class PlanSpec:
             SparseDPError: unknown or missing values.
         """
         known = {entry.name for entry in fields(cls)}
-        if set(values) != known:
+        if {*values, "noise_multiplier"} != known:
             raise SparseDPError(f"what a plan was made from: got {sorted(values)}, expected {sorted(known)}")
         clip, normalise = values["clip_norm"], values["normalise"]
         read = {

@@ -1,4 +1,4 @@
-"""Ratio schedules and refresh intervals: which share of the coordinates is active in each period of the main phase."""
+"""Ratio schedules and refresh intervals: the share of coordinates that is active in each period."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The support scheduler: which support and geometry each step has, from released values and public randomness alone."""
+"""The support scheduler: each step's support and geometry, from released values and public randomness."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from sparsedp._validate import exact_ratio
-from sparsedp.core.geometry import Geometry, Identity, Standardized
+from sparsedp.clipping import Geometry, Identity, Standardized
 from sparsedp.errors import SparseDPError
 from sparsedp.methods.empirical_bayes import EmpiricalBayes, Shrinkage
 from sparsedp.methods.method import GeometryRule, Method, Moves, OffSupport, Stage, Statistics, phase_names
@@ -229,7 +229,7 @@ class Controller:
 
     @property
     def decisions(self) -> tuple[Mapping[str, Any], ...]:
-        """What each round of empirical Bayes kept and why, with the mixture that it fitted; empty for other methods."""
+        """What each round of empirical Bayes kept and why, with its fitted mixture; empty for other methods."""
         return tuple(self._decisions)
 
     def setting(self, step: int) -> StepSetting:

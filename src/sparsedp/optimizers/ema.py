@@ -1,4 +1,4 @@
-"""An exponential moving average of the weights."""
+"""A running average of the weights."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ from sparsedp.runs.checkpoint import AverageState
 class WeightAverage:
     """Exponential moving average of the trainable weights, `decay` per step (De et al. 2022, Sec. 3).
 
-    The first steps use `min(decay, (1 + t)/(10 + t))`, so that the initial weights are soon forgotten. Only
+    The first steps use `min(decay, (1 + t)/(10 + t))`, so that the initial weights are soon forgotten. A decay of 1
+    averages the whole run, the weights after step t counting t times (Shamir and Zhang 2013, eta = 1). Only
     coordinates that were in a support so far are held: elsewhere the average is the weight itself, to the bit.
     **Privacy.** Post-processing of releases.
     """
 
     def __init__(self, model: nn.Module, layout: Layout, decay: float) -> None:
-        if not 0 < decay < 1:
+        if not 0 < decay <= 1:
             raise SparseDPError(
-                f"ema_decay: got {decay}, expected a number strictly between 0 and 1, such as 0.99"
+                f"ema_decay: got {decay}, expected a number between 0 and 1, such as 0.99, or 1 for the whole run"
             )
         self._layout = layout
         self._parameters = dict(zip((s.name for s in layout), layout.parameters(model), strict=True))
@@ -58,7 +59,8 @@ class WeightAverage:
     @torch.no_grad()
     def update(self) -> None:
         """Move the average towards the weights as they are now."""
-        decay = min(self._decay, (1 + self._updates) / (10 + self._updates))
+        passed = self._updates
+        decay = passed / (passed + 2) if self._decay == 1 else min(self._decay, (1 + passed) / (10 + passed))
         for name, places in self._places.items():
             self._weights[name].lerp_(_read(self._parameters[name].detach(), places), 1 - decay)
         self._updates += 1

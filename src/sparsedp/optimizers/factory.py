@@ -145,6 +145,8 @@ def _check_class(live: object, saved: Mapping[str, Any], what: str) -> None:
 _SCALE = 0.0047
 _STABLE = 30.0
 """Times the square of a record's length, the rate from which on momentum overshoots the loss's curvature."""
+AVERAGED, SQUARED = 2.0, 0.25
+"""An average has less noise, so its rate may be larger; a squared loss has eight times the curvature of a logistic one."""
 
 
 def rate_for_table(coordinates: int, features: int, *, unit_norm: bool) -> Callable[[Plan], float]:
@@ -162,18 +164,20 @@ def typical_length(features: int, *, unit_norm: bool = False) -> float:
     return 1.0 if unit_norm else math.sqrt(math.sqrt(features))
 
 
-def table_rate(plan: Plan, coordinates: int, length: float) -> float:
+def table_rate(plan: Plan, coordinates: int, length: float, factor: float = 1.0) -> float:
     """`0.0047 B / (C sqrt(s) R^(3/4))` with `s = z sqrt(d E / B)`, for SGD with momentum 0.9; at most `30 / (C R^2)`.
 
     B is the batch size, C the clip norm, z the noise multiplier of the last phase, d the number of coordinates, E the
     passes over the data, and `R^2 = 1 + length^2` the squared length of a record with its intercept. Noise that
     gathers over a run asks for a rate of 1/s, records without noise for a constant one; the rule is halfway, and its
-    numbers were found by simulation on four public tables at epsilon 0.5, 1 and 3 (docs/tables.md).
+    numbers were found by simulation on four public tables at epsilon 0.5, 1 and 3 (docs/tabular.md).
 
     Args:
         plan: of the run.
         coordinates: number of trainable scalars.
         length: L2 norm of a typical record's features; public.
+        factor: on the first term: 1 where the last weights of a logistic regression are kept, `AVERAGED` where those
+            of the whole run are averaged, `SQUARED` where they are and the loss is squared.
 
     **Privacy.** Public numbers alone.
     """
@@ -182,4 +186,6 @@ def table_rate(plan: Plan, coordinates: int, length: float) -> float:
     passes = sum(phase.steps * phase.sampling_rate for phase in plan.phases if phase.trains)
     noise = max(last.noise_multiplier, 0.1) * math.sqrt(coordinates * passes / batch)
     record = math.sqrt(1 + length**2)
-    return min(_SCALE * batch / (math.sqrt(noise) * math.pow(record, 0.75)), _STABLE / record**2) / clip
+    return (
+        min(factor * _SCALE * batch / (math.sqrt(noise) * math.pow(record, 0.75)), _STABLE / record**2) / clip
+    )

@@ -1,4 +1,4 @@
-"""torch.optim behind a support: state that costs k, or d where coasting needs it, and updates of active coordinates."""
+"""torch.optim behind a support: state of size k (d where coasting needs it), updates of active coordinates."""
 
 from __future__ import annotations
 
@@ -351,7 +351,8 @@ class MaskedOptimizer:
             part.parameter.grad = None
 
     def hand_back(self) -> None:
-        """Nothing to give back: the optimizer holds the parameters themselves."""
+        """The optimizer holds the parameters themselves; the next support is entered anew."""
+        self._support = None
 
     def state(self) -> dict[str, Any]:
         """The optimizer's state, for every coordinate."""

@@ -315,7 +315,7 @@ class VerifiedLedger:
             )
         return accountant_named(accountant).epsilon(self.spends(), chosen)
 
-    def expect(self, head: str, length: int) -> None:
+    def expect(self, head: str | None, length: int) -> None:
         """Check that this ledger goes on from a known state (a checkpoint's, a record's).
 
         Raises:

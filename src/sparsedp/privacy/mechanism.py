@@ -1,8 +1,8 @@
 """The Gaussian mechanism: the only place where private sums become releases.
 
 A release is paid for, summed, rounded to a public grid, added up over processes, and given integer noise. Everything
-that follows is post-processing. The grid's step is the noise's standard deviation over a power of two; it follows from
-public numbers alone: clip norm, noise multiplier, number of coordinates. `docs/privacy.md` has the theorem.
+that follows is post-processing. The grid's step is the noise's standard deviation over a power of two; it follows
+from public numbers alone: clip norm, noise multiplier, number of coordinates. `docs/privacy.md` has the theorem.
 """
 
 from __future__ import annotations
@@ -70,10 +70,11 @@ class GaussianMechanism:
     """Releases bounded sums over units with Gaussian noise.
 
     Formal guarantees:
-        Each release is one Poisson-subsampled Gaussian mechanism with the charge's sampling rate and noise multiplier,
-        under adding or removing one unit. Its sensitivity is the query's, whatever support, geometry and top-r, since
-        the clip comes after them. The noise has exactly the law of a rounded Gaussian and is added to integers. The
-        ledger is charged before anything is computed or drawn, and nothing is logged and no warning shown meanwhile.
+        Each release is one Poisson-subsampled Gaussian mechanism with the charge's sampling rate and noise
+        multiplier, under adding or removing one unit. Its sensitivity is the query's, whatever support, geometry
+        and top-r, since the clip comes after them. The noise has exactly the law of a rounded Gaussian and is
+        added to integers. The ledger is charged before anything is computed or drawn, and nothing is logged and
+        no warning shown meanwhile.
 
     Attributes:
         ledger: pays for a release, or raises and so prevents it.

@@ -13,7 +13,7 @@ from sparsedp._serialization import FrozenMap, canonical, sha256
 from sparsedp.errors import PrivacyError
 
 if TYPE_CHECKING:
-    from sparsedp.core.clip import Clip
+    from sparsedp.clipping import Clip
 
 
 @final
@@ -84,7 +84,7 @@ class Phase:
     @property
     def clip(self) -> Clip:
         """What bounds a unit's contribution; nothing in the ablation without a bound."""
-        from sparsedp.core.clip import FlatClip, NoClip  # loads torch, which planning does without
+        from sparsedp.clipping import FlatClip, NoClip  # loads torch, which planning does without
 
         return NoClip() if self.clip_norm is None else FlatClip(self.clip_norm)
 

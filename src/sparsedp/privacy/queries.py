@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from sparsedp.batch import MicroBatch, Rows
-from sparsedp.core.clip import Clip, FlatClip
-from sparsedp.core.geometry import Geometry, Identity
+from sparsedp.clipping import Clip, FlatClip, Geometry, Identity
 from sparsedp.errors import DataError
 from sparsedp.grad_sample.query import Engine, Query, mean_by_unit
 from sparsedp.parameters import Support

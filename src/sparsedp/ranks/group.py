@@ -229,7 +229,7 @@ class RankGroup:
         )
 
     def asked_to_stop(self) -> int:
-        """What this rank adds to the count of those that were asked to stop; the main process passes on what it heard."""
+        """What this rank adds to the count of those asked to stop; the main process passes on what it heard."""
         return int(self._asked or self._agreed)
 
     def heed(self, asked: int) -> None:

@@ -1,6 +1,7 @@
 """Private training behind scikit-learn's interface: `SparseDPClassifier` and `SparseDPRegressor`.
 
-`PublicEncoder` turns columns into features by descriptions that are public; `PrivacyBudget` is shared by several fits.
+`PublicEncoder` turns columns into features by descriptions that are public; `PrivacyBudget` is shared by several
+fits.
 """
 
 from sparsedp.sklearn.budget import PrivacyBudget

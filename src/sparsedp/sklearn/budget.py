@@ -52,7 +52,8 @@ class PrivacyBudget:
     ) -> None:
         if not (math.isfinite(epsilon) and epsilon > 0 and 0 < delta < 1):
             raise PrivacyError(
-                f"budget: got epsilon={epsilon!r} and delta={delta!r}, expected a finite epsilon > 0 and 0 < delta < 1"
+                f"budget: got epsilon={epsilon!r} and delta={delta!r}, expected a finite epsilon > 0 and 0 < "
+                "delta < 1"
             )
         if composition not in ("rdp", "sum"):
             raise PrivacyError(f"composition: got {composition!r}, expected 'rdp' or 'sum'")
@@ -104,15 +105,18 @@ class PrivacyBudget:
             if content.setdefault("protects", units) != units:
                 raise PrivacyError(
                     f"budget: got a fit that protects {plan.units} units called {plan.unit!r}, expected "
-                    f"{content['protects']['units']} called {content['protects']['unit']!r}, as in the first draw: one "
+                    f"{content['protects']['units']} called {content['protects']['unit']!r}, as in the first "
+                    "draw: one "
                     "budget is for the same units"
                 )
             cost, share = self._cost(plan, content)
             left = self._left(content)
             if share > left * (1 + 1e-12):
                 raise PrivacyError(
-                    f"budget: this fit (epsilon={plan_epsilon(plan):.4g}) costs {share:.1%} of epsilon={self.epsilon:g} at "
-                    f"delta={self.delta:g} by {self.composition!r}, and {left:.1%} is left; nothing was released. Ask for "
+                    f"budget: this fit (epsilon={plan_epsilon(plan):.4g}) costs {share:.1%} of "
+                    f"epsilon={self.epsilon:g} at "
+                    f"delta={self.delta:g} by {self.composition!r}, and {left:.1%} is left; nothing was "
+                    "released. Ask for "
                     "a smaller epsilon" + ("" if content["draws"] or self.composition == "sum" else
                     ", or, for one fit that takes it all, composition='sum'")
                 )  # fmt: skip

@@ -94,6 +94,7 @@ class SparseDPClassifier(ClassifierMixin, PrivateEstimator):  # type: ignore[mis
     """
 
     _linear_name = "logistic regression"
+    classes_: npt.NDArray[Any]
 
     def __init__(
         self,

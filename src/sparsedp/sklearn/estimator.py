@@ -42,7 +42,7 @@ from sparsedp.errors import DataError, PrivacyError, PrivacyWarning
 from sparsedp.evaluation import refuse_training_arrays
 from sparsedp.guarantee import guarantee
 from sparsedp.methods import get_method
-from sparsedp.optimizers.factory import table_rate
+from sparsedp.optimizers.factory import AVERAGED, table_rate
 from sparsedp.parameters import Layout
 from sparsedp.privacy.normalization import PrivateNormalisation
 from sparsedp.privacy.plan import Plan
@@ -82,7 +82,8 @@ _WIDE = 1e5
 
 INSTEAD = (
     'Describe the columns by public knowledge, columns={name: ("number", low, high), ...} in the estimator or in '
-    "sparsedp.sklearn.PublicEncoder, or give bounds=(low, high); private_scale=[columns] measures their size privately"
+    "sparsedp.sklearn.PublicEncoder, or give bounds=(low, high); private_scale=[columns] measures their size "
+    "privately"
 )
 
 
@@ -163,7 +164,7 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
     def _features_to_fit(self, X: Any, groups: Any) -> tuple[Matrix, Any]:
         """The features of the training data, and who each example belongs to."""
         if self.columns is None:
-            vars(self).pop("encoder_", None)
+            self.__dict__.pop("encoder_", None)
             return X, groups
         if self.bounds is not None:
             raise DataError("columns and bounds were both given; describe the bounds in columns alone")
@@ -188,7 +189,7 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
         if self.columns is not None:
             self.n_features_in_ = self.encoder_.n_features_in_
             names = getattr(self.encoder_, "feature_names_in_", None)
-            vars(self).pop("feature_names_in_", None)
+            self.__dict__.pop("feature_names_in_", None)
             if names is not None and all(isinstance(name, str) for name in names):
                 self.feature_names_in_ = names
         return self._scaled(X), y
@@ -237,6 +238,7 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
             clip_norm=self.max_grad_norm,
             accountant=self.accountant,
             normalise=self._private_normalisation(),
+            ema_decay=1.0,
             eval_dataset=held_out,
             lr=planned,
             active_ratio=self._ratio(count),
@@ -270,14 +272,17 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
         logits = 1 if self._outputs() == 2 else self._outputs()
         return self._linear_rate(plan, coordinates - spare * logits, self.encoder_.typical_length())
 
+    _rate_factor = AVERAGED
+
     def _linear_rate(self, plan: Plan, coordinates: int, length: float) -> float:
-        return table_rate(plan, coordinates, length)
+        return table_rate(plan, coordinates, length, self._rate_factor)
 
     def _ratio(self, coordinates: int) -> float | None:
         """The ratio given, or None for the method's own, or one that leaves a small model enough coordinates."""
         chosen = self.options is not None and self.options.active_ratio is not None
         if self.active_ratio is not None or chosen or (self.method == AUTO and self.options is None):
-            return self.active_ratio
+            given: float | None = self.active_ratio
+            return given
         own = get_method(METHOD if self.method == AUTO else self.method)
         fewest = min(1.0, _FEWEST_COORDINATES / coordinates)
         small = own.ranking is not None and own.active_ratio is not None and own.active_ratio < fewest
@@ -286,7 +291,8 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
     def _unit_name(self) -> str | None:
         if self.unit is None and self.columns is not None and self.encoder_.unit_column is not None:
             return named_after(str(self.encoder_.unit_column))
-        return self.unit
+        given: str | None = self.unit
+        return given
 
     def _encoded_names(self) -> npt.NDArray[Any] | None:
         """The names of the model's features."""
@@ -346,7 +352,7 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
     def _keep_coefficients(self) -> None:
         """`coef_` and `intercept_` of a linear model, by `coef_names_`; a network has none."""
         for name in ("coef_", "intercept_", "coef_names_"):
-            vars(self).pop(name, None)
+            self.__dict__.pop(name, None)
         linear = [part for part in self.model_.modules() if isinstance(part, nn.Linear)]
         if len(linear) != 1:
             return
@@ -386,15 +392,18 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
                 f'"unit" (or as "drop", if each id has one example)',
                 PrivacyWarning,
             )
-        if self.columns is None and self.bounds is None and not self.unit_norm and self.private_scale is None:
-            if not _in_a_pipeline_behind_a_step():
-                _warn(
-                    f"no bounds were given: features far from -1 .. 1 learn badly under clipping. {INSTEAD}; "
-                    "bounds=(-1, 1) says that they are scaled already"
-                )
+        described = self.columns is not None or self.bounds is not None
+        if not (
+            described or self.unit_norm or self.private_scale is not None or _in_a_pipeline_behind_a_step()
+        ):
+            _warn(
+                f"no bounds were given: features far from -1 .. 1 learn badly under clipping. {INSTEAD}; "
+                "bounds=(-1, 1) says that they are scaled already"
+            )
         for name in self._wide_columns():
             _warn(
-                f"the bounds of column {name!r} are five orders of magnitude apart or more: most values will be next to "
+                f"the bounds of column {name!r} are five orders of magnitude apart or more: most values will "
+                "be next to "
                 "one end, where their differences vanish. Give narrower bounds (values outside are clamped), or "
                 '("count", high), which takes logarithms'
             )
@@ -404,7 +413,8 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
         )
         if units * self.epsilon < 10 * min(width, 100):
             _warn(
-                f"{units} units are few for epsilon={self.epsilon:g} and {width} features: the noise may be all there "
+                f"{units} units are few for epsilon={self.epsilon:g} and {width} features: the noise may be "
+                "all there "
                 "is to see. Use fewer features, more units, or a larger epsilon"
             )
 
@@ -571,7 +581,8 @@ def _learned_steps(step: Any) -> Iterator[Any]:
 def _warn(message: str, kind: type[Warning] = UserWarning) -> None:
     """Warn where the estimator was called."""
     depth = 1
-    for depth, frame in enumerate(_callers(), start=1):
+    for frame in _callers():
         if not str(frame.f_globals.get("__name__", "")).startswith("sparsedp."):
             break
+        depth += 1
     warnings.warn(message, kind, stacklevel=depth)

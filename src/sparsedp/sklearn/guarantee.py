@@ -14,8 +14,10 @@ _STYLE = """
 @page { size: A4; margin: 14mm }
 body { font: 10.2pt/1.36 Georgia, 'Liberation Serif', serif; color: #111; max-width: 178mm; margin: 8mm auto }
 h1 { font-size: 17pt; margin: 0 0 1mm } h2 { font-size: 11.2pt; margin: 3.2mm 0 .6mm } p, ul { margin: .6mm 0 1.2mm }
-ul { padding-left: 5mm } .lead { font-size: 11pt } .warn { border: 1.5pt solid #a00; padding: 1.5mm 3mm; margin: 2mm 0 }
-table { border-collapse: collapse; margin: 1mm 0 } td, th { border: .5pt solid #999; padding: .5mm 3mm; text-align: right }
+ul { padding-left: 5mm } .lead { font-size: 11pt }
+.warn { border: 1.5pt solid #a00; padding: 1.5mm 3mm; margin: 2mm 0 }
+table { border-collapse: collapse; margin: 1mm 0 }
+td, th { border: .5pt solid #999; padding: .5mm 3mm; text-align: right }
 th:first-child, td:first-child { text-align: left } .small { font-size: 8.6pt; color: #444 }
 """
 _CHANCES = (0.001, 0.01, 0.1, 0.5)
@@ -53,7 +55,8 @@ def guarantee_page(estimator: Any) -> str:
          ("or can fall to at least", *(f"{_after(p, epsilon, -1):.2%}" for p in _CHANCES))),
     )  # fmt: skip
     return f"""<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>Privacy guarantee: {_text(name)}</title><style>{_STYLE}</style></head>
+<html lang="en"><head><meta charset="utf-8">
+<title>Privacy guarantee: {_text(name)}</title><style>{_STYLE}</style></head>
 <body>
 <h1>What this model can reveal about one {_text(unit)}</h1>
 <p class=lead>{_kind(estimator)} trained on {_text(name)} with differential privacy:
@@ -61,28 +64,29 @@ epsilon = {_up(epsilon)}, delta = {delta:g}, N = {units:,}.</p>{warning}
 <h2>Who is protected</h2>
 <p>{whole} All {units:,} are protected alike, whether their data is ordinary or rare.</p>
 <h2>From what</h2>
-<p>From anybody who holds the trained model, all its numbers and this page, and who may know everything about everybody
-else in the table. Random noise was added at every step of training. What such a person can conclude about one
-{_text(unit)} is nearly the same as if that {_text(unit)} had never been in the table: whether they are in it, and what is
-written there. This holds whatever is done with the model later, by any means, known today or not.</p>
-<h2>What epsilon = {_up(epsilon)} means here</h2>
-<p>No conclusion becomes more than e<sup>{_up(epsilon)}</sup> = {_up(math.exp(epsilon))} times as likely because of one
-{_text(unit)}. For the belief that a certain {_text(unit)} is in the table (or any other such statement):</p>
+<p>From anybody who holds the trained model, all its numbers and this page, and who may know everything about
+everybody else in the table. Random noise was added at every step of training. What such a person can conclude
+about one {_text(unit)} is nearly the same as if that {_text(unit)} had never been in the table: whether they are
+in it, and what is written there. This holds whatever is done with the model later, by any means, known today or
+not.</p> <h2>What epsilon = {_up(epsilon)} means here</h2>
+<p>No conclusion becomes more than e<sup>{_up(epsilon)}</sup> = {_up(math.exp(epsilon))} times as likely because
+of one {_text(unit)}. For the belief that a certain {_text(unit)} is in the table (or any other such statement):</p>
 {table}
 <p>This may fail with a probability of at most delta = {delta:g} for each {_text(unit)}; times N = {units:,} that is
-{units * delta:.2g} {_text(unit)}s expected at most in the whole table{_delta_words(units * delta)}. Epsilon is an upper
-bound for the worst case; {_judgement(epsilon)}</p>
+{units * delta:.2g} {_text(unit)}s expected at most in the whole table{_delta_words(units * delta)}. Epsilon is an
+upper bound for the worst case; {_judgement(epsilon)}</p>
 <h2>What is not covered</h2>
 {_list(_limits(estimator, unit))}
 <h2>What had to be public</h2>
-<p>Taken as known to everybody, and not from the data: the number {units:,}, the names of the columns, their bounds and levels
-{_described(estimator)}, {_targets(estimator)}, and every setting of the training.</p>
+<p>Taken as known to everybody, and not from the data: the number {units:,}, the names of the columns, their
+bounds and levels {_described(estimator)}, {_targets(estimator)}, and every setting of the training.</p>
 <h2>How it was verified</h2>
 {_list(_verified(estimator, plan))}
-<p class=small>{_text(estimator.guarantee_)} Relation: one {_text(unit)} added or removed; replacing one by another is two such
-changes. Method {_text(plan.method)}, accountant {_text(plan.accountant)}, {plan.total_steps:,} noisy steps of about
-{plan.expected_batch_size(plan.phases[-1]):.0f} {_text(unit)}s each, each one's contribution limited to norm
-{plan.phases[-1].clip_norm:g}, noise multiplier {plan.phases[-1].noise_multiplier:.3g}. Written by sparsedp.</p>
+<p class=small>{_text(estimator.guarantee_)} Relation: one {_text(unit)} added or removed; replacing one by
+another is two such changes. Method {_text(plan.method)}, accountant {_text(plan.accountant)},
+{plan.total_steps:,} noisy steps of about {plan.expected_batch_size(plan.phases[-1]):.0f} {_text(unit)}s each,
+each one's contribution limited to norm {plan.phases[-1].clip_norm:g}, noise multiplier
+{plan.phases[-1].noise_multiplier:.3g}. Written by sparsedp.</p>
 </body></html>
 """
 
@@ -96,11 +100,12 @@ def _after(chance: float, epsilon: float, sign: int) -> float:
 def _limits(estimator: Any, unit: str) -> Sequence[str]:
     """What the guarantee does not say."""
     found = [
-        "What is true of people in general. If the model learns that smoking goes with lung disease, it says something "
+        "What is true of people in general. If the model learns that smoking goes with lung disease, it says "
+        "something "
         "about every smoker, also about those who were never in the table.",
         "Other uses of the same data. Each further training costs again, and the epsilons add up (at most)."
         + (" All fits that draw from the same PrivacyBudget stay within it: " + _text(str(estimator.budget)) + "."
-           if estimator.budget is not None else " This page counts one training; settings tried before on the same data "
+           if estimator.budget is not None else " This page counts one training; settings tried before on the same "
            "are not in it."),
         "The raw data itself, copies of it, backups, and the computer it was trained on: they need the usual care.",
         f"Groups. For a family of three {_text(unit)}s, who are alike, epsilon is three times as large, and delta "
@@ -108,7 +113,8 @@ def _limits(estimator: Any, unit: str) -> Sequence[str]:
     ]  # fmt: skip
     if estimator.result_.metrics:
         found.append(
-            "Held-out examples. Accuracy was computed on them exactly; they were not trained on, and are not protected."
+            "Held-out examples. Accuracy was computed on them exactly; they were not trained on, and are not "
+            "protected."
         )
     return found
 
@@ -116,15 +122,19 @@ def _limits(estimator: Any, unit: str) -> Sequence[str]:
 def _verified(estimator: Any, plan: Any) -> Sequence[str]:
     result = estimator.result_
     found = [
-        f"Epsilon was computed before training from the plan, by the accountant {_text(plan.accountant)} (PLD and RDP are "
+        f"Epsilon was computed before training from the plan, by the accountant {_text(plan.accountant)} "
+        "(PLD and RDP are "
         "published, independent methods), and the noise was set so that it cannot be exceeded.",
-        f"{result.ledger.steps:,} of {result.ledger.planned:,} planned releases were charged to a ledger; their cost is "
+        f"{result.ledger.steps:,} of {result.ledger.planned:,} planned releases were charged to a ledger; "
+        "their cost is "
         f"epsilon = {_up(result.ledger.epsilon)}.",
     ]
     if estimator.run_dir is not None:
         found.append(
-            f"Anybody can check the files of the run again: <code>sparsedp verify {_text(str(estimator.run_dir))}</code> "
-            "recomputes the plan, the ledger's chain of hashes and epsilon; <code>sparsedp audit</code> attacks the mechanism."
+            "Anybody can check the files of the run again: <code>sparsedp verify "
+            f"{_text(str(estimator.run_dir))}</code> "
+            "recomputes the plan, the ledger's chain of hashes and epsilon; <code>sparsedp audit</code> "
+            "attacks the mechanism."
         )
     else:
         found.append("No run directory was kept (run_dir=...), so nobody can check the ledger afterwards.")

@@ -391,7 +391,8 @@ def checked_bounds(bounds: Any, features: int) -> tuple[Floats, Floats]:
         low, high = (np.broadcast_to(np.asarray(side, dtype=np.float64), (features,)) for side in bounds)
     except (TypeError, ValueError) as error:
         raise DataError(
-            f"bounds: got {bounds!r}, expected (low, high), each a number or one number for each of {features} features"
+            f"bounds: got {bounds!r}, expected (low, high), each a number or one number for each of "
+            f"{features} features"
         ) from error
     if not (np.isfinite(low).all() and np.isfinite(high).all() and (low < high).all()):
         raise DataError(f"bounds: got {bounds!r}, expected finite numbers with low < high everywhere")

@@ -15,6 +15,7 @@ from sklearn.base import RegressorMixin
 from torch import nn
 
 from sparsedp.errors import PrivacyError, SparseDPError
+from sparsedp.optimizers.factory import SQUARED
 from sparsedp.sklearn.data import TableDataset
 from sparsedp.sklearn.estimator import AUTO, Floats, PrivateEstimator
 from sparsedp.sklearn.preprocessing import Rule
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
     from sparsedp.methods import MethodOptions
     from sparsedp.privacy.normalization import PrivateNormalisation
-    from sparsedp.privacy.plan import Plan
     from sparsedp.sklearn.budget import PrivacyBudget
 
 
@@ -54,6 +54,7 @@ class SparseDPRegressor(RegressorMixin, PrivateEstimator):  # type: ignore[misc]
     """
 
     _linear_name = "linear regression"
+    _rate_factor = SQUARED
     _y_check = MappingProxyType({"y_numeric": True})
 
     def __init__(
@@ -140,9 +141,6 @@ class SparseDPRegressor(RegressorMixin, PrivateEstimator):  # type: ignore[misc]
                 "the data: targets are clamped to them, and the largest value of a target is somebody's"
             )
         return low, high
-
-    def _linear_rate(self, plan: Plan, coordinates: int, length: float) -> float:
-        return super()._linear_rate(plan, coordinates, length)
 
     def _shaped(self, weight: Floats, bias: Floats) -> tuple[Any, Any]:
         low, high = self._range()

@@ -54,6 +54,7 @@ def fit(
     *,
     method: str | Method = AUTO_METHOD,
     epsilon: float | None = None,
+    noise_multiplier: float | None = None,
     delta: float | None = None,
     epochs: int | None = None,
     batch_size: int | None = None,
@@ -99,7 +100,8 @@ def fit(
         loss_fn: a criterion on (output, target) with `reduction="none"`, or `PerExampleLoss(lambda model, rows:
             ...)`.
         method: a name from `sparsedp.methods`, your own `Method`, or "auto": dense or sparse, by public numbers.
-        epsilon: the budget; 3 if not given. Never exceeded.
+        epsilon: the budget; 3 if neither it nor `noise_multiplier` is given. Never exceeded.
+        noise_multiplier: the noise instead of the budget; the plan then says which epsilon comes out.
         delta: of the guarantee; if not given, a power of ten at most 1/(10 N) and at most 1e-5, and a log line.
         epochs: 20 if not given.
         batch_size: expected size of a batch; if not given, the power of two nearest to 4 sqrt(N).
@@ -133,7 +135,7 @@ def fit(
         workers: loading processes.
         collate: makes a batch of items of the data set, as in a `DataLoader`.
         sharded: among several processes, `train_dataset` has this one's rows alone; else each gives all rows.
-        ema_decay: keep an exponential average of the weights, and give that back.
+        ema_decay: keep an exponential average of the weights, and give that back; 1 averages the whole run.
         public_scores: what method `given` trains: a score for each row, entry or whole parameter, or a mask, by the
             parameters' names; see `PublicScores`. Public knowledge, for which nothing is charged.
         callbacks: see every step and epoch.
@@ -168,6 +170,7 @@ def fit(
         resume=resume,
         ranks=ranks,
         epsilon=epsilon,
+        noise_multiplier=noise_multiplier,
         delta=delta,
         epochs=epochs,
         batch_size=given.batch_size if batch_size is None else batch_size,

@@ -152,8 +152,10 @@ class RunKeeper:
     """Keeps a run, whoever takes its steps: among several ranks the leading one, which the others hear from.
 
     Attributes:
+        learner: what the releases move.
         position: how many steps of the plan are done, those lost in a crash included.
         history: supports and epochs so far.
+        spending: what the ledger amounts to.
     """
 
     def __init__(
@@ -170,7 +172,7 @@ class RunKeeper:
     ) -> None:
         self._clock = self._saved = time.monotonic()
         self._ranks, self._in_blocks = ranks, in_blocks
-        self._learner, self._facts, self._evaluate = learner, facts, evaluate
+        self.learner, self._facts, self._evaluate = learner, facts, evaluate
         self._public = PublicRandomness(facts.public_seed)
         self._callbacks = tuple(callbacks)
         self._identity = identity_of(facts)
@@ -181,7 +183,7 @@ class RunKeeper:
         self._result: Result | None = None
         self.position, self.history = 0, History(facts.layout)
         self._store = self._begin(out) if found is None else ranks.jointly(lambda: self._go_on(found))
-        self._spending = Spending(facts.plan, self._store.ledger)
+        self.spending = Spending(facts.plan, self._store.ledger)
 
     @property
     def ledger(self) -> RunLedger:
@@ -205,7 +207,7 @@ class RunKeeper:
     def begin_step(self) -> None:
         """From here to `end_step` there is nothing to save."""
         self.check_open()
-        self._rates, self._between_steps = self._learner.learning_rates, False
+        self._rates, self._between_steps = self.learner.learning_rates, False
 
     def end_step(self, released: Release) -> StepReport:
         """Note a release that was learned from; at the end of an epoch evaluate and save.
@@ -262,20 +264,20 @@ class RunKeeper:
                 # With the record's own line.
                 last = replace(result.ledger, head=ledger.head, entries=ledger.length)
                 self._result = replace(result, ledger=self._ranks.from_leader(lambda: last))
-            self._learner.install_average()
-            self._learner.model.eval()
+            self.learner.install_average()
+            self.learner.model.eval()
             self.close()
         return self._result
 
     def close(self) -> None:
         """Release the ledger; steps already paid for and not taken are lost to an unseeded run."""
         self._closed = True
-        self._learner.hand_back()
+        self.learner.hand_back()
         self._store.close()
 
     def _check_alike(self) -> None:
         """See that all ranks have come to the same weights, before they are kept."""
-        model, support = self._learner.model, self.history.support
+        model, support = self.learner.model, self.history.support
         self._ranks.alike(lambda: weight_facts(model, support, self.position))
 
     def _begin(self, out: Path | str | None) -> RunStore:
@@ -287,21 +289,21 @@ class RunKeeper:
         """Take up a run at its checkpoint, past the steps that were paid for and lost."""
         store, saved = found
         check_identity(saved.identity, self._identity)
-        self._learner.restore(saved)
+        self.learner.restore(saved)
         self.history = history_of(saved, self._facts.layout)
         self.position = saved.step
         if self._facts.seed is None:
             paid = store.ledger.next_step
             check_not_lost(self.plan, saved.step, paid)
             self.position = paid
-            self._learner.skip(paid - saved.step)
+            self.learner.skip(paid - saved.step)
         store.write_checkpoint(self._state())
         store.write_metrics(self.history.epochs)
         store.write_record(self._facts.record(RUNNING, store.seconds, None))
         return store
 
     def _state(self) -> Checkpoint:
-        return self._marked(checkpoint_of(self.position, self._identity, self._learner.state(), self.history))
+        return self._marked(checkpoint_of(self.position, self._identity, self.learner.state(), self.history))
 
     def _marked(self, state: Checkpoint) -> Checkpoint:
         return cut_in_blocks(state) if self._in_blocks else state
@@ -312,7 +314,7 @@ class RunKeeper:
             epoch=last.epoch,
             step=self.position,
             phase=last.phase,
-            epsilon=self._spending.at_epoch_end(self.position),
+            epsilon=self.spending.at_epoch_end(self.position),
             active=support.size,
             active_ratio=support.active_ratio,
             learning_rate=last.learning_rates[0],
@@ -329,13 +331,15 @@ class RunKeeper:
             return epochs[-1].metrics
         return self._ranks.from_leader(self._evaluated)
 
-    def _evaluated(self) -> dict[str, float | None]:
-        if self._evaluate is None:
-            return {}
+    def evaluated(self, evaluate: Evaluator) -> dict[str, float]:
+        """The numbers of an evaluation of the model as it is now, by public random numbers."""
         seed = self._public.generator_seed((self.position, 2))
-        with self._learner.evaluated() as model, own_generators(seed, next(model.parameters()).device):
-            found = self._evaluate(model)
-        return {n: float(v) if math.isfinite(v) else None for n, v in found.items()}
+        with self.learner.evaluated() as model, own_generators(seed, next(model.parameters()).device):
+            return {name: float(value) for name, value in evaluate(model).items()}
+
+    def _evaluated(self) -> dict[str, float | None]:
+        found = {} if self._evaluate is None else self.evaluated(self._evaluate)
+        return {n: v if math.isfinite(v) else None for n, v in found.items()}
 
     def _tell(self, event: Event) -> None:
         for callback in self._callbacks:
@@ -344,9 +348,9 @@ class RunKeeper:
     def _snapshot(self, metrics: Mapping[str, float | None]) -> Result:
         facts, plan, support = self._facts, self.plan, self.history.support
         return Result(
-            model=self._learner.model,
+            model=self.learner.model,
             method=facts.method.name,
-            epsilon=self._spending.planned(),
+            epsilon=self.spending.planned(),
             delta=plan.delta,
             unit=plan.unit,
             private=plan.is_private,
@@ -356,11 +360,11 @@ class RunKeeper:
             k=support.size,
             support=support,
             supports=tuple(self.history.spans),
-            scores=self._learner.controller.scores(),
+            scores=self.learner.controller.scores(),
             history=tuple(self.history.epochs),
             metrics=metrics,
             plan=plan,
-            ledger=self._spending.summary(),
+            ledger=self.spending.summary(),
             out=self._store.path,
         )
 

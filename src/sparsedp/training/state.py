@@ -74,7 +74,7 @@ class Learner:
         self._average = None if decay is None else WeightAverage(model, layout, decay)
         if self._average is not None and coasts:
             self._average.follow(Support.full(layout.dimension))
-        self._made_optimizer = not isinstance(rule.optimizer, Optimizer)
+        self._closed, self._made_optimizer = False, not isinstance(rule.optimizer, Optimizer)
         self._setup = {
             "optimizer": describe_optimizer(self._optimizer),
             "scheduler": None if self._scheduler is None else type(self._scheduler).__name__,
@@ -139,8 +139,29 @@ class Learner:
             self.controller.state(),
         )
 
+    def optimizer_state_dict(self) -> dict[str, Any]:
+        """The state of the optimizer over all coordinates, as `torch.optim` has it; fresh off the support."""
+        with self._handed_back() as optimizer:
+            return optimizer.state_dict()
+
+    def load_optimizer_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on with a state over all coordinates; it is dropped off the support."""
+        with self._handed_back() as optimizer:
+            optimizer.load_state_dict(dict(state))
+
+    @contextmanager
+    def _handed_back(self) -> Iterator[Optimizer]:
+        """The optimizer over the model's own parameters; behind the support again afterwards if the run goes on."""
+        self.applier.hand_back()
+        try:
+            yield self._optimizer
+        finally:
+            if not self._closed:
+                self.applier.enter(self.controller.support)
+
     def hand_back(self) -> None:
-        """Leave the optimizer as it was given; one that was made here goes with its state, which nobody sees."""
+        """Leave the optimizer as it was given, for good; one that was made here goes with its state."""
+        self._closed = True
         if self._made_optimizer:
             self._optimizer.state.clear()
         self.applier.hand_back()

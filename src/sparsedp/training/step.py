@@ -11,11 +11,11 @@ from typing import NamedTuple, final
 from torch import nn
 
 from sparsedp.batch import MicroBatch, PerSampleLoss, Rows
-from sparsedp.core.clip import FlatClip
+from sparsedp.clipping import FlatClip
 from sparsedp.errors import PrivacyError
 from sparsedp.grad_sample import make_engine
 from sparsedp.grad_sample.query import Engine, Query
-from sparsedp.grad_sample.touched import TouchedRows
+from sparsedp.grad_sample.selection import EmbeddingRowCounter
 from sparsedp.methods.support_scheduler import Controller, SupportChange
 from sparsedp.privacy.ledger import Charge, Ledger, SharedCharge
 from sparsedp.privacy.mechanism import ONE_PROCESS, GaussianMechanism, ProcessGroup, Release
@@ -40,7 +40,7 @@ def counted_rows(
     controller: Controller,
     probe: Callable[[], Rows],
     public: PublicRandomness,
-) -> TouchedRows | None:
+) -> EmbeddingRowCounter | None:
     """What a selection looks at, tried on a few rows; None for a method without one.
 
     Raises:
@@ -48,14 +48,14 @@ def counted_rows(
     """
     if controller.tables is None:
         return None
-    look = TouchedRows(model, loss, [slot.name for slot in controller.tables.slots])
+    look = EmbeddingRowCounter(model, loss, [slot.name for slot in controller.tables.slots])
     with own_generators(public.generator_seed((0, 4)), next(model.parameters()).device):
         look.check(probe())
     return look
 
 
 def release_selection(
-    look: TouchedRows,
+    look: EmbeddingRowCounter,
     batch: LogicalBatch,
     plan: Plan,
     phase: Phase,
@@ -88,7 +88,7 @@ class StepCounts:
     is that of both together, and is charged before the count is made. Each unit's vector has norm at most one.
     """
 
-    look: TouchedRows | None
+    look: EmbeddingRowCounter | None
     plan: Plan
     controller: Controller
     randomness: PrivateRandomness
@@ -128,8 +128,8 @@ class PrivateStep:
     def __call__(self, step: int, batch: Iterable[MicroBatch], ledger: Ledger) -> Release:
         """Charge, release, move the support, learn from the release.
 
-        **Privacy.** `GaussianMechanism.release` is the only door: all before it is public or a count released by the same
-        mechanism, all after it is post-processing.
+        **Privacy.** `GaussianMechanism.release` is the only door: all before it is public or a count released by
+        the same mechanism, all after it is post-processing.
         """
         self.validation.check()
         phase = self.plan.phase_at(step)

@@ -66,6 +66,27 @@ class KeptRun:
         """One report per epoch so far."""
         return tuple(self._keeper.history.epochs)
 
+    def epsilon(self, delta: float | None = None) -> float:
+        """What the steps so far cost, those lost in a crash included, at the plan's delta or another one."""
+        return self._keeper.spending.after(self.position, delta)
+
+    @property
+    def planned_epsilon(self) -> float:
+        """The epsilon of the whole plan: the guarantee, also of a run that is stopped because of what it showed."""
+        return self._keeper.spending.planned()
+
+    def evaluate(self, evaluator: Evaluator) -> Mapping[str, float]:
+        """An evaluation of the model as it is now, in evaluation mode; of its averaged weights if they are kept."""
+        return self._keeper.evaluated(evaluator)
+
+    def optimizer_state_dict(self) -> dict[str, Any]:
+        """The optimizer's state as `torch.optim` has it: over all coordinates, fresh off the support."""
+        return self._keeper.learner.optimizer_state_dict()
+
+    def load_optimizer_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on with a state of `optimizer_state_dict`; what it says of coordinates off the support is dropped."""
+        self._keeper.learner.load_optimizer_state_dict(state)
+
     def save(self) -> None:
         """Write a checkpoint now; does nothing without a run directory."""
         self._keeper.save()

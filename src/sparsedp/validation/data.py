@@ -219,6 +219,7 @@ def refuse_nothing_finite(rows: Rows) -> None:
     floats = [leaf for leaf in tensors_of(rows) if leaf.is_floating_point()]
     if floats and not any(bool(leaf.isfinite().any()) for leaf in floats):
         raise DataError(
-            "every feature of every row that was looked at is NaN or infinite: such rows add nothing, so the run would "
+            "every feature of every row that was looked at is NaN or infinite: such rows add nothing, so the "
+            "run would "
             "train on noise alone. Look at how the data was read; fill missing values with a public constant"
         )

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from sparsedp.batch import MicroBatch
-from sparsedp.core.clip import FlatClip
+from sparsedp.clipping import FlatClip
 from sparsedp.diagnostics import step_progress
 from sparsedp.errors import SparseDPError
 from sparsedp.grad_sample import make_engine

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sparsedp.batch import MicroBatch
-from sparsedp.core.clip import FlatClip
+from sparsedp.clipping import FlatClip
 from sparsedp.diagnostics import overlap
 from sparsedp.grad_sample import make_engine
 from sparsedp.parameters import Support

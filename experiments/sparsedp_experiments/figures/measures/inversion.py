@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sparsedp._validate import exact_ratio, share_of
 from sparsedp.batch import MicroBatch
-from sparsedp.core.clip import FlatClip
+from sparsedp.clipping import FlatClip
 from sparsedp.grad_sample import make_engine
 from sparsedp.parameters import Layout, Support
 from sparsedp.randomness import PublicRandomness

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparsedp.core.clip import FlatClip
+from sparsedp.clipping import FlatClip
 from sparsedp.grad_sample import make_engine
 from sparsedp.randomness import PublicRandomness
 from sparsedp_experiments.figures.config import Point, Study

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sparsedp._validate import exact_ratio, share_of
-from sparsedp.core.clip import FlatClip
+from sparsedp.clipping import FlatClip
 from sparsedp.diagnostics import proxy_concentration, pure_noise, split_concentration
 from sparsedp.grad_sample import make_engine
 from sparsedp.methods.scores import ByScore, Coherent, Energy, Observation

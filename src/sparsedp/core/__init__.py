@@ -1,1 +1,0 @@
-"""Plain values everything else is built from: layout, support, geometry, clip, randomness, batches."""

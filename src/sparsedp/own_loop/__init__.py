@@ -1,1 +1,0 @@
-"""Keeping one's own loop: `make_private` and what it hands out."""

@@ -1,0 +1,390 @@
+"""`make_private`: a training loop of your own, made private."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NoReturn, final
+
+import torch
+from rich.console import Console
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data._utils.collate import default_collate
+
+from sparsedp._private_loop import Loop, PrivateCriterion, PrivateLoader, PrivateModel, PrivateOptimizer
+from sparsedp.batch import PerExampleLoss, per_sample_loss, select_rows
+from sparsedp.callbacks import live
+from sparsedp.errors import DataError, SparseDPError
+from sparsedp.evaluation import Evaluator, MetricFunctions, held_out, refuse_training_rows, threshold_of
+from sparsedp.loading import Loading, rows_in_order
+from sparsedp.methods import Method
+from sparsedp.methods.auto import AUTO_METHOD
+from sparsedp.methods.plan_config import ClipNorm
+from sparsedp.privacy.plan import Plan
+from sparsedp.randomness import PublicRandomness, own_generators
+from sparsedp.ranks.here import refuse_ranks
+from sparsedp.results import Callback, Result
+from sparsedp.runs.record import EpochMetrics, RunMetadata
+from sparsedp.training.data import given_data, given_units, refuse_picked_rows
+from sparsedp.training.planning import AskedMethod, plan_for
+from sparsedp.training.trainer import Trainer
+
+_IN_OPACUS: Mapping[str, str] = {
+    "module": "model",
+    "data_loader": "loader",
+    "target_epsilon": "epsilon",
+    "target_delta": "delta",
+    "loss_reduction": "nothing: the reduction is read from the criterion",
+    "poisson_sampling": "nothing: batches are always Poisson samples, as the guarantee needs",
+    "clipping": "nothing: clipping is flat; see max_grad_norm",
+    "grad_sample_mode": "nothing: the engine chooses, layer by layer, and falls back to engine='reference'",
+    "batch_first": "nothing: every example is computed by itself, whatever the layout behind its first axis",
+    "noise_generator": "seed",
+    "secure_mode": "nothing: noise is secure unless a seed is given",
+    "max_physical_batch_size": "max_physical_batch",
+    "loss_fn": "criterion",
+    "clip_norm": "max_grad_norm",
+    "units": "unit_ids",
+    "unit": "unit_name",
+    "out": "run_dir",
+    "accumulation": "nothing: give the loader the batch size of a step, and bound memory by max_physical_batch",
+    "batch_size": "nothing: it is the loader's",
+}
+"""Names that users of Opacus, or of other versions, may give; and what to give instead."""
+
+
+def make_private(
+    model: nn.Module | None = None,
+    optimizer: Optimizer | None = None,
+    loader: DataLoader[Any] | None = None,
+    criterion: Callable[[Any, Tensor], Tensor] | PerExampleLoss | None = None,
+    *,
+    epsilon: float | None = None,
+    noise_multiplier: float | None = None,
+    delta: float | None = None,
+    epochs: int | None = None,
+    max_grad_norm: ClipNorm | None = None,
+    method: str | Method = AUTO_METHOD,
+    accountant: str | None = None,
+    unit_ids: Tensor | Sequence[int] | None = None,
+    unit_name: str | None = None,
+    rows_per_unit: int = 1,
+    max_physical_batch: int | None = None,
+    ema_decay: float | None = None,
+    eval_dataset: Dataset[Any] | DataLoader[Any] | tuple[Any, Any] | None = None,
+    evaluate: Evaluator | None = None,
+    run_dir: Path | str | None = None,
+    resume: bool = False,
+    seed: int | None = None,
+    engine: str = "bookkeeping",
+    callbacks: Sequence[Callback] = (),
+    progress: bool = False,
+    metadata: RunMetadata = RunMetadata(),  # noqa: B008
+    **other_names: object,
+) -> PrivateTraining:
+    """Make an ordinary PyTorch loop private: forward, criterion, backward, step, over the loader's batches.
+
+    >>> private = make_private(model, optimizer, loader, criterion, epsilon=3)  # doctest: +SKIP
+    >>> for epoch in range(20):  # doctest: +SKIP
+    ...     for x, y in private.loader:
+    ...         private.optimizer.zero_grad()
+    ...         private.criterion(private.model(x), y).backward()
+    ...         private.optimizer.step()
+    ...     print(private.epsilon(), private.evaluate(held_out_dataset))
+
+    Or `model, optimizer, loader, criterion = make_private(...)`, and the loop stays as it is.
+
+    Args:
+        model: trained in place, in the modes it is in.
+        optimizer: any `torch.optim` optimizer over the model's parameters. Schedulers on it, or on the one given
+            back, work as usual.
+        loader: a `DataLoader`. Its data set, batch size (from now on the expected size of a Poisson batch),
+            `collate_fn` and `num_workers` are taken; its sampler, which must be a plain one, is replaced.
+        criterion: on (output, targets), with any usual reduction: it is taken apart per example. Or
+            `PerExampleLoss(lambda model, batch: ...)`.
+        epsilon: the budget, never exceeded; 3 if neither it nor `noise_multiplier` is given.
+        noise_multiplier: the noise instead of the budget; the plan then says which epsilon comes out.
+        delta: of the guarantee; if not given, a power of ten at most 1/(10 N) and at most 1e-5.
+        epochs: passes over the loader, 20 if not given; planned ahead, as the noise depends on them.
+        max_grad_norm: L2 bound on each unit's gradient; 1 if not given. A pair is for warm-up and main phase.
+        method: a name, or a `Method` from `get_method(name, **changes)`; "auto" is dense or sparse by public numbers.
+        accountant: "pld" if not given, "rdp" or "rdp-classic".
+        unit_ids: the unit (patient, user) each row belongs to; then units are protected, not rows.
+        unit_name: what a unit is called.
+        rows_per_unit: rows drawn of a sampled unit.
+        max_physical_batch: most rows computed at once; changes nothing but memory.
+        ema_decay: keep an exponential average of the weights, evaluate it, and leave it in the model at the end.
+        eval_dataset: held-out data, evaluated at the end of every epoch for history and record.
+        evaluate: your own evaluation instead: model to named numbers.
+        run_dir: run directory to make: plan, ledger, checkpoint, metrics, record. Never overwritten.
+        resume: go on with the run at `run_dir`; give the same arguments.
+        seed: reproducible, and not to be published.
+        engine: "bookkeeping", or "reference".
+        callbacks: see every step and epoch.
+        progress: show a bar with epoch, epsilon and time left on a terminal.
+        metadata: names for the record.
+        other_names: refused; names of Opacus are answered by ours.
+
+    Formal guarantees:
+        As `fit`: the step is the trainer's, on the rows it drew, and the loop decides only when it is taken. Outputs
+        and losses on training rows are not computed outside the step, so a loop cannot log them. What your own code
+        makes of the batch itself is not protected.
+
+    Edge cases:
+        After the last planned step the run is finished; `private.finish()` gives its result.
+    """
+    _refuse_other_names(other_names)
+    _refuse_missing(model=model, optimizer=optimizer, loader=loader, criterion=criterion)
+    assert model is not None  # as _refuse_missing has seen
+    assert criterion is not None
+    _refuse_wrapped(model, optimizer, loader, criterion)
+    given, chosen = _checked_loader(loader), _checked_optimizer(optimizer)
+    refuse_ranks("make_private")
+    dataset = given.dataset
+    per_sample_loss(criterion)  # refuses what is no loss, before anything else
+    loading = Loading(
+        units=given_units(unit_ids),
+        rows_per_unit=rows_per_unit,
+        max_physical_batch=max_physical_batch,
+        workers=given.num_workers,
+        collate=None if given.collate_fn is default_collate else given.collate_fn,
+    )
+    plan = plan_for(
+        model,
+        dataset,
+        AskedMethod(method),
+        loading,
+        unit=unit_name,
+        out=run_dir,
+        resume=resume,
+        epsilon=epsilon,
+        noise_multiplier=noise_multiplier,
+        delta=delta,
+        epochs=epochs,
+        batch_size=given.batch_size,
+        clip_norm=max_grad_norm,
+        accountant=accountant,
+    )
+    if evaluate is None and eval_dataset is not None:
+        evaluate = make_evaluator(eval_dataset, dataset, criterion, None, loading)
+    closing = ExitStack()
+    shown = (closing.enter_context(live(plan, Console(stderr=True))),) if progress else ()
+    with closing:
+        trainer = Trainer(
+            model,
+            dataset,
+            criterion,
+            plan=plan,
+            optimizer=chosen,
+            loading=loading,
+            evaluate=evaluate,
+            out=run_dir,
+            resume=resume,
+            seed=seed,
+            engine=engine,
+            ema_decay=ema_decay,
+            callbacks=(*callbacks, *shown),
+            about=metadata,
+        )
+        with own_generators(PublicRandomness(0).generator_seed(()), torch.device("cpu")):
+            no_rows = select_rows(next(rows_in_order(dataset, 1, 1, loading.collate)), slice(0, 0))
+        opened = closing.pop_all()
+    return PrivateTraining(Loop(trainer, criterion, no_rows), model, chosen, dataset, loading, opened)
+
+
+@final
+class PrivateTraining:
+    """What `make_private` gives back; also iterable as `(model, optimizer, loader, criterion)`.
+
+    Attributes:
+        model: for the loader's batches, and under `torch.no_grad()` for held-out data.
+        optimizer: its `step()` is the private step.
+        loader: gives the Poisson batches of one epoch a pass.
+        criterion: takes the model's output and the targets; what it gives has `backward()`.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        model: nn.Module,
+        optimizer: Optimizer,
+        dataset: Dataset[Any],
+        loading: Loading,
+        display: ExitStack,
+    ) -> None:
+        self._loop, self._dataset, self._loading, self._display = loop, dataset, loading, display
+        self.model = PrivateModel(model, loop)
+        self.optimizer = PrivateOptimizer(optimizer, loop)
+        self.loader = PrivateLoader(loop, dataset)
+        self.criterion = PrivateCriterion(loop)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter((self.model, self.optimizer, self.loader, self.criterion))
+
+    @property
+    def trainer(self) -> Trainer:
+        """The run inside: support, history, `save`."""
+        return self._loop.trainer
+
+    @property
+    def plan(self) -> Plan:
+        """What was planned."""
+        return self.trainer.plan
+
+    @property
+    def step(self) -> int:
+        """How many steps of the plan are done."""
+        return self.trainer.position
+
+    @property
+    def history(self) -> tuple[EpochMetrics, ...]:
+        """One report per epoch so far."""
+        return self.trainer.history
+
+    def epsilon(self, delta: float | None = None) -> float:
+        """What is spent so far, at the plan's delta or another one, at any step; 0 before the first.
+
+        It holds as a guarantee if the decision to stop here did not depend on anything that the run released; else
+        `planned_epsilon` does.
+        """
+        return self.trainer.epsilon(delta)
+
+    @property
+    def planned_epsilon(self) -> float:
+        """The epsilon of the whole plan: the guarantee, also of a run that is stopped because of what it showed."""
+        return self.trainer.planned_epsilon
+
+    @property
+    def noise_multiplier(self) -> float:
+        """The noise of the step at work, over max_grad_norm."""
+        last = min(self.step, self.plan.total_steps - 1)
+        return self.plan.phase_at(last).noise_multiplier
+
+    def evaluate(
+        self,
+        dataset: Dataset[Any] | DataLoader[Any] | tuple[Any, Any],
+        criterion: Callable[[Any, Tensor], Tensor] | PerExampleLoss | None = None,
+        metrics: MetricFunctions | None = None,
+    ) -> Mapping[str, float]:
+        """Mean loss and metrics of the model as it is now on held-out data, in evaluation mode.
+
+        Args:
+            dataset: held-out examples; they are outside the guarantee, so none of the training data.
+            criterion: of the loss; the loop's if not given.
+            metrics: further numbers by name, each a function of all outputs and all targets.
+
+        Raises:
+            PrivacyError: examples of the training data are among them.
+        """
+        chosen = self._loop.criterion if criterion is None else criterion
+        evaluator = make_evaluator(dataset, self._dataset, chosen, metrics, self._loading)
+        return self.trainer.evaluate(evaluator)
+
+    def finish(self) -> Result:
+        """The run's result. After the last planned step the run is finished already; before, it is stopped here."""
+        self._display.close()
+        return self._loop.finish()
+
+    @property
+    def result(self) -> Result:
+        """The result of a finished run.
+
+        Raises:
+            SparseDPError: there are steps left; `finish()` stops the run before them.
+        """
+        if not self._loop.finished:
+            raise SparseDPError(
+                f"result: step {self.step} of {self.plan.total_steps} is done; the result is there after the last "
+                "one, or after private.finish(), which stops the run here"
+            )
+        return self.finish()
+
+    def pause(self) -> None:
+        """Save and close, to go on with `resume=True`; nothing is saved without a run directory."""
+        self._display.close()
+        self.trainer.pause()
+
+
+def make_evaluator(
+    dataset: Dataset[Any] | DataLoader[Any] | tuple[Any, Any],
+    train: Dataset[Any],
+    criterion: Callable[[Any, Tensor], Tensor] | PerExampleLoss,
+    metrics: MetricFunctions | None,
+    loading: Loading,
+) -> Evaluator:
+    """What evaluates a model on held-out data, none of which is training data."""
+    apart = given_data(dataset, "the held-out data")
+    refuse_training_rows(train, apart.dataset)
+    collate = apart.collate or (None if apart.from_loader else loading.collate)
+    return held_out(
+        apart.dataset,
+        per_sample_loss(criterion),
+        collate=collate,
+        threshold=threshold_of(criterion),
+        metrics=metrics,
+    )
+
+
+def _refuse_other_names(given: Mapping[str, object]) -> None:
+    for name in given:
+        if name in _IN_OPACUS:
+            raise TypeError(f"make_private() got {name!r}; expected {_IN_OPACUS[name]}")
+        raise TypeError(
+            f"make_private() got an unexpected argument {name!r}; see help(sparsedp.make_private) for what it takes"
+        )
+
+
+def _refuse_missing(**given: object) -> None:
+    missing = [name for name, value in given.items() if value is None]
+    if missing:
+        raise TypeError(
+            f"make_private() is missing {', '.join(missing)}; expected make_private(model, optimizer, loader, "
+            "criterion, epsilon=...)"
+        )
+
+
+def _refuse_wrapped(model: object, optimizer: object, loader: object, criterion: object) -> None:
+    """What make_private has given belongs to its run."""
+    again = "a run is charged for by itself"
+    if isinstance(model, PrivateTraining):
+        _refuse_again("model", f"expected a plain module, private.model.module; {again}")
+    if isinstance(model, PrivateModel):
+        _refuse_again("model", f"expected the plain module inside, private.model.module; {again}")
+    if isinstance(optimizer, PrivateOptimizer):
+        _refuse_again(
+            "optimizer", "expected a new torch.optim optimizer over private.model.module.parameters()"
+        )
+    if isinstance(loader, PrivateLoader):
+        _refuse_again("loader", f"expected the DataLoader it was made from, or a new one; {again}")
+    if isinstance(criterion, PrivateCriterion):
+        _refuse_again("criterion", "expected the criterion it was made from, such as nn.CrossEntropyLoss()")
+
+
+def _refuse_again(name: str, expected: str) -> NoReturn:
+    raise SparseDPError(f"{name}: got what make_private gave back for another run, {expected}")
+
+
+def _checked_optimizer(given: object) -> Optimizer:
+    if not isinstance(given, Optimizer):
+        raise SparseDPError(
+            f"optimizer: got {type(given).__name__}, expected the torch.optim optimizer that the loop steps"
+        )
+    return given
+
+
+def _checked_loader(given: object) -> DataLoader[Any]:
+    """A loader whose way to draw batches can be replaced by Poisson sampling."""
+    if not isinstance(given, DataLoader):
+        raise DataError(
+            f"loader: got {type(given).__name__}, expected a torch DataLoader; fit and Trainer take data sets"
+        )
+    if isinstance(given.dataset, IterableDataset):
+        raise DataError(
+            "loader: its IterableDataset has no rows to draw from, and privacy takes each row with the planned "
+            "chance; give a map-style data set, with __len__ and __getitem__"
+        )
+    refuse_picked_rows(given, "loader")
+    return given
