@@ -6,7 +6,7 @@ READY  := $(VENV)/.ready
 RUNS   := $(VENV)/.runs
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test nightly leaks integrations docs lint format bench readme results figures build clean
+.PHONY: help setup demo test nightly slow leaks integrations docs lint format bench readme results figures build clean
 
 help: ## Show this help
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -28,9 +28,10 @@ demo: $(RUNS) ## Train the methods on scikit-learn's digits and compare them
 test: $(READY) ## Run the tests that decide, on all cores
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not nightly"
 
-nightly: $(READY) ## Run everything else: slow tests, planted leaks, other packages' models
+nightly: slow leaks integrations ## Run everything else: slow tests, planted leaks, other packages' models
+
+slow: $(READY) ## Run the slow tests: statistics at full strength, kills, ranks, real data, notebooks
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m nightly
-	$(MAKE) leaks integrations
 
 leaks: $(READY) ## Plant leaks and see that all are caught
 	$(BIN)/python -m mutation_tests
@@ -66,14 +67,14 @@ bench: $(READY) ## Time one step against SGD and Opacus
 readme: $(READY) ## Make README's tables from the committed measurements
 	$(BIN)/python -m benchmarks.readme
 
-results: $(READY) ## Make experiments/RESULTS.md and README's tables from the records
-	$(BIN)/python -m sparsedp_experiments.pages
+results: $(READY) ## Make experiments/RESULTS.md from the records
+	$(BIN)/python -m sparsedp_experiments page
 
-figures: $(READY) ## Measure what has no record yet, draw the figures and docs/gallery.md
-	$(BIN)/python -m sparsedp_experiments.figures.run
+figures: $(READY) ## Draw the papers' figures from the records
+	$(BIN)/python -m sparsedp_experiments figures build/figures
 
-build: $(READY) ## Build the wheel
-	$(BIN)/python -m build --wheel
+build: $(READY) ## Build the wheel, by way of the source distribution
+	$(BIN)/python -m build
 
 clean: ## Remove the environment and everything built
 	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache

@@ -106,17 +106,17 @@ def _opacus(mode: str, job: Job, model: nn.Module, batch: Batch) -> Step:
 def _sparsedp(job: Job, model: nn.Module, batch: Batch) -> Step:
     from sparsedp.batch import MicroBatch
     from sparsedp.clipping import FlatClip
-    from sparsedp.grad_sample import BookkeepingEngine, Query
+    from sparsedp.grad_sample import BookKeepingEngine, ClippedSumQuery
     from sparsedp.optimizers.sparse import support_optimizer
-    from sparsedp.privacy.ledger import Charge, MemoryLedger
+    from sparsedp.privacy.ledger import Charge, ChargeLog
     from sparsedp.privacy.mechanism import GaussianMechanism
     from sparsedp.privacy.queries import GradientSum
     from sparsedp.randomness import SystemRandomness
 
-    engine = BookkeepingEngine(model, per_sample_loss)
-    query = Query(support_of(job.support, engine.layout, job.active_ratio), FlatClip(CLIP_NORM))
+    engine = BookKeepingEngine(model, per_sample_loss)
+    query = ClippedSumQuery(support_of(job.support, engine.layout, job.active_ratio), FlatClip(CLIP_NORM))
     optimizer = support_optimizer(model, engine.layout, _optimizer(job, model), coasts=False)
-    ledger, randomness = MemoryLedger(), SystemRandomness()
+    ledger, randomness = ChargeLog(), SystemRandomness()
     steps = itertools.count()
 
     def step() -> None:

@@ -63,30 +63,29 @@ _REDUCE, _BROADCAST, _ALL_REDUCE = dist.reduce, dist.broadcast, dist.all_reduce
 
 def shared_sparsedp(job: Job, batch: Batch) -> Callable[[], None]:
     """A private step on this rank's micro-batches, added up over the group."""
-    from sparsedp.batch import MicroBatch, select_rows
+    from sparsedp.batch import MicroBatch, slice_batch
     from sparsedp.clipping import FlatClip
-    from sparsedp.grad_sample import BookkeepingEngine, Query
+    from sparsedp.grad_sample import BookKeepingEngine, ClippedSumQuery
     from sparsedp.optimizers.sparse import support_optimizer
-    from sparsedp.privacy.ledger import Charge, MemoryLedger
+    from sparsedp.privacy.ledger import Charge, ChargeLog
     from sparsedp.privacy.mechanism import GaussianMechanism
     from sparsedp.privacy.queries import GradientSum
     from sparsedp.randomness import SystemRandomness
-    from sparsedp.ranks.here import ranks_here
 
-    ranks, model = ranks_here(), workload_of(job.model).model()
-    engine = BookkeepingEngine(model, per_sample_loss)
-    query = Query(support_of(job.support, engine.layout, job.active_ratio), FlatClip(CLIP_NORM))
+    model = workload_of(job.model).model()
+    engine = BookKeepingEngine(model, per_sample_loss)
+    query = ClippedSumQuery(support_of(job.support, engine.layout, job.active_ratio), FlatClip(CLIP_NORM))
     optimizer = support_optimizer(model, engine.layout, _optimizer(job, model), coasts=False)
-    ledger, randomness = MemoryLedger(), ranks.randomness(SystemRandomness())
+    ledger, randomness = ChargeLog(), SystemRandomness()
     rows = batch[0].shape[0]
     block = 1 << block_bits(1.0, rows, None)
-    mine = range(ranks.rank * block, rows, ranks.count * block)
-    parts = [MicroBatch(select_rows(batch, slice(start, start + block))) for start in mine]
+    mine = range(dist.get_rank() * block, rows, dist.get_world_size() * block)
+    parts = [MicroBatch(slice_batch(batch, slice(start, start + block))) for start in mine]
 
     def step() -> None:
-        released = GaussianMechanism(ledger, randomness, ranks.process_group).release(
+        released = GaussianMechanism(ledger, randomness).release(
             GradientSum(engine, parts, query),
-            Charge("train", ledger.next_step, SAMPLING_RATE, NOISE_MULTIPLIER),
+            Charge("train", len(ledger.charges), SAMPLING_RATE, NOISE_MULTIPLIER),
             expected_batch_size=float(rows),
         )
         optimizer.apply(released)

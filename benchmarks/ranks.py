@@ -16,8 +16,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from sparsedp.ranks.exchange import CONTROL
-
 MODELS = ("dp-cnn", "mnist-cnn", "transformer")
 RATIOS = (1.0, 0.2, 0.02)
 MOST_EXCHANGE, MOST_EXCHANGE_WHEN_SPARSE = 0.10, 0.03
@@ -80,9 +78,9 @@ def verdicts(rows: list[dict[str, Any]]) -> Iterator[str]:
     for row in rows:
         if row["contender"] != "sparsedp" or "error" in row:
             continue
-        what, wire = f"{row['model']} k/d {row['ratio']:g}", {8 * (row["k"] + CONTROL)}
+        what, wire = f"{row['model']} k/d {row['ratio']:g}", {8 * row["k"]}
         exact = {row["bytes_sent"], row["bytes_got"]} == wire
-        yield f"{what}: {row['bytes_sent']} bytes a step each way, 8 (k + {CONTROL}): {'yes' if exact else 'NO'}"
+        yield f"{what}: {row['bytes_sent']} bytes a step each way, 8 k: {'yes' if exact else 'NO'}"
         if row["model"] == "dp-cnn":
             bar = MOST_EXCHANGE_WHEN_SPARSE if row["ratio"] == min(RATIOS) else MOST_EXCHANGE
             share = row["exchange_seconds"] / row["seconds"]

@@ -1,8 +1,7 @@
 """Bring the pages' tables up to date with the committed measurements: `python -m benchmarks.readme [--check]`.
 
 What stands between `<!-- begin NAME -->` and `<!-- end NAME -->` is made from files: `speed` and `models` from
-`benchmarks/results/`, `results` from the configs and the records in `results/*/records/`
-(`experiments/sparsedp_experiments/pages/readme.py`). Where there is no file, it says so.
+`benchmarks/results/`. Where there is no file, it says so.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.report import ModelRows, Row
-from sparsedp_experiments.pages.readme import results
 
 ROOT = Path(__file__).parents[1]
 MEASURED_PAGES = ("README.md", "docs/engine.md")
@@ -30,7 +28,7 @@ def updated(text: str, root: Path = ROOT) -> str:
     """A text with every marked part made anew."""
 
     def part(found: re.Match[str]) -> str:
-        return f"{found[1]}{_PARTS[found[2]](root)}{found[3]}"
+        return f"{found[1]}{_PARTS[found[2]](root)}{found[3]}" if found[2] in _PARTS else found[0]
 
     return _PART.sub(part, text)
 
@@ -94,7 +92,7 @@ def _milliseconds(row: Row | None) -> str:
     return "-" if row is None else f"{1e3 * row['median_seconds']:,.0f} ms"
 
 
-_PARTS: dict[str, Callable[[Path], str]] = {"results": results, "speed": _speed, "models": _models}
+_PARTS: dict[str, Callable[[Path], str]] = {"speed": _speed, "models": _models}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -16,7 +16,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from sparsedp_experiments.data.scattering import Scattering
+from sparsedp_experiments.data.features import Scattering
 
 ROUNDS = 5
 KYMATIO_BATCH = 256

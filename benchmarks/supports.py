@@ -5,17 +5,17 @@ from __future__ import annotations
 import torch
 
 from benchmarks.table_workloads import frequent_rows
-from sparsedp.parameters import Layout, Support
+from sparsedp.parameters import ParameterLayout, Support
 from sparsedp.randomness import PublicRandomness
 
 
-def random_support(layout: Layout, active_ratio: float) -> Support:
+def random_support(layout: ParameterLayout, active_ratio: float) -> Support:
     """floor(ratio * d) coordinates, uniformly at random (the same in every process)."""
     order = PublicRandomness(0).permutation(layout.dimension, key=(0,))
     return Support(order[: int(active_ratio * layout.dimension)], layout.dimension)
 
 
-def clustered_support(layout: Layout, active_ratio: float) -> Support:
+def clustered_support(layout: ParameterLayout, active_ratio: float) -> Support:
     """floor(ratio * d) coordinates in whole rows: the last floor(ratio * n) of every parameter's n rows.
 
     What the rounding leaves is filled from the end of the network upwards, so at most one row is cut.
@@ -37,7 +37,7 @@ SUPPORTS = {
 }
 
 
-def support_of(kind: str, layout: Layout, active_ratio: float) -> Support:
+def support_of(kind: str, layout: ParameterLayout, active_ratio: float) -> Support:
     """A support by its kind; `frequent:N` are the rows of an embedding table's N most frequent words."""
     if kind.startswith("frequent:"):
         return frequent_rows(layout, int(kind.partition(":")[2]))

@@ -9,7 +9,7 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from sparsedp.parameters import Layout, Support
+from sparsedp.parameters import ParameterLayout, Support
 
 WIDTH, TOKENS = 64, 32
 SEED = 20250101
@@ -76,7 +76,7 @@ def rows_of_ranks(ranks: Tensor, rows: int) -> Tensor:
     return ranks * step % rows
 
 
-def frequent_rows(layout: Layout, words: int) -> Support:
+def frequent_rows(layout: ParameterLayout, words: int) -> Support:
     """The rows of the most frequent words, and the whole head."""
     table = layout.slots[0]
     rows = rows_of_ranks(torch.arange(min(words, table.shape[0])), table.shape[0])

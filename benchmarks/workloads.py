@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.table_workloads import TableWorkload
-from sparsedp.batch import Rows
+from sparsedp.batch import Batch
 from sparsedp_experiments.models import dp_cnn, mnist_cnn, scatter_cnn, scatter_linear, transformer
-from sparsedp_experiments.models.text import VOCABULARY
+from sparsedp_experiments.models.ids import VOCABULARY
 
 SEED = 20250101
 
@@ -61,7 +61,7 @@ def workload_of(name: str) -> Workload | TableWorkload:
     return TableWorkload.named(name) if name.startswith("table:") else (WORKLOADS | MODELS)[name]
 
 
-def per_sample_loss(model: Callable[..., Tensor], rows: Rows) -> Tensor:
+def per_sample_loss(model: Callable[..., Tensor], rows: Batch) -> Tensor:
     """Cross entropy, one number per row."""
     inputs, targets = rows
     return F.cross_entropy(model(inputs), targets, reduction="none")

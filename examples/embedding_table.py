@@ -12,27 +12,27 @@ import torch
 from torch import nn
 
 import sparsedp
-from sparsedp import MethodOptions, datasets, models
 from sparsedp.methods import Granularity
+from sparsedp_experiments import data as datasets
+from sparsedp_experiments import models
 
 
 def train(
     method: str, data: datasets.DataBundle, epsilon: float, epochs: int, ratio: float
 ) -> sparsedp.Result:
     torch.manual_seed(0)
-    by_rows = MethodOptions(active_ratio=ratio, granularity=Granularity.ROWS)
+    changes = {} if method == "dp-sgd" else {"active_ratio": ratio, "granularity": Granularity.ROWS}
     return sparsedp.fit(
         models.embedding_bag(data.input_shape, 2, vocabulary=data.vocabulary),
         data.train,
         nn.CrossEntropyLoss(reduction="none"),
-        method=method,
-        options=None if method == "dp-sgd" else by_rows,
+        method=sparsedp.get_method(method, **changes),
         epsilon=epsilon,
         delta=1e-5,
         epochs=epochs,
         batch_size=512,
         lr=16.0,
-        clip_norm=0.1,
+        max_grad_norm=0.1,
         eval_dataset=data.test,
     )
 

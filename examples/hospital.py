@@ -33,7 +33,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 from sklearn.preprocessing import normalize
 
-from sparsedp import all_methods
+from sparsedp import list_methods
 from sparsedp.sklearn import SparseDPClassifier
 from sparsedp_experiments.data import DataBundle, Split, diabetes130
 
@@ -212,7 +212,7 @@ def main() -> None:
     parser.add_argument("--markdown", action="store_true", help="print the tables as in docs/sklearn.md")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    private = [method.name for method in all_methods() if method.private]
+    private = [method.name for method in list_methods() if method.private]
     bundle = diabetes130(diagnoses="pooled", unit_norm=False)
     rows = compare(bundle, Results(options.results), private)
     titles = {

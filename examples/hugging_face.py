@@ -9,7 +9,7 @@ from peft import LoraConfig, get_peft_model
 from torch.utils.data import Dataset
 from transformers import BertConfig, BertForSequenceClassification, TrainingArguments, default_data_collator
 
-from sparsedp.integrations.transformers import SparseDPTrainer
+from sparsedp.integrations.huggingface import PrivacyArguments, SparseDPTrainer
 
 WORDS, LENGTH = 100, 12
 
@@ -55,7 +55,7 @@ def main() -> None:
         train_dataset=Sentences(600, seed=0),
         eval_dataset=Sentences(200, seed=1),
         data_collator=default_data_collator,
-        privacy={"epsilon": 8, "delta": 1e-4},
+        privacy=PrivacyArguments(epsilon=8, delta=1e-4),
     )  # fmt: skip
     trainer.train()
     loss = trainer.evaluate()["eval_loss"]

@@ -6,25 +6,32 @@ Run: python examples/own_loop.py
 import torch
 from torch import nn
 
-from sparsedp import Trainer, build_plan, datasets, held_out
-from sparsedp.batch import supervised
+from sparsedp import Trainer, held_out, plan
+from sparsedp.batch import per_sample_loss
+from sparsedp_experiments.data import digits
 
 
 def main() -> None:
-    digits = datasets.digits()
-    loss = nn.CrossEntropyLoss(reduction="none")
+    data = digits()
+    loss = nn.CrossEntropyLoss()
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 10))
-    plan = build_plan(
-        "on-topk", units=len(digits.train), batch_size=256, epochs=30, epsilon=8.0, delta=1e-5, clip_norm=1.0
+    planned = plan(
+        "on-topk",
+        units=len(data.train),
+        batch_size=256,
+        epochs=30,
+        epsilon=8.0,
+        delta=1e-5,
+        max_grad_norm=1.0,
     )
     trainer = Trainer(
         model,
-        digits.train,
+        data.train,
         loss,
-        plan=plan,
+        plan=planned,
         optimizer=lambda parameters: torch.optim.Adam(parameters, lr=0.01),
-        scheduler=lambda optimizer, steps: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps),
-        evaluate=held_out(digits.test, supervised(loss)),
+        lr_scheduler=lambda optimizer, steps: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps),
+        evaluate=held_out(data.test, per_sample_loss(loss)),
     )
     for batch in trainer:
         done = trainer.step(batch)

@@ -14,7 +14,7 @@ from opacus.accountants import PRVAccountant, RDPAccountant
 from torch import nn
 
 import sparsedp
-from sparsedp.privacy.ledger import FileLedger
+from sparsedp.privacy.ledger import Ledger
 from sparsedp_experiments import data as datasets
 from sparsedp_experiments import models
 
@@ -34,14 +34,14 @@ def train(method: str, mnist: datasets.DataBundle, epochs: int, epsilon: float, 
         epochs=epochs,
         batch_size=1024,
         eval_dataset=mnist.test,
-        out=out,
-        about=sparsedp.RunMetadata(dataset="mnist", model="mnist-cnn"),
+        run_dir=out,
+        metadata=sparsedp.RunMetadata(dataset="mnist", model="mnist-cnn"),
     )
 
 
 def counted_by_opacus(ledger: Path, delta: float) -> tuple[float, float]:
     """Epsilon of a ledger by Opacus's RDP and PRV accountants, from the file alone."""
-    blocks = FileLedger.read(ledger).blocks
+    blocks = Ledger.read(ledger).blocks
     found = []
     for accountant in (RDPAccountant(), PRVAccountant()):
         for noise, rate in dict.fromkeys((block.noise_multiplier, block.sampling_rate) for block in blocks):
@@ -68,7 +68,7 @@ def main() -> None:
             result = train(method, mnist, chosen.epochs, chosen.epsilon, out / method)
             ledger = out / method / "ledger.jsonl"
             rdp, prv = counted_by_opacus(ledger, result.delta)
-            ours_rdp, ours_pld = FileLedger.read(ledger).spent(accountant="rdp"), result.ledger.epsilon
+            ours_rdp, ours_pld = Ledger.read(ledger).spent(accountant="rdp"), result.ledger.epsilon
             print(
                 f"{method:12} {result.metrics['accuracy']:8.4f} {result.k:6d}  {ours_pld:6.3f} {prv:6.3f} "
                 f"({prv / ours_pld - 1:+.1%}) {ours_rdp:6.3f} {rdp:6.3f} ({rdp / ours_rdp - 1:+.1%})",

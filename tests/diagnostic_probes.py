@@ -3,10 +3,10 @@
 import torch
 from torch import nn
 
-from sparsedp.batch import MicroBatch, supervised
-from sparsedp.parameters import Layout
+from sparsedp.batch import MicroBatch, from_criterion
+from sparsedp.parameters import ParameterLayout
 
-LOSS = supervised(nn.CrossEntropyLoss(reduction="none"))
+LOSS = from_criterion(nn.CrossEntropyLoss(reduction="none"))
 
 
 def network(seed=0, dtype=torch.float32):
@@ -29,7 +29,7 @@ def batches(count=24, seed=1, dtype=torch.float32):
 
 
 def gradients_by_loop(model, x, y):
-    layout, found = Layout.of(model), []
+    layout, found = ParameterLayout.of(model), []
     for i in range(len(y)):
         model.zero_grad()
         LOSS(model, (x[i : i + 1], y[i : i + 1])).sum().backward()

@@ -14,7 +14,7 @@ from benchmarks.sweeps import Throughput
 from benchmarks.sweeps import measure as measure_sweep
 from benchmarks.workloads import WORKLOADS
 
-from sparsedp.parameters import Layout
+from sparsedp.parameters import ParameterLayout
 from sparsedp_experiments.models import parameter_count
 
 PARAMETERS = {"mnist-cnn": 26_010, "scatter-linear": 39_700, "scatter-cnn": 187_210, "dp-cnn": 550_570}
@@ -72,7 +72,7 @@ def test_the_models_are_the_papers(name):
 @pytest.mark.parametrize("ratio", [0.5, 0.2, 0.05, 0.01])
 @pytest.mark.parametrize("kind", ["random", "clustered"])
 def test_supports_have_the_size_they_are_named_for(kind, ratio):
-    layout = Layout.of(WORKLOADS["mnist-cnn"].model())
+    layout = ParameterLayout.of(WORKLOADS["mnist-cnn"].model())
     support = SUPPORTS[kind](layout, ratio)
     assert support.size == int(ratio * layout.dimension)
     if kind == "clustered":

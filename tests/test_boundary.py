@@ -25,7 +25,16 @@ USED_BY = {
             "retain_grad",
             "register_hook",
         },
-        {"grad_sample", "validation", "privacy", "auditing", "federated", "cli", "integrations", "private"},
+        {
+            "grad_sample",
+            "validation",
+            "privacy",
+            "auditing",
+            "federated",
+            "cli",
+            "integrations",
+            "_private_loop",
+        },
     ),
     "seal": ({"_SEAL"}, {"privacy", "testing"}),
     "noise": (

@@ -23,7 +23,7 @@ from sparsedp.diagnostics import (
 )
 from sparsedp.errors import DataError
 from sparsedp.methods import build_plan, get_method
-from sparsedp.parameters import Layout
+from sparsedp.parameters import ParameterLayout
 from sparsedp.results import StepReport
 from sparsedp.runs.run import Run
 from sparsedp_experiments.runs.execute import execute
@@ -33,7 +33,8 @@ from sparsedp_experiments.runs.settings import Settings
 def a_run(out, method="tp-topk", **more):
     return sparsedp.fit(
         network(), TensorDataset(*rows(60)), nn.CrossEntropyLoss(reduction="none"), method=method, epsilon=8.0,
-        delta=1e-3, epochs=4, batch_size=20, clip_norm=0.5, seed=3, progress=False, accountant="rdp", out=out, **more,
+        delta=1e-3, epochs=4, batch_size=20, max_grad_norm=0.5, seed=3, progress=False, accountant="rdp",
+        run_dir=out, **more,
     )  # fmt: skip
 
 
@@ -111,7 +112,7 @@ def test_the_learning_rate_of_the_bounds_counts_momentum(tmp_path, optimizer, ra
 pytestmark = pytest.mark.usefixtures("checked_once")
 
 PLAN = build_plan(
-    get_method("tp-topk"), None, units=1000, batch_size=100, epochs=10, epsilon=3.0, delta=1e-5, clip_norm=1.0,
+    get_method("tp-topk"), None, units=1000, batch_size=100, epochs=10, epsilon=3.0, delta=1e-5, max_grad_norm=1.0,
     accountant="rdp",
 )  # fmt: skip
 NOISE = PLAN.phases[-1].noise_multiplier / 100
@@ -136,10 +137,10 @@ def warm_run(out, method="tp-topk", callbacks=()):
     model = network()
     result = sparsedp.fit(
         model, TensorDataset(*rows(80)), nn.CrossEntropyLoss(reduction="none"), method=method, epsilon=8.0,
-        delta=1e-3, epochs=5, batch_size=20, clip_norm=0.5, seed=3, progress=False, accountant="rdp",
-        out=out, callbacks=callbacks,
+        delta=1e-3, epochs=5, batch_size=20, max_grad_norm=0.5, seed=3, progress=False, accountant="rdp",
+        run_dir=out, callbacks=callbacks,
     )  # fmt: skip
-    return Layout.of(model).flatten(result.model)
+    return ParameterLayout.of(model).flatten(result.model)
 
 
 @pytest.mark.parametrize("method", ["tp-topk", "dp-sgd"])
@@ -184,7 +185,7 @@ def test_a_run_that_is_not_private_has_no_noise_to_tell_of(tmp_path):
     out = tmp_path / "run"
     sparsedp.fit(
         network(), TensorDataset(*rows(80)), nn.CrossEntropyLoss(reduction="none"), method="clipped-sgd", epochs=5,
-        batch_size=20, seed=3, progress=False, out=out,
+        batch_size=20, seed=3, progress=False, run_dir=out,
     )  # fmt: skip
     with pytest.raises(DataError, match="is not private"):
         statistics_of(Run.open(out))
@@ -204,10 +205,10 @@ def resumable_run(out, callbacks=(), seed=3, resume=False):
     with pytest.raises(KeyboardInterrupt):
         sparsedp.fit(
             model, TensorDataset(*rows(80)), nn.CrossEntropyLoss(reduction="none"), method="tp-topk", epsilon=8.0,
-            delta=1e-3, epochs=30, batch_size=8, clip_norm=0.5, seed=seed, progress=False, accountant="rdp",
-            out=out, callbacks=(*callbacks, at_step(WARM_UP + 2, stop)), resume=resume,
+            delta=1e-3, epochs=30, batch_size=8, max_grad_norm=0.5, seed=seed, progress=False, accountant="rdp",
+            run_dir=out, callbacks=(*callbacks, at_step(WARM_UP + 2, stop)), resume=resume,
         )  # fmt: skip
-    return Layout.of(model).flatten(model)
+    return ParameterLayout.of(model).flatten(model)
 
 
 def at_step(step, do):
@@ -305,7 +306,7 @@ def test_a_run_that_is_not_private_leaves_no_statistics_behind(tmp_path):
     folder = tmp_path / "run"
     sparsedp.fit(
         network(), TensorDataset(*rows(80)), nn.CrossEntropyLoss(reduction="none"), method="clipped-sgd", epochs=12,
-        batch_size=8, clip_norm=0.5, seed=3, progress=False, out=folder,
+        batch_size=8, max_grad_norm=0.5, seed=3, progress=False, run_dir=folder,
     )  # fmt: skip
     assert summarize_warmup(Run.open(folder)) is None
     with pytest.raises(DataError, match="not private"):
@@ -318,16 +319,25 @@ LOSS = nn.CrossEntropyLoss(reduction="none")
 def by_fit(out):
     sparsedp.fit(
         network(), TensorDataset(*rows(60)), LOSS, method="tp-topk", epsilon=8.0, delta=1e-3, epochs=5, batch_size=20,
-        accountant="rdp", out=out, progress=False,
+        accountant="rdp", run_dir=out, progress=False,
     )  # fmt: skip
 
 
 def by_a_loop_of_ones_own(out):
     plan = build_plan(
-        "tp-topk", units=60, batch_size=20, epochs=5, epsilon=8.0, delta=1e-3, clip_norm=1.0, accountant="rdp"
+        "tp-topk",
+        units=60,
+        batch_size=20,
+        epochs=5,
+        epsilon=8.0,
+        delta=1e-3,
+        max_grad_norm=1.0,
+        accountant="rdp",
     )
     sgd = lambda parameters: torch.optim.SGD(parameters, lr=0.1)  # noqa: E731
-    trainer = sparsedp.Trainer(network(), TensorDataset(*rows(60)), LOSS, plan=plan, optimizer=sgd, out=out)
+    trainer = sparsedp.Trainer(
+        network(), TensorDataset(*rows(60)), LOSS, plan=plan, optimizer=sgd, run_dir=out
+    )
     for batch in trainer:
         trainer.step(batch)
     trainer.finish()

@@ -93,7 +93,7 @@ def test_a_command_line_is_one_the_program_takes(command):
 def _parse_with_the_command_line(arguments: list[str]) -> None:
     import typer
 
-    from sparsedp.cli.app import app
+    from sparsedp.cli import app
 
     found = typer.main.get_command(app)
     context = found.make_context("sparsedp", list(arguments), resilient_parsing=False)
@@ -184,7 +184,7 @@ def test_the_run_format_is_that_of_a_real_run(tmp_path):
         epsilon=8,
         epochs=1,
         eval_dataset=data.test,
-        out=run,
+        run_dir=run,
         progress=False,
     ).report()
     plan = json.loads((run / "plan.json").read_text())

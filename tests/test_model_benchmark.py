@@ -11,7 +11,7 @@ from benchmarks.workloads import per_sample_loss
 
 from sparsedp.batch import MicroBatch
 from sparsedp.clipping import FlatClip
-from sparsedp.grad_sample import BookkeepingEngine, Query
+from sparsedp.grad_sample import BookKeepingEngine, ClippedSumQuery
 
 
 @pytest.mark.nightly
@@ -20,8 +20,8 @@ def test_no_model_leaves_the_fast_path(name):
     if (reason := why_not(name)) is not None:
         pytest.skip(reason)
     workload = MODELS[name]
-    engine = BookkeepingEngine(workload.model(), per_sample_loss)
-    query = Query(support_of("clustered", engine.layout, 0.02), FlatClip(1.0))
+    engine = BookKeepingEngine(workload.model(), per_sample_loss)
+    query = ClippedSumQuery(support_of("clustered", engine.layout, 0.02), FlatClip(1.0))
     total = engine.clipped_sum([MicroBatch(workload.batch(2))], query)
     assert bool(total.isfinite().all())
     assert 0 < float(total.norm()) <= 2

@@ -19,7 +19,7 @@ from benchmarks.tables import (
     with_dimension,
 )
 
-from sparsedp.parameters import Layout
+from sparsedp.parameters import ParameterLayout
 
 
 @pytest.mark.nightly
@@ -45,7 +45,7 @@ def test_frequent_rows_are_those_of_the_most_frequent_words_and_the_head(rows):
     ids, _ = workload.batch()
     common = torch.bincount(ids.reshape(-1), minlength=rows).topk(5).indices
     with torch.device("meta"):
-        layout = Layout.of(workload.model())
+        layout = ParameterLayout.of(workload.model())
     support = frequent_rows(layout, 100)
     assert support.size == 100 * WIDTH + 2 * WIDTH + 2
     assert all(int(row) * WIDTH in support for row in common)

@@ -15,7 +15,7 @@ from torch.utils.data import Subset
 import sparsedp
 from sparsedp.batch import per_sample_loss
 from sparsedp.federated import Client, FederatedTrainer, LocalSGD
-from sparsedp.flower import client_app, server_app
+from sparsedp.integrations.flower import client_app, server_app
 from sparsedp_experiments import data as datasets
 
 LOSS = nn.CrossEntropyLoss(reduction="none")
@@ -41,10 +41,10 @@ def make_client(context: Context) -> Client:
 def make_trainer(context: Context) -> FederatedTrainer:
     config = {**DEFAULTS, **context.run_config}
     clients, a_round = int(config["clients"]), int(config["clients-a-round"])
-    plan = sparsedp.build_plan(
+    plan = sparsedp.plan(
         str(config["method"]),
         units=clients,
-        unit="client",
+        unit_name="client",
         batch_size=a_round,
         epochs=max(1, round(int(config["rounds"]) * a_round / clients)),
         epsilon=float(config["epsilon"]),
@@ -55,9 +55,9 @@ def make_trainer(context: Context) -> FederatedTrainer:
         plan=plan,
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.5, momentum=0.9),
         evaluate=sparsedp.held_out(datasets.digits().test, per_sample_loss(LOSS)),
-        out=str(config["out"]) or None,
+        run_dir=str(config["out"]) or None,
         callbacks=[show],
-        about=sparsedp.RunMetadata(dataset="digits", model="linear"),
+        metadata=sparsedp.RunMetadata(dataset="digits", model="linear"),
     )
 
 

@@ -1,6 +1,6 @@
 """`python -m sparsedp_experiments`."""
 
-from sparsedp_experiments.cli.app import main
+from sparsedp_experiments.runs.cli import main
 
 if __name__ == "__main__":
     main()

@@ -1,8 +1,8 @@
 """Coordinate-sparse differentially private training for PyTorch.
 
-`fit` trains a model in one call, `make_private` makes a loop of your own private, `Trainer` is the loop's inside,
-`all_methods()` lists the choices, `audit` attacks what `fit` would run, `write_report` makes a page of a run,
-`sparsedp.sklearn.SparseDPClassifier` is for tables.
+`fit` trains a model in one call, `make_private` makes a loop of your own private, `plan` says what a run would
+cost, `Trainer` is the loop's inside, `list_methods()` lists the choices, `audit` attacks what `fit` would run,
+`write_report` makes a page of a run, `sparsedp.sklearn.SparseDPClassifier` is for tables.
 Names are loaded when they are first used, so that importing this package costs next to nothing.
 """
 
@@ -22,11 +22,12 @@ if TYPE_CHECKING:
     from sparsedp.errors import SparseDPError as SparseDPError
     from sparsedp.evaluation import held_out as held_out
     from sparsedp.grad_sample.buffers import keep_freed_memory as keep_freed_memory
-    from sparsedp.loading import Loading as Loading
-    from sparsedp.methods import MethodOptions as MethodOptions
-    from sparsedp.methods import all_methods as all_methods
-    from sparsedp.methods import build_plan as build_plan
+    from sparsedp.loading import DataConfig as DataConfig
     from sparsedp.methods import get_method as get_method
+    from sparsedp.methods import list_methods as list_methods
+    from sparsedp.methods import register_method as register_method
+    from sparsedp.methods.method import Method as Method
+    from sparsedp.methods.plan_config import plan as plan
     from sparsedp.parameters import Support as Support
     from sparsedp.privacy.normalization import PrivateNormalisation as PrivateNormalisation
     from sparsedp.private_training import make_private as make_private
@@ -50,8 +51,8 @@ _HOMES = {
     "AuditResult": "sparsedp.auditing",
     "DataError": "sparsedp.errors",
     "EpochMetrics": "sparsedp.runs.record",
-    "Loading": "sparsedp.loading",
-    "MethodOptions": "sparsedp.methods",
+    "DataConfig": "sparsedp.loading",
+    "Method": "sparsedp.methods.method",
     "ModelError": "sparsedp.errors",
     "Normalised": "sparsedp.training.normalization",
     "PerExampleLoss": "sparsedp.batch",
@@ -64,9 +65,10 @@ _HOMES = {
     "Support": "sparsedp.parameters",
     "Trainer": "sparsedp.training.trainer",
     "Verification": "sparsedp.runs.verify",
-    "all_methods": "sparsedp.methods",
-    "audit": "sparsedp.auditing",
-    "build_plan": "sparsedp.methods",
+    "list_methods": "sparsedp.methods",
+    "audit": "sparsedp.auditing.audit",
+    "plan": "sparsedp.methods.plan_config",
+    "register_method": "sparsedp.methods",
     "extract_features": "sparsedp.training.data",
     "fit": "sparsedp.training.fit",
     "get_method": "sparsedp.methods",
@@ -78,7 +80,7 @@ _HOMES = {
     "write_report": "sparsedp.report",
 }
 
-_PACKAGES = ("datasets", "models", "sklearn")
+_PACKAGES = ("sklearn",)
 
 __all__ = sorted(_HOMES)
 

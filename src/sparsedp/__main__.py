@@ -1,5 +1,16 @@
-"""`python -m sparsedp`, and so `torchrun -m sparsedp`."""
+"""The entry point: `sparsedp`, `python -m sparsedp`."""
 
-from sparsedp.cli import main
+import sys
 
-main()
+
+def main() -> None:
+    """Run the command line; Ctrl-C before there is anything to stop ends it without a word."""
+    try:
+        from sparsedp import cli
+    except KeyboardInterrupt:
+        sys.exit(130)
+    cli.main()
+
+
+if __name__ == "__main__":
+    main()

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
-from sparsedp.batch import PerExampleLoss, Rows, join_rows, tensors_of, to_device
+from sparsedp.batch import Batch, PerExampleLoss, concat_batches, tensors_of, to_device
 from sparsedp.errors import ModelError, PrivacyError, SparseDPError
-from sparsedp.randomness import own_generators
+from sparsedp.randomness import fork_generators
 from sparsedp.results import Result, StepReport
 from sparsedp.sampling import LogicalBatch
 from sparsedp.training.trainer import Trainer
@@ -38,7 +38,7 @@ class Loop:
         the step is taken, and nothing else.
     """
 
-    def __init__(self, trainer: Trainer, criterion: Any, no_rows: Rows) -> None:
+    def __init__(self, trainer: Trainer, criterion: Any, no_rows: Batch) -> None:
         self.trainer, self.criterion, self.model = trainer, criterion, trainer.model
         self._no_rows = no_rows
         self._parameters = {
@@ -47,7 +47,7 @@ class Loop:
         self._placeholders = {name: RefusedGradient(p) for name, (p, _, _) in self._parameters.items()}
         self._drawn: Iterator[LogicalBatch] | None = None
         self._batch: LogicalBatch | None = None
-        self._rows: Rows = None
+        self._rows: Batch = None
         self._versions: list[int] = []
         self._next, self._failed = "forward", False
 
@@ -61,7 +61,7 @@ class Loop:
         """The epoch at work, from 0."""
         return bisect_right(self.trainer.plan.epoch_ends(), self.trainer.position)
 
-    def batches(self) -> Iterator[Rows]:
+    def batches(self) -> Iterator[Batch]:
         """The batches of the epoch at work."""
         if self.finished:
             raise SparseDPError(
@@ -198,12 +198,12 @@ class Loop:
                 "noise. Evaluate on held-out data"
             )
 
-    def _copied(self, batch: LogicalBatch) -> Rows:
+    def _copied(self, batch: LogicalBatch) -> Batch:
         """The batch's rows for the loop to hold: writing to them does not reach the step."""
         device = next(self.model.parameters()).device
-        with own_generators(batch.secret.seed(), device):
+        with fork_generators(batch.secret.seed(), device):
             loaded = [micro.rows for micro in batch.load_ahead()]
-        rows = join_rows(loaded) if loaded else self._no_rows
+        rows = concat_batches(loaded) if loaded else self._no_rows
         return to_device(pytree.tree_map_only(Tensor, torch.clone, rows), device)
 
     def _shares_memory(self, values: object) -> bool:
@@ -366,7 +366,7 @@ class RefusedGradient(Tensor):
 
     @staticmethod
     def __new__(cls: Any, parameter: Tensor) -> RefusedGradient:
-        made: RefusedGradient = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        made: RefusedGradient = Tensor._make_wrapper_subclass(
             cls, parameter.shape, strides=parameter.stride(), dtype=parameter.dtype, device=parameter.device
         )
         return made
@@ -542,7 +542,7 @@ class PrivateLoader:
     def __init__(self, loop: Loop, dataset: Any) -> None:
         self._loop, self.dataset = loop, dataset
 
-    def __iter__(self) -> Iterator[Rows]:
+    def __iter__(self) -> Iterator[Batch]:
         return self._loop.batches()
 
     def __len__(self) -> int:

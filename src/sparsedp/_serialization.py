@@ -170,3 +170,33 @@ def _hints(hint: Any) -> dict[str, Any]:
 def _wrong(hint: Any, value: Json, where: str) -> DataError:
     name = getattr(hint, "__name__", str(hint)) if not typing.get_origin(hint) else str(hint)
     return DataError(f"{where}: got {value!r}, expected {name}")
+
+
+def plain_json(value: Json) -> Json:
+    """The value as it is when it has been written and read again: tuples are lists."""
+    return json.loads(json.dumps(value))
+
+
+def json_equal(one: Json, other: Json) -> bool:
+    """Whether two JSON values have one text."""
+    return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
+
+
+def json_diff(one: Json, other: Json, name: str = "") -> Iterator[tuple[str, Json, Json]]:
+    """Yield where two JSON values differ, by dotted names, and what stands there."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        pairs = [(key, one.get(key), other.get(key)) for key in dict.fromkeys([*one, *other])]
+    elif isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
+        pairs = [(str(i), old, new) for i, (old, new) in enumerate(zip(one, other, strict=True))]
+    else:
+        if not json_equal(one, other):
+            yield name, one, other
+        return
+    for key, old, new in pairs:
+        yield from json_diff(old, new, f"{name}.{key}" if name else key)
+
+
+def short(value: Json) -> str:
+    """Write a JSON value in at most sixty characters."""
+    text = json.dumps(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,4 +1,4 @@
-"""Checks and exact conversions of single values: shares of a count, bounds as printed, ids of privacy units."""
+"""Checks and exact conversions of single values: shares of a count, numbers as printed, ids of privacy units."""
 
 from __future__ import annotations
 
@@ -41,6 +41,39 @@ def rounded_up(bound: float, digits: int = 4) -> str:
         return f"{bound:g}"
     up = Context(prec=digits, rounding=ROUND_CEILING).plus(Decimal(repr(bound)))
     return f"{float(up):.{max(digits, 6)}g}"
+
+
+NONE = "–"
+"""No number, as printed."""
+
+
+def count(value: float) -> str:
+    """A whole number with its thousands apart."""
+    return f"{round(value):,}"
+
+
+def percent(share: float, digits: int = 1) -> str:
+    """A share as a percentage."""
+    return f"{100 * share:.{digits}f}\u00a0%"
+
+
+def significant(value: float, digits: int = 3) -> str:
+    """A number to some significant digits; small and large ones with a short exponent.
+
+    >>> significant(0.00001), significant(1.36449), significant(20480.0)
+    ('1e-5', '1.36', '20,480')
+    """
+    if not math.isfinite(value):
+        return "∞" if value > 0 else "-∞"
+    if value and not 1e-3 <= abs(value) < 1e6:
+        mantissa, exponent = f"{value:.{digits - 1}e}".split("e")
+        return f"{mantissa.rstrip('0').rstrip('.') if '.' in mantissa else mantissa}e{int(exponent)}"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.{digits}g}"
+
+
+def epsilon_text(value: float | None) -> str:
+    """An epsilon, never less than it is; None is no bound at all."""
+    return "∞" if value is None or not math.isfinite(value) else rounded_up(value)
 
 
 _MISSING = ("", "nan", "NaN", "None", "NaT", "<NA>")

@@ -15,10 +15,10 @@ from torch.utils import _pytree as pytree
 
 from sparsedp.errors import DataError, SparseDPError
 
-Rows = Any
+Batch = Any
 """Tensors, or a tuple, list or dict of tensors, all with one leading axis of rows."""
 
-PerSampleLoss = Callable[[Callable[..., Any], Rows], Tensor]
+LossFunction = Callable[[Callable[..., Any], Batch], Tensor]
 """`loss(model, rows)`: calls the model and returns one loss per row."""
 
 
@@ -31,12 +31,12 @@ class MicroBatch:
     that what the model draws for these rows follows from; without it the global generators go on.
     """
 
-    rows: Rows
+    rows: Batch
     units: Tensor | None = None
     seed: bytes | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        size = row_count(self.rows)
+        size = example_count(self.rows)
         if self.units is None:
             return
         units = self.units
@@ -52,23 +52,30 @@ class MicroBatch:
                 )
 
     @property
-    def row_count(self) -> int:
+    def example_count(self) -> int:
         """Number of rows."""
-        return row_count(self.rows)
+        return example_count(self.rows)
 
 
-def tensors_of(rows: Rows) -> list[Tensor]:
+def tensors_of(rows: Batch) -> list[Tensor]:
     """All tensors of a batch; of the usual pair in a fraction of the time that any tree takes."""
     if type(rows) is tuple and all(isinstance(leaf, Tensor) for leaf in rows):
         return list(rows)
     return [leaf for leaf in pytree.tree_leaves(rows) if isinstance(leaf, Tensor)]
 
 
-def row_count(rows: Rows) -> int:
+def example_count(rows: Batch) -> int:
     """The common leading length of all tensors in a batch."""
     leaves = tensors_of(rows)
     if not leaves:
         raise DataError("a batch holds no tensor; give tensors, or a tuple, list or dict of tensors")
+    if not (type(rows) is tuple and len(leaves) == len(rows)):
+        for leaf in pytree.tree_leaves(rows):
+            if not isinstance(leaf, (Tensor, bool, int, float, str, type(None))):
+                raise DataError(
+                    f"a batch holds a {type(leaf).__name__}, which cannot be taken apart by example; give tensors, "
+                    "or a tuple, list or dict of tensors (of an array: torch.as_tensor, of a BatchEncoding: dict)"
+                )
     counts = {leaf.shape[0] if leaf.dim() else None for leaf in leaves}
     if len(counts) != 1 or None in counts:
         shapes = [tuple(leaf.shape) for leaf in leaves]
@@ -76,12 +83,12 @@ def row_count(rows: Rows) -> int:
     return int(leaves[0].shape[0])
 
 
-def select_rows(rows: Rows, span: slice) -> Rows:
+def slice_batch(rows: Batch, span: slice) -> Batch:
     """A slice of rows of every tensor of a batch."""
     return pytree.tree_map_only(Tensor, lambda leaf: leaf[span], rows)
 
 
-def join_rows(parts: Sequence[Rows]) -> Rows:
+def concat_batches(parts: Sequence[Batch]) -> Batch:
     """All rows of some parts of a batch, one part after the other; what is no tensor is the first's."""
 
     def joined(*leaves: Any) -> Any:
@@ -90,21 +97,21 @@ def join_rows(parts: Sequence[Rows]) -> Rows:
     return pytree.tree_map(joined, *parts)
 
 
-def to_device(rows: Rows, device: torch.device) -> Rows:
+def to_device(rows: Batch, device: torch.device) -> Batch:
     """Every tensor of a batch on `device`."""
     if all(leaf.device == device for leaf in tensors_of(rows)):
         return rows
     return pytree.tree_map_only(Tensor, lambda leaf: leaf.to(device), rows)
 
 
-def supervised(criterion: Callable[[Any, Tensor], Tensor]) -> PerSampleLoss:
+def from_criterion(criterion: Callable[[Any, Tensor], Tensor]) -> LossFunction:
     """A per-example loss from a criterion on (output, target) that keeps one loss per example."""
 
-    def loss(model: Callable[..., Any], rows: Rows) -> Tensor:
+    def loss(model: Callable[..., Any], rows: Batch) -> Tensor:
         if not isinstance(rows, (tuple, list)) or len(rows) != 2:
             raise DataError(
                 f"got a batch of type {type(rows).__name__}, expected (inputs, targets); "
-                "for other data pass loss_fn=PerExampleLoss(lambda model, rows: ...)"
+                "for other data pass criterion=PerExampleLoss(lambda model, batch: ...)"
             )
         inputs, targets = rows
         output = model(inputs)
@@ -148,27 +155,27 @@ class PerExampleLoss:
     PerExampleLoss(loss=...)
     """
 
-    loss: PerSampleLoss
+    loss: LossFunction
 
-    def __call__(self, model: Callable[..., Any], batch: Rows) -> Tensor:
+    def __call__(self, model: Callable[..., Any], batch: Batch) -> Tensor:
         """One loss per example of a batch."""
         return self.loss(model, batch)
 
 
-def per_sample_loss(loss_fn: Callable[[Any, Tensor], Tensor] | PerExampleLoss) -> PerSampleLoss:
+def per_sample_loss(criterion: Callable[[Any, Tensor], Tensor] | PerExampleLoss) -> LossFunction:
     """The per-example loss a user means: `PerExampleLoss` as it is, a criterion taken apart by `unreduced`."""
-    if isinstance(loss_fn, PerExampleLoss):
-        return loss_fn.loss
-    if isinstance(loss_fn, type):
+    if isinstance(criterion, PerExampleLoss):
+        return criterion.loss
+    if isinstance(criterion, type):
         raise SparseDPError(
-            f"loss_fn: got the class {loss_fn.__name__}, expected an instance: {loss_fn.__name__}()"
+            f"criterion: got the class {criterion.__name__}, expected an instance: {criterion.__name__}()"
         )
-    if not callable(loss_fn):
+    if not callable(criterion):
         raise SparseDPError(
-            f"loss_fn: got {loss_fn!r}, expected a criterion on (output, target), such as nn.CrossEntropyLoss(), or "
-            "PerExampleLoss(lambda model, batch: ...)"
+            f"criterion: got {criterion!r}, expected a criterion on (output, target), such as nn.CrossEntropyLoss(), "
+            "or PerExampleLoss(lambda model, batch: ...)"
         )
-    return supervised(unreduced(loss_fn))
+    return from_criterion(unreduced(criterion))
 
 
 _OVER_AN_EXAMPLE = {"none": torch.mean, "mean": torch.mean, "sum": torch.sum, "batchmean": torch.sum}
@@ -189,8 +196,8 @@ def unreduced(criterion: Callable[[Any, Tensor], Tensor]) -> Callable[[Any, Tens
     reduction = _reduction_of(criterion)
     if reduction not in _OVER_AN_EXAMPLE:
         raise SparseDPError(
-            f"loss_fn: got reduction={reduction!r}, expected 'mean', 'sum' or 'none': gradients are clipped example "
-            "by example, so the loss of one example must be told from the batch's. Give "
+            f"criterion: got reduction={reduction!r}, expected 'mean', 'sum' or 'none': gradients are clipped "
+            "example by example, so the loss of one example must be told from the batch's. Give "
             "PerExampleLoss(lambda model, batch: ...)"
         )
     keeping: Any = criterion
@@ -228,13 +235,13 @@ def _refuse_broadcast(losses: Tensor, output: Any, target: Any) -> None:
         return
     if losses.numel() > max(output.numel(), target.numel()):
         raise SparseDPError(
-            f"loss_fn: got outputs of {output.dim()} axes and targets of {target.dim()}, which are broadcast against "
-            "each other, so that every example is compared with every target. Give both the same shape, such as "
-            "output.squeeze(1) in the model's forward, or targets of shape (1,) in the data set"
+            f"criterion: got outputs of {output.dim()} axes and targets of {target.dim()}, which are broadcast "
+            "against each other, so that every example is compared with every target. Give both the same shape, such "
+            "as output.squeeze(1) in the model's forward, or targets of shape (1,) in the data set"
         )
 
 
-def check_losses(losses: Tensor, rows: int) -> Tensor:
+def validate_losses(losses: Tensor, rows: int) -> Tensor:
     """Refuse a loss that is not one number per row, and say how to fix it."""
     if not isinstance(losses, Tensor):
         raise SparseDPError(

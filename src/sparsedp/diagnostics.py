@@ -22,7 +22,7 @@ from sparsedp.methods.method import WARM_UP
 from sparsedp.methods.ranking import part_sizes
 from sparsedp.methods.support_scheduler import noise_on_mean
 from sparsedp.methods.warmup import MINIMUM_WARMUP, MOST_COORDINATES, observed_phase, observed_steps
-from sparsedp.parameters import Layout, Support
+from sparsedp.parameters import ParameterLayout, Support
 from sparsedp.privacy.plan import Plan
 from sparsedp.runs.run import Run
 from sparsedp.runs.snapshots import read_snapshots
@@ -434,7 +434,7 @@ class LayerShare:
         return self.active / self.size if self.size else 0.0
 
 
-def support_per_layer(support: Support, layout: Layout) -> tuple[LayerShare, ...]:
+def support_per_layer(support: Support, layout: ParameterLayout) -> tuple[LayerShare, ...]:
     """How many coordinates of each parameter are active."""
     masks = support.per_parameter(layout)
     return tuple(LayerShare(slot.name, slot.size, int(masks[slot.name].sum())) for slot in layout)
@@ -567,7 +567,7 @@ def _overlaps(
             yield f"step {before.step}", f"step {after.step}", overlap(before.support, after.support)
 
 
-def _noise(view: RunView, layout: Layout) -> NoiseFacts:
+def _noise(view: RunView, layout: ParameterLayout) -> NoiseFacts:
     phase, k, d = view.plan.phases[-1], view.support.size, view.support.dimension
     nu = noise_on_mean(view.plan, phase)
     clipped = phase.clip_norm is not None and phase.noise_multiplier > 0

@@ -12,19 +12,19 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, Subset, TensorDataset
 
-from sparsedp.batch import PerSampleLoss, Rows, check_losses, row_count, to_device
+from sparsedp.batch import Batch, LossFunction, example_count, to_device, validate_losses
 from sparsedp.errors import DataError, PrivacyError
 from sparsedp.loading import rows_in_order
 
 _AIMING_AT_THE_TARGET = (nn.BCELoss, nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss)
 
 
-def threshold_of(loss_fn: object) -> float:
+def threshold_of(criterion: object) -> float:
     """Where one output a row decides for class 1: halfway for losses that pull it to the target itself, else 0.
 
     **Edge cases.** A function says nothing of what it takes, so its outputs are taken for logits.
     """
-    return 0.5 if isinstance(loss_fn, _AIMING_AT_THE_TARGET) else 0.0
+    return 0.5 if isinstance(criterion, _AIMING_AT_THE_TARGET) else 0.0
 
 
 def classification_metrics(outputs: Tensor, targets: Tensor, threshold: float = 0.0) -> dict[str, float]:
@@ -87,10 +87,10 @@ Evaluator = Callable[[nn.Module], Metrics]
 
 def held_out(
     dataset: Dataset[Any],
-    loss: PerSampleLoss,
+    loss: LossFunction,
     *,
     batch_size: int = 1024,
-    collate: Callable[[list[Any]], Rows] | None = None,
+    collate_fn: Callable[[list[Any]], Batch] | None = None,
     threshold: float = 0.0,
     metrics: MetricFunctions | None = None,
 ) -> Evaluator:
@@ -103,24 +103,24 @@ def held_out(
         dataset: the held-out rows.
         loss: one loss per row; it is given the model itself.
         batch_size: rows at once.
-        collate: as for `fit`.
+        collate_fn: as for `fit`.
         threshold: where a model with one output a row decides for class 1: 0 for logits, see `threshold_of`.
         metrics: further numbers by name, each a function of all outputs and all targets.
     """
     size = len(cast("Any", dataset))
     if size == 0:
         raise DataError("eval_dataset is empty; give at least one row, or None")
-    score: PerSampleLoss = getattr(loss, "on_held_out", loss)
+    score: LossFunction = getattr(loss, "on_held_out", loss)
 
     @torch.no_grad()
     def evaluate(model: nn.Module) -> Metrics:
         total = 0.0
         outputs: list[Tensor] = []
         targets: list[Tensor] = []
-        for rows in rows_in_order(dataset, size, batch_size, collate):
+        for rows in rows_in_order(dataset, size, batch_size, collate_fn):
             rows = to_device(rows, next(model.parameters()).device)
             with _watching(model) as returned:
-                total += float(check_losses(score(model, rows), row_count(rows)).double().sum())
+                total += float(validate_losses(score(model, rows), example_count(rows)).double().sum())
             target = _class_targets(rows)
             output = getattr(returned[0], "logits", returned[0]) if returned else None
             if target is not None and isinstance(output, Tensor):
@@ -174,14 +174,14 @@ def _watching(model: nn.Module) -> Iterator[list[Any]]:
         watch.remove()
 
 
-def _class_targets(rows: Rows) -> Tensor | None:
+def _class_targets(rows: Batch) -> Tensor | None:
     """The second of a pair, or what a dictionary calls its labels: one number a row."""
     found = None
     if isinstance(rows, (tuple, list)) and len(rows) == 2:
         found = rows[1]
     elif isinstance(rows, Mapping):
         found = next((rows[name] for name in TARGET_NAMES if name in rows), None)
-    return found if isinstance(found, Tensor) and found.numel() == row_count(rows) else None
+    return found if isinstance(found, Tensor) and found.numel() == example_count(rows) else None
 
 
 _MOST_WORK = 1_000_000

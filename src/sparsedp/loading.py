@@ -13,13 +13,13 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
-from sparsedp.batch import Rows, join_rows, row_count
+from sparsedp.batch import Batch, concat_batches, example_count
 from sparsedp.errors import DataError, PrivacyError
-from sparsedp.randomness import GeneratorWatch, StepSecret, seed_generators
+from sparsedp.randomness import GeneratorMonitor, StepKey, seed_generators
 
 Indices = npt.NDArray[np.int64]
 
-Collate = Callable[[list[Any]], Rows]
+Collate = Callable[[list[Any]], Batch]
 """Makes a batch of items of a data set, as in a `DataLoader`."""
 
 _CPU = torch.device("cpu")
@@ -29,12 +29,12 @@ _CPU = torch.device("cpu")
 class BatchFetch(Protocol):
     """A data set that can gather many rows at once."""
 
-    def rows_at(self, indices: Tensor) -> Rows:
+    def rows_at(self, indices: Tensor) -> Batch:
         """The rows at these indices, already stacked."""
         ...
 
 
-def fetch_rows(dataset: Dataset[Any], indices: Indices, collate: Collate | None) -> Rows:
+def fetch_rows(dataset: Dataset[Any], indices: Indices, collate: Collate | None) -> Batch:
     """The rows at these indices as one batch.
 
     Items go through the user's `collate` if there is one; without it rows are gathered at once where that works.
@@ -48,27 +48,28 @@ def fetch_rows(dataset: Dataset[Any], indices: Indices, collate: Collate | None)
 
 
 @final
-class Fetcher:
+class RowLoader:
     """Fetches rows for training, each with random numbers of its own.
 
     Rows are fetched together. If that draws from a global generator (of torch, NumPy or Python), they are fetched
     again, from then on always, one by one, with all three seeded by the step's secret and the row's index.
 
-    **Privacy.** What one row draws does not depend on which others are fetched, in what order or by which process.
+    Formal guarantees:
+        What one row draws does not depend on which others are fetched, in what order or by which process.
     """
 
     def __init__(self, dataset: Dataset[Any], collate: Collate | None) -> None:
         self._dataset, self._collate = dataset, collate
         self._draws = False
 
-    def __call__(self, indices: Indices, secret: StepSecret) -> Rows:
+    def __call__(self, indices: Indices, secret: StepKey) -> Batch:
         """The rows at these indices as one batch.
 
         Raises:
             PrivacyError: `collate` draws random numbers.
         """
         if not self._draws:
-            watch = GeneratorWatch(_CPU)
+            watch = GeneratorMonitor(_CPU)
             rows = fetch_rows(self._dataset, indices, self._collate)
             if watch.moved() is None:
                 return rows
@@ -78,15 +79,15 @@ class Fetcher:
         finally:
             seed_generators(secret.seed(), _CPU)
 
-    def _one_by_one(self, indices: Indices, secret: StepSecret) -> Rows:
+    def _one_by_one(self, indices: Indices, secret: StepKey) -> Batch:
         gathers = self._collate is None and isinstance(self._dataset, BatchFetch)
         found = []
         for i in indices:
             seed_generators(secret.seed(int(i)), _CPU)
             found.append(fetch_rows(self._dataset, np.array([i]), None) if gathers else self._dataset[int(i)])
         if gathers:
-            return join_rows(found)
-        watch = GeneratorWatch(_CPU)
+            return concat_batches(found)
+        watch = GeneratorMonitor(_CPU)
         rows = (self._collate or default_collate)(found)
         if watch.moved() is not None:
             raise PrivacyError(
@@ -98,32 +99,32 @@ class Fetcher:
 
 def rows_in_order(
     dataset: Dataset[Any], size: int, batch_size: int, collate: Collate | None
-) -> Iterator[Rows]:
+) -> Iterator[Batch]:
     """The first `size` rows of a data set, batch by batch, without drawing from any generator."""
     for start in range(0, size, batch_size):
         yield fetch_rows(dataset, np.arange(start, min(start + batch_size, size)), collate)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Loading:
+class DataConfig:
     """How rows become batches.
 
     Attributes:
-        units: the unit each row belongs to; without it each row is one.
+        unit_ids: the unit each row belongs to; without it each row is one.
         rows_per_unit: how many rows of a sampled unit are drawn; their mean gradient is clipped once.
         max_physical_batch: most rows loaded at once; changes nothing but memory.
-        workers: loading processes. What a random augmentation draws for a row is the same with any number.
-        collate: makes a batch of items of the data set, as in a `DataLoader`. Each row from its own item alone: pad
-            to one fixed length, never to the longest of the batch.
+        num_workers: loading processes. What a random augmentation draws for a row is the same with any number.
+        collate_fn: makes a batch of items of the data set, as in a `DataLoader`. Each row from its own item alone:
+            pad to one fixed length, never to the longest of the batch.
         sharded: in a run of several processes, each gives its own rows, and no other process has them. Without it
             each gives all rows. How many units all have together is public.
     """
 
-    units: Tensor | Sequence[int] | None = None
+    unit_ids: Tensor | Sequence[int] | None = None
     rows_per_unit: int = 1
     max_physical_batch: int | None = None
-    workers: int = 0
-    collate: Collate | None = None
+    num_workers: int = 0
+    collate_fn: Collate | None = None
     sharded: bool = False
 
 
@@ -131,25 +132,26 @@ Signature = tuple[Any, ...]
 
 
 @final
-class FixedShapes:
+class ShapeValidator:
     """Remembers what the first batch looks like, and refuses a batch that looks different.
 
-    **Privacy.** Rows padded to the longest of their batch make a sample's gradient depend on its neighbours: one long
-    record changes all the others' gradients, and clipping each bounds nothing. Lengths are private, so no message
-    tells one.
+    Formal guarantees:
+        Rows padded to the longest of their batch make a sample's gradient depend on its neighbours: one long record
+        changes all the others' gradients, and clipping each bounds nothing. Lengths are private, so no message tells
+        one.
     """
 
     def __init__(self) -> None:
         self._signature: Signature | None = None
 
-    def check(self, rows: Rows, count: int) -> None:
+    def check(self, rows: Batch, count: int) -> None:
         """Refuse a batch made of `count` items that has another number of rows, or other shapes than the first.
 
         Raises:
             DataError: not one row for each item.
             PrivacyError: the shapes differ.
         """
-        if row_count(rows) != count:
+        if example_count(rows) != count:
             raise DataError(
                 "a batch has another number of rows than items were asked for, and each row is clipped on its own; "
                 "make exactly one row of each item"
@@ -165,11 +167,11 @@ class FixedShapes:
             )
 
 
-def signature_of(rows: Rows) -> Signature:
-    """Shape of a row and type of every tensor, and every plain number, which would be common to all rows."""
+def signature_of(rows: Batch) -> Signature:
+    """Shape of a row and type of every tensor, and every plain number and text, which would be common to all rows."""
     leaves = pytree.tree_leaves(rows)
     return tuple(
         (tuple(leaf.shape[1:]), leaf.dtype) if isinstance(leaf, Tensor) else leaf
         for leaf in leaves
-        if isinstance(leaf, (Tensor, bool, int, float))
+        if isinstance(leaf, (Tensor, bool, int, float, str))
     )

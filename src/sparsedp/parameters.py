@@ -1,4 +1,4 @@
-"""Flat coordinates of a model (`Layout`), and sets of them (`Support`)."""
+"""Flat coordinates of a model (`ParameterLayout`), and sets of them (`Support`)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sparsedp.errors import ModelError, SparseDPError
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class ParameterSlice:
     """One trainable parameter's place in the flat vector.
 
     `table` is True for the weight of an `nn.Embedding` or `nn.EmbeddingBag`: rows that inputs name. `norm` is True
@@ -40,23 +40,23 @@ class Slot:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class ParameterLayout:
     """Flat index <-> named parameter, for the trainable parameters of a model, in definition order.
 
     A tied parameter appears once, under its first name.
     """
 
-    slots: tuple[Slot, ...]
+    slots: tuple[ParameterSlice, ...]
 
     @classmethod
-    def of(cls, model: nn.Module) -> Layout:
+    def of(cls, model: nn.Module) -> ParameterLayout:
         """The layout of a model's trainable parameters.
 
         Raises:
             ModelError: the model has no trainable parameter, a non-floating or an uninitialised one, or its
                 trainable parameters are on several devices.
         """
-        slots: list[Slot] = []
+        slots: list[ParameterSlice] = []
         devices: dict[torch.device, str] = {}
         offset = 0
         tables = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)}
@@ -78,7 +78,9 @@ class Layout:
                 )
             devices.setdefault(parameter.device, name)
             slots.append(
-                Slot(name, tuple(parameter.shape), offset, id(parameter) in tables, id(parameter) in norms)
+                ParameterSlice(
+                    name, tuple(parameter.shape), offset, id(parameter) in tables, id(parameter) in norms
+                )
             )
             offset += parameter.numel()
         if offset == 0:
@@ -96,10 +98,10 @@ class Layout:
         last = self.slots[-1]
         return last.offset + last.size
 
-    def __iter__(self) -> Iterator[Slot]:
+    def __iter__(self) -> Iterator[ParameterSlice]:
         return iter(self.slots)
 
-    def slot(self, name: str) -> Slot:
+    def slot(self, name: str) -> ParameterSlice:
         """The slot of a parameter by name."""
         for slot in self.slots:
             if slot.name == name:
@@ -285,13 +287,13 @@ class Support:
         out[self._on(values.device)] = values
         return out
 
-    def per_parameter(self, layout: Layout, device: torch.device | str = "cpu") -> dict[str, Tensor]:
+    def per_parameter(self, layout: ParameterLayout, device: torch.device | str = "cpu") -> dict[str, Tensor]:
         """One boolean mask per parameter, in the parameter's shape."""
         self._check_layout(layout)
         mask = self.mask(device)
         return {slot.name: mask[slot.span].reshape(slot.shape) for slot in layout}
 
-    def split(self, layout: Layout) -> dict[str, Tensor]:
+    def split(self, layout: ParameterLayout) -> dict[str, Tensor]:
         """The active places inside each parameter, as sorted flat positions: costs k, not d."""
         self._check_layout(layout)
         if self.is_full:
@@ -302,7 +304,7 @@ class Support:
             slot.name: self._indices[bounds[i] : bounds[i + 1]] - slot.offset for i, slot in enumerate(layout)
         }
 
-    def inputs(self, layout: Layout, features: int) -> list[int]:
+    def inputs(self, layout: ParameterLayout, features: int) -> list[int]:
         """The inputs that an active coordinate of the first layer on so many features multiplies, in order."""
         first = next(slot for slot in layout if len(slot.shape) == 2 and slot.shape[1] == features)
         return [int(place) for place in torch.unique(self.split(layout)[first.name] % features)]
@@ -329,7 +331,7 @@ class Support:
             return Support.full(self._dimension)
         return Support(torch.cat([self._indices, other._indices]), self._dimension)
 
-    def _check_layout(self, layout: Layout) -> None:
+    def _check_layout(self, layout: ParameterLayout) -> None:
         if layout.dimension != self._dimension:
             raise SparseDPError(f"the support has d={self._dimension}, the layout d={layout.dimension}")
 

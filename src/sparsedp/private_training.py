@@ -15,21 +15,21 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from torch.utils.data._utils.collate import default_collate
 
 from sparsedp._private_loop import Loop, PrivateCriterion, PrivateLoader, PrivateModel, PrivateOptimizer
-from sparsedp.batch import PerExampleLoss, per_sample_loss, select_rows
+from sparsedp.batch import PerExampleLoss, per_sample_loss, slice_batch
 from sparsedp.callbacks import live
+from sparsedp.distributed import require_one_process
 from sparsedp.errors import DataError, SparseDPError
 from sparsedp.evaluation import Evaluator, MetricFunctions, held_out, refuse_training_rows, threshold_of
-from sparsedp.loading import Loading, rows_in_order
+from sparsedp.loading import DataConfig, rows_in_order
 from sparsedp.methods import Method
 from sparsedp.methods.auto import AUTO_METHOD
 from sparsedp.methods.plan_config import ClipNorm
 from sparsedp.privacy.plan import Plan
-from sparsedp.randomness import PublicRandomness, own_generators
-from sparsedp.ranks.here import refuse_ranks
+from sparsedp.randomness import PublicRandomness, fork_generators
 from sparsedp.results import Callback, Result
 from sparsedp.runs.record import EpochMetrics, RunMetadata
 from sparsedp.training.data import given_data, given_units, refuse_picked_rows
-from sparsedp.training.planning import AskedMethod, plan_for
+from sparsedp.training.planning import plan_for
 from sparsedp.training.trainer import Trainer
 
 _IN_OPACUS: Mapping[str, str] = {
@@ -142,30 +142,30 @@ def make_private(
     assert criterion is not None
     _refuse_wrapped(model, optimizer, loader, criterion)
     given, chosen = _checked_loader(loader), _checked_optimizer(optimizer)
-    refuse_ranks("make_private")
+    require_one_process("make_private")
     dataset = given.dataset
     per_sample_loss(criterion)  # refuses what is no loss, before anything else
-    loading = Loading(
-        units=given_units(unit_ids),
+    loading = DataConfig(
+        unit_ids=given_units(unit_ids),
         rows_per_unit=rows_per_unit,
         max_physical_batch=max_physical_batch,
-        workers=given.num_workers,
-        collate=None if given.collate_fn is default_collate else given.collate_fn,
+        num_workers=given.num_workers,
+        collate_fn=None if given.collate_fn is default_collate else given.collate_fn,
     )
     plan = plan_for(
         model,
         dataset,
-        AskedMethod(method),
+        method,
         loading,
-        unit=unit_name,
-        out=run_dir,
+        unit_name=unit_name,
+        run_dir=run_dir,
         resume=resume,
         epsilon=epsilon,
         noise_multiplier=noise_multiplier,
         delta=delta,
         epochs=epochs,
         batch_size=given.batch_size,
-        clip_norm=max_grad_norm,
+        max_grad_norm=max_grad_norm,
         accountant=accountant,
     )
     if evaluate is None and eval_dataset is not None:
@@ -179,18 +179,18 @@ def make_private(
             criterion,
             plan=plan,
             optimizer=chosen,
-            loading=loading,
+            data=loading,
             evaluate=evaluate,
-            out=run_dir,
+            run_dir=run_dir,
             resume=resume,
             seed=seed,
             engine=engine,
             ema_decay=ema_decay,
             callbacks=(*callbacks, *shown),
-            about=metadata,
+            metadata=metadata,
         )
-        with own_generators(PublicRandomness(0).generator_seed(()), torch.device("cpu")):
-            no_rows = select_rows(next(rows_in_order(dataset, 1, 1, loading.collate)), slice(0, 0))
+        with fork_generators(PublicRandomness(0).generator_seed(()), torch.device("cpu")):
+            no_rows = slice_batch(next(rows_in_order(dataset, 1, 1, loading.collate_fn)), slice(0, 0))
         opened = closing.pop_all()
     return PrivateTraining(Loop(trainer, criterion, no_rows), model, chosen, dataset, loading, opened)
 
@@ -212,7 +212,7 @@ class PrivateTraining:
         model: nn.Module,
         optimizer: Optimizer,
         dataset: Dataset[Any],
-        loading: Loading,
+        loading: DataConfig,
         display: ExitStack,
     ) -> None:
         self._loop, self._dataset, self._loading, self._display = loop, dataset, loading, display
@@ -313,16 +313,16 @@ def make_evaluator(
     train: Dataset[Any],
     criterion: Callable[[Any, Tensor], Tensor] | PerExampleLoss,
     metrics: MetricFunctions | None,
-    loading: Loading,
+    loading: DataConfig,
 ) -> Evaluator:
     """What evaluates a model on held-out data, none of which is training data."""
     apart = given_data(dataset, "the held-out data")
     refuse_training_rows(train, apart.dataset)
-    collate = apart.collate or (None if apart.from_loader else loading.collate)
+    collate = apart.collate or (None if apart.from_loader else loading.collate_fn)
     return held_out(
         apart.dataset,
         per_sample_loss(criterion),
-        collate=collate,
+        collate_fn=collate,
         threshold=threshold_of(criterion),
         metrics=metrics,
     )

@@ -64,7 +64,7 @@ _ONE_THREAD = threading.RLock()
 
 
 @final
-class GeneratorWatch:
+class GeneratorMonitor:
     """Remembers how the global generators stand; a few microseconds, as every micro-batch is watched."""
 
     def __init__(self, device: torch.device) -> None:
@@ -99,7 +99,7 @@ def seed_generators(seed: bytes, device: torch.device) -> None:
 
 
 @contextmanager
-def own_generators(seed: bytes, device: torch.device) -> Iterator[None]:
+def fork_generators(seed: bytes, device: torch.device) -> Iterator[None]:
     """Seed the global generators inside, and put the caller's state back after.
 
     **Edge cases.** They belong to the whole process: threads take turns.
@@ -121,7 +121,7 @@ def _numpy_state() -> object:
 
 @final
 @dataclass(frozen=True, slots=True, eq=False)
-class StepSecret:
+class StepKey:
     """What all random numbers inside one step's model and data set are computed from.
 
     **Privacy.** Drawn from the run's private randomness, never stored or shown, nor computed from anything that is.
@@ -179,7 +179,7 @@ class PrivateRandomness(Protocol):
     """
 
     @property
-    def for_release(self) -> bool:
+    def publishable(self) -> bool:
         """Whether what it touches may be released with its guarantee."""
         ...
 
@@ -199,7 +199,7 @@ class PrivateRandomness(Protocol):
         """One exactly uniform integer in 0..bound-1 for each bound."""
         ...
 
-    def secret(self, key: Sequence[int]) -> StepSecret:
+    def secret(self, key: Sequence[int]) -> StepKey:
         """What the random numbers inside a step's model and data set are computed from."""
         ...
 
@@ -213,7 +213,7 @@ class SystemRandomness:
     """
 
     @property
-    def for_release(self) -> bool:
+    def publishable(self) -> bool:
         """Yes."""
         return True
 
@@ -242,9 +242,9 @@ class SystemRandomness:
         """Uniform integers; `key` is ignored."""
         return below(bounds, _system_words)
 
-    def secret(self, key: Sequence[int]) -> StepSecret:
+    def secret(self, key: Sequence[int]) -> StepKey:
         """Fresh entropy, every time; `key` is ignored."""
-        return StepSecret(_random_bytes(SEED_BYTES))
+        return StepKey(_random_bytes(SEED_BYTES))
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,7 +257,7 @@ class SeededRandomness:
         _check_seed(self.seed)
 
     @property
-    def for_release(self) -> bool:
+    def publishable(self) -> bool:
         """No."""
         return False
 
@@ -285,9 +285,9 @@ class SeededRandomness:
         """Integers determined by seed and key."""
         return below(bounds, self._stream(2, key))
 
-    def secret(self, key: Sequence[int]) -> StepSecret:
+    def secret(self, key: Sequence[int]) -> StepKey:
         """A secret determined by seed and key."""
-        return StepSecret(self._stream(3, key)(SEED_BYTES // 8).astype("<u8").tobytes())
+        return StepKey(self._stream(3, key)(SEED_BYTES // 8).astype("<u8").tobytes())
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,10 @@ from typing import Any, final
 from torch import Tensor, nn
 
 from sparsedp.parameters import Support
-from sparsedp.privacy.accounting import accountant_for, epsilon_by_epoch
-from sparsedp.privacy.ledger import RunLedger
+from sparsedp.privacy.accounting import epsilon_by_epoch, plan_accountant
+from sparsedp.privacy.ledger import Ledger
 from sparsedp.privacy.mechanism import Release
-from sparsedp.privacy.plan import Plan, Spend
+from sparsedp.privacy.plan import Plan, SampledGaussian
 from sparsedp.runs.record import EpochMetrics, SupportSpan
 
 
@@ -73,7 +73,7 @@ class Result:
         delta: the delta of the guarantee; None when not private.
         unit: what the guarantee protects: "row", or the name of the unit given.
         private: False for the ablations without clip or without noise.
-        for_release: False when a seed was given: reproducible, not for release.
+        publishable: False when a seed was given: reproducible, not for release.
         complete: whether every planned step was taken or counted.
         d: number of trainable scalars.
         k: number of active ones at the end.
@@ -93,7 +93,7 @@ class Result:
     delta: float | None
     unit: str
     private: bool
-    for_release: bool
+    publishable: bool
     complete: bool
     d: int
     k: int
@@ -121,16 +121,15 @@ class Result:
             "ledger": {"head": self.ledger.head, "length": self.ledger.entries},
         }
 
-    def report(self, out: Path | str | None = None, nonprivate: bool = False) -> Path:
-        """Write the HTML report of this run, and say where it is; see `sparsedp.write_report`.
+    def report(self, out: Path | str | None = None) -> Path:
+        """Write the HTML report of this run, which kept a directory, and return its path.
 
         Args:
             out: the file to write; `report.html` in the run directory if not given.
-            nonprivate: also show non-private diagnostics, under a banner.
         """
         import sparsedp  # by its front door: nothing in training knows the reports
 
-        return sparsedp.write_report(self, out, nonprivate)
+        return sparsedp.write_report(self, out)
 
 
 @final
@@ -144,7 +143,7 @@ class Spending:
     """
 
     plan: Plan
-    ledger: RunLedger
+    ledger: Ledger
 
     @cached_property
     def _by_epoch_end(self) -> Mapping[int, float]:
@@ -161,24 +160,24 @@ class Spending:
         chosen = self.plan.delta if delta is None else delta
         if not self.plan.is_private or chosen is None:
             return math.inf
-        spent = self.plan.spends(steps)
-        return accountant_for(self.plan).epsilon(spent, chosen) if spent else 0.0
+        spent = self.plan.events(steps)
+        return plan_accountant(self.plan).epsilon(spent, chosen) if spent else 0.0
 
     def planned(self) -> float:
         """Epsilon of the whole plan: the guarantee, whatever the run has got to."""
-        return self._epsilon(self.plan.spends())
+        return self._epsilon(self.plan.events())
 
     def summary(self) -> LedgerSummary:
         """What the ledger says."""
         return LedgerSummary(
             steps=self.ledger.charged,
             planned=self.plan.total_steps,
-            epsilon=self._epsilon(self.ledger.spends()),
+            epsilon=self._epsilon(self.ledger.events()),
             entries=self.ledger.length,
             head=self.ledger.head,
         )
 
-    def _epsilon(self, spends: tuple[Spend, ...]) -> float:
+    def _epsilon(self, events: tuple[SampledGaussian, ...]) -> float:
         if not self.plan.is_private or self.plan.delta is None:
             return math.inf
-        return accountant_for(self.plan).epsilon(spends, self.plan.delta)
+        return plan_accountant(self.plan).epsilon(events, self.plan.delta)

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from itertools import chain, pairwise
-from typing import Any, Protocol, cast, final
+from typing import Any, cast, final
 
 import numpy as np
 import numpy.typing as npt
@@ -15,10 +14,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from sparsedp.batch import MicroBatch, Rows
+from sparsedp.batch import Batch, MicroBatch
 from sparsedp.errors import DataError, PrivacyError
-from sparsedp.loading import Fetcher, FixedShapes, Indices, Loading
-from sparsedp.randomness import PrivateRandomness, StepSecret
+from sparsedp.loading import DataConfig, Indices, RowLoader, ShapeValidator
+from sparsedp.randomness import PrivateRandomness, StepKey
 
 
 def cut(units: npt.NDArray[np.int64], most: int | None) -> list[slice]:
@@ -26,9 +25,10 @@ def cut(units: npt.NDArray[np.int64], most: int | None) -> list[slice]:
 
     Ranges of numbers with the same first binary digits are halved until no more than `most` units are in one.
 
-    **Privacy.** A unit that is added joins one run, or makes two of it; no other run changes. So each micro-batch's
-    sum may be rounded by itself (`privacy.mechanism.Grid`). The rule knows neither N nor how many machines share
-    the work.
+    Formal guarantees:
+        A unit that is added joins one run, or makes two of it; no other run changes. So each micro-batch's sum may
+        be rounded by itself (`privacy.mechanism.Grid`). The rule knows neither N nor how many machines share the
+        work.
     """
     if most is not None and most < 1:
         raise ValueError(f"most: got {most}, expected a whole number >= 1")
@@ -48,139 +48,66 @@ def _halve(units: npt.NDArray[np.int64], start: int, stop: int, most: int) -> It
     yield from _halve(units, middle, stop, most)
 
 
-Numbers = npt.NDArray[np.int64]
-
 BLOCKS, FEWEST, MOST = 8, 32, 512
 """A batch has 8 to 16 blocks on average; more if they had over 512 units each, fewer if they had less than 32."""
 
 
-class Share(Protocol):
-    """The part of a step's units that this process draws and works on; `bits` is that of `block_bits`."""
-
-    def total(self, units: int) -> int:
-        """N, over all processes, where this one holds so many."""
-        ...
-
-    def key(self, step: int) -> tuple[int, ...]:
-        """What names a step's draws here; where two processes draw for different units, they have different names."""
-        ...
-
-    def draw(self, randomness: PrivateRandomness, rate: float, units: int, bits: int, step: int) -> Numbers:
-        """The units that take part, as far as this process has thrown their coins: its own, maybe others'."""
-        ...
-
-    def own(self, units: Numbers, bits: int) -> npt.NDArray[np.bool_]:
-        """Which of these units are this process's to work on."""
-        ...
-
-    def cut(self, units: Numbers, bits: int, most: int | None) -> list[slice]:
-        """Its own units as micro-batches."""
-        ...
-
-
-@final
-class Everything:
-    """One process has all units, and cuts its batches as coarsely as memory allows."""
-
-    def total(self, units: int) -> int:
-        """All it holds."""
-        return units
-
-    def key(self, step: int) -> tuple[int, ...]:
-        """The step."""
-        return (step,)
-
-    def draw(self, randomness: PrivateRandomness, rate: float, units: int, bits: int, step: int) -> Numbers:
-        """Everybody's coin."""
-        return np.flatnonzero(randomness.bernoulli(rate, units, key=(step,)))
-
-    def own(self, units: Numbers, bits: int) -> npt.NDArray[np.bool_]:
-        """All."""
-        return np.ones(len(units), dtype=np.bool_)
-
-    def cut(self, units: Numbers, bits: int, most: int | None) -> list[slice]:
-        """As `cutting.cut` says."""
-        return cut(units, most)
-
-
 @final
 @dataclass(frozen=True, slots=True)
-class Blocks:
-    """Every process holds all units, and takes every so-manieth block of unit numbers.
+class UnitPartition:
+    """Which units this rank works on, and how its part of a batch is cut into micro-batches.
 
-    A block is 2^b consecutive numbers, b from sampling rate and N (`block_bits`). No micro-batch crosses a block, so
-    the micro-batches of all processes together are the same however many processes there are.
+    In a process by itself all units are its own, and batches are cut as coarsely as memory allows. Ranks that all
+    hold the whole data set take blocks of 2^b consecutive unit numbers (`block_bits`) in turn. No micro-batch crosses
+    a block, so all ranks' micro-batches together are the same for any number of ranks. With `shard_sizes` every rank
+    holds units that no other has.
 
-    **Privacy.** A unit's coin is thrown by its owner. With a seed, all throw the same coins for everybody and keep
-    their own units; without one, a process throws coins for its own units and for nobody else.
-    """
-
-    rank: int
-    ranks: int
-
-    def total(self, units: int) -> int:
-        """All it holds."""
-        return units
-
-    def key(self, step: int) -> tuple[int, ...]:
-        """The step: seeded draws are everybody's."""
-        return (step,)
-
-    def draw(self, randomness: PrivateRandomness, rate: float, units: int, bits: int, step: int) -> Numbers:
-        """Its own units' coins; with a seed, everybody's."""
-        if not randomness.for_release:
-            return np.flatnonzero(randomness.bernoulli(rate, units, key=(step,)))
-        mine = _own_numbers(self.rank, self.ranks, bits, units)
-        return mine[randomness.bernoulli(rate, len(mine), key=(step,))]
-
-    def own(self, units: Numbers, bits: int) -> npt.NDArray[np.bool_]:
-        """Those in its blocks."""
-        mine: npt.NDArray[np.bool_] = (units >> bits) % self.ranks == self.rank
-        return mine
-
-    def cut(self, units: Numbers, bits: int, most: int | None) -> list[slice]:
-        """Block by block, each as `cutting.cut` says."""
-        return _by_block(units, bits, most)
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Shard:
-    """Every process holds units that no other has; they are numbered through, process by process.
+    Formal guarantees:
+        Every rank throws the coins of all units it holds and keeps those of its own, so a unit takes part by the one
+        coin that its owner throws. With a seed all ranks throw the same coins.
 
     Attributes:
-        rank: whose shard this is.
-        sizes: how many units each process holds.
+        rank: which rank this is.
+        world_size: how many there are.
+        in_blocks: whether batches are cut for several ranks.
+        shard_sizes: how many units each rank holds, if each holds its own.
     """
 
-    rank: int
-    sizes: tuple[int, ...]
+    rank: int = 0
+    world_size: int = 1
+    in_blocks: bool = False
+    shard_sizes: tuple[int, ...] | None = None
 
-    def total(self, units: int) -> int:
-        """All shards together."""
-        return sum(self.sizes)
+    def total(self, held: int) -> int:
+        """N over all ranks, where this one holds so many."""
+        return held if self.shard_sizes is None else sum(self.shard_sizes)
 
     def key(self, step: int) -> tuple[int, ...]:
-        """Step and shard: rows of the same number in two shards are not the same."""
-        return (step, _SHARD_DRAWS, self.rank)
+        """What a seeded run's draws of a step are drawn by: rows of one number in two shards are not the same."""
+        return (step,) if self.shard_sizes is None else (step, _SHARD_DRAWS, self.rank)
 
-    def draw(self, randomness: PrivateRandomness, rate: float, units: int, bits: int, step: int) -> Numbers:
-        """The coins of what it holds."""
-        return np.flatnonzero(randomness.bernoulli(rate, units, key=self.key(step)))
+    def is_own(self, units: Indices, bits: int) -> npt.NDArray[np.bool_]:
+        """Which of these units are this rank's."""
+        if self.world_size == 1 or self.shard_sizes is not None:
+            return np.ones(len(units), dtype=np.bool_)
+        own: npt.NDArray[np.bool_] = (units >> bits) % self.world_size == self.rank
+        return own
 
-    def own(self, units: Numbers, bits: int) -> npt.NDArray[np.bool_]:
-        """All that it holds."""
-        return np.ones(len(units), dtype=np.bool_)
-
-    def cut(self, units: Numbers, bits: int, most: int | None) -> list[slice]:
-        """Block by block of its own numbers."""
-        return _by_block(units, bits, most)
+    def split(self, units: Indices, bits: int, most: int | None) -> list[slice]:
+        """Its own units as micro-batches of at most `most`."""
+        if not self.in_blocks:
+            return cut(units, most)
+        edges = np.flatnonzero(np.diff(units >> bits)) + 1
+        bounds = [0, *edges.tolist(), len(units)] if len(units) else []
+        return [
+            slice(start + run.start, start + run.stop)
+            for start, stop in pairwise(bounds)
+            for run in cut(units[start:stop], most)
+        ]
 
 
 _SHARD_DRAWS = 11
 """Keeps the draws of shards apart from others of a seeded run."""
-
-EVERYTHING = Everything()
 
 
 def block_bits(rate: float, total: int, most: int | None) -> int:
@@ -192,23 +119,7 @@ def block_bits(rate: float, total: int, most: int | None) -> int:
     return int(min(units, most or units) / rate).bit_length() - 1
 
 
-@cache
-def _own_numbers(rank: int, ranks: int, bits: int, units: int) -> Numbers:
-    starts: Sequence[int] = range(rank << bits, units, ranks << bits)
-    parts = [np.arange(start, min(start + (1 << bits), units)) for start in starts]
-    return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
-
-
-def _by_block(units: Numbers, bits: int, most: int | None) -> list[slice]:
-    edges = np.flatnonzero(np.diff(units >> bits)) + 1
-    bounds = [0, *edges.tolist(), len(units)] if len(units) else []
-    runs = []
-    for start, stop in pairwise(bounds):
-        runs += [slice(start + run.start, start + run.stop) for run in cut(units[start:stop], most)]
-    return runs
-
-
-_Asked = tuple[Indices, StepSecret]
+_Asked = tuple[Indices, StepKey]
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +127,7 @@ class LogicalBatch:
     """One step's batch, as the micro-batches it is processed in; may be empty. Size and secret are private."""
 
     step: int
-    secret: StepSecret = field(repr=False)
+    secret: StepKey = field(repr=False)
     micro_batches: Iterator[MicroBatch] = field(repr=False)
     _ahead: deque[MicroBatch] = field(default_factory=deque, repr=False, init=False)
 
@@ -246,7 +157,7 @@ class _Drawn:
     """Who takes part in a step, and the secret that their random numbers come from."""
 
     step: int
-    secret: StepSecret
+    secret: StepKey
     chunks: list[_Chunk]
 
 
@@ -257,14 +168,17 @@ ROWS_OF_A_WHOLE_UNIT = 32
 class PoissonSampler:
     """Draws each step's batch from a map-style data set.
 
-    **Privacy.** Each unit is included independently with probability `sampling_rate`. A unit is a row unless `units`
-    in `loading` names one for every row; then `rows_per_unit` rows of a sampled unit are drawn at random without
-    replacement (all of them if it has fewer), and the engine clips their mean gradient once. A row is loaded the same
-    whatever else is in its batch: `FixedShapes` refuses padding to the longest row of a batch, and random numbers
-    drawn while a row is loaded come from the step's secret and the row's index. Where several processes share the
-    units, each is drawn by its one owner (`sampling.sharing`).
-    **Edge cases.** A batch may be empty; it still is a step. With `whole_units` all rows of a sampled unit are taken,
-    for counts that look at a unit once and bound it as a whole.
+    Formal guarantees:
+        Each unit is included independently with probability `sampling_rate`. A unit is a row unless `units` in
+        `loading` names one for every row; then `rows_per_unit` rows of a sampled unit are drawn at random without
+        replacement (all of them if it has fewer), and the engine clips their mean gradient once. A row is loaded the
+        same whatever else is in its batch: `ShapeValidator` refuses padding to the longest row of a batch, and
+        random numbers drawn while a row is loaded come from the step's secret and the row's index. Where several
+        processes share the units, each is drawn by its one owner (`UnitPartition`).
+
+    Edge cases:
+        A batch may be empty; it still is a step. With `whole_units` all rows of a sampled unit are taken, for counts
+        that look at a unit once and bound it as a whole.
     """
 
     def __init__(
@@ -273,9 +187,9 @@ class PoissonSampler:
         *,
         sampling_rate: float,
         randomness: PrivateRandomness,
-        loading: Loading = Loading(),  # noqa: B008
-        shapes: FixedShapes | None = None,
-        share: Share = EVERYTHING,
+        loading: DataConfig = DataConfig(),  # noqa: B008
+        shapes: ShapeValidator | None = None,
+        partition: UnitPartition = UnitPartition(),  # noqa: B008
         whole_units: bool = False,
     ) -> None:
         rows = len(cast("Any", dataset))
@@ -286,7 +200,7 @@ class PoissonSampler:
             raise PrivacyError(f"sampling_rate: got {sampling_rate}, expected a number in (0, 1]")
         if rows_per_unit < 1:
             raise DataError(f"rows_per_unit: got {rows_per_unit}, expected a whole number >= 1")
-        if rows_per_unit > 1 and loading.units is None:
+        if rows_per_unit > 1 and loading.unit_ids is None:
             raise DataError(
                 f"rows_per_unit: got {rows_per_unit}, but each row is a unit of its own; give units, or drop it"
             )
@@ -294,23 +208,23 @@ class PoissonSampler:
             raise DataError(
                 f"max_physical_batch: got {most}, expected at least rows_per_unit={rows_per_unit}"
             )
-        self._fetch = Fetcher(dataset, loading.collate)
+        self._fetch = RowLoader(dataset, loading.collate_fn)
         self._rate = sampling_rate
         self._randomness = randomness
-        self._index = None if loading.units is None else _UnitIndex.of(loading.units, rows)
+        self._index = None if loading.unit_ids is None else _UnitIndex.of(loading.unit_ids, rows)
         self._rows = rows
         self._rows_per_unit = rows_per_unit
         self._whole_units = whole_units and self._index is not None
         self._max_physical = most
-        self._workers = loading.workers
-        self._shapes = shapes or FixedShapes()
-        self._share = share
+        self._workers = loading.num_workers
+        self._shapes = shapes or ShapeValidator()
+        self._partition = partition
         self._bits = block_bits(sampling_rate, self.unit_count, self._most_units)
 
     @property
     def unit_count(self) -> int:
         """The number N of units, over all processes that share them."""
-        return self._share.total(self._held)
+        return self._partition.total(self._held)
 
     @property
     def _held(self) -> int:
@@ -340,23 +254,24 @@ class PoissonSampler:
             yield from self._batches_from_workers(first_step, stop_step)
 
     def _draw(self, step: int) -> _Drawn:
-        secret = self._randomness.secret(key=self._share.key(step))
+        secret = self._randomness.secret(key=self._partition.key(step))
         return _Drawn(step, secret, self._draw_chunks(step))
 
     def _draw_chunks(self, step: int) -> list[_Chunk]:
-        known = self._share.draw(self._randomness, self._rate, self._held, self._bits, step)
-        mine = self._share.own(known, self._bits)
+        coins = self._randomness.bernoulli(self._rate, self._held, key=self._partition.key(step))
+        known = np.flatnonzero(coins)
+        mine = self._partition.is_own(known, self._bits)
         chosen = known[mine]
         if self._index is None:
             return [_Chunk(chosen[run], None) for run in self._cut(chosen)]
         if self._rows_per_unit == 1 and not self._whole_units:
-            offsets = self._randomness.below(self._index.sizes[known], key=self._share.key(step))[mine]
+            offsets = self._randomness.below(self._index.sizes[known], key=self._partition.key(step))[mine]
             rows = self._index.order[self._index.starts[chosen] + offsets]
             return [_Chunk(rows[run], None) for run in self._cut(chosen)]
         return self._draw_several(known, mine, step)
 
     def _cut(self, chosen: Indices) -> list[slice]:
-        return self._share.cut(chosen, self._bits, self._most_units)
+        return self._partition.split(chosen, self._bits, self._most_units)
 
     def _draw_several(self, known: Indices, mine: npt.NDArray[np.bool_], step: int) -> list[_Chunk]:
         """Up to m rows of every chosen unit; a unit never crosses a micro-batch, and the cuts change no draw."""
@@ -365,7 +280,7 @@ class PoissonSampler:
         owner = np.repeat(np.arange(len(known)), sizes)
         within = np.arange(len(owner)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
         rows = self._index.order[np.repeat(self._index.starts[known], sizes) + within]
-        lottery = self._randomness.below(np.full(len(rows), 2**52), key=self._share.key(step))
+        lottery = self._randomness.below(np.full(len(rows), 2**52), key=self._partition.key(step))
         kept = np.lexsort((lottery, owner))
         if not self._whole_units:
             kept = kept[within < self._rows_per_unit]
@@ -381,7 +296,7 @@ class PoissonSampler:
         for chunk in drawn.chunks:
             yield self._micro_batch(self._fetch(chunk.rows, drawn.secret), chunk, drawn.secret)
 
-    def _micro_batch(self, rows: Rows, chunk: _Chunk, secret: StepSecret) -> MicroBatch:
+    def _micro_batch(self, rows: Batch, chunk: _Chunk, secret: StepKey) -> MicroBatch:
         self._shapes.check(rows, len(chunk.rows))
         units = None if chunk.units is None else torch.from_numpy(chunk.units)
         seed = secret.model_seed(int(chunk.rows[0]) if len(chunk.rows) else None)
@@ -414,13 +329,13 @@ class PoissonSampler:
 class _Fetching(Dataset[Any]):
     """What a worker runs: row indices of a micro-batch and the secret in, rows out, exactly as without workers."""
 
-    fetch: Fetcher
+    fetch: RowLoader
 
-    def __getitem__(self, asked: _Asked) -> Rows:
+    def __getitem__(self, asked: _Asked) -> Batch:
         return self.fetch(*asked)
 
 
-def _as_it_is(rows: Rows) -> Rows:
+def _as_it_is(rows: Batch) -> Batch:
     return rows
 
 

@@ -14,7 +14,7 @@ from sparsedp.methods.method import SELECT, Method
 from sparsedp.methods.plan_config import PlanSpec
 from sparsedp.methods.public_scores import Knowledge
 from sparsedp.methods.support_scheduler import Controller, ControllerState, StepSetting
-from sparsedp.parameters import Layout, Slot, Support
+from sparsedp.parameters import ParameterLayout, ParameterSlice, Support
 from sparsedp.privacy.accounting import plan_epsilon
 from sparsedp.privacy.mechanism import _SEAL, Release
 from sparsedp.privacy.plan import Plan
@@ -22,12 +22,12 @@ from sparsedp.randomness import PublicRandomness
 
 UNITS, EPOCHS, STEPS_PER_EPOCH = 50, 4, 5
 EPSILON, DELTA = 2.0, 1e-5
-LAYOUT = Layout(
+LAYOUT = ParameterLayout(
     (
-        Slot("0.weight", (6, 7), 0),
-        Slot("0.bias", (6,), 42),
-        Slot("1.weight", (3, 6), 48),
-        Slot("1.bias", (3,), 66),
+        ParameterSlice("0.weight", (6, 7), 0),
+        ParameterSlice("0.bias", (6,), 42),
+        ParameterSlice("1.weight", (3, 6), 48),
+        ParameterSlice("1.bias", (3,), 66),
     )
 )
 
@@ -179,7 +179,7 @@ def _release(support: Support, mean: Tensor, scale: Tensor, step: int) -> Releas
         noise_scale=scale.double(),
         phase="made up",
         step=step,
-        for_release=False,
+        publishable=False,
         private=True,
         seal=_SEAL,
     )

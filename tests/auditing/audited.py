@@ -26,7 +26,7 @@ def network(width: int = 24) -> nn.Module:
 
 def audited(model: nn.Module | None = None, dataset: Dataset | None = None, **changes: object) -> AuditResult:
     settings = {
-        "method": "dp-sgd", "epsilon": 8.0, "delta": 1e-5, "epochs": 4, "batch_size": 40, "clip_norm": 0.5,
+        "method": "dp-sgd", "epsilon": 8.0, "delta": 1e-5, "epochs": 4, "batch_size": 40, "max_grad_norm": 0.5,
         "confidence": CONFIDENCE, "steps": 40, "progress": False,
     }  # fmt: skip
     settings |= changes

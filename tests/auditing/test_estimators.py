@@ -6,23 +6,22 @@ import math
 
 import numpy as np
 import pytest
+from dp_accounting import get_epsilon_gaussian
 from scipy import stats
 
 from sparsedp.auditing.estimators import (
     Scores,
-    epsilon_by_guesses,
-    epsilon_by_shape,
-    epsilon_by_threshold,
+    epsilon_clopper_pearson,
+    epsilon_from_gdp,
     epsilon_of_guesses,
-    gaussian_delta,
-    gaussian_epsilon,
-    guess_chance,
-    noise_at_most,
-    rate_at_least,
-    rate_at_most,
+    epsilon_one_run,
+    noise_multiplier_upper_bound,
+    one_run_p_value,
+    probability_lower_bound,
+    probability_upper_bound,
 )
 from sparsedp.privacy.accounting import accountant
-from sparsedp.privacy.plan import Spend
+from sparsedp.privacy.plan import SampledGaussian
 
 
 def gaussian_scores(noise: float, count: int, seed: int) -> Scores:
@@ -32,38 +31,34 @@ def gaussian_scores(noise: float, count: int, seed: int) -> Scores:
 
 @pytest.mark.parametrize("noise", [0.5, 1.0, 4.0])
 def test_gaussian_epsilon_is_the_accountants(noise):
-    expected = accountant("pld").epsilon([Spend(1.0, noise, 1)], 1e-5)
-    assert gaussian_epsilon(1 / noise, 1e-5) == pytest.approx(expected, rel=2e-3)
-
-
-def test_gaussian_delta_is_the_integral_of_the_excess():
-    x = np.linspace(-12, 14, 400_001)
-    excess = np.maximum(stats.norm.pdf(x, 1.5) - math.exp(0.8) * stats.norm.pdf(x), 0.0)
-    assert gaussian_delta(1.5, 0.8) == pytest.approx(np.trapezoid(excess, x), rel=1e-6)
+    expected = accountant("pld").epsilon([SampledGaussian(1.0, noise, 1)], 1e-5)
+    assert get_epsilon_gaussian(noise, 1e-5) == pytest.approx(expected, rel=2e-3)
 
 
 def test_the_noise_limit_covers_the_truth_as_often_as_it_says():
     """2,000 audits at a risk of 0.1: more than 274 below the truth happens less than once in 10^6 runs."""
-    missed = sum(noise_at_most(gaussian_scores(2.0, 60, seed), 0.1) < 2.0 for seed in range(2000))
+    missed = sum(
+        noise_multiplier_upper_bound(gaussian_scores(2.0, 60, seed), 0.1) < 2.0 for seed in range(2000)
+    )
     assert missed <= 274
 
 
 def test_the_noise_limit_is_close_when_there_are_many_scores():
-    assert 2.0 < noise_at_most(gaussian_scores(2.0, 200_000, 1), 1e-6) < 2.15
+    assert 2.0 < noise_multiplier_upper_bound(gaussian_scores(2.0, 200_000, 1), 1e-6) < 2.15
 
 
 def test_scores_that_cannot_be_told_apart_bound_nothing():
     same = np.random.default_rng(0).standard_normal(400)
-    assert noise_at_most(Scores(same[:200], same[:200]), 0.05) == math.inf
-    assert noise_at_most(Scores(same[:1], same), 0.05) == math.inf
+    assert noise_multiplier_upper_bound(Scores(same[:200], same[:200]), 0.05) == math.inf
+    assert noise_multiplier_upper_bound(Scores(same[:1], same), 0.05) == math.inf
 
 
 def test_rates_are_clopper_and_pearsons():
     found = stats.binomtest(7, 40).proportion_ci(0.9, method="exact")
-    assert rate_at_least(7, 40, 0.05) == pytest.approx(found.low)
-    assert rate_at_most(7, 40, 0.05) == pytest.approx(found.high)
-    assert rate_at_least(0, 9, 0.05) == 0.0
-    assert rate_at_most(9, 9, 0.05) == 1.0
+    assert probability_lower_bound(7, 40, 0.05) == pytest.approx(found.low)
+    assert probability_upper_bound(7, 40, 0.05) == pytest.approx(found.high)
+    assert probability_lower_bound(0, 9, 0.05) == 0.0
+    assert probability_upper_bound(9, 9, 0.05) == 1.0
 
 
 def test_the_chance_of_guesses_is_the_theorems_sum():
@@ -72,7 +67,7 @@ def test_the_chance_of_guesses_is_the_theorems_sum():
     p = math.exp(epsilon) / (1 + math.exp(epsilon))
     mass = [math.comb(r, i) * p**i * (1 - p) ** (r - i) for i in range(r + 1)]
     slope = max(sum(mass[v - i : v]) / i for i in range(1, v + 1))
-    assert guess_chance(m, r, v, epsilon, delta) == pytest.approx(sum(mass[v:]) + 2 * m * delta * slope)
+    assert one_run_p_value(m, r, v, epsilon, delta) == pytest.approx(sum(mass[v:]) + 2 * m * delta * slope)
 
 
 def test_randomised_response_is_never_found_to_leak_more_than_it_does():
@@ -80,7 +75,7 @@ def test_randomised_response_is_never_found_to_leak_more_than_it_does():
     truth = np.random.default_rng(3).random(4000) < 0.5
     told = truth ^ (np.random.default_rng(4).random(4000) > math.e / (1 + math.e))
     scores = Scores(told[truth].astype(float), told[~truth].astype(float))
-    assert 0.7 < epsilon_by_guesses(scores, 0.0, 1e-7) <= 1.0
+    assert 0.7 < epsilon_one_run(scores, 0.0, 1e-7) <= 1.0
 
 
 def test_all_guesses_right_is_bounded_by_their_number_and_by_delta():
@@ -91,8 +86,8 @@ def test_all_guesses_right_is_bounded_by_their_number_and_by_delta():
 
 
 def test_thresholds_bound_a_gaussian_from_below():
-    truth = gaussian_epsilon(1.0, 1e-3)
-    found = epsilon_by_threshold(gaussian_scores(1.0, 20_000, 5), 1e-3, 1e-7)
+    truth = get_epsilon_gaussian(1.0, 1e-3)
+    found = epsilon_clopper_pearson(gaussian_scores(1.0, 20_000, 5), 1e-3, 1e-7)
     assert 0.4 * truth < found <= truth
 
 
@@ -110,14 +105,14 @@ def test_the_distance_of_summed_evidence_never_promises_more_than_the_plan_leaks
     means = [np.trapezoid(density * evidence, x) for density in (inside, outside)]
     squares = [np.trapezoid(density * evidence**2, x) for density in (inside, outside)]
     variance = sum(s - m**2 for s, m in zip(squares, means, strict=True)) / 2
-    shown = gaussian_epsilon(math.sqrt(steps / variance) * (means[0] - means[1]), 1e-5)
-    claimed = accountant("pld").epsilon([Spend(rate, noise, steps)], 1e-5)
+    shown = get_epsilon_gaussian(math.sqrt(variance / steps) / (means[0] - means[1]), 1e-5)
+    claimed = accountant("pld").epsilon([SampledGaussian(rate, noise, steps)], 1e-5)
     assert shown <= claimed * 1.0001
     assert rate < 1 or shown > 0.999 * claimed
 
 
 def test_the_shape_of_many_scores_comes_close():
-    truth = gaussian_epsilon(0.5, 1e-5)
-    assert 0.9 * truth < epsilon_by_shape(gaussian_scores(2.0, 40_000, 6), 1e-5, 1e-6) <= truth
-    assert epsilon_by_shape(Scores(np.ones(9), np.zeros(9)), 1e-5, 0.05) == math.inf
-    assert epsilon_by_shape(Scores(np.zeros(9), np.ones(9)), 1e-5, 0.05) == 0.0
+    truth = get_epsilon_gaussian(2.0, 1e-5)
+    assert 0.9 * truth < epsilon_from_gdp(gaussian_scores(2.0, 40_000, 6), 1e-5, 1e-6) <= truth
+    assert epsilon_from_gdp(Scores(np.ones(9), np.zeros(9)), 1e-5, 0.05) == math.inf
+    assert epsilon_from_gdp(Scores(np.zeros(9), np.ones(9)), 1e-5, 0.05) == 0.0

@@ -54,12 +54,12 @@ def test_a_collate_that_mixes_rows_is_found():
         inputs, labels = default_collate(items)
         return inputs - inputs.mean(0), labels
 
-    assert MOVED in problems(audited(collate=centred, steps=4))
+    assert MOVED in problems(audited(collate_fn=centred, steps=4))
 
 
 def test_units_with_several_rows_pass_and_are_left_out_whole():
     result = audited(
-        dataset=data(600), units=[i // 3 for i in range(600)], rows_per_unit=2, batch_size=20, steps=4
+        dataset=data(600), unit_ids=[i // 3 for i in range(600)], rows_per_unit=2, batch_size=20, steps=4
     )
     assert result.passed, problems(result)
 

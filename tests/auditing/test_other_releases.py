@@ -60,7 +60,7 @@ RELEASES = {
 def test_an_honest_release_passes_and_is_named_in_the_result(method):
     result = attacked(method)
     assert result.passed, problems(result)
-    tried, said = [check.name for check in result.checks], " ".join(result.words())
+    tried, said = [check.name for check in result.checks], " ".join(result.summary())
     for name in [*RELEASES[method], "train"]:
         assert any(what.startswith(f"{name}: all ") for what in tried)
         assert any(words.startswith(f"{name} (") and "48 times" in words for words in result.attacked)
@@ -75,7 +75,7 @@ def test_a_release_without_noise_is_found_and_named(method, monkeypatch):
     honest = mechanism.GaussianMechanism.noisy_sum
 
     class Silent:
-        for_release = True
+        publishable = True
 
         def add_rounded_gaussian(self, bits, sums, key):
             pass
@@ -88,7 +88,7 @@ def test_a_release_without_noise_is_found_and_named(method, monkeypatch):
     monkeypatch.setattr(mechanism.GaussianMechanism, "noisy_sum", leaky)
     result = attacked(method)
     assert not result.passed
-    assert result.lower_bound == math.inf
+    assert result.recomposed == math.inf
     for name in RELEASES[method]:
         assert f"{name}: all" in problems(result)
     assert "train: all" not in problems(result)
@@ -104,7 +104,7 @@ def test_a_unit_that_moves_a_count_too_far_is_found(monkeypatch):
 
 
 def test_a_count_of_records_where_units_are_promised_is_found(monkeypatch):
-    how = {"method": "fest", "units": [row // 4 for row in range(100)], "batch_size": 12}
+    how = {"method": "fest", "unit_ids": [row // 4 for row in range(100)], "batch_size": 12}
     result = attacked(**how)
     assert result.passed, problems(result)
     monkeypatch.setattr(
@@ -118,6 +118,6 @@ def test_a_release_that_nobody_knows_how_to_attack_is_refused_by_name():
     longer = replace(
         plan.with_noise({}), phases=(Phase("look", 1, 1.0, 1.0, 4.0, trains=False), *plan.phases)
     )
-    asked = dict.fromkeys(("method", "epsilon", "delta", "epochs", "batch_size", "clip_norm"))
+    asked = dict.fromkeys(("method", "epsilon", "delta", "epochs", "batch_size", "max_grad_norm"))
     with pytest.raises(PrivacyError, match="look"):
         audited(nn.Linear(24, 2), data(100), plan=longer, **asked)

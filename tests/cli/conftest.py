@@ -17,7 +17,7 @@ import pytest
 
 from sparsedp.cli import main
 from sparsedp.runs.checkpoint import read_checkpoint
-from sparsedp_experiments.cli.app import main as laboratory
+from sparsedp_experiments.runs.cli import main as laboratory
 
 LABORATORY = ("train", "compare", "sweep", "demo", "data", "audit", "diagnose")
 """Commands of `python -m sparsedp_experiments`; `sparsedp` has the others."""

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from sparsedp.cli.output import Exit
+from sparsedp.cli import Exit
 from sparsedp.runs.run import Run
 from sparsedp_experiments.runs import results as results_module
-from sparsedp_experiments.runs.config import read_experiment
 from sparsedp_experiments.runs.execute import execute
+from sparsedp_experiments.runs.grid import read_experiment
+from sparsedp_experiments.runs.pool import alone_in
 from sparsedp_experiments.runs.results import Results, append_row, make_record, read_rows
-from sparsedp_experiments.runs.runner import alone_in
 
 CONFIG = """
 title = "a small sweep"

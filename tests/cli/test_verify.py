@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from sparsedp.cli.output import Exit
+from sparsedp.cli import Exit
 from sparsedp.privacy import Charge, Phase, Plan
-from sparsedp.privacy.ledger import FileLedger
+from sparsedp.privacy.ledger import Ledger
 from sparsedp.runs.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from sparsedp.runs.verify import other_epsilons, verify
 
@@ -124,10 +124,10 @@ def test_independent_accountants_agree_on_a_published_number(tmp_path):
 
     phase = Phase(name="train", steps=2250, sampling_rate=0.04, clip_norm=1.0, noise_multiplier=1.5)
     plan = Plan(method="dp-sgd", phases=(phase,), units=1000, steps_per_epoch=25, delta=1e-5)
-    with FileLedger.create(tmp_path / "ledger.jsonl", plan) as ledger:
+    with Ledger.create(tmp_path / "ledger.jsonl", plan) as ledger:
         for step in range(2250):
             ledger.charge(Charge("train", step, 0.04, 1.5))
-    found = other_epsilons(FileLedger.read(tmp_path / "ledger.jsonl"))
+    found = other_epsilons(Ledger.read(tmp_path / "ledger.jsonl"))
     assert found["RDP (dp-accounting)"] == pytest.approx(7.3291, abs=1e-3)
     assert found["PLD (dp-accounting)"] == pytest.approx(6.769, abs=5e-3)
     assert found["RDP (Opacus)"] == pytest.approx(7.3291, abs=1e-3)

@@ -89,14 +89,14 @@ def test_a_seeded_source_differs_between_keys_seeds_and_purposes():
     assert abs(np.corrcoef(uniforms, coins)[0, 1]) < 0.2  # 6 standard deviations
 
 
-def test_only_the_system_source_is_for_release():
-    assert SystemRandomness().for_release
-    assert not SeededRandomness(0).for_release
+def test_only_the_system_source_is_publishable():
+    assert SystemRandomness().publishable
+    assert not SeededRandomness(0).publishable
 
 
 def test_public_randomness_cannot_stand_in_for_private():
     public = PublicRandomness(0)
-    for member in ("bernoulli", "below", "for_release"):
+    for member in ("bernoulli", "below", "publishable"):
         assert hasattr(PrivateRandomness, member)
         assert not hasattr(public, member)
     assert not hasattr(SystemRandomness(), "permutation")

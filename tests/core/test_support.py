@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from sparsedp.errors import SparseDPError
-from sparsedp.parameters import Layout, Support
+from sparsedp.parameters import ParameterLayout, Support
 
 
 @st.composite
@@ -124,7 +124,7 @@ def test_it_takes_no_new_attributes():
 
 
 def test_per_parameter_masks_have_the_parameters_shapes_and_together_are_the_support():
-    layout = Layout.of(nn.Sequential(nn.Conv1d(2, 3, 2), nn.Linear(4, 2)))
+    layout = ParameterLayout.of(nn.Sequential(nn.Conv1d(2, 3, 2), nn.Linear(4, 2)))
     support = Support(range(0, layout.dimension, 3), layout.dimension)
     masks = support.per_parameter(layout)
     assert {name: tuple(mask.shape) for name, mask in masks.items()} == {s.name: s.shape for s in layout}
@@ -148,7 +148,7 @@ def test_per_parameter_masks_have_the_parameters_shapes_and_together_are_the_sup
         (lambda: Support([0], 3).gather(torch.zeros(2)), "d=3"),
         (lambda: Support([0], 3).scatter(torch.zeros(2)), r"\(1,\)"),
         (lambda: Support([0], 3).overlap(Support([0], 4)), "d=4"),
-        (lambda: Support([0], 3).per_parameter(Layout.of(nn.Linear(1, 1))), "d=2"),
+        (lambda: Support([0], 3).per_parameter(ParameterLayout.of(nn.Linear(1, 1))), "d=2"),
     ],
 )
 def test_misuse_is_refused_with_what_was_expected(build, complaint):
@@ -157,7 +157,7 @@ def test_misuse_is_refused_with_what_was_expected(build, complaint):
 
 
 def test_split_gives_each_parameters_own_places() -> None:
-    layout = Layout.of(nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2, bias=False)))
+    layout = ParameterLayout.of(nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2, bias=False)))
     support = Support([0, 4, 6, 8, 11], layout.dimension)
     split = support.split(layout)
     masks = support.per_parameter(layout)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from sparsedp.federated import Client, FederatedTrainer, LocalSGD, RoundReport, Task
+from sparsedp.federated import Client, ClientTask, FederatedTrainer, LocalSGD, RoundReport
 from sparsedp.methods import build_plan
 from sparsedp.privacy.plan import Plan
 
@@ -75,10 +75,10 @@ def a_plan(method: str = "tp-topk", **changes: object) -> Plan:
         "delta": 1e-3,
         "epochs": 4,
         "batch_size": 4,
-        "clip_norm": 0.5,
+        "max_grad_norm": 0.5,
         "accountant": "rdp",
     }
-    return build_plan(method, units=CLIENTS, unit="client", **{**asked, **changes})
+    return build_plan(method, units=CLIENTS, unit_name="client", **{**asked, **changes})
 
 
 def sgd(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
@@ -90,7 +90,7 @@ class Loopback:
 
     def __init__(
         self,
-        meddle: Callable[[int, Task, Tensor], Tensor | str | None] | None = None,
+        meddle: Callable[[int, ClientTask, Tensor], Tensor | str | None] | None = None,
         world: World = NUMBERS,
         **local: object,
     ) -> None:
@@ -98,18 +98,18 @@ class Loopback:
             Client(world.make_model, LocalSGD(dataset=world.rows_of(number), loss=LOSS, **local))
             for number in range(CLIENTS)
         ]
-        self.asked: list[tuple[int, Task]] = []
+        self.asked: list[tuple[int, ClientTask]] = []
         self._meddle = meddle or (lambda client, task, update: update)
 
-    def ask(self, client: int, task: Task) -> Tensor | str | None:
-        task = Task.from_wire(task.to_wire())
+    def ask(self, client: int, task: ClientTask) -> Tensor | str | None:
+        task = ClientTask.from_payload(task.to_payload())
         self.asked.append((client, task))
         return self._meddle(client, task, self.clients[client].answer(task))
 
     def round(self, trainer: FederatedTrainer) -> RoundReport:
-        begun = trainer.begin()
+        begun = trainer.configure_round()
         answers = {client: self.ask(client, begun.task) for client in begun.clients}
-        return trainer.complete(begun, {c: a for c, a in answers.items() if a is not None})
+        return trainer.aggregate(begun, {c: a for c, a in answers.items() if a is not None})
 
     def run(self, trainer: FederatedTrainer) -> list[RoundReport]:
         reports = []

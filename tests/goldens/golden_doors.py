@@ -44,8 +44,8 @@ RANKS: dict[str, dict[str, Any]] = {
     "two ranks: adafest": {"method": "adafest", "model": "table"},
     "two ranks: units": {
         "method": "tp-topk",
-        "units": torch.arange(192) % 70,
-        "unit": "patient",
+        "unit_ids": torch.arange(192) % 70,
+        "unit_name": "patient",
         "rows_per_unit": 3,
         "batch_size": 20,
     },
@@ -71,12 +71,12 @@ def federated(name: str, out: Path) -> dict[str, Any]:
     plan = build_plan(
         method,
         units=_CLIENTS,
-        unit="client",
+        unit_name="client",
         epsilon=20.0,
         delta=1e-3,
         epochs=4,
         batch_size=4,
-        clip_norm=0.5,
+        max_grad_norm=0.5,
         accountant=accountant,
     )
     make = _bag if words else _network
@@ -91,10 +91,12 @@ def federated(name: str, out: Path) -> dict[str, Any]:
         if isinstance(event, sparsedp.StepReport):
             supports.append(event.released.support.indices.clone())
 
-    with FederatedTrainer(make(), plan=plan, optimizer=sgd, seed=5, out=out, callbacks=(note,)) as trainer:
+    with FederatedTrainer(
+        make(), plan=plan, optimizer=sgd, seed=5, run_dir=out, callbacks=(note,)
+    ) as trainer:
         while not trainer.is_done:
-            begun = trainer.begin()
-            trainer.complete(begun, {number: clients[number].answer(begun.task) for number in begun.clients})
+            begun = trainer.configure_round()
+            trainer.aggregate(begun, {number: clients[number].answer(begun.task) for number in begun.clients})
         return content(trainer.finish(), out, supports)
 
 

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import sparsedp
+from flat_settings import placed
+from sparsedp.methods import MethodOptions
 from sparsedp.methods.scores import Contributions
 from sparsedp.privacy.calibration import NominalSplit
 
@@ -24,7 +26,7 @@ _ROWS, _HELD_OUT, _STOP_AFTER = 192, 64, 5
 
 def cases() -> dict[str, dict[str, Any]]:
     """What `run` is given, by name: every method on every model, some on the table, and every feature of `fit`."""
-    methods = [(method.name, model) for method in sparsedp.all_methods() for model in MODELS]
+    methods = [(method.name, model) for method in sparsedp.list_methods() for model in MODELS]
     methods += [(method, "table") for method in BY_ROWS]
     found = {f"{method}, {model}": _of_method(method, model) for method, model in methods}
     features = {f"{how}: {method}": {"method": method, **more} for how, method, more in _FEATURES}
@@ -73,12 +75,12 @@ def _fit(out: Path, asked: Mapping[str, Any], watch: Any = None) -> tuple[sparse
         "seed": 7,
         "progress": False,
         "eval_dataset": test,
-        "out": out,
+        "run_dir": out,
         "callbacks": (note,) if watch is None else (note, watch),
     }
     given = {name: value for name, value in {**usual, **asked}.items() if value is not None}
     network = _MODELS[given.pop("model", "linear")]()
-    return sparsedp.fit(network, train, nn.CrossEntropyLoss(reduction="none"), **given), supports
+    return sparsedp.fit(network, train, nn.CrossEntropyLoss(reduction="none"), **placed(given)), supports
 
 
 def _of_method(method: str, model: str) -> dict[str, Any]:
@@ -87,9 +89,9 @@ def _of_method(method: str, model: str) -> dict[str, Any]:
         asked |= {"epsilon": None, "delta": None, "accountant": None}
         asked |= {"noise_std": 0.05} if method == "noisy-sgd" else {}
     if model == "table" and method == "adafest":
-        asked["options"] = sparsedp.MethodOptions(ranking=Contributions(1.0, 0.3))
+        asked["options"] = MethodOptions(ranking=Contributions(1.0, 0.3))
     if model == "table" and method == "given":
-        asked["options"] = sparsedp.MethodOptions(active_ratio=0.3)
+        asked["options"] = MethodOptions(active_ratio=0.3)
     return asked
 
 
@@ -120,7 +122,7 @@ def _falling(optimizer: torch.optim.Optimizer, steps: int) -> torch.optim.lr_sch
     return torch.optim.lr_scheduler.StepLR(optimizer, step_size=max(1, steps // 4), gamma=0.5)
 
 
-_PATIENTS = {"units": torch.arange(_ROWS) % 70, "unit": "patient", "batch_size": 20}
+_PATIENTS = {"unit_ids": torch.arange(_ROWS) % 70, "unit_name": "patient", "batch_size": 20}
 _TWO_RELEASES = sparsedp.PrivateNormalisation(noise_multiplier=3.0, clip_norm=2.0)
 _ONE_RELEASE = sparsedp.PrivateNormalisation(
     noise_multiplier=3.0, clip_norm=2.0, centre=False, columns=tuple(range(1, 60, 2))
@@ -132,7 +134,7 @@ _FEATURES: list[tuple[str, str, dict[str, Any]]] = [
     ("pld", "adadpigu", {"accountant": "pld"}),
     ("classic rdp", "tp-topk", {"accountant": "rdp-classic"}),
     ("nominal split", "tp-topk", {"split": NominalSplit(0.3)}),
-    ("two clip norms", "tp-topk", {"clip_norm": (1.0, 0.4)}),
+    ("two clip norms", "tp-topk", {"max_grad_norm": (1.0, 0.4)}),
     ("units of one row", "dp-sgd", _PATIENTS),
     ("units of one row", "tp-topk", _PATIENTS),
     ("units of three rows", "dp-sgd", {**_PATIENTS, "rows_per_unit": 3}),
@@ -154,9 +156,9 @@ _FEATURES: list[tuple[str, str, dict[str, Any]]] = [
     ("average", "dp-sgd", {"ema_decay": 0.9}),
     ("average", "tp-topk", {"ema_decay": 0.9, "model": "cnn"}),
     ("average", "on-rand", {"ema_decay": 0.9}),
-    ("one cycle", "dp-sgd", {"scheduler": _one_cycle}),
-    ("one cycle", "tp-topk", {"scheduler": _one_cycle, "optimizer": _adam, "lr": None}),
-    ("falling rate", "on-rand", {"scheduler": _falling}),
+    ("one cycle", "dp-sgd", {"lr_scheduler": _one_cycle}),
+    ("one cycle", "tp-topk", {"lr_scheduler": _one_cycle, "optimizer": _adam, "lr": None}),
+    ("falling rate", "on-rand", {"lr_scheduler": _falling}),
     ("normalised", "dp-sgd", {**_FLAT, "normalise": _TWO_RELEASES, "epsilon": 6.0}),
     ("normalised", "tp-topk", {**_FLAT, "normalise": _ONE_RELEASE, "epsilon": 6.0}),
     ("normalised units", "tp-topk", {**_PATIENTS, "normalise": _TWO_RELEASES, "epsilon": 6.0}),

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from sparsedp.clipping import Geometry, Identity, Standardized
-from sparsedp.parameters import Layout, Support
+from sparsedp.parameters import ParameterLayout, Support
 
 SAMPLES = 6
 
@@ -268,7 +268,7 @@ KNOWN = LINEAR | CONVOLUTIONS | EMBEDDINGS | NORMS
 CASES = KNOWN | UNKNOWN | NETWORKS | GIVES_WAY
 
 
-def supports(layout: Layout) -> dict[str, Support]:
+def supports(layout: ParameterLayout) -> dict[str, Support]:
     """Full, random, one coordinate, none, and whole rows with whole parameters left out."""
     d = layout.dimension
     generator = torch.Generator().manual_seed(d)

@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sparsedp.batch import MicroBatch, supervised
+from sparsedp.batch import MicroBatch, from_criterion
 from sparsedp.clipping import ROUNDING_MARGIN, FlatClip
-from sparsedp.grad_sample import ENGINES, Query
+from sparsedp.grad_sample import ENGINES, ClippedSumQuery
 from sparsedp.parameters import Support
 from sparsedp_experiments.models import dp_cnn, mnist_cnn
 
@@ -48,9 +48,9 @@ def test_dense_clipped_sums_are_those_of_opacus(name):
     torch.manual_seed(0)
     model = build(shape, 10)
     rows = (4 * torch.randn(samples, *shape), torch.randint(0, 10, (samples,)))
-    loss = supervised(nn.CrossEntropyLoss(reduction="none"))
+    loss = from_criterion(nn.CrossEntropyLoss(reduction="none"))
     engine = ENGINES["bookkeeping"](model, loss)
-    query = Query(Support.full(engine.layout.dimension), FlatClip(CLIP_NORM))
+    query = ClippedSumQuery(Support.full(engine.layout.dimension), FlatClip(CLIP_NORM))
     ours = engine.clipped_sum([MicroBatch(rows)], query)
     theirs = opacus_clipped_sum(model, rows, CLIP_NORM / (1 + ROUNDING_MARGIN))
     assert float((ours - theirs).norm() / theirs.norm()) < 1e-5

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from sparsedp.batch import MicroBatch
 from sparsedp.clipping import FlatClip
-from sparsedp.grad_sample import BookkeepingEngine, Query
+from sparsedp.grad_sample import BookKeepingEngine, ClippedSumQuery
 from sparsedp.parameters import Support
 
 CLIP, WIDTH = 0.1, 6
@@ -71,11 +71,11 @@ def without(rows: tuple[Tensor, Tensor], place: int) -> tuple[Tensor, Tensor]:
     return rows[0][kept], rows[1][kept]
 
 
-def summed(name: str, rows: tuple[Tensor, Tensor]) -> tuple[Tensor, BookkeepingEngine]:
+def summed(name: str, rows: tuple[Tensor, Tensor]) -> tuple[Tensor, BookKeepingEngine]:
     torch.manual_seed(0)
     build, its_loss = MODELS[name]
-    engine = BookkeepingEngine(build(), its_loss)
-    query = Query(Support.full(engine.layout.dimension), FlatClip(CLIP))
+    engine = BookKeepingEngine(build(), its_loss)
+    query = ClippedSumQuery(Support.full(engine.layout.dimension), FlatClip(CLIP))
     return engine.clipped_sum([MicroBatch(rows)], query), engine
 
 

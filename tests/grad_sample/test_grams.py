@@ -11,11 +11,11 @@ from torch import nn
 
 from sparsedp.batch import MicroBatch
 from sparsedp.clipping import FlatClip
-from sparsedp.grad_sample import BookkeepingEngine, Query, linear
-from sparsedp.grad_sample.blocks import Metric
+from sparsedp.grad_sample import BookKeepingEngine, ClippedSumQuery, linear
 from sparsedp.grad_sample.buffers import Space, Workspace
 from sparsedp.grad_sample.conv import ConvWeight
 from sparsedp.grad_sample.linear import SequenceOuter
+from sparsedp.grad_sample.sampler import Metric
 from sparsedp.parameters import Support
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
@@ -44,11 +44,11 @@ def test_the_engine_equals_a_plain_loop(always, monkeypatch, case, most_terms):
     monkeypatch.setattr(linear, "MOST_TERMS", most_terms)
     model, rows = CASES[case].make(torch.float64)
     gradients = plain_loop(model, loss, rows)
-    engine = BookkeepingEngine(model, loss)
+    engine = BookKeepingEngine(model, loss)
     for support in supports(engine.layout).values():
         z = measured(gradients, support.indices.numpy())
         clip_norm = median_norm(z)
-        found = engine.clipped_sum([MicroBatch(rows)], Query(support, FlatClip(clip_norm)))
+        found = engine.clipped_sum([MicroBatch(rows)], ClippedSumQuery(support, FlatClip(clip_norm)))
         error = np.linalg.norm(found.numpy() - clipped_sum(z, clip_norm))
         assert error <= 1e-9 * clip_norm * len(gradients)
 
@@ -58,8 +58,8 @@ def test_rows_of_one_unit_are_added_before_they_are_measured(always, case):
     units = [0, 0, 1, 2, 2, 2]
     model, rows = CASES[case].make(torch.float64, len(units))
     z = unit_means(plain_loop(model, loss, rows), units)
-    engine = BookkeepingEngine(model, loss)
-    query = Query(Support.full(engine.layout.dimension), FlatClip(median_norm(z)))
+    engine = BookKeepingEngine(model, loss)
+    query = ClippedSumQuery(Support.full(engine.layout.dimension), FlatClip(median_norm(z)))
     found = engine.clipped_sum([MicroBatch(rows, torch.tensor(units))], query)
     np.testing.assert_allclose(found.numpy(), clipped_sum(z, median_norm(z)), rtol=1e-9, atol=1e-11)
 
@@ -101,9 +101,9 @@ def test_a_record_that_cannot_be_measured_counts_as_absent(always, kind, bad):
     def total(model, rows):
         return model(rows).flatten(1).square().sum(1)
 
-    query = Query(Support.full(20), FlatClip(1.0))
-    without = BookkeepingEngine(model, total).clipped_sum([MicroBatch(rows[[0, 1, 3, 4, 5]])], query)
-    found = BookkeepingEngine(model, total).clipped_sum([MicroBatch(broken)], query)
+    query = ClippedSumQuery(Support.full(20), FlatClip(1.0))
+    without = BookKeepingEngine(model, total).clipped_sum([MicroBatch(rows[[0, 1, 3, 4, 5]])], query)
+    found = BookKeepingEngine(model, total).clipped_sum([MicroBatch(broken)], query)
     torch.testing.assert_close(found, without, rtol=1e-5, atol=1e-6)
 
 
@@ -112,8 +112,8 @@ def test_a_cancelling_record_cannot_disturb_the_sum_of_the_others(always, size):
     model = nn.Linear(64, 64, bias=False)
     others, record = torch.randn(40, 4, 64), torch.zeros(1, 4, 64)
     record[0, 0], record[0, 1] = size, -size
-    engine = BookkeepingEngine(model, lambda model, rows: model(rows).flatten(1).sum(1))
-    query = Query(Support.full(64 * 64), FlatClip(1.0))
+    engine = BookKeepingEngine(model, lambda model, rows: model(rows).flatten(1).sum(1))
+    query = ClippedSumQuery(Support.full(64 * 64), FlatClip(1.0))
     without = engine.clipped_sum([MicroBatch(others)], query)
     joined = engine.clipped_sum([MicroBatch(torch.cat([others[:1], record, others[1:]]))], query)
     assert float((joined - without).norm()) <= 1e-5

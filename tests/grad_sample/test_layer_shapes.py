@@ -15,7 +15,7 @@ from torch import nn
 
 from sparsedp.batch import MicroBatch
 from sparsedp.clipping import FlatClip, Standardized
-from sparsedp.grad_sample import BookkeepingEngine, Query
+from sparsedp.grad_sample import BookKeepingEngine, ClippedSumQuery
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
 
@@ -82,11 +82,11 @@ def norms(draw) -> Case:
 def test_the_fast_engine_equals_a_plain_loop(case, samples, geometry, kind, seed):
     model, rows = case.make(torch.float64, samples, seed)
     gradients = plain_loop(model, loss, rows)
-    engine = BookkeepingEngine(model, loss)
+    engine = BookKeepingEngine(model, loss)
     support = supports(engine.layout)[kind]
     space = GEOMETRIES[geometry](gradients, support)
     parts = (space.centre.numpy(), space.scale.numpy()) if isinstance(space, Standardized) else (0.0, 1.0)
     z = measured(gradients, support.indices.numpy(), *parts)
     clip_norm = median_norm(z)
-    found = engine.clipped_sum([MicroBatch(rows)], Query(support, FlatClip(clip_norm), space))
+    found = engine.clipped_sum([MicroBatch(rows)], ClippedSumQuery(support, FlatClip(clip_norm), space))
     np.testing.assert_allclose(found.numpy(), clipped_sum(z, clip_norm), rtol=1e-8, atol=1e-8 * clip_norm)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from sparsedp.batch import MicroBatch
 from sparsedp.clipping import FlatClip, Identity, Standardized
-from sparsedp.grad_sample import ENGINES, Query
+from sparsedp.grad_sample import ENGINES, ClippedSumQuery
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
 
@@ -29,7 +29,7 @@ def check(engine, rows, gradients, support, geometry, tolerance):
     )
     z = measured(gradients, support.indices.numpy(), *parts)
     clip_norm = median_norm(z)
-    found = engine.clipped_sum([MicroBatch(rows)], Query(support, FlatClip(clip_norm), geometry))
+    found = engine.clipped_sum([MicroBatch(rows)], ClippedSumQuery(support, FlatClip(clip_norm), geometry))
     assert found.dtype == torch.float64
     assert found.shape == (support.size,)
     error = np.linalg.norm(found.numpy() - clipped_sum(z, clip_norm))
@@ -72,7 +72,9 @@ def test_known_layers_need_no_reference_path(case, caplog):
     model, rows = CASES[case].make(torch.float32)
     with caplog.at_level(logging.DEBUG, logger="sparsedp"):
         engine = ENGINES["bookkeeping"](model, loss)
-        engine.clipped_sum([MicroBatch(rows)], Query(supports(engine.layout)["full"], FlatClip(1.0)))
+        engine.clipped_sum(
+            [MicroBatch(rows)], ClippedSumQuery(supports(engine.layout)["full"], FlatClip(1.0))
+        )
     assert caplog.records == []
 
 

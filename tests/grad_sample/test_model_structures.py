@@ -11,10 +11,10 @@ from gradient_oracle import clipped_sum, measured, median_norm, plain_loop
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from sparsedp.batch import MicroBatch, select_rows
+from sparsedp.batch import MicroBatch, slice_batch
 from sparsedp.clipping import FlatClip
 from sparsedp.errors import ModelError, SparseDPError
-from sparsedp.grad_sample import ENGINES, BookkeepingEngine, Query
+from sparsedp.grad_sample import ENGINES, BookKeepingEngine, ClippedSumQuery
 from sparsedp.grad_sample.isolation import same_draws
 from sparsedp.parameters import Support
 from sparsedp.randomness import SeededRandomness
@@ -31,7 +31,7 @@ def assert_right(model: nn.Module, inputs: Tensor, loss=loss, kinds=tuple(ENGINE
         for name, support in supports(engine.layout).items():
             z = measured(gradients, support.indices.numpy())
             clip_norm = median_norm(z)
-            found = engine.clipped_sum([MicroBatch(rows)], Query(support, FlatClip(clip_norm)))
+            found = engine.clipped_sum([MicroBatch(rows)], ClippedSumQuery(support, FlatClip(clip_norm)))
             error = np.linalg.norm(found.numpy() - clipped_sum(z, clip_norm))
             assert error <= 3e-5 * clip_norm * len(inputs), (kind, name)
 
@@ -157,8 +157,8 @@ def test_an_in_place_activation_after_a_layer():
 def test_an_in_place_activation_after_a_layer_on_sequences_stays_on_the_fast_path():
     model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(inplace=True), nn.Linear(5, 3), nn.ELU(inplace=True))
     assert_right(model, inputs(3, 4))
-    engine = BookkeepingEngine(model, loss)
-    query = Query(Support.full(engine.layout.dimension), FlatClip(1.0))
+    engine = BookKeepingEngine(model, loss)
+    query = ClippedSumQuery(Support.full(engine.layout.dimension), FlatClip(1.0))
     engine.clipped_sum([MicroBatch((inputs(3, 4), torch.ones(SAMPLES)))], query)
     assert engine.notes == ()
 
@@ -189,10 +189,10 @@ def test_an_input_overwritten_after_use_is_refused():
         return first + m.second(hidden)
 
     model = By(forward, first=nn.Linear(4, 3), second=nn.Linear(4, 3))
-    engine = BookkeepingEngine(model, loss)
+    engine = BookKeepingEngine(model, loss)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         engine.clipped_sum(
-            [MicroBatch((inputs(4), torch.ones(SAMPLES)))], Query(Support.full(30), FlatClip(1.0))
+            [MicroBatch((inputs(4), torch.ones(SAMPLES)))], ClippedSumQuery(Support.full(30), FlatClip(1.0))
         )
 
 
@@ -234,7 +234,7 @@ def test_the_engine_leaves_no_hooks_and_no_gradients_behind():
     for make in ENGINES.values():
         engine = make(model, loss)
         rows = (inputs(4), torch.ones(SAMPLES))
-        total = engine.clipped_sum([MicroBatch(rows)], Query(Support.full(43), FlatClip(1.0)))
+        total = engine.clipped_sum([MicroBatch(rows)], ClippedSumQuery(Support.full(43), FlatClip(1.0)))
         assert not total.requires_grad
     assert all(not module._forward_hooks for module in model.modules())
     assert all(p.grad is None and torch.equal(p, before[name]) for name, p in model.named_parameters())
@@ -244,7 +244,7 @@ def test_the_engine_leaves_no_hooks_and_no_gradients_behind():
 def test_it_works_where_gradients_are_switched_off(kind):
     model = nn.Linear(4, 3)
     rows = (inputs(4), torch.ones(SAMPLES))
-    query = Query(Support.full(15), FlatClip(1.0))
+    query = ClippedSumQuery(Support.full(15), FlatClip(1.0))
     expected = ENGINES[kind](model, loss).clipped_sum([MicroBatch(rows)], query)
     with torch.no_grad():
         assert torch.equal(ENGINES[kind](model, loss).clipped_sum([MicroBatch(rows)], query), expected)
@@ -255,11 +255,11 @@ def test_dropout_draws_a_mask_per_example_and_step(kind):
     model = nn.Sequential(nn.Linear(4, 64), nn.Dropout(0.5), nn.Tanh(), nn.Linear(64, 3))
     alike = (torch.ones(SAMPLES, 4), torch.ones(SAMPLES))
     engine = ENGINES[kind](model, loss)
-    query = Query(Support.full(engine.layout.dimension), FlatClip(1e3))
+    query = ClippedSumQuery(Support.full(engine.layout.dimension), FlatClip(1e3))
 
     def total(step: int, rows: int = SAMPLES) -> Tensor:
         seed = SeededRandomness(0).secret((step,)).model_seed(0)
-        return engine.clipped_sum([MicroBatch(select_rows(alike, slice(rows)), seed=seed)], query)
+        return engine.clipped_sum([MicroBatch(slice_batch(alike, slice(rows)), seed=seed)], query)
 
     assert bool(total(0).isfinite().all())
     assert torch.equal(total(0), total(0))
@@ -282,8 +282,8 @@ def test_dropout_inside_an_unknown_module_is_finite_and_bounded():
         def forward(self, x: Tensor) -> Tensor:
             return self.attention(x, x, x)[0]
 
-    engine = BookkeepingEngine(Attend(), loss)
-    query = Query(Support.full(engine.layout.dimension), FlatClip(0.5))
+    engine = BookKeepingEngine(Attend(), loss)
+    query = ClippedSumQuery(Support.full(engine.layout.dimension), FlatClip(0.5))
     seed = SeededRandomness(0).secret((0,)).model_seed(0)
     total = engine.clipped_sum([MicroBatch((inputs(3, 4), torch.ones(SAMPLES)), seed=seed)], query)
     assert 0 < float(total.norm()) <= 0.5 * SAMPLES
@@ -295,7 +295,7 @@ def test_a_scalar_loss_is_refused_with_the_remedy(kind, reduce):
     model = nn.Linear(4, 3)
     engine = ENGINES[kind](model, lambda model, rows: reduce(model(rows)))
     with pytest.raises(SparseDPError, match='reduction="none"'):
-        engine.clipped_sum([MicroBatch(inputs(4))], Query(Support.full(15), FlatClip(1.0)))
+        engine.clipped_sum([MicroBatch(inputs(4))], ClippedSumQuery(Support.full(15), FlatClip(1.0)))
 
 
 def test_a_column_of_losses_is_accepted():
@@ -314,26 +314,26 @@ def test_a_column_of_losses_is_accepted():
 )
 def test_embeddings_that_mix_or_rewrite_are_refused_with_the_remedy(layer, complaint):
     with pytest.raises(ModelError, match=complaint):
-        BookkeepingEngine(nn.Sequential(layer), loss)
+        BookKeepingEngine(nn.Sequential(layer), loss)
 
 
 def test_a_model_that_changed_since_is_refused():
     model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 3))
-    engine = BookkeepingEngine(model, loss)
+    engine = BookKeepingEngine(model, loss)
     model[0].requires_grad_(False)
     with pytest.raises(ModelError, match="changed since"):
         engine.clipped_sum(
-            [MicroBatch((inputs(4), torch.ones(SAMPLES)))], Query(Support.full(27), FlatClip(1.0))
+            [MicroBatch((inputs(4), torch.ones(SAMPLES)))], ClippedSumQuery(Support.full(27), FlatClip(1.0))
         )
 
 
 def test_weights_changed_between_steps_are_seen():
     model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 3))
     rows = (inputs(4), torch.ones(SAMPLES))
-    query = Query(Support.full(27), FlatClip(1.0))
-    engine = BookkeepingEngine(model, loss)
+    query = ClippedSumQuery(Support.full(27), FlatClip(1.0))
+    engine = BookKeepingEngine(model, loss)
     engine.clipped_sum([MicroBatch(rows)], query)
     with torch.no_grad():
         model[2].weight.mul_(-2)
-    expected = BookkeepingEngine(model, loss).clipped_sum([MicroBatch(rows)], query)
+    expected = BookKeepingEngine(model, loss).clipped_sum([MicroBatch(rows)], query)
     assert torch.equal(engine.clipped_sum([MicroBatch(rows)], query), expected)

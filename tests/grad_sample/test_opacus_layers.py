@@ -20,7 +20,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from sparsedp.batch import MicroBatch
 from sparsedp.clipping import FlatClip
-from sparsedp.grad_sample import BookkeepingEngine, Query
+from sparsedp.grad_sample import BookKeepingEngine, ClippedSumQuery
 
 opacus = pytest.importorskip("opacus")
 
@@ -167,13 +167,13 @@ def test_every_layer_that_opacus_tests_is_here():
 def test_the_layer_is_fast_and_equals_a_plain_loop(file, name, caplog):
     model, rows = LAYERS[file][name].make(torch.float64, 4)
     gradients = plain_loop(model, loss, rows)
-    engine = BookkeepingEngine(model, loss)
+    engine = BookKeepingEngine(model, loss)
     with caplog.at_level(logging.INFO, logger="sparsedp"):
         for which in ("full", "random", "rows"):
             support = supports(engine.layout)[which]
             z = measured(gradients, support.indices.numpy())
             clip_norm = median_norm(z)
-            found = engine.clipped_sum([MicroBatch(rows)], Query(support, FlatClip(clip_norm)))
+            found = engine.clipped_sum([MicroBatch(rows)], ClippedSumQuery(support, FlatClip(clip_norm)))
             error = np.linalg.norm(found.numpy() - clipped_sum(z, clip_norm))
             least = 1e-6 * np.abs(gradients).max()  # a key's bias has no gradient but rounding
             assert error <= 1e-9 * max(clip_norm, least) * len(gradients), which
@@ -186,8 +186,8 @@ def test_packed_sequences_equal_a_plain_loop(kind, in_order):
     case = Case(packed(RECURRENT[kind][0], in_order=in_order, num_layers=2, bidirectional=True), (3, 4))
     model, rows = case.make(torch.float64, 5)
     gradients = plain_loop(model, loss, rows)
-    engine = BookkeepingEngine(model, loss)
-    query = Query(supports(engine.layout)["full"], FlatClip(median_norm(gradients)))
+    engine = BookKeepingEngine(model, loss)
+    query = ClippedSumQuery(supports(engine.layout)["full"], FlatClip(median_norm(gradients)))
     found = engine.clipped_sum([MicroBatch(rows)], query)
     np.testing.assert_allclose(found.numpy(), clipped_sum(gradients, query.clip.norm), atol=1e-9)
     assert "example's values" in engine.notes[0]

@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 
 from sparsedp.batch import MicroBatch
 from sparsedp.clipping import FlatClip
-from sparsedp.grad_sample import BookkeepingEngine, Query
+from sparsedp.grad_sample import BookKeepingEngine, ClippedSumQuery
 from sparsedp.parameters import Support
 
 CELLS = {
@@ -37,10 +37,10 @@ def rows(*shape: int) -> tuple[Tensor, Tensor]:
     return torch.randn(5, *shape, dtype=torch.float64), torch.linspace(0.2, 2.0, 5).double()
 
 
-def assert_sum_is_right(model: nn.Module, batch: tuple[Tensor, Tensor], loss=loss) -> BookkeepingEngine:
+def assert_sum_is_right(model: nn.Module, batch: tuple[Tensor, Tensor], loss=loss) -> BookKeepingEngine:
     gradients = plain_loop(model, loss, batch)
-    engine = BookkeepingEngine(model, loss)
-    query = Query(Support.full(engine.layout.dimension), FlatClip(median_norm(gradients)))
+    engine = BookKeepingEngine(model, loss)
+    query = ClippedSumQuery(Support.full(engine.layout.dimension), FlatClip(median_norm(gradients)))
     found = engine.clipped_sum([MicroBatch(batch)], query)
     np.testing.assert_allclose(found.numpy(), clipped_sum(gradients, query.clip.norm), atol=1e-9)
     return engine
@@ -92,8 +92,8 @@ def test_half_precision_by_autocast_is_left_to_pytorch():
     model = By(forward, cell=nn.GRU(3, 4, batch_first=True))
     batch = tuple(part.float() for part in rows(3, 3))
     gradients = plain_loop(model, loss, batch)
-    engine = BookkeepingEngine(model, loss)
-    query = Query(Support.full(engine.layout.dimension), FlatClip(median_norm(gradients)))
+    engine = BookKeepingEngine(model, loss)
+    query = ClippedSumQuery(Support.full(engine.layout.dimension), FlatClip(median_norm(gradients)))
     found = engine.clipped_sum([MicroBatch(batch)], query).numpy()
     assert np.linalg.norm(found - clipped_sum(gradients, query.clip.norm)) <= 0.03 * query.clip.norm * 5
 
@@ -102,8 +102,8 @@ def test_nothing_of_a_chunk_outlives_it():
     """A node that held what it gave out would keep itself alive, and all of its sequence with it."""
     model = cell("lstm")
     batch = rows(3, 3)
-    engine = BookkeepingEngine(By(lambda m, x: m.cell(x)[0], cell=model), loss)
-    query = Query(Support.full(engine.layout.dimension), FlatClip(1.0))
+    engine = BookKeepingEngine(By(lambda m, x: m.cell(x)[0], cell=model), loss)
+    query = ClippedSumQuery(Support.full(engine.layout.dimension), FlatClip(1.0))
 
     def tensors_after_a_sum() -> int:
         engine.clipped_sum([MicroBatch(batch)], query)

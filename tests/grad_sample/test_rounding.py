@@ -6,7 +6,7 @@ from torch import nn
 
 from sparsedp.batch import MicroBatch
 from sparsedp.clipping import FlatClip, Standardized
-from sparsedp.grad_sample import BookkeepingEngine, Query, ReferenceEngine, bookkeeping
+from sparsedp.grad_sample import BookKeepingEngine, ClippedSumQuery, ReferenceEngine, bookkeeping
 from sparsedp.parameters import Support
 
 
@@ -39,8 +39,8 @@ def test_a_record_whose_positions_cancel_cannot_disturb_the_sum_of_the_others(mo
     else:
         record[..., :3], record[..., 3:6] = size, -size
         record[..., 6:] = 0
-    engine = BookkeepingEngine(model, output_sum)
-    query = Query(Support.full(model.weight.numel()), FlatClip(1.0))
+    engine = BookKeepingEngine(model, output_sum)
+    query = ClippedSumQuery(Support.full(model.weight.numel()), FlatClip(1.0))
     without = engine.clipped_sum([MicroBatch(others)], query)
     joined = engine.clipped_sum([MicroBatch(torch.cat([others, record]))], query)
     assert float((joined - without).norm()) <= 1
@@ -53,16 +53,16 @@ def test_a_constant_record_in_many_features_stays_within_the_clip(ratio):
     model = nn.Linear(inputs, 1, bias=False)
     support = Support.from_mask(torch.arange(inputs) % 10 < 10 * ratio)
     row = torch.full((1, inputs), 0.7)
-    total = BookkeepingEngine(model, linear_loss).clipped_sum(
-        [MicroBatch(row)], Query(support, FlatClip(1.0))
+    total = BookKeepingEngine(model, linear_loss).clipped_sum(
+        [MicroBatch(row)], ClippedSumQuery(support, FlatClip(1.0))
     )
     assert float(total.norm()) <= 1
 
 
 def test_a_constant_record_in_a_large_sequence_layer_stays_within_the_clip():
     model = nn.Linear(512, 512, bias=False)
-    query = Query(Support.full(512 * 512), FlatClip(1.0))
-    total = BookkeepingEngine(model, output_sum).clipped_sum(
+    query = ClippedSumQuery(Support.full(512 * 512), FlatClip(1.0))
+    total = BookKeepingEngine(model, output_sum).clipped_sum(
         [MicroBatch(torch.full((1, 4, 512), 0.7))], query
     )
     assert float(total.norm()) <= 1
@@ -73,9 +73,9 @@ def test_a_far_centre_does_not_let_rounding_past_the_clip(centre):
     generator = torch.Generator().manual_seed(1)
     model = nn.Linear(200, 1, bias=False)
     geometry = Standardized(torch.full((200,), centre), torch.ones(200))
-    query = Query(Support.full(200), FlatClip(1.0), geometry)
+    query = ClippedSumQuery(Support.full(200), FlatClip(1.0), geometry)
     rows = centre + torch.randn(2000, 200, generator=generator)
-    engine = BookkeepingEngine(model, linear_loss)
+    engine = BookKeepingEngine(model, linear_loss)
     change = engine.clipped_sum([MicroBatch(rows)], query) - engine.clipped_sum(
         [MicroBatch(rows[:-1])], query
     )
@@ -105,16 +105,16 @@ class UsesALayerInsideAndOutside(nn.Module):
 def test_a_layer_used_inside_and_outside_an_unknown_module_is_counted_once():
     model = UsesALayerInsideAndOutside()
     rows = MicroBatch(torch.randn(6, 5))
-    query = Query(Support.full(31), FlatClip(0.5))
+    query = ClippedSumQuery(Support.full(31), FlatClip(0.5))
     expected = ReferenceEngine(model, output_sum).clipped_sum([rows], query)
-    torch.testing.assert_close(BookkeepingEngine(model, output_sum).clipped_sum([rows], query), expected)
+    torch.testing.assert_close(BookKeepingEngine(model, output_sum).clipped_sum([rows], query), expected)
 
 
 def test_the_reference_engine_leaves_a_module_met_under_two_names_as_it_was():
     model = UsesALayerInsideAndOutside()
     before = dict(model.named_parameters())
     ReferenceEngine(model, output_sum).clipped_sum(
-        [MicroBatch(torch.randn(2, 5))], Query(Support.full(31), FlatClip(1.0))
+        [MicroBatch(torch.randn(2, 5))], ClippedSumQuery(Support.full(31), FlatClip(1.0))
     )
     assert all(before[name] is parameter for name, parameter in model.named_parameters())
     output_sum(model, torch.randn(2, 5)).sum().backward()

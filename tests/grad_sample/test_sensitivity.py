@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from sparsedp.batch import MicroBatch
 from sparsedp.clipping import FlatClip
-from sparsedp.grad_sample import ENGINES, Query, make_engine
+from sparsedp.grad_sample import ENGINES, ClippedSumQuery, make_engine
 from sparsedp.parameters import Support
 
 MODELS = ["linear", "linear-sequence", "linear-wide", "conv2d", "conv2d-shifts", "conv2d-depthwise", "conv3d"]
@@ -74,7 +74,7 @@ class Question:
         engine = make_engine(model, loss, self.engine)
         support = supports(engine.layout)[self.support]
         geometry = GEOMETRIES[self.geometry](np.ones(1), support)
-        query = Query(support, FlatClip(self.clip_norm), geometry, self.top)
+        query = ClippedSumQuery(support, FlatClip(self.clip_norm), geometry, self.top)
         return rows, lambda rows, units=None: engine.clipped_sum([MicroBatch(rows, units)], query)
 
 
@@ -163,7 +163,7 @@ def test_contributions_that_nearly_undo_themselves_are_bounded_all_the_same(laye
         }[layer]
         engine = ENGINES[kind](model, position_weighted)
         for clip_norm in (0.01, 1.0):
-            query = Query(Support.full(engine.layout.dimension), FlatClip(clip_norm))
+            query = ClippedSumQuery(Support.full(engine.layout.dimension), FlatClip(clip_norm))
             total = engine.clipped_sum([MicroBatch((inputs.contiguous(), gradients.contiguous()))], query)
             assert float(total.norm()) <= clip_norm
 
@@ -189,5 +189,5 @@ def test_the_product_of_something_tiny_and_something_huge_is_bounded(layer, supp
                 torch.full((1, *s), 10.0**p) for s, p in zip(shapes[layer], (tiny, huge), strict=True)
             )
         for clip_norm in (1e-6, 1.0):
-            query = Query(supports(engine.layout)[support], FlatClip(clip_norm))
+            query = ClippedSumQuery(supports(engine.layout)[support], FlatClip(clip_norm))
             assert float(engine.clipped_sum([MicroBatch(rows)], query).norm()) <= clip_norm

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from sparsedp.batch import MicroBatch
 from sparsedp.clipping import FlatClip, Standardized
-from sparsedp.grad_sample import BookkeepingEngine, Query
+from sparsedp.grad_sample import BookKeepingEngine, ClippedSumQuery
 from sparsedp.grad_sample.rules import RULES, Rule
 from sparsedp.parameters import Support
 
@@ -29,18 +29,18 @@ NOT_VECTORISED = ("packed", "bilinear", "checkpointed")
 WITHOUT_A_FORMULA = {"token-written-in-place"}
 
 
-def assert_right(case: Case, geometry: str, units=None, tolerance: float = 1e-9) -> BookkeepingEngine:
+def assert_right(case: Case, geometry: str, units=None, tolerance: float = 1e-9) -> BookKeepingEngine:
     model, rows = case.make(torch.float64, len(UNITS))
     gradients = plain_loop(model, loss, rows)
     contributions = gradients if units is None else unit_means(gradients, units)
-    engine = BookkeepingEngine(model, loss)
+    engine = BookKeepingEngine(model, loss)
     for name, support in supports(engine.layout).items():
         space = GEOMETRIES[geometry](gradients, support)
         parts = (space.centre.numpy(), space.scale.numpy()) if isinstance(space, Standardized) else (0.0, 1.0)
         z = measured(contributions, support.indices.numpy(), *parts)
         clip_norm = median_norm(z)
         batch = MicroBatch(rows, None if units is None else torch.tensor(units))
-        found = engine.clipped_sum([batch], Query(support, FlatClip(clip_norm), space))
+        found = engine.clipped_sum([batch], ClippedSumQuery(support, FlatClip(clip_norm), space))
         error = np.linalg.norm(found.numpy() - clipped_sum(z, clip_norm))
         least = 1e-6 * np.abs(gradients).max()  # a key's bias has no gradient but rounding
         assert error <= tolerance * max(clip_norm, least) * len(contributions), name
@@ -108,9 +108,9 @@ def test_rows_picked_by_their_content_are_never_taken_for_others(samples):
     rows = (x, torch.linspace(0.2, 2.0, samples).double())
     gradients = plain_loop(model, loss, rows)
     clip_norm = median_norm(gradients)
-    engine = BookkeepingEngine(model, loss)
+    engine = BookKeepingEngine(model, loss)
     found = engine.clipped_sum(
-        [MicroBatch(rows)], Query(Support.full(engine.layout.dimension), FlatClip(clip_norm))
+        [MicroBatch(rows)], ClippedSumQuery(Support.full(engine.layout.dimension), FlatClip(clip_norm))
     )
     np.testing.assert_allclose(found.numpy(), clipped_sum(gradients, clip_norm), atol=1e-9)
 
@@ -126,11 +126,11 @@ def test_half_precision_activations_are_measured_in_full():
     build = by(autocast, body=linear(3, 8), norm=lambda: nn.LayerNorm(8), gain=bare(8), head=linear(8, 2))
     model, rows = Case(build, (4, 3)).make(torch.float32, len(UNITS))
     gradients = plain_loop(model, loss, rows)
-    engine = BookkeepingEngine(model, loss)
+    engine = BookKeepingEngine(model, loss)
     for name, support in supports(engine.layout).items():
         z = measured(gradients, support.indices.numpy())
         clip_norm = median_norm(z)
-        found = engine.clipped_sum([MicroBatch(rows)], Query(support, FlatClip(clip_norm)))
+        found = engine.clipped_sum([MicroBatch(rows)], ClippedSumQuery(support, FlatClip(clip_norm)))
         assert np.linalg.norm(found.numpy() - clipped_sum(z, clip_norm)) <= 0.03 * clip_norm * len(UNITS), (
             name
         )

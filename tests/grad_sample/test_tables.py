@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from sparsedp.batch import MicroBatch
 from sparsedp.clipping import FlatClip, Standardized
-from sparsedp.grad_sample import BookkeepingEngine, Query
-from sparsedp.grad_sample.blocks import make_blocks
+from sparsedp.grad_sample import BookKeepingEngine, ClippedSumQuery
 from sparsedp.grad_sample.embedding import Pairs
-from sparsedp.parameters import Layout, Support
+from sparsedp.grad_sample.sampler import make_blocks
+from sparsedp.parameters import ParameterLayout, Support
 
 ROWS, WIDTH = 50, 3
 
@@ -30,7 +30,7 @@ class Text(nn.Module):
         return self.head(self.table(ids).tanh().mean(1) + self.bag(ids))
 
 
-def few_rows(layout: Layout) -> Support:
+def few_rows(layout: ParameterLayout) -> Support:
     """Rows 0 (padding), 3, 7 and 49 of the table, 7 of the bag, and the head."""
     table, bag, *head = layout.slots
     whole = [table.offset + WIDTH * r + c for r in (0, 3, 7, 49) for c in range(WIDTH)]
@@ -49,19 +49,19 @@ def test_the_rows_of_a_support_equal_a_plain_loop_in_float64(tokens, geometry, u
     rows = (ids, torch.linspace(0.2, 2.0, 8).double())
     gradients = plain_loop(model, loss, rows)
     contributions = gradients if units is None else unit_means(gradients, units)
-    engine = BookkeepingEngine(model, loss)
+    engine = BookKeepingEngine(model, loss)
     support = few_rows(engine.layout)
     space = GEOMETRIES[geometry](gradients, support)
     parts = (space.centre.numpy(), space.scale.numpy()) if isinstance(space, Standardized) else (0.0, 1.0)
     z = measured(contributions, support.indices.numpy(), *parts)
     clip_norm = median_norm(z)
     batch = MicroBatch(rows, None if units is None else torch.tensor(units))
-    found = engine.clipped_sum([batch], Query(support, FlatClip(clip_norm), space))
+    found = engine.clipped_sum([batch], ClippedSumQuery(support, FlatClip(clip_norm), space))
     assert np.linalg.norm(found.numpy() - clipped_sum(z, clip_norm)) <= 1e-9 * clip_norm
 
 
 def test_a_table_keeps_only_its_active_rows():
-    layout = Layout.of(Text())
+    layout = ParameterLayout.of(Text())
     blocks = make_blocks(layout, few_rows(layout), torch.device("cpu"))
     assert blocks["table.weight"].shape == (4, WIDTH)
     assert blocks["table.weight"].rows.tolist() == [0, 3, 7, 49]

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from sparsedp.batch import MicroBatch
 from sparsedp.clipping import FlatClip
-from sparsedp.grad_sample import BookkeepingEngine, Query
+from sparsedp.grad_sample import BookKeepingEngine, ClippedSumQuery
 from sparsedp.parameters import Support
 
 
@@ -29,8 +29,8 @@ def output_sum(model: nn.Module, rows: Tensor) -> Tensor:
 
 def moved(model: nn.Module, rows: Tensor, without: int) -> float:
     """How far one record moves the sum of all."""
-    engine = BookkeepingEngine(model, output_sum)
-    query = Query(Support.full(engine.layout.dimension), FlatClip(1.0))
+    engine = BookKeepingEngine(model, output_sum)
+    query = ClippedSumQuery(Support.full(engine.layout.dimension), FlatClip(1.0))
     others = torch.cat([rows[:without], rows[without + 1 :]])
     sums = [engine.clipped_sum([MicroBatch(x)], query) for x in (rows, others)]
     assert not engine.falls_back
@@ -76,6 +76,8 @@ def test_layers_of_the_table_in_float32(layer, shape, kind):
 @pytest.mark.parametrize("every", [2, 3, 10])
 def test_one_record_in_a_wide_masked_layer(every, value):
     support = Support.from_mask(torch.arange(8192) % every < every - 1)
-    engine = BookkeepingEngine(nn.Linear(8192, 1, bias=False), output_sum)
-    total = engine.clipped_sum([MicroBatch(torch.full((1, 8192), value))], Query(support, FlatClip(1.0)))
+    engine = BookKeepingEngine(nn.Linear(8192, 1, bias=False), output_sum)
+    total = engine.clipped_sum(
+        [MicroBatch(torch.full((1, 8192), value))], ClippedSumQuery(support, FlatClip(1.0))
+    )
     assert float(total.norm()) <= 1

@@ -10,7 +10,7 @@ from torch import nn
 
 from sparsedp.batch import MicroBatch
 from sparsedp.clipping import FlatClip
-from sparsedp.grad_sample import BookkeepingEngine, Query
+from sparsedp.grad_sample import BookKeepingEngine, ClippedSumQuery
 from sparsedp.grad_sample.linear import Outer, SequenceOuter
 from sparsedp.grad_sample.sampler import UnitPlaces
 from sparsedp.parameters import Support
@@ -35,12 +35,12 @@ def make(kind, dtype=torch.float64):
 @pytest.mark.parametrize("kind", ["rows", "sequences"])
 def test_the_clipped_sum_is_that_of_a_plain_loop(kind, units, share):
     model, rows = make(kind)
-    engine = BookkeepingEngine(model, squares)
+    engine = BookKeepingEngine(model, squares)
     chosen = torch.rand(engine.layout.dimension, generator=torch.Generator().manual_seed(2)) < share
     support = Support.from_mask(chosen)
     z = measured(unit_means(plain_loop(model, squares, rows), units), support.indices.numpy())
     found = engine.clipped_sum(
-        [MicroBatch(rows, torch.tensor(units))], Query(support, FlatClip(median_norm(z)))
+        [MicroBatch(rows, torch.tensor(units))], ClippedSumQuery(support, FlatClip(median_norm(z)))
     )
     np.testing.assert_allclose(found.numpy(), clipped_sum(z, median_norm(z)), rtol=1e-9, atol=1e-11)
     assert not engine.notes
@@ -52,7 +52,7 @@ def test_no_gradient_is_formed_where_all_coordinates_take_part(monkeypatch, kind
         raise AssertionError("a gradient was formed")
 
     model, rows = make(kind)
-    engine, query = BookkeepingEngine(model, squares), Query(Support.full(20_100), FlatClip(1.0))
+    engine, query = BookKeepingEngine(model, squares), ClippedSumQuery(Support.full(20_100), FlatClip(1.0))
     expected = engine.clipped_sum([MicroBatch(rows, torch.tensor(RAGGED))], query)
     for source in (Outer, SequenceOuter):
         monkeypatch.setattr(source, "explicit", formed)
@@ -62,13 +62,13 @@ def test_no_gradient_is_formed_where_all_coordinates_take_part(monkeypatch, kind
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), 1e25])
 def test_a_unit_with_one_row_that_cannot_be_measured_counts_as_absent(bad):
     model, (rows,) = make("rows", torch.float32)
-    query = Query(Support.full(20_100), FlatClip(1.0))
+    query = ClippedSumQuery(Support.full(20_100), FlatClip(1.0))
     others = [row for row, unit in enumerate(RAGGED) if unit != 2]
-    without = BookkeepingEngine(model, squares).clipped_sum(
+    without = BookKeepingEngine(model, squares).clipped_sum(
         [MicroBatch((rows[others],), torch.tensor([0, 0, 1, 2, 2]))], query
     )
     rows[4] = bad
-    found = BookkeepingEngine(model, squares).clipped_sum([MicroBatch((rows,), torch.tensor(RAGGED))], query)
+    found = BookKeepingEngine(model, squares).clipped_sum([MicroBatch((rows,), torch.tensor(RAGGED))], query)
     torch.testing.assert_close(found, without, rtol=1e-5, atol=1e-6)
 
 
@@ -83,8 +83,8 @@ def test_a_unit_whose_rows_cancel_moves_the_sum_by_no_more_than_the_clip_norm(si
     signs = torch.tensor([1.0, -1.0, 1.0, 1.0, 1.0, -1.0, 1.0, 1.0])
     rows[1] = rows[0] = size * rows[0]
     rows[1, 0] *= 1 + 2.0**-20
-    query = Query(Support.full(20_100), FlatClip(1.0))
-    engine = BookkeepingEngine(model, signed)
+    query = ClippedSumQuery(Support.full(20_100), FlatClip(1.0))
+    engine = BookKeepingEngine(model, signed)
     with_it = engine.clipped_sum([MicroBatch((rows, signs), torch.tensor(EVEN))], query)
     rest = (rows[2:], signs[2:])
     without = engine.clipped_sum([MicroBatch(rest, torch.tensor(EVEN[2:]) - 1)], query)

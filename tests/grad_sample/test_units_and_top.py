@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from sparsedp.batch import MicroBatch
 from sparsedp.clipping import FlatClip, NoClip, Standardized
 from sparsedp.errors import SparseDPError
-from sparsedp.grad_sample import ENGINES, Query, bookkeeping
+from sparsedp.grad_sample import ENGINES, ClippedSumQuery, bookkeeping
 from sparsedp.grad_sample.query import keep_largest
 from sparsedp.parameters import Support
 
@@ -54,7 +54,7 @@ def assert_right(kind, case, geometry, keep=None, units=None):
         z = measured(contributions, support.indices.numpy(), *parts, keep=count)
         clip_norm = median_norm(z)
         batch = MicroBatch(rows, None if units is None else torch.tensor(units))
-        found = engine.clipped_sum([batch], Query(support, FlatClip(clip_norm), space, keep))
+        found = engine.clipped_sum([batch], ClippedSumQuery(support, FlatClip(clip_norm), space, keep))
         error = np.linalg.norm(found.numpy() - clipped_sum(z, clip_norm))
         assert error <= 1e-9 * clip_norm, name
 
@@ -85,7 +85,7 @@ def test_units_and_top_work_together(kind):
 def test_a_unit_of_one_row_is_that_row(kind):
     model, rows = CASES["cnn"].make(torch.float64)
     engine = ENGINES[kind](model, loss)
-    query = Query(Support.full(engine.layout.dimension), FlatClip(0.5))
+    query = ClippedSumQuery(Support.full(engine.layout.dimension), FlatClip(0.5))
     alone = engine.clipped_sum([MicroBatch(rows)], query)
     as_units = engine.clipped_sum([MicroBatch(rows, torch.arange(len(rows[0])))], query)
     torch.testing.assert_close(as_units, alone, rtol=1e-10, atol=1e-12)
@@ -98,7 +98,7 @@ def test_the_top_of_ties_is_the_lower_index(kind):
 
     model = nn.Linear(3, 2)
     engine = ENGINES[kind](model, equal)
-    query = Query(Support.full(8), NoClip(), per_sample_top=0.5)
+    query = ClippedSumQuery(Support.full(8), NoClip(), per_sample_top=0.5)
     found = engine.clipped_sum([MicroBatch(torch.ones(4, 3))], query)
     assert found.tolist() == [4.0, 4.0, 4.0, 4.0, 0.0, 0.0, 0.0, 0.0]
 
@@ -118,9 +118,9 @@ def test_keep_largest_cannot_hide_a_number_that_is_not_finite():
 @pytest.mark.parametrize("top", [0.0, -0.5, 1.5])
 def test_a_top_that_is_no_fraction_is_refused(top):
     with pytest.raises(SparseDPError, match="per_sample_top"):
-        Query(Support.full(3), FlatClip(1.0), per_sample_top=top)
+        ClippedSumQuery(Support.full(3), FlatClip(1.0), per_sample_top=top)
 
 
 def test_a_geometry_of_another_size_than_the_support_is_refused():
     with pytest.raises(SparseDPError, match="aligned"):
-        Query(Support.full(3), FlatClip(1.0), Standardized(torch.zeros(2), torch.ones(2)))
+        ClippedSumQuery(Support.full(3), FlatClip(1.0), Standardized(torch.zeros(2), torch.ones(2)))

@@ -19,8 +19,11 @@ from flower_grid import LocalGrid  # noqa: E402
 
 import sparsedp  # noqa: E402
 from sparsedp.federated import Client, FederatedTrainer, LocalSGD  # noqa: E402
-from sparsedp.flower import SparseDPStrategy, client_app  # noqa: E402
-from sparsedp.flower.records import read_answer  # noqa: E402
+from sparsedp.integrations.flower import (  # noqa: E402
+    SparseDPStrategy,
+    client_app,
+    read_answer,
+)
 
 pytestmark = pytest.mark.filterwarnings("default")
 
@@ -36,7 +39,7 @@ def client_of_texts(context) -> Client:
 
 def trained(plan, grid, world=NUMBERS, on_round=None, **options):
     trainer = FederatedTrainer(world.make_model(), plan=plan, optimizer=sgd, **options)
-    strategy = SparseDPStrategy(trainer, patience=1, on_round=on_round)
+    strategy = SparseDPStrategy(trainer, connect_timeout=1, on_round=on_round)
     flower = strategy.start(grid, timeout=5)
     return strategy.result, flower
 
@@ -54,7 +57,7 @@ def test_a_run_over_flower_is_the_run_without_it(method, tmp_path):
     plan = a_plan(method)
     expected = without_flower(plan, world)
     grid = LocalGrid(client_app(client), CLIENTS)
-    found, flower = trained(plan, grid, world, seed=5, out=tmp_path / "run")
+    found, flower = trained(plan, grid, world, seed=5, run_dir=tmp_path / "run")
     assert all(map(torch.equal, expected.model.parameters(), found.model.parameters()))
     for name, weights in flower.arrays.to_torch_state_dict().items():
         assert torch.equal(weights, found.model.state_dict()[name])
@@ -89,11 +92,11 @@ def test_bad_clients_are_named(caplog):
     result, _ = trained(
         a_plan("dp-sgd", batch_size=CLIENTS),
         LocalGrid(client_app(odd), CLIENTS),
-        on_round=lambda number, report: refused.extend(report.refused),
+        on_round=lambda number, report: refused.extend(report.rejected),
     )
     assert result.complete
     assert {one.client for one in refused} == {4}
-    assert "refused: its training failed (ValueError)" in refused[0].why
+    assert "refused: its training failed (ValueError)" in refused[0].reason
     assert "Ada" not in caplog.text + str(refused)
     assert "client 4" not in caplog.text
 
@@ -101,11 +104,12 @@ def test_bad_clients_are_named(caplog):
 def test_nothing_that_a_client_sends_stops_the_server():
     from flwr.app import ConfigRecord, RecordDict
 
-    from sparsedp.flower.records import refusal_wire, to_records
+    from sparsedp.federated import Payload
+    from sparsedp.integrations.flower import to_records
 
     assert "cannot be read" in read_answer(RecordDict())
     assert "cannot be read" in read_answer(RecordDict({"sparsedp.values": ConfigRecord({"reason": "x"})}))
-    long = read_answer(to_records(refusal_wire("no\nclient 3, round 1: fine " * 100)))
+    long = read_answer(to_records(Payload({}, {"reason": "no\nclient 3, round 1: fine " * 100})))
     assert isinstance(long, str)
     assert "\n" not in long
     assert len(long) <= 300
@@ -138,5 +142,5 @@ def test_flowers_own_privacy_settings_are_refused():
 def test_too_few_clients_are_waited_for_and_then_refused():
     trainer = FederatedTrainer(make_model(), plan=a_plan(), optimizer=sgd)
     with pytest.raises(sparsedp.SparseDPError, match="got 3 clients"):
-        SparseDPStrategy(trainer, patience=0.1).start(LocalGrid(client_app(make_client), 3))
+        SparseDPStrategy(trainer, connect_timeout=0.1).start(LocalGrid(client_app(make_client), 3))
     trainer.close()

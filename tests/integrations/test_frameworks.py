@@ -4,105 +4,23 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
-from sparsedp import PerExampleLoss, SparseDPError, fit
+from sparsedp import SparseDPError, fit, make_private
 
 pytestmark = pytest.mark.filterwarnings("default")
 
-ROWS, LENGTH = 40, 6
+ROWS = 40
 PRIVACY = {"epsilon": 8.0, "delta": 1e-3, "accountant": "rdp", "method": "dp-sgd", "seed": 0}
-
-
-@pytest.fixture(autouse=True)
-def no_datasets_package(monkeypatch):
-    """Tests of ours live in a folder `datasets`, which transformers would take for the package of that name."""
-    if find_spec("transformers"):
-        monkeypatch.setattr("transformers.trainer.is_datasets_available", lambda: False)
-
-
-class Texts(Dataset):
-    """Made-up sentences in dictionaries, as tokenizers give them."""
-
-    def __len__(self):
-        return ROWS
-
-    def __getitem__(self, i):
-        words = torch.from_numpy(np.random.default_rng(i).integers(2, 50, LENGTH))
-        return {
-            "input_ids": words,
-            "attention_mask": torch.ones(LENGTH, dtype=torch.long),
-            "labels": int(words[0] > 25),
-        }
-
-
-def bert(seed: int = 0) -> nn.Module:
-    hf = pytest.importorskip("transformers")
-    torch.manual_seed(seed)
-    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
-    quiet = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    return hf.BertForSequenceClassification(hf.BertConfig(vocab_size=50, num_labels=2, **sizes, **quiet))
-
-
-def hub_trainer(model: nn.Module, tmp_path, **more):
-    hf = pytest.importorskip("transformers")
-    from sparsedp.integrations.transformers import SparseDPTrainer
-
-    args = hf.TrainingArguments(
-        output_dir=str(tmp_path), num_train_epochs=2, per_device_train_batch_size=5, gradient_accumulation_steps=2,
-        learning_rate=1e-2, report_to=[], disable_tqdm=True, use_cpu=True, lr_scheduler_type="linear",
-    )  # fmt: skip
-    return SparseDPTrainer(
-        model=model, args=args, train_dataset=Texts(), data_collator=hf.default_data_collator,
-        eval_dataset=Texts(), privacy={**PRIVACY, **more},
-    )  # fmt: skip
 
 
 def weights(model: nn.Module) -> torch.Tensor:
     return torch.cat([p.detach().reshape(-1) for p in model.parameters() if p.requires_grad])
-
-
-def test_the_trainer_of_transformers_takes_the_run_of_fit(tmp_path):
-    trainer = hub_trainer(bert(), tmp_path)
-    done = trainer.train()
-    assert done.metrics["epsilon"] <= 8.0
-    assert trainer.result.plan.total_steps == done.global_step == 8
-    assert "eval_loss" in trainer.evaluate()
-
-    def loss(model, rows):
-        logits = model(input_ids=rows["input_ids"], attention_mask=rows["attention_mask"]).logits
-        return F.cross_entropy(logits, rows["labels"], reduction="none")
-
-    plain = bert()
-    fit(
-        plain, Texts(), PerExampleLoss(loss), epochs=2, batch_size=10, progress=False, **PRIVACY,
-        optimizer=lambda p: torch.optim.AdamW(p, lr=1e-2, weight_decay=0.0),
-        scheduler=lambda o, steps: torch.optim.lr_scheduler.LambdaLR(o, lambda step: (steps - step) / steps),
-    )  # fmt: skip
-    assert torch.allclose(weights(trainer.model), weights(plain), atol=1e-6)
-    with pytest.raises(SparseDPError, match="ledger"):
-        trainer.train(resume_from_checkpoint=True)
-
-
-def test_low_rank_adapters_are_what_is_trained(tmp_path):
-    peft = pytest.importorskip("peft")
-    config = peft.LoraConfig(task_type="SEQ_CLS", r=2, target_modules=["query", "value"])
-    model = peft.get_peft_model(bert(), config)
-    before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    trainer = hub_trainer(model, tmp_path)
-    trainer.train()
-    moved = {name for name, p in model.named_parameters() if not torch.equal(p, before[name])}
-    assert moved
-    assert all("lora" in name or "classifier" in name for name in moved)
-    assert trainer.result.d == sum(p.numel() for p in model.parameters() if p.requires_grad)
 
 
 def table(seed: int, rows: int = ROWS) -> TensorDataset:
@@ -116,25 +34,127 @@ def linear() -> nn.Module:
     return nn.Linear(4, 2)
 
 
-def test_lightning_trains_the_run_of_fit(tmp_path):
+class Classifier:
+    """The body of a user's LightningModule; made a subclass of it in `lightning_module`."""
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        loss = nn.functional.cross_entropy(self.net(x), y)
+        self.log("train_loss", loss)
+        return loss
+
+    def validation_step(self, batch, batch_idx):
+        x, y = batch
+        self.log("val_accuracy", (self.net(x).argmax(1) == y).float().mean())
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.5)
+        return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)]
+
+
+def lightning_module(**changes):
+    lightning = pytest.importorskip("lightning")
+
+    class Own(Classifier, lightning.LightningModule):
+        def __init__(self):
+            lightning.LightningModule.__init__(self)
+            self.net = linear()
+
+    for name, value in changes.items():
+        setattr(Own, name, value)
+    return Own()
+
+
+def lightning_trainer(folder, **more):
+    lightning = pytest.importorskip("lightning")
+    return lightning.Trainer(
+        **{"max_epochs": 3, **more}, accelerator="cpu", logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False, default_root_dir=folder,
+    )  # fmt: skip
+
+
+def test_lightning_module_of_a_user_trains_the_run_of_fit(tmp_path):
+    from sparsedp.integrations.lightning import PrivateModule
+
+    module = lightning_module()
+    private = PrivateModule(module, DataLoader(table(0), batch_size=10), epochs=3, **PRIVACY)
+    trainer = lightning_trainer(tmp_path)
+    trainer.fit(private, val_dataloaders=DataLoader(table(1), batch_size=20))
+    assert set(trainer.callback_metrics) == {"epsilon", "val_accuracy"}
+    assert private.result.complete
+    plain = linear()
+    fit(plain, table(0), nn.CrossEntropyLoss(), epochs=3, batch_size=10, progress=False, **PRIVACY,
+        optimizer=lambda p: torch.optim.SGD(p, lr=0.5),
+        lr_scheduler=lambda o, steps: torch.optim.lr_scheduler.StepLR(o, 4, 0.5))  # fmt: skip
+    assert torch.allclose(weights(module), weights(plain), atol=1e-6)
+
+
+def test_lightning_datamodule_gives_the_loaders(tmp_path):
     lightning = pytest.importorskip("lightning")
     from sparsedp.integrations.lightning import PrivateModule
 
-    loss = nn.CrossEntropyLoss(reduction="none")
-    model = linear()
-    module = PrivateModule(
-        model, torch.optim.SGD(model.parameters(), lr=0.5), DataLoader(table(0), batch_size=10), loss,
-        epochs=3, **PRIVACY,
-    )  # fmt: skip
-    trainer = lightning.Trainer(
-        max_epochs=3, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False, default_root_dir=tmp_path,
-    )  # fmt: skip
-    trainer.fit(module, val_dataloaders=DataLoader(table(1), batch_size=20))
+    class Tables(lightning.LightningDataModule):
+        def setup(self, stage):
+            self.train = table(0)
+
+        def train_dataloader(self):
+            return DataLoader(self.train, batch_size=10, shuffle=True)
+
+        def val_dataloader(self):
+            return DataLoader(table(1), batch_size=20)
+
+    private = PrivateModule(lightning_module(), datamodule=Tables(), epochs=3, **PRIVACY)
+    trainer = lightning_trainer(tmp_path)
+    trainer.fit(private)
     assert "val_accuracy" in trainer.callback_metrics
-    assert module.result().complete
+
+
+@pytest.mark.parametrize(
+    ("more", "named"),
+    [
+        ({"max_epochs": 2}, "max_epochs"),
+        ({"accumulate_grad_batches": 2}, "accumulate_grad_batches"),
+        ({"limit_train_batches": 0.5}, "limit_train_batches"),
+    ],
+)
+def test_lightning_setting_that_is_not_heeded_is_refused(more, named, tmp_path):
+    from sparsedp.integrations.lightning import PrivateModule
+
+    private = PrivateModule(lightning_module(), DataLoader(table(0), batch_size=10), epochs=3, **PRIVACY)
+    with pytest.raises(Exception, match=named):
+        lightning_trainer(tmp_path, **more).fit(private)
+    assert private.private.step == 0
+
+
+def test_lightning_step_that_mixes_examples_is_refused():
+    from sparsedp.integrations.lightning import PrivateModule
+
+    def contrast(self, batch, batch_idx):
+        x, _ = batch
+        found = self.net(x)
+        return nn.functional.cross_entropy(found @ found.T, torch.arange(len(x)))
+
+    module = lightning_module(training_step=contrast)
+    with pytest.raises(SparseDPError, match="in-batch negatives"):
+        PrivateModule(module, DataLoader(table(0), batch_size=10), epochs=3, **PRIVACY)
+
+
+def test_accelerate_leaves_a_plain_loop_as_it_is():
+    accelerate = pytest.importorskip("accelerate")
+    accelerator = accelerate.Accelerator(cpu=True)
+    model = linear()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    private = make_private(
+        accelerator.prepare_model(model), optimizer, DataLoader(table(0), batch_size=10), nn.CrossEntropyLoss(),
+        epochs=2, **PRIVACY,
+    )  # fmt: skip
+    for _ in range(2):
+        for x, y in private.loader:
+            private.optimizer.zero_grad()
+            private.criterion(private.model(x), y).backward()
+            private.optimizer.step()
     plain = linear()
-    fit(plain, table(0), loss, epochs=3, batch_size=10, progress=False, **PRIVACY,
+    fit(plain, table(0), nn.CrossEntropyLoss(), epochs=2, batch_size=10, progress=False, **PRIVACY,
         optimizer=lambda p: torch.optim.SGD(p, lr=0.5))  # fmt: skip
     assert torch.equal(weights(model), weights(plain))
 

@@ -22,7 +22,7 @@ from gradient_oracle import clipped_sum, measured, median_norm, plain_loop
 
 from sparsedp.batch import MicroBatch
 from sparsedp.clipping import FlatClip
-from sparsedp.grad_sample import BookkeepingEngine, Query
+from sparsedp.grad_sample import BookKeepingEngine, ClippedSumQuery
 from sparsedp.parameters import Support
 
 pytestmark = pytest.mark.filterwarnings("default")
@@ -98,12 +98,12 @@ def assert_right(model: nn.Module, loss: Callable[..., Tensor], inputs: Tensor) 
             parameter.add_(0.02 * torch.randn_like(parameter))
     rows = (inputs, torch.arange(SAMPLES) % 3)
     gradients = plain_loop(model, loss, rows)
-    engine = BookkeepingEngine(model, loss)
+    engine = BookKeepingEngine(model, loss)
     d = engine.layout.dimension
     for support in (Support.full(d), Support(torch.randperm(d)[: d // 5], d)):
         z = measured(gradients, support.indices.numpy())
         clip_norm = median_norm(z)
-        found = engine.clipped_sum([MicroBatch(rows)], Query(support, FlatClip(clip_norm)))
+        found = engine.clipped_sum([MicroBatch(rows)], ClippedSumQuery(support, FlatClip(clip_norm)))
         assert np.linalg.norm(found.numpy() - clipped_sum(z, clip_norm)) <= 1e-9 * clip_norm
     assert engine.notes == ()
 

@@ -11,14 +11,14 @@ from method_tools import begun
 from torch import Tensor, nn
 
 from oracles.network import TinyNetwork
-from sparsedp.batch import MicroBatch, supervised
+from sparsedp.batch import MicroBatch, from_criterion
 from sparsedp.clipping import FlatClip, NoClip
-from sparsedp.grad_sample.query import Query, sum_clipped_rows
+from sparsedp.grad_sample.query import ClippedSumQuery, sum_clipped_rows
 from sparsedp.grad_sample.reference import ReferenceEngine
 from sparsedp.methods.method import Method, MethodOptions, OffSupport
 from sparsedp.methods.support_scheduler import Controller, StepSetting
 from sparsedp.parameters import Support
-from sparsedp.privacy.ledger import Charge, MemoryLedger
+from sparsedp.privacy.ledger import Charge, ChargeLog
 from sparsedp.privacy.mechanism import GaussianMechanism, Release
 from sparsedp.privacy.plan import Plan
 from sparsedp.privacy.queries import GradientSum
@@ -34,7 +34,7 @@ class InjectedNoise:
 
     table: np.ndarray
     support: Support | None = None
-    for_release: bool = False
+    publishable: bool = False
 
     def rounded_gaussian(self, bits: int, size: int, key: tuple[int, ...]) -> Tensor:
         values = torch.from_numpy(self.table[key[0]])[self.support.indices]
@@ -61,14 +61,14 @@ class TorchModel:
         self._model = nn.Sequential(
             nn.Linear(NETWORK.inputs, NETWORK.hidden), nn.Tanh(), nn.Linear(NETWORK.hidden, NETWORK.classes)
         ).double()
-        self._engine = ReferenceEngine(self._model, supervised(nn.CrossEntropyLoss(reduction="none")))
+        self._engine = ReferenceEngine(self._model, from_criterion(nn.CrossEntropyLoss(reduction="none")))
         self.layout = self._engine.layout
 
     def load(self, theta: Tensor) -> None:
         nn.utils.vector_to_parameters(theta, self._model.parameters())
         self.parts: list[Tensor] = []
 
-    def clipped_sum(self, batches: Iterable[MicroBatch], query: Query) -> Tensor:
+    def clipped_sum(self, batches: Iterable[MicroBatch], query: ClippedSumQuery) -> Tensor:
         total = self._engine.clipped_sum(batches, query)
         self.parts.append(total.clone())  # the mechanism takes the memory of what it is given
         return total
@@ -84,7 +84,7 @@ class HandWritten:
         self._theta = theta.numpy()
         self.parts: list[Tensor] = []
 
-    def clipped_sum(self, batches: Iterable[MicroBatch], query: Query) -> Tensor:
+    def clipped_sum(self, batches: Iterable[MicroBatch], query: ClippedSumQuery) -> Tensor:
         rows = [
             NETWORK.gradient(self._theta, x, y)
             for batch in batches
@@ -154,7 +154,7 @@ def drive(
     """
     engine = engine or TorchModel()
     controller = begun(plan, engine.layout, PUBLIC)
-    injected, ledger = InjectedNoise(problem.noise), MemoryLedger()
+    injected, ledger = InjectedNoise(problem.noise), ChargeLog()
     inputs, labels = (torch.from_numpy(array) for array in problem.data)
     theta, velocity = torch.from_numpy(problem.theta.copy()), torch.zeros(NETWORK.dimension).double()
     settings, releases, weights, noises = [], [], [], []
@@ -164,7 +164,7 @@ def drive(
         engine.load(theta)
         injected.support = setting.support
         clip = NoClip() if phase.clip_norm is None else FlatClip(phase.clip_norm)
-        query = Query(setting.support, clip, setting.geometry, setting.per_sample_top)
+        query = ClippedSumQuery(setting.support, clip, setting.geometry, setting.per_sample_top)
         batch = [MicroBatch((inputs[part], labels[part])) for part in np.array_split(rows, 2)]
         expected = plan.expected_batch_size(phase)
         released = GaussianMechanism(ledger, randomness or injected).release(

@@ -14,27 +14,27 @@ from sparsedp.methods.method import SELECT, Method, MethodOptions, Protection
 from sparsedp.methods.plan_config import PlanSpec
 from sparsedp.methods.public_scores import Knowledge
 from sparsedp.methods.support_scheduler import Controller, StepSetting
-from sparsedp.parameters import Layout, Slot, Support
+from sparsedp.parameters import ParameterLayout, ParameterSlice, Support
 from sparsedp.privacy.mechanism import _SEAL, Release
 from sparsedp.privacy.plan import Plan
 from sparsedp.randomness import PublicRandomness
 
 
-def layout_of(*shapes: tuple[int, ...]) -> Layout:
+def layout_of(*shapes: tuple[int, ...]) -> ParameterLayout:
     """A layout with parameters p0, p1, ... of these shapes."""
     slots, offset = [], 0
     for number, shape in enumerate(shapes):
-        slots.append(Slot(f"p{number}", shape, offset))
+        slots.append(ParameterSlice(f"p{number}", shape, offset))
         offset += slots[-1].size
-    return Layout(tuple(slots))
+    return ParameterLayout(tuple(slots))
 
 
-def known_of(layout: Layout) -> Knowledge:
+def known_of(layout: ParameterLayout) -> Knowledge:
     """Weights 0, 1, 2, ...: public, and the same for all."""
     return Knowledge(lambda: torch.arange(layout.dimension, dtype=torch.float64))
 
 
-def begun(plan: Plan, layout: Layout, public: PublicRandomness = PublicRandomness(5)) -> Controller:  # noqa: B008
+def begun(plan: Plan, layout: ParameterLayout, public: PublicRandomness = PublicRandomness(5)) -> Controller:  # noqa: B008
     """A controller after its selection, if it has one, on made-up counts."""
     controller = Controller(plan, layout, public, known_of(layout))
     if controller.tables is not None and SELECT in controller.method.stages:
@@ -57,7 +57,7 @@ def release(
         noise_scale=scale.double(),
         phase=phase,
         step=step,
-        for_release=False,
+        publishable=False,
         private=True,
         seal=_SEAL,
     )
@@ -81,7 +81,7 @@ def plan_of(
         units=10 * steps_per_epoch,
         batch_size=10,
         epochs=epochs,
-        clip_norm=None if unclipped else clip_norm,
+        max_grad_norm=None if unclipped else clip_norm,
         noise_std=noise if unclipped else None,
         warmup_fraction=warmup_fraction,
     ).draft()
@@ -115,7 +115,7 @@ def run(
     method: Method,
     options: MethodOptions | None = None,
     *,
-    layout: Layout | None = None,
+    layout: ParameterLayout | None = None,
     seed: int = 0,
     make: Callable[[int, int, StepSetting], Release] = random_release,
     **plan_settings: float,

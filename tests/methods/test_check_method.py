@@ -6,7 +6,7 @@ from typing import ClassVar
 import pytest
 import torch
 
-from sparsedp.methods.catalog import all_methods, get_method
+from sparsedp.methods.catalog import get_method, list_methods
 from sparsedp.methods.scores import ByScore, register_ranking
 from sparsedp.testing import check_method
 
@@ -46,7 +46,7 @@ class Remembers(DrawsItsOwn):
 
 
 @pytest.mark.parametrize(
-    "method", [method for method in all_methods() if method.private], ids=lambda method: method.name
+    "method", [method for method in list_methods() if method.private], ids=lambda method: method.name
 )
 def test_check_method_every_private_method_passes(method):
     check_method(method)

@@ -10,29 +10,49 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import sparsedp
+from sparsedp.cli.plan import quote
 from sparsedp.methods import PlanSpec, build_plan, get_method
-from sparsedp.methods.auto import LOUD, choose_method, meaning_of, noise_ratio
-from sparsedp.methods.plan_summary import ModelSize, quote
-from sparsedp.parameters import Layout
+from sparsedp.methods.auto import LOUD, choose_method, is_linear, meaning_of, noise_ratio
+from sparsedp.parameters import ParameterLayout
 
 CIFAR = {"units": 50_000, "batch_size": 2048, "epochs": 10, "delta": 1e-5, "accountant": "rdp"}
 
 
 def test_r_is_the_expected_norm_of_the_noise_over_the_clip_norm():
-    plan = build_plan("dp-sgd", epsilon=1.0, clip_norm=0.1, **CIFAR)
+    plan = build_plan("dp-sgd", epsilon=1.0, max_grad_norm=0.1, **CIFAR)
     std = plan.phases[0].noise_multiplier * 0.1
     norms = (std * torch.randn(200, 1000, generator=torch.Generator().manual_seed(0)) / 2048).norm(dim=1)
     assert noise_ratio(plan, 1000) == pytest.approx(float(norms.mean()) / 0.1, rel=0.02)
 
 
 def test_loud_noise_chooses_a_learned_support_and_quiet_noise_all_coordinates():
-    assert choose_method(155_530, epsilon=1.0, clip_norm=0.1, **CIFAR).name == "tp-topk"
-    assert choose_method(155_530, epsilon=1.0, clip_norm=0.1, **CIFAR).active_ratio == 0.4
-    assert choose_method(155_530, epsilon=8.0, clip_norm=0.1, **CIFAR) == get_method("dp-sgd")
+    assert choose_method(155_530, epsilon=1.0, max_grad_norm=0.1, **CIFAR).name == "tp-topk"
+    assert choose_method(155_530, epsilon=1.0, max_grad_norm=0.1, **CIFAR).active_ratio == 0.4
+    assert choose_method(155_530, epsilon=8.0, max_grad_norm=0.1, **CIFAR) == get_method("dp-sgd")
+
+
+@pytest.mark.parametrize(
+    ("dimension", "epsilon", "expected"),
+    [(5_000, 1.0, "tp-adaptive"), (400, 1.0, "dp-sgd"), (5_000, 50.0, "dp-sgd"), (2_000_000, 1.0, "dp-sgd")],
+)
+def test_one_linear_layer_finds_its_support_where_noise_is_audible(dimension, epsilon, expected):
+    method = choose_method(dimension, linear=True, epsilon=epsilon, max_grad_norm=0.1, **CIFAR)
+    assert method.name == expected
+    assert not method.denoise
+    assert choose_method(dimension, epsilon=epsilon, max_grad_norm=0.1, **CIFAR) == get_method("dp-sgd")
+
+
+def test_linear_is_what_trains_one_linear_layer_and_nothing_else():
+    body = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten()).requires_grad_(False)
+    assert is_linear(nn.Linear(4, 2))
+    assert is_linear(nn.Sequential(body, nn.Linear(4, 2)))
+    assert not is_linear(nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)))
+    assert not is_linear(nn.Embedding(9, 2))
+    assert not is_linear(nn.Tanh())
 
 
 def test_all_coordinates_are_trained_where_there_are_few_or_noise_is_all_there_is():
-    assert choose_method(2_000_000, epsilon=1.0, clip_norm=0.1, **CIFAR) == get_method("dp-sgd")
+    assert choose_method(2_000_000, epsilon=1.0, max_grad_norm=0.1, **CIFAR) == get_method("dp-sgd")
     few = {"units": 1400, "batch_size": 128, "epochs": 10, "delta": 1e-5, "accountant": "rdp", "epsilon": 8.0}
     assert LOUD < noise_ratio(build_plan("dp-sgd", **few), 4810) < 1
     assert choose_method(4810, **few) == get_method("dp-sgd")
@@ -40,7 +60,7 @@ def test_all_coordinates_are_trained_where_there_are_few_or_noise_is_all_there_i
 
 @pytest.mark.parametrize(("epochs", "expected"), [(1, "dp-sgd"), (9, "dp-sgd"), (10, "tp-topk")])
 def test_a_plan_too_short_for_a_warm_up_is_dense(epochs, expected):
-    short = {"units": 2000, "batch_size": 2000, "delta": 1e-5, "accountant": "rdp", "clip_norm": 0.1}
+    short = {"units": 2000, "batch_size": 2000, "delta": 1e-5, "accountant": "rdp", "max_grad_norm": 0.1}
     plan = {**short, "epochs": epochs, "epsilon": 1.0}
     dimension = math.ceil((0.7 / noise_ratio(build_plan("dp-sgd", **plan), 1)) ** 2)
     method = choose_method(dimension, **plan)
@@ -63,11 +83,12 @@ def test_the_threshold_is_where_it_is_said_to_be():
 
 def test_a_quote_has_r_for_all_the_head_and_the_biases_of_a_model():
     model = nn.Sequential(nn.Linear(20, 30), nn.Tanh(), nn.Linear(30, 4))
-    size = ModelSize.of(Layout.of(model))
-    assert size.parts == {"all": 20 * 30 + 30 + 30 * 4 + 4, "head": 30 * 4 + 4, "bias": 30 + 4}
-    spec = PlanSpec.asked("tp-topk", epsilon=1.0, clip_norm=0.1, **CIFAR)
+    size = ParameterLayout.of(model)
+    parts = {"all": 20 * 30 + 30 + 30 * 4 + 4, "head": 30 * 4 + 4, "bias": 30 + 4}
+    spec = PlanSpec.asked("tp-topk", epsilon=1.0, max_grad_norm=0.1, **CIFAR)
     rows = {row["which"]: row for row in quote(spec, size, ())["noise_ratios"]}
-    assert list(rows) == ["all", "head", "bias", "tp-topk, ratio 0.2"]
+    assert {name: rows[name]["coordinates"] for name in parts} == parts
+    assert set(rows) - set(parts) == {"the support of tp-topk"}
     noise = spec.plan().phases[-1].noise_multiplier / 2048
     for row in rows.values():
         assert row["noise_ratio"] == pytest.approx(noise * math.sqrt(row["coordinates"]))
@@ -77,20 +98,11 @@ def test_a_quote_has_r_for_all_the_head_and_the_biases_of_a_model():
     ("dimension", "word"), [(1_000, "quiet"), (200_000, "loud"), (5_000_000, "too loud")]
 )
 def test_what_the_tables_say_of_a_whole_model_is_said_of_no_part(dimension, word):
-    plan = build_plan("dp-sgd", epsilon=1.0, clip_norm=0.1, **CIFAR)
+    plan = build_plan("dp-sgd", epsilon=1.0, max_grad_norm=0.1, **CIFAR)
     whole, part = (meaning_of(plan, dimension, whole=which) for which in (True, False))
     assert whole.startswith(f"{word}: ")
     assert part.startswith(f"{word}: ")
     assert not any(words in part for words in ("head", "support", "two fifths", "train less of"))
-
-
-def test_a_quote_speaks_of_the_head_and_of_a_support_as_parts():
-    spec = PlanSpec.asked("tp-topk", epsilon=0.1, clip_norm=0.1, **CIFAR)
-    parts = {"all": 20_000_000, "head": 10_000_000}
-    rows = {row["which"]: row["means"] for row in quote(spec, ModelSize(parts), ())["noise_ratios"]}
-    assert "pretrained network its head" in rows.pop("all")
-    assert set(rows) == {"head", "tp-topk, ratio 0.2"}
-    assert all(means.startswith("too loud") and "head" not in means for means in rows.values())
 
 
 def data(rows=200):
@@ -105,16 +117,5 @@ def fit(**settings):
 
 def test_fit_chooses_by_itself_and_keeps_to_what_is_said_of_a_support():
     assert fit(epsilon=8.0).method == "dp-sgd"
-    assert fit(epsilon=8.0, active_ratio=0.5).method == "tp-topk"
+    assert fit(epsilon=8.0, method=get_method("tp-topk", active_ratio=0.5)).method == "tp-topk"
     assert fit(epsilon=8.0, method="on-rand").method == "on-rand"
-
-
-@pytest.mark.parametrize(
-    ("method", "active"),
-    [("tp-topk", 200), ("head", 100), ("head-first", 1000), ("bias", 140)],
-)
-def test_a_quote_counts_what_is_always_active_and_what_has_no_part(method, active):
-    spec = PlanSpec.asked(method, units=1000, epsilon=1.0, delta=1e-5, epochs=5, batch_size=100)
-    found = quote(spec, ModelSize({"all": 1000, "head": 100, "bias": 40}), ())
-    assert active == found["noise_energy"]["k"] == found["active"]["count"]
-    assert found["active"]["at_most"] == (method == "bias")

@@ -231,14 +231,21 @@ def data(rows, features=400, causes=4, seed=0):
 def trained(method, folder=None, dataset=None, seed=1, **more):
     torch.manual_seed(0)
     dataset = data(4000) if dataset is None else dataset
-    settings = {"epsilon": 1.0, "delta": 1e-5, "epochs": 10, "batch_size": 400, "clip_norm": 0.5, "lr": 2.0}
+    settings = {
+        "epsilon": 1.0,
+        "delta": 1e-5,
+        "epochs": 10,
+        "batch_size": 400,
+        "max_grad_norm": 0.5,
+        "lr": 2.0,
+    }
     return sparsedp.fit(
         nn.Linear(dataset.tensors[0].shape[1], 2),
         dataset,
         nn.CrossEntropyLoss(reduction="none"),
         method=method,
         accountant="rdp",
-        out=folder,
+        run_dir=folder,
         seed=seed,
         progress=False,
         **settings | more,
@@ -262,6 +269,18 @@ def test_where_all_is_kept_it_is_dense_training_to_the_bit():
     dense, adaptive = trained("dp-sgd", dataset=spread), trained(METHOD, dataset=spread)
     assert adaptive.k == 62
     assert torch.equal(dense.model.weight, adaptive.model.weight)
+
+
+def test_undenoised_it_leaves_the_weights_off_its_support_as_they_are(tmp_path):
+    result = trained("auto", tmp_path / "run")
+    assert result.plan.method == METHOD
+    assert result.k < 400
+    before = trained("dp-sgd").model
+    off = result.support.mask()[:800].reshape(2, 400).logical_not()
+    assert off.sum() > 400
+    dense = (before.weight.detach()[off]).square().mean()
+    assert (result.model.weight.detach()[off]).square().mean() > 0.2 * dense  # shrunk, it is a hundredth
+    assert look(tmp_path / "run").decisions[-1]["kept"] == result.k
 
 
 @pytest.mark.parametrize("ema_decay", [None, 0.9])

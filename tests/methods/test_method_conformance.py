@@ -14,7 +14,7 @@ from safetensors.torch import load, save
 
 from sparsedp.clipping import Identity, Standardized
 from sparsedp.errors import SparseDPError
-from sparsedp.methods.catalog import all_methods, get_method
+from sparsedp.methods.catalog import get_method, list_methods
 from sparsedp.methods.method import GeometryRule, MethodOptions, configure
 from sparsedp.methods.ranking import Granularity
 from sparsedp.methods.schedules import (
@@ -31,7 +31,7 @@ from sparsedp.methods.support_scheduler import ControllerState
 from sparsedp.privacy.plan import Plan
 
 LAYOUT = layout_of((6, 7), (6,), (3, 6), (3,))
-every_method = pytest.mark.parametrize("method", all_methods(), ids=lambda method: method.name)
+every_method = pytest.mark.parametrize("method", list_methods(), ids=lambda method: method.name)
 
 
 def scheduled_sizes(row, plan, starts):

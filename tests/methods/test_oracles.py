@@ -25,14 +25,14 @@ def a_very_fine_grid(monkeypatch):
     monkeypatch.setattr(mechanism, "MARGIN_BITS", 40)
 
 
-def plan_for(method, options, problem, epochs, noise, clip_norm=1.0, **settings):
+def plan_for(method, options, problem, epochs, noise, max_grad_norm=1.0, **settings):
     plan = PlanSpec.asked(
         method,
         options,
         units=problem.units,
         batch_size=problem.batch_size,
         epochs=epochs,
-        clip_norm=clip_norm,
+        max_grad_norm=max_grad_norm,
         **settings,
     ).draft()
     assert plan.steps_per_epoch == STEPS_PER_EPOCH
@@ -75,7 +75,7 @@ TWO_PHASE = {"tp-topk": tp_topk.energy_score, "tp-coherent": tp_topk.coherent_sc
 def test_tp_topk_is_algorithm_1_in_both_phases_and_its_kin_differ_in_the_score_alone(name, seed):
     method, options = get_method(name), MethodOptions(active_ratio=0.29)
     problem = Problem(steps=20, seed=seed)
-    plan = plan_for(method, options, problem, 4, {"warm-up": 1.1, "main": 0.7}, clip_norm=(0.8, 0.5))
+    plan = plan_for(method, options, problem, 4, {"warm-up": 1.1, "main": 0.7}, max_grad_norm=(0.8, 0.5))
     run = drive(method, options, plan, problem, lr=0.5)
     oracle = tp_topk.train(
         NETWORK, problem.theta, problem.data, problem.batches, problem.noise,
@@ -121,7 +121,7 @@ def test_on_rand_is_algorithm_1_of_random_sparsification(refresh, epochs, active
 def test_noisy_sgd_is_algorithm_2_and_without_sparsification_plain_noisy_sgd(active_ratio):
     method, options = get_method("noisy-sgd"), MethodOptions(active_ratio=active_ratio)
     problem = Problem(steps=20, seed=2)
-    plan = plan_for(method, options, problem, 4, {}, clip_norm=None, noise_std=0.6)
+    plan = plan_for(method, options, problem, 4, {}, max_grad_norm=None, noise_std=0.6)
     run = drive(method, options, plan, problem, lr=0.2, momentum=0.5)
     orders = [PUBLIC.permutation(D, (0, n)).tolist() for n in range(4)]
     oracle = random_sparsification.train_random(
@@ -137,7 +137,7 @@ def test_noisy_sgd_is_algorithm_2_and_without_sparsification_plain_noisy_sgd(act
 def test_clipped_sgd_is_algorithm_3_and_without_sparsification_plain_clipped_sgd(active_ratio):
     method, options = get_method("clipped-sgd"), MethodOptions(active_ratio=active_ratio)
     problem = Problem(steps=20, seed=3)
-    plan = plan_for(method, options, problem, 4, {}, clip_norm=0.7)
+    plan = plan_for(method, options, problem, 4, {}, max_grad_norm=0.7)
     run = drive(method, options, plan, problem, lr=0.3, momentum=0.5)
     orders = [PUBLIC.permutation(D, (0, n)).tolist() for n in range(4)]
     oracle = random_sparsification.train_random(
@@ -154,7 +154,7 @@ def test_clipped_sgd_is_algorithm_3_and_without_sparsification_plain_clipped_sgd
 def test_ranked_is_algorithm_4_and_on_topk_the_same_with_the_energy_score(name, energy, seed):
     method, options = get_method(name), MethodOptions(active_ratio=0.1)
     problem = Problem(steps=20, seed=seed)
-    plan = plan_for(method, options, problem, 4, {"train": 0.5}, clip_norm=0.8)
+    plan = plan_for(method, options, problem, 4, {"train": 0.5}, max_grad_norm=0.8)
     run = drive(method, options, plan, problem, lr=0.3, momentum=0.9)
     fresh = [PUBLIC.normal(D, (FROZEN_NOISE, step)).numpy() for step in range(20)]
     oracle = random_sparsification.train_ranked(

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparsedp.errors import PrivacyError, SparseDPError
-from sparsedp.methods.catalog import all_methods, get_method
+from sparsedp.methods.catalog import get_method, list_methods
 from sparsedp.methods.method import GeometryRule, MethodOptions
 from sparsedp.methods.plan_config import PlanSpec, build_plan
 from sparsedp.methods.ranking import Granularity
@@ -21,7 +21,7 @@ from sparsedp.privacy.normalization import PrivateNormalisation
 from sparsedp.privacy.plan import Plan
 
 SIZES = {"units": 1000, "batch_size": 100, "epochs": 3}
-private_methods = [method for method in all_methods() if method.private]
+private_methods = [method for method in list_methods() if method.private]
 
 
 def test_what_no_plan_has_is_refused_by_name():
@@ -38,7 +38,7 @@ def test_an_epoch_is_units_over_batch_size_to_the_nearest_step():
         (10, 7, 1),
     ]:
         plan = PlanSpec.asked(
-            get_method("dp-sgd"), units=units, batch_size=batch_size, epochs=2, clip_norm=1.0
+            get_method("dp-sgd"), units=units, batch_size=batch_size, epochs=2, max_grad_norm=1.0
         ).draft()
         assert plan.steps_per_epoch == expected
         assert plan.total_steps == 2 * expected
@@ -47,7 +47,9 @@ def test_an_epoch_is_units_over_batch_size_to_the_nearest_step():
 
 def test_the_warm_up_is_its_share_of_all_steps_to_the_nearest():
     for fraction, expected in [(0.3, 9), (0.29, 9), (0.05, 2), (0.35, 11), (0.97, 29)]:
-        plan = PlanSpec.asked(get_method("tp-topk"), **SIZES, clip_norm=1.0, warmup_fraction=fraction).draft()
+        plan = PlanSpec.asked(
+            get_method("tp-topk"), **SIZES, max_grad_norm=1.0, warmup_fraction=fraction
+        ).draft()
         assert [(phase.name, phase.steps) for phase in plan.phases] == [
             ("warm-up", expected),
             ("main", 30 - expected),
@@ -62,7 +64,7 @@ def test_steps_add_up_whatever_the_sizes(units, batch_size, epochs, fraction):
     total = epochs * max(1, math.floor(units / batch_size + 0.5))
     try:
         plan = PlanSpec.asked(
-            get_method("tp-topk"), units=units, batch_size=batch_size, epochs=epochs, clip_norm=1.0,
+            get_method("tp-topk"), units=units, batch_size=batch_size, epochs=epochs, max_grad_norm=1.0,
             warmup_fraction=fraction,
         ).draft()  # fmt: skip
     except SparseDPError:
@@ -74,8 +76,8 @@ def test_steps_add_up_whatever_the_sizes(units, batch_size, epochs, fraction):
 
 @pytest.mark.parametrize("method", private_methods, ids=lambda method: method.name)
 def test_every_private_method_is_calibrated_to_epsilon_and_no_more(method):
-    plan = build_plan(method, **SIZES, epsilon=2.0, delta=1e-5, clip_norm=1.0, accountant="rdp")
-    spent = accountant("rdp").epsilon(plan.spends(), 1e-5)
+    plan = build_plan(method, **SIZES, epsilon=2.0, delta=1e-5, max_grad_norm=1.0, accountant="rdp")
+    spent = accountant("rdp").epsilon(plan.events(), 1e-5)
     assert 0.995 * 2.0 <= spent <= 2.0
     assert (plan.target_epsilon, plan.delta, plan.accountant) == (2.0, 1e-5, "rdp")
 
@@ -83,7 +85,7 @@ def test_every_private_method_is_calibrated_to_epsilon_and_no_more(method):
 def test_options_change_the_declared_rule_but_never_the_noise():
     def plan(**options):
         return build_plan(
-            get_method("tp-topk"), MethodOptions(**options), **SIZES, epsilon=2.0, delta=1e-5, clip_norm=1.0,
+            get_method("tp-topk"), MethodOptions(**options), **SIZES, epsilon=2.0, delta=1e-5, max_grad_norm=1.0,
             accountant="rdp",
         )  # fmt: skip
 
@@ -98,7 +100,13 @@ def test_options_change_the_declared_rule_but_never_the_noise():
 def test_the_split_divides_two_phases_and_leaves_one_alone():
     def noises(name, split):
         plan = build_plan(
-            get_method(name), **SIZES, epsilon=2.0, delta=1e-5, clip_norm=1.0, accountant="rdp", split=split
+            get_method(name),
+            **SIZES,
+            epsilon=2.0,
+            delta=1e-5,
+            max_grad_norm=1.0,
+            accountant="rdp",
+            split=split,
         )
         return [phase.noise_multiplier for phase in plan.phases]
 
@@ -109,22 +117,22 @@ def test_the_split_divides_two_phases_and_leaves_one_alone():
 
 
 def test_each_phase_may_have_its_own_clip():
-    plan = PlanSpec.asked(get_method("tp-topk"), **SIZES, clip_norm=(1.0, 0.5)).draft()
+    plan = PlanSpec.asked(get_method("tp-topk"), **SIZES, max_grad_norm=(1.0, 0.5)).draft()
     assert [phase.clip_norm for phase in plan.phases] == [1.0, 0.5]
     with pytest.raises(PrivacyError, match="expected one number, or a pair"):
-        PlanSpec.asked(get_method("dp-sgd"), **SIZES, clip_norm=(1.0, 0.5)).draft()
+        PlanSpec.asked(get_method("dp-sgd"), **SIZES, max_grad_norm=(1.0, 0.5)).draft()
 
 
 def test_the_ablations_have_no_epsilon():
     noisy = build_plan(
-        get_method("noisy-sgd"), **SIZES, epsilon=None, delta=None, clip_norm=None, noise_std=2.0
+        get_method("noisy-sgd"), **SIZES, epsilon=None, delta=None, max_grad_norm=None, noise_std=2.0
     )
-    clipped = build_plan(get_method("clipped-sgd"), **SIZES, epsilon=None, delta=None, clip_norm=1.0)
+    clipped = build_plan(get_method("clipped-sgd"), **SIZES, epsilon=None, delta=None, max_grad_norm=1.0)
     assert (noisy.phases[0].clip_norm, noisy.phases[0].noise_std) == (None, 2.0)
     assert (clipped.phases[0].clip_norm, clipped.phases[0].noise_multiplier) == (1.0, 0.0)
     assert not noisy.is_private
     assert not clipped.is_private
-    assert accountant("rdp").epsilon(clipped.spends(), 1e-5) == math.inf
+    assert accountant("rdp").epsilon(clipped.events(), 1e-5) == math.inf
 
 
 @pytest.mark.parametrize(
@@ -139,11 +147,11 @@ def test_the_ablations_have_no_epsilon():
         ("tp-topk", {"warmup_fraction": 0.01}, "both phases need at least one"),
         ("clipped-sgd", {}, "protects nobody"),
         ("noisy-sgd", {"epsilon": None, "noise_std": 1.0}, "does not clip"),
-        ("noisy-sgd", {"epsilon": None, "clip_norm": None}, "got no noise_std"),
+        ("noisy-sgd", {"epsilon": None, "max_grad_norm": None}, "got no noise_std"),
     ],
 )
 def test_requests_without_meaning_are_refused(name, settings, message):
-    request = {**SIZES, "epsilon": 1.0, "delta": 1e-5, "clip_norm": 1.0, **settings}
+    request = {**SIZES, "epsilon": 1.0, "delta": 1e-5, "max_grad_norm": 1.0, **settings}
     with pytest.raises(SparseDPError, match=message):
         build_plan(get_method(name), **request)
 
@@ -165,7 +173,7 @@ def test_what_is_not_given_is_filled_in_from_public_numbers():
 
 
 SPECS = {
-    **{method.name: {"method": method} for method in all_methods()},
+    **{method.name: {"method": method} for method in list_methods()},
     "everything": {
         "method": "tp-topk",
         "options": MethodOptions(
@@ -176,10 +184,10 @@ SPECS = {
             geometry=GeometryRule.STANDARDIZED,
             centre_decay=0.5,
         ),
-        "unit": "patient",
+        "unit_name": "patient",
         "epsilon": 2.0,
         "delta": 1e-4,
-        "clip_norm": (1.0, 0.5),
+        "max_grad_norm": (1.0, 0.5),
         "warmup_fraction": 0.4,
         "split": NominalSplit(0.2),
         "accountant": "rdp",

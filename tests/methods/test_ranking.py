@@ -25,7 +25,7 @@ from sparsedp.methods.ranking import (
     order_by_score,
     random_order,
 )
-from sparsedp.parameters import Layout
+from sparsedp.parameters import ParameterLayout
 from sparsedp.randomness import PublicRandomness
 
 
@@ -39,7 +39,7 @@ class Reader(nn.Module):
         self.out = nn.Linear(4, 2)
 
 
-LAYOUT = Layout.of(Reader())
+LAYOUT = ParameterLayout.of(Reader())
 
 
 def names(*given):
@@ -153,9 +153,9 @@ def test_stages_in_no_sensible_order_are_refused(stages, ranking, told):
 
 
 def test_biases_are_found_whatever_comes_before_or_after_the_word():
-    attention = Layout.of(nn.MultiheadAttention(4, 2))
+    attention = ParameterLayout.of(nn.MultiheadAttention(4, 2))
     assert [slot.name for slot in find(attention, ("bias",), "scope")] == ["in_proj_bias", "out_proj.bias"]
-    recurrent = Layout.of(nn.LSTM(3, 2))
+    recurrent = ParameterLayout.of(nn.LSTM(3, 2))
     assert [slot.name for slot in find(recurrent, ("bias",), "scope")] == ["bias_ih_l0", "bias_hh_l0"]
 
 
@@ -185,11 +185,13 @@ def test_a_scope_that_holds_nothing_is_refused_before_anything_is_charged(word, 
     with pytest.raises(SparseDPError, match=rf"scope: got \('{word}',\).*fits none.*0\.weight"):
         sparsedp.fit(
             model, TensorDataset(torch.rand(40, 3), torch.arange(40) % 2), nn.CrossEntropyLoss(reduction="none"),
-            method="dp-sgd", options=MethodOptions(scope=(word,)), epsilon=8.0, delta=1e-5, epochs=1,
-            out=tmp_path / "run", progress=False,
+            method=get_method("dp-sgd", scope=(word,)), epsilon=8.0, delta=1e-5, epochs=1,
+            run_dir=tmp_path / "run", progress=False,
         )  # fmt: skip
     assert not (tmp_path / "run").exists()
-    assert Parts.of(Layout.of(model), (word, "head"), ()).scope == Layout.of(model).slots[2:]
+    assert (
+        Parts.of(ParameterLayout.of(model), (word, "head"), ()).scope == ParameterLayout.of(model).slots[2:]
+    )
 
 
 def test_what_the_last_modules_are_is_logged(caplog):

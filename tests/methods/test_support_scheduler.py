@@ -14,7 +14,7 @@ from method_tools import layout_of, plan_of, random_release, release, run
 from every_day import by_method
 from sparsedp.clipping import Standardized
 from sparsedp.errors import PrivacyError, SparseDPError
-from sparsedp.methods.catalog import all_methods, get_method
+from sparsedp.methods.catalog import get_method, list_methods
 from sparsedp.methods.method import GeometryRule, MethodOptions, OffSupport, Protection
 from sparsedp.methods.plan_config import PlanSpec
 from sparsedp.methods.ranking import Granularity
@@ -218,7 +218,7 @@ def measured(method):
     unclipped = method.protection is Protection.NO_CLIP
     plan = PlanSpec.asked(
         method, options, units=40, batch_size=BATCH, epochs=STEPS // 5,
-        clip_norm=None if unclipped else CLIP, noise_std=NOISE * CLIP if unclipped else None,
+        max_grad_norm=None if unclipped else CLIP, noise_std=NOISE * CLIP if unclipped else None,
     ).draft()  # fmt: skip
     plan = replace(plan, phases=plan.training)
     if method.private:
@@ -234,7 +234,7 @@ def measured(method):
     )
 
 
-@pytest.mark.parametrize("name", by_method(method.name for method in all_methods()))
+@pytest.mark.parametrize("name", by_method(method.name for method in list_methods()))
 def test_noise_energy_over_200_steps_is_that_of_the_support_alone(name):
     method = get_method(name)
     run = measured(method)
@@ -259,7 +259,7 @@ def test_noise_energy_over_200_steps_is_that_of_the_support_alone(name):
 
 def test_the_released_noise_scale_is_what_was_added_under_a_standardized_geometry():
     """Noise over its stated scale is standard normal: chi-square on all coordinates, false-alarm rate 4e-7."""
-    run = measured(next(method for method in all_methods() if method.name == "adadpigu"))
+    run = measured(next(method for method in list_methods() if method.name == "adadpigu"))
     ratios = np.concatenate(
         [
             noise / released.noise_scale.numpy()

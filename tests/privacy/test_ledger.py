@@ -15,8 +15,8 @@ from dataclasses import replace
 import pytest
 
 from sparsedp.errors import PrivacyError
-from sparsedp.privacy import Charge, MemoryLedger, Phase, Plan, plan_epsilon
-from sparsedp.privacy.ledger import FileLedger
+from sparsedp.privacy import Charge, Phase, Plan, plan_epsilon
+from sparsedp.privacy.ledger import Ledger
 
 PHASES = (
     Phase("statistics", 1, 1.0, 1.0, 20.0, trains=False),
@@ -45,7 +45,7 @@ def path(tmp_path):
 @pytest.fixture
 def written(path):
     """The file of a run stopped in its 23rd step."""
-    with FileLedger.create(path, PLAN) as ledger:
+    with Ledger.create(path, PLAN) as ledger:
         spend(ledger, range(23))
     return path
 
@@ -55,10 +55,10 @@ def lines_of(path):
 
 
 def test_a_whole_run_charges_exactly_its_plan(path):
-    with FileLedger.create(path, PLAN) as ledger:
+    with Ledger.create(path, PLAN) as ledger:
         spend(ledger, range(PLAN.total_steps))
         assert ledger.charged == ledger.next_step == PLAN.total_steps
-    record = FileLedger.read(path)
+    record = Ledger.read(path)
     assert record.charged == PLAN.total_steps
     assert record.spent() == plan_epsilon(PLAN)
     assert record.spent(1e-6, "rdp") == plan_epsilon(PLAN, "rdp", 1e-6)
@@ -71,10 +71,10 @@ def test_a_whole_run_charges_exactly_its_plan(path):
 
 
 def test_every_step_is_on_disk_before_it_is_released(path):
-    with FileLedger.create(path, PLAN) as ledger:
+    with Ledger.create(path, PLAN) as ledger:
         for step in range(40):
             ledger.charge(charge_of(step))
-            assert FileLedger.read(path).charged > step
+            assert Ledger.read(path).charged > step
 
 
 def test_every_write_is_flushed_to_disk_before_the_charge_returns(path, monkeypatch):
@@ -82,7 +82,7 @@ def test_every_write_is_flushed_to_disk_before_the_charge_returns(path, monkeypa
     write, fsync = os.write, os.fsync
     monkeypatch.setattr(os, "write", lambda *a: calls.append("write") or write(*a))
     monkeypatch.setattr(os, "fsync", lambda *a: calls.append("fsync") or fsync(*a))
-    with FileLedger.create(path, PLAN) as ledger:
+    with Ledger.create(path, PLAN) as ledger:
         assert calls == ["write", "fsync", "fsync"]
         for step in range(12):
             before = len(calls)
@@ -93,9 +93,9 @@ def test_every_write_is_flushed_to_disk_before_the_charge_returns(path, monkeypa
 
 
 def test_blocks_hold_at_most_one_percent_of_the_steps_and_stay_in_their_phase(path):
-    with FileLedger.create(path, PLAN) as ledger:
+    with Ledger.create(path, PLAN) as ledger:
         spend(ledger, range(PLAN.total_steps))
-    for block in FileLedger.read(path).blocks:
+    for block in Ledger.read(path).blocks:
         assert 1 <= block.steps <= BLOCK
         for step in range(block.first_step, block.first_step + block.steps):
             assert charge_of(step) == Charge(block.phase, step, block.sampling_rate, block.noise_multiplier)
@@ -103,7 +103,7 @@ def test_blocks_hold_at_most_one_percent_of_the_steps_and_stay_in_their_phase(pa
 
 def test_a_short_plan_is_charged_step_by_step(path):
     short = replace(PLAN, phases=(Phase("train", 7, 0.1, 1.0, 1.0),))
-    with FileLedger.create(path, short) as ledger:
+    with Ledger.create(path, short) as ledger:
         for step in range(7):
             assert ledger.charged == step
             ledger.charge(charge_of(step, short))
@@ -122,7 +122,7 @@ def test_a_short_plan_is_charged_step_by_step(path):
     ],
 )
 def test_a_charge_that_is_not_the_plans_is_refused_and_writes_nothing(path, wrong):
-    with FileLedger.create(path, PLAN) as ledger:
+    with Ledger.create(path, PLAN) as ledger:
         spend(ledger, range(21))
         before = path.read_bytes()
         fitting = charge_of(wrong["step"]) if wrong.get("step", -1) in range(500) else charge_of(21)
@@ -133,7 +133,7 @@ def test_a_charge_that_is_not_the_plans_is_refused_and_writes_nothing(path, wron
 
 
 def test_a_step_cannot_be_released_twice(path):
-    with FileLedger.create(path, PLAN) as ledger:
+    with Ledger.create(path, PLAN) as ledger:
         spend(ledger, range(9))
         for again in (0, 7, 8):
             with pytest.raises(PrivacyError, match="charged before"):
@@ -142,24 +142,24 @@ def test_a_step_cannot_be_released_twice(path):
 
 def test_a_plan_without_privacy_is_charged_too_and_costs_infinity(path):
     bare = replace(PLAN, phases=(Phase("train", 5, 0.1, None, noise_std=0.1),))
-    with FileLedger.create(path, bare) as ledger:
+    with Ledger.create(path, bare) as ledger:
         ledger.charge(Charge("train", 0, 0.1, 0.0))
-        assert ledger.spent() == float("inf")
+        assert ledger.state.spent() == float("inf")
 
 
 def test_resuming_loses_the_block_in_flight_and_goes_on_behind_it(written):
-    with FileLedger.resume(written, PLAN) as ledger:
+    with Ledger.resume(written, PLAN) as ledger:
         assert ledger.next_step == ledger.charged == 1 + 5 * BLOCK
         with pytest.raises(PrivacyError, match="Go on at 26"):
             ledger.charge(charge_of(23))
         spend(ledger, range(ledger.next_step, PLAN.total_steps))
         with pytest.raises(PrivacyError, match="outside the plan"):
             ledger.charge(replace(charge_of(499), step=500))
-    assert FileLedger.read(written).charged == PLAN.total_steps
+    assert Ledger.read(written).charged == PLAN.total_steps
 
 
 def test_a_seeded_replay_charges_a_step_once(written):
-    with FileLedger.resume(written, PLAN, replay=True) as ledger:
+    with Ledger.resume(written, PLAN, replay=True) as ledger:
         before = written.read_bytes()
         spend(ledger, range(10, 26))
         spend(ledger, range(26))
@@ -170,41 +170,41 @@ def test_a_seeded_replay_charges_a_step_once(written):
 
 def test_another_plan_cannot_use_the_ledger(written):
     with pytest.raises(PrivacyError, match="another plan"):
-        FileLedger.resume(written, replace(PLAN, units=5001))
-    FileLedger.resume(written, PLAN).close()
+        Ledger.resume(written, replace(PLAN, units=5001))
+    Ledger.resume(written, PLAN).close()
 
 
 def test_a_ledger_is_neither_overwritten_nor_conjured_up(written, tmp_path):
     before = written.read_bytes()
     with pytest.raises(PrivacyError, match="exists"):
-        FileLedger.create(written, PLAN)
+        Ledger.create(written, PLAN)
     assert written.read_bytes() == before
     assert [entry.name for entry in tmp_path.iterdir() if entry.name != "cache"] == ["ledger.jsonl"]
     with pytest.raises(PrivacyError, match="no ledger"):
-        FileLedger.resume(tmp_path / "gone.jsonl", PLAN)
+        Ledger.resume(tmp_path / "gone.jsonl", PLAN)
     with pytest.raises(PrivacyError, match="no ledger"):
-        FileLedger.read(tmp_path / "gone.jsonl")
+        Ledger.read(tmp_path / "gone.jsonl")
 
 
 def test_a_ledger_has_one_writer(path):
-    first = FileLedger.create(path, PLAN)
+    first = Ledger.create(path, PLAN)
     with pytest.raises(PrivacyError, match="in use"):
-        FileLedger.resume(path, PLAN)
+        Ledger.resume(path, PLAN)
     code = f"""
 from sparsedp.privacy import Plan
-from sparsedp.privacy.ledger import FileLedger
-FileLedger.resume({str(path)!r}, Plan.from_json({PLAN.to_json()!r}))
+from sparsedp.privacy.ledger import Ledger
+Ledger.resume({str(path)!r}, Plan.from_json({PLAN.to_json()!r}))
 """
     other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "in use by another run" in other.stderr
-    assert FileLedger.read(path).charged == 0
+    assert Ledger.read(path).charged == 0
     first.charge(charge_of(0))
     first.close()
-    FileLedger.resume(path, PLAN).close()
+    Ledger.resume(path, PLAN).close()
 
 
 def test_a_forked_child_can_neither_charge_nor_keep_the_lock(path):
-    ledger = FileLedger.create(path, PLAN)
+    ledger = Ledger.create(path, PLAN)
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -222,7 +222,7 @@ def test_a_forked_child_can_neither_charge_nor_keep_the_lock(path):
         assert os.read(reader, 16) == b"refused"
         ledger.charge(charge_of(0))
         ledger.close()
-        FileLedger.resume(path, PLAN).close()
+        Ledger.resume(path, PLAN).close()
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
@@ -231,7 +231,7 @@ def test_a_forked_child_can_neither_charge_nor_keep_the_lock(path):
 
 
 def test_a_closed_ledger_takes_no_charge(path):
-    ledger = FileLedger.create(path, PLAN)
+    ledger = Ledger.create(path, PLAN)
     ledger.close()
     ledger.close()
     with pytest.raises(PrivacyError, match="closed"):
@@ -239,7 +239,7 @@ def test_a_closed_ledger_takes_no_charge(path):
 
 
 def test_a_failed_write_refuses_the_release_and_the_next_ones(path, monkeypatch):
-    ledger = FileLedger.create(path, PLAN)
+    ledger = Ledger.create(path, PLAN)
     spend(ledger, range(6))
     write = os.write
 
@@ -253,7 +253,7 @@ def test_a_failed_write_refuses_the_release_and_the_next_ones(path, monkeypatch)
     monkeypatch.setattr(os, "write", write)
     with pytest.raises(PrivacyError, match="closed"):
         ledger.charge(charge_of(6))
-    with FileLedger.resume(path, PLAN) as again:
+    with Ledger.resume(path, PLAN) as again:
         assert again.next_step == 6 + BLOCK
 
 
@@ -271,41 +271,41 @@ def test_a_torn_last_line_counts_as_a_block_wherever_it_broke(written, keep):
     torn = b"".join(lines[:-1]) + kept
     written.write_bytes(torn)
     charged = 26 if kept else 21
-    assert FileLedger.read(written).charged == charged
-    with FileLedger.resume(written, PLAN) as ledger:
+    assert Ledger.read(written).charged == charged
+    with Ledger.resume(written, PLAN) as ledger:
         assert ledger.next_step == charged
         spend(ledger, range(charged, charged + 2 * BLOCK))
     assert written.read_bytes().startswith(torn)
-    assert FileLedger.read(written).charged == charged + 2 * BLOCK
+    assert Ledger.read(written).charged == charged + 2 * BLOCK
 
 
 def test_a_repair_that_is_torn_itself_is_repaired(written):
     written.write_bytes(written.read_bytes()[:-30])
-    FileLedger.resume(written, PLAN).close()
+    Ledger.resume(written, PLAN).close()
     for cut in (3, 40):
         written.write_bytes(written.read_bytes()[:-cut])
-        assert FileLedger.read(written).charged == 26
-        FileLedger.resume(written, PLAN).close()
-    assert FileLedger.read(written).torn is None
-    assert FileLedger.read(written).charged == 26
+        assert Ledger.read(written).charged == 26
+        Ledger.resume(written, PLAN).close()
+    assert Ledger.read(written).torn is None
+    assert Ledger.read(written).charged == 26
 
 
 def test_bytes_torn_after_the_last_step_charge_nothing_more(path):
-    with FileLedger.create(path, PLAN) as ledger:
+    with Ledger.create(path, PLAN) as ledger:
         spend(ledger, range(PLAN.total_steps))
     with path.open("ab") as file:
         file.write(b'{"first')
-    with FileLedger.resume(path, PLAN) as ledger:
+    with Ledger.resume(path, PLAN) as ledger:
         assert ledger.charged == PLAN.total_steps
-    assert FileLedger.read(path).charged == PLAN.total_steps
+    assert Ledger.read(path).charged == PLAN.total_steps
 
 
 def test_zeros_left_by_a_power_cut_count_as_torn(written):
     with written.open("ab") as file:
         file.write(b"\0" * 100)
-    assert FileLedger.read(written).charged == 26 + BLOCK
-    FileLedger.resume(written, PLAN).close()
-    assert FileLedger.read(written).charged == 26 + BLOCK
+    assert Ledger.read(written).charged == 26 + BLOCK
+    Ledger.resume(written, PLAN).close()
+    assert Ledger.read(written).charged == 26 + BLOCK
 
 
 def edited(line, **changes):
@@ -337,16 +337,16 @@ def edited(line, **changes):
 )  # fmt: skip
 def test_tampering_is_found_and_its_line_named(written, tamper, number):
     written.write_text("\n".join(tamper(lines_of(written))) + "\n")
-    for attempt in (lambda: FileLedger.read(written), lambda: FileLedger.resume(written, PLAN)):
+    for attempt in (lambda: Ledger.read(written), lambda: Ledger.resume(written, PLAN)):
         with pytest.raises(PrivacyError, match=rf"ledger\.jsonl, line {number}:"):
             attempt()
 
 
 def test_lines_rewritten_with_right_hashes_but_wrong_numbers_are_found(path):
     """Who can compute the chain still cannot leave steps out or change the plan's costs."""
-    from sparsedp.privacy.ledger import seal
+    from sparsedp.privacy.ledger import chain_line
 
-    with FileLedger.create(path, PLAN) as ledger:
+    with Ledger.create(path, PLAN) as ledger:
         head = ledger.head
     header = path.read_bytes()
     honest = {
@@ -364,30 +364,30 @@ def test_lines_rewritten_with_right_hashes_but_wrong_numbers_are_found(path):
         {"steps": 2},
         {"phase": "main"},
     ):
-        line, _ = seal({**honest, **change}, head)
+        line, _ = chain_line({**honest, **change}, head)
         path.write_bytes(header + line.encode() + b"\n")
         with pytest.raises(PrivacyError, match=r"line 2: .*does not allow"):
-            FileLedger.read(path)
-    line, _ = seal(honest, head)
+            Ledger.read(path)
+    line, _ = chain_line(honest, head)
     path.write_bytes(header + line.encode() + b"\n")
-    assert FileLedger.read(path).charged == 1
+    assert Ledger.read(path).charged == 1
 
 
 def test_a_truncated_ledger_is_found_by_the_head_and_length_kept_elsewhere(path):
-    with FileLedger.create(path, PLAN) as ledger:
+    with Ledger.create(path, PLAN) as ledger:
         spend(ledger, range(23))
         head, length = ledger.head, ledger.length
         spend(ledger, range(23, 60))
-        ledger.expect(head, length)
+        ledger.state.check_extends(head, length)
     lines = lines_of(path)
     path.write_text("\n".join(lines[: length - 1]) + "\n")
     with pytest.raises(PrivacyError, match="lines were removed"):
-        FileLedger.read(path).expect(head, length)
+        Ledger.read(path).check_extends(head, length)
     path.unlink()
-    with FileLedger.create(path, replace(PLAN, delta=2e-5)) as other:
+    with Ledger.create(path, replace(PLAN, delta=2e-5)) as other:
         spend(other, range(60))
         with pytest.raises(PrivacyError, match="rewritten"):
-            other.expect(head, length)
+            other.state.check_extends(head, length)
 
 
 @pytest.mark.parametrize(
@@ -396,30 +396,47 @@ def test_a_truncated_ledger_is_found_by_the_head_and_length_kept_elsewhere(path)
 def test_a_file_without_a_header_is_a_clear_error(path, content):
     path.write_bytes(content)
     with pytest.raises(PrivacyError, match="line 1: not a header"):
-        FileLedger.read(path)
+        Ledger.read(path)
 
 
 def test_a_ledger_of_another_version_is_a_clear_error(written):
-    from sparsedp.privacy.ledger import seal
+    from sparsedp.privacy.ledger import chain_line
 
     content = {key: value for key, value in json.loads(lines_of(written)[0]).items() if key != "hash"}
-    line, _ = seal({**content, "format": 3}, "")
+    line, _ = chain_line({**content, "format": 3}, "")
     written.write_text(line + "\n")
     with pytest.raises(PrivacyError, match="format 3"):
-        FileLedger.read(written)
+        Ledger.read(written)
 
 
 def test_spending_needs_a_delta_from_somewhere(path):
-    with FileLedger.create(path, replace(PLAN, delta=None)) as ledger:
+    with Ledger.create(path, replace(PLAN, delta=None)) as ledger:
         with pytest.raises(PrivacyError, match="delta"):
-            ledger.spent()
-        assert ledger.spent(1e-5) == 0.0
+            ledger.state.spent()
+        assert ledger.state.spent(1e-5) == 0.0
 
 
-def test_a_memory_ledger_knows_what_it_cost():
-    ledger = MemoryLedger()
-    spend(ledger, range(40))
-    assert ledger.spends() == PLAN.spends(40)
+def test_a_ledger_in_memory_enforces_the_plan_and_knows_what_it_cost():
+    ledger = Ledger(PLAN)
+    spend(ledger, range(41))
+    assert ledger.events() == PLAN.events(41)
+    assert (ledger.head, ledger.length, ledger.next_step) == (None, 0, 41)
+    for step in (40, 42):
+        with pytest.raises(PrivacyError, match=r"charged before|unpaid"):
+            spend(ledger, [step])
+    with pytest.raises(PrivacyError, match="the plan has"):
+        ledger.charge(Charge("warm-up", 41, 0.5, 2.0))
+    ledger.close()
+    with pytest.raises(PrivacyError, match="is closed"):
+        spend(ledger, [41])
+
+
+def test_a_ledger_in_memory_goes_on_from_the_state_of_a_file(written):
+    state = Ledger.read(written)
+    ledger = Ledger(PLAN, state=state)
+    assert (ledger.charged, ledger.next_step) == (state.charged, state.charged)
+    spend(ledger, [state.charged])
+    assert Ledger.read(written) == state
 
 
 def _run_until(dies_at, path, released):
@@ -443,7 +460,7 @@ def _run_until(dies_at, path, released):
         moment()
 
     os.write, os.fsync = write_in_two, slow_fsync
-    ledger = FileLedger.resume(path, PLAN) if path.exists() else FileLedger.create(path, PLAN)
+    ledger = Ledger.resume(path, PLAN) if path.exists() else Ledger.create(path, PLAN)
     with released.open("ab", buffering=0) as out:
         for step in range(ledger.next_step, PLAN.total_steps):
             ledger.charge(charge_of(step))
@@ -465,7 +482,7 @@ def test_killed_at_any_moment_the_ledger_never_under_counts(path, tmp_path):
         run.join()
         assert run.exitcode == -signal.SIGKILL
         if path.exists():
-            record = FileLedger.read(path)
+            record = Ledger.read(path)
             seen_torn += record.torn is not None
             assert released.stat().st_size <= record.charged <= PLAN.total_steps
     assert seen_torn >= 2
@@ -473,4 +490,4 @@ def test_killed_at_any_moment_the_ledger_never_under_counts(path, tmp_path):
     last.start()
     last.join()
     assert last.exitcode == 0
-    assert released.stat().st_size <= FileLedger.read(path).charged == PLAN.total_steps
+    assert released.stat().st_size <= Ledger.read(path).charged == PLAN.total_steps

@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+import copy
+import inspect
+import itertools
 import math
-from collections.abc import Iterable
+import pickle
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from fractions import Fraction
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from sparsedp import distributed
 from sparsedp.batch import MicroBatch
-from sparsedp.clipping import Clip, FlatClip, Identity, NoClip, Standardized
+from sparsedp.clipping import ROUNDING_MARGIN, Clip, FlatClip, Identity, NoClip, Standardized
 from sparsedp.errors import PrivacyError
-from sparsedp.grad_sample import ENGINES, BookkeepingEngine, Query
-from sparsedp.parameters import Layout, Support
-from sparsedp.privacy.ledger import Charge, MemoryLedger
-from sparsedp.privacy.mechanism import GaussianMechanism, Grid, Release
+from sparsedp.grad_sample import ENGINES, BookKeepingEngine, ClippedSumQuery
+from sparsedp.parameters import ParameterLayout, Support
+from sparsedp.privacy.ledger import Charge, ChargeLog
+from sparsedp.privacy.mechanism import MARGIN_BITS, GaussianMechanism, Grid, Release
 from sparsedp.privacy.queries import ClippedVectorSum, GradientSum
 from sparsedp.randomness import SeededRandomness, SystemRandomness
+from sparsedp.sampling import cut
 
 
 @dataclass
@@ -29,18 +39,18 @@ class Spy:
     sum_of_part: float = 8.0
     refuses: bool = False
     asked: list[str] = field(default_factory=list)
-    for_release: bool = False
+    publishable: bool = False
 
     @property
-    def layout(self) -> Layout:
-        return Layout.of(nn.Linear(self.dimension, 1, bias=False))
+    def layout(self) -> ParameterLayout:
+        return ParameterLayout.of(nn.Linear(self.dimension, 1, bias=False))
 
     def charge(self, charge: Charge) -> None:
         self.asked.append("ledger")
         if self.refuses:
             raise PrivacyError("the budget is spent")
 
-    def clipped_sum(self, batches: Iterable[MicroBatch], query: Query) -> Tensor:
+    def clipped_sum(self, batches: Iterable[MicroBatch], query: ClippedSumQuery) -> Tensor:
         self.asked.append("engine")
         for _ in batches:
             self.asked.append("batch")
@@ -68,7 +78,9 @@ def release(
     }
     settings |= changes
     return GaussianMechanism(spy, spy).release(
-        GradientSum(spy, batches, Query(Support([0, 2], spy.dimension), clip, settings["geometry"])),
+        GradientSum(
+            spy, batches, ClippedSumQuery(Support([0, 2], spy.dimension), clip, settings["geometry"])
+        ),
         Charge("train", 7, 0.1, settings["noise_multiplier"]),
         expected_batch_size=settings["expected_batch_size"],
         noise_std=settings["absolute_noise_std"],
@@ -82,13 +94,14 @@ def test_the_ledger_is_charged_before_anything_is_computed_or_drawn():
 
 
 class TwoProcesses:
-    """A group of which this process is the main one, or the other; notes what passes through it."""
+    """Of two ranks this is the main process, or the other; notes what passes between them."""
 
-    def __init__(self, main: bool) -> None:
-        self.main, self.sent, self.handed_out = main, [], []
-
-    def is_main_process(self) -> bool:
-        return self.main
+    def __init__(self, monkeypatch, main: bool) -> None:
+        self.sent, self.handed_out = [], []
+        monkeypatch.setattr(distributed, "is_main_process", lambda: main)
+        monkeypatch.setattr(distributed, "world_size", lambda: 2)
+        monkeypatch.setattr(distributed, "reduce_sum", self.reduce_sum)
+        monkeypatch.setattr(distributed, "broadcast", self.broadcast)
 
     def reduce_sum(self, values: torch.Tensor) -> torch.Tensor:
         self.sent.append(values.clone())
@@ -99,22 +112,22 @@ class TwoProcesses:
         return values
 
 
-def test_ranks_get_the_release_and_never_the_sum():
+def test_ranks_get_the_release_and_never_the_sum(monkeypatch):
     query, charge = ClippedVectorSum(torch.ones(1, 3), FlatClip(4.0)), Charge("train", 0, 0.1, 2.0)
-    group = TwoProcesses(main=True)
-    total, _ = GaussianMechanism(MemoryLedger(), SystemRandomness(), group).noisy_sum(query, charge)
+    ranks = TwoProcesses(monkeypatch, main=True)
+    total, _ = GaussianMechanism(ChargeLog(), SystemRandomness()).noisy_sum(query, charge)
     grid = Grid.for_mechanism(4.0, 2.0, 3)
-    (handed_out,), (sent,) = group.handed_out, group.sent
+    (handed_out,), (sent,) = ranks.handed_out, ranks.sent
     assert (handed_out != 2 * sent).any()  # equal by chance: once in 2^60
     assert torch.equal(grid.dequantize(handed_out), total)
 
 
-def test_a_rank_that_is_not_the_main_process_draws_no_noise():
-    group, spy = TwoProcesses(main=False), Spy()
+def test_a_rank_that_is_not_the_main_process_draws_no_noise(monkeypatch):
+    ranks, spy = TwoProcesses(monkeypatch, main=False), Spy()
     query = ClippedVectorSum(torch.ones(1, 3), FlatClip(4.0))
-    GaussianMechanism(MemoryLedger(), spy, group).noisy_sum(query, Charge("train", 0, 0.1, 2.0))
+    GaussianMechanism(ChargeLog(), spy).noisy_sum(query, Charge("train", 0, 0.1, 2.0))
     assert spy.asked == []
-    assert torch.equal(group.handed_out[0], 2 * group.sent[0])
+    assert torch.equal(ranks.handed_out[0], 2 * ranks.sent[0])
 
 
 def test_a_ledger_that_refuses_prevents_the_release():
@@ -127,7 +140,7 @@ def test_a_ledger_that_refuses_prevents_the_release():
 
 
 def test_the_charge_names_the_rate_and_noise_that_ran():
-    ledger = MemoryLedger()
+    ledger = ChargeLog()
     charge = Charge("warm-up", 3, 0.25, 1.5)
     query = ClippedVectorSum(torch.zeros(2, 2), FlatClip(1.0))
     GaussianMechanism(ledger, SeededRandomness(0)).noisy_sum(query, charge)
@@ -156,7 +169,7 @@ def test_the_release_says_what_it_is():
     released = release(Spy())
     assert (released.phase, released.step, released.support) == ("train", 7, Support([0, 2], 3))
     assert released.private
-    assert not released.for_release
+    assert not released.publishable
     assert not release(Spy(), noise_multiplier=0.0).private
     assert not release(Spy(), clip=NoClip(), noise_multiplier=0.0, absolute_noise_std=1.0).private
 
@@ -194,9 +207,9 @@ def squares(model: nn.Module, rows: tuple[Tensor, Tensor]) -> Tensor:
 
 
 def real_release(
-    model: nn.Module, batches: list[MicroBatch], query: Query, kind: str, **changes: float
+    model: nn.Module, batches: list[MicroBatch], query: ClippedSumQuery, kind: str, **changes: float
 ) -> Release:
-    return GaussianMechanism(MemoryLedger(), SystemRandomness()).release(
+    return GaussianMechanism(ChargeLog(), SystemRandomness()).release(
         GradientSum(ENGINES[kind](model, squares), batches, query),
         Charge("train", 0, 0.1, changes.get("noise_multiplier", 0.0)),
         expected_batch_size=changes.get("expected_batch_size", 5.0),
@@ -207,7 +220,7 @@ def real_release(
 def test_no_noise_and_a_huge_clip_and_every_coordinate_is_the_sgd_gradient(kind):
     model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2))
     rows = (torch.randn(5, 4), torch.randn(5, 2))
-    query = Query(Support.full(44), FlatClip(1e6))
+    query = ClippedSumQuery(Support.full(44), FlatClip(1e6))
     released = real_release(model, [MicroBatch(rows)], query, kind)
     squares(model, rows).mean().backward()
     expected = torch.cat([p.grad.reshape(-1) for p in model.parameters()]).double()
@@ -219,7 +232,7 @@ def test_no_noise_and_a_huge_clip_and_every_coordinate_is_the_sgd_gradient(kind)
 def test_a_batch_that_contributes_nothing_releases_noise_alone(kind, rows):
     nothing = MicroBatch((torch.full((rows, 4), torch.nan), torch.zeros(rows, 2)))
     for batches in ([nothing], []):
-        query = Query(Support.full(10), FlatClip(1.0))
+        query = ClippedSumQuery(Support.full(10), FlatClip(1.0))
         silent = real_release(nn.Linear(4, 2), batches, query, kind)
         noisy = real_release(nn.Linear(4, 2), batches, query, kind, noise_multiplier=1.0)
         assert torch.equal(silent.mean, torch.zeros(10, dtype=torch.float64))
@@ -229,12 +242,12 @@ def test_a_batch_that_contributes_nothing_releases_noise_alone(kind, rows):
 
 @pytest.mark.parametrize("kind", ENGINES)
 def test_an_empty_support_releases_nothing_and_is_charged_all_the_same(kind):
-    ledger = MemoryLedger()
+    ledger = ChargeLog()
     released = GaussianMechanism(ledger, SystemRandomness()).release(
         GradientSum(
             ENGINES[kind](nn.Linear(4, 2), squares),
             [MicroBatch((torch.randn(3, 4), torch.randn(3, 2)))],
-            Query(Support.empty(10), FlatClip(1.0)),
+            ClippedSumQuery(Support.empty(10), FlatClip(1.0)),
         ),
         Charge("train", 0, 0.1, 1.0),
         expected_batch_size=3.0,
@@ -248,7 +261,7 @@ def test_the_model_is_as_it_was_after_a_release():
     model = nn.Linear(4, 2)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     rows = (torch.randn(3, 4), torch.randn(3, 2))
-    real_release(model, [MicroBatch(rows)], Query(Support.full(10), FlatClip(1.0)), "bookkeeping")
+    real_release(model, [MicroBatch(rows)], ClippedSumQuery(Support.full(10), FlatClip(1.0)), "bookkeeping")
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert all(p.grad is None for p in model.parameters())
 
@@ -268,13 +281,13 @@ def test_no_rows_of_numbers_sum_to_nothing():
 
 
 def test_a_seeded_step_replays_and_steps_differ():
-    engine = BookkeepingEngine(nn.Linear(4, 2), squares)
+    engine = BookKeepingEngine(nn.Linear(4, 2), squares)
 
     def step(number: int, seed: int) -> Tensor:
         return (
-            GaussianMechanism(MemoryLedger(), SeededRandomness(seed))
+            GaussianMechanism(ChargeLog(), SeededRandomness(seed))
             .release(
-                GradientSum(engine, [], Query(Support.full(10), FlatClip(1.0))),
+                GradientSum(engine, [], ClippedSumQuery(Support.full(10), FlatClip(1.0))),
                 Charge("train", number, 0.1, 1.0),
                 expected_batch_size=3.0,
             )
@@ -284,3 +297,267 @@ def test_a_seeded_step_replays_and_steps_differ():
     assert torch.equal(step(0, 1), step(0, 1))
     assert not torch.equal(step(0, 1), step(1, 1))
     assert not torch.equal(step(0, 1), step(0, 2))
+
+
+FIELDS = {"support", "mean", "noise_scale", "phase", "step", "publishable", "private"}
+
+
+def a_release() -> Release:
+    return GaussianMechanism(ChargeLog(), SeededRandomness(0)).release(
+        GradientSum(
+            BookKeepingEngine(nn.Linear(3, 2), lambda model, rows: model(rows).sum(1)),
+            [MicroBatch(torch.ones(4, 3))],
+            ClippedSumQuery(Support([0, 5, 7], 8), FlatClip(1.0)),
+        ),
+        Charge("train", 0, 0.1, 1.0),
+        expected_batch_size=4.0,
+    )
+
+
+@pytest.mark.parametrize("seal", [None, object(), True, "seal"])
+def test_it_cannot_be_built_without_the_seal(seal):
+    with pytest.raises(PrivacyError, match=r"GaussianMechanism\.release"):
+        Release(
+            support=Support([0], 1),
+            mean=torch.ones(1),
+            noise_scale=torch.ones(1),
+            phase="train",
+            step=0,
+            publishable=True,
+            private=True,
+            seal=seal,
+        )
+
+
+def test_the_seal_has_no_default():
+    assert inspect.signature(Release.__init__).parameters["seal"].default is inspect.Parameter.empty
+
+
+@pytest.mark.parametrize("name", [*sorted(FIELDS), "_mean", "_noise_scale", "note"])
+def test_it_is_read_only(name):
+    released = a_release()
+    with pytest.raises(PrivacyError, match="read-only"):
+        setattr(released, name, torch.zeros(3))
+
+
+@pytest.mark.parametrize("name", ["mean", "noise_scale"])
+def test_changing_what_it_gives_does_not_change_it(name):
+    released = a_release()
+    before = getattr(released, name).clone()
+    getattr(released, name).zero_()
+    released.dense().zero_()
+    assert torch.equal(getattr(released, name), before)
+    assert bool((before != 0).all())
+
+
+def test_the_dense_form_is_the_mean_on_the_support_and_zero_elsewhere():
+    released = a_release()
+    dense = released.dense()
+    assert torch.equal(released.support.gather(dense), released.mean)
+    assert bool((dense[~released.support.mask()] == 0).all())
+
+
+def test_it_holds_what_is_public_and_nothing_else():
+    held = {name.lstrip("_") for name in Release.__slots__}
+    assert held == FIELDS
+    assert not hasattr(a_release(), "__dict__")
+
+
+def test_its_values_do_not_hang_on_a_graph():
+    released = a_release()
+    assert not released.mean.requires_grad
+    assert not released.noise_scale.requires_grad
+
+
+def test_its_text_shows_no_numbers_of_the_gradient():
+    assert repr(a_release()) == "Release(step=0, phase='train', support=Support(k=3, d=8))"
+
+
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, lambda r: pickle.loads(pickle.dumps(r))])
+def test_it_cannot_be_copied_past_the_seal(duplicate):
+    with pytest.raises(PrivacyError, match="read-only"):
+        duplicate(a_release())
+
+
+CLIPS, NOISES, SIZES = [1e-6, 1.0, 1e6], [0.3, 1.0, 33.3, 1000.0], [1, 26_010, 550_570, 10**7]
+
+
+def moved(grid: Grid, before: list[Tensor], after: list[Tensor]) -> Fraction:
+    """The squared move of the sum, in squared_outputs of noise standard deviations: exact."""
+    steps = (
+        grid.round_and_sum(map(torch.clone, after)) - grid.round_and_sum(map(torch.clone, before))
+    ).tolist()
+    return Fraction(sum(step * step for step in steps), 4**grid.noise_bits)
+
+
+def allowed(noise_multiplier: float) -> Fraction:
+    """What the accountant is told: the sensitivity is one over the noise multiplier, squared."""
+    return 1 / Fraction(noise_multiplier) ** 2
+
+
+@pytest.mark.parametrize(("clip", "noise", "size"), itertools.product(CLIPS, NOISES, SIZES))
+def test_the_noise_is_a_power_of_two_of_steps_and_all_extremes_have_a_grid(clip, noise, size):
+    grid = Grid.for_mechanism(clip, noise, size)
+    assert Fraction(grid.step) * 2**grid.noise_bits == Fraction(noise * clip)
+    assert 1.5 * math.sqrt(size) * grid.step <= 2.0 ** -(MARGIN_BITS + 1) * clip
+    assert grid.step * math.sqrt(size) * 1.5 > 2.0 ** -(MARGIN_BITS + 2) * clip * 0.999
+    million = grid.round_and_sum([torch.tensor([1e6 * clip, -1e6 * clip], dtype=torch.float64)])
+    assert million.tolist() == [round(1e6 * clip / grid.step), -round(1e6 * clip / grid.step)]
+    assert million[0] + 40 * 2**grid.noise_bits < 2**61
+    back = grid.dequantize(million)
+    torch.testing.assert_close(
+        back, torch.tensor([1e6, -1e6], dtype=torch.float64) * clip, rtol=1e-12, atol=0
+    )
+
+
+def test_the_grid_depends_on_public_numbers_alone():
+    assert Grid.for_mechanism(0.7, 1.3, 100) == Grid.for_mechanism(0.7, 1.3, 100)
+    assert Grid.for_mechanism(1.0, 1.0, 100).noise_bits < Grid.for_mechanism(1.0, 1.0, 10_000).noise_bits
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+@pytest.mark.parametrize(("clip", "noise"), [(1.0, 1.0), (0.3, 1.7), (1e-6, 1000.0), (1e6, 0.3)])
+@pytest.mark.parametrize("others", [0.0, 0.77, 1e3])
+def test_the_worst_roundings_stay_within_what_the_accountant_is_told(size, clip, noise, others):
+    """In every coordinate one part just below a half step becomes two just above it, and the unit moves its most."""
+    grid = Grid.for_mechanism(clip, noise, size)
+    base, unit = round(others * clip / grid.step), grid.bound / math.sqrt(size) / grid.step
+    whole, left, right = base + 0.499, base + 0.501, math.floor(unit - 0.51) + 0.501
+    before, *after = (
+        torch.full((size,), part * grid.step, dtype=torch.float64) for part in (whole, left, right)
+    )
+    assert float(torch.linalg.vector_norm(sum(after) - before)) <= grid.bound
+    assert moved(grid, [before], after) <= allowed(noise)
+    assert (grid.round_and_sum(after) - grid.round_and_sum([before])).tolist() == [
+        math.floor(unit - 0.51) + 2
+    ] * size
+
+
+@given(st.integers(0, 2**32), st.sampled_from([1, 2, 7]), st.sampled_from([0.3, 1.0, 21.0]))
+@settings(max_examples=150)
+def test_a_unit_added_moves_a_sum_of_cut_parts_by_at_most_the_clip(seed, most, noise):
+    rng = np.random.default_rng(seed)
+    size, clip = int(rng.integers(1, 6)), float(10 ** rng.uniform(-6, 6))
+    grid = Grid.for_mechanism(clip, noise, size)
+    units = np.flatnonzero(rng.random(32) < 0.4)
+    rows = rng.standard_normal((32, size))
+    rows *= grid.bound / np.linalg.norm(rows, axis=1, keepdims=True)
+    rows = np.where(rng.random((32, 1)) < 0.5, rows, (rng.integers(-9, 9, (32, size)) + 0.5) * grid.step)
+    newcomer = int(rng.integers(32))
+
+    def parts(members: np.ndarray) -> list[Tensor]:
+        zero = torch.zeros(size, dtype=torch.float64)
+        return [zero, *(torch.from_numpy(rows[members[run]].sum(axis=0)) for run in cut(members, most))]
+
+    without = units[units != newcomer]
+    assert moved(grid, parts(without), parts(np.union1d(without, [newcomer]))) <= allowed(noise)
+
+
+def test_without_the_margin_the_worst_rounding_would_pass_the_clip():
+    grid = Grid.for_mechanism(1.0, 1.0, 4)
+    unit = torch.full((4,), (math.ceil(0.5 / grid.step) + 0.5001) * grid.step, dtype=torch.float64)
+    assert moved(grid, [torch.zeros(4)], [unit]) > allowed(1.0)
+    assert float(unit.norm()) > grid.bound
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_any_order_and_any_number_of_ranks_give_the_same_bits(ranks):
+    grid = Grid.for_mechanism(1.0, 1.1, 50)
+    generator = torch.Generator().manual_seed(0)
+    parts = [100 * torch.randn(50, generator=generator, dtype=torch.float64) for _ in range(12)]
+    expected = grid.round_and_sum(map(torch.clone, parts))
+    shares = [grid.round_and_sum(parts[rank::ranks][::-1]) for rank in range(ranks)]
+    assert torch.equal(sum(shares), expected)
+    assert expected.dtype == torch.int64
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 1e300])
+def test_what_is_off_the_grid_stops_the_step_before_any_noise(bad):
+    @dataclass
+    class Broken:
+        size: int = 2
+        sensitivity: float = 1.0
+
+        def partial_sums(self, bound: float) -> Iterator[Tensor]:
+            yield torch.tensor([0.0, bad], dtype=torch.float64)
+
+    class NoNoise:
+        publishable = True
+
+        def add_rounded_gaussian(self, *_: object, **__: object) -> None:
+            raise AssertionError("noise was drawn")
+
+    with pytest.raises(PrivacyError, match="nothing was released"):
+        GaussianMechanism(ChargeLog(), NoNoise()).noisy_sum(Broken(), Charge("train", 0, 0.1, 1.0))
+
+
+def test_integers_that_would_overflow_stop_it_too():
+    grid = Grid.for_mechanism(1.0, 1.0, 1)
+    large = torch.tensor([2.0**60 * grid.step], dtype=torch.float64)
+    assert grid.round_and_sum([large.clone()]) == 2**60
+    with pytest.raises(PrivacyError, match="too many units"):
+        grid.round_and_sum([large.clone(), large])
+    with pytest.raises(PrivacyError, match="without parts"):
+        grid.round_and_sum([])
+
+
+@pytest.mark.parametrize(("clip", "noise", "size"), [(1.0, 1e9, 10**7), (1e-306, 1.0, 10), (1e300, 1e300, 1)])
+def test_numbers_no_grid_holds_are_refused_before_the_ledger_is_charged(clip, noise, size):
+    @dataclass
+    class Huge:
+        size: int
+        sensitivity: float
+
+    ledger = ChargeLog()
+    with pytest.raises(PrivacyError):
+        GaussianMechanism(ledger, SystemRandomness()).noisy_sum(Huge(size, clip), Charge("t", 0, 0.1, noise))
+    assert ledger.charges == []
+
+
+def squared_outputs(model: nn.Module, rows: tuple[Tensor, Tensor]) -> Tensor:
+    return (model(rows[0]) - rows[1]).square().sum(1)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("rows", [0, 1, 40])
+def test_every_released_value_is_on_the_grid_whatever_the_data(engine, rows):
+    torch.manual_seed(rows)
+    support, clip, noise, expected = Support([0, 3, 4, 9], 10), 0.37, 1.3, 7.0
+    batches = [MicroBatch((torch.randn(part, 4), torch.randn(part, 2))) for part in (rows, rows // 2)]
+    clipped = GradientSum(
+        ENGINES[engine](nn.Linear(4, 2), squared_outputs), batches, ClippedSumQuery(support, FlatClip(clip))
+    )
+    released = GaussianMechanism(ChargeLog(), SystemRandomness()).release(
+        clipped, Charge("train", 0, 0.1, noise), expected_batch_size=expected
+    )
+    grid = Grid.for_mechanism(clip, noise, support.size)
+    steps = (released.mean * expected / grid.step).round().to(torch.int64)
+    assert torch.equal(grid.dequantize(steps).div_(expected), released.mean)
+    assert released.noise_scale.tolist() == [noise * clip / expected] * 4
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_plan_ledger_and_mechanism_agree_after_the_margin(engine, monkeypatch):
+    """A unit far over the clip moves the release by just below what the charge says, and by no more."""
+    clip, noise = 0.5, 0.8
+    charge = Charge("train", 0, 0.1, noise)
+    ledger = ChargeLog()
+    monkeypatch.setattr(
+        SystemRandomness,
+        "add_rounded_gaussian",
+        lambda self, bits, sums, key: None,
+    )
+    model = nn.Linear(4, 2)
+    query = ClippedSumQuery(Support.full(10), FlatClip(clip))
+
+    def silent(batches: list[MicroBatch]) -> Tensor:
+        clipped = GradientSum(ENGINES[engine](model, squared_outputs), batches, query)
+        mechanism = GaussianMechanism(ledger, SystemRandomness())
+        return mechanism.release(clipped, charge, expected_batch_size=1.0).mean
+
+    row = MicroBatch((torch.full((1, 4), 50.0), torch.zeros(1, 2)))
+    others = MicroBatch((torch.randn(9, 4), torch.randn(9, 2)))
+    change = float((silent([others, row]) - silent([others])).norm())
+    grid = Grid.for_mechanism(clip, noise, 10)
+    assert grid.bound / (1 + 1.1 * ROUNDING_MARGIN) - 4 * grid.step < change <= clip
+    assert ledger.charges[0].noise_multiplier * clip == grid.step * 2**grid.noise_bits

@@ -14,7 +14,7 @@ from opacus.accountants import RDPAccountant
 
 from sparsedp.errors import PrivacyError, SparseDPError
 from sparsedp.guarantee import guarantee, summarize
-from sparsedp.privacy import Continuation, Phase, Plan
+from sparsedp.privacy import Phase, Plan, PriorSpending
 from sparsedp.privacy.accounting import plan_epsilon
 from sparsedp.runs.verify import event_of
 
@@ -61,7 +61,10 @@ def test_json_gives_back_an_equal_plan_with_the_same_fingerprint(phase, delta, u
 
 def test_json_keeps_a_calibrated_plan_and_its_continuation():
     plan = replace(
-        PLAN, target_epsilon=3.0, accountant="rdp-filter", continuation=Continuation(4.5, 0.125, ("ab", "cd"))
+        PLAN,
+        target_epsilon=3.0,
+        accountant="rdp-filter",
+        continuation=PriorSpending(4.5, 0.125, ("ab", "cd")),
     )
     assert Plan.from_json(plan.to_json()) == plan
 
@@ -152,9 +155,9 @@ def test_a_support_rule_that_is_not_json_is_refused():
             {"target_epsilon": 1.0, "accountant": "pld", "phases": (replace(MAIN, noise_multiplier=0),)},
             "noise in every",
         ),
-        ({"continuation": Continuation(2.0, 0.1, ())}, "cap on the total"),
+        ({"continuation": PriorSpending(2.0, 0.1, ())}, "cap on the total"),
         (
-            {"continuation": Continuation(2.0, 0.1, ()), "target_epsilon": 1.0, "accountant": "pld"},
+            {"continuation": PriorSpending(2.0, 0.1, ()), "target_epsilon": 1.0, "accountant": "pld"},
             "come together",
         ),
         ({"target_epsilon": 1.0, "accountant": "rdp-filter"}, "come together"),
@@ -228,13 +231,13 @@ def test_the_spends_are_the_phases_and_stop_where_told():
     def part(rate, noise, count):
         return dp.SelfComposedDpEvent(dp.PoissonSampledDpEvent(rate, dp.GaussianDpEvent(noise)), count)
 
-    assert PLAN.spends() == ((0.01, 1.5, 30), (0.02, 1.25, 70))
-    assert PLAN.spends(31) == ((0.01, 1.5, 30), (0.02, 1.25, 1))
-    assert PLAN.spends(30) == ((0.01, 1.5, 30),)
-    assert event_of(PLAN.spends()) == dp.ComposedDpEvent([part(0.01, 1.5, 30), part(0.02, 1.25, 70)])
-    assert event_of(PLAN.spends(0)) == dp.NoOpDpEvent()
+    assert PLAN.events() == ((0.01, 1.5, 30), (0.02, 1.25, 70))
+    assert PLAN.events(31) == ((0.01, 1.5, 30), (0.02, 1.25, 1))
+    assert PLAN.events(30) == ((0.01, 1.5, 30),)
+    assert event_of(PLAN.events()) == dp.ComposedDpEvent([part(0.01, 1.5, 30), part(0.02, 1.25, 70)])
+    assert event_of(PLAN.events(0)) == dp.NoOpDpEvent()
     with pytest.raises(PrivacyError, match="steps"):
-        PLAN.spends(101)
+        PLAN.events(101)
 
 
 @pytest.mark.parametrize(
@@ -245,8 +248,8 @@ def test_the_spends_are_the_phases_and_stop_where_told():
 def test_a_phase_without_clip_or_noise_makes_the_plan_non_private(phase):
     plan = replace(PLAN, phases=(WARM_UP, phase))
     assert not plan.is_private
-    assert isinstance(event_of(plan.spends()), dp.NonPrivateDpEvent)
-    assert plan.spends(30) == PLAN.spends(30)
+    assert isinstance(event_of(plan.events()), dp.NonPrivateDpEvent)
+    assert plan.events(30) == PLAN.events(30)
     assert "Not private" in guarantee(plan)
     assert all(math.isinf(value) for value in summarize(plan).epsilons.values())
 
@@ -258,7 +261,7 @@ def test_the_summary_names_unit_relation_delta_and_accountant():
         f"At most ({cost * 1.001:.4g}, 1e-05)-differential privacy for adding or removing one patient of 1000, by "
         "the rdp accountant."
     )
-    continued = replace(calibrated, accountant="rdp-filter", continuation=Continuation(4.5, 0.1, ("ab",)))
+    continued = replace(calibrated, accountant="rdp-filter", continuation=PriorSpending(4.5, 0.1, ("ab",)))
     assert "together with 1 earlier run for adding" in guarantee(continued)
     assert set(summarize(calibrated).epsilons) == {"pld", "rdp", "rdp-classic"}
 

@@ -32,18 +32,6 @@ def single(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def several(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of runs: three methods, two epsilons, two seeds, and an ablation."""
-    folder = tmp_path_factory.mktemp("several")
-    for method in ("dp-sgd", "tp-topk", "on-topk"):
-        for epsilon in (4.0, 8.0):
-            for seed in (0, 1):
-                a_run(folder / f"{method}-{epsilon:g}-{seed}", method, epsilon=epsilon, seed=seed)
-    a_run(folder / "clipped", "clipped-sgd", epsilon=None, seed=0)
-    return folder
-
-
-@pytest.fixture(scope="session")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[object]:
     """Headless Chromium by its driver. Missing, it is a skip on a desk and a failure in CI."""
     program = next(filter(None, map(shutil.which, BROWSERS)), None)

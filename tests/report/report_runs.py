@@ -11,7 +11,7 @@ from torch.utils.data import TensorDataset
 
 import sparsedp
 from sparsedp import Result, RunMetadata
-from sparsedp_experiments.comparison.comparison import write_comparison
+from sparsedp.methods import Method
 
 ROWS, FEATURES, CLASSES = 80, 6, 3
 loss_fn = nn.CrossEntropyLoss(reduction="none")
@@ -31,9 +31,11 @@ def network(classes: int = CLASSES) -> nn.Module:
         return nn.Sequential(nn.Linear(FEATURES, 8), nn.Tanh(), nn.Linear(8, classes))
 
 
-def train(method: str, *, epsilon: float | None = 8.0, classes: int = CLASSES, **more: Any) -> Result:
+def train(
+    method: str | Method, *, epsilon: float | None = 8.0, classes: int = CLASSES, **more: Any
+) -> Result:
     """A whole run; RDP, which calibrates at once."""
-    more.setdefault("about", RunMetadata(dataset="blobs", model="perceptron"))
+    more.setdefault("metadata", RunMetadata(dataset="blobs", model="perceptron"))
     return sparsedp.fit(
         network(classes),
         more.pop("dataset", None) or data(1, classes=classes),
@@ -53,12 +55,5 @@ def train(method: str, *, epsilon: float | None = 8.0, classes: int = CLASSES, *
 
 def a_run(out: Path, method: str, **more: Any) -> Path:
     """The folder of a whole run."""
-    train(method, out=out, **more)
+    train(method, run_dir=out, **more)
     return out
-
-
-def write(folder: Path, out: Path | None = None) -> Path:
-    """The report of a run, or the comparison of the runs below a folder."""
-    if (folder / "record.json").exists():
-        return sparsedp.write_report(folder, out)
-    return write_comparison(folder, out)

@@ -12,11 +12,11 @@ from report_runs import a_run, data
 
 from every_day import by_method
 from sparsedp import write_report
-from sparsedp.methods import all_methods
+from sparsedp.methods import list_methods
 from sparsedp.privacy import ledger, mechanism
 from sparsedp.randomness import PublicRandomness
 
-PRIVATE = [method.name for method in all_methods() if method.private]
+PRIVATE = [method.name for method in list_methods() if method.private]
 
 
 class _NoClock:

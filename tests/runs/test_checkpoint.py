@@ -13,7 +13,7 @@ from torch import nn
 
 from sparsedp.errors import DataError, ModelError, SparseDPError
 from sparsedp.optimizers.factory import optimizer_state, restore_optimizer, restore_scheduler, scheduler_state
-from sparsedp.parameters import Layout
+from sparsedp.parameters import ParameterLayout
 from sparsedp.runs.checkpoint import (
     Checkpoint,
     describe_layout,
@@ -60,7 +60,7 @@ def assert_same(one: Any, other: Any) -> None:
 
 
 def write_model(path: Path, model: nn.Module, **more: Any) -> None:
-    identity = {"layout": describe_layout(Layout.of(model))}
+    identity = {"layout": describe_layout(ParameterLayout.of(model))}
     state = {"model": model.state_dict(), "controller": {"tensors": {}}, **more}
     write_checkpoint(path, Checkpoint(3, identity, state))
 

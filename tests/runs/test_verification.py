@@ -17,7 +17,7 @@ import sparsedp
 from runs import a_trainer, advance
 from sparsedp._serialization import canonical
 from sparsedp.errors import DataError, PrivacyError
-from sparsedp.privacy.ledger import seal
+from sparsedp.privacy.ledger import chain_line
 from sparsedp.runs.checkpoint import read_checkpoint, write_checkpoint
 from sparsedp.runs.directory import digest_of
 from sparsedp.runs.record import record_bytes
@@ -27,7 +27,7 @@ from sparsedp.runs.verify import UNCHECKED, Verification, verify
 pytestmark = pytest.mark.usefixtures("checked_once")
 
 FIELDS = [
-    "format", "status", "dataset", "model", "method", "variant", "seed", "for_release", "private", "noise",
+    "format", "status", "dataset", "model", "method", "variant", "seed", "publishable", "private", "noise",
     "target_epsilon", "delta", "accountant", "unit", "units", "epsilon", "epsilon_spent", "steps_charged",
     "test_accuracy", "metrics", "k", "active_ratio", "supports", "ledger", "d", "batch_size", "epochs", "steps",
     "plan", "public_seed", "settings", "schema", "checksum", "config", "versions",
@@ -79,7 +79,7 @@ def chain_again(run: Path, file: str) -> None:
     lines[place]["sha256"][file] = digest_of(file, (run / file).read_bytes())
     text, head = [], ""
     for line in lines:
-        sealed, head = seal({key: value for key, value in line.items() if key != "hash"}, head)
+        sealed, head = chain_line({key: value for key, value in line.items() if key != "hash"}, head)
         text.append(sealed + "\n")
     (run / "ledger.jsonl").write_text("".join(text))
 
@@ -191,7 +191,7 @@ def test_a_file_that_nothing_binds_is_named(run: Path) -> None:
 def test_a_kill_between_the_ledger_and_the_file_it_names_does_not_spoil_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sparsedp.training.keeper.SAVE_EVERY", 0.0)
+    monkeypatch.setattr("sparsedp.training.recorder.SAVE_EVERY", 0.0)
     whole = advance(a_trainer(out=tmp_path / "whole")).finish()
     out = tmp_path / "run"
     trainer = advance(a_trainer(out=out), 4)
@@ -221,7 +221,7 @@ def test_an_older_checkpoint_put_back_is_found(tmp_path: Path) -> None:
 def test_a_run_of_an_older_format_is_refused_by_name(run: Path) -> None:
     lines = (run / "ledger.jsonl").read_bytes().splitlines()
     header = {key: value for key, value in json.loads(lines[0]).items() if key != "hash"}
-    line, _ = seal({**header, "format": 1}, "")
+    line, _ = chain_line({**header, "format": 1}, "")
     (run / "ledger.jsonl").write_bytes(line.encode() + b"\n")
     plan = json.loads((run / "plan.json").read_text())
     (run / "plan.json").write_text(canonical({**plan, "format": 1}) + "\n")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
 import torch
+from coin_checks import dependent_coins
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
@@ -16,11 +18,11 @@ from torch.utils.data import Dataset, TensorDataset
 from sparsedp.batch import MicroBatch
 from sparsedp.clipping import FlatClip
 from sparsedp.errors import DataError, PrivacyError
-from sparsedp.grad_sample import ENGINES, Query
-from sparsedp.loading import Loading
+from sparsedp.grad_sample import ENGINES, ClippedSumQuery
+from sparsedp.loading import DataConfig
 from sparsedp.parameters import Support
 from sparsedp.randomness import SeededRandomness, SystemRandomness
-from sparsedp.sampling import PoissonSampler
+from sparsedp.sampling import PoissonSampler, UnitPartition, block_bits, cut
 
 ALARM = 1e-9
 """False-alarm rate of each statistical test here; there are fewer than twenty."""
@@ -59,7 +61,7 @@ def sampler(
 ) -> PoissonSampler:
     randomness = SystemRandomness() if seed is None else SeededRandomness(seed)
     return PoissonSampler(
-        Numbers(size, form), sampling_rate=rate, randomness=randomness, loading=Loading(**more)
+        Numbers(size, form), sampling_rate=rate, randomness=randomness, loading=DataConfig(**more)
     )
 
 
@@ -112,7 +114,7 @@ def test_the_system_source_never_repeats_a_run():
 @pytest.mark.parametrize("most", [None, 4])
 def test_workers_load_the_batches_that_would_be_loaded_without_them(form, most):
     alone, helped = (
-        sampler(40, 0.2, form=form, max_physical_batch=most, workers=workers).batches(0, 6)
+        sampler(40, 0.2, form=form, max_physical_batch=most, num_workers=workers).batches(0, 6)
         for workers in (0, 2)
     )
     for one, other in zip(alone, helped, strict=True):
@@ -122,7 +124,7 @@ def test_workers_load_the_batches_that_would_be_loaded_without_them(form, most):
 
 
 def test_workers_keep_in_step_when_a_batch_is_not_consumed():
-    helped = sampler(40, 0.2, max_physical_batch=3, workers=1)
+    helped = sampler(40, 0.2, max_physical_batch=3, num_workers=1)
     seen = [rows_of(next(iter(batch))) for batch in helped.batches(0, 5)]
     expected = [rows_of(next(iter(batch))) for batch in sampler(40, 0.2, max_physical_batch=3).batches(0, 5)]
     assert seen == expected
@@ -130,7 +132,7 @@ def test_workers_keep_in_step_when_a_batch_is_not_consumed():
 
 def test_workers_survive_empty_batches():
     rate = 0.02
-    assert list(drawn(sampler(20, rate, workers=1), 12)) == list(drawn(sampler(20, rate), 12))
+    assert list(drawn(sampler(20, rate, num_workers=1), 12)) == list(drawn(sampler(20, rate), 12))
 
 
 @given(st.integers(1, 9), st.integers(0, 50))
@@ -148,8 +150,8 @@ def test_the_physical_batch_size_changes_memory_and_not_the_sum(kind, units):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.Linear(8, 2)).double()
     engine = ENGINES[kind](model, lambda model, rows: model(rows.double() / 10).square().sum(1))
-    query = Query(Support.full(engine.layout.dimension), FlatClip(0.5))
-    settings = {"units": units, "rows_per_unit": 1 if units is None else 2}
+    query = ClippedSumQuery(Support.full(engine.layout.dimension), FlatClip(0.5))
+    settings = {"unit_ids": units, "rows_per_unit": 1 if units is None else 2}
     whole, *others = (
         engine.clipped_sum(next(sampler(60, 0.5, max_physical_batch=most, **settings).batches(0, 1)), query)
         for most in (None, 2, 7, 100)
@@ -169,7 +171,7 @@ def test_a_collate_function_of_the_users_own_is_used():
     def collate(rows: list[Tensor]) -> Tensor:
         return torch.stack(rows) + 1000
 
-    assert min(next(drawn(sampler(30, 0.5, collate=collate), 1))) >= 1000
+    assert min(next(drawn(sampler(30, 0.5, collate_fn=collate), 1))) >= 1000
 
 
 def test_tensor_data_sets_are_gathered_at_once_and_alike():
@@ -187,7 +189,7 @@ UNITS = [5, 5, 5, 9, 2, 2, 7, 9, 9, 9, 2, 4]
 
 
 def by_units(rate: float, rows_per_unit: int, seed: int | None = 0, **more: object) -> PoissonSampler:
-    return sampler(12, rate, seed, units=UNITS, rows_per_unit=rows_per_unit, **more)
+    return sampler(12, rate, seed, unit_ids=UNITS, rows_per_unit=rows_per_unit, **more)
 
 
 def test_units_are_counted_not_rows():
@@ -244,7 +246,7 @@ def test_workers_load_units_alike():
     settings = {"max_physical_batch": 6, "rows_per_unit": 3}
     for one, other in zip(
         by_units(0.7, **settings).batches(0, 5),
-        by_units(0.7, workers=2, **settings).batches(0, 5),
+        by_units(0.7, num_workers=2, **settings).batches(0, 5),
         strict=True,
     ):
         for mine, theirs in zip(one, other, strict=True):
@@ -253,8 +255,8 @@ def test_workers_load_units_alike():
 
 
 def test_unit_ids_may_be_a_tensor_or_text():
-    as_text = sampler(12, 0.5, units=[f"patient {unit}" for unit in UNITS])
-    as_tensor = sampler(12, 0.5, units=torch.tensor(UNITS))
+    as_text = sampler(12, 0.5, unit_ids=[f"patient {unit}" for unit in UNITS])
+    as_tensor = sampler(12, 0.5, unit_ids=torch.tensor(UNITS))
     assert as_text.unit_count == as_tensor.unit_count == 5
 
 
@@ -265,12 +267,12 @@ def test_unit_ids_may_be_a_tensor_or_text():
         (lambda: sampler(5, 0.0), PrivacyError, "sampling_rate"),
         (lambda: sampler(5, 1.5), PrivacyError, "sampling_rate"),
         (lambda: sampler(5, float("nan")), PrivacyError, "sampling_rate"),
-        (lambda: sampler(5, 0.5, units=[0, 1]), DataError, "one id for each of 5 rows"),
-        (lambda: sampler(2, 0.5, units=[0.0, float("nan")]), DataError, "NaN"),
+        (lambda: sampler(5, 0.5, unit_ids=[0, 1]), DataError, "one id for each of 5 rows"),
+        (lambda: sampler(2, 0.5, unit_ids=[0.0, float("nan")]), DataError, "NaN"),
         (lambda: sampler(5, 0.5, rows_per_unit=0), DataError, "rows_per_unit"),
         (lambda: sampler(5, 0.5, rows_per_unit=2), DataError, "each row is a unit"),
         (
-            lambda: sampler(5, 0.5, units=[0] * 5, rows_per_unit=3, max_physical_batch=2),
+            lambda: sampler(5, 0.5, unit_ids=[0] * 5, rows_per_unit=3, max_physical_batch=2),
             DataError,
             "max_physical",
         ),
@@ -294,7 +296,7 @@ def test_whole_units_come_with_all_their_rows_in_cuts_that_know_no_units_size():
         Numbers(len(units)),
         sampling_rate=1.0,
         randomness=SeededRandomness(0),
-        loading=Loading(units=units, max_physical_batch=1024),
+        loading=DataConfig(unit_ids=units, max_physical_batch=1024),
         whole_units=True,
     )
     (batch,) = sampler.batches(0, 1)
@@ -305,8 +307,208 @@ def test_whole_units_come_with_all_their_rows_in_cuts_that_know_no_units_size():
         Numbers(len(units)),
         sampling_rate=1.0,
         randomness=SeededRandomness(0),
-        loading=Loading(units=torch.arange(len(units)) % 41, max_physical_batch=1024),
+        loading=DataConfig(unit_ids=torch.arange(len(units)) % 41, max_physical_batch=1024),
         whole_units=True,
     )
     (other,) = few.batches(0, 1)
     assert [int(p.units[-1]) + 1 for p in other] == [int(p.units[-1]) + 1 for p in parts]
+
+
+COINS, STEPS = 2000, 400
+
+
+def batches(randomness: object) -> np.ndarray:
+    """Who is in each of the sampler's batches."""
+    sampler = PoissonSampler(TensorDataset(torch.arange(COINS)), sampling_rate=0.5, randomness=randomness)
+    taken = np.zeros((STEPS, COINS), dtype=bool)
+    for batch in sampler.batches(0, STEPS):
+        for micro in batch:
+            taken[batch.step, micro.rows[0].numpy()] = True
+    return taken
+
+
+@pytest.mark.parametrize("randomness", [SystemRandomness(), SeededRandomness(3)], ids=["system", "seeded"])
+def test_no_two_units_share_a_coin(randomness):
+    taken = batches(randomness)
+    assert dependent_coins(taken.__getitem__, STEPS) == []
+
+
+@pytest.mark.parametrize("pair", [(0, 1), (3, 1024 + 3), (17, COINS - 1)])
+@pytest.mark.parametrize("against", [False, True])
+def test_two_units_that_share_a_coin_are_found_wherever_they_are(pair, against):
+    class Sharing(SeededRandomness):
+        def bernoulli(self, probability, size, key):
+            coins = super().bernoulli(probability, size, key).copy()
+            coins[pair[1]] = coins[pair[0]] ^ against
+            return coins
+
+    assert dependent_coins(batches(Sharing(3)).__getitem__, STEPS) == [pair]
+
+
+NUMBERS = st.sets(st.integers(0, 300) | st.integers(0, 2**62), max_size=60)
+
+
+def runs(units: set[int], most: int | None) -> set[frozenset[int]]:
+    ordered = np.array(sorted(units), dtype=np.int64)
+    return {frozenset(ordered[run].tolist()) for run in cut(ordered, most)}
+
+
+@given(NUMBERS, st.integers(1, 12))
+def test_the_runs_are_the_units_in_order_none_empty_and_none_too_long(units, most):
+    ordered = np.array(sorted(units), dtype=np.int64)
+    parts = [ordered[run].tolist() for run in cut(ordered, most)]
+    assert [unit for part in parts for unit in part] == sorted(units)
+    assert all(0 < len(part) <= most for part in parts)
+
+
+@given(NUMBERS, st.integers(0, 300) | st.integers(0, 2**62), st.integers(1, 12))
+def test_one_more_unit_joins_a_run_or_makes_two_of_it_and_moves_no_other(units, newcomer, most):
+    before, after = runs(units - {newcomer}, most), runs(units | {newcomer}, most)
+    assert len(before - after) <= 1
+    assert 1 <= len(after - before) <= 2
+    assert frozenset().union(*(after - before)) == frozenset().union({newcomer}, *(before - after))
+
+
+def test_a_full_run_is_halved_by_numbers_not_by_places():
+    assert runs({0, 1, 2, 8}, 4) == {frozenset({0, 1, 2, 8})}
+    assert runs({0, 1, 2, 8, 9}, 4) == {frozenset({0, 1, 2}), frozenset({8, 9})}
+    assert runs({4, 5, 6, 7}, 3) == {frozenset({4, 5}), frozenset({6, 7})}
+
+
+def test_without_a_limit_there_is_one_run_and_of_nothing_none():
+    assert runs(set(range(1000)), None) == {frozenset(range(1000))}
+    assert runs(set(), None) == runs(set(), 3) == set()
+    with pytest.raises(ValueError, match="most"):
+        cut(np.array([1, 2]), 0)
+
+
+SHARED = 700
+PEOPLE = torch.arange(SHARED) % 230
+
+
+def blocks_of(rank, ranks):
+    return UnitPartition(rank, ranks, in_blocks=True)
+
+
+def shard(rank, sizes):
+    return UnitPartition(rank, len(sizes), in_blocks=True, shard_sizes=sizes)
+
+
+def rank_sampler(
+    partition, randomness, rate=0.5, units=None, rows_per_unit=1, rows=SHARED, first=0, most=None
+):
+    return PoissonSampler(
+        TensorDataset(torch.arange(first, first + rows)),
+        sampling_rate=rate,
+        randomness=randomness,
+        partition=partition,
+        loading=DataConfig(unit_ids=units, rows_per_unit=rows_per_unit, max_physical_batch=most),
+    )
+
+
+def micro_batches(one: PoissonSampler, steps: int) -> list[Counter]:
+    """The micro-batches of every step, as the rows that are in them."""
+    return [Counter(tuple(micro.rows[0].tolist()) for micro in batch) for batch in one.batches(0, steps)]
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("most", [None, 12])
+@pytest.mark.parametrize(("units", "each"), [(None, 1), (PEOPLE, 1), (PEOPLE, 2)])
+def test_with_a_seed_the_ranks_have_the_micro_batches_of_one_between_them(ranks, most, units, each):
+    arguments = {"rate": 0.3, "units": units, "rows_per_unit": each, "most": most}
+    alone = micro_batches(rank_sampler(blocks_of(0, 1), SeededRandomness(5), **arguments), 6)
+    shares = [
+        micro_batches(rank_sampler(blocks_of(rank, ranks), SeededRandomness(5), **arguments), 6)
+        for rank in range(ranks)
+    ]
+    assert [sum(parts, Counter()) for parts in zip(*shares, strict=True)] == alone
+    assert all(any(part) for part in shares)
+    rows = [sorted(row for micro in step.elements() for row in micro) for step in alone]
+    whole = micro_batches(rank_sampler(UnitPartition(), SeededRandomness(5), **arguments), 6)
+    assert rows == [sorted(row for micro in step.elements() for row in micro) for step in whole]
+
+
+def taken_by(samplers: list[PoissonSampler], steps: int) -> np.ndarray:
+    """How often each row was taken at each step, over all ranks."""
+    taken = np.zeros((steps, SHARED), dtype=int)
+    for one in samplers:
+        for batch in one.batches(0, steps):
+            for micro in batch:
+                np.add.at(taken[batch.step], micro.rows[0].numpy(), 1)
+    return taken
+
+
+def blocks(ranks: int, rate: float) -> list[PoissonSampler]:
+    return [rank_sampler(blocks_of(rank, ranks), SystemRandomness(), rate) for rank in range(ranks)]
+
+
+def shards(rate: float) -> list[PoissonSampler]:
+    sizes = (100, 400, 200)
+    return [
+        rank_sampler(shard(rank, sizes), SystemRandomness(), rate, rows=sizes[rank], first=sum(sizes[:rank]))
+        for rank in range(3)
+    ]
+
+
+@pytest.mark.parametrize("make", [lambda q: blocks(3, q), lambda q: blocks(4, q), shards])
+def test_the_union_over_ranks_is_poisson_without_a_seed(make):
+    steps, rate = 400, 0.5
+    taken = taken_by(make(rate), steps)
+    assert taken.max() == 1  # nobody is owned twice
+    counts = taken.sum(0)
+    chi2 = float(((counts - steps * rate) ** 2 / (steps * rate * (1 - rate))).sum())
+    assert 1e-6 < stats.chi2(SHARED).sf(chi2) < 1 - 1e-6
+    sizes = taken.sum(1)  # binomial: independent units
+    spread = float(((sizes - SHARED * rate) ** 2 / (SHARED * rate * (1 - rate))).sum())
+    assert 1e-6 < stats.chi2(steps).sf(spread) < 1 - 1e-6
+    assert dependent_coins(taken.__getitem__, steps) == []
+
+
+def test_the_seeded_shards_of_one_run_throw_different_coins():
+    sizes = (100, 100)
+    drawn = [
+        rank_sampler(shard(rank, sizes), SeededRandomness(1), rows=100).batches(0, 40) for rank in range(2)
+    ]
+    members = [[sorted(r for m in batch for r in m.rows[0].tolist()) for batch in one] for one in drawn]
+    assert all(one != other for one, other in zip(*members, strict=True))
+
+
+def test_a_shard_counts_the_units_of_all():
+    one = rank_sampler(shard(1, (300, 50)), SystemRandomness(), rate=0.1, rows=50)
+    assert one.unit_count == 350
+    assert one.expected_batch_size == 35
+
+
+@given(
+    st.sets(st.integers(0, 900), max_size=80),
+    st.integers(0, 900),
+    st.none() | st.integers(1, 12),
+    st.integers(1, 7),
+)
+def test_one_more_unit_disturbs_one_micro_batch_at_most(units, newcomer, most, bits):
+    def runs(members: set[int]) -> set[frozenset[int]]:
+        ordered = np.array(sorted(members), dtype=np.int64)
+        return {frozenset(ordered[run].tolist()) for run in blocks_of(0, 1).split(ordered, bits, most)}
+
+    before, after = runs(units - {newcomer}), runs(units | {newcomer})
+    assert len(before - after) <= 1
+    assert 1 <= len(after - before) <= 2
+    assert frozenset().union(*(after - before)) == frozenset().union({newcomer}, *(before - after))
+    assert all(len({unit >> bits for unit in run}) == 1 for run in after)
+
+
+@pytest.mark.parametrize(
+    ("rate", "units", "most", "bits"),
+    [
+        (0.5, 700, None, 6),  # few units: 16 to 32 of them are worth a turn
+        (0.01, 100_000, None, 13),  # a batch of 1,000: 8 to 16 turns
+        (1.0, 10**6, None, 9),  # many: 256 to 512 at a time
+        (0.01, 100_000, 40, 11),  # no more than fit into memory
+        (1.0, 20, 1, 0),
+    ],
+)
+def test_a_block_is_large_enough_to_be_worth_a_turn(rate, units, most, bits):
+    assert block_bits(rate, units, most) == bits
+    given = rate * (1 << bits)
+    assert given <= (most or 512)
+    assert given > min(16, (most or 16) / 2)

@@ -94,6 +94,32 @@ def test_it_says_what_became_of_each_column_and_who_is_protected():
     assert encoder.unit_ids(TABLE).tolist() == [1, 1, 2, 3]
 
 
+def test_knots_are_shares_of_the_two_nearest_and_add_up_to_one():
+    rules = {
+        "age": ("number", 0, 120),
+        "visits": ("count", 80),
+        "seen": ("number", "2020-01-01", "2020-01-11"),
+    }
+    frame = pd.DataFrame(
+        {"age": [0.0, 45, 300, math.nan], "visits": [-3, 2, 8, 80], "seen": ["2020-01-02"] * 3 + [""]}
+    )
+    encoder = PublicEncoder(rules, knots=3).set_output(transform="pandas")
+    found = encoder.fit_transform(frame)
+    expected = {
+        "age": [-1, -0.25, 1, 0], "age=missing": [0, 0, 0, 1],
+        "age~0": [1, 0.25, 0, 0], "age~60": [0, 0.75, 0, 0], "age~120": [0, 0, 1, 0],
+        "visits~0": [1, 0.5, 0, 0], "visits~8": [0, 0.5, 1, 0], "visits~80": [0, 0, 0, 1],
+        "seen~2020-01-01": [0.8, 0.8, 0.8, 0], "seen~2020-01-06": [0.2, 0.2, 0.2, 0], "seen~2020-01-11": [0] * 4,
+    }  # fmt: skip
+    for name, values in expected.items():
+        np.testing.assert_allclose(found[name], values, atol=1e-12, err_msg=name)
+    plain = PublicEncoder(rules).set_output(transform="pandas").fit_transform(frame)
+    pd.testing.assert_frame_equal(found[plain.columns], plain)
+    assert "3 knots" in encoder.describe()
+    with pytest.raises(DataError, match="knots: got 1"):
+        PublicEncoder(rules, knots=1).fit(frame)
+
+
 @pytest.mark.parametrize(
     ("system", "codes", "groups"),
     [

@@ -7,7 +7,7 @@ from sklearn_tools import classifier, table
 
 from sparsedp import PrivateNormalisation, verify
 from sparsedp.errors import DataError, PrivacyError
-from sparsedp.privacy.ledger import FileLedger
+from sparsedp.privacy.ledger import Ledger
 
 pytestmark = [
     pytest.mark.usefixtures("checked_once"),
@@ -26,7 +26,7 @@ def test_the_measurement_is_a_phase_of_the_plan_and_in_the_ledger(tmp_path):
         8.0,
     )
     assert first.support["columns"] == (0, 2)
-    ledger = FileLedger.read(tmp_path / "run" / "ledger.jsonl")
+    ledger = Ledger.read(tmp_path / "run" / "ledger.jsonl")
     assert ledger.charged == 1 + sum(phase.steps for phase in others)
     assert (ledger.blocks[0].phase, ledger.blocks[0].noise_multiplier) == ("normalise", 8.0)
     assert model.epsilon_ <= 3

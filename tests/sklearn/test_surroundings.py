@@ -120,7 +120,7 @@ def test_without_units_the_guarantee_says_row():
 
 
 def test_a_promised_unit_needs_ids():
-    with pytest.raises(PrivacyError, match=r"units|groups"):
+    with pytest.raises(PrivacyError, match=r"unit_ids|groups"):
         classifier(unit="patient").fit(*table())
 
 
@@ -426,7 +426,7 @@ def test_a_budget_is_drawn_from_until_it_is_refused_and_says_what_is_left(tmp_pa
     assert f"after {fits} fits" in str(budget)
     assert PrivacyBudget(3.0, 1e-4, tmp_path / "budget.json").left == budget.left
     whole = RdpFilter(3.0, 1e-4, json.loads((tmp_path / "budget.json").read_text())["order"])
-    spent = fits * whole.cost(model.result_.plan.spends())
+    spent = fits * whole.cost(model.result_.plan.events())
     assert spent <= whole.budget < spent * (fits + 1) / fits
     assert budget.left == pytest.approx(1 - spent / whole.budget)
 

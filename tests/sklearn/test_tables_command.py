@@ -10,11 +10,12 @@ import pytest
 from typer.testing import CliRunner
 
 from sparsedp import DataError, PrivacyError, verify
-from sparsedp.cli.app import app
+from sparsedp.cli import app
 from sparsedp.cli.tables import load_estimator, read_tables
-from sparsedp.sklearn import SparseDPClassifier
+from sparsedp.sklearn import PrivacyBudget, SparseDPClassifier
 from sparsedp.sklearn.data import held_out_by_hash
 from sparsedp.sklearn.preprocessing import read_columns
+from sparsedp.training.trainer import Trainer
 
 pytestmark = [
     pytest.mark.usefixtures("checked_once"),
@@ -120,6 +121,38 @@ def test_a_run_is_verified_has_the_page_and_predicts(folder):
     )
 
 
+@pytest.mark.parametrize("more", [(), ("--model", "additive")])
+def test_the_order_of_the_descriptions_changes_nothing(folder, more):
+    trained(folder, *more)
+    head, *lines = DESCRIBED.strip().splitlines()
+    (folder / "columns.toml").write_text("\n".join([head, *reversed(lines)]))
+    trained(folder, *more, to="turned")
+    said = [run("predict", folder / name, folder / "patients.csv") for name in ("run", "turned")]
+    assert said[0] == said[1]
+
+
+def test_an_interrupted_run_goes_on_to_the_same_bits_and_pays_once(folder, monkeypatch):
+    PrivacyBudget(9.0, 1e-3, folder / "budget.json")
+    trained(folder)
+    taken = Trainer.step
+
+    def interrupted(self, batch):
+        taken(self, batch)
+        if batch.step == 3:
+            raise KeyboardInterrupt
+
+    given = ("--budget", folder / "budget.json")
+    with monkeypatch.context() as patched:
+        patched.setattr(Trainer, "step", interrupted)
+        with pytest.raises(AssertionError, match="--resume"):
+            trained(folder, *given, to="stopped")
+    trained(folder, *given, "--resume", to="stopped")
+    said = [run("predict", folder / name, folder / "patients.csv") for name in ("run", "stopped")]
+    assert said[0] == said[1]
+    assert len(PrivacyBudget(9.0, 1e-3, folder / "budget.json").draws) == 1
+    assert verify(folder / "stopped").passed
+
+
 def test_a_target_with_bounds_is_regressed_and_files_add_up(folder):
     lines = (folder / "patients.csv").read_text().splitlines(keepends=True)
     (folder / "one.csv").write_text("".join(lines[:100]))
@@ -166,5 +199,5 @@ def test_the_settings_hold_no_data(folder):
     settings = json.loads((folder / "run" / "estimator.json").read_text())
     assert set(settings) <= {
         "columns", "target", "classes", "epsilon", "delta", "hidden_layer_sizes", "name", "run_dir", "random_state",
-        "epochs",
+        "epochs", "model", "knots",
     }  # fmt: skip

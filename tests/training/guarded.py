@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from runs import CLASSES, FEATURES, network
-from sparsedp.batch import PerSampleLoss
+from sparsedp.batch import LossFunction
 from sparsedp.validation.state import StateGuard
 
 Batch = tuple[Tensor, Tensor]
@@ -27,7 +27,7 @@ def cross_entropy(model: Callable[..., Any], rows: Batch) -> Tensor:
 
 def take_steps(
     model: nn.Module | None = None,
-    loss: PerSampleLoss = cross_entropy,
+    loss: LossFunction = cross_entropy,
     *,
     steps: int = 4,
     between: Callable[[int], object] = lambda step: None,

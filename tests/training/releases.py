@@ -10,9 +10,9 @@ from torch import Tensor
 
 from sparsedp.batch import MicroBatch
 from sparsedp.clipping import NoClip
-from sparsedp.grad_sample.query import Query
-from sparsedp.parameters import Layout, Support
-from sparsedp.privacy.ledger import Charge, MemoryLedger
+from sparsedp.grad_sample.query import ClippedSumQuery
+from sparsedp.parameters import ParameterLayout, Support
+from sparsedp.privacy.ledger import Charge, ChargeLog
 from sparsedp.privacy.mechanism import GaussianMechanism, Release
 from sparsedp.privacy.queries import GradientSum
 from sparsedp.randomness import SeededRandomness
@@ -20,17 +20,17 @@ from sparsedp.randomness import SeededRandomness
 
 @dataclass(frozen=True)
 class FixedSum:
-    layout: Layout
+    layout: ParameterLayout
     total: Tensor
 
-    def clipped_sum(self, batches: Iterable[MicroBatch], query: Query) -> Tensor:
+    def clipped_sum(self, batches: Iterable[MicroBatch], query: ClippedSumQuery) -> Tensor:
         return query.support.gather(self.total.to(torch.float64))
 
 
-def release(layout: Layout, support: Support, gradient: Tensor, step: int = 0) -> Release:
+def release(layout: ParameterLayout, support: Support, gradient: Tensor, step: int = 0) -> Release:
     """A release of exactly `gradient` on the support."""
-    return GaussianMechanism(MemoryLedger(), SeededRandomness(0)).release(
-        GradientSum(FixedSum(layout, gradient), [], Query(support, NoClip())),
+    return GaussianMechanism(ChargeLog(), SeededRandomness(0)).release(
+        GradientSum(FixedSum(layout, gradient), [], ClippedSumQuery(support, NoClip())),
         Charge("train", step, 0.1, 0.0),
         expected_batch_size=1.0,
     )

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import TensorDataset
 
-from sparsedp.batch import supervised
+from sparsedp.batch import from_criterion
 from sparsedp.evaluation import held_out
 from sparsedp.methods import Method, MethodOptions, Protection, build_plan, get_method
-from sparsedp.parameters import Layout
+from sparsedp.parameters import ParameterLayout
 from sparsedp.privacy.plan import Plan
 from sparsedp.training.trainer import Trainer
 
@@ -59,10 +59,10 @@ def a_plan(
         epochs=epochs,
         epsilon=8.0 if private else None,
         delta=1e-3 if private else None,
-        clip_norm=1.0 if clips else None,
+        max_grad_norm=1.0 if clips else None,
         noise_std=None if clips else 0.5,
         accountant="rdp",
-        unit=unit,
+        unit_name=unit,
     )
 
 
@@ -81,14 +81,14 @@ def a_trainer(
     **more: Any,
 ) -> Trainer:
     row = get_method(method)
-    more.setdefault("evaluate", held_out(rows(7, 30), supervised(loss_fn)))
+    more.setdefault("evaluate", held_out(rows(7, 30), from_criterion(loss_fn)))
     return Trainer(
         network() if model is None else model,
         rows(data_seed),
         loss_fn,
         plan=a_plan(row, options, epochs=epochs) if plan is None else plan,
         optimizer=optimizer,
-        out=out,
+        run_dir=out,
         resume=resume,
         seed=seed,
         **more,
@@ -107,7 +107,7 @@ def advance(trainer: Trainer, steps: int | None = None) -> Trainer:
 
 
 def weights(model: nn.Module) -> Tensor:
-    return Layout.of(model).flatten(model)
+    return ParameterLayout.of(model).flatten(model)
 
 
 def check_that_a_cut_changes_nothing(

@@ -13,21 +13,23 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
+from sparsedp.methods import get_method
+
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from oracles import adafest
 from oracles.fest import histogram
-from sparsedp.batch import MicroBatch, supervised
+from sparsedp.batch import MicroBatch, from_criterion
 from sparsedp.clipping import FlatClip
 from sparsedp.errors import PrivacyError, SparseDPError
 from sparsedp.grad_sample.selection import EmbeddingRowCounter
 from sparsedp.methods import Controller, Granularity, MethodOptions, build_plan
 from sparsedp.methods.scores import Contributions
 from sparsedp.methods.support_scheduler import noise_on_mean
-from sparsedp.parameters import Layout
+from sparsedp.parameters import ParameterLayout
 from sparsedp.privacy import mechanism
 from sparsedp.privacy.accounting import plan_epsilon
-from sparsedp.privacy.ledger import Charge, MemoryLedger, SharedCharge
+from sparsedp.privacy.ledger import Charge, ChargeLog, SplitCharge
 from sparsedp.privacy.mechanism import Grid
 from sparsedp.privacy.plan import Plan
 from sparsedp.randomness import PublicRandomness, SeededRandomness
@@ -80,12 +82,12 @@ def test_both_releases_are_one_charge_and_the_plan_says_how_it_is_shared(tmp_pat
     dense = build_plan(
         "dp-sgd", units=ROWS, batch_size=BATCH, epochs=2, epsilon=8.0, delta=1e-3, accountant="rdp"
     )
-    assert plan.spends() == dense.spends()
+    assert plan.events() == dense.events()
     assert phase.gradient_noise > phase.noise_multiplier
     assert noise_on_mean(plan, phase) == pytest.approx(phase.gradient_noise / BATCH)
     assert Plan.from_json(plan.to_json()) == plan
     assert "count_share" not in dense.to_json()
-    made = trainer(plan, out=tmp_path / "run")
+    made = trainer(plan, run_dir=tmp_path / "run")
     for batch in made:
         made.step(batch)
     made.finish()
@@ -99,7 +101,7 @@ def test_both_releases_are_one_charge_and_the_plan_says_how_it_is_shared(tmp_pat
 
 def test_a_step_is_the_papers_algorithm(monkeypatch):
     """Counts, threshold, mask, clip, noise and mean, against NumPy on the same batch and the same noise."""
-    plan, seen, batches, looked = a_plan(clip_norm=0.2), [], [], []
+    plan, seen, batches, looked = a_plan(max_grad_norm=0.2), [], [], []
     (phase,) = plan.phases
     made, noise = trainer(plan, callbacks=[seen.append]), SeededRandomness(3)
     real = mechanism.GaussianMechanism.noisy_sum
@@ -163,7 +165,7 @@ def test_a_whole_unit_moves_the_count_by_at_most_one(seed):
     tokens[0], tokens[1] = 0, 5
     size = 1 + seed % 4
     units = torch.cat([torch.zeros(size, dtype=torch.int64), torch.arange(1, 13 - size)])
-    look = EmbeddingRowCounter(Bag(), supervised(LOSS), ["words.weight"])
+    look = EmbeddingRowCounter(Bag(), from_criterion(LOSS), ["words.weight"])
 
     def count(rows: Tensor, owners: Tensor) -> Tensor:
         batch = MicroBatch((rows, torch.zeros(len(rows), dtype=torch.int64)), owners)
@@ -195,8 +197,8 @@ def test_what_is_chosen_depends_on_releases_alone(monkeypatch):
 
 def test_releases_that_cost_more_than_the_step_are_refused_before_they_are_made():
     whole = Charge("train", 4, 0.1, 1.0)
-    ledger = MemoryLedger()
-    shared = SharedCharge(ledger, whole)
+    ledger = ChargeLog()
+    shared = SplitCharge(ledger, whole)
     shared.charge(replace(whole, noise_multiplier=2.0, release=1))
     with pytest.raises(PrivacyError, match="cost more"):
         shared.charge(whole)
@@ -225,9 +227,9 @@ def test_a_resumed_run_goes_on_to_the_bit(tmp_path, optimizer):
 
     def run(out, **more):
         return fit(
-            Bag(), texts(2), LOSS, method="adafest", options=MethodOptions(ranking=Contributions(1.0, 0.3)),
-            epsilon=8.0, delta=1e-3, epochs=2, batch_size=BATCH, accountant="rdp", seed=3, out=out, progress=False,
-            optimizer=lambda p: getattr(torch.optim, optimizer)(p, lr=0.1), **more,
+            Bag(), texts(2), LOSS, method=get_method("adafest", ranking=Contributions(1.0, 0.3)),
+            epsilon=8.0, delta=1e-3, epochs=2, batch_size=BATCH, accountant="rdp", seed=3, run_dir=out,
+            progress=False, optimizer=lambda p: getattr(torch.optim, optimizer)(p, lr=0.1), **more,
         )  # fmt: skip
 
     straight = run(tmp_path / "straight")
@@ -240,7 +242,7 @@ def test_a_resumed_run_goes_on_to_the_bit(tmp_path, optimizer):
 
 
 def test_a_step_waits_for_its_count_and_the_row_for_its_clock():
-    layout = Layout.of(Bag())
+    layout = ParameterLayout.of(Bag())
     with pytest.raises(SparseDPError, match="have not been counted"):
         Controller(a_plan(), layout, PublicRandomness(1)).setting(0)
     with pytest.raises(SparseDPError, match="in every step"):
@@ -277,10 +279,10 @@ def test_tables_are_counted_however_the_model_lays_out_its_batch(method, how):
     """The model is given one text at a time, so whatever it looks up is that text's."""
     always = ("dense", "place.weight") if how == "positions" else ("dense",)
     result = fit(
-        Placed(how), texts(), LOSS, method=method, epsilon=8.0, delta=1e-3, epochs=1, batch_size=BATCH,
-        accountant="rdp", lr=0.1, seed=3, progress=False, options=MethodOptions(always=always),
+        Placed(how), texts(), LOSS, method=get_method(method, always=always), epsilon=8.0, delta=1e-3, epochs=1,
+        batch_size=BATCH, accountant="rdp", lr=0.1, seed=3, progress=False,
     )  # fmt: skip
-    active = result.support.split(Layout.of(result.model))
+    active = result.support.split(ParameterLayout.of(result.model))
     assert 0 < len(active["words.weight"]) < WORDS * WIDTH
     assert how != "positions" or len(active["place.weight"]) == LENGTH * WIDTH
 
@@ -288,7 +290,7 @@ def test_tables_are_counted_however_the_model_lays_out_its_batch(method, how):
 def test_the_row_of_padding_gets_noise_where_it_is_in_the_support():
     how = {"epsilon": 8.0, "delta": 1e-3, "epochs": 1, "batch_size": BATCH, "accountant": "rdp", "lr": 0.1}
     scores = {"words.weight": torch.arange(WORDS) > 0, "out.*": True}
-    by_rows = {"public_scores": scores, "options": MethodOptions(granularity=Granularity.ROWS)}
+    by_rows = {"public_scores": scores, "method": get_method("given", granularity=Granularity.ROWS)}
     for more, moves in (({"method": "dp-sgd"}, True), (by_rows, False)):
         trained = fit(Bag(), texts(), LOSS, seed=3, progress=False, **how, **more).model
         assert bool((trained.words.weight[0] != 0).all()) is moves

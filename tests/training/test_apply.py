@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from sparsedp.errors import ModelError, SparseDPError
 from sparsedp.optimizers.sparse import set_to_zero, support_optimizer
-from sparsedp.parameters import Layout, Support
+from sparsedp.parameters import ParameterLayout, Support
 
 Factory = Callable[[Iterable[nn.Parameter]], Optimizer]
 optim = torch.optim
@@ -63,7 +63,7 @@ def gradients(dimension: int, steps: int) -> list[Tensor]:
     return list(torch.randn(steps, dimension, generator=generator, dtype=torch.float64))
 
 
-def set_gradients(model: nn.Module, layout: Layout, value: Tensor) -> None:
+def set_gradients(model: nn.Module, layout: ParameterLayout, value: Tensor) -> None:
     for slot, p in zip(layout, model.parameters(), strict=True):
         p.grad = torch.empty_like(p).copy_(value[slot.span].reshape(slot.shape))
 
@@ -73,7 +73,7 @@ def random_support(dimension: int, size: int, seed: int) -> Support:
     return Support(order[:size], dimension)
 
 
-def states(optimizer: Optimizer, layout: Layout, model: nn.Module) -> dict[tuple[str, str], Tensor]:
+def states(optimizer: Optimizer, layout: ParameterLayout, model: nn.Module) -> dict[tuple[str, str], Tensor]:
     """Every per-coordinate state tensor, flat."""
     return {
         (slot.name, name): value.reshape(-1)
@@ -93,7 +93,7 @@ def fresh_state(name: str, state: str) -> float:
 @pytest.mark.parametrize("name", DROPPING)
 def test_frozen_coordinates_do_not_move_by_one_bit_and_keep_no_state(name: str) -> None:
     model = Net()
-    layout = Layout.of(model)
+    layout = ParameterLayout.of(model)
     d = layout.dimension
     optimizer = DROPPING[name](model.parameters())
     applier = support_optimizer(model, layout, optimizer, coasts=False)
@@ -119,7 +119,7 @@ def test_frozen_coordinates_do_not_move_by_one_bit_and_keep_no_state(name: str) 
 def test_the_support_moves_as_if_the_frozen_coordinates_were_not_there(name: str) -> None:
     """On the support, the update is the plain optimizer's on the same gradient ."""
     model, plain = Net(), Net()
-    layout = Layout.of(model)
+    layout = ParameterLayout.of(model)
     d = layout.dimension
     support = random_support(d, 24, seed=3)
     mask = support.mask()
@@ -136,7 +136,7 @@ def test_the_support_moves_as_if_the_frozen_coordinates_were_not_there(name: str
 @pytest.mark.parametrize("coasts", [False, True])
 def test_a_full_support_is_the_plain_optimizer_to_the_bit(name: str, coasts: bool) -> None:
     model, plain = Net(), Net()
-    layout = Layout.of(model)
+    layout = ParameterLayout.of(model)
     applier = support_optimizer(model, layout, OPTIMIZERS[name](model.parameters()), coasts=coasts)
     reference = OPTIMIZERS[name](plain.parameters())
     support = Support.full(layout.dimension)
@@ -151,7 +151,7 @@ def test_a_full_support_is_the_plain_optimizer_to_the_bit(name: str, coasts: boo
 def test_a_coasting_coordinate_moves_as_with_zero_gradient_and_no_weight_decay(name: str) -> None:
     """Off the support: the optimizer without weight decay, fed zeros. On it: the optimizer as it is."""
     model = Net()
-    layout = Layout.of(model)
+    layout = ParameterLayout.of(model)
     d = layout.dimension
     optimizer = OPTIMIZERS[name](model.parameters())
     applier = support_optimizer(model, layout, optimizer, coasts=True)
@@ -178,7 +178,7 @@ def test_a_coasting_coordinate_moves_as_with_zero_gradient_and_no_weight_decay(n
 
 def test_without_velocity_a_coasting_coordinate_stays() -> None:
     model = Net()
-    layout = Layout.of(model)
+    layout = ParameterLayout.of(model)
     support = random_support(layout.dimension, 10, seed=5)
     applier = support_optimizer(
         model, layout, optim.SGD(model.parameters(), lr=0.5, weight_decay=1.0), coasts=True
@@ -192,7 +192,7 @@ def test_without_velocity_a_coasting_coordinate_stays() -> None:
 @pytest.mark.parametrize("name", ["momentum", "adam", "adagrad", "rmsprop"])
 def test_a_coordinate_that_returns_starts_from_fresh_state(name: str) -> None:
     model = Net()
-    layout = Layout.of(model)
+    layout = ParameterLayout.of(model)
     d = layout.dimension
     optimizer = OPTIMIZERS[name](model.parameters())
     applier = support_optimizer(model, layout, optimizer, coasts=False)
@@ -213,7 +213,7 @@ def test_a_coordinate_that_returns_starts_from_fresh_state(name: str) -> None:
 
 def test_parameter_groups_keep_their_own_learning_rates() -> None:
     model = Net()
-    layout = Layout.of(model)
+    layout = ParameterLayout.of(model)
     groups = [
         {"params": [model.bias], "lr": 1.0},
         {"params": [model.weight, model.kernel, model.gain], "lr": 0.25},
@@ -229,7 +229,7 @@ def test_parameter_groups_keep_their_own_learning_rates() -> None:
 
 def test_half_precision_parameters_are_moved_in_their_own_type() -> None:
     model = Net().to(torch.bfloat16)
-    layout = Layout.of(model)
+    layout = ParameterLayout.of(model)
     support = random_support(layout.dimension, 30, seed=6)
     frozen = layout.flatten(model)[~support.mask()]
     applier = support_optimizer(model, layout, optim.AdamW(model.parameters(), lr=0.1), coasts=False)
@@ -240,7 +240,7 @@ def test_half_precision_parameters_are_moved_in_their_own_type() -> None:
 
 def test_gradients_are_gone_after_a_step() -> None:
     model = Net()
-    layout = Layout.of(model)
+    layout = ParameterLayout.of(model)
     applier = support_optimizer(model, layout, optim.SGD(model.parameters(), lr=0.1), coasts=False)
     applier.apply(release(layout, Support.full(layout.dimension), torch.ones(layout.dimension)))
     assert all(p.grad is None for p in model.parameters())
@@ -248,7 +248,7 @@ def test_gradients_are_gone_after_a_step() -> None:
 
 def test_pruning_zeroes_exactly_the_named_coordinates() -> None:
     model = Net()
-    layout = Layout.of(model)
+    layout = ParameterLayout.of(model)
     support = random_support(layout.dimension, 12, seed=7)
     before = layout.flatten(model)
     set_to_zero(model, layout, support)
@@ -257,7 +257,7 @@ def test_pruning_zeroes_exactly_the_named_coordinates() -> None:
 
 def test_an_optimizer_that_cannot_honour_a_support_is_refused_with_the_reason() -> None:
     model = Net()
-    layout = Layout.of(model)
+    layout = ParameterLayout.of(model)
     other = nn.Linear(2, 2)
     refused: list[tuple[Optimizer, bool, type[SparseDPError], str]] = [
         (optim.LBFGS(model.parameters()), False, SparseDPError, "closure"),
@@ -273,8 +273,8 @@ def test_an_optimizer_that_cannot_honour_a_support_is_refused_with_the_reason() 
 
 def test_a_release_of_another_dimension_is_refused() -> None:
     model = Net()
-    layout = Layout.of(model)
+    layout = ParameterLayout.of(model)
     applier = support_optimizer(model, layout, optim.SGD(model.parameters(), lr=0.1), coasts=False)
-    other = Layout.of(nn.Linear(2, 2))
+    other = ParameterLayout.of(nn.Linear(2, 2))
     with pytest.raises(SparseDPError, match="d=6"):
         applier.apply(release(other, Support.full(6), torch.ones(6)))

@@ -10,6 +10,7 @@ from array import array
 from collections import deque
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -91,11 +92,6 @@ def the_number_of_rows(model, x):
     model.rows = len(x)
 
 
-def for_large_batches_only(model, x):
-    if len(x) > 10:
-        model.first = x
-
-
 LEAKS = {
     last_input: "last_input",
     first_input: "first",
@@ -107,7 +103,6 @@ LEAKS = {
     behind_the_counter: "hidden",
     as_a_number: "largest",
     the_number_of_rows: "rows",
-    for_large_batches_only: "first",
 }
 
 
@@ -255,7 +250,6 @@ class Usual(nn.Module):
         self.device = x.device
         if x.shape[1] not in self.masks:
             self.masks[x.shape[1]] = torch.ones(x.shape[1])
-        self.chance.random(), torch.rand(1, generator=self.generators[0])
         if self.numbers is not None:  # a generator cannot be copied, and without a twin no mask may be new
             next(self.numbers)
         return self.inner(self.act(x) * self.masks[x.shape[1]] + 0 * self.positions(x.shape[1]))
@@ -329,3 +323,34 @@ def a_sum_in_place(model, x):
 def test_what_a_run_on_zeros_would_repeat_is_refused(keep):
     with pytest.raises(PrivacyError, match=r"calls|hidden"):
         take_steps(Keeping(keep))
+
+
+class Draws(nn.Module):
+    """Multiplies by what a generator of its own gives."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.inner, self.kind = network(), kind
+        self.own = {
+            "torch": lambda: torch.Generator().manual_seed(0),
+            "NumPy": lambda: np.random.default_rng(0),
+            "old NumPy": lambda: np.random.RandomState(0),
+            "Python": lambda: random.Random(0),
+        }[kind]()
+
+    def forward(self, x: Tensor) -> Tensor:
+        own: Any = self.own
+        drawn = {
+            "torch": lambda: torch.rand((), generator=own),
+            "NumPy": lambda: own.random(),
+            "old NumPy": lambda: own.random_sample(),
+            "Python": lambda: own.random(),
+        }[self.kind]()
+        return self.inner(x * drawn)
+
+
+@pytest.mark.parametrize("kind", ["torch", "NumPy", "old NumPy", "Python"])
+def test_a_generator_of_the_models_own_is_refused(kind):
+    """Its seed is known and its numbers go by place, so one example more gives all others other numbers."""
+    with pytest.raises(PrivacyError, match="own"):
+        take_steps(Draws(kind))

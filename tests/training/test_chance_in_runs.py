@@ -14,7 +14,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 from runs import FEATURES, ROWS, a_plan, a_trainer, advance, loss_fn, network, rows, sgd, weights
 from sparsedp.errors import PrivacyError
-from sparsedp.loading import Loading
+from sparsedp.loading import DataConfig
 from sparsedp.methods import build_plan, get_method
 from sparsedp.randomness import PublicRandomness, SeededRandomness
 from sparsedp.sampling import PoissonSampler
@@ -55,13 +55,13 @@ def loaded(dataset: Dataset, names: list[int], **more: object) -> dict[int, Tens
         def bernoulli(self, probability, size, key):
             return np.isin(np.arange(size), names)
 
-    sampler = PoissonSampler(dataset, sampling_rate=1.0, randomness=Chosen(3), loading=Loading(**more))
+    sampler = PoissonSampler(dataset, sampling_rate=1.0, randomness=Chosen(3), loading=DataConfig(**more))
     batch = next(sampler.batches(0, 1))
     return dict(zip(names, torch.cat([micro.rows[0] for micro in batch]), strict=True))
 
 
 @pytest.mark.parametrize("kind", [Flips, FlipsGathered])
-@pytest.mark.parametrize("more", [{}, {"max_physical_batch": 4}, {"workers": 2, "max_physical_batch": 5}])
+@pytest.mark.parametrize("more", [{}, {"max_physical_batch": 4}, {"num_workers": 2, "max_physical_batch": 5}])
 def test_what_a_row_draws_does_not_depend_on_its_company(kind, more):
     whole = loaded(kind(), list(range(ROWS)))
     found = loaded(kind(), [3, 5, 17, 30, 31, 59], **more)
@@ -90,9 +90,9 @@ def trained(
         plan=a_plan(row),
         optimizer=sgd,
         seed=0,
-        out=out,
+        run_dir=out,
         resume=resume,
-        loading=Loading(**more),
+        data=DataConfig(**more),
     )
     return advance(trainer, steps)
 
@@ -100,7 +100,7 @@ def trained(
 @pytest.mark.parametrize("kind", [Flips, FlipsGathered])
 def test_a_seeded_run_gives_the_same_bits_with_workers_and_resumed(kind, tmp_path):
     whole = weights(trained(kind()).model)
-    assert torch.equal(weights(trained(kind(), workers=2).model), whole)
+    assert torch.equal(weights(trained(kind(), num_workers=2).model), whole)
     trained(kind(), out=tmp_path / "run", steps=7).close()
     resumed = trained(kind(), out=tmp_path / "run", resume=True, max_physical_batch=64)
     assert torch.equal(weights(resumed.model), whole)
@@ -137,7 +137,7 @@ def test_a_collate_that_draws_only_in_later_batches_is_refused():
         return (inputs[torch.randperm(len(inputs))] if len(inputs) > 8 else inputs), targets
 
     with pytest.raises(PrivacyError, match="collate draws random numbers"):
-        trained(rows(1), collate=collate)
+        trained(rows(1), collate_fn=collate)
 
 
 def test_unseeded_runs_draw_other_masks_and_never_those_of_the_public_seed(tmp_path, monkeypatch):
@@ -189,7 +189,7 @@ def test_an_attacker_with_the_run_folder_guesses_membership_no_better_than_epsil
             epochs=1,
             epsilon=0.5,
             delta=1e-5,
-            clip_norm=CLIP,
+            max_grad_norm=CLIP,
             accountant="rdp",
         )
         for size in (COUNT - 1, COUNT)
@@ -208,7 +208,7 @@ def test_an_attacker_with_the_run_folder_guesses_membership_no_better_than_epsil
             loss_fn,
             plan=plans[size],
             optimizer=lambda p: torch.optim.SGD(p, lr=0.0),
-            out=out if trial < 20 else None,
+            run_dir=out if trial < 20 else None,
         )
         observed = size * trainer.step(next(iter(trainer))).released.dense()
         trainer.finish()

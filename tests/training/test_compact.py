@@ -20,14 +20,14 @@ from sparsedp.optimizers.sparse import (
     set_to_zero,
     support_optimizer,
 )
-from sparsedp.parameters import Layout, Support
+from sparsedp.parameters import ParameterLayout, Support
 
 pytestmark = pytest.mark.usefixtures("checked_once")
 
 ONE_BY_ONE = [name for name in DROPPING if type(DROPPING[name]([nn.Parameter(torch.ones(2))])) in ELEMENTWISE]
 
 
-def supports(layout: Layout) -> list[Support]:
+def supports(layout: ParameterLayout) -> list[Support]:
     """Everything, scattered, whole rows, overlapping, one parameter alone, nothing, and back."""
     d = layout.dimension
     weight, kernel, bias = (layout.slot(name).offset for name in ("weight", "kernel", "bias"))
@@ -51,7 +51,7 @@ def bits(model: nn.Module) -> list[Tensor]:
 @pytest.mark.parametrize("name", ONE_BY_ONE)
 def test_compact_and_masked_agree_to_the_bit_across_support_changes(name: str) -> None:
     compact_model, masked_model = Net(), Net()
-    layout = Layout.of(compact_model)
+    layout = ParameterLayout.of(compact_model)
     compact = CompactOptimizer(compact_model, layout, DROPPING[name](compact_model.parameters()))
     masked = MaskedOptimizer(masked_model, layout, DROPPING[name](masked_model.parameters()), coasts=False)
     every = supports(layout)
@@ -65,7 +65,7 @@ def test_compact_and_masked_agree_to_the_bit_across_support_changes(name: str) -
 @pytest.mark.parametrize("stop", [5, 7, 13])
 def test_a_resumed_optimizer_goes_on_to_the_same_bits(name: str, stop: int) -> None:
     model = Net()
-    layout = Layout.of(model)
+    layout = ParameterLayout.of(model)
     applier = CompactOptimizer(model, layout, DROPPING[name](model.parameters()))
     every = supports(layout)
     for step, value in enumerate(gradients(layout.dimension, 3 * len(every))):
@@ -93,7 +93,7 @@ def test_a_row_that_enters_later_begins_as_in_an_optimizer_of_its_own(
 ) -> None:
     """Adagrad's `sum` and Rprop's `step_size` do not begin at zero."""
     model = Net()
-    layout = Layout.of(model)
+    layout = ParameterLayout.of(model)
     first, then = random_support(layout.dimension, 20, seed=1), random_support(layout.dimension, 24, seed=2)
     entering = then.without(first)
     alone = nn.Parameter(entering.gather(layout.flatten(model)))
@@ -122,7 +122,7 @@ def test_a_row_that_enters_later_begins_as_in_an_optimizer_of_its_own(
 def test_a_checkpoint_with_state_for_every_coordinate_can_be_gone_on_from(name: str) -> None:
     """That is what version 0.1 wrote."""
     model = Net()
-    layout = Layout.of(model)
+    layout = ParameterLayout.of(model)
     masked = MaskedOptimizer(model, layout, DROPPING[name](model.parameters()), coasts=False)
     support = random_support(layout.dimension, 20, seed=1)
     values = gradients(layout.dimension, 6)
@@ -139,7 +139,7 @@ def test_a_checkpoint_with_state_for_every_coordinate_can_be_gone_on_from(name: 
 
 def test_adam_keeps_two_numbers_for_each_active_coordinate_and_none_for_the_rest() -> None:
     model = Net()
-    layout = Layout.of(model)
+    layout = ParameterLayout.of(model)
     optimizer = torch.optim.Adam(model.parameters())
     applier = support_optimizer(model, layout, optimizer, coasts=False)
     support = random_support(layout.dimension, 11, seed=1)
@@ -151,7 +151,7 @@ def test_adam_keeps_two_numbers_for_each_active_coordinate_and_none_for_the_rest
 
 def test_after_a_run_the_optimizer_holds_the_models_own_parameters() -> None:
     model = Net()
-    layout = Layout.of(model)
+    layout = ParameterLayout.of(model)
     optimizer = torch.optim.Adam(
         [{"params": [model.bias]}, {"params": [model.weight, model.kernel, model.gain]}]
     )
@@ -169,7 +169,7 @@ def test_after_a_run_the_optimizer_holds_the_models_own_parameters() -> None:
 
 def test_weights_changed_between_steps_are_followed() -> None:
     model = Net()
-    layout = Layout.of(model)
+    layout = ParameterLayout.of(model)
     applier = support_optimizer(model, layout, torch.optim.SGD(model.parameters(), lr=1.0), coasts=False)
     support = random_support(layout.dimension, 20, seed=1)
     zero = torch.zeros(layout.dimension)

@@ -14,16 +14,16 @@ from runs import ROWS, a_plan, a_trainer, advance
 from sparsedp.errors import PrivacyError
 from sparsedp.methods import PlanSpec, get_method
 from sparsedp.privacy import Charge, Plan, RdpFilter
-from sparsedp.privacy.ledger import FileLedger
+from sparsedp.privacy.ledger import Ledger
 from sparsedp.runs.run import Run, continue_runs
 
 FIRST = a_plan(get_method("dp-sgd"))
-CAP = RdpFilter.before(FIRST, 9.0, 1e-3)
+CAP = RdpFilter.for_first_plan(FIRST, 9.0, 1e-3)
 
 
 def draft(epochs: int, batch_size: int = 20) -> Plan:
     """A plan whose noise is not known yet."""
-    asked = {"epochs": epochs, "batch_size": batch_size, "clip_norm": 1.0, "delta": 1e-3}
+    asked = {"epochs": epochs, "batch_size": batch_size, "max_grad_norm": 1.0, "delta": 1e-3}
     return PlanSpec.asked("dp-sgd", units=ROWS, **asked).draft()
 
 
@@ -42,7 +42,7 @@ def resumed(folder: Path, plan: Plan = FIRST) -> None:
 
 def charged(*folders: Path) -> float:
     """What their ledgers say was spent, at the filter's order."""
-    return sum(CAP.cost(Run.open(folder).ledger.spends()) for folder in folders)
+    return sum(CAP.cost(Run.open(folder).ledger.events()) for folder in folders)
 
 
 def without_closing_line(folder: Path) -> bytes:
@@ -54,7 +54,7 @@ def without_closing_line(folder: Path) -> bytes:
 def test_a_run_whose_remainder_was_given_away_cannot_be_resumed(tmp_path: Path) -> None:
     first = paused(tmp_path / "first")
     further = continue_runs(CAP, NEXT, [first])
-    assert CAP.cost(further.spends()) > CAP.budget - CAP.cost(FIRST.spends())
+    assert CAP.cost(further.events()) > CAP.budget - CAP.cost(FIRST.events())
     with pytest.raises(PrivacyError, match="cannot be resumed"):
         resumed(first)
     second = tmp_path / "second"
@@ -69,20 +69,20 @@ def test_a_run_that_can_still_be_resumed_counts_with_its_whole_plan(tmp_path: Pa
     assert CAP.remaining([ledger]) < CAP.budget - charged(first)
     further = CAP.calibrate(NEXT, [ledger])
     resumed(first)
-    assert charged(first) + CAP.cost(further.spends()) <= CAP.budget
+    assert charged(first) + CAP.cost(further.events()) <= CAP.budget
 
 
 def test_a_closed_ledger_takes_no_charge(tmp_path: Path) -> None:
     first = paused(tmp_path / "first")
     continue_runs(CAP, NEXT, [first])
     before = Run.open(first).ledger
-    with FileLedger.lock(first / "ledger.jsonl", FIRST) as ledger:
-        assert ledger.record == before
+    with Ledger.lock(first / "ledger.jsonl", FIRST) as ledger:
+        assert ledger.state == before
         phase = FIRST.phase_at(ledger.next_step)
         step = Charge(phase.name, ledger.next_step, phase.sampling_rate, phase.noise_multiplier)
         with pytest.raises(PrivacyError, match="was closed"):
             ledger.charge(step)
-    assert Run.open(first).ledger.committed() == before.spends()
+    assert Run.open(first).ledger.committed() == before.events()
 
 
 def test_a_closing_line_that_was_cut_off_is_missed(tmp_path: Path) -> None:
@@ -102,10 +102,10 @@ def test_a_second_follower_counts_the_first(tmp_path: Path) -> None:
     third_plan = continue_runs(CAP, draft(3), [first])
     fourth_plan = continue_runs(CAP, draft(2), [first])
     every = (second_plan, third_plan, fourth_plan)
-    assert charged(first) + sum(CAP.cost(plan.spends()) for plan in every) <= CAP.budget
+    assert charged(first) + sum(CAP.cost(plan.events()) for plan in every) <= CAP.budget
     second = paused(tmp_path / "second", 2, plan=second_plan)
     fifth = continue_runs(CAP, draft(2), [first, second])
-    total = charged(first, second) + sum(CAP.cost(plan.spends()) for plan in (third_plan, fourth_plan, fifth))
+    total = charged(first, second) + sum(CAP.cost(plan.events()) for plan in (third_plan, fourth_plan, fifth))
     assert 0.98 * CAP.budget < total <= CAP.budget
     with pytest.raises(PrivacyError, match="cannot be resumed"):
         resumed(second, second_plan)
@@ -114,10 +114,10 @@ def test_a_second_follower_counts_the_first(tmp_path: Path) -> None:
 def test_a_follower_that_was_lost_counts_whole(tmp_path: Path) -> None:
     first = paused(tmp_path / "first")
     lost = CAP.calibrate(draft(1), [FIRST])
-    with FileLedger.lock(first / "ledger.jsonl", FIRST) as ledger:
+    with Ledger.lock(first / "ledger.jsonl", FIRST) as ledger:
         ledger.retire(lost)
     further = continue_runs(CAP, draft(2), [first])
-    total = charged(first) + CAP.cost(lost.spends()) + CAP.cost(further.spends())
+    total = charged(first) + CAP.cost(lost.events()) + CAP.cost(further.events())
     assert 0.98 * CAP.budget < total <= CAP.budget
 
 
@@ -170,7 +170,7 @@ def test_killed_at_any_moment_of_closing_the_cap_holds(tmp_path: Path) -> None:
             continue
         further = continue_runs(CAP, NEXT, folders)
         assert further == continue_runs(CAP, NEXT, folders)
-        assert charged(*folders) + CAP.cost(further.spends()) <= CAP.budget
+        assert charged(*folders) + CAP.cost(further.events()) <= CAP.budget
         for folder in folders:
             with pytest.raises(PrivacyError, match="cannot be resumed"):
                 resumed(folder)

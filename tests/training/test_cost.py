@@ -15,12 +15,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from sparsedp.batch import MicroBatch
 from sparsedp.clipping import FlatClip, Identity
-from sparsedp.grad_sample import BookkeepingEngine, Query
+from sparsedp.grad_sample import BookKeepingEngine, ClippedSumQuery
 from sparsedp.methods.method import Decays, Statistics
 from sparsedp.optimizers.ema import WeightAverage
 from sparsedp.optimizers.sparse import support_optimizer
-from sparsedp.parameters import Layout, Support
-from sparsedp.privacy.ledger import Charge, MemoryLedger
+from sparsedp.parameters import ParameterLayout, Support
+from sparsedp.privacy.ledger import Charge, ChargeLog
 from sparsedp.privacy.mechanism import GaussianMechanism, Release
 from sparsedp.privacy.queries import GradientSum
 from sparsedp.randomness import SeededRandomness
@@ -57,7 +57,7 @@ def steps(rows: int, optimizer: str, geometry: str, turns: int = 1) -> Iterator[
     """Everything a training step does, with one batch for every size of table, on so many supports in turn."""
     torch.manual_seed(0)
     model = Words(rows)
-    engine = BookkeepingEngine(model, loss)
+    engine = BookKeepingEngine(model, loss)
     d = engine.layout.dimension
     second, head = engine.layout.slots[1].offset, engine.layout.slots[2].offset
 
@@ -81,20 +81,20 @@ def steps(rows: int, optimizer: str, geometry: str, turns: int = 1) -> Iterator[
     generator = torch.Generator().manual_seed(1)
     ids = torch.randint(0, 3000, (64, 12), generator=generator)
     batch = MicroBatch((ids, torch.randint(0, 2, (64,), generator=generator)))
-    ledger, randomness, number = MemoryLedger(), SeededRandomness(0), 0
+    ledger, randomness, number = ChargeLog(), SeededRandomness(0), 0
     while True:
         support = supports[number % turns]
         space = Identity() if geometry == "identity" else statistics.geometry(decays)
         with guard.untouched(last_of_epoch=False):
             released = GaussianMechanism(ledger, randomness).release(
-                GradientSum(engine, [batch], Query(support, FlatClip(1.0), space)),
+                GradientSum(engine, [batch], ClippedSumQuery(support, FlatClip(1.0), space)),
                 Charge("train", number, 0.01, 1.0),
                 expected_batch_size=64.0,
             )
         average.follow(support)
         mover.apply(released)
         average.update()
-        history.note(released)
+        history.record_support(released)
         statistics = statistics.moved_to(support).updated(released, decays)
         number += 1
         yield released
@@ -164,7 +164,7 @@ def test_a_step_allocates_the_same_for_a_million_and_for_ten_million_coordinates
 
 def test_a_table_that_the_average_holds_whole_is_not_copied_when_rows_of_another_enter():
     model = Words(2_000)
-    layout = Layout.of(model)
+    layout = ParameterLayout.of(model)
     second = layout.slots[1].offset
     average = WeightAverage(model, layout, 0.9)
     average.follow(Support(torch.arange(second), layout.dimension))

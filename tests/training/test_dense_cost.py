@@ -14,10 +14,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from sparsedp.batch import MicroBatch
 from sparsedp.clipping import FlatClip
-from sparsedp.grad_sample import BookkeepingEngine, Query
+from sparsedp.grad_sample import BookKeepingEngine, ClippedSumQuery
 from sparsedp.optimizers.sparse import support_optimizer
 from sparsedp.parameters import Support
-from sparsedp.privacy.ledger import Charge, MemoryLedger
+from sparsedp.privacy.ledger import Charge, ChargeLog
 from sparsedp.privacy.mechanism import GaussianMechanism
 from sparsedp.privacy.queries import GradientSum
 from sparsedp.randomness import SystemRandomness
@@ -56,12 +56,12 @@ def loss(model: nn.Module, rows: tuple[Tensor, Tensor]) -> Tensor:
 
 def held_by_a_step(model: nn.Module, inputs: Tensor, batches: int, coasts: bool) -> tuple[int, Held]:
     """D, and what the second of two steps held."""
-    engine = BookkeepingEngine(model, loss)
+    engine = BookKeepingEngine(model, loss)
     d = engine.layout.dimension
     mover = support_optimizer(
         model, engine.layout, torch.optim.SGD(model.parameters(), lr=0.1), coasts=coasts
     )
-    query, ledger = Query(Support.full(d), FlatClip(1.0)), MemoryLedger()
+    query, ledger = ClippedSumQuery(Support.full(d), FlatClip(1.0)), ChargeLog()
     batch = MicroBatch((inputs, torch.zeros(len(inputs), dtype=torch.int64)))
 
     def step(number: int) -> None:

@@ -7,11 +7,11 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
-from sparsedp.batch import supervised
+from sparsedp.batch import from_criterion
 from sparsedp.errors import DataError
 from sparsedp.evaluation import evaluation_mode, held_out, threshold_of
 from sparsedp.optimizers.ema import WeightAverage
-from sparsedp.parameters import Layout, Support
+from sparsedp.parameters import ParameterLayout, Support
 
 per_row = nn.CrossEntropyLoss(reduction="none")
 
@@ -34,7 +34,7 @@ def test_the_mean_loss_and_accuracy_do_not_depend_on_how_rows_are_batched(kind: 
     torch.manual_seed(0)
     inputs, targets = torch.randn(37, 5), torch.randint(0, 3, (37,))
     model = nn.Linear(5, 3)
-    found = held_out(kind(inputs, targets), supervised(per_row), batch_size=8)(model)
+    found = held_out(kind(inputs, targets), from_criterion(per_row), batch_size=8)(model)
     with torch.no_grad():
         assert found["loss"] == pytest.approx(float(per_row(model(inputs), targets).double().mean()))
     assert found["accuracy"] == float((model(inputs).argmax(1) == targets).sum()) / 37
@@ -42,7 +42,7 @@ def test_the_mean_loss_and_accuracy_do_not_depend_on_how_rows_are_batched(kind: 
 
 def test_an_empty_evaluation_set_is_refused() -> None:
     with pytest.raises(DataError, match="eval_dataset is empty"):
-        held_out(TensorDataset(torch.empty(0, 2)), supervised(per_row))
+        held_out(TensorDataset(torch.empty(0, 2)), from_criterion(per_row))
 
 
 class Warm(nn.Module):
@@ -96,7 +96,7 @@ def test_one_output_is_read_as_the_loss_reads_it(last: nn.Module, criterion: nn.
         raw = model[0](inputs)
     cut = 0.5 if isinstance(criterion, nn.MSELoss) else 0.0
     found = held_out(
-        TensorDataset(inputs, targets), supervised(criterion), threshold=threshold_of(criterion)
+        TensorDataset(inputs, targets), from_criterion(criterion), threshold=threshold_of(criterion)
     )(model)
     assert found["accuracy"] == float(((raw > cut) == (targets == 1)).double().mean())
 
@@ -113,7 +113,7 @@ def test_evaluation_switches_dropout_off_and_puts_every_mode_back() -> None:
 
 def test_the_average_follows_its_recursion_and_the_model_gets_its_own_weights_back() -> None:
     model = nn.Linear(2, 1, bias=False)
-    average = WeightAverage(model, Layout.of(model), decay=0.5)
+    average = WeightAverage(model, ParameterLayout.of(model), decay=0.5)
     average.follow(Support.full(2))
     expected = model.weight.detach().clone()
     for update in range(12):
@@ -134,7 +134,7 @@ def test_an_average_on_growing_supports_equals_the_dense_one_to_the_bit() -> Non
     torch.manual_seed(0)
     model, twin = nn.Embedding(6, 2), nn.Embedding(6, 2)
     twin.load_state_dict(model.state_dict())
-    sparse, dense = (WeightAverage(m, Layout.of(m), decay=0.9) for m in (model, twin))
+    sparse, dense = (WeightAverage(m, ParameterLayout.of(m), decay=0.9) for m in (model, twin))
     dense.follow(Support.full(12))
     for support in (Support([2, 3], 12), Support([2, 3], 12), Support([3, 4, 5, 10], 12), Support([0], 12)):
         sparse.follow(support)
@@ -144,7 +144,7 @@ def test_an_average_on_growing_supports_equals_the_dense_one_to_the_bit() -> Non
         sparse.update()
         dense.update()
     assert sum(t.numel() for t in sparse._weights.values()) == 6
-    resumed = WeightAverage(model, Layout.of(model), decay=0.9)
+    resumed = WeightAverage(model, ParameterLayout.of(model), decay=0.9)
     resumed.restore(sparse.state())
     for average, m in ((sparse, model), (resumed, model), (dense, twin)):
         with average.in_place():

@@ -16,7 +16,8 @@ import pytest
 from runs import loss_fn, network, rows
 from sparsedp import fit
 from sparsedp.privacy.calibration import NominalSplit
-from sparsedp.privacy.ledger import FileLedger
+from sparsedp.privacy.ledger import Ledger
+from sparsedp.training.planning import changed_method
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -69,10 +70,11 @@ def mnist_example() -> ModuleType:
 def test_opacus_counts_a_ledger_as_we_do(method: str, mnist_example: ModuleType, tmp_path: Path) -> None:
     """RDP against RDP and PLD against PRV, within 2 %, from the ledger file alone."""
     fit(
-        network(), rows(1), loss_fn, method=method, epsilon=3, delta=1e-5, epochs=10, batch_size=6, seed=0,
-        split=NominalSplit(0.3), out=tmp_path / "run", progress=False,
+        network(), rows(1), loss_fn, method=changed_method(method, split=NominalSplit(0.3)),
+        epsilon=3, delta=1e-5, epochs=10, batch_size=6, seed=0,
+        run_dir=tmp_path / "run", progress=False,
     )  # fmt: skip
-    ledger = FileLedger.read(tmp_path / "run" / "ledger.jsonl")
+    ledger = Ledger.read(tmp_path / "run" / "ledger.jsonl")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Opacus's advice on orders
         rdp, prv = mnist_example.counted_by_opacus(tmp_path / "run" / "ledger.jsonl", 1e-5)

@@ -99,7 +99,7 @@ def test_a_collate_that_mixes_rows_is_refused():
         return inputs - inputs.mean(0), torch.stack([y for _, y in items])
 
     with pytest.raises(PrivacyError, match="other rows are in the batch"):
-        extract_features(body(), PICTURES, collate=mixed)
+        extract_features(body(), PICTURES, collate_fn=mixed)
 
 
 def test_what_is_no_pair_of_tensors_is_refused():

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from sparsedp import fit
+from sparsedp.methods import get_method
 
 DATA = torch.randn(60, 8, generator=torch.Generator().manual_seed(0)), torch.arange(60) % 2
 SETTINGS = {"epsilon": 8.0, "delta": 1e-3, "epochs": 4, "batch_size": 20, "seed": 0, "progress": False}
@@ -19,7 +20,7 @@ def network() -> nn.Module:
 
 def run(model: nn.Module, **settings: object) -> None:
     fit(
-        model, DATA, nn.CrossEntropyLoss(reduction="none"), method="tp-topk", active_ratio=0.1,
+        model, DATA, nn.CrossEntropyLoss(reduction="none"), method=get_method("tp-topk", active_ratio=0.1),
         **{**SETTINGS, **settings},
     )  # fmt: skip
 
@@ -50,4 +51,4 @@ def test_a_run_without_a_folder_makes_no_checkpoint(monkeypatch, tmp_path):
     monkeypatch.setattr("sparsedp.training.recorder.checkpoint_of", refuse)
     run(network(), ema_decay=0.9)
     with pytest.raises(AssertionError, match="nobody keeps this"):
-        run(network(), out=tmp_path / "run")
+        run(network(), run_dir=tmp_path / "run")

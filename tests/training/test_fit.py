@@ -18,15 +18,16 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from every_day import by_method
+from flat_settings import placed
 from runs import CLASSES, FEATURES, ROWS, loss_fn, network, rows, weights
-from sparsedp import MethodOptions, PerExampleLoss, RunMetadata, fit
+from sparsedp import PerExampleLoss, RunMetadata, fit
 from sparsedp.callbacks import deferred_interrupt
 from sparsedp.errors import DataError, PrivacyError, PrivacyWarning, SparseDPError
-from sparsedp.methods import all_methods
+from sparsedp.methods import get_method, list_methods
 from sparsedp.methods.plan_config import default_batch_size, default_delta
 from sparsedp.privacy.accounting import accountant
 from sparsedp.privacy.calibration import NominalSplit
-from sparsedp.privacy.ledger import FileLedger
+from sparsedp.privacy.ledger import Ledger
 from sparsedp.privacy.plan import Plan
 from sparsedp.results import Event, Result, StepReport
 from sparsedp.runs.run import load_weights
@@ -41,16 +42,16 @@ QUICK: dict[str, Any] = {
 def quick_fit(**changed: Any) -> Result:
     arguments = {"eval_dataset": rows(7, 30), "method": "tp-topk", **QUICK, **changed}
     data = arguments.pop("data", rows(1))
-    return fit(network(), data, loss_fn, **arguments)
+    return fit(network(), data, loss_fn, **placed(arguments))
 
 
-@pytest.mark.parametrize("method", by_method(method.name for method in all_methods() if method.private))
+@pytest.mark.parametrize("method", by_method(method.name for method in list_methods() if method.private))
 def test_every_private_method_keeps_to_its_epsilon_and_says_so_in_the_record(
     method: str, tmp_path: Path
 ) -> None:
-    result = quick_fit(method=method, out=tmp_path / "run")
+    result = quick_fit(method=method, run_dir=tmp_path / "run")
     record = json.loads((tmp_path / "run" / "record.json").read_text())
-    ledger = FileLedger.read(tmp_path / "run" / "ledger.jsonl")
+    ledger = Ledger.read(tmp_path / "run" / "ledger.jsonl")
     assert record["status"] == "finished"
     assert record["method"] == method
     assert record["epsilon_spent"] == ledger.spent(1e-3, "rdp") == result.ledger.epsilon
@@ -67,20 +68,20 @@ def test_every_private_method_keeps_to_its_epsilon_and_says_so_in_the_record(
 
 @pytest.mark.parametrize(("method", "more"), [("clipped-sgd", {}), ("noisy-sgd", {"noise_std": 0.5})])
 def test_the_ablations_are_marked_as_not_private(method: str, more: dict[str, float], tmp_path: Path) -> None:
-    result = quick_fit(method=method, epsilon=None, delta=None, out=tmp_path / "run", **more)
+    result = quick_fit(method=method, epsilon=None, delta=None, run_dir=tmp_path / "run", **more)
     record = json.loads((tmp_path / "run" / "record.json").read_text())
     assert result.epsilon == math.inf
     assert not result.private
     assert record["epsilon"] is None
     assert not record["private"]
-    assert not record["for_release"]
+    assert not record["publishable"]
 
 
-def test_a_seeded_run_is_marked_as_not_for_release(tmp_path: Path) -> None:
+def test_a_seeded_run_is_marked_as_not_publishable(tmp_path: Path) -> None:
     for seed in (3, None):
-        result = quick_fit(method="dp-sgd", epochs=1, seed=seed, out=tmp_path / str(seed))
+        result = quick_fit(method="dp-sgd", epochs=1, seed=seed, run_dir=tmp_path / str(seed))
         record = json.loads((tmp_path / str(seed) / "record.json").read_text())
-        assert record["for_release"] == result.for_release == (seed is None)
+        assert record["publishable"] == result.publishable == (seed is None)
 
 
 def test_a_model_with_signal_learns() -> None:
@@ -117,8 +118,8 @@ REFUSED: dict[str, tuple[dict[str, Any], type[SparseDPError], str]] = {
     "no budget": ({"epsilon": 0.0}, SparseDPError, "epsilon"),
     "unknown method": ({"method": "magic"}, SparseDPError, "expected one of"),
     "unknown accountant": ({"accountant": "magic"}, SparseDPError, "accountant"),
-    "unit without ids": ({"unit": "patient"}, PrivacyError, "give units="),
-    "ids that do not fit": ({"units": [0, 1]}, DataError, "2 ids for 60 rows"),
+    "unit without ids": ({"unit_name": "patient"}, PrivacyError, "give unit_ids="),
+    "ids that do not fit": ({"unit_ids": [0, 1]}, DataError, "2 ids for 60 rows"),
     "a ratio of words": ({"active_ratio": "half"}, SparseDPError, "active_ratio"),
     "a ratio of nothing": ({"active_ratio": 0.001}, SparseDPError, "active_ratio"),
     "a budget for an ablation": ({"method": "clipped-sgd"}, PrivacyError, "protects nobody"),
@@ -132,7 +133,7 @@ REFUSED: dict[str, tuple[dict[str, Any], type[SparseDPError], str]] = {
 def test_mistakes_are_refused_before_anything_is_written(what: str, tmp_path: Path) -> None:
     changed, error, words = REFUSED[what]
     with pytest.raises(error, match=words):
-        quick_fit(out=tmp_path / "run", **changed)
+        quick_fit(run_dir=tmp_path / "run", **changed)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -142,7 +143,9 @@ def test_a_loss_that_averages_is_taken_apart_or_refused_with_the_remedy(tmp_path
     assert torch.equal(kept[0], kept[1])
     assert torch.equal(kept[0], kept[2])
     with pytest.raises(SparseDPError, match='reduction="none"'):
-        fit(network(), rows(1), lambda output, y: loss_fn(output, y).mean(), out=tmp_path / "run", **QUICK)
+        fit(
+            network(), rows(1), lambda output, y: loss_fn(output, y).mean(), run_dir=tmp_path / "run", **QUICK
+        )
     assert list(tmp_path.iterdir()) == []
 
 
@@ -150,7 +153,7 @@ def test_a_loss_that_averages_is_taken_apart_or_refused_with_the_remedy(tmp_path
 def test_nothing_is_ever_overwritten(there: str, tmp_path: Path) -> None:
     out = tmp_path / "run"
     if there == "run":
-        quick_fit(out=out, epochs=2)
+        quick_fit(run_dir=out, epochs=2)
     elif there == "file":
         out.write_text("mine")
     else:
@@ -158,21 +161,21 @@ def test_nothing_is_ever_overwritten(there: str, tmp_path: Path) -> None:
         (out / "mine").write_text("mine")
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     with pytest.raises(SparseDPError, match="never overwritten"):
-        quick_fit(out=out)
+        quick_fit(run_dir=out)
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
 def test_an_empty_folder_and_missing_parents_will_do(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    quick_fit(out=tmp_path / "empty", epochs=2)
-    quick_fit(out=tmp_path / "a" / "b" / "run", epochs=2)
+    quick_fit(run_dir=tmp_path / "empty", epochs=2)
+    quick_fit(run_dir=tmp_path / "a" / "b" / "run", epochs=2)
     assert sorted(path.name for path in (tmp_path / "a" / "b").iterdir()) == ["run"]
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(SparseDPError, match="cannot write a run"):
-        quick_fit(out=tmp_path / "file" / "run")
+        quick_fit(run_dir=tmp_path / "file" / "run")
 
 
 def all_keys(value: Any) -> Iterator[str]:
@@ -187,12 +190,12 @@ def all_keys(value: Any) -> Iterator[str]:
 
 def test_nothing_in_the_run_directory_is_named_after_private_quantities(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    quick_fit(out=run, about=RunMetadata(dataset="made up", variant="test"))
+    quick_fit(run_dir=run, metadata=RunMetadata(dataset="made up", variant="test"))
     assert sorted(path.name for path in run.iterdir()) == [
         "checkpoint.safetensors", "ledger.jsonl", "metrics.jsonl", "plan.json", "record.json",
     ]  # fmt: skip
     with safe_open(run / "checkpoint.safetensors", "pt") as file:
-        document = json.loads(file.metadata()["document"])
+        document = json.loads(file.metadata()["checkpoint"])["document"]
         tensors = list(file.keys())
     keys = set(all_keys(document)) | {name.rsplit("/", 1)[-1] for name in tensors}
     for name in ("plan.json", "record.json"):
@@ -219,7 +222,7 @@ def test_nothing_in_the_run_directory_is_named_after_private_quantities(tmp_path
 
 
 def test_the_weights_of_a_run_can_be_loaded_again(tmp_path: Path) -> None:
-    result = quick_fit(out=tmp_path / "run", ema_decay=0.8)
+    result = quick_fit(run_dir=tmp_path / "run", ema_decay=0.8)
     fresh = network(5)
     load_weights(tmp_path / "run", fresh)
     assert torch.equal(weights(fresh), weights(result.model))
@@ -236,14 +239,14 @@ def interrupt_at(step: int, times: int = 1) -> Any:
 
 
 def test_ctrl_c_stops_after_the_step_and_leaves_a_run_to_resume(tmp_path: Path) -> None:
-    whole = quick_fit(out=tmp_path / "whole", epochs=70)
+    whole = quick_fit(run_dir=tmp_path / "whole", epochs=70)
     with pytest.raises(KeyboardInterrupt):
-        quick_fit(out=tmp_path / "cut", epochs=70, callbacks=[interrupt_at(100)])
+        quick_fit(run_dir=tmp_path / "cut", epochs=70, callbacks=[interrupt_at(100)])
     record = json.loads((tmp_path / "cut" / "record.json").read_text())
     assert record["status"] == "stopped"
     assert record["steps_charged"] == 101
     assert record["epsilon_spent"] < record["epsilon"] <= 8.0
-    result = quick_fit(out=tmp_path / "cut", epochs=70, resume=True)
+    result = quick_fit(run_dir=tmp_path / "cut", epochs=70, resume=True)
     assert torch.equal(weights(result.model), weights(whole.model))
     assert result.history == whole.history
 
@@ -251,8 +254,8 @@ def test_ctrl_c_stops_after_the_step_and_leaves_a_run_to_resume(tmp_path: Path) 
 def test_a_second_ctrl_c_acts_at_once_and_the_run_can_still_be_resumed(tmp_path: Path) -> None:
     whole = quick_fit()
     with pytest.raises(KeyboardInterrupt):
-        quick_fit(out=tmp_path / "cut", callbacks=[interrupt_at(6, times=2)])
-    assert torch.equal(weights(quick_fit(out=tmp_path / "cut", resume=True).model), weights(whole.model))
+        quick_fit(run_dir=tmp_path / "cut", callbacks=[interrupt_at(6, times=2)])
+    assert torch.equal(weights(quick_fit(run_dir=tmp_path / "cut", resume=True).model), weights(whole.model))
 
 
 def test_ctrl_c_works_as_before_once_training_is_over() -> None:
@@ -274,7 +277,7 @@ def test_training_works_outside_the_main_thread() -> None:
 
 def test_resuming_with_another_request_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
-        quick_fit(out=tmp_path / "run", callbacks=[interrupt_at(3)])
+        quick_fit(run_dir=tmp_path / "run", callbacks=[interrupt_at(3)])
     for changed, words in (
         ({"epsilon": 9.0}, "epsilon was 8.0 and is 9.0"),
         ({"epochs": 6}, "epochs was 5 and is 6"),
@@ -285,7 +288,7 @@ def test_resuming_with_another_request_is_refused_by_name(tmp_path: Path) -> Non
         ({"accountant": "pld"}, 'accountant was "rdp" and is "pld"'),
     ):
         with pytest.raises(PrivacyError, match=words):
-            quick_fit(out=tmp_path / "run", resume=True, **changed)
+            quick_fit(run_dir=tmp_path / "run", resume=True, **changed)
 
 
 class Patients(Dataset[tuple[torch.Tensor, torch.Tensor]]):
@@ -304,10 +307,12 @@ class Patients(Dataset[tuple[torch.Tensor, torch.Tensor]]):
 
 def test_patients_are_protected_when_named_and_missed_when_not(tmp_path: Path) -> None:
     data = Patients()
-    result = quick_fit(data=data, units=data.units, unit="patient", batch_size=10, out=tmp_path / "run")
+    result = quick_fit(
+        data=data, unit_ids=data.units, unit_name="patient", batch_size=10, run_dir=tmp_path / "run"
+    )
     assert result.unit == "patient"
     assert result.plan.units == 30
-    assert FileLedger.read(tmp_path / "run" / "ledger.jsonl").unit == "patient"
+    assert Ledger.read(tmp_path / "run" / "ledger.jsonl").unit == "patient"
     with pytest.warns(PrivacyWarning, match="protect people"):
         quick_fit(data=data, epochs=2)
 
@@ -317,18 +322,16 @@ def test_general_losses_nominal_splits_and_options_pass_through() -> None:
         nn.Linear(FEATURES, CLASSES),
         rows(1),
         PerExampleLoss(lambda model, batch: loss_fn(model(batch[0]), batch[1])),
-        method="tp-topk",
-        split=NominalSplit(0.3),
-        options=MethodOptions(ranking="coherent"),
-        active_ratio=0.5,
-        warmup_fraction=0.4,
-        clip_norm=(1.0, 0.5),
+        method=get_method(
+            "tp-topk", split=NominalSplit(0.3), ranking="coherent", active_ratio=0.5, warmup_fraction=0.4
+        ),
+        max_grad_norm=(1.0, 0.5),
         **QUICK,
     )
     first, second = result.plan.phases
     assert (first.steps, second.steps) == (6, 9)
     assert (first.clip_norm, second.clip_norm) == (1.0, 0.5)
     assert first.noise_multiplier > second.noise_multiplier
-    alone = accountant("rdp").epsilon(result.plan.spends(6), 1e-3)
+    alone = accountant("rdp").epsilon(result.plan.events(6), 1e-3)
     assert alone == pytest.approx(2.4, rel=0.01)
     assert result.k == 9

@@ -10,9 +10,10 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
+from flat_settings import placed
 from sparsedp.errors import SparseDPError
 from sparsedp.methods import Granularity, MethodOptions, PublicScores, build_plan
-from sparsedp.parameters import Layout
+from sparsedp.parameters import ParameterLayout
 from sparsedp.privacy.accounting import plan_epsilon
 from sparsedp.training.fit import fit
 from sparsedp_experiments.runs.execute import execute
@@ -38,11 +39,13 @@ def data() -> TensorDataset:
 
 def trained(model=None, **how):
     asked = {"epsilon": 4.0, "delta": 1e-3, "epochs": 2, "batch_size": 20, "accountant": "rdp", "lr": 0.5}
-    return fit(model or network(), data(), LOSS, **{**asked, **how}, seed=3, progress=False)
+    if "public_scores" in how and {"active_ratio", "options"} & set(how):
+        how = {"method": "given", **how}
+    return fit(model or network(), data(), LOSS, **placed({**asked, **how}), seed=3, progress=False)
 
 
 def active(result) -> dict[str, list[int]]:
-    layout = Layout.of(result.model)
+    layout = ParameterLayout.of(result.model)
     return {name: places.tolist() for name, places in result.support.split(layout).items()}
 
 
@@ -73,7 +76,7 @@ def test_a_mask_and_names_are_all_that_is_trained():
 
 
 def test_without_scores_it_is_the_magnitude_of_the_initial_weights():
-    weights = Layout.of(network()).flatten(network())
+    weights = ParameterLayout.of(network()).flatten(network())
     result = trained(method="given", active_ratio=0.3)
     best = np.argsort(-weights.abs().numpy(), kind="stable")[: result.k]
     assert result.k == int(0.3 * weights.numel())
@@ -82,11 +85,11 @@ def test_without_scores_it_is_the_magnitude_of_the_initial_weights():
 
 def test_it_costs_what_dense_training_costs_and_the_record_names_the_scores(tmp_path):
     scores = {"head": 1.0}
-    result = trained(public_scores=scores, out=tmp_path / "run")
+    result = trained(public_scores=scores, run_dir=tmp_path / "run")
     dense = build_plan(
         "dp-sgd", units=ROWS, epsilon=4.0, delta=1e-3, epochs=2, batch_size=20, accountant="rdp"
     )
-    assert result.plan.spends() == dense.spends()
+    assert result.plan.events() == dense.events()
     assert plan_epsilon(result.plan) <= 4.0
     record = json.loads((tmp_path / "run" / "record.json").read_text())
     assert PublicScores.of(scores).checksum in json.dumps(record)
@@ -99,12 +102,12 @@ def test_a_run_resumes_with_the_same_scores_alone(tmp_path):
 
     scores = {"0.weight": torch.arange(float(WORDS))}
     how = {"active_ratio": 0.3, "options": MethodOptions(granularity=Granularity.ROWS)}
-    straight = trained(public_scores=scores, out=tmp_path / "straight", **how)
+    straight = trained(public_scores=scores, run_dir=tmp_path / "straight", **how)
     with pytest.raises(KeyboardInterrupt):
-        trained(public_scores=scores, out=tmp_path / "stopped", callbacks=[stop], **how)
+        trained(public_scores=scores, run_dir=tmp_path / "stopped", callbacks=[stop], **how)
     with pytest.raises(SparseDPError, match="ranking was"):
-        trained(public_scores={"head": 1.0}, out=tmp_path / "stopped", resume=True, **how)
-    resumed = trained(public_scores=scores, out=tmp_path / "stopped", resume=True, **how)
+        trained(public_scores={"head": 1.0}, run_dir=tmp_path / "stopped", resume=True, **how)
+    resumed = trained(public_scores=scores, run_dir=tmp_path / "stopped", resume=True, **how)
     assert resumed.support == straight.support
     for one, other in zip(straight.model.parameters(), resumed.model.parameters(), strict=True):
         assert torch.equal(one, other)
@@ -154,7 +157,7 @@ def test_a_file_of_scores_is_a_setting(tmp_path):
     }  # fmt: skip
     result = execute(Settings.from_json(settings))
     assert {name for name, places in active(result).items() if places} == {
-        slot.name for slot in Layout.of(result.model) if slot.name.endswith(".bias")
+        slot.name for slot in ParameterLayout.of(result.model) if slot.name.endswith(".bias")
     }
     with pytest.raises(SparseDPError, match="cannot be read"):
         execute(Settings.from_json({**settings, "public_scores": str(tmp_path / "none.npz")}))

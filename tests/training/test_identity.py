@@ -9,7 +9,7 @@ import torch
 
 from runs import ROWS, a_plan, a_trainer
 from sparsedp.errors import PrivacyError
-from sparsedp.loading import Loading
+from sparsedp.loading import DataConfig
 from sparsedp.methods import get_method
 from sparsedp.privacy.plan import Plan
 
@@ -36,4 +36,4 @@ def test_a_plan_for_patients_takes_the_patient_of_every_row() -> None:
     plan = a_plan(get_method("dp-sgd"), unit="patient")
     with pytest.raises(PrivacyError, match="patient of every row"):
         a_trainer("dp-sgd", plan=plan)
-    assert a_trainer("dp-sgd", plan=plan, loading=Loading(units=torch.arange(ROWS))).plan.unit == "patient"
+    assert a_trainer("dp-sgd", plan=plan, data=DataConfig(unit_ids=torch.arange(ROWS))).plan.unit == "patient"

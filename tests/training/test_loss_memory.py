@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from runs import CLASSES, FEATURES, a_trainer, network
-from sparsedp.batch import PerExampleLoss, PerSampleLoss, supervised
+from sparsedp.batch import LossFunction, PerExampleLoss, from_criterion
 from sparsedp.errors import PrivacyError
 
 
@@ -74,7 +74,7 @@ class Remembering:
         return cross_entropy(model, batch)
 
 
-def with_a_nonlocal() -> PerSampleLoss:
+def with_a_nonlocal() -> LossFunction:
     largest = 0.0
 
     def loss(model, batch):
@@ -85,7 +85,7 @@ def with_a_nonlocal() -> PerSampleLoss:
     return loss
 
 
-def with_the_first_batch() -> PerSampleLoss:
+def with_the_first_batch() -> LossFunction:
     first: list[Tensor] = []
 
     def loss(model, batch):
@@ -96,7 +96,7 @@ def with_the_first_batch() -> PerSampleLoss:
     return loss
 
 
-def with_an_array() -> PerSampleLoss:
+def with_an_array() -> LossFunction:
     sums = np.zeros(FEATURES)
 
     def loss(model, batch):
@@ -121,13 +121,21 @@ def with_an_argument(kept, model, batch):
     return cross_entropy(model, batch)
 
 
-MEMORIES: dict[str, tuple[Callable[[], PerSampleLoss], str]] = {
-    "a buffer": (lambda: supervised(Buffered(lambda module, mean: module.mean.add_(mean))), "mean"),
+def with_a_generator(chance: random.Random | np.random.Generator) -> LossFunction:
+    """Of a known seed: what the next example is given depends on how many there were."""
+    return lambda model, batch: cross_entropy(model, batch) * chance.random()
+
+
+MEMORIES: dict[str, tuple[Callable[[], LossFunction], str]] = {
+    "a buffer": (lambda: from_criterion(Buffered(lambda module, mean: module.mean.add_(mean))), "mean"),
     "a buffer's data": (
-        lambda: supervised(Buffered(lambda module, mean: module.mean.data.add_(mean))),
+        lambda: from_criterion(Buffered(lambda module, mean: module.mean.data.add_(mean))),
         "mean",
     ),
-    "a parameter": (lambda: supervised(Buffered(lambda module, mean: module.weight.add_(mean))), "weight"),
+    "a parameter": (
+        lambda: from_criterion(Buffered(lambda module, mean: module.weight.add_(mean))),
+        "weight",
+    ),
     "nonlocal": (with_a_nonlocal, "largest"),
     "the first batch": (with_the_first_batch, r"first\[0\]"),
     "an array": (with_an_array, "sums"),
@@ -135,6 +143,8 @@ MEMORIES: dict[str, tuple[Callable[[], PerSampleLoss], str]] = {
     "an attribute of a function": (lambda: with_an_attribute, r"loss_fn\.last"),
     "an argument of a partial": (lambda: partial(with_an_argument, []), r"args\[0\]\[0\]"),
     "a method's object": (lambda: Remembering().method, r"__self__\.seen\[0\]"),
+    "Python's generator": (lambda: with_a_generator(random.Random(0)), "chance"),
+    "NumPy's generator": (lambda: with_a_generator(np.random.default_rng(0)), "chance"),
 }
 
 
@@ -156,10 +166,10 @@ def test_a_hidden_write_to_a_criterions_buffer_is_found_by_the_end_of_its_epoch(
         armed[0] = step == 2  # the third step is neither the first nor the last of its epoch
 
     with pytest.raises(PrivacyError, match="mean"):
-        take_steps(loss=supervised(Buffered(write)), between=between)
+        take_steps(loss=from_criterion(Buffered(write)), between=between)
 
 
-def with_a_cache_by_shape() -> PerSampleLoss:
+def with_a_cache_by_shape() -> LossFunction:
     cache: dict[int, Tensor] = {}
 
     def loss(model, batch):
@@ -171,9 +181,9 @@ def with_a_cache_by_shape() -> PerSampleLoss:
     return loss
 
 
-def with_things_of_the_process() -> PerSampleLoss:
-    logger, lock, chance = logging.getLogger("a.loss"), threading.Lock(), random.Random(0)
-    generator, numbers = torch.Generator().manual_seed(0), (0.0 * number for number in range(10**6))
+def with_things_of_the_process() -> LossFunction:
+    logger, lock = logging.getLogger("a.loss"), threading.Lock()
+    numbers = (0.0 * number for number in range(10**6))
     data = TensorDataset(torch.ones(3))
 
     @lru_cache
@@ -183,13 +193,12 @@ def with_things_of_the_process() -> PerSampleLoss:
     def loss(model, batch):
         with lock:
             logger.debug("a step on %s", data)
-        still = next(numbers) + 0 * chance.random() + 0 * float(torch.rand((), generator=generator))
-        return cross_entropy(model, batch) * scale(batch[0].shape[1]) + still
+        return cross_entropy(model, batch) * scale(batch[0].shape[1]) + next(numbers)
 
     return loss
 
 
-def with_a_teacher() -> PerSampleLoss:
+def with_a_teacher() -> LossFunction:
     teacher = network(seed=3).requires_grad_(False)
     return lambda model, batch: (model(batch[0]) - teacher(batch[0])).square().sum(1)
 
@@ -204,8 +213,8 @@ class Experiment:
         return cross_entropy(model, batch) * len(self.data)
 
 
-HARMLESS: dict[str, Callable[[], PerSampleLoss]] = {
-    "weighted": lambda: supervised(nn.CrossEntropyLoss(weight=torch.ones(CLASSES), reduction="none")),
+HARMLESS: dict[str, Callable[[], LossFunction]] = {
+    "weighted": lambda: from_criterion(nn.CrossEntropyLoss(weight=torch.ones(CLASSES), reduction="none")),
     "a cache by shape": with_a_cache_by_shape,
     "things of the process": with_things_of_the_process,
     "a teacher": with_a_teacher,
@@ -226,7 +235,9 @@ def test_a_loss_may_be_changed_between_steps() -> None:
         temperature[0] *= 2
         criterion.mean.fill_(step)
 
-    take_steps(loss=lambda model, batch: supervised(criterion)(model, batch) / temperature[0], between=warmer)
+    take_steps(
+        loss=lambda model, batch: from_criterion(criterion)(model, batch) / temperature[0], between=warmer
+    )
 
 
 def test_made_up_examples_leave_variables_as_the_loss_left_them() -> None:

@@ -102,7 +102,7 @@ def test_a_scheduler_works_as_usual():
         scheduler.step()
     assert rates == [0.2 * 0.5**epoch for epoch in range(5) for _ in range(3)]
     theirs = a_trainer(
-        scheduler=lambda o, _: torch.optim.lr_scheduler.LambdaLR(o, lambda step: 0.5 ** (step // 3))
+        lr_scheduler=lambda o, _: torch.optim.lr_scheduler.LambdaLR(o, lambda step: 0.5 ** (step // 3))
     )
     assert torch.equal(weights(private.model.module), weights(advance(theirs).finish().model))
 
@@ -233,7 +233,7 @@ def test_units_with_several_rows():
     )  # fmt: skip
     train(private, epochs=1)
     assert private.result.unit == "patient"
-    assert private.result.for_release
+    assert private.result.publishable
 
 
 def test_what_the_loop_sees_does_not_depend_on_the_weights():

@@ -14,7 +14,7 @@ from torch.utils.data import TensorDataset
 
 from runs import FEATURES, ROWS, a_plan, advance, loss_fn, sgd
 from sparsedp.methods import get_method
-from sparsedp.privacy import Charge, MemoryLedger
+from sparsedp.privacy import Charge, ChargeLog
 from sparsedp.privacy.mechanism import GaussianMechanism
 from sparsedp.randomness import SystemRandomness
 from sparsedp.training.trainer import Trainer
@@ -119,7 +119,7 @@ class Chatty:
 def test_every_release_is_silent_and_the_log_works_again_afterwards(noise: float) -> None:
     query = Chatty()
     with messages() as found:
-        GaussianMechanism(MemoryLedger(), SystemRandomness()).noisy_sum(query, Charge("train", 0, 1.0, noise))
+        GaussianMechanism(ChargeLog(), SystemRandomness()).noisy_sum(query, Charge("train", 0, 1.0, noise))
         assert found == []
         list(query.partial_sums(1.0))
     assert found == ["62 rows for 63 samples"] * 2

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sparsedp.evaluation import classification_metrics
-from sparsedp_experiments.runs.evaluation import ranking_metrics
+from sparsedp_experiments.runs.execute import ranking_metrics
 
 
 def example(levels: int) -> tuple[Tensor, Tensor]:

@@ -18,13 +18,13 @@ import torch
 
 from runs import a_trainer, advance, network, weights
 from sparsedp._serialization import to_json
-from sparsedp.methods import Granularity, MethodOptions, all_methods
+from sparsedp.methods import Granularity, MethodOptions, list_methods
 from sparsedp.privacy import ledger, mechanism
 from sparsedp.randomness import PublicRandomness
 from sparsedp.results import Event, StepReport
 from sparsedp.training import recorder
 
-METHODS = [method.name for method in all_methods()]
+METHODS = [method.name for method in list_methods()]
 VARIANTS = {
     "rows": ("tp-coherent", MethodOptions(granularity=Granularity.ROWS)),
     "pruned": ("adadpigu", MethodOptions(prune=True, per_sample_top=0.5)),

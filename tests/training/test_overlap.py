@@ -66,13 +66,13 @@ def run(held_out: Dataset, **more: object) -> object:
 
 def test_fit_refuses_its_training_data_for_evaluation_and_writes_nothing(tmp_path: Path) -> None:
     with pytest.raises(PrivacyError, match="evaluate="):
-        run(DATA, out=tmp_path / "run")
+        run(DATA, run_dir=tmp_path / "run")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_fit_refuses_a_part_of_its_training_data(tmp_path: Path) -> None:
     with pytest.raises(PrivacyError, match="evaluate="):
-        run(Subset(DATA, range(3)), out=tmp_path / "run")
+        run(Subset(DATA, range(3)), run_dir=tmp_path / "run")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -129,7 +129,7 @@ def trained_and_scored(train: Any, held_out: Any, **more: object) -> object:
 @pytest.mark.parametrize("case", CONVERTED)
 def test_rows_that_fit_converts_are_compared_as_they_were_given(case: str, tmp_path: Path) -> None:
     with pytest.raises(PrivacyError, match="eval_dataset holds rows of train_dataset"):
-        trained_and_scored(*CONVERTED[case], out=tmp_path / "run")
+        trained_and_scored(*CONVERTED[case], run_dir=tmp_path / "run")
     assert list(tmp_path.iterdir()) == []
 
 

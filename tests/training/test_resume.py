@@ -14,14 +14,14 @@ from torch import nn
 from every_day import by_method
 from runs import ROWS, a_trainer, advance, network, weights
 from sparsedp.errors import DataError, PrivacyError, SparseDPError
-from sparsedp.loading import Loading
-from sparsedp.methods import MethodOptions, all_methods, build_plan, get_method
-from sparsedp.privacy.ledger import FileLedger
+from sparsedp.loading import DataConfig
+from sparsedp.methods import MethodOptions, build_plan, get_method, list_methods
+from sparsedp.privacy.ledger import Ledger
 from sparsedp.results import Event, Result, StepReport
 
 pytestmark = pytest.mark.usefixtures("checked_once")
 
-METHODS = [method.name for method in all_methods()]
+METHODS = [method.name for method in list_methods()]
 EPOCHS = 70
 """210 steps: ledger blocks of two steps, so that there is a middle of a block."""
 
@@ -62,13 +62,13 @@ def test_a_seeded_run_cut_in_several_places_ends_with_the_same_bits(method: str,
 @pytest.mark.nightly
 def test_a_seeded_run_cut_anywhere_replays_and_charges_each_step_once(tmp_path: Path) -> None:
     """Blocks of two steps, the first phase 63: before the first step, between blocks, inside them, at the end."""
-    make = {"epochs": EPOCHS, "ema_decay": 0.9, "scheduler": cosine}
+    make = {"epochs": EPOCHS, "ema_decay": 0.9, "lr_scheduler": cosine}
     whole = advance(a_trainer(out=tmp_path / "whole", **make)).finish()
     cut = tmp_path / "cut"
     trainer, lost = a_trainer(out=cut, **make), 0
     for steps in (0, 1, 2, 3, 62, 64, 101, 150, 209):
         advance(trainer, steps - trainer.position).close()
-        charged = FileLedger.read(cut / "ledger.jsonl").charged
+        charged = Ledger.read(cut / "ledger.jsonl").charged
         assert steps <= charged <= steps + 1
         trainer = a_trainer(out=cut, resume=True, **make)
         assert charged - 2 <= trainer.position <= steps
@@ -95,14 +95,14 @@ def test_other_optimizers_and_dropout_replay_to_the_bit(optimizer: str, tmp_path
 
 
 def test_an_unseeded_run_counts_what_it_lost_and_never_takes_a_step_twice(tmp_path: Path) -> None:
-    make = {"epochs": EPOCHS, "seed": None, "scheduler": cosine}
+    make = {"epochs": EPOCHS, "seed": None, "lr_scheduler": cosine}
     run = tmp_path / "run"
     taken = []
     trainer = a_trainer(out=run, callbacks=[taken.append], **make)
     advance(trainer, 51).close()
     for steps in (0, 3, 40):
         trainer = a_trainer(out=run, resume=True, callbacks=[taken.append], **make)
-        assert trainer.position == FileLedger.read(run / "ledger.jsonl").charged
+        assert trainer.position == Ledger.read(run / "ledger.jsonl").charged
         advance(trainer, steps).close()
     last = a_trainer(out=run, resume=True, callbacks=[taken.append], **make)
     result = advance(last).finish()
@@ -176,7 +176,7 @@ REFUSED: dict[str, tuple[dict[str, object], type[SparseDPError], str]] = {
     "another average": ({"ema_decay": 0.9}, SparseDPError, "ema_decay was null and is 0.9"),
     "another engine": ({"engine": "reference"}, SparseDPError, 'engine was "bookkeeping" and is "reference"'),
     "another scheduler": (
-        {"scheduler": cosine},
+        {"lr_scheduler": cosine},
         SparseDPError,
         'scheduler was null and is "CosineAnnealingLR"',
     ),
@@ -202,21 +202,23 @@ def test_a_finished_run_is_not_resumed_at_another_rate_and_keeps_its_record(tmp_
 
 
 def test_a_schedule_of_another_length_is_refused(tmp_path: Path) -> None:
-    advance(a_trainer(out=tmp_path / "run", scheduler=cosine), 4).close()
+    advance(a_trainer(out=tmp_path / "run", lr_scheduler=cosine), 4).close()
     with pytest.raises(SparseDPError, match=r"details.schedule.state.T_max was 15 and is 30"):
-        a_trainer(out=tmp_path / "run", resume=True, scheduler=lambda one, steps: cosine(one, 2 * steps))
+        a_trainer(out=tmp_path / "run", resume=True, lr_scheduler=lambda one, steps: cosine(one, 2 * steps))
 
 
 def test_another_number_of_rows_of_a_unit_is_refused(tmp_path: Path) -> None:
     row, patients = get_method("dp-sgd"), torch.arange(ROWS) // 3
     plan = build_plan(
-        row, units=20, batch_size=10, epochs=2, epsilon=8.0, delta=1e-3, clip_norm=1.0, unit="patient",
+        row, units=20, batch_size=10, epochs=2, epsilon=8.0, delta=1e-3, max_grad_norm=1.0, unit_name="patient",
         accountant="rdp",
     )  # fmt: skip
-    advance(a_trainer("dp-sgd", plan=plan, loading=Loading(units=patients), out=tmp_path / "run"), 2).close()
-    loading = Loading(units=patients, rows_per_unit=2)
+    advance(
+        a_trainer("dp-sgd", plan=plan, data=DataConfig(unit_ids=patients), out=tmp_path / "run"), 2
+    ).close()
+    loading = DataConfig(unit_ids=patients, rows_per_unit=2)
     with pytest.raises(SparseDPError, match="rows_per_unit was 1 and is 2"):
-        a_trainer("dp-sgd", plan=plan, loading=loading, out=tmp_path / "run", resume=True)
+        a_trainer("dp-sgd", plan=plan, data=loading, out=tmp_path / "run", resume=True)
 
 
 def test_a_damaged_checkpoint_is_refused(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def test_the_same_parameters_in_another_order_are_another_model(tmp_path: Path) 
     with pytest.raises(ModelError, match="in another order"):
         a_trainer("dp-sgd", model=TwoLayers(("value", "query")), out=out, resume=True, seed=None)
     assert (out / "record.json").read_text() == record
-    assert not json.loads(record)["for_release"]
+    assert not json.loads(record)["publishable"]
 
 
 def test_a_run_goes_on_after_the_disk_was_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

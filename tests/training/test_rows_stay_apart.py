@@ -11,7 +11,7 @@ from torch.utils.data import Dataset
 
 from runs import FEATURES, ROWS, a_plan, loss_fn, network, sgd
 from sparsedp.errors import PrivacyError
-from sparsedp.loading import Loading
+from sparsedp.loading import DataConfig
 from sparsedp.methods import get_method
 from sparsedp.training.trainer import Trainer
 
@@ -72,7 +72,7 @@ def run(collate: Callable[[Items], object], long_row: int | None, workers: int =
         loss_fn,
         plan=a_plan(row),
         optimizer=sgd,
-        loading=Loading(collate=collate, workers=workers),
+        data=DataConfig(collate_fn=collate, num_workers=workers),
         seed=0,
     )
     for batch in trainer:

@@ -12,15 +12,17 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
+from sparsedp.methods import get_method
+
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from oracles.fest import best_rows, histogram
-from sparsedp.batch import MicroBatch, supervised
+from sparsedp.batch import MicroBatch, from_criterion
 from sparsedp.clipping import FlatClip
 from sparsedp.errors import DataError, ModelError, SparseDPError
 from sparsedp.grad_sample.isolation import same_draws
 from sparsedp.grad_sample.selection import EmbeddingRowCounter
-from sparsedp.loading import Loading
+from sparsedp.loading import DataConfig
 from sparsedp.methods import MethodOptions, PlanSpec, build_plan
 from sparsedp.privacy import mechanism
 from sparsedp.privacy.accounting import plan_epsilon
@@ -62,7 +64,7 @@ def texts(seed: int, count: int = ROWS) -> TensorDataset:
 
 
 def counted(model: nn.Module, tokens: Tensor, units: Tensor | None = None) -> Tensor:
-    look = EmbeddingRowCounter(model, supervised(LOSS), ["words.weight"])
+    look = EmbeddingRowCounter(model, from_criterion(LOSS), ["words.weight"])
     batch = MicroBatch((tokens, torch.zeros(len(tokens), dtype=torch.int64)), units)
     return torch.stack(list(RowCountSum([batch], look, WORDS, FlatClip(1.0)).partial_sums(1.0))).sum(0)
 
@@ -136,7 +138,7 @@ def test_a_table_that_is_used_unseen_is_refused_by_name():
         def forward(self, tokens: Tensor) -> Tensor:
             return self.out(nn.functional.embedding(tokens, self.words.weight).mean(1))
 
-    look = EmbeddingRowCounter(Functional(), supervised(LOSS), ["words.weight"])
+    look = EmbeddingRowCounter(Functional(), from_criterion(LOSS), ["words.weight"])
     with pytest.raises(ModelError, match=r"words\.weight cannot be counted"):
         look.check(texts(1).tensors)
 
@@ -152,11 +154,11 @@ def test_a_layer_that_looks_up_other_rows_than_it_is_given_is_refused():
     with pytest.raises(
         ModelError, match=r"words\.weight cannot be counted: Remapped has a forward pass of its own"
     ):
-        EmbeddingRowCounter(model, supervised(LOSS), ["words.weight"])
+        EmbeddingRowCounter(model, from_criterion(LOSS), ["words.weight"])
     patched = Bag()
     patched.words.forward = lambda ids: nn.functional.embedding(ids.flip(0), patched.words.weight)
     with pytest.raises(ModelError, match="Embedding has a forward pass of its own"):
-        EmbeddingRowCounter(patched, supervised(LOSS), ["words.weight"])
+        EmbeddingRowCounter(patched, from_criterion(LOSS), ["words.weight"])
 
 
 @pytest.mark.parametrize("bad", [WORDS, -1])
@@ -172,12 +174,12 @@ def test_all_texts_of_a_unit_are_counted_however_few_train(monkeypatch):
     honest = EmbeddingRowCounter.__call__
 
     def watch(self, batch):
-        seen.append((batch.row_count, int(batch.units[-1]) + 1))
+        seen.append((batch.example_count, int(batch.units[-1]) + 1))
         return honest(self, batch)
 
     monkeypatch.setattr(EmbeddingRowCounter, "__call__", watch)
     fit(
-        Bag(), texts(5), LOSS, method="fest", active_ratio=0.3, units=torch.arange(ROWS) // 9, rows_per_unit=1,
+        Bag(), texts(5), LOSS, method=get_method("fest", active_ratio=0.3), unit_ids=torch.arange(ROWS) // 9,
         epsilon=8.0, delta=1e-3, epochs=1, batch_size=5, accountant="rdp", progress=False, seed=0,
     )  # fmt: skip
     assert seen == [(ROWS, 10)]
@@ -215,7 +217,7 @@ def test_the_rows_trained_are_the_best_of_the_noisy_count_and_the_rest_never_mov
     data, plan, model = texts(2), a_plan(), Bag()
     before = model.words.weight.detach().clone()
     trainer = Trainer(
-        model, data, LOSS, plan=plan, seed=3, out=tmp_path / "run",
+        model, data, LOSS, plan=plan, seed=3, run_dir=tmp_path / "run",
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.5),
     )  # fmt: skip
     for batch in trainer:
@@ -246,8 +248,8 @@ def test_a_resumed_run_keeps_its_selection(tmp_path):
     def run(out, **more):
         torch.manual_seed(0)
         return fit(
-            Bag(), texts(2), LOSS, method="fest", active_ratio=0.3, epsilon=4.0, delta=1e-3, epochs=2, batch_size=30,
-            accountant="rdp", lr=0.5, seed=3, out=out, progress=False, **more,
+            Bag(), texts(2), LOSS, method=get_method("fest", active_ratio=0.3), epsilon=4.0, delta=1e-3, epochs=2,
+            batch_size=30, accountant="rdp", lr=0.5, seed=3, run_dir=out, progress=False, **more,
         )  # fmt: skip
 
     straight = run(tmp_path / "straight")
@@ -264,7 +266,7 @@ def test_a_users_texts_count_once(tmp_path):
     plan = PlanSpec.asked(
         "fest",
         units=ROWS // 3,
-        unit="user",
+        unit_name="user",
         batch_size=10,
         epochs=1,
         epsilon=4.0,
@@ -273,7 +275,7 @@ def test_a_users_texts_count_once(tmp_path):
     ).plan()
     trainer = Trainer(
         Bag(), data, LOSS, plan=plan, seed=1, optimizer=lambda p: torch.optim.SGD(p, lr=0.1),
-        loading=Loading(units=torch.arange(ROWS) // 3, rows_per_unit=3),
+        data=DataConfig(unit_ids=torch.arange(ROWS) // 3, rows_per_unit=3),
     )  # fmt: skip
     with trainer:
         for batch in trainer:

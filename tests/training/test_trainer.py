@@ -13,8 +13,8 @@ from torch import nn
 from runs import ROWS, a_plan, a_trainer, advance, loss_fn, network, rows, weights
 from sparsedp.batch import MicroBatch, PerExampleLoss
 from sparsedp.errors import DataError, ModelError, SparseDPError
-from sparsedp.loading import Loading
-from sparsedp.methods import MethodOptions, OffSupport, all_methods, build_plan, get_method
+from sparsedp.loading import DataConfig
+from sparsedp.methods import MethodOptions, OffSupport, build_plan, get_method, list_methods
 from sparsedp.privacy.plan import Plan
 from sparsedp.randomness import SeededRandomness
 from sparsedp.results import Event, StepReport
@@ -30,7 +30,7 @@ OPTIMIZERS = {
     "adam": lambda p: torch.optim.Adam(p, lr=0.05),
     "adamw": lambda p: torch.optim.AdamW(p, lr=0.05, weight_decay=0.1),
 }
-SPARSE = [method for method in all_methods() if method.ranking is not None]
+SPARSE = [method for method in list_methods() if method.ranking is not None]
 
 
 def noiseless(batch_size: int) -> Plan:
@@ -41,7 +41,7 @@ def noiseless(batch_size: int) -> Plan:
         epochs=6,
         epsilon=None,
         delta=None,
-        clip_norm=1e6,
+        max_grad_norm=1e6,
     )
 
 
@@ -112,7 +112,7 @@ def test_pruning_zeroes_what_the_first_selection_freezes() -> None:
 def test_the_global_generators_are_left_as_they_were(workers: int) -> None:
     for seed in (0, None):
         before = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()  # noqa: NPY002
-        trainer = a_trainer(seed=seed, model=network(dropout=0.5), loading=Loading(workers=workers))
+        trainer = a_trainer(seed=seed, model=network(dropout=0.5), data=DataConfig(num_workers=workers))
         advance(trainer).finish()
         assert torch.equal(torch.get_rng_state(), before[0])
         assert np.random.get_state()[1].tolist() == before[1]  # noqa: NPY002
@@ -263,12 +263,12 @@ def test_units_are_sampled_as_units() -> None:
         epochs=2,
         epsilon=8.0,
         delta=1e-3,
-        clip_norm=1.0,
-        unit="patient",
+        max_grad_norm=1.0,
+        unit_name="patient",
         accountant="rdp",
     )
     patients = torch.arange(ROWS) // 3
-    trainer = a_trainer("dp-sgd", plan=plan, loading=Loading(units=patients, rows_per_unit=2))
+    trainer = a_trainer("dp-sgd", plan=plan, data=DataConfig(unit_ids=patients, rows_per_unit=2))
     sizes = {part.units.max().item() + 1 for batch in trainer for part in batch}
     assert max(sizes) <= 20
     result = advance(trainer).finish()
@@ -279,7 +279,7 @@ def test_units_are_sampled_as_units() -> None:
 
 def test_micro_batches_change_nothing() -> None:
     whole = advance(a_trainer(engine="reference"))
-    cut = advance(a_trainer(engine="reference", loading=Loading(max_physical_batch=7)))
+    cut = advance(a_trainer(engine="reference", data=DataConfig(max_physical_batch=7)))
     torch.testing.assert_close(weights(whole.model), weights(cut.model), rtol=1e-5, atol=1e-6)
 
 
@@ -304,9 +304,13 @@ def test_a_general_loss_trains_too() -> None:
     ("changed", "words"),
     [
         ({"optimizer": lambda p: "sgd"}, "optimizer: got str"),
-        ({"scheduler": lambda o, n: torch.optim.lr_scheduler.ReduceLROnPlateau(o)}, "needs no metric"),
+        ({"lr_scheduler": lambda o, n: torch.optim.lr_scheduler.ReduceLROnPlateau(o)}, "needs no metric"),
         (
-            {"scheduler": torch.optim.lr_scheduler.ConstantLR(torch.optim.SGD(network().parameters(), lr=1))},
+            {
+                "lr_scheduler": torch.optim.lr_scheduler.ConstantLR(
+                    torch.optim.SGD(network().parameters(), lr=1)
+                )
+            },
             "another optimizer",
         ),
         ({"ema_decay": 1.1}, "ema_decay"),

@@ -5,11 +5,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from sparsedp.batch import supervised
+from sparsedp.batch import from_criterion
 from sparsedp.errors import ModelError, SparseDPError
 from sparsedp.validation.model import validate_model
 
-LOSS = supervised(nn.CrossEntropyLoss(reduction="none"))
+LOSS = from_criterion(nn.CrossEntropyLoss(reduction="none"))
 
 
 class SubtractBatchMean(nn.Module):
@@ -189,12 +189,12 @@ def test_a_loss_that_mixes_examples_is_refused():
         return losses - losses.mean()
 
     with pytest.raises(ModelError, match="the loss mixes examples"):
-        validate_model(head(), supervised(centred), rows())
+        validate_model(head(), from_criterion(centred), rows())
 
 
 def test_a_scalar_loss_is_refused_with_the_fix():
     with pytest.raises(SparseDPError, match='reduction="none"'):
-        validate_model(head(), supervised(nn.CrossEntropyLoss()), rows())
+        validate_model(head(), from_criterion(nn.CrossEntropyLoss()), rows())
 
 
 def test_a_model_without_trainable_parameters_is_refused():

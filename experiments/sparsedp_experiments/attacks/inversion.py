@@ -15,12 +15,11 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from sparsedp.batch import PerSampleLoss
+from sparsedp.batch import LossFunction
 from sparsedp.clipping import FlatClip
 from sparsedp.errors import SparseDPError
-from sparsedp.parameters import Layout, Support
+from sparsedp.parameters import ParameterLayout, Support
 from sparsedp.randomness import PublicRandomness
-from sparsedp_experiments.theory.nonprivate import NonPrivate
 
 
 @final
@@ -35,7 +34,7 @@ class Intercepted:
 
 def observe(
     model: nn.Module,
-    loss: PerSampleLoss,
+    loss: LossFunction,
     image: Tensor,
     target: Tensor,
     support: Support,
@@ -43,12 +42,12 @@ def observe(
     clip: FlatClip,
     noise_std: float,
     public: PublicRandomness,
-) -> NonPrivate[Intercepted]:
+) -> Intercepted:
     """The clipped gradient of one image on a support, with noise anyone may know: a simulation, not a release."""
     gradient = support.gather(_gradient(model, loss, image.unsqueeze(0), target, graph=False)).double().cpu()
     clipped = gradient * clip.factors(torch.linalg.vector_norm(gradient))
     noisy = clipped + noise_std * public.normal(support.size, (0,))
-    return NonPrivate(Intercepted(noisy, support, target), "the gradient of one image")
+    return Intercepted(noisy, support, target)
 
 
 @final
@@ -78,19 +77,18 @@ class Reconstruction:
 
 def invert(
     model: nn.Module,
-    loss: PerSampleLoss,
-    seen: NonPrivate[Intercepted],
+    loss: LossFunction,
+    seen: Intercepted,
     shape: tuple[int, ...],
     public: PublicRandomness,
     effort: Effort = Effort(),  # noqa: B008
     progress: Callable[[int, int], None] | None = None,
-) -> NonPrivate[Reconstruction]:
+) -> Reconstruction:
     """Attack one observed gradient, from a random grey start; gives the image of the least objective.
 
     **Privacy.** The result may show a person's record: it is marked, like what it was made from.
     """
-    found = seen.value
-    aim = found.values.to(next(model.parameters()))
+    aim = seen.values.to(next(model.parameters()))
     start = 0.5 + 0.1 * public.normal(math.prod(shape), (1,)).reshape(1, *shape)
     guess = start.to(aim).clamp(0, 1).requires_grad_(True)
     optimizer = torch.optim.Adam([guess], lr=effort.learning_rate)
@@ -99,7 +97,7 @@ def invert(
     history: list[float] = []
     best, least = guess.detach().clone(), math.inf
     for step in range(effort.steps):
-        gradient = found.support.gather(_gradient(model, loss, guess, found.target, graph=True))
+        gradient = seen.support.gather(_gradient(model, loss, guess, seen.target, graph=True))
         objective = _misalignment(gradient, aim) + effort.variation_weight * total_variation(guess)
         value = float(objective.detach())
         history.append(value)
@@ -113,7 +111,7 @@ def invert(
             guess.clamp_(0, 1)
         if progress is not None:
             progress(step + 1, effort.steps)
-    return seen.map(lambda _: Reconstruction(best[0], tuple(history)))
+    return Reconstruction(best[0], tuple(history))
 
 
 def total_variation(images: Tensor) -> Tensor:
@@ -128,23 +126,15 @@ def mean_squared_error(found: Tensor, truth: Tensor) -> float:
     return float(((found.detach().double() - truth.double()) ** 2).mean())
 
 
-def signal_to_noise(found: Tensor, truth: Tensor) -> float:
-    """Peak signal-to-noise ratio in decibels, for images in [0, 1]; infinite for a perfect reconstruction."""
-    error = mean_squared_error(found, truth)
-    return -10 * math.log10(error) if error else math.inf
-
-
 def _misalignment(gradient: Tensor, aim: Tensor) -> Tensor:
     lengths = torch.linalg.vector_norm(gradient) * torch.linalg.vector_norm(aim)
     cosine: Tensor = (gradient @ aim) / lengths.clamp(min=1e-20)
     return 1 - cosine
 
 
-def _gradient(
-    model: nn.Module, loss: PerSampleLoss, images: Tensor, target: Tensor, *, graph: bool
-) -> Tensor:
+def _gradient(model: nn.Module, loss: LossFunction, images: Tensor, target: Tensor, *, graph: bool) -> Tensor:
     """The flat gradient of the loss of one image, with its own graph if asked for."""
-    parameters = Layout.of(model).parameters(model)
+    parameters = ParameterLayout.of(model).parameters(model)
     losses = loss(model, (images.to(parameters[0]), target.reshape(1)))
     if losses.numel() != 1:
         raise SparseDPError(f"loss: got {losses.numel()} values for one image, expected one")

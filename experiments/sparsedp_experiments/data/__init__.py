@@ -1,29 +1,25 @@
 """Data sets, and data-independent features of them."""
 
-from sparsedp_experiments.data.arrays import npz
-from sparsedp_experiments.data.bundle import DataBundle, Split, holdout
-from sparsedp_experiments.data.cifar import cifar10
-from sparsedp_experiments.data.download import Checksum, SourceStatus, get, status
-from sparsedp_experiments.data.features import (
+from sparsedp_experiments.data.bundle import (
     CENTRED,
     CIFAR10_PUBLISHED,
     MNIST_PUBLISHED,
     UNIT,
+    DataBundle,
     Dense,
     Features,
     PixelScale,
     Sparse,
+    Split,
+    holdout,
 )
-from sparsedp_experiments.data.hospital import diabetes130
-from sparsedp_experiments.data.house_numbers import svhn
-from sparsedp_experiments.data.idx import fashion_mnist, mnist
-from sparsedp_experiments.data.images import image_folder
+from sparsedp_experiments.data.features import scattering_bundle
+from sparsedp_experiments.data.registry import DATASETS, SOURCES, get, load, status
 from sparsedp_experiments.data.retinopathy import eyepacs
-from sparsedp_experiments.data.reviews import imdb, imdb_tokens
-from sparsedp_experiments.data.row import DatasetRow, PublicFiles
-from sparsedp_experiments.data.scattering_features import scattering_bundle
-from sparsedp_experiments.data.sklearn_digits import digits
-from sparsedp_experiments.data.table import DATASETS, SOURCES, load
+from sparsedp_experiments.data.spec import DatasetRow, PublicFiles
+from sparsedp_experiments.data.tables import diabetes130
+from sparsedp_experiments.data.text import imdb, imdb_tokens
+from sparsedp_experiments.data.vision import cifar10, digits, fashion_mnist, mnist
 
 __all__ = [
     "CENTRED",
@@ -32,14 +28,12 @@ __all__ = [
     "MNIST_PUBLISHED",
     "SOURCES",
     "UNIT",
-    "Checksum",
     "DataBundle",
     "DatasetRow",
     "Dense",
     "Features",
     "PixelScale",
     "PublicFiles",
-    "SourceStatus",
     "Sparse",
     "Split",
     "cifar10",
@@ -49,13 +43,10 @@ __all__ = [
     "fashion_mnist",
     "get",
     "holdout",
-    "image_folder",
     "imdb",
     "imdb_tokens",
     "load",
     "mnist",
-    "npz",
     "scattering_bundle",
     "status",
-    "svhn",
 ]

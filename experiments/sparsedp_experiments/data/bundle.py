@@ -1,9 +1,11 @@
-"""What a loader returns: train and test splits, and the public facts about them."""
+"""What a loader returns: train and test splits, how their inputs are kept in memory, and public facts."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import final
+from types import MappingProxyType
+from typing import Protocol, final
 
 import numpy as np
 import torch
@@ -12,7 +14,173 @@ from torch.utils.data import Dataset
 
 from sparsedp.errors import DataError
 from sparsedp.randomness import PublicRandomness
-from sparsedp_experiments.data.features import Features
+
+_SLICE = 512
+
+
+class Features(Protocol):
+    """The inputs of some records, fetched many at a time."""
+
+    def __len__(self) -> int:
+        """Number of records."""
+        ...
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one record."""
+        ...
+
+    def batch(self, indices: Tensor) -> Tensor:
+        """The records at these indices, stacked, as the model eats them."""
+        ...
+
+    def select(self, indices: Tensor) -> Features:
+        """The records at these indices as features of their own."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PixelScale:
+    """A public affine map from stored to model values: value * scale + shift, one number per channel or one for all.
+
+    **Privacy.** Data-independent as long as its constants are; those below are.
+    """
+
+    scale: tuple[float, ...]
+    shift: tuple[float, ...]
+
+    @classmethod
+    def from_moments(cls, mean: tuple[float, ...], std: tuple[float, ...]) -> PixelScale:
+        """Bytes to (value/255 - mean) / std."""
+        return cls(tuple(1 / (255 * s) for s in std), tuple(-m / s for m, s in zip(mean, std, strict=True)))
+
+
+UNIT = PixelScale((1 / 255,), (0.0,))
+"""Bytes to [0, 1]."""
+
+CENTRED = PixelScale((2 / 255,), (-1.0,))
+"""Bytes to [-1, 1]."""
+
+MNIST_PUBLISHED = PixelScale.from_moments((0.1307,), (0.3081,))
+"""The moments everyone uses for MNIST: computed from it by others, so for papers' tables, not for private data."""
+
+CIFAR10_PUBLISHED = PixelScale.from_moments((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
+"""The moments everyone uses for CIFAR-10, with the same reservation."""
+
+PIXELS: Mapping[str, PixelScale] = MappingProxyType(
+    {
+        "unit": UNIT,
+        "centred": CENTRED,
+        "mnist-published": MNIST_PUBLISHED,
+        "cifar10-published": CIFAR10_PUBLISHED,
+    }
+)
+"""The pixel scales by the names configurations use."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Dense:
+    """A tensor of records [N, ...]: float32 or integer ids as they are, bytes and half floats turned into float32.
+
+    With `rows`, only those records, in that order: a selection shares its values, which may be a file in memory.
+    """
+
+    values: Tensor
+    pixels: PixelScale | None = None
+    rows: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if self.values.dim() < 2:
+            raise DataError(f"Dense: got values of shape {tuple(self.values.shape)}, expected [records, ...]")
+        if self.values.dtype == torch.uint8 and self.pixels is None:
+            raise DataError("Dense: bytes need a PixelScale such as UNIT")
+        if self.pixels is not None and len(self.pixels.scale) not in (1, self.values.shape[1]):
+            raise DataError(
+                f"Dense: got {len(self.pixels.scale)} pixel scales for {self.values.shape[1]} channels, expected 1 "
+                "or one each"
+            )
+
+    def __len__(self) -> int:
+        return len(self.values if self.rows is None else self.rows)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one record."""
+        return tuple(self.values.shape[1:])
+
+    def batch(self, indices: Tensor) -> Tensor:
+        """Records at these indices, ready for the model."""
+        records = _gather(self.values, indices if self.rows is None else self.rows[indices])
+        if self.pixels is None:
+            return records
+        axes = [-1, *[1] * (records.dim() - 2)]
+        scale = torch.tensor(self.pixels.scale).reshape(axes)
+        shift = torch.tensor(self.pixels.shift).reshape(axes)
+        return torch.addcmul(shift, records, scale)
+
+    def select(self, indices: Tensor) -> Dense:
+        """These records as features of their own; the values are shared."""
+        return Dense(self.values, self.pixels, indices if self.rows is None else self.rows[indices])
+
+
+def _gather(values: Tensor, rows: Tensor) -> Tensor:
+    """Chosen records, bytes and half floats as float32; in slices, because touching fresh memory takes the time."""
+    if values.dtype not in (torch.float16, torch.bfloat16, torch.uint8):
+        return values.index_select(0, rows)
+    out = torch.empty(len(rows), *values.shape[1:])
+    for start in range(0, len(rows), _SLICE):
+        out[start : start + _SLICE] = values.index_select(0, rows[start : start + _SLICE])
+    return out
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sparse:
+    """Records with few non-zeros, in compressed rows: record i has columns[starts[i]:starts[i+1]], weighted."""
+
+    starts: Tensor
+    columns: Tensor
+    weights: Tensor
+    width: int
+
+    def __post_init__(self) -> None:
+        entries = self.columns.numel()
+        if self.weights.numel() != entries or self.starts.numel() < 1 or int(self.starts[-1]) != entries:
+            raise DataError(
+                f"Sparse: got {entries} columns, {self.weights.numel()} weights and starts that end at "
+                f"{self.starts[-1:].tolist()}, expected one weight per column and starts ending there"
+            )
+        if entries and not 0 <= int(self.columns.min()) <= int(self.columns.max()) < self.width:
+            raise DataError(f"Sparse: a column lies outside 0..{self.width - 1}")
+
+    def __len__(self) -> int:
+        return self.starts.numel() - 1
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one record."""
+        return (self.width,)
+
+    def batch(self, indices: Tensor) -> Tensor:
+        """Records at these indices as dense float32 rows."""
+        place, sizes = self._entries(indices)
+        out = torch.zeros(len(indices), self.width)
+        rows = torch.repeat_interleave(torch.arange(len(indices)), sizes)
+        out[rows, self.columns[place].long()] = self.weights[place].to(torch.float32)
+        return out
+
+    def select(self, indices: Tensor) -> Sparse:
+        """These records as features of their own (a copy)."""
+        place, sizes = self._entries(indices)
+        starts = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
+        return Sparse(starts, self.columns[place], self.weights[place], self.width)
+
+    def _entries(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        """Where the entries of these records are, and how many each has."""
+        begin = self.starts[indices]
+        sizes = self.starts[indices + 1] - begin
+        before = sizes.cumsum(0) - sizes
+        offsets = torch.repeat_interleave(begin - before, sizes)
+        return offsets + torch.arange(len(offsets)), sizes
 
 
 @final
@@ -151,3 +319,51 @@ def holdout(split: Split, fraction: float, seed: int) -> tuple[Split, Split]:
     chosen[PublicRandomness(seed).permutation(count, key=(0,))[:held]] = True
     mask = chosen[owner]
     return split.select((~mask).nonzero().squeeze(1)), split.select(mask.nonzero().squeeze(1))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Mirrored:
+    """Some pictures, then the same ones with left and right exchanged; with `rows`, only those, in that order."""
+
+    pictures: Features
+    rows: Tensor | None = None
+
+    def __len__(self) -> int:
+        return 2 * len(self.pictures) if self.rows is None else len(self.rows)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one picture."""
+        return self.pictures.shape
+
+    def batch(self, indices: Tensor) -> Tensor:
+        """The rows at these indices; without a selection the second half are the mirror images."""
+        numbers = indices if self.rows is None else self.rows[indices]
+        found = self.pictures.batch(numbers % len(self.pictures))
+        turned = (numbers >= len(self.pictures)).view(-1, *[1] * len(self.shape))
+        return torch.where(turned, found.flip(-1), found)
+
+    def select(self, indices: Tensor) -> Mirrored:
+        """These rows as features of their own."""
+        return Mirrored(self.pictures, indices if self.rows is None else self.rows[indices])
+
+
+def mirrored(bundle: DataBundle) -> DataBundle:
+    """The training pictures with their mirror images, both one unit; the test set stays as it is.
+
+    Train with `rows_per_unit=2`: the mean of the two gradients is clipped once, so that augmentation costs no privacy
+    (De et al. 2022). With fewer rows one of the two is drawn.
+    """
+    train = bundle.train
+    rows = torch.arange(len(train))
+    units = rows if train.units is None else train.units
+    doubled = Split(
+        Mirrored(train.features), torch.cat([train.targets, train.targets]), torch.cat([units, units])
+    )
+    return replace(
+        bundle,
+        variant=f"{bundle.variant}, mirrored",
+        train=doubled,
+        unit="picture" if train.units is None else bundle.unit,
+        fingerprint=None if bundle.fingerprint is None else f"{bundle.fingerprint}|mirrored",
+    )

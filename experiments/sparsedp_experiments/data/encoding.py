@@ -1,15 +1,21 @@
 """Columns of a table into sparse numbers, by rules fixed before any row is read.
 
-A block encodes one or several columns. What it does depends on its own public fields and on the row at hand, never on
-other rows: no categories, means or ranges are learned from private data.
+A rule depends on its own public fields and on the row at hand, never on other rows: no categories, means or ranges
+are learned from private data.
 """
 
 from __future__ import annotations
 
+import csv
+import gzip
+import io
 import math
+import re
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
 from typing import Protocol
 
 import numpy as np
@@ -17,8 +23,70 @@ import torch
 from scipy import sparse
 
 from sparsedp.errors import DataError
-from sparsedp_experiments.data import icd9
-from sparsedp_experiments.data.features import Sparse
+from sparsedp_experiments.data.bundle import Sparse
+from sparsedp_experiments.data.files import open_tree
+
+_CODE = re.compile(r"([VE]?)0*(\d{1,3})(?:\.(\d{0,2}))?")
+
+
+@dataclass(frozen=True, slots=True)
+class CodeRange:
+    """Consecutive three-digit classes with one prefix."""
+
+    prefix: str
+    first: int
+    last: int
+
+    @property
+    def size(self) -> int:
+        """Number of classes."""
+        return self.last - self.first + 1
+
+
+ICD9_RANGES = (CodeRange("", 1, 999), CodeRange("V", 1, 91), CodeRange("E", 0, 30), CodeRange("E", 800, 999))
+"""The classification: diseases and injuries, supplementary factors (V), external causes (E)."""
+
+_DIABETES = 250
+_DIABETES_KINDS = 10
+_DIABETES_TYPES = 4
+_DIABETES_START = sum(part.size for part in ICD9_RANGES)
+
+ICD9_OTHER = _DIABETES_START + _DIABETES_KINDS * _DIABETES_TYPES
+"""The slot of everything that is not a code."""
+
+ICD9_SLOTS = ICD9_OTHER + 1
+"""One slot for each three-digit class, for each of the 40 diabetes codes 250.00 to 250.93, and for anything else."""
+
+
+def icd9_slot(code: str) -> int:
+    """The slot of a code: its three-digit class, or for diabetes with digits after the point, the full code."""
+    match = _CODE.fullmatch(code.strip().upper())
+    if match is None:
+        return ICD9_OTHER
+    prefix, number, detail = match[1], int(match[2]), match[3]
+    if prefix == "" and number == _DIABETES and detail:
+        kind, type_ = int(detail[0]), int(detail[1:] or 0)
+        return _DIABETES_START + _DIABETES_TYPES * kind + type_ if type_ < _DIABETES_TYPES else ICD9_OTHER
+    start = 0
+    for part in ICD9_RANGES:
+        if part.prefix == prefix and part.first <= number <= part.last:
+            return start + number - part.first
+        start += part.size
+    return ICD9_OTHER
+
+
+def icd9_name(place: int) -> str:
+    """The code a slot stands for."""
+    start = 0
+    for part in ICD9_RANGES:
+        if place < start + part.size:
+            return f"{part.prefix}{part.first + place - start:0{2 if part.prefix == 'V' else 3}d}"
+        start += part.size
+    if place < ICD9_OTHER:
+        kind, type_ = divmod(place - _DIABETES_START, _DIABETES_TYPES)
+        return f"{_DIABETES}.{kind}{type_}"
+    return "other"
+
 
 MISSING = "?"
 
@@ -186,15 +254,15 @@ class Diagnoses:
     @property
     def width(self) -> int:
         """The public code ranges."""
-        return icd9.SLOTS
+        return ICD9_SLOTS
 
     def names(self) -> list[str]:
         """columns=code."""
-        return [f"{'/'.join(self.columns)}={icd9.name(slot)}" for slot in range(icd9.SLOTS)]
+        return [f"{'/'.join(self.columns)}={icd9_name(slot)}" for slot in range(ICD9_SLOTS)]
 
     def encode(self, table: Table) -> sparse.csr_array:
         """A one per distinct code of the row."""
-        parts = [_one_hot(table[column], icd9.slot, {MISSING}, self.width) for column in self.columns]
+        parts = [_one_hot(table[column], icd9_slot, {MISSING}, self.width) for column in self.columns]
         return sum(parts[1:], parts[0]).sign()
 
 
@@ -226,3 +294,77 @@ def _one_hot(
     rows = np.flatnonzero(chosen >= 0)
     ones = np.ones(len(rows), dtype=np.float32)
     return sparse.csr_array((ones, (rows, chosen[rows])), shape=(len(values), width))
+
+
+Known = tuple[Callable[[str], bool], str]
+"""Whether a value is one of those expected, and those expected in words."""
+
+_NONE: Mapping[str, Known] = MappingProxyType({})
+
+
+def read_columns(
+    path: Path,
+    columns: Sequence[str],
+    *,
+    header: Sequence[str] | None = None,
+    member: str = "",
+    known: Mapping[str, Known] = _NONE,
+) -> Table:
+    """These columns of a table, as strings without the spaces around them.
+
+    Args:
+        path: the file, which may be gzipped, or a zip of it.
+        columns: the names of the columns to keep.
+        header: the names of all columns, for a file without a line of names.
+        member: what the file is called in a zip.
+        known: columns whose every value is checked.
+
+    Raises:
+        DataError: columns are missing, a row has another length, or a checked value is unknown.
+    """
+    with _open(path, member) as stream:
+        try:
+            rows = _filled(csv.reader(stream, skipinitialspace=True))
+            names = list(header) if header else next(rows, (0, []))[1]
+            if missing := [column for column in columns if column not in names]:
+                raise DataError(f"{path}: column {missing[0]!r} is missing; expected {', '.join(columns)}")
+            lines, records = [], []
+            for line, record in rows:
+                if len(record) != len(names):
+                    raise DataError(
+                        f"{path}, line {line}: got {len(record)} fields, expected {len(names)}; it is truncated"
+                    )
+                lines.append(line)
+                records.append(record)
+        except (UnicodeDecodeError, csv.Error, EOFError, OSError, zlib.error) as error:
+            raise DataError(f"{path}: cannot be read as a table ({error})") from error
+    if not records:
+        raise DataError(f"{path}: no rows")
+    by_column = list(zip(*records, strict=True))
+    table = {column: tuple(map(str.strip, by_column[names.index(column)])) for column in columns}
+    for column, (is_known, expected) in known.items():
+        bad = next((place for place, value in enumerate(table[column]) if not is_known(value)), None)
+        if bad is not None:
+            raise DataError(
+                f"{path}, line {lines[bad]}: got {column} {table[column][bad]!r}, expected {expected}"
+            )
+    return table
+
+
+def _filled(rows: Iterator[list[str]]) -> Iterator[tuple[int, list[str]]]:
+    """Lines with their numbers, without empty ones and without UCI's remarks, which start with a bar."""
+    for line, row in enumerate(rows, start=1):
+        if row and not row[0].startswith("|"):
+            yield line, row
+
+
+def _open(path: Path, member: str) -> io.TextIOBase:
+    if path.suffix == ".gz":
+        return io.TextIOWrapper(gzip.open(path), encoding="utf-8", newline="")
+    if path.suffix != ".zip":
+        return path.open(newline="", encoding="utf-8")
+    with open_tree(path) as tree:
+        members = [name for name in tree.names if name.endswith(member)]
+        if not members:
+            raise DataError(f"{path}: no {member} in it")
+        return io.TextIOWrapper(io.BytesIO(tree.read(members[0])), encoding="utf-8", newline="")

@@ -1,7 +1,13 @@
-"""Where data files are looked for, and reading them out of folders, zips and tars without ever extracting them."""
+"""Data files: where they are looked for, reading folders, zips and tars, and a disk cache of what is made of them.
+
+**Privacy.** Cached files hold private records, decoded. They stay on this machine, in a folder of mode 700. A cache
+that cannot be read or written costs time, not correctness: it is logged and the work is done again.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import logging
 import os
 import tarfile
 import zipfile
@@ -10,12 +16,16 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import TypeVar
+from typing import Any, TypeVar
 
+import numpy as np
+import numpy.typing as npt
 from rich.console import Console
 from rich.progress import track
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
 
-from sparsedp._files import cache_dir
+from sparsedp._files import cache_dir, replaced
 from sparsedp.errors import DataError
 
 DATA_VARIABLE = "SPARSEDP_DATA"
@@ -155,3 +165,33 @@ def shown(items: Sequence[Item], title: str) -> Iterator[Item]:
         items, description=title, console=console, transient=True, disable=not console.is_terminal
     )
     yield from watched
+
+
+logger = logging.getLogger(__name__)
+
+Arrays = dict[str, npt.NDArray[Any]]
+
+
+def cached_arrays(fingerprint: str, expected: tuple[str, ...], make: Callable[[], Arrays]) -> Arrays:
+    """The arrays `make` returns, from disk when they were made before under the same fingerprint."""
+    path = cache_path(fingerprint, ".safetensors")
+    if path.exists():
+        try:
+            arrays = load_file(path)
+            if set(arrays) == set(expected):
+                return arrays
+            logger.warning("cache file %s holds %s, expected %s: made again", path, sorted(arrays), expected)
+        except (OSError, SafetensorError) as error:
+            logger.warning("cache file %s cannot be read (%s): made again", path, error)
+    made = {name: np.ascontiguousarray(array) for name, array in make().items()}
+    try:
+        with replaced(path) as partial:
+            save_file(made, partial)
+    except (OSError, SafetensorError) as error:
+        logger.warning("cache file %s cannot be written (%s): it will be made again next time", path, error)
+    return made
+
+
+def cache_path(fingerprint: str, suffix: str) -> Path:
+    """The cache file of a fingerprint."""
+    return cache_dir() / "decoded" / (hashlib.sha256(fingerprint.encode()).hexdigest()[:32] + suffix)

@@ -1,27 +1,19 @@
-"""Pictures into arrays, and any tree of class folders into a data set."""
+"""Pictures into arrays, and sides of a split by a public hash."""
 
 from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Callable, Sequence
-from pathlib import Path, PurePosixPath
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from PIL import Image
 
 from sparsedp.errors import DataError
-from sparsedp_experiments.data.bundle import DataBundle, Split
-from sparsedp_experiments.data.cache import cached_arrays
-from sparsedp_experiments.data.features import UNIT, Dense, PixelScale
-from sparsedp_experiments.data.files import FileTree, fingerprint, open_tree, shown
+from sparsedp_experiments.data.files import FileTree, shown
 
-SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".pgm")
 TEST_FRACTION = 0.2
-_TRAIN_FOLDERS = ("train", "training")
-_TEST_FOLDERS = ("test", "val", "valid", "validation")
 _MODES = {1: "L", 3: "RGB"}
 
 
@@ -59,46 +51,6 @@ def public_share(key: str) -> float:
     return int.from_bytes(digest, "big") / 2**64
 
 
-def image_folder(
-    path: Path | str,
-    size: int,
-    channels: int = 3,
-    pixels: PixelScale = UNIT,
-    unit_of: Callable[[str], int] | None = None,
-) -> DataBundle:
-    """A tree (or zip) of pictures, one folder per class, with or without `train/` and `test/` above them.
-
-    Without them a fifth goes to the test set, by a public hash of the file's name, or of its unit. `unit_of` gives
-    the person behind a file from its path, where one person has several.
-    **Privacy.** The folder names are the classes and are public.
-    """
-    if channels not in _MODES:
-        raise DataError(f"image_folder: got channels={channels}, expected 1 (grey) or 3 (colour)")
-    path = Path(path)
-    if not path.exists():
-        raise DataError(f"{path}: no such folder or zip")
-    with open_tree(path) as tree:
-        names = [name for name in tree.names if name.lower().endswith(SUFFIXES)]
-        if not names:
-            raise DataError(f"{path}: no pictures ({', '.join(SUFFIXES)}) in it")
-        sides, labels, classes = _layout(path, names, unit_of)
-        key = f"{fingerprint([path], 'image_folder', size, channels)}|{hash_names(tree, names)}"
-        arrays = cached_arrays(key, ("images",), lambda: {"images": decode_all(tree, names, size, channels)})
-    values, test = torch.from_numpy(arrays["images"]), torch.from_numpy(sides)
-    targets = torch.from_numpy(labels)
-    units = None if unit_of is None else torch.tensor([unit_of(name) for name in names], dtype=torch.int64)
-    whole = Split(Dense(values, pixels), targets, units)
-    return DataBundle(
-        name=path.stem,
-        variant="image folder",
-        train=whole.select((~test).nonzero().squeeze(1)),
-        test=whole.select(test.nonzero().squeeze(1)),
-        classes=classes,
-        unit="row" if unit_of is None else "unit",
-        fingerprint=f"{key}|{pixels}",
-    )
-
-
 def hash_names(tree: FileTree, names: Sequence[str]) -> str:
     """Names, sizes and times of a folder's files, for the cache; a zip's own size and time say it already."""
     if not tree.origin.is_dir():
@@ -106,30 +58,3 @@ def hash_names(tree: FileTree, names: Sequence[str]) -> str:
     stats = (((tree.origin / name).stat(), name) for name in names)
     listing = "|".join(f"{name}:{stat.st_size}:{stat.st_mtime_ns}" for stat, name in stats)
     return hashlib.sha256(listing.encode()).hexdigest()
-
-
-def _layout(
-    path: Path, names: Sequence[str], unit_of: Callable[[str], int] | None
-) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64], tuple[str, ...]]:
-    """For each picture: whether it is for testing, and its class; and the classes."""
-    parts = [PurePosixPath(name).parts for name in names]
-    tops = {part[0] for part in parts}
-    divided = any(top in _TRAIN_FOLDERS for top in tops)
-    stray = sorted(tops - {*_TRAIN_FOLDERS, *_TEST_FOLDERS}) if divided else []
-    depth = 3 if divided else 2
-    shallow = next((name for name, part in zip(names, parts, strict=True) if len(part) < depth), None)
-    if stray or shallow:
-        raise DataError(
-            f"{path}: {stray[0] if stray else shallow} does not fit <class>/<picture> or "
-            "train/<class>/<picture> with test/<class>/<picture>"
-        )
-    folders = [part[depth - 2] for part in parts]
-    classes = tuple(sorted(set(folders)))
-    if divided:
-        test = np.array([part[0] in _TEST_FOLDERS for part in parts])
-    else:
-        keys = names if unit_of is None else [str(unit_of(name)) for name in names]
-        test = np.array([public_share(key) < TEST_FRACTION for key in keys])
-    if not test.any() or test.all():
-        raise DataError(f"{path}: all pictures fall on one side of the split; add train/ and test/ folders")
-    return test, np.array([classes.index(folder) for folder in folders], dtype=np.int64), classes

@@ -10,13 +10,12 @@ from types import MappingProxyType
 import torch
 
 from sparsedp.errors import DataError
-from sparsedp_experiments.data.bundle import DataBundle, Split
-from sparsedp_experiments.data.features import Dense
+from sparsedp_experiments.data.bundle import DataBundle, Dense, Split
 from sparsedp_experiments.data.files import FileTree, fingerprint, open_tree
 from sparsedp_experiments.data.images import TEST_FRACTION, public_share
-from sparsedp_experiments.data.row import DatasetRow, PublicFiles, SourceFile
+from sparsedp_experiments.data.spec import DatasetRow, PublicFiles, SourceFile
 
-CLASSES = ("rated 1 to 3", "rated 4 or 5")
+RATING_CLASSES = ("rated 1 to 3", "rated 4 or 5")
 LIKED = 4
 
 AGES = (18, 25, 35, 45, 50, 56)
@@ -86,8 +85,8 @@ def movielens(root: Path | str | None = None, size: str = "100k") -> DataBundle:
     """
     if size not in _LAYOUTS:
         raise DataError(f"movielens: got size {size!r}, expected one of {', '.join(_LAYOUTS)}")
-    source = SOURCES[size]
-    path = source.search.require(source.forms["official"][0].candidates, root)
+    source = RATING_SOURCES[size]
+    (path,) = source.require(root)
     with open_tree(path) as tree:
         users = _read_users(tree, _LAYOUTS[size])
         records = _read_ratings(tree, _LAYOUTS[size], users)
@@ -102,7 +101,7 @@ def movielens(root: Path | str | None = None, size: str = "100k") -> DataBundle:
         variant="official",
         train=whole.select((~test).nonzero().squeeze(1)),
         test=whole.select(test.nonzero().squeeze(1)),
-        classes=CLASSES,
+        classes=RATING_CLASSES,
         unit="user",
         notes=("the test set is a fifth of the users",),
         fingerprint=fingerprint([path], "movielens", size),
@@ -114,7 +113,7 @@ def movielens(root: Path | str | None = None, size: str = "100k") -> DataBundle:
 def _read_users(tree: FileTree, layout: RatingsFormat) -> dict[int, tuple[int, int, int, int]]:
     """Age group, gender, occupation and region of every user."""
     found = {}
-    for line, parts in _lines(tree, layout.users, layout.separator, 5):
+    for line, parts in _rating_lines(tree, layout.users, layout.separator, 5):
         try:
             age = sum(int(parts[layout.age]) >= low for low in AGES)
             zip_code = parts[4][:1]
@@ -136,7 +135,7 @@ def _read_ratings(
     """User, film and rating, in the order of the file."""
     separator = "\t" if layout.separator == "|" else layout.separator
     found = []
-    for line, parts in _lines(tree, layout.ratings, separator, 4):
+    for line, parts in _rating_lines(tree, layout.ratings, separator, 4):
         try:
             user, film, rating = (int(part) for part in parts[:3])
         except ValueError as error:
@@ -152,7 +151,7 @@ def _read_ratings(
     return found
 
 
-def _lines(tree: FileTree, name: str, separator: str, parts: int) -> list[tuple[int, list[str]]]:
+def _rating_lines(tree: FileTree, name: str, separator: str, parts: int) -> list[tuple[int, list[str]]]:
     member = next((m for m in tree.names if m == name or m.endswith(f"/{name}")), None)
     if member is None:
         raise DataError(f"{tree.origin}: no {name} in it; expected the official archive or its folder")
@@ -178,15 +177,15 @@ def _source(size: str, layout: RatingsFormat) -> PublicFiles:
     )
 
 
-SOURCES: Mapping[str, PublicFiles] = MappingProxyType(
+RATING_SOURCES: Mapping[str, PublicFiles] = MappingProxyType(
     {size: _source(size, layout) for size, layout in _LAYOUTS.items()}
 )
 
-ROWS = tuple(
+RATING_ROWS = tuple(
     DatasetRow(
         name=f"movielens-{size}",
         title=f"{layout.title}, is a film liked, by user",
-        source=SOURCES[size],
+        source=RATING_SOURCES[size],
         loader=movielens,
         chosen={"size": size},
         model="factorization",

@@ -12,12 +12,10 @@ from types import MappingProxyType
 import torch
 
 from sparsedp.errors import DataError
-from sparsedp_experiments.data.bundle import DataBundle, Split
-from sparsedp_experiments.data.cache import cached_arrays
-from sparsedp_experiments.data.features import UNIT, Dense, PixelScale
-from sparsedp_experiments.data.files import FileTree, fingerprint, open_tree
+from sparsedp_experiments.data.bundle import UNIT, DataBundle, Dense, PixelScale, Split
+from sparsedp_experiments.data.files import FileTree, cached_arrays, fingerprint, open_tree
 from sparsedp_experiments.data.images import TEST_FRACTION, decode_all, hash_names, public_share
-from sparsedp_experiments.data.row import DatasetRow, PublicFiles, SourceFile, lite0_of, scattering_of
+from sparsedp_experiments.data.spec import DatasetRow, PublicFiles, SourceFile, lite0_of, scattering_of
 
 CLASSES = ("no retinopathy", "any retinopathy")
 LABEL_FILES: Mapping[str, str] = MappingProxyType({"all": "trainLabels.csv", "natural": "naturalLabels.csv"})
@@ -138,4 +136,4 @@ _NATURAL = replace(
     title="EyePACS, any retinopathy, at the original prevalence",
     chosen={"prevalence": "natural"},
 )
-ROWS = (_ALL, _NATURAL, scattering_of(_ALL), lite0_of(_ALL), lite0_of(_NATURAL))
+EYE_ROWS = (_ALL, _NATURAL, scattering_of(_ALL), lite0_of(_ALL), lite0_of(_NATURAL))

@@ -1,11 +1,13 @@
-"""Text into numbers by a fixed rule and a fixed hash: no vocabulary is learned from the data."""
+"""Text into numbers by a fixed rule and a fixed hash (no vocabulary is learned), movie reviews, and made-up texts."""
 
 from __future__ import annotations
 
 import re
 import zlib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
 from types import MappingProxyType
 
 import numpy as np
@@ -13,7 +15,12 @@ import numpy.typing as npt
 import torch
 
 from sparsedp.errors import DataError
-from sparsedp_experiments.data.features import Dense, Sparse
+from sparsedp.randomness import PublicRandomness
+from sparsedp_experiments.data.bundle import DataBundle, Dense, Features, Sparse, Split
+from sparsedp_experiments.data.features import Compute, with_features
+from sparsedp_experiments.data.files import Arrays, cached_arrays, fingerprint, tar_files
+from sparsedp_experiments.data.spec import DatasetRow, PublicFiles, SourceFile
+from sparsedp_experiments.models.pretrained import PRETRAINED, WordVectors
 
 BUCKETS = 2**14
 """Default number of hash buckets; for token ids, of ids with padding included."""
@@ -112,3 +119,219 @@ def token_ids(texts: HashedTexts, length: int, vocabulary: int = BUCKETS) -> Den
     ids = np.full((len(texts), length), PADDING, dtype=np.int64)
     ids[rows, within] = texts.hashes[texts.starts[:-1][rows] + within] % (vocabulary - 1) + 1
     return Dense(torch.from_numpy(ids))
+
+
+CLASSES = ("negative", "positive")
+
+_MEMBER = re.compile(r"(?:\./)?aclImdb/(train|test)/(neg|pos)/\d+_\d+\.txt")
+_SIDES = ("train", "test")
+_ARRAYS = tuple(f"{side}_{part}" for side in _SIDES for part in ("hashes", "starts", "labels"))
+
+
+def imdb(root: Path | str | None = None, buckets: int = BUCKETS, weighting: str = "binary") -> DataBundle:
+    """Reviews as hashed bags of words of unit length: which words occur ("binary"), or how often ("log")."""
+    return _bundle(
+        root,
+        f"bag of words, {buckets} buckets, {weighting}",
+        lambda texts: bag_of_words(texts, buckets, weighting),
+    )
+
+
+def imdb_tokens(root: Path | str | None = None, length: int = 256, vocabulary: int = BUCKETS) -> DataBundle:
+    """Reviews as their first `length` tokens, hashed to ids 1..vocabulary-1; 0 is padding."""
+    return _bundle(
+        root,
+        f"token ids, length {length}, vocabulary {vocabulary}",
+        lambda texts: token_ids(texts, length, vocabulary),
+        vocabulary,
+    )
+
+
+def imdb_vectors(root: Path | str | None = None) -> DataBundle:
+    """Reviews as the mean of public word vectors (WordLlama's), of unit length."""
+    weights, bundle = PRETRAINED["wordllama"], imdb(root)
+    (path,) = _SOURCE.require(root)
+    vectors, texts = WordVectors(), cache(lambda: read_texts(path)[0])
+
+    def compute(_: Split, side: str) -> Compute:
+        return lambda indices: vectors.means([without_markup(texts()[side][i]) for i in indices.tolist()])
+
+    found = with_features(
+        bundle,
+        compute,
+        (vectors.width,),
+        np.float32,
+        key=f"{bundle.fingerprint}|means of {weights.name} 1",
+        title="Word vectors of IMDB",
+    )
+    return replace(
+        found,
+        variant=f"means of {weights.name} word vectors",
+        notes=(*bundle.notes, str(weights)),
+    )
+
+
+def _bundle(
+    root: Path | str | None,
+    variant: str,
+    featurize: Callable[[HashedTexts], Features],
+    vocabulary: int | None = None,
+) -> DataBundle:
+    (path,) = _SOURCE.require(root)
+    key = fingerprint([path], "imdb", 1)
+    arrays = cached_arrays(key, _ARRAYS, lambda: read_archive(path))
+
+    def part(side: str) -> Split:
+        texts = HashedTexts(arrays[f"{side}_hashes"], arrays[f"{side}_starts"])
+        return Split(featurize(texts), torch.from_numpy(arrays[f"{side}_labels"]))
+
+    train, test = part("train"), part("test")
+    named = f"{key}|{variant}"
+    return DataBundle("imdb", variant, train, test, CLASSES, fingerprint=named, vocabulary=vocabulary)
+
+
+def read_archive(path: Path) -> Arrays:
+    """Hashed tokens and labels of both sides of the archive.
+
+    Raises:
+        DataError: as `read_texts`.
+    """
+    texts, labels = read_texts(path)
+    arrays: Arrays = {}
+    for side in _SIDES:
+        hashed = HashedTexts.of(texts[side])
+        arrays[f"{side}_hashes"], arrays[f"{side}_starts"] = hashed.hashes, hashed.starts
+        arrays[f"{side}_labels"] = np.array(labels[side], dtype=np.int64)
+    return arrays
+
+
+def read_texts(path: Path) -> tuple[dict[str, list[str]], dict[str, list[int]]]:
+    """Texts and labels of both sides of the archive, read in a stream.
+
+    Raises:
+        DataError: the archive is damaged, a review is not UTF-8, or one side has no reviews of one label.
+    """
+    texts: dict[str, list[str]] = {side: [] for side in _SIDES}
+    labels: dict[str, list[int]] = {side: [] for side in _SIDES}
+    for name, content in tar_files(path):
+        match = _MEMBER.fullmatch(name)
+        if match is None:
+            continue
+        try:
+            texts[match[1]].append(content.decode("utf-8"))
+        except UnicodeDecodeError as error:
+            raise DataError(f"{path}: review {name} is not UTF-8 ({error})") from error
+        labels[match[1]].append(int(match[2] == "pos"))
+    for side in _SIDES:
+        if len(set(labels[side])) < 2:
+            raise DataError(
+                f"{path}: expected reviews under aclImdb/{side}/pos and aclImdb/{side}/neg, got {len(labels[side])}"
+            )
+    return texts, labels
+
+
+_SOURCE = PublicFiles(
+    "imdb",
+    "Large Movie Review data",
+    "25,000 + 25,000 reviews",
+    "positive or negative",
+    "Stanford (Maas et al. 2011)",
+    ("imdb",),
+    {
+        "official": (
+            SourceFile(
+                ("aclImdb_v1.tar.gz",),
+                ("c40f74a18d3b61f90feba1e17730e0d38e8b97c05fde7008942e91923d1658fe",),
+                "https://ai.stanford.edu/~amaas/data/sentiment/aclImdb_v1.tar.gz",
+            ),
+        )
+    },
+)
+
+REVIEW_ROWS = (
+    DatasetRow(
+        name="imdb",
+        title="movie reviews, hashed bag of words",
+        source=_SOURCE,
+        loader=imdb,
+        model="bag-of-words",
+        recipes={"bag-of-words": {"epochs": 10, "batch_size": 1024, "lr": 8.0, "clip_norm": 0.5}},
+    ),
+    DatasetRow(
+        name="imdb-vectors",
+        title="movie reviews, means of public word vectors",
+        source=_SOURCE,
+        loader=imdb_vectors,
+        model="logistic",
+    ),
+    DatasetRow(
+        name="imdb-tokens",
+        title="movie reviews, hashed token ids",
+        source=_SOURCE,
+        loader=imdb_tokens,
+        model="embedding-bag",
+    ),
+    *(
+        DatasetRow(
+            name=f"imdb-words-{bits}",
+            title=f"movie reviews, words hashed to 2^{bits} rows",
+            source=_SOURCE,
+            loader=imdb_tokens,
+            chosen={"vocabulary": 2**bits},
+            model="embedding-bag",
+        )
+        for bits in (15, 18)
+    ),
+)
+
+
+_SEED = 20_250_101
+
+
+def zipf_texts(
+    root: Path | str | None = None, records: int = 20_000, length: int = 32, vocabulary: int = 2**16
+) -> DataBundle:
+    """Texts of `length` words; the word of rank r comes with a chance of about 1/r and has its own public mood.
+
+    A text is more likely of the high class the better the mood of its words, which is zero over all texts. The same
+    texts every time; `root` is not used, as nothing is read.
+    """
+    if records < 10 or length < 1 or vocabulary < 3:
+        raise DataError(
+            f"zipf: got {records} records of {length} words of {vocabulary}, expected at least 10, 1 and 3"
+        )
+    public = PublicRandomness(_SEED)
+    ranks = (vocabulary - 1) ** _uniform(public, records * length, 0).reshape(records, length)
+    ids = np.minimum(ranks.astype(np.int64), vocabulary - 1)
+    moods = public.normal(vocabulary, (1,)).numpy()
+    moods[1:] -= np.average(moods[1:], weights=1 / np.arange(1, vocabulary))
+    score = 3 * moods[ids].sum(1) / np.sqrt(length)
+    labels = (_uniform(public, records, 2) < 1 / (1 + np.exp(-score))).astype(np.int64)
+    whole = Split(Dense(torch.from_numpy(ids)), torch.from_numpy(labels))
+    cut = records - records // 5
+    return DataBundle(
+        name="zipf",
+        variant=f"{records} texts of {length} words of {vocabulary}",
+        train=whole.select(torch.arange(cut)),
+        test=whole.select(torch.arange(cut, records)),
+        classes=("low", "high"),
+        notes=("made-up data",),
+        vocabulary=vocabulary,
+    )
+
+
+def _uniform(public: PublicRandomness, size: int, key: int) -> npt.NDArray[np.float64]:
+    """Numbers between 0 and 1: where normal ones stand in their distribution."""
+    found: npt.NDArray[np.float64] = torch.special.ndtr(public.normal(size, (key,))).numpy()
+    return found
+
+
+ZIPF_ROWS = (
+    DatasetRow(
+        name="zipf",
+        title="made-up texts whose words follow Zipf's law",
+        source=None,
+        loader=zipf_texts,
+        model="embedding-bag",
+    ),
+)

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from sparsedp.batch import PerExampleLoss, Rows
+from sparsedp.batch import Batch, PerExampleLoss
 from sparsedp.errors import ModelError
-from sparsedp_experiments.models.heads import InputShape, flat_size
+from sparsedp_experiments.models.networks import InputShape, flat_size
 
 BALANCE = 1.0
 """Weight of X'Y beside X'X in the released vector: equal noise on both, relative to what one record adds."""
@@ -113,7 +113,7 @@ def least_squares(input_shape: InputShape, classes: int) -> LeastSquares:
 class _MomentsLoss:
     """In training minus the moments of each record; on held-out rows the cross-entropy of the scores."""
 
-    def __call__(self, model: Callable[..., Any], rows: Rows) -> Tensor:
+    def __call__(self, model: Callable[..., Any], rows: Batch) -> Tensor:
         inputs, targets = rows
         if isinstance(model, nn.Sequential) and type(model).forward is nn.Sequential.forward:
             moments: Tensor = _head_of(model)(_features(model, inputs), targets)
@@ -121,7 +121,7 @@ class _MomentsLoss:
             moments = model(inputs, targets)
         return moments
 
-    def on_held_out(self, model: Callable[..., Any], rows: Rows) -> Tensor:
+    def on_held_out(self, model: Callable[..., Any], rows: Batch) -> Tensor:
         inputs, targets = rows
         return functional.cross_entropy(model(inputs), targets, reduction="none")
 

@@ -9,15 +9,22 @@ from types import MappingProxyType
 from torch import nn
 
 from sparsedp.errors import ModelError
-from sparsedp.parameters import Layout
-from sparsedp_experiments.models.convolutional import adadpigu_cnn, dp_cnn, mnist_cnn, resnet_gn
-from sparsedp_experiments.models.factorization import factorization
-from sparsedp_experiments.models.heads import InputShape
+from sparsedp.parameters import ParameterLayout
+from sparsedp_experiments.models.ids import embedding_bag, factorization, transformer
 from sparsedp_experiments.models.least_squares import least_squares
+from sparsedp_experiments.models.networks import (
+    InputShape,
+    adadpigu_cnn,
+    bag_of_words,
+    dp_cnn,
+    logistic,
+    mlp,
+    mnist_cnn,
+    resnet_gn,
+    scatter_cnn,
+    scatter_linear,
+)
 from sparsedp_experiments.models.pretrained import lite0, lite0_top
-from sparsedp_experiments.models.scattering import scatter_cnn, scatter_linear
-from sparsedp_experiments.models.tabular import bag_of_words, logistic, mlp
-from sparsedp_experiments.models.text import embedding_bag, transformer
 
 Builder = Callable[[InputShape, int], nn.Module]
 
@@ -74,7 +81,7 @@ def build(name: str, input_shape: InputShape, classes: int) -> nn.Module:
     return spec.build(input_shape, classes)
 
 
-def usual_layout(name: str) -> Layout:
+def usual_layout(name: str) -> ParameterLayout:
     """The parameters of a model at the input it was made for, without any data.
 
     Raises:
@@ -86,4 +93,4 @@ def usual_layout(name: str) -> Layout:
             f"model: the size of {name!r} depends on the data, or there is no such model; give their number "
             f"(--parameters), or one of {', '.join(sizes)}"
         )
-    return Layout.of(build(name, *sizes[name]))
+    return ParameterLayout.of(build(name, *sizes[name]))

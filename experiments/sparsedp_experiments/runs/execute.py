@@ -4,41 +4,246 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import inspect
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
+from zipfile import BadZipFile
 
+import numpy as np
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, LRScheduler
 
+from sparsedp._serialization import FrozenMap
 from sparsedp.batch import PerExampleLoss
-from sparsedp.errors import ModelError, SparseDPError
+from sparsedp.errors import DataError, ModelError, SparseDPError
+from sparsedp.evaluation import Evaluator, Metrics, classification_metrics, score_ranks
 from sparsedp.methods.auto import AUTO_METHOD
 from sparsedp.optimizers.factory import MOMENTUM, OptimizerChoice, Rate, rate_for_table
-from sparsedp.optimizers.noise_aware import AdamBC, LowPassSGD
+from sparsedp.randomness import PublicRandomness
 from sparsedp.results import Callback, Result
 from sparsedp.runs.record import RunMetadata
 from sparsedp.training.data import extract_features
 from sparsedp.training.fit import fit, public_weights
 from sparsedp.training.normalization import Normalised
+from sparsedp_experiments import data as datasets
 from sparsedp_experiments.data import DATASETS
-from sparsedp_experiments.data.bundle import DataBundle
-from sparsedp_experiments.data.cache import Arrays, cached_arrays
-from sparsedp_experiments.data.download import public_checksum
-from sparsedp_experiments.data.features import Dense
-from sparsedp_experiments.models.heads import parameter_count
+from sparsedp_experiments.data.bundle import DataBundle, Dense, Split
+from sparsedp_experiments.data.files import Arrays, cached_arrays
+from sparsedp_experiments.data.registry import public_checksum
+from sparsedp_experiments.models import MODELS
 from sparsedp_experiments.models.least_squares import LeastSquares, keep_noise_down, moments_loss
-from sparsedp_experiments.runs.datasets import check_dataset, load_data
-from sparsedp_experiments.runs.evaluation import evaluator
-from sparsedp_experiments.runs.networks import build_model, check_model
-from sparsedp_experiments.runs.scores import read_scores
+from sparsedp_experiments.models.networks import parameter_count
+from sparsedp_experiments.models.noise_aware import AdamBC, LowPassSGD
 from sparsedp_experiments.runs.settings import Settings
+
+_SPLIT_SEED = 0
+_SUBSET_KEY = (1,)
+
+
+def load_data(settings: Settings) -> DataBundle:
+    """The data set the settings name: its validation split in place of the test set, and a subset, if asked for."""
+    return _load(settings.dataset, settings.data_options, settings.validation, settings.subset)
+
+
+def check_dataset(name: str) -> None:
+    """Refuse a data set that is not in the table.
+
+    Raises:
+        DataError: with the names there are.
+    """
+    if name not in datasets.DATASETS:
+        raise DataError(
+            f"no data set named {name!r}; there are {', '.join(datasets.DATASETS)}. Your own data: "
+            "`sparsedp.fit`, or `sparsedp train` for tables"
+        )
+
+
+@lru_cache(maxsize=2)
+def _load(name: str, options: FrozenMap, validation: float | None, subset: int | None) -> DataBundle:
+    check_dataset(name)
+    bundle = datasets.load(name, **options.plain())
+    if validation is not None:
+        bundle = bundle.validated(validation, _SPLIT_SEED)
+    if subset is None:
+        return bundle
+    notes = (*bundle.notes, f"a public random subset of at most {subset} {bundle.unit}s a side")
+    train, test = _some(bundle.train, subset), _some(bundle.test, subset)
+    return replace(bundle, train=train, test=test, notes=notes, fingerprint=None)
+
+
+def _some(split: Split, count: int) -> Split:
+    """The rows of at most `count` units, in their old order."""
+    if split.units is None:
+        owner = torch.arange(len(split))
+    else:
+        owner = torch.from_numpy(np.unique(split.units.numpy(), return_inverse=True)[1])
+    units = int(owner.max()) + 1
+    chosen = torch.zeros(units, dtype=torch.bool)
+    chosen[PublicRandomness(_SPLIT_SEED).permutation(units, key=_SUBSET_KEY)[:count]] = True
+    return split.select(chosen[owner].nonzero().squeeze(1))
+
+
+_ACTIVATIONS: Mapping[str, type[nn.Module]] = MappingProxyType(
+    {"tanh": nn.Tanh, "relu": nn.ReLU, "elu": nn.ELU, "gelu": nn.GELU, "silu": nn.SiLU}
+)
+_INITIAL_WEIGHTS = (0, 0, 1)
+"""Key of the public randomness; the trainer's keys have two numbers."""
+
+
+def check_model(name: str, options: Mapping[str, Any]) -> None:
+    """Refuse a model that is not in the table, or options it does not take.
+
+    Raises:
+        ModelError: with the names there are.
+    """
+    if name not in MODELS:
+        raise ModelError(f"no model named {name!r}; there are {', '.join(MODELS)}")
+    known = sorted(set(inspect.signature(MODELS[name].build).parameters) - {"input_shape", "classes"})
+    unknown = sorted(set(options) - set(known))
+    if unknown:
+        raise ModelError(f"model_options: {name} knows no {unknown}; expected some of {known}")
+    _arguments(options)
+
+
+def build_model(
+    name: str,
+    options: Mapping[str, Any],
+    input_shape: tuple[int, ...],
+    classes: int,
+    seed: int | None,
+    vocabulary: int | None = None,
+) -> nn.Module:
+    """A fresh model. Its initial weights are public: from the seed, or from a new public one.
+
+    A model that looks ids up gets the data's `vocabulary`, unless its options name one.
+    """
+    check_model(name, options)
+    if vocabulary is not None and "vocabulary" in inspect.signature(MODELS[name].build).parameters:
+        options = {"vocabulary": vocabulary, **options}
+    public = PublicRandomness.fresh() if seed is None else PublicRandomness(seed)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(public.torch_seed(_INITIAL_WEIGHTS))
+        build: Any = MODELS[name].build
+        try:
+            made: nn.Module = build(input_shape, classes, **_arguments(options))
+        except (TypeError, ValueError, RuntimeError) as error:
+            if not options:
+                raise
+            raise ModelError(
+                f"model_options: {name} cannot be built with {dict(options)} ({error})"
+            ) from error
+    return made
+
+
+def _arguments(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options as Python values: activations by name, lists as tuples."""
+    found: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in dict(options).items()
+    }
+    if "activation" in found:
+        if found["activation"] not in _ACTIVATIONS:
+            raise SparseDPError(
+                f"activation: got {found['activation']!r}, expected one of {', '.join(_ACTIVATIONS)}"
+            )
+        found["activation"] = _ACTIVATIONS[found["activation"]]
+    return found
+
+
+_EVALUATED_AT_ONCE = 1024
+SPECIFICITY = 0.9
+"""Where `recall_at_90_specificity` is read off."""
+
+
+def evaluator(split: Split, *, ranked: bool = False) -> Evaluator:
+    """Loss and accuracy on a split; two classes add AUC, average precision and the threshold metrics.
+
+    Sensitivity, specificity and balanced accuracy are at the fixed threshold of 1/2. `ranked` adds `recall_at_10`:
+    each unit's records are ranked among each other.
+    """
+
+    def evaluate(model: nn.Module) -> Metrics:
+        starts = range(0, len(split), _EVALUATED_AT_ONCE)
+        logits = torch.cat([model(split.rows_at(_range(start, len(split)))[0]) for start in starts])
+        loss = float(functional.cross_entropy(logits.double(), split.targets))
+        metrics = {"loss": loss, **classification_metrics(logits, split.targets)}
+        if "auc" in metrics:
+            scores = logits[:, 1] - logits[:, 0]
+            metrics |= ranking_metrics(scores, split.targets == 1)
+            if ranked and split.units is not None:
+                metrics["recall_at_10"] = recall_at(10, scores, split.targets == 1, split.units)
+        return metrics
+
+    return evaluate
+
+
+def _range(start: int, size: int) -> Tensor:
+    return torch.arange(start, min(start + _EVALUATED_AT_ONCE, size))
+
+
+def ranking_metrics(scores: Tensor, positive: Tensor) -> dict[str, float]:
+    """Average precision, and the recall at two thresholds, each the lowest that does not go too far.
+
+    One keeps 90 % of the negatives out; the other flags no more records than are positive: with their share, the
+    prevalence, for a public number, it can be set without labels.
+    **Edge cases.** Both classes must be there. Tied scores are taken together.
+    """
+    from sklearn.metrics import average_precision_score, roc_curve
+
+    actual, ranks = positive.cpu().numpy(), score_ranks(scores)
+    false_alarms, recall, _ = roc_curve(actual, ranks, drop_intermediate=False)
+    positives = float(actual.sum())
+    flagged = recall * positives + false_alarms * (len(actual) - positives)
+    return {
+        "average_precision": float(average_precision_score(actual, ranks)),
+        "recall_at_90_specificity": float(recall[false_alarms <= 1 - SPECIFICITY + 1e-12][-1]),
+        "recall_at_prevalence": float(recall[flagged <= positives + 1e-6][-1]),
+    }
+
+
+def recall_at(most: int, scores: Tensor, positive: Tensor, units: Tensor) -> float:
+    """The share of a unit's positives among its `most` best-scored records, of as many as could be there.
+
+    The mean over units with a positive; of tied scores the earlier record is taken first.
+    """
+    _, owner = torch.unique(units, return_inverse=True)
+    best = torch.argsort(scores, descending=True, stable=True)
+    order = best[torch.argsort(owner[best], stable=True)]
+    owner, hits = owner[order], positive[order].double()
+    place = torch.arange(len(owner)) - torch.searchsorted(owner, owner)
+    found = torch.bincount(owner, weights=hits * (place < most))
+    there = torch.bincount(owner, weights=hits)
+    some = there > 0
+    return float((found[some] / there[some].clamp(max=most)).mean())
+
+
+def read_scores(path: Path) -> Mapping[str, Any]:
+    """The arrays of an `.npz` or `.safetensors` file, by name.
+
+    Raises:
+        DataError: there is no such file, or it is neither.
+    """
+    try:
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        with np.load(path, allow_pickle=False) as arrays:
+            return dict(arrays)
+    except (OSError, ValueError, BadZipFile, SafetensorError, TypeError) as error:
+        raise DataError(
+            f"public_scores: {path} cannot be read ({error}); expected an .npz or .safetensors file of arrays by "
+            "parameter name"
+        ) from error
+
 
 _OPTIMIZERS: Mapping[str, Callable[[Settings, float], OptimizerChoice]] = MappingProxyType(
     {
@@ -104,23 +309,22 @@ def execute(
         model,
         bundle.train,
         loss_of(model),
-        method=found.method,
-        options=found.method_options(),
+        method=found.configured_method(),
         optimizer=optimizer,
         lr=rate_of(found, bundle, model) if optimizer is None else None,
-        scheduler=_SCHEDULERS[found.scheduler],
+        lr_scheduler=_SCHEDULERS[found.scheduler],
         evaluate=evaluator(bundle.test, ranked=bundle.ranked),
-        out=out,
+        run_dir=out,
         resume=resume,
         seed=found.seed,
-        units=None if by_row else bundle.train.units,
-        unit=None if by_row or bundle.train.units is None else bundle.unit,
+        unit_ids=None if by_row else bundle.train.units,
+        unit_name=None if by_row or bundle.train.units is None else bundle.unit,
         public_scores=None if found.public_scores is None else read_scores(Path(found.public_scores)),
         callbacks=(*callbacks, *watch(model)),
         progress=progress,
-        about=replace(named, schema={**(named.schema or {}), **public_weights(whole)}),
+        metadata=replace(named, schema={**(named.schema or {}), **public_weights(whole)}),
         **found.training(),
-        **found.asked(),
+        **found.of_the_plan(),
     )
     return replace(result, model=whole.eval()) if found.cache_features else result
 
@@ -134,6 +338,16 @@ def moments_in(model: nn.Module) -> LeastSquares | None:
     """The least squares that a model is, alone or behind private constants; None if it is something else."""
     inside = model.model if isinstance(model, Normalised) else model
     return inside if isinstance(inside, LeastSquares) else None
+
+
+def model_of(
+    settings: Settings, shape: tuple[int, ...], classes: int, vocabulary: int | None = None
+) -> nn.Module:
+    """A fresh model of a run's architecture."""
+    model = build_model(
+        settings.model or "", settings.model_options, shape, classes, settings.seed, vocabulary
+    )
+    return Normalised(model, shape[0]) if settings.normalise else model
 
 
 def suited_to(model: nn.Module, settings: Settings, bundle: DataBundle) -> Settings:

@@ -1,13 +1,22 @@
-"""Grids: base settings, axes, rules for some cells. A cell is a choice on every axis, a run a cell with a seed."""
+"""Experiments: TOML with base settings, a grid, rules for some cells, and seeds (experiments/README.md).
+
+A cell is a choice on every axis of the grid, a run a cell with a seed.
+"""
 
 from __future__ import annotations
 
+import difflib
 import itertools
-from collections.abc import Mapping, Sequence
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
+from sparsedp._files import read_json, write_json
 from sparsedp.errors import SparseDPError
+from sparsedp.methods import get_method
 from sparsedp_experiments.runs.settings import KINDS, Settings, checked
 
 Values = Mapping[str, Any]
@@ -162,3 +171,313 @@ def _label(value: Any) -> str:
 
 def _slug(label: str) -> str:
     return "".join(c if c.isalnum() or c in "._" else "_" for c in label)
+
+
+LABORATORY = Path(__file__).parents[2]
+CONFIGS, RESULTS = LABORATORY / "configs", LABORATORY / "results"
+
+_TOP = ("title", "description", "seeds", "metric", "contrast", "base", "grid", "override", "skip")
+
+
+@dataclass(frozen=True, slots=True)
+class Contrast:
+    """Which axis is compared, and the label everything on it is compared with."""
+
+    axis: str = "method"
+    baseline: str = "dp-sgd"
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    """A grid of runs and how to read its results.
+
+    Attributes:
+        name: of the file, and of its results.
+        title: one line for tables.
+        description: what it is about, in a few sentences.
+        base: settings of every cell.
+        axes: the grid.
+        rules: overrides and skips, in the file's order; later ones win.
+        seeds: the runs of each cell.
+        metric: what tables show.
+        contrast: the paired comparison tables make.
+    """
+
+    name: str
+    title: str
+    description: str
+    base: Mapping[str, Any]
+    axes: tuple[GridAxis, ...]
+    rules: tuple[CellRule, ...]
+    seeds: tuple[int, ...]
+    metric: str
+    contrast: Contrast
+
+    def runs(self) -> tuple[GridRun, ...]:
+        """Every run, recipes filled in and every name checked, in the order to run them."""
+        from sparsedp_experiments.runs.execute import check
+
+        drafts = make_runs(self.base, self.axes, self.rules, self.seeds)
+        return tuple(replace(run, settings=_checked_run(run, check)) for run in drafts)
+
+
+def read_experiment(config: Path | str) -> Experiment:
+    """The experiment in a file of its own, or a committed one by its name.
+
+    Raises:
+        SparseDPError: no such file or name, not TOML, or not an experiment; it says where and what.
+    """
+    path = Path(config)
+    if path.suffix != ".toml":
+        return _committed(str(config))
+    content = read_toml(path)
+    if not _is_alone(content):
+        raise SparseDPError(f"{path}: got no [base], but {_several(content)}")
+    with naming(path):
+        return parse_experiment(content, path.stem)
+
+
+def read_family(path: Path) -> dict[str, Experiment]:
+    """Every experiment of a file, by name: one in each table, or one alone that is named as the file.
+
+    Raises:
+        SparseDPError: as `read_experiment`.
+    """
+    found, tables = {}, read_toml(path)
+    for name, content in (tables if not _is_alone(tables) else {path.stem: tables}).items():
+        with naming(path):
+            if not isinstance(content, dict):
+                raise SparseDPError(f"got {name} = {content!r}, expected a table [{name}] with an experiment")
+            found[name] = parse_experiment(content, name)
+    return found
+
+
+def committed_families() -> dict[str, Path]:
+    """The file of every committed experiment, by the experiment's name."""
+    return {name: path for path in family_files(CONFIGS) for name in read_toml(path)}
+
+
+def family_files(folder: Path) -> tuple[Path, ...]:
+    """The files of a folder that hold experiments: tables, or one alone, with a base and a grid."""
+
+    def has_experiments(content: Mapping[str, Any]) -> bool:
+        tables = [content, *(table for table in content.values() if isinstance(table, dict))]
+        return any({"base", "grid"} <= set(table) for table in tables)
+
+    return tuple(path for path in sorted(folder.glob("*.toml")) if has_experiments(read_toml(path)))
+
+
+def records_of(config: Path | str) -> Path:
+    """The file of an experiment's records: that of its family, or one of its own under `results` here."""
+    path = Path(config)
+    if path.suffix == ".toml":
+        return Path("results") / f"{path.stem}.jsonl"
+    return RESULTS / f"{_family(str(config)).stem}.jsonl"
+
+
+def _is_alone(content: Mapping[str, Any]) -> bool:
+    return bool({"base", "grid"} & set(content))
+
+
+def _committed(name: str) -> Experiment:
+    path = _family(name)
+    with naming(path):
+        return parse_experiment(read_toml(path)[name], name)
+
+
+def _family(name: str) -> Path:
+    known = committed_families()
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=3)
+        hint = f"did you mean {', '.join(near)}?" if near else f"its configs are in {CONFIGS}"
+        raise SparseDPError(f"no experiment named {name!r}; {hint}, or give the path of a TOML file")
+    return known[name]
+
+
+def _several(content: Mapping[str, Any]) -> str:
+    return f"the experiments {', '.join(content)}; give the name of one instead of the file"
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Put a file's name before what is wrong in it."""
+    try:
+        yield
+    except SparseDPError as error:
+        raise type(error)(f"{path}: {error}") from error
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """A TOML file's content.
+
+    Raises:
+        SparseDPError: it cannot be read, or is not TOML.
+    """
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise SparseDPError(f"{path}: cannot be read ({error}); give the path of a TOML file") from error
+    except tomllib.TOMLDecodeError as error:
+        raise SparseDPError(f"{path}: not TOML: {error}") from error
+
+
+def parse_experiment(content: Mapping[str, Any], name: str) -> Experiment:
+    """The experiment a TOML document describes."""
+    unknown = sorted(set(content) - set(_TOP))
+    if unknown:
+        near = [key for key in unknown if key in KINDS]
+        hint = f"; settings such as {near[0]} belong under [base]" if near else ""
+        raise SparseDPError(f"got {unknown}, expected some of {', '.join(_TOP)}{hint}")
+    base = _table(content, "base")
+    for key, value in base.items():
+        checked(key, value)
+    axes = tuple(GridAxis.parse(key, values) for key, values in _table(content, "grid").items())
+    overrides = [_rule(item, axes, "override") for item in _tables(content, "override")]
+    skips = [_rule(item, axes, "skip") for item in _tables(content, "skip")]
+    return Experiment(
+        name=name,
+        title=str(content.get("title", name)),
+        description=str(content.get("description", "")).strip(),
+        base=base,
+        axes=axes,
+        rules=(*overrides, *skips),
+        seeds=read_seeds(content.get("seeds", 1)),
+        metric=str(content.get("metric", "accuracy")),
+        contrast=_contrast(content.get("contrast", {}), axes),
+    )
+
+
+def read_seeds(value: Any) -> tuple[int, ...]:
+    """Seeds as a list, or how many from 0 on."""
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    given = range(value) if whole else value
+    fits = isinstance(given, (list, range)) and all(type(seed) is int and seed >= 0 for seed in given)
+    if not fits or not given or len(set(given)) != len(given):
+        raise SparseDPError(
+            f"seeds: got {value!r}, expected how many (>= 1), or a list of different whole numbers"
+        )
+    return tuple(given)
+
+
+def _checked_run(run: GridRun, check: Any) -> Any:
+    try:
+        return check(run.settings)
+    except SparseDPError as error:
+        raise type(error)(f"{run.title}: {error}") from error
+
+
+def _table(content: Mapping[str, Any], key: str) -> dict[str, Any]:
+    value = content.get(key, {})
+    if not isinstance(value, dict):
+        raise SparseDPError(f"{key}: got {value!r}, expected a table [{key}]")
+    return value
+
+
+def _tables(content: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
+    value = content.get(key, [])
+    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+        raise SparseDPError(f"{key}: got {value!r}, expected tables [[{key}]]")
+    return value
+
+
+def _rule(item: Mapping[str, Any], axes: Sequence[GridAxis], kind: str) -> CellRule:
+    """`where` and, for an override, what to `set`."""
+    expected = {"where", "set"} if kind == "override" else {"where"}
+    if set(item) != expected or not all(isinstance(value, dict) for value in item.values()):
+        raise SparseDPError(f"[[{kind}]]: got {dict(item)!r}, expected the tables {sorted(expected)}")
+    labels = {axis.name: [level.label for level in axis.levels] for axis in axes}
+    where = {}
+    for axis, wanted in item["where"].items():
+        found = tuple(_label(value) for value in (wanted if isinstance(wanted, list) else [wanted]))
+        if axis not in labels or not set(found) <= set(labels[axis]):
+            known = f"one of {labels[axis]}" if axis in labels else f"an axis of the grid: {sorted(labels)}"
+            raise SparseDPError(f"[[{kind}]] where {axis} = {wanted!r}: expected {known}")
+        where[axis] = found
+    change = item.get("set")
+    for key, value in (change or {}).items():
+        checked(key, value)
+    return CellRule(where, change)
+
+
+def _contrast(value: Any, axes: Sequence[GridAxis]) -> Contrast:
+    if not isinstance(value, dict) or not set(value) <= {"axis", "baseline"}:
+        raise SparseDPError(f'contrast: got {value!r}, expected {{ axis = "method", baseline = "dp-sgd" }}')
+    found = Contrast(**{key: _label(inner) for key, inner in value.items()})
+    labels = {axis.name: [level.label for level in axis.levels] for axis in axes}
+    if value and found.baseline not in labels.get(found.axis, []):
+        raise SparseDPError(
+            f"contrast: no {found.baseline!r} on an axis {found.axis!r} of the grid; it has {labels}"
+        )
+    return found
+
+
+BASELINE = "dp-sgd"
+_CLAIM = "comparison.json"
+
+
+def comparison(
+    name: str,
+    base: Mapping[str, Any],
+    methods: Sequence[str],
+    epsilons: Sequence[float],
+    seeds: int,
+    metric: str,
+) -> Experiment:
+    """The grid of a comparison. The dense method takes no active ratio, so it gets none.
+
+    Raises:
+        SparseDPError: an unknown method, one that is not private and so has no budget to match, or a budget that is
+            none.
+    """
+    for method in methods:
+        if not get_method(method).private:
+            raise SparseDPError(
+                f"{method} is not private, so there is no privacy to match; use `sparsedp sweep`"
+            )
+    shared = {key: value for key, value in base.items() if key != "active_ratio"}
+    ratio = base.get("active_ratio")
+    sparse = [method for method in methods if get_method(method).ranking is not None]
+    override = (
+        [{"where": {"method": sparse}, "set": {"active_ratio": ratio}}]
+        if ratio is not None and sparse
+        else []
+    )
+    return parse_experiment(
+        {
+            "title": f"{base['dataset']}: methods at matched privacy",
+            "seeds": seeds,
+            "metric": metric,
+            "base": shared,
+            "grid": {"epsilon": list(epsilons), "method": list(methods)},
+            "override": override,
+        },
+        name,
+    )
+
+
+def claim(out: Path, experiment: Experiment) -> None:
+    """Make a folder this comparison's, or check that it is: two with different settings in one folder mislead.
+
+    Raises:
+        SparseDPError: it holds another comparison, or something else, or cannot be written.
+    """
+    file = out / _CLAIM
+    mine = {"base": dict(experiment.base), "rules": [_rule_json(rule) for rule in experiment.rules]}
+    if file.exists():
+        if read_json(file) != mine:
+            raise SparseDPError(
+                f"out: {out} holds a comparison with other settings; give another folder, or the same settings"
+            )
+        return
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise SparseDPError(f"out: there is something at {out} already; give another folder")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        write_json(file, mine)
+    except OSError as error:
+        raise SparseDPError(f"out: cannot write to {out} ({error}); give another folder") from error
+
+
+def _rule_json(rule: Any) -> dict[str, Any]:
+    where = {axis: list(labels) for axis, labels in rule.where.items()}
+    return {"where": where, "set": None if rule.change is None else dict(rule.change)}

@@ -1,38 +1,42 @@
-"""Records of experiments: one line of JSON for each run, with final metrics and all it takes to run it again.
+"""Records of experiments and their statistics.
 
-A file holds the records of a family of experiments. One process at a time appends a line; a line that a kill tore off
-is no record. A record is found by its experiment and the hash of its settings.
+A record is one line of JSON for each run, with final metrics and all it takes to run it again. A file holds the
+records of a family of experiments. One process at a time appends a line; a line that a kill tore off is no record. A
+record is found by its experiment and the hash of its settings.
 """
 
 from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 import subprocess
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import cache, lru_cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, final
+
+from scipy.special import stdtrit
 
 from sparsedp.errors import DataError, SparseDPError
-from sparsedp_experiments.runs.grid import GridRun
+from sparsedp_experiments.runs.grid import Contrast, GridRun
 
 FORMAT = 1
 
-Row = Mapping[str, Any]
+Record = Mapping[str, Any]
 
 _FROM_RUN = (
-    "dataset", "model", "method", "variant", "seed", "for_release", "private", "target_epsilon", "epsilon",
+    "dataset", "model", "method", "variant", "seed", "publishable", "private", "target_epsilon", "epsilon",
     "epsilon_spent", "delta", "accountant", "unit", "units", "d", "k", "active_ratio", "batch_size", "epochs",
     "steps", "steps_charged", "test_accuracy", "metrics", "plan", "versions",
 )  # fmt: skip
 """What is taken over from a run's own record."""
 
 
-def read_rows(path: Path) -> tuple[Row, ...]:
+def read_rows(path: Path) -> tuple[Record, ...]:
     """The rows of a file, in its order; none if there is no file. A torn last line is left out.
 
     Raises:
@@ -54,7 +58,7 @@ def read_rows(path: Path) -> tuple[Row, ...]:
     return tuple(rows)
 
 
-def append_row(path: Path, row: Row) -> None:
+def append_row(path: Path, row: Record) -> None:
     """Add a row, on disk when this returns. What a kill left of a last line is removed first.
 
     Raises:
@@ -97,11 +101,11 @@ class Results:
         row = self._rows().get(run.settings.digest)
         return None if row is None else dict(row)
 
-    def row(self, digest: str) -> Row:
+    def row(self, digest: str) -> Record:
         """The record with this hash of its settings."""
         return self._rows()[digest]
 
-    def keep(self, record: Row) -> None:
+    def keep(self, record: Record) -> None:
         """Append a run's record."""
         append_row(self.path, record)
 
@@ -110,7 +114,7 @@ class Results:
         known = {run.settings.digest for run in runs}
         return tuple(digest for digest in self._rows() if digest not in known)
 
-    def _rows(self) -> Mapping[str, Row]:
+    def _rows(self) -> Mapping[str, Record]:
         try:
             status = self.path.stat()
         except FileNotFoundError:
@@ -119,9 +123,9 @@ class Results:
 
 
 @lru_cache(maxsize=32)
-def _by_experiment(path: Path, _changed: int, _size: int) -> Mapping[str, Mapping[str, Row]]:
+def _by_experiment(path: Path, _changed: int, _size: int) -> Mapping[str, Mapping[str, Record]]:
     """Rows by experiment and hash; the first one counts."""
-    found: dict[str, dict[str, Row]] = {}
+    found: dict[str, dict[str, Record]] = {}
     for row in read_rows(path):
         if "experiment" in row and "config_hash" in row:
             found.setdefault(row["experiment"], {}).setdefault(row["config_hash"], row)
@@ -173,3 +177,141 @@ def _git(folder: Path, *arguments: str) -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None
+
+
+CONFIDENCE = 0.95
+LESS_IS_BETTER = ("loss",)
+"""Metrics of which a smaller value is better."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A mean over seeds.
+
+    Attributes:
+        count: how many values.
+        mean: their mean.
+        std: their standard deviation (n - 1); None for a single value.
+        low: lower end of the interval of the mean (Student's t); None for a single value.
+        high: upper end.
+    """
+
+    count: int
+    mean: float
+    std: float | None
+    low: float | None
+    high: float | None
+
+
+def estimate(values: Sequence[float], confidence: float = CONFIDENCE) -> Estimate:
+    """Mean, standard deviation and interval of some values, 95 % unless told otherwise.
+
+    >>> found = estimate([1.0, 2.0, 3.0])
+    >>> found.mean, found.std, round(found.high, 3)
+    (2.0, 1.0, 4.484)
+    """
+    n = len(values)
+    if n == 0:
+        raise SparseDPError("estimate: got no values, expected at least one")
+    mean = math.fsum(values) / n
+    if n == 1:
+        return Estimate(1, mean, None, None, None)
+    std = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (n - 1))
+    half = half_width(std, n, confidence)
+    return Estimate(n, mean, std, mean - half, mean + half)
+
+
+def half_width(std: float, count: int, confidence: float = CONFIDENCE) -> float:
+    """How far Student's interval of a mean reaches to each side, from the standard deviation of so many values."""
+    return float(stdtrit(count - 1, (1 + confidence) / 2)) * std / math.sqrt(count)
+
+
+def paired_difference(values: Mapping[int, float], baseline: Mapping[int, float]) -> Estimate | None:
+    """The mean of value less baseline over the seeds both have; None if they share none.
+
+    Runs of one seed share batches and noise stream, so their difference varies less than they do.
+    """
+    common = sorted(values.keys() & baseline.keys())
+    return estimate([values[seed] - baseline[seed] for seed in common]) if common else None
+
+
+UNRESOLVED = "not resolved"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One cell.
+
+    Attributes:
+        cell: the label of every axis.
+        seeds: those with a result.
+        score: the metric over seeds.
+        difference: to the baseline at equal seeds; None for the baseline itself, and without one.
+        epsilon: the largest spent by any of its runs; None if not private.
+        active_ratio: at the end, the mean over seeds.
+    """
+
+    cell: Mapping[str, str]
+    seeds: tuple[int, ...]
+    score: Estimate
+    difference: Estimate | None
+    epsilon: float | None
+    active_ratio: float
+
+    def to_json(self, metric: str) -> dict[str, Any]:
+        """As JSON values."""
+        return {
+            **asdict(self),
+            "cell": dict(self.cell),
+            "difference": {**asdict(self.difference), "verdict": verdict(self.difference, metric)}
+            if self.difference
+            else None,
+        }
+
+
+def sign_of(metric: str) -> int:
+    """1 where more of a metric is better, -1 where less is."""
+    return -1 if metric in LESS_IS_BETTER else 1
+
+
+def verdict(difference: Estimate, metric: str) -> str:
+    """What a paired difference says: "better", "worse", or "not resolved" when its interval holds zero."""
+    low, high = difference.low, difference.high
+    if low is None or high is None or low <= 0 <= high:
+        return UNRESOLVED
+    return "better" if sign_of(metric) * low > 0 else "worse"
+
+
+def make_rows(records: Iterable[Record], metric: str, contrast: Contrast) -> tuple[Row, ...]:
+    """The rows of some records, in the order their cells first appear; cells without the metric are left out."""
+    cells: dict[tuple[tuple[str, str], ...], list[Record]] = {}
+    for record in records:
+        if record["metrics"].get(metric) is not None:
+            cells.setdefault(tuple(record["cell"].items()), []).append(record)
+    return tuple(_row(key, cells, metric, contrast) for key in cells)
+
+
+def _row(
+    key: tuple[tuple[str, str], ...],
+    cells: Mapping[tuple[tuple[str, str], ...], Sequence[Record]],
+    metric: str,
+    contrast: Contrast,
+) -> Row:
+    records = cells[key]
+    scores = _by_seed(records, metric)
+    rival = tuple((axis, contrast.baseline if axis == contrast.axis else label) for axis, label in key)
+    against = cells.get(rival, ()) if rival != key else ()
+    spent = [record["epsilon_spent"] for record in records]
+    return Row(
+        cell=dict(key),
+        seeds=tuple(sorted(scores)),
+        score=estimate([scores[seed] for seed in sorted(scores)]),
+        difference=paired_difference(scores, _by_seed(against, metric)),
+        epsilon=None if None in spent else max(spent),
+        active_ratio=estimate([record["active_ratio"] for record in records]).mean,
+    )
+
+
+def _by_seed(records: Iterable[Record], metric: str) -> dict[int, float]:
+    return {record["seed"]: record["metrics"][metric] for record in records}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -12,8 +12,10 @@ from typing import Any, Literal
 
 from sparsedp._serialization import FrozenMap, canonical, sha256
 from sparsedp.errors import PrivacyError, SparseDPError
+from sparsedp.loading import DataConfig
 from sparsedp.methods import MethodOptions, Protection, configure, get_method
 from sparsedp.methods.auto import AUTO_METHOD
+from sparsedp.methods.method import OF_THE_PLAN, Method
 from sparsedp.methods.plan_config import (
     ACCOUNTANT,
     CLIP_NORM,
@@ -24,18 +26,117 @@ from sparsedp.methods.plan_config import (
     Asked,
 )
 from sparsedp.optimizers.factory import MOMENTUM
-from sparsedp.optimizers.noise_aware import OWN_OPTIMIZERS
 from sparsedp.privacy.calibration import EqualNoise, NominalSplit
 from sparsedp.privacy.normalization import PrivateNormalisation
 from sparsedp.runs.run import Run
+from sparsedp.training.planning import changed_method
 from sparsedp_experiments.data import DATASETS
-from sparsedp_experiments.data.arrays import is_table
-from sparsedp_experiments.data.row import Value
-from sparsedp_experiments.runs import value_kinds as kinds
+from sparsedp_experiments.data.spec import Value
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of value: how to say it, and how to read it (None for a value that is not of this kind)."""
+
+    words: str
+    read: Callable[[Any], Any]
+
+    def check(self, name: str, value: Any) -> Any:
+        """The value as the program wants it.
+
+        Raises:
+            SparseDPError: it is something else.
+        """
+        found = self.read(value)
+        if found is None:
+            raise SparseDPError(f"{name}: got {value!r}, expected {self.words}")
+        return found
+
+
+def _number(value: Any) -> float | None:
+    plain = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return float(value) if plain and not math.isnan(value) else None
+
+
+def _finite(value: Any) -> float | None:
+    found = _number(value)
+    return found if found is not None and math.isfinite(found) else None
+
+
+def _finite_where(holds: Callable[[float], bool]) -> Callable[[Any], float | None]:
+    def read(value: Any) -> float | None:
+        found = _finite(value)
+        return found if found is not None and holds(found) else None
+
+    return read
+
+
+def _budget(value: Any) -> float | None:
+    found = math.inf if value == "inf" else _number(value)
+    return found if found is not None and found > 0 else None
+
+
+def _whole(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+
+
+def _count(value: Any) -> int | None:
+    return _whole(value) or None
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) and value else None
+
+
+def _flag(value: Any) -> bool | None:
+    return value if isinstance(value, bool) else None
+
+
+def _ratio(value: Any) -> float | str | None:
+    return value if value == "auto" else _finite(value)
+
+
+def _bounds(value: Any) -> float | tuple[float, ...] | None:
+    if not isinstance(value, (list, tuple)):
+        return _finite(value)
+    both = [_finite(part) for part in value]
+    return tuple(part for part in both if part is not None) if len(both) == 2 and None not in both else None
+
+
+def _read_table(value: Any) -> FrozenMap | None:
+    fits = isinstance(value, Mapping) and all(isinstance(key, str) for key in value)
+    return FrozenMap(value) if fits else None
+
+
+def _read_names(value: Any) -> tuple[str, ...] | None:
+    fits = isinstance(value, (list, tuple)) and value and all(isinstance(name, str) for name in value)
+    return tuple(value) if fits else None
+
+
+TEXT = Kind("a name", _text)
+FLAG = Kind("true or false", _flag)
+NUMBER = Kind("a number", _finite)
+POSITIVE = Kind("a number > 0", _finite_where(lambda value: value > 0))
+NOT_NEGATIVE = Kind("a number >= 0", _finite_where(lambda value: value >= 0))
+DECAY = Kind("a number in [0, 1)", _finite_where(lambda value: 0 <= value < 1))
+WHOLE = Kind("a whole number >= 0", _whole)
+COUNT = Kind("a whole number >= 1", _count)
+CHANCE = Kind("a number between 0 and 1", _finite_where(lambda value: 0 < value < 1))
+BUDGET = Kind("a finite number > 0, or inf for a method that is not private", _budget)
+RATIO = Kind('a share in (0, 1], or "auto"', _ratio)
+BOUNDS = Kind("a number, or two: for the warm-up and for the main phase", _bounds)
+TABLE = Kind("a table of names and values", _read_table)
+NAMES = Kind("a list of names", _read_names)
+
+
+def choice(*options: str) -> Kind:
+    """One of a few words."""
+    return Kind(f"one of {', '.join(options)}", lambda value: value if value in options else None)
+
 
 _NOTHING = FrozenMap({})
 
-OWN_TABLES_MODEL, OWN_FILES_MODEL, LEAST_SQUARES = "logistic", "mlp", "least-squares"
+LEAST_SQUARES = "least-squares"
 
 _ANY: Mapping[str, Value] = {"epochs": EPOCHS, "clip_norm": CLIP_NORM, "momentum": MOMENTUM}
 _ADAPTIVE_RATE = 0.001
@@ -48,9 +149,8 @@ class Settings:
     """Everything that decides what a run does. None leaves the choice to the data set's recipe, then to `fit`.
 
     Attributes:
-        dataset: a name from `sparsedp data`, or a path: an `.npz` file, or a folder or zip of pictures.
+        dataset: a name (`python -m sparsedp_experiments data` lists them).
         data_options: arguments of the loader, such as `prevalence` or `groups`.
-        classes: names of the classes, for an `.npz` file.
         validation: share of the training units to evaluate on instead of the test set.
         subset: use only so many units of each side, chosen by a public seed.
         model: a name from the models table.
@@ -61,8 +161,7 @@ class Settings:
         epsilon: the budget; inf for a method that is not private.
         delta: of the guarantee.
         accountant: "pld", "rdp" or "rdp-classic".
-        unit: "row" to protect rows of a data set that knows whose they are; what the units of an `.npz` file are
-            called is an option of its loader, `data_options={"unit": "patient"}`.
+        unit: "row" to protect rows of a data set that knows whose they are.
         rows_per_unit: rows drawn of a sampled unit.
         epochs: passes over the data.
         batch_size: expected number of units in a batch.
@@ -87,7 +186,6 @@ class Settings:
 
     dataset: str
     data_options: FrozenMap = _NOTHING
-    classes: tuple[str, ...] | None = None
     validation: float | None = None
     subset: int | None = None
     model: str | None = None
@@ -152,7 +250,7 @@ class Settings:
             delta=self.delta,
             epochs=self.epochs,
             batch_size=self.batch_size,
-            clip_norm=self.clip_norm,
+            max_grad_norm=self.clip_norm,
             warmup_fraction=self.warmup_fraction,
             selection_budget=self.selection_budget,
             split=EqualNoise() if self.phase1_budget is None else NominalSplit(self.phase1_budget),
@@ -161,10 +259,21 @@ class Settings:
             noise_std=self.noise_std,
         )
 
+    def configured_method(self) -> str | Method:
+        """The method with all that belongs to it, as `fit` takes it."""
+        own = {name: value for name, value in self.asked().items() if name in OF_THE_PLAN}
+        if own.get("split") == EqualNoise():
+            del own["split"]
+        return changed_method(self.method, self.method_options(), **own)
+
+    def of_the_plan(self) -> dict[str, Any]:
+        """What they ask of a plan besides the method, as `fit` takes it."""
+        return {name: value for name, value in self.asked().items() if name not in OF_THE_PLAN}
+
     def training(self) -> dict[str, Any]:
         """What they ask of the training loop, as `fit` takes it."""
-        names = ("rows_per_unit", "engine", "max_physical_batch", "ema_decay")
-        return {name: getattr(self, name) for name in names}
+        data = DataConfig(rows_per_unit=self.rows_per_unit, max_physical_batch=self.max_physical_batch)
+        return {"engine": self.engine, "ema_decay": self.ema_decay, "data": data}
 
     @property
     def digest(self) -> str:
@@ -202,14 +311,12 @@ def recipe_for(dataset: str, model: str | None, optimizer: str = "sgd") -> dict[
     What its row does not know is left to `fit`, which takes values that follow from public numbers.
     """
     row = DATASETS.get(dataset)
-    chosen = model or (_own_model(dataset) if row is None else row.model)
-    recipe = {} if row is None else row.recipes.get(chosen, {})
+    if row is None:
+        raise SparseDPError(f"dataset: got {dataset!r}, expected one of {', '.join(DATASETS)}")
+    chosen = model or row.model
+    recipe = row.recipes.get(chosen, {})
     known = {**(_ONE_RELEASE if chosen == LEAST_SQUARES else _ANY), **recipe, "model": chosen}
     return known if optimizer == "sgd" else {**known, "lr": _ADAPTIVE_RATE}
-
-
-def _own_model(file: str) -> str:
-    return OWN_TABLES_MODEL if is_table(Path(file)) else OWN_FILES_MODEL
 
 
 def checked(name: str, value: Any) -> Any:
@@ -229,42 +336,41 @@ def _plain(value: Any) -> Any:
     return "inf" if value == math.inf else value
 
 
-KINDS: Mapping[str, kinds.Kind] = MappingProxyType(
+KINDS: Mapping[str, Kind] = MappingProxyType(
     {
-        "dataset": kinds.TEXT,
-        "data_options": kinds.TABLE,
-        "classes": kinds.NAMES,
-        "validation": kinds.NUMBER,
-        "subset": kinds.COUNT,
-        "model": kinds.TEXT,
-        "model_options": kinds.TABLE,
-        "method": kinds.TEXT,
-        "active_ratio": kinds.RATIO,
-        "options": kinds.TABLE,
-        "epsilon": kinds.BUDGET,
-        "delta": kinds.CHANCE,
-        "accountant": kinds.choice("pld", "rdp", "rdp-classic"),
-        "unit": kinds.choice("row"),
-        "rows_per_unit": kinds.COUNT,
-        "epochs": kinds.COUNT,
-        "batch_size": kinds.COUNT,
-        "clip_norm": kinds.BOUNDS,
-        "noise_std": kinds.NUMBER,
-        "normalise": kinds.TABLE,
-        "warmup_fraction": kinds.NUMBER,
-        "selection_budget": kinds.NUMBER,
-        "phase1_budget": kinds.NUMBER,
-        "public_scores": kinds.TEXT,
-        "optimizer": kinds.choice("sgd", "adam", "adamw", *OWN_OPTIMIZERS),
-        "lr": kinds.POSITIVE,
-        "momentum": kinds.DECAY,
-        "weight_decay": kinds.NOT_NEGATIVE,
-        "scheduler": kinds.choice("constant", "cosine", "linear"),
-        "ema_decay": kinds.NUMBER,
-        "engine": kinds.choice("bookkeeping", "reference"),
-        "max_physical_batch": kinds.COUNT,
-        "cache_features": kinds.FLAG,
-        "seed": kinds.WHOLE,
+        "dataset": TEXT,
+        "data_options": TABLE,
+        "validation": NUMBER,
+        "subset": COUNT,
+        "model": TEXT,
+        "model_options": TABLE,
+        "method": TEXT,
+        "active_ratio": RATIO,
+        "options": TABLE,
+        "epsilon": BUDGET,
+        "delta": CHANCE,
+        "accountant": choice("pld", "rdp", "rdp-classic"),
+        "unit": choice("row"),
+        "rows_per_unit": COUNT,
+        "epochs": COUNT,
+        "batch_size": COUNT,
+        "clip_norm": BOUNDS,
+        "noise_std": NUMBER,
+        "normalise": TABLE,
+        "warmup_fraction": NUMBER,
+        "selection_budget": NUMBER,
+        "phase1_budget": NUMBER,
+        "public_scores": TEXT,
+        "optimizer": choice("sgd", "adam", "adamw", "adam-bc", "low-pass"),
+        "lr": POSITIVE,
+        "momentum": DECAY,
+        "weight_decay": NOT_NEGATIVE,
+        "scheduler": choice("constant", "cosine", "linear"),
+        "ema_decay": NUMBER,
+        "engine": choice("bookkeeping", "reference"),
+        "max_physical_batch": COUNT,
+        "cache_features": FLAG,
+        "seed": WHOLE,
     }
 )
 """Every setting and what it may be, in the order they are shown."""

@@ -50,7 +50,7 @@ class OneStep:
 def one_step(gradient: Tensor, support: Support, noise_std: float) -> OneStep:
     """The criterion for a mean clipped gradient G and the main phase's noise nu per coordinate.
 
-    **Privacy.** It is as private as the gradient: with an un-noised one, keep the result `NonPrivate`.
+    **Privacy.** It is as private as the gradient.
     """
     energies = gradient.to("cpu", torch.float64) ** 2
     lost = float(energies[~support.mask()].sum())
@@ -112,12 +112,6 @@ class Recovery:
     learned: float
     random: Baseline
     oracle: float
-
-    @property
-    def above_chance(self) -> float:
-        """Where the ranking lies between chance (0) and the oracle (1)."""
-        room = self.oracle - self.random.mean
-        return (self.learned - self.random.mean) / room if room > 0 else 0.0
 
 
 def recovery_curve(energies: Tensor, order: Tensor, ratios: Sequence[float]) -> tuple[Recovery, ...]:

@@ -1,4 +1,4 @@
-"""Un-noised gradients, asked of the engines for looking only. Everything given back is `NonPrivate`.
+"""Un-noised gradients, their symmetry, and the curvature of the mean loss: for looking only. Nothing here is private.
 
 The model is used as it is: call `model.eval()` first to leave dropout out.
 """
@@ -11,38 +11,186 @@ from itertools import islice, pairwise
 from typing import final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from sparsedp.batch import MicroBatch, select_rows
+from sparsedp.batch import LossFunction, MicroBatch, slice_batch, to_device, validate_losses
 from sparsedp.clipping import ROUNDING_MARGIN, Clip, FlatClip, NoClip
-from sparsedp.errors import DataError
-from sparsedp.grad_sample.query import Engine, Query
-from sparsedp.parameters import Support
+from sparsedp.errors import DataError, SparseDPError
+from sparsedp.grad_sample.query import ClippedSumEngine, ClippedSumQuery
+from sparsedp.parameters import ParameterLayout, Support
 from sparsedp.randomness import PublicRandomness
-from sparsedp_experiments.theory.convergence import clipping_bias_bound
-from sparsedp_experiments.theory.criteria import energy_captured
-from sparsedp_experiments.theory.nonprivate import NonPrivate
+from sparsedp_experiments.theory.bounds import clipping_bias_bound
+
+
+def lopsidedness(points: Tensor) -> float:
+    """`||mean(x ||x||^2)|| / mean(||x||^3)` of points `[n, axes]` about zero: 0 if symmetric, 1 if all on one ray.
+
+    **Edge cases.** A sample of a symmetric distribution gives a little more than 0; see `lopsidedness_by_chance`.
+    """
+    lengths = torch.linalg.vector_norm(_matrix(points), dim=1)
+    whole = float((lengths**3).mean())
+    cubes = points.double() * (lengths**2).unsqueeze(1)
+    return float(torch.linalg.vector_norm(cubes.mean(dim=0))) / whole if whole else 0.0
+
+
+def lopsidedness_by_chance(points: Tensor, public: PublicRandomness, flips: int = 200) -> Tensor:
+    """What `lopsidedness` is when the sign of each point is drawn anew, sorted: what a symmetric cloud gives."""
+    if flips < 1:
+        raise SparseDPError(f"flips: got {flips}, expected at least 1")
+    lengths = torch.linalg.vector_norm(_matrix(points), dim=1)
+    cubes = points.double() * (lengths**2).unsqueeze(1)
+    signs = torch.stack([public.normal(len(points), (3, flip)).sign() for flip in range(flips)])
+    whole = float((lengths**3).sum())
+    found = torch.linalg.vector_norm(signs @ cubes, dim=1) / whole if whole else torch.zeros(flips)
+    return torch.sort(found).values
+
+
+def symmetry_error(gradient: Tensor, deviations: Tensor, clip: FlatClip) -> float:
+    """`b_t` of RS, Theorem 3.3: what asymmetry adds to the progress of a clipped step.
+
+    It is `E<grad, clipped(grad + xi)>` less the same with xi or -xi, each half the time, the symmetric proxy that is
+    nearest at hand.
+
+    Args:
+        gradient: the mean gradient, a d-vector.
+        deviations: one sample's deviation from it per row, `[n, d]`.
+        clip: of the step.
+    """
+    g, xi = gradient.double(), _matrix(deviations)
+    if g.shape != xi.shape[1:]:
+        raise SparseDPError(f"gradient: got shape {tuple(g.shape)}, expected ({xi.shape[1]},)")
+    seen, mirrored = (_progress(g, g + side * xi, clip) for side in (1.0, -1.0))
+    return (seen - mirrored) / 2
+
+
+def _progress(gradient: Tensor, samples: Tensor, clip: FlatClip) -> float:
+    factors = clip.factors(torch.linalg.vector_norm(samples, dim=1))
+    return float((factors * (samples @ gradient)).mean())
+
+
+def _matrix(points: Tensor) -> Tensor:
+    if points.dim() != 2 or not len(points):
+        raise SparseDPError(f"points: got shape {tuple(points.shape)}, expected one row for each sample")
+    return points.double()
+
+
+def mean_loss(model: nn.Module, loss: LossFunction, batches: Sequence[MicroBatch]) -> float:
+    """The mean loss over rows, without noise."""
+    rows = _count_rows(batches)
+    device = next(model.parameters()).device
+    with torch.no_grad():
+        total = sum(
+            float(validate_losses(loss(model, to_device(b.rows, device)), b.example_count).double().sum())
+            for b in batches
+            if b.example_count
+        )
+    return total / rows
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Smoothness:
+    """The largest magnitude of a Hessian eigenvalue at one point: the smoothness the loss shows there.
+
+    Attributes:
+        value: the estimate; from below, so the true one may be larger.
+        residual: `||Hv - (v.Hv) v||`: some eigenvalue lies within it of the Rayleigh quotient.
+        iterations: how many products it took.
+    """
+
+    value: float
+    residual: float
+    iterations: int
+
+
+def smoothness(
+    model: nn.Module,
+    loss: LossFunction,
+    batches: Sequence[MicroBatch],
+    public: PublicRandomness,
+    *,
+    iterations: int = 50,
+    tolerance: float = 1e-3,
+    progress: Callable[[int, int], None] | None = None,
+) -> Smoothness:
+    """Power iteration from a random start, until the estimate moves by less than `tolerance` of itself.
+
+    `progress` is called with (done, at most) after each product.
+
+    **Edge cases.** A loss without curvature has smoothness 0.
+    """
+    if iterations < 1:
+        raise SparseDPError(f"iterations: got {iterations}, expected at least 1")
+    rows = _count_rows(batches)
+    vector = public.normal(ParameterLayout.of(model).dimension, (0,))
+    vector /= torch.linalg.vector_norm(vector)
+    value, residual, done = 0.0, 0.0, 0
+    while done < iterations:
+        done += 1
+        product = _product(model, loss, batches, vector, rows)
+        before, value = value, float(torch.linalg.vector_norm(product))
+        residual = float(torch.linalg.vector_norm(product - (vector @ product) * vector))
+        if progress is not None:
+            progress(done, iterations)
+        if value == 0 or abs(value - before) <= tolerance * value:
+            break
+        vector = product / value
+    return Smoothness(value, residual, done)
+
+
+def _product(
+    model: nn.Module, loss: LossFunction, batches: Sequence[MicroBatch], vector: Tensor, rows: int
+) -> Tensor:
+    layout = ParameterLayout.of(model)
+    if vector.shape != (layout.dimension,):
+        raise SparseDPError(f"vector: got shape {tuple(vector.shape)}, expected d={layout.dimension} numbers")
+    parameters = layout.parameters(model)
+    direction = [
+        vector[slot.span].reshape(slot.shape).to(p) for slot, p in zip(layout, parameters, strict=True)
+    ]
+    total = torch.zeros(layout.dimension, dtype=torch.float64)
+    for batch in batches:
+        if not batch.example_count:
+            continue
+        losses = validate_losses(
+            loss(model, to_device(batch.rows, parameters[0].device)), batch.example_count
+        )
+        slopes = torch.autograd.grad(
+            losses.sum() / rows, parameters, create_graph=True, materialize_grads=True
+        )
+        along = torch.stack([(s * v).sum() for s, v in zip(slopes, direction, strict=True)]).sum()
+        if not along.requires_grad:
+            continue
+        products = torch.autograd.grad(along, parameters, materialize_grads=True)
+        total += torch.cat([p.detach().reshape(-1) for p in products]).to("cpu", torch.float64)
+    return total
+
+
+def _count_rows(batches: Sequence[MicroBatch]) -> int:
+    rows = sum(batch.example_count for batch in batches)
+    if not rows:
+        raise DataError("the batches hold no rows; give at least one")
+    return rows
+
 
 Progress = Callable[[int, int], None]
 """Called with (done, all) as work goes on."""
 
 
 def mean_gradient(
-    engine: Engine, batches: Sequence[MicroBatch], clip: Clip | None = None, support: Support | None = None
-) -> NonPrivate[Tensor]:
+    engine: ClippedSumEngine,
+    batches: Sequence[MicroBatch],
+    clip: Clip | None = None,
+    support: Support | None = None,
+) -> Tensor:
     """The mean gradient over units as a d-vector, float64; clipped if a clip is given, zero off the support.
 
     TP-TopK calls it G (Sec. 5, clipped, all data) or the diagnostic gradient (Sec. 7.4, unclipped, held-out batches).
     """
     units = _count_units(batches)
     active = Support.full(engine.layout.dimension) if support is None else support
-    total = engine.clipped_sum(batches, Query(active, clip or NoClip())).cpu()
-    return NonPrivate(active.scatter(total / units), f"gradients of {units} units")
-
-
-def oracle_capture(engine: Engine, batches: Sequence[MicroBatch], support: Support) -> NonPrivate[float]:
-    """`alpha_oracle` (TP-TopK, Sec. 7.4): the share of true gradient energy on a support, on held-out batches."""
-    return mean_gradient(engine, batches).map(lambda g: energy_captured(g**2, support))
+    total = engine.clipped_sum(batches, ClippedSumQuery(active, clip or NoClip())).cpu()
+    return active.scatter(total / units)
 
 
 @final
@@ -66,12 +214,12 @@ class ClippingReport:
 
 
 def clipping_report(
-    engine: Engine,
+    engine: ClippedSumEngine,
     batches: Sequence[MicroBatch],
     support: Support,
     clip: FlatClip,
     progress: Progress | None = None,
-) -> NonPrivate[ClippingReport]:
+) -> ClippingReport:
     """Clipping bias, its bound and the spread of clipped gradients, unit by unit.
 
     **Edge cases.** The engines clip to a little less than C (`ROUNDING_MARGIN`); so does the bound. Gradients that
@@ -89,34 +237,33 @@ def clipping_report(
         squares += float(kept @ kept)
         norms.append(norm)
     plain, clipped, found = plain / units, clipped / units, torch.tensor(norms, dtype=torch.float64)
-    report = ClippingReport(
+    return ClippingReport(
         bias=float(torch.linalg.vector_norm(clipped - plain)),
         bias_bound=clipping_bias_bound(found, effective),
         unit_variance=max(0.0, squares / units - float(clipped @ clipped)),
         energy=float(plain @ plain),
         norms=found,
     )
-    return NonPrivate(report, f"gradients of {units} units")
 
 
 def projected_deviations(
-    engine: Engine,
+    engine: ClippedSumEngine,
     batches: Sequence[MicroBatch],
     public: PublicRandomness,
     progress: Progress | None = None,
-) -> NonPrivate[Tensor]:
+) -> Tensor:
     """Each unit's deviation from the mean gradient, on two random directions: `[units, 2]` (RS, App. F)."""
     full = Support.full(engine.layout.dimension)
     directions = torch.stack([public.normal(full.dimension, (axis,)) for axis in range(2)], dim=1)
     directions /= torch.linalg.vector_norm(directions, dim=0)
     each = _each_unit(engine, batches, full, progress)
     points = torch.stack([gradient @ directions for gradient in each])
-    return NonPrivate(points - points.mean(dim=0), f"gradients of {len(points)} units")
+    return points - points.mean(dim=0)
 
 
 def deviations(
-    engine: Engine, batches: Sequence[MicroBatch], most: int, progress: Progress | None = None
-) -> NonPrivate[tuple[Tensor, Tensor]]:
+    engine: ClippedSumEngine, batches: Sequence[MicroBatch], most: int, progress: Progress | None = None
+) -> tuple[Tensor, Tensor]:
     """The mean gradient of the first `most` units and each one's deviation from it: a d-vector and `[units, d]`.
 
     It takes 8 bytes for each unit and coordinate.
@@ -125,7 +272,7 @@ def deviations(
     each = _each_unit(engine, batches, full, None if progress is None else lambda i, _: progress(i, few))
     gradients = torch.stack(list(islice(each, few)))
     mean = gradients.mean(dim=0)
-    return NonPrivate((mean, gradients - mean), f"gradients of {few} units")
+    return (mean, gradients - mean)
 
 
 def asymmetry_p_value(points: Tensor, public: PublicRandomness, flips: int = 999) -> float:
@@ -142,10 +289,13 @@ def asymmetry_p_value(points: Tensor, public: PublicRandomness, flips: int = 999
 
 
 def _each_unit(
-    engine: Engine, batches: Sequence[MicroBatch], support: Support, progress: Progress | None = None
+    engine: ClippedSumEngine,
+    batches: Sequence[MicroBatch],
+    support: Support,
+    progress: Progress | None = None,
 ) -> Iterator[Tensor]:
     """One unclipped gradient per unit, on the support, float64, on the CPU."""
-    query, units = Query(support, NoClip()), _count_units(batches)
+    query, units = ClippedSumQuery(support, NoClip()), _count_units(batches)
     singles = (single for batch in batches for single in _single_units(batch))
     for done, single in enumerate(singles, start=1):
         gradient = engine.clipped_sum([single], query).cpu()
@@ -155,19 +305,21 @@ def _each_unit(
 
 
 def _single_units(batch: MicroBatch) -> Iterator[MicroBatch]:
-    if batch.row_count == 0:
+    if batch.example_count == 0:
         return
     if batch.units is None:
-        edges = list(range(batch.row_count + 1))
+        edges = list(range(batch.example_count + 1))
     else:
         edges = [0, *torch.bincount(batch.units).cumsum(0).tolist()]
     for start, stop in pairwise(edges):
         units = None if batch.units is None else torch.zeros(stop - start, dtype=torch.int64)
-        yield MicroBatch(select_rows(batch.rows, slice(start, stop)), units, batch.seed)
+        yield MicroBatch(slice_batch(batch.rows, slice(start, stop)), units, batch.seed)
 
 
 def _count_units(batches: Sequence[MicroBatch]) -> int:
-    counts = [b.row_count if b.units is None or not b.row_count else int(b.units[-1]) + 1 for b in batches]
+    counts = [
+        b.example_count if b.units is None or not b.example_count else int(b.units[-1]) + 1 for b in batches
+    ]
     if not sum(counts):
         raise DataError("the batches hold no rows; give at least one")
     return sum(counts)

@@ -1,32 +1,72 @@
-"""Along a run: snapshots kept by a callback, and what the un-noised gradients at them say afterwards.
-
-Give `Snapshots` to a run as a callback and keep it; `measure` then walks through what it kept. Snapshots are copies
-of weights, which follow from releases; only `measure` looks at data, and its result is `NonPrivate`.
-"""
+"""Along a run: weights kept by callbacks, and what un-noised gradients at them say afterwards."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import final
 
 import torch
 from torch import Tensor, nn
 
-from sparsedp.batch import MicroBatch, PerSampleLoss
+from sparsedp.batch import LossFunction, MicroBatch
 from sparsedp.clipping import FlatClip
 from sparsedp.errors import SparseDPError
 from sparsedp.grad_sample import make_engine
-from sparsedp.parameters import Layout
-from sparsedp.results import StepReport
+from sparsedp.parameters import ParameterLayout
+from sparsedp.privacy.plan import Plan
+from sparsedp.results import Callback, StepReport
+from sparsedp.runs.directory import SNAPSHOTS
 from sparsedp.runs.record import EpochMetrics
-from sparsedp.runs.snapshots import Snapshot
-from sparsedp_experiments.theory.convergence import ProjectedBound, projected_bound
+from sparsedp.runs.run import Run
+from sparsedp.runs.snapshots import Snapshot, write_snapshot
+from sparsedp_experiments.theory.bounds import ProjectedBound, projected_bound
 from sparsedp_experiments.theory.criteria import energy_captured, trajectory_capture
-from sparsedp_experiments.theory.curvature import mean_loss
-from sparsedp_experiments.theory.nonprivate import NonPrivate
-from sparsedp_experiments.theory.oracle import clipping_report, mean_gradient
+from sparsedp_experiments.theory.oracle import clipping_report, mean_gradient, mean_loss
+
+COUNT = 20
+
+
+def snapshot_steps(plan: Plan, count: int = COUNT) -> tuple[int, ...]:
+    """At most `count` steps spread evenly over the last phase, its first and last step among them."""
+    if count < 2:
+        raise SparseDPError(f"count: got {count}, expected at least 2 snapshots")
+    phase = plan.phases[-1]
+    first, last = plan.first_step(phase.name), phase.steps - 1
+    return tuple(sorted({first + round(i * last / (count - 1)) for i in range(count)}))
+
+
+@final
+class SnapshotFiles:
+    """A callback for a run with `out=`: keeps the weights of some steps of the last phase in the run's folder.
+
+    A snapshot takes 4 bytes a coordinate, and 4 more for each active one.
+    **Edge cases.** A replayed step writes the same file again; a lost one has none.
+    """
+
+    def __init__(self, model: nn.Module, out: Path | str, count: int = COUNT) -> None:
+        self._model, self._layout, self._count = model, ParameterLayout.of(model), count
+        self._run = Path(out)
+        self._steps: frozenset[int] | None = None
+
+    def __call__(self, event: StepReport | EpochMetrics) -> None:
+        """Keep the weights if it is time."""
+        if not isinstance(event, StepReport):
+            return
+        if self._steps is None:
+            self._steps = frozenset(snapshot_steps(Run.open(self._run).plan, self._count))
+            (self._run / SNAPSHOTS).mkdir(exist_ok=True)
+        if event.step in self._steps:
+            weights = self._layout.flatten(self._model)
+            write_snapshot(self._run, Snapshot(event.step, event.phase, event.released.support, weights))
+
+
+def watching(folder: Path, snapshots: bool) -> Callable[[nn.Module], Sequence[Callback]]:
+    """What looks at the model of a run: snapshots of its weights, if asked for now or when the run began."""
+    wanted = snapshots or (Path(folder) / SNAPSHOTS).is_dir()
+    return lambda model: [SnapshotFiles(model, folder)] if wanted else []
 
 
 @final
@@ -36,7 +76,7 @@ class Snapshots:
     def __init__(self, model: nn.Module, every: int = 50) -> None:
         if every < 1:
             raise SparseDPError(f"every: got {every}, expected a number of steps >= 1")
-        self._model, self._layout, self._every = model, Layout.of(model), every
+        self._model, self._layout, self._every = model, ParameterLayout.of(model), every
         self.kept: list[Snapshot] = []
 
     def __call__(self, event: StepReport | EpochMetrics) -> None:
@@ -93,12 +133,12 @@ class Waypoint:
 
 def measure(
     model: nn.Module,
-    loss: PerSampleLoss,
+    loss: LossFunction,
     snapshots: Sequence[Snapshot],
     batches: Sequence[MicroBatch],
     clip: FlatClip,
     progress: Callable[[int, int], None] | None = None,
-) -> NonPrivate[tuple[Waypoint, ...]]:
+) -> tuple[Waypoint, ...]:
     """Gradients and clipping at each snapshot, on data of your choice; the model itself is left alone.
 
     Args:
@@ -112,13 +152,13 @@ def measure(
     if not snapshots:
         raise SparseDPError("measure: got no snapshots; give Snapshots(model) to the run as a callback")
     replica = copy.deepcopy(model).eval()
-    points, touched = [], ""
+    points = []
     for done, snapshot in enumerate(snapshots, start=1):
         install(replica, snapshot.weights)
         engine = make_engine(replica, loss)
         gradient = mean_gradient(engine, batches)
-        clipping = clipping_report(engine, batches, snapshot.support, clip).value
-        energies = gradient.value**2
+        clipping = clipping_report(engine, batches, snapshot.support, clip)
+        energies = gradient**2
         total = float(energies.sum())
         points.append(
             Waypoint(
@@ -129,18 +169,17 @@ def measure(
                 bias=clipping.bias,
                 bias_bound=clipping.bias_bound,
                 unit_variance=clipping.unit_variance,
-                loss=mean_loss(replica, loss, batches).value,
+                loss=mean_loss(replica, loss, batches),
             )
         )
-        touched = f"{gradient.touched} at {done} points of a run"
         if progress is not None:
             progress(done, len(snapshots))
-    return NonPrivate(tuple(points), touched)
+    return tuple(points)
 
 
 def install(model: nn.Module, weights: Tensor) -> None:
     """Put a flat vector of weights into a model's trainable parameters."""
-    layout = Layout.of(model)
+    layout = ParameterLayout.of(model)
     if weights.shape != (layout.dimension,):
         raise SparseDPError(
             f"weights: got shape {tuple(weights.shape)}, expected d={layout.dimension} numbers"

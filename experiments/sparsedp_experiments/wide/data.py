@@ -9,16 +9,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from scipy import sparse
-from torch import Tensor
+from torch import Tensor, nn
 
-from sparsedp_experiments.data.hospital import diabetes130
-from sparsedp_experiments.data.reviews import imdb
+from sparsedp_experiments.data.bundle import DataBundle
+from sparsedp_experiments.data.tables import diabetes130
+from sparsedp_experiments.data.text import imdb
+from sparsedp_experiments.data.vision import fashion_mnist, mnist
 
 TEST = 5_000
 """Records of the test set."""
@@ -110,50 +113,48 @@ def blocks(records: int, features: int, causes: int, seed: int) -> WideData:
 
 
 def msprime_genotypes(
-    records: int, features: int, causes: int, seed: int, folder: Path | None = None
+    records: int, features: int, causes: int, seed: int, folder: Path | None = None, each: int = 250
 ) -> WideData:
     """Diploid genotypes of a human-like population by coalescent simulation, and a liability.
 
-    Regions of 300 kb with recombination and mutation at human rates; common sites (frequency 5 to 95 % in a public
-    panel of 2,000 other people), evenly thinned. The panel also gives the frequencies that scale the features.
+    Regions of 300 kb with recombination and mutation at human rates; of each, so many common sites (frequency 5 to
+    95 % in a public panel of 2,000 other people), evenly spaced. The panel also gives the frequencies that scale the
+    features. Seeds of one hundred share a population and differ in who is tested, causes and liability.
     """
-    file = None if folder is None else folder / f"msprime-{seed}-{records}-{features}.npy"
-    if file is None or not file.exists():
-        counts = _coalescent(records + TEST + PANEL, features, seed)
-        if file is not None:
+    population = seed // 100
+    file = (folder or Path()) / f"msprime-{population}-{records}-{features}-{each}.npy"
+    if folder is None or not file.exists():
+        counts = _coalescent(records + TEST + PANEL, features, each, population)
+        if folder is not None:
             np.save(file, counts)
     else:
         counts = np.load(file)
+    generator = torch.Generator().manual_seed(seed)
     panel = torch.from_numpy(counts[-PANEL:]).float()
-    people = torch.from_numpy(counts[:-PANEL]).float()
-    return _cases(people, panel.mean(0) / 2, records, causes, torch.Generator().manual_seed(seed))
+    people = torch.from_numpy(counts[:-PANEL])[torch.randperm(records + TEST, generator=generator)].float()
+    return _cases(people, panel.mean(0) / 2, records, causes, generator)
 
 
 PANEL, REGION = 2_000, 300_000
 
 
-def _coalescent(people: int, features: int, seed: int) -> np.ndarray:
+def _coalescent(people: int, features: int, each: int, population: int) -> np.ndarray:
     import msprime  # of the extra "wide"
 
     found: list[np.ndarray] = []
-    region, count = 0, 0
-    while count < features:
-        region += 1
-        draw = seed * 1000 + region
+    for draw in range(1 + population * 100_000, (population + 1) * 100_000):
         tree = msprime.sim_ancestry(
             people, sequence_length=REGION, recombination_rate=1e-8, population_size=1e4, random_seed=draw
         )
-        tree = msprime.sim_mutations(
-            tree, rate=1.25e-8, random_seed=draw, model=msprime.BinaryMutationModel()
-        )
-        sites = []
-        for variant in tree.variants():
-            diploid = (variant.genotypes[0::2] + variant.genotypes[1::2]).astype(np.int8)
-            if 0.05 <= diploid[-PANEL:].mean() / 2 <= 0.95:
-                sites.append(diploid)
-        kept = np.linspace(0, len(sites) - 1, min(len(sites), 250, features - count)).astype(int)
-        found.append(np.stack([sites[i] for i in kept]))
-        count += len(kept)
+        model = msprime.BinaryMutationModel()
+        tree = msprime.sim_mutations(tree, rate=1.25e-8, random_seed=draw, model=model)
+        diploid = tree.genotype_matrix().reshape(tree.num_sites, people, 2).sum(2, dtype=np.int8)
+        frequency = diploid[:, -PANEL:].mean(1) / 2
+        sites = diploid[(frequency >= 0.05) & (frequency <= 0.95)]
+        room = min(each, features - sum(map(len, found)))
+        found.append(sites[np.linspace(0, len(sites) - 1, min(len(sites), room)).astype(int)])
+        if sum(map(len, found)) == features:
+            break
     return np.ascontiguousarray(np.concatenate(found).T)
 
 
@@ -230,10 +231,25 @@ def _real(matrices: list[Any], train_y: Tensor, test_y: Tensor) -> WideData:
     return WideData(ready[0], train_y.float(), ready[1], test_y.float(), none, torch.zeros(len(test_y)))
 
 
+def pixels(bundle: DataBundle) -> WideData:
+    """Pictures as vectors of length 1 and their classes; nothing is drawn here."""
+    x, test_x = (
+        nn.functional.normalize(split.features.batch(torch.arange(len(split))).flatten(1))
+        for split in (bundle.train, bundle.test)
+    )
+    none = torch.empty(0, dtype=torch.int64)
+    return WideData(
+        Rows(x), bundle.train.targets, Rows(test_x), bundle.test.targets, none, torch.zeros(len(test_x))
+    )
+
+
 GENERATORS: dict[str, Callable[..., WideData]] = {
     "independent": independent,
     "blocks": blocks,
     "msprime": msprime_genotypes,
+    "msprime-array": partial(msprime_genotypes, each=50),
     "hospital": hospital,
     "reviews": reviews,
+    "mnist": lambda *_: pixels(mnist()),
+    "fashion": lambda *_: pixels(fashion_mnist()),
 }

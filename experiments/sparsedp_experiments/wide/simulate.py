@@ -1,4 +1,4 @@
-"""All arms and learning rates of a cell at once, on the same batches: logistic regression by DP-SGD with momentum.
+"""All arms and learning rates of a cell at once, on the same batches and noise: logistic regression by DP-SGD.
 
 Same mathematics as `sparsedp.fit` on a linear model: Poisson batches, flat clipping, Gaussian noise, warm-up,
 supports, scaled clip norm, averaged weights, rounds of empirical Bayes (the library's own `NormalMixture` and
@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from sparsedp.methods.catalog import get_method
-from sparsedp.methods.empirical_bayes import Decision, NormalMixture, decide
+from sparsedp.methods.empirical_bayes import NormalMixture, decide
 from sparsedp_experiments.wide.data import WideData
 
 MOMENTUM, EMA, WARM_UP = 0.9, 0.98, 0.3
@@ -30,8 +30,10 @@ ARMS: Mapping[str, float | None] = {
     "coherent 0.05": 0.05,
     "coherent 0.2": 0.2,
     "adaptive": None,
+    "raw": None,
+    "oracle": None,
 }
-"""What each keeps after the warm-up; `adaptive` finds its own number, in rounds. `oracle` knows the causes."""
+"""What each keeps after the warm-up; `adaptive` and `raw` find their own number, in rounds; `raw` does not shrink."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +58,13 @@ class _Columns:
         self.scale = torch.ones(len(rates))
         self.updates = torch.zeros(len(rates))
 
-    def repeated(self, times: int) -> _Columns:
-        """Each column so many times."""
+    def at(self, places: Sequence[int]) -> _Columns:
+        """These columns, each as often as it is named."""
         other = _Columns(0, [])
         for name in ("weights", "velocity", "average", "sums", "squares", "visits", "mask"):
-            setattr(other, name, getattr(self, name).repeat_interleave(times, dim=1))
+            setattr(other, name, getattr(self, name)[:, places])
         for name in ("rates", "scale", "updates"):
-            setattr(other, name, getattr(self, name).repeat_interleave(times))
+            setattr(other, name, getattr(self, name)[places])
         return other
 
     def keep(self, place: int, mask: Tensor) -> None:
@@ -72,52 +74,40 @@ class _Columns:
 
 
 def simulate(
-    data: WideData, training: Training, rates: Sequence[float], seed: int, arms: Sequence[str] = tuple(ARMS)
+    data: WideData, training: Training, named: Sequence[tuple[str, float]], seed: int
 ) -> dict[tuple[str, float], tuple[Tensor, int]]:
-    """Weights and the support's size, for each arm and rate; "dense + shrink" denoises the dense run at its end."""
+    """Weights and the support's size, for each arm and rate that is named."""
     generator = torch.Generator().manual_seed(seed)
     features, first = data.x.width, round(WARM_UP * training.steps)
-    main = training.steps - first
+    main, rates = training.steps - first, sorted({rate for _, rate in named})
     columns = _Columns(features, rates)
     _train(columns, data, training, first, generator)
-    columns = columns.repeated(len(arms))
-    named = [(rate, arm) for rate in rates for arm in arms]
-    for place, (_, arm) in enumerate(named):
+    columns = columns.at([rates.index(rate) for _, rate in named])
+    for place, (arm, _) in enumerate(named):
         ratio = ARMS[arm]
         if ratio is not None:
             columns.keep(place, _best(arm.split()[0], ratio, columns, place, generator))
     unit = (training.noise_multiplier * training.clip_norm / training.batch_size) ** 2
     starts = get_method("tp-adaptive").clock.starts(main, 1)
     for start, stop in zip(starts, (*starts[1:], main), strict=True):
-        for place, (_, arm) in enumerate(named):
-            if arm == "adaptive":
-                _round(columns, place, unit, first + start, main - start)
+        for place, (arm, _) in enumerate(named):
+            if arm in ("adaptive", "raw"):
+                _round(columns, place, unit, first + start, main - start, shrink=arm == "adaptive")
         _train(columns, data, training, stop - start, generator)
-    found = {}
-    for place, (rate, arm) in enumerate(named):
-        weights = columns.average[:, place]
-        found[arm, rate] = (weights, int(columns.mask[:, place].sum()))
-        if arm == "dense":
-            factor = _mixture(columns, place, unit)[1]
-            found["dense + shrink", rate] = (weights * factor.float(), features)
-    return found
+    return {
+        one: (columns.average[:, place], int(columns.mask[:, place].sum())) for place, one in enumerate(named)
+    }
 
 
 def oracle(
-    data: WideData, training: Training, rates: Sequence[float], seed: int
+    data: WideData, training: Training, named: Sequence[tuple[str, float]], seed: int
 ) -> dict[tuple[str, float], tuple[Tensor, int]]:
     """Somebody who knows the causes trains on them alone, with the clip norm of their share."""
-    features, few = data.x.width, data.causes
-    narrow = WideData(data.x.at(few), data.y, data.test_x, data.test_y, few, data.best)
-    columns = _Columns(len(few), rates)
-    columns.scale.fill_(math.sqrt(len(few) / features))
-    _train(columns, narrow, training, training.steps, torch.Generator().manual_seed(seed))
-    found = {}
-    for place, rate in enumerate(rates):
-        weights = torch.zeros(features)
-        weights[few] = columns.average[:, place]
-        found["oracle", rate] = (weights, len(few))
-    return found
+    few, narrow = data.causes, replace(data, x=data.x.at(data.causes))
+    clip_norm = training.clip_norm * math.sqrt(len(few) / data.x.width)
+    found = simulate(narrow, replace(training, clip_norm=clip_norm), named, seed)
+    whole = torch.zeros(data.x.width)
+    return {one: (whole.index_copy(0, few, weights), kept) for one, (weights, kept) in found.items()}
 
 
 def _train(
@@ -133,7 +123,7 @@ def _train(
         residual = torch.sigmoid(batch.times(columns.weights)) - data.y[rows, None]
         residual *= (bounds / (residual.abs() * norms[rows] + 1e-12)).clamp(max=1)
         release = batch.transposed_times(residual / columns.scale)
-        release += noise * torch.randn(release.shape, generator=generator)
+        release += noise * torch.randn(len(release), 1, generator=generator)
         release *= columns.mask / training.batch_size
         columns.sums += release
         columns.squares += release.square()
@@ -158,25 +148,20 @@ def _best(score: str, ratio: float, columns: _Columns, place: int, generator: to
     return mask
 
 
-def _round(columns: _Columns, place: int, unit: float, seen: int, left: int) -> Decision:
+def _round(columns: _Columns, place: int, unit: float, seen: int, left: int, *, shrink: bool) -> None:
     """A round of `tp-adaptive` on one column: choose, shrink, scale."""
-    mixture, factor, energy = _mixture(columns, place, unit)
+    sums, noise = columns.sums[:, place].double(), columns.visits[:, place].double() * unit
+    mixture = NormalMixture.fit(sums, noise)
+    factor, energy = mixture.posterior(sums, noise)
     before = columns.mask[:, place] > 0
-    noise = columns.visits[:, place].double() * unit
     scores, order = torch.where(before, energy / noise, 0.0).sort(descending=True, stable=True)
     decision = decide(mixture, scores, seen, left)
     mask = torch.zeros(len(order))
     mask[order[: decision.kept]] = 1
     if decision.kept < int(before.sum()):
-        columns.weights[:, place] *= torch.where(before, factor, 1.0).float()
-        columns.average[:, place] = columns.weights[:, place]
-        columns.updates[place] = 0
+        if shrink:
+            columns.weights[:, place] *= torch.where(before, factor, 1.0).float()
+            columns.average[:, place] = columns.weights[:, place]
+            columns.updates[place] = 0
         columns.keep(place, mask)
         columns.scale[place] = math.sqrt(decision.kept / len(order))
-    return decision
-
-
-def _mixture(columns: _Columns, place: int, unit: float) -> tuple[NormalMixture, Tensor, Tensor]:
-    sums, noise = columns.sums[:, place].double(), columns.visits[:, place].double() * unit
-    mixture = NormalMixture.fit(sums, noise)
-    return mixture, *mixture.posterior(sums, noise)

@@ -20,17 +20,28 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import sparsedp
+from sparsedp.methods import Method
+from sparsedp.methods.auto import ADAPTIVE
+from sparsedp.training.planning import changed_method
 from sparsedp_experiments.wide.data import GENERATORS, WideData
-from sparsedp_experiments.wide.simulate import ARMS, EMA, MOMENTUM, Training, oracle, simulate
+from sparsedp_experiments.wide.simulate import EMA, MOMENTUM, Training, oracle, simulate
 
 CELL = ("data", "features", "causes", "epsilon", "records")
-METHODS: Mapping[str, tuple[str, float | None]] = {
-    "dense": ("dp-sgd", None),
-    "adaptive": ("tp-adaptive", None),
-    "energy 0.2": ("tp-topk", 0.2),
-    "coherent 0.2": ("tp-coherent", 0.2),
+METHODS: Mapping[str, str | Method] = {
+    "dense": "dp-sgd",
+    "adaptive": "tp-adaptive",
+    "raw": ADAPTIVE,
+    "energy": "tp-topk",
+    "coherent": "tp-coherent",
+    "random": "tp-rand",
+    "oracle": "dp-sgd",
 }
-"""The library's method and ratio for each arm."""
+"""The library's method for the first word of an arm; the second is the ratio."""
+Named = tuple[str, float]
+"""An arm and its rate."""
+Found = dict[Named, tuple[Tensor, int]]
+VALIDATION = 100
+"""Seeds from here on choose the rate of every arm; the others report."""
 
 
 def cells(config: Mapping[str, Any], only: str | None) -> Iterator[dict[str, Any]]:
@@ -43,95 +54,113 @@ def cells(config: Mapping[str, Any], only: str | None) -> Iterator[dict[str, Any
                 yield {**config["training"], **part, "epsilon": epsilon, "causes": causes}
 
 
-def run_cell(cell: Mapping[str, Any], seed: int, folder: Path | None) -> Iterator[dict[str, Any]]:
-    """The rows of one seed of a cell."""
+def run_cell(
+    cell: Mapping[str, Any], seed: int, folder: Path | None, rates: Mapping[str, str]
+) -> Iterator[dict[str, Any]]:
+    """The rows of one seed of a cell; `rates` are those that were chosen for its arms, if any."""
     make: Callable[..., WideData] = GENERATORS[cell["data"]]
-    extra = {"folder": folder} if cell["data"] == "msprime" else {}
+    extra = {"folder": folder} if cell["data"].startswith("msprime") else {}
     data = make(cell["records"], cell["features"], cell["causes"], seed, **extra)
     if len(data.causes):
         yield {**_head(cell, seed, "none"), "arm": "best", **_scores(data, data.best)}
-    runs = simulated if cell["engine"] == "simulator" else fitted
-    yield from runs(data, cell, seed)
+    named = [
+        (arm, rate)
+        for arm in cell["arms"]
+        for rate in (cell["rates"] if seed >= VALIDATION else [float(rates[arm])])
+    ]
+    found = (simulated if cell["engine"] == "simulator" else fitted)(data, cell, named, seed)
+    scores: dict[str, dict[str, dict[str, float]]] = {}
+    for arm, rate in named:
+        weights, kept = found[arm, rate]
+        scores.setdefault(arm, {})[str(rate)] = {**_scores(data, data.test_x.times(weights)), "kept": kept}
+    for arm, by_rate in scores.items():
+        yield {**_head(cell, seed, cell["engine"]), "arm": arm, "rates": by_rate}
 
 
-def simulated(data: WideData, cell: Mapping[str, Any], seed: int) -> Iterator[dict[str, Any]]:
-    """All arms by the simulator."""
-    plan = _plan(cell)
+def best_rates(rows: Sequence[Mapping[str, Any]], metric: str) -> dict[str, str]:
+    """For each arm of the rows of a cell, the rate of the best mean over the validation seeds."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for row in rows:
+        for rate, scores in row.get("rates", {}).items():
+            if row["seed"] >= VALIDATION:
+                found.setdefault(row["arm"], {}).setdefault(rate, []).append(scores[metric])
+    return {
+        arm: max(rates, key=lambda rate: sum(rates[rate]) / len(rates[rate])) for arm, rates in found.items()
+    }
+
+
+def same_cell(row: Mapping[str, Any], cell: Mapping[str, Any]) -> bool:
+    """Whether a row is of this cell, or of the same one in the part that it takes its rates of (`rates_of`)."""
+    parts = (cell["name"], cell.get("rates_of"))
+    return row["part"] in parts and all(row[name] == cell[name] for name in CELL)
+
+
+def simulated(data: WideData, cell: Mapping[str, Any], named: Sequence[Named], seed: int) -> Found:
+    """Weights and size of the support of each arm and rate, by the simulator."""
+    names = ("epsilon", "delta", "epochs", "batch_size", "max_grad_norm")
+    plan = sparsedp.plan("dp-sgd", units=cell["records"], **{name: cell[name] for name in names})
     phase = plan.phases[0]
-    training = Training(phase.noise_multiplier, phase.steps, cell["batch_size"], cell["clip_norm"])
-    rates = cell["rates"]
-    found = simulate(data, training, rates, seed, tuple(cell.get("arms", ARMS)))
-    if len(data.causes):
-        found |= oracle(data, training, rates, seed)
-    by_arm: dict[str, dict[float, dict[str, float]]] = {}
-    for (arm, rate), (weights, kept) in found.items():
-        by_arm.setdefault(arm, {})[rate] = {**_scores(data, _outputs(data, weights)), "kept": kept}
-    for arm, scores in by_arm.items():
-        yield {**_head(cell, seed, "simulator"), "arm": arm, "rates": {str(r): s for r, s in scores.items()}}
+    training = Training(phase.noise_multiplier, phase.steps, cell["batch_size"], cell["max_grad_norm"])
+    known = [one for one in named if one[0] == "oracle"]
+    found = simulate(data, training, [one for one in named if one not in known], seed)
+    found |= oracle(data, training, known, seed) if known else {}
+    return {one: (weights[:, None], kept) for one, (weights, kept) in found.items()}
 
 
-def fitted(data: WideData, cell: Mapping[str, Any], seed: int) -> Iterator[dict[str, Any]]:
-    """Some arms by `sparsedp.fit`."""
-    for arm in cell["arms"]:
-        method, ratio = METHODS[arm]
-        scores = {}
-        for rate in cell["rates"]:
-            result = fit_linear(data.x.matrix, data.y, method, rate, cell, seed, ratio)
-            weights = next(result.model.parameters()).detach().squeeze(0)
-            scores[str(float(rate))] = {**_scores(data, _outputs(data, weights)), "kept": result.k}
-        yield {**_head(cell, seed, "fit"), "arm": arm, "rates": scores}
+def fitted(data: WideData, cell: Mapping[str, Any], named: Sequence[Named], seed: int) -> Found:
+    """The same by `sparsedp.fit`."""
+    return {one: fit_linear(data, *one, cell, seed) for one in named}
 
 
 def fit_linear(
-    x: Tensor,
-    y: Tensor,
-    method: str,
-    rate: float,
-    cell: Mapping[str, Any],
-    seed: int,
-    ratio: float | None = None,
-) -> sparsedp.Result:
-    """Logistic regression without a bias by `sparsedp.fit`; the learning rate is `rate` over the clip norm."""
-    model = nn.Linear(x.shape[1], 1, bias=False)
+    data: WideData, arm: str, rate: float, cell: Mapping[str, Any], seed: int
+) -> tuple[Tensor, int]:
+    """Weights and the support's size of a linear model by `sparsedp.fit`; its rate is `rate` over the clip norm.
+
+    `oracle` trains on the causes alone, with the clip norm of their share.
+    """
+    name, _, ratio = arm.partition(" ")
+    columns = data.causes if name == "oracle" else torch.arange(data.x.width)
+    max_grad_norm = cell["max_grad_norm"] * (len(columns) / data.x.width) ** 0.5
+    binary = data.y.is_floating_point()
+    model = nn.Linear(len(columns), 1 if binary else int(data.y.max()) + 1, bias=False)
     nn.init.zeros_(model.weight)
 
     def loss(output: Tensor, target: Tensor) -> Tensor:
-        return nn.functional.binary_cross_entropy_with_logits(output.squeeze(-1), target, reduction="none")
+        if binary:
+            return nn.functional.binary_cross_entropy_with_logits(
+                output.squeeze(-1), target, reduction="none"
+            )
+        return nn.functional.cross_entropy(output, target, reduction="none")
 
-    return sparsedp.fit(
+    result = sparsedp.fit(
         model,
-        TensorDataset(x, y),
+        TensorDataset(data.x.at(columns).matrix if name == "oracle" else data.x.matrix, data.y),
         loss,
-        method=method,
-        active_ratio=ratio,
+        method=changed_method(METHODS[name], active_ratio=float(ratio) if ratio else None),
         epsilon=cell["epsilon"],
         delta=cell["delta"],
         epochs=cell["epochs"],
         batch_size=cell["batch_size"],
-        clip_norm=cell["clip_norm"],
-        optimizer=lambda parameters: torch.optim.SGD(
-            parameters, lr=rate / cell["clip_norm"], momentum=MOMENTUM
-        ),
+        max_grad_norm=max_grad_norm,
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=rate / max_grad_norm, momentum=MOMENTUM),
         ema_decay=EMA,
         seed=seed,
         progress=False,
     )
-
-
-def _plan(cell: Mapping[str, Any]) -> Any:
-    names = ("epsilon", "delta", "epochs", "batch_size", "clip_norm")
-    return sparsedp.build_plan("dp-sgd", units=cell["records"], **{name: cell[name] for name in names})
+    weights = torch.zeros(data.x.width, model.out_features)
+    weights[columns] = next(result.model.parameters()).detach().T
+    return weights, result.k
 
 
 def _head(cell: Mapping[str, Any], seed: int, engine: str) -> dict[str, Any]:
     return {"part": cell["name"], **{name: cell[name] for name in CELL}, "engine": engine, "seed": seed}
 
 
-def _outputs(data: WideData, weights: Tensor) -> Tensor:
-    return data.test_x.times(weights[:, None]).squeeze(1)
-
-
 def _scores(data: WideData, outputs: Tensor) -> dict[str, float]:
+    if not data.y.is_floating_point():
+        return {"accuracy": round(float((outputs.argmax(1) == data.test_y).float().mean()), 5)}
+    outputs = outputs.flatten()
     right = ((outputs > 0).float() == data.test_y).float().mean()
     return {"accuracy": round(float(right), 5), "auc": round(float(roc_auc_score(data.test_y, outputs)), 5)}
 
@@ -151,21 +180,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if given.results.exists()
         else []
     )
-    done = {tuple(row[name] for name in ("part", *CELL, "seed")) for row in rows}
     for cell in cells(config, given.only):
         for seed in cell["seeds"]:
-            if (cell["name"], *(cell[name] for name in CELL), seed) in done:
+            there = [row for row in rows if same_cell(row, cell)]
+            if any(row["seed"] == seed and row["part"] == cell["name"] for row in there):
                 continue
             began = time.monotonic()
-            found = list(run_cell(cell, seed, given.cache))
+            chosen = best_rates(there, cell.get("metric", "accuracy"))
+            found = list(run_cell(cell, seed, given.cache, chosen))
+            rows += found
             with given.results.open("a") as file:
                 file.writelines(json.dumps(row) + "\n" for row in found)
-            print(
-                *(cell[name] for name in ("name", *CELL)),
-                seed,
-                f"{time.monotonic() - began:.0f} s",
-                flush=True,
-            )
+            took = f"{time.monotonic() - began:.0f} s"
+            print(*(cell[name] for name in ("name", *CELL)), seed, took, flush=True)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,6 @@
-"""CIFAR-10 in its three forms, and pickles that want more than arrays."""
+"""CIFAR-10 in its two forms."""
 
 import io
-import os
-import pickle
 import tarfile
 import zipfile
 
@@ -13,7 +11,7 @@ from PIL import Image
 
 from sparsedp.errors import DataError
 from sparsedp_experiments.data import cifar10
-from sparsedp_experiments.data.cifar import CLASSES, read_binary_batch, read_python_batch
+from sparsedp_experiments.data.vision import CIFAR_CLASSES
 
 BATCHES = ["data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5", "test_batch"]
 
@@ -21,13 +19,6 @@ BATCHES = ["data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data
 def batch_arrays(seed, rows=4):
     rng = np.random.default_rng(seed)
     return rng.integers(0, 256, (rows, 3072), dtype=np.uint8), rng.integers(0, 10, rows).tolist()
-
-
-def python_batch(seed):
-    data, labels = batch_arrays(seed)
-    return pickle.dumps(
-        {b"data": data, b"labels": labels, b"batch_label": b"x", b"filenames": [b"a.png"]}, protocol=3
-    )
 
 
 def binary_batch(seed):
@@ -51,10 +42,6 @@ def as_tar(root, archive, folder, suffix, make):
 
 
 FORMS = {
-    "python folder": lambda root: as_folder(root, "cifar-10-batches-py", "", python_batch),
-    "python tar": lambda root: as_tar(
-        root, "cifar-10-python.tar.gz", "cifar-10-batches-py", "", python_batch
-    ),
     "binary folder": lambda root: as_folder(root, "cifar-10-batches-bin", ".bin", binary_batch),
     "binary tar": lambda root: as_tar(
         root, "cifar-10-binary.tar.gz", "cifar-10-batches-bin", ".bin", binary_batch
@@ -78,7 +65,7 @@ def write_jpeg_zip(path, per_class=2):
     colours = {}
     with zipfile.ZipFile(path, "w") as archive:
         for side in ("train", "test"):
-            for number, name in enumerate(CLASSES):
+            for number, name in enumerate(CIFAR_CLASSES):
                 for picture in range(per_class):
                     colour = (20 * number, 100, 50 * picture)
                     stream = io.BytesIO()
@@ -110,71 +97,21 @@ def test_exact_pixels_are_preferred_to_jpeg(tmp_path):
 def test_decoded_once_then_read_from_the_cache(tmp_path, monkeypatch):
     write_jpeg_zip(tmp_path / "cifar10-jpeg.zip")
     first = cifar10(tmp_path).train.inputs
-    monkeypatch.setattr("sparsedp_experiments.data.cifar.decode_all", lambda *_: pytest.fail("decoded again"))
+    monkeypatch.setattr(
+        "sparsedp_experiments.data.vision.decode_all", lambda *_: pytest.fail("decoded again")
+    )
     assert torch.equal(cifar10(tmp_path).train.inputs, first)
 
 
-class Malicious:
-    def __reduce__(self):
-        return (os.system, ("exit 1",))
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (pickle.dumps(Malicious()), "asks for (posix|nt).system"),
-        (pickle.dumps({b"data": eval, b"labels": []}), "asks for builtins.eval"),
-        (pickle.dumps(io.BytesIO), "asks for _io.BytesIO"),
-        (b"", "not a CIFAR-10 python batch"),
-        (b"\x80\x02}q", "not a CIFAR-10 python batch"),
-        (pickle.dumps([1, 2]), "got a pickled list"),
-        (pickle.dumps({b"data": np.zeros((1, 3072), np.uint8)}, protocol=3), "expected data and labels"),
-        (pickle.dumps({b"data": np.zeros((1, 3072)), b"labels": [0]}, protocol=3), "expected bytes of shape"),
-        (
-            pickle.dumps({b"data": np.zeros((1, 3072), np.uint8), b"labels": [0, 1]}, protocol=3),
-            "one integer per",
-        ),
-        (
-            pickle.dumps({b"data": np.zeros((1, 3072), np.uint8), b"labels": [10]}, protocol=3),
-            "expected 0 to 9",
-        ),
-    ],
-)
-def test_a_pickle_that_is_not_a_batch_is_refused_and_runs_nothing(content, message):
-    with pytest.raises(DataError, match=message):
-        read_python_batch(content, "data_batch_1")
-
-
-def test_a_python_2_pickle_is_read():
-    """The official files name numpy's old module and store strings as Python 2 did."""
-    data = bytes(range(256)) * 12
-    array = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b\x87R"
-    dtype = b"cnumpy\ndtype\nU\x02u1K\x00K\x01\x87R(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
-    shape_and_bytes = (
-        b"(K\x01K\x01M\x00\x0c\x86" + dtype + b"\x89T" + len(data).to_bytes(4, "little") + data + b"tb"
-    )
-    content = b"\x80\x02}(U\x04data" + array + shape_and_bytes + b"U\x06labels]K\x07au."
-    images, labels = read_python_batch(content, "data_batch_1")
-    assert images.tobytes() == data
-    assert labels.tolist() == [7]
-
-
-def test_a_binary_batch_of_a_wrong_length_or_label_is_refused():
-    with pytest.raises(DataError, match="expected a multiple of 3073"):
-        read_binary_batch(binary_batch(0)[:-1], "data_batch_1.bin")
-    with pytest.raises(DataError, match="expected 0 to 9"):
-        read_binary_batch(b"\x0a" + bytes(3072), "data_batch_1.bin")
-
-
 def test_missing_batches_and_damaged_archives_are_named(tmp_path):
-    FORMS["python folder"](tmp_path)
-    (tmp_path / "cifar-10-batches-py" / "data_batch_3").unlink()
-    with pytest.raises(DataError, match="data_batch_3 is missing"):
+    FORMS["binary folder"](tmp_path)
+    (tmp_path / "cifar-10-batches-bin" / "data_batch_3.bin").unlink()
+    with pytest.raises(DataError, match=r"data_batch_3\.bin is missing"):
         cifar10(tmp_path)
     other = tmp_path / "other"
     other.mkdir()
-    FORMS["python tar"](other)
-    archive = other / "cifar-10-python.tar.gz"
+    FORMS["binary tar"](other)
+    archive = other / "cifar-10-binary.tar.gz"
     archive.write_bytes(archive.read_bytes()[:-500])
     with pytest.raises(DataError, match="truncated or damaged") as caught:
         cifar10(other)
@@ -218,4 +155,4 @@ def test_the_real_archive_opens_and_is_balanced(real_data):
     with zipfile.ZipFile(path) as archive:
         names = archive.namelist()
     for side, each in (("train", 5000), ("test", 1000)):
-        assert [sum(name.startswith(f"{side}/{c}/") for name in names) for c in CLASSES] == [each] * 10
+        assert [sum(name.startswith(f"{side}/{c}/") for name in names) for c in CIFAR_CLASSES] == [each] * 10

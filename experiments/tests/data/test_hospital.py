@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from sparsedp.errors import DataError
-from sparsedp_experiments.data import diabetes130, icd9
+from sparsedp_experiments.data import diabetes130
 from sparsedp_experiments.data.encoding import (
+    ICD9_SLOTS,
     Category,
     Diagnoses,
     Hashed,
@@ -18,8 +19,10 @@ from sparsedp_experiments.data.encoding import (
     Ordinal,
     encode,
     feature_names,
+    icd9_name,
+    icd9_slot,
 )
-from sparsedp_experiments.data.hospital import read_table, schema
+from sparsedp_experiments.data.tables import read_table, schema
 
 COLUMNS = [
     "encounter_id", "patient_nbr", "race", "gender", "age", "weight", "admission_type_id",
@@ -176,13 +179,13 @@ def test_pooled_diagnoses_count_a_repeated_code_once(tmp_path):
     ],
 )  # fmt: skip
 def test_icd9_codes_go_to_their_class(code, expected):
-    assert icd9.name(icd9.slot(code)) == expected
+    assert icd9_name(icd9_slot(code)) == expected
 
 
 def test_every_icd9_slot_has_its_own_name_and_is_reached_by_it():
-    names = [icd9.name(place) for place in range(icd9.SLOTS)]
-    assert len(set(names)) == icd9.SLOTS == 999 + 91 + 31 + 200 + 40 + 1
-    assert [icd9.slot(name) for name in names] == list(range(icd9.SLOTS))
+    names = [icd9_name(place) for place in range(ICD9_SLOTS)]
+    assert len(set(names)) == ICD9_SLOTS == 999 + 91 + 31 + 200 + 40 + 1
+    assert [icd9_slot(name) for name in names] == list(range(ICD9_SLOTS))
 
 
 def test_blocks_clamp_and_hash_and_put_the_unknown_in_a_slot_of_its_own():

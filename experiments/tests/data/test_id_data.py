@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gzip
 import math
 import zipfile
-import zlib
 
 import numpy as np
 import pytest
@@ -13,10 +11,8 @@ import torch
 
 from sparsedp.errors import DataError
 from sparsedp_experiments.data import load
-from sparsedp_experiments.data.clicks import CATEGORIES, COUNTS
 from sparsedp_experiments.data.ratings import field_sizes
-from sparsedp_experiments.runs.evaluation import recall_at
-from sparsedp_experiments.runs.execute import execute
+from sparsedp_experiments.runs.execute import execute, recall_at
 from sparsedp_experiments.runs.settings import Settings
 
 USERS = 40
@@ -114,48 +110,6 @@ def test_damaged_ratings_are_refused_by_line(tmp_path, file, text, complaint):
     write(tmp_path, "ml-100k", hundred_k() | {file: text}, packed=False)
     with pytest.raises(DataError, match=complaint):
         load("movielens-100k", tmp_path)
-
-
-def clicks(lines: int = 60) -> str:
-    generator = np.random.default_rng(1)
-    rows = []
-    for _ in range(lines):
-        counts = ["" if c < 0 else str(c) for c in generator.integers(-1, 400, COUNTS)]
-        words = ["" if c == 0 else f"{c:08x}" for c in generator.integers(0, 9, CATEGORIES)]
-        rows.append("\t".join([str(generator.integers(2)), *counts, *words]))
-    return "\n".join(rows) + "\n"
-
-
-@pytest.mark.parametrize("packed", [False, True], ids=["plain", "gzip"])
-def test_a_click_log_is_hashed_by_field_and_value(tmp_path, packed):
-    text = clicks()
-    if packed:
-        (tmp_path / "train.txt.gz").write_bytes(gzip.compress(text.encode()))
-    else:
-        (tmp_path / "train.txt").write_text(text)
-    bundle = load("criteo", tmp_path, buckets=1000, rows=50)
-    assert bundle.vocabulary == 1000
-    assert len(bundle.train) + len(bundle.test) == 50
-    expected = set()
-    for line in text.splitlines()[:50]:
-        label, *fields = line.split("\t")
-        for place in range(COUNTS):
-            if fields[place] and int(fields[place]) > 0:
-                fields[place] = str(math.floor(math.log(int(fields[place]) + 1) ** 2))
-        expected.add((int(label), *(zlib.crc32(f"{i}={v}".encode()) % 1000 for i, v in enumerate(fields))))
-    found = {
-        (int(y), *x)
-        for side in (bundle.train, bundle.test)
-        for x, y in zip(side.inputs.tolist(), side.targets, strict=True)
-    }
-    assert found == expected
-
-
-@pytest.mark.parametrize("line", ["2" + "\t" * 39, "1\t2\t3", "1\tx" + "\t" * 38])
-def test_a_line_that_is_no_click_is_refused(tmp_path, line):
-    (tmp_path / "train.txt").write_text(clicks(3) + line + "\n")
-    with pytest.raises(DataError, match="line 4"):
-        load("criteo", tmp_path)
 
 
 def test_made_up_words_follow_zipfs_law_and_tell_the_class():

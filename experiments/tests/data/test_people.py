@@ -9,9 +9,15 @@ import torch
 
 from sparsedp.errors import DataError
 from sparsedp_experiments.data import load
-from sparsedp_experiments.data.census import _ADULT_RULES, _CENSUS_RULES, adult, census_income
-from sparsedp_experiments.data.compas import _RULES, compas
 from sparsedp_experiments.data.encoding import feature_names
+from sparsedp_experiments.data.tables import (
+    _ADULT_RULES,
+    _CENSUS_RULES,
+    _COMPAS_RULES,
+    adult,
+    census_income,
+    compas,
+)
 from tables_of_people import ADULT_ROW, CENSUS_ROW, COMPAS_COLUMNS, adult_lines, census_lines, compas_rows
 
 
@@ -89,7 +95,7 @@ def test_compas_is_split_by_person_and_leaves_the_scores_out(tmp_path):
     bundle = compas(tmp_path, unit_norm=False)
     assert len(bundle.train) + len(bundle.test) == 300
     assert 30 < len(bundle.test) < 90
-    assert not any("score" in name for name in feature_names(_RULES))
+    assert not any("score" in name for name in feature_names(_COMPAS_RULES))
     assert int(bundle.train.targets.sum() + bundle.test.targets.sum()) == 150
     again = compas(tmp_path, unit_norm=False)
     assert torch.equal(again.test.targets, bundle.test.targets)
@@ -147,7 +153,7 @@ def test_the_real_tables_are_complete_and_every_value_is_on_its_list(real_data, 
     bundle = load(name, root=real_data)
     assert (len(bundle.train), len(bundle.test)) == (train, test)
     assert int(bundle.train.targets.sum()) == positives
-    rules = {"adult": _ADULT_RULES, "census-income": _CENSUS_RULES, "compas": _RULES}[name]
+    rules = {"adult": _ADULT_RULES, "census-income": _CENSUS_RULES, "compas": _COMPAS_RULES}[name]
     names = feature_names(rules)
     used = {names[column] for column in torch.unique(bundle.train.features.columns).tolist()}
     assert not any(one.endswith("=other") for one in used)

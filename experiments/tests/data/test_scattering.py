@@ -1,7 +1,6 @@
 """Scattering features against Kymatio's numbers, against their definition, and on disk."""
 
 import logging
-import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,10 +11,8 @@ from torch import nn
 
 from sparsedp.errors import DataError
 from sparsedp_experiments.data import UNIT, DataBundle, Dense, Sparse, Split, load, scattering_bundle
-from sparsedp_experiments.data.bundle import holdout
-from sparsedp_experiments.data.mirrored import mirrored
-from sparsedp_experiments.data.scattering import MAPS, Scattering
-from sparsedp_experiments.data.wavelets import ANGLES, low_pass, morlet
+from sparsedp_experiments.data.bundle import holdout, mirrored
+from sparsedp_experiments.data.features import ANGLES, MAPS, Scattering, low_pass, morlet
 
 GOLDENS = Path(__file__).parent / "goldens" / "scattering.npz"
 
@@ -115,7 +112,7 @@ def test_features_are_computed_once_and_then_mapped_from_disk(monkeypatch, priva
     bundle = image_bundle(fingerprint="toy files")
     first = scattering_bundle(bundle)
     assert len(list((private_cache / "decoded").glob("*.npy"))) == 2
-    monkeypatch.setattr("sparsedp_experiments.data.kept._fill", lambda *_: pytest.fail("computed again"))
+    monkeypatch.setattr("sparsedp_experiments.data.features._fill", lambda *_: pytest.fail("computed again"))
     again = scattering_bundle(bundle)
     assert torch.equal(again.train.inputs, first.train.inputs)
     assert again.fingerprint == first.fingerprint != bundle.fingerprint
@@ -144,30 +141,6 @@ def test_a_damaged_or_unwritable_cache_is_harmless(private_cache, caplog):
     with caplog.at_level(logging.WARNING):
         assert torch.equal(scattering_bundle(bundle).train.inputs, expected)
     assert "stay in memory" in caplog.text
-
-
-@pytest.mark.parametrize("forget", [False, True], ids=["edited", "without its digest"])
-def test_an_edited_file_is_made_again(private_cache, caplog, forget):
-    bundle = image_bundle(fingerprint="toy files")
-    expected = scattering_bundle(bundle).train.inputs.clone()
-    for path in (private_cache / "decoded").glob("*.npy"):
-        content = bytearray(path.read_bytes())
-        content[-1] ^= 1
-        path.write_bytes(content)
-        if forget:
-            path.with_suffix(".json").unlink()
-    with caplog.at_level(logging.WARNING):
-        assert torch.equal(scattering_bundle(bundle).train.inputs, expected)
-    assert "not as it was written" in caplog.text
-
-
-def test_a_file_that_was_only_touched_is_read_as_it_is(monkeypatch, private_cache):
-    bundle = image_bundle(fingerprint="toy files")
-    expected = scattering_bundle(bundle).train.inputs
-    for path in (private_cache / "decoded").glob("*.npy"):
-        os.utime(path, (1, 1))
-    monkeypatch.setattr("sparsedp_experiments.data.kept._fill", lambda *_: pytest.fail("computed again"))
-    assert torch.equal(scattering_bundle(bundle).train.inputs, expected)
 
 
 def test_a_bundle_without_files_leaves_nothing_on_disk(private_cache):

@@ -9,100 +9,13 @@ import zipfile
 
 import numpy as np
 import pytest
-import torch
 
 from sparsedp._files import cache_dir
 from sparsedp.errors import DataError
-from sparsedp_experiments.data import DATASETS, SOURCES, Checksum, get, load, npz, status
-from sparsedp_experiments.data.cache import cache_path, cached_arrays
-from sparsedp_experiments.data.download import compare, public_checksum
-from sparsedp_experiments.data.files import fingerprint
-from sparsedp_experiments.data.row import PublicFiles, SourceFile
-
-
-def write_npz(path, **changes):
-    arrays = {
-        "x_train": np.arange(24, dtype=np.float64).reshape(6, 4),
-        "y_train": np.array([0, 1, 0, 1, 0, 1]),
-        "x_test": np.ones((2, 4)),
-        "y_test": np.array([1, 0]),
-    }
-    np.savez(path, **{name: value for name, value in (arrays | changes).items() if value is not None})
-
-
-def test_npz_arrays_become_a_bundle(tmp_path):
-    path = tmp_path / "mine.npz"
-    write_npz(path, units_train=np.array(list("aabbcd")), units_test=np.array(["e", "f"]))
-    bundle = npz(path, classes=("no", "yes"), unit="patient")
-    assert bundle.unit == "patient"
-    assert bundle.train.unit_count == 4
-    assert bundle.train.inputs.dtype == torch.float32
-    assert bundle.test.targets.tolist() == [1, 0]
-    write_npz(path, x_train=np.full((6, 4), 255, np.uint8), x_test=np.zeros((2, 4), np.uint8))
-    assert npz(path, classes=("no", "yes")).train.inputs.max() == 1
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"y_test": None}, "array 'y_test' is missing"),
-        ({"x_train": np.array([[object()]] * 6)}, "plain arrays"),
-        ({"x_train": np.full((6, 4), np.nan)}, "not finite"),
-        ({"y_train": np.zeros(6)}, "expected 6 class numbers"),
-        ({"y_train": np.zeros(5, int)}, "expected 6 class numbers"),
-        ({"y_train": np.full(6, 2)}, "outside the 2 classes"),
-        ({"x_train": np.zeros(6)}, r"numbers of shape \[N, ...\]"),
-        ({"units_train": np.arange(6), "units_test": np.array([5, 9])}, "in both train and test"),
-        ({"y_train": np.array(list("nynyny"))}, "class numbers in the order of the classes"),
-        ({"x_train": np.zeros((0, 4)), "y_train": np.zeros(0, int)}, "the training part has no rows"),
-        ({"units_train": np.zeros((6, 2), int)}, r"got units_train of int64 \(6, 2\), expected 6 ids"),
-        ({"units_train": np.arange(5)}, r"got units_train of int64 \(5,\), expected 6 ids"),
-    ],
-)
-def test_wrong_npz_arrays_are_refused(tmp_path, changes, message):
-    write_npz(tmp_path / "mine.npz", **changes)
-    with pytest.raises(DataError, match=message):
-        npz(tmp_path / "mine.npz", classes=("no", "yes"))
-
-
-@pytest.mark.parametrize(
-    ("train", "test"),
-    [
-        (np.array([1, 1, 2, np.nan, 3, np.nan]), np.array([8, 9])),
-        (np.array([1, 1, 2, 2, 3, 3]), np.array([np.nan, np.nan])),
-        (np.array(["a", "a", "b", "", "c", " "]), np.array(["d", "e"])),
-        (np.array(["a", "a", "b", np.nan, "c", None]).astype(str), np.array(["d", "e"])),
-        (np.array([b"a", b"a", b"b", b"", b"c", b"nan"]), np.array([b"d", b"e"])),
-        (np.array(["2020-01-01"] * 4 + ["NaT"] * 2, "M8[D]"), np.array(["2021-01-01"] * 2, "M8[D]")),
-    ],
-    ids=["numbers", "test", "text", "text-of-missing", "bytes", "dates"],
-)
-def test_missing_ids_are_refused_as_a_person_would_be_two(tmp_path, train, test):
-    write_npz(tmp_path / "mine.npz", units_train=train, units_test=test)
-    with pytest.raises(DataError, match=r"units_t\w+: 2 ids are missing; every row needs one"):
-        npz(tmp_path / "mine.npz", classes=("no", "yes"))
-
-
-def test_labels_may_be_true_and_false(tmp_path):
-    write_npz(tmp_path / "mine.npz", y_train=np.array([0, 1, 0, 1, 0, 1], bool))
-    assert npz(tmp_path / "mine.npz", classes=("no", "yes")).train.targets.tolist() == [0, 1, 0, 1, 0, 1]
-
-
-def test_people_without_ids_are_not_named(tmp_path):
-    write_npz(tmp_path / "mine.npz")
-    with pytest.raises(DataError, match="unit: got 'patient', but there is no units_train"):
-        npz(tmp_path / "mine.npz", classes=("no", "yes"), unit="patient")
-
-
-def test_a_damaged_npz_is_named(tmp_path):
-    path = tmp_path / "mine.npz"
-    for content in (b"", b"junk", None):
-        if content is None:
-            write_npz(path)
-            content = path.read_bytes()[:-100]
-        path.write_bytes(content)
-        with pytest.raises(DataError, match=r"mine\.npz: cannot be read"):
-            npz(path, classes=("no", "yes"))
+from sparsedp_experiments.data import DATASETS, SOURCES, get, load, status
+from sparsedp_experiments.data.files import cache_path, cached_arrays, fingerprint
+from sparsedp_experiments.data.registry import DIFFERENT, OFFICIAL, UNKNOWN, compare, public_checksum
+from sparsedp_experiments.data.spec import PublicFiles, SourceFile
 
 
 def test_an_unknown_name_lists_the_known_ones():
@@ -190,22 +103,20 @@ def toy_source(monkeypatch, folder, content=b"payload", digest=None):
     digest = digest or hashlib.sha256(content).hexdigest()
     file = SourceFile(("toy.bin",), (digest,), (folder / "remote" / "toy.bin").as_uri())
     spec = PublicFiles("toy", "Toy", "1", "none", "the toy shop", ("toys",), {"official": (file,)})
-    monkeypatch.setattr("sparsedp_experiments.data.table.SOURCES", {"toy": spec})
-    monkeypatch.setattr("sparsedp_experiments.data.download.SOURCES", {"toy": spec})
+    monkeypatch.setattr("sparsedp_experiments.data.registry.SOURCES", {"toy": spec})
+    monkeypatch.setattr("sparsedp_experiments.data.registry.SOURCES", {"toy": spec})
     return spec
 
 
 def test_a_download_is_checked_put_in_place_and_found(tmp_path, monkeypatch, private_cache):
-    toy_source(monkeypatch, tmp_path)
-    assert not status()[0].complete
+    spec = toy_source(monkeypatch, tmp_path)
+    assert status(spec).missing
     calls = []
     (path,) = get("toy", progress=lambda *call: calls.append(call))
     assert path == private_cache / "datasets" / "toys" / "toy.bin"
     assert path.read_bytes() == b"payload"
     assert calls == [("toy.bin", 7, 7)]
-    (found,) = status()
-    assert found.complete
-    assert found.found[0].checksum is Checksum.OFFICIAL
+    assert status(spec).checksums() == [OFFICIAL]
     get("toy", opener=lambda _: pytest.fail("downloaded again"))
 
 
@@ -251,10 +162,10 @@ def test_the_original_is_known_through_its_compression(tmp_path):
     with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
         archive.writestr("a.csv", content)
     (tmp_path / "b.gz").write_bytes(gzip.compress(b"another")[:-3])
-    assert compare(tmp_path / "a.gz", known) is Checksum.OFFICIAL
-    assert compare(tmp_path / "a.zip", known) is Checksum.OFFICIAL
-    assert compare(tmp_path / "b.gz", known) is Checksum.DIFFERENT
-    assert compare(tmp_path / "a.gz", ()) is Checksum.UNKNOWN
+    assert compare(tmp_path / "a.gz", known) is OFFICIAL
+    assert compare(tmp_path / "a.zip", known) is OFFICIAL
+    assert compare(tmp_path / "b.gz", known) is DIFFERENT
+    assert compare(tmp_path / "a.gz", ()) is UNKNOWN
 
 
 def test_a_record_gets_the_published_checksums_and_nothing_of_other_files(tmp_path, monkeypatch):
@@ -271,7 +182,7 @@ def test_a_record_gets_the_published_checksums_and_nothing_of_other_files(tmp_pa
 
 @pytest.mark.data
 def test_the_real_originals_have_their_public_checksums(real_data):
-    listed = {entry.source.name: entry for entry in status(real_data)}
     for name in ("mnist", "fashion-mnist", "diabetes130"):
-        if listed[name].complete:
-            assert {file.checksum for file in listed[name].found} == {Checksum.OFFICIAL}
+        found = status(SOURCES[name], real_data)
+        if not found.missing:
+            assert set(found.checksums()) == {OFFICIAL}

@@ -17,8 +17,8 @@ from tokenizers import Tokenizer
 from sparsedp.errors import DataError
 from sparsedp_experiments.data import imdb, imdb_tokens, load
 from sparsedp_experiments.data.text import BUCKETS, HashedTexts, bag_of_words, token_ids, tokens
-from sparsedp_experiments.models.text import PADDING, VOCABULARY
-from sparsedp_experiments.models.word_vectors import WordVectors
+from sparsedp_experiments.models.ids import PADDING, VOCABULARY
+from sparsedp_experiments.models.pretrained import WordVectors
 
 REVIEWS = {
     "train/pos/0_9.txt": "Great film! <br /><br />I don't regret it. Great.",
@@ -129,7 +129,7 @@ def test_the_archive_is_read_in_the_official_layout(tmp_path):
 def test_read_once_then_from_the_cache(tmp_path, monkeypatch):
     write_archive(tmp_path / "aclImdb_v1.tar.gz", REVIEWS)
     first = imdb(tmp_path).train.inputs
-    monkeypatch.setattr("sparsedp_experiments.data.reviews.read_archive", lambda _: pytest.fail("read again"))
+    monkeypatch.setattr("sparsedp_experiments.data.text.read_archive", lambda _: pytest.fail("read again"))
     assert torch.equal(imdb(tmp_path).train.inputs, first)
 
 

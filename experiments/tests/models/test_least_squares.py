@@ -80,10 +80,10 @@ def run(x, y, out, **settings):
         method="dp-sgd",
         epochs=1,
         batch_size=len(x),
-        clip_norm=model.record_norm,
+        max_grad_norm=model.record_norm,
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=1.0),
         callbacks=[keep_noise_down(model)],
-        out=out,
+        run_dir=out,
         progress=False,
         **settings,
     )
@@ -120,8 +120,8 @@ def test_several_steps_have_the_ridge_of_their_sum():
     model, told = LeastSquares(6, 3), []
     result = sparsedp.fit(
         model, TensorDataset(x, y), moments_loss(), method="dp-sgd", epochs=2, batch_size=2500, epsilon=8.0,
-        delta=1e-5, clip_norm=model.record_norm, optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.5),
-        scheduler=lambda optimizer, _: torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step)),
+        delta=1e-5, max_grad_norm=model.record_norm, optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.5),
+        lr_scheduler=lambda optimizer, _: torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step)),
         callbacks=[keep_noise_down(model), told.append], seed=1, progress=False,
     )  # fmt: skip
     steps = [event for event in told if hasattr(event, "released")]
@@ -174,7 +174,7 @@ def test_a_private_run_behind_a_frozen_body_learns(engine):
     model = behind_a_body(width=20)
     result = sparsedp.fit(
         model, TensorDataset(x, y), moments_loss(), method="dp-sgd", epochs=1, batch_size=len(x),
-        clip_norm=model[-1].record_norm, optimizer=lambda parameters: torch.optim.SGD(parameters, lr=1.0),
+        max_grad_norm=model[-1].record_norm, optimizer=lambda parameters: torch.optim.SGD(parameters, lr=1.0),
         callbacks=[keep_noise_down(model)], epsilon=8.0, delta=1e-5, seed=1, progress=False, engine=engine,
     )  # fmt: skip
     assert result.ledger.steps == 1

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.func import grad, vmap
 
-from sparsedp_experiments.models.pooling import MaxPool2d
+from sparsedp_experiments.models.networks import MaxPool2d
 
 
 @pytest.mark.parametrize("stride", [1, 2])

@@ -15,13 +15,13 @@ from torch import nn
 from sparsedp import fit
 from sparsedp.batch_norm import ChannelAffine, fold_batch_norm, freeze_batch_norm
 from sparsedp.errors import DataError, ModelError
-from sparsedp_experiments.data.bundle import DataBundle, Split
-from sparsedp_experiments.data.features import Dense
-from sparsedp_experiments.data.pretrained_features import lite0_bundle
-from sparsedp_experiments.models.efficientnet import BlockMoments, Pictures
-from sparsedp_experiments.models.heads import parameter_count
+from sparsedp_experiments.data.bundle import DataBundle, Dense, Split
+from sparsedp_experiments.data.features import lite0_bundle
+from sparsedp_experiments.models.networks import parameter_count
 from sparsedp_experiments.models.pretrained import (
     PRETRAINED,
+    BlockMoments,
+    Pictures,
     lite0_top,
     load_public_weights,
     pretrained,
@@ -177,7 +177,8 @@ def test_a_run_names_the_public_weights_and_their_checksum(tmp_path):
     pictures = torch.rand(16, 3, 32, 32, generator=torch.Generator().manual_seed(6)), torch.arange(16) % 2
     fit(
         pretrained(classes=2, size=32), pictures, nn.CrossEntropyLoss(reduction="none"), method="dp-sgd", epsilon=8.0,
-        delta=1e-3, epochs=1, batch_size=8, lr=1.0, seed=0, progress=False, accountant="rdp", out=tmp_path / "run",
+        delta=1e-3, epochs=1, batch_size=8, lr=1.0, seed=0, progress=False, accountant="rdp", run_dir=tmp_path /
+        "run",
     )  # fmt: skip
     (named,) = json.loads((tmp_path / "run" / "record.json").read_text())["schema"]["public_weights"]
     assert named == str(PRETRAINED["efficientnet-lite0"])

@@ -4,9 +4,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from sparsedp_experiments.pages.study import Study, read_study
-from sparsedp_experiments.runs.config import read_experiment
+from sparsedp_experiments.runs.grid import read_experiment
 from sparsedp_experiments.runs.results import Results
+from sparsedp_experiments.runs.tables import Study, read_study
 
 CONFIG = """
 title = "A small table"

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from sparsedp_experiments.data.cifar import CLASSES
 from sparsedp_experiments.data.encoding import Number
-from sparsedp_experiments.data.hospital import schema
+from sparsedp_experiments.data.tables import schema
+from sparsedp_experiments.data.vision import CIFAR_CLASSES
 from tables_of_people import COMPAS_COLUMNS, adult_lines, census_lines, compas_rows
 
 TRAIN, TEST = 112, 40
@@ -48,7 +48,7 @@ def write_cifar(folder: Path) -> None:
     folder.mkdir(parents=True)
     with zipfile.ZipFile(folder / "cifar10-jpeg.zip", "w") as archive:
         for side, per_class in (("train", TRAIN // 10 + 1), ("test", TEST // 10)):
-            for number, name in enumerate(CLASSES):
+            for number, name in enumerate(CIFAR_CLASSES):
                 for picture in range(per_class):
                     archive.writestr(f"{side}/{name}/{picture:04d}.jpg", _jpeg(32, 20 * number, picture))
 

@@ -5,11 +5,10 @@ import math
 import pytest
 import small_data
 
-from sparsedp_experiments.pages.study import read_study
-from sparsedp_experiments.pages.verdicts import read_claims
-from sparsedp_experiments.runs import datasets
-from sparsedp_experiments.runs.config import committed_families, read_experiment, records_of
-from sparsedp_experiments.runs.execute import execute
+from sparsedp_experiments.runs.claims import read_claims
+from sparsedp_experiments.runs.execute import _load, execute
+from sparsedp_experiments.runs.grid import committed_families, read_experiment, records_of
+from sparsedp_experiments.runs.tables import read_study
 
 NAMES = sorted(committed_families())
 SMOKE = {"subset": 64, "batch_size": 16}
@@ -26,9 +25,9 @@ def small_files(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPARSEDP_DATA", str(root / "data"))
         patch.setenv("SPARSEDP_CACHE", str(root / "cache"))
-        datasets._load.cache_clear()
+        _load.cache_clear()
         yield
-    datasets._load.cache_clear()
+    _load.cache_clear()
 
 
 def kinds_of_runs(experiment):
@@ -71,7 +70,7 @@ def test_every_claim_names_cells_that_its_experiment_has():
             study = known.get(evidence.experiment)
             if study is None:
                 continue
-            terms = [evidence.best] if evidence.contrast is None else [t for _, t in evidence.contrast.terms]
+            terms = [evidence.best] if evidence.best else [t for _, t in evidence.terms]
             for labels in terms:
                 assert any(labels.items() <= dict(cell).items() for cell in study.cells), (claim.id, labels)
             axes = {axis.name: {level.label for level in axis.levels} for axis in study.experiment.axes}

@@ -9,9 +9,16 @@ import pytest
 from scipy.stats import norm
 
 from sparsedp.methods import MethodOptions, build_plan, get_method
-from sparsedp_experiments.partition.__main__ import read_config, trainings
-from sparsedp_experiments.partition.train import PARTITION, POISSON, Training, partition_batches, train
-from sparsedp_experiments.runs.datasets import load_data
+from sparsedp_experiments.runs.execute import load_data
+from sparsedp_experiments.runs.partition import (
+    PARTITION,
+    POISSON,
+    Training,
+    partition_batches,
+    read_config,
+    train,
+    trainings,
+)
 from sparsedp_experiments.runs.settings import Settings
 
 
@@ -26,7 +33,7 @@ def test_a_partition_has_every_row_once_an_epoch_in_batches_of_nearly_equal_size
     bundle = load_data(Settings(dataset="digits"))
     plan = build_plan(
         get_method("dp-sgd"), MethodOptions(), units=len(bundle.train), batch_size=200, epochs=2, epsilon=8.0,
-        delta=1e-5, clip_norm=1.0,
+        delta=1e-5, max_grad_norm=1.0,
     )  # fmt: skip
     steps = [(batch.step, list(batch)) for batch in partition_batches(bundle, plan, seed=0)]
     per_epoch = plan.epoch_ends()[0]

@@ -1,7 +1,5 @@
 """The simulation of many rates at once: the same weights as the library, and the rule's rate holds on its records."""
 
-import json
-
 import numpy as np
 import pytest
 import torch
@@ -11,11 +9,18 @@ from torch.utils.data import TensorDataset
 
 from sparsedp import fit
 from sparsedp.methods import MethodOptions, build_plan, configure, get_method
-from sparsedp_experiments.models.tabular import logistic
-from sparsedp_experiments.rates.__main__ import MARK, PAGE
-from sparsedp_experiments.rates.finals import final_table, key_of, tuned
-from sparsedp_experiments.rates.records import DENSE, SPARSE, records
-from sparsedp_experiments.rates.simulate import People, Setting, auc, simulate
+from sparsedp_experiments.models.networks import logistic
+from sparsedp_experiments.runs.table_rates import (
+    DENSE,
+    SPARSE,
+    People,
+    Setting,
+    auc,
+    key_of,
+    read_records,
+    simulate,
+    tuned,
+)
 
 
 def some_people(rows, features=6):
@@ -34,7 +39,7 @@ def quiet_plan(method, rows):
         epochs=10,
         epsilon=200,
         delta=1e-5,
-        clip_norm=0.2,
+        max_grad_norm=0.2,
         accountant="rdp",
     )
 
@@ -52,7 +57,7 @@ def test_without_noise_the_weights_are_the_librarys(name, ratio):
     model = logistic((6,), 2)
     fit(
         model, data, nn.CrossEntropyLoss(reduction="none"), method=method, epsilon=200, delta=1e-5, epochs=10,
-        batch_size=3000, clip_norm=0.2, lr=2.0, accountant="rdp", seed=0, progress=False,
+        batch_size=3000, max_grad_norm=0.2, lr=2.0, accountant="rdp", seed=0, progress=False,
     )  # fmt: skip
     weights = torch.cat([p.detach().reshape(-1) for p in model.parameters()]).numpy()
     np.testing.assert_allclose(found, weights, rtol=0.02, atol=0.005)
@@ -69,7 +74,7 @@ def test_the_area_under_the_curve_counts_pairs():
 
 def finals():
     groups = {}
-    for record in records():
+    for record in read_records():
         if record["stage"] == "final":
             groups.setdefault(key_of(record), []).append(np.array(record["auc"]))
     return {key: np.mean(scores, axis=0) for key, scores in groups.items()}
@@ -95,8 +100,3 @@ def test_tuning_is_the_best_mean_of_the_validation_records():
     assert tuned(lines, 1.0) == {("t", True, 1.0): Setting(0.1, 1.0)}
     assert tuned(lines, 0.3) == {("t", True, 1.0): Setting(0.2, 0.3)}
     assert (len(DENSE), len(SPARSE)) == (39, 45)
-
-
-def test_the_page_has_the_table_of_the_records():
-    text = "\n".join(final_table(json.loads(json.dumps(one)) for one in records()))
-    assert f"{MARK}\n\n{text}\n\n{MARK}" in PAGE.read_text()

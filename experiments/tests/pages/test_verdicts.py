@@ -8,22 +8,25 @@ from handmade import make_study
 from scipy import stats
 
 from sparsedp.errors import SparseDPError
-from sparsedp_experiments.comparison.statistics import Estimate, estimate
-from sparsedp_experiments.pages.contrast import Contrast, Part, parts_of, pooled
-from sparsedp_experiments.pages.summary import summary
-from sparsedp_experiments.pages.verdicts import (
+from sparsedp_experiments.runs.claims import (
     Claim,
+    Evidence,
+    Part,
     Ruling,
     Verdict,
     above,
     equal,
     judge,
     no_loss,
+    parts_of,
+    pooled,
     read_claims,
 )
+from sparsedp_experiments.runs.page import summary
+from sparsedp_experiments.runs.results import Estimate, estimate
 
 NOISE = np.random.default_rng(0).normal(0, 0.01, (2, 3, 10))
-LEARNED = Contrast(({"method": "tp-topk"},), ({"method": "tp-rand"},), None, None, {})
+LEARNED = Evidence("small", ({"method": "tp-topk"},), ({"method": "tp-rand"},))
 
 
 def claims_from(tmp_path, text):
@@ -66,7 +69,8 @@ def test_a_part_is_the_paired_difference_of_scipy(tmp_path):
         ours = [0.8 + 0.05 * seed + 0.01 + 0.1 * NOISE[row, 2, seed] for seed in range(3)]
         theirs = [0.8 + 0.05 * seed + 0.1 * NOISE[row, 1, seed] for seed in range(3)]
         interval = stats.ttest_rel(ours, theirs).confidence_interval(0.95)
-        assert (part.estimate.low, part.estimate.high) == pytest.approx((interval.low, interval.high))
+        found = estimate([part.values[seed] for seed in sorted(part.values)])
+        assert (found.low, found.high) == pytest.approx((interval.low, interval.high))
 
 
 def test_pooling_takes_one_value_per_seed_the_mean_over_cells(tmp_path):
@@ -95,7 +99,7 @@ def test_pooling_uses_the_seeds_all_cells_share_and_waits_for_cells_with_one():
 def test_a_gap_of_gaps_is_the_first_gap_less_the_second(tmp_path):
     gains = {("1", "tp-topk"): 0.05, ("3", "tp-topk"): 0.01}
     study = make_study(tmp_path, lambda cell, seed: 0.5 + gains.get((cell["epsilon"], cell["method"]), 0.0))
-    contrast = Contrast(LEARNED.better, LEARNED.worse, {"epsilon": "1"}, {"epsilon": "3"}, {})
+    contrast = Evidence("small", LEARNED.better, LEARNED.worse, {"epsilon": "1"}, {"epsilon": "3"})
     (part,) = parts_of(contrast, study, "accuracy")
     assert part.place == {}
     assert part.values == pytest.approx({0: 0.04, 1: 0.04, 2: 0.04})
@@ -105,7 +109,7 @@ def test_lists_are_means_and_only_restricts_the_places(tmp_path):
     level = {"dp-sgd": 0.1, "tp-rand": 0.3, "tp-topk": 0.6}
     study = make_study(tmp_path, lambda cell, seed: level[cell["method"]])
     rest = ({"method": "dp-sgd"}, {"method": "tp-rand"})
-    (part,) = parts_of(Contrast(LEARNED.better, rest, None, None, {"epsilon": ("3",)}), study, "accuracy")
+    (part,) = parts_of(Evidence("small", LEARNED.better, rest, only={"epsilon": ("3",)}), study, "accuracy")
     assert part.place == {"epsilon": "3"}
     assert part.values[0] == pytest.approx(0.4)
 
@@ -212,7 +216,7 @@ def test_the_committed_claims_cover_the_papers_and_ours():
 
 
 def open_verdict(values, beware=""):
-    claim = Claim("c", "p", "w", "It pays.", "d", "above", 0.0, "accuracy", (), beware)
+    claim = Claim("c", "p", "w", "It pays.", "d", (), beware=beware)
     return Verdict(claim, Ruling.OPEN, estimate(values), (), 1)
 
 
@@ -220,7 +224,7 @@ def test_an_open_claim_stands_on_the_first_page_with_the_seeds_that_would_tell()
     values = [0.012, -0.004, 0.013]
     mean, std = np.mean(values), np.std(values, ddof=1)
     needed = next(n for n in range(3, 200) if stats.t.interval(0.95, n - 1, mean, std / math.sqrt(n))[0] > 0)
-    text = "\n".join(summary([open_verdict(values, "Mind the gap.")], []))
+    text = "\n".join(summary([open_verdict(values, "Mind the gap.")]))
     assert "What is not resolved, and why" in text
     assert f"3 seeds; at this spread about {needed} would tell the sign. Mind the gap." in text
 
@@ -234,4 +238,4 @@ def test_an_open_claim_stands_on_the_first_page_with_the_seeds_that_would_tell()
     ],
 )
 def test_what_keeps_a_claim_open_is_said(values, reason):
-    assert reason in "\n".join(summary([open_verdict(values)], []))
+    assert reason in "\n".join(summary([open_verdict(values)]))

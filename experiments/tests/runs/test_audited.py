@@ -5,7 +5,7 @@ import torch
 
 from sparsedp.auditing import AuditResult
 from sparsedp.batch import per_sample_loss
-from sparsedp_experiments.runs import audited
+from sparsedp_experiments.attacks import audits
 from sparsedp_experiments.runs.execute import execute
 from sparsedp_experiments.runs.settings import Settings
 
@@ -19,8 +19,8 @@ def attacked(monkeypatch):
 
     def subject(asked):
         seen = {}
-        monkeypatch.setattr(audited, "audit", lambda *given, **how: seen.update(given=given, **how))
-        audited.audit_settings(Settings.from_json(asked))
+        monkeypatch.setattr(audits, "audit_plan", lambda *given, **how: seen.update(given=given, **how))
+        audits.audit_settings(Settings.from_json(asked))
         return seen
 
     return subject
@@ -41,7 +41,7 @@ def test_an_audit_has_the_plan_of_the_run_and_a_loss_with_gradients(attacked, as
 
 
 def test_the_one_release_of_least_squares_passes_its_audit():
-    found = audited.audit_settings(Settings.from_json(MOMENTS), steps=2, confidence=0.9999999)
+    found = audits.audit_settings(Settings.from_json(MOMENTS), steps=2, confidence=0.9999999)
     assert isinstance(found, AuditResult)
     assert found.passed
     assert 4 < found.lower_bound <= found.claimed_epsilon <= 8

@@ -3,7 +3,7 @@
 import pytest
 
 from sparsedp.errors import SparseDPError
-from sparsedp_experiments.runs.config import committed_families, parse_experiment, read_experiment
+from sparsedp_experiments.runs.grid import committed_families, parse_experiment, read_experiment
 
 
 def experiment(**content):

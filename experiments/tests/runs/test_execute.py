@@ -2,14 +2,15 @@
 
 import warnings
 
-import numpy as np
 import pytest
 import torch
 
-from sparsedp.errors import DataError, ModelError, PrivacyWarning, SparseDPError
-from sparsedp_experiments.runs.datasets import load_data
-from sparsedp_experiments.runs.execute import execute
-from sparsedp_experiments.runs.networks import build_model
+from sparsedp.errors import ModelError, PrivacyWarning, SparseDPError
+from sparsedp_experiments import data
+from sparsedp_experiments.data import DATASETS, DataBundle, Dense, Split, registry
+from sparsedp_experiments.data.spec import DatasetRow
+from sparsedp_experiments.runs import settings as settings_module
+from sparsedp_experiments.runs.execute import _load, build_model, execute, load_data
 from sparsedp_experiments.runs.settings import Settings
 
 pytestmark = pytest.mark.usefixtures("checked_once")
@@ -22,26 +23,26 @@ def settings(**changes):
 
 
 @pytest.fixture
-def patients(tmp_path):
+def patients(monkeypatch):
     """60 rows of 20 patients to train on, 20 rows of 10 others to test on."""
-    generator = np.random.default_rng(0)
-    arrays = {}
-    for side, rows, people, first in (("train", 60, 20, 0), ("test", 20, 10, 100)):
-        arrays[f"x_{side}"] = generator.random((rows, 4), dtype=np.float32)
-        arrays[f"y_{side}"] = np.arange(rows) % 2
-        arrays[f"units_{side}"] = first + np.arange(rows) % people
-    np.savez(tmp_path / "clinic.npz", **arrays)
-    return {
-        "dataset": str(tmp_path / "clinic.npz"),
-        "classes": ["well", "ill"],
-        "epochs": 1,
-        "batch_size": 5,
-        "seed": 0,
-    }
+    generator = torch.Generator().manual_seed(0)
+
+    def side(rows, people, first):
+        inputs, targets = torch.rand(rows, 4, generator=generator), torch.arange(rows) % 2
+        return Split(Dense(inputs), targets, first + torch.arange(rows) % people)
+
+    bundle = DataBundle(
+        "clinic", "made up", side(60, 20, 0), side(20, 10, 100), ("well", "ill"), unit="patient"
+    )
+    row = DatasetRow(name="clinic", title="c", source=None, loader=lambda root: bundle, model="logistic")
+    for module in (data, registry, settings_module):
+        monkeypatch.setattr(module, "DATASETS", {**DATASETS, "clinic": row})
+    _load.cache_clear()
+    return {"dataset": "clinic", "epochs": 1, "batch_size": 5, "seed": 0}
 
 
 def test_people_are_protected_where_the_data_knows_them(patients):
-    result = execute(Settings.from_json({**patients, "data_options": {"unit": "patient"}}))
+    result = execute(Settings.from_json(patients))
     assert (result.unit, result.plan.units) == ("patient", 20)
     assert set(result.metrics) >= {
         "auc",
@@ -59,7 +60,7 @@ def test_rows_are_protected_only_when_asked_for_and_with_a_warning(patients):
 
 
 def test_inputs_are_normalised_for_each_patient_where_that_is_asked_for(patients):
-    asked = {"normalise": {"noise_multiplier": 6.0}, "data_options": {"unit": "patient"}, "epsilon": 8.0}
+    asked = {"normalise": {"noise_multiplier": 6.0}, "epsilon": 8.0}
     result = execute(Settings.from_json({**patients, **asked, "rows_per_unit": 3}))
     first = result.plan.phases[0]
     assert (first.name, first.noise_multiplier, first.clip_norm, first.trains) == (
@@ -76,31 +77,6 @@ def test_inputs_are_normalised_for_each_patient_where_that_is_asked_for(patients
 def test_a_normalisation_is_checked_before_anything_is_loaded(patients):
     with pytest.raises(SparseDPError, match="normalise: got \\['sigmas'\\]"):
         Settings.from_json({**patients, "normalise": {"sigmas": 8}}).resolved()
-
-
-def test_an_npz_needs_its_classes_declared(patients):
-    del patients["classes"]
-    with pytest.raises(DataError, match="name its classes"):
-        execute(Settings.from_json(patients))
-
-
-def test_nothing_is_spent_without_rows_to_evaluate_on(patients, tmp_path):
-    with np.load(patients["dataset"]) as file:
-        arrays = {name: file[name][: 0 if "test" in name else None] for name in file.files}
-    np.savez(patients["dataset"], **arrays)
-    with pytest.raises(DataError, match=r"x_test.* has no rows; give some, or .*validation=0.2"):
-        execute(Settings.from_json(patients), out=tmp_path / "run")
-    assert not (tmp_path / "run").exists()
-    result = execute(Settings.from_json({**patients, "validation": 0.2}))
-    assert (result.plan.units, set(result.metrics) >= {"accuracy"}) == (16, True)
-
-
-def test_a_table_of_ones_own_gets_the_model_with_a_rate_for_tables(patients, tmp_path):
-    assert Settings.from_json(patients).resolved().model == "logistic"
-    assert Settings.from_json({**patients, "model": "mlp"}).resolved().model == "mlp"
-    np.savez(tmp_path / "pictures.npz", x_train=np.zeros((6, 1, 4, 4)))
-    for other in ("pictures.npz", "none.npz", "folder"):
-        assert Settings.from_json({"dataset": str(tmp_path / other)}).resolved().model == "mlp"
 
 
 def test_a_seed_decides_everything():
@@ -181,23 +157,6 @@ def test_an_ablation_runs_with_an_infinite_epsilon():
 def test_what_cannot_be_done_is_said(changes, error, words):
     with pytest.raises(error, match=words):
         execute(settings(**changes))
-
-
-@pytest.mark.nightly
-def test_kept_features_change_nothing_but_the_time(tmp_path, monkeypatch):
-    monkeypatch.setenv("SPARSEDP_CACHE", str(tmp_path / "cache"))
-    generator, arrays = np.random.default_rng(0), {}
-    for side, rows in (("train", 40), ("test", 12)):
-        arrays[f"x_{side}"] = generator.random((rows, 3, 8, 8), dtype=np.float32)
-        arrays[f"y_{side}"] = np.arange(rows) % 2
-    np.savez(tmp_path / "pictures.npz", **arrays)
-    asked = {"dataset": str(tmp_path / "pictures.npz"), "classes": ["no", "yes"], "model": "lite0",
-             "model_options": {"resize": 32}, "epochs": 2, "batch_size": 10, "seed": 0}  # fmt: skip
-    plain, kept = (execute(Settings.from_json({**asked, "cache_features": flag})) for flag in (False, True))
-    assert plain.metrics == pytest.approx(kept.metrics, rel=1e-5)
-    weights = plain.model.state_dict()
-    for name, value in kept.model.state_dict().items():
-        torch.testing.assert_close(value, weights[name], rtol=1e-5, atol=1e-6)
 
 
 def test_features_of_a_model_without_a_fixed_part_cannot_be_kept():

@@ -8,9 +8,8 @@ from multiprocessing import Pipe
 import pytest
 import torch
 
-from sparsedp_experiments.runs.pool import Pool
+from sparsedp_experiments.runs.pool import Done, Failed, Job, Pool, Progress, work
 from sparsedp_experiments.runs.settings import Settings
-from sparsedp_experiments.runs.worker import Done, Failed, Job, Progress, work
 
 TINY = {"dataset": "digits", "subset": 60, "epochs": 1, "batch_size": 20, "seed": 0}
 

@@ -9,10 +9,9 @@ from scipy import stats
 
 from sklearn import metrics
 from sparsedp_experiments.data import digits
-from sparsedp_experiments.runs.config import Contrast
-from sparsedp_experiments.runs.evaluation import evaluator
-from sparsedp_experiments.runs.networks import build_model
-from sparsedp_experiments.runs.table import make_rows
+from sparsedp_experiments.runs.execute import build_model, evaluator
+from sparsedp_experiments.runs.grid import Contrast
+from sparsedp_experiments.runs.results import make_rows
 
 METHODS = Contrast("method", "dp-sgd")
 
@@ -60,7 +59,7 @@ def test_only_common_seeds_of_the_same_cell_are_paired():
     assert (difference.count, difference.low) == (1, None)
     assert difference.mean == pytest.approx(0.1)
     assert rows["on-rand", "8"].difference is None
-    assert rows["tp-topk", "3"].to_json()["difference"]["verdict"] == "not resolved"
+    assert rows["tp-topk", "3"].to_json("accuracy")["difference"]["verdict"] == "not resolved"
 
 
 def test_a_cell_reports_the_largest_epsilon_and_none_when_not_private():

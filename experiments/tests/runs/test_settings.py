@@ -13,7 +13,6 @@ from sparsedp_experiments.runs.settings import KINDS, Settings
 EVERYTHING = {
     "dataset": "digits",
     "data_options": {"groups": 9},
-    "classes": ["a", "b"],
     "validation": 0.2,
     "subset": 100,
     "model": "mlp",
@@ -91,8 +90,6 @@ def test_a_whole_number_and_its_float_are_the_same_run():
         ("unit", "patient"),
         ("seed", -1),
         ("options", ["ranking"]),
-        ("classes", "ab"),
-        ("classes", []),
         ("model", ""),
     ],
 )

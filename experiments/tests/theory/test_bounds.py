@@ -13,20 +13,18 @@ import torch
 from sparsedp.errors import SparseDPError
 from sparsedp.parameters import Support
 from sparsedp.randomness import PublicRandomness
-from sparsedp_experiments.theory.convergence import (
+from sparsedp_experiments.theory.bounds import (
+    Descent,
     alignment_bound,
+    budget_bound,
     clipping_bias_bound,
+    kappa,
+    noisy_bound,
     private_alignment_bound,
+    progress_measure,
     projected_bound,
     retained_energy,
     retention_bound,
-)
-from sparsedp_experiments.theory.sparsification import (
-    Descent,
-    budget_bound,
-    kappa,
-    noisy_bound,
-    progress_measure,
 )
 
 D, SMOOTH = 8, 2.0

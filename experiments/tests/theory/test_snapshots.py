@@ -8,10 +8,10 @@ from torch.utils.data import TensorDataset
 import sparsedp
 from diagnostic_probes import network, rows
 from sparsedp.errors import DataError, SparseDPError
-from sparsedp.parameters import Layout, Support
+from sparsedp.parameters import ParameterLayout, Support
 from sparsedp.runs.run import Run
 from sparsedp.runs.snapshots import Snapshot, read_snapshots, write_snapshot
-from sparsedp_experiments.theory.snapshots import (
+from sparsedp_experiments.theory.trajectory import (
     SnapshotFiles,
     snapshot_steps,
 )
@@ -21,10 +21,10 @@ def a_run(out, watch=lambda model: (), method="tp-topk"):
     model = network()
     result = sparsedp.fit(
         model, TensorDataset(*rows(60)), nn.CrossEntropyLoss(reduction="none"), method=method, epsilon=8.0,
-        delta=1e-3, epochs=4, batch_size=20, clip_norm=0.5, seed=3, progress=False, accountant="rdp", out=out,
+        delta=1e-3, epochs=4, batch_size=20, max_grad_norm=0.5, seed=3, progress=False, accountant="rdp", run_dir=out,
         callbacks=watch(model),
     )  # fmt: skip
-    return result, Layout.of(model).flatten(result.model)
+    return result, ParameterLayout.of(model).flatten(result.model)
 
 
 def test_snapshots_are_the_weights_of_the_last_phase_and_training_is_the_same_without(tmp_path):

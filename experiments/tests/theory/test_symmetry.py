@@ -8,8 +8,8 @@ import torch
 from sparsedp.clipping import FlatClip
 from sparsedp.errors import SparseDPError
 from sparsedp.randomness import PublicRandomness
-from sparsedp_experiments.theory.sparsification import Descent
-from sparsedp_experiments.theory.symmetry import lopsidedness, lopsidedness_by_chance, symmetry_error
+from sparsedp_experiments.theory.bounds import Descent
+from sparsedp_experiments.theory.oracle import lopsidedness, lopsidedness_by_chance, symmetry_error
 
 
 def test_a_cloud_and_its_mirror_image_are_symmetric_and_one_ray_is_not():

@@ -6,10 +6,11 @@ import sparsedp
 from diagnostic_probes import LOSS, batches, gradients_by_loop, network, rows
 from sparsedp.clipping import FlatClip
 from sparsedp.errors import SparseDPError
-from sparsedp.parameters import Layout, Support
+from sparsedp.parameters import ParameterLayout, Support
+from sparsedp.runs.snapshots import Snapshot
+from sparsedp.training.planning import changed_method
 from sparsedp_experiments.theory.trajectory import (
     FreezeCount,
-    Snapshot,
     Snapshots,
     bound_along,
     energy_capture,
@@ -25,13 +26,12 @@ def a_run(method="tp-topk", callbacks=(), model=None):
         network() if model is None else model,
         DATA,
         torch.nn.CrossEntropyLoss(reduction="none"),
-        method=method,
+        method=changed_method(method, active_ratio=0.3),
         epsilon=8.0,
         delta=1e-3,
         epochs=4,
         batch_size=20,
-        active_ratio=0.3,
-        clip_norm=0.5,
+        max_grad_norm=0.5,
         seed=3,
         accountant="rdp",
         progress=False,
@@ -45,11 +45,11 @@ def test_training_is_the_same_to_the_bit_with_diagnostics_on():
     watched = a_run(callbacks=(snapshots, frozen), model=model)
     measured = measure(model, LOSS, snapshots.kept, batches(), FlatClip(0.5))
     alone = a_run()
-    layout = Layout.of(alone.model)
+    layout = ParameterLayout.of(alone.model)
     assert torch.equal(layout.flatten(watched.model), layout.flatten(alone.model))
     assert watched.support == alone.support
     assert [s.step for s in snapshots.kept] == [0, 2, 4, 6, 8, 10]
-    assert len(measured.value) == 6
+    assert len(measured) == 6
 
 
 def test_the_freeze_count_is_every_step_a_coordinate_was_off_the_support():
@@ -62,11 +62,11 @@ def test_the_freeze_count_is_every_step_a_coordinate_was_off_the_support():
 
 def test_waypoints_hold_the_energies_of_the_weights_they_were_taken_at():
     support = Support(range(0, 43, 3), 43)
-    other = Layout.of(network(5)).flatten(network(5))
+    other = ParameterLayout.of(network(5)).flatten(network(5))
     kept = [Snapshot(7, "main", support, other), Snapshot(8, "main", Support.full(43), other)]
     model = network()
-    before = Layout.of(model).flatten(model)
-    points = measure(model, LOSS, kept, batches(), FlatClip(0.3)).value
+    before = ParameterLayout.of(model).flatten(model)
+    points = measure(model, LOSS, kept, batches(), FlatClip(0.3))
     energies = gradients_by_loop(network(5), *rows()).mean(0) ** 2
     assert points[0].energy == pytest.approx(float(energies.sum()), rel=1e-4)
     assert points[0].captured == pytest.approx(float(energies[support.indices].sum()), rel=1e-4)
@@ -74,7 +74,7 @@ def test_waypoints_hold_the_energies_of_the_weights_they_were_taken_at():
     assert points[0].bias <= points[0].bias_bound
     alpha = energy_capture(points)
     assert alpha == pytest.approx((points[0].captured + points[1].energy) / (2 * points[0].energy))
-    assert torch.equal(before, Layout.of(model).flatten(model))
+    assert torch.equal(before, ParameterLayout.of(model).flatten(model))
     bound = bound_along(points, smoothness=1.0, learning_rate=0.5, steps=10, batch_size=20, noise_std=0.1)
     assert bound.progress == pytest.approx(2 * points[0].loss / 5)
     assert bound.dp_noise == pytest.approx(0.5 * (15 + 43) / 2 * 0.01)

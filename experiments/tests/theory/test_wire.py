@@ -8,13 +8,7 @@ from hypothesis import strategies as st
 
 from sparsedp.errors import DataError
 from sparsedp.parameters import Support
-from sparsedp_experiments.theory.wire import (
-    decode_support,
-    decode_values,
-    encode_support,
-    encode_values,
-    traffic,
-)
+from sparsedp_experiments.theory.communication import decode_support, encode_support, encode_values, traffic
 
 
 @given(st.integers(0, 300), st.floats(0, 1), st.integers(0, 10**6))
@@ -44,7 +38,7 @@ def test_values_come_back_to_the_bit():
     values = torch.randn(100, generator=torch.Generator().manual_seed(0))
     message = encode_values(values)
     assert len(message) == 400
-    assert torch.equal(decode_values(message, 100), values)
+    assert np.array_equal(np.frombuffer(message, "<f4"), values.numpy())
 
 
 def test_a_run_sends_indices_once_per_refresh():
@@ -75,5 +69,3 @@ def test_damaged_messages_are_refused():
         decode_support(message, 3, 50)
     with pytest.raises(DataError, match="no bytes"):
         decode_support(b"", 0, 10)
-    with pytest.raises(DataError, match="damaged"):
-        decode_values(b"123", 1)

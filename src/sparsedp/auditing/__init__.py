@@ -6,7 +6,6 @@ The package is not called `audit`, since that is the function users call: `spars
 from __future__ import annotations
 
 from sparsedp.auditing.audit import audit
-from sparsedp.auditing.model import Training
 from sparsedp.auditing.result import AuditResult
 
-__all__ = ["AuditResult", "Training", "audit"]
+__all__ = ["AuditResult", "audit"]

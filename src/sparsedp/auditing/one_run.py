@@ -10,31 +10,30 @@ from typing import final
 import numpy as np
 
 from sparsedp.auditing.canaries import (
-    CanaryEngine,
+    MAX_CANARIES,
+    AuditedRelease,
+    AuditTarget,
     Coins,
     Directions,
     Indices,
-    Setting,
-    Subject,
+    StepQuery,
     fair_coins,
-    noisy_sum,
-    one_batch,
-    release,
+    gradient_release,
+    preliminary_release,
+    row_count_release,
 )
 from sparsedp.auditing.estimators import Scores, Vector
-from sparsedp.auditing.mechanism import MOST_CANARIES, GradientTarget, RowCount, Target, preliminary_target
-from sparsedp.auditing.sampling import Draws
+from sparsedp.auditing.sampling import SamplerTest
 from sparsedp.methods.method import SELECT
-from sparsedp.parameters import Layout
+from sparsedp.parameters import ParameterLayout
 from sparsedp.privacy.accounting import ACCOUNTANTS, ROUNDING, Accountant, accountant
-from sparsedp.privacy.ledger import Ledger
-from sparsedp.privacy.plan import Phase, Plan, Spend
-from sparsedp.randomness import SystemRandomness
+from sparsedp.privacy.ledger import Chargeable
+from sparsedp.privacy.plan import Phase, Plan, SampledGaussian
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class WholePlan:
+class OneRunAudit:
     """One run of the plan with canaries, in a batch by the sampler's coins.
 
     Attributes:
@@ -46,13 +45,15 @@ class WholePlan:
     """
 
     scores: Scores
-    targets: dict[str, Target]
-    settings: dict[str, Setting]
+    targets: dict[str, AuditedRelease]
+    settings: dict[str, StepQuery]
     steps: int
-    draws: dict[str, Draws]
+    draws: dict[str, SamplerTest]
 
 
-def run_plan(subject: Subject, layout: Layout, most_steps: int, tick: Callable[[int], None]) -> WholePlan:
+def audit_one_run(
+    subject: AuditTarget, layout: ParameterLayout, most_steps: int, tick: Callable[[int], None]
+) -> OneRunAudit:
     """Make releases of the plan with canaries alone, and score each by the likelihood of all that it was in.
 
     A support with fewer coordinates than canaries has directions for some of them only; scored are those that had one
@@ -60,7 +61,7 @@ def run_plan(subject: Subject, layout: Layout, most_steps: int, tick: Callable[[
     """
     plan = subject.plan
     steps = subject.some_steps(most_steps)
-    many = min(MOST_CANARIES, layout.dimension, plan.units)
+    many = min(MAX_CANARIES, layout.dimension, plan.units)
     running = _Run(subject, layout, fair_coins(many))
     for step in steps:
         phase = plan.phase_at(step)
@@ -71,26 +72,26 @@ def run_plan(subject: Subject, layout: Layout, most_steps: int, tick: Callable[[
         tick(1)
     evidence, truth = running.evidence[: running.seen], running.truth[: running.seen]
     scores = Scores(evidence[truth], evidence[~truth])
-    return WholePlan(scores, running.targets, running.settings, len(steps), running.draws)
+    return OneRunAudit(scores, running.targets, running.settings, len(steps), running.draws)
 
 
 @final
 class _Run:
     """The plan at work, and what an attacker who sees its releases knows by now."""
 
-    def __init__(self, subject: Subject, layout: Layout, truth: Coins) -> None:
+    def __init__(self, subject: AuditTarget, layout: ParameterLayout, truth: Coins) -> None:
         plan = subject.plan
         self._plan, self._layout = plan, layout
         self._controller = subject.controller(layout)
         self._channels = subject.channels
         self.truth, self.evidence, self.seen = truth, np.zeros(len(truth)), len(truth)
-        self.draws = {phase.name: Draws(phase, plan.units) for phase in plan.phases}
-        self.targets: dict[str, Target] = {}
-        self.settings: dict[str, Setting] = {}
+        self.draws = {phase.name: SamplerTest(phase, plan.units) for phase in plan.phases}
+        self.targets: dict[str, AuditedRelease] = {}
+        self.settings: dict[str, StepQuery] = {}
 
     def release_beforehand(self, phase: Phase, step: int) -> None:
         """A step of a phase that does not train."""
-        target = preliminary_target(self._plan, phase, step, self._controller.tables, self._channels)
+        target = preliminary_release(self._plan, phase, step, self._controller.tables, self._channels)
         directions, present = self._canaries(target), self._members(phase, step)
         released = target.release(directions, present)
         self._learn(target, directions.scores(target.noisy_sum(released)))
@@ -102,30 +103,29 @@ class _Run:
         present = self._members(phase, step)
         ledger = self._count(phase, step, present)
         asked = self._controller.setting(step)
-        setting = Setting(phase, step, asked.support, asked.geometry, asked.per_sample_top)
-        target = GradientTarget(self._plan, setting, self._layout)
+        query = StepQuery(phase, step, asked.support, asked.geometry, asked.per_sample_top)
+        target = gradient_release(self._plan, query, self._layout)
         directions = self._canaries(target)
-        engine = CanaryEngine(self._layout, directions)
-        released = release(self._plan, setting, engine, one_batch(present), SystemRandomness(), ledger)
-        scores = directions.scores(noisy_sum(self._plan, setting, released))
+        released, _ = target.make(directions, present, ledger)
+        scores = directions.scores(target.noisy_sum(released))
         self.seen = min(self.seen, len(scores))
         self._learn(target, scores)
-        self.settings[phase.name] = setting
+        self.settings[phase.name] = query
         self._controller.observe(released)
 
-    def _count(self, phase: Phase, step: int, present: Coins) -> Ledger | None:
+    def _count(self, phase: Phase, step: int, present: Coins) -> Chargeable | None:
         """Gives the ledger that the gradient of the same step is charged to; None for a step that counts nothing."""
         tables = self._controller.tables
         if not phase.count_share or tables is None or not tables.total:
             return None
-        target = RowCount(self._plan, phase, step, tables)
+        target = row_count_release(self._plan, phase, step, tables)
         directions = self._canaries(target)
-        released, paid = target.paid(directions, present)
+        released, paid = target.make(directions, present, None)
         self._learn(target, directions.scores(target.noisy_sum(released)))
         self._controller.observe_counts(released)
         return paid
 
-    def _canaries(self, target: Target) -> Directions:
+    def _canaries(self, target: AuditedRelease) -> Directions:
         return target.directions(len(self.truth), single=False)
 
     def _members(self, phase: Phase, step: int) -> Coins:
@@ -135,8 +135,8 @@ class _Run:
         present[drawn[drawn < len(present)]] = True
         return present & self.truth
 
-    def _learn(self, target: Target, scores: Vector) -> None:
-        self.evidence[: len(scores)] += _evidence(scores, target.phase.sampling_rate, target.noise)
+    def _learn(self, target: AuditedRelease, scores: Vector) -> None:
+        self.evidence[: len(scores)] += _evidence(scores, target.phase.sampling_rate, target.noise_multiplier)
         self.targets[target.name] = target
 
 
@@ -152,7 +152,7 @@ TIGHTEST = "pld"
 
 @final
 @dataclass(frozen=True, slots=True)
-class Together:
+class JointRelease:
     """Releases of the same units: all of a step, or one that is made before training.
 
     Attributes:
@@ -174,13 +174,13 @@ class Together:
         return precision**-0.5 if precision else math.inf
 
 
-def releases_of(targets: Iterable[Target]) -> list[Together]:
+def group_by_step(targets: Iterable[AuditedRelease]) -> list[JointRelease]:
     """The targets, those of one step together."""
-    parts: dict[str, list[Target]] = {}
+    parts: dict[str, list[AuditedRelease]] = {}
     for target in targets:
         parts.setdefault(target.phase.name if target.phase.trains else target.name, []).append(target)
     return [
-        Together(
+        JointRelease(
             some[0].phase,
             tuple(target.name for target in some),
             some[0].phase.steps if some[0].phase.trains else 1,
@@ -212,7 +212,7 @@ class Composition:
 
     def claim(self, phase: Phase) -> float:
         """Epsilon of a single step as it is planned."""
-        return self._epsilon([Spend(phase.sampling_rate, phase.noise_multiplier, 1)])
+        return self._epsilon([SampledGaussian(phase.sampling_rate, phase.noise_multiplier, 1)])
 
     def epsilon(self, releases: Iterable[tuple[float, float, int]]) -> float:
         """Epsilon of releases with the rates and noise found; what could not be measured counts as never released.
@@ -221,21 +221,21 @@ class Composition:
         """
         return self._epsilon(
             [
-                Spend(rate, max(noise, LEAST_NOISE) if noise else 0.0, times)
+                SampledGaussian(rate, max(noise, LEAST_NOISE) if noise else 0.0, times)
                 for rate, noise, times in releases
                 if math.isfinite(noise) and rate > 0
             ]
         )
 
-    def _epsilon(self, spends: list[Spend]) -> float:
+    def _epsilon(self, events: list[SampledGaussian]) -> float:
         if self.accountant == TIGHTEST:
-            spends = _first(sorted(spends, key=lambda spend: spend.noise_multiplier), self._reach)
-        return self._accountant.epsilon(spends, self._delta) if spends else 0.0
+            events = _first(sorted(events, key=lambda event: event.noise_multiplier), self._reach)
+        return self._accountant.epsilon(events, self._delta) if events else 0.0
 
 
 def one_step(
     composition: Composition,
-    releases: Iterable[Together],
+    releases: Iterable[JointRelease],
     rates: Mapping[str, float],
     noise: Mapping[str, float],
 ) -> dict[str, float]:
@@ -248,11 +248,11 @@ def one_step(
     return {"claimed_epsilon": claim, "lower_bound": bound}
 
 
-def _first(spends: list[Spend], steps: int) -> list[Spend]:
+def _first(events: list[SampledGaussian], steps: int) -> list[SampledGaussian]:
     """As many of the releases as that: fewer never cost more."""
     kept = []
-    for spend in spends:
-        some = min(spend.steps, steps)
-        kept += [spend._replace(steps=some)] if some else []
+    for event in events:
+        some = min(event.steps, steps)
+        kept += [event._replace(steps=some)] if some else []
         steps -= some
     return kept

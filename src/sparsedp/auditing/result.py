@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, final
 
 from sparsedp._files import read_json, write_json
-from sparsedp.auditing.mechanism import ReleaseFinding, Target
-from sparsedp.auditing.sensitivity import Movement
+from sparsedp.auditing.canaries import AuditedRelease
+from sparsedp.auditing.mechanism import ReleaseFinding
+from sparsedp.auditing.sensitivity import SensitivityFinding
 from sparsedp.errors import DataError, SparseDPError
 from sparsedp.runs.verify import Check
 
-FORMAT = 2
-"""Audits of format 1 left out what a plan releases before training, so they are not shown."""
+FORMAT = 3
+"""Audits of earlier formats mixed attacks on the plan with recomposed steps, so they are not shown."""
 FILE = "audit.json"
 MARK = "NOT-FOR-RELEASE.txt"
 WARNING = (
@@ -34,9 +35,12 @@ class AuditResult:
         unit: what is protected.
         delta: of the claim and of every bound.
         claimed_epsilon: what the plan guarantees.
-        lower_bound: what an attack achieved, at the confidence; infinite where a unit can be told for certain.
+        lower_bound: what an attack on the whole plan achieved, at the confidence. Infinite if some unit's membership
+            can be determined with certainty.
+        recomposed: single steps as they were measured, composed over the plan by an accountant: the epsilon one would
+            have to claim for them. It is no attack on the plan, and more than an attack can show.
         one_step: claim and lower bound for a single step of the phase that leaks most.
-        estimates: the bounds the lower bound is the largest of, by the way they were made.
+        estimates: the bounds the lower bound is the largest of, by estimator.
         confidence: chance that an honest mechanism stays below its claim in this audit.
         canaries: how many were scored.
         steps: of the plan that were run with canaries.
@@ -44,9 +48,8 @@ class AuditResult:
         dimension: of the model.
         checks: everything tried.
         attacked: in words, every release of the plan and how often it was made with canaries.
-        accountant: who put single releases together.
+        accountant: which composed the measured steps.
         run: the audited run's ledger head, if it was one.
-        model: what the model audit found, if it was asked for.
     """
 
     method: str
@@ -54,6 +57,7 @@ class AuditResult:
     delta: float
     claimed_epsilon: float
     lower_bound: float
+    recomposed: float
     one_step: Mapping[str, float]
     estimates: Mapping[str, float]
     confidence: float
@@ -65,12 +69,12 @@ class AuditResult:
     attacked: tuple[str, ...]
     accountant: str
     run: str | None = None
-    model: Mapping[str, Any] | None = field(default=None, repr=False)
 
     @property
     def passed(self) -> bool:
         """Whether no bound passes its claim and no check found anything."""
-        return self.lower_bound <= self.claimed_epsilon and all(check.passed for check in self.checks)
+        shown = max(self.lower_bound, self.recomposed)
+        return shown <= self.claimed_epsilon and all(check.passed for check in self.checks)
 
     def to_json(self) -> dict[str, Any]:
         """JSON values; an infinite bound is the word."""
@@ -81,29 +85,29 @@ class AuditResult:
             "passed": self.passed,
             **_plain(values),
             "checks": checks,
-            "words": self.words(),
+            "summary": self.summary(),
         }
 
-    def words(self) -> list[str]:
+    def summary(self) -> list[str]:
         """What was tried, what it shows and what it cannot show, for people who answer for privacy."""
-        return [*self._verdict(), *self._tried(), *CANNOT]
+        return [*self._verdict(), *self._tried(), *LIMITATIONS]
 
     def _verdict(self) -> list[str]:
         found = [check for check in self.checks if not check.passed]
+        shown, claimed = max(self.lower_bound, self.recomposed), _number(self.claimed_epsilon)
         if self.passed:
             verdict = (
-                "No leak beyond the claim was found: the attack shows epsilon of at least "
-                f"{_number(self.lower_bound)}, the plan claims {_number(self.claimed_epsilon)} per "
-                f"{self.unit}, at delta {self.delta:g}."
+                "No leak beyond the claim was found: an attack on the whole plan shows epsilon of at least "
+                f"{_number(self.lower_bound)}, the plan claims {claimed} per {self.unit}, at delta {self.delta:g}."
             )
-        elif found and self.lower_bound <= self.claimed_epsilon:
+        elif found and shown <= self.claimed_epsilon:
             verdict = (
                 "The claim does not stand as it is: something was seen that an honest mechanism never shows."
             )
         else:
             verdict = (
-                f"The claim is broken: the attack shows epsilon of at least {_number(self.lower_bound)}, more than "
-                f"the {_number(self.claimed_epsilon)} claimed per {self.unit}, at delta {self.delta:g}."
+                f"The claim is broken: the audit shows epsilon of at least {_number(shown)}, more than the {claimed} "
+                f"claimed per {self.unit}, at delta {self.delta:g}."
             )
         return [verdict, *(f"{check.name}: {check.problem}." for check in found)]
 
@@ -114,44 +118,24 @@ class AuditResult:
             f"real sampling, clipping and noise, one step at a time and over {self.steps} of the plan's "
             f"{self.planned_steps} steps, on a model of {self.dimension:,} numbers.",
             f"Every release of the plan was attacked by itself: {'; '.join(self.attacked)}.",
-            "Single steps, measured and put together for the whole plan, show epsilon of at least "
-            f"{_number(found['composed'])}.{self._yardstick()} The {self.steps} steps attacked in one go show "
-            f"{_number(found['gdp'])} if scores are taken as normally distributed, and "
-            f"{_number(max(found['threshold'], found['guesses']))} if nothing is taken for granted.",
-            *self._models(),
+            f"The {self.steps} steps attacked in one go show epsilon of at least {_number(found['gdp'])} if scores "
+            f"are taken as normally distributed, and {_number(max(found['threshold'], found['guesses']))} if nothing "
+            "is taken for granted.",
+            f"Single steps, measured and composed over the plan by the accountant {self.accountant}, cost "
+            f"{_number(self.recomposed)}: what would have to be claimed for them, and more than an attack can show.",
             f"If everything is as claimed, an audit like this raises an alarm with a chance of at most "
             f"{1 - self.confidence:.3g}.",
         ]
 
-    def _yardstick(self) -> str:
-        if self.accountant == "pld":
-            return ""
-        return (
-            f" That is by the plan's own accountant, {self.accountant}, as the delta is too small for a closer one: "
-            "the epsilon that would be claimed for what was measured, more than an attack can show."
-        )
 
-    def _models(self) -> list[str]:
-        if self.model is None:
-            return []
-        return [
-            f"{self.model['canaries']:,} {self.unit}s with wrong labels were planted in the training data of "
-            f"{self.model['trainings']} models, each by a fair coin. Who sees only the models' losses on them shows "
-            f"epsilon of at least {_number(self.model['lower_bound'])}. Such an attacker sees far less than the "
-            "guarantee allows for, so a small number is what to expect.",
-        ]
-
-
-WAYS = {
-    "composed": "single steps measured, put together",
-    "gdp": "the steps in one go, scores taken as normal",
-    "threshold": "the steps in one go, by error rates",
-    "guesses": "the steps in one go, by guesses of coins",
-    "models": "records planted, losses of trained models seen",
+ESTIMATOR_NAMES = {
+    "gdp": "scores taken as normal",
+    "threshold": "by error rates",
+    "guesses": "by guesses of coins",
 }
 """The estimates in words."""
 
-CANNOT = (
+LIMITATIONS = (
     "An audit can find a leak; it cannot prove that there is none. A bound below the claim says that these attacks "
     "did no better, not that others could not.",
     "It does not see what happens around training: data copied elsewhere, timing, memory, other runs on the same "
@@ -202,8 +186,8 @@ def saved_audit(run: Path, head: str | None) -> dict[str, Any] | None:
         return None
     if not isinstance(found, dict) or (found.get("format"), found.get("run")) != (FORMAT, head):
         return None
-    words = found.get("words")
-    readable = isinstance(words, list) and all(isinstance(line, str) for line in words)
+    lines = found.get("summary")
+    readable = isinstance(lines, list) and all(isinstance(line, str) for line in lines)
     return found if readable and isinstance(found.get("passed"), bool) else None
 
 
@@ -231,9 +215,9 @@ class MeasuredRelease:
         record: upper limit on the noise that a real record meets; None where none was sent.
     """
 
-    target: Target
+    target: AuditedRelease
     found: ReleaseFinding
-    moved: Movement | None
+    moved: SensitivityFinding | None
     record: float | None
 
     @property
@@ -263,12 +247,12 @@ class MeasuredRelease:
     def checks(self) -> list[Check]:
         """Whether every number gets its noise, and no noise tells of another."""
         found, target = self.found, self.target
-        if found.worst_noise < target.noise:
+        if found.worst_noise < target.noise_multiplier:
             where = f"{target.each} {found.worst_coordinate} has noise of at most {found.worst_noise:.3g} clip norms"
             noisy = Check(f"{self.name}: all {found.active:,} {target.numbers} get their noise", where)
-        elif self.noise < target.noise:
+        elif self.noise < target.noise_multiplier:
             what = f"a canary meets noise of at most {self.noise:.3g} times what it adds"
-            noisy = Check(f"{self.name}: noise of {target.noise:.3g} clip norms", what)
+            noisy = Check(f"{self.name}: noise of {target.noise_multiplier:.3g} clip norms", what)
         else:
             noisy = Check(f"{self.name}: all {found.active:,} {target.numbers} get their noise")
         return [noisy, Check(f"{self.name}: the noise has no pattern", "; ".join(found.problems) or None)]
@@ -276,13 +260,13 @@ class MeasuredRelease:
 
 def check_all(
     measured: Sequence[MeasuredRelease],
-    moved: Sequence[Movement],
+    moved: Sequence[SensitivityFinding],
     odd_draws: list[str],
-    estimates: Mapping[str, float],
+    bounds: Mapping[str, float],
     claimed: float,
 ) -> tuple[Check, ...]:
     """Everything that was tried."""
-    over = [name for name, bound in estimates.items() if bound > claimed]
+    over = [name for name, bound in bounds.items() if bound > claimed]
     return (
         _check_movement(moved),
         Check(
@@ -293,7 +277,7 @@ def check_all(
     )
 
 
-def _check_movement(moved: Sequence[Movement]) -> Check:
+def _check_movement(moved: Sequence[SensitivityFinding]) -> Check:
     worst, tried = max(moved, key=lambda one: one.ratio), sum(one.tried for one in moved)
     if worst.within:
         return Check(f"one unit moves the clipped sum by at most the clip norm ({tried} pairs of batches)")

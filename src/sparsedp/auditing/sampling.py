@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
-from typing import final
+from dataclasses import dataclass
+from typing import Any, final
 
 import numpy as np
+import torch
 from scipy import stats
+from torch import Tensor
+from torch.utils.data import Dataset
 
-from sparsedp.auditing.canaries import Indices, Places
-from sparsedp.auditing.estimators import rate_at_least
+from sparsedp.auditing.canaries import Indices
+from sparsedp.auditing.estimators import probability_lower_bound
 from sparsedp.privacy.plan import Phase
 from sparsedp.randomness import SystemRandomness
 from sparsedp.sampling import PoissonSampler
@@ -20,13 +24,33 @@ MOST_COINS = 20_000_000
 
 
 @final
-class Draws:
+@dataclass(frozen=True, slots=True)
+class IndexDataset(Dataset[Any]):
+    """A data set whose items are their own numbers: shows whom the sampler draws."""
+
+    count: int
+
+    def __len__(self) -> int:
+        """How many units."""
+        return self.count
+
+    def __getitem__(self, index: int) -> Tensor:
+        """The number itself."""
+        return torch.tensor(index)
+
+    def rows_at(self, indices: Tensor) -> Tensor:
+        """The numbers themselves."""
+        return indices
+
+
+@final
+class SamplerTest:
     """Batches of the real sampler of a phase, over units that are their own numbers."""
 
     def __init__(self, phase: Phase, units: int) -> None:
         self._phase, self._units = phase, units
         self._sampler = PoissonSampler(
-            Places(units), sampling_rate=phase.sampling_rate, randomness=SystemRandomness()
+            IndexDataset(units), sampling_rate=phase.sampling_rate, randomness=SystemRandomness()
         )
         self._sizes: list[int] = []
         self._counts = np.zeros(units, dtype=np.int64)
@@ -42,44 +66,46 @@ class Draws:
         self._history[drawn] ^= SystemRandomness().below(np.array([2**62]), key=())[0]
         return drawn
 
-    def draw_enough(self, risk: float) -> None:
+    def draw_enough(self, significance: float) -> None:
         """Draw on until the rate is known well and shared coins would show, or it becomes too much."""
         rate = self._phase.sampling_rate
         wanted = HITS / (rate * self._units)
         if rate < 1:
-            wanted = max(wanted, math.log(risk / self._units**2) / math.log(rate**2 + (1 - rate) ** 2))
+            wanted = max(
+                wanted, math.log(significance / self._units**2) / math.log(rate**2 + (1 - rate) ** 2)
+            )
         for step in range(len(self._sizes), min(math.ceil(wanted), MOST_COINS // self._units)):
             self.draw(step)
 
-    def rate(self, risk: float) -> float:
+    def rate(self, significance: float) -> float:
         """A lower confidence limit on the sampling rate."""
-        return rate_at_least(int(self._counts.sum()), len(self._sizes) * self._units, risk)
+        return probability_lower_bound(int(self._counts.sum()), len(self._sizes) * self._units, significance)
 
-    def problems(self, risk: float) -> list[str]:
+    def problems(self, significance: float) -> list[str]:
         """What independent coins of the planned rate would not do."""
         name, rate, draws = self._phase.name, self._phase.sampling_rate, len(self._sizes)
         if rate == 1:
             return [f"{name}: a unit was left out of a full batch"] if self._counts.min() < draws else []
         problems = []
         most, least = int(self._counts.max()), int(self._counts.min())
-        if self._units * stats.binom.sf(most - 1, draws, rate) < risk / 8:
+        if self._units * stats.binom.sf(most - 1, draws, rate) < significance / 8:
             problems.append(f"{name}: one unit was drawn {most} times in {draws} steps")
-        if self._units * stats.binom.cdf(least, draws, rate) < risk / 8:
+        if self._units * stats.binom.cdf(least, draws, rate) < significance / 8:
             problems.append(f"{name}: one unit was drawn {least} times in {draws} steps")
-        if self.rate(risk / 8) > rate:
+        if self.rate(significance / 8) > rate:
             problems.append(f"{name}: units are sampled more often than planned")
-        return [*problems, *self._shared_coins(risk / 8), *self._spread_of_sizes(risk / 8)]
+        return [*problems, *self._shared_coins(significance / 8), *self._spread_of_sizes(significance / 8)]
 
-    def _shared_coins(self, risk: float) -> list[str]:
+    def _shared_coins(self, significance: float) -> list[str]:
         """Two units drawn in exactly the same steps, where independent coins would hardly ever do that."""
         rate = self._phase.sampling_rate
-        if self._units**2 * (rate**2 + (1 - rate) ** 2) ** len(self._sizes) > risk:
+        if self._units**2 * (rate**2 + (1 - rate) ** 2) ** len(self._sizes) > significance:
             return []
         shared = self._units - len(np.unique(self._history))
         who = f"{shared} units were drawn in exactly the steps of another"
         return [f"{self._phase.name}: {who}; they share a coin"] if shared else []
 
-    def _spread_of_sizes(self, risk: float) -> list[str]:
+    def _spread_of_sizes(self, significance: float) -> list[str]:
         """Independent coins make binomial batch sizes: neither all alike nor far too different.
 
         Judged by chi-square, with a factor of 1.2 for sizes that are not quite normal.
@@ -89,7 +115,7 @@ class Draws:
         if len(sizes) < 8 or variance < 4:
             return []
         statistic = float(((sizes - self._units * rate) ** 2).sum() / variance)
-        low, high = stats.chi2.ppf([risk, 1 - risk], len(sizes))
+        low, high = stats.chi2.ppf([significance, 1 - significance], len(sizes))
         if low / 1.2 <= statistic <= 1.2 * high:
             return []
         less, more = (

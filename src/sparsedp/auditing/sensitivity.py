@@ -4,32 +4,94 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, final
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils.data import Dataset
 
-from sparsedp.auditing.canaries import FixedCoins, Indices, Setting, Subject, device_of, noisy_sum, release
+from sparsedp.auditing.canaries import (
+    AuditTarget,
+    Coins,
+    Indices,
+    StepQuery,
+    device_of,
+    gradient_release,
+    row_count_release,
+    statistic_release,
+)
 from sparsedp.auditing.estimators import Scores
-from sparsedp.auditing.mechanism import ChannelStatistic, RowCount
 from sparsedp.clipping import Clip
+from sparsedp.errors import SparseDPError
 from sparsedp.grad_sample.isolation import same_draws
-from sparsedp.grad_sample.query import Query
 from sparsedp.loading import rows_in_order
-from sparsedp.parameters import Layout
+from sparsedp.parameters import ParameterLayout
 from sparsedp.privacy.normalization import NORMALISE
 from sparsedp.privacy.plan import Phase
 from sparsedp.privacy.queries import BoundedSum, ChannelStatisticsSum, RowCountSum
-from sparsedp.randomness import PublicRandomness, SystemRandomness, own_generators
+from sparsedp.randomness import PublicRandomness, SeededRandomness, StepKey, fork_generators
 from sparsedp.sampling import LogicalBatch, PoissonSampler
 from sparsedp.training.step import counted_rows
 from sparsedp.validation.data import PROBE_ROWS
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class ForcedBatch:
+    """Makes the real sampler draw the units it is told to, each with the same rows in whatever company.
+
+    A unit's choice of rows is keyed by the unit: two draws that differ by one unit differ in nothing else.
+
+    Attributes:
+        chosen: one coin per unit.
+        sizes: rows of each unit.
+        seed: of the rows' lottery.
+    """
+
+    chosen: Coins
+    sizes: npt.NDArray[np.int64]
+    seed: int
+
+    @property
+    def publishable(self) -> bool:
+        """Never."""
+        return False
+
+    def rounded_gaussian(self, bits: int, size: int, key: Sequence[int]) -> Tensor:
+        """None: these are for drawing batches."""
+        raise SparseDPError("forced batch make no noise")
+
+    def add_rounded_gaussian(self, bits: int, sums: Tensor, key: Sequence[int]) -> None:
+        """None: these are for drawing batches."""
+        raise SparseDPError("forced batch make no noise")
+
+    def bernoulli(self, probability: float, size: int, key: Sequence[int]) -> Coins:
+        """The coins given."""
+        if size != len(self.chosen):
+            raise SparseDPError(f"forced batch: got {size} units, expected {len(self.chosen)}")
+        return self.chosen
+
+    def below(self, bounds: npt.NDArray[np.int64], key: Sequence[int]) -> npt.NDArray[np.int64]:
+        """One integer per chosen unit, or one per row of the chosen units, as the sampler asks."""
+        units = np.flatnonzero(self.chosen)
+        whole = SeededRandomness(self.seed)
+        if len(bounds) == len(units):
+            lots = whole.below(np.full(len(self.chosen), 2**52), key=(0,))[units]
+        else:
+            starts = np.cumsum(self.sizes) - self.sizes
+            rows = np.concatenate([np.arange(starts[u], starts[u] + self.sizes[u]) for u in units])
+            lots = whole.below(np.full(int(self.sizes.sum()), 2**52), key=(1,))[rows]
+        return (lots % bounds).astype(np.int64)
+
+    def secret(self, key: Sequence[int]) -> StepKey:
+        """The same whoever is drawn."""
+        return SeededRandomness(self.seed).secret(key)
 
 
 @final
@@ -50,7 +112,7 @@ class UnitSum:
     whole_units: bool = False
 
 
-def explicit_sums(subject: Subject, layout: Layout) -> list[UnitSum]:
+def explicit_sums(subject: AuditTarget, layout: ParameterLayout) -> list[UnitSum]:
     """The sums of the plan that are no gradients: counts by the user's model, and statistics of the user's inputs."""
     found: list[UnitSum] = []
     for phase in subject.plan.phases:
@@ -61,26 +123,26 @@ def explicit_sums(subject: Subject, layout: Layout) -> list[UnitSum]:
     return found
 
 
-def _counts(subject: Subject, layout: Layout, phase: Phase) -> list[UnitSum]:
+def _counts(subject: AuditTarget, layout: ParameterLayout, phase: Phase) -> list[UnitSum]:
     controller = subject.controller(layout)
     rows = min(PROBE_ROWS, subject.rows)
     look = counted_rows(
         subject.model,
         subject.loss,
         controller,
-        lambda: next(rows_in_order(subject.dataset, rows, rows, subject.loading.collate)),
+        lambda: next(rows_in_order(subject.dataset, rows, rows, subject.loading.collate_fn)),
         PublicRandomness.fresh(),
     )
     if look is None or controller.tables is None or not controller.tables.total:
         return []
-    target = RowCount(subject.plan, phase, subject.plan.first_step(phase.name), controller.tables)
-    total, clip = controller.tables.total, target.clip
+    released = row_count_release(subject.plan, phase, subject.plan.first_step(phase.name), controller.tables)
+    total, clip = controller.tables.total, released.clip
     return [
-        _unit_sum(target.name, clip, lambda batch: RowCountSum(batch, look, total, clip), not phase.trains)
+        _unit_sum(released.name, clip, lambda batch: RowCountSum(batch, look, total, clip), not phase.trains)
     ]
 
 
-def _statistics(subject: Subject, phase: Phase) -> list[UnitSum]:
+def _statistics(subject: AuditTarget, phase: Phase) -> list[UnitSum]:
     """Means, if they are released, and spreads around zero: any public centre would do."""
     plan, channels, clip = subject.plan, subject.channels, phase.clip
     chosen = phase.support.get("columns")
@@ -90,7 +152,7 @@ def _statistics(subject: Subject, phase: Phase) -> list[UnitSum]:
     def of(number: int) -> UnitSum:
         centre = zero if number == phase.steps - 1 else None
         return _unit_sum(
-            ChannelStatistic(plan, phase, channels, number).name,
+            statistic_release(plan, phase, channels, number).name,
             clip,
             lambda batch: ChannelStatisticsSum(batch, channels, clip, centre, columns),
         )
@@ -124,7 +186,7 @@ CRAFTED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 @final
 @dataclass(frozen=True, slots=True)
-class Movement:
+class SensitivityFinding:
     """The farthest a unit moved a sum.
 
     Attributes:
@@ -149,7 +211,7 @@ class Movement:
 
 @final
 @dataclass(frozen=True, slots=True, eq=False)
-class Crafted(Dataset[Any]):
+class AdversarialRows(Dataset[Any]):
     """A data set in which the real numbers of some rows are replaced; stacked item by item."""
 
     base: Dataset[Any]
@@ -173,8 +235,8 @@ class Crafted(Dataset[Any]):
 
 
 def leave_one_out(
-    subject: Subject, sums: list[UnitSum], *, units: int, tick: Callable[[int], None]
-) -> dict[str, Movement]:
+    subject: AuditTarget, sums: list[UnitSum], *, units: int, tick: Callable[[int], None]
+) -> dict[str, SensitivityFinding]:
     """Compare sums with and without a unit, in batches of several sizes, for random units and for crafted ones.
 
     Batches are drawn by the real sampler, which is told whom to draw; rows go through the user's collate, the model
@@ -183,23 +245,23 @@ def leave_one_out(
     """
     found = {}
     for one in sums:
-        worst, tried = Movement(0.0, "none", 0, one.name, 0), 0
+        worst, tried = SensitivityFinding(0.0, "none", 0, one.name, 0), 0
         for batch, unit, moved in _movements(subject, one, units):
             tried += 1
             tick(1)
             ratio = moved / one.sensitivity if math.isfinite(moved) else math.inf
             if ratio > worst.ratio:
-                worst = Movement(ratio, unit, batch, one.name, tried)
+                worst = SensitivityFinding(ratio, unit, batch, one.name, tried)
         found[one.name] = replace(worst, tried=tried)
     return found
 
 
-def gradient_sums(subject: Subject, settings: list[Setting]) -> list[UnitSum]:
+def gradient_sums(subject: AuditTarget, settings: list[StepQuery]) -> list[UnitSum]:
     """The clipped sums of the steps."""
     engine = subject.make_engine()
 
-    def of(setting: Setting) -> UnitSum:
-        query = Query(setting.support, setting.clip, setting.geometry, setting.per_sample_top)
+    def of(setting: StepQuery) -> UnitSum:
+        query = setting.query
         return UnitSum(
             setting.phase.name, setting.clip.sensitivity, lambda batch: engine.clipped_sum(batch, query)
         )
@@ -207,12 +269,12 @@ def gradient_sums(subject: Subject, settings: list[Setting]) -> list[UnitSum]:
     return [of(setting) for setting in settings]
 
 
-def count_pairs(subject: Subject, sums: int, units: int) -> int:
+def count_pairs(subject: AuditTarget, sums: int, units: int) -> int:
     """How many pairs of sums `leave_one_out` compares."""
     return sums * (len(_sizes(subject)) * units + len(CRAFTED))
 
 
-def _movements(subject: Subject, one: UnitSum, units: int) -> Iterator[tuple[int, str, float]]:
+def _movements(subject: AuditTarget, one: UnitSum, units: int) -> Iterator[tuple[int, str, float]]:
     public, total = PublicRandomness.fresh(), subject.plan.units
     sizes = _sizes(subject)
 
@@ -230,23 +292,23 @@ def _movements(subject: Subject, one: UnitSum, units: int) -> Iterator[tuple[int
     unit, company = int(order[0]), order[1 : 1 + min(32, total - 1)]
     rows, other = rows_of(subject, unit), rows_of(subject, int(order[-1]))
     for name, change in CRAFTED.items():
-        crafted = Crafted(subject.dataset, frozenset(rows), other[0], change)
+        crafted = AdversarialRows(subject.dataset, frozenset(rows), other[0], change)
         yield len(company), f"a unit made {name}", moved(crafted, company, unit, seed=0)
 
 
-def _sum(subject: Subject, dataset: Dataset[Any], one: UnitSum, units: Indices, seed: int) -> Tensor:
+def _sum(subject: AuditTarget, dataset: Dataset[Any], one: UnitSum, units: Indices, seed: int) -> Tensor:
     """The sum over a batch of these units, as a step would compute it, but for a fixed choice of random numbers."""
     with generators_of_a_step(subject, seed), same_draws():
         return one.of(batch_of(subject, dataset, units, seed, whole_units=one.whole_units))
 
 
-def generators_of_a_step(subject: Subject, seed: int) -> AbstractContextManager[None]:
+def generators_of_a_step(subject: AuditTarget, seed: int) -> AbstractContextManager[None]:
     """The global generators as a trainer sets them for a step."""
-    return own_generators(PublicRandomness(seed).generator_seed((0, 0)), device_of(subject.model))
+    return fork_generators(PublicRandomness(seed).generator_seed((0, 0)), device_of(subject.model))
 
 
 def batch_of(
-    subject: Subject, dataset: Dataset[Any], units: Indices, seed: int, *, whole_units: bool = False
+    subject: AuditTarget, dataset: Dataset[Any], units: Indices, seed: int, *, whole_units: bool = False
 ) -> LogicalBatch:
     """The batch the real sampler makes when it draws exactly these units."""
     chosen = np.zeros(subject.plan.units, dtype=bool)
@@ -254,31 +316,31 @@ def batch_of(
     sampler = PoissonSampler(
         dataset,
         sampling_rate=1.0,
-        randomness=FixedCoins(chosen, _unit_sizes(subject), seed),
-        loading=replace(subject.loading, workers=0),
+        randomness=ForcedBatch(chosen, _unit_sizes(subject), seed),
+        loading=replace(subject.loading, num_workers=0),
         whole_units=whole_units,
     )
     (batch,) = sampler.batches(0, 1)
     return batch
 
 
-def _sizes(subject: Subject) -> list[int]:
+def _sizes(subject: AuditTarget) -> list[int]:
     """Batch sizes: alone, few, and as many as a step expects."""
     expected = max(round(subject.plan.expected_batch_size(phase)) for phase in subject.phases)
     most = min(LARGEST_BATCH, subject.plan.units - 1, max(expected, 64))
     return sorted({size for size in (0, 7, 40, most) if size <= most})
 
 
-def _unit_sizes(subject: Subject) -> Indices:
-    units = subject.loading.units
+def _unit_sizes(subject: AuditTarget) -> Indices:
+    units = subject.loading.unit_ids
     if units is None:
         return np.ones(subject.plan.units, dtype=np.int64)
     return np.unique(np.asarray(units), return_counts=True)[1].astype(np.int64)
 
 
-def rows_of(subject: Subject, unit: int) -> list[int]:
+def rows_of(subject: AuditTarget, unit: int) -> list[int]:
     """The rows of a unit."""
-    units = subject.loading.units
+    units = subject.loading.unit_ids
     if units is None:
         return [unit]
     names = np.asarray(units)
@@ -293,13 +355,15 @@ COMPANY = 7
 """Other units in the batch; the attacker knows them."""
 
 
-def record_scores(subject: Subject, setting: Setting, releases: int, tick: Callable[[int], None]) -> Scores:
+def record_scores(
+    subject: AuditTarget, setting: StepQuery, releases: int, tick: Callable[[int], None]
+) -> Scores:
     """Release a small batch with and without one unit in turn; the attacker knows all the others.
 
     A score is the component of the release, less what the others add, along what the unit adds, over the clip norm.
     """
     engine, plan = subject.make_engine(), subject.plan
-    query = Query(setting.support, setting.clip, setting.geometry, setting.per_sample_top)
+    query = setting.query
     order = PublicRandomness.fresh().permutation(plan.units, (0,)).numpy()
     company, everyone = order[1 : 1 + COMPANY], order[: 1 + COMPANY]
     with generators_of_a_step(subject, 0):
@@ -310,12 +374,13 @@ def record_scores(subject: Subject, setting: Setting, releases: int, tick: Calla
     if length == 0:
         return Scores(np.empty(0), np.empty(0))
     direction, known = (own / length).numpy(), (others / setting.clip.sensitivity).numpy()
+    attacked = gradient_release(plan, setting, engine.layout)
     found: tuple[list[float], list[float]] = ([], [])
     for number in range(releases):
         units = everyone if number % 2 else company
         with generators_of_a_step(subject, 0):
             batch = batch_of(subject, subject.dataset, units, 0)
-            released = release(plan, setting, engine, batch, SystemRandomness())
-        found[number % 2].append(float((noisy_sum(plan, setting, released) - known) @ direction))
+            released = setting.release(plan, engine, batch)
+        found[number % 2].append(float((attacked.noisy_sum(released) - known) @ direction))
         tick(1)
     return Scores(np.asarray(found[1]), np.asarray(found[0]))

@@ -1,314 +1,314 @@
-"""`sparsedp plan`: what a run would cost, without touching data."""
+"""`sparsedp plan`: what a budget costs in noise, from public numbers alone."""
 
 from __future__ import annotations
 
-from fractions import Fraction
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from sparsedp._validate import rounded_up
-from sparsedp.cli import options
-from sparsedp.cli.output import emit, people
-from sparsedp.errors import SparseDPError
+from sparsedp._validate import exact_ratio, rounded_up
+from sparsedp.cli import (
+    ActiveRatio,
+    ClipNorm,
+    Delta,
+    Epsilon,
+    Json,
+    clip_bounds,
+    imported,
+    numbers,
+    print_json,
+    stdout_console,
+)
+from sparsedp.errors import OutOfReachError, SparseDPError
 
 if TYPE_CHECKING:
-    from sparsedp.methods import MethodOptions, PlanSpec
-    from sparsedp.methods.plan_config import Asked
-    from sparsedp.methods.plan_summary import ModelSize
+    from sparsedp.methods import Method, PlanSpec
+    from sparsedp.parameters import ParameterLayout
+    from sparsedp.privacy.plan import Plan
 
-_OTHER_BUDGETS = "0.5,1,2,4,8"
 _CURVE_ROWS = 10
-_FLAGS = {"all": "--parameters", "head": "--head-parameters", "bias": "--bias-parameters"}
-_IN_WORDS = {
-    "head": "the head",
-    "bias": "the biases",
-    "norms": "normalisation layers",
-    "dense": "what is no embedding table",
-}
 
 
 def plan(
-    records: Annotated[
-        int, typer.Option(min=1, help="Number of records; of people, where each has several rows.")
+    units: Annotated[
+        int,
+        typer.Option(min=1, help="Number of privacy units: of examples, or of people who have several each."),
     ],
-    batch_size: Annotated[int, typer.Option(help="Expected size of a batch.")],
+    batch_size: Annotated[int, typer.Option(help="Expected size of a batch, in units.")],
     epochs: Annotated[int, typer.Option(help="Passes over the data.")],
-    epsilon: Annotated[
-        float | None, typer.Option("--epsilon", "-e", help="The budget; 3 if not given.")
-    ] = None,
-    delta: options.Delta = None,
-    method: Annotated[
-        str | None,
-        typer.Option(
-            help="A method, tp-topk if not given; `sparsedp methods` lists them. auto: what training would take."
-        ),
-    ] = None,
-    active_ratio: options.ActiveRatio = None,
-    phase1_epochs: Annotated[
-        float | None, typer.Option(help="Epochs of warm-up; 30 % of all by default.")
-    ] = None,
-    phase1_budget: Annotated[
-        float | None, typer.Option(help="Share of epsilon the warm-up alone may cost (the papers' split).")
-    ] = None,
-    equal_noise: Annotated[
-        bool, typer.Option("--equal-noise", help="The same noise in both phases. This is the default.")
-    ] = False,
-    clip_norm: options.ClipNorm = None,
-    normalise: Annotated[
-        float | None,
-        typer.Option(
-            metavar="NOISE", help="Normalise the inputs privately first, with this noise multiplier (8)."
-        ),
-    ] = None,
-    accountant: Annotated[str | None, typer.Option(help="pld if not given, rdp or rdp-classic.")] = None,
-    unit: Annotated[str, typer.Option(help="What one record is: row, patient, ...")] = "row",
     parameters: Annotated[
-        int | None, typer.Option(min=1, help="Number d of parameters, for the noise energy.")
+        int | None, typer.Option(min=1, help="Number d of trainable parameters of the model.")
     ] = None,
     model: Annotated[
         str | None,
         typer.Option(metavar="MODULE:FUNCTION", help="Or a function that gives the model, to count them."),
     ] = None,
-    head_parameters: Annotated[
-        int | None, typer.Option(min=1, help="How many of them are the head's, to compare its noise.")
+    epsilon: Epsilon = None,
+    noise_multiplier: Annotated[
+        float | None,
+        typer.Option(help="The noise instead of the budget; the plan says which epsilon comes out."),
     ] = None,
-    bias_parameters: Annotated[int | None, typer.Option(min=1, help="How many of them are biases.")] = None,
-    part: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME=N", help="How many are in norms, embeddings, dense (no table) or last=2."),
+    delta: Delta = None,
+    method: Annotated[
+        str, typer.Option(help="A method; `sparsedp methods` lists them. auto: what fit would take.")
+    ] = "auto",
+    active_ratio: ActiveRatio = None,
+    clip_norm: ClipNorm = None,
+    warmup_fraction: Annotated[
+        float | None, typer.Option(help="Share of the steps that the warm-up takes; 0.3 if not given.")
     ] = None,
+    warmup_budget: Annotated[
+        float | None, typer.Option(help="Share of epsilon the warm-up alone may cost (the papers' split).")
+    ] = None,
+    normalise: Annotated[
+        float | None,
+        typer.Option(
+            metavar="NOISE", help="Normalise the inputs privately first, with this noise multiplier."
+        ),
+    ] = None,
+    accountant: Annotated[str | None, typer.Option(help="pld if not given, rdp or rdp-classic.")] = None,
+    unit: Annotated[str, typer.Option(help="What one unit is: row, patient, ...")] = "row",
     other_budgets: Annotated[
         str, typer.Option(metavar="E1,E2,...", help="Other epsilons to compare with; empty for none.")
-    ] = _OTHER_BUDGETS,
-    as_json: options.Json = False,
+    ] = "0.5,1,2,4,8",
+    as_json: Json = False,
 ) -> None:
     """Say what noise a budget takes and what a run would cost, from public numbers alone.
 
-    Example: `sparsedp plan --records 60000 --batch-size 1024 --epochs 20 --epsilon 3 --parameters 26010`
+    Example: `sparsedp plan --units 60000 --batch-size 1024 --epochs 20 --epsilon 3 --parameters 26010`
 
-    The papers' split: add `--phase1-epochs 6 --phase1-budget 0.3`. The table of other budgets answers what epsilon 1
-    would cost.
+    It answers three questions before any data is touched: how much noise a step gets, how loud that is beside a
+    clipped gradient (r: below about 0.4, training all coordinates is as good as any part of them), and what another
+    epsilon would cost. The papers' split of the budget: `--warmup-budget 0.3`.
     """
-    if equal_noise and phase1_budget is not None:
-        raise SparseDPError(
-            "give --equal-noise or --phase1-budget, not both: they are two ways to split the budget"
-        )
-    from sparsedp.methods import MethodOptions
-    from sparsedp.methods.plan_summary import quote
     from sparsedp.privacy import NominalSplit, PrivateNormalisation
 
-    clip = options.bounds(clip_norm)
-    asked: Asked = {
+    size, linear = _size(model, parameters)
+    asked: Any = {
         "batch_size": batch_size,
         "epochs": epochs,
         "epsilon": epsilon,
+        "noise_multiplier": noise_multiplier,
         "delta": delta,
-        "clip_norm": (clip[0], clip[1]) if isinstance(clip, list) else clip,
+        "max_grad_norm": clip_bounds(clip_norm),
         "accountant": accountant,
-        "warmup_fraction": _warmup_share(phase1_epochs, epochs),
-        "split": None if phase1_budget is None else NominalSplit(phase1_budget),
+        "warmup_fraction": warmup_fraction,
+        "split": None if warmup_budget is None else NominalSplit(warmup_budget),
         "normalise": None if normalise is None else PrivateNormalisation(normalise),
+        "units": units,
+        "unit_name": unit,
     }
-    told = {"all": parameters, "head": head_parameters, "bias": bias_parameters}
-    size = _size(model, {name: count for name, count in told.items() if count is not None} | _parts(part))
-    changes = None if active_ratio is None else MethodOptions(active_ratio=active_ratio)
-    spec, reason = _spec(method, changes, size, asked, units=records, unit=unit)
-    if not spec.method.warm_up and (phase1_epochs is not None or phase1_budget is not None or equal_noise):
+    spec, reason = _spec(method, active_ratio, size, linear, asked)
+    if not spec.method.warm_up and (warmup_fraction, warmup_budget) != (None, None):
         raise SparseDPError(
-            f"{spec.method.name} has one phase: --phase1-epochs, --phase1-budget and --equal-noise are for methods "
-            "with a warm-up, such as tp-topk; drop them"
+            f"{spec.method.name} has no warm-up: --warmup-fraction and --warmup-budget are for methods with one, "
+            "such as tp-topk; drop them"
         )
-    others = options.numbers(other_budgets, "other-budgets") if other_budgets.strip() else []
-    answered = {**quote(spec, size, others), "reason": reason}
+    others = numbers(other_budgets, "other-budgets") if other_budgets.strip() else []
+    answer = {**quote(spec, size, others), "reason": reason}
     if as_json:
-        emit(answered)
+        print_json(answer)
     else:
-        _show(answered, people(as_json))
+        _show(answer, stdout_console(as_json))
 
 
-def _warmup_share(phase1_epochs: float | None, epochs: int) -> float | None:
-    """The warm-up's share of the steps, if it was told."""
-    if phase1_epochs is None:
-        return None
-    if not 0 < phase1_epochs < epochs:
-        raise SparseDPError(
-            f"phase1-epochs: got {phase1_epochs:g}, expected more than 0 and fewer than {epochs}"
-        )
-    return float(Fraction(repr(phase1_epochs)) / epochs)
-
-
-def _parts(texts: list[str] | None) -> dict[str, int]:
-    """The sizes given with `--part`."""
-    from sparsedp.methods.ranking import DENSE, EMBEDDINGS, LAST, NORMS
-
-    found = {}
-    for text in texts or []:
-        name, _, count = text.rpartition("=")
-        known = name in (NORMS, EMBEDDINGS, DENSE) or (
-            name.startswith(LAST) and name.removeprefix(LAST).isdigit()
-        )
-        if not known or not count.isdigit() or int(count) == 0:
-            raise SparseDPError(
-                f"--part: got {text!r}, expected NAME=N with a name of {NORMS}, {EMBEDDINGS}, {DENSE}, {LAST}2 and a "
-                "number of at least 1, such as dense=12810"
-            )
-        found[name] = int(count)
-    return found
-
-
-def _size(model: str | None, told: dict[str, int]) -> ModelSize:
-    """The size of the model that a function gives, or what was told of one."""
+def _size(model: str | None, parameters: int | None) -> tuple[ParameterLayout | int, bool]:
+    """The layout of the model that a function gives, or the number of parameters; whether it is one linear layer."""
     from torch import nn
 
-    from sparsedp.methods.plan_summary import ModelSize
-    from sparsedp.parameters import Layout
+    from sparsedp.methods.auto import is_linear
+    from sparsedp.parameters import ParameterLayout
 
-    if model is None:
-        return ModelSize(told)
-    if told:
-        raise SparseDPError(
-            f"got --model {model} and {', '.join(_flag(name) for name in told)}; give the model, which is counted, "
-            "or the numbers, not both"
-        )
-    given = options.imported(model, "a model")
+    if (model is None) == (parameters is None):
+        raise SparseDPError("give --parameters N or --model MODULE:FUNCTION, one of the two")
+    if parameters is not None:
+        return parameters, False
+    assert model is not None
+    given = imported(model, "a model")
     if not isinstance(given, nn.Module):
         raise SparseDPError(f"{model}() gave {type(given).__name__}, expected a torch.nn.Module")
-    return ModelSize.of(Layout.of(given))
+    return ParameterLayout.of(given), is_linear(given)
 
 
 def _spec(
-    method: str | None,
-    changes: MethodOptions | None,
-    size: ModelSize,
-    asked: Asked,
-    *,
-    units: int,
-    unit: str,
+    method: str, active_ratio: float | None, size: ParameterLayout | int, linear: bool, asked: Any
 ) -> tuple[PlanSpec, str | None]:
     """What is planned, and why its method if that was left open."""
     from sparsedp.methods import PlanSpec, get_method
-    from sparsedp.methods.auto import AUTO_METHOD
+    from sparsedp.methods.auto import AUTO_METHOD, choose_method, reason_of
     from sparsedp.methods.plan_config import METHOD
 
-    if method == AUTO_METHOD:
-        return _chosen_by_fit(changes, size, asked, units=units, unit=unit)
-    row = get_method(METHOD if method is None else method)
-    known: Asked = asked if row.private else {**asked, "epsilon": None}
-    return PlanSpec.asked(row, changes, units=units, unit=unit, **known), None
+    changes = {} if active_ratio is None else {"active_ratio": active_ratio}
+    if method != AUTO_METHOD:
+        row = get_method(method, **changes)
+        known = asked if row.private else {**asked, "epsilon": None, "noise_multiplier": None}
+        return PlanSpec.asked(row, **known), None
+    if changes:
+        return PlanSpec.asked(
+            get_method(METHOD, **changes), **asked
+        ), "a support, as --active-ratio was given"
+    row = choose_method(_dimension(size), linear=linear, **asked)
+    spec = PlanSpec.asked(row, **asked)
+    return spec, reason_of(spec, _dimension(size), linear=linear)
 
 
-def _chosen_by_fit(
-    changes: MethodOptions | None, size: ModelSize, asked: Asked, *, units: int, unit: str
-) -> tuple[PlanSpec, str]:
-    """What `fit` would make of method "auto", and why."""
-    import torch
-    from torch import nn
+def _dimension(size: ParameterLayout | int) -> int:
+    return size if isinstance(size, int) else size.dimension
 
-    from sparsedp.methods.auto import AUTO_METHOD, reason_of
-    from sparsedp.methods.plan_summary import ALL
-    from sparsedp.training.planning import spec_for
 
-    dimension = size.parts.get(ALL)
-    if dimension is None:
-        raise SparseDPError(
-            "--method auto goes by the number of parameters, which was not given; add --parameters N, or --model "
-            "MODULE:FUNCTION"
-        )
-    # `fit` looks at nothing of a model but its size, which a tensor without memory has as well.
-    stand_in = nn.ParameterList([nn.Parameter(torch.empty(dimension, device="meta"))])
-    spec = spec_for(stand_in, AUTO_METHOD, changes, units=units, unit=unit, **asked)
-    return spec, reason_of(spec, dimension)
+def count_active(method: Method, size: ParameterLayout | int) -> int | None:
+    """How many coordinates a method has active in its last period.
+
+    None where training itself decides, or where the sizes of the model's parts would have to be known.
+    """
+    from sparsedp.methods.ranking import Parts, size_of
+    from sparsedp.methods.schedules import active_count
+    from sparsedp.methods.scores import RankedBy
+
+    if method.ranking is not None and method.ranking.source is RankedBy.STEP_ROWS:
+        return None
+    if isinstance(size, int):
+        if method.scope or method.always:
+            return None
+        always, ranked = 0, size
+    else:
+        parts = Parts.of(size, method.scope, method.always)
+        always, ranked = size_of(parts.always), parts.ranked_size
+    return always + (active_count(exact_ratio(method.active_ratio), ranked) if ranked else 0)
+
+
+def quote(spec: PlanSpec, size: ParameterLayout | int, other_budgets: Iterable[float]) -> dict[str, Any]:
+    """Say what a plan costs in noise and epsilon, as JSON values.
+
+    The noise energy is the expected squared length of a step's noise in the main phase: d nu^2 on all coordinates,
+    k nu^2 on the support (TP-TopK, Sec. 5); k is that of the last period, for methods that shrink as they go.
+    """
+    from sparsedp.guarantee import summarize
+    from sparsedp.methods.auto import meaning_of, noise_ratio
+    from sparsedp.methods.ranking import part_sizes
+    from sparsedp.methods.support_scheduler import noise_on_mean
+    from sparsedp.privacy.accounting import epsilon_by_epoch
+
+    plan = spec.plan()
+    summary, d, active = summarize(plan), _dimension(size), count_active(spec.method, size)
+    noise = noise_on_mean(plan, plan.phases[-1])
+    counts = {"all": d} if isinstance(size, int) else {name: n for name, n in part_sizes(size).items() if n}
+    if active is not None and active != d:
+        counts[f"the support of {spec.method.name}"] = active
+    spent = epsilon_by_epoch(plan) if plan.is_private else []
+    return {
+        "guarantee": summary.statement,
+        "method": plan.method,
+        "epsilon": summary.epsilons.get(plan.accountant or "pld"),
+        "target_epsilon": plan.target_epsilon,
+        "delta": plan.delta,
+        "accountant": plan.accountant,
+        "unit": plan.unit,
+        "units": plan.units,
+        "epsilons": dict(summary.epsilons),
+        "phases": [
+            {
+                "name": phase.name,
+                "steps": phase.steps,
+                "sampling_rate": phase.sampling_rate,
+                "noise_multiplier": phase.noise_multiplier,
+                "clip_norm": phase.clip_norm,
+                "noise_on_mean": noise_on_mean(plan, phase),
+            }
+            for phase in plan.phases
+        ],
+        "active": active,
+        "noise_energy": {
+            "d": d,
+            "k": active,
+            "dense": d * noise**2,
+            "sparse": None if active is None else active * noise**2,
+        },
+        "noise_ratios": [
+            {
+                "which": name,
+                "coordinates": count,
+                "noise_ratio": noise_ratio(plan, count),
+                "means": meaning_of(plan, count, whole=name == "all"),
+            }
+            for name, count in counts.items()
+        ]
+        if plan.is_private
+        else [],
+        "curve": [{"epoch": epoch, "epsilon": value} for epoch, value in enumerate(spent, start=1)],
+        "other_budgets": [_other(spec, plan, epsilon) for epsilon in other_budgets]
+        if plan.is_private
+        else [],
+    }
+
+
+def _other(spec: PlanSpec, plan: Plan, epsilon: float) -> dict[str, Any]:
+    """What another budget would cost; a budget that no noise reaches has neither noise nor energy."""
+    from sparsedp.methods.support_scheduler import noise_on_mean
+
+    try:
+        other = replace(spec, epsilon=epsilon, noise_multiplier=None).plan()
+    except OutOfReachError:
+        return {"epsilon": epsilon, "noise_multipliers": [], "noise_energy_factor": None}
+    louder = noise_on_mean(other, other.phases[-1]) / noise_on_mean(plan, plan.phases[-1])
+    return {
+        "epsilon": epsilon,
+        "noise_multipliers": [phase.noise_multiplier for phase in other.phases],
+        "noise_energy_factor": louder**2,
+    }
 
 
 def _show(answer: dict[str, Any], screen: Console) -> None:
     screen.print(f"[bold]{answer['guarantee']}[/bold]")
     if answer["reason"] is not None:
         screen.print(f"Method auto takes {answer['method']}: {answer['reason']}.", markup=False)
+    names = ("sampling_rate", "noise_multiplier", "clip_norm", "noise_on_mean")
     phases = Table(
-        "phase", "steps", "sampling rate", "noise multiplier", "clip norm", "noise on each coordinate"
+        "phase", "steps", "sampling rate", "noise multiplier", "clip norm", "noise on a coordinate"
     )
     for phase in answer["phases"]:
-        numbers = (
-            phase["sampling_rate"],
-            phase["noise_multiplier"],
-            phase["clip_norm"],
-            phase["noise_on_mean"],
-        )
-        phases.add_row(phase["name"], str(phase["steps"]), *(f"{value:.4g}" for value in numbers))
+        values = ("-" if phase[name] is None else f"{phase[name]:.4g}" for name in names)
+        phases.add_row(phase["name"], str(phase["steps"]), *values)
     screen.print(phases)
     if answer["epsilons"]:
         spent = ", ".join(f"{name} {value:.4f}" for name, value in answer["epsilons"].items())
         screen.print(f"Epsilon by accountant: {spent} (delta {answer['delta']:g})")
-    _show_energy(answer, screen)
+    energy = answer["noise_energy"]
+    said = f"Noise energy of a step: {energy['dense']:.4g} on all d={energy['d']:,} coordinates"
+    if energy["k"] is None:
+        said += f"; how many {answer['method']} has active is not known from --parameters alone"
+    else:
+        share = energy["k"] / energy["d"]
+        said += f", {energy['sparse']:.4g} on the k={energy['k']:,} active ones: {share:.1%} of it"
+    screen.print(f"{said}.")
     for row in answer["noise_ratios"]:
-        most = "at most " if row["at_most"] else ""
         screen.print(
-            f"Noise over clip norm, r, for {row['which']} ({most}{row['coordinates']:,} coordinates): "
-            f"{most}{row['noise_ratio']:.2f}, {row['means']}."
+            f"Noise over clip norm, r, for {row['which']} ({row['coordinates']:,} coordinates): "
+            f"{row['noise_ratio']:.2f}, {row['means']}."
         )
-    if answer["noise_ratios"]:
-        screen.print("What was measured at which r: docs/fine-tuning.md.")
     _show_curve(answer["curve"], screen)
     if answer["other_budgets"]:
-        table = Table(
-            "epsilon",
-            "noise multiplier",
-            "noise energy, compared with this plan",
-            title="What another epsilon costs",
-        )
+        title = "What another epsilon costs"
+        table = Table("epsilon", "noise multiplier", "noise energy, compared with this plan", title=title)
         for other in answer["other_budgets"]:
             noise = ", ".join(f"{value:.4g}" for value in other["noise_multipliers"])
             factor = other["noise_energy_factor"]
-            table.add_row(
-                f"{other['epsilon']:g}", noise or "out of reach", "" if factor is None else f"x {factor:.3g}"
-            )
+            more = "" if factor is None else f"x {factor:.3g}"
+            table.add_row(f"{other['epsilon']:g}", noise or "out of reach", more)
         screen.print(table)
-
-
-def _show_energy(answer: dict[str, Any], screen: Console) -> None:
-    energy, active = answer["noise_energy"], answer["active"]
-    if energy is None:
-        screen.print(_why_no_energy(answer["method"], active), markup=False)
-        return
-    most = "at most " if active["at_most"] else ""
-    screen.print(
-        f"Noise energy of a step: {energy['dense']:.4g} on all d={energy['d']:,} coordinates, {energy['sparse']:.4g} "
-        f"on {most or 'the '}k={energy['k']:,} active ones: {most}{energy['sparse'] / energy['dense']:.1%} of it."
-    )
-
-
-def _why_no_energy(method: str, active: dict[str, Any]) -> str:
-    """What is not known of the support, and what to give."""
-    missing = active["missing"]
-    if active["count"] is not None or missing == ["all"]:
-        return "Noise energy: give --parameters or --model."
-    if not missing:
-        return f"Noise energy and r of the support: not known before training, as {method} chooses it in every step."
-    flags = ", ".join(_flag(name) for name in missing)
-    parts = " and ".join(_IN_WORDS.get(name, name) for name in missing if name != "all")
-    return (
-        f"Noise energy and r of the support: not known, as {method} always trains {parts}, whose size was not given; "
-        f"give {flags}, or --model."
-    )
-
-
-def _flag(part: str) -> str:
-    """The option that tells a part's size."""
-    return _FLAGS.get(part, f"--part {part}=N")
 
 
 def _show_curve(curve: list[dict[str, Any]], screen: Console) -> None:
     if not curve:
         return
-    stride = -(-len(curve) // _CURVE_ROWS)
-    shown = [point for point in curve if point["epoch"] % stride == 0 or point is curve[-1]]
-    top = curve[-1]["epsilon"]
+    stride, top = -(-len(curve) // _CURVE_ROWS), curve[-1]["epsilon"]
     table = Table("epoch", "epsilon", "", title="Cost over time")
-    for point in shown:
-        table.add_row(
-            str(point["epoch"]), rounded_up(point["epsilon"]), "#" * round(30 * point["epsilon"] / top)
-        )
+    for point in curve:
+        if point["epoch"] % stride == 0 or point is curve[-1]:
+            bar = "#" * round(30 * point["epsilon"] / top)
+            table.add_row(str(point["epoch"]), rounded_up(point["epsilon"]), bar)
     screen.print(table)

@@ -13,8 +13,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 import typer
 
-from sparsedp.cli import options
-from sparsedp.cli.output import emit, people, run_folder
+from sparsedp.cli import (
+    Delta,
+    Epochs,
+    Exit,
+    Json,
+    numbers,
+    print_json,
+    run_folder,
+    stderr_console,
+    stdout_console,
+)
 from sparsedp.errors import DataError, PrivacyError, SparseDPError
 
 if TYPE_CHECKING:
@@ -55,12 +64,12 @@ def columns(
         lines.append(f"{json.dumps(name)} = {_draft(name, kind, names_somebody(name))}")
     text = "\n".join(lines) + "\n"
     if out is None:
-        people(False).print(text, end="", soft_wrap=True, markup=False)
+        stdout_console(False).print(text, end="", soft_wrap=True, markup=False)
         return
     if out.exists():
         raise SparseDPError(f"{out} is there already; give another --out")
     out.write_text(text, encoding="utf-8")
-    people(False).print(
+    stdout_console(False).print(
         f"Draft: {out}. Fill in what is open, then sparsedp train --columns {out}", soft_wrap=True
     )
 
@@ -73,7 +82,7 @@ def train(
     ],
     run_dir: Annotated[Path, typer.Option(help="The run directory to make.")],
     epsilon: Annotated[float, typer.Option(help="The budget, never exceeded.")],
-    delta: options.Delta = None,
+    delta: Delta = None,
     unit: Annotated[
         str | None, typer.Option(help="The column of who is protected; or describe it as unit.")
     ] = None,
@@ -84,13 +93,17 @@ def train(
     hidden: Annotated[
         str | None, typer.Option(metavar="N,N", help="Widths of hidden layers; none: linear.")
     ] = None,
-    epochs: options.Epochs = None,
+    kind: Annotated[str, typer.Option("--model", metavar="NAME", help="linear or additive.")] = "linear",
+    epochs: Epochs = None,
     seed: Annotated[int | None, typer.Option(help="Reproducible, and not for release.")] = None,
     budget: Annotated[
         Path | None,
         typer.Option(help="The file of a PrivacyBudget that this fit draws from; made in Python."),
     ] = None,
-    as_json: options.Json = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with an interrupted run: the same command, and this.")
+    ] = False,
+    as_json: Json = False,
 ) -> None:
     """Train a private model on tables, and write the guarantee as a page to print.
 
@@ -110,8 +123,8 @@ def train(
     told = {name: rule for name, rule in rules.items() if name != target}
     settings: dict[str, Any] = {
         "columns": told, "target": target, **_task(target, rules[target]), "epsilon": epsilon, "delta": delta,
-        "hidden_layer_sizes": [int(width) for width in options.numbers(hidden, "hidden")] if hidden else [],
-        "name": tables[0].stem, "run_dir": str(run_dir), "random_state": seed,
+        "hidden_layer_sizes": [int(width) for width in numbers(hidden, "hidden")] if hidden else [],
+        "model": kind, "name": tables[0].stem, "run_dir": str(run_dir), "random_state": seed,
         **({} if epochs is None else {"epochs": epochs}),
     }  # fmt: skip
     table = read_tables(tables)
@@ -122,17 +135,30 @@ def train(
     apart = held_out_by_hash(ids, held_out)
     if held_out and (apart.all() or not apart.any()):
         raise DataError(f"--held-out: a share of {held_out:g} leaves one side empty; give another, or 0")
-    model = make_estimator(settings)
+    model = make_estimator(settings).set_params(resume=resume)
     if budget is not None:
         model.set_params(budget=_budget(budget))
     test = (features.rows(apart), y[apart]) if held_out else None
-    model.fit(features.rows(~apart), y[~apart], eval_set=test)
+    try:
+        model.fit(features.rows(~apart), y[~apart], eval_set=test)
+    except KeyboardInterrupt as interrupt:
+        from sparsedp.runs.directory import holds_run
+
+        if holds_run(run_dir):
+            stderr_console().print(
+                f"Stopped. The same command with --resume goes on with {run_dir}", soft_wrap=True
+            )
+        raise typer.Exit(Exit.INTERRUPTED) from interrupt
+    names = [*model.encoder_.feature_names_in_, *told]  # the model's own order first
+    settings |= {"columns": {name: told[name] for name in names}, "knots": model.encoder_.knots}
     (run_dir / _SETTINGS).write_text(json.dumps(settings, indent=1, default=str) + "\n", encoding="utf-8")
     page = model.guarantee_report(run_dir / _PAGE)
     metrics = {name: value for name, value in model.result_.metrics.items() if value is not None}
     if as_json:
-        emit({"run": str(run_dir), "epsilon": model.epsilon_, "delta": model.delta_, "metrics": metrics})
-    screen = people(as_json)
+        print_json(
+            {"run": str(run_dir), "epsilon": model.epsilon_, "delta": model.delta_, "metrics": metrics}
+        )
+    screen = stdout_console(as_json)
     screen.print(model.encoder_.describe(), soft_wrap=True, markup=False)
     screen.print(model.guarantee_, soft_wrap=True)
     if metrics:
@@ -163,10 +189,10 @@ def predict(
     text = ",".join(map(_cell, found)) + "\n"
     text += "".join(",".join(map(_cell, line)) + "\n" for line in zip(*found.values(), strict=True))
     if out is None:
-        people(False).print(text, end="", soft_wrap=True, markup=False)
+        stdout_console(False).print(text, end="", soft_wrap=True, markup=False)
     else:
         out.write_text(text, encoding="utf-8")
-        people(False).print(f"{len(table)} predictions: {out}")
+        stdout_console(False).print(f"{len(table)} predictions: {out}")
 
 
 @dataclass(frozen=True)
@@ -232,7 +258,7 @@ def make_estimator(settings: dict[str, Any]) -> PrivateEstimator:
     """The estimator of these settings, as Python would make it."""
     from sparsedp.sklearn import SparseDPClassifier, SparseDPRegressor
 
-    given = {name: value for name, value in settings.items() if name != "target"}
+    given = {name: value for name, value in settings.items() if name not in ("target", "knots")}
     return SparseDPClassifier(**given) if "classes" in given else SparseDPRegressor(**given)
 
 
@@ -251,7 +277,7 @@ def load_estimator(run: Path) -> PrivateEstimator:
     except (OSError, ValueError) as error:
         raise DataError(f"{run}: {error}; expected a run of `sparsedp train`") from error
     model = make_estimator(settings)
-    encoder = PublicEncoder(model.columns)
+    encoder = PublicEncoder(model.columns, knots=settings["knots"])
     features = len(encoder.get_feature_names_out())
     if "classes" in settings:
         model.classes_ = np.unique(np.asarray(settings["classes"]))

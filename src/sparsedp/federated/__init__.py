@@ -1,22 +1,22 @@
-"""Training without pooling data: clients train at home, the server sums integers and adds the noise.
+"""Training without pooling data: clients train on their own data, the server sums integers and adds the noise.
 
-Nothing here knows a network; `sparsedp.flower` carries it over Flower.
+Nothing here knows a network; `sparsedp.integrations.flower` carries it over Flower.
 """
 
-from sparsedp.federated.client import Client
-from sparsedp.federated.local import LocalCounting, LocalSGD, LocalTraining
-from sparsedp.federated.rounds import Round, RoundReport
-from sparsedp.federated.server import FederatedTrainer
-from sparsedp.federated.task import CountAsked, Task
+from sparsedp.federated.client import Client, LocalCounting, LocalSGD, LocalTraining
+from sparsedp.federated.messages import ClientTask, CountRequest, Payload
+from sparsedp.federated.server import FederatedTrainer, RejectedUpdate, Round, RoundReport
 
 __all__ = [
     "Client",
-    "CountAsked",
+    "ClientTask",
+    "CountRequest",
     "FederatedTrainer",
     "LocalCounting",
     "LocalSGD",
     "LocalTraining",
+    "Payload",
+    "RejectedUpdate",
     "Round",
     "RoundReport",
-    "Task",
 ]

@@ -6,23 +6,31 @@ from collections.abc import Callable
 
 from torch import nn
 
-from sparsedp.batch import PerSampleLoss
+from sparsedp.batch import LossFunction
 from sparsedp.errors import SparseDPError
-from sparsedp.grad_sample.bookkeeping import BookkeepingEngine
-from sparsedp.grad_sample.query import Engine, Query
+from sparsedp.grad_sample import recurrent as _recurrent  # noqa: F401  registers batching rules
+from sparsedp.grad_sample.bookkeeping import BookKeepingEngine
+from sparsedp.grad_sample.query import ClippedSumEngine, ClippedSumQuery
 from sparsedp.grad_sample.reference import ReferenceEngine
 
-ENGINES: dict[str, Callable[[nn.Module, PerSampleLoss], Engine]] = {
-    "bookkeeping": BookkeepingEngine,
+ENGINES: dict[str, Callable[[nn.Module, LossFunction], ClippedSumEngine]] = {
+    "bookkeeping": BookKeepingEngine,
     "reference": ReferenceEngine,
 }
 
 
-def make_engine(model: nn.Module, loss: PerSampleLoss, kind: str = "bookkeeping") -> Engine:
+def make_engine(model: nn.Module, loss: LossFunction, kind: str = "bookkeeping") -> ClippedSumEngine:
     """The engine of a kind: `bookkeeping` (fast, the default) or `reference` (the specification)."""
     if kind not in ENGINES:
         raise SparseDPError(f"engine: got {kind!r}, expected one of {sorted(ENGINES)}")
     return ENGINES[kind](model, loss)
 
 
-__all__ = ["ENGINES", "BookkeepingEngine", "Engine", "Query", "ReferenceEngine", "make_engine"]
+__all__ = [
+    "ENGINES",
+    "BookKeepingEngine",
+    "ClippedSumEngine",
+    "ClippedSumQuery",
+    "ReferenceEngine",
+    "make_engine",
+]

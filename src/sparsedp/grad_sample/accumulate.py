@@ -9,9 +9,17 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from sparsedp.grad_sample.blocks import Block, Metric, Metrics
-from sparsedp.grad_sample.query import Query, sum_clipped_rows
-from sparsedp.grad_sample.sampler import MOST_SUMMED, GradSampler, UnitPlaces, add_to, squared_norms_of
+from sparsedp.grad_sample.query import ClippedSumQuery, sum_clipped_rows
+from sparsedp.grad_sample.sampler import (
+    MOST_SUMMED,
+    Block,
+    GradSampler,
+    Metric,
+    Metrics,
+    UnitPlaces,
+    add_to,
+    squared_norms_of,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +127,12 @@ class ClippedSum:
     """
 
     def __init__(
-        self, blocks: Mapping[str, Block], metrics: Metrics, query: Query, keep: int, device: torch.device
+        self,
+        blocks: Mapping[str, Block],
+        metrics: Metrics,
+        query: ClippedSumQuery,
+        keep: int,
+        device: torch.device,
     ) -> None:
         self._blocks = blocks
         self._metrics = metrics

@@ -10,27 +10,27 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 from torch.utils import _pytree as pytree
 
-from sparsedp.batch import MicroBatch, PerSampleLoss, Rows, tensors_of, to_device
+from sparsedp.batch import Batch, LossFunction, MicroBatch, tensors_of, to_device
 from sparsedp.clipping import Identity
 from sparsedp.errors import ModelError, SparseDPError
 from sparsedp.grad_sample.accumulate import Chunk, ClippedSum
-from sparsedp.grad_sample.blocks import Block, Metric, Metrics, make_blocks
 from sparsedp.grad_sample.buffers import Space, Workspace, give_back_freed_memory
 from sparsedp.grad_sample.embedding import TokenRows, refuse_embedding
-from sparsedp.grad_sample.isolation import MADE_UP, isolated_losses, made_up, own_draws
+from sparsedp.grad_sample.isolation import MADE_UP, fork_draws, isolated_losses, made_up, why_not_isolated
 from sparsedp.grad_sample.linear import Outer
-from sparsedp.grad_sample.query import Query
+from sparsedp.grad_sample.query import ClippedSumQuery
 from sparsedp.grad_sample.reference import ReferenceEngine
-from sparsedp.grad_sample.sampler import GradSampler
+from sparsedp.grad_sample.sampler import Block, GradSampler, Metric, Metrics, make_blocks
 from sparsedp.grad_sample.trace import FallbackError, Graph, Trace, graph_leaf, trace
 from sparsedp.grad_sample.uses import Use, grad_samplers
-from sparsedp.parameters import Layout, Support
+from sparsedp.parameters import ParameterLayout, Support
 
 LARGE_SUM = 1 << 23
 """Coordinates from which on a sum takes what the system has to give, and not freed memory beside it."""
@@ -57,7 +57,7 @@ class _Kind:
     as_it_is: bool
 
     @classmethod
-    def of(cls, batch: MicroBatch, query: Query) -> _Kind:
+    def of(cls, batch: MicroBatch, query: ClippedSumQuery) -> _Kind:
         """That of a batch."""
         return cls(
             tuple(leaf.shape[1:] for leaf in tensors_of(batch.rows)),
@@ -120,28 +120,29 @@ class _Forward:
             use.gradients = {place: g for place, g in taken.items() if g is not None}
 
 
-class BookkeepingEngine:
+class BookKeepingEngine:
     """Clipped sums at little more than the cost of an ordinary step.
 
     Edge cases: a model it has no formulas for falls back to the reference engine as a whole, with one log line. That
     is decided on made-up examples, so it does not depend on data.
     """
 
-    def __init__(self, model: nn.Module, loss: PerSampleLoss) -> None:
+    def __init__(self, model: nn.Module, loss: LossFunction) -> None:
         for name, module in model.named_modules():
             if (reason := refuse_embedding(module)) is not None:
                 raise ModelError(f"layer {name!r}: {reason}")
         self._model = model
         self._loss = loss
-        self._layout = Layout.of(model)
+        self._layout = ParameterLayout.of(model)
         self._prepared: _Prepared | None = None
         self._reference = ReferenceEngine(model, loss)
         self._falls_back = False
         self._notes: dict[str, None] = {}
+        self._known: set[tuple[Any, ...]] = set()
         self._workspace = Workspace()
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> ParameterLayout:
         """The flat coordinates of the model's trainable parameters."""
         return self._layout
 
@@ -161,7 +162,7 @@ class BookkeepingEngine:
         sizes = [] if self._prepared is None else [x.chunk_size for x in self._prepared.surveyed.values()]
         return max(sizes, default=None)
 
-    def clipped_sum(self, batches: Iterable[MicroBatch], query: Query) -> Tensor:
+    def clipped_sum(self, batches: Iterable[MicroBatch], query: ClippedSumQuery) -> Tensor:
         """The sum over all units of their clipped gradients on the support."""
         prepared = self._prepare(query.support)
         device = next(iter(prepared.parameters.values())).device
@@ -171,10 +172,10 @@ class BookkeepingEngine:
         running: ClippedSum | None = None
         by_reference: Tensor | None = None
         for batch in batches:
-            if query.support.size == 0 or batch.row_count == 0:
+            if query.support.size == 0 or batch.example_count == 0:
                 continue
             surveyed = self._survey_once(batch, prepared, query)
-            with own_draws(batch.seed, device):
+            with fork_draws(batch.seed, device):
                 for part in _chunks(batch, None if surveyed is None else surveyed.chunk_size, device):
                     chunk = None if surveyed is None else self._record(part, prepared, surveyed.trace)
                     if chunk is None:
@@ -187,7 +188,7 @@ class BookkeepingEngine:
         return total if by_reference is None else total.add_(by_reference)
 
     def _begin_sum(
-        self, query: Query, prepared: _Prepared, metrics: Metrics, device: torch.device
+        self, query: ClippedSumQuery, prepared: _Prepared, metrics: Metrics, device: torch.device
     ) -> ClippedSum:
         """Room for the sum, taken once the first backward pass has given up most of its own."""
         if query.support.size >= LARGE_SUM:
@@ -210,7 +211,9 @@ class BookkeepingEngine:
             self._prepared = _Prepared(support, blocks, named, leaves, metrics)
         return self._prepared
 
-    def _survey_once(self, batch: MicroBatch, prepared: _Prepared, query: Query) -> _Surveyed | None:
+    def _survey_once(
+        self, batch: MicroBatch, prepared: _Prepared, query: ClippedSumQuery
+    ) -> _Surveyed | None:
         """What is known of a batch's kind of examples; None where the reference engine answers for them."""
         kind = _Kind.of(batch, query)
         if not self._falls_back and kind not in prepared.surveyed:
@@ -225,7 +228,7 @@ class BookkeepingEngine:
                 self._falls_back = True
         return None if self._falls_back else prepared.surveyed[kind]
 
-    def _survey(self, rows: Rows, kind: _Kind, prepared: _Prepared, query: Query) -> _Surveyed:
+    def _survey(self, rows: Batch, kind: _Kind, prepared: _Prepared, query: ClippedSumQuery) -> _Surveyed:
         """Learn what examples of a kind cost, and where parameters meet them, from made-up ones of their shapes.
 
         Apart from the sum, which so never depends on what this engine has seen before: a resumed run gives the same
@@ -236,13 +239,21 @@ class BookkeepingEngine:
             FallbackError: the model is not understood.
         """
         device = next(iter(prepared.parameters.values())).device
-        with own_draws(None, device):
+        known = (kind.shapes, *sorted(prepared.leaves.values()))
+        if known not in self._known:  # costs d, and a support may be new in every step
+            with torch.enable_grad():
+                reason = why_not_isolated(self._model, self._loss, to_device(rows, device))
+            if reason is not None:
+                raise FallbackError(reason)
+        with fork_draws(None, device):
             two, three = self._try_made_up(to_device(rows, device))
             traced = trace(two.graph, three.graph, prepared.leaves)
             uses = three.uses(traced)
             three.backward(None, uses, keep_graph=True)
-            for use in uses:
-                use.check_formulas(3, Space(self._workspace, "check"))
+            if known not in self._known:
+                for use in uses:
+                    use.check_formulas(3, Space(self._workspace, "check"))
+                self._known.add(known)
             samplers = self._samplers(uses, 3, prepared)
         for use in uses:
             if not use.has_formula:
@@ -252,7 +263,7 @@ class BookkeepingEngine:
                 )
         return _Surveyed(_chunk_size(three, uses, samplers, kind, prepared.plain_metrics, query), traced)
 
-    def _try_made_up(self, rows: Rows) -> list[_Forward]:
+    def _try_made_up(self, rows: Batch) -> list[_Forward]:
         """Forwards of two and of three made-up examples, of the first kind that the model takes."""
         errors = []
         for kind in MADE_UP:
@@ -271,14 +282,14 @@ class BookkeepingEngine:
         try:
             uses = forward.uses(traced)
             forward.backward(_weights(part.units), uses)
-            samplers = self._samplers(uses, part.row_count, prepared)
+            samplers = self._samplers(uses, part.example_count, prepared)
         except FallbackError:
             return None
         if any(use.may_have_spread for use in uses):
             return None
-        return Chunk(part.row_count, part.units, samplers)
+        return Chunk(part.example_count, part.units, samplers)
 
-    def _forward(self, rows: Rows) -> _Forward:
+    def _forward(self, rows: Batch) -> _Forward:
         with torch.enable_grad():
             losses = isolated_losses(self._model, self._loss, rows)
         return _Forward(losses, Graph.of(losses))
@@ -303,7 +314,7 @@ class BookkeepingEngine:
 def _chunks(batch: MicroBatch, size: int | None, device: torch.device) -> Iterator[MicroBatch]:
     """Split a micro-batch into chunks of about so many examples (None: all); a unit's examples stay together."""
     leaves, tree = pytree.tree_flatten(to_device(batch.rows, device))
-    start, count = 0, batch.row_count
+    start, count = 0, batch.example_count
     while start < count:
         stop = _unit_boundary(batch, start + (size or count))
         if stop == count - 1:
@@ -316,10 +327,10 @@ def _chunks(batch: MicroBatch, size: int | None, device: torch.device) -> Iterat
 
 def _unit_boundary(batch: MicroBatch, stop: int) -> int:
     """The first place at or after `stop` where no unit is cut in two."""
-    if stop >= batch.row_count or batch.units is None:
-        return min(stop, batch.row_count)
+    if stop >= batch.example_count or batch.units is None:
+        return min(stop, batch.example_count)
     later = (batch.units > batch.units[stop - 1]).nonzero()
-    return int(later[0]) if len(later) else batch.row_count
+    return int(later[0]) if len(later) else batch.example_count
 
 
 def _weights(units: Tensor | None) -> Tensor | None:
@@ -338,7 +349,7 @@ def _chunk_size(
     samplers: dict[str, list[GradSampler]],
     kind: _Kind,
     plain: Metrics,
-    query: Query,
+    query: ClippedSumQuery,
 ) -> int:
     """Examples of a chunk, a power of two, from what a few hold: activations, gradients, explicit gradients.
 

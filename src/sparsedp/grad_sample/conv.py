@@ -21,10 +21,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sparsedp.grad_sample.blocks import Metric
 from sparsedp.grad_sample.buffers import Space
 from sparsedp.grad_sample.linear import GhostNorms, cached, measure, pays, summed
-from sparsedp.grad_sample.sampler import GradSampler, silence
+from sparsedp.grad_sample.sampler import GradSampler, Metric, silence
 
 CONVOLUTIONS: dict[int, Callable[..., Tensor]] = {1: F.conv1d, 2: F.conv2d}
 """By number of axes; those whose depthwise kernels are quick."""

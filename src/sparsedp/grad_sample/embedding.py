@@ -15,9 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sparsedp.grad_sample.blocks import Block, Metric
 from sparsedp.grad_sample.buffers import Space
-from sparsedp.grad_sample.sampler import GradSampler, UnitPlaces, squared_norms_of
+from sparsedp.grad_sample.sampler import Block, GradSampler, Metric, UnitPlaces, squared_norms_of
 
 
 @dataclass(frozen=True, slots=True, eq=False)

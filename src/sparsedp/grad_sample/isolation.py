@@ -7,11 +7,10 @@ depend on values, and writes to buffers are errors of PyTorch's own.
 
 from __future__ import annotations
 
-import functools
 import math
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from types import MappingProxyType
 from typing import Any
@@ -19,15 +18,18 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch._C._functorch import _add_batch_dim
+from torch._C._functorch import TransformType, _add_batch_dim
+from torch._functorch.autograd_function import custom_function_call, has_overridden_vmap_rule
 from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
 from torch._functorch.vmap import unwrap_batched
 from torch.func import functional_call, vmap
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from sparsedp.batch import PerSampleLoss, Rows, check_losses
-from sparsedp.randomness import SEED_BYTES, PublicRandomness, own_generators
+from sparsedp.batch import Batch, LossFunction, validate_losses
+from sparsedp.errors import ModelError
+from sparsedp.randomness import SEED_BYTES, PublicRandomness, fork_generators
 
 NO_SAVED_TENSOR_HOOKS = (
     "the model hooks the tensors that autograd saves (checkpointing, saved_tensors_hooks), and such a hook would see "
@@ -36,7 +38,7 @@ NO_SAVED_TENSOR_HOOKS = (
 
 
 def isolated_losses(
-    model: nn.Module, loss: PerSampleLoss, rows: Rows, values: Mapping[str, Tensor] | None = None
+    model: nn.Module, loss: LossFunction, rows: Batch, values: Mapping[str, Tensor] | None = None
 ) -> Tensor:
     """Compute the loss of every example alone: [n], with the graph of the vectorised operations.
 
@@ -51,14 +53,14 @@ def isolated_losses(
     Edge cases: random numbers differ by example. What PyTorch cannot vectorise raises PyTorch's own error.
     """
 
-    def loss_of_one(one: Rows, own: Mapping[str, Tensor] = MappingProxyType({})) -> Tensor:
-        return check_losses(losses_at(model, own, loss, one) if own else loss(model, one), 1)[0]
+    def loss_of_one(one: Batch, own: Mapping[str, Tensor] = MappingProxyType({})) -> Tensor:
+        return validate_losses(losses_at(model, own, loss, one) if own else loss(model, one), 1)[0]
 
     losses: Tensor = isolated(model, loss_of_one, rows, *([] if values is None else [dict(values)]))
     return losses
 
 
-def isolated(model: nn.Module, function: Callable[..., Any], rows: Rows, *more: Any) -> Any:
+def isolated(model: nn.Module, function: Callable[..., Any], rows: Batch, *more: Any) -> Any:
     """What a function gives for every example alone, vectorised: tensors [n, ...] in the structure it returns.
 
     Args:
@@ -78,7 +80,7 @@ def isolated(model: nn.Module, function: Callable[..., Any], rows: Rows, *more: 
         return vmap(of_one, randomness="same" if _SAME_DRAWS else "different")(batched, *more)
 
 
-def why_not_isolated(model: nn.Module, loss: PerSampleLoss, rows: Rows) -> str | None:
+def why_not_isolated(model: nn.Module, loss: LossFunction, rows: Batch) -> str | None:
     """Say why PyTorch cannot vectorise a model and its loss, or None; forward and backward on made-up examples.
 
     Args:
@@ -91,15 +93,17 @@ def why_not_isolated(model: nn.Module, loss: PerSampleLoss, rows: Rows) -> str |
     """
     parameters = [p for p in model.parameters() if p.requires_grad]
     first: Exception | None = None
-    with own_draws(None, parameters[0].device):
+    with fork_draws(None, parameters[0].device):
         for kind in MADE_UP:
             made = made_up(rows, 2, kind)
             try:
                 single = pytree.tree_map_only(Tensor, lambda leaf: leaf[:1], made)
-                check_losses(loss(model, single), 1)
+                validate_losses(loss(model, single), 1)
             except Exception as error:  # whatever a model may do with such an example
                 first = first or error
                 continue
+            if (reason := _looks_below(model, loss, single)) is not None:
+                return reason
             try:
                 losses = isolated_losses(model, loss, made)
                 torch.autograd.grad(losses.sum(), parameters, allow_unused=True)
@@ -110,7 +114,70 @@ def why_not_isolated(model: nn.Module, loss: PerSampleLoss, rows: Rows) -> str |
     raise first
 
 
-def slow_operators(model: nn.Module, loss: PerSampleLoss, rows: Rows) -> list[str]:
+class _OperatorNames(TorchDispatchMode):
+    """Notes the operators outside PyTorch that were given a batching rule of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.found: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if kwargs.get("generator") is not None:
+            raise ModelError(
+                f"{func.name()} draws from a torch.Generator of the model's own, so what an example draws depends on "
+                "the examples before it; draw from torch's global generator, which is seeded in secret for every step"
+            )
+        name = func.name()
+        has_rule = torch._C._dispatch_has_kernel_for_dispatch_key(name, "FuncTorchBatched")
+        if has_rule and func.namespace not in ("aten", "prim", "prims"):
+            self.found.add(name)
+        return func(*args, **kwargs)
+
+
+def _looks_below(model: nn.Module, loss: LossFunction, single: Batch) -> str | None:
+    """What of a model would be given all examples at once, below the vectorised level; None if nothing.
+
+    What is called does not depend on values there, so an example tells it for all.
+
+    Raises:
+        ModelError: it draws from a generator of its own.
+    """
+    modes: list[str] = []
+    enter: Any = TorchDispatchMode.__enter__
+
+    def noted(mode: TorchDispatchMode) -> Any:
+        modes.append(type(mode).__name__)
+        return enter(mode)
+
+    with _OperatorNames() as names, torch.no_grad():
+        TorchDispatchMode.__enter__ = noted  # type: ignore[method-assign]
+        try:
+            loss(model, single)
+        finally:
+            TorchDispatchMode.__enter__ = enter  # type: ignore[method-assign]
+    if modes:
+        return f"it runs operators under a dispatch mode ({modes[0]})"
+    return f"{sorted(names.found)[0]} has a batching rule of its own" if names.found else None
+
+
+def _refuse_own_rules() -> None:
+    """A function's own `vmap` would be given all examples: inside isolation it is an error."""
+    rule = custom_function_call.functorch_table[TransformType.Vmap]
+
+    def guarded(interpreter: Any, function: Any, *operands: Any, **more: Any) -> Any:
+        if _ISOLATED and has_overridden_vmap_rule(function):
+            raise RuntimeError(f"{function.__name__}.vmap would be given all examples at once")
+        return rule(interpreter, function, *operands, **more)
+
+    custom_function_call.functorch_table[TransformType.Vmap] = guarded
+
+
+_ISOLATED: list[bool] = []
+_refuse_own_rules()
+
+
+def slow_operators(model: nn.Module, loss: LossFunction, rows: Batch) -> list[str]:
     """Name the operators of a model that PyTorch runs in a loop over the examples."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -130,7 +197,7 @@ MADE_UP = ("mixed", "ones", "zeros")
 """Kinds of made-up examples, in the order in which they are tried: not every model takes all."""
 
 
-def made_up(rows: Rows, count: int, kind: str = "mixed") -> Rows:
+def made_up(rows: Batch, count: int, kind: str = "mixed") -> Batch:
     """Examples with the structure, shapes and dtypes of others, and nothing of their values.
 
     Mixed: normal numbers, zeros and ones among integers, the first of an example always one. Ones, zeros: all so.
@@ -152,7 +219,7 @@ def made_up(rows: Rows, count: int, kind: str = "mixed") -> Rows:
 
 
 @contextmanager
-def own_draws(seed: bytes | None, device: torch.device) -> Iterator[None]:
+def fork_draws(seed: bytes | None, device: torch.device) -> Iterator[None]:
     """Fork the global generators for one micro-batch, so that nothing drawn later depends on how much it draws.
 
     Args:
@@ -163,7 +230,7 @@ def own_draws(seed: bytes | None, device: torch.device) -> Iterator[None]:
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             yield
     else:
-        with own_generators(seed, device):
+        with fork_generators(seed, device):
             yield
 
 
@@ -187,7 +254,7 @@ def fixed_draws(device: torch.device) -> Iterator[None]:
     if not _SAME_DRAWS:
         yield
     else:
-        with own_generators(bytes(SEED_BYTES), device):
+        with fork_generators(bytes(SEED_BYTES), device):
             yield
 
 
@@ -205,6 +272,8 @@ def isolation(model: nn.Module) -> Iterator[None]:
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         if any(type(part).__module__.startswith("transformers.") for part in parts):
             stack.enter_context(_traced())
+        _ISOLATED.append(True)
+        stack.callback(_ISOLATED.pop)
         yield
 
 
@@ -242,11 +311,11 @@ class _InItsPlace(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, loss: PerSampleLoss, rows: Rows) -> Tensor:
+    def forward(self, loss: LossFunction, rows: Batch) -> Tensor:
         return loss(self.model, rows)
 
 
-def losses_at(model: nn.Module, values: Mapping[str, Tensor], loss: PerSampleLoss, rows: Rows) -> Tensor:
+def losses_at(model: nn.Module, values: Mapping[str, Tensor], loss: LossFunction, rows: Batch) -> Tensor:
     """The losses with other values for some parameters, by their first names, in every place they are held."""
     first_name = {id(p): name for name, p in model.named_parameters()}
     swapped = {
@@ -285,7 +354,7 @@ Rule = Callable[..., Tensor | tuple[Tensor, ...]]
 """From the number of examples, the operands' axes of examples and the operands to results with the examples first."""
 
 
-def _rule(*names: str) -> Callable[[Callable[..., Rule]], Callable[..., Rule]]:
+def batching_rule(*names: str) -> Callable[[Callable[..., Rule]], Callable[..., Rule]]:
     """Register what a rule makes of the operands below the vectorised level."""
 
     def register(make: Callable[..., Rule]) -> Callable[..., Rule]:
@@ -314,139 +383,14 @@ def _kernel(rule: Rule) -> Callable[..., Any]:
     return kernel
 
 
-def _first(operand: Any, axis: Any, count: int) -> Any:
+def to_front(operand: Any, axis: Any, count: int) -> Any:
     """Operands with the axis of the examples first."""
     if isinstance(operand, Tensor):
         return operand.expand(count, *operand.shape) if axis is None else operand.movedim(axis, 0)
-    return tuple(_first(one, a, count) for one, a in zip(operand, axis, strict=True))
+    return tuple(to_front(one, a, count) for one, a in zip(operand, axis, strict=True))
 
 
-def _linear(data: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """`F.linear`, also where every example has a weight of its own."""
-    if weight.dim() == 2:
-        return F.linear(data, weight, bias)
-    found = (data.flatten(1, -2) @ weight.mT).reshape(*data.shape[:-1], -1)
-    return found if bias is None else found + bias.view(len(bias), *[1] * (found.dim() - 2), -1)
-
-
-States = tuple[Tensor, ...]
-Cell = Callable[[Tensor, States, Sequence[Tensor | None]], States]
-"""From what came in from the input, the states before and the state's weight and bias to the states after."""
-
-
-def _lstm_cell(gates: Tensor, states: States, weights: Sequence[Any]) -> States:
-    hidden, cell = states
-    i, f, g, o = (gates + _linear(hidden, *weights)).chunk(4, -1)
-    cell = torch.addcmul(torch.sigmoid(f) * cell, torch.sigmoid(i), torch.tanh(g))
-    return torch.sigmoid(o) * torch.tanh(cell), cell
-
-
-def _gru_cell(gates: Tensor, states: States, weights: Sequence[Any]) -> States:
-    r, z, n = gates.chunk(3, -1)
-    of_r, of_z, of_n = _linear(states[0], *weights).chunk(3, -1)
-    new = torch.tanh(n + torch.sigmoid(r + of_r) * of_n)
-    return (new + torch.sigmoid(z + of_z) * (states[0] - new),)
-
-
-def _rnn_cell(
-    squash: Callable[[Tensor], Tensor], gates: Tensor, states: States, weights: Sequence[Any]
-) -> States:
-    return (squash(gates + _linear(states[0], *weights)),)
-
-
-_CELLS: dict[str, Cell] = {
-    "lstm": _lstm_cell,
-    "gru": _gru_cell,
-    "rnn_tanh": functools.partial(_rnn_cell, torch.tanh),
-    "rnn_relu": functools.partial(_rnn_cell, torch.relu),
-}
-
-
-def _run_layers(
-    cell: Cell,
-    data: Tensor,
-    start: Sequence[States],
-    parameters: Sequence[Tensor],
-    biased: bool,
-    layers: int,
-    dropout: float,
-    train: bool,
-    both_ways: bool,
-) -> tuple[Tensor, list[States]]:
-    """Run recurrent layers step by step over [..., t, f]: outputs [..., t, width], and every layer's last states."""
-    directions = 1 + both_ways
-    each = len(parameters) // (layers * directions)
-    last: list[States] = []
-    for layer in range(layers):
-        if layer and dropout:
-            data = torch.dropout(data, dropout, train)
-        found = []
-        for direction in range(directions):
-            of_input, of_state, *more = parameters[len(last) * each : (len(last) + 1) * each]
-            biases, projection = (more[:2], more[2:]) if biased else ([None, None], more)
-            steps = _linear(data, of_input, biases[0]).unbind(-2)
-            states, outputs = start[len(last)], []
-            for gates in reversed(steps) if direction else steps:
-                states = cell(gates, states, (of_state, biases[1]))
-                if projection:
-                    states = (_linear(states[0], projection[0], None), *states[1:])
-                outputs.append(states[0])
-            found.append(torch.stack(outputs[::-1] if direction else outputs, -2))
-            last.append(states)
-        data = found[0] if len(found) == 1 else torch.cat(found, -1)
-    return data, last
-
-
-@_rule("lstm.input", "gru.input", "rnn_tanh.input", "rnn_relu.input")
-def _recurrent(name: str) -> Rule:
-    cell = _CELLS[name.split(".")[0]]
-
-    def rule(count: int, axes: Any, data: Tensor, start: Any, parameters: Any, *settings: Any) -> Any:
-        *settings, batch_first = settings  # type: ignore[assignment]
-        data = _first(data, axes[0], count)
-        data = data if batch_first else data.transpose(1, 2)
-        states = (
-            _first([start], [axes[1]], count) if isinstance(start, Tensor) else _first(start, axes[1], count)
-        )
-        start = list(zip(*(state.unbind(1) for state in states), strict=True))
-        shared = all(axis is None for axis in axes[2])
-        inner = data.shape[1]
-        if shared:  # rows of one axis, for plain matrix products
-            data, start = data.flatten(0, 1), [tuple(s.flatten(0, 1) for s in layer) for layer in start]
-        else:
-            parameters = _first(parameters, axes[2], count)
-        found, last = _run_layers(cell, data, start, parameters, *settings)
-        if shared:
-            found = found.reshape(count, inner, *found.shape[1:])
-            last = [tuple(s.reshape(count, inner, *s.shape[1:]) for s in layer) for layer in last]
-        ends = [torch.stack(layers, 1) for layers in zip(*last, strict=True)]
-        return (found if batch_first else found.transpose(1, 2), *ends)
-
-    return rule
-
-
-@_rule("lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell")
-def _one_step(name: str) -> Rule:
-    cell = _CELLS[name.removesuffix("_cell")]
-
-    def rule(count: int, axes: Any, data: Tensor, start: Any, *weights: Any) -> Any:
-        data, states = _first(data, axes[0], count), _first(start, axes[1], count)
-        axes = axes[2:]
-        if any(axis is not None for axis in axes):
-            pairs = zip(weights, axes, strict=True)
-            weights = tuple(None if w is None else _first(w, axis, count) for w, axis in pairs)
-        of_input, of_state, b_input, b_state = (*weights, None, None)[:4]
-        found = cell(
-            _linear(data, of_input, b_input),
-            (states,) if isinstance(start, Tensor) else states,
-            (of_state, b_state),
-        )
-        return found[0] if isinstance(start, Tensor) else found
-
-    return rule
-
-
-@_rule("embedding_bag.padding_idx", "embedding_bag")
+@batching_rule("embedding_bag.padding_idx", "embedding_bag")
 def _bags(name: str) -> Rule:
     def rule(
         count: int,
@@ -461,16 +405,16 @@ def _bags(name: str) -> Rule:
         include_last: bool = False,
         padding: int | None = None,
     ) -> Any:
-        indices = _first(indices, axes[1], count)
+        indices = to_front(indices, axes[1], count)
         bags = len(offsets) - include_last if axes[2] is None else 0
         length = indices.shape[1] // max(bags, 1)
         if not bags or not bool((offsets.diff() == length).all()) or length * bags != indices.shape[1]:
             raise RuntimeError("embedding_bag: bags of different lengths cannot be vectorised")
-        own = None if weights is None else _first(weights, axes[6], count).reshape(count, bags, length)
+        own = None if weights is None else to_front(weights, axes[6], count).reshape(count, bags, length)
         table = indices.reshape(count, bags, length)
         kept = None if padding is None or padding < 0 else table != padding
         if axes[0] is not None:  # every example has a table of its own, and `_reduce_bags` leaves padding out
-            weight = _first(weight, axes[0], count)
+            weight = to_front(weight, axes[0], count)
             table = table + (torch.arange(count, device=table.device) * weight.shape[1]).view(-1, 1, 1)
             weight = weight.flatten(0, 1)
         found = _reduce_bags(F.embedding(table, weight), mode, own, kept)
@@ -494,7 +438,7 @@ def _reduce_bags(vectors: Tensor, mode: int, weights: Tensor | None, kept: Tenso
     return total / kept.sum(-2).clamp(min=1) if mode == 1 else total
 
 
-@_rule("bincount", "repeat_interleave.Tensor", "_pack_padded_sequence")
+@batching_rule("bincount", "repeat_interleave.Tensor", "_pack_padded_sequence")
 def _refused(name: str) -> Rule:
     """PyTorch would run these in a loop, and fail in the step where examples come out in different sizes."""
 
@@ -504,7 +448,7 @@ def _refused(name: str) -> Rule:
     return rule
 
 
-@_rule("_scaled_dot_product_flash_attention_for_cpu")
+@batching_rule("_scaled_dot_product_flash_attention_for_cpu")
 def _attention(name: str) -> Rule:
     fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 
@@ -521,10 +465,10 @@ def _attention(name: str) -> Rule:
     ) -> tuple[Tensor, ...]:
         """Fused attention attends inside each entry of its first axis, so examples go there."""
         query, key, value = (
-            _first(one, axis, count) for one, axis in zip((query, key, value), axes, strict=False)
+            to_front(one, axis, count) for one, axis in zip((query, key, value), axes, strict=False)
         )
         if mask is not None:
-            mask = _first(mask, axes[5], count)
+            mask = to_front(mask, axes[5], count)
             mask = mask.reshape(count, *[1] * (query.dim() - mask.dim()), *mask.shape[1:])
             mask = mask.expand(*query.shape[:2], *mask.shape[2:]).flatten(0, 1)
         parts = (one.flatten(0, 1) for one in (query, key, value))

@@ -13,11 +13,11 @@ from sparsedp._validate import exact_ratio, share_of
 from sparsedp.batch import MicroBatch
 from sparsedp.clipping import Clip, Geometry, Identity, Standardized
 from sparsedp.errors import SparseDPError
-from sparsedp.parameters import Layout, Support
+from sparsedp.parameters import ParameterLayout, Support
 
 
 @dataclass(frozen=True, slots=True)
-class Query:
+class ClippedSumQuery:
     """One clipped-sum query: restrict to the support, standardize, keep the top r per unit, clip, sum.
 
     `per_sample_top` is the fraction r of the k active coordinates each unit keeps (AdaDPIGU's option), by largest
@@ -46,7 +46,7 @@ class Query:
         return max(1, share_of(exact_ratio(self.per_sample_top, "per_sample_top"), self.support.size))
 
 
-class Engine(Protocol):
+class ClippedSumEngine(Protocol):
     """Computes the clipped sum; the only code that touches un-noised gradients.
 
     **Privacy.** The result is private: one unit moves it by at most the clip's sensitivity. Only the mechanism may
@@ -54,16 +54,16 @@ class Engine(Protocol):
     """
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> ParameterLayout:
         """The flat coordinates of the model's trainable parameters."""
         ...
 
-    def clipped_sum(self, batches: Iterable[MicroBatch], query: Query) -> Tensor:
+    def clipped_sum(self, batches: Iterable[MicroBatch], query: ClippedSumQuery) -> Tensor:
         """The sum over all units of their clipped gradients, a float64 vector of length k, in clipping space."""
         ...
 
 
-def sum_clipped_rows(gradients: Tensor, query: Query) -> Tensor:
+def sum_clipped_rows(gradients: Tensor, query: ClippedSumQuery) -> Tensor:
     """Finish a query from explicit per-unit gradients on the support, one row each: the specification in five lines.
 
     **Edge cases.** A row that is not finite after standardizing contributes exactly zero.
@@ -88,7 +88,7 @@ def keep_largest(rows: Tensor, count: int) -> Tensor:
     return torch.where(keep | magnitude.isnan(), rows, torch.zeros_like(rows))
 
 
-def mean_by_unit(rows: Tensor, units: Tensor | None) -> Tensor:
+def mean_per_unit(rows: Tensor, units: Tensor | None) -> Tensor:
     """Average the rows of each unit; without units, the rows themselves."""
     if units is None or rows.shape[0] == 0:
         return rows

@@ -7,10 +7,18 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from sparsedp.batch import MicroBatch, PerSampleLoss, Rows, check_losses, row_count, select_rows, to_device
-from sparsedp.grad_sample.isolation import fixed_draws, isolated_losses, own_draws, why_not_isolated
-from sparsedp.grad_sample.query import Query, mean_by_unit, sum_clipped_rows
-from sparsedp.parameters import Layout
+from sparsedp.batch import (
+    Batch,
+    LossFunction,
+    MicroBatch,
+    example_count,
+    slice_batch,
+    to_device,
+    validate_losses,
+)
+from sparsedp.grad_sample.isolation import fixed_draws, fork_draws, isolated_losses, why_not_isolated
+from sparsedp.grad_sample.query import ClippedSumQuery, mean_per_unit, sum_clipped_rows
+from sparsedp.parameters import ParameterLayout
 
 
 class ReferenceEngine:
@@ -20,33 +28,33 @@ class ReferenceEngine:
     loop over single examples. Which of the two is decided on made-up examples.
     """
 
-    def __init__(self, model: nn.Module, loss: PerSampleLoss) -> None:
+    def __init__(self, model: nn.Module, loss: LossFunction) -> None:
         self._model, self._loss = model, loss
-        self._layout = Layout.of(model)
+        self._layout = ParameterLayout.of(model)
         self._in_turn: bool | None = None
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> ParameterLayout:
         """The flat coordinates of the model's trainable parameters."""
         return self._layout
 
-    def clipped_sum(self, batches: Iterable[MicroBatch], query: Query) -> Tensor:
+    def clipped_sum(self, batches: Iterable[MicroBatch], query: ClippedSumQuery) -> Tensor:
         """The sum over all units of their clipped gradients on the support."""
         device = self._layout.parameters(self._model)[0].device
         total = torch.zeros(query.support.size, dtype=torch.float64, device=device)
         for batch in batches:
-            if batch.row_count:
-                with own_draws(batch.seed, device):
+            if batch.example_count:
+                with fork_draws(batch.seed, device):
                     total += self.sum_of(to_device(batch.rows, device), batch.units, query)
         return total
 
-    def sum_of(self, rows: Rows, units: Tensor | None, query: Query) -> Tensor:
+    def sum_of(self, rows: Batch, units: Tensor | None, query: ClippedSumQuery) -> Tensor:
         """The clipped sum of some examples on the model's device, in draws of the caller's."""
         gradients = query.support.gather(self.gradients(rows))
         units = None if units is None else units.to(gradients.device)
-        return sum_clipped_rows(mean_by_unit(gradients, units), query)
+        return sum_clipped_rows(mean_per_unit(gradients, units), query)
 
-    def gradients(self, rows: Rows) -> Tensor:
+    def gradients(self, rows: Batch) -> Tensor:
         """The [n, d] matrix of per-example gradients, in float32 or wider."""
         if self._in_turn is None:
             with torch.enable_grad():
@@ -54,8 +62,8 @@ class ReferenceEngine:
         with torch.enable_grad():
             return self._one_by_one(rows) if self._in_turn else self._all_at_once(rows)
 
-    def _all_at_once(self, rows: Rows) -> Tensor:
-        count = row_count(rows)
+    def _all_at_once(self, rows: Batch) -> Tensor:
+        count = example_count(rows)
         parameters = self._layout.parameters(self._model)
         copies = {
             slot.name: p.detach().expand(count, *p.shape).requires_grad_()
@@ -64,11 +72,11 @@ class ReferenceEngine:
         losses = isolated_losses(self._model, self._loss, rows, copies)
         return _in_one([*copies.values()], losses, count)
 
-    def _one_by_one(self, rows: Rows) -> Tensor:
+    def _one_by_one(self, rows: Batch) -> Tensor:
         found = []
-        for i in range(row_count(rows)):
+        for i in range(example_count(rows)):
             with fixed_draws(next(self._model.parameters()).device):
-                losses = check_losses(self._loss(self._model, select_rows(rows, slice(i, i + 1))), 1)
+                losses = validate_losses(self._loss(self._model, slice_batch(rows, slice(i, i + 1))), 1)
             found.append(_in_one(self._layout.parameters(self._model), losses, 1))
         return torch.cat(found)
 

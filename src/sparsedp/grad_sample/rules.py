@@ -17,12 +17,11 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 
-from sparsedp.grad_sample.blocks import Block
 from sparsedp.grad_sample.buffers import Space
 from sparsedp.grad_sample.conv import ConvWeight
 from sparsedp.grad_sample.embedding import token_rows
 from sparsedp.grad_sample.linear import Outer, SequenceOuter
-from sparsedp.grad_sample.sampler import Explicit, GradSampler, keep, working
+from sparsedp.grad_sample.sampler import Block, Explicit, GradSampler, keep, working
 from sparsedp.grad_sample.trace import ExampleAxis, FallbackError
 
 

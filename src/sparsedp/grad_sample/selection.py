@@ -8,9 +8,9 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from sparsedp.batch import MicroBatch, PerSampleLoss, Rows, row_count, select_rows, to_device
+from sparsedp.batch import Batch, LossFunction, MicroBatch, example_count, slice_batch, to_device
 from sparsedp.errors import DataError, ModelError
-from sparsedp.grad_sample.isolation import fixed_draws, isolated, own_draws, why_not_isolated
+from sparsedp.grad_sample.isolation import fixed_draws, fork_draws, isolated, why_not_isolated
 
 Table = nn.Embedding | nn.EmbeddingBag
 Pairs = tuple[Tensor, Tensor]
@@ -35,7 +35,7 @@ class EmbeddingRowCounter:
         ModelError: a table's layer has a forward pass of its own.
     """
 
-    def __init__(self, model: nn.Module, loss: PerSampleLoss, tables: Sequence[str]) -> None:
+    def __init__(self, model: nn.Module, loss: LossFunction, tables: Sequence[str]) -> None:
         self._model, self._loss = model, loss
         self._in_turn: bool | None = None
         weights = dict(model.named_parameters(remove_duplicate=False))
@@ -58,7 +58,7 @@ class EmbeddingRowCounter:
         examples, rows = self.pairs(batch.rows, batch.seed)
         return examples if batch.units is None else batch.units.cpu()[examples], rows
 
-    def pairs(self, rows: Rows, seed: bytes | None = None) -> Pairs:
+    def pairs(self, rows: Batch, seed: bytes | None = None) -> Pairs:
         """The pairs of example and row of some examples. Padding is not counted.
 
         Raises:
@@ -75,7 +75,7 @@ class EmbeddingRowCounter:
             touched.append(indices[kept] + self._firsts[id(layer.weight)])
         return torch.cat(examples), torch.cat(touched)
 
-    def check(self, rows: Rows) -> None:
+    def check(self, rows: Batch) -> None:
         """See that all tables are used in a way that can be counted.
 
         Raises:
@@ -89,19 +89,19 @@ class EmbeddingRowCounter:
                     "called. Call the layer, not a function on its weight, or name the table in always="
                 )
 
-    def _looked_up(self, rows: Rows, seed: bytes | None) -> _LookUps:
+    def _looked_up(self, rows: Batch, seed: bytes | None) -> _LookUps:
         rows = to_device(rows, self._device)
         if self._in_turn is None:
             with torch.enable_grad():
                 self._in_turn = why_not_isolated(self._model, self._loss, rows) is not None
         try:
-            with own_draws(seed, self._device), torch.no_grad():
+            with fork_draws(seed, self._device), torch.no_grad():
                 if not self._in_turn:
                     return self._all_at_once(rows)
                 return [
                     (layer, i, asked.unsqueeze(0))
-                    for i in range(row_count(rows))
-                    for layer, asked in self._of_one(select_rows(rows, slice(i, i + 1)))
+                    for i in range(example_count(rows))
+                    for layer, asked in self._of_one(slice_batch(rows, slice(i, i + 1)))
                 ]
         except IndexError:
             sizes = ", ".join(
@@ -112,10 +112,10 @@ class EmbeddingRowCounter:
                 "the table more rows, or map unknown ids to one of them"
             ) from None
 
-    def _all_at_once(self, rows: Rows) -> _LookUps:
+    def _all_at_once(self, rows: Batch) -> _LookUps:
         layers: list[Table] = []
 
-        def asked(one: Rows) -> list[Tensor]:
+        def asked(one: Batch) -> list[Tensor]:
             found = self._of_one(one)
             layers[:] = [layer for layer, _ in found]
             return [indices for _, indices in found]
@@ -125,7 +125,7 @@ class EmbeddingRowCounter:
             for layer, indices in zip(layers, isolated(self._model, asked, rows), strict=True)
         ]
 
-    def _of_one(self, one: Rows) -> list[tuple[Table, Tensor]]:
+    def _of_one(self, one: Batch) -> list[tuple[Table, Tensor]]:
         found: list[tuple[Table, Tensor]] = []
 
         def note(layer: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:

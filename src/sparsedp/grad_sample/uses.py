@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node
 
-from sparsedp.grad_sample.blocks import Block
 from sparsedp.grad_sample.buffers import Space
 from sparsedp.grad_sample.rules import (
     RULES,
@@ -23,7 +22,7 @@ from sparsedp.grad_sample.rules import (
     saved_by,
     summed_to,
 )
-from sparsedp.grad_sample.sampler import GradSampler, working
+from sparsedp.grad_sample.sampler import Block, GradSampler, working
 from sparsedp.grad_sample.trace import VIEWS, FallbackError, Graph, Meeting, Place
 
 ROUNDING = 0.02

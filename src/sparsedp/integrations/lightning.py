@@ -1,82 +1,287 @@
-"""Lightning: a module whose `Trainer.fit` is a private run."""
+"""Lightning: a `LightningModule` of your own, trained privately by `lightning.Trainer.fit`."""
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import lightning
-from torch import Tensor, nn
+import torch
+from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
-from sparsedp.batch import PerExampleLoss, check_losses, per_sample_loss, row_count
-from sparsedp.evaluation import classification_metrics, threshold_of
-from sparsedp.private_training import make_private
+from sparsedp.batch import Batch, PerExampleLoss, example_count, slice_batch
+from sparsedp.errors import SparseDPError
+from sparsedp.grad_sample.isolation import MADE_UP, made_up
+from sparsedp.loading import rows_in_order
+from sparsedp.private_training import PrivateTraining, make_private
 from sparsedp.results import Result
+
+logger = logging.getLogger("sparsedp")
+
+_TAKEN = ("criterion", "loader", "model", "optimizer")
 
 
 class PrivateModule(lightning.LightningModule):  # type: ignore[misc]
-    """A model, its optimizer, its loader and its loss, for `lightning.Trainer(max_epochs=...).fit(module)`.
+    """Your `LightningModule`, for `lightning.Trainer(max_epochs=...).fit(PrivateModule(module, ...))`.
+
+    Your `training_step` is called by the engine, one example at a time, and gives the loss of that example.
+    `configure_optimizers`, `validation_step`, `test_step`, `predict_step` and the hooks around validation are yours
+    as they stand.
 
     Args:
-        model: trained in place.
-        optimizer: any `torch.optim` optimizer over its parameters.
-        loader: of the training data, as in `make_private`.
-        loss_fn: with `reduction="none"`, or `PerExampleLoss`.
-        privacy: further arguments of `make_private`: epsilon, epochs, method, out, ...; `epochs` must be the
-            trainer's `max_epochs`.
+        module: trained in place.
+        train_dataloader: a `DataLoader` of the training data; or `datamodule`, of which all loaders are taken.
+        datamodule: a `LightningDataModule`.
+        privacy: further arguments of `make_private`: epsilon, epochs, delta, max_grad_norm, method, run_dir, ...;
+            `epochs` must be the trainer's `max_epochs`.
 
-    **Privacy.** That of `make_private`. Training losses are not logged; validation losses of held-out data are.
+    Formal guarantees:
+        That of `make_private`. What `training_step` logs by `self.log` is dropped, and that is said once: it would
+        be a number of one private example.
+
+    Edge cases:
+        Refused: several optimizers, schedules that watch a metric, `accumulate_grad_batches`, `gradient_clip_val`,
+        another `max_epochs` than was planned.
     """
 
     def __init__(
         self,
-        model: nn.Module,
-        optimizer: Optimizer,
-        loader: DataLoader[Any],
-        loss_fn: Any,
+        module: lightning.LightningModule,
+        train_dataloader: DataLoader[Any] | None = None,
+        *,
+        datamodule: lightning.LightningDataModule | None = None,
         **privacy: Any,
     ) -> None:
         super().__init__()
+        if not isinstance(module, lightning.LightningModule):
+            raise SparseDPError(
+                f"module: got {type(module).__name__}, expected a LightningModule with training_step and "
+                "configure_optimizers; for a plain module use make_private"
+            )
+        for name in _TAKEN:
+            if name in privacy:
+                raise SparseDPError(f"{name}: it comes from the module or the datamodule; leave it out")
+        if (train_dataloader is None) == (datamodule is None):
+            raise SparseDPError("give either train_dataloader or datamodule")
+        if datamodule is not None:
+            datamodule.prepare_data()
+            datamodule.setup("fit")
+            train_dataloader = datamodule.train_dataloader()
         self.automatic_optimization = False
-        self._loss = per_sample_loss(loss_fn)
-        self._pairs = not isinstance(loss_fn, PerExampleLoss)
-        self._threshold = threshold_of(loss_fn)
-        self._run = make_private(model, optimizer, loader, loss_fn, **privacy)
-        self.private = self._run.model
+        self.module, self._datamodule = module, datamodule
+        optimizer, self._scheduler, self._interval = _configured(module.configure_optimizers())
+        if isinstance(train_dataloader, DataLoader):
+            loader = train_dataloader
+            _check_meaning(module, next(rows_in_order(loader.dataset, 1, 1, loader.collate_fn)))
+        self._run = make_private(
+            module, optimizer, train_dataloader, PerExampleLoss(_losses_of_training_step), **privacy
+        )
+
+    @property
+    def private(self) -> PrivateTraining:
+        """The run: `epsilon()`, `plan`, `history`."""
+        return self._run
+
+    @property
+    def result(self) -> Result:
+        """What the run gave, once it is finished."""
+        return self._run.result
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The model's output."""
-        return self.private(*args, **kwargs)
+        """The output of your module."""
+        return self.module(*args, **kwargs)
+
+    def on_fit_start(self) -> None:
+        """Refuse settings of the trainer that a private run would pass over in silence."""
+        trainer, epochs = self.trainer, len(self._run.plan.epoch_ends())
+        found = []
+        if trainer.max_epochs != epochs:
+            found.append(
+                f"max_epochs={trainer.max_epochs}: the plan has {epochs} epochs; give the same to both"
+            )
+        if trainer.max_steps not in (-1, None):
+            found.append(f"max_steps={trainer.max_steps}: the plan is made for whole epochs")
+        if trainer.accumulate_grad_batches != 1:
+            found.append("accumulate_grad_batches: give the loader the batch size of a step")
+        if trainer.gradient_clip_val:
+            found.append("gradient_clip_val: each unit's gradient is clipped to max_grad_norm")
+        if trainer.world_size > 1:
+            found.append("several devices: a run of several processes is torchrun with sparsedp.fit")
+        if trainer.overfit_batches or trainer.limit_train_batches not in (None, 1.0):
+            found.append("overfit_batches, limit_train_batches: every planned batch is taken once")
+        if found:
+            raise SparseDPError(f"PrivateModule does not heed {'. '.join(found)}")
 
     def train_dataloader(self) -> Any:
         """Private batches, an epoch at a time."""
         return self._run.loader
 
+    def val_dataloader(self) -> Any:
+        """That of the datamodule, or of your module."""
+        owner = self.module if self._datamodule is None else self._datamodule
+        return owner.val_dataloader()
+
     def configure_optimizers(self) -> None:
         """None: the private step is taken in `training_step`."""
 
     def transfer_batch_to_device(self, batch: Any, device: Any, dataloader_idx: int) -> Any:
-        """Training rows are on the model's device already, and must stay the ones that were given."""
+        """Training examples are on the model's device already, and must stay the ones that were given."""
         return batch if self.training else super().transfer_batch_to_device(batch, device, dataloader_idx)
 
     def training_step(self, batch: Any, batch_idx: int) -> None:
         """One private step."""
-        criterion = self._run.criterion
-        loss = criterion(self.private(batch[0]), batch[1]) if self._pairs else criterion(self.private, batch)
-        loss.backward()  # nothing is computed: a loop of `make_private`
-        released = self._run.optimizer.step().released
-        self.log("released_norm", float(released.mean.norm()), batch_size=1)
+        run = self._run
+        run.optimizer.zero_grad()
+        run.criterion(run.model, batch).backward()
+        run.optimizer.step()
+        if self._interval == "step" and self._scheduler is not None:
+            self._scheduler.step()
 
-    def validation_step(self, batch: Any, batch_idx: int) -> Tensor:
-        """The loss on held-out rows, and for (input, target) pairs the accuracy."""
-        losses = check_losses(self._loss(self.private, batch), row_count(batch))
-        self.log("val_loss", losses.mean(), batch_size=len(losses))
-        if self._pairs:
-            found = classification_metrics(self.private(batch[0]), batch[1], self._threshold)
-            self.log_dict({f"val_{name}": value for name, value in found.items()}, batch_size=len(losses))
-        return losses.mean()
+    def on_train_epoch_end(self) -> None:
+        """Move a schedule by epochs and log epsilon; then your own hook."""
+        if self._interval == "epoch" and self._scheduler is not None:
+            self._scheduler.step()
+        self.log("epsilon", self._run.epsilon(), prog_bar=True, batch_size=1)
+        with self._logging():
+            self.module.on_train_epoch_end()
 
-    def result(self) -> Result:
-        """What the run gave, once `fit` is done."""
-        return self._run.finish()
+    def on_validation_epoch_start(self) -> None:
+        """Your hook."""
+        with self._logging():
+            self.module.on_validation_epoch_start()
+
+    def validation_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Your step, on held-out data."""
+        with self._logging():
+            return self.module.validation_step(*args, **kwargs)
+
+    def on_validation_epoch_end(self) -> None:
+        """Your hook."""
+        with self._logging():
+            self.module.on_validation_epoch_end()
+
+    def test_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Your step, on held-out data."""
+        with self._logging():
+            return self.module.test_step(*args, **kwargs)
+
+    def predict_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Your step."""
+        return self.module.predict_step(*args, **kwargs)
+
+    @contextmanager
+    def _logging(self) -> Iterator[None]:
+        """Let your module log through this one, which the trainer knows."""
+        with _replaced(self.module, log=self.log, log_dict=self.log_dict):
+            yield
+
+
+def _losses_of_training_step(module: Any, batch: Batch) -> Tensor:
+    """The loss that `training_step` gives for each example, called with batches of one."""
+    count = example_count(batch)
+    if count != 1:
+        return torch.cat(
+            [_losses_of_training_step(module, slice_batch(batch, slice(i, i + 1))) for i in range(count)]
+        )
+    return _loss_of_training_step(module, batch).reshape(1)
+
+
+def _loss_of_training_step(module: Any, batch: Batch) -> Tensor:
+    def drop(*_: Any, **__: Any) -> None:
+        _say_once(type(module).__name__)
+
+    with _replaced(module, log=drop, log_dict=drop):
+        found = module.training_step(batch, 0)
+    loss = found.get("loss") if isinstance(found, Mapping) else found
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        raise SparseDPError(
+            f"training_step: got {type(loss).__name__}, expected the loss of the batch, one number as a tensor, or a "
+            'mapping with it under "loss"'
+        )
+    return loss
+
+
+def _check_meaning(module: Any, rows: Batch) -> None:
+    """Refuse a training_step whose loss of a batch is not the mean of its examples' losses, on made-up examples."""
+    modes = {part: part.training for part in module.modules()}
+    module.eval()
+    try:
+        for kind in MADE_UP:
+            made = made_up(rows, 3, kind)
+            try:
+                with torch.no_grad():
+                    whole, alone = (
+                        _loss_of_training_step(module, made),
+                        _losses_of_training_step(module, made),
+                    )
+            except Exception:
+                continue
+            if not torch.allclose(whole.reshape(()), alone.mean(), rtol=1e-3, atol=1e-5, equal_nan=True):
+                raise SparseDPError(
+                    f"training_step: its loss of three made-up examples is {float(whole):.6g}, and the mean of their "
+                    f"losses one by one {float(alone.mean()):.6g}. It is called one example at a time, so it must "
+                    "give a mean over examples that do not see each other: no in-batch negatives, no batch statistics"
+                )
+            return
+    finally:
+        for part, mode in modes.items():
+            part.training = mode
+
+
+_SAID: set[str] = set()
+
+
+def _say_once(name: str) -> None:
+    if name not in _SAID:
+        _SAID.add(name)
+        logger.info(
+            "what %s.training_step logs is dropped: it is a number of private examples; validation_step may log",
+            name,
+        )
+
+
+@contextmanager
+def _replaced(module: Any, **values: Any) -> Iterator[None]:
+    """Give a module attributes of its own for a while."""
+    for name, value in values.items():
+        object.__setattr__(module, name, value)
+    try:
+        yield
+    finally:
+        for name in values:
+            object.__delattr__(module, name)
+
+
+def _configured(found: Any) -> tuple[Optimizer, Any, str]:
+    """The optimizer, the schedule and what moves it, of what `configure_optimizers` gives."""
+    optimizer, scheduler = found, None
+    if isinstance(found, Mapping):
+        optimizer, scheduler = found.get("optimizer"), found.get("lr_scheduler")
+    elif isinstance(found, (tuple, list)):
+        optimizers, schedulers = (
+            found if len(found) == 2 and isinstance(found[0], (tuple, list)) else (found, [])
+        )
+        if len(optimizers) != 1 or len(schedulers) > 1:
+            raise SparseDPError(
+                f"configure_optimizers: got {len(optimizers)} optimizers and {len(schedulers)} schedules, expected "
+                "one optimizer and at most one schedule"
+            )
+        optimizer, scheduler = optimizers[0], next(iter(schedulers), None)
+    if not isinstance(optimizer, Optimizer):
+        raise SparseDPError(
+            f"configure_optimizers: got {type(optimizer).__name__}, expected a torch.optim optimizer, as there is "
+            "nothing to train without one"
+        )
+    settings = scheduler if isinstance(scheduler, Mapping) else {"scheduler": scheduler}
+    watched = settings.get("monitor") or type(settings.get("scheduler")).__name__ == "ReduceLROnPlateau"
+    interval = settings.get("interval", "epoch")
+    if watched or settings.get("frequency", 1) != 1 or interval not in ("epoch", "step"):
+        raise SparseDPError(
+            "configure_optimizers: got a schedule that watches a metric or moves at a frequency of its own, expected "
+            'one that moves every "step" or every "epoch"'
+        )
+    return optimizer, settings.get("scheduler"), interval

@@ -1,6 +1,6 @@
 """The methods table: rankings, schedules, refresh rules and geometries, and the controller that runs a row of it."""
 
-from sparsedp.methods.catalog import all_methods, get_method, register
+from sparsedp.methods.catalog import get_method, list_methods, register_method
 from sparsedp.methods.method import (
     HEAD,
     MAIN,
@@ -80,11 +80,11 @@ __all__ = [
     "Stage",
     "StepSetting",
     "SupportChange",
-    "all_methods",
     "build_plan",
     "configure",
     "get_method",
-    "register",
+    "list_methods",
+    "register_method",
     "register_ranking",
     "register_schedule",
 ]

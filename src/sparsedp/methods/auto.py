@@ -7,6 +7,8 @@ import math
 from dataclasses import replace
 from typing import Unpack
 
+from torch import nn
+
 from sparsedp.methods.catalog import get_method
 from sparsedp.methods.method import Method, MethodOptions, configure
 from sparsedp.methods.plan_config import Asked, PlanSpec, default_delta
@@ -27,6 +29,11 @@ MANY = 10_000
 """Coordinates from which on a support has something to leave out: on 4,810 (digits) it lost up to a point."""
 ENOUGH_STEPS = 10
 """Steps of a plan that leave a warm-up some to learn a support in; a plan of one step has none for it at all."""
+ADAPTIVE = configure(get_method("tp-adaptive"), MethodOptions(denoise=False))
+"""What finds the support of a linear model and never lost more than 0.3 points; with its weights shrunk it gains more
+where features are standardized, and loses where many of them are rare (docs/wide.md)."""
+AUDIBLE, SOME = 0.05, 500
+"""The noise ratio and the coordinates of a linear model from which on that was tried."""
 
 _OF_THE_WHOLE = (
     "quiet: training all of them is as good as any part, and sparse supports save only time",
@@ -61,52 +68,70 @@ def meaning_of(plan: Plan, active: int, *, whole: bool) -> str:
 
 
 def pays(ratio: float, dimension: int) -> bool:
-    """Whether a support can pay: many coordinates, and noise that is loud but leaves something to choose by."""
+    """Whether a support of a network can pay: many coordinates, and noise that leaves something to choose by."""
     return dimension >= MANY and LOUD <= ratio < TOO_LOUD
 
 
-def method_beside(dense: Plan, dimension: int) -> Method:
-    """What "auto" takes where dense training has this plan: a learned support where it can pay, else all."""
-    if dense.phases[-1].steps < ENOUGH_STEPS or not pays(noise_ratio(dense, dimension), dimension):
+def is_linear(model: nn.Module) -> bool:
+    """Whether all that is trained is one linear layer: logistic regression, or a head on features that are fixed."""
+    trained = [
+        module for module in model.modules() if any(p.requires_grad for p in module.parameters(recurse=False))
+    ]
+    return len(trained) == 1 and isinstance(trained[0], nn.Linear)
+
+
+def method_beside(dense: Plan, dimension: int, *, linear: bool = False) -> Method:
+    """What "auto" takes where dense training has this plan: a learned support where one can pay, else all."""
+    ratio = noise_ratio(dense, dimension)
+    if dense.phases[-1].steps < ENOUGH_STEPS or ratio >= TOO_LOUD:
         return get_method("dp-sgd")
-    return configure(get_method(SPARSE), MethodOptions(active_ratio=SPARSE_RATIO))
+    if linear:
+        return ADAPTIVE if ratio >= AUDIBLE and dimension >= SOME else get_method("dp-sgd")
+    sparse = configure(get_method(SPARSE), MethodOptions(active_ratio=SPARSE_RATIO))
+    return sparse if pays(ratio, dimension) else get_method("dp-sgd")
 
 
-def choose_method(dimension: int, *, units: int, unit: str = "row", **asked: Unpack[Asked]) -> Method:
-    """A learned support where a step's noise on many coordinates is loud beside the clip norm, else dense DP-SGD.
+def choose_method(
+    dimension: int, *, linear: bool = False, units: int, unit_name: str = "row", **asked: Unpack[Asked]
+) -> Method:
+    """A learned support where a step's noise is audible beside the clip norm, else dense DP-SGD.
 
     Args:
         dimension: number of trainable scalars.
+        linear: whether they are one linear layer (`is_linear`).
         units: as for `PlanSpec.asked`.
-        unit: as for `PlanSpec.asked`.
+        unit_name: as for `PlanSpec.asked`.
         asked: as for `PlanSpec.asked`.
 
     **Privacy.** Only public numbers are looked at: size of the model, number of units, batch size, epochs and budget.
     """
     delta = asked.get("delta")
     known: Asked = {**asked, "delta": default_delta(units) if delta is None else delta}
-    dense = PlanSpec.asked("dp-sgd", units=units, unit=unit, **known).plan()
-    method = method_beside(dense, dimension)
-    logger.info(
-        "method auto: %s, as the noise of a dense step on %d coordinates is %.2f of the clip norm (%s at ratio %.1f "
-        "from %d coordinates and %d steps on, between %.1f and %.1f)",
-        method.name, dimension, noise_ratio(dense, dimension),
-        SPARSE, SPARSE_RATIO, MANY, ENOUGH_STEPS, LOUD, TOO_LOUD,
-    )  # fmt: skip
+    dense = PlanSpec.asked("dp-sgd", units=units, unit_name=unit_name, **known).plan()
+    method = method_beside(dense, dimension, linear=linear)
+    logger.info("method auto: %s: %s", method.name, _reason(method, dense, dimension, linear=linear))
     return method
 
 
-def reason_of(spec: PlanSpec, dimension: int) -> str:
+def reason_of(spec: PlanSpec, dimension: int, *, linear: bool = False) -> str:
     """Why "auto" took the method of `spec` for a model of so many trained scalars."""
     bounds = spec.clip_norm
     main_bound = bounds[-1] if isinstance(bounds, tuple) else bounds
     dense = replace(spec, method=get_method("dp-sgd"), clip_norm=main_bound).plan()
-    ratio, row = noise_ratio(dense, dimension), spec.method
-    if row != method_beside(dense, dimension):
+    if spec.method != method_beside(dense, dimension, linear=linear):
         return "a support, as what was said of one asks for it"
-    what = "dense" if row.ranking is None else f"a learned support of ratio {row.active_ratio}"
+    return _reason(spec.method, dense, dimension, linear=linear)
+
+
+def _reason(method: Method, dense: Plan, dimension: int, *, linear: bool) -> str:
+    what = {
+        SPARSE: f"a learned support of ratio {SPARSE_RATIO}",
+        ADAPTIVE.name: "a learned support, of a size that its releases decide",
+    }
+    low, least = (AUDIBLE, SOME) if linear else (LOUD, MANY)
     return (
-        f"{what}, as the noise of a dense step on {dimension:,} coordinates is {ratio:.2f} of the clip norm; a "
-        f"support is learned where that is {LOUD:g} to {TOO_LOUD:g}, of {MANY:,} coordinates or more "
-        f"and in {ENOUGH_STEPS} steps or more"
+        f"{what.get(method.name, 'dense')}, as the noise of a dense step on {dimension:,} coordinates is "
+        f"{noise_ratio(dense, dimension):.2f} of the clip norm; a support of "
+        f"{'one linear layer' if linear else 'a network'} is learned where that is {low:g} to {TOO_LOUD:g}, of "
+        f"{least:,} coordinates or more and in {ENOUGH_STEPS} steps or more"
     )

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import fields, replace
 from typing import Any
 
+from sparsedp.errors import SparseDPError
 from sparsedp.methods.empirical_bayes import EmpiricalBayes
 from sparsedp.methods.method import (
     HEAD,
     MAIN,
+    OF_THE_PLAN,
     SELECT,
     WARM_UP,
     GeometryRule,
@@ -88,12 +91,12 @@ _ROWS = (
 )
 # fmt: on
 
-_METHODS: Registry[Method] = Registry("method", "register")
+_METHODS: Registry[Method] = Registry("method", "register_method")
 for _row in _ROWS:
     _METHODS.register(_row)
 
 
-def register(method: Method) -> Method:
+def register_method(method: Method) -> Method:
     """Add a row to the table.
 
     Raises:
@@ -111,9 +114,16 @@ def get_method(name: str, **changes: Any) -> Method:
     Raises:
         SparseDPError: there is none, or a field is unknown or gets a value that it does not take.
     """
-    return configure(_METHODS.get(name), MethodOptions(**changes)) if changes else _METHODS.get(name)
+    row = _METHODS.get(name)
+    plain = {key: value for key, value in changes.items() if key in OF_THE_PLAN}
+    options = {key: value for key, value in changes.items() if key not in OF_THE_PLAN}
+    unknown = sorted(set(options) - {entry.name for entry in fields(MethodOptions)})
+    if unknown:
+        known = sorted({*OF_THE_PLAN, *(entry.name for entry in fields(MethodOptions))})
+        raise SparseDPError(f"get_method: got {unknown}, expected some of {known}")
+    return replace(configure(row, MethodOptions(**options)) if options else row, **plain)
 
 
-def all_methods() -> tuple[Method, ...]:
+def list_methods() -> tuple[Method, ...]:
     """Every registered method, by name."""
     return tuple(_METHODS.get(name) for name in _METHODS.names())

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from sparsedp.methods.ranking import Order
 from sparsedp.methods.scores import ByScore, Observation, Place, RankingState, register_ranking
-from sparsedp.parameters import Layout
+from sparsedp.parameters import ParameterLayout
 
 SMALLEST = 0.25
 """The smallest standard deviation of a signal that is told from none, over that of the noise."""
@@ -245,7 +245,7 @@ class Shrinkage:
     start: Tensor
     factor: Tensor
 
-    def apply(self, layout: Layout, model: Any) -> None:
+    def apply(self, layout: ParameterLayout, model: Any) -> None:
         """Shrink a model's weights in place."""
         weights = layout.flatten(model)
         start, factor = self.start.to(weights), self.factor.to(weights)

@@ -27,6 +27,7 @@ from sparsedp.methods.schedules import (
 )
 from sparsedp.methods.scores import RankedBy, Ranking, get_ranking
 from sparsedp.parameters import Support
+from sparsedp.privacy.calibration import BudgetSplit
 from sparsedp.privacy.mechanism import Release
 
 
@@ -186,6 +187,9 @@ class Statistics:
         return Statistics(self.support, decays.centre * alpha + (1 - decays.centre) * gradient, beta)
 
 
+OF_THE_PLAN = ("warmup_fraction", "selection_budget", "split", "noise_std")
+"""Settings of a method that its plan carries, and not its row."""
+
 _SUPPORT_RULE = ("schedule", "active_ratio", "refresh", "clock", "granularity")
 
 
@@ -214,6 +218,10 @@ class Method:
         protection: private, or which half is missing.
         denoise: when the support changes, put the posterior mean of the weights in their place
         (`methods.empirical_bayes`).
+        warmup_fraction: share of the steps of a stage before the main one; 0.3 if None.
+        selection_budget: share of epsilon that a selection by a release of its own may cost alone; 0.1 if None.
+        split: how two stages that train divide the budget; equal noise if None.
+        noise_std: the noise on the sum of gradients, for the ablation `noisy-sgd` only.
 
     **Edge cases.** A scored ranking without a warm-up has nothing to rank by at first: its first period is dense.
     """
@@ -237,6 +245,10 @@ class Method:
     decays: Decays = field(default_factory=Decays)
     protection: Protection = Protection.PRIVATE
     denoise: bool = False
+    warmup_fraction: float | None = None
+    selection_budget: float | None = None
+    split: BudgetSplit | None = None
+    noise_std: float | None = None
 
     def __post_init__(self) -> None:
         exact_ratio(self.active_ratio)
@@ -265,7 +277,9 @@ class Method:
     def to_json(self) -> dict[str, Any]:
         """Everything that decides what it does, as JSON values; prose is left out, and so is `denoise` unless set."""
         values = {
-            entry.name: write_field(getattr(self, entry.name)) for entry in fields(self) if entry.compare
+            entry.name: write_field(getattr(self, entry.name))
+            for entry in fields(self)
+            if entry.compare and entry.name not in OF_THE_PLAN
         }
         if not self.denoise:
             del values["denoise"]
@@ -278,7 +292,7 @@ class Method:
         Raises:
             SparseDPError: unknown or missing fields, or a value that is none of the choices.
         """
-        known = {entry.name for entry in fields(cls) if entry.compare}
+        known = {entry.name for entry in fields(cls) if entry.compare} - {*OF_THE_PLAN}
         if {*values, "denoise"} != known:
             raise SparseDPError(f"method: got the fields {sorted(values)}, expected {sorted(known)}")
         return cls(**{name: read_field(name, value) for name, value in values.items()})
@@ -364,6 +378,7 @@ class MethodOptions:
     granularity: Granularity | None = None
     prune: bool | None = None
     per_sample_top: float | None = None
+    denoise: bool | None = None
     decays: Decays | None = None
     warm_up: bool | None = None
     centre_decay: float | None = None
@@ -398,7 +413,16 @@ def configure(method: Method, options: MethodOptions | None = None) -> Method:
     """The method's row with the options put in."""
     if options is None:
         return method
-    names = (*_ABOUT_SUPPORT, "active_ratio", "scope", "always", "geometry", "per_sample_top", "stages")
+    names = (
+        *_ABOUT_SUPPORT,
+        "active_ratio",
+        "scope",
+        "always",
+        "geometry",
+        "per_sample_top",
+        "stages",
+        "denoise",
+    )
     chosen = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
     chosen |= {
         name: read_field(name, given) for name, given in chosen.items() if isinstance(given, str | list)

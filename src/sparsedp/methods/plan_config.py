@@ -13,7 +13,16 @@ from sparsedp import _validate as checks
 from sparsedp._serialization import FrozenMap
 from sparsedp.errors import PrivacyError, SparseDPError
 from sparsedp.methods.catalog import get_method
-from sparsedp.methods.method import Method, MethodOptions, Moves, Protection, Stage, configure, phase_names
+from sparsedp.methods.method import (
+    OF_THE_PLAN,
+    Method,
+    MethodOptions,
+    Moves,
+    Protection,
+    Stage,
+    configure,
+    phase_names,
+)
 from sparsedp.methods.scores import Contributions
 from sparsedp.privacy.accounting import plan_epsilon
 from sparsedp.privacy.calibration import BudgetSplit, EqualNoise, calibrate, read_split, warn_if_large
@@ -119,15 +128,15 @@ def _clips(
 ) -> tuple[float | None, ...]:
     if method.protection is Protection.NO_CLIP:
         if clip_norm is not None:
-            raise PrivacyError(f"{method.name} does not clip; got clip_norm={clip_norm}, expected None")
+            raise PrivacyError(f"{method.name} does not clip; got max_grad_norm={clip_norm}, expected None")
         return (None,) * phases
     if clip_norm is None:
-        raise PrivacyError(f"{method.name}: got no clip_norm, expected a number > 0")
+        raise PrivacyError(f"{method.name}: got no max_grad_norm, expected a number > 0")
     if isinstance(clip_norm, tuple):
         if len(clip_norm) != 2 or phases == 1:
             raise PrivacyError(
-                f"clip_norm: got {clip_norm} for {phases} phases, expected one number, or a pair: before the main "
-                "phase, and in it"
+                f"max_grad_norm: got {clip_norm} for {phases} phases, expected one number, or a pair: before the "
+                "main phase, and in it"
             )
         return (clip_norm[0],) * (phases - 1) + clip_norm[1:]
     return (clip_norm,) * phases
@@ -140,8 +149,8 @@ def _absolute_noise(method: Method, noise_std: float | None) -> float | None:
         return noise_std
     if noise_std is not None:
         raise PrivacyError(
-            f"{method.name}: its noise comes from epsilon and clip_norm; got noise_std={noise_std}, expected None "
-            "(it is for noisy-sgd)"
+            f"{method.name}: its noise comes from epsilon and max_grad_norm; got noise_std={noise_std}, expected "
+            "None (it is for noisy-sgd)"
         )
     return None
 
@@ -185,7 +194,7 @@ class Asked(TypedDict, total=False):
     delta: float | None
     epochs: int | None
     batch_size: int | None
-    clip_norm: ClipNorm | None
+    max_grad_norm: ClipNorm | None
     warmup_fraction: float | None
     selection_budget: float | None
     split: BudgetSplit | None
@@ -293,7 +302,7 @@ class PlanSpec:
         options: MethodOptions | None = None,
         *,
         units: int,
-        unit: str = "row",
+        unit_name: str = "row",
         **asked: Unpack[Asked],
     ) -> PlanSpec:
         """What a user asks for, with the gaps filled from public numbers."""
@@ -306,18 +315,25 @@ class PlanSpec:
             "accountant": ACCOUNTANT,
             "normalise": None,
             "noise_std": None,
-            "clip_norm": None if row.protection is Protection.NO_CLIP else CLIP_NORM,
+            "max_grad_norm": None if row.protection is Protection.NO_CLIP else CLIP_NORM,
             "epsilon": EPSILON if row.private and asked.get("noise_multiplier") is None else None,
         }
-        given: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
+        given: dict[str, Any] = {
+            name: getattr(row, name) for name in OF_THE_PLAN if getattr(row, name) is not None
+        }
+        given |= {name: value for name, value in asked.items() if value is not None}
+        row = replace(row, warmup_fraction=None, selection_budget=None, split=None, noise_std=None)
         values = {**defaults, **given}
         if "batch_size" not in given:
             values["batch_size"] = default_batch_size(units)
         if "delta" not in given:
             values["delta"] = default_delta(units) if row.private else None
         if row.private and "delta" not in given:
-            logger.info("delta was not given: it is %g, safe for %d units (%s)", values["delta"], units, unit)
-        return cls(method=row, units=units, unit=unit, **values)
+            logger.info(
+                "delta was not given: it is %g, safe for %d units (%s)", values["delta"], units, unit_name
+            )
+        values["clip_norm"] = values.pop("max_grad_norm")
+        return cls(method=row, units=units, unit=unit_name, **values)
 
     def draft(self) -> Plan:
         """The plan before its noise is known.
@@ -454,12 +470,28 @@ def build_plan(
     options: MethodOptions | None = None,
     *,
     units: int,
-    unit: str = "row",
+    unit_name: str = "row",
     **asked: Unpack[Asked],
 ) -> Plan:
-    """A calibrated plan; what is not given is filled in as `fit` does. See `PlanSpec`."""
+    """A calibrated plan; what is not given is filled in as `fit` does. Public as `sparsedp.plan`.
+
+    >>> build_plan("dp-sgd", units=1000, noise_multiplier=1.0, delta=1e-5, epochs=1, batch_size=99).target_epsilon < 3
+    True
+
+    Args:
+        method: a name, or a `Method` from `get_method(name, **changes)`.
+        options: further changes to the method.
+        units: the number N of privacy units; public.
+        unit_name: what a unit is called.
+        asked: epsilon or noise_multiplier, delta, epochs, batch_size, max_grad_norm, accountant, normalise and what a
+            method with two phases takes: warmup_fraction, selection_budget, split.
+    """
     check_asked(asked, "build_plan")
-    return PlanSpec.asked(method, options, units=units, unit=unit, **asked).plan()
+    return PlanSpec.asked(method, options, units=units, unit_name=unit_name, **asked).plan()
+
+
+plan = build_plan
+"""`build_plan`, as it is called from outside: `sparsedp.plan(...)`."""
 
 
 def _quiet(phase: Phase) -> tuple[object, ...]:

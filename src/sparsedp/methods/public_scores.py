@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sparsedp.errors import SparseDPError
 from sparsedp.methods.ranking import find
-from sparsedp.parameters import Layout, Slot
+from sparsedp.parameters import ParameterLayout, ParameterSlice
 
 NEVER = float("-inf")
 """The score of what is never active."""
@@ -54,7 +54,7 @@ class PublicScores:
             digest.update(value.numpy().astype("<f8").tobytes())
         return digest.hexdigest()
 
-    def by_row(self, layout: Layout, slots: tuple[Slot, ...]) -> Tensor:
+    def by_row(self, layout: ParameterLayout, slots: tuple[ParameterSlice, ...]) -> Tensor:
         """One score for each row of some parameters, numbered through: the mean over the row's entries.
 
         Raises:
@@ -63,16 +63,16 @@ class PublicScores:
         found = self._by_slot(layout)
         return torch.cat([torch.empty(0, dtype=torch.float64), *(_rows(slot, found) for slot in slots)])
 
-    def by_coordinate(self, layout: Layout) -> Tensor:
+    def by_coordinate(self, layout: ParameterLayout) -> Tensor:
         """One score for each of the d coordinates."""
         found = self._by_slot(layout)
         return torch.cat([_entries(slot, found) for slot in layout])
 
-    def _by_slot(self, layout: Layout) -> dict[str, Tensor]:
+    def _by_slot(self, layout: ParameterLayout) -> dict[str, Tensor]:
         """The score of each parameter that some name means; of several names the last counts."""
         return dict(self._pairs(layout))
 
-    def _pairs(self, layout: Layout) -> Iterator[tuple[str, Tensor]]:
+    def _pairs(self, layout: ParameterLayout) -> Iterator[tuple[str, Tensor]]:
         for name, value in self.values.items():
             for slot in find(layout, (name,), "public_scores"):
                 if value.dim() and value.shape not in (slot.shape, slot.shape[:1]):
@@ -141,7 +141,7 @@ def _as_scores(name: str, value: Any) -> Tensor:
     return wide
 
 
-def _rows(slot: Slot, found: Mapping[str, Tensor]) -> Tensor:
+def _rows(slot: ParameterSlice, found: Mapping[str, Tensor]) -> Tensor:
     count = slot.shape[0] if slot.shape else 1
     value = found.get(slot.name)
     if value is None or value.dim() == 0:
@@ -159,7 +159,7 @@ def _rows(slot: Slot, found: Mapping[str, Tensor]) -> Tensor:
     return by_row.mean(1)
 
 
-def _entries(slot: Slot, found: Mapping[str, Tensor]) -> Tensor:
+def _entries(slot: ParameterSlice, found: Mapping[str, Tensor]) -> Tensor:
     value = found.get(slot.name, torch.tensor(NEVER, dtype=torch.float64))
     by_row = value.dim() == 1 and len(slot.shape) > 1
     shaped = value.reshape(-1, *[1] * (len(slot.shape) - 1)) if by_row else value

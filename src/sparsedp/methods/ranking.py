@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from sparsedp.errors import SparseDPError
-from sparsedp.parameters import Layout, Slot, Support
+from sparsedp.parameters import ParameterLayout, ParameterSlice, Support
 from sparsedp.randomness import PublicRandomness
 
 logger = logging.getLogger("sparsedp")
@@ -35,13 +35,13 @@ class Parts:
         ranked: the rest of them, of which the best are active.
     """
 
-    layout: Layout
-    scope: tuple[Slot, ...]
-    always: tuple[Slot, ...]
-    ranked: tuple[Slot, ...]
+    layout: ParameterLayout
+    scope: tuple[ParameterSlice, ...]
+    always: tuple[ParameterSlice, ...]
+    ranked: tuple[ParameterSlice, ...]
 
     @classmethod
-    def of(cls, layout: Layout, scope: Names, always: Names) -> Parts:
+    def of(cls, layout: ParameterLayout, scope: Names, always: Names) -> Parts:
         """Sort the parameters; no scope means all of them.
 
         Raises:
@@ -115,7 +115,7 @@ class Parts:
         return order[mask[order]]
 
 
-def find(layout: Layout, names: Names, what: str) -> tuple[Slot, ...]:
+def find(layout: ParameterLayout, names: Names, what: str) -> tuple[ParameterSlice, ...]:
     """The parameters that any of the names means, in layout order.
 
     Raises:
@@ -150,13 +150,13 @@ def counts_from_the_end(name: str) -> bool:
     return name == HEAD or name.startswith(LAST)
 
 
-def log_meaning(layout: Layout, names: Names) -> None:
+def log_meaning(layout: ParameterLayout, names: Names) -> None:
     """Log which parameters the names mean that go by the order in which modules are registered."""
     for name in dict.fromkeys(name for name in names if counts_from_the_end(name)):
         logger.info('"%s" means %s', name, [slot.name for slot in find(layout, (name,), "scope")])
 
 
-def check_fits(layout: Layout, found: tuple[Slot, ...], got: str) -> None:
+def check_fits(layout: ParameterLayout, found: tuple[ParameterSlice, ...], got: str) -> None:
     """Refuse names that mean not one coordinate of the model.
 
     Raises:
@@ -169,23 +169,23 @@ def check_fits(layout: Layout, found: tuple[Slot, ...], got: str) -> None:
         )
 
 
-def part_sizes(layout: Layout) -> dict[str, int]:
+def part_sizes(layout: ParameterLayout) -> dict[str, int]:
     """How many scalars all parameters have, and of them the head's and the biases."""
     return {"all": layout.dimension} | {word: size_of(find(layout, (word,), "part")) for word in (HEAD, BIAS)}
 
 
-def coordinates(slots: Iterable[Slot]) -> Tensor:
+def coordinates(slots: Iterable[ParameterSlice]) -> Tensor:
     """The flat indices of some parameters."""
     spans = [torch.arange(slot.span.start, slot.span.stop) for slot in slots]
     return torch.cat(spans) if spans else torch.empty(0, dtype=torch.int64)
 
 
-def size_of(slots: Iterable[Slot]) -> int:
+def size_of(slots: Iterable[ParameterSlice]) -> int:
     """How many scalars some parameters have."""
     return sum(slot.size for slot in slots)
 
 
-def _check_inside(wanted: tuple[Slot, ...], scope: tuple[Slot, ...], got: str) -> None:
+def _check_inside(wanted: tuple[ParameterSlice, ...], scope: tuple[ParameterSlice, ...], got: str) -> None:
     """Refuse parameters that are asked for and of which none takes part."""
     if not any(slot in scope for slot in wanted):
         names, others = ([slot.name for slot in slots][:6] for slots in (wanted, scope))
@@ -195,7 +195,7 @@ def _check_inside(wanted: tuple[Slot, ...], scope: tuple[Slot, ...], got: str) -
         )
 
 
-def _module(slot: Slot) -> str:
+def _module(slot: ParameterSlice) -> str:
     return slot.name.rpartition(".")[0]
 
 
@@ -216,7 +216,7 @@ class Granularity(Enum):
 _MEMBER_ORDER, _GROUP_ORDER = 0, 1
 
 
-def order_by_score(scores: Tensor, layout: Layout, granularity: Granularity) -> Tensor:
+def order_by_score(scores: Tensor, layout: ParameterLayout, granularity: Granularity) -> Tensor:
     """All coordinates, best first.
 
     Raises:
@@ -236,7 +236,7 @@ def order_by_score(scores: Tensor, layout: Layout, granularity: Granularity) -> 
 
 
 def random_order(
-    public: PublicRandomness, key: tuple[int, ...], layout: Layout, granularity: Granularity
+    public: PublicRandomness, key: tuple[int, ...], layout: ParameterLayout, granularity: Granularity
 ) -> Tensor:
     """All coordinates in random order, group by group; every order of the groups is equally likely."""
     members = public.permutation(layout.dimension, (_MEMBER_ORDER, *key))
@@ -246,7 +246,7 @@ def random_order(
     return _by_group(members, groups, public.permutation(int(groups[-1]) + 1, (_GROUP_ORDER, *key)))
 
 
-def group_ids(layout: Layout, granularity: Granularity) -> Tensor | None:
+def group_ids(layout: ParameterLayout, granularity: Granularity) -> Tensor | None:
     """The group 0, 1, ... of each coordinate, in layout order; None when each is its own group."""
     if granularity is Granularity.COORDINATES:
         return None
@@ -258,7 +258,7 @@ def group_ids(layout: Layout, granularity: Granularity) -> Tensor | None:
     return torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
 
 
-def _row_count(slot: Slot) -> int:
+def _row_count(slot: ParameterSlice) -> int:
     """The length of the first axis: output units, filters, embedding rows, the entries of a bias."""
     return slot.shape[0] if slot.shape else 1
 
@@ -278,7 +278,7 @@ def _descending(values: Tensor) -> Tensor:
 class TableRows:
     """The rows of some parameters, numbered through: all of the first one's, then the next one's."""
 
-    slots: tuple[Slot, ...]
+    slots: tuple[ParameterSlice, ...]
 
     @property
     def counts(self) -> list[int]:

@@ -31,7 +31,7 @@ from sparsedp.methods.scores import (
     observe_support,
 )
 from sparsedp.methods.warmup import WarmupWatch
-from sparsedp.parameters import Layout, Support
+from sparsedp.parameters import ParameterLayout, Support
 from sparsedp.privacy.mechanism import Release
 from sparsedp.privacy.plan import Phase, Plan
 from sparsedp.randomness import PublicRandomness
@@ -165,7 +165,7 @@ class Controller:
     """
 
     def __init__(
-        self, plan: Plan, layout: Layout, public: PublicRandomness, known: Knowledge | None = None
+        self, plan: Plan, layout: ParameterLayout, public: PublicRandomness, known: Knowledge | None = None
     ) -> None:
         self._method = PlanSpec.of(plan).method
         self._layout = layout
@@ -315,8 +315,10 @@ class Controller:
             "scored_steps": self._scored_steps,
             "pruned": self._pruned,
         }
+        if isinstance(self._ranking, EmpiricalBayes):
+            values["decisions"] = self._decisions
         if self._start is not None:
-            tensors["start"], values["decisions"] = self._start, self._decisions
+            tensors["start"] = self._start
         if self._statistics is not None:
             tensors |= {"alpha": self._statistics.alpha.clone(), "beta": self._statistics.beta.clone()}
         if self._order is not None:

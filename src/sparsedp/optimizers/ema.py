@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from sparsedp.errors import SparseDPError
 from sparsedp.optimizers.sparse import Places, carry, places_in
-from sparsedp.parameters import Layout, Support
+from sparsedp.parameters import ParameterLayout, Support
 from sparsedp.runs.checkpoint import AverageState
 
 
@@ -25,7 +25,7 @@ class WeightAverage:
     **Privacy.** Post-processing of releases.
     """
 
-    def __init__(self, model: nn.Module, layout: Layout, decay: float) -> None:
+    def __init__(self, model: nn.Module, layout: ParameterLayout, decay: float) -> None:
         if not 0 < decay <= 1:
             raise SparseDPError(
                 f"ema_decay: got {decay}, expected a number between 0 and 1, such as 0.99, or 1 for the whole run"

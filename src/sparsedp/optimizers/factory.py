@@ -14,7 +14,6 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from sparsedp.errors import SparseDPError
 from sparsedp.methods.plan_config import CLIP_NORM
-from sparsedp.optimizers.noise_aware import OWN_OPTIMIZERS
 from sparsedp.privacy.plan import Plan
 
 MOMENTUM = 0.9
@@ -39,7 +38,6 @@ def named_optimizer(name: str, lr: float | None) -> Callable[[Iterable[nn.Parame
         for one, kind in vars(torch.optim).items()
         if isinstance(kind, type) and issubclass(kind, Optimizer) and kind is not Optimizer
     }
-    known |= OWN_OPTIMIZERS
     kind = known.get(name.lower())
     if kind is None:
         raise SparseDPError(f"optimizer: got {name!r}, expected one of {', '.join(sorted(known))}")
@@ -146,7 +144,7 @@ _SCALE = 0.0047
 _STABLE = 30.0
 """Times the square of a record's length, the rate from which on momentum overshoots the loss's curvature."""
 AVERAGED, SQUARED = 2.0, 0.25
-"""An average has less noise, so its rate may be larger; a squared loss has eight times the curvature of a logistic one."""
+"""Averages have less noise, so the rate may be larger; a squared loss is eight times as curved as a logistic one."""
 
 
 def rate_for_table(coordinates: int, features: int, *, unit_norm: bool) -> Callable[[Plan], float]:

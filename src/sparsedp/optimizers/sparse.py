@@ -19,8 +19,7 @@ from torch.optim import Optimizer
 from sparsedp.errors import ModelError, SparseDPError
 from sparsedp.methods.support_scheduler import SupportChange
 from sparsedp.optimizers.factory import optimizer_state, restore_optimizer
-from sparsedp.optimizers.noise_aware import OWN_OPTIMIZERS, AdamBC
-from sparsedp.parameters import Layout, Support
+from sparsedp.parameters import ParameterLayout, Support
 from sparsedp.privacy.mechanism import Release
 
 _IN_NUMPY = (torch.float32, torch.float64)
@@ -136,6 +135,16 @@ def carry(values: Tensor, old: Places, out: Tensor, new: Places) -> None:
     out.view(-1)[place[kept]] = values.reshape(-1)[kept]
 
 
+class ElementwiseOptimizer(Optimizer):
+    """Base of one's own optimizers that move each coordinate by its own gradient and state alone.
+
+    On a support such an optimizer keeps state for the active coordinates only, as torch's own do.
+    """
+
+    def observe_noise(self, parameter: Tensor, variance: Tensor) -> None:
+        """Take the variance of the noise in a parameter's next gradient, in its shape; ignored unless overridden."""
+
+
 ELEMENTWISE: frozenset[type[Optimizer]] = frozenset(
     {
         torch.optim.SGD,
@@ -149,7 +158,6 @@ ELEMENTWISE: frozenset[type[Optimizer]] = frozenset(
         torch.optim.Adamax,
         torch.optim.Rprop,
         torch.optim.ASGD,
-        *OWN_OPTIMIZERS.values(),
     }
 )
 """Optimizers that move each coordinate by its own gradient and state alone, so that the others need not be there."""
@@ -193,7 +201,7 @@ class CompactOptimizer:
     weights are the truth: whoever changes them between steps is followed.
     """
 
-    def __init__(self, model: nn.Module, layout: Layout, optimizer: Optimizer) -> None:
+    def __init__(self, model: nn.Module, layout: ParameterLayout, optimizer: Optimizer) -> None:
         self._layout = layout
         self._optimizer = optimizer
         self._support: Support | None = None
@@ -211,11 +219,11 @@ class CompactOptimizer:
         self.enter(released.support)
         for seat in self._seats:
             seat.held.grad = _gradient(seat, released)
-        if isinstance(self._optimizer, AdamBC):
+        if isinstance(self._optimizer, ElementwiseOptimizer):
             variance = released.noise_scale.square_()
             for seat in (seat for seat in self._seats if seat.held.grad is not None):
                 own = variance[seat.span.start : seat.span.start + seat.held.numel()]
-                self._optimizer.hear(seat.held, own.view(seat.held.shape))
+                self._optimizer.observe_noise(seat.held, own.view(seat.held.shape))
         self._optimizer.step()
         for seat in self._seats:
             seat.held.grad = None
@@ -324,7 +332,9 @@ class MaskedOptimizer:
     left to it. A coordinate that comes back starts with fresh state but the parameter's old step count.
     """
 
-    def __init__(self, model: nn.Module, layout: Layout, optimizer: Optimizer, *, coasts: bool) -> None:
+    def __init__(
+        self, model: nn.Module, layout: ParameterLayout, optimizer: Optimizer, *, coasts: bool
+    ) -> None:
         self._parameters = layout.parameters(model)
         self._layout = layout
         self._optimizer = optimizer
@@ -338,10 +348,10 @@ class MaskedOptimizer:
         gradient = None if released.support.is_full else released.dense()
         for part in self._parts:
             part.parameter.grad = self._gradient(part, released, gradient)
-        if isinstance(self._optimizer, AdamBC):
+        if isinstance(self._optimizer, ElementwiseOptimizer):
             variance = released.support.scatter(released.noise_scale.square_())
             for part in (part for part in self._parts if part.parameter.grad is not None):
-                self._optimizer.hear(part.parameter, variance[part.span].view(part.parameter.shape))
+                self._optimizer.observe_noise(part.parameter, variance[part.span].view(part.parameter.shape))
         if self._coasts:
             with self._decay_on_support_only():
                 self._optimizer.step()
@@ -501,7 +511,7 @@ class SupportOptimizer(Protocol):
 
 
 def support_optimizer(
-    model: nn.Module, layout: Layout, optimizer: Optimizer, *, coasts: bool
+    model: nn.Module, layout: ParameterLayout, optimizer: Optimizer, *, coasts: bool
 ) -> SupportOptimizer:
     """The optimizer that moves a support only: over the active entries alone wherever that gives the same.
 
@@ -510,7 +520,7 @@ def support_optimizer(
         ModelError: it holds other parameters than the model's that it could move.
     """
     _check_optimizer(model, layout, optimizer, coasts)
-    if coasts or type(optimizer) not in ELEMENTWISE:
+    if coasts or not (type(optimizer) in ELEMENTWISE or isinstance(optimizer, ElementwiseOptimizer)):
         logger.info(
             "%s holds state for all %d coordinates, and every step costs as many: %s",
             type(optimizer).__name__,
@@ -523,7 +533,7 @@ def support_optimizer(
     return CompactOptimizer(model, layout, optimizer)
 
 
-def change_weights(model: nn.Module, layout: Layout, change: SupportChange) -> None:
+def change_weights(model: nn.Module, layout: ParameterLayout, change: SupportChange) -> None:
     """Prune and shrink the weights of a model as a change of its support asks."""
     if change.prune:
         set_to_zero(model, layout, change.left)
@@ -532,7 +542,7 @@ def change_weights(model: nn.Module, layout: Layout, change: SupportChange) -> N
 
 
 @torch.no_grad()
-def set_to_zero(model: nn.Module, layout: Layout, support: Support) -> None:
+def set_to_zero(model: nn.Module, layout: ParameterLayout, support: Support) -> None:
     """Set these coordinates of a model to exactly zero (AdaDPIGU's pruning, m * theta)."""
     split = support.split(layout)
     for slot, parameter in zip(layout, layout.parameters(model), strict=True):
@@ -543,7 +553,7 @@ def set_to_zero(model: nn.Module, layout: Layout, support: Support) -> None:
             places.write(parameter, parameter.new_zeros(places.shape))
 
 
-def _check_optimizer(model: nn.Module, layout: Layout, optimizer: Optimizer, coasts: bool) -> None:
+def _check_optimizer(model: nn.Module, layout: ParameterLayout, optimizer: Optimizer, coasts: bool) -> None:
     """Refuse what cannot honour a support, saying why."""
     name = type(optimizer).__name__
     closure = inspect.signature(optimizer.step).parameters.get("closure")

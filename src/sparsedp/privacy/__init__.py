@@ -8,33 +8,32 @@ from sparsedp.privacy.accounting import (
     ACCOUNTANTS,
     Accountant,
     accountant,
-    accountant_for,
     epsilon_by_epoch,
+    plan_accountant,
     plan_epsilon,
 )
 from sparsedp.privacy.calibration import BudgetSplit, EqualNoise, NominalSplit, RdpFilter, calibrate
-from sparsedp.privacy.ledger import Charge, Ledger, MemoryLedger, RunLedger
+from sparsedp.privacy.ledger import Charge, ChargeLog, Ledger
 from sparsedp.privacy.normalization import PrivateNormalisation
-from sparsedp.privacy.plan import Continuation, Phase, Plan
+from sparsedp.privacy.plan import Phase, Plan, PriorSpending
 
 __all__ = [
     "ACCOUNTANTS",
     "Accountant",
     "BudgetSplit",
     "Charge",
-    "Continuation",
+    "ChargeLog",
     "EqualNoise",
     "Ledger",
-    "MemoryLedger",
     "NominalSplit",
     "Phase",
     "Plan",
+    "PriorSpending",
     "PrivateNormalisation",
     "RdpFilter",
-    "RunLedger",
     "accountant",
-    "accountant_for",
     "calibrate",
     "epsilon_by_epoch",
+    "plan_accountant",
     "plan_epsilon",
 ]

@@ -17,11 +17,19 @@ import numpy.typing as npt
 
 from sparsedp import _validate as checks
 from sparsedp.errors import PrivacyError
-from sparsedp.privacy.plan import FILTER, Plan, Spend, between, counted, is_private, merged
+from sparsedp.privacy.plan import (
+    FILTER,
+    Plan,
+    SampledGaussian,
+    is_private,
+    merge_events,
+    normalize_events,
+    slice_events,
+)
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
+def silence_dp_accounting() -> Iterator[None]:
     """Drop log records from `dp_accounting`, and nothing else, while inside."""
     loggers = [logging.getLogger("absl"), logging.getLogger()]
     silence = _FromLibrary()
@@ -88,23 +96,24 @@ class PldAccountant:
     One step is discretised by connecting the dots of its exact hockey-stick divergence (Doroshenko et al. 2022,
     arXiv 2207.04380, Algorithm 1), which dominates it whatever the grid; the library composes and reads off.
 
-    **Privacy.** Valid only for mechanisms and step counts fixed beforehand; for a plan chosen after looking at an
-    earlier one's releases use `sparsedp.privacy.calibration`.
+    Formal guarantees:
+        Valid only for mechanisms and step counts fixed beforehand; for a plan chosen after looking at an earlier
+        one's releases use `sparsedp.privacy.calibration`.
     """
 
     name: str = "pld"
 
-    def epsilon(self, spends: Iterable[Spend], delta: float) -> float:
-        """Smallest epsilon at `delta`, rounded up; infinite for spends that are not private."""
-        return _epsilon(merged(counted(spends)), checks.delta_in_range(delta), FINE)
+    def epsilon(self, events: Iterable[SampledGaussian], delta: float) -> float:
+        """Smallest epsilon at `delta`, rounded up; infinite for events that are not private."""
+        return _epsilon(merge_events(normalize_events(events)), checks.delta_in_range(delta), FINE)
 
-    def rough_epsilon(self, spends: Iterable[Spend], delta: float) -> float:
+    def coarse_epsilon(self, events: Iterable[SampledGaussian], delta: float) -> float:
         """An upper bound within about one percent, quicker."""
-        return _epsilon(merged(counted(spends)), checks.delta_in_range(delta), COARSE)
+        return _epsilon(merge_events(normalize_events(events)), checks.delta_in_range(delta), COARSE)
 
-    def delta(self, spends: Iterable[Spend], epsilon: float) -> float:
-        """Smallest delta at `epsilon`, rounded up; 1 for spends that are not private."""
-        known = merged(counted(spends))
+    def delta(self, events: Iterable[SampledGaussian], epsilon: float) -> float:
+        """Smallest delta at `epsilon`, rounded up; 1 for events that are not private."""
+        known = merge_events(normalize_events(events))
         if not is_private(known):
             return 1.0
         bound = checks.number(epsilon, "epsilon", at_least=0.0)
@@ -113,20 +122,22 @@ class PldAccountant:
         found = float(_compose(known, _width(known, FINE)).get_delta_for_epsilon(bound))
         return min(1.0, max(0.0, found) + _slack(known))
 
-    def curve(self, spends: Iterable[Spend], marks: Sequence[int], delta: float) -> tuple[float, ...]:
+    def epsilon_at_steps(
+        self, events: Iterable[SampledGaussian], marks: Sequence[int], delta: float
+    ) -> tuple[float, ...]:
         """Epsilon after each of an increasing list of step counts, each point built on the one before.
 
         The last point equals `epsilon` of that many steps; the others are on the coarser grid, lowered to the
         point that follows where that is smaller (epsilon cannot fall as steps are added).
         """
-        known, bound = counted(spends), checks.delta_in_range(delta)
-        prefixes = [merged(known[: count + 1]) for count in range(len(known))]
+        known, bound = normalize_events(events), checks.delta_in_range(delta)
+        prefixes = [merge_events(known[: count + 1]) for count in range(len(known))]
         width = min((_width(prefix, CURVE) for prefix in prefixes if is_private(prefix)), default=1.0)
         epsilons, total = [], None
         for start, stop in pairwise((0, *marks)):
-            done, new = between(known, 0, stop), merged(between(known, start, stop))
+            done, new = slice_events(known, 0, stop), merge_events(slice_events(known, start, stop))
             if not is_private(done) or stop == marks[-1]:
-                epsilons.append(_epsilon(merged(done), bound, FINE))
+                epsilons.append(_epsilon(merge_events(done), bound, FINE))
                 continue
             if new:
                 chunk = _compose(new, width)
@@ -135,47 +146,47 @@ class PldAccountant:
         return tuple(float(value) for value in np.minimum.accumulate(epsilons[::-1])[::-1])
 
 
-def _epsilon(spends: tuple[Spend, ...], delta: float, grid: LossGrid) -> float:
-    if not spends:
+def _epsilon(events: tuple[SampledGaussian, ...], delta: float, grid: LossGrid) -> float:
+    if not events:
         return 0.0
-    if not is_private(spends):
+    if not is_private(events):
         return math.inf
-    slack = _slack(spends)
+    slack = _slack(events)
     if slack > delta / 4:
         raise PrivacyError(
-            f"delta={delta:g} is too small for the pld accountant over {sum(s.steps for s in spends)} steps: its "
+            f"delta={delta:g} is too small for the pld accountant over {sum(s.steps for s in events)} steps: its "
             f'rounding error may reach {slack:.1g}; use accountant="rdp", which has none, or a larger delta'
         )
-    return _at(_compose(spends, _width(spends, grid)), delta, slack)
+    return _at(_compose(events, _width(events, grid)), delta, slack)
 
 
 def _at(distribution: Any, delta: float, slack: float) -> float:
     return max(0.0, float(distribution.get_epsilon_for_delta(delta - slack)))
 
 
-def _slack(spends: Sequence[Spend]) -> float:
-    return ROUNDING * sum(_releases(spend)[0] for spend in spends)
+def _slack(events: Sequence[SampledGaussian]) -> float:
+    return ROUNDING * sum(_releases(event)[0] for event in events)
 
 
-def _compose(spends: Sequence[Spend], width: float) -> Any:
-    return reduce(lambda total, part: total.compose(part), [_composed(spend, width) for spend in spends])
+def _compose(events: Sequence[SampledGaussian], width: float) -> Any:
+    return reduce(lambda total, part: total.compose(part), [_composed(event, width) for event in events])
 
 
 @lru_cache(maxsize=6)
-def _composed(spend: Spend, width: float) -> Any:
-    """All releases of a spend as one distribution of losses on the grid, for removing and for adding a unit."""
+def _composed(event: SampledGaussian, width: float) -> Any:
+    """All releases of an event as one distribution of losses on the grid, for removing and for adding a unit."""
     from dp_accounting.pld import pld_pmf
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
-    count, noise = _releases(spend)
-    rate, reach = spend.sampling_rate, SUPPORT + 1 / noise
+    count, noise = _releases(event)
+    rate, reach = event.sampling_rate, SUPPORT + 1 / noise
     first, last = (float(_loss(rate, noise, np.asarray(z))) for z in (-reach, reach))
     pmfs = []
     for divergence, low, high in ((removal_divergence, first, last), (addition_divergence, -last, -first)):
         start, stop = math.floor(low / width), math.ceil(high / width)
         deltas = divergence(rate, noise, np.arange(start, stop + 1) * width)
         pmfs.append(pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(width, start, stop, deltas))
-    with quiet(), np.errstate(all="ignore"):
+    with silence_dp_accounting(), np.errstate(all="ignore"):
         one = PrivacyLossDistribution(*pmfs)
         return one.self_compose(count) if count > 1 else one
 
@@ -218,22 +229,22 @@ def _log_height(rate: float, epsilons: Losses) -> Losses:
     return np.asarray(epsilons + above)
 
 
-def _releases(spend: Spend) -> tuple[int, float]:
+def _releases(event: SampledGaussian) -> tuple[int, float]:
     """How many releases are composed numerically, with which noise: plain Gaussians compose into one exactly."""
-    if spend.sampling_rate == 1:
-        return 1, spend.noise_multiplier / math.sqrt(spend.steps)
-    return spend.steps, spend.noise_multiplier
+    if event.sampling_rate == 1:
+        return 1, event.noise_multiplier / math.sqrt(event.steps)
+    return event.steps, event.noise_multiplier
 
 
-def _width(spends: Sequence[Spend], grid: LossGrid) -> float:
+def _width(events: Sequence[SampledGaussian], grid: LossGrid) -> float:
     """The grid's width: a power of two where affordable, so that nearby noise levels share it and their work."""
     variance, count, widest = 0.0, 0, 0.0
-    for spend in spends:
-        releases, noise = _releases(spend)
-        variance += releases * _loss_variance(spend.sampling_rate, noise)
+    for event in events:
+        releases, noise = _releases(event)
+        variance += releases * _loss_variance(event.sampling_rate, noise)
         count += releases
         reach = SUPPORT + 1 / noise
-        ends = _loss(spend.sampling_rate, noise, np.asarray([-reach, reach]))
+        ends = _loss(event.sampling_rate, noise, np.asarray([-reach, reach]))
         widest = max(widest, float(ends[1] - ends[0]))
     wanted = grid.fraction * math.sqrt(variance / count)
     if grid.spare_points:
@@ -293,10 +304,10 @@ CLASSIC = Conversion(
 """TP-TopK, Theorem 4.1; Mironov 2017, Proposition 3."""
 
 
-def renyi(spends: Iterable[Spend], orders: Sequence[float] = ORDERS) -> Vector:
+def renyi(events: Iterable[SampledGaussian], orders: Sequence[float] = ORDERS) -> Vector:
     """Renyi divergence of each order: the sum over all steps (adaptive composition, Mironov 2017, Prop. 1)."""
     total = np.zeros(len(orders))
-    for rate, noise, steps in merged(spends):
+    for rate, noise, steps in merge_events(events):
         total += steps * (np.asarray(_per_step(rate, noise, tuple(orders))) + ROUNDING)
     return total
 
@@ -309,7 +320,7 @@ def _per_step(rate: float, noise: float, orders: tuple[float, ...]) -> tuple[flo
 
     known = [order for order in orders if order == int(order) or rate == 1 or noise < LEAST_INTEGRATED]
     accountant = dp.rdp.RdpAccountant(known or [2.0], dp.NeighboringRelation.ADD_OR_REMOVE_ONE)
-    with quiet(), np.errstate(all="ignore"):
+    with silence_dp_accounting(), np.errstate(all="ignore"):
         accountant.compose(dp.PoissonSampledDpEvent(rate, dp.GaussianDpEvent(noise)))
     values = (float(value) if value >= 0 else 0.0 for value in accountant.rdp)
     found = dict(zip(known, values, strict=False))
@@ -350,29 +361,31 @@ class RdpAccountant:
     orders: tuple[float, ...] = ORDERS
     spent: tuple[float, ...] = (0.0,) * len(ORDERS)
 
-    def epsilon(self, spends: Iterable[Spend], delta: float) -> float:
-        """Smallest epsilon it can show at `delta`; infinite for spends that are not private."""
-        return self._epsilon(self._total(counted(spends)), checks.delta_in_range(delta))
+    def epsilon(self, events: Iterable[SampledGaussian], delta: float) -> float:
+        """Smallest epsilon it can show at `delta`; infinite for events that are not private."""
+        return self._epsilon(self._total(normalize_events(events)), checks.delta_in_range(delta))
 
-    def rough_epsilon(self, spends: Iterable[Spend], delta: float) -> float:
+    def coarse_epsilon(self, events: Iterable[SampledGaussian], delta: float) -> float:
         """The same as `epsilon`: it is quick already."""
-        return self.epsilon(spends, delta)
+        return self.epsilon(events, delta)
 
-    def delta(self, spends: Iterable[Spend], epsilon: float) -> float:
-        """Smallest delta it can show at `epsilon`; 1 for spends that are not private."""
-        total, bound = self._total(counted(spends)), checks.number(epsilon, "epsilon", at_least=0.0)
+    def delta(self, events: Iterable[SampledGaussian], epsilon: float) -> float:
+        """Smallest delta it can show at `epsilon`; 1 for events that are not private."""
+        total, bound = self._total(normalize_events(events)), checks.number(epsilon, "epsilon", at_least=0.0)
         if not total.any():
             return 0.0
         logs = self.conversion.log_delta(np.asarray(self.orders), total, bound)
         return math.exp(min(0.0, float(logs.min())))
 
-    def curve(self, spends: Iterable[Spend], marks: Sequence[int], delta: float) -> tuple[float, ...]:
+    def epsilon_at_steps(
+        self, events: Iterable[SampledGaussian], marks: Sequence[int], delta: float
+    ) -> tuple[float, ...]:
         """Epsilon after each of an increasing list of step counts."""
-        known, bound = counted(spends), checks.delta_in_range(delta)
-        return tuple(self._epsilon(self._total(between(known, 0, stop)), bound) for stop in marks)
+        known, bound = normalize_events(events), checks.delta_in_range(delta)
+        return tuple(self._epsilon(self._total(slice_events(known, 0, stop)), bound) for stop in marks)
 
-    def _total(self, spends: Iterable[Spend]) -> Vector:
-        return np.asarray(self.spent) + renyi(spends, self.orders)
+    def _total(self, events: Iterable[SampledGaussian]) -> Vector:
+        return np.asarray(self.spent) + renyi(events, self.orders)
 
     def _epsilon(self, total: Vector, delta: float) -> float:
         if not total.any():
@@ -388,19 +401,21 @@ class Accountant(Protocol):
         """Its key in the table."""
         ...
 
-    def epsilon(self, spends: Iterable[Spend], delta: float) -> float:
+    def epsilon(self, events: Iterable[SampledGaussian], delta: float) -> float:
         """An upper bound on epsilon at delta; infinite if not private, 0 for nothing."""
         ...
 
-    def rough_epsilon(self, spends: Iterable[Spend], delta: float) -> float:
+    def coarse_epsilon(self, events: Iterable[SampledGaussian], delta: float) -> float:
         """A quick upper bound within about one percent of `epsilon`, for searches."""
         ...
 
-    def delta(self, spends: Iterable[Spend], epsilon: float) -> float:
+    def delta(self, events: Iterable[SampledGaussian], epsilon: float) -> float:
         """An upper bound on delta at epsilon; 1 if not private, 0 for nothing."""
         ...
 
-    def curve(self, spends: Iterable[Spend], marks: Sequence[int], delta: float) -> tuple[float, ...]:
+    def epsilon_at_steps(
+        self, events: Iterable[SampledGaussian], marks: Sequence[int], delta: float
+    ) -> tuple[float, ...]:
         """Epsilon after each of an increasing list of step counts; never decreases."""
         ...
 
@@ -425,7 +440,7 @@ def accountant(name: str) -> Accountant:
     return ACCOUNTANTS[name]
 
 
-def accountant_for(plan: Plan) -> Accountant:
+def plan_accountant(plan: Plan) -> Accountant:
     """The accountant a plan was calibrated with; `pld` if with none.
 
     A plan that continues earlier runs has one of its own: it counts what they spent, at the filter's fixed order.
@@ -441,19 +456,20 @@ def epsilon_by_epoch(plan: Plan, name: str | None = None, delta: float | None = 
 
     By the plan's own accountant and at its own delta, unless told otherwise.
 
-    **Privacy.** These are prefixes of the plan. A run stopped early guarantees the *planned* epsilon, unless the stop
-    did not depend on anything that was released.
+    Formal guarantees:
+        These are prefixes of the plan. A run stopped early guarantees the *planned* epsilon, unless the stop did not
+        depend on anything that was released.
     """
-    return _chosen(plan, name).curve(plan.spends(), plan.epoch_ends(), _delta_of(plan, delta))
+    return _chosen(plan, name).epsilon_at_steps(plan.events(), plan.epoch_ends(), _delta_of(plan, delta))
 
 
 def plan_epsilon(plan: Plan, name: str | None = None, delta: float | None = None) -> float:
     """Epsilon of the whole plan, by its own accountant and at its own delta unless told otherwise."""
-    return _chosen(plan, name).epsilon(plan.spends(), _delta_of(plan, delta))
+    return _chosen(plan, name).epsilon(plan.events(), _delta_of(plan, delta))
 
 
 def _chosen(plan: Plan, name: str | None) -> Accountant:
-    return accountant_for(plan) if name is None or name == plan.accountant else accountant(name)
+    return plan_accountant(plan) if name is None or name == plan.accountant else accountant(name)
 
 
 def _delta_of(plan: Plan, delta: float | None) -> float:

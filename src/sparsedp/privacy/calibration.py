@@ -15,7 +15,7 @@ from sparsedp import _validate as checks
 from sparsedp.errors import OutOfReachError, PrivacyError, PrivacyWarning
 from sparsedp.privacy.accounting import ORDERS, TIGHT, renyi
 from sparsedp.privacy.accounting import accountant as accountant_named
-from sparsedp.privacy.plan import FILTER, Continuation, Plan, Spend, counted
+from sparsedp.privacy.plan import FILTER, Plan, PriorSpending, SampledGaussian, normalize_events
 
 LEAST_NOISE, MOST_NOISE = 0.1, 10_000.0
 """Noise multipliers outside protect nobody, or leave nothing to learn."""
@@ -95,22 +95,22 @@ def _check_reachable(place: float, within: bool, what: str) -> None:
 
 @final
 @dataclass(frozen=True, slots=True)
-class Goal:
-    """What some spends may cost together, and who counts it.
+class CalibrationTarget:
+    """What some events may cost together, and who counts it.
 
     Attributes:
         limit: the cost not to exceed.
-        cost: the cost of spends; what is kept to.
-        rough_cost: a quick estimate of it, to start the search.
+        cost: the cost of events; what is kept to.
+        coarse_cost: a quick estimate of it, to start the search.
         what: names the request in errors.
     """
 
     limit: float
-    cost: Callable[[Sequence[Spend]], float]
-    rough_cost: Callable[[Sequence[Spend]], float]
+    cost: Callable[[Sequence[SampledGaussian]], float]
+    coarse_cost: Callable[[Sequence[SampledGaussian]], float]
     what: str
 
-    def share(self, fraction: float) -> Goal:
+    def share(self, fraction: float) -> CalibrationTarget:
         """A fraction of the limit."""
         return replace(self, limit=fraction * self.limit, what=f"{fraction:g} of {self.what}")
 
@@ -120,9 +120,11 @@ class Goal:
 class EqualNoise:
     """One noise multiplier for all phases without one."""
 
-    def solve(self, spends: Sequence[Spend], goal: Goal) -> tuple[Spend, ...]:
-        """The spends, their missing noise such that all together cost the goal."""
-        return _filled(spends, _common_noise(spends, goal))
+    def solve(
+        self, events: Sequence[SampledGaussian], goal: CalibrationTarget
+    ) -> tuple[SampledGaussian, ...]:
+        """The events, their missing noise such that all together cost the goal."""
+        return _filled(events, _common_noise(events, goal))
 
     def to_json(self) -> dict[str, Any]:
         """A description for cache keys and records."""
@@ -143,16 +145,18 @@ class NominalSplit:
         if checks.number(self.phase1_budget, "phase1_budget", above=0.0) >= 1:
             raise PrivacyError(f"phase1_budget: got {self.phase1_budget}, expected a fraction in (0, 1)")
 
-    def solve(self, spends: Sequence[Spend], goal: Goal) -> tuple[Spend, ...]:
-        """The spends, the first missing noise found for its share alone, the second for the whole."""
-        missing = [place for place, spend in enumerate(spends) if spend.noise_multiplier == 0]
+    def solve(
+        self, events: Sequence[SampledGaussian], goal: CalibrationTarget
+    ) -> tuple[SampledGaussian, ...]:
+        """The events, the first missing noise found for its share alone, the second for the whole."""
+        missing = [place for place, event in enumerate(events) if event.noise_multiplier == 0]
         if len(missing) != 2:
             raise PrivacyError(
                 f"a nominal split needs two phases without noise, got {len(missing)}; use EqualNoise()"
             )
         first = missing[0]
-        (found,) = EqualNoise().solve(spends[first : first + 1], goal.share(self.phase1_budget))
-        return EqualNoise().solve((*spends[:first], found, *spends[first + 1 :]), goal)
+        (found,) = EqualNoise().solve(events[first : first + 1], goal.share(self.phase1_budget))
+        return EqualNoise().solve((*events[:first], found, *events[first + 1 :]), goal)
 
     def to_json(self) -> dict[str, Any]:
         """A description for cache keys and records."""
@@ -176,30 +180,30 @@ def read_split(value: Any) -> BudgetSplit:
     raise PrivacyError(f"split: got {value!r}, expected what EqualNoise or NominalSplit writes")
 
 
-def _common_noise(spends: Sequence[Spend], goal: Goal) -> float:
+def _common_noise(events: Sequence[SampledGaussian], goal: CalibrationTarget) -> float:
     """The one missing noise: a search on the quick estimate, finished on the real cost."""
-    strength = math.sqrt(sum(s.steps * s.sampling_rate**2 for s in spends if s.noise_multiplier == 0))
+    strength = math.sqrt(sum(s.steps * s.sampling_rate**2 for s in events if s.noise_multiplier == 0))
     rough = least_noise(
-        lambda noise: goal.rough_cost(_filled(spends, noise)),
+        lambda noise: goal.coarse_cost(_filled(events, noise)),
         goal.limit,
         Found(max(0.6, strength), -1.2),
         goal.what,
     )
-    return least_noise(lambda noise: goal.cost(_filled(spends, noise)), goal.limit, rough, goal.what).noise
+    return least_noise(lambda noise: goal.cost(_filled(events, noise)), goal.limit, rough, goal.what).noise
 
 
-def _filled(spends: Sequence[Spend], noise: float) -> tuple[Spend, ...]:
-    return tuple(s if s.noise_multiplier else s._replace(noise_multiplier=noise) for s in spends)
+def _filled(events: Sequence[SampledGaussian], noise: float) -> tuple[SampledGaussian, ...]:
+    return tuple(s if s.noise_multiplier else s._replace(noise_multiplier=noise) for s in events)
 
 
 __all__ = [
     "BudgetSplit",
     "EqualNoise",
     "NominalSplit",
-    "as_spends",
+    "as_events",
     "calibrate",
     "warn_if_large",
-    "with_spends",
+    "with_events",
 ]
 
 UNDERSHOOT = 0.005
@@ -217,9 +221,12 @@ def calibrate(
 
     Phases with a noise multiplier keep it and are counted; phases without one (0) get theirs from `split`.
 
-    **Privacy.** The guarantee holds when the whole plan was fixed before the first release. For a plan chosen after
-    an earlier run's releases were seen, use `RdpFilter.calibrate`.
-    **Edge cases.** A process remembers what it has solved.
+    Formal guarantees:
+        The guarantee holds when the whole plan was fixed before the first release. For a plan chosen after an
+        earlier run's releases were seen, use `RdpFilter.calibrate`.
+
+    Edge cases:
+        A process remembers what it has solved.
 
     Raises:
         PrivacyError: nothing to calibrate, a phase without a clip, or an epsilon that no noise reaches.
@@ -229,34 +236,34 @@ def calibrate(
     """
     target = checks.positive_epsilon(epsilon)
     chosen = checks.delta_in_range(delta)
-    spends = as_spends(plan)
+    events = as_events(plan)
     warn_if_large(chosen, plan)
     goal = _goal(accountant, target, chosen, plan.total_steps)
-    _check_room_is_left(plan, spends, goal)
-    solved = _solved(split, spends, accountant, target, chosen)
-    return replace(with_spends(plan, solved), delta=chosen, target_epsilon=target, accountant=accountant)
+    _check_room_is_left(plan, events, goal)
+    solved = _solved(split, events, accountant, target, chosen)
+    return replace(with_events(plan, solved), delta=chosen, target_epsilon=target, accountant=accountant)
 
 
-def _goal(accountant: str, epsilon: float, delta: float, steps: int) -> Goal:
+def _goal(accountant: str, epsilon: float, delta: float, steps: int) -> CalibrationTarget:
     counted = accountant_named(accountant)
-    return Goal(
+    return CalibrationTarget(
         limit=epsilon,
-        cost=lambda spends: counted.epsilon(spends, delta),
-        rough_cost=lambda spends: counted.rough_epsilon(spends, delta),
+        cost=lambda events: counted.epsilon(events, delta),
+        coarse_cost=lambda events: counted.coarse_epsilon(events, delta),
         what=f"epsilon={epsilon:g} at delta={delta:g} in {steps} steps ({accountant})",
     )
 
 
 @lru_cache(maxsize=256)
 def _solved(
-    split: BudgetSplit, spends: tuple[Spend, ...], accountant: str, epsilon: float, delta: float
-) -> tuple[Spend, ...]:
-    steps = sum(spend.steps for spend in spends)
-    return split.solve(spends, _goal(accountant, epsilon, delta, steps))
+    split: BudgetSplit, events: tuple[SampledGaussian, ...], accountant: str, epsilon: float, delta: float
+) -> tuple[SampledGaussian, ...]:
+    steps = sum(event.steps for event in events)
+    return split.solve(events, _goal(accountant, epsilon, delta, steps))
 
 
-def _check_room_is_left(plan: Plan, spends: tuple[Spend, ...], goal: Goal) -> None:
-    fixed = tuple(spend for spend in spends if spend.noise_multiplier > 0)
+def _check_room_is_left(plan: Plan, events: tuple[SampledGaussian, ...], goal: CalibrationTarget) -> None:
+    fixed = tuple(event for event in events if event.noise_multiplier > 0)
     if not fixed or (alone := goal.cost(fixed)) < goal.limit:
         return
     names = ", ".join(phase.name for phase in plan.phases if phase.noise_multiplier > 0)
@@ -266,8 +273,8 @@ def _check_room_is_left(plan: Plan, spends: tuple[Spend, ...], goal: Goal) -> No
     )
 
 
-def as_spends(plan: Plan) -> tuple[Spend, ...]:
-    """The plan's phases as spends, those that wait for their noise with noise 0.
+def as_events(plan: Plan) -> tuple[SampledGaussian, ...]:
+    """The plan's phases as events, those that wait for their noise with noise 0.
 
     Raises:
         PrivacyError: no phase waits for its noise, or one has no clip.
@@ -281,12 +288,14 @@ def as_spends(plan: Plan) -> tuple[Spend, ...]:
         raise PrivacyError(
             "every phase has its noise already; set it to 0 (plan.with_noise) where it is to be found"
         )
-    return tuple(Spend(phase.sampling_rate, phase.noise_multiplier, phase.steps) for phase in plan.phases)
+    return tuple(
+        SampledGaussian(phase.sampling_rate, phase.noise_multiplier, phase.steps) for phase in plan.phases
+    )
 
 
-def with_spends(plan: Plan, spends: Sequence[Spend]) -> Plan:
-    """The plan with the noise of its spends."""
-    return plan.with_noise({p.name: s.noise_multiplier for p, s in zip(plan.phases, spends, strict=True)})
+def with_events(plan: Plan, events: Sequence[SampledGaussian]) -> Plan:
+    """The plan with the noise of its events."""
+    return plan.with_noise({p.name: s.noise_multiplier for p, s in zip(plan.phases, events, strict=True)})
 
 
 def warn_if_large(delta: float, plan: Plan) -> None:
@@ -308,7 +317,7 @@ class PriorRun(Protocol):
         """What names it: the hash of the ledger's last line before the closing one."""
         ...
 
-    def committed(self) -> tuple[Spend, ...]:
+    def committed(self) -> tuple[SampledGaussian, ...]:
         """The most it can ever spend: its whole plan, or what was charged when its ledger was closed."""
         ...
 
@@ -318,10 +327,11 @@ class PriorRun(Protocol):
 class RdpFilter:
     """A cap on all runs over the same units together, counted at one fixed Renyi order.
 
-    **Privacy.** Whatever plans it admits, chosen in any way from earlier releases, the whole is (epsilon, delta)-DP,
-    provided cap and order were settled without looking at any release. Unlike a PLD guarantee this also covers
-    runs stopped early because of what they showed: what their closed ledgers did not charge is free for later runs.
-    It counts the runs that it is told of; `runs.continuing.continue_runs` also gives no remainder away twice.
+    Formal guarantees:
+        Whatever plans it admits, chosen in any way from earlier releases, the whole is (epsilon, delta)-DP, provided
+        cap and order were settled without looking at any release. Unlike a PLD guarantee this also covers runs
+        stopped early because of what they showed: what their closed ledgers did not charge is free for later runs.
+        It counts the runs that it is told of; `runs.continuing.continue_runs` also gives no remainder away twice.
     """
 
     epsilon: float
@@ -334,7 +344,7 @@ class RdpFilter:
         checks.number(self.order, "order", above=1.0)
 
     @classmethod
-    def before(cls, first: Plan, epsilon: float, delta: float) -> RdpFilter:
+    def for_first_plan(cls, first: Plan, epsilon: float, delta: float) -> RdpFilter:
         """The filter for a cap, its order chosen from public values: the cap and the first plan, fixed in advance.
 
         The order is the one that leaves most room for further Gaussian releases, whose cost grows like the order.
@@ -344,7 +354,7 @@ class RdpFilter:
         """
         orders = np.asarray(ORDERS)
         budgets = np.asarray([cls(epsilon, delta, order).budget for order in ORDERS])
-        room = (budgets - renyi(first.spends())) / orders
+        room = (budgets - renyi(first.events())) / orders
         best = int(room.argmax())
         if not room[best] > 0:
             raise PrivacyError(
@@ -359,9 +369,9 @@ class RdpFilter:
         overhead = TIGHT.epsilon(np.asarray([self.order]), np.zeros(1), self.delta)
         return self.epsilon - float(overhead[0])
 
-    def cost(self, spends: Iterable[Spend]) -> float:
+    def cost(self, events: Iterable[SampledGaussian]) -> float:
         """Renyi divergence of the fixed order of what is spent; infinite if it is not private."""
-        return float(renyi(counted(spends), (self.order,))[0])
+        return float(renyi(normalize_events(events), (self.order,))[0])
 
     def remaining(self, earlier: Iterable[PriorRun]) -> float:
         """What is left of the budget after earlier runs, those that can be resumed counted whole; never below 0."""
@@ -369,7 +379,7 @@ class RdpFilter:
 
     def admits(self, plan: Plan, earlier: Iterable[PriorRun]) -> bool:
         """Whether a further plan fits."""
-        return self.cost(plan.spends()) <= self.remaining(earlier)
+        return self.cost(plan.events()) <= self.remaining(earlier)
 
     def calibrate(
         self,
@@ -382,7 +392,7 @@ class RdpFilter:
         Raises:
             PrivacyError: nothing is left, or no noise makes the plan fit.
         """
-        spends = as_spends(plan)
+        events = as_events(plan)
         warn_if_large(self.delta, plan)
         left = self.remaining(earlier)
         if left <= 0:
@@ -390,18 +400,18 @@ class RdpFilter:
                 f"the earlier runs used up the cap of epsilon={self.epsilon:g} at delta={self.delta:g}; "
                 "nothing more can be released about these units under it"
             )
-        goal = Goal(
+        goal = CalibrationTarget(
             limit=left,
             cost=self.cost,
-            rough_cost=self.cost,
+            coarse_cost=self.cost,
             what=f"what is left of epsilon={self.epsilon:g} at delta={self.delta:g} in {plan.total_steps} steps",
         )
         return replace(
-            with_spends(plan, split.solve(spends, goal)),
+            with_events(plan, split.solve(events, goal)),
             delta=self.delta,
             target_epsilon=self.epsilon,
             accountant=FILTER,
-            continuation=Continuation(
+            continuation=PriorSpending(
                 self.order, self._spent(earlier), tuple(run.charged_head for run in earlier)
             ),
         )

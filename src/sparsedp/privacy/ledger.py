@@ -11,14 +11,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, Self, final
+from typing import Any, NamedTuple, Protocol, final
 
 from sparsedp import _validate as checks
 from sparsedp._files import append_durably, lock_file, publish, sync_directory
 from sparsedp._serialization import FrozenMap, canonical, sha256
 from sparsedp.errors import PrivacyError
 from sparsedp.privacy.accounting import accountant as accountant_named
-from sparsedp.privacy.plan import Plan, Spend, merged
+from sparsedp.privacy.plan import Plan, SampledGaussian, merge_events
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Charge:
 
     `step` counts from 0 over the whole plan. A `sampling_rate` of 1 is a plain Gaussian release (feature statistics).
     A `noise_multiplier` of 0 means no protection: the release is not private. `release` tells apart several releases
-    of one step, which share its charge (`SharedCharge`).
+    of one step, which share its charge (`SplitCharge`).
     """
 
     phase: str
@@ -42,7 +42,7 @@ class Charge:
         return (self.step, self.release) if self.release else (self.step,)
 
 
-class Ledger(Protocol):
+class Chargeable(Protocol):
     """Takes a charge before the release it pays for, or raises and so prevents the release."""
 
     def charge(self, charge: Charge) -> None:
@@ -50,41 +50,10 @@ class Ledger(Protocol):
         ...
 
 
-class RunLedger(Ledger, Protocol):
-    """The ledger of a whole run: what a mechanism needs, and what a run asks of it."""
-
-    @property
-    def charged(self) -> int:
-        """Steps paid for; an open block counts whole."""
-        ...
-
-    @property
-    def next_step(self) -> int:
-        """The first step that can still be released."""
-        ...
-
-    @property
-    def head(self) -> str | None:
-        """Hash of the last line; None without a file."""
-        ...
-
-    @property
-    def length(self) -> int:
-        """Number of lines; 0 without a file."""
-        ...
-
-    def spends(self) -> tuple[Spend, ...]:
-        """Everything charged, equal mechanisms added up."""
-        ...
-
-    def close(self) -> None:
-        """Charging is over."""
-        ...
-
-
+@final
 @dataclass(slots=True)
-class MemoryLedger:
-    """A ledger that lives as long as the process: for runs without a folder, tests and short scripts."""
+class ChargeLog:
+    """A list of charges that no plan is checked against: for audits and experiments that make single releases."""
 
     charges: list[Charge] = field(default_factory=list)
 
@@ -92,47 +61,21 @@ class MemoryLedger:
         """Append the charge."""
         self.charges.append(charge)
 
-    @property
-    def charged(self) -> int:
-        """Steps paid for."""
-        return len(self.charges)
-
-    @property
-    def next_step(self) -> int:
-        """The step after the last one charged."""
-        return self.charges[-1].step + 1 if self.charges else 0
-
-    @property
-    def head(self) -> None:
-        """There is no file."""
-        return None
-
-    @property
-    def length(self) -> int:
-        """There is no file."""
-        return 0
-
-    def spends(self) -> tuple[Spend, ...]:
-        """Everything charged, equal mechanisms added up."""
-        return merged(Spend(c.sampling_rate, c.noise_multiplier, 1) for c in self.charges)
-
-    def close(self) -> None:
-        """Nothing to release."""
-
 
 _ROUNDING = 1e-12
 
 
 @final
-class SharedCharge:
+class SplitCharge:
     """A ledger for the releases of one step: pays for the step before the first, and sees that they add up to it.
 
-    **Privacy.** Gaussian releases of the same sampled units with noise multipliers s_1, s_2, ..., each chosen in the
-    light of those before, cost what one with `(s_1^-2 + s_2^-2 + ...)^(-1/2)` costs (Ghazi et al. 2023, Sec. 3.2).
-    That one is the plan's, so a release that would exceed it is refused.
+    Formal guarantees:
+        Gaussian releases of the same sampled units with noise multipliers s_1, s_2, ..., each chosen in the light of
+        those before, cost what one with `(s_1^-2 + s_2^-2 + ...)^(-1/2)` costs (Ghazi et al. 2023, Sec. 3.2). That
+        one is the plan's, so a release that would exceed it is refused.
     """
 
-    def __init__(self, ledger: Ledger, whole: Charge) -> None:
+    def __init__(self, ledger: Chargeable, whole: Charge) -> None:
         self._ledger, self._whole = ledger, whole
         self._precision = 0.0
         self._releases: set[int] = set()
@@ -164,7 +107,7 @@ FORMAT = 2
 """Format 1, of unreleased versions, did not bind the run's other files to the chain; it is refused."""
 
 
-class PaidSteps(NamedTuple):
+class ChargeBlock(NamedTuple):
     """Consecutive steps of one phase, paid for together."""
 
     phase: str
@@ -174,11 +117,11 @@ class PaidSteps(NamedTuple):
     noise_multiplier: float
 
 
-class Torn(NamedTuple):
+class TruncatedTail(NamedTuple):
     """An unfinished end of the file, and the block it counts as."""
 
     lost: bytes
-    block: PaidSteps
+    block: ChargeBlock
 
 
 class FilesLine(NamedTuple):
@@ -197,7 +140,7 @@ class Closing(NamedTuple):
 
 @final
 @dataclass(frozen=True, slots=True)
-class VerifiedLedger:
+class LedgerState:
     """A verified ledger.
 
     Attributes:
@@ -220,26 +163,27 @@ class VerifiedLedger:
     plan: str
     delta: float | None
     created: str
-    planned: tuple[PaidSteps, ...]
+    planned: tuple[ChargeBlock, ...]
     block: int
-    sealed: tuple[PaidSteps, ...]
+    sealed: tuple[ChargeBlock, ...]
     heads: tuple[str, ...]
-    torn: Torn | None = None
+    torn: TruncatedTail | None = None
     files: tuple[FilesLine, ...] = ()
     closings: tuple[Closing, ...] = ()
 
-    def known(self, name: str) -> tuple[str, ...]:
+    def expected_digests(self, name: str) -> tuple[str, ...]:
         """The digests a file of the run may have: the last one written down.
 
-        **Edge cases.** A file is written after its line. So if that line is the last one of all, the file may still
-        be the one before: the run was killed in between.
+        Edge cases:
+            A file is written after its line. So if that line is the last one of all, the file may still be the one
+            before: the run was killed in between.
         """
         lines = [line for line in self.files if name in line.sha256]
         kept = 2 if lines and lines[-1].number == self.length and self.torn is None else 1
         return tuple(str(line.sha256[name]) for line in lines[-kept:])
 
     @property
-    def blocks(self) -> tuple[PaidSteps, ...]:
+    def blocks(self) -> tuple[ChargeBlock, ...]:
         """All that counts as spent: the sealed blocks, and one for a torn end."""
         return (*self.sealed, self.torn.block) if self.torn else self.sealed
 
@@ -268,10 +212,11 @@ class VerifiedLedger:
         """Steps of the whole plan."""
         return sum(block.steps for block in self.planned)
 
-    def next_block(self) -> PaidSteps:
+    def next_block(self) -> ChargeBlock:
         """The block that pays for the first step not charged: at most 1 % of the plan, within one phase.
 
-        **Edge cases.** With everything charged, and in a closed ledger, it has no steps.
+        Edge cases:
+            With everything charged, and in a closed ledger, it has no steps.
         """
         first = self.charged
         for phase in self.planned:
@@ -280,42 +225,43 @@ class VerifiedLedger:
                 break
         return phase._replace(first_step=first, steps=0 if self.closings else min(self.block, left))
 
-    def extended(self, block: PaidSteps, head: str) -> VerifiedLedger:
+    def extended(self, block: ChargeBlock, head: str) -> LedgerState:
         """The record with one more line."""
         return replace(self, sealed=(*self.sealed, block), heads=(*self.heads, head), torn=None)
 
-    def noting(self, files: Mapping[str, str], head: str) -> VerifiedLedger:
+    def noting(self, files: Mapping[str, str], head: str) -> LedgerState:
         """The record with one more line about files."""
         line = FilesLine(self.length + 1, FrozenMap(files))
         return replace(self, files=(*self.files, line), heads=(*self.heads, head))
 
-    def closed(self, successor: Plan, head: str) -> VerifiedLedger:
+    def closed(self, successor: Plan, head: str) -> LedgerState:
         """The record with one more line, after which nothing is charged."""
         closing = Closing(self.length + 1, successor)
         return replace(self, closings=(*self.closings, closing), heads=(*self.heads, head))
 
-    def spends(self) -> tuple[Spend, ...]:
+    def events(self) -> tuple[SampledGaussian, ...]:
         """Everything charged, equal mechanisms added up."""
         return _added_up(self.blocks)
 
-    def committed(self) -> tuple[Spend, ...]:
+    def committed(self) -> tuple[SampledGaussian, ...]:
         """The most its run can ever spend: the whole plan, or what was charged when the ledger was closed."""
-        return self.spends() if self.closings else _added_up(self.planned)
+        return self.events() if self.closings else _added_up(self.planned)
 
     def spent(self, delta: float | None = None, accountant: str = "pld") -> float:
         """Epsilon of everything charged, for one unit, at `delta` (the header's by default).
 
-        **Privacy.** Of a run stopped early this holds only if the stop did not depend on what was released; the
-        planned epsilon holds always.
+        Formal guarantees:
+            Of a run stopped early this holds only if the stop did not depend on what was released; the planned
+            epsilon holds always.
         """
         chosen = self.delta if delta is None else delta
         if chosen is None:
             raise PrivacyError(
                 "delta: the ledger names none; pass delta=, well below 1 / the number of units"
             )
-        return accountant_named(accountant).epsilon(self.spends(), chosen)
+        return accountant_named(accountant).epsilon(self.events(), chosen)
 
-    def expect(self, head: str | None, length: int) -> None:
+    def check_extends(self, head: str | None, length: int) -> None:
         """Check that this ledger goes on from a known state (a checkpoint's, a record's).
 
         Raises:
@@ -331,8 +277,8 @@ class VerifiedLedger:
             )
 
 
-def _added_up(blocks: Iterable[PaidSteps]) -> tuple[Spend, ...]:
-    return merged(Spend(b.sampling_rate, b.noise_multiplier, b.steps) for b in blocks)
+def _added_up(blocks: Iterable[ChargeBlock]) -> tuple[SampledGaussian, ...]:
+    return merge_events(SampledGaussian(b.sampling_rate, b.noise_multiplier, b.steps) for b in blocks)
 
 
 HEADER_KEYS = {"block", "created", "delta", "format", "hash", "kind", "phases", "plan", "unit", "units"}
@@ -366,13 +312,13 @@ def opening(plan: Plan, created: str) -> dict[str, Any]:
     }
 
 
-def seal(content: dict[str, Any], previous: str) -> tuple[str, str]:
+def chain_line(content: dict[str, Any], previous: str) -> tuple[str, str]:
     """The line for some content, and its hash: of the previous hash and the content."""
     digest = sha256(previous + canonical(content))
     return canonical({**content, "hash": digest}), digest
 
 
-def block_line(block: PaidSteps) -> dict[str, Any]:
+def block_line(block: ChargeBlock) -> dict[str, Any]:
     """A block as a line, not sealed yet."""
     return {**block._asdict(), "kind": "block"}
 
@@ -387,18 +333,18 @@ def closing_line(successor: Plan) -> dict[str, Any]:
     return {"kind": "closed", "successor": successor.to_json()}
 
 
-def torn_line(block: PaidSteps, lost: bytes) -> dict[str, Any]:
+def torn_line(block: ChargeBlock, lost: bytes) -> dict[str, Any]:
     """The line that accounts for unfinished bytes, not sealed yet: their hash, and the block they count as."""
     return {**block._asdict(), "kind": "torn", "lost_sha256": sha256(lost)}
 
 
-def parse(data: bytes, name: str) -> VerifiedLedger:
+def parse(data: bytes, name: str) -> LedgerState:
     """Read and verify a whole ledger.
 
     Raises:
         PrivacyError: the first line that is not what it should be, by number, and why.
     """
-    record: VerifiedLedger | None = None
+    record: LedgerState | None = None
     lost_from: tuple[int, int] | None = None
     for number, offset, line in _lines(data):
         where = f"{name}, line {number}"
@@ -430,7 +376,11 @@ def parse(data: bytes, name: str) -> VerifiedLedger:
             f"{name}, line 1: not a header, though a ledger is created with one: the file is damaged. "
             "Restore it; what was spent cannot be told from it"
         )
-    return replace(record, torn=Torn(data[lost_from[1] :], record.next_block())) if lost_from else record
+    return (
+        replace(record, torn=TruncatedTail(data[lost_from[1] :], record.next_block()))
+        if lost_from
+        else record
+    )
 
 
 def _lines(data: bytes) -> Iterator[tuple[int, int, bytes]]:
@@ -473,7 +423,7 @@ def _unsealed(content: dict[str, Any], line: bytes, previous: str, where: str) -
     if keys is None or set(content) != keys:
         raise PrivacyError(f"{where}: got kind {content.get('kind')!r} with the keys {sorted(content)}")
     inner = {key: value for key, value in content.items() if key != "hash"}
-    text, digest = seal(inner, previous)
+    text, digest = chain_line(inner, previous)
     if content["hash"] != digest:
         raise PrivacyError(
             f"{where}: the hash does not follow from the lines before: changed, moved or removed lines; restore them"
@@ -485,7 +435,7 @@ def _unsealed(content: dict[str, Any], line: bytes, previous: str, where: str) -
     return inner
 
 
-def _header(content: dict[str, Any], digest: str, where: str) -> VerifiedLedger:
+def _header(content: dict[str, Any], digest: str, where: str) -> LedgerState:
     if content["kind"] != "header" or content["format"] != FORMAT or isinstance(content["format"], bool):
         found = f"kind {content['kind']!r}, format {content.get('format')!r}"
         raise PrivacyError(
@@ -495,7 +445,7 @@ def _header(content: dict[str, Any], digest: str, where: str) -> VerifiedLedger:
     planned, first = [], 0
     for phase in content["phases"]:
         rate, noise = (phase.get(key) for key in ("sampling_rate", "noise_multiplier"))
-        block = PaidSteps(
+        block = ChargeBlock(
             phase=checks.text(phase.get("name"), f"{where}: phase name"),
             first_step=first,
             steps=checks.whole(phase.get("steps"), f"{where}: steps", at_least=1),
@@ -504,7 +454,7 @@ def _header(content: dict[str, Any], digest: str, where: str) -> VerifiedLedger:
         )
         planned.append(block)
         first += block.steps
-    return VerifiedLedger(
+    return LedgerState(
         unit=checks.text(content["unit"], f"{where}: unit"),
         units=checks.whole(content["units"], f"{where}: units", at_least=1),
         plan=checks.text(content["plan"], f"{where}: plan"),
@@ -517,19 +467,19 @@ def _header(content: dict[str, Any], digest: str, where: str) -> VerifiedLedger:
     )
 
 
-def _noting(record: VerifiedLedger, entry: dict[str, Any], digest: str, where: str) -> VerifiedLedger:
+def _noting(record: LedgerState, entry: dict[str, Any], digest: str, where: str) -> LedgerState:
     files = entry["sha256"]
     if not isinstance(files, dict) or not files or not all(isinstance(one, str) for one in files.values()):
         raise PrivacyError(f"{where}: got {files!r}, expected the digests of files by name")
     return record.noting(files, digest)
 
 
-def _closed(record: VerifiedLedger, entry: dict[str, Any], digest: str, where: str) -> VerifiedLedger:
+def _closed(record: LedgerState, entry: dict[str, Any], digest: str, where: str) -> LedgerState:
     return record.closed(Plan.from_json(checks.text(entry["successor"], f"{where}: successor")), digest)
 
 
-def _extended(record: VerifiedLedger, entry: dict[str, Any], digest: str, where: str) -> VerifiedLedger:
-    block, expected = PaidSteps(*(entry[name] for name in PaidSteps._fields)), record.next_block()
+def _extended(record: LedgerState, entry: dict[str, Any], digest: str, where: str) -> LedgerState:
+    block, expected = ChargeBlock(*(entry[name] for name in ChargeBlock._fields)), record.next_block()
     if block != expected or (expected.steps == 0 and entry["kind"] == "block"):
         raise PrivacyError(f"{where}: got {block}, which the plan does not allow; expected {expected}")
     return record.extended(block, digest)
@@ -539,55 +489,69 @@ _READERS = {"files": _noting, "closed": _closed}
 
 
 @final
-class FileLedger:
-    """An append-only, hash-chained ledger file for one plan. POSIX only (it locks the file).
+class Ledger:
+    """What a run has paid for, in memory or in an append-only, hash-chained file; for one plan.
 
-    A charge returns when it is on disk. To keep that cheap, a step that is not covered yet opens a block of up to 1 %
-    of the plan's steps in its phase, and the steps of an open block write nothing.
+    `Ledger(plan)` lives as long as the process; `create` and `resume` open a file, which is locked (POSIX only). A
+    charge to a file returns when it is on disk. To keep that cheap, a step that is not covered yet opens a block of
+    up to 1 % of the plan's steps in its phase, and the steps of an open block write nothing.
 
-    **Privacy.** Charges and nothing else, so it holds nothing private. It pays for the plan it was made for, step by
-    step and once: another rate or noise, a step beyond the plan, a second release of a step all raise, which keeps
-    the release from happening. A kill loses the steps since the last checkpoint and the open block; they stay
-    charged.
-    **Edge cases.** With `replay` (a seeded run, whose repeated step releases the same numbers) a charged step may be
-    run again for free. A forked child gets a closed ledger; one file has one writer.
+    Formal guarantees:
+        Charges and nothing else, so it holds nothing private. It pays for the plan it was made for, step by step
+        and once: another rate or noise, a step beyond the plan, a second release of a step all raise, which keeps the
+        release from happening. A kill loses the steps since the last checkpoint and the open block; they stay
+        charged.
+
+    Edge cases:
+        With `replay` (a seeded run, whose repeated step releases the same numbers) a charged step may be run again
+        for free. A forked child gets a closed file; one file has one writer.
     """
 
     __slots__ = (
         "__weakref__",
         "_close",
+        "_closed",
         "_file",
         "_next",
         "_path",
         "_plan",
-        "_record",
         "_replay",
+        "_state",
         "_terminated",
     )
 
-    def __init__(self, path: Path, file: int, record: VerifiedLedger, plan: Plan, replay: bool) -> None:
-        """Use `create` or `resume`."""
-        self._path, self._file, self._plan, self._replay = path, file, plan, replay
-        self._record = record
-        self._next = record.charged
-        self._terminated = True
-        self._close: Callable[[], object] = weakref.finalize(self, os.close, file)
-        _OPEN.add(self)
+    def __init__(self, plan: Plan, *, state: LedgerState | None = None, replay: bool = False) -> None:
+        """Start a ledger in memory, or go on in memory from the state of a file that another process writes."""
+        self._plan, self._replay = plan, replay
+        self._state = parse(_first_line(plan), "ledger") if state is None else state
+        self._next = self._state.charged
+        self._path: Path | None = None
+        self._file = -1
+        self._closed, self._terminated = False, True
+        self._close: Callable[[], object] = lambda: None
 
     @classmethod
-    def create(cls, path: str | Path, plan: Plan, *, replay: bool = False) -> FileLedger:
-        """Start a plan's ledger: the file appears whole, locked and on disk, or not at all.
+    def _opened(cls, path: Path, file: int, plan: Plan, data: bytes, replay: bool) -> Ledger:
+        ledger = cls(plan, state=parse(data, path.name), replay=replay)
+        ledger._path, ledger._file = path, file
+        ledger._close = weakref.finalize(ledger, os.close, file)
+        _OPEN.add(ledger)
+        return ledger
+
+    @classmethod
+    def create(cls, path: str | Path, plan: Plan, *, replay: bool = False) -> Ledger:
+        """Start a plan's ledger in a file, which appears whole, locked and on disk, or not at all.
 
         Raises:
             PrivacyError: there is a file already.
         """
         path = Path(path)
         draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-        line, _ = seal(opening(plan, datetime.now(UTC).isoformat(timespec="seconds")), "")
+        line = _first_line(plan)
         file = os.open(draft, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o644)
         try:
             lock_file(file, path)
-            append_durably(file, line.encode() + b"\n")
+            append_durably(file, line)
             publish(draft, path)
         except (OSError, PrivacyError):
             os.close(file)
@@ -595,10 +559,10 @@ class FileLedger:
         finally:
             draft.unlink(missing_ok=True)
         sync_directory(path.parent)
-        return cls(path, file, parse(line.encode() + b"\n", path.name), plan, replay)
+        return cls._opened(path, file, plan, line, replay)
 
     @classmethod
-    def resume(cls, path: str | Path, plan: Plan, *, replay: bool = False) -> FileLedger:
+    def resume(cls, path: str | Path, plan: Plan, *, replay: bool = False) -> Ledger:
         """Open the ledger of a run to go on with it, after verifying it.
 
         A torn end is accounted for in a line of its own.
@@ -607,17 +571,17 @@ class FileLedger:
             PrivacyError: no ledger, another plan's, one that does not verify, one in use, or a closed one.
         """
         ledger = cls.lock(path, plan, replay=replay)
-        if ledger.record.closings:
+        if ledger.state.closings:
             ledger.close()
             raise PrivacyError(
                 f"{path} was closed: what its run had left was given to the plan "
-                f"{ledger.record.closings[0].successor.fingerprint}, so the run cannot be resumed. "
+                f"{ledger.state.closings[0].successor.fingerprint}, so the run cannot be resumed. "
                 "Start a run with that plan, or make another one with sparsedp.runs.run.continue_runs"
             )
         return ledger
 
     @classmethod
-    def lock(cls, path: str | Path, plan: Plan, *, replay: bool = False) -> Self:
+    def lock(cls, path: str | Path, plan: Plan, *, replay: bool = False) -> Ledger:
         """Open a plan's ledger, closed or not, for writing.
 
         Raises:
@@ -633,20 +597,19 @@ class FileLedger:
         try:
             lock_file(file, path)
             data = path.read_bytes()
-            record = parse(data, path.name)
-            if record.plan != plan.fingerprint:
+            if parse(data, path.name).plan != plan.fingerprint:
                 raise PrivacyError(f"{path} belongs to another plan; resume with the plan it was created for")
         except (OSError, PrivacyError):
             os.close(file)
             raise
-        ledger = cls(path, file, record, plan, replay)
+        ledger = cls._opened(path, file, plan, data, replay)
         ledger._terminated = data.endswith(b"\n")
         ledger._repair()
         return ledger
 
     @staticmethod
-    def read(path: str | Path) -> VerifiedLedger:
-        """Verify a ledger and say what it holds, without its plan and without locking or changing it.
+    def read(path: str | Path) -> LedgerState:
+        """Verify a ledger file and say what it holds, without its plan and without locking or changing it.
 
         Raises:
             PrivacyError: the first line that does not verify, by number, and why.
@@ -658,7 +621,7 @@ class FileLedger:
             raise PrivacyError(f"no ledger at {path}") from error
 
     def charge(self, charge: Charge) -> None:
-        """Pay for one release: on return its block is on disk.
+        """Pay for one release: on return its block is on disk, if there is a file.
 
         Raises:
             PrivacyError: the charge is not the plan's, was made before, skips steps, or could not be written.
@@ -670,9 +633,9 @@ class FileLedger:
             raise PrivacyError(
                 f"got {charge}, but the plan has {planned}; the mechanism must take all from the plan"
             )
-        if self._record.closings:
-            raise PrivacyError(f"{self._path} was closed; nothing more can be charged to it")
-        covered = self._record.charged
+        if self._state.closings:
+            raise PrivacyError(f"{self._name} was closed; nothing more can be charged to it")
+        covered = self._state.charged
         if charge.step > covered:
             raise PrivacyError(
                 f"step {charge.step} would leave the steps from {covered} on unpaid; run them in order"
@@ -684,77 +647,75 @@ class FileLedger:
                 f"step {charge.step} was charged before; releasing it again would cost again. Go on at {self._next}"
             )
         if charge.step == covered:
-            block = self._record.next_block()
-            self._record = self._record.extended(block, self._append(block_line(block)))
+            block = self._state.next_block()
+            self._state = self._state.extended(block, self._append(block_line(block)))
         self._next = charge.step + 1
 
     def retire(self, successor: Plan) -> None:
         """Write a line after which nothing is charged, and which holds the plan that gets what is left."""
         self._check_open()
-        self._record = self._record.closed(successor, self._append(closing_line(successor)))
+        self._state = self._state.closed(successor, self._append(closing_line(successor)))
 
-    def note_files(self, sha256: Mapping[str, str]) -> None:
+    def record_digests(self, sha256: Mapping[str, str]) -> None:
         """Write down the digests of files that are about to be written: from then on they belong to the chain."""
         self._check_open()
-        self._record = self._record.noting(sha256, self._append(files_line(sha256)))
+        self._state = self._state.noting(sha256, self._append(files_line(sha256)))
 
     @property
-    def record(self) -> VerifiedLedger:
-        """What the file holds now."""
-        return self._record
+    def state(self) -> LedgerState:
+        """What it holds now."""
+        return self._state
 
     @property
-    def head(self) -> str:
-        """Hash of the last line, for checkpoint and record."""
-        return self._record.head
+    def head(self) -> str | None:
+        """Hash of the last line, for checkpoint and record; None without a file."""
+        return None if self._path is None else self._state.head
 
     @property
     def length(self) -> int:
-        """Number of lines, for checkpoint and record."""
-        return self._record.length
+        """Number of lines, for checkpoint and record; 0 without a file."""
+        return 0 if self._path is None else self._state.length
 
     @property
     def charged(self) -> int:
         """Steps paid for; the open block counts whole."""
-        return self._record.charged
+        return self._state.charged
 
     @property
     def next_step(self) -> int:
         """The first step that can still be released. After `resume`: past the block that was in flight, now lost."""
         return self._next
 
-    def spends(self) -> tuple[Spend, ...]:
+    def events(self) -> tuple[SampledGaussian, ...]:
         """Everything charged, equal mechanisms added up."""
-        return self._record.spends()
-
-    def spent(self, delta: float | None = None, accountant: str = "pld") -> float:
-        """Epsilon of everything charged; see `VerifiedLedger.spent`."""
-        return self._record.spent(delta, accountant)
-
-    def expect(self, head: str, length: int) -> None:
-        """Check that the ledger goes on from a checkpoint's head and length."""
-        self._record.expect(head, length)
+        return self._state.events()
 
     def close(self) -> None:
         """Release the file and its lock; charging is over."""
         _OPEN.discard(self)
         self._close()
-        self._file = -1
+        self._closed = True
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> Ledger:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @property
+    def _name(self) -> str:
+        return "the ledger" if self._path is None else f"the ledger {self._path}"
+
     def _repair(self) -> None:
-        torn = self._record.torn
+        torn = self._state.torn
         if torn is not None:
             lost = torn.lost if self._terminated else torn.lost + b"\n"
-            self._record = self._record.extended(torn.block, self._append(torn_line(torn.block, lost)))
+            self._state = self._state.extended(torn.block, self._append(torn_line(torn.block, lost)))
 
     def _append(self, content: dict[str, Any]) -> str:
-        line, digest = seal(content, self._record.head)
+        line, digest = chain_line(content, self._state.head)
+        if self._path is None:
+            return digest
         try:
             append_durably(self._file, (b"" if self._terminated else b"\n") + line.encode() + b"\n")
         except OSError as error:
@@ -766,13 +727,16 @@ class FileLedger:
         return digest
 
     def _check_open(self) -> None:
-        if self._file < 0:
-            raise PrivacyError(
-                f"the ledger {self._path} is closed (or was opened by a parent process); resume it"
-            )
+        if self._closed:
+            raise PrivacyError(f"{self._name} is closed (or was opened by a parent process); resume it")
 
 
-_OPEN: weakref.WeakSet[FileLedger] = weakref.WeakSet()
+def _first_line(plan: Plan) -> bytes:
+    line, _ = chain_line(opening(plan, datetime.now(UTC).isoformat(timespec="seconds")), "")
+    return line.encode() + b"\n"
+
+
+_OPEN: weakref.WeakSet[Ledger] = weakref.WeakSet()
 
 
 def _close_in_child() -> None:

@@ -15,53 +15,18 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol, final
+from typing import final
 
 import torch
 from torch import Tensor
 
+from sparsedp import distributed
 from sparsedp.errors import PrivacyError
 from sparsedp.parameters import Support
-from sparsedp.privacy.ledger import Charge, Ledger
+from sparsedp.privacy.ledger import Charge, Chargeable
 from sparsedp.privacy.queries import BoundedSum
 from sparsedp.randomness import PrivateRandomness
 from sparsedp.rounded_gaussian import MOST_BITS
-
-
-class ProcessGroup(Protocol):
-    """The processes that share a run's units; they are one trusted party."""
-
-    def is_main_process(self) -> bool:
-        """Whether this process holds the ledger's file and draws the noise."""
-        ...
-
-    def reduce_sum(self, values: Tensor) -> Tensor:
-        """The sum of all processes' values, complete on the main process."""
-        ...
-
-    def broadcast(self, values: Tensor) -> Tensor:
-        """The main process's values, on every process."""
-        ...
-
-
-@final
-class OneProcess:
-    """A run in one process: nothing to add up, nobody to tell."""
-
-    def is_main_process(self) -> bool:
-        """Yes."""
-        return True
-
-    def reduce_sum(self, values: Tensor) -> Tensor:
-        """Its own values."""
-        return values
-
-    def broadcast(self, values: Tensor) -> Tensor:
-        """Its own values."""
-        return values
-
-
-ONE_PROCESS = OneProcess()
 
 
 @final
@@ -78,13 +43,11 @@ class GaussianMechanism:
 
     Attributes:
         ledger: pays for a release, or raises and so prevents it.
-        randomness: of the noise.
-        group: the processes that share the units.
+        randomness: of the noise, which the main process alone draws.
     """
 
-    ledger: Ledger
+    ledger: Chargeable
     randomness: PrivateRandomness
-    group: ProcessGroup = ONE_PROCESS
 
     def release(
         self, query: BoundedSum, charge: Charge, *, expected_batch_size: float, noise_std: float = 0.0
@@ -114,7 +77,7 @@ class GaussianMechanism:
             noise_scale=geometry.noise_scale(std / expected_batch_size, support.size),
             phase=charge.phase,
             step=charge.step,
-            for_release=self.randomness.for_release,
+            publishable=self.randomness.publishable,
             private=charge.noise_multiplier > 0,
             seal=_SEAL,
         )
@@ -134,13 +97,13 @@ class GaussianMechanism:
                 total = functools.reduce(torch.add, query.partial_sums(math.inf))
             else:
                 total = grid.round_and_sum(query.partial_sums(grid.bound))
-            total = self.group.reduce_sum(total)
-            if self.group.is_main_process() and grid is not None:
+            total = distributed.reduce_sum(total)
+            if distributed.is_main_process() and grid is not None:
                 self.randomness.add_rounded_gaussian(grid.noise_bits, total, key=charge.key)
-            elif self.group.is_main_process() and std:
+            elif distributed.is_main_process() and std:
                 noise = self.randomness.rounded_gaussian(_ABLATION_BITS, query.size, key=charge.key)
                 total = total.add(noise.to(total), alpha=math.ldexp(std, -_ABLATION_BITS))
-            total = self.group.broadcast(total)
+            total = distributed.broadcast(total)
         return (total if grid is None else grid.dequantize(total)), std
 
 
@@ -179,11 +142,11 @@ class Release:
         noise_scale: k-vector, standard deviation of the noise in `mean`, per coordinate.
         phase: name of the plan's phase it was charged to.
         step: index of the step in the plan.
-        for_release: False when a seed was used: reproducible, not for release.
+        publishable: False when a seed was used: reproducible, not for release.
         private: False for the ablations without clipping or without noise.
     """
 
-    __slots__ = ("_mean", "_noise_scale", "for_release", "phase", "private", "step", "support")
+    __slots__ = ("_mean", "_noise_scale", "phase", "private", "publishable", "step", "support")
 
     _mean: Tensor
     _noise_scale: Tensor
@@ -191,7 +154,7 @@ class Release:
     support: Support
     phase: str
     step: int
-    for_release: bool
+    publishable: bool
     private: bool
 
     def __init__(
@@ -202,7 +165,7 @@ class Release:
         noise_scale: Tensor,
         phase: str,
         step: int,
-        for_release: bool,
+        publishable: bool,
         private: bool,
         seal: object,
     ) -> None:
@@ -213,7 +176,7 @@ class Release:
         object.__setattr__(self, "_noise_scale", noise_scale)
         object.__setattr__(self, "phase", phase)
         object.__setattr__(self, "step", step)
-        object.__setattr__(self, "for_release", for_release)
+        object.__setattr__(self, "publishable", publishable)
         object.__setattr__(self, "private", private)
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -314,25 +277,26 @@ class Grid:
                 of the number of coordinates. No clipped sum of fewer does that, so to stop tells nothing.
         """
         total: Tensor | None = None
+        most = int(_ROOM) // distributed.world_size()
         room = torch.empty(0, dtype=torch.float64)
         for part in parts:
             if total is None:
                 held = part.to(torch.float64).contiguous()
                 total, room = held.view(torch.int64), held.new_empty(min(AT_ONCE, held.numel()))
                 for old, new in zip(_stretches(held), _stretches(total), strict=True):
-                    new.copy_(self._steps(old, room))
+                    new.copy_(self._steps(old, room, most))
                 continue
             for new, more in zip(_stretches(total), _stretches(part), strict=True):
-                new += self._steps(more.to(torch.float64), room).to(torch.int64)
-                if not within(new, int(_ROOM)):
+                new += self._steps(more.to(torch.float64), room, most).to(torch.int64)
+                if not within(new, most):
                     raise PrivacyError("the sum has too many units for its grid; nothing was released")
         if total is None:
             raise PrivacyError("a sum without parts has no size; give at least one part, of zeros if need be")
         return total
 
-    def _steps(self, part: Tensor, room: Tensor) -> Tensor:
+    def _steps(self, part: Tensor, room: Tensor, most: float) -> Tensor:
         steps = torch.div(part, self.step, out=room[: part.numel()])
-        if not within(steps, _ROOM):
+        if not within(steps, most):
             raise PrivacyError(
                 "the clipped sum is not finite or too large for its grid; nothing was released. Without a bug in "
                 "the model or the engine, that takes more units than a grid has room for"
@@ -366,7 +330,8 @@ def no_messages() -> Iterator[None]:
 
     A message is an output of the run. One that is written, or not, because of a record tells of that record.
 
-    **Edge cases.** What the user's model, loss or data set print or log themselves is theirs, and passes.
+    Edge cases:
+        What the user's model, loss or data set print or log themselves is theirs, and passes.
     """
     logger, silence = logging.getLogger("sparsedp"), _Nothing()
     logger.addFilter(silence)

@@ -36,7 +36,8 @@ class PrivateNormalisation:
         columns: numbers of the channels that are measured and scaled, for tables of mixed columns; None for all. The
             others stay as they are, and neither take part in the clip nor get noise.
 
-    **Privacy.** Clip norm and columns are public, so they must not be chosen by looking at the private data.
+    Formal guarantees:
+        Clip norm and columns are public, so they must not be chosen by looking at the private data.
     """
 
     noise_multiplier: float = 8.0

@@ -118,7 +118,7 @@ class Phase:
 
 @final
 @dataclass(frozen=True, slots=True)
-class Continuation:
+class PriorSpending:
     """What earlier runs on the same units spent, and the cap over all of them; made by `RdpFilter.calibrate`.
 
     Attributes:
@@ -162,7 +162,7 @@ def set_fields(item: object, **values: object) -> None:
         object.__setattr__(item, name, value)
 
 
-class Spend(NamedTuple):
+class SampledGaussian(NamedTuple):
     """`steps` releases of one mechanism, under adding or removing one unit; noise 0 is no protection at all."""
 
     sampling_rate: float
@@ -170,40 +170,43 @@ class Spend(NamedTuple):
     steps: int
 
 
-def counted(spends: Iterable[Spend]) -> tuple[Spend, ...]:
+def normalize_events(events: Iterable[SampledGaussian]) -> tuple[SampledGaussian, ...]:
     """Spends as an accountant counts them, in order.
 
-    **Edge cases.** One spend without noise makes the whole non-private; one that samples nobody costs nothing.
+    Edge cases:
+        One event without noise makes the whole non-private; one that samples nobody costs nothing.
     """
-    known = tuple(Spend(float(rate), float(noise), steps) for rate, noise, steps in spends if rate > 0)
-    return known if is_private(known) else (Spend(1.0, 0.0, 1),)
+    known = tuple(
+        SampledGaussian(float(rate), float(noise), steps) for rate, noise, steps in events if rate > 0
+    )
+    return known if is_private(known) else (SampledGaussian(1.0, 0.0, 1),)
 
 
-def merged(spends: Iterable[Spend]) -> tuple[Spend, ...]:
+def merge_events(events: Iterable[SampledGaussian]) -> tuple[SampledGaussian, ...]:
     """Spends with equal mechanisms added up: composition does not depend on the order."""
     steps: dict[tuple[float, float], int] = {}
-    for rate, noise, count in spends:
+    for rate, noise, count in events:
         steps[rate, noise] = steps.get((rate, noise), 0) + count
-    return tuple(Spend(rate, noise, count) for (rate, noise), count in steps.items() if count)
+    return tuple(SampledGaussian(rate, noise, count) for (rate, noise), count in steps.items() if count)
 
 
-def between(spends: Iterable[Spend], start: int, stop: int) -> tuple[Spend, ...]:
-    """The spends of the steps start..stop-1."""
+def slice_events(events: Iterable[SampledGaussian], start: int, stop: int) -> tuple[SampledGaussian, ...]:
+    """The events of the steps start..stop-1."""
     parts, first = [], 0
-    for rate, noise, count in spends:
+    for rate, noise, count in events:
         overlap = min(first + count, stop) - max(first, start)
         if overlap > 0:
-            parts.append(Spend(rate, noise, overlap))
+            parts.append(SampledGaussian(rate, noise, overlap))
         first += count
     return tuple(parts)
 
 
-def is_private(spends: Sequence[Spend]) -> bool:
+def is_private(events: Sequence[SampledGaussian]) -> bool:
     """Whether every mechanism adds noise."""
-    return all(spend.noise_multiplier > 0 for spend in spends)
+    return all(event.noise_multiplier > 0 for event in events)
 
 
-__all__ = ["FILTER", "Continuation", "Phase", "Plan"]
+__all__ = ["FILTER", "Phase", "Plan", "PriorSpending"]
 
 FILTER = "rdp-filter"
 """The accountant of plans that continue earlier runs."""
@@ -238,7 +241,7 @@ class Plan:
     delta: float | None = None
     target_epsilon: float | None = None
     accountant: str | None = None
-    continuation: Continuation | None = None
+    continuation: PriorSpending | None = None
     spec: FrozenMap | None = None
 
     def __post_init__(self) -> None:
@@ -301,9 +304,9 @@ class Plan:
         """What names it as an earlier run of an `RdpFilter`: its fingerprint."""
         return self.fingerprint
 
-    def committed(self) -> tuple[Spend, ...]:
+    def committed(self) -> tuple[SampledGaussian, ...]:
         """The most a run of it can ever spend."""
-        return self.spends()
+        return self.events()
 
     def preliminary(self, name: str) -> Phase | None:
         """The release before training of that name, if the plan has it."""
@@ -344,19 +347,19 @@ class Plan:
             done += phase.steps
         return tuple(ends) if ends and ends[-1] == done else (*ends, done)
 
-    def spends(self, steps: int | None = None) -> tuple[Spend, ...]:
+    def events(self, steps: int | None = None) -> tuple[SampledGaussian, ...]:
         """What the plan, or its first `steps` steps, releases; a phase that is not private has noise 0."""
         left = self.total_steps if steps is None else steps
         if not 0 <= left <= self.total_steps:
             raise PrivacyError(f"steps: got {steps}, expected 0..{self.total_steps}")
-        spends = []
+        events = []
         for phase in self.phases:
             count = min(left, phase.steps)
             if count:
                 noise = phase.noise_multiplier if phase.is_private else 0.0
-                spends.append(Spend(phase.sampling_rate, noise, count))
+                events.append(SampledGaussian(phase.sampling_rate, noise, count))
             left -= count
-        return tuple(spends)
+        return tuple(events)
 
     def with_noise(self, noise: Mapping[str, float]) -> Plan:
         """The same plan with the named phases' noise multipliers replaced, and no target."""
@@ -398,7 +401,7 @@ class Plan:
         phases = tuple(Phase.from_json(phase) for phase in value.pop("phases"))
         continuation, spec = value.pop("continuation"), value.pop("spec")
         if continuation is not None:
-            continuation = Continuation(**keyed(continuation, Continuation, "continuation"))
+            continuation = PriorSpending(**keyed(continuation, PriorSpending, "continuation"))
         return cls(phases=phases, continuation=continuation, spec=spec, **value)
 
     @property

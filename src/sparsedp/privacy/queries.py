@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, final
 import torch
 from torch import Tensor
 
-from sparsedp.batch import MicroBatch, Rows
+from sparsedp.batch import Batch, MicroBatch
 from sparsedp.clipping import Clip, FlatClip, Geometry, Identity
 from sparsedp.errors import DataError
-from sparsedp.grad_sample.query import Engine, Query, mean_by_unit
+from sparsedp.grad_sample.query import ClippedSumEngine, ClippedSumQuery, mean_per_unit
 from sparsedp.parameters import Support
 
 if TYPE_CHECKING:
@@ -81,9 +81,9 @@ class GradientSum(_ClippedSum):
         query: support, clip, geometry and top-r.
     """
 
-    engine: Engine
+    engine: ClippedSumEngine
     batches: Iterable[MicroBatch]
-    query: Query
+    query: ClippedSumQuery
 
     @property
     def clip(self) -> Clip:  # type: ignore[override]
@@ -184,7 +184,7 @@ class ChannelStatisticsSum(_ClippedSum):
             inputs = inputs if self.columns is None else inputs[:, self.columns.to(inputs.device)]
             parts = torch.split(inputs, _ROWS_AT_ONCE)
             values = torch.cat([self._statistic(part.to("cpu", torch.float64)) for part in parts])
-            yield from ClippedVectorSum(mean_by_unit(values, batch.units), self.clip).partial_sums(bound)
+            yield from ClippedVectorSum(mean_per_unit(values, batch.units), self.clip).partial_sums(bound)
 
     def _statistic(self, inputs: Tensor) -> Tensor:
         positions = inputs.unsqueeze(2).flatten(2)
@@ -283,7 +283,8 @@ class ClientUpdateSum(_ClippedSum):
 def on_grid(update: Tensor, clip: Clip, grid: Grid) -> Tensor:
     """A client's own part: its update clipped and rounded to the grid, as int64.
 
-    **Edge cases.** An update that is not finite becomes zero.
+    Edge cases:
+        An update that is not finite becomes zero.
     """
     values = update.to(torch.float64)
     factor = clip.tightened(grid.bound).factors(torch.linalg.vector_norm(values))
@@ -299,7 +300,7 @@ def is_within(update: Tensor, grid: Grid) -> bool:
     return float(torch.linalg.vector_norm(update.to(torch.float64))) * grid.step <= grid.bound
 
 
-def inputs_of(rows: Rows) -> Tensor:
+def inputs_of(rows: Batch) -> Tensor:
     """The inputs of a batch: its first tensor.
 
     Raises:

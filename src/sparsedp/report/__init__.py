@@ -1,19 +1,389 @@
-"""Reports: one self-contained HTML file about a run or a comparison. Public values only, unless asked otherwise.
+"""The report of a run: one self-contained HTML file, from the run's own files. Public values only."""
 
-What writes them is loaded when it is first used: the small modules here are for everyone.
-"""
+from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import json
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, final
+
+from sparsedp._files import write_atomically
+from sparsedp._validate import NONE, count, epsilon_text, percent, significant
+from sparsedp.errors import SparseDPError
+from sparsedp.guarantee import describe_run, summarize
+from sparsedp.methods.method import SELECT, WARM_UP
+from sparsedp.methods.support_scheduler import noise_on_mean
+from sparsedp.privacy.plan import Phase, Plan
+from sparsedp.report.svg import Line, line_chart, round_axis
+from sparsedp.results import Result
+from sparsedp.runs.directory import RECORD, REPORT
+from sparsedp.runs.record import SupportSpan
+from sparsedp.runs.run import Run
+from sparsedp.runs.verify import UNCHECKED, Verification, verify
 
 if TYPE_CHECKING:
-    from sparsedp.report.write import write_report
+    from jinja2 import Environment
 
-__all__ = ["write_report"]
+MAX_SEGMENTS = 24
+"""Rows of the table of noise energies; a support may change at every step."""
+MAX_NAMES = 60
+"""Names of used features of a table."""
+METRICS = {
+    "auc": "held-out AUC",
+    "accuracy": "held-out accuracy",
+    "balanced_accuracy": "balanced accuracy",
+    "loss": "held-out loss",
+}
+"""The metrics a report leads with, the first one there is."""
+ACCOUNTANTS = {"pld": "PLD, the tightest", "rdp": "RDP", "rdp-classic": "RDP, classic conversion"}
 
 
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from sparsedp.report.write import write_report
+def write_report(source: Path | str | Result, out: Path | str | None = None) -> Path:
+    """Write one self-contained HTML file about a run, and return its path.
 
-    return write_report
+    Args:
+        source: a run directory, or the result of `fit` with one.
+        out: the file to write; `report.html` in that directory if not given. An old report is replaced.
+
+    Formal guarantees:
+        Released and public values only. Held-out numbers are exact, and the page says so.
+
+    Edge cases:
+        The same files give the same bytes. A run whose ledger does not verify gets no report; one whose other files
+        do not agree with it gets one that says so first, in red.
+
+    Raises:
+        DataError: no run there, or a damaged file.
+        PrivacyError: the ledger does not verify.
+    """
+    folder = source.out if isinstance(source, Result) else Path(source)
+    if folder is None:
+        raise SparseDPError(
+            "report: this run kept no directory to report on; give fit a directory for the run"
+        )
+    if not (folder / RECORD).is_file():
+        below = sorted(path.parent.name for path in folder.glob(f"*/{RECORD}"))
+        if below:
+            raise SparseDPError(
+                f"report: {folder} holds {len(below)} runs, such as {below[0]}; give the directory of one"
+            )
+    run = Run.open(folder)
+    run.check_ledger()
+    page = _environment().get_template("report.html").render(_content(run, verify(folder, independent=False)))
+    target = folder / REPORT if out is None else Path(out)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(target, page.encode())
+    except OSError as error:
+        raise SparseDPError(f"report: cannot write {target} ({error}); give another out=") from error
+    return target
+
+
+@cache
+def _environment() -> Environment:
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    found = Environment(
+        loader=PackageLoader("sparsedp", "report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    found.globals["style"] = files("sparsedp.report").joinpath("report.css").read_text(encoding="utf-8")
+    return found
+
+
+def _content(run: Run, found: Verification) -> Mapping[str, Any]:
+    """What the template shows."""
+    from sparsedp.auditing.result import saved_audit
+
+    plan, record, ledger = run.plan, run.record, run.ledger
+    segments = noise_segments(plan, run.spans, run.layout.dimension, run.epochs[-1].step if run.epochs else 0)
+    settings = {
+        name: record[name]
+        for name in ("config", "settings", "schema", "checksum", "versions", "public_seed")
+        if record.get(name) is not None
+    }
+    return {
+        "run": run,
+        "plan": plan,
+        "record": record,
+        "ledger": ledger,
+        "title": run_title(record),
+        "guarantee": describe_run(plan, ledger, record),
+        "verification": found,
+        "unchecked": UNCHECKED,
+        "badges": _badges(run),
+        "tiles": _tiles(run, energy_share(segments, run.layout.dimension)),
+        "phases": [_phase_row(plan, phase) for phase in plan.phases],
+        "accountants": [
+            (ACCOUNTANTS.get(name, name), epsilon_text(value))
+            for name, value in (summarize(plan).epsilons if plan.is_private else {}).items()
+        ],
+        "charts": [_metric_chart(run), _epsilon_chart(run)],
+        "parameters": _parameters(run),
+        "features": _features(run),
+        "segments": _segment_rows(segments, run.layout.dimension),
+        "more_segments": max(0, len(segments) - MAX_SEGMENTS),
+        "audit": saved_audit(run.path, ledger.head),
+        "settings": json.dumps({**settings, "plan": json.loads(plan.to_json())}, indent=2),
+        "count": count,
+        "epsilon_text": epsilon_text,
+    }
+
+
+def run_title(record: Mapping[str, Any]) -> str:
+    """Name a run by its method, data set and variant."""
+    data = f" on {record['dataset']}" if record["dataset"] else ""
+    variant = f" ({record['variant']})" if record["variant"] else ""
+    return f"{record['method']}{data}{variant}"
+
+
+def _badges(run: Run) -> list[tuple[str, str]]:
+    """Short marks: text and kind."""
+    status, unit = run.record["status"], run.plan.unit
+    marks = [(status, "good" if status == "finished" else "warn")]
+    if not run.plan.is_private:
+        return [*marks, ("not private", "bad")]
+    secure = run.record["seed"] is None and run.record["publishable"]
+    marks.append(
+        ("noise from the operating system", "good") if secure else ("reproducible, not for release", "warn")
+    )
+    alone = "protects each row, not whoever has several"
+    return [*marks, (alone, "warn") if unit == "row" else (f"protects each {unit}", "plain")]
+
+
+def _tiles(run: Run, share: float | None) -> list[tuple[str, str, str]]:
+    """Headline numbers: label, value, remark."""
+    plan, d = run.plan, run.layout.dimension
+    metrics = run.record["metrics"] or (run.epochs[-1].metrics if run.epochs else {})
+    key = primary_metric(metrics)
+    tiles = []
+    if key is not None:
+        guess = _majority(run, key)
+        beside = "" if guess is None else f"majority class {metric_text(key, guess)}; "
+        tiles.append(
+            (METRICS.get(key, key), metric_text(key, metrics[key]), f"{beside}outside the guarantee")
+        )
+    epsilon = run.record.get("epsilon") or plan.target_epsilon if plan.is_private else None
+    cost = f"at delta {significant(plan.delta)}, for one {plan.unit}" if plan.delta else "protects nobody"
+    tiles.append(("epsilon", epsilon_text(epsilon), cost))
+    k = run.spans[-1].active if run.spans else d
+    tiles.append(("active at the end", percent(k / d), f"{count(k)} of {count(d)} coordinates"))
+    if share is not None:
+        tiles.append(("noise energy", percent(share), "of dense training's, over the run"))
+    return tiles
+
+
+def primary_metric(metrics: Mapping[str, float | None]) -> str | None:
+    """The metric to lead with: AUC, else accuracy, else the first by name; None if there is none."""
+    known = [name for name, value in metrics.items() if value is not None]
+    return next((name for name in (*METRICS, *sorted(known)) if name in known), None)
+
+
+def metric_text(key: str, value: float | None) -> str:
+    """A metric's value; shares of examples as percentages."""
+    if value is None:
+        return NONE
+    return percent(value) if key in ("accuracy", "balanced_accuracy") else significant(value, 4)
+
+
+def _majority(run: Run, key: str) -> float | None:
+    """What always guessing the most frequent held-out class gives; None where the record counts no classes."""
+    counts = (run.record.get("schema") or {}).get("held_out_counts")
+    if not counts or not sum(counts):
+        return None
+    return {
+        "accuracy": max(counts) / sum(counts),
+        "auc": 0.5,
+        "balanced_accuracy": 1 / sum(number > 0 for number in counts),
+    }.get(key)
+
+
+def _phase_row(plan: Plan, phase: Phase) -> tuple[str, ...]:
+    rule = phase.support.plain()
+    if not phase.trains:
+        support = "rows of tables" if phase.name == SELECT.name else "statistics of the inputs"
+    elif "schedule" in rule:
+        ranking = rule["rule"]["name"] if isinstance(rule["rule"], dict) else rule["rule"]
+        support = f"{ranking}, {rule['schedule'].get('name', '')} {rule.get('active_ratio', '')}".strip()
+    else:
+        names = " ".join(rule.get("scope", ()))
+        support = "all coordinates" if rule["rule"] == "full" else f"{rule['rule']} {names}".strip()
+    return (
+        phase.name,
+        support,
+        count(phase.steps),
+        significant(phase.sampling_rate, 4),
+        significant(plan.expected_batch_size(phase), 5),
+        NONE if phase.clip_norm is None else significant(phase.clip_norm),
+        significant(phase.noise_multiplier, 4) if phase.noise_multiplier else NONE,
+        significant(noise_on_mean(plan, phase)),
+    )
+
+
+def _metric_chart(run: Run) -> Mapping[str, Any]:
+    """The primary metric epoch by epoch."""
+    names = sorted({name for epoch in run.epochs for name in epoch.metrics})
+    key = primary_metric(run.epochs[-1].metrics) if run.epochs else None
+    if key is None:
+        said = "No epoch of this run is done yet." if not run.epochs else "This run was not evaluated."
+        return {"title": "Held-out metrics", "remark": said}
+    title = METRICS.get(key, key)
+    points = [(float(e.epoch), value) for e in run.epochs if (value := e.metrics.get(key)) is not None]
+    guess = _majority(run, key)
+    values = [y for _, y in points] + ([] if guess is None else [guess])
+    svg = line_chart(
+        round_axis("epoch", (0, run.epochs[-1].epoch), whole=True),
+        round_axis(title, values, lambda value: metric_text(key, value)),
+        [Line(title, tuple(points))],
+        f"{title} by epoch, ending at {metric_text(key, points[-1][1])} after epoch {run.epochs[-1].epoch}.",
+        bands=_warm_up(run.plan),
+        levels=() if guess is None else ((guess, "majority class"),),
+    )
+    return {
+        "title": title[0].upper() + title[1:],
+        "svg": svg,
+        "caption": "Measured on held-out data, which is outside the guarantee.",
+        "head": ("epoch", *names),
+        "rows": [
+            (str(e.epoch), *(NONE if (v := e.metrics.get(n)) is None else significant(v, 4) for n in names))
+            for e in run.epochs
+        ],
+    }
+
+
+def _epsilon_chart(run: Run) -> Mapping[str, Any]:
+    """Epsilon of the plan's steps so far, under its target."""
+    plan, title = run.plan, "Privacy spent: epsilon"
+    points = [(float(e.epoch), e.epsilon) for e in run.epochs if e.epsilon is not None]
+    if not points:
+        waiting = plan.is_private and plan.delta is not None
+        said = (
+            "No epoch of this run is done yet."
+            if waiting
+            else "This run is not private: epsilon is infinite."
+        )
+        return {"title": title, "remark": said}
+    target = plan.target_epsilon
+    last = epsilon_text(points[-1][1])
+    svg = line_chart(
+        round_axis("epoch", (0, run.epochs[-1].epoch), whole=True),
+        round_axis("epsilon", (0, 1.08 * max(target or 0.0, *(y for _, y in points)))),
+        [Line("epsilon", ((0.0, 0.0), *points))],
+        f"Epsilon by epoch, rising to {last}; the target is {epsilon_text(target)}.",
+        bands=_warm_up(plan),
+        levels=() if target is None else ((target, f"target {epsilon_text(target)}"),),
+    )
+    return {
+        "title": title,
+        "svg": svg,
+        "caption": f"Epsilon of the plan's steps so far, for one {plan.unit}, at delta "
+        f"{significant(plan.delta or 0)}, by the {plan.accountant} accountant. The guarantee is the whole plan's, "
+        "also of a run stopped early.",
+        "head": ("epoch", "steps", "phase", "epsilon"),
+        "rows": [(str(e.epoch), count(e.step), e.phase, epsilon_text(e.epsilon)) for e in run.epochs],
+    }
+
+
+def _warm_up(plan: Plan) -> list[tuple[float, float, str]]:
+    first = plan.training[0]
+    return [(0.0, first.steps / plan.steps_per_epoch, "warm-up")] if first.name == WARM_UP.name else []
+
+
+def _parameters(run: Run) -> list[tuple[str, str, str, float]]:
+    """Each parameter's name, shape, active count and active share in the last support."""
+    active = run.spans[-1].by_parameter if run.spans else {}
+    rows = []
+    for slot in run.layout:
+        kept = active.get(slot.name, 0) if run.spans else slot.size
+        shape = " × ".join(map(str, slot.shape)) or "scalar"
+        rows.append((slot.name, shape, f"{count(kept)} of {count(slot.size)}", kept / slot.size))
+    return rows
+
+
+def _features(run: Run) -> str | None:
+    """The features of an estimator's table that an active coordinate multiplies, by name."""
+    schema = run.record.get("schema") or {}
+    if schema.get("features") is None:
+        return None
+    used = run.support.inputs(run.layout, schema["features"])
+    names = schema.get("feature_names") or [f"feature {number}" for number in range(schema["features"])]
+    shown = ", ".join(str(names[number]) for number in used[:MAX_NAMES]) or "none but the bias"
+    more = f" and {len(used) - MAX_NAMES} more" if len(used) > MAX_NAMES else ""
+    return f"{count(len(used))} of {count(schema['features'])}: {shown}{more}"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class NoiseSegment:
+    """Consecutive steps with one support size and one noise level.
+
+    Attributes:
+        first: its first step.
+        steps: how many there are.
+        phase: the plan's phase.
+        active: k.
+        noise_std: nu, the noise on each coordinate of the released mean gradient, before any standardization.
+    """
+
+    first: int
+    steps: int
+    phase: str
+    active: int
+    noise_std: float
+
+    @property
+    def energy(self) -> float:
+        """K nu^2: the expected squared length of a step's noise."""
+        return self.active * self.noise_std**2
+
+
+def noise_segments(
+    plan: Plan, spans: Sequence[SupportSpan], dimension: int, stop: int
+) -> tuple[NoiseSegment, ...]:
+    """Cut the training steps before `stop` where the phase or the size of the support changes.
+
+    Edge cases:
+        Steps before the first known support count as dense.
+    """
+    starts = {plan.first_step(phase.name) for phase in plan.training}
+    begin = min(starts)
+    cuts = {cut for cut in starts | {span.step for span in spans} if cut < stop}
+    places = [span.step for span in spans]
+    segments: list[NoiseSegment] = []
+    for first, end in pairwise(sorted(cuts | {begin, max(begin, stop)})):
+        known = bisect_right(places, first)
+        active = spans[known - 1].active if known else dimension
+        phase, steps = plan.phase_at(first), end - first
+        if segments and (segments[-1].phase, segments[-1].active) == (phase.name, active):
+            steps, first = steps + segments[-1].steps, segments.pop().first
+        segments.append(NoiseSegment(first, steps, phase.name, active, noise_on_mean(plan, phase)))
+    return tuple(segments)
+
+
+def energy_share(segments: Sequence[NoiseSegment], dimension: int) -> float | None:
+    """Noise energy as a share of what the same steps would add on all coordinates; None without noise."""
+    dense = sum(part.steps * dimension * part.noise_std**2 for part in segments)
+    return sum(part.steps * part.energy for part in segments) / dense if dense else None
+
+
+def _segment_rows(segments: Sequence[NoiseSegment], dimension: int) -> list[tuple[str, ...]]:
+    return [
+        (
+            f"{part.first} to {part.first + part.steps - 1}",
+            part.phase,
+            count(part.active),
+            significant(part.noise_std),
+            significant(part.energy),
+            percent(part.active / dimension),
+        )
+        for part in segments[:MAX_SEGMENTS]
+        if part.noise_std
+    ]

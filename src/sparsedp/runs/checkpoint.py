@@ -7,7 +7,7 @@ import json
 import math
 import struct
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
@@ -17,10 +17,10 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from sparsedp._files import Json, parse_json, write_atomically
-from sparsedp._serialization import from_json, to_json
+from sparsedp._serialization import from_json, json_diff, json_equal, plain_json, short, to_json
 from sparsedp.errors import DataError, ModelError, SparseDPError
 from sparsedp.methods import ControllerState
-from sparsedp.parameters import Layout, Slot, Support
+from sparsedp.parameters import ParameterLayout, ParameterSlice, Support
 from sparsedp.runs.record import EpochMetrics, History, RunSetup, SupportSpan, wrap_read_errors
 
 FORMAT, VERSION = "sparsedp checkpoint", 2
@@ -110,7 +110,7 @@ def checkpoint_of(
     return Checkpoint(step, identity, state)
 
 
-def history_of(checkpoint: Checkpoint, layout: Layout) -> History:
+def history_of(checkpoint: Checkpoint, layout: ParameterLayout) -> History:
     """Read the history of a run so far from its checkpoint."""
     saved = checkpoint.state["journal"]
     return History(
@@ -251,17 +251,17 @@ def _scalar_key(key: Any) -> Any:
     return key
 
 
-def describe_layout(layout: Layout) -> Json:
+def describe_layout(layout: ParameterLayout) -> Json:
     """Describe a layout as JSON, to tell one model from another."""
     return [[slot.name, list(slot.shape)] for slot in layout]
 
 
-def read_layout(described: Json) -> Layout:
+def read_layout(described: Json) -> ParameterLayout:
     """Make the layout that `describe_layout` described."""
-    slots: list[Slot] = []
+    slots: list[ParameterSlice] = []
     for name, shape in described:
-        slots.append(Slot(name, tuple(shape), slots[-1].span.stop if slots else 0))
-    return Layout(tuple(slots))
+        slots.append(ParameterSlice(name, tuple(shape), slots[-1].span.stop if slots else 0))
+    return ParameterLayout(tuple(slots))
 
 
 def load_model_state(model: nn.Module, checkpoint: Checkpoint) -> None:
@@ -270,7 +270,7 @@ def load_model_state(model: nn.Module, checkpoint: Checkpoint) -> None:
     Raises:
         ModelError: the model is another one, and how it differs.
     """
-    _check_same_parameters(checkpoint.identity["layout"], describe_layout(Layout.of(model)))
+    _check_same_parameters(checkpoint.identity["layout"], describe_layout(ParameterLayout.of(model)))
     try:
         model.load_state_dict(checkpoint.state["model"])
     except RuntimeError as error:
@@ -305,7 +305,7 @@ def check_identity(saved: Mapping[str, Json], now: Mapping[str, Json]) -> None:
         SparseDPError: the two are not the same run.
         ModelError: the model has other trainable parameters, or the same in another order.
     """
-    same = json.loads(json.dumps(dict(now)))
+    same = plain_json(dict(now))
     _check_same_layout(saved["layout"], same["layout"])
     differing = list(json_diff({name: saved.get(name) for name in same}, same))
     if [name for name, _, _ in differing] == ["plan"]:
@@ -340,28 +340,3 @@ def _check_same_parameters(saved: Json, now: Json) -> None:
             "the checkpoint belongs to another model: they differ in the trainable parameters "
             f"{differing[:6]}; build the model as it was when the run started"
         )
-
-
-def json_equal(one: Json, other: Json) -> bool:
-    """Whether two JSON values have one text."""
-    return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
-
-
-def json_diff(one: Json, other: Json, name: str = "") -> Iterator[tuple[str, Json, Json]]:
-    """Yield where two JSON values differ, by dotted names, and what stands there."""
-    if isinstance(one, dict) and isinstance(other, dict):
-        pairs = [(key, one.get(key), other.get(key)) for key in dict.fromkeys([*one, *other])]
-    elif isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
-        pairs = [(str(i), old, new) for i, (old, new) in enumerate(zip(one, other, strict=True))]
-    else:
-        if not json_equal(one, other):
-            yield name, one, other
-        return
-    for key, old, new in pairs:
-        yield from json_diff(old, new, f"{name}.{key}" if name else key)
-
-
-def short(value: Json) -> str:
-    """Write a JSON value in at most sixty characters."""
-    text = json.dumps(value)
-    return text if len(text) <= 60 else text[:57] + "..."

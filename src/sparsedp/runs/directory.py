@@ -7,14 +7,15 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple, Protocol, final
+from typing import NamedTuple, final
 
+from sparsedp import distributed
 from sparsedp._files import parse_json, readable_json, sync_directory, write_atomically
 from sparsedp._serialization import sha256
 from sparsedp.errors import DataError, PrivacyError, SparseDPError
-from sparsedp.privacy.ledger import FileLedger, MemoryLedger, RunLedger, VerifiedLedger
+from sparsedp.privacy.ledger import Ledger, LedgerState
 from sparsedp.privacy.plan import Plan
 from sparsedp.runs.checkpoint import Checkpoint, checkpoint_bytes, read_checkpoint
 from sparsedp.runs.record import EpochMetrics, RunRecord, metrics_bytes, plan_bytes, read_record, record_bytes
@@ -30,7 +31,6 @@ METRICS = "metrics.jsonl"
 RECORD = "record.json"
 """What the run was and how it ended."""
 REPORT = "report.html"
-NONPRIVATE = "nonprivate.json"
 SNAPSHOTS = "snapshots"
 TENSORBOARD = "tensorboard"
 
@@ -94,74 +94,17 @@ def digest_of(name: str, content: bytes) -> str:
     return sha256(content)
 
 
-def check_file(ledger: VerifiedLedger, file: Path) -> None:
+def check_file(ledger: LedgerState, file: Path) -> None:
     """Check that a file is the one the ledger's chain knows.
 
     Raises:
         PrivacyError: it is another one.
     """
-    if file.exists() and digest_of(file.name, file.read_bytes()) not in ledger.known(file.name):
+    if file.exists() and digest_of(file.name, file.read_bytes()) not in ledger.expected_digests(file.name):
         raise PrivacyError(
             f"{file.name} is not the one the ledger knows: it was changed after the run wrote it, or lines were "
             "removed from the ledger; restore them"
         )
-
-
-class RunStore(Protocol):
-    """Where a run is kept, with the ledger that it is charged to."""
-
-    @property
-    def path(self) -> Path | None:
-        """The run directory, if there is one."""
-        ...
-
-    @property
-    def ledger(self) -> RunLedger:
-        """What the run is charged to."""
-        ...
-
-    @property
-    def seconds(self) -> float:
-        """How long the run took before it was opened here."""
-        ...
-
-    def write_checkpoint(self, checkpoint: Checkpoint) -> None:
-        """Write a state to resume from."""
-        ...
-
-    def write_metrics(self, epochs: Sequence[EpochMetrics]) -> None:
-        """Write the metrics of all epochs so far."""
-        ...
-
-    def write_record(self, record: RunRecord) -> None:
-        """Write what the run is, or how it ended."""
-        ...
-
-    def close(self) -> None:
-        """Release the ledger."""
-        ...
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class NoStore:
-    """Writes nothing; `path` is where another process writes."""
-
-    ledger: RunLedger = field(default_factory=MemoryLedger)
-    path: Path | None = None
-    seconds: float = 0.0
-
-    def write_checkpoint(self, checkpoint: Checkpoint) -> None:
-        """Do nothing."""
-
-    def write_metrics(self, epochs: Sequence[EpochMetrics]) -> None:
-        """Do nothing."""
-
-    def write_record(self, record: RunRecord) -> None:
-        """Do nothing."""
-
-    def close(self) -> None:
-        """Do nothing."""
 
 
 @final
@@ -169,17 +112,20 @@ class NoStore:
 class RunDirectory:
     """A run's directory, open for writing: its ledger is locked, so no other process continues the run.
 
+    A run that is not kept has none, and among several ranks the main process alone writes: there `path` is None or
+    the main process's, the ledger is in memory, and nothing is written.
+
     The digest of a file is in the ledger before the file is written, and the file is on disk before the ledger's
     next line: what a file says is part of the chain at every moment.
 
     Attributes:
-        path: the directory.
+        path: the directory; None for a run that is not kept.
         ledger: its ledger.
         seconds: how long the run took before it was opened here.
     """
 
-    path: Path
-    ledger: FileLedger
+    path: Path | None
+    ledger: Ledger
     seconds: float = 0.0
 
     @classmethod
@@ -206,7 +152,7 @@ class RunDirectory:
                 f"out: cannot write a run to {final} ({error}); give another folder"
             ) from error
         try:
-            with FileLedger.create(draft / LEDGER, plan) as ledger:
+            with Ledger.create(draft / LEDGER, plan) as ledger:
                 first = cls(draft, ledger)
                 write_atomically(draft / PLAN, plan_bytes(plan))
                 state = first._with_place(start())
@@ -217,31 +163,39 @@ class RunDirectory:
             shutil.rmtree(draft, ignore_errors=True)
             raise
         sync_directory(final.parent)
-        return cls(final, FileLedger.resume(final / LEDGER, plan, replay=replay))
+        return cls(final, Ledger.resume(final / LEDGER, plan, replay=replay))
 
     def write_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Write a checkpoint that knows its place in the ledger."""
-        self._write({CHECKPOINT: self._with_place(checkpoint)})
+        if self._writes:
+            self._write({CHECKPOINT: self._with_place(checkpoint)})
 
     def write_metrics(self, epochs: Sequence[EpochMetrics]) -> None:
         """Write the metrics of all epochs so far."""
-        self._write({METRICS: metrics_bytes(epochs)})
+        if self._writes:
+            self._write({METRICS: metrics_bytes(epochs)})
 
     def write_record(self, record: RunRecord) -> None:
         """Write the record."""
-        self._write({RECORD: record_bytes(record)})
+        if self._writes:
+            self._write({RECORD: record_bytes(record)})
 
     def close(self) -> None:
         """Release the ledger file."""
         self.ledger.close()
+
+    @property
+    def _writes(self) -> bool:
+        return self.path is not None and distributed.is_main_process()
 
     def _with_place(self, checkpoint: Checkpoint) -> bytes:
         place = {"head": self.ledger.head, "length": self.ledger.length}
         return checkpoint_bytes(replace(checkpoint, state={**checkpoint.state, "ledger": place}))
 
     def _write(self, files: Mapping[str, bytes]) -> None:
-        before = {name: self.ledger.record.known(name) for name in files}
-        self.ledger.note_files({name: digest_of(name, content) for name, content in files.items()})
+        assert self.path is not None
+        before = {name: self.ledger.state.expected_digests(name) for name in files}
+        self.ledger.record_digests({name: digest_of(name, content) for name, content in files.items()})
         try:
             for name, content in files.items():
                 write_atomically(self.path / name, content)
@@ -256,21 +210,22 @@ class RunDirectory:
 
         A write that failed, or a kill, leaves the file before the one that the ledger names last.
         """
+        assert self.path is not None
         there = {name: self.path / name for name in known}
         found = {name: digest_of(name, file.read_bytes()) for name, file in there.items() if file.exists()}
         stale = {
             name: digest
             for name, digest in found.items()
-            if digest in known[name] and digest != self.ledger.record.known(name)[-1]
+            if digest in known[name] and digest != self.ledger.state.expected_digests(name)[-1]
         }
         if stale:
-            self.ledger.note_files(stale)
+            self.ledger.record_digests(stale)
 
 
 class SavedRun(NamedTuple):
     """A run to resume, and the state it is at."""
 
-    directory: RunStore
+    directory: RunDirectory
     checkpoint: Checkpoint
 
     @property
@@ -289,13 +244,14 @@ def resume_run(path: Path | str, plan: Plan, *, replay: bool) -> SavedRun:
     path = Path(path)
     if not (path / PLAN).is_file():
         raise DataError(f"{path} holds no run (no {PLAN}); to start one there, drop resume")
-    ledger = FileLedger.resume(path / LEDGER, plan, replay=replay)
+    ledger = Ledger.resume(path / LEDGER, plan, replay=replay)
     try:
         checkpoint, record = read_checkpoint(path / CHECKPOINT), read_record(path / RECORD)
-        ledger.expect(checkpoint.state["ledger"]["head"], checkpoint.state["ledger"]["length"])
-        check_file(ledger.record, path / CHECKPOINT)
+        place = checkpoint.state["ledger"]
+        ledger.state.check_extends(place["head"], place["length"])
+        check_file(ledger.state, path / CHECKPOINT)
         directory = RunDirectory(path, ledger, record["timing"]["seconds"])
-        known = ledger.record.known(CHECKPOINT)
+        known = ledger.state.expected_digests(CHECKPOINT)
         if len(known) > 1:
             directory._repair_digests({CHECKPOINT: known})
     except BaseException:
@@ -304,19 +260,76 @@ def resume_run(path: Path | str, plan: Plan, *, replay: bool) -> SavedRun:
     return SavedRun(directory, checkpoint)
 
 
+def resumes(out: Path | str | None, resume: bool) -> bool:
+    """Whether the run at `out` is resumed: if that was asked for, or if `torchrun` has started this launch again.
+
+    Another launch's run is not taken up, however often the launcher tries.
+    """
+    return distributed.broadcast_from_main(
+        lambda: (
+            resume or (out is not None and distributed.begun_by_this_launch(Path(out), holds_run(Path(out))))
+        )
+    )
+
+
 def find_run(out: Path | str | None, resume: bool, plan: Plan, *, replay: bool) -> SavedRun | None:
-    """Open the run to resume; None for a new one, after checking that there is room for it.
+    """Open the run to resume, on the main process; None for a new one, after checking that there is room for it.
 
     Raises:
         SparseDPError: as `resume_run` and `check_new`, or a resume without a directory.
     """
-    if resume:
-        if out is None:
+    opened: list[SavedRun] = []
+
+    def find() -> tuple[_Copied, Checkpoint] | None:
+        if resume and out is None:
             raise SparseDPError("resume: got no out, expected the folder of the run to go on with")
-        return resume_run(out, plan, replay=replay)
-    if out is not None:
-        check_new(out)
-    return None
+        if not resume:
+            _ = out is not None and check_new(out)
+            return None
+        assert out is not None
+        opened.append(resume_run(out, plan, replay=replay))
+        return _Copied.of(opened[0].directory), opened[0].checkpoint
+
+    found = distributed.broadcast_from_main(find)
+    if opened or found is None:
+        return opened[0] if opened else None
+    return SavedRun(found[0].directory(plan, replay), found[1])
+
+
+def new_run(
+    out: Path | str | None, plan: Plan, start: Callable[[], Checkpoint], record: RunRecord, *, replay: bool
+) -> RunDirectory:
+    """Make the directory of a new run, on the main process; without `out` the run is not kept.
+
+    Raises:
+        SparseDPError: as `RunDirectory.create`.
+    """
+    if out is None:
+        return RunDirectory(None, Ledger(plan, replay=replay))
+    made: list[RunDirectory] = []
+
+    def make() -> _Copied:
+        with distributed.begins_run(Path(out)):
+            made.append(RunDirectory.create(out, plan, start, record, replay=replay))
+        return _Copied.of(made[0])
+
+    copied = distributed.broadcast_from_main(make)
+    return made[0] if made else copied.directory(plan, replay)
+
+
+class _Copied(NamedTuple):
+    """What the main process tells the other ranks of a run directory."""
+
+    path: Path | None
+    ledger: LedgerState
+    seconds: float
+
+    @classmethod
+    def of(cls, directory: RunDirectory) -> _Copied:
+        return cls(directory.path, directory.ledger.state, directory.seconds)
+
+    def directory(self, plan: Plan, replay: bool) -> RunDirectory:
+        return RunDirectory(self.path, Ledger(plan, state=self.ledger, replay=replay), self.seconds)
 
 
 @contextmanager

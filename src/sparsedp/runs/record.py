@@ -16,7 +16,7 @@ from sparsedp._files import Json, parse_json, readable_json
 from sparsedp._serialization import from_json, to_json
 from sparsedp.errors import DataError, SparseDPError
 from sparsedp.methods.method import Method
-from sparsedp.parameters import Layout, Support
+from sparsedp.parameters import ParameterLayout, Support
 from sparsedp.privacy.mechanism import NOISE, Release
 from sparsedp.privacy.plan import Plan
 
@@ -84,7 +84,7 @@ class History:
 
     def __init__(
         self,
-        layout: Layout,
+        layout: ParameterLayout,
         epochs: Sequence[EpochMetrics] = (),
         spans: Sequence[SupportSpan] = (),
         support: Support | None = None,
@@ -113,7 +113,7 @@ class RunRecord(TypedDict):
     method: str
     variant: str | None
     seed: int | None
-    for_release: bool
+    publishable: bool
     private: bool
     noise: str | None
     target_epsilon: float | None
@@ -192,14 +192,14 @@ class RunSetup:
     model_class: str
     plan: Plan
     method: Method
-    layout: Layout
+    layout: ParameterLayout
     seed: int | None
     public_seed: int
     settings: Mapping[str, Json] = field(default_factory=dict)
     details: Mapping[str, Json] = field(default_factory=dict)
 
     @property
-    def for_release(self) -> bool:
+    def publishable(self) -> bool:
         """Whether what the run gives may be published with its guarantee: it is private, and its noise is secret."""
         return self.seed is None and self.plan.is_private
 
@@ -228,7 +228,7 @@ def stated(plan: Plan, seed: int | None) -> dict[str, Json]:
     return {
         "method": plan.method,
         "seed": seed,
-        "for_release": seed is None and plan.is_private,
+        "publishable": seed is None and plan.is_private,
         "private": plan.is_private,
         "noise": NOISE if plan.is_private else None,
         "target_epsilon": plan.target_epsilon,

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from sparsedp.errors import DataError, PrivacyError
 from sparsedp.methods.support_scheduler import WARMUP
 from sparsedp.methods.warmup import WarmupSeen
-from sparsedp.parameters import Layout, Support
+from sparsedp.parameters import ParameterLayout, Support
 from sparsedp.privacy.calibration import BudgetSplit, EqualNoise, RdpFilter
-from sparsedp.privacy.ledger import FileLedger, VerifiedLedger
+from sparsedp.privacy.ledger import Ledger, LedgerState
 from sparsedp.privacy.plan import Plan
 from sparsedp.runs.checkpoint import Checkpoint, load_model_state, read_checkpoint, read_layout
 from sparsedp.runs.directory import CHECKPOINT, LEDGER, METRICS, PLAN, RECORD, RunDirectory
@@ -68,13 +68,13 @@ class Run:
         return read_metrics(self.path / METRICS)
 
     @cached_property
-    def ledger(self) -> VerifiedLedger:
+    def ledger(self) -> LedgerState:
         """What was spent, its chain verified.
 
         Raises:
             PrivacyError: it does not verify.
         """
-        return FileLedger.read(self.path / LEDGER)
+        return Ledger.read(self.path / LEDGER)
 
     @cached_property
     def checkpoint(self) -> Checkpoint:
@@ -82,7 +82,7 @@ class Run:
         return read_checkpoint(self.path / CHECKPOINT)
 
     @cached_property
-    def layout(self) -> Layout:
+    def layout(self) -> ParameterLayout:
         """Names and shapes of the trainable parameters."""
         return read_layout(self.checkpoint.identity["layout"])
 
@@ -147,7 +147,7 @@ class Run:
             )
         for place in (self.checkpoint.state["ledger"], self.record["ledger"]):
             if place is not None:
-                self.ledger.expect(place["head"], place["length"])
+                self.ledger.check_extends(place["head"], place["length"])
 
 
 def load_weights(path: Path | str, model: nn.Module) -> None:
@@ -204,21 +204,19 @@ def continue_runs(
     """
     with ExitStack() as locks:
         runs = [Run.open(one) for one in earlier]
-        ledgers = [locks.enter_context(FileLedger.lock(run.path / LEDGER, run.plan)) for run in runs]
+        ledgers = [locks.enter_context(Ledger.lock(run.path / LEDGER, run.plan)) for run in runs]
         for run in runs:
             run.check_ledger()
         known = {run.plan.fingerprint for run in runs}
-        promised = {
-            one.successor.fingerprint: one.successor for led in ledgers for one in led.record.closings
-        }
+        promised = {one.successor.fingerprint: one.successor for led in ledgers for one in led.state.closings}
         # What is committed once all are closed, which they are before anybody sees the plan.
-        closed = [one.record if one.record.closings else one.record.closed(plan, "") for one in ledgers]
+        closed = [one.state if one.state.closings else one.state.closed(plan, "") for one in ledgers]
         found = chosen.calibrate(plan, closed, split)
         lost = [one for name, one in promised.items() if name not in known | {found.fingerprint}]
         if lost:
             found = chosen.calibrate(plan, [*closed, *lost], split)
         for run, ledger in zip(runs, ledgers, strict=True):
-            if found not in [one.successor for one in ledger.record.closings]:
+            if found not in [one.successor for one in ledger.state.closings]:
                 ledger.retire(found)
                 RunDirectory(run.path, ledger).write_checkpoint(run.checkpoint)
     return found

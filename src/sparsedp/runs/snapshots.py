@@ -1,7 +1,8 @@
 """Weights along a run, kept in its folder, one safetensors file a step with facts as JSON beside the tensors.
 
-**Privacy.** The guarantee of DP-SGD is for all its iterates: every step's weights follow from the releases up to it.
-So snapshots are post-processing, cost nothing, and are as public as the final weights.
+Formal guarantees:
+    The guarantee of DP-SGD is for all its iterates: every step's weights follow from the releases up to it. So
+    snapshots are post-processing, cost nothing, and are as public as the final weights.
 """
 
 from __future__ import annotations

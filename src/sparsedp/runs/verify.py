@@ -11,12 +11,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar, final
 
-from sparsedp._serialization import to_json
+from sparsedp._serialization import json_equal, to_json
 from sparsedp.errors import DataError, SparseDPError
-from sparsedp.privacy.accounting import accountant_for, epsilon_by_epoch, quiet
-from sparsedp.privacy.ledger import PaidSteps, VerifiedLedger
-from sparsedp.privacy.plan import Plan, Spend, merged
-from sparsedp.runs.checkpoint import Checkpoint, json_equal, setup_names
+from sparsedp.privacy.accounting import epsilon_by_epoch, plan_accountant, silence_dp_accounting
+from sparsedp.privacy.ledger import ChargeBlock, LedgerState
+from sparsedp.privacy.plan import Plan, SampledGaussian, merge_events
+from sparsedp.runs.checkpoint import Checkpoint, setup_names
 from sparsedp.runs.directory import CHECKPOINT, LEDGER, METRICS, PLAN, RECORD, digest_of, holds_run
 from sparsedp.runs.record import (
     FINISHED,
@@ -85,7 +85,7 @@ class Verification:
     checks: tuple[Check, ...]
     unchecked: tuple[str, ...]
     epsilons: Mapping[str, float]
-    ledger: VerifiedLedger | None = field(repr=False)
+    ledger: LedgerState | None = field(repr=False)
     plan: Plan | None = field(repr=False)
     record: RunRecord | None = field(repr=False)
 
@@ -186,21 +186,21 @@ def _canonical(path: Path, written: Mapping[str, bytes | None]) -> Iterator[Chec
             yield Check(f"{name} is in canonical form", problem)
 
 
-def _files(path: Path, ledger: VerifiedLedger) -> Iterator[Check]:
+def _files(path: Path, ledger: LedgerState) -> Iterator[Check]:
     """Each file is the one that the ledger's chain knows."""
     for name in (CHECKPOINT, METRICS, RECORD):
         problem: str | None = (
             "its SHA-256 is not the one in the ledger: one of them was changed; restore them"
         )
         try:
-            if digest_of(name, (path / name).read_bytes()) in ledger.known(name):
+            if digest_of(name, (path / name).read_bytes()) in ledger.expected_digests(name):
                 problem = None
         except Exception as error:
             problem = f"{type(error).__name__}: {error}"
         yield Check(f"{name} is as the run wrote it, by the ledger", problem)
 
 
-def _plan_and_ledger(plan: Plan, ledger: VerifiedLedger, epsilons: Mapping[str, float]) -> Iterator[Check]:
+def _plan_and_ledger(plan: Plan, ledger: LedgerState, epsilons: Mapping[str, float]) -> Iterator[Check]:
     """The ledger was opened for this plan, and holds no more than it allows."""
     phases = [(phase.name, phase.steps, phase.sampling_rate, phase.noise_multiplier) for phase in plan.phases]
     opened = [
@@ -218,7 +218,7 @@ def _plan_and_ledger(plan: Plan, ledger: VerifiedLedger, epsilons: Mapping[str, 
             yield _at_most("another accountant agrees that it is", epsilons[TIGHTEST], limit)
 
 
-def _checkpoint_and_ledger(checkpoint: Checkpoint, ledger: VerifiedLedger) -> Iterator[Check]:
+def _checkpoint_and_ledger(checkpoint: Checkpoint, ledger: LedgerState) -> Iterator[Check]:
     """The checkpoint's place in the ledger, and its plan."""
     place = checkpoint.state["ledger"]
     yield _place("the ledger goes on from where the checkpoint knew it", place, ledger)
@@ -227,7 +227,7 @@ def _checkpoint_and_ledger(checkpoint: Checkpoint, ledger: VerifiedLedger) -> It
 
 
 def _metrics(
-    epochs: Sequence[EpochMetrics], checkpoint: Checkpoint, plan: Plan, ledger: VerifiedLedger
+    epochs: Sequence[EpochMetrics], checkpoint: Checkpoint, plan: Plan, ledger: LedgerState
 ) -> Iterator[Check]:
     """Every line of the metrics: step, phase and epsilon are the plan's, and the checkpoint has the same lines."""
     saved = checkpoint.state["journal"]["epochs"]
@@ -256,7 +256,7 @@ def _record(
     record: RunRecord,
     checkpoint: Checkpoint,
     plan: Plan,
-    ledger: VerifiedLedger,
+    ledger: LedgerState,
     epochs: Sequence[EpochMetrics] | None,
 ) -> Iterator[Check]:
     """Every claim of the record that follows from the other files."""
@@ -304,12 +304,12 @@ def _record(
 
 
 @lru_cache(maxsize=256)
-def _epsilon_of(plan: Plan, blocks: tuple[PaidSteps, ...]) -> float | None:
+def _epsilon_of(plan: Plan, blocks: tuple[ChargeBlock, ...]) -> float | None:
     """What some steps of a plan cost by its own accountant; None when it is not private."""
     if not plan.is_private or plan.delta is None:
         return None
-    spends = (Spend(block.sampling_rate, block.noise_multiplier, block.steps) for block in blocks)
-    return accountant_for(plan).epsilon(merged(spends), plan.delta)
+    events = (SampledGaussian(block.sampling_rate, block.noise_multiplier, block.steps) for block in blocks)
+    return plan_accountant(plan).epsilon(merge_events(events), plan.delta)
 
 
 @lru_cache(maxsize=64)
@@ -326,11 +326,11 @@ def _bounds(claimed: float | None, cost: float | None, plan: Plan) -> bool:
     return cost * (1 - 1e-6) <= claimed <= max(cost * (1 + 1e-6), plan.target_epsilon or 0.0)
 
 
-def _place(name: str, place: LedgerPlace | None, ledger: VerifiedLedger) -> Check:
+def _place(name: str, place: LedgerPlace | None, ledger: LedgerState) -> Check:
     try:
         if place is None:
             raise DataError("it names no place in the ledger")
-        ledger.expect(str(place["head"]), place["length"])
+        ledger.check_extends(str(place["head"]), place["length"])
     except SparseDPError as error:
         return Check(name, str(error))
     return Check(name)
@@ -344,7 +344,7 @@ def _at_most(name: str, found: float, limit: float) -> Check:
     return Check(name, None if found <= limit else f"got {found:.6g}, expected at most {limit:.6g}")
 
 
-def other_epsilons(ledger: VerifiedLedger) -> dict[str, float]:
+def other_epsilons(ledger: LedgerState) -> dict[str, float]:
     """Compute epsilon of everything charged by `dp_accounting`'s own accountants, and by Opacus's if installed.
 
     Formal guarantees:
@@ -359,59 +359,59 @@ def other_epsilons(ledger: VerifiedLedger) -> dict[str, float]:
 
     if ledger.delta is None or any(block.noise_multiplier == 0 for block in ledger.blocks):
         return {}
-    spends = ledger.spends()
-    width = min((_discretization(spend) for spend in spends), default=1e-4)
-    with quiet():
+    events = ledger.events()
+    width = min((_discretization(event) for event in events), default=1e-4)
+    with silence_dp_accounting():
         made = {
             TIGHTEST: dp.pld.PLDAccountant(value_discretization_interval=width),
             "RDP (dp-accounting)": dp.rdp.RdpAccountant(),
         }
         found = {
-            name: float(one.compose(event_of(spends)).get_epsilon(ledger.delta)) for name, one in made.items()
+            name: float(one.compose(event_of(events)).get_epsilon(ledger.delta)) for name, one in made.items()
         }
-    return {**found, **_by_opacus(spends, ledger.delta)}
+    return {**found, **_by_opacus(events, ledger.delta)}
 
 
-def _discretization(spend: Spend) -> float:
+def _discretization(event: SampledGaussian) -> float:
     """A grid for one step's privacy loss: a sixteenth of its standard deviation, at most the library's 1e-4.
 
     The library's default is coarser than the whole loss at small sampling rates, and its epsilon then far too high.
     The number of points of a step's loss is limited to some hundred thousand.
     """
-    rate, noise = spend.sampling_rate, spend.noise_multiplier
+    rate, noise = event.sampling_rate, event.noise_multiplier
     deviation = rate * math.sqrt(math.expm1(min(1 / noise**2, 50.0)))
     largest = math.log1p(rate * math.expm1(min(10 / noise + 0.5 / noise**2, 500.0)))
     return min(1e-4, max(deviation / 16, largest / 400_000))
 
 
-def event_of(spends: Iterable[Spend]) -> Any:
-    """Make the `dp_accounting` event of some spends: one self-composed, Poisson-sampled Gaussian each.
+def event_of(events: Iterable[SampledGaussian]) -> Any:
+    """Make the `dp_accounting` event of some events: one self-composed, Poisson-sampled Gaussian each.
 
     Edge cases:
-        One spend without noise makes the whole non-private; nothing spent is a no-op.
+        One event without noise makes the whole non-private; nothing spent is a no-op.
     """
     import dp_accounting as dp
 
     parts = []
-    for spend in spends:
-        if spend.noise_multiplier == 0:
+    for event in events:
+        if event.noise_multiplier == 0:
             return dp.NonPrivateDpEvent()
-        gaussian = dp.GaussianDpEvent(spend.noise_multiplier)
+        gaussian = dp.GaussianDpEvent(event.noise_multiplier)
         parts.append(
-            dp.SelfComposedDpEvent(dp.PoissonSampledDpEvent(spend.sampling_rate, gaussian), spend.steps)
+            dp.SelfComposedDpEvent(dp.PoissonSampledDpEvent(event.sampling_rate, gaussian), event.steps)
         )
     return dp.ComposedDpEvent(parts) if parts else dp.NoOpDpEvent()
 
 
-def _by_opacus(spends: Sequence[Spend], delta: float) -> dict[str, float]:
+def _by_opacus(events: Sequence[SampledGaussian], delta: float) -> dict[str, float]:
     if importlib.util.find_spec("opacus") is None:
         return {}
     from opacus.accountants import PRVAccountant, RDPAccountant
 
     found = {}
     for name, made in (("RDP (Opacus)", RDPAccountant()), ("PRV (Opacus)", PRVAccountant())):
-        made.history = [(one.noise_multiplier, one.sampling_rate, one.steps) for one in spends]
+        made.history = [(one.noise_multiplier, one.sampling_rate, one.steps) for one in events]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            found[name] = float(made.get_epsilon(delta)) if spends else 0.0
+            found[name] = float(made.get_epsilon(delta)) if events else 0.0
     return found

@@ -90,8 +90,14 @@ class PrivacyBudget:
             f"{len(drawn)} fits{again}"
         )
 
-    def draw(self, plan: Plan, what: str = "fit") -> None:
+    def draw(self, plan: Plan, what: str = "fit", run: Path | None = None, *, paid: bool = False) -> None:
         """Pay for a plan, before it releases anything.
+
+        Args:
+            plan: what is paid for.
+            what: its name among the draws.
+            run: where the run is kept.
+            paid: the run goes on, so it is not paid for again, if it was.
 
         Raises:
             PrivacyError: it costs more than is left, or protects other units.
@@ -109,6 +115,9 @@ class PrivacyBudget:
                     "draw: one "
                     "budget is for the same units"
                 )
+            place = None if run is None else str(run.absolute())
+            if paid and place and any(one.get("run") == place for one in content["draws"]):
+                return
             cost, share = self._cost(plan, content)
             left = self._left(content)
             if share > left * (1 + 1e-12):
@@ -123,6 +132,7 @@ class PrivacyBudget:
             content["draws"].append(
                 {
                     "what": what,
+                    "run": place,
                     "epsilon": plan_epsilon(plan),
                     "delta": plan.delta,
                     "cost": cost,
@@ -137,9 +147,9 @@ class PrivacyBudget:
             cost = [plan_epsilon(plan), float(plan.delta or 0.0)]
             return cost, max(cost[0] / self.epsilon, cost[1] / self.delta)
         if "order" not in content:
-            content["order"] = RdpFilter.before(plan, self.epsilon, self.delta).order
+            content["order"] = RdpFilter.for_first_plan(plan, self.epsilon, self.delta).order
         whole = RdpFilter(self.epsilon, self.delta, content["order"])
-        rho = whole.cost(plan.spends())
+        rho = whole.cost(plan.events())
         return [rho], rho / whole.budget
 
     def _left(self, content: dict[str, Any]) -> float:

@@ -15,7 +15,7 @@ from torch import nn
 
 from sparsedp.errors import PrivacyWarning
 from sparsedp.sklearn.data import TableDataset, class_weights, encode_labels
-from sparsedp.sklearn.estimator import AUTO, Floats, PrivateEstimator, _warn
+from sparsedp.sklearn.estimator import AUTO, LINEAR, Floats, PrivateEstimator, _warn
 from sparsedp.sklearn.preprocessing import Rule
 
 if TYPE_CHECKING:
@@ -46,6 +46,8 @@ class SparseDPClassifier(ClassifierMixin, PrivateEstimator):  # type: ignore[mis
         private_scale: features to divide by their mean size, which is released with noise before training and charged
             in the same plan: names or numbers, or a `PrivateNormalisation` for other noise. Zero stays zero.
         class_weight: public weights {label: weight} on the loss, of which the ratios count; "balanced" is refused.
+        model: "linear", or "additive", where each number bends at public knots (`PublicEncoder`): usually more
+            accurate, with more coefficients to read; needs `columns`.
         hidden_layer_sizes: width of a hidden layer, or widths of several; () is logistic regression.
         budget: a `PrivacyBudget` that this and other fits on the same units draw from.
         method: a private method's name, see `sparsedp.list_methods()`, or "auto": dense or sparse by public numbers,
@@ -62,13 +64,14 @@ class SparseDPClassifier(ClassifierMixin, PrivateEstimator):  # type: ignore[mis
             reproducible, and not for release.
         name: what the table is called, for the record and the report.
         run_dir: run directory to make, with plan, ledger and record, for `sparsedp verify`. Never overwritten.
+        resume: go on with the interrupted fit at `run_dir`: the same data and arguments.
         verbose: 1 shows a progress bar on a terminal.
 
     Attributes:
         epsilon_: what the fit spent.
         delta_: the delta of the guarantee.
         guarantee_: the guarantee in a sentence; `guarantee_report` writes it in words, on a page.
-        for_release_: False if `random_state` was given.
+        publishable_: False if `random_state` was given.
         classes_: the classes, sorted; columns of `predict_proba`.
         coef_: weights of the encoded features, of shape (1, features) for two classes; not for a network.
         intercept_: the constant of each logit; not for a network.
@@ -109,6 +112,7 @@ class SparseDPClassifier(ClassifierMixin, PrivateEstimator):  # type: ignore[mis
         unit_norm: bool = False,
         private_scale: PrivateNormalisation | Sequence[Any] | None = None,
         class_weight: Mapping[Any, float] | None = None,
+        model: str = LINEAR,
         hidden_layer_sizes: int | Sequence[int] = (),
         budget: PrivacyBudget | None = None,
         method: str = AUTO,
@@ -122,6 +126,7 @@ class SparseDPClassifier(ClassifierMixin, PrivateEstimator):  # type: ignore[mis
         random_state: int | np.random.RandomState | None = None,
         name: str | None = None,
         run_dir: str | os.PathLike[str] | Path | None = None,
+        resume: bool = False,
         verbose: int = 0,
     ) -> None:
         self.epsilon = epsilon
@@ -134,6 +139,7 @@ class SparseDPClassifier(ClassifierMixin, PrivateEstimator):  # type: ignore[mis
         self.unit_norm = unit_norm
         self.private_scale = private_scale
         self.class_weight = class_weight
+        self.model = model
         self.hidden_layer_sizes = hidden_layer_sizes
         self.budget = budget
         self.method = method
@@ -147,6 +153,7 @@ class SparseDPClassifier(ClassifierMixin, PrivateEstimator):  # type: ignore[mis
         self.random_state = random_state
         self.name = name
         self.run_dir = run_dir
+        self.resume = resume
         self.verbose = verbose
 
     def decision_function(self, X: Any) -> Floats:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from sparsedp.errors import DataError, PrivacyError, SparseDPError
-from sparsedp.randomness import PublicRandomness, own_generators
+from sparsedp.randomness import PublicRandomness, fork_generators
 from sparsedp.training.data import given_units
 
 _NAMES_SOMEBODY = re.compile(
@@ -90,7 +90,7 @@ def network(features: int, outputs: int, widths: tuple[int, ...], seed: int | No
     if not widths:
         return linear_model(features, outputs)
     public = PublicRandomness.fresh() if seed is None else PublicRandomness(seed)
-    with own_generators(public.generator_seed((0, 3)), torch.device("cpu")):
+    with fork_generators(public.generator_seed((0, 3)), torch.device("cpu")):
         torch.manual_seed(public.torch_seed((0, 3)))
         layers: list[nn.Module] = []
         for width in widths:

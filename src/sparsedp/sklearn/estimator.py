@@ -38,12 +38,13 @@ from sklearn.utils import Tags, get_tags
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import nn
 
-from sparsedp.errors import DataError, PrivacyError, PrivacyWarning
+from sparsedp.errors import DataError, PrivacyError, PrivacyWarning, SparseDPError
 from sparsedp.evaluation import refuse_training_arrays
 from sparsedp.guarantee import guarantee
+from sparsedp.loading import DataConfig
 from sparsedp.methods import get_method
 from sparsedp.optimizers.factory import AVERAGED, table_rate
-from sparsedp.parameters import Layout
+from sparsedp.parameters import ParameterLayout
 from sparsedp.privacy.normalization import PrivateNormalisation
 from sparsedp.privacy.plan import Plan
 from sparsedp.runs.record import RunMetadata
@@ -67,16 +68,20 @@ from sparsedp.sklearn.preprocessing import (
     scale_to_bounds,
 )
 from sparsedp.training.fit import fit
+from sparsedp.training.planning import changed_method
 
 Floats = npt.NDArray[np.float64]
 
-AUTO = "auto"
+AUTO, LINEAR, ADDITIVE = "auto", "linear", "additive"
 METHOD = "tp-topk"
 """What "auto" takes where options ask for a support."""
 _AT_ONCE = 4096
+_KNOTS, _MANY_UNITS = (5, 9), 10_000
+"""How many knots a number has in an additive model: with few units, and from here on."""
 _FEWEST_COORDINATES = 32
 _MANY_FEATURES = 200
 """From here on described columns are encoded as a sparse matrix."""
+_NAMES = MappingProxyType({LINEAR: "", ADDITIVE: "additive "})
 _WIDE = 1e5
 """Bounds this far apart leave most values of a skewed column at one end."""
 
@@ -163,22 +168,29 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
 
     def _features_to_fit(self, X: Any, groups: Any) -> tuple[Matrix, Any]:
         """The features of the training data, and who each example belongs to."""
+        if self.model not in (LINEAR, ADDITIVE) or (self.model == ADDITIVE and self.columns is None):
+            raise SparseDPError(
+                f"model: got {self.model!r}, expected 'linear', or 'additive' with a description of the columns"
+            )
         if self.columns is None:
             self.__dict__.pop("encoder_", None)
             return X, groups
         if self.bounds is not None:
             raise DataError("columns and bounds were both given; describe the bounds in columns alone")
         encoder = PublicEncoder(self.columns).fit(X)
-        encoder.set_params(sparse_output=len(encoder.get_feature_names_out()) > _MANY_FEATURES)
-        if not len(encoder.get_feature_names_out()):
-            raise DataError("columns: every column is left out, expected at least one feature")
         if encoder.unit_column is not None:
             if groups is not None:
                 raise PrivacyError(
                     f"groups was given, and column {encoder.unit_column!r} is described as the unit; give one of them"
                 )
             groups = encoder.unit_ids(X)
-        self.encoder_ = encoder
+        if self.model == ADDITIVE:
+            units = _count_units(X.shape[0] if hasattr(X, "shape") else len(X), groups)
+            encoder.set_params(knots=_KNOTS[units >= _MANY_UNITS])
+        features = len(encoder.get_feature_names_out())
+        if not features:
+            raise DataError("columns: every column is left out, expected at least one feature")
+        self.encoder_ = encoder.set_params(sparse_output=features > _MANY_FEATURES)
         return encoder.transform(X), groups
 
     def _validated(self, X: Matrix, y: Any) -> tuple[Matrix, npt.NDArray[Any]]:
@@ -223,35 +235,35 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
         def planned(plan: Plan) -> float:
             """The rate of a plan; `fit` asks for it before anything is released, so the budget pays first."""
             if self.budget is not None:
-                self.budget.draw(plan, what=self.name or type(self).__name__)
+                run = None if self.run_dir is None else Path(self.run_dir)
+                self.budget.draw(plan, self.name or type(self).__name__, run, paid=self.resume)
             return self._rate(plan, count)
 
         result = fit(
             model,
             examples,
             self._criterion(),
-            method=self.method,
+            method=changed_method(self.method, self.options, active_ratio=self._ratio(count)),
             epsilon=float(self.epsilon),
             delta=self.delta,
             epochs=self.epochs,
             batch_size=self.batch_size,
-            clip_norm=self.max_grad_norm,
+            max_grad_norm=self.max_grad_norm,
             accountant=self.accountant,
             normalise=self._private_normalisation(),
             ema_decay=1.0,
             eval_dataset=held_out,
             lr=planned,
-            active_ratio=self._ratio(count),
-            options=self.options,
-            out=self.run_dir,
+            run_dir=self.run_dir,
+            resume=self.resume,
             seed=seed,
-            units=units,
-            unit=self._unit_name(),
-            rows_per_unit=self.rows_per_unit,
+            unit_ids=units,
+            unit_name=self._unit_name(),
+            data=DataConfig(rows_per_unit=self.rows_per_unit),
             progress=bool(self.verbose),
-            about=RunMetadata(
+            metadata=RunMetadata(
                 dataset=self.name,
-                model="network" if widths else self._linear_name,
+                model="network" if widths else _NAMES[self.model] + self._linear_name,
                 schema=self._schema(held_out),
             ),
         )
@@ -272,10 +284,8 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
         logits = 1 if self._outputs() == 2 else self._outputs()
         return self._linear_rate(plan, coordinates - spare * logits, self.encoder_.typical_length())
 
-    _rate_factor = AVERAGED
-
     def _linear_rate(self, plan: Plan, coordinates: int, length: float) -> float:
-        return table_rate(plan, coordinates, length, self._rate_factor)
+        return table_rate(plan, coordinates, length, 1.0 if self.model == ADDITIVE else AVERAGED)
 
     def _ratio(self, coordinates: int) -> float | None:
         """The ratio given, or None for the method's own, or one that leaves a small model enough coordinates."""
@@ -296,9 +306,8 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
 
     def _encoded_names(self) -> npt.NDArray[Any] | None:
         """The names of the model's features."""
-        if self.columns is not None:
-            return self.encoder_.get_feature_names_out()
-        return getattr(self, "feature_names_in_", None)
+        found: npt.NDArray[Any] | None = getattr(self, "feature_names_in_", None)
+        return found if self.columns is None else self.encoder_.get_feature_names_out()
 
     def _private_normalisation(self) -> PrivateNormalisation | None:
         """What `private_scale` asks for: features by name or number are scaled around zero.
@@ -339,12 +348,12 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
         self.model_ = result.model.double()
         self.epsilon_, self.delta_ = result.epsilon, result.delta
         self.method_ = result.plan.method
-        self.for_release_ = result.for_release
-        seeded = "" if result.for_release else " Seeded: reproducible, not for release."
+        self.publishable_ = result.publishable
+        seeded = "" if result.publishable else " Seeded: reproducible, not for release."
         self.guarantee_ = guarantee(result.plan) + seeded
         self.n_units_ = result.plan.units
         self.n_iter_ = len(result.history)
-        kept = np.array(result.support.inputs(Layout.of(result.model), features), dtype=np.int64)
+        kept = np.array(result.support.inputs(ParameterLayout.of(result.model), features), dtype=np.int64)
         names = self._encoded_names()
         self.kept_features_ = kept if names is None else np.asarray(names)[kept]
         self._keep_coefficients()
@@ -407,7 +416,7 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
                 "one end, where their differences vanish. Give narrower bounds (values outside are clamped), or "
                 '("count", high), which takes logarithms'
             )
-        units = examples if groups is None else len(np.unique(np.asarray(groups).astype(str)))
+        units = _count_units(examples, groups)
         width = (
             len(self.encoder_.get_feature_names_out()) if self.columns is not None else self.n_features_in_
         )
@@ -427,6 +436,10 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
         low, high = checked_bounds(self.bounds, self.n_features_in_)
         names = getattr(self, "feature_names_in_", range(self.n_features_in_))
         return [name for name, wide in zip(names, high - low >= _WIDE, strict=True) if wide]
+
+
+def _count_units(examples: int, groups: Any) -> int:
+    return examples if groups is None else len(np.unique(np.asarray(groups).astype(str)))
 
 
 @contextmanager

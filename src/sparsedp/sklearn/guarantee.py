@@ -45,7 +45,7 @@ def guarantee_page(estimator: Any) -> str:
     )
     warning = (
         ""
-        if estimator.for_release_
+        if estimator.publishable_
         else "<p class=warn><b>Not for release.</b> This model was trained with a seed (random_state), so its noise "
         "can be computed again and subtracted. What follows holds for the same training without a seed.</p>"
     )

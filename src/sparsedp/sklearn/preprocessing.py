@@ -81,6 +81,9 @@ class PublicEncoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             "unit" names who is protected (`unit_ids`), and is no feature;
             "drop" leaves the column out, which need not be there.
         sparse_output: give a SciPy CSR matrix; for thousands of levels.
+        knots: so many further features for each number and count, `age~30` and so on, for models that bend: 1 at its
+            own knot, falling to 0 at the next. Knots are evenly spaced between the bounds, those of counts on the
+            logarithm. 0 for none, else at least 2.
 
     Attributes:
         n_features_in_: number of columns.
@@ -97,9 +100,10 @@ class PublicEncoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         `columns`.
     """
 
-    def __init__(self, columns: Mapping[Any, Rule], *, sparse_output: bool = False) -> None:
+    def __init__(self, columns: Mapping[Any, Rule], *, sparse_output: bool = False, knots: int = 0) -> None:
         self.columns = columns
         self.sparse_output = sparse_output
+        self.knots = knots
 
     def fit(self, X: Any, y: object = None) -> Self:
         """Check the descriptions against the columns' names; no value of X matters."""
@@ -142,7 +146,8 @@ class PublicEncoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
 
     def typical_length(self) -> float:
         """The L2 norm that an example's features typically have, guessed from the descriptions alone."""
-        sizes = {"number": 0.25, "count": 0.25, "category": 1.0, "code": 1.0}
+        number = 0.25 + (2 / 3 if self.knots else 0.0)
+        sizes = {"number": number, "count": number, "category": 1.0, "code": 1.0}
         return math.sqrt(sum(sizes[column.kind] for column in self._kept()))
 
     def feature_count(self) -> int:
@@ -150,7 +155,11 @@ class PublicEncoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         return sum(len(column.features) - len(column.spare) for column in self._kept())
 
     def _described(self, names: Iterable[Any]) -> list[Column]:
-        found = [Column.described(name, self.columns[name]) for name in names if name in self.columns]
+        if self.knots < 0 or self.knots == 1:
+            raise DataError(f"knots: got {self.knots}, expected 0 for none, or at least 2")
+        found = [
+            Column.described(name, self.columns[name], self.knots) for name in names if name in self.columns
+        ]
         units = [column.name for column in found if column.kind == "unit"]
         if len(units) > 1:
             raise DataError(
@@ -200,6 +209,7 @@ class Column:
         high: upper bound.
         levels: of a category, or the chapters or prefixes of a code.
         dates: whether the bounds are dates.
+        knots: how many further features a number has.
     """
 
     name: Any
@@ -208,9 +218,10 @@ class Column:
     high: float = 0.0
     levels: tuple[Any, ...] = ()
     dates: bool = False
+    knots: int = 0
 
     @classmethod
-    def described(cls, name: Any, rule: Rule) -> Column:
+    def described(cls, name: Any, rule: Rule, knots: int = 0) -> Column:
         """The column of this name under this rule.
 
         Raises:
@@ -220,7 +231,7 @@ class Column:
         if _ARGUMENTS.get(kind) != len(arguments):
             raise DataError(f"columns[{name!r}]: got {rule!r}, expected {RULES}")
         if kind in ("number", "count"):
-            return cls(name, kind, *_checked_bounds(name, rule, kind, arguments))
+            return cls(name, kind, *_checked_bounds(name, rule, kind, arguments), knots=knots)
         if kind == "category" or (kind == "code" and not isinstance(arguments[0], str)):
             return cls(name, kind, levels=_checked_levels(name, rule, arguments[0]))
         if kind == "code":
@@ -243,7 +254,7 @@ class Column:
         if self.kind in ("unit", "drop"):
             return ()
         own = [f"{self.name}={level}" for level in self.levels] or [str(self.name)]
-        return (*own, *self.spare)
+        return (*own, *self.spare, *(f"{self.name}~{knot}" for knot in self._knots()))
 
     @property
     def words(self) -> str:
@@ -259,6 +270,7 @@ class Column:
             how = f"clamped to {low} .. {high} and mapped to -1 .. 1"
         else:
             how = f"one of {len(self.levels)} {'levels' if self.kind == 'category' else 'groups of codes'}"
+        how += f", with {self.knots} knots" if self.knots and not self.levels else ""
         spare = " and ".join(name.rpartition("=")[2] for name in self.spare)
         return f"{self.name}: {self.kind}, {how}{f'; {spare} apart' if spare else ''} ({len(self.features)} features)"
 
@@ -282,7 +294,22 @@ class Column:
             scaled = np.sign(found) * np.log1p(np.minimum(np.abs(found), self.high)) / math.log1p(self.high)
         else:
             scaled = 2 * ((np.clip(found, self.low, self.high) - self.low) / (self.high - self.low)) - 1
-        return np.stack([np.where(missing, 0.0, scaled), missing.astype(np.float64)], axis=1)
+        features = [np.where(missing, 0.0, scaled), missing.astype(np.float64)]
+        share = scaled if self.kind == "count" else (scaled + 1) / 2
+        for place in range(self.knots):
+            near = 1 - np.abs(np.clip(share, 0, 1) * (self.knots - 1) - place)
+            features.append(np.where(missing, 0.0, np.maximum(near, 0.0)))
+        return np.stack(features, axis=1)
+
+    def _knots(self) -> Iterator[str]:
+        """The value at each knot, as text."""
+        for place in range(self.knots):
+            share = place / (self.knots - 1)
+            if self.kind == "count":
+                yield f"{math.expm1(share * math.log1p(self.high)):.3g}"
+            else:
+                value = self.low + share * (self.high - self.low)
+                yield _day(value) if self.dates else f"{value:.6g}"
 
     def _places(self, values: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
         """The number of each value's feature."""

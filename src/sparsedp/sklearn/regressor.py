@@ -15,9 +15,9 @@ from sklearn.base import RegressorMixin
 from torch import nn
 
 from sparsedp.errors import PrivacyError, SparseDPError
-from sparsedp.optimizers.factory import SQUARED
+from sparsedp.optimizers.factory import SQUARED, table_rate
 from sparsedp.sklearn.data import TableDataset
-from sparsedp.sklearn.estimator import AUTO, Floats, PrivateEstimator
+from sparsedp.sklearn.estimator import AUTO, LINEAR, Floats, PrivateEstimator
 from sparsedp.sklearn.preprocessing import Rule
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from sparsedp.methods import MethodOptions
     from sparsedp.privacy.normalization import PrivateNormalisation
+    from sparsedp.privacy.plan import Plan
     from sparsedp.sklearn.budget import PrivacyBudget
 
 
@@ -54,7 +55,6 @@ class SparseDPRegressor(RegressorMixin, PrivateEstimator):  # type: ignore[misc]
     """
 
     _linear_name = "linear regression"
-    _rate_factor = SQUARED
     _y_check = MappingProxyType({"y_numeric": True})
 
     def __init__(
@@ -70,6 +70,7 @@ class SparseDPRegressor(RegressorMixin, PrivateEstimator):  # type: ignore[misc]
         rows_per_unit: int = 1,
         unit_norm: bool = False,
         private_scale: PrivateNormalisation | Sequence[Any] | None = None,
+        model: str = LINEAR,
         hidden_layer_sizes: int | Sequence[int] = (),
         budget: PrivacyBudget | None = None,
         method: str = AUTO,
@@ -83,6 +84,7 @@ class SparseDPRegressor(RegressorMixin, PrivateEstimator):  # type: ignore[misc]
         random_state: int | np.random.RandomState | None = None,
         name: str | None = None,
         run_dir: str | os.PathLike[str] | Path | None = None,
+        resume: bool = False,
         verbose: int = 0,
     ) -> None:
         self.target_bounds = target_bounds
@@ -95,6 +97,7 @@ class SparseDPRegressor(RegressorMixin, PrivateEstimator):  # type: ignore[misc]
         self.rows_per_unit = rows_per_unit
         self.unit_norm = unit_norm
         self.private_scale = private_scale
+        self.model = model
         self.hidden_layer_sizes = hidden_layer_sizes
         self.budget = budget
         self.method = method
@@ -108,6 +111,7 @@ class SparseDPRegressor(RegressorMixin, PrivateEstimator):  # type: ignore[misc]
         self.random_state = random_state
         self.name = name
         self.run_dir = run_dir
+        self.resume = resume
         self.verbose = verbose
 
     def predict(self, X: Any) -> Floats:
@@ -141,6 +145,9 @@ class SparseDPRegressor(RegressorMixin, PrivateEstimator):  # type: ignore[misc]
                 "the data: targets are clamped to them, and the largest value of a target is somebody's"
             )
         return low, high
+
+    def _linear_rate(self, plan: Plan, coordinates: int, length: float) -> float:
+        return table_rate(plan, coordinates, length, SQUARED)
 
     def _shaped(self, weight: Floats, bias: Floats) -> tuple[Any, Any]:
         low, high = self._range()

@@ -20,18 +20,18 @@ from torch.utils.data import (
 )
 
 from sparsedp._validate import refuse_missing_ids
-from sparsedp.batch import Rows, to_device
+from sparsedp.batch import Batch, to_device
 from sparsedp.errors import DataError, ModelError, PrivacyError
 from sparsedp.evaluation import evaluation_mode
 from sparsedp.guarantee import exceeds_target
-from sparsedp.loading import Collate, FixedShapes, Loading, fetch_rows, rows_in_order
+from sparsedp.loading import Collate, DataConfig, ShapeValidator, fetch_rows, rows_in_order
 from sparsedp.methods.method import SELECT
 from sparsedp.methods.plan_config import PlanSpec
 from sparsedp.privacy.accounting import plan_epsilon
 from sparsedp.privacy.plan import Phase, Plan
 from sparsedp.privacy.queries import inputs_of
-from sparsedp.randomness import SEED_BYTES, PrivateRandomness, PublicRandomness, own_generators
-from sparsedp.sampling import EVERYTHING, LogicalBatch, PoissonSampler, Share
+from sparsedp.randomness import SEED_BYTES, PrivateRandomness, PublicRandomness, fork_generators
+from sparsedp.sampling import LogicalBatch, PoissonSampler, UnitPartition
 from sparsedp.validation.data import validate_collate, validate_items
 
 _SOME_ROWS = "For some of the rows give Subset(dataset, indices); processes that train together share them"
@@ -45,7 +45,7 @@ class GivenData:
     arrays: tuple[Any, ...] = ()
     from_loader: bool = False
     batch_size: int | None = None
-    collate: Callable[[list[Any]], Rows] | None = None
+    collate: Callable[[list[Any]], Batch] | None = None
 
 
 def given_data(given: object, name: str) -> GivenData:
@@ -114,11 +114,11 @@ def given_units(units: Any) -> Any:
     if units is None or (isinstance(units, Tensor) and not units.is_floating_point()):
         return units
     ids = np.asarray(units)
-    refuse_missing_ids(ids, "units")
+    refuse_missing_ids(ids, "unit_ids")
     try:
         np.unique(ids)
     except TypeError as error:
-        raise DataError(f"units: ids of mixed types cannot be compared ({error}); use one type") from error
+        raise DataError(f"unit_ids: ids of mixed types cannot be compared ({error}); use one type") from error
     return units
 
 
@@ -164,7 +164,7 @@ def count_units(dataset: Dataset[Any], units: Units) -> int:
     if units is None:
         return rows
     if len(units) != rows:
-        raise DataError(f"units: got {len(units)} ids for {rows} rows, expected one for each")
+        raise DataError(f"unit_ids: got {len(units)} ids for {rows} rows, expected one for each")
     return len(np.unique(np.asarray(units)))
 
 
@@ -185,7 +185,7 @@ def check_plan(plan: Plan, units: int, *, rows_are_units: bool) -> None:
     if rows_are_units and plan.unit != "row":
         raise PrivacyError(
             f"the plan promises to protect each {plan.unit}, which takes the {plan.unit} of every row: give "
-            "Loading(units=...), or make a plan for rows"
+            "DataConfig(unit_ids=...), or make a plan for rows"
         )
     if plan.target_epsilon is not None and exceeds_target(plan, cost := plan_epsilon(plan)):
         raise PrivacyError(
@@ -213,11 +213,11 @@ class Batches:
         dataset: Dataset[Any],
         plan: Plan,
         randomness: PrivateRandomness,
-        loading: Loading,
-        share: Share = EVERYTHING,
+        loading: DataConfig,
+        partition: UnitPartition = UnitPartition(),  # noqa: B008
     ) -> None:
-        self._dataset, self._plan, self._collate = dataset, plan, loading.collate
-        shapes = FixedShapes()
+        self._dataset, self._plan, self._collate = dataset, plan, loading.collate_fn
+        shapes = ShapeValidator()
         self._samplers = {
             phase.name: PoissonSampler(
                 dataset,
@@ -225,20 +225,20 @@ class Batches:
                 randomness=randomness,
                 loading=replace(loading, max_physical_batch=_at_once(loading, phase)),
                 shapes=shapes,
-                share=share,
+                partition=partition,
                 whole_units=phase.name == SELECT.name,
             )
             for phase in plan.phases
         }
         units = next(iter(self._samplers.values())).unit_count
-        check_plan(plan, units, rows_are_units=loading.units is None)
-        validate_items(dataset, loading.units)
-        validate_collate(dataset, loading.collate, shapes)
+        check_plan(plan, units, rows_are_units=loading.unit_ids is None)
+        validate_items(dataset, loading.unit_ids)
+        validate_collate(dataset, loading.collate_fn, shapes)
 
-    def rows_for_a_trial(self, count: int, public: PublicRandomness) -> Rows:
+    def rows_for_a_trial(self, count: int, public: PublicRandomness) -> Batch:
         """Rows from all over the data set, in the order of a public draw; they themselves are private."""
         everywhere = public.permutation(len(cast("Any", self._dataset)), key=(0, 0, TRIAL_DRAW)).numpy()
-        with own_generators(PublicRandomness(0).generator_seed(()), torch.device("cpu")):
+        with fork_generators(PublicRandomness(0).generator_seed(()), torch.device("cpu")):
             return fetch_rows(self._dataset, everywhere[:count], self._collate)
 
     def starting_at(self, step: int) -> Iterator[LogicalBatch]:
@@ -249,7 +249,7 @@ class Batches:
                 yield from self._samplers[phase.name].batches(max(step, first), first + phase.steps)
 
 
-def _at_once(loading: Loading, phase: Phase) -> int | None:
+def _at_once(loading: DataConfig, phase: Phase) -> int | None:
     """Most rows at once: as told. A phase that does not train takes all units, so then there is a limit anyway."""
     if loading.max_physical_batch is not None or phase.trains:
         return loading.max_physical_batch
@@ -258,7 +258,7 @@ def _at_once(loading: Loading, phase: Phase) -> int | None:
 
 def count_channels(dataset: Dataset[Any], collate: Collate | None) -> int:
     """How many channels the inputs have: a shape, which is public."""
-    with own_generators(PublicRandomness(0).generator_seed(()), torch.device("cpu")):
+    with fork_generators(PublicRandomness(0).generator_seed(()), torch.device("cpu")):
         return int(inputs_of(next(rows_in_order(dataset, 1, 1, collate))).shape[1])
 
 
@@ -268,7 +268,7 @@ FEATURE_TOLERANCE = 1e-4
 
 
 def extract_features(
-    body: nn.Module, dataset: Dataset[Any], *, batch_size: int = 256, collate: Collate | None = None
+    body: nn.Module, dataset: Dataset[Any], *, batch_size: int = 256, collate_fn: Collate | None = None
 ) -> TensorDataset:
     """What a frozen network makes of every input, with the targets: a data set in memory to train a head on.
 
@@ -277,9 +277,9 @@ def extract_features(
 
     Args:
         body: runs in evaluation mode without gradients, on the device of its parameters.
-        dataset: of (input, target) tensors; the order stays, so `units` of the rows stay as they are.
+        dataset: of (input, target) tensors; the order stays, so `unit_ids` of the rows stay as they are.
         batch_size: how many rows run at once.
-        collate: makes a batch of items, as in a `DataLoader`.
+        collate_fn: makes a batch of items, as in a `DataLoader`.
 
     **Privacy.** Features are private rows in another form. Training on them costs what training on the rows costs, as
     each is computed from its own row by a public function: that is checked on made-up rows, together and one by one.
@@ -288,11 +288,11 @@ def extract_features(
     Raises:
         DataError: the data set has no rows, or gives something else than (input, target) tensors.
         ModelError: the body mixes rows, draws random numbers, or remembers earlier rows.
-        PrivacyError: `collate` mixes rows.
+        PrivacyError: `collate_fn` mixes rows.
     """
     rows = len(cast("Any", dataset))
-    validate_collate(dataset, collate, FixedShapes())
-    tensors = [(_input_and_target(part)) for part in rows_in_order(dataset, rows, batch_size, collate)]
+    validate_collate(dataset, collate_fn, ShapeValidator())
+    tensors = [(_input_and_target(part)) for part in rows_in_order(dataset, rows, batch_size, collate_fn)]
     if not tensors:
         raise DataError("extract_features: got a data set without rows, expected at least one")
     with evaluation_mode(body):
@@ -312,7 +312,7 @@ def _input_and_target(rows: Any) -> tuple[Tensor, Tensor]:
 
 def _run(body: nn.Module, inputs: Tensor) -> Tensor:
     device = next((tensor.device for tensor in body.parameters()), torch.device("cpu"))
-    with own_generators(bytes(SEED_BYTES), device):
+    with fork_generators(bytes(SEED_BYTES), device):
         found = body(to_device(inputs, device))
     if not isinstance(found, Tensor) or found.shape[:1] != inputs.shape[:1]:
         got = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__

@@ -13,9 +13,10 @@ from rich.console import Console
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from sparsedp.batch import PerExampleLoss, Rows, per_sample_loss
+from sparsedp import distributed
+from sparsedp.batch import PerExampleLoss, per_sample_loss
 from sparsedp.callbacks import deferred_interrupt, live
-from sparsedp.errors import SparseDPError
+from sparsedp.errors import DataError, SparseDPError
 from sparsedp.evaluation import (
     Evaluator,
     held_out,
@@ -23,8 +24,8 @@ from sparsedp.evaluation import (
     refuse_training_rows,
     threshold_of,
 )
-from sparsedp.loading import Collate, Loading
-from sparsedp.methods import Method, MethodOptions
+from sparsedp.loading import Collate, DataConfig
+from sparsedp.methods import Method
 from sparsedp.methods.auto import AUTO_METHOD
 from sparsedp.methods.plan_config import ClipNorm
 from sparsedp.optimizers.factory import (
@@ -34,23 +35,21 @@ from sparsedp.optimizers.factory import (
     default_optimizer,
     named_optimizer,
 )
-from sparsedp.privacy.calibration import BudgetSplit
 from sparsedp.privacy.normalization import PrivateNormalisation
 from sparsedp.privacy.plan import Plan
-from sparsedp.ranks.here import ranks_here
-from sparsedp.ranks.store import goes_on
 from sparsedp.results import Callback, Result
+from sparsedp.runs.directory import resumes
 from sparsedp.runs.record import RunMetadata
 from sparsedp.training.data import GivenData, count_channels, given_data, given_units
 from sparsedp.training.normalization import Normalised
-from sparsedp.training.planning import AskedMethod, plan_for
+from sparsedp.training.planning import plan_for
 from sparsedp.training.trainer import Trainer
 
 
 def fit(
     model: nn.Module,
     train_dataset: Dataset[Any] | DataLoader[Any] | tuple[Any, Any],
-    loss_fn: Callable[[Any, Tensor], Tensor] | PerExampleLoss,
+    criterion: Callable[[Any, Tensor], Tensor] | PerExampleLoss,
     *,
     method: str | Method = AUTO_METHOD,
     epsilon: float | None = None,
@@ -59,88 +58,67 @@ def fit(
     epochs: int | None = None,
     batch_size: int | None = None,
     lr: Rate | None = None,
-    clip_norm: ClipNorm | None = None,
-    active_ratio: float | None = None,
-    options: MethodOptions | None = None,
+    max_grad_norm: ClipNorm | None = None,
     optimizer: OptimizerChoice | str | None = None,
-    scheduler: SchedulerChoice = None,
+    lr_scheduler: SchedulerChoice = None,
     eval_dataset: Dataset[Any] | DataLoader[Any] | tuple[Any, Any] | None = None,
     evaluate: Evaluator | None = None,
-    out: Path | str | None = None,
+    run_dir: Path | str | None = None,
     resume: bool = False,
     seed: int | None = None,
-    units: Tensor | Sequence[int] | None = None,
-    unit: str | None = None,
-    rows_per_unit: int = 1,
-    warmup_fraction: float | None = None,
-    selection_budget: float | None = None,
-    split: BudgetSplit | None = None,
-    noise_std: float | None = None,
+    unit_ids: Tensor | Sequence[int] | None = None,
+    unit_name: str | None = None,
+    data: DataConfig = DataConfig(),  # noqa: B008
     normalise: PrivateNormalisation | None = None,
     accountant: str | None = None,
     engine: str = "bookkeeping",
-    max_physical_batch: int | None = None,
-    workers: int = 0,
-    collate: Callable[[list[Any]], Rows] | None = None,
-    sharded: bool = False,
     ema_decay: float | None = None,
     public_scores: Mapping[str, Any] | None = None,
     callbacks: Sequence[Callback] = (),
     progress: bool = True,
-    about: RunMetadata = RunMetadata(),  # noqa: B008
+    metadata: RunMetadata = RunMetadata(),  # noqa: B008
 ) -> Result:
     """Train a model with differential privacy.
 
-    >>> result = fit(model, dataset, nn.CrossEntropyLoss(reduction="none"), epsilon=3)  # doctest: +SKIP
+    >>> result = fit(model, dataset, nn.CrossEntropyLoss(), epsilon=3)  # doctest: +SKIP
 
     Args:
         model: trained in place, in the modes it is in (`train`, `eval`); given back in evaluation mode.
         train_dataset: the data that is protected: a map-style data set, a pair (X, y) of arrays, or a `DataLoader`,
-            of which data set, batch size and collate are taken; its sampler must be a plain one.
-        loss_fn: a criterion on (output, target) with `reduction="none"`, or `PerExampleLoss(lambda model, rows:
-            ...)`.
-        method: a name from `sparsedp.methods`, your own `Method`, or "auto": dense or sparse, by public numbers.
+            of which data set, batch size and collate_fn are taken; its sampler must be a plain one.
+        criterion: on (output, target), with any usual reduction: it is taken apart per example. Or
+            `PerExampleLoss(lambda model, batch: ...)`.
+        method: a name, a `Method` from `get_method(name, **changes)`, or "auto": dense or sparse, by public numbers.
         epsilon: the budget; 3 if neither it nor `noise_multiplier` is given. Never exceeded.
         noise_multiplier: the noise instead of the budget; the plan then says which epsilon comes out.
         delta: of the guarantee; if not given, a power of ten at most 1/(10 N) and at most 1e-5, and a log line.
         epochs: 20 if not given.
         batch_size: expected size of a batch; if not given, the power of two nearest to 4 sqrt(N).
         lr: rate of the default optimizer, SGD with momentum 0.9, or a function that gives it for the plan;
-            0.2 sqrt(batch_size / 128) / clip_norm if not given.
-        clip_norm: L2 bound on each unit's gradient; 1 if not given. A pair is for warm-up and main phase.
-        active_ratio: share of the coordinates trained; if not given, the method's own.
-        options: further changes to the method.
+            0.2 sqrt(batch_size / 128) / max_grad_norm if not given.
+        max_grad_norm: L2 bound on each unit's gradient; 1 if not given. A pair is for warm-up and main phase.
         optimizer: any `torch.optim` optimizer, a function that makes one from the parameters, or a name in
             `torch.optim` such as "adam", at rate `lr` or its own.
-        scheduler: a function (optimizer, steps) that makes a learning-rate scheduler; it moves every step.
+        lr_scheduler: a function (optimizer, steps) that makes a learning-rate scheduler; it moves every step.
         eval_dataset: held-out data, evaluated every epoch. Outside the guarantee, so no rows of `train_dataset`. One
             output a row is taken for a logit, or under `nn.BCELoss` and `nn.MSELoss` for what it is.
         evaluate: your own evaluation instead: model to named numbers.
-        out: run directory to make: plan, ledger, checkpoint, metrics, record. Never overwritten.
-        resume: go on with the run at `out`; give the same arguments.
-        seed: reproducible, and not for release.
-        units: the unit (patient, user) each row belongs to; then units are protected, not rows.
-        unit: what a unit is called.
-        rows_per_unit: rows drawn of a sampled unit.
-        warmup_fraction: share of the steps of a two-phase method's warm-up; 0.3 if not given.
-        selection_budget: share of epsilon that a selection by a release of its own (`fest`) may cost alone; 0.1 if
-            not given.
-        split: how a two-phase method divides its budget; equal noise if not given.
-        noise_std: for the ablation `noisy-sgd` only.
+        run_dir: run directory to make: plan, ledger, checkpoint, metrics, record. Never overwritten.
+        resume: go on with the run at `run_dir`; give the same arguments.
+        seed: reproducible, and not to be published.
+        unit_ids: the unit (patient, user) each row belongs to; then units are protected, not rows.
+        unit_name: what a unit is called.
+        data: how rows are loaded: rows drawn of a unit, most rows at once, processes, `collate_fn`.
         normalise: centre and scale the inputs by statistics released first, within the same budget; the model given
             back is then `Normalised(model, channels)`.
         accountant: "pld" if not given, "rdp" or "rdp-classic".
         engine: "bookkeeping", or "reference".
-        max_physical_batch: most rows loaded at once; changes nothing but memory.
-        workers: loading processes.
-        collate: makes a batch of items of the data set, as in a `DataLoader`.
-        sharded: among several processes, `train_dataset` has this one's rows alone; else each gives all rows.
-        ema_decay: keep an exponential average of the weights, and give that back; 1 averages the whole run.
+        ema_decay: keep an exponential average of the weights, and give that back.
         public_scores: what method `given` trains: a score for each row, entry or whole parameter, or a mask, by the
             parameters' names; see `PublicScores`. Public knowledge, for which nothing is charged.
         callbacks: see every step and epoch.
         progress: show a progress bar on a terminal.
-        about: names for the record.
+        metadata: names for the record.
 
     **Privacy.** (epsilon, delta) under adding or removing one unit, for everything that the run gives and writes, but
     what is said of `eval_dataset`. Tuning on the same data costs extra and is not counted.
@@ -148,63 +126,60 @@ def fit(
     the step in progress, with a checkpoint if there is a run directory; among several processes SIGTERM does as well.
     """
     given = given_data(train_dataset, "train_dataset")
-    loading = Loading(
-        units=given_units(units),
-        rows_per_unit=rows_per_unit,
-        max_physical_batch=max_physical_batch,
-        workers=workers,
-        collate=collate or given.collate,
-        sharded=sharded,
-    )
-    apart = _held_apart(eval_dataset, given, collate, evaluate)
+    loading = _loading(data, given, unit_ids)
+    apart = _held_apart(eval_dataset, given, data.collate_fn, evaluate)
     chosen, lr = _own_rate(optimizer, lr)
-    ranks = ranks_here()
-    resume = goes_on(ranks, out, resume)
+    distributed.connect()
+    resume = resumes(run_dir, resume)
     plan = plan_for(
         model,
         given.dataset,
-        AskedMethod(method, options, active_ratio, public_scores),
+        method,
         loading,
-        unit=unit,
-        out=out,
+        unit_name=unit_name,
+        run_dir=run_dir,
         resume=resume,
-        ranks=ranks,
         epsilon=epsilon,
         noise_multiplier=noise_multiplier,
         delta=delta,
         epochs=epochs,
         batch_size=given.batch_size if batch_size is None else batch_size,
-        clip_norm=clip_norm,
-        warmup_fraction=warmup_fraction,
-        selection_budget=selection_budget,
-        split=split,
-        noise_std=noise_std,
+        max_grad_norm=max_grad_norm,
+        public_scores=public_scores,
         accountant=accountant,
         normalise=normalise,
     )
-    evaluate, named = evaluate or _evaluator(given, *apart, loss_fn), _naming_weights(about, model)
+    evaluate, named = evaluate or _evaluator(given, *apart, criterion), _naming_weights(metadata, model)
     if normalise is not None and not isinstance(model, Normalised):
-        model = Normalised(model, count_channels(given.dataset, loading.collate))
-    with _progress_bar(plan, shown=progress and ranks.leads) as bar:
+        model = Normalised(model, count_channels(given.dataset, loading.collate_fn))
+    with _progress_bar(plan, shown=progress and distributed.is_main_process()) as bar:
         trainer = Trainer(
             model,
             given.dataset,
-            loss_fn,
+            criterion,
             plan=plan,
             optimizer=chosen or default_optimizer(lr, plan),
-            scheduler=scheduler,
-            loading=loading,
+            lr_scheduler=lr_scheduler,
+            data=loading,
             evaluate=evaluate,
-            out=out,
+            run_dir=run_dir,
             resume=resume,
             seed=seed,
             engine=engine,
             ema_decay=ema_decay,
             public_scores=public_scores,
             callbacks=(*callbacks, *bar),
-            about=named,
+            metadata=named,
         )
-        return _run(trainer)
+        return distributed.report_failure(lambda: _run(trainer))
+
+
+def _loading(data: DataConfig, given: GivenData, unit_ids: Any) -> DataConfig:
+    """How rows are loaded: as told, with the ids and the collate_fn that came by other ways."""
+    if unit_ids is not None and data.unit_ids is not None:
+        raise DataError("unit_ids: got ids here and in data, expected one of them; drop data.unit_ids")
+    ids = given_units(data.unit_ids if unit_ids is None else unit_ids)
+    return replace(data, unit_ids=ids, collate_fn=data.collate_fn or given.collate)
 
 
 def public_weights(model: nn.Module) -> dict[str, Any]:
@@ -213,19 +188,19 @@ def public_weights(model: nn.Module) -> dict[str, Any]:
     return {"public_weights": sorted(named)} if named else {}
 
 
-def _naming_weights(about: RunMetadata, model: nn.Module) -> RunMetadata:
+def _naming_weights(metadata: RunMetadata, model: nn.Module) -> RunMetadata:
     found = public_weights(model)
-    return replace(about, schema={**(about.schema or {}), **found}) if found else about
+    return replace(metadata, schema={**(metadata.schema or {}), **found}) if found else metadata
 
 
 def _evaluator(
-    train: GivenData, apart: Dataset[Any] | None, collate: Collate | None, loss_fn: Any
+    train: GivenData, apart: Dataset[Any] | None, collate: Collate | None, criterion: Any
 ) -> Evaluator | None:
     """The loss and its metrics on held-out rows, none of which is a training row."""
     if apart is None:
         return None
     refuse_training_rows(train.dataset, apart)
-    return held_out(apart, per_sample_loss(loss_fn), collate=collate, threshold=threshold_of(loss_fn))
+    return held_out(apart, per_sample_loss(criterion), collate_fn=collate, threshold=threshold_of(criterion))
 
 
 def _held_apart(
@@ -266,13 +241,13 @@ def _run(trainer: Trainer) -> Result:
     """Every step, then the result; Ctrl-C and errors leave a checkpoint behind.
 
     A launcher ends ranks by SIGTERM when one has failed, or when its job is over. They then go on to the end of the
-    step: to hear which one failed, and say so, or to save.
+    step: to fail there as well, or to save.
     """
-    signals = (SIGINT, SIGTERM) if trainer.ranks.count > 1 else (SIGINT,)
+    signals = (SIGINT, SIGTERM) if distributed.world_size() > 1 else (SIGINT,)
     with trainer, deferred_interrupt(*signals) as interrupted:
         for batch in trainer:
             trainer.step(batch)
-            if trainer.stops(interrupted()):
+            if distributed.should_stop(interrupted()):
                 trainer.pause()
                 raise KeyboardInterrupt
         return trainer.finish()

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from sparsedp.errors import ModelError, PrivacyError
 from sparsedp.methods.method import SELECT
-from sparsedp.privacy.ledger import Charge, Ledger
-from sparsedp.privacy.mechanism import GaussianMechanism, ProcessGroup, Release
+from sparsedp.privacy.ledger import Charge, Chargeable
+from sparsedp.privacy.mechanism import GaussianMechanism, Release
 from sparsedp.privacy.normalization import NORMALISE, RELEASES
 from sparsedp.privacy.plan import Phase, Plan
 from sparsedp.privacy.queries import ChannelStatisticsSum
@@ -104,9 +104,8 @@ def release_statistics(
     plan: Plan,
     phase: Phase,
     *,
-    ledger: Ledger,
+    ledger: Chargeable,
     randomness: PrivateRandomness,
-    group: ProcessGroup,
 ) -> None:
     """Release the channels' means, then their spreads around those means, and set the model's constants to them.
 
@@ -120,7 +119,7 @@ def release_statistics(
 
     def released(centre: Tensor | None) -> Release:
         batch = next(batches)
-        return GaussianMechanism(ledger, randomness, group).release(
+        return GaussianMechanism(ledger, randomness).release(
             ChannelStatisticsSum(batch, channels, clip, centre, columns),
             Charge(phase.name, batch.step, phase.sampling_rate, phase.noise_multiplier),
             expected_batch_size=plan.expected_batch_size(phase),

@@ -5,20 +5,21 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Unpack, final
+from typing import Any, Unpack
 
 from torch import nn
 from torch.utils.data import Dataset
 
+from sparsedp import distributed
 from sparsedp.errors import PrivacyError, PrivacyWarning, SparseDPError
-from sparsedp.loading import Loading
+from sparsedp.loading import DataConfig
 from sparsedp.methods import Given, Method, MethodOptions, PublicScores, configure, get_method
-from sparsedp.methods.auto import AUTO_METHOD, choose_method
+from sparsedp.methods.auto import AUTO_METHOD, choose_method, is_linear
+from sparsedp.methods.method import OF_THE_PLAN
 from sparsedp.methods.plan_config import METHOD, Asked, PlanSpec
 from sparsedp.privacy.plan import Plan
-from sparsedp.ranks.one import ONE_RANK, Ranks
 from sparsedp.runs.directory import check_new
 from sparsedp.runs.run import Run
 from sparsedp.training.data import Units, count_units
@@ -27,58 +28,44 @@ GIVEN = "given"
 """The method that `public_scores` asks for."""
 
 
-@final
-@dataclass(frozen=True, slots=True, eq=False)
-class AskedMethod:
-    """The method that a user asks for, in the words of `fit`.
-
-    Attributes:
-        method: a row of the table, its name, or "auto".
-        options: changes to it.
-        active_ratio: the change that most users make.
-        public_scores: what the ranking `given` goes by.
-    """
-
-    method: str | Method
-    options: MethodOptions | None = None
-    active_ratio: float | None = None
-    public_scores: Mapping[str, Any] | None = None
-
-    @property
-    def name(self) -> str | Method:
-        """The method; scores ask for theirs where none was named."""
-        return GIVEN if self.public_scores is not None and self.method == AUTO_METHOD else self.method
-
-    def changes(self) -> MethodOptions | None:
-        """All changes to the method as options.
-
-        Raises:
-            SparseDPError: a ratio that is none, or scores for a method that does not rank by them.
-        """
-        return _with_scores(_with_ratio(self.options, self.active_ratio), self.name, self.public_scores)
+def changed_method(
+    method: str | Method, options: MethodOptions | None = None, **settings: Any
+) -> str | Method:
+    """A method with changes that were told one by one, None for none; "auto" with changes is a learned support."""
+    given = {name: value for name, value in settings.items() if value is not None}
+    if options is None and not given:
+        return method
+    row = get_method(METHOD if method == AUTO_METHOD else method) if isinstance(method, str) else method
+    plain = {name: value for name, value in given.items() if name in OF_THE_PLAN}
+    changes = {name: value for name, value in given.items() if name not in OF_THE_PLAN}
+    if options is not None or changes:
+        row = configure(row, replace(options or MethodOptions(), **changes))
+    return replace(row, **plain)
 
 
 def plan_for(
     model: nn.Module,
     dataset: Dataset[Any],
-    wanted: AskedMethod,
-    loading: Loading,
+    method: str | Method,
+    loading: DataConfig,
     *,
-    unit: str | None,
-    out: Path | str | None,
+    unit_name: str | None,
+    run_dir: Path | str | None,
     resume: bool,
-    ranks: Ranks = ONE_RANK,
+    public_scores: Mapping[str, Any] | None = None,
     **asked: Unpack[Asked],
 ) -> Plan:
     """The plan for this model and data: a new one, or the one of the run that goes on; all ranks must ask alike."""
-    method, changes = wanted.name, wanted.changes()
-    protected = ranks.jointly(lambda: count_units(dataset, loading.units))
-    called = _name_of_unit(unit, dataset, loading.units)
+    if public_scores is not None and method == AUTO_METHOD:
+        method = GIVEN
+    changes = _with_scores(None, method, public_scores)
+    protected = distributed.all_or_raise(lambda: count_units(dataset, loading.unit_ids))
+    called = _name_of_unit(unit_name, dataset, loading.unit_ids)
     if loading.sharded:
-        protected = sum(ranks.gather(protected))
-    spec = spec_for(model, method, changes, units=protected, unit=called, **asked)
-    ranks.alike(lambda: {"plan": spec.to_json()})
-    return ranks.from_leader(lambda: _planned(spec, out, resume))
+        protected = sum(distributed.gather(protected))
+    spec = spec_for(model, method, changes, units=protected, unit_name=called, **asked)
+    distributed.check_same_on_all_ranks(lambda: {"plan": spec.to_json()})
+    return distributed.broadcast_from_main(lambda: _planned(spec, run_dir, resume))
 
 
 def spec_for(
@@ -87,16 +74,20 @@ def spec_for(
     changes: MethodOptions | None,
     *,
     units: int,
-    unit: str,
+    unit_name: str,
     **asked: Unpack[Asked],
 ) -> PlanSpec:
     """What is asked of a plan for this model; "auto" goes by public numbers, and is sparse if changes ask for it."""
     if method == AUTO_METHOD:
         trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
         # What is said of a support asks for one.
-        told = changes is not None or isinstance(asked.get("clip_norm"), tuple)
-        method = METHOD if told else choose_method(trained, units=units, unit=unit, **asked)
-    return PlanSpec.asked(method, changes, units=units, unit=unit, **asked)
+        told = changes is not None or isinstance(asked.get("max_grad_norm"), tuple)
+        method = (
+            METHOD
+            if told
+            else choose_method(trained, linear=is_linear(model), units=units, unit_name=unit_name, **asked)
+        )
+    return PlanSpec.asked(method, changes, units=units, unit_name=unit_name, **asked)
 
 
 def _planned(spec: PlanSpec, out: Path | str | None, resume: bool) -> Plan:
@@ -110,22 +101,16 @@ def _name_of_unit(unit: str | None, dataset: Dataset[Any], units: Units) -> str:
         return "unit" if unit is None else unit
     if unit not in (None, "row"):
         raise PrivacyError(
-            f"unit={unit!r} promises to protect each {unit}, which takes the {unit} of every row: give units="
+            f"unit_name={unit!r} promises to protect each {unit}, which takes the {unit} of every row: give unit_ids="
         )
     if getattr(dataset, "units", None) is not None:
         warnings.warn(
             "the data set knows which unit (person) each row belongs to, but rows are protected; "
-            "give units=dataset.units to protect people",
+            "give unit_ids=dataset.units to protect people",
             PrivacyWarning,
             stacklevel=4,
         )
     return "row"
-
-
-def _with_ratio(options: MethodOptions | None, active_ratio: float | None) -> MethodOptions | None:
-    if active_ratio is None:
-        return options
-    return replace(options or MethodOptions(), active_ratio=active_ratio)
 
 
 def _with_scores(

@@ -1,36 +1,23 @@
-"""`RunKeeper`: position, history and files of a run between two steps, and what ranks compare."""
+"""`RunKeeper`: position, history and files of a run between two steps."""
 
 from __future__ import annotations
 
 import math
-import re
 import time
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from hashlib import blake2b
 from pathlib import Path
-from typing import Any, cast, final
+from typing import final
 
-import numpy as np
-import torch
-from torch import Tensor, nn
-from torch.utils import _pytree as pytree
-from torch.utils.data import Dataset
-
+from sparsedp import distributed
 from sparsedp._files import Json
-from sparsedp.batch import Rows
 from sparsedp.errors import SparseDPError
 from sparsedp.evaluation import Evaluator
-from sparsedp.loading import Loading
-from sparsedp.parameters import Support
-from sparsedp.privacy.ledger import RunLedger
+from sparsedp.privacy.ledger import Ledger
 from sparsedp.privacy.mechanism import Release
 from sparsedp.privacy.plan import Plan
-from sparsedp.randomness import PublicRandomness, own_generators
-from sparsedp.ranks.one import ONE_RANK, Ranks
-from sparsedp.ranks.shards import refuse_shared_rows, refuse_shared_units
-from sparsedp.ranks.store import new_shared_store
+from sparsedp.randomness import PublicRandomness, fork_generators
 from sparsedp.results import Callback, Event, Result, Spending, StepReport
 from sparsedp.runs.checkpoint import (
     Checkpoint,
@@ -39,9 +26,8 @@ from sparsedp.runs.checkpoint import (
     cut_in_blocks,
     history_of,
     identity_of,
-    is_cut_in_blocks,
 )
-from sparsedp.runs.directory import RunStore, SavedRun
+from sparsedp.runs.directory import RunDirectory, SavedRun, new_run
 from sparsedp.runs.record import (
     FINISHED,
     RUNNING,
@@ -50,98 +36,10 @@ from sparsedp.runs.record import (
     History,
     RunMetadata,
     RunSetup,
-    versions,
 )
-from sparsedp.sampling import EVERYTHING, Blocks, Share
 from sparsedp.training.normalization import Normalised, check_not_lost
+from sparsedp.training.ranks import weight_facts
 from sparsedp.training.state import Learner
-from sparsedp.validation.state import tensor_digest
-
-LOOKED_AT = 64
-"""Rows of a data set that ranks compare, of those that all of them hold."""
-_ITS_OWN = re.compile(r"0x[0-9a-f]+|GPU \d+|cuda:\d+")
-
-
-def share_of(ranks: Ranks, dataset: Dataset[Any], loading: Loading, saved: Checkpoint | None) -> Share:
-    """Which units this rank draws; a run begun by several ranks is cut in the same way by one.
-
-    Raises:
-        DataError: two ranks hold rows of one unit, or the same rows, which would be drawn twice.
-    """
-    units = None if loading.units is None else np.unique(np.asarray(loading.units))
-    if loading.sharded and units is not None:
-        refuse_shared_units(ranks, units)
-    elif loading.sharded:
-        refuse_shared_rows(ranks, dataset, loading.collate)
-    held = len(cast("Any", dataset)) if units is None else len(units)
-    share = ranks.share(held, sharded=loading.sharded)
-    goes_on_in_blocks = saved is not None and is_cut_in_blocks(saved)
-    return Blocks(0, 1) if share is EVERYTHING and goes_on_in_blocks else share
-
-
-def same_model(ranks: Ranks, model: nn.Module) -> None:
-    """Give all ranks the leader's weights, once they have the same model."""
-    ranks.alike(lambda: _model_facts(model))
-    ranks.align(model)
-
-
-def _model_facts(model: nn.Module) -> dict[str, Json]:
-    """Its tensors, which of them are trained, and its parts in words: what a weight does depends on those."""
-    return {
-        "model": {
-            name: [*value.shape, str(value.dtype)]
-            for name, value in [*model.named_parameters(), *model.named_buffers()]
-        },
-        "trained": [name for name, value in model.named_parameters() if value.requires_grad],
-        "parts": {name: _in_words(part) for name, part in model.named_modules()},
-        "training": [name for name, part in model.named_modules() if part.training],
-    }
-
-
-def _in_words(part: nn.Module) -> str:
-    """Class and settings, as PyTorch shows them, without what each process has its own of: addresses and devices."""
-    return f"{type(part).__qualname__}({_ITS_OWN.sub('', part.extra_repr())})"
-
-
-def first_facts(
-    plan: Plan, model: nn.Module, dataset: Dataset[Any], loss: Any, loading: Loading, seed: int | None
-) -> dict[str, Json]:
-    """What must be the same before anything can be sent: plan, model, loss, amount of data, versions."""
-    return {
-        "plan": plan.fingerprint,
-        **_model_facts(model),
-        "loss": getattr(loss, "__qualname__", type(loss).__qualname__),
-        "rows": None if loading.sharded else len(cast("Any", dataset)),
-        "units": None if loading.sharded or loading.units is None else _hash_of(np.asarray(loading.units)),
-        "sharded": loading.sharded,
-        "max_physical_batch": loading.max_physical_batch,
-        "seed": seed,
-        "threads": None if seed is None else torch.get_num_threads(),
-        "versions": dict(versions()),
-    }
-
-
-def data_facts(rows: Rows, loading: Loading) -> dict[str, Json]:
-    """A digest of some rows that all ranks hold; nothing where each has its own."""
-    if loading.sharded:
-        return {}
-    leaves = [leaf for leaf in pytree.tree_leaves(rows) if isinstance(leaf, Tensor)]
-    return {"data": blake2b(b"".join(tensor_digest(leaf) for leaf in leaves), digest_size=16).hexdigest()}
-
-
-def weight_facts(model: nn.Module, support: Support, position: int) -> dict[str, Json]:
-    """Digests of the weights and of the support, and how far the run has got."""
-    state = [*model.named_parameters(), *model.named_buffers()]
-    return {
-        "step": position,
-        "weights": blake2b(b"".join(tensor_digest(value) for _, value in state), digest_size=16).hexdigest(),
-        "support": tensor_digest(support.indices).hex(),
-    }
-
-
-def _hash_of(values: np.ndarray[Any, Any]) -> str:
-    return blake2b(np.ascontiguousarray(values).tobytes(), digest_size=16).hexdigest()
-
 
 SAVE_EVERY = 60.0
 """Seconds between checkpoints inside an epoch."""
@@ -149,7 +47,7 @@ SAVE_EVERY = 60.0
 
 @final
 class RunKeeper:
-    """Keeps a run, whoever takes its steps: among several ranks the leading one, which the others hear from.
+    """Keeps a run, whoever takes its steps: among several ranks the main process, which tells the others.
 
     Attributes:
         learner: what the releases move.
@@ -167,26 +65,27 @@ class RunKeeper:
         callbacks: Sequence[Callback],
         out: Path | str | None,
         found: SavedRun | None,
-        ranks: Ranks = ONE_RANK,
         in_blocks: bool = False,
     ) -> None:
         self._clock = self._saved = time.monotonic()
-        self._ranks, self._in_blocks = ranks, in_blocks
+        self._in_blocks = in_blocks
         self.learner, self._facts, self._evaluate = learner, facts, evaluate
         self._public = PublicRandomness(facts.public_seed)
         self._callbacks = tuple(callbacks)
         self._identity = identity_of(facts)
-        ranks.alike(lambda: self._identity)
+        distributed.check_same_on_all_ranks(lambda: self._identity)
         self._epoch_ends = facts.plan.epoch_ends()
         self._between_steps, self._closed = True, False
         self._rates: tuple[float, ...] = ()
         self._result: Result | None = None
         self.position, self.history = 0, History(facts.layout)
-        self._store = self._begin(out) if found is None else ranks.jointly(lambda: self._go_on(found))
+        self._store = (
+            self._begin(out) if found is None else distributed.all_or_raise(lambda: self._go_on(found))
+        )
         self.spending = Spending(facts.plan, self._store.ledger)
 
     @property
-    def ledger(self) -> RunLedger:
+    def ledger(self) -> Ledger:
         """What the run pays to."""
         return self._store.ledger
 
@@ -222,7 +121,7 @@ class RunKeeper:
         ends_epoch = self.position == self._epoch_ends[epoch - 1]
         ends_block = self.position == self._store.ledger.charged and self._store.path is not None
         if ends_epoch or ends_block:
-            self._check_alike()
+            self._check_same_weights()
         if ends_epoch:
             self._end_epoch(report)
         self._between_steps = True
@@ -256,14 +155,13 @@ class RunKeeper:
         """Evaluate, save, write the record and close; further calls give the same result."""
         if self._result is None:
             self.check_open()
-            with self._ranks.together():
-                self._check_alike()
-                self.save()
-                result, ledger = self._snapshot(self._metrics()), self._store.ledger
-                self._write_record(FINISHED if result.complete else STOPPED, result)
-                # With the record's own line.
-                last = replace(result.ledger, head=ledger.head, entries=ledger.length)
-                self._result = replace(result, ledger=self._ranks.from_leader(lambda: last))
+            self._check_same_weights()
+            self.save()
+            result, ledger = self._snapshot(self._metrics()), self._store.ledger
+            self._write_record(FINISHED if result.complete else STOPPED, result)
+            # With the record's own line.
+            last = replace(result.ledger, head=ledger.head, entries=ledger.length)
+            self._result = replace(result, ledger=distributed.broadcast_from_main(lambda: last))
             self.learner.install_average()
             self.learner.model.eval()
             self.close()
@@ -275,17 +173,17 @@ class RunKeeper:
         self.learner.hand_back()
         self._store.close()
 
-    def _check_alike(self) -> None:
+    def _check_same_weights(self) -> None:
         """See that all ranks have come to the same weights, before they are kept."""
         model, support = self.learner.model, self.history.support
-        self._ranks.alike(lambda: weight_facts(model, support, self.position))
+        distributed.check_same_on_all_ranks(lambda: weight_facts(model, support, self.position))
 
-    def _begin(self, out: Path | str | None) -> RunStore:
+    def _begin(self, out: Path | str | None) -> RunDirectory:
         """Keep a new run, with its first state."""
         record, replay = self._facts.record(RUNNING, 0.0, None), self._facts.seed is not None
-        return new_shared_store(self._ranks, out, self.plan, self._state, record, replay=replay)
+        return new_run(out, self.plan, self._state, record, replay=replay)
 
-    def _go_on(self, found: SavedRun) -> RunStore:
+    def _go_on(self, found: SavedRun) -> RunDirectory:
         """Take up a run at its checkpoint, past the steps that were paid for and lost."""
         store, saved = found
         check_identity(saved.identity, self._identity)
@@ -329,12 +227,12 @@ class RunKeeper:
         epochs = self.history.epochs
         if epochs and epochs[-1].step == self.position:
             return epochs[-1].metrics
-        return self._ranks.from_leader(self._evaluated)
+        return distributed.broadcast_from_main(self._evaluated)
 
     def evaluated(self, evaluate: Evaluator) -> dict[str, float]:
         """The numbers of an evaluation of the model as it is now, by public random numbers."""
         seed = self._public.generator_seed((self.position, 2))
-        with self.learner.evaluated() as model, own_generators(seed, next(model.parameters()).device):
+        with self.learner.evaluated() as model, fork_generators(seed, next(model.parameters()).device):
             return {name: float(value) for name, value in evaluate(model).items()}
 
     def _evaluated(self) -> dict[str, float | None]:
@@ -354,7 +252,7 @@ class RunKeeper:
             delta=plan.delta,
             unit=plan.unit,
             private=plan.is_private,
-            for_release=facts.for_release,
+            publishable=facts.publishable,
             complete=self.position >= plan.total_steps,
             d=support.dimension,
             k=support.size,

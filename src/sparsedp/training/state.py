@@ -25,7 +25,7 @@ from sparsedp.optimizers.factory import (
     scheduler_state,
 )
 from sparsedp.optimizers.sparse import change_weights, support_optimizer
-from sparsedp.parameters import Layout, Support
+from sparsedp.parameters import ParameterLayout, Support
 from sparsedp.privacy.mechanism import Release
 from sparsedp.privacy.plan import Plan
 from sparsedp.randomness import PublicRandomness
@@ -56,7 +56,7 @@ class Learner:
     def __init__(
         self,
         model: nn.Module,
-        layout: Layout,
+        layout: ParameterLayout,
         plan: Plan,
         public: PublicRandomness,
         rule: UpdateRule,

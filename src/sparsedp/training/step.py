@@ -10,18 +10,18 @@ from typing import NamedTuple, final
 
 from torch import nn
 
-from sparsedp.batch import MicroBatch, PerSampleLoss, Rows
+from sparsedp.batch import Batch, LossFunction, MicroBatch
 from sparsedp.clipping import FlatClip
 from sparsedp.errors import PrivacyError
 from sparsedp.grad_sample import make_engine
-from sparsedp.grad_sample.query import Engine, Query
+from sparsedp.grad_sample.query import ClippedSumEngine, ClippedSumQuery
 from sparsedp.grad_sample.selection import EmbeddingRowCounter
 from sparsedp.methods.support_scheduler import Controller, SupportChange
-from sparsedp.privacy.ledger import Charge, Ledger, SharedCharge
-from sparsedp.privacy.mechanism import ONE_PROCESS, GaussianMechanism, ProcessGroup, Release
+from sparsedp.privacy.ledger import Charge, Chargeable, SplitCharge
+from sparsedp.privacy.mechanism import GaussianMechanism, Release
 from sparsedp.privacy.plan import Phase, Plan
 from sparsedp.privacy.queries import GradientSum, RowCountSum
-from sparsedp.randomness import PrivateRandomness, PublicRandomness, own_generators
+from sparsedp.randomness import PrivateRandomness, PublicRandomness, fork_generators
 from sparsedp.sampling import LogicalBatch
 from sparsedp.training.data import Batches
 from sparsedp.training.normalization import Normalised, release_statistics
@@ -36,9 +36,9 @@ COUNT = 1
 
 def counted_rows(
     model: nn.Module,
-    loss: PerSampleLoss,
+    loss: LossFunction,
     controller: Controller,
-    probe: Callable[[], Rows],
+    probe: Callable[[], Batch],
     public: PublicRandomness,
 ) -> EmbeddingRowCounter | None:
     """What a selection looks at, tried on a few rows; None for a method without one.
@@ -49,7 +49,7 @@ def counted_rows(
     if controller.tables is None:
         return None
     look = EmbeddingRowCounter(model, loss, [slot.name for slot in controller.tables.slots])
-    with own_generators(public.generator_seed((0, 4)), next(model.parameters()).device):
+    with fork_generators(public.generator_seed((0, 4)), next(model.parameters()).device):
         look.check(probe())
     return look
 
@@ -61,9 +61,8 @@ def release_selection(
     phase: Phase,
     controller: Controller,
     *,
-    ledger: Ledger,
+    ledger: Chargeable,
     randomness: PrivateRandomness,
-    group: ProcessGroup,
 ) -> None:
     """Count, with noise, how many units touch each row, and let the controller rank by it.
 
@@ -72,7 +71,7 @@ def release_selection(
     if controller.tables is None:
         raise PrivacyError(f"the phase {phase.name!r} selects, and the method has nothing to select by")
     rows = controller.tables.total
-    released = GaussianMechanism(ledger, randomness, group).release(
+    released = GaussianMechanism(ledger, randomness).release(
         RowCountSum(batch, look, rows, phase.clip),
         Charge(phase.name, batch.step, phase.sampling_rate, phase.noise_multiplier),
         expected_batch_size=plan.expected_batch_size(phase),
@@ -92,15 +91,14 @@ class StepCounts:
     plan: Plan
     controller: Controller
     randomness: PrivateRandomness
-    group: ProcessGroup
 
-    def release(self, step: int, phase: Phase, batch: Iterable[MicroBatch], ledger: Ledger) -> Ledger:
+    def release(self, step: int, phase: Phase, batch: Iterable[MicroBatch], ledger: Chargeable) -> Chargeable:
         """Make the count; gives the ledger that the gradient of the same batch is to be charged to."""
-        paid = SharedCharge(ledger, Charge(phase.name, step, phase.sampling_rate, phase.noise_multiplier))
+        paid = SplitCharge(ledger, Charge(phase.name, step, phase.sampling_rate, phase.noise_multiplier))
         tables = self.controller.tables
         if self.look is not None and tables is not None and tables.total:
             self.controller.observe_counts(
-                GaussianMechanism(paid, self.randomness, self.group).release(
+                GaussianMechanism(paid, self.randomness).release(
                     RowCountSum(batch, self.look, tables.total, FlatClip(1.0)),
                     Charge(phase.name, step, phase.sampling_rate, phase.count_noise, COUNT),
                     expected_batch_size=self.plan.expected_batch_size(phase),
@@ -118,14 +116,13 @@ class PrivateStep:
     state: StateGuard
     plan: Plan
     controller: Controller
-    engine: Engine
+    engine: ClippedSumEngine
     counts: StepCounts
     enter: Callable[[SupportChange], None]
     move: Callable[[Release], None]
     randomness: PrivateRandomness
-    group: ProcessGroup
 
-    def __call__(self, step: int, batch: Iterable[MicroBatch], ledger: Ledger) -> Release:
+    def __call__(self, step: int, batch: Iterable[MicroBatch], ledger: Chargeable) -> Release:
         """Charge, release, move the support, learn from the release.
 
         **Privacy.** `GaussianMechanism.release` is the only door: all before it is public or a count released by
@@ -142,8 +139,8 @@ class PrivateStep:
             self.enter(setting.change)
         last = step + 1 in self.plan.epoch_ends()
         with self.state.untouched(last_of_epoch=last):
-            query = Query(setting.support, phase.clip, setting.geometry, setting.per_sample_top)
-            released = GaussianMechanism(ledger, self.randomness, self.group).release(
+            query = ClippedSumQuery(setting.support, phase.clip, setting.geometry, setting.per_sample_top)
+            released = GaussianMechanism(ledger, self.randomness).release(
                 GradientSum(self.engine, batch, query),
                 Charge(phase.name, step, phase.sampling_rate, phase.gradient_noise),
                 expected_batch_size=self.plan.expected_batch_size(phase),
@@ -174,20 +171,19 @@ class Stepper:
     def __init__(
         self,
         model: nn.Module,
-        loss: PerSampleLoss,
+        loss: LossFunction,
         plan: Plan,
         batches: Batches,
         randomness: Randomness,
         rule: UpdateRule,
         engine: str,
-        group: ProcessGroup = ONE_PROCESS,
     ) -> None:
         private, public = randomness
         some_rows = functools.partial(batches.rows_for_a_trial, PROBE_ROWS, public)
         refuse_nothing_finite(rows := some_rows())
         validation = ModelValidation(model, loss, rows)
         self._device = next(model.parameters()).device
-        with own_generators(private.secret((0, 2)).seed(), self._device):
+        with fork_generators(private.secret((0, 2)).seed(), self._device):
             state = StateGuard(model, loss, lambda: validation.examples)
             validation.check()
         computing = make_engine(model, loss, engine)
@@ -203,30 +199,29 @@ class Stepper:
             plan,
             controller,
             computing,
-            StepCounts(self._look, plan, controller, private, group),
+            StepCounts(self._look, plan, controller, private),
             self.learner.enter,
             self.learner.apply,
             private,
-            group,
         )
 
-    def take(self, batch: LogicalBatch, ledger: Ledger) -> Release:
+    def take(self, batch: LogicalBatch, ledger: Chargeable) -> Release:
         """The private step of a batch, paid for to a ledger."""
-        with own_generators(batch.secret.seed(), self._device):
+        with fork_generators(batch.secret.seed(), self._device):
             released = self._step(batch.step, batch, ledger)
         self.learner.after_step()
         return released
 
-    def normalise(self, phase: Phase, batches: Iterator[LogicalBatch], ledger: Ledger) -> None:
+    def normalise(self, phase: Phase, batches: Iterator[LogicalBatch], ledger: Chargeable) -> None:
         """Release the inputs' statistics before training, and set the model's constants to them."""
         model = self.learner.model
         assert isinstance(model, Normalised)
         release_statistics(
             model, batches, self._plan, phase,
-            ledger=ledger, randomness=self._step.randomness, group=self._step.group,
+            ledger=ledger, randomness=self._step.randomness,
         )  # fmt: skip
 
-    def select(self, phase: Phase, batches: Iterator[LogicalBatch], ledger: Ledger) -> None:
+    def select(self, phase: Phase, batches: Iterator[LogicalBatch], ledger: Chargeable) -> None:
         """Release the count that a selection ranks by."""
         assert self._look is not None
         step, batch = self._step, next(batches)
@@ -234,9 +229,9 @@ class Stepper:
         with step.state.untouched(last_of_epoch=True):
             release_selection(
                 self._look, batch, self._plan, phase, step.controller,
-                ledger=ledger, randomness=step.randomness, group=step.group,
+                ledger=ledger, randomness=step.randomness,
             )  # fmt: skip
 
     def secret_generators(self, position: int) -> AbstractContextManager[None]:
         """Around what handles private rows outside a step: nothing there should draw from the global generators."""
-        return own_generators(self._step.randomness.secret((position, 1)).seed(), self._device)
+        return fork_generators(self._step.randomness.secret((position, 1)).seed(), self._device)

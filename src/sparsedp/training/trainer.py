@@ -10,32 +10,27 @@ from typing import Any, Self, final
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from sparsedp import distributed
 from sparsedp.batch import PerExampleLoss, per_sample_loss
 from sparsedp.errors import SparseDPError
 from sparsedp.evaluation import Evaluator
-from sparsedp.loading import Loading
+from sparsedp.loading import DataConfig
 from sparsedp.optimizers.factory import OptimizerChoice, SchedulerChoice
 from sparsedp.parameters import Support
 from sparsedp.privacy.normalization import NORMALISE
 from sparsedp.privacy.plan import Phase, Plan
 from sparsedp.randomness import PublicRandomness, SeededRandomness, SystemRandomness
-from sparsedp.ranks.here import ranks_here, same_threads
-from sparsedp.ranks.one import Ranks
-from sparsedp.ranks.store import find_shared_run, goes_on
 from sparsedp.results import Callback, Result, StepReport
-from sparsedp.runs.directory import closed_on_error
+from sparsedp.runs.directory import closed_on_error, find_run, resumes
 from sparsedp.runs.record import EpochMetrics, RunMetadata
-from sparsedp.sampling import EVERYTHING, LogicalBatch
+from sparsedp.sampling import LogicalBatch
 from sparsedp.training.data import Batches
 from sparsedp.training.normalization import check_normalisation
+from sparsedp.training.ranks import COMPARED_ROWS, data_facts, first_facts, partition_of
 from sparsedp.training.recorder import (
-    LOOKED_AT,
     RunKeeper,
-    data_facts,
     facts_of,
-    first_facts,
     public_randomness,
-    share_of,
 )
 from sparsedp.training.state import UpdateRule
 from sparsedp.training.step import Randomness, Stepper
@@ -120,21 +115,21 @@ class Trainer(KeptRun):
     Args:
         model: trained in place; its modes (`train`, `eval`) are left as you set them. For a plan that normalises
             the inputs, `Normalised(model, channels)`.
-        dataset: map-style. Each row is protected, or each unit if `loading` names one for every row.
-        loss: a criterion on (output, target) with `reduction="none"`, or `PerExampleLoss(lambda model, rows: ...)`.
+        train_dataset: map-style. Each row is protected, or each unit if `data` names one for every row.
+        criterion: on (output, target), with any usual reduction, or `PerExampleLoss(lambda model, batch: ...)`.
         plan: from `build_plan`; it carries the method.
         optimizer: any `torch.optim` optimizer over the model's parameters, or a function that makes one.
-        scheduler: any scheduler that needs no metric, or a function (optimizer, steps); moves every step.
-        loading: units, and how rows are loaded.
+        lr_scheduler: any scheduler that needs no metric, or a function (optimizer, steps); moves every step.
+        data: units, and how rows are loaded.
         evaluate: called with the model at the end of each epoch and of the run; see `held_out`.
-        out: run directory to make, or with `resume=True` to go on with.
-        resume: go on with the run at `out`, after checking that it is the same run.
+        run_dir: run directory to make, or with `resume=True` to go on with.
+        resume: go on with the run at `run_dir`, after checking that it is the same run.
         seed: makes the run reproducible, and not for release.
         engine: "bookkeeping", or "reference", which is slow and takes any model.
         ema_decay: keep an exponential average of the weights, evaluate it and give it back at the end.
         public_scores: what the ranking `given` goes by; see `PublicScores`. Nothing is charged for them.
         callbacks: see every step and epoch: released and public values only.
-        about: names for the record.
+        metadata: names for the record.
 
     **Privacy.** Every step is charged before it is taken, to a ledger that pays for this plan once, and takes a batch
     that this trainer drew. Unseeded runs draw noise and batches from the operating system. What callbacks and files
@@ -148,70 +143,63 @@ class Trainer(KeptRun):
     def __init__(
         self,
         model: nn.Module,
-        dataset: Dataset[Any],
-        loss: Callable[[Any, Tensor], Tensor] | PerExampleLoss,
+        train_dataset: Dataset[Any],
+        criterion: Callable[[Any, Tensor], Tensor] | PerExampleLoss,
         *,
         plan: Plan,
         optimizer: OptimizerChoice,
-        scheduler: SchedulerChoice = None,
-        loading: Loading = Loading(),  # noqa: B008
+        lr_scheduler: SchedulerChoice = None,
+        data: DataConfig = DataConfig(),  # noqa: B008
         evaluate: Evaluator | None = None,
-        out: Path | str | None = None,
+        run_dir: Path | str | None = None,
         resume: bool = False,
         seed: int | None = None,
         engine: str = "bookkeeping",
         ema_decay: float | None = None,
         public_scores: Mapping[str, Any] | None = None,
         callbacks: Sequence[Callback] = (),
-        about: RunMetadata = RunMetadata(),  # noqa: B008
+        metadata: RunMetadata = RunMetadata(),  # noqa: B008
     ) -> None:
-        self._ranks = ranks = ranks_here()
+        distributed.connect()
         if seed is not None:
-            same_threads()
+            distributed.use_threads_of_ranks()
         check_normalisation(plan, model)
-        ranks.alike(lambda: first_facts(plan, model, dataset, loss, loading, seed))
-        resume = goes_on(ranks, out, resume)
-        found = find_shared_run(ranks, out, resume, plan, replay=seed is not None)
+        distributed.check_same_on_all_ranks(
+            lambda: first_facts(plan, model, train_dataset, criterion, data, seed)
+        )
+        found = find_run(run_dir, resumes(run_dir, resume), plan, replay=seed is not None)
         with closed_on_error(found):
-            private = ranks.randomness(SystemRandomness() if seed is None else SeededRandomness(seed))
-            public = PublicRandomness(ranks.from_leader(lambda: public_randomness(seed, found).seed))
-            share = share_of(ranks, dataset, loading, found and found.checkpoint)
-            self._batches = ranks.jointly(lambda: Batches(dataset, plan, private, loading, share))
-            ranks.alike(lambda: data_facts(self._batches.rows_for_a_trial(LOOKED_AT, public), loading))
-            ranks.align(model)
-            rule = UpdateRule(optimizer, scheduler, ema_decay, public_scores)
+            private = SystemRandomness() if seed is None else SeededRandomness(seed)
+            public = PublicRandomness(
+                distributed.broadcast_from_main(lambda: public_randomness(seed, found).seed)
+            )
+            partition = partition_of(train_dataset, data, found and found.checkpoint)
+            self._batches = distributed.all_or_raise(
+                lambda: Batches(train_dataset, plan, private, data, partition)
+            )
+            distributed.check_same_on_all_ranks(
+                lambda: data_facts(self._batches.rows_for_a_trial(COMPARED_ROWS, public), data)
+            )
+            distributed.broadcast_parameters(model)
+            rule = UpdateRule(optimizer, lr_scheduler, ema_decay, public_scores)
             draws = Randomness(private, public)
-            self._stepper = ranks.jointly(
-                lambda: Stepper(
-                    model,
-                    per_sample_loss(loss),
-                    plan,
-                    self._batches,
-                    draws,
-                    rule,
-                    engine,
-                    ranks.process_group,
-                )
+            self._stepper = distributed.all_or_raise(
+                lambda: Stepper(model, per_sample_loss(criterion), plan, self._batches, draws, rule, engine)
             )
             learner = self._stepper.learner
-            setup = {"engine": engine, "ema_decay": ema_decay, "rows_per_unit": loading.rows_per_unit}
-            facts = facts_of(learner, plan, about, seed=seed, public_seed=public.seed, setup=setup)
+            setup = {"engine": engine, "ema_decay": ema_decay, "rows_per_unit": data.rows_per_unit}
+            facts = facts_of(learner, plan, metadata, seed=seed, public_seed=public.seed, setup=setup)
             self._issued: dict[int, LogicalBatch] = {}
-            self._workers = loading.workers
+            self._workers = data.num_workers
             self._keeper = RunKeeper(
-                learner, facts, evaluate=evaluate, callbacks=callbacks, out=out, found=found,
-                ranks=ranks, in_blocks=share is not EVERYTHING,
+                learner, facts, evaluate=evaluate, callbacks=callbacks, out=run_dir, found=found,
+                in_blocks=partition.in_blocks,
             )  # fmt: skip
 
     @property
     def model(self) -> nn.Module:
         """The model as it is now."""
         return self._stepper.learner.model
-
-    @property
-    def ranks(self) -> Ranks:
-        """The processes that train together; one if this is the only one."""
-        return self._ranks
 
     def __iter__(self) -> Iterator[LogicalBatch]:
         """The batches still to be stepped through, in order; what else the plan releases is released on the way."""
@@ -233,13 +221,8 @@ class Trainer(KeptRun):
                 f"step: got the batch of step {batch.step}, expected the one this trainer gave for step "
                 f"{self.position}; take each batch of `for batch in trainer` once, in order"
             )
-        with self._ranks.together():
-            self._keeper.begin_step()
-            return self._keeper.end_step(self._stepper.take(batch, self._keeper.ledger))
-
-    def stops(self, asked: bool) -> bool:
-        """Whether to stop after this step: if asked, and with several processes once all have heard of it."""
-        return self._ranks.stops(asked)
+        self._keeper.begin_step()
+        return self._keeper.end_step(self._stepper.take(batch, self._keeper.ledger))
 
     def _release(self, phase: Phase, first: LogicalBatch, others: Iterator[LogicalBatch]) -> None:
         """The releases of a phase that does not train: steps of the plan that no report shows, saved at once."""
@@ -251,10 +234,9 @@ class Trainer(KeptRun):
             )
         release = stepper.normalise if phase.name == NORMALISE else stepper.select
         keeper.begin_step()
-        with self._ranks.together():
-            with stepper.secret_generators(self.position):
-                release(phase, chain([first], others), keeper.ledger)
-            keeper.end_preliminary(phase.steps)
+        with stepper.secret_generators(self.position):
+            release(phase, chain([first], others), keeper.ledger)
+        keeper.end_preliminary(phase.steps)
 
     def _next_batch(self, batches: Iterator[LogicalBatch]) -> LogicalBatch | None:
         if self._workers == 0:

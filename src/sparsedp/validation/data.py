@@ -18,10 +18,10 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils.data import Dataset, TensorDataset
 
-from sparsedp.batch import Rows, select_rows, tensors_of
+from sparsedp.batch import Batch, slice_batch, tensors_of
 from sparsedp.errors import DataError, PrivacyError
-from sparsedp.loading import BatchFetch, Collate, Fetcher, FixedShapes, fetch_rows
-from sparsedp.randomness import SEED_BYTES, GeneratorWatch, StepSecret, own_generators
+from sparsedp.loading import BatchFetch, Collate, RowLoader, ShapeValidator, fetch_rows
+from sparsedp.randomness import SEED_BYTES, GeneratorMonitor, StepKey, fork_generators
 from sparsedp.validation.reads import Reads, Source
 
 logger = logging.getLogger("sparsedp")
@@ -32,7 +32,7 @@ PROBE_SEEDS = 8
 TOLERANCE = 1e-5
 """Relative difference between a row made alone and in company that rounding does not explain."""
 _CPU = torch.device("cpu")
-_TRIAL, _OTHER = StepSecret(bytes(SEED_BYTES)), StepSecret(bytes([1] * SEED_BYTES))
+_TRIAL, _OTHER = StepKey(bytes(SEED_BYTES)), StepKey(bytes([1] * SEED_BYTES))
 """Of trials whose rows go nowhere; no step has them."""
 
 
@@ -65,8 +65,8 @@ def validate_items(dataset: Dataset[Any], unit_ids: Any = None) -> None:
         own = {index} if ids is None else set(np.flatnonzero(ids == ids[index]).tolist())
         first: dict[Source, set[int]] = {}
         for seed in range(PROBE_SEEDS):
-            with own_generators(_OTHER.seed(seed), _CPU), reads.tensors:
-                drawn = GeneratorWatch(_CPU)
+            with fork_generators(_OTHER.seed(seed), _CPU), reads.tensors:
+                drawn = GeneratorMonitor(_CPU)
                 try:
                     _item(watched, index)
                 except Exception as error:
@@ -106,7 +106,7 @@ def _foreign(source: Source, count: int) -> PrivacyError:
     )
 
 
-def validate_collate(dataset: Dataset[Any], collate: Collate | None, shapes: FixedShapes) -> None:
+def validate_collate(dataset: Dataset[Any], collate: Collate | None, shapes: ShapeValidator) -> None:
     """Make the first rows together and one by one, and refuse items that change and a `collate` that mixes them.
 
     The shapes found here are those that every batch must have.
@@ -135,7 +135,7 @@ def validate_collate(dataset: Dataset[Any], collate: Collate | None, shapes: Fix
             "collate makes something else of the same rows each time, so it cannot be checked that it keeps them "
             "apart; move what is random (augmentation, masking) into the data set, where a row stands alone"
         )
-    if not all(_alike(select_rows(together, slice(i, i + 1)), alone[i]) for i in everything):
+    if not all(_alike(slice_batch(together, slice(i, i + 1)), alone[i]) for i in everything):
         raise PrivacyError(
             f"{'rows_at' if collate is None else 'collate'} makes something else of a row when other rows are in the "
             "batch, so clipping protects nobody; compute each row from its own item alone"
@@ -144,7 +144,7 @@ def validate_collate(dataset: Dataset[Any], collate: Collate | None, shapes: Fix
 
 def _maker(
     dataset: Dataset[Any], collate: Collate | None, indices: list[int]
-) -> Callable[[list[int], StepSecret], Rows] | None:
+) -> Callable[[list[int], StepKey], Batch] | None:
     """Makes rows at indices by the user's own function; None if only stacking is done."""
     gathers = collate is None and isinstance(dataset, BatchFetch)
 
@@ -155,7 +155,7 @@ def _maker(
     if collate is not None:
         return lambda chosen, secret: _seeded(secret, lambda: collate([deepcopy(items[i]) for i in chosen]))
     if gathers:
-        fetch = Fetcher(dataset, None)
+        fetch = RowLoader(dataset, None)
         return lambda chosen, secret: _seeded(secret, lambda: fetch(np.array(chosen), secret))
     return None
 
@@ -183,12 +183,12 @@ def _copied(get: Callable[[int], Any], index: int) -> Any:
     return deepcopy(get(index))
 
 
-def _seeded(secret: StepSecret, make: Callable[[], Any], row: int | None = None) -> Any:
-    with own_generators(secret.seed(row), torch.device("cpu")):
+def _seeded(secret: StepKey, make: Callable[[], Any], row: int | None = None) -> Any:
+    with fork_generators(secret.seed(row), torch.device("cpu")):
         return make()
 
 
-def _alike(one: Rows, other: Rows) -> bool:
+def _alike(one: Batch, other: Batch) -> bool:
     """Whether all tensors agree up to rounding; NaN in the same places is no difference."""
     pairs = zip(pytree.tree_leaves(one), pytree.tree_leaves(other), strict=False)
     return all(_close(torch.as_tensor(a), torch.as_tensor(b)) for a, b in pairs if _comparable(a, b))
@@ -210,7 +210,7 @@ def _close(a: Tensor, b: Tensor) -> bool:
     return torch.allclose(x, y, rtol=TOLERANCE, atol=TOLERANCE * scale, equal_nan=True)
 
 
-def refuse_nothing_finite(rows: Rows) -> None:
+def refuse_nothing_finite(rows: Batch) -> None:
     """Refuse rows of which no number is finite: they add nothing, so a run would train on noise alone.
 
     Raises:

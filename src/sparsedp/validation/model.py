@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, final
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import Node
 from torch.nn.modules import module as torch_module
@@ -21,7 +22,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from sparsedp.batch import PerSampleLoss, Rows, check_losses, row_count, select_rows, to_device
+from sparsedp.batch import Batch, LossFunction, example_count, slice_batch, to_device, validate_losses
 from sparsedp.errors import ModelError
 from sparsedp.grad_sample.isolation import (
     MADE_UP,
@@ -31,8 +32,8 @@ from sparsedp.grad_sample.isolation import (
     slow_operators,
     why_not_isolated,
 )
-from sparsedp.parameters import Layout
-from sparsedp.randomness import PublicRandomness, own_generators
+from sparsedp.parameters import ParameterLayout
+from sparsedp.randomness import PublicRandomness, fork_generators
 
 EXAMPLES = 3
 """Made-up examples in the batch whose results are compared with those of single examples."""
@@ -54,7 +55,7 @@ class ModelValidation:
     Formal guarantees: nothing depends on the values of the rows that are given, only on their shapes and dtypes.
     """
 
-    def __init__(self, model: nn.Module, loss: PerSampleLoss, rows: Rows) -> None:
+    def __init__(self, model: nn.Module, loss: LossFunction, rows: Batch) -> None:
         self._model, self._loss, self._rows = model, loss, rows
         self._modes: tuple[bool, ...] | None = None
         self._kind: str | None = None
@@ -65,12 +66,12 @@ class ModelValidation:
         """The kind of made-up examples that the model takes."""
         if self._kind is None:
             device = next(self._model.parameters()).device
-            with own_generators(PublicRandomness(0).generator_seed(()), device):
+            with fork_generators(PublicRandomness(0).generator_seed(()), device):
                 self._kind = _kind_it_takes(self._model, self._loss, to_device(self._rows, device))
         return self._kind
 
     @property
-    def examples(self) -> Rows:
+    def examples(self) -> Batch:
         """Made-up examples that the model takes."""
         return made_up(to_device(self._rows, next(self._model.parameters()).device), EXAMPLES, self.kind)
 
@@ -90,7 +91,7 @@ class ModelValidation:
             self._modes = modes
 
 
-def validate_model(model: nn.Module, loss: PerSampleLoss, rows: Rows) -> tuple[str, ...]:
+def validate_model(model: nn.Module, loss: LossFunction, rows: Batch) -> tuple[str, ...]:
     """Refuse what isolation cannot make private or would change the meaning of; give notes on what will be slow.
 
     Refused are parameters that are not finite, layers that use the whole batch by design, hooks, custom
@@ -104,7 +105,7 @@ def validate_model(model: nn.Module, loss: PerSampleLoss, rows: Rows) -> tuple[s
         ModelError: the module at fault by name, and the remedy.
         SparseDPError: the loss is not one number per example.
     """
-    parameters = Layout.of(model).parameters(model)
+    parameters = ParameterLayout.of(model).parameters(model)
     for name, parameter in model.named_parameters():
         if not bool(parameter.isfinite().all()):
             raise ModelError(f"parameter {name!r} holds NaN or infinite values; re-initialise the model")
@@ -113,7 +114,7 @@ def validate_model(model: nn.Module, loss: PerSampleLoss, rows: Rows) -> tuple[s
     device = parameters[0].device
     here = to_device(rows, device)
     with (
-        own_generators(PublicRandomness(0).generator_seed(()), device),
+        fork_generators(PublicRandomness(0).generator_seed(()), device),
         torch.enable_grad(),
         _put_back(model) as before,
     ):
@@ -192,14 +193,14 @@ def describe(name: str, module: nn.Module) -> str:
     return f"module {name!r} ({kind})" if name else f"the model itself ({kind})"
 
 
-def _kind_it_takes(model: nn.Module, loss: PerSampleLoss, rows: Rows) -> str:
+def _kind_it_takes(model: nn.Module, loss: LossFunction, rows: Batch) -> str:
     """The first kind of made-up examples that the model runs on, one at a time."""
     first: Exception | None = None
     for kind in MADE_UP:
         made = made_up(rows, EXAMPLES, kind)
         try:
             for i in range(EXAMPLES):
-                loss(model, select_rows(made, slice(i, i + 1)))
+                loss(model, slice_batch(made, slice(i, i + 1)))
         except Exception as error:  # whatever a model may do with such examples
             first = first or error
             continue
@@ -209,10 +210,10 @@ def _kind_it_takes(model: nn.Module, loss: PerSampleLoss, rows: Rows) -> str:
 
 
 def _refuse_writes_and_functions(
-    model: nn.Module, loss: PerSampleLoss, made: Rows, before: dict[str, Tensor]
+    model: nn.Module, loss: LossFunction, made: Batch, before: dict[str, Tensor]
 ) -> None:
     with _tensor_hooks() as noted:
-        losses = check_losses(loss(model, made), row_count(made))
+        losses = validate_losses(loss(model, made), example_count(made))
     if noted:
         raise _hook_refused("a tensor in the forward pass")
     for name, value in _values(model).items():
@@ -318,7 +319,7 @@ class _Results:
     tolerance: float
 
 
-def _refuse_other_meaning(model: nn.Module, loss: PerSampleLoss, made: Rows) -> None:
+def _refuse_other_meaning(model: nn.Module, loss: LossFunction, made: Batch) -> None:
     """Compare a batch with its examples one by one, with the model's parameters and with others nearby."""
     with _modes_put_back(model), WithoutDropout():
         if _is_random(model, loss, made):
@@ -331,7 +332,8 @@ def _refuse_other_meaning(model: nn.Module, loss: PerSampleLoss, made: Rows) -> 
             except RuntimeError:
                 return  # one example at a time is the only way that such a model runs
             alone = [
-                _run(model, loss, select_rows(made, slice(i, i + 1)), values) for i in range(row_count(made))
+                _run(model, loss, slice_batch(made, slice(i, i + 1)), values)
+                for i in range(example_count(made))
             ]
             if (name := _first_difference(together, alone)) is not None:
                 where = "the loss" if name == LOSS else describe(name, model.get_submodule(name))
@@ -361,11 +363,11 @@ def _nearby(model: nn.Module) -> dict[str, Tensor]:
     return found
 
 
-def _is_random(model: nn.Module, loss: PerSampleLoss, made: Rows) -> bool:
+def _is_random(model: nn.Module, loss: LossFunction, made: Batch) -> bool:
     return not _same(loss(model, made).detach(), loss(model, made).detach())
 
 
-def _run(model: nn.Module, loss: PerSampleLoss, rows: Rows, values: dict[str, Tensor]) -> _Results:
+def _run(model: nn.Module, loss: LossFunction, rows: Batch, values: dict[str, Tensor]) -> _Results:
     outputs: dict[_Place, Tensor] = {}
     calls: dict[str, int] = {}
     coarsest = [TOLERANCES.get(p.dtype, 1e-3) for p in model.parameters()]
@@ -373,7 +375,7 @@ def _run(model: nn.Module, loss: PerSampleLoss, rows: Rows, values: dict[str, Te
     def record(name: str, output: Any) -> None:
         number = calls[name] = calls.get(name, -1) + 1
         for place, leaf in enumerate(pytree.tree_leaves(output)):
-            if isinstance(leaf, Tensor):
+            if isinstance(leaf, Tensor) and not is_functorch_wrapped_tensor(leaf):
                 outputs[_Place(name, number, place)] = leaf.detach()
                 if leaf.is_floating_point():
                     coarsest.append(TOLERANCES.get(leaf.dtype, 1e-3))
@@ -387,7 +389,7 @@ def _run(model: nn.Module, loss: PerSampleLoss, rows: Rows, values: dict[str, Te
     finally:
         for handle in handles:
             handle.remove()
-    return _Results(check_losses(losses, row_count(rows)).detach(), outputs, max(coarsest))
+    return _Results(validate_losses(losses, example_count(rows)).detach(), outputs, max(coarsest))
 
 
 def _first_difference(together: _Results, alone: list[_Results]) -> str | None:

@@ -26,9 +26,9 @@ from torch._C import _functorch
 from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from sparsedp.batch import PerSampleLoss, Rows, to_device
+from sparsedp.batch import Batch, LossFunction, to_device
 from sparsedp.errors import PrivacyError
-from sparsedp.randomness import SEED_BYTES, own_generators
+from sparsedp.randomness import SEED_BYTES, fork_generators
 
 LOSS = "(loss_fn)"
 """Where the names of what the loss holds begin; no attribute can be called so."""
@@ -44,8 +44,14 @@ _BARE = {dict, list, tuple, set, frozenset, deque}
 _SKIPPED = (
     type, types.ModuleType, types.BuiltinFunctionType, types.CodeType, weakref.ReferenceType, *weakref.ProxyTypes,
     logging.Logger, logging.Handler, Dataset, DataLoader, Sampler,
-    torch.Generator, np.random.Generator, np.random.RandomState, np.random.BitGenerator, random.Random,
 )  # fmt: skip
+_GENERATORS = (
+    torch.Generator,
+    np.random.Generator,
+    np.random.RandomState,
+    np.random.BitGenerator,
+    random.Random,
+)
 
 
 @final
@@ -57,18 +63,19 @@ class StateGuard:
     the first step and at the last of every epoch digests of the values are compared too.
 
     Other state is what attributes of modules, of parameters and of the loss, its closure and the arguments of a
-    `partial` hold: tensors, arrays, numbers, texts, in containers and objects, however nested. What has changed is
-    put back, and model and loss run on made-up examples instead, all zero: what then differs from what the step left
-    depends on the examples or on their number. So a mask cached by its shape may stay; the last input may not.
+    `partial` hold: tensors, arrays, numbers, texts, in containers and objects, however nested, and how far generators
+    of random numbers have got: what one of a known seed gives an example depends on those before it. What has
+    changed is put back, and model and loss run on made-up examples instead, all zero: what then differs from what
+    the step left depends on the examples or on their number. So a mask cached by its shape may stay; the last input
+    may not.
 
     Formal guarantees: nothing that is kept is a function of the examples, as far as it is watched. Under vmap, what
     is computed from an example is wrapped, and refused whatever its value.
-    Edge cases: state may be changed between steps. Not watched: globals, class attributes, hooks,
-    generators of random numbers, files, caches of `lru_cache`, and C code. A hidden write to a trained weight is
-    found only in the steps that compare values.
+    Edge cases: state may be changed between steps. Not watched: globals, class attributes, hooks, files, caches of
+    `lru_cache`, and C code. A hidden write to a trained weight is found only in the steps that compare values.
     """
 
-    def __init__(self, model: nn.Module, loss: PerSampleLoss, some_rows: Callable[[], Rows]) -> None:
+    def __init__(self, model: nn.Module, loss: LossFunction, some_rows: Callable[[], Batch]) -> None:
         self._model, self._loss, self._some_rows = model, loss, some_rows
         self._device = next(model.parameters()).device
         self._digests: dict[str, tuple[object, bytes]] = {}
@@ -156,8 +163,8 @@ class StateGuard:
         if kept:
             raise PrivacyError(_words(sorted(kept)))
 
-    def _run(self, rows: Rows) -> None:
-        with own_generators(bytes(SEED_BYTES), self._device), torch.enable_grad():
+    def _run(self, rows: Batch) -> None:
+        with fork_generators(bytes(SEED_BYTES), self._device), torch.enable_grad():
             self._loss(self._model, to_device(rows, self._device))
 
 
@@ -195,7 +202,7 @@ def _same_value(one: _Mark | None, other: _Mark | None) -> bool:
 class _State:
     """All that can be reached from the attributes of a model's modules and from its loss."""
 
-    def __init__(self, model: nn.Module, loss: PerSampleLoss | None, *, by_value: bool) -> None:
+    def __init__(self, model: nn.Module, loss: LossFunction | None, *, by_value: bool) -> None:
         self.marks: dict[str, _Mark] = {}
         self.modules: list[tuple[str, nn.Module]] = []
         self._by_value = by_value
@@ -231,6 +238,9 @@ class _State:
             self.marks[name] = _Mark(
                 None, (type(value), repr(value) if isinstance(value, _NUMBERS) else value)
             )
+        elif isinstance(value, _GENERATORS):
+            self._seen[id(value)] = value
+            self.marks[name] = _Mark((id(value),), _standing(value))
         elif (
             isinstance(value, _SKIPPED) or _is_machinery(cast("Any", type(value))) or id(value) in self._seen
         ):
@@ -337,6 +347,17 @@ _UNSAVED: weakref.WeakSet[type] = weakref.WeakSet()
 """Types of objects that pickle has refused."""
 
 
+def _standing(generator: Any) -> object:
+    """How far a generator has got."""
+    if isinstance(generator, torch.Generator):
+        return tensor_digest(generator.get_state())
+    if isinstance(generator, random.Random):
+        return generator.getstate()
+    if isinstance(generator, np.random.RandomState):
+        return repr(generator.get_state(legacy=False))
+    return repr((generator.bit_generator if isinstance(generator, np.random.Generator) else generator).state)
+
+
 def _tensors(model: nn.Module, state: _State | None) -> dict[str, Tensor]:
     """Parameters and buffers of the model and of modules apart from it."""
     found = {**dict(model.named_parameters()), **dict(model.named_buffers())}
@@ -358,7 +379,7 @@ def _unwrapped(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def _zeros(rows: Rows, count: int) -> Rows:
+def _zeros(rows: Batch, count: int) -> Batch:
     return pytree.tree_map_only(Tensor, lambda leaf: leaf.new_zeros(count, *leaf.shape[1:]), rows)
 
 

@@ -1,1 +1,0 @@
-"""The commands that train, sweep and compare: `python -m sparsedp_experiments ...`."""

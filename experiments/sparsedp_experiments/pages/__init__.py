@@ -1,1 +1,0 @@
-"""From records to pages: tables and verdicts. `python -m sparsedp_experiments.pages` makes them anew."""

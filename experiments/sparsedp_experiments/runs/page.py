@@ -1,0 +1,540 @@
+"""experiments/RESULTS.md from the records: verdicts on claims, every experiment, where a support pays, tuning."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from scipy import stats
+
+from sparsedp.methods.auto import LOUD, MANY, TOO_LOUD
+from sparsedp_experiments.runs.claims import SEEDS, Ruling, Verdict, above, judge, read_claims
+from sparsedp_experiments.runs.grid import LABORATORY
+from sparsedp_experiments.runs.partition import (
+    noise_table,
+    price_table,
+    read_config,
+    read_partitions,
+    trained_table,
+)
+from sparsedp_experiments.runs.partition import trainings as partition_trainings
+from sparsedp_experiments.runs.results import CONFIDENCE, Estimate, Record, Row, estimate, half_width, sign_of
+from sparsedp_experiments.runs.tables import (
+    JPEG,
+    NONE,
+    PAPERS,
+    TUNING,
+    Cell,
+    Study,
+    context_tables,
+    difference_text,
+    hours_text,
+    label,
+    markdown_table,
+    mean_text,
+    metric_title,
+    noise_ratio,
+    place_text,
+    read_paper,
+    read_studies,
+    section,
+    seeds_text,
+    settings_text,
+    unit_text,
+    value_text,
+)
+
+PAGE = LABORATORY / "RESULTS.md"
+NOTES = PAPERS / "notes.md"
+HIDDEN = ("demo",)
+"""Experiments that are not results: what `make demo` runs."""
+CHAPTERS: Mapping[str, str] = {
+    "tp-topk": "TP-TopK: When Do Fewer Coordinates Suffice in DP-SGD?",
+    "rs": "RS: Random Sparsification",
+    "adadpigu": "AdaDPIGU",
+    "": "Ours",
+}
+DENSE = "dp-sgd"
+LEAST_RATIO = 0.2
+"""Supports smaller than this are ablations of size, not the methods' settings."""
+BANDS = ((0.0, 0.1), (0.1, 0.2), (0.2, 0.4), (0.4, math.inf))
+AUTO = ("tp-topk", 0.4)
+"""What `method="auto"` takes of a network where r is high: a method and its ratio."""
+MARGIN = 0.5
+"""Points that `method="auto"` may lose against dense training."""
+SHOWN = 6
+"""Gains and losses in the list."""
+MANY_SEEDS = 100
+"""Seeds that nobody runs."""
+TUNED_FOR = ("dataset", "model", "epsilon", "method")
+"""Settings that are not tuned: a choice is made for each combination of them."""
+
+
+def write_page(path: Path = PAGE) -> str:
+    """Make the page from the records; gives what should be known of records that are not used."""
+    studies = read_studies()
+    text = page(studies)
+    path.write_text(text, encoding="utf-8")
+    stale = {name: len(study.stale) for name, study in studies.items() if study.stale}
+    return "".join(
+        f"{name}: {count} records are of no run of its config; not used\n" for name, count in stale.items()
+    )
+
+
+def read_notes(file: Path = NOTES) -> dict[str, str]:
+    """What we say by hand, by the name of the experiment or of the section."""
+    parts = file.read_text(encoding="utf-8").split("\n## ")[1:]
+    return {name.strip(): text.strip() for name, _, text in (part.partition("\n") for part in parts)}
+
+
+def page(studies: Mapping[str, Study]) -> str:
+    """The whole page."""
+    notes = read_notes()
+    shown = {name: study for name, study in studies.items() if not name.startswith(HIDDEN)}
+    partitions = read_partitions()
+    verdicts = [judge(claim, {**shown, partitions.name: partitions}) for claim in read_claims()]
+    compared = gains(study for study in shown.values() if not study.is_tuning)
+    asked = sum(1 for _ in partition_trainings(read_config()))
+    counts = [(study.name, len(study.records), study.asked) for study in shown.values()]
+    lacking = incomplete([*counts, (partitions.name, len(partitions.records), asked)])
+    lines = ["# Results", "", notes["introduction"], "", "## In one page", "", notes["one-page"], ""]
+    lines += [*summary(verdicts), *where_it_pays(compared), notes["where-sparsity-pays"], ""]
+    lines += ["## Verdicts", "", notes["reading-verdicts"], "", *verdict_table(verdicts), ""]
+    lines += ["## Not run, or partly run", "", *lacking, ""] if lacking else []
+    for prefix, title in CHAPTERS.items():
+        lines += _chapter(prefix, title, shown, notes)
+    lines += [*r_section(compared, notes["loudness"]), *auto_section(compared)]
+    lines += ["## Claims, cell by cell", "", *details(verdicts), "## Tuning", ""]
+    for study in shown.values():
+        lines += tuning_section(study) if study.is_tuning and study.records else []
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _chapter(prefix: str, title: str, studies: Mapping[str, Study], notes: Mapping[str, str]) -> list[str]:
+    lines = [f"## {title}", ""]
+    if prefix:
+        paper = read_paper(prefix)
+        lines += [
+            f"{paper.reference}.",
+            "",
+            *(f"- {note}" for note in paper.notes),
+            "",
+            *context_tables(paper),
+        ]
+    if prefix == "adadpigu":
+        lines += ["### AdaDPIGU Table 3: the noise for its epsilons", "", *noise_table(), ""]
+        lines += [notes["adadpigu-table3"], ""]
+    if prefix == "rs":
+        lines += ["### RS Table 3: Poisson sampling against partitions", "", *price_table(), ""]
+        lines += [*trained_table(read_partitions()), notes["rs-table3"], ""]
+    for name, study in sorted(studies.items()):
+        own = next((one for one in CHAPTERS if one and name.startswith(f"{one}-")), "")
+        if own == prefix and study.records and not study.is_tuning:
+            tuning = [other for other in studies if other.startswith(name) and other.endswith(TUNING)]
+            lines += section(study, tuning, notes.get(name, ""))
+    return lines
+
+
+def incomplete(counts: Sequence[tuple[str, int, int]]) -> list[str]:
+    """Experiments not run or partly run, from their name, the runs done and the runs asked for."""
+    rows = [
+        [f"`{name}`", f"{done} of {asked}", "partly run" if done else "not run"]
+        for name, done, asked in counts
+        if done < asked
+    ]
+    return markdown_table(["experiment", "runs done", ""], rows) if rows else []
+
+
+def summary(verdicts: Sequence[Verdict]) -> list[str]:
+    """How many claims hold, and the open ones with the reason."""
+    count = {ruling: sum(verdict.ruling is ruling for verdict in verdicts) for ruling in Ruling}
+    lines = [
+        f"Of {len(verdicts)} claims, by the papers and by us, {count[Ruling.HOLDS] + count[Ruling.SLIGHT]} hold "
+        f"({count[Ruling.SLIGHT]} of them by less than half a point), {count[Ruling.FAILS]} do not, "
+        f"{count[Ruling.LEVEL]} are about a difference that is smaller than half a point, "
+        f"{count[Ruling.BLIND]} about one that cannot be seen with the number it names, {count[Ruling.OPEN]} are not "
+        f"resolved, and {count[Ruling.NOT_RUN]} are not run.",
+        "",
+    ]
+    rows = [
+        [
+            f"{verdict.claim.says} ({verdict.claim.paper})",
+            difference_text(verdict.pooled, verdict.claim.metric),
+            " ".join(part for part in (_reason(verdict), verdict.claim.beware) if part),
+        ]
+        for verdict in verdicts
+        if verdict.ruling is Ruling.OPEN
+    ]
+    head = ["**What is not resolved, and why.**", ""]
+    return [*lines, *head, *markdown_table(["claim", "so far", "why"], rows), ""] if rows else lines
+
+
+def _reason(verdict: Verdict) -> str:
+    """What the interval lacks, and about how many seeds would settle it if mean and spread stay as they are."""
+    seen = verdict.pooled
+    if seen is None or seen.std is None or seen.low is None or seen.high is None or seen.count < SEEDS:
+        return "Fewer than three seeds."
+    if seen.low > 0 or seen.high < 0:
+        return f"With {seen.count} seeds it is not zero, and it may be on either side of the margin."
+    enough = (n for n in range(SEEDS, MANY_SEEDS + 1) if half_width(seen.std or 0.0, n) < abs(seen.mean))
+    needed = next(enough, None)
+    if needed is None:
+        return (
+            f"The difference is so small beside its spread that {MANY_SEEDS} seeds would not tell its sign."
+        )
+    return f"{seen.count} seeds; at this spread about {needed} would tell the sign."
+
+
+def verdict_table(verdicts: Sequence[Verdict]) -> list[str]:
+    """Every claim with its ruling and interval."""
+    rows = [
+        [
+            f"{verdict.claim.says} *{verdict.claim.beware}*" if verdict.claim.beware else verdict.claim.says,
+            f"{verdict.claim.paper}, {verdict.claim.where}",
+            f"**{verdict.ruling.value}**",
+            NONE if verdict.pooled is None else _with_unit(verdict.pooled, verdict.claim.metric),
+            _basis(verdict),
+        ]
+        for verdict in verdicts
+    ]
+    return markdown_table(["claim", "whose", "verdict", "interval", "decided by"], rows)
+
+
+def details(verdicts: Sequence[Verdict]) -> list[str]:
+    """The contrast of every claim in every place it was measured."""
+    lines = []
+    for verdict in (one for one in verdicts if one.ruling is not Ruling.NOT_RUN):
+        claim = verdict.claim
+        versus = f" Strongest rival: {verdict.rival}." if verdict.rival else ""
+        lines += [f"**{claim.says}** {claim.decides[0].upper()}{claim.decides[1:]}.{versus}", ""]
+        rows = []
+        for part in verdict.parts:
+            values = [part.values[seed] for seed in sorted(part.values)]
+            difference = difference_text(estimate(values), claim.metric)
+            rows.append([f"`{part.study}`", place_text(part.place) or NONE, str(len(values)), difference])
+        lines += [*markdown_table(["experiment", "where", "seeds", "difference"], rows), ""]
+    return lines
+
+
+def _basis(verdict: Verdict) -> str:
+    names = ", ".join(f"`{one}`" for one in dict.fromkeys(e.experiment for e in verdict.claim.evidence))
+    if verdict.pooled is None:
+        return f"{verdict.claim.decides}; {names}"
+    cells = f"{verdict.used} cell{'s' * (verdict.used > 1)}, {seeds_text(verdict.pooled.count)}"
+    used = ", ".join(f"`{name}`" for name in dict.fromkeys(part.study for part in verdict.parts))
+    return f"{verdict.claim.decides}; {used}, {cells}"
+
+
+def _with_unit(found: Estimate, metric: str) -> str:
+    return f"{difference_text(found, metric)} {unit_text(metric)}".strip()
+
+
+@dataclass(frozen=True, slots=True)
+class Gain:
+    """What one sparse method gained over dense training in one cell.
+
+    Attributes:
+        study: the experiment.
+        task: data set and model.
+        epsilon: the budget.
+        place: its labels on all axes of its experiment but epsilon.
+        arm: method, ratio and options, as JSON.
+        r: of the dense run: noise multiplier times sqrt(d) over the batch size.
+        d: coordinates of the model.
+        seeds: the paired differences, in points; above zero is better.
+    """
+
+    study: str
+    task: str
+    epsilon: float
+    place: str
+    arm: str
+    r: float
+    d: int
+    seeds: tuple[float, ...]
+
+    @property
+    def mean(self) -> float:
+        """Over seeds."""
+        return float(np.mean(self.seeds))
+
+
+Cells = dict[tuple[tuple[str, str], ...], dict[int, Record]]
+"""Records by the labels of their cell, then by seed."""
+
+
+def gains(studies: Iterable[Study]) -> list[Gain]:
+    """Every sparse method beside the dense run of its place: the same epsilon, unit, data and model."""
+    found: list[Gain] = []
+    for study in studies:
+        for cells in _places(study).values():
+            dense = _dense(study, cells)
+            if dense is not None:
+                found += _compared(study, cells, dense)
+    return sorted(found, key=lambda gain: (gain.r, gain.study, gain.arm))
+
+
+def _places(study: Study) -> Mapping[str, Cells]:
+    """The private records of a study by what runs to be compared must share, whatever they were tuned to."""
+    axis = study.experiment.contrast.axis
+    places: dict[str, Cells] = defaultdict(lambda: defaultdict(dict))
+    for record in study.records:
+        if record["private"] and record["target_epsilon"]:
+            labels = {name: label for name, label in record["cell"].items() if name != axis}
+            shared = [
+                labels,
+                *(record[name] for name in ("dataset", "model", "target_epsilon", "unit", "units")),
+            ]
+            places[json.dumps(shared, sort_keys=True)][tuple(record["cell"].items())][record["seed"]] = record
+    return places
+
+
+def _dense(study: Study, cells: Cells) -> tuple[tuple[str, str], ...] | None:
+    """The cell to compare with: the study's baseline if that is dense, else the only dense DP-SGD, else none."""
+    dense = {cell: next(iter(runs.values())) for cell, runs in cells.items() if _ratio(runs) == 1.0}
+    contrast = study.experiment.contrast
+    for cell in dense:
+        if dict(cell).get(contrast.axis) == contrast.baseline:
+            return cell
+    plain = [cell for cell, record in dense.items() if record["method"] == DENSE]
+    return plain[0] if len(plain) == 1 else None
+
+
+def _ratio(runs: Mapping[int, Record]) -> float:
+    """The share of coordinates asked for; where it was left to the method, the share there was."""
+    record = next(iter(runs.values()))
+    asked = record["settings"].get("active_ratio")
+    return float(record["k"] / record["d"] if asked is None or isinstance(asked, str) else asked)
+
+
+def _compared(study: Study, cells: Cells, dense: tuple[tuple[str, str], ...]) -> Iterator[Gain]:
+    known, metric = cells[dense], study.experiment.metric
+    for cell, runs in cells.items():
+        both = sorted(set(known) & set(runs))
+        if not both or not LEAST_RATIO <= _ratio(runs) < 1.0:
+            continue
+        one, other = known[both[0]], runs[both[0]]
+        r, settings = noise_ratio(one), other["settings"]
+        if r is None:
+            continue
+        pairs = ((runs[seed]["metrics"][metric], known[seed]["metrics"][metric]) for seed in both)
+        arm = [other["method"], settings.get("active_ratio"), settings.get("options")]
+        yield Gain(
+            study=study.name,
+            task=f"{one['dataset']}, {one['model']}{' (JPEG)' if study.is_jpeg else ''}",
+            epsilon=one["target_epsilon"],
+            place=json.dumps([pair for pair in cell if pair[0] != "epsilon"]),
+            arm=json.dumps(arm, sort_keys=True),
+            r=r,
+            d=one["d"],
+            seeds=tuple(100 * sign_of(metric) * (sparse - full) for sparse, full in pairs),
+        )
+
+
+def where_it_pays(found: Sequence[Gain]) -> list[str]:
+    """The cells in which the interval of sparse less dense training leaves zero out, the clearest first."""
+    judged = [(gain, estimate(gain.seeds)) for gain in found if len(gain.seeds) >= SEEDS]
+    better = sorted((one for one in judged if (one[1].low or 0) > 0), key=lambda one: -(one[1].low or 0))
+    worse = sorted((one for one in judged if (one[1].high or 0) < 0), key=lambda one: one[1].high or 0)
+    sure = surviving(judged)
+    rows = [
+        [gain.task, f"{gain.epsilon:g}", _arm(gain), f"{gain.r:.2f}", _points(own)]
+        for gain, own in (*better[:SHOWN], *worse[:SHOWN])
+    ]
+    by_chance = round((1 - CONFIDENCE) / 2 * len(judged))
+    headings = ["task", "epsilon", "sparse method", "r", "less dense DP-SGD, points"]
+    return [
+        f"**Where sparsity pays.** In {len(judged)} places a sparse method (ratio {LEAST_RATIO:g} and more) stands "
+        f"beside dense DP-SGD with three seeds or more. The interval by itself is above zero in {len(better)} and "
+        f"below it in {len(worse)}; of {len(judged)} looks at nothing, {by_chance} would be on each side. Correcting "
+        f"for the number of looks (Holm) leaves {sum(one in better for one in sure)} gains and "
+        f"{sum(one in worse for one in sure)} losses. The clearest of both, each by itself:",
+        "",
+        *markdown_table(headings, rows),
+        "",
+    ]
+
+
+def surviving(judged: Sequence[tuple[Gain, Estimate]]) -> list[tuple[Gain, Estimate]]:
+    """Those that differ from zero when all looks are to be right together 95 times in 100 (Holm's correction)."""
+    values = {place: _p_value(found) for place, (_, found) in enumerate(judged)}
+    kept = []
+    for rank, place in enumerate(sorted(values, key=values.__getitem__)):
+        if not values[place] <= (1 - CONFIDENCE) / (len(judged) - rank):
+            break
+        kept.append(judged[place])
+    return kept
+
+
+def _p_value(found: Estimate) -> float:
+    """Of Student's two-sided test against zero."""
+    if not found.std:
+        return 0.0 if found.mean else 1.0
+    return float(2 * stats.t.sf(abs(found.mean) * math.sqrt(found.count) / found.std, found.count - 1))
+
+
+def _arm(gain: Gain) -> str:
+    method, ratio, options = json.loads(gain.arm)
+    more = f", {settings_text({'options': options}, ['options'])}" if options else ""
+    return f"{method}{'' if ratio is None else f' {ratio:g}'}{more}"
+
+
+def _points(found: Estimate) -> str:
+    return f"{found.mean:+.2f} ({found.low:+.2f} to {found.high:+.2f})"
+
+
+def r_section(found: Sequence[Gain], note: str) -> list[str]:
+    """Does r, the norm of a step's noise over the clip norm, predict what sparsity gains? A table by bands of r."""
+    rows = []
+    for low, high in BANDS:
+        own = [gain for gain in found if low <= gain.r < high]
+        name = f"{low:g} to {high:g}" if math.isfinite(high) else f"{low:g} and more"
+        mean = f"{np.mean([gain.mean for gain in own]):+.2f}" if own else "-"
+        up = f"{sum(gain.mean > 0 for gain in own)} of {len(own)}"
+        rows.append([name, str(len(own)), str(len({gain.task for gain in own})), mean, up])
+    columns = [
+        "r of a dense step",
+        "cells",
+        "tasks",
+        "mean gain of sparse over dense, points",
+        "cells above zero",
+    ]
+    table = markdown_table(columns, rows)
+    return ["### Does r predict what sparsity gains?", "", note, "", *table, "", r_verdict(found), ""]
+
+
+def r_verdict(found: Sequence[Gain]) -> str:
+    """Whether the gain rises with r: over all cells, and within experiments, where task and settings are the same."""
+    rank = stats.spearmanr([gain.r for gain in found], [gain.mean for gain in found])
+    rises = _rises(found)
+    within = estimate(rises)
+    up = sum(rise > 0 for rise in rises)
+    return (
+        f"Over all {len(found)} cells the rank correlation of r and gain is {float(rank.statistic):+.2f}. Within an "
+        f"experiment, from its smallest r to its largest, the gain rises in {up} of {len(rises)} experiments, by "
+        f"{within.mean:+.2f} points on average ({within.low:+.2f} to {within.high:+.2f}, one value an experiment). "
+        f"That louder noise makes sparsity pay more: **{above(within).value}**; where the gain turns positive "
+        "differs from task to task, so r tells when to try it, not that it will help."
+    )
+
+
+def _rises(found: Sequence[Gain]) -> list[float]:
+    """Of each experiment, the mean over its methods of the gain at the largest r less that at the smallest."""
+    by_place: dict[tuple[str, str, str], list[Gain]] = defaultdict(list)
+    for gain in found:
+        by_place[gain.study, gain.task, gain.place].append(gain)
+    by_study: dict[str, list[float]] = defaultdict(list)
+    for (study, _, _), own in by_place.items():
+        if len({gain.epsilon for gain in own}) > 1:
+            by_study[study].append(max(own, key=lambda g: g.r).mean - min(own, key=lambda g: g.r).mean)
+    return [float(np.mean(values)) for values in by_study.values()]
+
+
+def auto_section(found: Sequence[Gain]) -> list[str]:
+    """What `method="auto"` would have chosen in every cell there is, and what that gained or lost against dense."""
+    cells: dict[tuple[str, str, float, float, int], dict[tuple[str, float | None], Gain]] = defaultdict(dict)
+    for gain in found:
+        method, ratio, options = json.loads(gain.arm)
+        own = cells[gain.study, gain.task, gain.epsilon, gain.r, gain.d]
+        if not options:
+            own[method, ratio] = gain
+    answered = {cell[1:] for cell, arms in cells.items() if AUTO in arms}
+    kept = {cell: arms for cell, arms in cells.items() if AUTO in arms or cell[1:] not in answered}
+    loud = {cell: arms for cell, arms in kept.items() if LOUD <= cell[3] < TOO_LOUD and cell[4] >= MANY}
+    quiet, tasks = len(kept) - len(loud), len({cell[1] for cell in kept if cell not in loud})
+    rows = []
+    for (study, task, epsilon, r, _), arms in sorted(loud.items(), key=lambda item: item[0][3]):
+        answer = _auto_answer(arms.get(AUTO))
+        rows.append([f"`{study}`", task, f"{epsilon:g}", f"{r:.2f}", *answer])
+    headings = [
+        "experiment", "task", "epsilon", "r", "auto less dense, points", f"loses more than {MARGIN:g}?",
+    ]  # fmt: skip
+    return [
+        '### What `method="auto"` would have done',
+        "",
+        f"From public numbers alone, auto takes {AUTO[0]} at ratio {AUTO[1]:g} where r is {LOUD:g} to "
+        f"{TOO_LOUD:g} and the model has {MANY:,} coordinates or more (since these runs it has another rule for "
+        f"linear models, which docs/wide.md tests). In {quiet} of the {len(kept)} cells "
+        f"({tasks} tasks) that were measured this is not so: there it trains all coordinates, and is the baseline "
+        f"itself. In the others a loss of more than {MARGIN:g} points would break its promise.",
+        "",
+        *markdown_table(headings, rows),
+        "",
+    ]
+
+
+def _auto_answer(gain: Gain | None) -> tuple[str, str]:
+    if gain is None:
+        return NONE, "not run"
+    seen = estimate(gain.seeds)
+    if seen.low is None or seen.high is None:
+        return f"{seen.mean:+.2f} (one seed)", "not resolved"
+    return _points(seen), "no" if seen.low > -MARGIN else "**yes**" if seen.high < -MARGIN else "not resolved"
+
+
+def tuning_section(study: Study) -> list[str]:
+    """The grid, and the best choice by mean on the validation split for each task and method."""
+    metric = study.experiment.metric
+    grid = "; ".join(
+        f"{axis.name}: {', '.join(v.label for v in axis.levels)}" for axis in study.experiment.axes
+    )
+    done = f"{len(study.records)} of {study.asked} runs, {hours_text(study)}"
+    said = (
+        f"{study.experiment.description} Grid: {grid}; {seeds_text(len(study.experiment.seeds))}; "
+        f"`sweep {study.name}` ({done}).{f' {JPEG}' if study.is_jpeg else ''}"
+    )
+    lines = [f"### {study.experiment.title}", "", said.strip(), ""]
+    if study.rows:
+        shown = [name for name in TUNED_FOR if len({_key(study, cell, [name]) for cell in study.cells}) > 1]
+        rows = []
+        for key, (row, count) in best_choices(study, shown).items():
+            rest = {axis: found for axis, found in row.cell.items() if axis not in shown}
+            score = mean_text(row.score, metric)
+            rows.append([*key, str(count), place_text(rest), score, str(row.score.count)])
+        headings = [*shown, "best of", "chosen", metric_title(metric), "seeds"]
+        lines += [*markdown_table(headings, rows), "", *shared_choices(study)]
+    if missing := study.missing():
+        lines += [f"**Partly run.** {sum(missing.values())} runs are missing.", ""]
+    return lines
+
+
+def best_choices(study: Study, names: Sequence[str]) -> Mapping[tuple[str, ...], tuple[Row, int]]:
+    """The row with the best mean for every combination of some settings, and among how many it is."""
+    best: dict[tuple[str, ...], tuple[Row, int]] = {}
+    sign = sign_of(study.experiment.metric)
+    for row in study.rows:
+        key = _key(study, row.cell, names)
+        rival, count = best.get(key, (row, 0))
+        best[key] = (row if sign * row.score.mean > sign * rival.score.mean else rival, count + 1)
+    return best
+
+
+def shared_choices(study: Study) -> list[str]:
+    """The choice with the best mean over methods, for each task: what one setting for all methods would be."""
+    if "method" not in study.axes:
+        return []
+    metric, sign = study.experiment.metric, sign_of(study.experiment.metric)
+    scores: dict[tuple[str, ...], dict[str, list[float]]] = {}
+    shown = [name for name in TUNED_FOR[:-1] if len({_key(study, cell, [name]) for cell in study.cells}) > 1]
+    for row in study.rows:
+        rest = {axis: found for axis, found in row.cell.items() if axis not in (*shown, "method")}
+        choices = scores.setdefault(_key(study, row.cell, shown), {})
+        choices.setdefault(place_text(rest), []).append(row.score.mean)
+    rows = []
+    for key, choices in scores.items():
+        most = max(map(len, choices.values()))
+        means = {choice: sum(found) / most for choice, found in choices.items() if len(found) == most}
+        best = max(means, key=lambda choice: sign * means[choice])
+        rows.append([*key, best, value_text(means[best], metric), str(most)])
+    headings = [*shown, "best for all methods together", metric_title(metric), "methods"]
+    return [*markdown_table(headings, rows), ""]
+
+
+def _key(study: Study, cell: Cell, names: Sequence[str]) -> tuple[str, ...]:
+    settings = study.settings_of(cell)
+    return tuple(label(settings.get(name)) for name in names)

@@ -1,1 +1,0 @@
-"""Several processes, one run: who is who, what they tell each other, and how they stay alike."""

@@ -1,0 +1,161 @@
+"""A line chart as inline SVG. Colours and fonts come from the page's style sheet."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import final
+
+from markupsafe import Markup
+
+from sparsedp._validate import significant
+
+WIDTH, HEIGHT = 520, 250
+TOP, RIGHT, BOTTOM = 20.0, 22.0, 44.0
+LETTER = 6.7
+"""Width of a letter of the 12-pixel type, about."""
+
+Point = tuple[float, float]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """One linear axis: what it shows, its ticks from the first to the last value, and how a value reads."""
+
+    label: str
+    ticks: tuple[float, ...]
+    text: Callable[[float], str] = significant
+
+    def place(self, value: float, start: float, end: float) -> float:
+        """Map a value to a place between two places on the page."""
+        low, high = self.ticks[0], self.ticks[-1]
+        return start + (value - low) / (high - low) * (end - start)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line: its name, its points, the class that colours it, and an upright interval at each point or None."""
+
+    name: str
+    points: tuple[Point, ...]
+    style: str = "main"
+    intervals: tuple[tuple[float, float] | None, ...] = ()
+
+
+def round_axis(
+    label: str, values: Sequence[float], text: Callable[[float], str] = significant, *, whole: bool = False
+) -> Axis:
+    """Make an axis that covers all values and has round ticks; whole numbers if `whole`."""
+    low, high = min(values), max(values)
+    if not high > low:
+        half = abs(low) * 0.1 or 0.5
+        low, high = low - half, high + half
+    power = 10.0 ** math.floor(math.log10((high - low) / 5))
+    step = next(power * nice for nice in (1.0, 2.0, 2.5, 5.0, 10.0) if power * nice >= (high - low) / 5.001)
+    if whole:
+        step = max(1.0, float(round(step)))
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return Axis(label, tuple(step * i for i in range(first, max(last, first + 1) + 1)), text)
+
+
+def line_chart(
+    x: Axis,
+    y: Axis,
+    lines: Sequence[Line],
+    alt: str,
+    *,
+    bands: Sequence[tuple[float, float, str]] = (),
+    levels: Sequence[tuple[float, str]] = (),
+) -> Markup:
+    """Draw lines over a common horizontal axis.
+
+    Args:
+        x: the horizontal axis.
+        y: the vertical axis.
+        lines: what to draw, in order.
+        alt: what the chart shows, for those who do not see it.
+        bands: named parts of the horizontal axis, such as the warm-up: start, stop, name.
+        levels: named horizontal lines, such as the target: value, name.
+    """
+    left, floor = 16 + LETTER * max(len(y.text(tick)) for tick in y.ticks), HEIGHT - BOTTOM
+    right = WIDTH - RIGHT
+
+    def across(value: float) -> float:
+        return x.place(value, left, right)
+
+    def down(value: float) -> float:
+        return y.place(value, floor, TOP)
+
+    parts = []
+    for start, stop, name in bands:
+        begin, width = across(start), across(stop) - across(start)
+        parts.append(_tag("rect", "band", x=begin, y=TOP, width=width, height=floor - TOP))
+        if LETTER * len(name) + 8 <= width:
+            parts.append(_text(name, "note", begin + 1, TOP - 5))
+    for tick in y.ticks:
+        parts.append(_rule("grid", left, down(tick), right, down(tick)))
+        parts.append(_text(y.text(tick), "tick end", left - 7, down(tick) + 4))
+    parts.append(_rule("floor", left, floor, right, floor))
+    parts += [
+        _text(x.text(tick), "tick middle", across(tick), floor + 18) for tick in _spaced(x, right - left)
+    ]
+    parts.append(_text(x.label, "axis middle", (left + right) / 2, HEIGHT - 6))
+    for value, name in levels:
+        parts.append(_rule("level", left, down(value), right, down(value)))
+        parts.append(_text(name, "note", left + 5, down(value) - 5))
+    for line in lines:
+        places = [(across(a), down(b)) for a, b in line.points]
+        for (place, _), interval in zip(places, line.intervals, strict=False):
+            if interval is not None:
+                parts.append(
+                    _rule(f"whisker {line.style}", place, down(interval[0]), place, down(interval[1]))
+                )
+        if len(places) > 1:
+            corners = " ".join(f"{_plain(a)},{_plain(b)}" for a, b in places)
+            parts.append(Markup('<polyline class="stroke {}" points="{}"/>').format(line.style, corners))
+        for (a, b), (place, height) in zip(line.points, places, strict=True):
+            parts.append(
+                Markup('<circle class="dot {}" cx="{}" cy="{}" r="{}"><title>{}</title></circle>').format(
+                    line.style,
+                    _plain(place),
+                    _plain(height),
+                    3 if len(places) <= 40 else 1.6,
+                    f"{line.name}: {y.text(b)} at {x.text(a)}",
+                )
+            )
+    return Markup('<svg viewBox="0 0 {} {}" role="img" aria-label="{}" class="chart">{}</svg>').format(
+        WIDTH, HEIGHT, alt, Markup("").join(parts)
+    )
+
+
+def _spaced(axis: Axis, room: float) -> list[float]:
+    """As many ticks as fit beside each other, those nearest to zero first."""
+    kept: list[Point] = []
+    for value in sorted(axis.ticks, key=abs):
+        half = LETTER * len(axis.text(value)) / 2 + 4
+        place = axis.place(value, 0, room)
+        if all(abs(place - axis.place(other, 0, room)) >= half + taken for other, taken in kept):
+            kept.append((value, half))
+    return sorted(value for value, _ in kept)
+
+
+def _tag(name: str, style: str, **numbers: float) -> Markup:
+    attributes = Markup("").join(Markup(' {}="{}"').format(key, _plain(one)) for key, one in numbers.items())
+    return Markup('<{} class="{}"{}/>').format(Markup(name), style, attributes)
+
+
+def _rule(style: str, x1: float, y1: float, x2: float, y2: float) -> Markup:
+    return _tag("line", style, x1=x1, y1=y1, x2=x2, y2=y2)
+
+
+def _text(text: str, style: str, x: float, y: float) -> Markup:
+    return Markup('<text class="{}" x="{}" y="{}">{}</text>').format(style, _plain(x), _plain(y), text)
+
+
+def _plain(value: float) -> str:
+    """A number with at most two decimals, the same on every machine."""
+    text = f"{value:.2f}".rstrip("0").rstrip(".")
+    return "0" if text in ("-0", "") else text

@@ -1,0 +1,370 @@
+"""What the ranks of the tests do: run by torchrun, one job after another, each writing what it found to a file.
+
+`torchrun --nproc-per-node 3 rank_jobs.py FOLDER JOB...`; rank r writes FOLDER/JOB.r.json.
+"""
+
+from __future__ import annotations
+
+import atexit
+import errno
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from rank_runs import CLASSES, LOSS, ROWS, data, digest, network, refused, train
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+import sparsedp
+from sparsedp import distributed
+from sparsedp.errors import DataError, SparseDPError
+from sparsedp.privacy.ledger import Ledger
+from sparsedp.results import StepReport
+from sparsedp.runs.directory import RunDirectory
+from sparsedp_experiments.models.least_squares import LeastSquares, keep_noise_down, moments_loss
+
+LONG = 16
+"""Epochs of the runs that are hurt."""
+FULL = "FULL"
+
+
+def every_method(folder: Path) -> dict[str, str]:
+    found = {}
+    for method in sparsedp.list_methods():
+        try:
+            found[method.name] = digest(train(method.name))
+        except SparseDPError as error:
+            found[method.name] = f"refused: {error}"
+    return found
+
+
+def every_way(folder: Path) -> dict[str, str]:
+    """What may be given besides a method."""
+    moments = LeastSquares(6, CLASSES)
+    adam = lambda parameters: torch.optim.Adam(parameters, lr=0.01)  # noqa: E731
+    ways: dict[str, dict[str, Any]] = {
+        "normalised": {"normalise": sparsedp.PrivateNormalisation(clip_norm=3.0)},
+        "averaged": {"ema_decay": 0.9, "optimizer": adam, "lr": None},
+        "by hand": {"engine": "reference", "epochs": 1},
+        "given": {"method": "given", "public_scores": {"0.weight": torch.arange(48).reshape(8, 6)}},
+        "few at once": {"max_physical_batch": 7},
+        "loaded apart": {"num_workers": 1},
+        "least squares": {"model": moments, "loss": moments_loss(), "callbacks": [keep_noise_down(moments)]},
+    }
+    return {name: digest(train(**changes)) for name, changes in ways.items()}
+
+
+def people(folder: Path) -> str:
+    """Units of several rows, in small micro-batches."""
+    numbers = torch.arange(ROWS) % 130
+    return digest(train(unit_ids=numbers, unit_name="person", rows_per_unit=2, max_physical_batch=8))
+
+
+def counted(folder: Path) -> str:
+    """Two releases in every step."""
+    return digest(train("adafest"))
+
+
+def kept(folder: Path) -> str:
+    """A run in a folder."""
+    return digest(train(run_dir=folder / "RUN"))
+
+
+def second(folder: Path) -> str:
+    return refused(lambda: train(run_dir=folder / "RUN"))
+
+
+def plans(folder: Path) -> str:
+    return refused(lambda: train(epsilon=4.0 + (dist.get_rank() == 1)))
+
+
+def models(folder: Path) -> str:
+    return refused(lambda: train(model=network(8 + (dist.get_rank() == 1))))
+
+
+def others(folder: Path) -> str:
+    return refused(lambda: train(dataset=data(seed=int(dist.get_rank() == 1))))
+
+
+def parts(folder: Path) -> str:
+    """One rank's model has the same tensors and does something else with them."""
+    model = network()
+    model[1] = nn.ReLU() if dist.get_rank() == 1 else nn.Tanh()
+    return refused(lambda: train(model=model))
+
+
+def modes(folder: Path) -> str:
+    """One rank's model has its dropout off."""
+    return refused(lambda: train(model=network().train(dist.get_rank() == 0)))
+
+
+def losses(folder: Path) -> str:
+    return refused(lambda: train(loss=nn.MultiMarginLoss(reduction="none") if dist.get_rank() == 1 else LOSS))
+
+
+def threads(folder: Path) -> str:
+    """One rank of a seeded run has more threads, so its products add up in another order."""
+    torch.set_num_threads(1 + dist.get_rank())
+    try:
+        return refused(train)
+    finally:
+        torch.set_num_threads(1)
+
+
+class Uncounted(TensorDataset):
+    """Cannot say how many rows it has, on one rank."""
+
+    def __len__(self) -> int:
+        if dist.get_rank() == 1:
+            raise DataError("the disk is gone")
+        return ROWS
+
+
+def uncounted(folder: Path) -> str:
+    return refused(lambda: train(dataset=Uncounted(*data().tensors)))
+
+
+def ended(folder: Path) -> list[str]:
+    """One rank is told to end, as by a launcher: all save and stop, and go on later."""
+
+    def end(event: object) -> None:
+        if isinstance(event, StepReport) and event.step == 3 and dist.get_rank() == 1:
+            signal.raise_signal(signal.SIGTERM)
+
+    said = "it was not told"
+    try:
+        train(run_dir=folder / "ENDED", callbacks=[end])
+    except KeyboardInterrupt:
+        said = "stopped"
+    stopped_at = Ledger.read(folder / "ENDED" / "ledger.jsonl").charged
+    dist.barrier()
+    again = digest(train(run_dir=folder / "ENDED", resume=True))
+    return [said, str(stopped_at), again, digest(train())]
+
+
+def limits(folder: Path) -> str:
+    return refused(lambda: train(max_physical_batch=10 + (dist.get_rank() == 1)))
+
+
+def releases(folder: Path) -> str:
+    """One rank has another PyTorch."""
+    from sparsedp.training import ranks
+
+    real = ranks.versions
+    ranks.versions = lambda: {**real(), "torch": f"0.{dist.get_rank()}"}
+    try:
+        return refused(train)
+    finally:
+        ranks.versions = real
+
+
+def shuffled(folder: Path) -> str:
+    """One rank has the rows in another order."""
+    inputs, labels = data().tensors
+    order = torch.arange(ROWS).flip(0) if dist.get_rank() == 1 else torch.arange(ROWS)
+    return refused(lambda: train(dataset=TensorDataset(inputs[order], labels[order])))
+
+
+def optimizers(folder: Path) -> str:
+    return refused(lambda: train(lr=0.5 + (dist.get_rank() == 1)))
+
+
+def drifts(folder: Path) -> str:
+    """One rank's weights move by themselves."""
+    model = network()
+
+    def drift(event: object) -> None:
+        if isinstance(event, StepReport) and event.step == 5 and dist.get_rank() == 1:
+            with torch.no_grad():
+                next(model.parameters()).add_(1e-6)
+
+    return refused(lambda: train(model=model, callbacks=[drift]))
+
+
+def fails(folder: Path) -> None:
+    """One rank's loss raises, in its own part of a step."""
+    reached = [-1]
+
+    def loss(output: Tensor, target: Tensor) -> Tensor:
+        if dist.get_rank() == 1 and reached[0] == 3:
+            raise SparseDPError("no more")
+        return LOSS(output, target)
+
+    def note(event: object) -> None:
+        if isinstance(event, StepReport):
+            reached[0] = event.step
+            if dist.get_rank() == 0:
+                (folder / "released.txt").write_text(str(event.step))
+
+    train(loss=loss, callbacks=[note], run_dir=folder / "RUN")
+
+
+def refuses(folder: Path) -> str:
+    """One rank refuses its model before the first step."""
+
+    def loss(output: Tensor, target: Tensor) -> Tensor:
+        if dist.get_rank() == 1:
+            raise SparseDPError("no more")
+        return LOSS(output, target)
+
+    return refused(lambda: train(loss=loss))
+
+
+def unseeded(folder: Path) -> dict[str, Any]:
+    """Without a seed, and with initial weights of each rank's own: all end with the same weights."""
+    torch.manual_seed(dist.get_rank())
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, CLASSES))
+    result = train(model=model, seed=None)
+    return {"digest": digest(result), "steps": result.ledger.steps}
+
+
+def sharded(folder: Path) -> dict[str, Any]:
+    """Each rank has rows of its own."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    inputs, labels = data().tensors
+    mine = slice(rank * ROWS // ranks, (rank + 1) * ROWS // ranks)
+    result = train(dataset=TensorDataset(inputs[mine], labels[mine]), sharded=True)
+    twice = refused(lambda: train(unit_ids=torch.arange(ROWS), unit_name="person", sharded=True))
+    copies = refused(lambda: train(sharded=True))
+    return {"digest": digest(result), "units": result.plan.units, "twice": twice, "copies": copies}
+
+
+def noise(folder: Path) -> list[str]:
+    """Where noise was drawn."""
+    from sparsedp.randomness import SystemRandomness
+
+    drawn, real = [], SystemRandomness.add_rounded_gaussian
+
+    def counted(self: Any, bits: int, sums: Tensor, key: Any) -> None:
+        drawn.append(sums.numel())
+        real(self, bits, sums, key)
+
+    SystemRandomness.add_rounded_gaussian = counted  # type: ignore[method-assign]
+    try:
+        result = train(
+            "dp-sgd" if "dp-sgd" in {m.name for m in sparsedp.list_methods()} else "dense", seed=None
+        )
+    finally:
+        SystemRandomness.add_rounded_gaussian = real  # type: ignore[method-assign]
+    return [len(drawn), result.ledger.steps]  # type: ignore[list-item]
+
+
+def sums(folder: Path) -> dict[str, Any]:
+    """What each rank adds to the first steps, with and without a change to rows of rank 1."""
+
+    def local_sums(dataset: TensorDataset) -> list[list[int]]:
+        seen, real = [], distributed.reduce_sum
+
+        def watched(values: Tensor) -> Tensor:
+            seen.append(values.tolist())
+            return real(values)
+
+        distributed.reduce_sum = watched
+        try:
+            train(dataset=dataset, epochs=1)
+        finally:
+            distributed.reduce_sum = real
+        return seen[:1]
+
+    inputs, labels = data().tensors
+    other = inputs.clone()
+    other[128:256] += 1  # the second block, whose owner is rank 1
+    return {"honest": local_sums(data()), "changed": local_sums(TensorDataset(other, labels))}
+
+
+class Hit(NamedTuple):
+    """What befalls a rank in one of the starts of a run: after so many steps of that start, and a moment more.
+
+    `how` is a signal, or FULL: its disk is full from then on. Without steps (-1) the moment counts from the start.
+    """
+
+    how: str
+    rank: int
+    after: int
+    seconds: float
+
+
+def hurt(folder: Path) -> dict[str, Any]:
+    """A run whose n-th start is hit by the n-th of HITS. Rank 0 notes every release, and what was paid by then."""
+    start, rank = int(os.environ["TORCHELASTIC_RESTART_COUNT"]), dist.get_rank()
+    hits = [Hit(*values) for values in json.loads(os.environ["HITS"])]
+    hit = hits[start] if start < len(hits) and hits[start].rank == rank else None
+    notes, steps = folder / "released.txt", 0
+
+    def strike() -> None:
+        assert hit is not None
+        time.sleep(hit.seconds)
+        os.kill(os.getpid(), getattr(signal, hit.how))
+
+    def step(event: object) -> None:
+        nonlocal steps
+        if not isinstance(event, StepReport):
+            return
+        if rank == 0:
+            with notes.open("a") as file:
+                file.write(f"{event.step}\n")
+        steps += 1
+        if hit is not None and hit.after == steps and hit.how == FULL:
+            RunDirectory.save = no_space  # type: ignore[method-assign]
+        elif hit is not None and hit.after == steps:
+            threading.Thread(target=strike, daemon=True).start()
+
+    if rank == 0 and notes.exists():
+        paid = Ledger.read(folder / "RUN" / "ledger.jsonl").charged
+        assert paid > max(int(line) for line in notes.read_text().split()), "released and not paid for"
+    if hit is not None and hit.after < 0:
+        threading.Thread(target=strike, daemon=True).start()
+    seed = None if os.environ.get("SEEDLESS") else 7
+    found = digest(train(run_dir=folder / "RUN", callbacks=[step], epochs=LONG, seed=seed))
+    return {"digest": found, "starts": start + 1}
+
+
+def no_space(*_: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def unhurt(folder: Path) -> str:
+    """The run that `hurt` would be."""
+    return digest(train(run_dir=folder / "UNHURT", epochs=LONG))
+
+
+def resumed(folder: Path) -> str:
+    """Goes on with the run that was hurt."""
+    return digest(train(run_dir=folder / "RUN", epochs=LONG, resume=True))
+
+
+JOBS = {
+    job.__name__: job
+    for job in (
+        every_method, every_way, parts, modes, losses, threads, uncounted, ended, people, counted, kept,
+        second, plans, models, others, limits, releases, shuffled, optimizers, drifts, fails, refuses, unseeded,
+        sharded, noise, sums, hurt, unhurt, resumed,
+    )
+}  # fmt: skip
+
+
+def main() -> None:
+    folder, *names = sys.argv[1:]
+    left = Path(folder) / f"left.{os.environ['RANK']}.json"
+    atexit.register(lambda: left.write_text(json.dumps(not dist.is_initialized())))  # first in, so last
+    torch.set_num_threads(1)
+    if os.environ.get("OWN_GROUP"):
+        dist.init_process_group("gloo")
+    else:
+        distributed.connect()
+    for name in names:
+        found = JOBS[name](Path(folder))
+        (Path(folder) / f"{name}.{os.environ['RANK']}.json").write_text(json.dumps(found))
+    if os.environ.get("OWN_GROUP"):
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,218 @@
+"""`SparseDPTrainer`: the run of `fit`, with every setting of `TrainingArguments` heeded or refused by name."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import Dataset
+
+from sparsedp import PerExampleLoss, SparseDPError, fit, verify
+
+hf = pytest.importorskip("transformers")
+
+from sparsedp.integrations.huggingface import SETTINGS, PrivacyArguments, SparseDPTrainer  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("default")
+
+ROWS, LENGTH = 40, 6
+PRIVACY = {"epsilon": 8.0, "delta": 1e-3, "accountant": "rdp", "method": "dp-sgd", "seed": 0}
+
+
+@pytest.fixture(autouse=True)
+def no_datasets_package(monkeypatch):
+    """Transformers must not take a folder of tests for the package `datasets`."""
+    monkeypatch.setattr("transformers.trainer.is_datasets_available", lambda: False)
+
+
+class Texts(Dataset):
+    """Made-up sentences in dictionaries, as tokenizers give them."""
+
+    def __len__(self):
+        return ROWS
+
+    def __getitem__(self, i):
+        words = torch.from_numpy(np.random.default_rng(i).integers(2, 50, LENGTH))
+        return {
+            "input_ids": words,
+            "attention_mask": torch.ones(LENGTH, dtype=torch.long),
+            "labels": int(words[0] > 25),
+        }
+
+
+def bert() -> nn.Module:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    quiet = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    return hf.BertForSequenceClassification(hf.BertConfig(vocab_size=50, num_labels=2, **sizes, **quiet))
+
+
+def trainer_of(model, folder, privacy=None, callbacks=None, **settings):
+    args = hf.TrainingArguments(
+        **{
+            "output_dir": str(folder), "num_train_epochs": 2, "per_device_train_batch_size": 5,
+            "gradient_accumulation_steps": 2, "learning_rate": 1e-2, "report_to": [], "disable_tqdm": True,
+            "use_cpu": True, "save_strategy": "no", **settings,
+        }
+    )  # fmt: skip
+    return SparseDPTrainer(
+        model=model, args=args, train_dataset=Texts(), eval_dataset=Texts(), callbacks=callbacks,
+        data_collator=hf.default_data_collator, privacy=PrivacyArguments(**{**PRIVACY, **(privacy or {})}),
+        compute_metrics=lambda found: {"accuracy": float((found.predictions.argmax(1) == found.label_ids).mean())},
+    )  # fmt: skip
+
+
+def weights(model: nn.Module) -> torch.Tensor:
+    return torch.cat([p.detach().reshape(-1) for p in model.parameters() if p.requires_grad])
+
+
+def test_trainer_takes_the_run_of_fit(tmp_path):
+    trainer = trainer_of(bert(), tmp_path, max_grad_norm=0.5)
+    done = trainer.train()
+    assert done.metrics["epsilon"] <= 8.0
+    assert trainer.result.plan.total_steps == done.global_step == 8
+
+    def loss(model, rows):
+        logits = model(input_ids=rows["input_ids"], attention_mask=rows["attention_mask"]).logits
+        return F.cross_entropy(logits, rows["labels"], reduction="none")
+
+    plain = bert()
+    fit(
+        plain.train(), Texts(), PerExampleLoss(loss), epochs=2, batch_size=10, progress=False, max_grad_norm=0.5,
+        optimizer=lambda p: torch.optim.AdamW(p, lr=1e-2, weight_decay=0.0),
+        lr_scheduler=lambda o, steps: torch.optim.lr_scheduler.LambdaLR(o, lambda step: (steps - step) / steps),
+        **PRIVACY,
+    )  # fmt: skip
+    assert torch.allclose(weights(trainer.model), weights(plain), atol=1e-6)
+
+
+class Seen(hf.TrainerCallback):
+    """Counts the events that it hears."""
+
+    def __init__(self):
+        self.events = []
+        self.logs = []
+
+    def __getattribute__(self, name):
+        if name in (
+            "on_train_begin",
+            "on_epoch_begin",
+            "on_epoch_end",
+            "on_step_end",
+            "on_evaluate",
+            "on_save",
+        ):
+            return lambda *_, **__: self.events.append(name)
+        return super().__getattribute__(name)
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        self.logs.append(logs)
+
+
+def test_strategies_and_callbacks_are_heeded(tmp_path):
+    seen = Seen()
+    trainer = trainer_of(
+        bert(), tmp_path, callbacks=[seen], eval_strategy="epoch", save_strategy="steps", save_steps=2,
+        save_total_limit=2, logging_steps=4,
+    )  # fmt: skip
+    trainer.train()
+    count = {name: seen.events.count(name) for name in set(seen.events)}
+    assert count["on_step_end"] == 8
+    assert count["on_epoch_begin"] == count["on_epoch_end"] == count["on_evaluate"] == 2
+    assert count["on_save"] == 4
+    assert sorted(path.name for path in tmp_path.glob("checkpoint-*")) == ["checkpoint-6", "checkpoint-8"]
+    state = json.loads((tmp_path / "checkpoint-8" / "trainer_state.json").read_text())
+    assert state["global_step"] == 8
+    saved = type(bert()).from_pretrained(tmp_path / "checkpoint-8")
+    assert torch.equal(weights(saved), weights(trainer.model.cpu()))
+    assert [set(log) >= {"epsilon", "learning_rate"} for log in seen.logs if "learning_rate" in log] == [
+        True,
+        True,
+    ]
+    assert sum("eval_accuracy" in log for log in seen.logs) == 2
+    assert not any("loss" in log for log in seen.logs)
+
+
+def test_callback_may_stop_the_training_and_the_plan_stays_the_guarantee(tmp_path):
+    class Stop(hf.TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            control.should_training_stop = state.global_step == 3
+
+    trainer = trainer_of(bert(), tmp_path, privacy={"run_dir": tmp_path / "run"}, callbacks=[Stop()])
+    assert trainer.train().global_step == 3
+    assert trainer.result.epsilon == trainer.result.plan.target_epsilon or trainer.result.epsilon > 7.9
+    assert verify(tmp_path / "run").passed
+
+
+def test_resumed_run_has_the_weights_of_an_uninterrupted_one(tmp_path):
+    class Break(hf.TrainerCallback):
+        def on_epoch_end(self, args, state, control, **kwargs):
+            raise KeyboardInterrupt
+
+    whole = trainer_of(bert(), tmp_path / "a", privacy={"run_dir": tmp_path / "whole"})
+    whole.train()
+    cut = trainer_of(bert(), tmp_path / "b", privacy={"run_dir": tmp_path / "cut"}, callbacks=[Break()])
+    with pytest.raises(KeyboardInterrupt):
+        cut.train()
+    del cut
+    again = trainer_of(bert(), tmp_path / "b", privacy={"run_dir": tmp_path / "cut"})
+    again.train(resume_from_checkpoint=True)
+    assert torch.equal(weights(again.model), weights(whole.model))
+    with pytest.raises(SparseDPError, match="hold no ledger"):
+        again.train(resume_from_checkpoint=str(tmp_path))
+
+
+def test_every_setting_is_heeded_or_refused_or_at_its_default():
+    unknown = {field.name for field in dataclasses.fields(hf.TrainingArguments)} - set(SETTINGS)
+    assert unknown <= {"_n_gpu", "mp_parameters", "jit_mode_eval"}
+
+
+REFUSED = {
+    "max_steps": 7, "num_train_epochs": 2.5, "label_smoothing_factor": 0.1, "bf16": True, "optim": "adafactor",
+    "neftune_noise_alpha": 5.0, "load_best_model_at_end": True, "dataloader_drop_last": True, "torch_compile": True,
+    "auto_find_batch_size": True, "max_grad_norm": 0.0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_setting_that_cannot_be_heeded_is_refused_before_anything_is_spent(name, tmp_path):
+    trainer = trainer_of(bert(), tmp_path / "hub", privacy={"run_dir": tmp_path / "run"})
+    setattr(trainer.args, name, REFUSED[name])
+    with pytest.raises(SparseDPError, match=name):
+        trainer.train()
+    assert trainer.result is None
+    assert not (tmp_path / "run").exists()
+
+
+def test_overridden_loss_and_given_schedule_are_refused(tmp_path):
+    class Own(SparseDPTrainer):
+        def compute_loss(self, *args, **kwargs):
+            return None
+
+    trainer = trainer_of(bert(), tmp_path)
+    trainer.__class__ = Own
+    with pytest.raises(SparseDPError, match="compute_loss"):
+        trainer.train()
+    trainer = trainer_of(bert(), tmp_path)
+    trainer.optimizer = torch.optim.SGD(trainer.model.parameters(), lr=0.1)
+    trainer.lr_scheduler = torch.optim.lr_scheduler.StepLR(trainer.optimizer, 1)
+    with pytest.raises(SparseDPError, match="lr_scheduler"):
+        trainer.train()
+
+
+def test_low_rank_adapters_are_what_is_trained(tmp_path):
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(task_type="SEQ_CLS", r=2, target_modules=["query", "value"])
+    model = peft.get_peft_model(bert(), config)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    trainer = trainer_of(model, tmp_path)
+    trainer.train()
+    moved = {name for name, p in model.named_parameters() if not torch.equal(p, before[name])}
+    assert moved
+    assert all("lora" in name or "classifier" in name for name in moved)
+    assert trainer.result.d == sum(p.numel() for p in model.parameters() if p.requires_grad)

@@ -1,0 +1,370 @@
+"""Calibration: never above the target, hardly below, whatever the plan, the split, the accountant or the cache."""
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+from dp_accounting.pld import PLDAccountant
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from scipy.stats import norm
+
+from sparsedp.errors import PrivacyError, PrivacyWarning
+from sparsedp.privacy import (
+    ACCOUNTANTS,
+    Charge,
+    EqualNoise,
+    Ledger,
+    NominalSplit,
+    Phase,
+    Plan,
+    RdpFilter,
+    calibrate,
+    epsilon_by_epoch,
+    plan_accountant,
+    plan_epsilon,
+)
+from sparsedp.privacy.accounting import ORDERS
+from sparsedp.privacy.calibration import Found, least_noise
+from sparsedp.privacy.plan import SampledGaussian
+from sparsedp.runs.verify import event_of
+
+DELTA = 1e-5
+
+
+def plan(*steps, rate=1024 / 60_000, units=60_000):
+    phases = tuple(Phase(f"p{i}", count, rate, 1.0) for i, count in enumerate(steps))
+    return Plan("dp-sgd", phases, units=units, steps_per_epoch=58)
+
+
+def noise_of(found):
+    return [phase.noise_multiplier for phase in found.phases]
+
+
+@pytest.mark.parametrize(("name", "published"), [("pld", 1.364), ("rdp", 1.447)])
+def test_golden_noise_for_epsilon_3(name, published):
+    """N=60,000, B=1024, 2,340 steps, delta 1e-5 (design, section 4)."""
+    (found,) = noise_of(calibrate(plan(2340), 3.0, DELTA, name))
+    assert found == pytest.approx(published, rel=2.5e-3)
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    epsilon=st.floats(0.1, 10.0),
+    delta=st.sampled_from([1e-4, 1e-5, 1e-7]),
+    rate=st.sampled_from([0.004, 0.02, 0.15, 1.0]),
+    steps=st.tuples(st.integers(1, 300), st.integers(1, 700)),
+    name=st.sampled_from(sorted(ACCOUNTANTS)),
+    share=st.sampled_from([None, 0.3, 0.05]),
+)
+def test_the_calibrated_plan_costs_the_target_and_never_more(epsilon, delta, rate, steps, name, share):
+    least_of_any_order = math.log(1 / delta) / (max(ORDERS) - 1)
+    assume(name == "pld" or (share or 1) * epsilon > 1.05 * least_of_any_order)  # below, no noise is enough
+    split = EqualNoise() if share is None else NominalSplit(share)
+    found = calibrate(plan(*steps, rate=rate, units=1000), epsilon, delta, name, split)
+    assert (1 - 0.005) * epsilon <= plan_epsilon(found, name) <= epsilon
+    assert (found.target_epsilon, found.delta, found.accountant) == (epsilon, delta, name)
+
+
+@pytest.mark.parametrize("epsilon", [30.0, 200.0])
+def test_full_batches_can_be_calibrated_to_large_epsilons_too(epsilon):
+    found = calibrate(plan(11, rate=1.0, units=100), epsilon, DELTA)
+    assert (1 - 0.005) * epsilon <= plan_epsilon(found) <= epsilon
+
+
+def test_the_cost_is_within_the_target_by_the_accountant_of_the_library_too():
+    found = calibrate(plan(300, 700, rate=0.05), 2.0, DELTA)
+    assert (
+        PLDAccountant(value_discretization_interval=2e-4).compose(event_of(found.events())).get_epsilon(DELTA)
+        <= 2.0
+    )
+
+
+def test_a_nominal_split_spends_its_share_in_the_first_phase_alone():
+    skeleton = plan(700, 1640)
+    found = calibrate(skeleton, 3.0, DELTA, split=NominalSplit(0.3))
+    alone = replace(found, phases=found.phases[:1], target_epsilon=None, accountant=None)
+    assert 0.3 * 3.0 * (1 - 0.005) <= plan_epsilon(alone) <= 0.3 * 3.0
+    first, second = noise_of(found)
+    (both, _) = noise_of(calibrate(skeleton, 3.0, DELTA))
+    assert second < both < first
+
+
+def test_equal_noise_gives_any_number_of_phases_the_noise_of_one():
+    one, four = calibrate(plan(1000), 1.0, DELTA), calibrate(plan(100, 200, 300, 400), 1.0, DELTA)
+    assert len(set(noise_of(four))) == 1
+    assert noise_of(four)[0] == pytest.approx(noise_of(one)[0], rel=2e-3)
+
+
+def test_phases_with_noise_keep_it_and_are_paid_for():
+    statistics = Phase("statistics", 1, 1.0, 1.0, 12.0, trains=False)
+    skeleton = plan(500)
+    found = calibrate(replace(skeleton, phases=(statistics, *skeleton.phases)), 1.0, DELTA)
+    assert found.phases[0] == statistics
+    assert 0.995 <= plan_epsilon(found) <= 1.0
+    assert noise_of(found)[1] > noise_of(calibrate(skeleton, 1.0, DELTA))[0]
+
+
+def test_less_epsilon_takes_more_noise():
+    values = [noise_of(calibrate(plan(200), epsilon, DELTA))[0] for epsilon in (0.2, 0.5, 1.0, 4.0, 16.0)]
+    assert values == sorted(values, reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "delta", "name", "says"),
+    [
+        (1e-7, DELTA, "pld", "too small"),
+        (0.005, DELTA, "rdp-classic", "fewer steps"),
+        (1e6, DELTA, "pld", "protects nobody"),
+        (0.0, DELTA, "pld", "epsilon"),
+        (-1.0, DELTA, "pld", "epsilon"),
+        (math.inf, DELTA, "pld", "epsilon"),
+        (1.0, 0.0, "pld", "delta"),
+        (1.0, 1.0, "pld", "delta"),
+        (1.0, DELTA, "moments", "expected one of"),
+    ],
+)
+def test_impossible_requests_get_a_clear_error(epsilon, delta, name, says):
+    with pytest.raises(PrivacyError, match=says):
+        calibrate(plan(2000), epsilon, delta, name)
+
+
+def test_plans_that_cannot_be_calibrated_get_a_clear_error():
+    with pytest.raises(PrivacyError, match="two phases"):
+        calibrate(plan(10), 1.0, DELTA, split=NominalSplit())
+    with pytest.raises(PrivacyError, match="noise already"):
+        calibrate(calibrate(plan(10), 1.0, DELTA), 2.0, DELTA)
+    unclipped = replace(plan(10), phases=(Phase("a", 10, 0.1, None),))
+    with pytest.raises(PrivacyError, match="clip_norm"):
+        calibrate(unclipped, 1.0, DELTA)
+    for budget in (0.0, 1.0, -0.3):
+        with pytest.raises(PrivacyError, match="phase1_budget"):
+            NominalSplit(budget)
+
+
+def test_fixed_phases_that_cost_the_target_alone_leave_no_answer():
+    greedy = Phase("statistics", 1, 1.0, 1.0, 0.5)
+    with pytest.raises(PrivacyError, match="statistics alone costs"):
+        calibrate(replace(plan(10), phases=(greedy, *plan(10).phases)), 1.0, DELTA)
+
+
+@pytest.mark.parametrize("units", [100_000, 100_001])
+def test_a_delta_of_one_over_n_or_more_warns(units):
+    with pytest.warns(PrivacyWarning, match="well below 1/N"):
+        calibrate(plan(10, units=units), 1.0, DELTA)
+
+
+def test_a_second_calibration_searches_no_more(monkeypatch):
+    first = calibrate(plan(100, 200), 1.0, DELTA, split=NominalSplit())
+
+    def search(*_):
+        raise AssertionError("searched")
+
+    monkeypatch.setattr("sparsedp.privacy.calibration.least_noise", search)
+    assert calibrate(plan(100, 200), 1.0, DELTA, split=NominalSplit()) == first
+    others = [
+        (1.01, DELTA, "pld", NominalSplit()),
+        (1.0, 0.9e-5, "pld", NominalSplit()),
+        (1.0, DELTA, "rdp", NominalSplit()),
+    ]
+    for epsilon, delta, name, split in [
+        *others,
+        (1.0, DELTA, "pld", NominalSplit(0.2)),
+        (1.0, DELTA, "pld", EqualNoise()),
+    ]:
+        with pytest.raises(AssertionError, match="searched"):
+            calibrate(plan(100, 200), epsilon, delta, name, split)
+
+
+@pytest.mark.parametrize(
+    ("power", "target"), [(0.3, 1.0), (0.3, 10.0), (1.0, 1e-3), (1.0, 50.0), (8.0, 1e-3), (8.0, 50.0)]
+)
+def test_the_search_finds_the_noise_of_a_power_law_from_any_start(power, target):
+    exact = (7.0 / target) ** (1 / power)
+    for start in (0.2, 1.0, 3000.0):
+        found = least_noise(lambda noise: 7.0 * noise**-power, target, Found(start, -1.0), "x").noise
+        assert exact <= found <= exact * (1 - 0.0026) ** (-1 / power)
+
+
+def test_the_search_never_overshoots_where_the_cost_jumps():
+    found = least_noise(lambda noise: 2.0 if noise < 3.7 else 0.5, 1.0, Found(1.0, -1.0), "x").noise
+    assert 3.7 <= found <= 3.7001
+
+
+def test_the_search_copes_with_infinite_and_zero_costs():
+    def cost(noise):
+        return math.inf if noise < 2 else 0.0 if noise > 40 else 10 / noise
+
+    found = least_noise(cost, 1.0, Found(0.5, -1.0), "x").noise
+    assert cost(found) == pytest.approx(1.0, rel=3e-3)
+    found = least_noise(cost, 1.0, Found(500.0, -1.0), "x").noise
+    assert cost(found) == pytest.approx(1.0, rel=3e-3)
+
+
+CAP_DELTA = 1e-5
+
+
+@dataclass(frozen=True)
+class Run:
+    """A closed run that charged all of these."""
+
+    charged: tuple
+    charged_head: str = "ab12"
+
+    def committed(self):
+        return self.charged
+
+
+def phases_plan(*phases, **changes):
+    return Plan("dp-sgd", phases, units=1000, steps_per_epoch=10, **changes)
+
+
+FIRST = phases_plan(Phase("train", 200, 0.02, 1.0, 2.0))
+OPEN = phases_plan(Phase("a", 100, 0.05, 1.0), Phase("b", 300, 0.02, 1.0))
+
+
+def finished(some):
+    return Run(some.events())
+
+
+def test_the_budget_is_the_cap_less_the_tight_conversion():
+    """Canonne, Kamath and Steinke 2020, Prop. 12: epsilon = B + log(1 - 1/a) - log(delta a) / (a - 1)."""
+    for order in (1.5, 4.0, 32.0):
+        budget = RdpFilter(3.0, CAP_DELTA, order).budget
+        assert budget + math.log(1 - 1 / order) - math.log(CAP_DELTA * order) / (order - 1) == pytest.approx(
+            3.0
+        )
+
+
+def test_the_order_depends_on_the_cap_and_the_first_plan_alone():
+    chosen = RdpFilter.for_first_plan(FIRST, 3.0, CAP_DELTA)
+    assert chosen == RdpFilter.for_first_plan(FIRST, 3.0, CAP_DELTA)
+    assert chosen.order != RdpFilter.for_first_plan(FIRST, 0.9, CAP_DELTA).order
+    for second in (OPEN, phases_plan(Phase("c", 5, 1.0, 1.0))):
+        found = chosen.calibrate(second, [finished(FIRST)])
+        assert found.continuation.order == chosen.order
+
+
+@pytest.mark.parametrize("split", [None, NominalSplit(0.25)])
+def test_the_calibrated_plan_fills_the_cap_and_no_more(split):
+    chosen = RdpFilter.for_first_plan(FIRST, 3.0, CAP_DELTA)
+    earlier = [finished(FIRST)]
+    found = chosen.calibrate(OPEN, earlier, *([split] if split else []))
+    left = chosen.remaining(earlier)
+    assert 0.995 * left <= chosen.cost(found.events()) <= left
+    assert chosen.admits(found, earlier)
+    if split:
+        alone = chosen.cost(
+            replace(
+                found, phases=found.phases[:1], target_epsilon=None, accountant=None, continuation=None
+            ).events()
+        )
+        assert 0.25 * left * 0.995 <= alone <= 0.25 * left
+
+
+def test_the_total_is_within_the_cap_by_ordinary_accounting():
+    """Fixed plans are a special case of adaptive ones, so the best-order accountant must agree with the cap."""
+    chosen = RdpFilter.for_first_plan(FIRST, 3.0, CAP_DELTA)
+    second = chosen.calibrate(OPEN, [finished(FIRST)])
+    third = chosen.calibrate(
+        phases_plan(Phase("c", 50, 0.01, 1.0)), [finished(FIRST), Run(second.events(70))]
+    )
+    both = (*FIRST.events(), *second.events())
+    three = (*FIRST.events(), *second.events(70), *third.events())
+    for event in (both, three):
+        for name in ("rdp", "pld"):
+            assert ACCOUNTANTS[name].epsilon(event, CAP_DELTA) <= 3.0
+
+
+def test_what_an_early_stop_did_not_charge_is_free():
+    chosen = RdpFilter.for_first_plan(FIRST, 3.0, CAP_DELTA)
+    assert chosen.remaining([Run(FIRST.events(50))]) > chosen.remaining([finished(FIRST)])
+    ledger = Ledger(FIRST)
+    for step in range(50):
+        ledger.charge(Charge("train", step, 0.02, FIRST.phases[0].noise_multiplier))
+    assert chosen.cost(ledger.events()) == pytest.approx(chosen.cost(FIRST.events(50)))
+
+
+def test_the_plan_records_what_it_continues():
+    chosen = RdpFilter.for_first_plan(FIRST, 3.0, CAP_DELTA)
+    found = chosen.calibrate(OPEN, [finished(FIRST), Run((SampledGaussian(0.01, 2.0, 10),), "cd34")])
+    assert found.continuation.ledgers == ("ab12", "cd34")
+    assert found.continuation.spent == pytest.approx(
+        chosen.budget - chosen.remaining([finished(FIRST), Run((SampledGaussian(0.01, 2.0, 10),))])
+    )
+    assert (found.accountant, found.target_epsilon, found.delta) == ("rdp-filter", 3.0, CAP_DELTA)
+    assert Plan.from_json(found.to_json()) == found
+
+
+def test_a_continued_plan_is_accounted_for_with_what_came_before():
+    chosen = RdpFilter.for_first_plan(FIRST, 3.0, CAP_DELTA)
+    found = chosen.calibrate(OPEN, [finished(FIRST)])
+    own = plan_accountant(found)
+    total = chosen.cost(FIRST.events()) + chosen.cost(found.events())
+    exact = total + math.log(1 - 1 / chosen.order) - math.log(CAP_DELTA * chosen.order) / (chosen.order - 1)
+    assert plan_epsilon(found) == pytest.approx(exact)
+    assert 0.99 * 3.0 <= plan_epsilon(found) <= 3.0
+    assert own.delta(found.events(), plan_epsilon(found)) == pytest.approx(CAP_DELTA)
+    curve = epsilon_by_epoch(found)
+    assert list(curve) == sorted(curve)
+    assert curve[-1] == plan_epsilon(found)
+    assert curve[0] > plan_epsilon(FIRST, "rdp", CAP_DELTA)
+    assert plan_epsilon(found, "rdp") < plan_epsilon(found)
+
+
+def test_a_used_up_cap_and_a_run_without_noise_admit_nothing():
+    chosen = RdpFilter.for_first_plan(FIRST, 3.0, CAP_DELTA)
+    spent = [finished(FIRST), finished(chosen.calibrate(OPEN, [finished(FIRST)]))]
+    again = calibrate(phases_plan(Phase("c", 100, 0.05, 1.0)), 1.0, CAP_DELTA)
+    assert not chosen.admits(again, spent)
+    for earlier in ([Run((SampledGaussian(0.1, 0.0, 1),))], [finished(FIRST)] * 50):
+        assert chosen.remaining(earlier) == 0.0
+        with pytest.raises(PrivacyError, match="used up"):
+            chosen.calibrate(OPEN, earlier)
+
+
+def test_a_first_plan_beyond_the_cap_leaves_no_filter():
+    with pytest.raises(PrivacyError, match="leaves nothing"):
+        RdpFilter.for_first_plan(FIRST, 0.05, CAP_DELTA)
+
+
+@pytest.mark.parametrize(
+    "values", [(0.0, CAP_DELTA, 2.0), (1.0, 0.0, 2.0), (1.0, 1.0, 2.0), (1.0, CAP_DELTA, 1.0)]
+)
+def test_a_filter_without_meaning_is_refused(values):
+    with pytest.raises(PrivacyError):
+        RdpFilter(*values)
+
+
+@pytest.mark.parametrize(
+    "appetite", [lambda x: x > 2.0, lambda x: x < -1.0, lambda x: abs(x) > 3.0, lambda x: True]
+)
+def test_an_analyst_who_spends_only_when_it_hurts_stays_within_the_cap(appetite):
+    """One Gaussian release, then a second one, all that is left, only if the first came out as they like.
+
+    Its delta at the cap's epsilon is integrated exactly: over the first release, of the hockey-stick divergence of
+    the second at epsilon less the loss so far.
+    """
+    cap, delta, noise = 1.5, 1e-4, 4.0
+    first = phases_plan(Phase("look", 1, 1.0, 1.0, noise))
+    chosen = RdpFilter.for_first_plan(first, cap, delta)
+    second = (
+        chosen.calibrate(phases_plan(Phase("more", 1, 1.0, 1.0)), [finished(first)])
+        .phases[0]
+        .noise_multiplier
+    )
+    x = np.linspace(-12 * noise, 12 * noise + 1, 40_001)
+    total = 0.0
+    for truth, other in ((1.0, 0.0), (0.0, 1.0)):
+        loss = norm.logpdf(x, truth, noise) - norm.logpdf(x, other, noise)
+        rest = cap - loss
+        more = norm.cdf(0.5 / second - rest * second) - np.exp(rest) * norm.cdf(-0.5 / second - rest * second)
+        none = np.maximum(0.0, -np.expm1(rest))
+        total = max(
+            total,
+            float(
+                np.trapezoid(norm.pdf(x, truth, noise) * np.where([appetite(v) for v in x], more, none), x)
+            ),
+        )
+    assert 0 < total <= delta

@@ -1,0 +1,238 @@
+"""Private normalisation: what one unit can move, the noise, and what the whole plan costs.
+
+Kolmogorov-Smirnov tests at level 1e-6 each: a run of this file raises a false alarm less than once in 100,000.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+from torch import Tensor
+from torch.utils.data import TensorDataset
+
+from sparsedp.batch import MicroBatch
+from sparsedp.clipping import FlatClip
+from sparsedp.errors import DataError, PrivacyError
+from sparsedp.loading import DataConfig
+from sparsedp.methods import build_plan, get_method
+from sparsedp.privacy import EqualNoise, NominalSplit, Plan, PrivateNormalisation, plan_epsilon
+from sparsedp.privacy.ledger import Charge, ChargeLog
+from sparsedp.privacy.mechanism import GaussianMechanism
+from sparsedp.privacy.queries import ChannelStatisticsSum
+from sparsedp.randomness import SeededRandomness, SystemRandomness
+from sparsedp.sampling import PoissonSampler
+
+LEVEL = 1e-6
+CLIP = 0.7
+SHAPES = {"features": (4,), "maps": (4, 3, 5), "sequence": (4, 6)}
+CENTRE = torch.tensor([0.1, -0.2, 0.0, 3.0])
+
+
+def channel_sum(
+    inputs: Tensor,
+    units: Tensor | None = None,
+    centre: Tensor | None = None,
+    columns: Tensor | None = None,
+) -> Tensor:
+    batch = MicroBatch((inputs, torch.zeros(len(inputs))), units)
+    return sum(ChannelStatisticsSum([batch], 4, FlatClip(CLIP), centre, columns).partial_sums(CLIP))
+
+
+def by_hand(inputs: Tensor, units: Sequence[int], centre: Tensor | None) -> np.ndarray:
+    """The same in NumPy, unit by unit, with the clip's margin."""
+    x = inputs.double().numpy()
+    total = np.zeros(4)
+    for unit in sorted(set(units)):
+        rows = []
+        for row in x[np.asarray(units) == unit]:
+            flat = row.reshape(4, -1)
+            if centre is None:
+                rows.append([np.mean(channel) for channel in flat])
+            else:
+                rows.append(
+                    [np.sqrt(np.mean((c - m) ** 2)) for c, m in zip(flat, centre.tolist(), strict=True)]
+                )
+        vector = np.mean(rows, axis=0)
+        length = np.sqrt(np.sum(vector**2))
+        if np.isfinite(length):
+            total += vector * min(1.0, CLIP / 1.001 / length)
+    return total
+
+
+@pytest.mark.parametrize("centre", [None, CENTRE], ids=["means", "spreads"])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("units", [None, [0, 0, 0, 1, 2, 2, 3]], ids=["rows", "patients"])
+def test_the_sum_is_what_the_definition_says(shape, centre, units):
+    inputs = torch.randn(7, *SHAPES[shape], generator=torch.Generator().manual_seed(1))
+    found = channel_sum(inputs, None if units is None else torch.tensor(units), centre)
+    np.testing.assert_allclose(found.numpy(), by_hand(inputs, units or range(7), centre), rtol=1e-6)
+
+
+@given(
+    size=st.floats(-200, 200).map(lambda power: 10.0 ** (power / 6)),
+    rows=st.integers(1, 5),
+    spoilt=st.sampled_from([None, torch.nan, torch.inf, -torch.inf]),
+    spread=st.booleans(),
+    columns=st.sampled_from([None, (1,), (0, 1, 3)]),
+    seed=st.integers(0, 10),
+)
+@settings(deadline=None, max_examples=150)
+def test_one_more_patient_moves_the_sum_by_at_most_the_clip(size, rows, spoilt, spread, columns, seed):
+    generator = torch.Generator().manual_seed(seed)
+    others, own = (torch.randn(count, 4, 2, 2, generator=generator).double() for count in (5, rows))
+    own *= size
+    if spoilt is not None:
+        own[0, 1, 0, 1] = spoilt
+    chosen = None if columns is None else torch.tensor(columns)
+    centre = (CENTRE if chosen is None else CENTRE[chosen]) if spread else None
+    before = channel_sum(others, torch.tensor([0, 0, 1, 2, 2]), centre, chosen)
+    after = channel_sum(torch.cat([others, own]), torch.tensor([0, 0, 1, 2, 2] + [3] * rows), centre, chosen)
+    moved = float((after - before).norm())
+    assert moved <= CLIP
+    assert moved == 0 or spoilt is None
+
+
+@pytest.mark.parametrize("centre", [None, CENTRE], ids=["means", "spreads"])
+def test_the_worst_patient_moves_the_sum_by_just_the_clip(centre):
+    others = torch.randn(6, 4, 3, 3)
+    worst = torch.full((50, 4, 3, 3), 1e6)
+    before = channel_sum(others, torch.arange(6), centre)
+    after = channel_sum(torch.cat([others, worst]), torch.tensor([*range(6), *[6] * 50]), centre)
+    assert CLIP * (1 - 1.1e-3) < float((after - before).norm()) <= CLIP
+
+
+def test_a_patient_counts_once_however_many_rows_are_loaded():
+    """Sampler and sum together, every unit sampled and all its rows drawn."""
+    owner = [0] * 9 + [1, 2, 2]
+    inputs = torch.randn(12, 4, generator=torch.Generator().manual_seed(0))
+    dataset = TensorDataset(inputs, torch.zeros(12))
+    sampler = PoissonSampler(
+        dataset, sampling_rate=1.0, randomness=SystemRandomness(),
+        loading=DataConfig(unit_ids=owner, rows_per_unit=9, max_physical_batch=9),
+    )  # fmt: skip
+    (batch,) = sampler.batches(0, 1)
+    found = sum(ChannelStatisticsSum(batch, 4, FlatClip(CLIP)).partial_sums(CLIP))
+    np.testing.assert_allclose(found.numpy(), by_hand(inputs, owner, None), rtol=1e-6)
+
+
+def test_a_sampling_rate_of_one_takes_every_unit():
+    dataset = TensorDataset(torch.ones(5000, 1))
+    for randomness in (SystemRandomness(), SeededRandomness(0)):
+        whole = DataConfig(max_physical_batch=999)
+        sampler = PoissonSampler(dataset, sampling_rate=1.0, randomness=randomness, loading=whole)
+        (batch,) = sampler.batches(0, 1)
+        assert sum(part.example_count for part in batch) == 5000
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [torch.zeros(3, 4, dtype=torch.int64), torch.zeros(3), {"x": torch.zeros(3, 4)}],
+    ids=["token ids", "no channels", "a dict"],
+)
+def test_inputs_that_have_no_channels_of_numbers_are_refused(rows):
+    with pytest.raises(DataError, match="normalise: got inputs"):
+        sum(ChannelStatisticsSum([MicroBatch(rows)], 4, FlatClip(CLIP)).partial_sums(CLIP))
+
+
+def test_columns_that_are_left_out_neither_count_nor_take_part_in_the_clip():
+    inputs = torch.randn(6, 4, generator=torch.Generator().manual_seed(3))
+    loud = inputs.clone()
+    loud[:, [0, 2]] *= 1e6
+    kept = torch.tensor([1, 3])
+    quiet = channel_sum(inputs, columns=kept)
+    assert torch.equal(channel_sum(loud, columns=kept), quiet)
+    x = inputs[:, kept].double().numpy()
+    lengths = np.linalg.norm(x, axis=1, keepdims=True)
+    expected = (x * np.minimum(1, CLIP / 1.001 / lengths)).sum(axis=0)
+    np.testing.assert_allclose(quiet.numpy(), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("columns", [(), (1, 1), (-1,), (True,), ("age",), "ab", 3])
+def test_columns_are_distinct_numbers(columns):
+    with pytest.raises(PrivacyError, match="normalise: columns: got"):
+        PrivateNormalisation(columns=columns)
+
+
+def test_other_channels_than_declared_are_refused():
+    with pytest.raises(DataError, match="got 3 channels, expected 4"):
+        sum(ChannelStatisticsSum([MicroBatch(torch.zeros(2, 3))], 4, FlatClip(CLIP)).partial_sums(CLIP))
+
+
+def test_the_noise_has_the_planned_scale_and_neither_two_thirds_nor_three_halves_of_it():
+    channels, units, noise_multiplier = 8000, 500.0, 8.0
+    batch = MicroBatch(torch.zeros(3, channels))
+    ledger = ChargeLog()
+    charge = Charge("normalise", 0, 1.0, noise_multiplier)
+    released = GaussianMechanism(ledger, SystemRandomness()).release(
+        ChannelStatisticsSum([batch], channels, FlatClip(CLIP)), charge, expected_batch_size=units
+    )
+    scale = noise_multiplier * CLIP / units
+    p_values = [stats.kstest(released.mean.numpy(), "norm", (0, f * scale)).pvalue for f in (1, 2 / 3, 3 / 2)]
+    assert p_values[0] > LEVEL
+    assert max(p_values[1:]) < LEVEL
+    assert released.noise_scale.tolist() == pytest.approx([scale] * channels)
+    assert ledger.charges == [charge]
+
+
+def plan_of(method: str, **more: object) -> Plan:
+    return build_plan(
+        get_method(method), units=45_000, batch_size=4096, epochs=4, epsilon=3.0, delta=1e-5, max_grad_norm=0.1,
+        **more,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("split", [EqualNoise(), NominalSplit(0.3)], ids=["equal", "nominal"])
+@pytest.mark.parametrize("method", ["dp-sgd", "tp-topk"])
+def test_the_whole_plan_costs_the_target_and_no_more_by_two_accountants(method, split):
+    import dp_accounting as dp
+
+    plan = plan_of(method, normalise=PrivateNormalisation(8.0), accountant="rdp", split=split)
+    first = plan.phases[0]
+    assert (first.name, first.steps, first.sampling_rate, first.trains) == ("normalise", 2, 1.0, False)
+    assert first.noise_multiplier == 8.0
+    assert 0.995 * 3 <= plan_epsilon(plan) <= 3
+    event = dp.ComposedDpEvent(
+        [dp.SelfComposedDpEvent(dp.GaussianDpEvent(8.0), 2)]
+        + [
+            dp.SelfComposedDpEvent(
+                dp.PoissonSampledDpEvent(p.sampling_rate, dp.GaussianDpEvent(p.noise_multiplier)), p.steps
+            )
+            for p in plan.training
+        ]
+    )
+    for accountant in (dp.rdp.RdpAccountant(), dp.pld.PLDAccountant(value_discretization_interval=1e-3)):
+        assert accountant.compose(event).get_epsilon(1e-5) <= 3.0
+
+
+def test_training_gets_more_noise_for_what_the_normalisation_costs():
+    with_it = plan_of("dp-sgd", normalise=PrivateNormalisation(8.0), accountant="rdp")
+    without = plan_of("dp-sgd", accountant="rdp")
+    assert with_it.training[0].noise_multiplier > 1.001 * without.training[0].noise_multiplier
+    assert with_it.training[0].steps == without.total_steps == with_it.training_steps
+    assert with_it.epoch_ends() == tuple(end + 2 for end in without.epoch_ends())
+    assert Plan.from_json(with_it.to_json()) == with_it
+
+
+def test_a_normalisation_that_costs_more_than_the_budget_is_refused():
+    with pytest.raises(
+        PrivacyError, match=r"epsilon=3 .*normalise alone costs \d.*raise its noise multiplier"
+    ):
+        plan_of("dp-sgd", normalise=PrivateNormalisation(0.5), accountant="rdp")
+
+
+@pytest.mark.parametrize(
+    "values", [{"noise_multiplier": 0}, {"clip_norm": -1.0}, {"clip_norm": "1"}, {"noise": 8}]
+)
+def test_what_is_asked_for_is_checked(values):
+    with pytest.raises(PrivacyError, match="normalise"):
+        PrivateNormalisation.from_json(values)
+
+
+def test_the_defaults_can_be_left_out():
+    assert PrivateNormalisation.from_json({"clip_norm": 2.0}) == PrivateNormalisation(8.0, 2.0)

@@ -1,0 +1,335 @@
+"""The report of a run: self-contained, the same every time, with nothing in it that is not public."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import Counter
+from html import unescape
+from html.parser import HTMLParser
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from report_runs import a_run, train
+
+import sparsedp
+from sparsedp import (
+    DataError,
+    PrivacyError,
+    RunMetadata,
+    SparseDPError,
+    StepReport,
+    write_report,
+)
+from sparsedp._files import readable_json
+from sparsedp.methods import EverySteps, get_method
+from sparsedp.report import energy_share, noise_segments, primary_metric
+from sparsedp.report.svg import Line, line_chart, round_axis
+
+NEVER_CLOSED = {"meta", "br", "rect", "line", "polyline"}
+numbers = st.floats(-1e9, 1e9, allow_nan=False, width=64)
+
+
+class Outline(HTMLParser):
+    """Checks that elements nest, and collects what the tests ask about."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.links: list[str] = []
+        self.figures: list[Counter[str]] = []
+        self.labels: list[str] = []
+        self.words: list[str] = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag, attrs):
+        found = dict(attrs)
+        self.links += [found["href"]] if "href" in found else []
+        if tag == "figure":
+            self.figures.append(Counter())
+        elif "figure" in self.open:
+            self.figures[-1][tag] += 1
+        if tag == "svg":
+            self.labels.append(found.get("aria-label") or "")
+        if tag not in NEVER_CLOSED:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        pass
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if not self.open or self.open[-1] != "style":
+            self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split()).replace("\u00a0", " ")
+
+
+@pytest.fixture
+def run(single: Path, tmp_path: Path) -> Path:
+    """A copy of a finished run, to damage."""
+    return shutil.copytree(single, tmp_path / "run")
+
+
+def text_of(folder: Path) -> str:
+    return Outline(write_report(folder).read_text()).text
+
+
+def test_page_is_well_formed_and_every_figure_has_a_label_a_caption_and_its_numbers(run):
+    outline = Outline(write_report(run).read_text())
+    assert outline.open == []
+    assert len(outline.figures) == 2
+    assert all(figure["svg"] and figure["table"] and figure["figcaption"] for figure in outline.figures)
+    assert all(len(label) > 20 for label in outline.labels)
+
+
+def test_page_refers_to_nothing_outside_itself_and_runs_no_script(run):
+    text = write_report(run).read_text()
+    assert Outline(text).links == ["#content"]
+    for forbidden in (
+        "http://",
+        "https://",
+        "@import",
+        "url(",
+        " src=",
+        "<link",
+        "<img",
+        "<iframe",
+        "<script",
+    ):
+        assert forbidden not in text
+    assert "default-src 'none'" in unescape(text)
+
+
+def test_page_of_the_same_run_has_the_same_bytes_wherever_it_lies(single, tmp_path):
+    first = write_report(single, tmp_path / "one.html").read_bytes()
+    moved = shutil.copytree(single, tmp_path / "elsewhere" / single.name)
+    page = write_report(moved)
+    assert page == moved / "report.html"
+    assert page.read_bytes() == first
+    assert str(tmp_path).encode() not in first
+
+
+def test_page_says_what_was_promised_and_spent_and_the_guarantee_comes_first(run):
+    text = text_of(run)
+    record = json.loads((run / "record.json").read_text())
+    head = json.loads((run / "ledger.jsonl").read_text().splitlines()[-1])["hash"]
+    said = (
+        "At most (8, 0.001)-differential privacy for adding or removing one row of 80",
+        "reproducible, not for release",
+        "The unit is a row, not a person or patient",
+        "Held-out data is outside the guarantee",
+        f"{record['epsilon']:.4g}",
+        f"{record['steps_charged']} of {record['steps']} planned",
+        f"{record['k']} of {record['d']} coordinates",
+        f"{100 * record['test_accuracy']:.1f} %",
+        head,
+        f"in the folder {run.name}: sparsedp verify .",
+    )
+    assert [words for words in said if words not in text] == []
+    places = [
+        text.index(words) for words in ("The guarantee, in words", "Verification", "The plan", "Settings")
+    ]
+    assert places == sorted(places)
+
+
+def test_page_shows_names_given_by_a_user_as_text(tmp_path):
+    evil = "<script>alert('x')</script>&\"'"
+    about = RunMetadata(dataset=evil, model=evil, variant=evil)
+    text = write_report(a_run(tmp_path / "run", "tp-rand", seed=0, metadata=about)).read_text()
+    assert "<script" not in text
+    assert "&lt;script&gt;alert" in text
+
+
+def test_page_does_not_depend_on_the_time_the_run_took(run):
+    """How long a step takes depends on the data; the record keeps it, the page does not."""
+    before = write_report(run).read_bytes()
+    record = json.loads((run / "record.json").read_text())
+    record["timing"]["seconds"] += 98765.4
+    (run / "record.json").write_bytes(readable_json(record))
+    assert write_report(run).read_bytes() == before
+
+
+def test_report_of_a_folder_of_runs_is_refused(single, tmp_path):
+    for name in ("one", "two"):
+        shutil.copytree(single, tmp_path / name)
+    with pytest.raises(SparseDPError, match="holds 2 runs, such as one"):
+        write_report(tmp_path)
+
+
+def test_report_of_a_run_whose_ledger_does_not_verify_is_not_written(run, tmp_path):
+    ledger = run / "ledger.jsonl"
+    lines = ledger.read_text().splitlines()
+    ledger.write_text("\n".join([lines[0], *lines[2:]]) + "\n")
+    with pytest.raises(PrivacyError):
+        write_report(run)
+    ledger.write_text("\n".join(lines[:-6]) + "\n")
+    with pytest.raises(PrivacyError, match="removed"):
+        write_report(run)
+    assert not (run / "report.html").exists()
+
+
+def test_report_of_a_run_whose_files_do_not_agree_says_so_in_red_on_top(run):
+    page = write_report(run).read_text()
+    assert "Not verified" not in page
+    record = json.loads((run / "record.json").read_text())
+    (run / "record.json").write_text(json.dumps({**record, "epsilon": 0.1}, indent=2) + "\n")
+    page = write_report(run).read_text()
+    assert page.index('class="banner bad"') < page.index('class="badges"')
+    assert "Not verified" in page
+    assert "the record's epsilon: it says 0.1" in unescape(page)
+
+
+def test_report_of_files_of_two_runs_is_refused(run, tmp_path):
+    other = a_run(tmp_path / "other", "dp-sgd", seed=0)
+    shutil.copy(other / "plan.json", run)
+    with pytest.raises(PrivacyError, match="another plan"):
+        write_report(run)
+
+
+@pytest.mark.parametrize("missing", ["record.json", "checkpoint.safetensors", "ledger.jsonl"])
+def test_report_of_a_run_without_one_of_its_files_names_it(run, missing):
+    (run / missing).unlink()
+    with pytest.raises(SparseDPError, match=missing.split(".")[0]):
+        write_report(run)
+
+
+def test_report_of_a_record_of_another_format_is_refused(run):
+    (run / "record.json").write_text(json.dumps({"format": 99}))
+    with pytest.raises(DataError, match="99"):
+        write_report(run)
+
+
+def test_report_without_a_run_or_a_place_to_write_to_is_a_clear_error(single, tmp_path):
+    with pytest.raises(DataError, match="no run"):
+        write_report(tmp_path)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SparseDPError, match="cannot write"):
+        write_report(single, tmp_path / "file" / "report.html")
+
+
+def test_result_writes_the_report_of_its_directory_and_needs_one(tmp_path):
+    result = train("tp-coherent", run_dir=tmp_path / "run")
+    assert result.report() == tmp_path / "run" / "report.html"
+    assert result.report(tmp_path / "copy.html").read_bytes() == result.report().read_bytes()
+    assert "noise from the operating system" in result.report().read_text()
+    with pytest.raises(SparseDPError, match="kept no directory"):
+        train("tp-topk").report()
+
+
+def test_report_of_a_run_that_is_not_private_says_so_at_the_top(tmp_path):
+    text = text_of(a_run(tmp_path / "run", "clipped-sgd", epsilon=None, seed=0))
+    top = text[: text.index("The guarantee, in words")]
+    assert "this run protects nobody" in top
+    assert "∞" in top
+
+
+@pytest.mark.parametrize("epochs", [2, 0])
+def test_report_of_a_run_stopped_early_keeps_its_planned_epsilon(tmp_path, epochs):
+    def stop(event: object) -> None:
+        if epochs == 0 or (isinstance(event, sparsedp.EpochMetrics) and event.epoch == epochs):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train("tp-topk", run_dir=tmp_path / "run", seed=0, callbacks=[stop])
+    text = text_of(tmp_path / "run")
+    assert "stopped before its plan was done" in text
+    assert "At most (8, 0.001)" in text
+    assert "is not private" not in text
+    assert text.count("No epoch of this run is done yet") == (2 if epochs == 0 else 0)
+
+
+def test_report_leads_with_auc_and_shows_the_majority_class_where_classes_are_counted(tmp_path):
+    about = RunMetadata(dataset="blobs", model="perceptron", schema={"held_out_counts": [20, 40]})
+    folder = a_run(tmp_path / "run", "tp-topk", classes=2, seed=0, metadata=about)
+    record = json.loads((folder / "record.json").read_text())
+    text = text_of(folder)
+    assert f"held-out AUC {record['metrics']['auc']:.4g}" in text
+    assert "majority class 0.5; outside the guarantee" in text
+    assert primary_metric({"loss": 1.0, "accuracy": 0.5}) == "accuracy"
+    assert primary_metric({"b": 1.0, "a": 2.0}) == "a"
+    assert primary_metric({"a": None}) is None
+
+
+def test_report_calls_rows_as_the_unit_a_warning_and_people_not(run, tmp_path):
+    assert (
+        '<span class="badge warn">protects each row, not whoever has several</span>'
+        in write_report(run).read_text()
+    )
+    units = a_run(
+        tmp_path / "patients", "dp-sgd", seed=0, unit_ids=[i // 2 for i in range(80)], unit_name="patient"
+    )
+    page = write_report(units).read_text()
+    assert '<span class="badge plain">protects each patient</span>' in page
+    assert "protects each row" not in page
+
+
+@pytest.mark.parametrize("method", ["dp-sgd", "tp-topk", "on-rand", "ranked"])
+def test_noise_segments_add_up_to_the_noise_every_release_carried(method):
+    released: list[float] = []
+
+    def watch(event: object) -> None:
+        if isinstance(event, StepReport):
+            released.append(float(event.released.noise_scale.square().sum()))
+
+    result = train(method, seed=0, callbacks=[watch])
+    parts = noise_segments(result.plan, result.supports, result.d, result.plan.total_steps)
+    assert [part.energy for part in parts for _ in range(part.steps)] == pytest.approx(released, rel=1e-9)
+    share = energy_share(parts, result.d)
+    dense = sum(result.d * part.noise_std**2 * part.steps for part in parts)
+    assert share == pytest.approx(sum(released) / dense)
+    assert (share == pytest.approx(1.0)) == (method == "dp-sgd")
+
+
+def test_noise_energy_of_a_run_without_noise_has_no_share():
+    result = train("clipped-sgd", epsilon=None, seed=0)
+    assert energy_share(noise_segments(result.plan, result.supports, result.d, 5), result.d) is None
+
+
+def test_report_of_a_support_that_changes_at_every_step_stays_small(tmp_path):
+    method = get_method("on-rand", clock=EverySteps(1))
+    result = train(method, seed=0, epochs=25, run_dir=tmp_path / "run")
+    assert len(result.supports) > 90
+    page = result.report()
+    assert page.stat().st_size < 200_000
+    assert "more, in record.json" in page.read_text()
+
+
+@given(numbers, numbers, st.booleans())
+def test_round_axis_covers_its_values_with_few_rising_ticks(one, other, whole):
+    low, high = min(one, other), max(one, other)
+    axis = round_axis("x", (low, high), whole=whole)
+    slack = 1e-6 * (axis.ticks[-1] - axis.ticks[0])
+    assert axis.ticks[0] <= low + slack
+    assert axis.ticks[-1] >= high - slack
+    assert 2 <= len(axis.ticks) <= 12
+    assert all(a < b for a, b in pairwise(axis.ticks))
+    assert axis.place(axis.ticks[0], 10, 110) == pytest.approx(10)
+    assert axis.place(axis.ticks[-1], 10, 110) == pytest.approx(110)
+
+
+@given(st.lists(numbers, min_size=1, max_size=60))
+def test_line_chart_draws_every_point_inside_its_picture_and_labels_it(values):
+    x = round_axis("epoch", (0, len(values)), whole=True)
+    y = round_axis("<metric>", values)
+    svg = line_chart(
+        x, y, [Line("<a>", tuple(enumerate(values)))], "what it shows", levels=((values[0], "<b>"),)
+    )
+    circles = [part for part in svg.split("<circle")[1:]]
+    assert len(circles) == len(values)
+    for circle in circles:
+        place, height = (float(circle.split(f'{name}="')[1].split('"')[0]) for name in ("cx", "cy"))
+        assert 0 <= place <= 520
+        assert 0 <= height <= 250
+        assert "&lt;a&gt;" in circle
+    assert "<a>" not in svg
+    assert "<b>" not in svg
+    assert "-0" not in svg.split("<title>")[0].replace("-0.", "")
