@@ -209,7 +209,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--results", type=Path, default=Path("hospital-sklearn.jsonl"))
-    parser.add_argument("--markdown", action="store_true", help="print the tables as in docs/sklearn.md")
+    parser.add_argument("--markdown", action="store_true", help="print the tables in Markdown")
     options = parser.parse_args()
     torch.set_num_threads(1)
     private = [method.name for method in list_methods() if method.private]

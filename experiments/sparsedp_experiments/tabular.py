@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any
 
 import numpy as np
@@ -267,26 +267,36 @@ def export(table: Table, folder: Path) -> Path:
     return path
 
 
+WHATS = ("ours linear", "ours additive", "ours network", "ours additive network", "boosted", "opacus", "diffprivlib",
+         "before zero", "before bounds", "linear", "trees")  # fmt: skip
+
+
 def lines(rows: list[Row]) -> Iterator[str]:
-    """The table of docs/tabular.md: means over seeds; what was measured before has its commit in its line."""
-    whats = ("ours linear", "ours additive", "opacus", "diffprivlib", "before zero", "before bounds",
-             "ours network", "ours additive network", "boosted", "linear", "trees")  # fmt: skip
-
-    def cell(table: str, epsilon: float, what: str) -> str:
-        found: dict[float, list[float]] = defaultdict(list)
-        for row in rows:
-            if row["table"] == table and row["what"] == what and row.get("epsilon", epsilon) == epsilon:
-                found[row.get("lr", 0.0)].append(row["score"])
-        best = max(found.values(), key=mean, default=[])
-        return f"{mean(best):.3f}" + (f" ± {stdev(best):.3f}" if len(best) > 1 else "") if best else "-"
-
-    yield "| table | epsilon | " + " | ".join(whats) + " |"
-    yield "|---" * (len(whats) + 2) + "|"
+    """The tables of docs/tabular.md, those with the same fits together: means over seeds."""
+    found: dict[tuple[str, float, str], list[float]] = defaultdict(list)
+    for row in rows:
+        if row["what"] != "opacus" or row["lr"] == 1.0:  # the better one of two
+            found[row["table"], row.get("epsilon", 0.0), row["what"]].append(row["score"])
+    groups: dict[tuple[str, ...], list[str]] = defaultdict(list)
     for table in dict.fromkeys(row["table"] for row in rows):
-        for epsilon in sorted({row["epsilon"] for row in rows if row["table"] == table and "epsilon" in row}):
+        groups[tuple(one for one in WHATS if any((table, e, one) in found for _, e, _ in found))].append(
+            table
+        )
+    for whats, tables in groups.items():
+        yield "| table, epsilons | seeds | " + " | ".join(whats) + " |"
+        yield "|---" * (len(whats) + 2) + "|"
+        for table in tables:
+            epsilons = sorted({e for name, e, _ in found if name == table and e})
+            kept = [
+                [found[table, e, what] for e in (0.0, *epsilons) if (table, e, what) in found]
+                for what in whats
+            ]
+            fewest = min(len(one) for scores in kept[:-2] for one in scores)
+            cells = (" ".join(f"{mean(one):.3f}" for one in scores) for scores in kept)
             yield (
-                f"| {table} | {epsilon:g} | " + " | ".join(cell(table, epsilon, one) for one in whats) + " |"
+                f"| {table} {', '.join(f'{e:g}' for e in epsilons)} | {fewest} | " + " | ".join(cells) + " |"
             )
+        yield ""
 
 
 def main() -> None:

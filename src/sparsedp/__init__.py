@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from sparsedp.privacy.normalization import PrivateNormalisation as PrivateNormalisation
     from sparsedp.private_training import make_private as make_private
     from sparsedp.report import write_report as write_report
+    from sparsedp.results import Callback as Callback
     from sparsedp.results import Result as Result
     from sparsedp.results import StepReport as StepReport
     from sparsedp.runs.record import EpochMetrics as EpochMetrics
@@ -49,6 +50,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "RunMetadata": "sparsedp.runs.record",
     "AuditResult": "sparsedp.auditing",
+    "Callback": "sparsedp.results",
     "DataError": "sparsedp.errors",
     "EpochMetrics": "sparsedp.runs.record",
     "DataConfig": "sparsedp.loading",

@@ -24,7 +24,7 @@ from sparsedp.runs.record import EpochMetrics
 
 
 @contextmanager
-def live(plan: Plan, console: Console) -> Iterator[Callback]:
+def live(plan: Plan, console: Console) -> Iterator[Callable[[Event], None]]:
     """A callback that shows step and time left, and below epoch, epsilon so far, active ratio, held-out accuracy.
 
     The epsilon is a bound on what is spent so far: the plan's, up to the end of the epoch at work.
@@ -59,16 +59,15 @@ def live(plan: Plan, console: Console) -> Iterator[Callback]:
 
 
 @final
-class EpochLines:
+class EpochLines(Callback):
     """A callback that prints a line per epoch, where no live screen can be shown."""
 
     def __init__(self, screen: Console, epochs: int | None) -> None:
         self._screen, self._epochs = screen, epochs
 
-    def __call__(self, event: Event) -> None:
-        """Print the epochs."""
-        if not isinstance(event, EpochMetrics):
-            return
+    def on_epoch(self, metrics: EpochMetrics) -> None:
+        """Print a line."""
+        event = metrics
         accuracy = event.metrics.get("accuracy")
         facts = [
             f"epoch {event.epoch}/{self._epochs or '?'}",
@@ -112,7 +111,7 @@ def deferred_interrupt(*signals: signal.Signals) -> Iterator[Callable[[], bool]]
 
 
 @final
-class ScalarLog:
+class ScalarLog(Callback):
     """A callback that writes scalars.
 
     **Privacy.** Takes released gradients, public numbers and held-out metrics; nothing else reaches a callback.
@@ -123,20 +122,26 @@ class ScalarLog:
         self._open_writer = open_writer
         self._writer: Any = None
 
-    def __call__(self, event: Event) -> None:
-        """Write what a step or an epoch released."""
-        self._writer = self._writer or self._open_writer()
-        if isinstance(event, StepReport):
-            self._writer.add_scalar("released/norm", float(event.released.mean.norm()), event.step)
-            self._writer.add_scalar("public/active_ratio", event.released.support.active_ratio, event.step)
-            self._writer.add_scalar("public/learning_rate", event.learning_rates[0], event.step)
-            return
-        if event.epsilon is not None:
-            self._writer.add_scalar("public/epsilon", event.epsilon, event.step)
-        for name, value in event.metrics.items():
+    def on_step(self, report: StepReport) -> None:
+        """Write what a step released."""
+        writer, step = self._opened(), report.step
+        writer.add_scalar("released/norm", float(report.released.mean.norm()), step)
+        writer.add_scalar("public/active_ratio", report.released.support.active_ratio, step)
+        writer.add_scalar("public/learning_rate", report.learning_rates[0], step)
+
+    def on_epoch(self, metrics: EpochMetrics) -> None:
+        """Write an epoch's epsilon and held-out numbers."""
+        writer, step = self._opened(), metrics.step
+        if metrics.epsilon is not None:
+            writer.add_scalar("public/epsilon", metrics.epsilon, step)
+        for name, value in metrics.metrics.items():
             if value is not None:
-                self._writer.add_scalar(f"held-out/{name}", value, event.step)
-        self._writer.flush()
+                writer.add_scalar(f"held-out/{name}", value, step)
+        writer.flush()
+
+    def _opened(self) -> Any:
+        self._writer = self._writer or self._open_writer()
+        return self._writer
 
 
 def tensorboard_log(folder: Path) -> ScalarLog:

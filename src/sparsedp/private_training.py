@@ -26,7 +26,7 @@ from sparsedp.methods.auto import AUTO_METHOD
 from sparsedp.methods.plan_config import ClipNorm
 from sparsedp.privacy.plan import Plan
 from sparsedp.randomness import PublicRandomness, fork_generators
-from sparsedp.results import Callback, Result
+from sparsedp.results import CallbackLike, Result
 from sparsedp.runs.record import EpochMetrics, RunMetadata
 from sparsedp.training.data import given_data, given_units, refuse_picked_rows
 from sparsedp.training.planning import plan_for
@@ -80,7 +80,7 @@ def make_private(
     resume: bool = False,
     seed: int | None = None,
     engine: str = "bookkeeping",
-    callbacks: Sequence[Callback] = (),
+    callbacks: Sequence[CallbackLike] = (),
     progress: bool = False,
     metadata: RunMetadata = RunMetadata(),  # noqa: B008
     **other_names: object,

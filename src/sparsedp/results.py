@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -39,8 +39,45 @@ class StepReport:
 
 
 Event = StepReport | EpochMetrics
-Callback = Callable[[Event], None]
-"""Called after each step and each epoch, in order."""
+
+
+class Callback:
+    """Hears of a run: override what you want to hear of.
+
+    >>> class Norms(Callback):
+    ...     def on_step(self, report):
+    ...         print(report.step, float(report.released.mean.norm()))
+
+    Formal guarantees:
+        Released values, public numbers and held-out metrics: nothing else reaches a callback.
+    """
+
+    def on_step(self, report: StepReport) -> None:
+        """After every step."""
+
+    def on_epoch(self, metrics: EpochMetrics) -> None:
+        """After every epoch, with its held-out metrics and the epsilon so far."""
+
+    def on_end(self, result: Result) -> None:
+        """Once the run is finished, its files closed."""
+
+
+CallbackLike = Callback | Callable[[Event], None]
+"""A callback, or a function that is called with the report of each step and each epoch."""
+
+
+def tell(callbacks: Iterable[CallbackLike], event: Event | Result) -> None:
+    """Tell callbacks, in order, of a step, an epoch or the end."""
+    for callback in callbacks:
+        if not isinstance(callback, Callback):
+            if not isinstance(event, Result):
+                callback(event)
+        elif isinstance(event, StepReport):
+            callback.on_step(event)
+        elif isinstance(event, EpochMetrics):
+            callback.on_epoch(event)
+        else:
+            callback.on_end(event)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +142,11 @@ class Result:
     plan: Plan = field(repr=False)
     ledger: LedgerSummary
     out: Path | None
+
+    @property
+    def noise_multiplier(self) -> float:
+        """The noise of the main phase's steps over max_grad_norm; 0 when not private."""
+        return self.plan.phases[-1].noise_multiplier
 
     @property
     def outcome(self) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from sparsedp.clipping import Identity
 from sparsedp.methods.method import SELECT, Method
 from sparsedp.methods.plan_config import PlanSpec
 from sparsedp.methods.public_scores import Knowledge
-from sparsedp.methods.support_scheduler import Controller, ControllerState, StepSetting
+from sparsedp.methods.support_scheduler import SchedulerState, StepSetting, SupportScheduler
 from sparsedp.parameters import ParameterLayout, ParameterSlice, Support
 from sparsedp.privacy.accounting import plan_epsilon
 from sparsedp.privacy.mechanism import _SEAL, Release
@@ -68,12 +68,12 @@ class _Run:
         self.controller = _begun(self.plan)
         self.settings = [self.step(self.controller, step) for step in range(self.plan.total_steps)]
 
-    def step(self, controller: Controller, step: int) -> StepSetting:
+    def step(self, controller: SupportScheduler, step: int) -> StepSetting:
         """One step with a made-up release."""
-        setting = controller.setting(step)
+        setting = controller.begin_step(step)
         mean = torch.randn(LAYOUT.dimension, generator=_generator(self.seed, step), dtype=torch.float64)
         scale = setting.geometry.noise_scale(0.1, setting.support.size)
-        controller.observe(_release(setting.support, setting.support.gather(mean), scale, step))
+        controller.update(_release(setting.support, setting.support.gather(mean), scale, step))
         return setting
 
 
@@ -140,7 +140,7 @@ def _check_resume(method: Method, whole: _Run, cut: int) -> None:
         whole.step(first, step)
     saved = first.state()
     second = _begun(whole.plan)
-    second.restore(ControllerState(load(save(dict(saved.tensors))), json.loads(json.dumps(saved.values))))
+    second.restore(SchedulerState(load(save(dict(saved.tensors))), json.loads(json.dumps(saved.values))))
     for step in range(cut, whole.plan.total_steps):
         resumed = whole.step(second, step)
         assert resumed.support == whole.settings[step].support, (
@@ -155,10 +155,10 @@ def _check_resume(method: Method, whole: _Run, cut: int) -> None:
     )
 
 
-def _begun(plan: Plan) -> Controller:
+def _begun(plan: Plan) -> SupportScheduler:
     """A scheduler after its selection, if it has one, on made-up counts."""
     known = Knowledge(lambda: torch.arange(LAYOUT.dimension, dtype=torch.float64))
-    controller = Controller(plan, LAYOUT, PublicRandomness(5), known)
+    controller = SupportScheduler(plan, LAYOUT, PublicRandomness(5), known)
     if controller.tables is not None and SELECT in controller.method.stages:
         total = controller.tables.total
         counts = torch.randn(total, generator=_generator(7, 0), dtype=torch.float64)

@@ -8,7 +8,7 @@ import pytest
 from sparsedp.cli import Exit
 from sparsedp.privacy import Charge, Phase, Plan
 from sparsedp.privacy.ledger import Ledger
-from sparsedp.runs.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
+from sparsedp.runs.checkpoint import Checkpoint, checkpoint_bytes, read_checkpoint
 from sparsedp.runs.verify import other_epsilons, verify
 
 
@@ -52,7 +52,9 @@ def test_a_checkpoint_from_another_model_is_refused_by_verify_and_by_resume(run_
     file = run_copy / "checkpoint.safetensors"
     saved = read_checkpoint(file)
     layout = [[name, [size + 1 for size in shape]] for name, shape in saved.identity["layout"]]
-    write_checkpoint(file, Checkpoint(saved.step, {**saved.identity, "layout": layout}, saved.state))
+    file.write_bytes(
+        checkpoint_bytes(Checkpoint(saved.step, {**saved.identity, "layout": layout}, saved.state))
+    )
     problems = [check.problem for check in verify(run_copy).checks if not check.passed]
     assert problems
     typed("train", "--resume", run_copy).failed_with(Exit.PRIVACY, "not the one the ledger knows")
@@ -74,7 +76,9 @@ def drop_last_lines(run: Path) -> None:
 def other_runs_checkpoint(run: Path) -> None:
     file = run / "checkpoint.safetensors"
     saved = read_checkpoint(file)
-    write_checkpoint(file, Checkpoint(saved.step, {**saved.identity, "plan": "0" * 64}, saved.state))
+    file.write_bytes(
+        checkpoint_bytes(Checkpoint(saved.step, {**saved.identity, "plan": "0" * 64}, saved.state))
+    )
 
 
 def larger_support(run: Path) -> None:
@@ -82,7 +86,9 @@ def larger_support(run: Path) -> None:
     saved = read_checkpoint(file)
     journal = saved.state["journal"]
     everything = {**journal, "support": journal["support"][:-1]}
-    write_checkpoint(file, Checkpoint(saved.step, saved.identity, {**saved.state, "journal": everything}))
+    file.write_bytes(
+        checkpoint_bytes(Checkpoint(saved.step, saved.identity, {**saved.state, "journal": everything}))
+    )
 
 
 def flip_a_byte(run: Path) -> None:

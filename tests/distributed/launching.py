@@ -15,11 +15,12 @@ from typing import Any
 import torch.distributed as dist
 
 SCRIPT = Path(__file__).with_name("rank_jobs.py")
-SOURCES = Path(__file__).parents[2] / "src"
+TESTS = Path(__file__).parents[1]
+SOURCES = TESTS.parent / "src"
 
 
 def environment(**more: str) -> dict[str, str]:
-    path = os.pathsep.join(filter(None, [str(SOURCES), os.environ.get("PYTHONPATH")]))
+    path = os.pathsep.join(filter(None, [str(SOURCES), str(TESTS), os.environ.get("PYTHONPATH")]))
     quick = {"OMP_NUM_THREADS": "1", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "3"}
     return {**os.environ, "PYTHONPATH": path, **quick, **more}
 

@@ -312,7 +312,7 @@ def hurt(folder: Path) -> dict[str, Any]:
                 file.write(f"{event.step}\n")
         steps += 1
         if hit is not None and hit.after == steps and hit.how == FULL:
-            RunDirectory.save = no_space  # type: ignore[method-assign]
+            RunDirectory.write_checkpoint = no_space  # type: ignore[method-assign]
         elif hit is not None and hit.after == steps:
             threading.Thread(target=strike, daemon=True).start()
 

@@ -85,7 +85,17 @@ def test_a_run_goes_on_with_another_number_of_ranks(tmp_path, unhurt):
 
 
 def test_the_command_line_starts_under_torchrun_and_a_second_launch_is_refused(tmp_path):
-    command = ["-m", "sparsedp", "train", "--dataset", "digits", "--method", "tp-topk", "--epsilon", "8"]
+    command = [
+        "-m",
+        "sparsedp_experiments",
+        "train",
+        "--dataset",
+        "digits",
+        "--method",
+        "tp-topk",
+        "--epsilon",
+        "8",
+    ]
     command += ["--epochs", "2", "--out", str(tmp_path / "RUN")]
     ended = torchrun(2, *command)
     assert ended.returncode == 0, ended.stderr[-4000:]

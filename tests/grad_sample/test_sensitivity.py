@@ -1,21 +1,49 @@
-"""Sensitivity, measured: one record or one unit, whatever it holds, moves the clipped sum by at most C."""
+"""Sensitivity, measured: one record or unit, whatever it holds, moves the clipped sum by at most C."""
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import pytest
 import torch
-from gradient_cases import CASES, GEOMETRIES, loss, supports
+from gradient_cases import (
+    CASES,
+    GEOMETRIES,
+    By,
+    clipped_sum,
+    loss,
+    measured,
+    median_norm,
+    plain_loop,
+    supports,
+    unit_means,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from sparsedp.batch import MicroBatch
-from sparsedp.clipping import FlatClip
-from sparsedp.grad_sample import ENGINES, ClippedSumQuery, make_engine
+from sparsedp.clipping import FlatClip, Standardized
+from sparsedp.grad_sample import (
+    ENGINES,
+    BookKeepingEngine,
+    ClippedSumQuery,
+    ReferenceEngine,
+    bookkeeping,
+    linear,
+    make_engine,
+)
+from sparsedp.grad_sample.buffers import Space, Workspace
+from sparsedp.grad_sample.conv import ConvWeight
+from sparsedp.grad_sample.linear import SequenceOuter
+from sparsedp.grad_sample.sampler import Metric
 from sparsedp.parameters import Support
+
+# Sensitivity, measured: one record or one unit, whatever it holds, moves the clipped sum by at most C.
+
 
 MODELS = ["linear", "linear-sequence", "linear-wide", "conv2d", "conv2d-shifts", "conv2d-depthwise", "conv3d"]
 MODELS += ["embedding-repeated", "embedding-padding", "layer-norm-sequence", "group-norm", "rms-norm"]
@@ -191,3 +219,399 @@ def test_the_product_of_something_tiny_and_something_huge_is_bounded(layer, supp
         for clip_norm in (1e-6, 1.0):
             query = ClippedSumQuery(supports(engine.layout)[support], FlatClip(clip_norm))
             assert float(engine.clipped_sum([MicroBatch(rows)], query).norm()) <= clip_norm
+
+
+# A row that is not finite, or overflows, reaches no other, even where an operation's own backward sees all rows.
+
+
+CLIP, WIDTH = 0.1, 6
+Loss = Callable[[Callable[[Tensor], Tensor], tuple[Tensor, Tensor]], Tensor]
+
+
+def with_the_gradients_length(model: Callable[[Tensor], Tensor], rows: tuple[Tensor, Tensor]) -> Tensor:
+    inputs = rows[0].clone().requires_grad_()
+    with torch.enable_grad():
+        losses = loss(model, (inputs, rows[1]))
+        (found,) = torch.autograd.grad(losses.sum(), inputs, create_graph=True)
+    return losses + found.flatten(1).square().sum(1)
+
+
+def heads(m: nn.Module, x: Tensor) -> Tensor:
+    return torch.baddbmm(m.shift, x.view(-1, 2, 3).transpose(0, 1), m.weight).mean(0)
+
+
+def parameter(*shape: int) -> Tensor:
+    return 0.5 + torch.rand(shape)
+
+
+MODELS_EXTREME_ROWS: dict[str, tuple[Callable[[], nn.Module], Loss]] = {
+    "cdist": (
+        lambda: By(
+            lambda m, x: m.out(torch.cdist(x, m.c).neg().exp()), c=parameter(8, 6), out=nn.Linear(8, 4)
+        ),
+        loss,
+    ),
+    "pow": (lambda: By(lambda m, x: x.abs().pow(m.power), power=parameter(6)), loss),
+    "baddbmm": (lambda: By(heads, weight=parameter(2, 3, 4), shift=parameter(2, 1, 4)), loss),
+    "lerp": (lambda: By(lambda m, x: torch.lerp(x, x.tanh(), m.share), share=parameter(6)), loss),
+    "atan2": (lambda: By(lambda m, x: torch.atan2(x, m.other), other=parameter(6)), loss),
+    "a layer norm's gradient": (
+        lambda: nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.Linear(8, 3)),
+        with_the_gradients_length,
+    ),
+    "a convolution's gradient": (
+        lambda: nn.Sequential(nn.Unflatten(1, (2, 3)), nn.Conv1d(2, 4, 3, padding=1), nn.Tanh()),
+        with_the_gradients_length,
+    ),
+}
+
+
+def table(poison: float | None = None, place: int = 3) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    inputs, targets = torch.randn(12, WIDTH, generator=generator), torch.linspace(0.2, 2.0, 12)
+    if poison is not None:
+        inputs[place] = poison
+    return inputs, targets
+
+
+def without(rows: tuple[Tensor, Tensor], place: int) -> tuple[Tensor, Tensor]:
+    kept = torch.arange(len(rows[0])) != place
+    return rows[0][kept], rows[1][kept]
+
+
+def summed(name: str, rows: tuple[Tensor, Tensor]) -> tuple[Tensor, BookKeepingEngine]:
+    torch.manual_seed(0)
+    build, its_loss = MODELS_EXTREME_ROWS[name]
+    engine = BookKeepingEngine(build(), its_loss)
+    query = ClippedSumQuery(Support.full(engine.layout.dimension), FlatClip(CLIP))
+    return engine.clipped_sum([MicroBatch(rows)], query), engine
+
+
+@pytest.mark.parametrize("poison", [torch.nan, torch.inf, 1e30, 1e38])
+@pytest.mark.parametrize("name", MODELS_EXTREME_ROWS)
+def test_one_such_row_silences_no_other(name, poison):
+    rows = table(poison)
+    found, _ = summed(name, rows)
+    expected, _ = summed(name, without(rows, 3))
+    assert float(expected.norm()) > 3 * CLIP
+    assert float((found - expected).norm()) <= (CLIP if poison < torch.inf else 1e-5)
+
+
+@pytest.mark.parametrize("place", [0, 3], ids=["first", "later"])
+def test_nothing_is_said_of_it_and_the_fast_engine_stays(place, caplog):
+    notes = {}
+    for poison in (None, torch.nan):
+        with caplog.at_level(logging.WARNING, "sparsedp"):
+            _, engine = summed("cdist", table(poison, place))
+        notes[poison] = engine.notes, tuple(record.message for record in caplog.records)
+        caplog.clear()
+        assert not engine.falls_back
+    assert notes[None] == notes[torch.nan]
+
+
+# Norms from Gram matrices of positions: right, used where they pay, and safe where positions cancel.
+
+
+pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
+
+BY_POSITION = sorted(
+    name
+    for name in CASES
+    if name.startswith(("linear-s", "linear-g", "linear-l", "conv", "attention", "lstm", "gru"))
+)
+AS_IT_IS = Metric(None, None)
+
+
+@pytest.fixture
+def always(monkeypatch):
+    """Gram matrices everywhere, and few samples at a time."""
+    for module in ("linear", "conv"):
+        monkeypatch.setattr(f"sparsedp.grad_sample.{module}.pays", lambda *sizes: True)
+    monkeypatch.setattr(linear, "WIDE_BYTES", 1 << 10)
+    monkeypatch.setattr(linear, "MOST_POSITIONS", 8)
+
+
+@pytest.mark.parametrize("most_terms", [64.0, 1.5, 0.0], ids=["together", "mixed", "alone"])
+@pytest.mark.parametrize("case", BY_POSITION)
+def test_the_engine_equals_a_plain_loop(always, monkeypatch, case, most_terms):
+    """Whether samples are summed together, each by itself, or some so and some so."""
+    monkeypatch.setattr(linear, "MOST_TERMS", most_terms)
+    model, rows = CASES[case].make(torch.float64)
+    gradients = plain_loop(model, loss, rows)
+    engine = BookKeepingEngine(model, loss)
+    for support in supports(engine.layout).values():
+        z = measured(gradients, support.indices.numpy())
+        clip_norm = median_norm(z)
+        found = engine.clipped_sum([MicroBatch(rows)], ClippedSumQuery(support, FlatClip(clip_norm)))
+        error = np.linalg.norm(found.numpy() - clipped_sum(z, clip_norm))
+        assert error <= 1e-9 * clip_norm * len(gradients)
+
+
+@pytest.mark.parametrize("case", ["linear-sequence", "conv2d-shifts"])
+def test_rows_of_one_unit_are_added_before_they_are_measured(always, case):
+    units = [0, 0, 1, 2, 2, 2]
+    model, rows = CASES[case].make(torch.float64, len(units))
+    z = unit_means(plain_loop(model, loss, rows), units)
+    engine = BookKeepingEngine(model, loss)
+    query = ClippedSumQuery(Support.full(engine.layout.dimension), FlatClip(median_norm(z)))
+    found = engine.clipped_sum([MicroBatch(rows, torch.tensor(units))], query)
+    np.testing.assert_allclose(found.numpy(), clipped_sum(z, median_norm(z)), rtol=1e-9, atol=1e-11)
+
+
+def sequence(a, b):
+    return SequenceOuter(a, b, Space(Workspace(), "test"))
+
+
+def convolution(a, b):
+    return ConvWeight(a, b, (1,), (1,), (1,), 1, Space(Workspace(), "test"), (0,))
+
+
+@pytest.mark.parametrize("kind", ["sequence", "convolution"])
+@pytest.mark.parametrize("size", [1e3, 1e7])
+def test_a_record_whose_positions_cancel_is_measured_as_it_is_summed(kind, size):
+    """The first record has a gradient of rounding size: the exact one counts, and the others stay as they are."""
+    generator = torch.Generator().manual_seed(0)
+    a, b = torch.randn(5, 4, 6, generator=generator), torch.randn(5, 4, 3, generator=generator)
+    a[0, :2], b[0] = size, 0.0
+    b[0, 0], b[0, 1] = 1.0 + 2.0**-20, -1.0
+    exact = torch.einsum("nto,nti->noi", b.double(), a.double())
+    source = sequence(a, b) if kind == "sequence" else convolution(a.mT.contiguous(), b.mT.contiguous())
+    torch.testing.assert_close(source.squared_norms(AS_IT_IS), exact.square().sum((1, 2)), rtol=1e-12, atol=0)
+    total = torch.zeros(18, dtype=torch.float64)
+    factors = torch.tensor([0.7, 0.5, 1.0, 0.0, 0.25], dtype=torch.float64)
+    source.add_weighted_sum(factors, total, AS_IT_IS)
+    expected = torch.einsum("n,noi->oi", factors, exact).flatten()
+    torch.testing.assert_close(total, expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["sequence", "convolution"])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), 1e20])
+def test_a_record_that_cannot_be_measured_counts_as_absent(always, kind, bad):
+    model = nn.Linear(5, 4, bias=False) if kind == "sequence" else nn.Conv1d(5, 4, 1, bias=False)
+    rows = torch.randn(6, 3, 5) if kind == "sequence" else torch.randn(6, 5, 3)
+    broken = rows.clone()
+    broken[2] = bad
+
+    def total(model, rows):
+        return model(rows).flatten(1).square().sum(1)
+
+    query = ClippedSumQuery(Support.full(20), FlatClip(1.0))
+    without = BookKeepingEngine(model, total).clipped_sum([MicroBatch(rows[[0, 1, 3, 4, 5]])], query)
+    found = BookKeepingEngine(model, total).clipped_sum([MicroBatch(broken)], query)
+    torch.testing.assert_close(found, without, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("size", [1e3, 1e5, 1e7])
+def test_a_cancelling_record_cannot_disturb_the_sum_of_the_others(always, size):
+    model = nn.Linear(64, 64, bias=False)
+    others, record = torch.randn(40, 4, 64), torch.zeros(1, 4, 64)
+    record[0, 0], record[0, 1] = size, -size
+    engine = BookKeepingEngine(model, lambda model, rows: model(rows).flatten(1).sum(1))
+    query = ClippedSumQuery(Support.full(64 * 64), FlatClip(1.0))
+    without = engine.clipped_sum([MicroBatch(others)], query)
+    joined = engine.clipped_sum([MicroBatch(torch.cat([others[:1], record, others[1:]]))], query)
+    assert float((joined - without).norm()) <= 1e-5
+
+
+@pytest.mark.parametrize(
+    ("positions", "inputs", "outputs", "expected"),
+    [
+        (64, 768, 3072, True),  # GPT-2
+        (16, 384, 1536, True),  # ConvNeXt's third stage
+        (64, 128, 128, False),  # BERT-tiny: formed gradients are small
+        (256, 96, 384, False),  # many positions
+        (4, 64, 64, False),  # a small layer: nothing to win
+    ],
+)
+def test_gram_matrices_are_used_where_they_cost_less(positions, inputs, outputs, expected):
+    source = sequence(torch.empty(1, positions, inputs), torch.empty(1, positions, outputs))
+    assert source.has_ghost_norm(AS_IT_IS) is expected
+    assert not source.has_ghost_norm(Metric(torch.ones(outputs, inputs), None))
+
+
+# Float rounding may not carry a record past the clip: norms and sums must see the same numbers.
+
+
+def output_sum(model, rows):
+    return model(rows).flatten(1).sum(1)
+
+
+def linear_loss(model, rows):
+    """The gradient of a row is the row itself, so that its norm is known."""
+    return model(rows).squeeze(1)
+
+
+@pytest.mark.parametrize("size", [1e3, 1e5, 1e7])
+@pytest.mark.parametrize("kind", ["sequence", "convolution"])
+def test_a_record_whose_positions_cancel_cannot_disturb_the_sum_of_the_others(monkeypatch, kind, size):
+    """Its norm is about zero; its terms must not pass through a sum shared with the others."""
+    monkeypatch.setitem(bookkeeping.CHUNK_BYTES, "cpu", 1 << 16)
+    generator = torch.Generator().manual_seed(0)
+    if kind == "sequence":
+        model = nn.Linear(64, 64, bias=False)
+        others, record = torch.randn(40, 4, 64, generator=generator), torch.zeros(1, 4, 64)
+    else:
+        model = nn.Conv2d(16, 64, 3, bias=False)
+        others, record = torch.randn(40, 16, 4, 4, generator=generator), torch.zeros(1, 16, 4, 4)
+        others = torch.cat([others[:, :, :, :3], others[:, :, :, :3], others[:, :, :, :3]], dim=3)
+        record = torch.zeros(1, 16, 4, 9)
+    flat = record.view(1, 4, -1) if kind == "sequence" else record[:, :, :, :3]
+    if kind == "sequence":
+        flat[0, 0], flat[0, 1] = size, -size
+    else:
+        record[..., :3], record[..., 3:6] = size, -size
+        record[..., 6:] = 0
+    engine = BookKeepingEngine(model, output_sum)
+    query = ClippedSumQuery(Support.full(model.weight.numel()), FlatClip(1.0))
+    without = engine.clipped_sum([MicroBatch(others)], query)
+    joined = engine.clipped_sum([MicroBatch(torch.cat([others, record]))], query)
+    assert float((joined - without).norm()) <= 1
+
+
+@pytest.mark.parametrize("ratio", [1.0, 0.5])
+def test_a_constant_record_in_many_features_stays_within_the_clip(ratio):
+    """Long float32 sums of equal squares fall short of the truth."""
+    inputs = 200_000
+    model = nn.Linear(inputs, 1, bias=False)
+    support = Support.from_mask(torch.arange(inputs) % 10 < 10 * ratio)
+    row = torch.full((1, inputs), 0.7)
+    total = BookKeepingEngine(model, linear_loss).clipped_sum(
+        [MicroBatch(row)], ClippedSumQuery(support, FlatClip(1.0))
+    )
+    assert float(total.norm()) <= 1
+
+
+def test_a_constant_record_in_a_large_sequence_layer_stays_within_the_clip():
+    model = nn.Linear(512, 512, bias=False)
+    query = ClippedSumQuery(Support.full(512 * 512), FlatClip(1.0))
+    total = BookKeepingEngine(model, output_sum).clipped_sum(
+        [MicroBatch(torch.full((1, 4, 512), 0.7))], query
+    )
+    assert float(total.norm()) <= 1
+
+
+@pytest.mark.parametrize("centre", [10.0, 1000.0])
+def test_a_far_centre_does_not_let_rounding_past_the_clip(centre):
+    generator = torch.Generator().manual_seed(1)
+    model = nn.Linear(200, 1, bias=False)
+    geometry = Standardized(torch.full((200,), centre), torch.ones(200))
+    query = ClippedSumQuery(Support.full(200), FlatClip(1.0), geometry)
+    rows = centre + torch.randn(2000, 200, generator=generator)
+    engine = BookKeepingEngine(model, linear_loss)
+    change = engine.clipped_sum([MicroBatch(rows)], query) - engine.clipped_sum(
+        [MicroBatch(rows[:-1])], query
+    )
+    assert float(change.norm()) <= 1
+
+
+class Scaled(nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(1.5))
+        self.inner = inner
+
+    def forward(self, x):
+        return self.scale * self.inner(x)
+
+
+class UsesALayerInsideAndOutside(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(5, 5)
+        self.custom = Scaled(self.body)
+
+    def forward(self, x):
+        return self.custom(torch.tanh(self.body(x)))
+
+
+def test_a_layer_used_inside_and_outside_an_unknown_module_is_counted_once():
+    model = UsesALayerInsideAndOutside()
+    rows = MicroBatch(torch.randn(6, 5))
+    query = ClippedSumQuery(Support.full(31), FlatClip(0.5))
+    expected = ReferenceEngine(model, output_sum).clipped_sum([rows], query)
+    torch.testing.assert_close(BookKeepingEngine(model, output_sum).clipped_sum([rows], query), expected)
+
+
+def test_the_reference_engine_leaves_a_module_met_under_two_names_as_it_was():
+    model = UsesALayerInsideAndOutside()
+    before = dict(model.named_parameters())
+    ReferenceEngine(model, output_sum).clipped_sum(
+        [MicroBatch(torch.randn(2, 5))], ClippedSumQuery(Support.full(31), FlatClip(1.0))
+    )
+    assert all(before[name] is parameter for name, parameter in model.named_parameters())
+    output_sum(model, torch.randn(2, 5)).sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+# Thousands of records that all pull the same way: one more moves the sum by at most C, in every dtype.
+
+
+class Gain(nn.Module):
+    """No layer of the table."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(50, dtype=dtype))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x.to(self.gain.dtype) * self.gain).sum(1, keepdim=True)
+
+
+def output_sum_thousands(model: nn.Module, rows: Tensor) -> Tensor:
+    return model(rows).float().flatten(1).sum(1)
+
+
+def moved(model: nn.Module, rows: Tensor, without: int) -> float:
+    """How far one record moves the sum of all."""
+    engine = BookKeepingEngine(model, output_sum_thousands)
+    query = ClippedSumQuery(Support.full(engine.layout.dimension), FlatClip(1.0))
+    others = torch.cat([rows[:without], rows[without + 1 :]])
+    sums = [engine.clipped_sum([MicroBatch(x)], query) for x in (rows, others)]
+    assert not engine.falls_back
+    return float((sums[0] - sums[1]).norm())
+
+
+def aligned(kind: str, count: int, shape: tuple[int, ...]) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    base = 20 * torch.rand(1, *shape, generator=generator) + 4
+    if kind == "identical":
+        return base.repeat(count, *[1] * len(shape))
+    if kind == "nearly":
+        return base + 0.2 * torch.rand(count, *shape, generator=generator)
+    return (base + 6 * torch.rand(7, *shape, generator=generator))[torch.arange(count) % 7]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("kind", ["identical", "nearly", "periodic"])
+def test_a_module_without_a_fast_path_in_half_precision(kind, dtype):
+    rows = aligned(kind, 2000, (50,))
+    assert all(moved(Gain(dtype), rows, without) <= 1 for without in (0, 1000, 1999))
+
+
+@pytest.mark.parametrize("kind", ["identical", "nearly", "periodic"])
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [
+        (nn.Linear(50, 1, bias=False), (50,)),
+        (nn.Linear(600, 3, bias=False), (600,)),
+        (nn.Linear(20, 20), (4, 20)),
+        (nn.Conv2d(3, 8, 3), (3, 6, 6)),
+        (nn.Conv2d(16, 4, 3), (16, 4, 4)),
+        (nn.LayerNorm(30), (30,)),
+    ],
+    ids=["linear", "few outputs", "sequence", "convolution", "shifts", "norm"],
+)
+def test_layers_of_the_table_in_float32(layer, shape, kind):
+    rows = aligned(kind, 4000, shape)
+    assert all(moved(layer, rows, without) <= 1 for without in (0, 3999))
+
+
+@pytest.mark.parametrize("value", [0.7, 1 / 3, 0.1234567])
+@pytest.mark.parametrize("every", [2, 3, 10])
+def test_one_record_in_a_wide_masked_layer(every, value):
+    support = Support.from_mask(torch.arange(8192) % every < every - 1)
+    engine = BookKeepingEngine(nn.Linear(8192, 1, bias=False), output_sum_thousands)
+    total = engine.clipped_sum(
+        [MicroBatch(torch.full((1, 8192), value))], ClippedSumQuery(support, FlatClip(1.0))
+    )
+    assert float(total.norm()) <= 1

@@ -12,6 +12,9 @@ from torch.utils.data import Dataset
 
 from sparsedp import PerExampleLoss, fit
 from sparsedp.errors import DataError, ModelError
+
+pytest.importorskip("transformers")
+
 from sparsedp.integrations.huggingface import loss_for
 
 pytestmark = pytest.mark.filterwarnings("default")

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 sys.path.append(str(Path(__file__).parents[1] / "gradients"))
 
-from gradient_oracle import clipped_sum, measured, median_norm, plain_loop
+from gradient_cases import clipped_sum, measured, median_norm, plain_loop
 
 from sparsedp.batch import MicroBatch
 from sparsedp.clipping import FlatClip

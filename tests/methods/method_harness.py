@@ -1,4 +1,4 @@
-"""Drives a Controller through the real mechanism with injected batches and noise, and plain SGD."""
+"""Drives a SupportScheduler through the real mechanism with injected batches and noise, and plain SGD."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sparsedp.clipping import FlatClip, NoClip
 from sparsedp.grad_sample.query import ClippedSumQuery, sum_clipped_rows
 from sparsedp.grad_sample.reference import ReferenceEngine
 from sparsedp.methods.method import Method, MethodOptions, OffSupport
-from sparsedp.methods.support_scheduler import Controller, StepSetting
+from sparsedp.methods.support_scheduler import StepSetting, SupportScheduler
 from sparsedp.parameters import Support
 from sparsedp.privacy.ledger import Charge, ChargeLog
 from sparsedp.privacy.mechanism import GaussianMechanism, Release
@@ -125,7 +125,7 @@ class Problem:
 class Trajectory:
     """What a driven run went through."""
 
-    controller: Controller
+    controller: SupportScheduler
     settings: list[StepSetting]
     releases: list[Release]
     weights: np.ndarray
@@ -159,7 +159,7 @@ def drive(
     theta, velocity = torch.from_numpy(problem.theta.copy()), torch.zeros(NETWORK.dimension).double()
     settings, releases, weights, noises = [], [], [], []
     for step, rows in enumerate(problem.batches):
-        setting, phase = controller.setting(step), plan.phase_at(step)
+        setting, phase = controller.begin_step(step), plan.phase_at(step)
         theta, velocity = _change(setting, theta, velocity)
         engine.load(theta)
         injected.support = setting.support
@@ -182,7 +182,7 @@ def drive(
         if controller.method.off_support is OffSupport.DROPPED:
             moving = torch.where(setting.support.mask(), velocity, torch.zeros_like(velocity))
         theta = theta - lr * moving
-        controller.observe(released)
+        controller.update(released)
         settings.append(setting)
         releases.append(released)
         weights.append(theta.numpy().copy())

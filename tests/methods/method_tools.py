@@ -13,7 +13,7 @@ from torch import Tensor
 from sparsedp.methods.method import SELECT, Method, MethodOptions, Protection
 from sparsedp.methods.plan_config import PlanSpec
 from sparsedp.methods.public_scores import Knowledge
-from sparsedp.methods.support_scheduler import Controller, StepSetting
+from sparsedp.methods.support_scheduler import StepSetting, SupportScheduler
 from sparsedp.parameters import ParameterLayout, ParameterSlice, Support
 from sparsedp.privacy.mechanism import _SEAL, Release
 from sparsedp.privacy.plan import Plan
@@ -34,9 +34,13 @@ def known_of(layout: ParameterLayout) -> Knowledge:
     return Knowledge(lambda: torch.arange(layout.dimension, dtype=torch.float64))
 
 
-def begun(plan: Plan, layout: ParameterLayout, public: PublicRandomness = PublicRandomness(5)) -> Controller:  # noqa: B008
+def begun(
+    plan: Plan,
+    layout: ParameterLayout,
+    public: PublicRandomness = PublicRandomness(5),  # noqa: B008
+) -> SupportScheduler:
     """A controller after its selection, if it has one, on made-up counts."""
-    controller = Controller(plan, layout, public, known_of(layout))
+    controller = SupportScheduler(plan, layout, public, known_of(layout))
     if controller.tables is not None and SELECT in controller.method.stages:
         total = controller.tables.total
         counts = torch.from_numpy(np.random.default_rng(7).standard_normal(total))
@@ -102,7 +106,7 @@ def random_release(seed: int, step: int, setting: StepSetting, phase: str = "mai
 class Run:
     """A method run over its plan on made-up releases."""
 
-    controller: Controller
+    controller: SupportScheduler
     plan: Plan
     settings: list[StepSetting]
 
@@ -126,6 +130,6 @@ def run(
     controller = begun(plan, layout)
     settings = []
     for step in range(plan.total_steps):
-        settings.append(controller.setting(step))
-        controller.observe(make(seed, step, settings[-1]))
+        settings.append(controller.begin_step(step))
+        controller.update(make(seed, step, settings[-1]))
     return Run(controller, plan, settings)

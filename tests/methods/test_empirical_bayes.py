@@ -186,11 +186,11 @@ def test_the_sums_go_on_over_all_rounds_and_what_left_does_not_come_back():
     total = torch.zeros(60, dtype=torch.float64)
     supports = []
     for step in range(20):
-        support = controller.setting(step).support
+        support = controller.begin_step(step).support
         mean = torch.randn(support.size, generator=generator, dtype=torch.float64)
         mean[:3] += 20.0
         total[support.indices] += mean
-        controller.observe(release(support, mean, step=step))
+        controller.update(release(support, mean, step=step))
         supports.append(set(support.indices.tolist()))
     assert torch.allclose(controller.state().tensors["score.sum"], total)
     assert all(later <= earlier for earlier, later in itertools.pairwise(supports))
@@ -204,10 +204,10 @@ def test_the_clip_norm_follows_the_support_and_an_update_is_as_long_as_before():
     layout = layout_of((40,))
     controller = begun(plan_of(get_method(METHOD)), layout)
     for step in range(8):
-        setting = controller.setting(step)
+        setting = controller.begin_step(step)
         signal = torch.zeros(setting.support.size, dtype=torch.float64)
         signal[:4] = 50.0
-        controller.observe(release(setting.support, signal, step=step))
+        controller.update(release(setting.support, signal, step=step))
     support, geometry = setting.support, setting.geometry
     assert 1 <= support.size < 40
     assert isinstance(geometry, Standardized)
@@ -334,7 +334,7 @@ def test_the_sums_are_those_of_releases_not_of_raw_gradients():
     controller = begun(plan_of(get_method(METHOD)), layout)
     total = torch.zeros(40, dtype=torch.float64)
     for step in range(6):
-        given = random_release(3, step, controller.setting(step))
+        given = random_release(3, step, controller.begin_step(step))
         total += given.mean
-        controller.observe(given)
+        controller.update(given)
     assert torch.equal(controller.state().tensors["score.sum"], total)

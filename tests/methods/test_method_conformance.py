@@ -27,7 +27,7 @@ from sparsedp.methods.schedules import (
     Refresh,
 )
 from sparsedp.methods.scores import RankedBy, ranking_names
-from sparsedp.methods.support_scheduler import ControllerState
+from sparsedp.methods.support_scheduler import SchedulerState
 from sparsedp.privacy.plan import Plan
 
 LAYOUT = layout_of((6, 7), (6,), (3, 6), (3,))
@@ -83,18 +83,18 @@ def test_a_restored_controller_goes_on_exactly_as_if_it_had_never_stopped(method
     plan = plan_of(method)
     first = begun(plan, LAYOUT)
     for step in range(cut):
-        first.observe(random_release(2, step, first.setting(step)))
+        first.update(random_release(2, step, first.begin_step(step)))
     saved = first.state()
-    through_files = ControllerState(load(save(dict(saved.tensors))), json.loads(json.dumps(saved.values)))
+    through_files = SchedulerState(load(save(dict(saved.tensors))), json.loads(json.dumps(saved.values)))
     second = begun(plan, LAYOUT)
     second.restore(through_files)
     for step in range(cut, plan.total_steps):
-        setting = second.setting(step)
+        setting = second.begin_step(step)
         assert setting.support == whole.settings[step].support
         assert (setting.change is None) == (whole.settings[step].change is None)
         if isinstance(setting.geometry, Standardized):
             assert torch.equal(setting.geometry.scale, whole.settings[step].geometry.scale)
-        second.observe(random_release(2, step, setting))
+        second.update(random_release(2, step, setting))
     assert identical(second, whole.controller)
 
 
@@ -163,20 +163,20 @@ def test_its_row_and_its_plan_survive_json(method):
 @every_method
 def test_a_step_is_set_once_in_order_and_observed_before_the_next(method):
     controller = begun(plan_of(method), LAYOUT)
-    setting = controller.setting(0)
+    setting = controller.begin_step(0)
     with pytest.raises(SparseDPError, match="has not been observed"):
-        controller.setting(1)
+        controller.begin_step(1)
     with pytest.raises(SparseDPError, match="between two steps"):
         controller.state()
     with pytest.raises(SparseDPError, match="expected step 0"):
-        controller.observe(random_release(0, 1, setting))
-    controller.observe(random_release(0, 0, setting))
+        controller.update(random_release(0, 1, setting))
+    controller.update(random_release(0, 0, setting))
     with pytest.raises(SparseDPError, match="expected step None"):
-        controller.observe(random_release(0, 0, setting))
+        controller.update(random_release(0, 0, setting))
     with pytest.raises(SparseDPError, match="got 0, expected 1 to 19"):
-        controller.setting(0)
+        controller.begin_step(0)
     with pytest.raises(SparseDPError, match="got 20, expected 1 to 19"):
-        controller.setting(20)
+        controller.begin_step(20)
 
 
 @every_method
@@ -184,8 +184,8 @@ def test_a_run_that_lost_steps_goes_on_with_what_it_has(method):
     """Steps 3 to 8 were paid for and lost: over the switch, and over the start of an epoch."""
     controller = begun(plan_of(method), LAYOUT)
     for step in [0, 1, 2, *range(9, 20)]:
-        setting = controller.setting(step)
-        controller.observe(random_release(0, step, setting))
+        setting = controller.begin_step(step)
+        controller.update(random_release(0, step, setting))
     assert setting.support.size == run(method).sizes[-1]
 
 

@@ -14,7 +14,7 @@ from torch.utils.data import TensorDataset
 
 import sparsedp
 from sparsedp.errors import SparseDPError
-from sparsedp.methods import HEAD, MAIN, SELECT, WARM_UP, Controller, MethodOptions, get_method
+from sparsedp.methods import HEAD, MAIN, SELECT, WARM_UP, MethodOptions, SupportScheduler, get_method
 from sparsedp.methods.ranking import (
     Granularity,
     Order,
@@ -75,11 +75,11 @@ def test_scope_always_and_ranked_share_out_the_parameters():
 def supports(method, layout=LAYOUT, **options):
     row, chosen = get_method(method), MethodOptions(**options)
     plan = plan_of(row, chosen)
-    controller = Controller(plan, layout, PublicRandomness(5))
+    controller = SupportScheduler(plan, layout, PublicRandomness(5))
     found = []
     for step in range(plan.first_step(plan.training[0].name), plan.total_steps):
-        setting = controller.setting(step)
-        controller.observe(random_release(1, step, setting))
+        setting = controller.begin_step(step)
+        controller.update(random_release(1, step, setting))
         found.append(setting.support)
     return found, [phase.steps for phase in plan.training]
 

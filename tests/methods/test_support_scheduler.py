@@ -19,7 +19,7 @@ from sparsedp.methods.method import GeometryRule, MethodOptions, OffSupport, Pro
 from sparsedp.methods.plan_config import PlanSpec
 from sparsedp.methods.ranking import Granularity
 from sparsedp.methods.schedules import Cooling, GradualRelease, Listed, PerEpoch, Refresh
-from sparsedp.methods.support_scheduler import Controller
+from sparsedp.methods.support_scheduler import SupportScheduler
 from sparsedp.privacy.plan import Phase
 from sparsedp.randomness import PublicRandomness, SystemRandomness
 
@@ -55,11 +55,11 @@ def test_tp_topk_keeps_the_coordinates_with_the_most_energy_and_remembers_their_
 
 def test_scores_are_there_from_the_ranking_on_and_never_for_a_random_one():
     method = get_method("tp-topk")
-    controller = Controller(plan_of(method), TEN, PUBLIC)
+    controller = SupportScheduler(plan_of(method), TEN, PUBLIC)
     for step in range(6):
-        controller.observe(random_release(0, step, controller.setting(step)))
+        controller.update(random_release(0, step, controller.begin_step(step)))
     assert controller.scores() is None
-    controller.setting(6)
+    controller.begin_step(6)
     assert controller.scores().shape == (10,)
     assert run(get_method("on-rand")).controller.scores() is None
 
@@ -166,42 +166,42 @@ def test_a_preliminary_release_comes_before_the_methods_steps():
     plan = plan_of(method)
     statistics = Phase("features", 2, 1.0, 1.0, noise_multiplier=5.0, trains=False)
     longer = dataclasses.replace(plan, phases=(statistics, *plan.phases))
-    controller = Controller(longer, TEN, PUBLIC)
+    controller = SupportScheduler(longer, TEN, PUBLIC)
     sizes = []
     for step in range(2, 22):
-        setting = controller.setting(step)
+        setting = controller.begin_step(step)
         sizes.append(setting.support.size)
-        controller.observe(random_release(0, step, setting))
+        controller.update(random_release(0, step, setting))
     assert sizes == [10] * 6 + [2] * 14
     between = dataclasses.replace(plan, phases=(plan.phases[0], statistics, plan.phases[1]))
     with pytest.raises(SparseDPError, match="put it before the warm-up"):
-        Controller(between, TEN, PUBLIC)
+        SupportScheduler(between, TEN, PUBLIC)
 
 
 def test_a_plan_that_carries_no_method_or_has_other_phases_is_refused():
     plan = plan_of(get_method("tp-topk"))
     with pytest.raises(PrivacyError, match="does not say what it was made from"):
-        Controller(dataclasses.replace(plan, spec=None), TEN, PUBLIC)
+        SupportScheduler(dataclasses.replace(plan, spec=None), TEN, PUBLIC)
     with pytest.raises(
         SparseDPError, match=r"training phases are \['main'\], expected \['warm-up', 'main'\]"
     ):
-        Controller(dataclasses.replace(plan, phases=plan.phases[1:]), TEN, PUBLIC)
+        SupportScheduler(dataclasses.replace(plan, phases=plan.phases[1:]), TEN, PUBLIC)
 
 
 def test_a_ratio_that_leaves_nothing_is_refused_at_once():
     method, options = get_method("on-rand"), MethodOptions(active_ratio=0.09)
     with pytest.raises(SparseDPError, match="of d=10 coordinates is none"):
-        Controller(plan_of(method, options), TEN, PUBLIC)
+        SupportScheduler(plan_of(method, options), TEN, PUBLIC)
 
 
 @pytest.mark.parametrize("part", ["options", "layout", "plan", "seed"])
 def test_a_state_of_another_run_is_refused(part):
     method = get_method("tp-topk")
-    state = Controller(plan_of(method), TEN, PUBLIC).state()
+    state = SupportScheduler(plan_of(method), TEN, PUBLIC).state()
     options = MethodOptions(active_ratio=0.5) if part == "options" else None
     layout = layout_of((11,)) if part == "layout" else TEN
     plan = plan_of(method, options, noise=2.0 if part == "plan" else 1.0)
-    other = Controller(plan, layout, PublicRandomness(6 if part == "seed" else 5))
+    other = SupportScheduler(plan, layout, PublicRandomness(6 if part == "seed" else 5))
     with pytest.raises(SparseDPError, match="the saved state differs in"):
         other.restore(state)
 

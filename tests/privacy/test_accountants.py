@@ -21,8 +21,7 @@ from scipy.stats import norm
 from sparsedp.errors import PrivacyError
 from sparsedp.privacy import ACCOUNTANTS, Phase, Plan, accountant, calibrate, epsilon_by_epoch, plan_epsilon
 from sparsedp.privacy.accounting import ORDERS, addition_divergence, removal_divergence, renyi
-from sparsedp.privacy.plan import SampledGaussian
-from sparsedp.runs.verify import event_of
+from sparsedp.privacy.plan import SampledGaussian, dp_event
 
 DELTA = 1e-5
 GRID = [
@@ -153,7 +152,7 @@ def test_calibrated_plans_never_exceed_their_target_by_the_prv_accountant_of_opa
     "spends", [spends for spends in GRID if all(s.sampling_rate >= 0.01 for s in spends)]
 )
 def test_pld_agrees_with_the_accountant_of_the_library(spends):
-    library = PLDAccountant(value_discretization_interval=2e-4).compose(event_of(spends))
+    library = PLDAccountant(value_discretization_interval=2e-4).compose(dp_event(spends))
     assert epsilon("pld", *spends) == pytest.approx(library.get_epsilon(DELTA), rel=1.5e-3)
 
 
@@ -367,7 +366,7 @@ def test_the_curve_of_a_plan_that_is_not_private_is_infinite():
 def test_the_library_underneath_writes_no_log(capfd, caplog):
     loud = SampledGaussian(0.5, 0.61, 3)
     with caplog.at_level(logging.DEBUG):
-        dp.rdp.RdpAccountant().compose(event_of((loud,)))
+        dp.rdp.RdpAccountant().compose(dp_event((loud,)))
         assert "failed to converge" in caplog.text
         caplog.clear()
         capfd.readouterr()

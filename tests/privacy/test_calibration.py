@@ -27,8 +27,7 @@ from sparsedp.privacy import (
 )
 from sparsedp.privacy.accounting import ORDERS
 from sparsedp.privacy.calibration import Found, least_noise
-from sparsedp.privacy.plan import SampledGaussian
-from sparsedp.runs.verify import event_of
+from sparsedp.privacy.plan import SampledGaussian, dp_event
 
 DELTA = 1e-5
 
@@ -76,7 +75,7 @@ def test_full_batches_can_be_calibrated_to_large_epsilons_too(epsilon):
 def test_the_cost_is_within_the_target_by_the_accountant_of_the_library_too():
     found = calibrate(plan(300, 700, rate=0.05), 2.0, DELTA)
     assert (
-        PLDAccountant(value_discretization_interval=2e-4).compose(event_of(found.events())).get_epsilon(DELTA)
+        PLDAccountant(value_discretization_interval=2e-4).compose(dp_event(found.events())).get_epsilon(DELTA)
         <= 2.0
     )
 

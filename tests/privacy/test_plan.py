@@ -16,7 +16,7 @@ from sparsedp.errors import PrivacyError, SparseDPError
 from sparsedp.guarantee import guarantee, summarize
 from sparsedp.privacy import Phase, Plan, PriorSpending
 from sparsedp.privacy.accounting import plan_epsilon
-from sparsedp.runs.verify import event_of
+from sparsedp.privacy.plan import dp_event
 
 WARM_UP = Phase("warm-up", 30, 0.01, 1.0, 1.5)
 MAIN = Phase(
@@ -234,8 +234,8 @@ def test_the_spends_are_the_phases_and_stop_where_told():
     assert PLAN.events() == ((0.01, 1.5, 30), (0.02, 1.25, 70))
     assert PLAN.events(31) == ((0.01, 1.5, 30), (0.02, 1.25, 1))
     assert PLAN.events(30) == ((0.01, 1.5, 30),)
-    assert event_of(PLAN.events()) == dp.ComposedDpEvent([part(0.01, 1.5, 30), part(0.02, 1.25, 70)])
-    assert event_of(PLAN.events(0)) == dp.NoOpDpEvent()
+    assert dp_event(PLAN.events()) == dp.ComposedDpEvent([part(0.01, 1.5, 30), part(0.02, 1.25, 70)])
+    assert dp_event(PLAN.events(0)) == dp.NoOpDpEvent()
     with pytest.raises(PrivacyError, match="steps"):
         PLAN.events(101)
 
@@ -248,7 +248,7 @@ def test_the_spends_are_the_phases_and_stop_where_told():
 def test_a_phase_without_clip_or_noise_makes_the_plan_non_private(phase):
     plan = replace(PLAN, phases=(WARM_UP, phase))
     assert not plan.is_private
-    assert isinstance(event_of(plan.events()), dp.NonPrivateDpEvent)
+    assert isinstance(dp_event(plan.events()), dp.NonPrivateDpEvent)
     assert plan.events(30) == PLAN.events(30)
     assert "Not private" in guarantee(plan)
     assert all(math.isinf(value) for value in summarize(plan).epsilons.values())

@@ -16,11 +16,11 @@ from sparsedp.optimizers.factory import optimizer_state, restore_optimizer, rest
 from sparsedp.parameters import ParameterLayout
 from sparsedp.runs.checkpoint import (
     Checkpoint,
+    checkpoint_bytes,
     describe_layout,
     pack,
     read_checkpoint,
     unpack,
-    write_checkpoint,
 )
 from sparsedp.runs.run import load_weights
 
@@ -62,12 +62,12 @@ def assert_same(one: Any, other: Any) -> None:
 def write_model(path: Path, model: nn.Module, **more: Any) -> None:
     identity = {"layout": describe_layout(ParameterLayout.of(model))}
     state = {"model": model.state_dict(), "controller": {"tensors": {}}, **more}
-    write_checkpoint(path, Checkpoint(3, identity, state))
+    path.write_bytes(checkpoint_bytes(Checkpoint(3, identity, state)))
 
 
 def test_nested_state_survives_a_round_trip_to_the_bit(tmp_path: Path) -> None:
     path = tmp_path / "checkpoint.safetensors"
-    write_checkpoint(path, Checkpoint(7, {"plan": "abc"}, STATE))
+    path.write_bytes(checkpoint_bytes(Checkpoint(7, {"plan": "abc"}, STATE)))
     back = read_checkpoint(path)
     assert back.step == 7
     assert back.identity == {"plan": "abc"}

@@ -18,7 +18,7 @@ from runs import a_trainer, advance
 from sparsedp._serialization import canonical
 from sparsedp.errors import DataError, PrivacyError
 from sparsedp.privacy.ledger import chain_line
-from sparsedp.runs.checkpoint import read_checkpoint, write_checkpoint
+from sparsedp.runs.checkpoint import checkpoint_bytes, read_checkpoint
 from sparsedp.runs.directory import digest_of
 from sparsedp.runs.record import record_bytes
 from sparsedp.runs.run import Run
@@ -158,7 +158,7 @@ def test_weights_belong_to_the_chain_and_changed_ones_are_not_resumed(run: Path)
     file = run / "checkpoint.safetensors"
     saved = read_checkpoint(file)
     model = {name: value + 1 for name, value in saved.state["model"].items()}
-    write_checkpoint(file, replace(saved, state={**saved.state, "model": model}))
+    file.write_bytes(checkpoint_bytes(replace(saved, state={**saved.state, "model": model})))
     assert not quick(run).passed
     with pytest.raises(PrivacyError, match="not the one the ledger knows"):
         a_trainer(out=run, seed=None, resume=True)

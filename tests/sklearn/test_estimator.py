@@ -8,6 +8,7 @@ from io import BytesIO
 import dp_accounting
 import joblib
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from dp_accounting.pld import PLDAccountant
@@ -24,19 +25,19 @@ from torch.utils.data import TensorDataset
 import sparsedp
 from every_day import by_method
 from flat_settings import placed
-from sparsedp import PrivacyError, SparseDPError, list_methods
+from sparsedp import PrivacyError, PrivateNormalisation, SparseDPError, list_methods, verify
 from sparsedp.diagnostics import look
+from sparsedp.errors import DataError
 from sparsedp.methods import MethodOptions, get_method
 from sparsedp.optimizers.factory import AVERAGED, SQUARED, table_rate
+from sparsedp.privacy.ledger import Ledger
 from sparsedp.runs.run import Run
-from sparsedp.sklearn import SparseDPClassifier, SparseDPRegressor
+from sparsedp.sklearn import SparseDPClassifier, SparseDPRegressor, expected_failed_checks
 
 pytestmark = [
     pytest.mark.usefixtures("checked_once"),
     pytest.mark.filterwarnings("ignore:.* units are few:UserWarning"),
 ]
-
-EXPECTED_FAILURES = {}
 
 PRIVATE = [method.name for method in list_methods() if method.private]
 ABLATIONS = [method.name for method in list_methods() if not method.private]
@@ -50,7 +51,7 @@ CHECKED = [
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-@parametrize_with_checks(CHECKED, expected_failed_checks=lambda one: EXPECTED_FAILURES, xfail_strict=True)
+@parametrize_with_checks(CHECKED, expected_failed_checks=expected_failed_checks, xfail_strict=True)
 def test_scikit_learn_finds_nothing_but_what_is_listed(estimator, check):
     check(estimator)
 
@@ -193,16 +194,15 @@ def test_predictions_are_the_softmax_of_the_scaled_features_times_the_weights(la
 
 
 def test_an_additive_model_bends_with_knots_by_the_public_number_of_units():
-    pandas = pytest.importorskip("pandas")
     X, _ = table(rows=2000, features=1)
-    frame, y = pandas.DataFrame({"dose": X[:, 0]}), (np.abs(X[:, 0]) > 0.5).astype(int)
+    frame, y = pd.DataFrame({"dose": X[:, 0]}), (np.abs(X[:, 0]) > 0.5).astype(int)
     given = {"columns": {"dose": ("number", -1, 1)}, "epochs": 10, "batch_size": 128}
     bent = classifier(**given, model="additive").fit(frame, y)
     assert bent.score(frame, y) > 0.8 > 0.6 > classifier(**given).fit(frame, y).score(frame, y)
     assert bent.coef_names_.tolist()[2:] == [f"dose~{knot:g}" for knot in (-1, -0.5, 0, 0.5, 1)]
     by_hand = bent.encoder_.transform(frame) @ bent.coef_[0] + bent.intercept_[0]
     np.testing.assert_allclose(bent.decision_function(frame), by_hand)
-    many = pandas.concat([frame] * 5)
+    many = pd.concat([frame] * 5)
     assert classifier(**given, model="additive").fit(many, np.tile(y, 5)).encoder_.knots == 9
     groups = np.arange(10_000) % 9_999
     assert classifier(**given, model="additive").fit(many, np.tile(y, 5), groups=groups).encoder_.knots == 5
@@ -221,20 +221,12 @@ def test_hidden_layers_learn_what_a_line_cannot():
     assert classifier(**settings).fit(X, y).score(X, y) < 0.65
 
 
-def test_widths_may_be_an_array():
+def test_widths_may_be_an_array_or_one_number():
     X, y = table()
-    given = [classifier(hidden_layer_sizes=kind).fit(X, y) for kind in ((4, 3), np.array([4, 3]))]
-    np.testing.assert_array_equal(*map(weights, given))
-    plain = [classifier(hidden_layer_sizes=kind).fit(X, y) for kind in ((), np.array([], dtype=int))]
-    np.testing.assert_array_equal(*map(weights, plain))
-
-
-def test_the_width_of_one_hidden_layer_may_be_a_number():
-    X, y = table()
-    np.testing.assert_array_equal(
-        weights(classifier(hidden_layer_sizes=4).fit(X, y)),
-        weights(classifier(hidden_layer_sizes=(4,)).fit(X, y)),
-    )
+    for pair in (((4, 3), np.array([4, 3])), ((4,), 4), ((), np.array([], dtype=int))):
+        np.testing.assert_array_equal(
+            *(weights(classifier(hidden_layer_sizes=one, epochs=1).fit(X, y)) for one in pair)
+        )
 
 
 def test_small_models_are_trained_dense_and_say_so(caplog):
@@ -282,20 +274,18 @@ def test_auto_is_the_same_plan_as_that_of_fit(rows, features, people, settings, 
 
 
 def test_the_features_that_were_kept_are_named():
-    pandas = pytest.importorskip("pandas")
     X, y = table(features=6)
     names = list("abcdef")
-    model = classifier(active_ratio=0.5).fit(pandas.DataFrame(X, columns=names), y)
+    model = classifier(active_ratio=0.5).fit(pd.DataFrame(X, columns=names), y)
     kept = model.result_.support.indices.numpy()
     assert model.kept_features_.tolist() == [names[i] for i in kept if i < 6]
     assert classifier().fit(X, y).kept_features_.tolist() == list(range(6))
 
 
 def test_held_out_rows_are_evaluated_and_the_record_knows_the_table(tmp_path):
-    pandas = pytest.importorskip("pandas")
-    X, y = (pandas.DataFrame(table()[0], columns=["age", "stay", "visits"]), table()[1])
+    X, y = (pd.DataFrame(table()[0], columns=["age", "stay", "visits"]), table()[1])
     other, labels = table(seed=5)
-    held = (pandas.DataFrame(other, columns=X.columns), labels)
+    held = (pd.DataFrame(other, columns=X.columns), labels)
     model = classifier(run_dir=tmp_path / "run", bounds=(-1, 1)).fit(X, y, eval_set=held)
     assert model.result_.metrics["accuracy"] == model.score(*held)
     record = json.loads((tmp_path / "run" / "record.json").read_text())
@@ -306,9 +296,8 @@ def test_held_out_rows_are_evaluated_and_the_record_knows_the_table(tmp_path):
 
 
 def test_the_report_names_the_table_and_the_features_kept(tmp_path):
-    pandas = pytest.importorskip("pandas")
     X, y = table(features=40)
-    frame = pandas.DataFrame(X, columns=[f"lab_{i}" for i in range(40)])
+    frame = pd.DataFrame(X, columns=[f"lab_{i}" for i in range(40)])
     kept = classifier(name="ward 7", run_dir=tmp_path, active_ratio=0.3).fit(frame, y).kept_features_.tolist()
     page = sparsedp.write_report(tmp_path).read_text()
     assert 0 < len(kept) < 40
@@ -451,11 +440,149 @@ def test_a_clone_has_the_settings_and_not_the_fit():
 
 
 def test_a_frame_gives_its_column_names():
-    pandas = pytest.importorskip("pandas")
     X, y = table()
-    frame = pandas.DataFrame(X, columns=["age", "stay", "visits"])
-    model = classifier().fit(frame, pandas.Series(y))
+    frame = pd.DataFrame(X, columns=["age", "stay", "visits"])
+    model = classifier().fit(frame, pd.Series(y))
     assert model.feature_names_in_.tolist() == ["age", "stay", "visits"]
     assert model.n_features_in_ == 3
     with pytest.raises(ValueError, match="feature names"):
         model.predict(frame.rename(columns={"age": "years"}))
+
+
+# Columns whose size is measured privately
+
+
+def test_the_measurement_is_a_phase_of_the_plan_and_in_the_ledger(tmp_path):
+    X, y = table(rows=400)
+    model = classifier(epsilon=3, private_scale=[0, 2], run_dir=tmp_path / "run").fit(X, y)
+    first, *others = model.result_.plan.phases
+    assert (first.name, first.steps, first.sampling_rate, first.noise_multiplier) == (
+        "normalise",
+        1,
+        1.0,
+        8.0,
+    )
+    assert first.support["columns"] == (0, 2)
+    ledger = Ledger.read(tmp_path / "run" / "ledger.jsonl")
+    assert ledger.charged == 1 + sum(phase.steps for phase in others)
+    assert (ledger.blocks[0].phase, ledger.blocks[0].noise_multiplier) == ("normalise", 8.0)
+    assert model.epsilon_ <= 3
+    assert verify(tmp_path / "run").passed
+    assert model.model_.scale[1] == 1
+    assert not model.model_.centre.any()
+
+
+def test_the_rest_of_the_plan_has_more_noise_for_it():
+    X, y = table(rows=400)
+    without = classifier(epsilon=1).fit(X, y).result_.plan.phases[-1].noise_multiplier
+    with_it = classifier(epsilon=1, private_scale=[0]).fit(X, y).result_.plan.phases[-1].noise_multiplier
+    assert with_it > 1.01 * without
+
+
+def test_a_column_that_is_far_smaller_than_its_bounds_counts_again():
+    rng = np.random.default_rng(0)
+    X = rng.uniform(-1, 1, size=(4000, 3)) * [0.01, 1, 1]
+    y = (X[:, 0] + 0.001 * X[:, 1] > 0).astype(int)
+    given = {"epsilon": 3, "epochs": 5, "batch_size": 256, "lr": 0.5}
+    blind = classifier(**given).fit(X, y).score(X, y)
+    scaled = classifier(**given, private_scale=[0]).fit(X, y)
+    assert scaled.score(X, y) > 0.9 > blind + 0.1
+    assert 0.002 < float(scaled.model_.scale[0]) < 0.02
+    np.testing.assert_allclose(scaled.predict_proba(X).sum(axis=1), 1)
+
+
+def test_columns_are_taken_by_name_and_kept_features_are_still_named():
+    X, y = table(rows=200)
+    frame = pd.DataFrame(X, columns=["stay", "age", "visits"])
+    named = classifier(private_scale=["visits", "stay"]).fit(frame, y)
+    assert named.result_.plan.phases[0].support["columns"] == (0, 2)
+    assert set(named.kept_features_) == {"stay", "age", "visits"}
+    own = classifier(private_scale=PrivateNormalisation(noise_multiplier=4.0)).fit(frame, y)
+    assert own.result_.plan.phases[0].steps == 2
+    assert own.model_.centre.any()
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        (["height"], DataError, r"private_scale: got the columns \['height'\], expected some of stay, age, visits"),
+        ([3], PrivacyError, "columns: got 3, expected numbers below 3"),
+        ([], PrivacyError, "columns: got"),
+    ],
+)  # fmt: skip
+def test_columns_that_are_not_there_are_refused(given, error, message):
+    X, y = table()
+    with pytest.raises(error, match=message):
+        classifier(private_scale=given).fit(pd.DataFrame(X, columns=["stay", "age", "visits"]), y)
+
+
+# Regression
+
+
+def numbers(rows=3000):
+    rng = np.random.default_rng(0)
+    X = rng.uniform(-1, 1, size=(rows, 3))
+    return X, 20 + X @ np.array([5.0, -3.0, 0.0]) + rng.normal(0, 0.5, rows)
+
+
+def regressor(**changes):
+    given = {"target_bounds": (0, 40), "bounds": (-1, 1), "epochs": 5, "random_state": 0}
+    return SparseDPRegressor(**(given | changes))
+
+
+@pytest.mark.parametrize("loss", ["squared", "huber"])
+def test_it_finds_the_coefficients_in_the_units_of_the_target(loss):
+    X, y = numbers()
+    model = regressor(loss=loss, epochs=20).fit(X, y)
+    assert model.epsilon_ <= 3
+    np.testing.assert_allclose(model.coef_, [5, -3, 0], atol=1.0)
+    assert model.intercept_ == pytest.approx(20, abs=1.0)
+    np.testing.assert_allclose(model.predict(X[:9]), np.clip(X[:9] @ model.coef_ + model.intercept_, 0, 40))
+    assert model.score(X, y) > 0.9
+
+
+@pytest.mark.parametrize(("loss", "criterion"), [("squared", nn.MSELoss), ("huber", nn.HuberLoss)])
+def test_the_model_is_what_fit_gives_for_the_scaled_target(loss, criterion):
+    X, y = numbers(200)
+    model = regressor(loss=loss, lr=0.3, batch_size=32).fit(X, y)
+    by_hand = nn.Sequential(nn.Linear(3, 1))
+    for parameter in by_hand.parameters():
+        nn.init.zeros_(parameter)
+    scaled = torch.tensor(np.clip(y, 0, 40) / 20 - 1).float()[:, None]
+    more = {"delta": 0.2} if loss == "huber" else {}
+    sparsedp.fit(
+        by_hand, TensorDataset(torch.tensor(X).float(), scaled), criterion(reduction="none", **more), epsilon=3.0,
+        epochs=5, batch_size=32, lr=0.3, seed=0, progress=False, ema_decay=1.0,
+    )  # fmt: skip
+    weights = [
+        torch.cat([p.detach().reshape(-1) for p in m.parameters()]).double() for m in (model.model_, by_hand)
+    ]
+    torch.testing.assert_close(*weights, atol=1e-6, rtol=0)
+
+
+def test_targets_outside_the_bounds_count_as_the_bounds():
+    X, y = numbers(500)
+    far = np.where(np.arange(500) == 7, 1e9, y)
+    near = np.where(np.arange(500) == 7, 40.0, y)
+    models = [regressor().fit(X, one) for one in (far, near)]
+    np.testing.assert_array_equal(models[0].coef_, models[1].coef_)
+
+
+@pytest.mark.nightly
+def test_a_network_learns_what_a_line_cannot():
+    X, _ = numbers()
+    y = 20 + 10 * X[:, 0] * X[:, 1]
+    settings = {"epsilon": 20.0, "epochs": 40, "target_bounds": (10, 30)}
+    assert regressor(**settings, hidden_layer_sizes=16).fit(X, y).score(X, y) > 0.5
+    assert regressor(**settings).fit(X, y).score(X, y) < 0.1
+
+
+@pytest.mark.parametrize("bounds", [None, (0, 0), (0, np.inf), 3, (1, 2, 3), ("a", "b")])
+def test_bounds_of_the_target_have_to_be_public(bounds):
+    with pytest.raises(PrivacyError, match="known without looking at the data"):
+        regressor(target_bounds=bounds).fit(*numbers(100))
+
+
+def test_a_loss_that_is_none_is_refused():
+    with pytest.raises(SparseDPError, match="'squared' or 'huber'"):
+        regressor(loss="absolute").fit(*numbers(100))

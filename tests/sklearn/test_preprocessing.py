@@ -10,7 +10,6 @@ import numpy as np
 import pandas as pd
 import pytest
 from sklearn.base import clone
-from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
 
 from sparsedp import DataError, PrivacyWarning
@@ -256,18 +255,6 @@ def test_a_pipeline_over_a_frame_trains_without_a_warning():
         warnings.simplefilter("error", PrivacyWarning)
         model.fit(X, y)
     assert model.score(X, y) > 0.75
-
-
-def test_a_grid_search_works_and_says_what_it_costs():
-    X, y = a_table(120)
-    encoder = PublicEncoder({"visits": ("count", 30), "sex": ("category", ["F", "M"])})
-    classifier = SparseDPClassifier(epsilon=8.0, classes=[0, 1], epochs=2, accountant="rdp", random_state=0)
-    search = GridSearchCV(
-        make_pipeline(encoder, classifier), {"sparsedpclassifier__lr": [0.1, 1.0]}, cv=2, error_score="raise"
-    )
-    with pytest.warns(PrivacyWarning, match="n fits cost up to n times epsilon"):
-        search.fit(X, y)
-    assert search.best_params_["sparsedpclassifier__lr"] in (0.1, 1.0)
 
 
 @pytest.mark.parametrize("rule", [("number", 0, 1e18), ("count", 1e18)])

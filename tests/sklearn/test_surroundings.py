@@ -44,8 +44,9 @@ def encoder(columns=3):
 
 def test_classes_read_off_the_labels_are_warned_of():
     X, y = table()
-    with pytest.warns(PrivacyWarning, match="classes was not given"):
+    with pytest.warns(PrivacyWarning, match="classes was not given") as caught:
         model = classifier(classes=None).fit(X, y)
+    assert caught[0].filename == __file__
     np.testing.assert_array_equal(model.classes_, [0, 1])
 
 
@@ -188,14 +189,6 @@ def test_examples_are_normalized_one_by_one():
     np.testing.assert_allclose(long.predict_proba(X[:1]), long.predict_proba(50 * X)[:1])
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_values_that_are_no_numbers_are_refused(value):
-    X, y = table()
-    X[7, 1] = value
-    with pytest.raises(ValueError, match=r"NaN|inf"):
-        classifier(bounds=None, unit_norm=True).fit(X, y)
-
-
 # Surroundings
 
 
@@ -335,12 +328,6 @@ def test_other_rows_of_the_same_table_are_held_out(kind):
     X, y = kind(*table(rows=120))
     model = classifier().fit(X[:80], y[:80], eval_set=(X[80:], y[80:]))
     assert 0 <= model.result_.metrics["accuracy"] <= 1
-
-
-def test_classes_that_are_read_off_are_warned_of_where_fit_was_called():
-    with pytest.warns(PrivacyWarning, match="classes was not given") as caught:
-        classifier(classes=None).fit(*table())
-    assert caught[0].filename == __file__
 
 
 @pytest.mark.parametrize("given", [np.zeros((4, 2)), [(1, 2)], (1, 2, 3)])

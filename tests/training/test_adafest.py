@@ -23,7 +23,7 @@ from sparsedp.batch import MicroBatch, from_criterion
 from sparsedp.clipping import FlatClip
 from sparsedp.errors import PrivacyError, SparseDPError
 from sparsedp.grad_sample.selection import EmbeddingRowCounter
-from sparsedp.methods import Controller, Granularity, MethodOptions, build_plan
+from sparsedp.methods import Granularity, MethodOptions, SupportScheduler, build_plan
 from sparsedp.methods.scores import Contributions
 from sparsedp.methods.support_scheduler import noise_on_mean
 from sparsedp.parameters import ParameterLayout
@@ -244,7 +244,7 @@ def test_a_resumed_run_goes_on_to_the_bit(tmp_path, optimizer):
 def test_a_step_waits_for_its_count_and_the_row_for_its_clock():
     layout = ParameterLayout.of(Bag())
     with pytest.raises(SparseDPError, match="have not been counted"):
-        Controller(a_plan(), layout, PublicRandomness(1)).setting(0)
+        SupportScheduler(a_plan(), layout, PublicRandomness(1)).begin_step(0)
     with pytest.raises(SparseDPError, match="in every step"):
         build_plan("adafest", MethodOptions(refresh="once"), units=ROWS)
     for wrong in (

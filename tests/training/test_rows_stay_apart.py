@@ -59,6 +59,12 @@ def centred(items: Items) -> tuple[Tensor, Tensor]:
     return inputs - inputs.mean(dim=0), targets
 
 
+def with_the_one_before(items: Items) -> tuple[Tensor, Tensor]:
+    inputs, targets = fixed(items)
+    inputs[2:] = inputs[2:] + inputs[1:-1]
+    return inputs, targets
+
+
 def mixup(items: Items) -> tuple[Tensor, Tensor]:
     inputs, targets = fixed(items)
     return 0.7 * inputs + 0.3 * inputs[torch.randperm(len(inputs))], targets
@@ -82,8 +88,13 @@ def run(collate: Callable[[Items], object], long_row: int | None, workers: int =
 
 @pytest.mark.parametrize(
     ("collate", "words"),
-    [(stacked, "fixed length"), (centred, "other rows are in the batch"), (mixup, "each time")],
-    ids=["padding", "centring", "mixup"],
+    [
+        (stacked, "fixed length"),
+        (centred, "other rows are in the batch"),
+        (with_the_one_before, "other rows are in the batch"),
+        (mixup, "each time"),
+    ],
+    ids=["padding", "centring", "later rows alone", "mixup"],
 )
 def test_a_collate_that_mixes_the_first_rows_is_refused_at_the_start(collate, words):
     with pytest.raises(PrivacyError, match=words):

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from runs import ROWS, a_plan, a_trainer, advance, loss_fn, network, rows, weights
+from sparsedp import Callback
 from sparsedp.batch import MicroBatch, PerExampleLoss
 from sparsedp.errors import DataError, ModelError, SparseDPError
 from sparsedp.loading import DataConfig
@@ -323,3 +324,28 @@ def test_wrong_choices_are_refused_before_anything_is_written(
     with pytest.raises(SparseDPError, match=words):
         a_trainer(out=tmp_path / "run", **changed)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_callback_hears_of_every_step_every_epoch_and_the_end_and_a_function_of_the_first_two():
+    class Heard(Callback):
+        def __init__(self) -> None:
+            self.steps, self.epochs, self.ends = [], [], []
+
+        def on_step(self, report):
+            self.steps.append(report)
+
+        def on_epoch(self, metrics):
+            self.epochs.append(metrics)
+
+        def on_end(self, result):
+            self.ends.append(result)
+
+    heard, events = Heard(), []
+    trainer = advance(a_trainer(callbacks=[heard, events.append, Callback()]))
+    result = trainer.finish()
+    trainer.finish()
+    assert [report.step for report in heard.steps] == list(range(15))
+    assert tuple(heard.epochs) == result.history
+    assert heard.ends == [result]
+    assert events == sorted([*heard.steps, *heard.epochs], key=events.index)
+    assert len(events) == 20

@@ -24,7 +24,7 @@ from sparsedp.methods.scores import ByScore, Coherent, Energy, Observation
 from sparsedp.methods.support_scheduler import noise_on_mean
 from sparsedp.parameters import Support
 from sparsedp.randomness import PublicRandomness
-from sparsedp.results import Callback, StepReport
+from sparsedp.results import CallbackLike, StepReport, tell
 from sparsedp.runs.record import EpochMetrics
 from sparsedp.runs.snapshots import Snapshot
 from sparsedp.training.trainer import Trainer
@@ -91,12 +91,11 @@ class Releases:
         return torch.stack(self._kept).double()
 
 
-def train_until(trainer: Trainer, step: int, callbacks: Sequence[Callback] = ()) -> None:
+def train_until(trainer: Trainer, step: int, callbacks: Sequence[CallbackLike] = ()) -> None:
     """Take the steps before `step`; what was planned and not done is given up."""
     for batch in trainer:
         report = trainer.step(batch)
-        for callback in callbacks:
-            callback(report)
+        tell(callbacks, report)
         if trainer.position >= step:
             break
 

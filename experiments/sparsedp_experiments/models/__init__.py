@@ -1,6 +1,7 @@
 """The papers' networks and a few more, by name or as functions of an input shape and a number of classes."""
 
-from sparsedp.batch_norm import fold_batch_norm, freeze_batch_norm
+from sparsedp.batch_norm import freeze_batch_norm
+from sparsedp_experiments.models.folding import fold_batch_norm
 from sparsedp_experiments.models.ids import embedding_bag, transformer
 from sparsedp_experiments.models.least_squares import (
     LeastSquares,

@@ -22,8 +22,8 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional
 
-from sparsedp.batch_norm import fold_into
 from sparsedp.errors import DataError, ModelError
+from sparsedp_experiments.models.folding import fold_into
 from sparsedp_experiments.models.networks import InputShape, check_shape, classifier_head, flat_size
 
 FEATURES = 1280

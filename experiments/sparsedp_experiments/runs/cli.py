@@ -163,7 +163,7 @@ def train(
 def _train(values: dict[str, Any], out: Path | None, snapshots: bool, as_json: bool, *, resume: bool) -> None:
     from sparsedp import distributed
     from sparsedp.callbacks import EpochLines
-    from sparsedp.results import Callback
+    from sparsedp.results import CallbackLike
     from sparsedp.runs.directory import check_new, free_folder, holds_run, resumes
     from sparsedp_experiments.runs.execute import check, execute
     from sparsedp_experiments.runs.settings import Settings
@@ -182,12 +182,11 @@ def _train(values: dict[str, Any], out: Path | None, snapshots: bool, as_json: b
     distributed.broadcast_from_main(lambda: None if resume else check_new(folder))
     screen = stderr_console() if main else Console(quiet=True)
     watched = screen.is_terminal and not as_json and main
-    callbacks: list[Callback] = []
+    callbacks: list[CallbackLike] = []
     if not as_json and main:
         what = "Going on with" if resume else "Training"
-        screen.print(
-            f"{what} {settings.model} on {settings.dataset} by {settings.method}, in {folder}", soft_wrap=True
-        )
+        told = f"{what} {settings.model} on {settings.dataset} by {settings.method}, in {folder}"
+        callbacks.append(_Announcement(screen, told))
         callbacks += [] if watched else [EpochLines(screen, settings.epochs)]
     look = watching(folder, snapshots) if main else lambda _: ()
     try:
@@ -210,6 +209,18 @@ def _train(values: dict[str, Any], out: Path | None, snapshots: bool, as_json: b
         print_json(_record(folder))
     else:
         _show_run(result, folder, stdout_console(as_json))
+
+
+class _Announcement:
+    """A callback that says what is trained and where, once: with the first step, as before it all can be refused."""
+
+    def __init__(self, screen: Console, words: str) -> None:
+        self._screen, self._words = screen, words
+
+    def __call__(self, event: Any) -> None:
+        if self._words:
+            self._screen.print(self._words, soft_wrap=True)
+            self._words = ""
 
 
 def _already_finished(run: Path, as_json: bool) -> bool:

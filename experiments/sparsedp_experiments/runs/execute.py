@@ -31,7 +31,7 @@ from sparsedp.evaluation import Evaluator, Metrics, classification_metrics, scor
 from sparsedp.methods.auto import AUTO_METHOD
 from sparsedp.optimizers.factory import MOMENTUM, OptimizerChoice, Rate, rate_for_table
 from sparsedp.randomness import PublicRandomness
-from sparsedp.results import Callback, Result
+from sparsedp.results import CallbackLike, Result
 from sparsedp.runs.record import RunMetadata
 from sparsedp.training.data import extract_features
 from sparsedp.training.fit import fit, public_weights
@@ -279,8 +279,8 @@ def execute(
     *,
     out: Path | str | None = None,
     resume: bool = False,
-    callbacks: Sequence[Callback] = (),
-    watch: Callable[[nn.Module], Sequence[Callback]] = lambda _: (),
+    callbacks: Sequence[CallbackLike] = (),
+    watch: Callable[[nn.Module], Sequence[CallbackLike]] = lambda _: (),
     progress: bool = False,
 ) -> Result:
     """Load, build, train, evaluate; `watch` makes further callbacks, which look at the model's public weights.

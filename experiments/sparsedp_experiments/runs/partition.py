@@ -26,7 +26,7 @@ from sparsedp.batch import MicroBatch, from_criterion
 from sparsedp.clipping import FlatClip
 from sparsedp.grad_sample import ClippedSumQuery, make_engine
 from sparsedp.loading import DataConfig
-from sparsedp.methods import Controller, MethodOptions, OffSupport, build_plan, get_method
+from sparsedp.methods import MethodOptions, OffSupport, SupportScheduler, build_plan, get_method
 from sparsedp.optimizers.sparse import support_optimizer
 from sparsedp.parameters import ParameterLayout
 from sparsedp.privacy.ledger import Charge, ChargeLog
@@ -286,7 +286,7 @@ def train(training: Training, bundle: DataBundle) -> Trained:
     model = build_model(training.model, FrozenMap({}), bundle.input_shape, len(bundle.classes), training.seed)
     layout, (phase,) = ParameterLayout.of(model), plan.phases
     engine = make_engine(model, from_criterion(nn.CrossEntropyLoss(reduction="none")))
-    controller = Controller(plan, layout, PublicRandomness(training.seed))
+    controller = SupportScheduler(plan, layout, PublicRandomness(training.seed))
     learn = support_optimizer(
         model,
         layout,
@@ -295,7 +295,7 @@ def train(training: Training, bundle: DataBundle) -> Trained:
     )
     randomness = SeededRandomness(training.seed)
     for batch in _BATCHES[training.sampling](bundle, plan, randomness):
-        setting = controller.setting(batch.step)
+        setting = controller.begin_step(batch.step)
         query = ClippedSumQuery(setting.support, FlatClip(training.clip_norm), setting.geometry)
         released = GaussianMechanism(ChargeLog(), randomness).release(
             GradientSum(engine, batch, query),
@@ -303,7 +303,7 @@ def train(training: Training, bundle: DataBundle) -> Trained:
             expected_batch_size=plan.expected_batch_size(phase),
         )
         learn.apply(released)
-        controller.observe(released)
+        controller.update(released)
     model.eval()
     with torch.no_grad():
         accuracy = float(evaluator(bundle.test)(model)["accuracy"] or 0.0)

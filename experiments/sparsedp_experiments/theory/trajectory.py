@@ -17,7 +17,7 @@ from sparsedp.errors import SparseDPError
 from sparsedp.grad_sample import make_engine
 from sparsedp.parameters import ParameterLayout
 from sparsedp.privacy.plan import Plan
-from sparsedp.results import Callback, StepReport
+from sparsedp.results import CallbackLike, StepReport
 from sparsedp.runs.directory import SNAPSHOTS
 from sparsedp.runs.record import EpochMetrics
 from sparsedp.runs.run import Run
@@ -63,7 +63,7 @@ class SnapshotFiles:
             write_snapshot(self._run, Snapshot(event.step, event.phase, event.released.support, weights))
 
 
-def watching(folder: Path, snapshots: bool) -> Callable[[nn.Module], Sequence[Callback]]:
+def watching(folder: Path, snapshots: bool) -> Callable[[nn.Module], Sequence[CallbackLike]]:
     """What looks at the model of a run: snapshots of its weights, if asked for now or when the run began."""
     wanted = snapshots or (Path(folder) / SNAPSHOTS).is_dir()
     return lambda model: [SnapshotFiles(model, folder)] if wanted else []

@@ -13,10 +13,11 @@ import torch
 from torch import nn
 
 from sparsedp import fit
-from sparsedp.batch_norm import ChannelAffine, fold_batch_norm, freeze_batch_norm
+from sparsedp.batch_norm import ChannelAffine, freeze_batch_norm
 from sparsedp.errors import DataError, ModelError
 from sparsedp_experiments.data.bundle import DataBundle, Dense, Split
 from sparsedp_experiments.data.features import lite0_bundle
+from sparsedp_experiments.models.folding import fold_batch_norm
 from sparsedp_experiments.models.networks import parameter_count
 from sparsedp_experiments.models.pretrained import (
     PRETRAINED,

@@ -82,7 +82,7 @@ def finals():
 
 @pytest.mark.parametrize("table", ["adult", "census-income", "compas", "diabetes130-pooled"])
 def test_the_rules_rate_loses_at_most_two_thousandths_on_records_of_length_one(table):
-    """But for COMPAS at epsilon 0.5, 5,754 people, which docs/tables.md says."""
+    """But for COMPAS at epsilon 0.5, 5,754 people, the smallest table."""
     found = {key: scores for key, scores in finals().items() if key[0] == table and key[1]}
     assert {key[2] for key in found} == {0.5, 1.0, 3.0}
     for key, scores in found.items():

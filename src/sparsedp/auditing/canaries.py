@@ -19,7 +19,7 @@ from sparsedp.errors import PrivacyError
 from sparsedp.grad_sample import make_engine
 from sparsedp.grad_sample.query import ClippedSumEngine, ClippedSumQuery
 from sparsedp.loading import DataConfig
-from sparsedp.methods import Controller, Knowledge
+from sparsedp.methods import Knowledge, SupportScheduler
 from sparsedp.methods.method import SELECT
 from sparsedp.methods.ranking import TableRows
 from sparsedp.parameters import ParameterLayout, Support
@@ -76,10 +76,10 @@ class AuditTarget:
         """The engine that would train the model, without the checks that come before training."""
         return make_engine(self.model, self.loss, self.engine)
 
-    def controller(self, layout: ParameterLayout) -> Controller:
+    def controller(self, layout: ParameterLayout) -> SupportScheduler:
         """The method at work on this plan, with fresh public randomness."""
         known = Knowledge(lambda: layout.flatten(self.model))
-        return Controller(self.plan, layout, PublicRandomness.fresh(), known)
+        return SupportScheduler(self.plan, layout, PublicRandomness.fresh(), known)
 
     @property
     def phases(self) -> tuple[Phase, ...]:

@@ -102,7 +102,7 @@ class _Run:
         """A step: the count of its rows, if it makes one, then its gradient."""
         present = self._members(phase, step)
         ledger = self._count(phase, step, present)
-        asked = self._controller.setting(step)
+        asked = self._controller.begin_step(step)
         query = StepQuery(phase, step, asked.support, asked.geometry, asked.per_sample_top)
         target = gradient_release(self._plan, query, self._layout)
         directions = self._canaries(target)
@@ -111,7 +111,7 @@ class _Run:
         self.seen = min(self.seen, len(scores))
         self._learn(target, scores)
         self.settings[phase.name] = query
-        self._controller.observe(released)
+        self._controller.update(released)
 
     def _count(self, phase: Phase, step: int, present: Coins) -> Chargeable | None:
         """Gives the ledger that the gradient of the same step is charged to; None for a step that counts nothing."""

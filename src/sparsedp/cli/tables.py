@@ -27,7 +27,7 @@ from sparsedp.cli import (
 from sparsedp.errors import DataError, PrivacyError, SparseDPError
 
 if TYPE_CHECKING:
-    from sparsedp.sklearn.estimator import PrivateEstimator
+    from sparsedp.sklearn.base import PrivateEstimator
 
 _SETTINGS, _PAGE = "estimator.json", "guarantee.html"
 

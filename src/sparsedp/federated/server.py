@@ -25,7 +25,7 @@ from sparsedp.privacy.mechanism import GaussianMechanism
 from sparsedp.privacy.plan import Phase, Plan
 from sparsedp.privacy.queries import ClientUpdateSum, is_within
 from sparsedp.randomness import SeededRandomness, SystemRandomness
-from sparsedp.results import Callback, StepReport
+from sparsedp.results import CallbackLike, StepReport
 from sparsedp.runs.directory import find_run
 from sparsedp.runs.record import RunMetadata
 from sparsedp.training.recorder import RunKeeper, facts_of, public_randomness
@@ -127,7 +127,7 @@ class FederatedTrainer(KeptRun):
         seed: int | None = None,
         ema_decay: float | None = None,
         public_scores: Mapping[str, Any] | None = None,
-        callbacks: Sequence[Callback] = (),
+        callbacks: Sequence[CallbackLike] = (),
         metadata: RunMetadata = RunMetadata(),  # noqa: B008
     ) -> None:
         require_one_process("a federated run's server")
@@ -182,7 +182,7 @@ class FederatedTrainer(KeptRun):
         if self._counts(phase) and not self._step.counted:
             self._round = Round(step, self._step.clients, None, self._counting_task(step, phase))
         else:
-            setting = self._learner.controller.setting(step)
+            setting = self._learner.controller.begin_step(step)
             task = self._training_task(step, phase, setting)
             self._round = Round(step, self._step.clients, setting, task)
         return self._round
@@ -267,7 +267,7 @@ class FederatedTrainer(KeptRun):
         self._round, self._step = None, None
         if setting is not None:
             self._learner.apply(released)
-            self._learner.controller.observe(released)
+            self._learner.controller.update(released)
             self._learner.after_step()
             return self._keeper.end_step(released)
         if counts_in_step:

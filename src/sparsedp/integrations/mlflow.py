@@ -6,25 +6,28 @@ from typing import final
 
 import mlflow
 
-from sparsedp.results import Event, StepReport
+from sparsedp.results import Callback, StepReport
+from sparsedp.runs.record import EpochMetrics
 
 
 @final
-class MLflowLog:
+class MLflowLog(Callback):
     """A callback for `fit`, `Trainer` and `make_private`: metrics of the active MLflow run.
 
     **Privacy.** Takes released gradients, public numbers and held-out metrics; nothing else reaches a callback.
     """
 
-    def __call__(self, event: Event) -> None:
-        """Log a step or an epoch."""
-        if isinstance(event, StepReport):
-            values: dict[str, float | None] = {
-                "released_norm": float(event.released.mean.norm()),
-                "active_ratio": event.released.support.active_ratio,
-                "learning_rate": event.learning_rates[0],
-            }
-        else:
-            values = {"epsilon": event.epsilon, **{f"held_out_{k}": v for k, v in event.metrics.items()}}
+    def on_step(self, report: StepReport) -> None:
+        """Log what a step released."""
+        values = {
+            "released_norm": float(report.released.mean.norm()),
+            "active_ratio": report.released.support.active_ratio,
+            "learning_rate": report.learning_rates[0],
+        }
+        mlflow.log_metrics(values, step=report.step)
+
+    def on_epoch(self, metrics: EpochMetrics) -> None:
+        """Log an epoch's epsilon and held-out numbers."""
+        values = {"epsilon": metrics.epsilon, **{f"held_out_{k}": v for k, v in metrics.metrics.items()}}
         known = {name: value for name, value in values.items() if value is not None}
-        mlflow.log_metrics(known, step=event.step)
+        mlflow.log_metrics(known, step=metrics.step)

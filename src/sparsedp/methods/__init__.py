@@ -41,7 +41,7 @@ from sparsedp.methods.scores import (
     Ranking,
     register_ranking,
 )
-from sparsedp.methods.support_scheduler import Controller, ControllerState, StepSetting, SupportChange
+from sparsedp.methods.support_scheduler import SchedulerState, StepSetting, SupportChange, SupportScheduler
 
 __all__ = [
     "HEAD",
@@ -52,8 +52,6 @@ __all__ = [
     "Coherent",
     "Constant",
     "Contributions",
-    "Controller",
-    "ControllerState",
     "Cooling",
     "Energy",
     "EverySteps",
@@ -77,9 +75,11 @@ __all__ = [
     "Ranked",
     "Ranking",
     "Refresh",
+    "SchedulerState",
     "Stage",
     "StepSetting",
     "SupportChange",
+    "SupportScheduler",
     "build_plan",
     "configure",
     "get_method",

@@ -104,7 +104,8 @@ class Knowledge:
         """
         if self.weights is None:
             raise SparseDPError(
-                "a ranking by the weights' magnitude needs them: give Controller(..., known=Knowledge(weights=...))"
+                "a ranking by the weights' magnitude needs them: give SupportScheduler(..., "
+                "known=Knowledge(weights=...))"
             )
         return self.weights().detach().abs().to("cpu", torch.float64)
 

@@ -77,7 +77,7 @@ class StepSetting:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ControllerState:
+class SchedulerState:
     """The controller between two steps: named tensors and JSON values."""
 
     tensors: Mapping[str, Tensor]
@@ -155,8 +155,8 @@ FROZEN_NOISE = 2
 
 
 @final
-class Controller:
-    """Runs the method of a plan: `setting(step)` before each release, `observe(released)` after it.
+class SupportScheduler:
+    """Runs the method of a plan: `begin_step(step)` before each release, `update(released)` after it.
 
     Steps come in order; a resumed run may leave some out (they were paid for and lost).
 
@@ -232,8 +232,8 @@ class Controller:
         """What each round of empirical Bayes kept and why, with its fitted mixture; empty for other methods."""
         return tuple(self._decisions)
 
-    def setting(self, step: int) -> StepSetting:
-        """The support, geometry and top-r of a step; to be asked once per step, in order, before its release."""
+    def begin_step(self, step: int) -> StepSetting:
+        """Settle the support, geometry and top-r of a step; called once per step, in order, before its release."""
         if self._awaited is not None:
             raise SparseDPError(f"step {self._awaited} has not been observed; call observe(released) first")
         if not self._next_step <= step < self._timeline.stop:
@@ -250,7 +250,7 @@ class Controller:
             self._support, self._geometry(main), self._method.per_sample_top if main else None, change
         )
 
-    def observe(self, released: Release) -> None:
+    def update(self, released: Release) -> None:
         """Update scores and geometry statistics with the release of the step last set."""
         if released.step != self._awaited or released.support != self._support:
             raise SparseDPError(
@@ -297,7 +297,7 @@ class Controller:
         if counts and self._counted_step != step:
             raise SparseDPError(f"step {step}: its rows have not been counted; call observe_counts first")
 
-    def state(self) -> ControllerState:
+    def state(self) -> SchedulerState:
         """All that is needed to go on exactly from here, between two steps; not to be written to."""
         if self._awaited is not None:
             raise SparseDPError(
@@ -326,9 +326,9 @@ class Controller:
             values["order_of_rows"] = self._order.rows is not None
         if self._last_scores is not None:
             tensors["scores"] = self._last_scores
-        return ControllerState(tensors, values)
+        return SchedulerState(tensors, values)
 
-    def restore(self, state: ControllerState) -> None:
+    def restore(self, state: SchedulerState) -> None:
         """Go on from a state taken by a controller of the same method, options, layout, plan and public seed."""
         expected = self._identity()
         found = {name: state.values.get(name) for name in expected}

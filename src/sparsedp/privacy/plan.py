@@ -201,6 +201,25 @@ def slice_events(events: Iterable[SampledGaussian], start: int, stop: int) -> tu
     return tuple(parts)
 
 
+def dp_event(events: Iterable[SampledGaussian]) -> Any:
+    """Convert events to one of `dp_accounting`: a self-composed, Poisson-sampled Gaussian each.
+
+    Edge cases:
+        One event without noise makes the whole non-private; nothing spent is a no-op.
+    """
+    import dp_accounting as dp
+
+    parts = []
+    for event in events:
+        if event.noise_multiplier == 0:
+            return dp.NonPrivateDpEvent()
+        gaussian = dp.GaussianDpEvent(event.noise_multiplier)
+        parts.append(
+            dp.SelfComposedDpEvent(dp.PoissonSampledDpEvent(event.sampling_rate, gaussian), event.steps)
+        )
+    return dp.ComposedDpEvent(parts) if parts else dp.NoOpDpEvent()
+
+
 def is_private(events: Sequence[SampledGaussian]) -> bool:
     """Whether every mechanism adds noise."""
     return all(event.noise_multiplier > 0 for event in events)

@@ -16,10 +16,10 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
-from sparsedp._files import Json, parse_json, write_atomically
+from sparsedp._files import Json, parse_json
 from sparsedp._serialization import from_json, json_diff, json_equal, plain_json, short, to_json
 from sparsedp.errors import DataError, ModelError, SparseDPError
-from sparsedp.methods import ControllerState
+from sparsedp.methods import SchedulerState
 from sparsedp.parameters import ParameterLayout, ParameterSlice, Support
 from sparsedp.runs.record import EpochMetrics, History, RunSetup, SupportSpan, wrap_read_errors
 
@@ -74,7 +74,7 @@ class TrainerState:
     optimizer: Mapping[str, Any]
     scheduler: Mapping[str, Any] | None
     average: AverageState | None
-    controller: ControllerState
+    controller: SchedulerState
 
     @classmethod
     def of(cls, checkpoint: Checkpoint) -> Self:
@@ -86,7 +86,7 @@ class TrainerState:
             state["optimizer"],
             state["scheduler"],
             None if average is None else AverageState(**average),
-            ControllerState(controller["tensors"], controller["values"]),
+            SchedulerState(controller["tensors"], controller["values"]),
         )
 
 
@@ -148,11 +148,6 @@ def checkpoint_bytes(checkpoint: Checkpoint) -> bytes:
         "document": document,
     }
     return save(tensors, {"checkpoint": json.dumps(header)})
-
-
-def write_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
-    """Write a checkpoint atomically: a kill leaves the old one or the new one."""
-    write_atomically(path, checkpoint_bytes(checkpoint))
 
 
 def read_checkpoint(path: Path) -> Checkpoint:

@@ -40,22 +40,6 @@ def holds_run(path: Path) -> bool:
     return (path / PLAN).is_file() or (path / LEDGER).is_file()
 
 
-def find_runs(path: Path) -> list[Path]:
-    """List the run directories at or below a directory, sorted; hidden directories are skipped.
-
-    Raises:
-        DataError: there is none.
-    """
-    found = sorted(
-        file.parent
-        for file in path.rglob(RECORD)
-        if not any(part.startswith(".") for part in file.relative_to(path).parts)
-    )
-    if not found:
-        raise DataError(f"{path} holds no run (no {RECORD} at or below it); give the folder of a run")
-    return found
-
-
 def check_new(path: Path | str) -> Path:
     """Return a path where a new run may be made.
 

@@ -15,7 +15,7 @@ from sparsedp._serialization import json_equal, to_json
 from sparsedp.errors import DataError, SparseDPError
 from sparsedp.privacy.accounting import epsilon_by_epoch, plan_accountant, silence_dp_accounting
 from sparsedp.privacy.ledger import ChargeBlock, LedgerState
-from sparsedp.privacy.plan import Plan, SampledGaussian, merge_events
+from sparsedp.privacy.plan import Plan, SampledGaussian, dp_event, merge_events
 from sparsedp.runs.checkpoint import Checkpoint, setup_names
 from sparsedp.runs.directory import CHECKPOINT, LEDGER, METRICS, PLAN, RECORD, digest_of, holds_run
 from sparsedp.runs.record import (
@@ -367,7 +367,7 @@ def other_epsilons(ledger: LedgerState) -> dict[str, float]:
             "RDP (dp-accounting)": dp.rdp.RdpAccountant(),
         }
         found = {
-            name: float(one.compose(event_of(events)).get_epsilon(ledger.delta)) for name, one in made.items()
+            name: float(one.compose(dp_event(events)).get_epsilon(ledger.delta)) for name, one in made.items()
         }
     return {**found, **_by_opacus(events, ledger.delta)}
 
@@ -382,25 +382,6 @@ def _discretization(event: SampledGaussian) -> float:
     deviation = rate * math.sqrt(math.expm1(min(1 / noise**2, 50.0)))
     largest = math.log1p(rate * math.expm1(min(10 / noise + 0.5 / noise**2, 500.0)))
     return min(1e-4, max(deviation / 16, largest / 400_000))
-
-
-def event_of(events: Iterable[SampledGaussian]) -> Any:
-    """Make the `dp_accounting` event of some events: one self-composed, Poisson-sampled Gaussian each.
-
-    Edge cases:
-        One event without noise makes the whole non-private; nothing spent is a no-op.
-    """
-    import dp_accounting as dp
-
-    parts = []
-    for event in events:
-        if event.noise_multiplier == 0:
-            return dp.NonPrivateDpEvent()
-        gaussian = dp.GaussianDpEvent(event.noise_multiplier)
-        parts.append(
-            dp.SelfComposedDpEvent(dp.PoissonSampledDpEvent(event.sampling_rate, gaussian), event.steps)
-        )
-    return dp.ComposedDpEvent(parts) if parts else dp.NoOpDpEvent()
 
 
 def _by_opacus(events: Sequence[SampledGaussian], delta: float) -> dict[str, float]:

@@ -5,8 +5,13 @@ fits.
 """
 
 from sparsedp.sklearn.budget import PrivacyBudget
-from sparsedp.sklearn.classifier import SparseDPClassifier
+from sparsedp.sklearn.estimators import SparseDPClassifier, SparseDPRegressor, expected_failed_checks
 from sparsedp.sklearn.preprocessing import PublicEncoder
-from sparsedp.sklearn.regressor import SparseDPRegressor
 
-__all__ = ["PrivacyBudget", "PublicEncoder", "SparseDPClassifier", "SparseDPRegressor"]
+__all__ = [
+    "PrivacyBudget",
+    "PublicEncoder",
+    "SparseDPClassifier",
+    "SparseDPRegressor",
+    "expected_failed_checks",
+]

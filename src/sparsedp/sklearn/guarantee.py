@@ -5,20 +5,23 @@ from __future__ import annotations
 import html
 import math
 from collections.abc import Sequence
+from math import ceil, floor
 from pathlib import Path
 from typing import Any
 
 from sparsedp._files import write_atomically
+from sparsedp._validate import rounded_up
+from sparsedp.guarantee import describe, posterior
 
 _STYLE = """
-@page { size: A4; margin: 14mm }
-body { font: 10.2pt/1.36 Georgia, 'Liberation Serif', serif; color: #111; max-width: 178mm; margin: 8mm auto }
-h1 { font-size: 17pt; margin: 0 0 1mm } h2 { font-size: 11.2pt; margin: 3.2mm 0 .6mm } p, ul { margin: .6mm 0 1.2mm }
-ul { padding-left: 5mm } .lead { font-size: 11pt }
-.warn { border: 1.5pt solid #a00; padding: 1.5mm 3mm; margin: 2mm 0 }
-table { border-collapse: collapse; margin: 1mm 0 }
-td, th { border: .5pt solid #999; padding: .5mm 3mm; text-align: right }
-th:first-child, td:first-child { text-align: left } .small { font-size: 8.6pt; color: #444 }
+@page { size: A4; margin: 12mm 16mm }
+body { font: 9.6pt/1.33 Arial, 'Liberation Sans', sans-serif; color: #111; max-width: 178mm; margin: 8mm auto }
+@media print { body { margin: 0 auto; font-size: 9.1pt } }
+h1 { font-size: 15pt; margin: 0 0 1mm } h2 { font-size: 10.4pt; margin: 2.6mm 0 .5mm } p, ul { margin: .5mm 0 1mm }
+ul { padding-left: 5mm } .lead { font-size: 10.4pt } .lead b { white-space: nowrap }
+.small { font-size: 8pt; color: #444 } .warn { border: 1.5pt solid #a00; padding: 1.5mm 3mm; margin: 2mm 0 }
+table { border-collapse: collapse; margin: 1mm 0 } td, th { border: .5pt solid #999; padding: .5mm 3mm }
+td, th { text-align: right } th:first-child, td:first-child { text-align: left }
 """
 _CHANCES = (0.001, 0.01, 0.1, 0.5)
 
@@ -49,10 +52,11 @@ def guarantee_page(estimator: Any) -> str:
         else "<p class=warn><b>Not for release.</b> This model was trained with a seed (random_state), so its noise "
         "can be computed again and subtracted. What follows holds for the same training without a seed.</p>"
     )
+    after = [posterior(chance, epsilon) for chance in _CHANCES]
     table = _table(
         ("What an attacker believed before, from elsewhere", *(f"{chance:.1%}" for chance in _CHANCES)),
-        (("can rise, with the model in hand, to at most", *(f"{_after(p, epsilon, 1):.1%}" for p in _CHANCES)),
-         ("or can fall to at least", *(f"{_after(p, epsilon, -1):.2%}" for p in _CHANCES))),
+        (("can rise, with the model in hand, to at most", *(f"{ceil(most * 1e4) / 100:.2f}%" for _, most in after)),
+         ("or can fall to at least", *(f"{floor(least * 1e4) / 100:.2f}%" for least, _ in after))),
     )  # fmt: skip
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8">
@@ -60,7 +64,7 @@ def guarantee_page(estimator: Any) -> str:
 <body>
 <h1>What this model can reveal about one {_text(unit)}</h1>
 <p class=lead>{_kind(estimator)} trained on {_text(name)} with differential privacy:
-epsilon = {_up(epsilon)}, delta = {delta:g}, N = {units:,}.</p>{warning}
+<b>epsilon = {_rounded(epsilon)}</b>, <b>delta = {delta:g}</b>, <b>N = {units:,}</b>.</p>{warning}
 <h2>Who is protected</h2>
 <p>{whole} All {units:,} are protected alike, whether their data is ordinary or rare.</p>
 <h2>From what</h2>
@@ -68,15 +72,16 @@ epsilon = {_up(epsilon)}, delta = {delta:g}, N = {units:,}.</p>{warning}
 everybody else in the table. Random noise was added at every step of training. What such a person can conclude
 about one {_text(unit)} is nearly the same as if that {_text(unit)} had never been in the table: whether they are
 in it, and what is written there. This holds whatever is done with the model later, by any means, known today or
-not.</p> <h2>What epsilon = {_up(epsilon)} means here</h2>
-<p>No conclusion becomes more than e<sup>{_up(epsilon)}</sup> = {_up(math.exp(epsilon))} times as likely because
+not.</p> <h2>What epsilon = {_rounded(epsilon)} means here</h2>
+<p>No conclusion becomes more than e<sup>{_rounded(epsilon)}</sup>
+= {_rounded(math.exp(epsilon))} times as likely because
 of one {_text(unit)}. For the belief that a certain {_text(unit)} is in the table (or any other such statement):</p>
 {table}
 <p>This may fail with a probability of at most delta = {delta:g} for each {_text(unit)}; times N = {units:,} that is
 {units * delta:.2g} {_text(unit)}s expected at most in the whole table{_delta_words(units * delta)}. Epsilon is an
 upper bound for the worst case; {_judgement(epsilon)}</p>
 <h2>What is not covered</h2>
-{_list(_limits(estimator, unit))}
+{_list(_limits(estimator, plan, unit))}
 <h2>What had to be public</h2>
 <p>Taken as known to everybody, and not from the data: the number {units:,}, the names of the columns, their
 bounds and levels {_described(estimator)}, {_targets(estimator)}, and every setting of the training.</p>
@@ -91,32 +96,20 @@ each one's contribution limited to norm {plan.phases[-1].clip_norm:g}, noise mul
 """
 
 
-def _after(chance: float, epsilon: float, sign: int) -> float:
-    """The posterior chance at odds multiplied by e^(sign epsilon), rounded towards the worse side later."""
-    odds = chance / (1 - chance) * math.exp(min(sign * epsilon, 500.0))
-    return odds / (1 + odds)
-
-
-def _limits(estimator: Any, unit: str) -> Sequence[str]:
+def _limits(estimator: Any, plan: Any, unit: str) -> Sequence[str]:
     """What the guarantee does not say."""
     found = [
         "What is true of people in general. If the model learns that smoking goes with lung disease, it says "
-        "something "
-        "about every smoker, also about those who were never in the table.",
-        "Other uses of the same data. Each further training costs again, and the epsilons add up (at most)."
-        + (" All fits that draw from the same PrivacyBudget stay within it: " + _text(str(estimator.budget)) + "."
-           if estimator.budget is not None else " This page counts one training; settings tried before on the same "
-           "are not in it."),
+        "something about every smoker, also about those who were never in the table.",
         "The raw data itself, copies of it, backups, and the computer it was trained on: they need the usual care.",
         f"Groups. For a family of three {_text(unit)}s, who are alike, epsilon is three times as large, and delta "
         "larger still.",
     ]  # fmt: skip
-    if estimator.result_.metrics:
+    if estimator.budget is not None:
         found.append(
-            "Held-out examples. Accuracy was computed on them exactly; they were not trained on, and are not "
-            "protected."
+            f"All fits that draw from the same PrivacyBudget stay within it: {_text(str(estimator.budget))}."
         )
-    return found
+    return [*found, *map(_text, describe(plan, evaluated=bool(estimator.result_.metrics)).limitations)]
 
 
 def _verified(estimator: Any, plan: Any) -> Sequence[str]:
@@ -127,7 +120,7 @@ def _verified(estimator: Any, plan: Any) -> Sequence[str]:
         "published, independent methods), and the noise was set so that it cannot be exceeded.",
         f"{result.ledger.steps:,} of {result.ledger.planned:,} planned releases were charged to a ledger; "
         "their cost is "
-        f"epsilon = {_up(result.ledger.epsilon)}.",
+        f"epsilon = {_rounded(result.ledger.epsilon)}.",
     ]
     if estimator.run_dir is not None:
         found.append(
@@ -142,10 +135,11 @@ def _verified(estimator: Any, plan: Any) -> Sequence[str]:
 
 
 def _kind(estimator: Any) -> str:
-    network = not hasattr(estimator, "coef_")
-    if hasattr(estimator, "classes_"):
-        return "A neural network for classification" if network else "Logistic regression"
-    return "A neural network for regression" if network else "Linear regression"
+    what = "classification" if hasattr(estimator, "classes_") else "regression"
+    if not hasattr(estimator, "coef_"):
+        return f"A neural network for {what}"
+    name = "Logistic regression" if what == "classification" else "Linear regression"
+    return f"{name} with bends (an additive model)" if estimator.model == "additive" else name
 
 
 def _described(estimator: Any) -> str:
@@ -193,9 +187,6 @@ def _text(value: str) -> str:
     return html.escape(str(value))
 
 
-def _up(value: float) -> str:
+def _rounded(value: float) -> str:
     """A number rounded up to three digits: a guarantee is never rounded down."""
-    if not math.isfinite(value) or value <= 0:
-        return str(value)
-    digits = 2 - math.floor(math.log10(value))
-    return f"{math.ceil(round(value * 10**digits, 6)) / 10**digits:,.10g}"
+    return rounded_up(value, 3)

@@ -37,7 +37,7 @@ from sparsedp.optimizers.factory import (
 )
 from sparsedp.privacy.normalization import PrivateNormalisation
 from sparsedp.privacy.plan import Plan
-from sparsedp.results import Callback, Result
+from sparsedp.results import CallbackLike, Result
 from sparsedp.runs.directory import resumes
 from sparsedp.runs.record import RunMetadata
 from sparsedp.training.data import GivenData, count_channels, given_data, given_units
@@ -74,7 +74,7 @@ def fit(
     engine: str = "bookkeeping",
     ema_decay: float | None = None,
     public_scores: Mapping[str, Any] | None = None,
-    callbacks: Sequence[Callback] = (),
+    callbacks: Sequence[CallbackLike] = (),
     progress: bool = True,
     metadata: RunMetadata = RunMetadata(),  # noqa: B008
 ) -> Result:
@@ -227,7 +227,7 @@ def _own_rate(
 
 
 @contextmanager
-def _progress_bar(plan: Plan, *, shown: bool) -> Iterator[Sequence[Callback]]:
+def _progress_bar(plan: Plan, *, shown: bool) -> Iterator[Sequence[CallbackLike]]:
     """A callback that draws a bar, where there is somebody to see it."""
     screen = Console(stderr=True)
     if not shown or not screen.is_terminal:

@@ -18,7 +18,7 @@ from sparsedp.privacy.ledger import Ledger
 from sparsedp.privacy.mechanism import Release
 from sparsedp.privacy.plan import Plan
 from sparsedp.randomness import PublicRandomness, fork_generators
-from sparsedp.results import Callback, Event, Result, Spending, StepReport
+from sparsedp.results import CallbackLike, Result, Spending, StepReport, tell
 from sparsedp.runs.checkpoint import (
     Checkpoint,
     check_identity,
@@ -62,7 +62,7 @@ class RunKeeper:
         facts: RunSetup,
         *,
         evaluate: Evaluator | None,
-        callbacks: Sequence[Callback],
+        callbacks: Sequence[CallbackLike],
         out: Path | str | None,
         found: SavedRun | None,
         in_blocks: bool = False,
@@ -117,7 +117,7 @@ class RunKeeper:
         self.history.record_support(released)
         epoch = bisect_left(self._epoch_ends, self.position) + 1
         report = StepReport(released.step, epoch, released.phase, released, self._rates)
-        self._tell(report)
+        tell(self._callbacks, report)
         ends_epoch = self.position == self._epoch_ends[epoch - 1]
         ends_block = self.position == self._store.ledger.charged and self._store.path is not None
         if ends_epoch or ends_block:
@@ -165,6 +165,7 @@ class RunKeeper:
             self.learner.install_average()
             self.learner.model.eval()
             self.close()
+            tell(self._callbacks, self._result)
         return self._result
 
     def close(self) -> None:
@@ -220,7 +221,7 @@ class RunKeeper:
         )
         self.history.epochs.append(report)
         self._store.write_metrics(self.history.epochs)
-        self._tell(report)
+        tell(self._callbacks, report)
 
     def _metrics(self) -> Mapping[str, float | None]:
         """Held-out numbers of the model as it is now."""
@@ -238,10 +239,6 @@ class RunKeeper:
     def _evaluated(self) -> dict[str, float | None]:
         found = {} if self._evaluate is None else self.evaluated(self._evaluate)
         return {n: v if math.isfinite(v) else None for n, v in found.items()}
-
-    def _tell(self, event: Event) -> None:
-        for callback in self._callbacks:
-            callback(event)
 
     def _snapshot(self, metrics: Mapping[str, float | None]) -> Result:
         facts, plan, support = self._facts, self.plan, self.history.support

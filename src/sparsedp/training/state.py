@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from sparsedp._files import Json
 from sparsedp.evaluation import evaluation_mode
-from sparsedp.methods import Controller, Knowledge, OffSupport, PublicScores, SupportChange
+from sparsedp.methods import Knowledge, OffSupport, PublicScores, SupportChange, SupportScheduler
 from sparsedp.optimizers.ema import WeightAverage
 from sparsedp.optimizers.factory import (
     OptimizerChoice,
@@ -64,7 +64,7 @@ class Learner:
         self.model, self.layout = model, layout
         scores = None if rule.public_scores is None else PublicScores.of(rule.public_scores)
         known = Knowledge(lambda: layout.flatten(model), scores)
-        self.controller = Controller(plan, layout, public, known)
+        self.controller = SupportScheduler(plan, layout, public, known)
         self._optimizer = make_optimizer(rule.optimizer, model)
         self._members = group_members(self._optimizer, model)
         coasts = self.controller.method.off_support is OffSupport.COASTS

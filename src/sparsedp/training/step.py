@@ -16,7 +16,7 @@ from sparsedp.errors import PrivacyError
 from sparsedp.grad_sample import make_engine
 from sparsedp.grad_sample.query import ClippedSumEngine, ClippedSumQuery
 from sparsedp.grad_sample.selection import EmbeddingRowCounter
-from sparsedp.methods.support_scheduler import Controller, SupportChange
+from sparsedp.methods.support_scheduler import SupportChange, SupportScheduler
 from sparsedp.privacy.ledger import Charge, Chargeable, SplitCharge
 from sparsedp.privacy.mechanism import GaussianMechanism, Release
 from sparsedp.privacy.plan import Phase, Plan
@@ -37,7 +37,7 @@ COUNT = 1
 def counted_rows(
     model: nn.Module,
     loss: LossFunction,
-    controller: Controller,
+    controller: SupportScheduler,
     probe: Callable[[], Batch],
     public: PublicRandomness,
 ) -> EmbeddingRowCounter | None:
@@ -59,7 +59,7 @@ def release_selection(
     batch: LogicalBatch,
     plan: Plan,
     phase: Phase,
-    controller: Controller,
+    controller: SupportScheduler,
     *,
     ledger: Chargeable,
     randomness: PrivateRandomness,
@@ -89,7 +89,7 @@ class StepCounts:
 
     look: EmbeddingRowCounter | None
     plan: Plan
-    controller: Controller
+    controller: SupportScheduler
     randomness: PrivateRandomness
 
     def release(self, step: int, phase: Phase, batch: Iterable[MicroBatch], ledger: Chargeable) -> Chargeable:
@@ -115,7 +115,7 @@ class PrivateStep:
     validation: ModelValidation
     state: StateGuard
     plan: Plan
-    controller: Controller
+    controller: SupportScheduler
     engine: ClippedSumEngine
     counts: StepCounts
     enter: Callable[[SupportChange], None]
@@ -134,7 +134,7 @@ class PrivateStep:
             batch = list(batch)  # looked at twice
             with self.state.untouched(last_of_epoch=False):
                 ledger = self.counts.release(step, phase, batch, ledger)
-        setting = self.controller.setting(step)
+        setting = self.controller.begin_step(step)
         if setting.change is not None:
             self.enter(setting.change)
         last = step + 1 in self.plan.epoch_ends()
@@ -147,7 +147,7 @@ class PrivateStep:
                 noise_std=phase.noise_std or 0.0,
             )
         self.move(released)
-        self.controller.observe(released)
+        self.controller.update(released)
         return released
 
 

@@ -20,7 +20,7 @@ from sparsedp.parameters import Support
 from sparsedp.privacy.normalization import NORMALISE
 from sparsedp.privacy.plan import Phase, Plan
 from sparsedp.randomness import PublicRandomness, SeededRandomness, SystemRandomness
-from sparsedp.results import Callback, Result, StepReport
+from sparsedp.results import CallbackLike, Result, StepReport
 from sparsedp.runs.directory import closed_on_error, find_run, resumes
 from sparsedp.runs.record import EpochMetrics, RunMetadata
 from sparsedp.sampling import LogicalBatch
@@ -157,7 +157,7 @@ class Trainer(KeptRun):
         engine: str = "bookkeeping",
         ema_decay: float | None = None,
         public_scores: Mapping[str, Any] | None = None,
-        callbacks: Sequence[Callback] = (),
+        callbacks: Sequence[CallbackLike] = (),
         metadata: RunMetadata = RunMetadata(),  # noqa: B008
     ) -> None:
         distributed.connect()

@@ -89,7 +89,7 @@ def test_nonprivate_diagnostics_are_written_marked_and_reported(watched, typed, 
 
     typed("report", watched, "--out", tmp_path / "plain.html")
     assert (tmp_path / "plain.html").read_bytes() == (tmp_path / "before.html").read_bytes()
-    assert len(written["figures"]) == 3
+    assert len(written["figures"]) == 4
     drawn = (watched / "nonprivate.svg").read_text()
     assert "<!-- Not private" in drawn
 

@@ -395,7 +395,7 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
         names = [str(name) for name in getattr(self, "feature_names_in_", ())]
         somebody = [name for name in names if names_somebody(name)]
         if groups is None and self.unit is None and somebody:
-            _warn(
+            warn(
                 f"column {somebody[0]!r} looks like an id by its name, and no groups were given: each example is "
                 f"protected alone, and whoever has several is not. Give groups=ids, or describe the column as "
                 f'"unit" (or as "drop", if each id has one example)',
@@ -405,12 +405,12 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
         if not (
             described or self.unit_norm or self.private_scale is not None or _in_a_pipeline_behind_a_step()
         ):
-            _warn(
+            warn(
                 f"no bounds were given: features far from -1 .. 1 learn badly under clipping. {INSTEAD}; "
                 "bounds=(-1, 1) says that they are scaled already"
             )
         for name in self._wide_columns():
-            _warn(
+            warn(
                 f"the bounds of column {name!r} are five orders of magnitude apart or more: most values will "
                 "be next to "
                 "one end, where their differences vanish. Give narrower bounds (values outside are clamped), or "
@@ -421,7 +421,7 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
             len(self.encoder_.get_feature_names_out()) if self.columns is not None else self.n_features_in_
         )
         if units * self.epsilon < 10 * min(width, 100):
-            _warn(
+            warn(
                 f"{units} units are few for epsilon={self.epsilon:g} and {width} features: the noise may be "
                 "all there "
                 "is to see. Use fewer features, more units, or a larger epsilon"
@@ -532,7 +532,7 @@ def _check_callers(estimator: Any) -> None:
                 "data; or fit each candidate once, with a share of the budget, on one part of the units and compare "
                 "them on another part, whose accuracy is then outside the guarantee"
             )
-        _warn(
+        warn(
             f"{type(estimator).__name__} is being fitted by {what} ({package}). Each fit on the same data spends its "
             "epsilon again: n fits cost up to n times epsilon together, and a choice made by looking at them is "
             "part of the cost. epsilon_ counts one fit. Tune on public or synthetic data, or plan for the sum",
@@ -568,7 +568,7 @@ def _check_step(step: Any) -> None:
                 f"are released with the pipeline, without any noise, and epsilon does not cover them. {INSTEAD}. One "
                 f"fitted on public data may stay, as FrozenEstimator({name}().fit(public))"
             )
-        _warn(
+        warn(
             f"the pipeline step {name} is fitted on the training data before the estimator sees it; what it "
             "learns is not private, and epsilon does not cover it. Use steps with fixed rules, or fit it on public "
             "data and wrap it in sklearn.frozen.FrozenEstimator",
@@ -591,7 +591,7 @@ def _learned_steps(step: Any) -> Iterator[Any]:
         yield step
 
 
-def _warn(message: str, kind: type[Warning] = UserWarning) -> None:
+def warn(message: str, kind: type[Warning] = UserWarning) -> None:
     """Warn where the estimator was called."""
     depth = 1
     for frame in _callers():

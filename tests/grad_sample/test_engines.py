@@ -1,0 +1,718 @@
+"""Both engines equal a plain loop: layers, shapes, edge cases, units, tables, memory."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+import platform
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from gradient_cases import (
+    CASES,
+    GEOMETRIES,
+    KNOWN,
+    NETWORKS,
+    Case,
+    clipped_sum,
+    loss,
+    measured,
+    median_norm,
+    plain_loop,
+    supports,
+    unit_means,
+)
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from sparsedp.batch import MicroBatch
+from sparsedp.clipping import FlatClip, Identity, NoClip, Standardized
+from sparsedp.errors import SparseDPError
+from sparsedp.grad_sample import ENGINES, BookKeepingEngine, ClippedSumQuery, bookkeeping, make_engine
+from sparsedp.grad_sample.buffers import keep_freed_memory
+from sparsedp.grad_sample.embedding import Pairs
+from sparsedp.grad_sample.linear import Outer, SequenceOuter
+from sparsedp.grad_sample.query import keep_largest
+from sparsedp.grad_sample.sampler import UnitPlaces, make_blocks
+from sparsedp.parameters import ParameterLayout, Support
+
+# Both engines give the clipped sum of a plain loop of `backward`, for every layer, support, geometry and dtype.
+
+
+pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
+
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 3e-5, torch.bfloat16: 5e-2}
+"""Largest error of a sum, in units of the clip norm times the number of samples."""
+
+
+def check(engine, rows, gradients, support, geometry, tolerance):
+    parts = (
+        (geometry.centre.numpy(), geometry.scale.numpy())
+        if isinstance(geometry, Standardized)
+        else (0.0, 1.0)
+    )
+    z = measured(gradients, support.indices.numpy(), *parts)
+    clip_norm = median_norm(z)
+    found = engine.clipped_sum([MicroBatch(rows)], ClippedSumQuery(support, FlatClip(clip_norm), geometry))
+    assert found.dtype == torch.float64
+    assert found.shape == (support.size,)
+    error = np.linalg.norm(found.numpy() - clipped_sum(z, clip_norm))
+    assert error <= tolerance * clip_norm * len(gradients)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+@pytest.mark.parametrize("geometry", GEOMETRIES)
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("kind", ENGINES)
+def test_the_engine_equals_a_plain_loop(kind, case, geometry, dtype):
+    model, rows = CASES[case].make(dtype)
+    gradients = plain_loop(model, loss, rows)
+    engine = ENGINES[kind](model, loss)
+    for support in supports(engine.layout).values():
+        check(engine, rows, gradients, support, GEOMETRIES[geometry](gradients, support), TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize(
+    "case", ["linear", "linear-sequence", "conv2d", "conv2d-shifts", "embedding", "layer-norm", "group-norm"]
+)
+@pytest.mark.parametrize("kind", ENGINES)
+def test_the_engine_takes_half_precision(kind, case):
+    model, rows = CASES[case].make(torch.bfloat16)
+    gradients = plain_loop(model, loss, rows)
+    engine = ENGINES[kind](model, loss)
+    for support in supports(engine.layout).values():
+        check(
+            engine,
+            rows,
+            gradients,
+            support,
+            GEOMETRIES["identity"](gradients, support),
+            TOLERANCE[torch.bfloat16],
+        )
+
+
+@pytest.mark.parametrize("case", {**KNOWN, **NETWORKS})
+def test_known_layers_need_no_reference_path(case, caplog):
+    model, rows = CASES[case].make(torch.float32)
+    with caplog.at_level(logging.DEBUG, logger="sparsedp"):
+        engine = ENGINES["bookkeeping"](model, loss)
+        engine.clipped_sum(
+            [MicroBatch(rows)], ClippedSumQuery(supports(engine.layout)["full"], FlatClip(1.0))
+        )
+    assert caplog.records == []
+
+
+def test_an_operation_without_a_formula_is_named_in_the_log(caplog):
+    class Blends(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.target = nn.Parameter(torch.ones(4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.lerp(x, self.target, 0.3)
+
+    model, rows = Case(Blends, (4,)).make(torch.float64)
+    engine = ENGINES["bookkeeping"](model, loss)
+    support = supports(engine.layout)["full"]
+    with caplog.at_level(logging.WARNING, logger="sparsedp"):
+        check(engine, rows, plain_loop(model, loss, rows), support, Identity(), 1e-9)
+    assert len(caplog.records) == 1
+    assert "'target'" in caplog.text
+    assert "LerpBackward0 has no formula" in caplog.text
+
+
+# The fast engine equals a plain loop for layers of any shape hypothesis can think of.
+
+
+pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
+
+few = st.integers(1, 4)
+
+
+@st.composite
+def linears(draw) -> Case:
+    inputs, outputs, bias = draw(st.integers(1, 12)), draw(st.integers(1, 12)), draw(st.booleans())
+    between = tuple(draw(st.lists(few, max_size=2)))
+    return Case(lambda: nn.Linear(inputs, outputs, bias=bias), (*between, inputs))
+
+
+@st.composite
+def convolutions(draw) -> Case:
+    dims = draw(st.integers(1, 3))
+    groups = draw(st.sampled_from([1, 1, 2]))
+    inputs = groups * draw(st.sampled_from([1, 2, 3, 16, 17] if dims < 3 else [1, 2, 16]))
+    kernel, stride, dilation = (tuple(draw(st.integers(1, most)) for _ in range(dims)) for most in (3, 3, 2))
+    mode = draw(st.sampled_from(["zeros", "reflect", "replicate", "circular"]))
+    same = draw(st.booleans()) and max(stride) == 1
+    padding = "same" if same else tuple(draw(st.integers(0, 2)) for _ in range(dims))
+    sizes = tuple(draw(st.integers(3, 6)) for _ in range(dims))
+    reach = [d * (k - 1) + 1 for k, d in zip(kernel, dilation, strict=True)]
+    pads = [r // 2 + 1 for r in reach] if same else [2 * p for p in padding]
+    assume(all(size + pad >= r for size, pad, r in zip(sizes, pads, reach, strict=True)))
+    kind = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[dims - 1]
+    outputs = groups * draw(few)
+    bias = draw(st.booleans())
+    return Case(
+        lambda: kind(inputs, outputs, kernel, stride, padding, dilation, groups, bias, mode), (inputs, *sizes)
+    )
+
+
+@st.composite
+def embeddings(draw) -> Case:
+    rows, width = draw(st.integers(1, 8)), draw(few)
+    padding = draw(st.one_of(st.none(), st.integers(0, rows - 1)))
+    shape = tuple(draw(st.lists(st.integers(1, 6), max_size=2)))
+    return Case(lambda: nn.Embedding(rows, width, padding_idx=padding), shape, tokens=rows)
+
+
+@st.composite
+def norms(draw) -> Case:
+    sizes = tuple(draw(st.integers(2, 5)) for _ in range(draw(st.integers(1, 3))))
+    axes = draw(st.integers(1, len(sizes)))
+    groups = draw(st.sampled_from([g for g in (1, 2, 3) if sizes[0] % g == 0 and math.prod(sizes) > g]))
+    kinds = [
+        lambda: nn.LayerNorm(sizes[-axes:]),
+        lambda: nn.RMSNorm(sizes[-axes:]),
+        lambda: nn.GroupNorm(groups, sizes[0]),
+    ]
+    return Case(draw(st.sampled_from(kinds)), sizes)
+
+
+@settings(max_examples=120)
+@given(
+    st.one_of(linears(), convolutions(), convolutions(), embeddings(), norms()),
+    st.integers(1, 20),
+    st.sampled_from(sorted(GEOMETRIES)),
+    st.sampled_from(["full", "random", "one", "rows"]),
+    st.integers(0, 1000),
+)
+def test_the_fast_engine_equals_a_plain_loop(case, samples, geometry, kind, seed):
+    model, rows = case.make(torch.float64, samples, seed)
+    gradients = plain_loop(model, loss, rows)
+    engine = BookKeepingEngine(model, loss)
+    support = supports(engine.layout)[kind]
+    space = GEOMETRIES[geometry](gradients, support)
+    parts = (space.centre.numpy(), space.scale.numpy()) if isinstance(space, Standardized) else (0.0, 1.0)
+    z = measured(gradients, support.indices.numpy(), *parts)
+    clip_norm = median_norm(z)
+    found = engine.clipped_sum([MicroBatch(rows)], ClippedSumQuery(support, FlatClip(clip_norm), space))
+    np.testing.assert_allclose(found.numpy(), clipped_sum(z, clip_norm), rtol=1e-8, atol=1e-8 * clip_norm)
+
+
+# Empty batches, empty supports, samples that are not finite; and how a batch is cut changes nothing.
+
+
+MODELS = [
+    "linear",
+    "linear-sequence",
+    "conv2d",
+    "conv2d-shifts",
+    "embedding-repeated",
+    "own-parameter",
+    "cnn",
+    "text",
+]
+GEOMETRIC = sorted(GEOMETRIES)
+POISON = [torch.nan, torch.inf, -torch.inf, 1e38]
+
+
+def select(rows: tuple[Tensor, Tensor], which: object) -> tuple[Tensor, Tensor]:
+    return rows[0][which], rows[1][which]
+
+
+@pytest.mark.parametrize("poison", POISON)
+@pytest.mark.parametrize("geometry", GEOMETRIC)
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("kind", ENGINES)
+def test_a_sample_that_is_not_finite_contributes_exactly_zero(kind, model, geometry, poison):
+    network, rows = CASES[model].make(torch.float32)
+    engine = ENGINES[kind](network, loss)
+    good = torch.tensor([0, 1, 3, 5])
+    rows[1][[2, 4]] = poison  # a loss of 1e38 has a gradient whose square is not finite in float32
+    for name in ("full", "random", "rows"):
+        support = supports(engine.layout)[name]
+        query = ClippedSumQuery(support, FlatClip(0.7), GEOMETRIES[geometry](np.ones(1), support))
+        found = engine.clipped_sum([MicroBatch(rows)], query)
+        expected = engine.clipped_sum([MicroBatch(select(rows, good))], query)
+        if poison == 1e38 and kind == "reference":  # measured in float64, it is finite, and clipped
+            assert float((found - expected).norm()) <= 2 * 0.7
+        else:
+            torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("clip", [FlatClip(0.7), NoClip()], ids=["clip", "no clip"])
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("kind", ENGINES)
+def test_a_batch_of_nothing_finite_gives_exact_zeros(kind, model, clip):
+    network, rows = CASES[model].make(torch.float32)
+    engine = ENGINES[kind](network, loss)
+    rows[1][:] = torch.nan
+    for support in supports(engine.layout).values():
+        found = engine.clipped_sum([MicroBatch(rows)], ClippedSumQuery(support, clip))
+        assert torch.equal(found, torch.zeros(support.size, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("kind", ENGINES)
+def test_a_unit_with_one_row_that_is_not_finite_contributes_nothing(kind):
+    network, rows = CASES["cnn"].make(torch.float32)
+    engine = ENGINES[kind](network, loss)
+    rows[1][1] = torch.nan
+    query = ClippedSumQuery(Support.full(engine.layout.dimension), FlatClip(0.7))
+    found = engine.clipped_sum([MicroBatch(rows, torch.tensor([0, 0, 0, 1, 1, 2]))], query)
+    rest = MicroBatch(select(rows, slice(3, None)), torch.tensor([0, 0, 1]))
+    torch.testing.assert_close(found, engine.clipped_sum([rest], query), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("batches", ["none", "one empty", "several empty"])
+@pytest.mark.parametrize("geometry", GEOMETRIC)
+@pytest.mark.parametrize("kind", ENGINES)
+def test_an_empty_batch_gives_exact_zeros(kind, geometry, batches):
+    network, rows = CASES["cnn"].make(torch.float32)
+    engine = ENGINES[kind](network, loss)
+    empty = MicroBatch(select(rows, slice(0, 0)))
+    given = {"none": [], "one empty": [empty], "several empty": [empty, empty]}[batches]
+    for support in supports(engine.layout).values():
+        query = ClippedSumQuery(support, FlatClip(0.7), GEOMETRIES[geometry](np.ones(1), support))
+        assert torch.equal(engine.clipped_sum(given, query), torch.zeros(support.size, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("kind", ENGINES)
+def test_an_empty_support_gives_an_empty_sum(kind):
+    network, rows = CASES["cnn"].make(torch.float32)
+    engine = ENGINES[kind](network, loss)
+    query = ClippedSumQuery(Support.empty(engine.layout.dimension), FlatClip(0.7), per_sample_top=0.5)
+    assert engine.clipped_sum([MicroBatch(rows)], query).shape == (0,)
+
+
+@pytest.mark.parametrize("kind", ENGINES)
+def test_without_clip_and_with_every_coordinate_it_is_the_gradient_of_the_summed_loss(kind):
+    network, rows = CASES["cnn"].make(torch.float64)
+    engine = ENGINES[kind](network, loss)
+    found = engine.clipped_sum(
+        [MicroBatch(rows)], ClippedSumQuery(Support.full(engine.layout.dimension), NoClip())
+    )
+    loss(network, rows).sum().backward()
+    expected = torch.cat([p.grad.reshape(-1) for p in network.parameters()])
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
+
+
+@settings(max_examples=40)
+@given(
+    st.sampled_from(sorted(ENGINES)),
+    st.sampled_from(MODELS),
+    st.sampled_from(GEOMETRIC),
+    st.lists(st.integers(0, 9), max_size=4),
+)
+def test_any_split_into_micro_batches_gives_the_same_sum(kind, model, geometry, cuts):
+    network, rows = CASES[model].make(torch.float64, 9)
+    engine = make_engine(network, loss, kind)
+    support = supports(engine.layout)["random"]
+    query = ClippedSumQuery(support, FlatClip(0.7), GEOMETRIES[geometry](np.ones(1), support))
+    edges = [0, *sorted(cuts), 9]
+    parts = [MicroBatch(select(rows, slice(a, b))) for a, b in itertools.pairwise(edges)]
+    whole = engine.clipped_sum([MicroBatch(rows)], query)
+    torch.testing.assert_close(engine.clipped_sum(parts, query), whole, rtol=1e-9, atol=1e-11)
+
+
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@given(
+    st.sampled_from(MODELS), st.sampled_from(GEOMETRIC), st.integers(1, 9), st.integers(0, 20), st.booleans()
+)
+def test_any_chunk_size_gives_the_same_sum(monkeypatch, model, geometry, rows_in_chunk, log_bytes, units):
+    network, rows = CASES[model].make(torch.float64, 9)
+    support = supports(BookKeepingEngine(network, loss).layout)["random"]
+    query = ClippedSumQuery(support, FlatClip(0.7), GEOMETRIES[geometry](np.ones(1), support))
+    batch = MicroBatch(rows, torch.tensor([0, 0, 1, 2, 2, 2, 3, 3, 4]) if units else None)
+    whole = BookKeepingEngine(network, loss).clipped_sum([batch], query)
+    with monkeypatch.context() as patch:
+        for name in ("LEAST_CHUNK", "MOST_CHUNK"):
+            patch.setattr(bookkeeping, name, rows_in_chunk)
+        patch.setitem(bookkeeping.CHUNK_BYTES, "cpu", 1 << log_bytes)
+        chunked = BookKeepingEngine(network, loss).clipped_sum([batch], query)
+    torch.testing.assert_close(chunked, whole, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("model", ["cnn", "text"])
+def test_the_sums_bits_do_not_depend_on_what_the_engine_saw_before(model):
+    network, rows = CASES[model].make(torch.float32, 40)
+    used, fresh = BookKeepingEngine(network, loss), BookKeepingEngine(network, loss)
+    kinds = supports(used.layout)
+    for name in ("full", "random", "rows", "random"):
+        used.clipped_sum(
+            [MicroBatch(select(rows, slice(0, 11)))], ClippedSumQuery(kinds[name], FlatClip(0.3))
+        )
+    query = ClippedSumQuery(kinds["random"], FlatClip(0.7))
+    first = used.clipped_sum([MicroBatch(rows)], query)
+    assert torch.equal(used.clipped_sum([MicroBatch(rows)], query), first)
+    assert torch.equal(fresh.clipped_sum([MicroBatch(rows)], query), first)
+
+
+def test_inputs_of_several_lengths_in_one_step():
+    network, long = CASES["text"].make(torch.float64)
+    short = (long[0][:4, :2], long[1][:4])
+    engine = BookKeepingEngine(network, loss)
+    support = supports(engine.layout)["random"]
+    found = engine.clipped_sum([MicroBatch(long), MicroBatch(short)], ClippedSumQuery(support, FlatClip(0.7)))
+    indices = support.indices.numpy()
+    expected = sum(clipped_sum(measured(plain_loop(network, loss, r), indices), 0.7) for r in (long, short))
+    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-9, atol=1e-11)
+
+
+def test_batches_may_come_from_a_generator_and_are_read_once():
+    network, rows = CASES["linear"].make(torch.float64)
+    engine = BookKeepingEngine(network, loss)
+    query = ClippedSumQuery(Support.full(engine.layout.dimension), FlatClip(0.7))
+    stream = (MicroBatch(select(rows, slice(i, i + 2))) for i in (0, 2, 4))
+    found = engine.clipped_sum(stream, query)
+    torch.testing.assert_close(found, engine.clipped_sum([MicroBatch(rows)], query), rtol=1e-9, atol=1e-11)
+    assert next(stream, None) is None
+
+
+def test_an_unknown_engine_is_refused_with_the_choices():
+    with pytest.raises(SparseDPError, match=r"bookkeeping.*reference"):
+        make_engine(CASES["linear"].build(), loss, "fast")
+
+
+# Units of several rows are clipped once, and the per-sample top-r keeps what it should.
+
+
+UNITS = [0, 0, 1, 2, 2, 2, 3]
+SOME = ["linear", "linear-sequence", "conv2d", "conv2d-shifts", "conv2d-groups", "embedding-repeated"]
+SOME += [
+    "layer-norm-sequence",
+    "group-norm",
+    "own-parameter",
+    "lstm-final-state",
+    "perceptron",
+    "cnn",
+    "text",
+    "embedding-padding",
+    "embedding-bag-weights",
+    "tables",
+    "tied-to-output",
+]
+TIED = "lstm-final-state"
+"""Its two biases have the same gradient, so which of them is larger is a matter of rounding."""
+
+
+@pytest.fixture
+def small_chunks(monkeypatch):
+    """Chunks of two rows, so that units must be kept whole."""
+    for name in ("LEAST_CHUNK", "MOST_CHUNK"):
+        monkeypatch.setattr(bookkeeping, name, 2)
+
+
+def assert_right(kind, case, geometry, keep=None, units=None):
+    model, rows = CASES[case].make(torch.float64, len(UNITS))
+    gradients = plain_loop(model, loss, rows)
+    contributions = gradients if units is None else unit_means(gradients, units)
+    engine = ENGINES[kind](model, loss)
+    for name, support in supports(engine.layout).items():
+        space = GEOMETRIES[geometry](gradients, support)
+        parts = (space.centre.numpy(), space.scale.numpy()) if isinstance(space, Standardized) else (0.0, 1.0)
+        count = None if keep is None else max(1, int(keep * support.size))
+        z = measured(contributions, support.indices.numpy(), *parts, keep=count)
+        clip_norm = median_norm(z)
+        batch = MicroBatch(rows, None if units is None else torch.tensor(units))
+        found = engine.clipped_sum([batch], ClippedSumQuery(support, FlatClip(clip_norm), space, keep))
+        error = np.linalg.norm(found.numpy() - clipped_sum(z, clip_norm))
+        assert error <= 1e-9 * clip_norm, name
+
+
+@pytest.mark.usefixtures("small_chunks")
+@pytest.mark.parametrize("geometry", GEOMETRIES)
+@pytest.mark.parametrize("case", SOME)
+@pytest.mark.parametrize("kind", ENGINES)
+def test_a_units_mean_gradient_is_clipped_once(kind, case, geometry):
+    assert_right(kind, case, geometry, units=UNITS)
+
+
+@pytest.mark.parametrize("geometry", GEOMETRIES)
+@pytest.mark.parametrize("keep", [0.01, 0.4, 1.0])
+@pytest.mark.parametrize("case", [case for case in SOME if case != TIED])
+@pytest.mark.parametrize("kind", ENGINES)
+def test_the_largest_magnitudes_of_each_sample_are_kept(kind, case, keep, geometry):
+    assert_right(kind, case, geometry, keep=keep)
+
+
+@pytest.mark.usefixtures("small_chunks")
+@pytest.mark.parametrize("kind", ENGINES)
+def test_units_and_top_work_together(kind):
+    assert_right(kind, "cnn", "standardized", keep=0.3, units=UNITS)
+
+
+@pytest.mark.parametrize("kind", ENGINES)
+def test_a_unit_of_one_row_is_that_row(kind):
+    model, rows = CASES["cnn"].make(torch.float64)
+    engine = ENGINES[kind](model, loss)
+    query = ClippedSumQuery(Support.full(engine.layout.dimension), FlatClip(0.5))
+    alone = engine.clipped_sum([MicroBatch(rows)], query)
+    as_units = engine.clipped_sum([MicroBatch(rows, torch.arange(len(rows[0])))], query)
+    torch.testing.assert_close(as_units, alone, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", ENGINES)
+def test_the_top_of_ties_is_the_lower_index(kind):
+    def equal(model: nn.Module, rows: Tensor) -> Tensor:
+        return model(rows).sum(1)
+
+    model = nn.Linear(3, 2)
+    engine = ENGINES[kind](model, equal)
+    query = ClippedSumQuery(Support.full(8), NoClip(), per_sample_top=0.5)
+    found = engine.clipped_sum([MicroBatch(torch.ones(4, 3))], query)
+    assert found.tolist() == [4.0, 4.0, 4.0, 4.0, 0.0, 0.0, 0.0, 0.0]
+
+
+def test_keep_largest_keeps_exactly_that_many_of_each_row():
+    rows = torch.tensor([[3.0, -3.0, 3.0, 1.0], [0.0, 0.0, 0.0, 0.0], [1.0, 2.0, -4.0, 3.0]])
+    assert keep_largest(rows, 2).tolist() == [[3.0, -3.0, 0.0, 0.0], [0.0] * 4, [0.0, 0.0, -4.0, 3.0]]
+    assert keep_largest(rows, 4) is rows
+
+
+def test_keep_largest_cannot_hide_a_number_that_is_not_finite():
+    rows = torch.tensor([[torch.nan, 5.0, 1.0], [torch.inf, 5.0, 1.0]])
+    kept = keep_largest(rows, 1)
+    assert not bool(kept.isfinite().all(dim=1).any())
+
+
+@pytest.mark.parametrize("top", [0.0, -0.5, 1.5])
+def test_a_top_that_is_no_fraction_is_refused(top):
+    with pytest.raises(SparseDPError, match="per_sample_top"):
+        ClippedSumQuery(Support.full(3), FlatClip(1.0), per_sample_top=top)
+
+
+def test_a_geometry_of_another_size_than_the_support_is_refused():
+    with pytest.raises(SparseDPError, match="aligned"):
+        ClippedSumQuery(Support.full(3), FlatClip(1.0), Standardized(torch.zeros(2), torch.ones(2)))
+
+
+# A unit's rows as positions of one sum of outer products: right, not formed row by row, safe where they cancel.
+
+
+EVEN = [0, 0, 1, 1, 2, 2, 3, 3]
+RAGGED = [0, 0, 1, 2, 2, 2, 3, 3]
+ONE_LARGE = [0, 1, 2, 2, 2, 2, 2, 3]
+
+
+def squares(model, rows):
+    return model(rows[0]).flatten(1).square().sum(1) / 100
+
+
+def make(kind, dtype=torch.float64):
+    torch.manual_seed(1)
+    shape = (8, 200) if kind == "rows" else (8, 3, 200)
+    return nn.Linear(200, 100).to(dtype), (torch.randn(shape, dtype=dtype),)
+
+
+@pytest.mark.parametrize("share", [1.0, 0.3], ids=["all", "scattered"])
+@pytest.mark.parametrize("units", [EVEN, RAGGED, ONE_LARGE], ids=["even", "ragged", "one large"])
+@pytest.mark.parametrize("kind", ["rows", "sequences"])
+def test_the_clipped_sum_is_that_of_a_plain_loop(kind, units, share):
+    model, rows = make(kind)
+    engine = BookKeepingEngine(model, squares)
+    chosen = torch.rand(engine.layout.dimension, generator=torch.Generator().manual_seed(2)) < share
+    support = Support.from_mask(chosen)
+    z = measured(unit_means(plain_loop(model, squares, rows), units), support.indices.numpy())
+    found = engine.clipped_sum(
+        [MicroBatch(rows, torch.tensor(units))], ClippedSumQuery(support, FlatClip(median_norm(z)))
+    )
+    np.testing.assert_allclose(found.numpy(), clipped_sum(z, median_norm(z)), rtol=1e-9, atol=1e-11)
+    assert not engine.notes
+
+
+@pytest.mark.parametrize("kind", ["rows", "sequences"])
+def test_no_gradient_is_formed_where_all_coordinates_take_part(monkeypatch, kind):
+    def formed(*_):
+        raise AssertionError("a gradient was formed")
+
+    model, rows = make(kind)
+    engine, query = BookKeepingEngine(model, squares), ClippedSumQuery(Support.full(20_100), FlatClip(1.0))
+    expected = engine.clipped_sum([MicroBatch(rows, torch.tensor(RAGGED))], query)
+    for source in (Outer, SequenceOuter):
+        monkeypatch.setattr(source, "explicit", formed)
+    assert torch.equal(engine.clipped_sum([MicroBatch(rows, torch.tensor(RAGGED))], query), expected)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), 1e25])
+def test_a_unit_with_one_row_that_cannot_be_measured_counts_as_absent(bad):
+    model, (rows,) = make("rows", torch.float32)
+    query = ClippedSumQuery(Support.full(20_100), FlatClip(1.0))
+    others = [row for row, unit in enumerate(RAGGED) if unit != 2]
+    without = BookKeepingEngine(model, squares).clipped_sum(
+        [MicroBatch((rows[others],), torch.tensor([0, 0, 1, 2, 2]))], query
+    )
+    rows[4] = bad
+    found = BookKeepingEngine(model, squares).clipped_sum([MicroBatch((rows,), torch.tensor(RAGGED))], query)
+    torch.testing.assert_close(found, without, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("size", [1.0, 1e4])
+def test_a_unit_whose_rows_cancel_moves_the_sum_by_no_more_than_the_clip_norm(size):
+    """Two rows that all but undo each other, in float32, beside units of ordinary size."""
+    model, (rows,) = make("rows", torch.float32)
+
+    def signed(model, rows):
+        return model(rows[0]).sum(1) * rows[1]
+
+    signs = torch.tensor([1.0, -1.0, 1.0, 1.0, 1.0, -1.0, 1.0, 1.0])
+    rows[1] = rows[0] = size * rows[0]
+    rows[1, 0] *= 1 + 2.0**-20
+    query = ClippedSumQuery(Support.full(20_100), FlatClip(1.0))
+    engine = BookKeepingEngine(model, signed)
+    with_it = engine.clipped_sum([MicroBatch((rows, signs), torch.tensor(EVEN))], query)
+    rest = (rows[2:], signs[2:])
+    without = engine.clipped_sum([MicroBatch(rest, torch.tensor(EVEN[2:]) - 1)], query)
+    assert float((with_it - without).norm()) <= 1.0
+
+
+def test_rows_find_their_places_and_what_is_left_over_is_zero():
+    rows = torch.arange(1.0, 9.0).unsqueeze(1)
+    beside = UnitPlaces.of(torch.tensor(RAGGED)).beside(rows)
+    assert beside.squeeze(2).tolist() == [[1, 2, 0], [3, 0, 0], [4, 5, 6], [7, 8, 0]]
+    even = UnitPlaces.of(torch.tensor(EVEN)).beside(rows)
+    assert even.data_ptr() == rows.data_ptr()
+    assert UnitPlaces.of(torch.tensor(ONE_LARGE)) is None
+
+
+# Tables of embeddings: only the rows of the support exist for the engine.
+
+
+ROWS, WIDTH = 50, 3
+
+
+class Text(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(ROWS, WIDTH, padding_idx=0)
+        self.bag = nn.EmbeddingBag(ROWS, WIDTH, padding_idx=0)
+        self.head = nn.Linear(WIDTH, 2)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head(self.table(ids).tanh().mean(1) + self.bag(ids))
+
+
+def few_rows(layout: ParameterLayout) -> Support:
+    """Rows 0 (padding), 3, 7 and 49 of the table, 7 of the bag, and the head."""
+    table, bag, *head = layout.slots
+    whole = [table.offset + WIDTH * r + c for r in (0, 3, 7, 49) for c in range(WIDTH)]
+    whole += [bag.offset + WIDTH * 7 + c for c in range(WIDTH)]
+    return Support(whole + [i for slot in head for i in range(slot.offset, slot.span.stop)], layout.dimension)
+
+
+@pytest.mark.parametrize("units", [None, [0, 0, 1, 2, 2, 2, 3, 4]], ids=["rows", "units"])
+@pytest.mark.parametrize("geometry", GEOMETRIES)
+@pytest.mark.parametrize("tokens", [(0, 3, 7, 11), (1, 2, 4)], ids=["some-active", "none-active"])
+def test_the_rows_of_a_support_equal_a_plain_loop_in_float64(tokens, geometry, units):
+    torch.manual_seed(1)
+    model = Text().double()
+    ids = torch.tensor(tokens)[torch.randint(0, len(tokens), (8, 64))]
+    ids[3] = 0
+    rows = (ids, torch.linspace(0.2, 2.0, 8).double())
+    gradients = plain_loop(model, loss, rows)
+    contributions = gradients if units is None else unit_means(gradients, units)
+    engine = BookKeepingEngine(model, loss)
+    support = few_rows(engine.layout)
+    space = GEOMETRIES[geometry](gradients, support)
+    parts = (space.centre.numpy(), space.scale.numpy()) if isinstance(space, Standardized) else (0.0, 1.0)
+    z = measured(contributions, support.indices.numpy(), *parts)
+    clip_norm = median_norm(z)
+    batch = MicroBatch(rows, None if units is None else torch.tensor(units))
+    found = engine.clipped_sum([batch], ClippedSumQuery(support, FlatClip(clip_norm), space))
+    assert np.linalg.norm(found.numpy() - clipped_sum(z, clip_norm)) <= 1e-9 * clip_norm
+
+
+def test_a_table_keeps_only_its_active_rows():
+    layout = ParameterLayout.of(Text())
+    blocks = make_blocks(layout, few_rows(layout), torch.device("cpu"))
+    assert blocks["table.weight"].shape == (4, WIDTH)
+    assert blocks["table.weight"].rows.tolist() == [0, 3, 7, 49]
+    assert blocks["table.weight"].places is None
+    assert blocks["bag.weight"].shape == (1, WIDTH)
+    lookup = blocks["table.weight"].place_of_row
+    assert {r: int(p) for r, p in enumerate(lookup) if p >= 0} == {0: 0, 3: 1, 7: 2, 49: 3}
+
+
+@pytest.mark.parametrize("width", [1, 4, 64, 100])
+@pytest.mark.parametrize("pairs", [0, 1, 5000])
+def test_pairs_in_order_are_added_up_one_after_the_other_to_the_bit(pairs, width):
+    """So that a seeded run's sums are the same whichever way they are made."""
+    torch.manual_seed(2)
+    rows = torch.randint(0, pairs // 4 + 1, (pairs,)).sort().values
+    gradients = torch.randn(pairs, width)
+    touched, sums = Pairs(rows, rows, gradients, by_row=True).added_up(gradients)
+    expected: dict[int, Tensor] = {}
+    for row, gradient in zip(rows.tolist(), gradients, strict=True):
+        expected[row] = expected[row] + gradient if row in expected else gradient
+    assert touched.tolist() == sorted(expected)
+    assert all(torch.equal(found, expected[int(row)]) for row, found in zip(touched, sums, strict=True))
+    unordered = Pairs(rows, rows, gradients, by_row=False).added_up(gradients)
+    assert torch.equal(unordered[0], touched)
+    assert torch.equal(unordered[1], sums)
+
+
+# Memory that is freed and asked for again costs page faults only once.
+
+
+FAULTS = """
+import resource, sys
+import torch
+from sparsedp import keep_freed_memory
+
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+if sys.argv[1] == "keep":
+    assert keep_freed_memory()
+for _ in range(12):  # the heap grows for some batches until what is freed fits what is asked for
+    torch.ones(10_000_000).add(1)
+before = faults()
+for _ in range(5):
+    torch.ones(10_000_000).add(1)
+print(faults() - before)
+"""
+
+
+def faults_of_five_batches(word):
+    done = subprocess.run([sys.executable, "-c", FAULTS, word], capture_output=True, text=True, check=True)
+    return int(done.stdout)
+
+
+@pytest.mark.nightly
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has mallopt")
+def test_batches_after_the_first_find_their_memory_in_place():
+    assert faults_of_five_batches("keep") < 0.1 * faults_of_five_batches("leave")
+
+
+def test_other_c_libraries_are_left_alone(monkeypatch):
+    monkeypatch.setattr("sparsedp.grad_sample.buffers.ctypes.CDLL", lambda name: object())
+    assert keep_freed_memory() is False
+
+
+HOLES = """
+import resource, sys
+from sparsedp.grad_sample.buffers import give_back_freed_memory, keep_freed_memory
+
+def held():
+    with open("/proc/self/statm") as pages:
+        return int(pages.read().split()[1]) * resource.getpagesize()
+
+if sys.argv[1] == "keep":
+    assert keep_freed_memory()
+pieces = [bytearray(100_000) for _ in range(600)]
+del pieces[:-1]  # the last one, on top, keeps the C library from giving back the rest
+before = held()
+give_back_freed_memory()
+print(before - held())
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has malloc_trim")
+@pytest.mark.parametrize(("word", "given_back"), [("leave", True), ("keep", False)])
+def test_holes_are_given_back_unless_they_were_to_be_kept(word, given_back):
+    done = subprocess.run([sys.executable, "-c", HOLES, word], capture_output=True, text=True, check=True)
+    assert (int(done.stdout) > 30_000_000) is given_back

@@ -1,0 +1,476 @@
+"""Secret, seeded and public random numbers: coins, integers and the exact rounded Gaussian."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import mpmath
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from sparsedp import randomness
+from sparsedp import rounded_gaussian as sampler
+from sparsedp.errors import PrivacyError, SparseDPError
+from sparsedp.randomness import (
+    PrivateRandomness,
+    PublicRandomness,
+    SeededRandomness,
+    SystemRandomness,
+    below,
+    coins,
+)
+from sparsedp.rounded_gaussian import (
+    CELL_BITS,
+    MOST_BITS,
+    PLACE_BITS,
+    add_rounded_gaussian,
+    boundaries,
+    cell_ends,
+    cell_of,
+    keeps,
+    rounded_gaussian,
+)
+
+# Private and public randomness. Each statistical test is run once, with the false-alarm rate it states.
+
+
+ALARM = 1e-9
+"""False-alarm rate of one statistical test here; there are fewer than twenty."""
+
+SOURCES = [SystemRandomness(), SeededRandomness(7)]
+
+
+def test_public_normal_numbers_are_standard_normal():
+    draws = PublicRandomness(7).normal(100_001, key=(0,))
+    assert draws.dtype == torch.float64
+    assert draws.shape == (100_001,)
+    assert stats.kstest(draws.numpy(), "norm").pvalue > ALARM
+    assert stats.kstest((1.1 * draws).numpy(), "norm").pvalue < ALARM
+
+
+def test_draws_longer_than_one_request_of_bytes_are_fresh_throughout(monkeypatch):
+    monkeypatch.setattr(randomness, "_MOST_BYTES", 8 * 100)
+    draws = SystemRandomness().rounded_gaussian(40, 2001, key=(0,))
+    assert len(set(draws.tolist())) == 2001
+    assert stats.kstest(draws.numpy() / 2**40, "norm").pvalue > ALARM
+
+
+@pytest.mark.parametrize("size", [0, 1, 2, 3])
+@pytest.mark.parametrize("source", SOURCES)
+def test_any_number_of_draws_can_be_asked_for(source, size):
+    assert source.rounded_gaussian(30, size, key=(0,)).shape == (size,)
+    assert source.below(np.full(size, 3), key=(0,)).shape == (size,)
+    assert source.bernoulli(0.5, size, key=(0,)).shape == (size,)
+
+
+@pytest.mark.parametrize("probability", [0.001, 0.3, 0.9])
+@pytest.mark.parametrize("source", SOURCES)
+def test_coins_have_exactly_the_rate(source, probability):
+    coins = source.bernoulli(probability, 200_000, key=(0,))
+    assert stats.binomtest(int(coins.sum()), 200_000, probability).pvalue > ALARM
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_certain_and_impossible_coins(source):
+    assert source.bernoulli(1.0, 1000, key=(0,)).all()
+    assert not source.bernoulli(0.0, 1000, key=(0,)).any()
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_integers_are_uniform_below_their_bound(source):
+    draws = source.below(np.full(70_000, 7), key=(0,))
+    assert stats.chisquare(np.bincount(draws, minlength=7)).pvalue > ALARM
+    mixed = np.array([1, 2, 5] * 1000)
+    assert (source.below(mixed, key=(0,)) < mixed).all()
+    assert (source.below(mixed, key=(0,)) >= 0).all()
+
+
+def test_the_system_source_never_repeats_whatever_the_key():
+    source = SystemRandomness()
+    first, second = (source.rounded_gaussian(30, 4, key=(1,)) for _ in range(2))
+    assert not torch.equal(first, second)
+    assert not np.array_equal(source.bernoulli(0.5, 64, key=(1,)), source.bernoulli(0.5, 64, key=(1,)))
+
+
+def test_a_seeded_source_replays_by_key():
+    first, again = SeededRandomness(3), SeededRandomness(3)
+    first.rounded_gaussian(30, 5, key=(0,))  # what was drawn before does not matter
+    assert torch.equal(first.rounded_gaussian(30, 5, key=(2,)), again.rounded_gaussian(30, 5, key=(2,)))
+    assert np.array_equal(first.bernoulli(0.5, 64, key=(2,)), again.bernoulli(0.5, 64, key=(2,)))
+    bounds = np.full(64, 1000)
+    assert np.array_equal(first.below(bounds, key=(2,)), again.below(bounds, key=(2,)))
+
+
+def test_a_seeded_source_differs_between_keys_seeds_and_purposes():
+    source = SeededRandomness(3)
+    draws = [source.rounded_gaussian(30, 5, key=key) for key in [(0,), (1,), (0, 1), (1, 0)]]
+    draws += [SeededRandomness(4).rounded_gaussian(30, 5, key=(0,))]
+    draws += [(PublicRandomness(3).normal(5, key=(0,)) * 2**30).round()]
+    assert len({tuple(draw.tolist()) for draw in draws}) == len(draws)
+    uniforms = source.below(np.full(1000, 2), key=(0,))
+    coins = source.bernoulli(0.5, 1000, key=(0,))
+    assert abs(np.corrcoef(uniforms, coins)[0, 1]) < 0.2  # 6 standard deviations
+
+
+def test_only_the_system_source_is_publishable():
+    assert SystemRandomness().publishable
+    assert not SeededRandomness(0).publishable
+
+
+def test_public_randomness_cannot_stand_in_for_private():
+    public = PublicRandomness(0)
+    for member in ("bernoulli", "below", "publishable"):
+        assert hasattr(PrivateRandomness, member)
+        assert not hasattr(public, member)
+    assert not hasattr(SystemRandomness(), "permutation")
+
+
+def test_public_randomness_replays_by_seed_and_key():
+    assert torch.equal(
+        PublicRandomness(5).permutation(50, key=(1,)), PublicRandomness(5).permutation(50, key=(1,))
+    )
+    assert not torch.equal(
+        PublicRandomness(5).permutation(50, key=(1,)), PublicRandomness(5).permutation(50, key=(2,))
+    )
+    assert PublicRandomness(5).torch_seed(key=(1,)) == PublicRandomness(5).torch_seed(key=(1,))
+    assert PublicRandomness.fresh().seed != PublicRandomness.fresh().seed
+
+
+def test_a_permutation_holds_every_index_once_and_favours_none():
+    source = PublicRandomness(5)
+    draws = [source.permutation(4, key=(i,)) for i in range(6000)]
+    assert all(sorted(draw.tolist()) == [0, 1, 2, 3] for draw in draws[:50])
+    first = np.bincount([int(draw[0]) for draw in draws], minlength=4)
+    assert stats.chisquare(first).pvalue > ALARM
+
+
+@pytest.mark.parametrize("seed", [-1, 1.5, True, "7"])
+@pytest.mark.parametrize("source", [SeededRandomness, PublicRandomness])
+def test_a_seed_must_be_a_whole_number(source, seed):
+    with pytest.raises(SparseDPError, match="seed"):
+        source(seed)
+
+
+def test_noise_of_long_vectors_is_drawn_by_several_threads_and_misses_no_number():
+    size = 3 * 2**20 + 5
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        sums = torch.full((size,), 3, dtype=torch.int64)
+        SystemRandomness().add_rounded_gaussian(40, sums, key=())
+    finally:
+        torch.set_num_threads(before)
+    noise = (sums - 3).double() / 2.0**40
+    assert sums.unique().numel() > size - 50  # one or two meet by chance
+    for part in noise.split(2**20):
+        assert abs(float(part.square().mean()) - 1) < 6 * (2 / part.numel()) ** 0.5
+
+
+def test_an_error_while_noise_is_drawn_is_not_swallowed(monkeypatch):
+    def fails(bits, sums, words):
+        if len(sums) < 2**20:
+            raise RuntimeError("the last stretch has no noise")
+
+    monkeypatch.setattr(randomness, "add_rounded_gaussian", fails)
+    with pytest.raises(RuntimeError, match="has no noise"):
+        SystemRandomness().add_rounded_gaussian(40, torch.zeros(2**20 + 7, dtype=torch.int64), key=())
+
+
+def test_system_secrets_are_fresh_and_never_shown():
+    one, other = (SystemRandomness().secret((0,)) for _ in range(2))
+    assert one.key != other.key
+    assert one.key.hex() not in repr(one)
+    assert str(one.key) not in repr(one)
+    seeds = {one.seed(), one.seed(0), one.seed(1), one.model_seed(None), one.model_seed(0), other.seed(0)}
+    assert len(seeds) == 6
+
+
+# Coins and whole numbers, settled exactly: on crafted words, so that nothing here is left to chance.
+
+
+LAST = 2**64 - 1
+
+
+def given(*words: int):
+    """These words, in order, and no more."""
+    left = list(words)
+
+    def take(count: int) -> np.ndarray:
+        taken = [left.pop(0) for _ in range(count)]
+        return np.array(taken, dtype=np.uint64)
+
+    return take
+
+
+@pytest.mark.parametrize(
+    "probability", [0.1, 1 / 3, 1024 / 60_000, 2.0**-13 * 1.1, 1e-9, 3e-21, 1e-300, 5e-324, 0.0]
+)
+def test_a_coin_is_the_comparison_with_the_floats_exact_value(probability):
+    """True for every number whose digits come before those of the probability; the next digits settle a tie."""
+    exact, words = Fraction(probability), []
+    while exact:
+        digit, exact = divmod(exact * 2**64, 1)
+        words.append(digit)
+    assert sum(Fraction(word, 2 ** (64 * (i + 1))) for i, word in enumerate(words)) == Fraction(probability)
+    assert not coins(probability, 1, given(*words, 0))[0] if words else not coins(0.0, 1, given(0))[0]
+    for place, word in enumerate(words):
+        if word:
+            assert coins(probability, 1, given(*words[:place], word - 1))[0]
+        assert not coins(probability, 1, given(*words[:place], word + 1))[0]
+
+
+def test_only_tied_coins_ask_for_more():
+    probability = 2.0**-60 * 1.3
+    digit = int(Fraction(probability) * 2**64)
+    assert coins(probability, 4, given(digit, 0, digit, LAST, 0, LAST)).tolist() == [True, True, False, False]
+
+
+def test_certain_coins():
+    assert coins(1.0, 2, given(0, LAST)).all()
+    with pytest.raises(SparseDPError, match="probability"):
+        coins(1.5, 1, given(0))
+
+
+@pytest.mark.parametrize("bound", [1, 2, 3, 7, 2**52, 2**62 + 1, 2**63 - 1])
+def test_every_whole_number_has_as_many_words_as_any_other(bound):
+    """Full rounds are kept, the words past them drawn again."""
+    rounds = 2**64 // bound
+    bounds = np.array([bound])
+    assert below(bounds, given(rounds * bound - 1)).tolist() == [bound - 1]
+    if rounds * bound <= LAST:
+        assert below(bounds, given(rounds * bound, LAST, 0)).tolist() == [0]
+
+
+def test_bounds_are_kept_apart():
+    assert below(np.array([3, 5, 1]), given(LAST, 7, 9, 4)).tolist() == [1, 2, 0]
+    with pytest.raises(SparseDPError, match="bounds"):
+        below(np.array([3, 0]), given(1, 1))
+
+
+# The law of the noise: against exact probabilities, against a slow sampler at 300 bits, and against OpenDP's.
+
+
+ALARM_ROUNDED_GAUSSIAN = 1e-9
+"""False-alarm rate of one statistical test here; there are fewer than forty."""
+
+SOURCES_ROUNDED_GAUSSIAN = [SystemRandomness(), SeededRandomness(7)]
+mpmath.mp.prec = 300
+WIDTH = mpmath.mpf(2) ** -CELL_BITS
+HEIGHTS = [mpmath.exp(-((j * WIDTH) ** 2) / 2) for j in range(1400)]
+TOTAL = sum(HEIGHTS)
+
+
+class Fixed:
+    """Words from a list, and then random ones."""
+
+    def __init__(self, *words: int) -> None:
+        self.left = list(words)
+        self.random = np.random.PCG64(1)
+
+    def __call__(self, count: int) -> np.ndarray:
+        taken, self.left = self.left[:count], self.left[count:]
+        more = [int(word) for word in self.random.random_raw(count - len(taken))]
+        return np.array([*taken, *more], dtype=np.uint64)
+
+
+def exact_probabilities(bits: int, edge: int) -> np.ndarray:
+    """P(round(2^bits Z) = n) for |n| < edge, and the two tails in one, by mpmath."""
+    scale = mpmath.mpf(2) ** bits
+    inner = [mpmath.ncdf((n + 0.5) / scale) - mpmath.ncdf((n - 0.5) / scale) for n in range(1 - edge, edge)]
+    return np.array([float(p) for p in [*inner, 1 - sum(inner)]])
+
+
+def chi_square(draws: np.ndarray, probabilities: np.ndarray, edge: int) -> float:
+    counts = np.bincount(np.clip(np.abs(draws), 0, edge) * np.sign(draws) + edge, minlength=2 * edge + 1)
+    found = np.append(counts[1:-1], counts[0] + counts[-1])
+    return float(stats.chisquare(found, probabilities * len(draws)).pvalue)
+
+
+@pytest.mark.parametrize("source", SOURCES_ROUNDED_GAUSSIAN)
+@pytest.mark.parametrize("bits", [0, 1, 3, 5, 6, 7, 8])
+def test_at_small_scales_the_law_is_that_of_a_rounded_gaussian(bits, source):
+    edge = 3 * 2**bits + 1
+    draws = source.rounded_gaussian(bits, 400_000, key=(bits,)).numpy()
+    assert chi_square(draws, exact_probabilities(bits, edge), edge) > ALARM_ROUNDED_GAUSSIAN
+
+
+def test_the_chi_square_tells_a_rounded_gaussian_from_a_discrete_one():
+    """They differ where the scale is small: variance 1 + 1/12 against 1."""
+    edge, weights = 4, np.exp(-(np.arange(-60, 61.0) ** 2) / 2)
+    inner = (weights / weights.sum())[60 - edge + 1 : 60 + edge]
+    draws = SystemRandomness().rounded_gaussian(0, 400_000, key=()).numpy()
+    assert chi_square(draws, np.append(inner, 1 - inner.sum()), edge) < ALARM_ROUNDED_GAUSSIAN
+
+
+def test_the_cells_end_where_mpmath_says():
+    so_far = mpmath.mpf(0)
+    ends = cell_ends()
+    for j, end in enumerate(boundaries(128)):
+        so_far += HEIGHTS[j]
+        assert abs(so_far / TOTAL * 2**128 - end) <= 1.001
+        if j < len(ends) - 1:
+            assert int(ends[j]) == int(mpmath.floor(so_far / TOTAL * 2**64))
+    assert len(ends) > 500
+
+
+def slow_sampler(bits: int, words) -> int:
+    """The sampler on the same words, one draw, everything by mpmath."""
+
+    def cell_at(number):
+        cell, so_far = 0, HEIGHTS[0]
+        while so_far <= number * TOTAL:
+            cell, so_far = cell + 1, so_far + HEIGHTS[cell + 1]
+        return cell, so_far / TOTAL
+
+    word = int(words(1)[0])
+    below, head, place, lot = word >> 63, word >> 48 & 2**15 - 1, word >> 8 & 2**40 - 1, word & 255
+    place = mpmath.mpf(place ^ (2**40 - 1) if below else place) / 2**40
+    cell, end = cell_at(mpmath.mpf(head) / 2**15)
+    split = end < mpmath.mpf(head + 1) / 2**15
+    if split:
+        cell, _ = cell_at(mpmath.mpf(head << 49 | int(words(1)[0]) >> 15) / 2**64)
+    size = int(mpmath.floor((cell + place) * WIDTH * 2**bits + mpmath.mpf(1) / 2))
+    least = mpmath.exp(((cell * WIDTH) ** 2 - ((cell + 1) * WIDTH) ** 2) / 2)
+    if split or lot >= int(mpmath.floor(least * 256)):
+        more = int(words(1)[0])
+        chance = mpmath.npdf((cell + place + mpmath.mpf(more & 255) / 2**48) * WIDTH)
+        if mpmath.mpf(lot << 45 | more >> 19) / 2**53 >= chance / mpmath.npdf(cell * WIDTH):
+            return slow_sampler(bits, words)
+    return -size if below else size
+
+
+def one(bits: int, words) -> int:
+    return int(rounded_gaussian(bits, 1, words)[0])
+
+
+@pytest.mark.parametrize("bits", [0, 5, 30, MOST_BITS])
+def test_it_is_the_slow_sampler_to_the_last_bit(bits):
+    """Enough draws for some to be split, open, or refused and drawn again."""
+    fast, slow = np.random.PCG64(bits), np.random.PCG64(bits)
+    ours = [one(bits, fast.random_raw) for _ in range(600)]
+    assert ours == [slow_sampler(bits, slow.random_raw) for _ in range(600)]
+    assert fast.random_raw() == slow.random_raw()
+    assert len(set(ours)) > (3 if bits == 0 else 50)
+
+
+def test_many_draws_at_once_are_the_single_ones():
+    """With words that all are settled at once, as the order of further words differs."""
+    drawn = np.random.PCG64(0).random_raw(200_000)
+    table = sampler._table()
+    sure = drawn[(drawn & np.uint64(255)) < table[drawn >> np.uint64(48)] >> np.uint32(16)]
+    noise = np.zeros(len(sure), dtype=np.int64)
+    add_rounded_gaussian(30, noise, Fixed(*sure.tolist()))
+    assert noise[::977].tolist() == [one(30, Fixed(int(word))) for word in sure[::977]]
+
+
+@pytest.mark.parametrize("cell", [0, 1, 100, 400])
+@pytest.mark.parametrize("beyond", [-1, 1])
+def test_a_number_that_hits_the_end_of_a_cell_is_settled_by_the_next_words(cell, beyond):
+    near = boundaries(256)[cell] + beyond * 2**70
+    words = [near >> 192, near >> 128 & 2**64 - 1, near >> 64 & 2**64 - 1, near & 2**64 - 1]
+    assert words[0] == int(cell_ends()[cell])
+    assert cell_of(words[0], Fixed(*words[1:])) == cell + (beyond > 0)
+
+
+@pytest.mark.parametrize("cell", [0, 1, 100, 400])
+@pytest.mark.parametrize("beyond", [-1, 1])
+@pytest.mark.parametrize("below", [0, 1])
+def test_a_word_whose_fifteen_digits_hit_the_end_of_a_cell_is_settled_too(cell, beyond, below):
+    near = boundaries(256)[cell] + beyond * 2**70
+    first, second = near >> 241, (near >> 192) % 2**49 << 15
+    rest = [near >> 128 & 2**64 - 1, near >> 64 & 2**64 - 1, near & 2**64 - 1]
+    tail = (2**40 - 1) << 8 if below else 0
+    found = one(6, Fixed(below << 63 | first << 48 | tail, second, *rest))
+    assert found == (cell + (beyond > 0)) * (1 - 2 * below)
+
+
+def test_a_word_past_every_end_of_64_digits_is_settled_too():
+    assert cell_of(2**64 - 1, Fixed(0)) > 580
+    assert cell_of(2**64 - 1, Fixed(2**64 - 1, 0)) > cell_of(2**64 - 1, Fixed(2**64 - 1 - 2**20))
+    (farthest,) = rounded_gaussian(40, 1, Fixed(2**63 - 256, 2**64 - 1, 0, 0))
+    assert 8 < farthest / 2**40 < 14
+
+
+@pytest.mark.parametrize("cell", [0, 3, 300, 5000])
+@pytest.mark.parametrize("distance", [-90, -60])
+def test_a_lot_near_the_chance_to_be_kept_is_settled_by_further_digits(cell, distance):
+    place = 0b1011 << (PLACE_BITS - 4)
+    f = mpmath.mpf(place) / 2**PLACE_BITS
+    chance = mpmath.npdf((cell + f) * WIDTH) / mpmath.npdf(cell * WIDTH)
+    for sign in (-1, 1):
+        lot = int(mpmath.floor((chance + sign * mpmath.mpf(2) ** distance) * 2**245))
+        known, further = lot >> 192, [lot >> 128 & 2**64 - 1, lot >> 64 & 2**64 - 1, lot & 2**64 - 1]
+        words = Fixed(*(word for pair in zip([0, 0, 0], further, strict=True) for word in pair))
+        assert keeps(cell, (place, PLACE_BITS), (known, 53), words) is (sign < 0)
+
+
+def test_the_quick_polynomial_is_within_a_tenth_of_the_doubt():
+    x = np.random.default_rng(0).uniform(0, 0.25, 500)
+    errors = [
+        abs(float(mpmath.exp(-mpmath.mpf(v)) - mpmath.mpf(p)))
+        for v, p in zip(x, sampler._exp_of_minus(x), strict=True)
+    ]
+    assert max(errors) < sampler.DOUBT / 10
+
+
+def test_doubt_everywhere_changes_nothing(monkeypatch):
+    """The exact comparison, forced on every lot that is not sure, draws the same law."""
+    monkeypatch.setattr(sampler, "DOUBT", 1.0)
+    draws = SystemRandomness().rounded_gaussian(2, 30_000, key=()).numpy()
+    assert chi_square(draws, exact_probabilities(2, 13), 13) > ALARM_ROUNDED_GAUSSIAN
+
+
+@pytest.mark.parametrize("source", SOURCES_ROUNDED_GAUSSIAN)
+def test_at_real_scales_moments_tails_and_shape_are_gaussian(source):
+    count = 1_000_000
+    z = source.rounded_gaussian(40, count, key=(1,)).numpy() / 2**40
+    assert stats.kstest(z[:200_000], "norm").pvalue > ALARM_ROUNDED_GAUSSIAN
+    assert stats.kstest(1.05 * z[:200_000], "norm").pvalue < ALARM_ROUNDED_GAUSSIAN
+    for power, variance in [(1, 1), (2, 2), (3, 15), (4, 96)]:
+        moment = 0 if power % 2 else (1, 3)[power // 2 - 1]
+        assert abs(np.mean(z**power) - moment) < 7 * math.sqrt(variance / count)
+    for edge in (2.0, 3.0, 4.0, 4.5):
+        for beyond in (z > edge, z < -edge):
+            assert (
+                stats.binomtest(int(beyond.sum()), count, stats.norm.sf(edge)).pvalue > ALARM_ROUNDED_GAUSSIAN
+            )
+
+
+@pytest.mark.parametrize("source", SOURCES_ROUNDED_GAUSSIAN)
+def test_no_two_of_many_draws_share_anything(source):
+    """Neighbours, halves, blocks: where a vectorised sampler could repeat itself."""
+    count, bits = 2**18 + 1, MOST_BITS
+    draws = source.rounded_gaussian(bits, count, key=(2,)).numpy()
+    assert len(np.unique(draws)) >= count - 6  # of 2^45 numbers, a pair now and then
+    z = draws / 2**bits
+    for lag in (1, 2, sampler.AT_ONCE, 100_000, count // 2):
+        for transform in (lambda v: v, np.abs):
+            pairs = transform(z[:-lag]), transform(z[lag:])
+            assert stats.pearsonr(*pairs).pvalue > ALARM_ROUNDED_GAUSSIAN
+    low = draws & 1023
+    assert stats.chisquare(np.bincount(low, minlength=1024)).pvalue > ALARM_ROUNDED_GAUSSIAN
+
+
+def test_equal_words_give_equal_noise_whatever_else_was_drawn():
+    long, short = (SeededRandomness(3).rounded_gaussian(30, size, key=(0,)) for size in (5000, 5000))
+    assert long.equal(short)
+
+
+@pytest.mark.parametrize("bits", [-1, MOST_BITS + 1])
+def test_scales_it_has_no_digits_for_are_refused(bits):
+    with pytest.raises(PrivacyError, match="expected 2"):
+        rounded_gaussian(bits, 1, Fixed())
+
+
+def test_it_draws_as_opendp_does_where_the_laws_meet():
+    """At a scale of 2^12 a rounded and a discrete Gaussian differ by less than 2^-24 in any event."""
+    opendp = pytest.importorskip("opendp.prelude")
+    opendp.enable_features("contrib")
+    space = opendp.vector_domain(opendp.atom_domain(T=int)), opendp.l2_distance(T=float)
+    theirs = np.array(opendp.m.make_gaussian(*space, 4096.0)([0] * 30_000))
+    ours = SystemRandomness().rounded_gaussian(12, 100_000, key=()).numpy()
+    assert stats.ks_2samp(ours, theirs).pvalue > ALARM_ROUNDED_GAUSSIAN
+    assert stats.ks_2samp(1.1 * ours, theirs).pvalue < ALARM_ROUNDED_GAUSSIAN
