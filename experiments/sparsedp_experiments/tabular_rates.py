@@ -1,4 +1,4 @@
-"""The default rate of the linear and additive classifier against the best of twelve, simulated on the public tables.
+"""The default rate of linear and additive classifiers against the best of fourteen, simulated on public tables.
 
     SPARSEDP_DATA=... python -m sparsedp_experiments.tabular_rates [TABLE ...]
 
@@ -26,8 +26,8 @@ from sparsedp.privacy.plan import Plan
 from sparsedp.sklearn import PublicEncoder
 from sparsedp_experiments.tabular import ROOT, Table, load
 
-FACTORS = [2.0 ** (power / 2) for power in range(-6, 6)]
-SEEDS = 6
+FACTORS = [2.0 ** (power / 2) for power in range(-6, 8)]
+SEEDS = 12
 MOMENTUM = np.float32(0.9)
 Array = npt.NDArray[Any]
 

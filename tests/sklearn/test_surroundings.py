@@ -25,6 +25,7 @@ from sklearn_tools import classifier, table, weights
 
 from sklearn import config_context
 from sparsedp import DataError, PrivacyError, PrivacyWarning, SparseDPError
+from sparsedp.methods import build_plan
 from sparsedp.privacy.calibration import RdpFilter
 from sparsedp.sklearn import PrivacyBudget, PublicEncoder
 from sparsedp.sklearn.data import encode_labels, held_out_by_hash
@@ -442,6 +443,16 @@ def test_a_budget_is_for_the_same_units(tmp_path):
     model = classifier(budget=PrivacyBudget(9.0, 1e-4, tmp_path / "budget.json"), delta=1e-5).fit(X, y)
     with pytest.raises(PrivacyError, match="same units"):
         model.fit(X, y, groups=np.arange(80) // 2)
+
+
+def test_a_budget_is_drawn_from_again_by_another_fit_in_the_same_folder_and_not_by_a_resume(tmp_path):
+    budget, run = PrivacyBudget(3.0, 1e-4, tmp_path / "budget.json"), tmp_path / "run"
+    plan = build_plan("dp-sgd", units=80, batch_size=20, epochs=2, epsilon=1.0, delta=1e-5, accountant="rdp")
+    budget.draw(plan, run=run)
+    budget.draw(plan, run=run, paid=True)
+    assert len(budget.draws) == 1
+    budget.draw(plan, run=run)
+    assert len(budget.draws) == 2
 
 
 def test_a_search_with_a_budget_is_refused_with_the_private_way(tmp_path):
