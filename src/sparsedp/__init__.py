@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from sparsedp.training.normalization import Normalised as Normalised
     from sparsedp.training.trainer import Trainer as Trainer
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOMES = {
     "RunMetadata": "sparsedp.runs.record",
