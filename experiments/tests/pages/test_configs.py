@@ -18,15 +18,20 @@ SLOW = {"eyepacs": {"subset": 12, "batch_size": 6}, "eyepacs-natural": {"subset"
 
 
 @pytest.fixture(scope="module")
-def small_files(tmp_path_factory):
-    """Small data in the official formats, and a cache of its own for features and noise."""
+def small_root(tmp_path_factory):
+    """Small data in the official formats."""
     root = tmp_path_factory.mktemp("small")
     small_data.write_all(root / "data")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SPARSEDP_DATA", str(root / "data"))
-        patch.setenv("SPARSEDP_CACHE", str(root / "cache"))
-        _load.cache_clear()
-        yield
+    return root
+
+
+@pytest.fixture
+def small_files(small_root, private_cache, monkeypatch):
+    """Where they are looked for, with a cache of their own for features and noise."""
+    monkeypatch.setenv("SPARSEDP_DATA", str(small_root / "data"))
+    monkeypatch.setenv("SPARSEDP_CACHE", str(small_root / "cache"))
+    _load.cache_clear()
+    yield
     _load.cache_clear()
 
 
