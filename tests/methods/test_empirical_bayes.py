@@ -305,7 +305,8 @@ def test_weights_off_the_support_are_those_of_the_warm_up_shrunk(ema_decay, tmp_
 
 def test_the_sums_that_the_mixture_is_fitted_to_carry_the_noise_that_they_claim(tmp_path: Path):
     nothing = TensorDataset(torch.zeros(400, 3000), torch.zeros(400, dtype=torch.long))
-    trained(METHOD, tmp_path / "run", nothing, epochs=4, warmup_fraction=0.75)
+    method = get_method(METHOD, warmup_fraction=0.75)
+    trained(method, tmp_path / "run", nothing, epochs=4)
     tensors = read_checkpoint(tmp_path / "run/checkpoint.safetensors").state["controller"]["tensors"]
     total, variance = tensors["score.sum"][:6000], tensors["score.variance"][:6000]
     kept = float((total.square() / variance).mean())
