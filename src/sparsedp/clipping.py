@@ -101,7 +101,9 @@ class LayerClip:
 
     def __post_init__(self) -> None:
         if not self.norms or len({pattern for pattern, _ in self.norms}) < len(self.norms):
-            raise PrivacyError(f"max_grad_norm: got {self.norms}, expected patterns of names, none of them twice")
+            raise PrivacyError(
+                f"max_grad_norm: got {self.norms}, expected patterns of names, none of them twice"
+            )
         for _, norm in self.norms:
             FlatClip(norm)
 
@@ -119,10 +121,12 @@ class LayerClip:
         """min(1, C/norm) for each group's part of each contribution: [groups, contributions], as the norms."""
         if norms.dim() != 2 or norms.shape[0] != len(self.norms):
             raise SparseDPError(
-                f"LayerClip: got norms of shape {tuple(norms.shape)}, expected one row for each of {len(self.norms)} "
-                "groups"
+                f"LayerClip: got norms of shape {tuple(norms.shape)}, expected one row for each of "
+                f"{len(self.norms)} groups"
             )
-        return torch.stack([FlatClip(norm).factors(part) for (_, norm), part in zip(self.norms, norms, strict=True)])
+        return torch.stack(
+            [FlatClip(norm).factors(part) for (_, norm), part in zip(self.norms, norms, strict=True)]
+        )
 
     def group(self, name: str) -> int:
         """The number of the group that a parameter belongs to.
@@ -133,8 +137,9 @@ class LayerClip:
         for number, (pattern, _) in enumerate(self.norms):
             if fnmatchcase(name, pattern):
                 return number
+        patterns = [pattern for pattern, _ in self.norms]
         raise PrivacyError(
-            f"max_grad_norm: no pattern matches the parameter {name!r}; got {[pattern for pattern, _ in self.norms]}. "
+            f"max_grad_norm: no pattern matches the parameter {name!r}; got {patterns}. "
             'End with a pattern for all others: {..., "*": 1.0}'
         )
 
@@ -148,8 +153,8 @@ class LayerClip:
         if unused:
             patterns = [self.norms[number][0] for number in sorted(unused)]
             raise PrivacyError(
-                f"max_grad_norm: the patterns {patterns} are the first match of no trainable parameter, and would only "
-                f"add noise; remove them, or move them up. The parameters are {list(names)}"
+                f"max_grad_norm: the patterns {patterns} are the first match of no trainable parameter, and would "
+                f"only add noise; remove them, or move them up. The parameters are {list(names)}"
             )
 
 

@@ -111,7 +111,7 @@ def make_private(
         epochs: passes over the loader, 20 if not given; planned ahead, as the noise depends on them.
         max_grad_norm: L2 bound on each unit's gradient; 1 if not given. A pair is for warm-up and main phase. "auto"
             gives every gradient nearly the norm 1 (AUTO-S); a mapping from patterns of parameter names to numbers
-            bounds the gradient layer by layer, at the sensitivity of the root of their squares. The first match counts.
+            bounds the gradient layer by layer, at the sensitivity of the root of their squares. First match counts.
         method: a name, or a `Method` from `get_method(name, **changes)`; "auto" is dense or sparse by public numbers.
         accountant: "pld" if not given, "rdp" or "rdp-classic".
         unit_ids: the unit (patient, user) each row belongs to; then units are protected, not rows.

@@ -79,14 +79,18 @@ def sum_clipped_rows(gradients: Tensor, query: ClippedSumQuery, groups: Tensor |
     **Edge cases.** A row, or a group's part of one, that is not finite after standardizing contributes exactly zero.
     """
     z = query.geometry.forward(gradients.to(torch.float64))
-    z = keep_largest(z, query.kept_per_unit)
     if isinstance(query.clip, LayerClip) and groups is not None:
-        squares = z.new_zeros(len(query.clip.norms), len(z)).index_add_(0, groups, z.square().T)
-        each = query.clip.factors(squares.sqrt())[groups].T
-        return torch.where(each > 0, each * z, torch.zeros_like(z)).sum(0)
+        return _sum_by_group(keep_largest(z, query.kept_per_unit), query.clip, groups)
+    z = keep_largest(z, query.kept_per_unit)
     factors = query.clip.factors(torch.linalg.vector_norm(z, dim=1))
     z = torch.where((factors > 0).unsqueeze(1), z, torch.zeros_like(z))
     return factors @ z
+
+
+def _sum_by_group(z: Tensor, clip: LayerClip, groups: Tensor) -> Tensor:
+    squares = z.new_zeros(len(clip.norms), len(z)).index_add_(0, groups, z.square().T)
+    factors = clip.factors(squares.sqrt())[groups].T
+    return torch.where(factors > 0, factors * z, torch.zeros_like(z)).sum(0)
 
 
 def keep_largest(rows: Tensor, count: int) -> Tensor:

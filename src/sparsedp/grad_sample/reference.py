@@ -16,8 +16,8 @@ from sparsedp.batch import (
     to_device,
     validate_losses,
 )
-from sparsedp.grad_sample.isolation import fixed_draws, fork_draws, isolated_losses, why_not_isolated
 from sparsedp.clipping import LayerClip
+from sparsedp.grad_sample.isolation import fixed_draws, fork_draws, isolated_losses, why_not_isolated
 from sparsedp.grad_sample.query import (
     ClippedSumQuery,
     group_of_coordinates,

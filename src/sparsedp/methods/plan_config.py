@@ -153,7 +153,10 @@ def groups_of(norms: Mapping[str, float]) -> tuple[tuple[str, float], ...]:
     if not norms:
         raise PrivacyError('max_grad_norm: got no pattern, expected norms by pattern, as in {"*": 1.0}')
     return tuple(
-        (checks.text(pattern, "max_grad_norm: pattern"), checks.number(norm, f"max_grad_norm[{pattern!r}]", above=0.0))
+        (
+            checks.text(pattern, "max_grad_norm: pattern"),
+            checks.number(norm, f"max_grad_norm[{pattern!r}]", above=0.0),
+        )
         for pattern, norm in norms.items()
     )
 

@@ -34,8 +34,8 @@ class Phase:
         noise_std: absolute noise on an unclipped sum, for the `noisy-sgd` ablation only.
         support: the method's support rule, as JSON, e.g. {"rule": "top-k", "ratio": 0.2}.
         geometry: name of the space gradients are clipped in.
-        clipping: "flat"; "auto" (AUTO-S: every contribution has nearly the norm `clip_norm`); or pairs of a pattern of
-            parameter names and the norm of that group, with `clip_norm` the root of their squares.
+        clipping: "flat"; "auto" (AUTO-S: every contribution has nearly the norm `clip_norm`); or pairs of a pattern
+            of parameter names and the norm of that group, with `clip_norm` the root of their squares.
         count_share: share of a step's precision (noise_multiplier^-2) for a second release of the same batch,
             a count of the rows it touches; the gradient has the rest.
         trains: False for a preliminary release (feature statistics), which counts in no epoch.
@@ -91,7 +91,8 @@ class Phase:
             return
         if isinstance(self.clipping, str) or not all(len(pair) == 2 for pair in self.clipping):
             raise PrivacyError(
-                f"{where}: clipping is {self.clipping!r}, expected {FLAT!r}, {AUTO!r} or pairs of a pattern and a norm"
+                f"{where}: clipping is {self.clipping!r}, expected {FLAT!r}, {AUTO!r} or pairs of a pattern "
+                "and a norm"
             )
         pairs = tuple(
             (checks.text(pattern, f"{where}: pattern"), checks.number(norm, f"{where}: clip_norm", above=0.0))
@@ -100,7 +101,9 @@ class Phase:
         set_fields(self, clipping=pairs)
         if self.geometry != "identity":
             raise self._no_geometry(where)
-        if self.clip_norm is None or not math.isclose(self.clip_norm, math.hypot(*(norm for _, norm in pairs))):
+        if self.clip_norm is None or not math.isclose(
+            self.clip_norm, math.hypot(*(norm for _, norm in pairs))
+        ):
             raise PrivacyError(
                 f"{where}: clip_norm is {self.clip_norm}, expected the root of the squares of {pairs}"
             )
@@ -145,10 +148,10 @@ class Phase:
         return self.noise_multiplier / math.sqrt(self.count_share)
 
     def to_json(self) -> dict[str, Any]:
-        """JSON values; a phase that counts nothing, or clips flat, does not speak of it, as before there were such."""
+        """JSON values; a phase that counts nothing, or clips flat, does not speak of it, as before."""
         values = {**values_of(self), "support": self.support.plain()}
         usual = {"count_share": 0.0, "clipping": FLAT}
-        return {key: value for key, value in values.items() if usual.get(key) != value}
+        return {key: value for key, value in values.items() if key not in usual or value != usual[key]}
 
     @classmethod
     def from_json(cls, values: Any) -> Phase:
