@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 
 from sparsedp.auditing.estimators import Vector
 from sparsedp.batch import LossFunction, MicroBatch
-from sparsedp.clipping import Clip, FlatClip, Geometry, Identity
+from sparsedp.clipping import Clip, FlatClip, Geometry, Identity, LayerClip
 from sparsedp.errors import PrivacyError
 from sparsedp.grad_sample import make_engine
 from sparsedp.grad_sample.query import ClippedSumEngine, ClippedSumQuery
@@ -218,8 +218,9 @@ class CanaryEngine:
 
 def length_of(clip: Clip) -> float:
     """What a canary adds after the clip."""
-    far = torch.tensor([FAR * clip.sensitivity], dtype=torch.float64)
-    return float(far * clip.factors(far))
+    shape = (len(clip.norms), 1) if isinstance(clip, LayerClip) else (1,)
+    far = torch.full(shape, FAR * clip.sensitivity, dtype=torch.float64)
+    return float(torch.linalg.vector_norm(far * clip.factors(far)))
 
 
 def one_batch(present: Coins) -> list[MicroBatch]:
