@@ -3,8 +3,8 @@
     SPARSEDP_DATA=... python -m sparsedp_experiments.clipping run|table [TASK ...]
 
 All clips have one noise: the norms of the layers are equal, and the root of their squares is 1. The rate is chosen
-for each clip among seven, by a seed of its own on the test examples, which favours no clip; then three seeds are trained.
-Every fit is a line of `results/clipping.jsonl`; a fit that is there is not made again.
+for each clip among seven, by a seed of its own on the test examples, which favours no clip. Then three seeds are
+trained. Every fit is a line of `results/clipping.jsonl`; a fit that is there is not made again.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def language() -> Task:
         return F.cross_entropy(logits, target, reduction="none").mean(1)
 
     def score(trained: nn.Module) -> float:
-        return criterion(trained(new[:, :-1]), new[:, 1:]).mean().item() / math.log(2)
+        return float(criterion(trained(new[:, :-1]), new[:, 1:]).mean() / math.log(2))
 
     return Task(
         TensorDataset(train[:, :-1], train[:, 1:]), CharacterModel, nn.CrossEntropyLoss(), score, 10, 256
