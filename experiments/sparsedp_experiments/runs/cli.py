@@ -18,6 +18,10 @@ from rich.text import Text
 
 from sparsedp.cli import (
     EXIT_CODES,
+    BatchSize,
+    Delta,
+    Epochs,
+    Epsilon,
     Exit,
     Json,
     clip_bounds,
@@ -57,10 +61,6 @@ Model = Annotated[
     str | None, typer.Option("--model", "-m", help="A model's name; the data set has a default.")
 ]
 Method = Annotated[str | None, typer.Option(help="`sparsedp methods` lists them; auto: by public numbers.")]
-Epsilon = Annotated[float | None, typer.Option("--epsilon", "-e", help="The budget; 3 if not given.")]
-Delta = Annotated[float | None, typer.Option(help="Of the guarantee; by default well below 1/N.")]
-Epochs = Annotated[int | None, typer.Option(help="Passes over the data.")]
-BatchSize = Annotated[int | None, typer.Option(help="Expected size of a batch (Poisson sampling).")]
 ClipNorm = Annotated[str | None, typer.Option(metavar="C|C1,C2", help="Bound on a unit's gradient.")]
 ActiveRatio = Annotated[float | None, typer.Option(help="Share of the coordinates trained.")]
 Lr = Annotated[float | None, typer.Option(help="Learning rate.")]

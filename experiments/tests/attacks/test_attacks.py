@@ -19,13 +19,6 @@ from sparsedp.methods import build_plan
 from sparsedp.parameters import Support
 from sparsedp.privacy import mechanism
 from sparsedp.randomness import PublicRandomness
-from sparsedp_experiments.attacks.inversion import (
-    Effort,
-    invert,
-    mean_squared_error,
-    observe,
-    total_variation,
-)
 from sparsedp_experiments.attacks.membership import (
     ExcludeUnits,
     MembershipAttackConfig,
@@ -34,10 +27,15 @@ from sparsedp_experiments.attacks.membership import (
     attack_membership,
 )
 from sparsedp_experiments.attacks.reconstruction import (
+    Effort,
+    invert,
     least_squares_attack,
     mean_reconstruction_error,
+    mean_squared_error,
+    observe,
     reconstruction_error,
     reconstruction_lower_bound,
+    total_variation,
 )
 
 # Planted units and the losses of trained models: honest training hides them, training without noise does not.
