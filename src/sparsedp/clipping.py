@@ -51,30 +51,6 @@ class FlatClip:
 
 
 @dataclass(frozen=True, slots=True)
-class NoClip:
-    """No bound: for the non-private ablations only.
-
-    **Privacy.** None: the sensitivity is infinite.
-    """
-
-    @property
-    def sensitivity(self) -> float:
-        """Infinite."""
-        return math.inf
-
-    def tightened(self, bound: float) -> NoClip:
-        """Itself."""
-        return self
-
-    def factors(self, norms: Tensor) -> Tensor:
-        """One for every finite contribution."""
-        return norms.isfinite().to(norms.dtype)
-
-
-Clip = FlatClip | NoClip
-
-
-@dataclass(frozen=True, slots=True)
 class Identity:
     """Gradients are clipped as they are."""
 

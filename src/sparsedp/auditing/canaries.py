@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 
 from sparsedp.auditing.estimators import Vector
 from sparsedp.batch import LossFunction, MicroBatch
-from sparsedp.clipping import Clip, FlatClip, Geometry, Identity
+from sparsedp.clipping import FlatClip, Geometry, Identity
 from sparsedp.errors import PrivacyError
 from sparsedp.grad_sample import make_engine
 from sparsedp.grad_sample.query import ClippedSumEngine, ClippedSumQuery
@@ -120,7 +120,7 @@ class StepQuery:
     per_sample_top: float | None
 
     @property
-    def clip(self) -> Clip:
+    def clip(self) -> FlatClip:
         """The phase's."""
         return self.phase.clip
 
@@ -216,7 +216,7 @@ class CanaryEngine:
         return torch.from_numpy(self._directions.combine(present * length_of(query.clip)))
 
 
-def length_of(clip: Clip) -> float:
+def length_of(clip: FlatClip) -> float:
     """What a canary adds after the clip."""
     far = torch.tensor([FAR * clip.sensitivity], dtype=torch.float64)
     return float(far * clip.factors(far))
@@ -255,7 +255,7 @@ class AuditedRelease:
     each: str
     numbers: str
     noise_multiplier: float
-    clip: Clip
+    clip: FlatClip
     support: Support
     make: Callable[[Directions, Coins, Chargeable | None], tuple[Release, Chargeable]]
     signed: bool = False

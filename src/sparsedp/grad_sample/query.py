@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sparsedp._validate import exact_ratio, share_of
 from sparsedp.batch import MicroBatch
-from sparsedp.clipping import Clip, Geometry, Identity, Standardized
+from sparsedp.clipping import FlatClip, Geometry, Identity, Standardized
 from sparsedp.errors import SparseDPError
 from sparsedp.parameters import ParameterLayout, Support
 
@@ -25,7 +25,7 @@ class ClippedSumQuery:
     """
 
     support: Support
-    clip: Clip
+    clip: FlatClip
     geometry: Geometry = field(default_factory=Identity)
     per_sample_top: float | None = None
 

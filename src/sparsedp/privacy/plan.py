@@ -13,7 +13,7 @@ from sparsedp._serialization import FrozenMap, canonical, sha256
 from sparsedp.errors import PrivacyError
 
 if TYPE_CHECKING:
-    from sparsedp.clipping import Clip
+    from sparsedp.clipping import FlatClip
 
 
 @final
@@ -25,9 +25,8 @@ class Phase:
         name: unique in its plan; charges carry it.
         steps: how many releases it makes.
         sampling_rate: Poisson probability q of each unit in each step; 1 is a plain Gaussian release.
-        clip_norm: L2 bound on a unit's contribution; None for no bound (not private).
-        noise_multiplier: noise standard deviation over `clip_norm`; 0 for none, or not calibrated yet.
-        noise_std: absolute noise on an unclipped sum, for the `noisy-sgd` ablation only.
+        clip_norm: L2 bound on a unit's contribution.
+        noise_multiplier: noise standard deviation over `clip_norm`; 0 until it is calibrated.
         support: the method's support rule, as JSON, e.g. {"rule": "top-k", "ratio": 0.2}.
         geometry: name of the space gradients are clipped in.
         count_share: share of a step's precision (noise_multiplier^-2) for a second release of the same batch,
@@ -38,9 +37,8 @@ class Phase:
     name: str
     steps: int
     sampling_rate: float
-    clip_norm: float | None
+    clip_norm: float
     noise_multiplier: float = 0.0
-    noise_std: float | None = None
     support: FrozenMap = field(default_factory=lambda: FrozenMap({"rule": "full"}))
     geometry: str = "identity"
     trains: bool = True
@@ -50,7 +48,6 @@ class Phase:
         where = f"phase {self.name!r}"
         checks.text(self.name, "phase name")
         checks.text(self.geometry, f"{where}: geometry")
-        clip, std = self.clip_norm, self.noise_std
         if not isinstance(self.support, Mapping):
             raise PrivacyError(f"{where}: support is {self.support!r}, expected a mapping of JSON values")
         if not isinstance(self.trains, bool):
@@ -59,34 +56,20 @@ class Phase:
             self,
             steps=checks.whole(self.steps, f"{where}: steps", at_least=1),
             sampling_rate=checks.probability(self.sampling_rate, f"{where}: sampling_rate"),
-            clip_norm=None if clip is None else checks.number(clip, f"{where}: clip_norm", above=0.0),
+            clip_norm=checks.number(self.clip_norm, f"{where}: clip_norm", above=0.0),
             noise_multiplier=checks.number(self.noise_multiplier, f"{where}: noise_multiplier", at_least=0.0),
-            noise_std=None if std is None else checks.number(std, f"{where}: noise_std", at_least=0.0),
             support=FrozenMap(self.support),
             count_share=checks.number(self.count_share, f"{where}: count_share", at_least=0.0),
         )
         if self.count_share >= 1:
             raise PrivacyError(f"{where}: count_share is {self.count_share}, expected a share below 1")
-        if clip is None and self.noise_multiplier > 0:
-            raise PrivacyError(
-                f"{where}: a noise_multiplier needs a clip_norm; for noise without a clip use noise_std"
-            )
-        if clip is not None and std is not None:
-            raise PrivacyError(
-                f"{where}: noise_std is for unclipped sums; with a clip_norm give a noise_multiplier"
-            )
 
     @property
-    def is_private(self) -> bool:
-        """Whether its releases are clipped and noised in proportion."""
-        return self.clip_norm is not None and self.noise_multiplier > 0
+    def clip(self) -> FlatClip:
+        """What bounds a unit's contribution."""
+        from sparsedp.clipping import FlatClip  # loads torch, which planning does without
 
-    @property
-    def clip(self) -> Clip:
-        """What bounds a unit's contribution; nothing in the ablation without a bound."""
-        from sparsedp.clipping import FlatClip, NoClip  # loads torch, which planning does without
-
-        return NoClip() if self.clip_norm is None else FlatClip(self.clip_norm)
+        return FlatClip(self.clip_norm)
 
     @property
     def gradient_noise(self) -> float:
@@ -293,10 +276,8 @@ class Plan:
                 raise PrivacyError(
                     f"the accountant {FILTER} and a continuation come together; RdpFilter sets both"
                 )
-            if delta is None or not self.is_private:
-                raise PrivacyError(
-                    "a plan with a target_epsilon needs a delta, and a clip and noise in every phase"
-                )
+            if delta is None or not self.is_calibrated:
+                raise PrivacyError("a plan with a target_epsilon needs a delta, and noise in every phase")
 
     @property
     def total_steps(self) -> int:
@@ -314,9 +295,22 @@ class Plan:
         return sum(phase.steps for phase in self.training)
 
     @property
-    def is_private(self) -> bool:
-        """Whether every phase is."""
-        return all(phase.is_private for phase in self.phases)
+    def is_calibrated(self) -> bool:
+        """Whether every phase has its noise."""
+        return all(phase.noise_multiplier > 0 for phase in self.phases)
+
+    def check_calibrated(self) -> None:
+        """Refuse a plan that no guarantee follows from.
+
+        Raises:
+            PrivacyError: it has no delta, or a phase without noise.
+        """
+        quiet = [phase.name for phase in self.phases if not phase.noise_multiplier]
+        if quiet or self.delta is None:
+            raise PrivacyError(
+                f"plan: got delta={self.delta} and no noise in the phases {quiet}, expected a delta and noise in each; "
+                "make it by sparsedp.plan, or calibrate it"
+            )
 
     @property
     def charged_head(self) -> str:
@@ -367,7 +361,7 @@ class Plan:
         return tuple(ends) if ends and ends[-1] == done else (*ends, done)
 
     def events(self, steps: int | None = None) -> tuple[SampledGaussian, ...]:
-        """What the plan, or its first `steps` steps, releases; a phase that is not private has noise 0."""
+        """What the plan, or its first `steps` steps, releases."""
         left = self.total_steps if steps is None else steps
         if not 0 <= left <= self.total_steps:
             raise PrivacyError(f"steps: got {steps}, expected 0..{self.total_steps}")
@@ -375,8 +369,7 @@ class Plan:
         for phase in self.phases:
             count = min(left, phase.steps)
             if count:
-                noise = phase.noise_multiplier if phase.is_private else 0.0
-                events.append(SampledGaussian(phase.sampling_rate, noise, count))
+                events.append(SampledGaussian(phase.sampling_rate, phase.noise_multiplier, count))
             left -= count
         return tuple(events)
 
