@@ -143,7 +143,7 @@ def test_requests_without_meaning_are_refused(name, settings, message):
 @pytest.mark.parametrize("missing", ["epsilon", "delta", "clip_norm"])
 def test_a_spec_has_no_gaps(missing):
     spec = PlanSpec.asked("dp-sgd", **SIZES)
-    with pytest.raises(PrivacyError, match="expected a number"):
+    with pytest.raises(PrivacyError, match="expected a.* number"):
         dataclasses.replace(spec, **{missing: None}).plan()
 
 

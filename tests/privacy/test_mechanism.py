@@ -297,7 +297,7 @@ def test_a_seeded_step_replays_and_steps_differ():
     assert not torch.equal(step(0, 1), step(0, 2))
 
 
-FIELDS = {"support", "mean", "noise_scale", "phase", "step", "publishable", "private"}
+FIELDS = {"support", "mean", "noise_scale", "phase", "step", "publishable"}
 
 
 def a_release() -> Release:

@@ -27,7 +27,7 @@ from sparsedp.runs.verify import UNCHECKED, Verification, verify
 pytestmark = pytest.mark.usefixtures("checked_once")
 
 FIELDS = [
-    "format", "status", "dataset", "model", "method", "variant", "seed", "publishable", "private", "noise",
+    "format", "status", "dataset", "model", "method", "variant", "seed", "publishable", "noise",
     "target_epsilon", "delta", "accountant", "unit", "units", "epsilon", "epsilon_spent", "steps_charged",
     "test_accuracy", "metrics", "k", "active_ratio", "supports", "ledger", "d", "batch_size", "epochs", "steps",
     "plan", "public_seed", "settings", "schema", "checksum", "config", "versions",

@@ -308,7 +308,7 @@ class Plan:
         quiet = [phase.name for phase in self.phases if not phase.noise_multiplier]
         if quiet or self.delta is None:
             raise PrivacyError(
-                f"plan: got delta={self.delta} and no noise in the phases {quiet}, expected a delta and noise in each; "
+                f"plan: got delta={self.delta} and no noise in {quiet}, expected a delta and noise in each; "
                 "make it by sparsedp.plan, or calibrate it"
             )
 
