@@ -6,7 +6,7 @@ READY  := $(VENV)/.ready
 RUNS   := $(VENV)/.runs
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test nightly slow leaks integrations docs lint format bench readme results figures build clean
+.PHONY: help setup demo test nightly slow leaks integrations docs lint format bench results figures build clean
 
 help: ## Show this help
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -43,7 +43,7 @@ integrations: $(READY) ## Run the tests against other packages' models, in an en
 
 docs: $(READY) ## Build the documentation site into build/site, in an environment of its own
 	@test -x $(VENV)-docs/bin/python || $(PYTHON) -m venv $(VENV)-docs
-	$(VENV)-docs/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt "mkdocs-material>=9.5" "mkdocstrings[python]>=0.26"
+	$(VENV)-docs/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt "mkdocs-material>=9.5" "mkdocstrings[python]>=0.26" "mkdocs-jupyter>=0.25"
 	NO_MKDOCS_2_WARNING=1 $(VENV)-docs/bin/python -m mkdocs build --quiet --strict
 
 lint: $(READY) ## Check style, types and the direction of imports
@@ -63,9 +63,6 @@ bench: $(READY) ## Time one step against SGD and Opacus
 	$(BIN)/python -m benchmarks.ranks
 	$(BIN)/python -m benchmarks.heads
 	$(BIN)/python -m benchmarks.sweeps
-
-readme: $(READY) ## Make README's tables from the committed measurements
-	$(BIN)/python -m benchmarks.readme
 
 results: $(READY) ## Make experiments/RESULTS.md from the records
 	$(BIN)/python -m sparsedp_experiments page

@@ -6,14 +6,13 @@ dense and on whole rows. Every row is measured in a process of its own; the proc
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
 
 from benchmarks.contenders import Job
 from benchmarks.model_workloads import MODELS, why_not
-from benchmarks.report import ModelRows, Row, Verdict, print_report
+from benchmarks.report import ModelRows, Row, Verdict, print_json, print_report
 from benchmarks.step import Effort, measure, read_arguments
 
 RATIOS = (0.2, 0.02)
@@ -66,7 +65,7 @@ def main() -> None:
         print(f"{model}: {effort.turns} turns, {load}", file=sys.stderr, flush=True)
         rows += measure(jobs_of(model), effort, arguments.threads)
     if arguments.json:
-        print(json.dumps({"rows": rows}, indent=1))
+        print_json(rows, arguments.threads)
     else:
         print_report(rows, verdicts, LEAST_SPEEDUP)
 

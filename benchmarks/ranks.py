@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from benchmarks.report import print_json
+
 MODELS = ("dp-cnn", "mnist-cnn", "transformer")
 RATIOS = (1.0, 0.2, 0.02)
 MOST_EXCHANGE, MOST_EXCHANGE_WHEN_SPARSE = 0.10, 0.03
@@ -103,7 +105,7 @@ def main() -> None:
         print(show(rows[-1]), file=told, flush=True)
     print(*verdicts(rows), sep="\n", file=told)
     if arguments.json:
-        print(json.dumps({"rows": rows}, indent=1))
+        print_json(rows, 2)
 
 
 if __name__ == "__main__":

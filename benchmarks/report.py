@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import os
+import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -92,6 +98,29 @@ def verdicts(model: str, rows: Sequence[Row]) -> Iterator[Verdict]:
         for high in ran.ours("clustered", 0.2):
             value = low["median_seconds"] / high["median_seconds"]
             yield Verdict(f"{model}: step at 0.01 over step at 0.2, clustered", value, CLEARLY_BELOW)
+
+
+def conditions(threads: int) -> dict[str, object]:
+    """What a measurement depends on besides the code: processor, memory, threads, versions, load, and the day."""
+    cpu = Path("/proc/cpuinfo")
+    lines = cpu.read_text().splitlines() if cpu.exists() else []
+    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return {
+        "date": datetime.now(UTC).date().isoformat(),
+        "processor": named[0] if named else platform.processor() or platform.machine(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gb": round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30),
+        "system": f"{platform.system()} {platform.machine()}",
+        "threads": threads,
+        "load_average_at_the_end": round(os.getloadavg()[0], 1),
+        "versions": {"python": platform.python_version()}
+        | {name: metadata.version(name) for name in ("sparsedp", "torch", "opacus", "numpy")},
+    }
+
+
+def print_json(rows: Sequence[Any], threads: int) -> None:
+    """Rows and conditions as the file that is committed to `benchmarks/results/`."""
+    print(json.dumps({"conditions": conditions(threads), "rows": rows}, indent=1))
 
 
 Bars = Callable[[str, Sequence[Row]], Iterator[Verdict]]

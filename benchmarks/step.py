@@ -145,7 +145,7 @@ def read_arguments(title: str, known: Iterable[str], quick: str) -> argparse.Nam
 
 def main() -> None:
     """Measure, then print the table and the verdicts, or JSON."""
-    from benchmarks.report import print_report
+    from benchmarks.report import print_json, print_report
 
     title = __doc__.splitlines()[0]
     arguments = read_arguments(title, WORKLOADS, "two minutes or so: fewer ratios, fewer steps")
@@ -159,7 +159,7 @@ def main() -> None:
         )
         rows += measure(jobs, effort, arguments.threads)
     if arguments.json:
-        print(json.dumps({"rows": rows}, indent=1))
+        print_json(rows, arguments.threads)
     else:
         print_report(rows)
 

@@ -8,7 +8,6 @@ of the steps they take in the same time.
 from __future__ import annotations
 
 import argparse
-import json
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 
@@ -17,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.contenders import Job
-from benchmarks.report import TABLE_WIDTH
+from benchmarks.report import TABLE_WIDTH, print_json
 from benchmarks.step import FULL, QUICK, Effort, Worker, read_arguments, started
 
 SWEPT = ("mnist-cnn", "scatter-linear", "scatter-cnn")
@@ -85,7 +84,7 @@ def main() -> None:
     effort = QUICK if arguments.quick else FULL
     rows = [measure(model, effort, arguments.threads) for model in arguments.models]
     if arguments.json:
-        print(json.dumps({"rows": [{**asdict(row), "gain": row.gain} for row in rows]}, indent=1))
+        print_json([{**asdict(row), "gain": row.gain} for row in rows], arguments.threads)
     else:
         Console(width=TABLE_WIDTH).print(table(rows))
 

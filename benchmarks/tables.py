@@ -8,7 +8,6 @@ rows fixed, does the cost grow with the table? Every contender runs in a process
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
 import sys
@@ -20,7 +19,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from benchmarks.contenders import Job
-from benchmarks.report import Verdict
+from benchmarks.report import Verdict, print_json
 from benchmarks.step import Effort, measure
 from benchmarks.table_workloads import WIDTH, TableWorkload
 
@@ -154,7 +153,7 @@ def main() -> None:
         print(f"{len(jobs)} processes, {effort.turns} turns each, {load}", file=sys.stderr, flush=True)
         rows += [with_dimension(row) for row in measure(jobs, effort, arguments.threads)]
     if arguments.json:
-        print(json.dumps({"rows": rows}, indent=1))
+        print_json(rows, arguments.threads)
     else:
         print_report(rows)
 

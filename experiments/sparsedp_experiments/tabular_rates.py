@@ -1,4 +1,4 @@
-"""The default rate of the linear and additive classifier against the best of fourteen, simulated on the public tables.
+"""The default rate of linear and additive classifiers against the best of fourteen, simulated on public tables.
 
     SPARSEDP_DATA=... python -m sparsedp_experiments.tabular_rates [TABLE ...]
 

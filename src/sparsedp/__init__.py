@@ -1,4 +1,4 @@
-"""Coordinate-sparse differentially private training for PyTorch.
+"""Differentially private training for PyTorch, dense or on a support of few coordinates.
 
 `fit` trains a model in one call, `make_private` makes a loop of your own private, `plan` says what a run would
 cost, `Trainer` is the loop's inside, `list_methods()` lists the choices, `audit` attacks what `fit` would run,
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from sparsedp.auditing import AuditResult as AuditResult
     from sparsedp.auditing.audit import audit as audit
     from sparsedp.batch import PerExampleLoss as PerExampleLoss
+    from sparsedp.batch_norm import freeze_batch_norm as freeze_batch_norm
     from sparsedp.errors import DataError as DataError
     from sparsedp.errors import ModelError as ModelError
     from sparsedp.errors import PrivacyError as PrivacyError
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     from sparsedp.training.normalization import Normalised as Normalised
     from sparsedp.training.trainer import Trainer as Trainer
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOMES = {
     "RunMetadata": "sparsedp.runs.record",
@@ -73,6 +74,7 @@ _HOMES = {
     "register_method": "sparsedp.methods",
     "extract_features": "sparsedp.training.data",
     "fit": "sparsedp.training.fit",
+    "freeze_batch_norm": "sparsedp.batch_norm",
     "get_method": "sparsedp.methods",
     "held_out": "sparsedp.evaluation",
     "keep_freed_memory": "sparsedp.grad_sample.buffers",

@@ -6,7 +6,9 @@ Gradients are clipped as they are (`Identity`), or standardized coordinate by co
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 
 import torch
 from torch import Tensor
@@ -48,6 +50,115 @@ class FlatClip:
         bound = self.norm / (1 + ROUNDING_MARGIN)
         factors = torch.clamp(bound / norms, max=1.0)
         return torch.where(norms.isfinite(), factors, torch.zeros_like(norms))
+
+
+GAMMA = 0.01
+"""The stability constant of automatic clipping, as Bu et al. (2023) set it."""
+
+
+@dataclass(frozen=True, slots=True)
+class AutomaticClip:
+    """Scale every contribution to nearly the same length: the factor is `norm / (its norm + GAMMA)` (AUTO-S).
+
+    **Privacy.** The sensitivity of the sum to adding or removing one unit is `norm`.
+    **Edge cases.** A contribution whose norm is not finite gets factor 0: it counts as absent.
+    """
+
+    norm: float = 1.0
+
+    def __post_init__(self) -> None:
+        FlatClip(self.norm)  # refuses what is no norm
+
+    @property
+    def sensitivity(self) -> float:
+        """Largest L2 change of the clipped sum when one unit comes or goes."""
+        return self.norm
+
+    def tightened(self, bound: float) -> AutomaticClip:
+        """The same clip with a smaller bound, so as to leave room for what comes after it."""
+        return AutomaticClip(min(bound, self.norm))
+
+    def factors(self, norms: Tensor) -> Tensor:
+        """C/(norm + GAMMA) for each contribution, from its norm."""
+        factors = self.norm / (1 + ROUNDING_MARGIN) / (norms + GAMMA)
+        return torch.where(norms.isfinite(), factors, torch.zeros_like(norms))
+
+
+@dataclass(frozen=True, slots=True)
+class LayerClip:
+    """Scale the part of a contribution that lies in each group of parameters down to that group's norm.
+
+    **Privacy.** Each group moves by at most its own norm when one unit comes or goes, so the sum moves by at most the
+    root of their squares.
+    **Edge cases.** A part whose norm is not finite gets factor 0; the contribution's other parts stay.
+
+    Attributes:
+        norms: a pattern of parameter names (`fnmatch`) and a norm for each group; a parameter belongs to the first
+            pattern that matches its name.
+    """
+
+    norms: tuple[tuple[str, float], ...]
+
+    def __post_init__(self) -> None:
+        if not self.norms or len({pattern for pattern, _ in self.norms}) < len(self.norms):
+            raise PrivacyError(
+                f"max_grad_norm: got {self.norms}, expected patterns of names, none of them twice"
+            )
+        for _, norm in self.norms:
+            FlatClip(norm)
+
+    @property
+    def sensitivity(self) -> float:
+        """Largest L2 change of the clipped sum when one unit comes or goes."""
+        return math.hypot(*(norm for _, norm in self.norms))
+
+    def tightened(self, bound: float) -> LayerClip:
+        """The same clip with every norm made smaller by one factor, so that the sensitivity is at most `bound`."""
+        scale = min(1.0, bound / self.sensitivity)
+        return LayerClip(tuple((pattern, norm * scale) for pattern, norm in self.norms))
+
+    def factors(self, norms: Tensor) -> Tensor:
+        """min(1, C/norm) for each group's part of each contribution: [groups, contributions], as the norms."""
+        if norms.dim() != 2 or norms.shape[0] != len(self.norms):
+            raise SparseDPError(
+                f"LayerClip: got norms of shape {tuple(norms.shape)}, expected one row for each of "
+                f"{len(self.norms)} groups"
+            )
+        return torch.stack(
+            [FlatClip(norm).factors(part) for (_, norm), part in zip(self.norms, norms, strict=True)]
+        )
+
+    def group(self, name: str) -> int:
+        """The number of the group that a parameter belongs to.
+
+        Raises:
+            PrivacyError: no pattern matches its name.
+        """
+        for number, (pattern, _) in enumerate(self.norms):
+            if fnmatchcase(name, pattern):
+                return number
+        patterns = [pattern for pattern, _ in self.norms]
+        raise PrivacyError(
+            f"max_grad_norm: no pattern matches the parameter {name!r}; got {patterns}. "
+            'End with a pattern for all others: {..., "*": 1.0}'
+        )
+
+    def check(self, names: Sequence[str]) -> None:
+        """Refuse a trainable parameter without a group, and a group without a parameter.
+
+        Raises:
+            PrivacyError: which.
+        """
+        unused = set(range(len(self.norms))) - {self.group(name) for name in names}
+        if unused:
+            patterns = [self.norms[number][0] for number in sorted(unused)]
+            raise PrivacyError(
+                f"max_grad_norm: the patterns {patterns} are the first match of no trainable parameter, and would "
+                f"only add noise; remove them, or move them up. The parameters are {list(names)}"
+            )
+
+
+Clip = FlatClip | AutomaticClip | LayerClip
 
 
 @dataclass(frozen=True, slots=True)

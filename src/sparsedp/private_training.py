@@ -39,7 +39,7 @@ _IN_OPACUS: Mapping[str, str] = {
     "target_delta": "delta",
     "loss_reduction": "nothing: the reduction is read from the criterion",
     "poisson_sampling": "nothing: batches are always Poisson samples, as the guarantee needs",
-    "clipping": "nothing: clipping is flat; see max_grad_norm",
+    "clipping": "max_grad_norm, which is a number (flat), 'auto', or a mapping from patterns of names (per layer)",
     "grad_sample_mode": "nothing: the engine chooses, layer by layer, and falls back to engine='reference'",
     "batch_first": "nothing: every example is computed by itself, whatever the layout behind its first axis",
     "noise_generator": "seed",
@@ -109,7 +109,9 @@ def make_private(
         noise_multiplier: the noise instead of the budget; the plan then says which epsilon comes out.
         delta: of the guarantee; if not given, a power of ten at most 1/(10 N) and at most 1e-5.
         epochs: passes over the loader, 20 if not given; planned ahead, as the noise depends on them.
-        max_grad_norm: L2 bound on each unit's gradient; 1 if not given. A pair is for warm-up and main phase.
+        max_grad_norm: L2 bound on each unit's gradient; 1 if not given. A pair is for warm-up and main phase. "auto"
+            gives every gradient nearly the norm 1 (AUTO-S); a mapping from patterns of parameter names to numbers
+            bounds the gradient layer by layer, at the sensitivity of the root of their squares. First match counts.
         method: a name, or a `Method` from `get_method(name, **changes)`; "auto" is dense or sparse by public numbers.
         accountant: "pld" if not given, "rdp" or "rdp-classic".
         unit_ids: the unit (patient, user) each row belongs to; then units are protected, not rows.

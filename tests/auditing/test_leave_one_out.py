@@ -69,3 +69,9 @@ def test_rows_that_are_not_finite_move_nothing_that_they_should_not():
     spoiled = TensorDataset(rows.clone().index_fill_(0, torch.arange(0, 400, 5), float("nan")), labels)
     result = audited(network(), spoiled, steps=4)
     assert result.passed, problems(result)
+
+
+@pytest.mark.parametrize("norm", ["auto", {"0.*": 0.3, "*": 0.4}])
+def test_a_clip_beyond_flat_passes(norm):
+    result = audited(max_grad_norm=norm, steps=4)
+    assert result.passed, problems(result)

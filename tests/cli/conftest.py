@@ -1,12 +1,7 @@
-"""The command line as a user types it: the installed script, in a process of its own, with nothing but digits."""
+"""The command line as a user types it, with one small run that `fit` made in a folder."""
 
 import json
-import os
 import shutil
-import signal
-import subprocess
-import sys
-import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,17 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
 
+import sparsedp
 from sparsedp.cli import main
-from sparsedp.runs.checkpoint import read_checkpoint
-from sparsedp_experiments.runs.cli import main as laboratory
-
-LABORATORY = ("train", "compare", "sweep", "demo", "data", "audit", "diagnose")
-"""Commands of `python -m sparsedp_experiments`; `sparsedp` has the others."""
-
-
-def package_of(arguments: tuple[str | Path, ...]) -> str:
-    return "sparsedp_experiments" if str(arguments[0]) in LABORATORY else "sparsedp"
 
 
 @dataclass(frozen=True)
@@ -46,86 +36,42 @@ class Finished:
             assert word in flat, f"{word!r} is not in {flat!r}"
 
 
-@dataclass(frozen=True)
-class Shell:
-    """Runs `sparsedp` in a folder."""
-
-    folder: Path
-    environment: dict[str, str]
-
-    train = (
-        "train", "--dataset", "digits", "--method", "tp-topk", "--epochs", "8", "--batch-size", "64", "--seed", "0",
+def train(folder: Path, *, resume: bool = False) -> sparsedp.Result:
+    """A run of `tp-topk` with a warm-up, in a second."""
+    x = torch.randn(80, 6, generator=torch.Generator().manual_seed(0))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 2))
+    return sparsedp.fit(
+        model, TensorDataset(x, (x[:, 0] > 0).long()), nn.CrossEntropyLoss(), method="tp-topk", epsilon=8, delta=1e-3,
+        epochs=5, batch_size=20, seed=0, run_dir=folder, resume=resume, progress=False,
     )  # fmt: skip
 
-    def __call__(self, *arguments: str | Path) -> Finished:
-        process = self.start(*arguments)
-        out, err = process.communicate()
-        return Finished(process.returncode, out, err)
 
-    def start(self, *arguments: str | Path) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [sys.executable, "-m", package_of(arguments), *arguments],
-            cwd=self.folder,
-            env=self.environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            preexec_fn=_answer_to_interrupts,
-        )
-
-
-def _answer_to_interrupts() -> None:
-    """A test run in the background ignores Ctrl-C, and so would what it starts."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory) -> tuple[Path, dict[str, Any]]:
+    """A finished run, and its record."""
+    folder = tmp_path_factory.mktemp("trained") / "run"
+    train(folder)
+    return folder, json.loads((folder / "record.json").read_text())
 
 
 @pytest.fixture(scope="session")
-def shell(tmp_path_factory) -> Shell:
-    folder = tmp_path_factory.mktemp("shell")
-    environment = {
-        **{key: value for key, value in os.environ.items() if not key.startswith("SPARSEDP_")},
-        "SPARSEDP_CACHE": str(folder / "cache"),
-        "SPARSEDP_DATA": str(folder / "no-data"),
-        "OMP_NUM_THREADS": "1",
-        "COLUMNS": "120",
-    }
-    return Shell(folder, environment)
-
-
-@pytest.fixture(scope="session")
-def stopped(shell) -> tuple[Finished, int]:
-    """A run stopped by Ctrl-C after its first epoch: how it ended, and how many steps its checkpoint has seen."""
-    process = shell.start(*shell.train, "--out", "run")
-    metrics = shell.folder / "run" / "metrics.jsonl"
-    while not metrics.exists() or not metrics.read_text():
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.005)
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate()
-    step = read_checkpoint(shell.folder / "run" / "checkpoint.safetensors").step
-    return Finished(process.returncode, out, err), step
-
-
-@pytest.fixture(scope="session")
-def trained(stopped, shell) -> tuple[Path, dict[str, Any]]:
-    """The same run resumed and finished, and what `train --resume --json` printed."""
-    done = shell("train", "--resume", "run", "--json")
-    assert done.code == 0, done.err
-    return shell.folder / "run", done.json
+def again() -> Callable[[Path], object]:
+    """Takes the same run up again in a folder."""
+    return lambda folder: train(folder, resume=True)
 
 
 @pytest.fixture
-def typed(monkeypatch, capsys, shell) -> Callable[..., Finished]:
+def typed(monkeypatch, capsys) -> Callable[..., Finished]:
     """The entry point in this process: the same code, without the seconds a new process takes to load torch."""
 
     def run(*arguments: str | Path) -> Finished:
         monkeypatch.setattr("sys.argv", ["sparsedp", *map(str, arguments)])
-        for name in ("SPARSEDP_CACHE", "SPARSEDP_DATA", "COLUMNS"):
-            monkeypatch.setenv(name, shell.environment[name])
+        monkeypatch.setenv("COLUMNS", "120")
         monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
-        start = laboratory if package_of(arguments) == "sparsedp_experiments" else main
         with pytest.raises(SystemExit) as ended:
-            start()
+            main()
         return Finished(int(ended.value.code or 0), *capsys.readouterr())
 
     return run

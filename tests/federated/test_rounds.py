@@ -257,6 +257,8 @@ def test_plans_without_noise_and_statistics_are_refused():
     normalised = a_plan(normalise=sparsedp.PrivateNormalisation())
     with pytest.raises(sparsedp.PrivacyError, match="not asked for"):
         FederatedTrainer(make_model(), plan=normalised, optimizer=sgd)
+    with pytest.raises(sparsedp.PrivacyError, match="held to one norm"):
+        FederatedTrainer(make_model(), plan=a_plan(max_grad_norm="auto"), optimizer=sgd)
 
 
 def test_an_honest_client_keeps_to_the_clip_norm():

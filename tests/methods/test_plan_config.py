@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sparsedp.clipping import AutomaticClip, FlatClip, LayerClip
 from sparsedp.errors import PrivacyError, SparseDPError
 from sparsedp.methods.catalog import get_method, list_methods
 from sparsedp.methods.method import GeometryRule, MethodOptions
@@ -18,7 +19,7 @@ from sparsedp.methods.scores import Energy
 from sparsedp.privacy.accounting import accountant
 from sparsedp.privacy.calibration import EqualNoise, NominalSplit
 from sparsedp.privacy.normalization import PrivateNormalisation
-from sparsedp.privacy.plan import Plan
+from sparsedp.privacy.plan import Phase, Plan
 
 SIZES = {"units": 1000, "batch_size": 100, "epochs": 3}
 private_methods = list_methods()
@@ -143,7 +144,7 @@ def test_requests_without_meaning_are_refused(name, settings, message):
 @pytest.mark.parametrize("missing", ["epsilon", "delta", "clip_norm"])
 def test_a_spec_has_no_gaps(missing):
     spec = PlanSpec.asked("dp-sgd", **SIZES)
-    with pytest.raises(PrivacyError, match="expected a.* number"):
+    with pytest.raises(PrivacyError, match=r"expected a.* number"):
         dataclasses.replace(spec, **{missing: None}).plan()
 
 
@@ -225,3 +226,77 @@ def test_a_piece_under_anothers_name_is_refused():
 
     with pytest.raises(SparseDPError, match="has the name of another"):
         PlanSpec.asked(dataclasses.replace(method, ranking=Twin()), **SIZES)
+
+
+BY_LAYER = {"0.*": 0.6, "*": 0.8}
+
+
+@pytest.mark.parametrize(
+    ("asked", "clip"),
+    [
+        (0.7, FlatClip(0.7)),
+        ("auto", AutomaticClip(1.0)),
+        (BY_LAYER, LayerClip((("0.*", 0.6), ("*", 0.8)))),
+    ],
+)
+@pytest.mark.parametrize("method", ["dp-sgd", "tp-topk"])
+def test_a_plan_clips_as_asked_and_states_the_clips_sensitivity(method, asked, clip):
+    plan = build_plan(
+        method,
+        units=1000,
+        epsilon=8.0,
+        delta=1e-5,
+        epochs=2,
+        batch_size=100,
+        max_grad_norm=asked,
+        accountant="rdp",
+    )
+    again = Plan.from_json(plan.to_json())
+    assert again == plan
+    assert PlanSpec.of(again).plan() == plan
+    for phase in again.phases:
+        assert phase.clip == clip
+        assert phase.clip_norm == pytest.approx(clip.sensitivity)
+    assert ("clipping" in plan.to_json()) == (asked != 0.7)
+
+
+def test_the_order_of_patterns_is_part_of_a_plan():
+    plans = [
+        build_plan(
+            "dp-sgd",
+            units=1000,
+            noise_multiplier=1.0,
+            delta=1e-5,
+            epochs=1,
+            batch_size=100,
+            max_grad_norm=norms,
+        )
+        for norms in ({"0.*": 0.6, "*": 0.8}, {"*": 0.8, "0.*": 0.6})
+    ]
+    assert plans[0].fingerprint != plans[1].fingerprint
+
+
+@pytest.mark.parametrize("asked", ["auto", BY_LAYER])
+def test_gradients_clipped_in_another_space_take_one_number(asked):
+    method = get_method("tp-topk", geometry=GeometryRule.STANDARDIZED)
+    with pytest.raises(PrivacyError, match="clipped in the space 'standardized', which takes one number"):
+        build_plan(method, units=1000, epsilon=8.0, delta=1e-5, epochs=2, batch_size=100, max_grad_norm=asked)
+
+
+@pytest.mark.parametrize(
+    ("asked", "match"),
+    [
+        ("per-layer", "got 'per-layer', expected a number > 0, \"auto\""),
+        ({}, "expected norms by pattern"),
+        ({"*": 0.0}, r"max_grad_norm\['\*'\]"),
+        ({"*": math.inf}, r"max_grad_norm\['\*'\]"),
+    ],
+)
+def test_a_clip_that_is_none_is_refused_by_name(asked, match):
+    with pytest.raises(PrivacyError, match=match):
+        build_plan("dp-sgd", units=1000, epsilon=8.0, epochs=2, batch_size=100, max_grad_norm=asked)
+
+
+def test_a_phase_whose_clip_norm_is_not_the_sensitivity_of_its_groups_is_refused():
+    with pytest.raises(PrivacyError, match="expected the root of the squares"):
+        Phase("main", 1, 0.1, 0.8, 1.0, clipping=(("0.*", 0.6), ("*", 0.8)))

@@ -579,3 +579,11 @@ def test_bounds_of_the_target_have_to_be_public(bounds):
 def test_a_loss_that_is_none_is_refused():
     with pytest.raises(SparseDPError, match="'squared' or 'huber'"):
         regressor(loss="absolute").fit(*numbers(100))
+
+
+@pytest.mark.parametrize("norm", ["auto", {"*bias": 0.2, "*": 0.5}])
+def test_a_clip_beyond_flat_is_that_of_fit(norm):
+    fitted = classifier(max_grad_norm=norm).fit(*table())
+    phase = fitted.result_.plan.phases[-1]
+    assert phase.clipping == ("auto" if norm == "auto" else tuple(norm.items()))
+    assert clone(fitted).get_params()["max_grad_norm"] == norm

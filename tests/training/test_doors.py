@@ -55,6 +55,8 @@ RUNS = {
     "sparse, changed": {"method": get_method("tp-topk", active_ratio=0.4, warmup_fraction=0.5)},
     "by noise": {"budget": {**BUDGET, "epsilon": None, "noise_multiplier": 1.3}},
     "units": {"unit_ids": UNITS},
+    "clipped automatically": {"budget": {**BUDGET, "max_grad_norm": "auto"}},
+    "clipped layer by layer": {"budget": {**BUDGET, "max_grad_norm": {"0.*": 0.4, "*": 0.7}}},
     "a mean": {"criterion": nn.CrossEntropyLoss()},
 }
 

@@ -40,7 +40,7 @@ def listed(text: str) -> list[str]:
     return [item.strip() for item in text.split(",") if item.strip()]
 
 
-def _clip_norm(text: str) -> float | list[float] | None:
+def _clip_norm(text: str) -> float | list[float] | str | None:
     """A clip norm, or a pair of them as settings keep it."""
     found = clip_bounds(text)
     return list(found) if isinstance(found, tuple) else found

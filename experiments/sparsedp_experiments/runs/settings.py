@@ -266,6 +266,8 @@ class Settings:
         own = {name: value for name, value in self.asked().items() if name in OF_THE_PLAN}
         if own.get("split") == EqualNoise():
             del own["split"]
+        if self.method == AUTO_METHOD and self.warmup_fraction == WARMUP_FRACTION:
+            del own["warmup_fraction"]  # whoever says nothing of a support asks for none
         return changed_method(self.method, self.method_options(), **own)
 
     def of_the_plan(self) -> dict[str, Any]:

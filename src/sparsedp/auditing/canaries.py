@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 
 from sparsedp.auditing.estimators import Vector
 from sparsedp.batch import LossFunction, MicroBatch
-from sparsedp.clipping import FlatClip, Geometry, Identity
+from sparsedp.clipping import Clip, FlatClip, Geometry, Identity, LayerClip
 from sparsedp.errors import PrivacyError
 from sparsedp.grad_sample import make_engine
 from sparsedp.grad_sample.query import ClippedSumEngine, ClippedSumQuery
@@ -120,7 +120,7 @@ class StepQuery:
     per_sample_top: float | None
 
     @property
-    def clip(self) -> FlatClip:
+    def clip(self) -> Clip:
         """The phase's."""
         return self.phase.clip
 
@@ -216,10 +216,11 @@ class CanaryEngine:
         return torch.from_numpy(self._directions.combine(present * length_of(query.clip)))
 
 
-def length_of(clip: FlatClip) -> float:
+def length_of(clip: Clip) -> float:
     """What a canary adds after the clip."""
-    far = torch.tensor([FAR * clip.sensitivity], dtype=torch.float64)
-    return float(far * clip.factors(far))
+    shape = (len(clip.norms), 1) if isinstance(clip, LayerClip) else (1,)
+    far = torch.full(shape, FAR * clip.sensitivity, dtype=torch.float64)
+    return float(torch.linalg.vector_norm(far * clip.factors(far)))
 
 
 def one_batch(present: Coins) -> list[MicroBatch]:
@@ -255,7 +256,7 @@ class AuditedRelease:
     each: str
     numbers: str
     noise_multiplier: float
-    clip: FlatClip
+    clip: Clip
     support: Support
     make: Callable[[Directions, Coins, Chargeable | None], tuple[Release, Chargeable]]
     signed: bool = False

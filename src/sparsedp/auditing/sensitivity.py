@@ -27,7 +27,7 @@ from sparsedp.auditing.canaries import (
     statistic_release,
 )
 from sparsedp.auditing.estimators import Scores
-from sparsedp.clipping import FlatClip
+from sparsedp.clipping import Clip
 from sparsedp.errors import SparseDPError
 from sparsedp.grad_sample.isolation import same_draws
 from sparsedp.loading import rows_in_order
@@ -161,7 +161,7 @@ def _statistics(subject: AuditTarget, phase: Phase) -> list[UnitSum]:
 
 
 def _unit_sum(
-    name: str, clip: FlatClip, query: Callable[[LogicalBatch], BoundedSum], whole_units: bool = False
+    name: str, clip: Clip, query: Callable[[LogicalBatch], BoundedSum], whole_units: bool = False
 ) -> UnitSum:
     bound = clip.sensitivity
     return UnitSum(

@@ -83,10 +83,10 @@ def numbers(text: str, name: str) -> list[float]:
     return found
 
 
-def clip_bounds(text: str | None) -> float | tuple[float, ...] | None:
-    """Read a clip norm, or a pair of them."""
-    if text is None:
-        return None
+def clip_bounds(text: str | None) -> float | tuple[float, ...] | str | None:
+    """Read a clip norm, or a pair of them, or "auto"."""
+    if text is None or text == "auto":
+        return text
     found = numbers(text, "clip-norm")
     return found[0] if len(found) == 1 else tuple(found)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -38,8 +38,6 @@ def plan(
         int,
         typer.Option(min=1, help="Number of privacy units: of examples, or of people who have several each."),
     ],
-    batch_size: Annotated[int, typer.Option(help="Expected size of a batch, in units.")],
-    epochs: Annotated[int, typer.Option(help="Passes over the data.")],
     parameters: Annotated[
         int | None, typer.Option(min=1, help="Number d of trainable parameters of the model.")
     ] = None,
@@ -47,6 +45,10 @@ def plan(
         str | None,
         typer.Option(metavar="MODULE:FUNCTION", help="Or a function that gives the model, to count them."),
     ] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(help="Expected size of a batch, in units; by default near 4 sqrt(N).")
+    ] = None,
+    epochs: Annotated[int | None, typer.Option(help="Passes over the data; 20 if not given.")] = None,
     epsilon: Epsilon = None,
     noise_multiplier: Annotated[
         float | None,
@@ -79,11 +81,11 @@ def plan(
 ) -> None:
     """Say what noise a budget takes and what a run would cost, from public numbers alone.
 
-    Example: `sparsedp plan --units 60000 --batch-size 1024 --epochs 20 --epsilon 3 --parameters 26010`
+    Example: `sparsedp plan --units 60000 --parameters 26010 --epsilon 3`
 
-    It answers three questions before any data is touched: how much noise a step gets, how loud that is beside a
-    clipped gradient (r: below about 0.4, training all coordinates is as good as any part of them), and what another
-    epsilon would cost. The papers' split of the budget: `--warmup-budget 0.3`.
+    It answers before any data is touched: which settings follow from N, d and the budget, and why; how much noise a
+    step gets; its norm over the clip norm (r: below about 0.4, training all coordinates is as good as any part of
+    them); and what another epsilon or batch size would cost. The papers' split of the budget: `--warmup-budget 0.3`.
     """
     from sparsedp.privacy import NominalSplit, PrivateNormalisation
 
@@ -109,11 +111,57 @@ def plan(
             "such as tp-topk; drop them"
         )
     others = numbers(other_budgets, "other-budgets") if other_budgets.strip() else []
-    answer = {**quote(spec, size, others), "reason": reason}
+    given = {name for name in SETTINGS if asked.get(name) is not None}
+    answer = {
+        **quote(spec, size, others),
+        "reason": reason,
+        "settings": explain(spec, _dimension(size), given),
+    }
     if as_json:
         print_json(answer)
     else:
         _show(answer, stdout_console(as_json))
+
+
+SETTINGS = ("epsilon", "delta", "batch_size", "epochs", "max_grad_norm")
+
+
+def explain(spec: PlanSpec, dimension: int, given: Collection[str]) -> list[dict[str, Any]]:
+    """Say of every setting what it is, whether it was given, and what speaks for another value.
+
+    Args:
+        spec: what is planned.
+        dimension: the number d of trainable parameters.
+        given: the names of `SETTINGS` that were given.
+    """
+    from sparsedp.methods.auto import noise_ratio
+
+    plan, units = spec.plan(), spec.units
+    values = {
+        "epsilon": plan.target_epsilon,
+        "delta": plan.delta,
+        "batch_size": spec.batch_size,
+        "epochs": spec.epochs,
+        "max_grad_norm": plan.phases[-1].clip_norm,
+    }
+    why = {
+        "epsilon": "a choice about people, not about models: odds of a guess grow by at most e^epsilon. Name the "
+        "unit, count every run on the same people",
+        "delta": f"the chance that the bound on odds fails: a power of ten at most 1/(10 N), N = {units:,}",
+        "batch_size": "larger batches have less noise beside the signal, and cost time",
+        "epochs": "more passes learn more, and every step gets more noise: 20 to 40 from scratch, 3 to 10 from "
+        "pretrained weights",
+        "max_grad_norm": "acts on the learning rate when most gradients are clipped: change the two together, and "
+        "never read it off the data",
+    }
+    if 4 * spec.batch_size <= units:
+        larger = replace(spec, batch_size=4 * spec.batch_size).plan()
+        now, then = noise_ratio(plan, dimension), noise_ratio(larger, dimension)
+        why["batch_size"] += f": four times as large takes r of all coordinates from {now:.2f} to {then:.2f}"
+    return [
+        {"setting": name, "value": values[name], "given": name in given, "why": why[name]}
+        for name in SETTINGS
+    ]
 
 
 def _size(model: str | None, parameters: int | None) -> tuple[ParameterLayout | int, bool]:
@@ -285,6 +333,11 @@ def _show(answer: dict[str, Any], screen: Console) -> None:
             f"Noise over clip norm, r, for {row['which']} ({row['coordinates']:,} coordinates): "
             f"{row['noise_ratio']:.2f}, {row['means']}."
         )
+    settings = Table("setting", "value", "", "why", title="Settings")
+    for row in answer["settings"]:
+        value = "-" if row["value"] is None else f"{row['value']:g}"
+        settings.add_row(row["setting"], value, "given" if row["given"] else "default", row["why"])
+    screen.print(settings)
     _show_curve(answer["curve"], screen)
     if answer["other_budgets"]:
         title = "What another epsilon costs"

@@ -22,7 +22,7 @@ from sparsedp.optimizers.sparse import change_weights
 from sparsedp.parameters import ParameterLayout, Support
 from sparsedp.privacy.ledger import Charge, SplitCharge
 from sparsedp.privacy.mechanism import GaussianMechanism
-from sparsedp.privacy.plan import Phase, Plan
+from sparsedp.privacy.plan import FLAT, Phase, Plan
 from sparsedp.privacy.queries import ClientUpdateSum, is_within
 from sparsedp.randomness import SeededRandomness, SystemRandomness
 from sparsedp.results import CallbackLike, StepReport
@@ -323,6 +323,11 @@ def check_federated(plan: Plan) -> None:
         PrivacyError: it is not calibrated, or has releases that are not training.
     """
     plan.check_calibrated()
+    beyond = [phase.clipping for phase in plan.phases if phase.clipping != FLAT]
+    if beyond:
+        raise PrivacyError(
+            f"max_grad_norm: got {beyond[0]!r}, expected a number: a client's update is held to one norm"
+        )
     others = [phase.name for phase in plan.phases if not phase.trains and phase.name != SELECT.name]
     if others:
         raise PrivacyError(

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from sparsedp.grad_sample.query import ClippedSumQuery, sum_clipped_rows
+from sparsedp.clipping import LayerClip
+from sparsedp.grad_sample.query import ClippedSumQuery, group_of_coordinates, sum_clipped_rows
 from sparsedp.grad_sample.sampler import (
     MOST_SUMMED,
     Block,
@@ -137,6 +138,8 @@ class ClippedSum:
         self._blocks = blocks
         self._metrics = metrics
         self._query = query
+        clip = query.clip
+        self._group = {name: clip.group(name) if isinstance(clip, LayerClip) else 0 for name in blocks}
         self._keep = keep
         self._total = torch.zeros(query.support.size, dtype=torch.float64, device=device)
         self._homes = {
@@ -149,15 +152,20 @@ class ClippedSum:
         self._raw: dict[str, Tensor] = {}
         self._raw_factors: dict[str, Tensor] = {}
 
-    def add(self, chunk: Chunk) -> Tensor | None:
-        """Clip and add one chunk; returns the norms it was clipped by, None where units keep their largest alone."""
+    def add(self, chunk: Chunk) -> None:
+        """Clip and add one chunk."""
+        clip = self._query.clip
         if self._query.kept_per_unit < self._query.support.size:
-            self._total += sum_clipped_rows(chunk.restricted(self._blocks, slice(None)), self._query)
-            return None
+            counts = {name: block.active_count for name, block in self._blocks.items()}
+            groups = group_of_coordinates(clip, counts, self._total.device)
+            rows = chunk.restricted(self._blocks, slice(None))
+            self._total += sum_clipped_rows(rows, self._query, groups)
+            return
         squared, kept = self._squared_norms(chunk)
-        norms = squared.sqrt()
-        factors = self._query.clip.factors(norms)
+        by_group = isinstance(clip, LayerClip)
+        found = clip.factors(torch.stack(squared).sqrt()) if by_group else [clip.factors(squared[0].sqrt())]
         for name, block in self._blocks.items():
+            factors = found[self._group[name]]
             if name in kept:
                 self._add_measured(chunk, name, kept[name], factors)
             elif (ghost := self._ghost(chunk, name)) is not None:
@@ -168,7 +176,6 @@ class ClippedSum:
                     self._add_measured(chunk, name, self._measure(chunk, name, span), factors[span])
             else:
                 _accumulate(self._raw_factors, name, factors.sum())
-        return norms
 
     def _add_measured(self, chunk: Chunk, name: str, z: Tensor, factors: Tensor) -> None:
         quiet = factors == 0
@@ -215,25 +222,27 @@ class ClippedSum:
                 place += block.active(self._metrics.of(name).apply_to_sum(nothing, self._raw_factors[name]))
         return self._total
 
-    def _squared_norms(self, chunk: Chunk) -> tuple[Tensor, dict[str, Tensor]]:
-        """Squared norms in the metric, and the explicit gradients kept for the sum."""
-        squared: Tensor | float = 0.0
+    def _squared_norms(self, chunk: Chunk) -> tuple[list[Tensor], dict[str, Tensor]]:
+        """Squared norms in the metric, one vector for each group of the clip, and the gradients kept for the sum."""
+        clip = self._query.clip
+        squared: list[Tensor | float] = [0.0] * (len(clip.norms) if isinstance(clip, LayerClip) else 1)
         kept: dict[str, Tensor] = {}
-        for name in self._blocks:
+        for name, group in self._group.items():
             if name not in chunk.samplers:
-                squared = squared + self._metrics.of(name).squared_constant()
+                squared[group] = squared[group] + self._metrics.of(name).squared_constant()
                 continue
             if (ghost := self._ghost(chunk, name)) is not None:
-                squared = squared + ghost.squared_norms(self._metrics.of(name)).double()
+                more = ghost.squared_norms(self._metrics.of(name)).double()
             elif chunk.comes_whole(name) or self._bytes_each(chunk, name) * chunk.unit_count <= self._keep:
                 kept[name] = self._measure(chunk, name, slice(None))
-                squared = squared + squared_norms_of(kept[name]).sum(0)
+                more = squared_norms_of(kept[name]).sum(0)
             else:
                 parts = (self._measure(chunk, name, span) for span in self._spans(chunk, name))
-                squared = squared + torch.cat([squared_norms_of(z).sum(0) for z in parts])
-        if isinstance(squared, float):
-            squared = torch.full((chunk.unit_count,), squared, dtype=torch.float64)
-        return squared, kept
+                more = torch.cat([squared_norms_of(z).sum(0) for z in parts])
+            squared[group] = squared[group] + more
+        like = self._total
+        vectors = [like.new_full((chunk.unit_count,), s) if isinstance(s, float) else s for s in squared]
+        return vectors, kept
 
     def _ghost(self, chunk: Chunk, name: str) -> GradSampler | None:
         return chunk.ghost_norm(name, self._metrics.of(name)) if name in chunk.samplers else None

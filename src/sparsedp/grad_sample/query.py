@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sparsedp._validate import exact_ratio, share_of
 from sparsedp.batch import MicroBatch
-from sparsedp.clipping import FlatClip, Geometry, Identity, Standardized
+from sparsedp.clipping import Clip, Geometry, Identity, LayerClip, Standardized
 from sparsedp.errors import SparseDPError
 from sparsedp.parameters import ParameterLayout, Support
 
@@ -25,7 +25,7 @@ class ClippedSumQuery:
     """
 
     support: Support
-    clip: FlatClip
+    clip: Clip
     geometry: Geometry = field(default_factory=Identity)
     per_sample_top: float | None = None
 
@@ -63,16 +63,34 @@ class ClippedSumEngine(Protocol):
         ...
 
 
-def sum_clipped_rows(gradients: Tensor, query: ClippedSumQuery) -> Tensor:
-    """Finish a query from explicit per-unit gradients on the support, one row each: the specification in five lines.
+def group_of_coordinates(clip: Clip, counts: Mapping[str, int], device: torch.device) -> Tensor | None:
+    """The clip's group of each active coordinate, from how many each parameter has; None if there is one for all."""
+    if not isinstance(clip, LayerClip):
+        return None
+    groups = torch.tensor([clip.group(name) for name in counts], dtype=torch.int64)
+    return groups.repeat_interleave(torch.tensor([*counts.values()], dtype=torch.int64)).to(device)
 
-    **Edge cases.** A row that is not finite after standardizing contributes exactly zero.
+
+def sum_clipped_rows(gradients: Tensor, query: ClippedSumQuery, groups: Tensor | None = None) -> Tensor:
+    """Finish a query from explicit per-unit gradients on the support, one row each: the specification in few lines.
+
+    `groups` is what `group_of_coordinates` gives.
+
+    **Edge cases.** A row, or a group's part of one, that is not finite after standardizing contributes exactly zero.
     """
     z = query.geometry.forward(gradients.to(torch.float64))
+    if isinstance(query.clip, LayerClip) and groups is not None:
+        return _sum_by_group(keep_largest(z, query.kept_per_unit), query.clip, groups)
     z = keep_largest(z, query.kept_per_unit)
     factors = query.clip.factors(torch.linalg.vector_norm(z, dim=1))
     z = torch.where((factors > 0).unsqueeze(1), z, torch.zeros_like(z))
     return factors @ z
+
+
+def _sum_by_group(z: Tensor, clip: LayerClip, groups: Tensor) -> Tensor:
+    squares = z.new_zeros(len(clip.norms), len(z)).index_add_(0, groups, z.square().T)
+    factors = clip.factors(squares.sqrt())[groups].T
+    return torch.where(factors > 0, factors * z, torch.zeros_like(z)).sum(0)
 
 
 def keep_largest(rows: Tensor, count: int) -> Tensor:

@@ -16,8 +16,14 @@ from sparsedp.batch import (
     to_device,
     validate_losses,
 )
+from sparsedp.clipping import LayerClip
 from sparsedp.grad_sample.isolation import fixed_draws, fork_draws, isolated_losses, why_not_isolated
-from sparsedp.grad_sample.query import ClippedSumQuery, mean_per_unit, sum_clipped_rows
+from sparsedp.grad_sample.query import (
+    ClippedSumQuery,
+    group_of_coordinates,
+    mean_per_unit,
+    sum_clipped_rows,
+)
 from sparsedp.parameters import ParameterLayout
 
 
@@ -52,7 +58,12 @@ class ReferenceEngine:
         """The clipped sum of some examples on the model's device, in draws of the caller's."""
         gradients = query.support.gather(self.gradients(rows))
         units = None if units is None else units.to(gradients.device)
-        return sum_clipped_rows(mean_per_unit(gradients, units), query)
+        groups = None
+        if isinstance(query.clip, LayerClip):
+            active = query.support.split(self._layout)
+            counts = {name: len(places) for name, places in active.items()}
+            groups = group_of_coordinates(query.clip, counts, gradients.device)
+        return sum_clipped_rows(mean_per_unit(gradients, units), query, groups)
 
     def gradients(self, rows: Batch) -> Tensor:
         """The [n, d] matrix of per-example gradients, in float32 or wider."""

@@ -116,7 +116,7 @@ def choose_method(
 def reason_of(spec: PlanSpec, dimension: int, *, linear: bool = False) -> str:
     """Why "auto" took the method of `spec` for a model of so many trained scalars."""
     bounds = spec.clip_norm
-    main_bound = bounds[-1] if isinstance(bounds, tuple) else bounds
+    main_bound = bounds[-1] if isinstance(bounds, tuple) and not isinstance(bounds[-1], tuple) else bounds
     dense = replace(spec, method=get_method("dp-sgd"), clip_norm=main_bound).plan()
     if spec.method != method_beside(dense, dimension, linear=linear):
         return "a support, as what was said of one asks for it"

@@ -26,10 +26,11 @@ from sparsedp.methods.scores import Contributions
 from sparsedp.privacy.accounting import plan_epsilon
 from sparsedp.privacy.calibration import BudgetSplit, EqualNoise, calibrate, read_split, warn_if_large
 from sparsedp.privacy.normalization import PrivateNormalisation
-from sparsedp.privacy.plan import Phase, Plan
+from sparsedp.privacy.plan import AUTO, FLAT, Phase, Plan
 
-ClipNorm = float | tuple[float, float]
-"""One bound for all stages, or one for the stage before the main one and one for that (TP-TopK's C1 and C2)."""
+ClipNorm = float | tuple[float, float] | str | Mapping[str, float] | tuple[tuple[str, float], ...]
+"""One bound for all stages, or one for the stage before the main one and one for that (TP-TopK's C1 and C2); "auto";
+or a bound for each pattern of parameter names, which a plan keeps as pairs."""
 
 
 def steps_of_an_epoch(units: int, batch_size: int, epochs: int) -> int:
@@ -53,13 +54,15 @@ def draft_phases(
     """A phase for each stage, their noise not known yet; `total` steps are shared by those that train."""
     stages = tuple(stage for stage in method.stages if stage.trains)
     steps = _split_steps(stages, total, warmup_fraction)
-    clips = _clips(clip_norm, len(stages))
+    clipping, bound = clipping_of(clip_norm)
+    clips = _clips(bound, len(stages))
     training = iter(
         Phase(
             name=name,
             steps=count,
             sampling_rate=sampling_rate,
             clip_norm=clip,
+            clipping=clipping,
             support=FrozenMap(_rule(method, stage)),
             count_share=_count_share(method, stage),
             geometry=method.geometry.value if stage.moves is Moves.SUPPORT else "identity",
@@ -123,7 +126,43 @@ def _split_steps(stages: tuple[Stage, ...], total: int, warmup_fraction: float) 
     return (first, total - first)
 
 
-def _clips(clip_norm: ClipNorm, phases: int) -> tuple[float, ...]:
+def clipping_of(
+    clip_norm: ClipNorm,
+) -> tuple[str | tuple[tuple[str, float], ...], float | tuple[float, float]]:
+    """How a phase clips, and its sensitivity, from what was asked: one number, or a pair for two stages."""
+    if isinstance(clip_norm, str):
+        if clip_norm != AUTO:
+            raise PrivacyError(
+                f'max_grad_norm: got {clip_norm!r}, expected a number > 0, "auto", or norms by pattern of names'
+            )
+        return AUTO, 1.0
+    if isinstance(clip_norm, Mapping):
+        clip_norm = groups_of(clip_norm)
+    if isinstance(clip_norm, tuple) and clip_norm and isinstance(clip_norm[0], tuple):
+        pairs: Any = clip_norm
+        return pairs, math.hypot(*(norm for _, norm in pairs))
+    flat: Any = clip_norm
+    return FLAT, flat
+
+
+def groups_of(norms: Mapping[str, float]) -> tuple[tuple[str, float], ...]:
+    """Norms by pattern, in their order: a plan keeps them so, as the first match decides.
+
+    Raises:
+        PrivacyError: no pattern at all, or one that is no text, or a norm that is no number > 0.
+    """
+    if not norms:
+        raise PrivacyError('max_grad_norm: got no pattern, expected norms by pattern, as in {"*": 1.0}')
+    return tuple(
+        (
+            checks.text(pattern, "max_grad_norm: pattern"),
+            checks.number(norm, f"max_grad_norm[{pattern!r}]", above=0.0),
+        )
+        for pattern, norm in norms.items()
+    )
+
+
+def _clips(clip_norm: float | tuple[float, float], phases: int) -> tuple[float, ...]:
     if isinstance(clip_norm, tuple):
         if len(clip_norm) != 2 or phases == 1:
             raise PrivacyError(
@@ -205,7 +244,7 @@ class PlanSpec:
         delta: of the guarantee.
         epochs: passes over the data, on average.
         batch_size: expected size of a batch.
-        clip_norm: L2 bound on each unit's gradient.
+        clip_norm: bound on each unit's gradient, as `ClipNorm` says.
         warmup_fraction: share of the steps of a stage before the main one.
         selection_budget: share of epsilon that a selection with a release of its own may cost, taken alone. Epsilons
             do not add: 0.1 costs the training about one percent of its noise.
@@ -294,7 +333,8 @@ class PlanSpec:
             logger.info(
                 "delta was not given: it is %g, safe for %d units (%s)", values["delta"], units, unit_name
             )
-        values["clip_norm"] = values.pop("max_grad_norm")
+        asked_norm = values.pop("max_grad_norm")
+        values["clip_norm"] = groups_of(asked_norm) if isinstance(asked_norm, Mapping) else asked_norm
         return cls(method=row, units=units, unit=unit_name, **values)
 
     def draft(self) -> Plan:
@@ -388,7 +428,7 @@ class PlanSpec:
         clip = values["clip_norm"]
         if self.noise_multiplier is None:
             del values["noise_multiplier"]
-        return {**values, "clip_norm": list(clip) if isinstance(clip, tuple) else clip}
+        return {**values, "clip_norm": _thawed(clip)}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> PlanSpec:
@@ -405,7 +445,7 @@ class PlanSpec:
             "method": Method.from_json(values["method"]),
             "split": read_split(values["split"]),
             "normalise": None if normalise is None else PrivateNormalisation.from_json(normalise),
-            "clip_norm": tuple(clip) if isinstance(clip, (list, tuple)) else clip,
+            "clip_norm": _frozen(clip),
         }
         return cls(**{**values, **read})
 
@@ -451,6 +491,14 @@ def build_plan(
 
 plan = build_plan
 """`build_plan`, as it is called from outside: `sparsedp.plan(...)`."""
+
+
+def _thawed(value: Any) -> Any:
+    return [_thawed(part) for part in value] if isinstance(value, tuple) else value
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(_frozen(part) for part in value) if isinstance(value, (list, tuple)) else value
 
 
 def _quiet(phase: Phase) -> tuple[object, ...]:

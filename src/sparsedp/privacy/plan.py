@@ -13,7 +13,11 @@ from sparsedp._serialization import FrozenMap, canonical, sha256
 from sparsedp.errors import PrivacyError
 
 if TYPE_CHECKING:
-    from sparsedp.clipping import FlatClip
+    from sparsedp.clipping import Clip
+
+
+FLAT, AUTO = "flat", "auto"
+"""How a unit's gradient is clipped, beside norms by group: to one norm, or to nearly that norm always."""
 
 
 @final
@@ -29,6 +33,8 @@ class Phase:
         noise_multiplier: noise standard deviation over `clip_norm`; 0 until it is calibrated.
         support: the method's support rule, as JSON, e.g. {"rule": "top-k", "ratio": 0.2}.
         geometry: name of the space gradients are clipped in.
+        clipping: "flat"; "auto" (AUTO-S: every contribution has nearly the norm `clip_norm`); or pairs of a pattern
+            of parameter names and the norm of that group, with `clip_norm` the root of their squares.
         count_share: share of a step's precision (noise_multiplier^-2) for a second release of the same batch,
             a count of the rows it touches; the gradient has the rest.
         trains: False for a preliminary release (feature statistics), which counts in no epoch.
@@ -43,6 +49,7 @@ class Phase:
     geometry: str = "identity"
     trains: bool = True
     count_share: float = 0.0
+    clipping: str | tuple[tuple[str, float], ...] = FLAT
 
     def __post_init__(self) -> None:
         where = f"phase {self.name!r}"
@@ -61,15 +68,46 @@ class Phase:
             support=FrozenMap(self.support),
             count_share=checks.number(self.count_share, f"{where}: count_share", at_least=0.0),
         )
+        self._check_clipping(where)
         if self.count_share >= 1:
             raise PrivacyError(f"{where}: count_share is {self.count_share}, expected a share below 1")
 
-    @property
-    def clip(self) -> FlatClip:
-        """What bounds a unit's contribution."""
-        from sparsedp.clipping import FlatClip  # loads torch, which planning does without
+    def _check_clipping(self, where: str) -> None:
+        if self.clipping in (FLAT, AUTO):
+            if self.clipping == AUTO and self.geometry != "identity":
+                raise self._no_geometry(where)
+            return
+        if isinstance(self.clipping, str) or not all(len(pair) == 2 for pair in self.clipping):
+            raise PrivacyError(
+                f"{where}: clipping is {self.clipping!r}, expected {FLAT!r}, {AUTO!r} or pairs of a pattern "
+                "and a norm"
+            )
+        pairs = tuple(
+            (checks.text(pattern, f"{where}: pattern"), checks.number(norm, f"{where}: clip_norm", above=0.0))
+            for pattern, norm in self.clipping
+        )
+        set_fields(self, clipping=pairs)
+        if self.geometry != "identity":
+            raise self._no_geometry(where)
+        if not math.isclose(self.clip_norm, math.hypot(*(norm for _, norm in pairs))):
+            raise PrivacyError(
+                f"{where}: clip_norm is {self.clip_norm}, expected the root of the squares of {pairs}"
+            )
 
-        return FlatClip(self.clip_norm)
+    def _no_geometry(self, where: str) -> PrivacyError:
+        return PrivacyError(
+            f"{where}: gradients are clipped in the space {self.geometry!r}, which takes one number; got "
+            f"max_grad_norm={self.clipping!r}. Give a number, or a method that clips gradients as they are"
+        )
+
+    @property
+    def clip(self) -> Clip:
+        """What bounds a unit's contribution."""
+        from sparsedp.clipping import AutomaticClip, FlatClip, LayerClip  # torch, which planning does without
+
+        if isinstance(self.clipping, tuple):
+            return LayerClip(self.clipping)
+        return AutomaticClip(self.clip_norm) if self.clipping == AUTO else FlatClip(self.clip_norm)
 
     @property
     def gradient_noise(self) -> float:
@@ -84,9 +122,10 @@ class Phase:
         return self.noise_multiplier / math.sqrt(self.count_share)
 
     def to_json(self) -> dict[str, Any]:
-        """JSON values; a phase that counts nothing does not speak of it, as before there were such."""
+        """JSON values; a phase that counts nothing, or clips flat, does not speak of it, as before."""
         values = {**values_of(self), "support": self.support.plain()}
-        return values if self.count_share else {k: v for k, v in values.items() if k != "count_share"}
+        usual = {"count_share": 0.0, "clipping": FLAT}
+        return {key: value for key, value in values.items() if key not in usual or value != usual[key]}
 
     @classmethod
     def from_json(cls, values: Any) -> Phase:
@@ -95,7 +134,7 @@ class Phase:
         Raises:
             PrivacyError: unknown or missing keys, or an invalid phase.
         """
-        complete = {"count_share": 0.0, **values} if isinstance(values, dict) else values
+        complete = {"count_share": 0.0, "clipping": FLAT, **values} if isinstance(values, dict) else values
         return cls(**keyed(complete, cls, "phase"))
 
 

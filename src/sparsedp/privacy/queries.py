@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sparsedp.batch import Batch, MicroBatch
-from sparsedp.clipping import FlatClip, Geometry, Identity
+from sparsedp.clipping import Clip, Geometry, Identity
 from sparsedp.errors import DataError
 from sparsedp.grad_sample.query import ClippedSumEngine, ClippedSumQuery, mean_per_unit
 from sparsedp.parameters import Support
@@ -62,7 +62,7 @@ class _ClippedSum(BoundedSum):
 
     __slots__ = ()
 
-    clip: FlatClip
+    clip: Clip
 
     @property
     def sensitivity(self) -> float:
@@ -86,7 +86,7 @@ class GradientSum(_ClippedSum):
     query: ClippedSumQuery
 
     @property
-    def clip(self) -> FlatClip:  # type: ignore[override]
+    def clip(self) -> Clip:  # type: ignore[override]
         """The query's."""
         return self.query.clip
 
@@ -126,7 +126,7 @@ class ClippedVectorSum(_ClippedSum):
     """
 
     vectors: Tensor
-    clip: FlatClip
+    clip: Clip
 
     @property
     def size(self) -> int:
@@ -165,7 +165,7 @@ class ChannelStatisticsSum(_ClippedSum):
 
     batches: Iterable[MicroBatch]
     channels: int
-    clip: FlatClip
+    clip: Clip
     centre: Tensor | None = None
     columns: Tensor | None = None
 
@@ -217,7 +217,7 @@ class RowCountSum(_ClippedSum):
     batches: Iterable[MicroBatch]
     row_pairs: Callable[[MicroBatch], tuple[Tensor, Tensor]]
     rows: int
-    clip: FlatClip
+    clip: Clip
 
     @property
     def size(self) -> int:
@@ -256,7 +256,7 @@ class ClientUpdateSum(_ClippedSum):
 
     updates: Sequence[Tensor]
     support: Support = field()
-    clip: FlatClip = field()
+    clip: Clip = field()
     grid: Grid = field()
     geometry: Geometry = field()
 
@@ -280,7 +280,7 @@ class ClientUpdateSum(_ClippedSum):
         return (steps * self.clip.tightened(bound).factors(norm)).trunc_()
 
 
-def on_grid(update: Tensor, clip: FlatClip, grid: Grid) -> Tensor:
+def on_grid(update: Tensor, clip: Clip, grid: Grid) -> Tensor:
     """A client's own part: its update clipped and rounded to the grid, as int64.
 
     Edge cases:

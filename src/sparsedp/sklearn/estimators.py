@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import os
 
     from sparsedp.methods import MethodOptions
+    from sparsedp.methods.plan_config import ClipNorm
     from sparsedp.privacy.normalization import PrivateNormalisation
     from sparsedp.privacy.plan import Plan
     from sparsedp.sklearn.budget import PrivacyBudget
@@ -64,7 +65,7 @@ class SparseDPClassifier(ClassifierMixin, PrivateEstimator):  # type: ignore[mis
         epochs: passes over the data, on average.
         batch_size: expected batch size, in units; if not given, the power of two nearest to 4 sqrt(N).
         lr: rate of SGD with momentum 0.9; if not given, by a rule from public numbers (docs/tabular.md).
-        max_grad_norm: L2 bound on each unit's gradient.
+        max_grad_norm: L2 bound on each unit's gradient, "auto", or bounds by pattern of names, as `sparsedp.fit`.
         active_ratio: share of the coordinates trained; if not given, the method's own, but never
             fewer than 32 coordinates: there is nothing to gain in a handful.
         options: further changes to the method.
@@ -128,7 +129,7 @@ class SparseDPClassifier(ClassifierMixin, PrivateEstimator):  # type: ignore[mis
         epochs: int = 20,
         batch_size: int | None = None,
         lr: float | None = None,
-        max_grad_norm: float = 1.0,
+        max_grad_norm: ClipNorm = 1.0,
         active_ratio: float | None = None,
         options: MethodOptions | None = None,
         accountant: str = "pld",
@@ -231,7 +232,7 @@ class SparseDPRegressor(RegressorMixin, PrivateEstimator):  # type: ignore[misc]
         epochs: int = 20,
         batch_size: int | None = None,
         lr: float | None = None,
-        max_grad_norm: float = 1.0,
+        max_grad_norm: ClipNorm = 1.0,
         active_ratio: float | None = None,
         options: MethodOptions | None = None,
         accountant: str = "pld",

@@ -28,6 +28,7 @@ _CHANCES = (0.001, 0.01, 0.1, 0.5)
 
 def write_guarantee(estimator: Any, path: Path) -> Path:
     """Write the page of a fitted estimator; says where it is."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, guarantee_page(estimator).encode())
     return path
 

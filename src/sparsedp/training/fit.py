@@ -96,7 +96,9 @@ def fit(
         batch_size: expected size of a batch; if not given, the power of two nearest to 4 sqrt(N).
         lr: rate of the default optimizer, SGD with momentum 0.9, or a function that gives it for the plan;
             0.2 sqrt(batch_size / 128) / max_grad_norm if not given.
-        max_grad_norm: L2 bound on each unit's gradient; 1 if not given. A pair is for warm-up and main phase.
+        max_grad_norm: L2 bound on each unit's gradient; 1 if not given. A pair is for warm-up and main phase. "auto"
+            gives every gradient nearly the norm 1 (AUTO-S); a mapping from patterns of parameter names to numbers
+            bounds the gradient layer by layer, at the sensitivity of the root of their squares. First match counts.
         optimizer: any `torch.optim` optimizer, a function that makes one from the parameters, or a name in
             `torch.optim` such as "adam", at rate `lr` or its own.
         lr_scheduler: a function (optimizer, steps) that makes a learning-rate scheduler; it moves every step.

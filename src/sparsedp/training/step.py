@@ -11,7 +11,7 @@ from typing import NamedTuple, final
 from torch import nn
 
 from sparsedp.batch import Batch, LossFunction, MicroBatch
-from sparsedp.clipping import FlatClip
+from sparsedp.clipping import FlatClip, LayerClip
 from sparsedp.errors import PrivacyError
 from sparsedp.grad_sample import make_engine
 from sparsedp.grad_sample.query import ClippedSumEngine, ClippedSumQuery
@@ -186,6 +186,9 @@ class Stepper:
             state = StateGuard(model, loss, lambda: validation.examples)
             validation.check()
         computing = make_engine(model, loss, engine)
+        for phase in plan.training:
+            if isinstance(phase.clip, LayerClip):
+                phase.clip.check([slot.name for slot in computing.layout])
         self.learner = Learner(model, computing.layout, plan, public, rule)
         controller = self.learner.controller
         self._look = counted_rows(model, loss, controller, some_rows, public)

@@ -1,0 +1,160 @@
+"""Flat, automatic and per-layer clips: one unit moves the sum by at most the sensitivity, and a plain loop agrees."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from gradient_cases import CASES, loss, plain_loop, supports, unit_means
+from torch import nn
+
+from sparsedp import PrivacyError
+from sparsedp.batch import MicroBatch
+from sparsedp.clipping import GAMMA, AutomaticClip, Clip, FlatClip, LayerClip
+from sparsedp.errors import SparseDPError
+from sparsedp.grad_sample import ENGINES, BookKeepingEngine, ClippedSumQuery, bookkeeping
+from sparsedp.parameters import ParameterLayout, Support
+
+MODELS = ["perceptron", "cnn", "text", "attention", "linear-sequence", "own-parameter"]
+MARGIN = 1.001
+CLIPS = {
+    "flat": lambda layout: FlatClip(0.3),
+    "automatic": lambda layout: AutomaticClip(0.3),
+    "by layer": lambda layout: LayerClip(((layout.slots[0].name, 0.1), ("*bias*", 0.2), ("*", 0.05))),
+    "one group": lambda layout: LayerClip((("*", 0.3),)),
+}
+
+
+def factors_of(clip: Clip, layout: ParameterLayout, rows: np.ndarray) -> np.ndarray:
+    """The factor of every number, written out: one row after another, one parameter after another."""
+    found = np.zeros_like(rows)
+    for row, out in zip(rows, found, strict=True):
+        if not isinstance(clip, LayerClip):
+            norm = np.sqrt((row**2).sum())
+            out[:] = clip.norm / MARGIN / (norm + GAMMA) if isinstance(clip, AutomaticClip) else 1.0
+            if isinstance(clip, FlatClip):
+                out[:] = min(1.0, clip.norm / MARGIN / max(norm, 1e-300))
+            continue
+        group = np.concatenate([np.full(slot.size, clip.group(slot.name)) for slot in layout])
+        for number, (_, bound) in enumerate(clip.norms):
+            norm = np.sqrt((row[group == number] ** 2).sum())
+            out[group == number] = min(1.0, bound / MARGIN / max(norm, 1e-300))
+    return found
+
+
+@pytest.mark.parametrize("kind", CLIPS)
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_an_engine_clips_as_a_plain_loop_does(engine, model, kind):
+    network, rows = CASES[model].make(torch.float64, 6)
+    units = torch.tensor([0, 0, 1, 2, 2, 2])
+    built = ENGINES[engine](network, loss)
+    clip = CLIPS[kind](built.layout)
+    gradients = plain_loop(network, loss, rows)
+    for support in ("full", "random", "rows"):
+        chosen = supports(built.layout)[support]
+        active = np.isin(np.arange(chosen.dimension), chosen.indices.numpy())
+        for given, each in ((None, gradients), (units, unit_means(gradients, units.tolist()))):
+            z = np.where(active, each, 0.0)
+            wanted = (factors_of(clip, built.layout, z) * z).sum(0)[active]
+            found = built.clipped_sum([MicroBatch(rows, given)], ClippedSumQuery(chosen, clip))
+            torch.testing.assert_close(found, torch.from_numpy(wanted), rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("kind", CLIPS)
+def test_the_largest_of_each_example_are_clipped_by_group_too(kind):
+    network, rows = CASES["perceptron"].make(torch.float64, 5)
+    sums = []
+    for engine in ENGINES.values():
+        built = engine(network, loss)
+        query = ClippedSumQuery(
+            supports(built.layout)["random"], CLIPS[kind](built.layout), per_sample_top=0.4
+        )
+        sums.append(built.clipped_sum([MicroBatch(rows)], query))
+    torch.testing.assert_close(sums[0], sums[1], rtol=1e-6, atol=1e-9)
+
+
+CRAFTED = {
+    "ordinary": (1.0, 1.0),
+    "nan": (math.nan, 1.0),
+    "infinite": (1.0, math.inf),
+    "huge": (1e30, 1e8),
+    "large": (1.0, 1e6),
+    "zero": (1.0, 0.0),
+    "tiny": (1.0, 1e-12),
+    "tiny and huge": (1e-20, 1e25),
+}
+
+
+@pytest.mark.parametrize("kind", CLIPS)
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_leaving_one_unit_out_moves_the_sum_by_at_most_the_sensitivity(engine, model, kind):
+    network, rows = CASES[model].make(torch.float32, 6)
+    built = ENGINES[engine](network, loss)
+    clip = CLIPS[kind](built.layout)
+    query = ClippedSumQuery(Support.full(built.layout.dimension), clip)
+    without = built.clipped_sum([MicroBatch((rows[0][1:], rows[1][1:]))], query)
+    for by_input, by_loss in CRAFTED.values():
+        inputs, targets = rows[0].clone(), rows[1].clone()
+        if inputs.is_floating_point():
+            inputs[0] *= by_input
+        targets[0] *= by_loss
+        moved = built.clipped_sum([MicroBatch((inputs, targets))], query) - without
+        assert float(moved.norm()) <= clip.sensitivity
+        if isinstance(clip, LayerClip):
+            for slot in built.layout:
+                assert float(moved[slot.span].norm()) <= clip.norms[clip.group(slot.name)][1]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_unit_that_fills_every_group_reaches_the_root_of_the_squares(engine):
+    """So no smaller sensitivity would be true: the noise is scaled by it."""
+    network, rows = CASES["perceptron"].make(torch.float64, 1)
+    built = ENGINES[engine](network, loss)
+    clip = LayerClip(tuple((slot.name, 0.1 * (1 + number)) for number, slot in enumerate(built.layout)))
+    loud = (rows[0], rows[1] * 1e6)
+    query = ClippedSumQuery(Support.full(built.layout.dimension), clip)
+    found = float(built.clipped_sum([MicroBatch(loud)], query).norm())
+    assert found == pytest.approx(clip.sensitivity / MARGIN, rel=1e-6)
+    assert clip.sensitivity == pytest.approx(math.sqrt(sum(norm**2 for _, norm in clip.norms)))
+
+
+@pytest.mark.parametrize("clip", [FlatClip(0.7), AutomaticClip(0.7), LayerClip((("a", 0.4), ("*", 0.6)))])
+def test_a_tightened_clip_has_at_most_the_bound_as_its_sensitivity(clip):
+    assert clip.tightened(0.1).sensitivity <= 0.1 * (1 + 1e-12)
+    assert clip.tightened(math.inf) == clip
+
+
+def test_gradients_that_are_formed_some_at_a_time_are_clipped_by_group_as_if_at_once(monkeypatch):
+    network, rows = CASES["cnn"].make(torch.float64, 6)
+    layout = ParameterLayout.of(network)
+    query = ClippedSumQuery(Support.full(layout.dimension), CLIPS["by layer"](layout))
+    whole = BookKeepingEngine(network, loss).clipped_sum([MicroBatch(rows)], query)
+    monkeypatch.setitem(bookkeeping.CHUNK_BYTES, "cpu", 1)
+    parts = BookKeepingEngine(network, loss).clipped_sum([MicroBatch(rows)], query)
+    torch.testing.assert_close(parts, whole, rtol=1e-9, atol=1e-12)
+
+
+def test_the_first_pattern_that_matches_decides():
+    clip = LayerClip((("0.*", 1.0), ("*.weight", 2.0), ("*", 3.0)))
+    assert [clip.group(name) for name in ("0.weight", "1.weight", "1.bias")] == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("norms", "match"),
+    [
+        ((("0.*", 1.0),), "no pattern matches the parameter 'weight'"),
+        ((("*", 1.0), ("bias", 1.0)), r"\['bias'\] are the first match of no trainable parameter"),
+    ],
+)
+def test_patterns_that_leave_out_a_parameter_or_match_none_are_refused(norms, match):
+    with pytest.raises(PrivacyError, match=match):
+        LayerClip(norms).check([name for name, _ in nn.Linear(2, 2).named_parameters()])
+
+
+def test_norms_of_the_whole_contribution_are_no_norms_by_group():
+    with pytest.raises(SparseDPError, match="expected one row for each of 2 groups"):
+        LayerClip((("a", 1.0), ("*", 1.0))).factors(torch.ones(5))
