@@ -74,6 +74,7 @@ def lightning_trainer(folder, **more):
 
 
 def test_lightning_module_of_a_user_trains_the_run_of_fit(tmp_path):
+    pytest.importorskip("lightning")
     from sparsedp.integrations.lightning import PrivateModule
 
     module = lightning_module()
@@ -118,6 +119,7 @@ def test_lightning_datamodule_gives_the_loaders(tmp_path):
     ],
 )
 def test_lightning_setting_that_is_not_heeded_is_refused(more, named, tmp_path):
+    pytest.importorskip("lightning")
     from sparsedp.integrations.lightning import PrivateModule
 
     private = PrivateModule(lightning_module(), DataLoader(table(0), batch_size=10), epochs=3, **PRIVACY)
@@ -127,6 +129,7 @@ def test_lightning_setting_that_is_not_heeded_is_refused(more, named, tmp_path):
 
 
 def test_lightning_step_that_mixes_examples_is_refused():
+    pytest.importorskip("lightning")
     from sparsedp.integrations.lightning import PrivateModule
 
     def contrast(self, batch, batch_idx):

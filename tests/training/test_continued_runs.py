@@ -9,9 +9,11 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+import torch
 
-from runs import ROWS, a_plan, a_trainer, advance
-from sparsedp.errors import PrivacyError
+import sparsedp
+from runs import ROWS, a_plan, a_trainer, advance, loss_fn, network, rows
+from sparsedp.errors import PrivacyError, SparseDPError
 from sparsedp.methods import PlanSpec, get_method
 from sparsedp.privacy import Charge, Plan, RdpFilter
 from sparsedp.privacy.ledger import Ledger
@@ -176,3 +178,117 @@ def test_killed_at_any_moment_of_closing_the_cap_holds(tmp_path: Path) -> None:
                 resumed(folder)
     assert closed_before == {0, 1, 2}
     assert torn_before < 3
+
+
+TOTAL = {"epochs": 2, "batch_size": 10, "max_grad_norm": 0.7, "method": "dp-sgd", "progress": False}
+
+
+def stop(event: object) -> None:
+    raise KeyboardInterrupt
+
+
+def first_fit(folder: Path, **changes: object) -> sparsedp.Result:
+    told = {"epsilon": 2.0, "delta": 1e-3, "total_epsilon": 9.0, "run_dir": folder, **TOTAL, **changes}
+    return sparsedp.fit(network(), rows(1), loss_fn, **told)
+
+
+def next_fit(folder: Path, earlier: object, **changes: object) -> sparsedp.Result:
+    told = {"continue_from": earlier, "run_dir": folder, **TOTAL, **changes}
+    return sparsedp.fit(network(), rows(1), loss_fn, **told)
+
+
+def spent_under_the_cap(*folders: Path) -> float:
+    plan = Run.open(folders[0]).plan
+    cap = RdpFilter(plan.target_epsilon, plan.delta, plan.continuation.order)
+    return sum(cap.cost(Run.open(folder).ledger.events()) for folder in folders) / cap.budget
+
+
+def test_a_fit_that_continues_another_spends_what_its_cap_has_left_and_no_more(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    first_fit(first)
+    before = Run.open(first).plan
+    assert (before.target_epsilon, before.accountant, before.continuation.ledgers) == (9.0, "rdp-filter", ())
+    result = next_fit(second, first)
+    assert 0.98 < spent_under_the_cap(first, second) <= 1
+    assert 8.5 < result.epsilon <= 9.0
+    assert all(sparsedp.verify(folder).passed for folder in (first, second))
+    next_fit(tmp_path / "third", [first, second])
+    assert spent_under_the_cap(first, second, tmp_path / "third") <= 1
+
+
+def test_a_fit_that_continues_resumes_with_its_own_plan(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    first_fit(first)
+    with pytest.raises(KeyboardInterrupt):
+        next_fit(second, first, callbacks=[stop])
+    plan = Run.open(second).plan
+    assert next_fit(second, first, resume=True).plan == plan
+    assert spent_under_the_cap(first, second) <= 1
+
+
+def test_the_same_remainder_goes_to_no_second_folder(tmp_path: Path) -> None:
+    first = tmp_path / "first"
+    first_fit(first)
+    next_fit(tmp_path / "second", first)
+    next_fit(tmp_path / "elsewhere", first)
+    assert spent_under_the_cap(first, tmp_path / "second", tmp_path / "elsewhere") <= 1
+
+
+def test_a_fit_that_failed_before_its_first_step_can_be_asked_for_again(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    first_fit(first)
+    with pytest.raises(SparseDPError):
+        next_fit(second, first, engine="no such engine")
+    next_fit(second, first)
+    assert 0.98 < spent_under_the_cap(first, second) <= 1
+
+
+def test_a_paused_first_run_gives_up_what_it_had_not_spent(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    with pytest.raises(KeyboardInterrupt):
+        first_fit(first, callbacks=[stop])
+    next_fit(second, first)
+    assert 0.98 < spent_under_the_cap(first, second) <= 1
+    with pytest.raises(PrivacyError, match="cannot be resumed"):
+        first_fit(first, resume=True)
+
+
+def test_a_run_that_declared_no_cap_cannot_be_continued(tmp_path: Path) -> None:
+    first_fit(tmp_path / "first", total_epsilon=None)
+    with pytest.raises(PrivacyError, match="declared no cap before its first release"):
+        next_fit(tmp_path / "second", tmp_path / "first")
+
+
+def test_a_run_that_continues_another_is_not_continued_without_that(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    first_fit(first)
+    with pytest.raises(KeyboardInterrupt):
+        next_fit(second, first, callbacks=[stop])
+    with pytest.raises(PrivacyError, match="continues a run that is not named"):
+        next_fit(tmp_path / "third", second)
+    next_fit(tmp_path / "third", [first, second])
+    assert 0.98 < spent_under_the_cap(first, second, tmp_path / "third") <= 1
+
+
+@pytest.mark.parametrize(
+    "told", [{"epsilon": 1.0}, {"delta": 1e-4}, {"accountant": "pld"}, {"total_epsilon": 20.0}]
+)
+def test_a_budget_beside_what_is_left_is_refused(tmp_path: Path, told: dict[str, object]) -> None:
+    first_fit(tmp_path / "first")
+    with pytest.raises(PrivacyError, match="gets what is left of the cap"):
+        next_fit(tmp_path / "second", tmp_path / "first", **told)
+
+
+def test_other_units_are_not_under_the_cap(tmp_path: Path) -> None:
+    first_fit(tmp_path / "first")
+    with pytest.raises(PrivacyError, match="one cap is over the same units"):
+        next_fit(tmp_path / "second", tmp_path / "first", unit_ids=torch.arange(60) // 3)
+
+
+def test_a_cap_is_not_declared_or_changed_afterwards(tmp_path: Path) -> None:
+    with pytest.raises(PrivacyError, match="give run_dir"):
+        first_fit(None)
+    with pytest.raises(KeyboardInterrupt):
+        first_fit(tmp_path / "first", callbacks=[stop])
+    with pytest.raises(PrivacyError, match="it is never changed"):
+        first_fit(tmp_path / "first", total_epsilon=12.0, resume=True)

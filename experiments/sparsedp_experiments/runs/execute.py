@@ -26,7 +26,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, LRScheduler
 
 from sparsedp._serialization import FrozenMap
 from sparsedp.batch import PerExampleLoss
-from sparsedp.errors import DataError, ModelError, PrivacyError, SparseDPError
+from sparsedp.errors import DataError, ModelError, SparseDPError
 from sparsedp.evaluation import Evaluator, Metrics, classification_metrics, score_ranks
 from sparsedp.methods.auto import AUTO_METHOD
 from sparsedp.optimizers.factory import MOMENTUM, OptimizerChoice, Rate, rate_for_table
@@ -45,7 +45,7 @@ from sparsedp_experiments.models import MODELS
 from sparsedp_experiments.models.least_squares import LeastSquares, keep_noise_down, moments_loss
 from sparsedp_experiments.models.networks import parameter_count
 from sparsedp_experiments.models.noise_aware import AdamBC, LowPassSGD
-from sparsedp_experiments.runs.settings import ABLATIONS, Settings
+from sparsedp_experiments.runs.settings import Settings
 
 _SPLIT_SEED = 0
 _SUBSET_KEY = (1,)
@@ -288,10 +288,7 @@ def execute(
     **Privacy.** Where the data set knows whose rows are whose, people are protected, unless `unit="row"` says rows.
     """
     found = check(settings)
-    if found.method in ABLATIONS:
-        raise PrivacyError(
-            f"{found.method} protects nobody, so it is no private run; `sweep` an experiment with it"
-        )
+    found.configured_method()  # refuses an ablation
     bundle = load_data(found)
     by_row = found.unit == "row"
     model = build_model(

@@ -262,7 +262,15 @@ class Settings:
         )
 
     def configured_method(self) -> str | Method:
-        """The method with all that belongs to it, as `fit` takes it."""
+        """The method with all that belongs to it, as `fit` takes it.
+
+        Raises:
+            PrivacyError: it is an ablation.
+        """
+        if self.method in ABLATIONS:
+            raise PrivacyError(
+                f"{self.method} protects nobody, so it is no private run; `sweep` an experiment with it"
+            )
         own = {name: value for name, value in self.asked().items() if name in OF_THE_PLAN}
         if own.get("split") == EqualNoise():
             del own["split"]

@@ -1,14 +1,274 @@
-"""Trees of pictures, EyePACS and SVHN."""
+"""Pictures in their official formats: IDX, CIFAR-10 and EyePACS."""
 
+import gzip
 import io
+import struct
+import tarfile
 import zipfile
 
+import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from sparsedp.errors import DataError
-from sparsedp_experiments.data import eyepacs, load
+from sparsedp_experiments.data import cifar10, eyepacs, fashion_mnist, load, mnist
 from sparsedp_experiments.data.retinopathy import read_grades
+from sparsedp_experiments.data.vision import CIFAR_CLASSES
+
+# IDX files: the official format, gzipped or not, and every way one can be broken.
+
+
+NAMES = {
+    "train_images": "train-images-idx3-ubyte",
+    "train_labels": "train-labels-idx1-ubyte",
+    "test_images": "t10k-images-idx3-ubyte",
+    "test_labels": "t10k-labels-idx1-ubyte",
+}
+
+
+def idx_bytes(array):
+    return struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape) + array.tobytes()
+
+
+def write_idx(folder, compress=True):
+    folder.mkdir(parents=True, exist_ok=True)
+    rng = np.random.default_rng(0)
+    arrays = {}
+    for side, rows in (("train", 7), ("test", 3)):
+        arrays[f"{side}_images"] = rng.integers(0, 256, (rows, 28, 28), dtype=np.uint8)
+        arrays[f"{side}_labels"] = np.arange(rows, dtype=np.uint8)
+    for key, array in arrays.items():
+        content = idx_bytes(array)
+        if compress:
+            (folder / f"{NAMES[key]}.gz").write_bytes(gzip.compress(content))
+        else:
+            (folder / NAMES[key]).write_bytes(content)
+    return arrays
+
+
+@pytest.mark.parametrize("compress", [True, False])
+@pytest.mark.parametrize("folder", ["mnist", "MNIST/raw", "."])
+def test_the_four_official_files_are_read_as_they_are(tmp_path, compress, folder):
+    arrays = write_idx(tmp_path / folder, compress)
+    bundle = mnist(tmp_path)
+    for split, side in ((bundle.train, "train"), (bundle.test, "test")):
+        expected = torch.from_numpy(arrays[f"{side}_images"]).unsqueeze(1) / 255
+        torch.testing.assert_close(split.inputs, expected)
+        assert split.targets.tolist() == arrays[f"{side}_labels"].tolist()
+    assert bundle.input_shape == (1, 28, 28)
+    assert len(bundle.classes) == 10
+
+
+def test_given_root_then_variable_then_cache(tmp_path, monkeypatch, private_cache):
+    write_idx(private_cache / "datasets" / "fashion-mnist")
+    assert len(fashion_mnist().train) == 7
+    named = tmp_path / "named"
+    (named / "fashion-mnist").mkdir(parents=True)
+    monkeypatch.setenv("SPARSEDP_DATA", str(named))
+    assert len(fashion_mnist().train) == 7
+    write_idx(named / "fashion-mnist")
+    (named / "fashion-mnist" / f"{NAMES['train_labels']}.gz").write_bytes(b"broken")
+    with pytest.raises(DataError, match="named"):
+        fashion_mnist()
+    with pytest.raises(DataError, match="found none of"):
+        fashion_mnist(tmp_path / "elsewhere")
+
+
+def break_gzip(path):
+    path.write_bytes(path.read_bytes()[:-20])
+
+
+def break_middle(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    path.write_bytes(bytes(content))
+
+
+def wrong_magic(path):
+    content = gzip.decompress(path.read_bytes())
+    path.write_bytes(gzip.compress(b"\x00\x00\x0d\x03" + content[4:]))
+
+
+def short_data(path):
+    path.write_bytes(gzip.compress(gzip.decompress(path.read_bytes())[:-5]))
+
+
+def long_data(path):
+    path.write_bytes(gzip.compress(gzip.decompress(path.read_bytes()) + b"more"))
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (break_gzip, "truncated or damaged"),
+        (break_middle, "truncated or damaged"),
+        (wrong_magic, "magic number 00000d03, expected 00000803"),
+        (short_data, "bytes of data, expected 5488"),
+        (long_data, "bytes of data, expected 5488"),
+        (lambda path: path.write_bytes(b"\x00\x00"), "expected an IDX header"),
+    ],
+)
+def test_a_damaged_file_is_named(tmp_path, damage, message):
+    write_idx(tmp_path)
+    victim = tmp_path / f"{NAMES['train_images']}.gz"
+    damage(victim)
+    with pytest.raises(DataError, match=message) as caught:
+        mnist(tmp_path)
+    assert str(victim) in str(caught.value)
+
+
+def test_images_and_labels_must_fit(tmp_path):
+    write_idx(tmp_path)
+    labels = tmp_path / f"{NAMES['train_labels']}.gz"
+    labels.write_bytes(gzip.compress(idx_bytes(np.zeros(6, dtype=np.uint8))))
+    with pytest.raises(DataError, match="got 6 labels for the 7 images"):
+        mnist(tmp_path)
+    labels.write_bytes(gzip.compress(idx_bytes(np.full(7, 11, dtype=np.uint8))))
+    with pytest.raises(DataError, match="got label 11, expected 0 to 9"):
+        mnist(tmp_path)
+
+
+@pytest.mark.data
+@pytest.mark.parametrize(("name", "smallest_class"), [("mnist", 5421), ("fashion-mnist", 6000)])
+def test_the_real_files_are_complete(real_data, name, smallest_class):
+    bundle = load(name, real_data)
+    assert (len(bundle.train), len(bundle.test)) == (60_000, 10_000)
+    assert torch.bincount(bundle.train.targets).min() == smallest_class
+    inputs, _ = bundle.train.rows_at(torch.arange(1000))
+    assert inputs.min() == 0
+    assert inputs.max() == 1
+
+
+# CIFAR-10 in its two forms.
+
+
+BATCHES = ["data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5", "test_batch"]
+
+
+def batch_arrays(seed, rows=4):
+    rng = np.random.default_rng(seed)
+    return rng.integers(0, 256, (rows, 3072), dtype=np.uint8), rng.integers(0, 10, rows).tolist()
+
+
+def binary_batch(seed):
+    data, labels = batch_arrays(seed)
+    return b"".join(bytes([label]) + row.tobytes() for row, label in zip(data, labels, strict=True))
+
+
+def as_folder(root, folder, suffix, make):
+    (root / folder).mkdir()
+    for number, name in enumerate(BATCHES):
+        (root / folder / f"{name}{suffix}").write_bytes(make(number))
+
+
+def as_tar(root, archive, folder, suffix, make):
+    with tarfile.open(root / archive, "w:gz") as tar:
+        for number, name in enumerate(BATCHES):
+            content = make(number)
+            info = tarfile.TarInfo(f"{folder}/{name}{suffix}")
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+
+
+FORMS = {
+    "binary folder": lambda root: as_folder(root, "cifar-10-batches-bin", ".bin", binary_batch),
+    "binary tar": lambda root: as_tar(
+        root, "cifar-10-binary.tar.gz", "cifar-10-batches-bin", ".bin", binary_batch
+    ),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_official_batches_are_read_exactly(tmp_path, form):
+    FORMS[form](tmp_path)
+    bundle = cifar10(tmp_path)
+    expected = np.concatenate([batch_arrays(seed)[0] for seed in range(5)]).reshape(-1, 3, 32, 32)
+    torch.testing.assert_close(bundle.train.inputs, torch.from_numpy(expected) / 255)
+    assert bundle.train.targets.tolist() == [label for seed in range(5) for label in batch_arrays(seed)[1]]
+    assert bundle.test.targets.tolist() == batch_arrays(5)[1]
+    assert bundle.variant.startswith("official")
+    assert bundle.notes == ()
+
+
+def write_jpeg_zip(path, per_class=2):
+    colours = {}
+    with zipfile.ZipFile(path, "w") as archive:
+        for side in ("train", "test"):
+            for number, name in enumerate(CIFAR_CLASSES):
+                for picture in range(per_class):
+                    colour = (20 * number, 100, 50 * picture)
+                    stream = io.BytesIO()
+                    Image.new("RGB", (32, 32), colour).save(stream, "JPEG", quality=95)
+                    archive.writestr(f"{side}/{name}/{picture:04d}.jpg", stream.getvalue())
+                    colours[side, number, picture] = colour
+    return colours
+
+
+def test_jpeg_pictures_keep_their_class_and_colour_and_are_said_to_be_lossy(tmp_path):
+    colours = write_jpeg_zip(tmp_path / "cifar10-jpeg.zip")
+    bundle = cifar10(tmp_path)
+    assert bundle.variant == "jpeg"
+    assert "JPEG" in bundle.notes[0]
+    assert torch.bincount(bundle.train.targets).tolist() == [2] * 10
+    means = bundle.train.inputs.mean(dim=(2, 3)) * 255
+    expected = torch.tensor(
+        [colours["train", label, i % 2] for i, label in enumerate(bundle.train.targets.tolist())]
+    )
+    assert (means - expected).abs().max() < 4
+
+
+def test_exact_pixels_are_preferred_to_jpeg(tmp_path):
+    write_jpeg_zip(tmp_path / "cifar10-jpeg.zip")
+    FORMS["binary tar"](tmp_path)
+    assert cifar10(tmp_path).variant == "official binary"
+
+
+def test_missing_batches_and_damaged_archives_are_named(tmp_path):
+    FORMS["binary folder"](tmp_path)
+    (tmp_path / "cifar-10-batches-bin" / "data_batch_3.bin").unlink()
+    with pytest.raises(DataError, match=r"data_batch_3\.bin is missing"):
+        cifar10(tmp_path)
+    other = tmp_path / "other"
+    other.mkdir()
+    FORMS["binary tar"](other)
+    archive = other / "cifar-10-binary.tar.gz"
+    archive.write_bytes(archive.read_bytes()[:-500])
+    with pytest.raises(DataError, match="truncated or damaged") as caught:
+        cifar10(other)
+    assert str(archive) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("member", "message"),
+    [
+        ("../escape.jpg", "points outside the archive"),
+        ("/etc/x.jpg", "points outside the archive"),
+        ("train/submarine/0000.jpg", "not train/<class>/<picture> of a CIFAR-10 class"),
+        ("train/cat/broken.jpg", "cannot be decoded as a picture"),
+    ],
+)
+def test_wrong_members_of_the_zip_are_named(tmp_path, member, message):
+    write_jpeg_zip(tmp_path / "cifar10-jpeg.zip", per_class=1)
+    with zipfile.ZipFile(tmp_path / "cifar10-jpeg.zip", "a") as archive:
+        archive.writestr(member, b"not a picture")
+    with pytest.raises(DataError, match=message) as caught:
+        cifar10(tmp_path)
+    assert member in str(caught.value)
+
+
+@pytest.mark.data
+def test_the_real_archive_opens_and_is_balanced(real_data):
+    path = real_data / "cifar10" / "cifar10-jpeg.zip"
+    if not path.exists():
+        pytest.skip("the JPEG zip of CIFAR-10 is not in SPARSEDP_DATA")
+    with zipfile.ZipFile(path) as archive:
+        names = archive.namelist()
+    for side, each in (("train", 5000), ("test", 1000)):
+        assert [sum(name.startswith(f"{side}/{c}/") for name in names) for c in CIFAR_CLASSES] == [each] * 10
+
+
+# Trees of pictures, EyePACS and SVHN.
 
 
 def picture(colour=(10, 20, 30), size=(8, 8), kind="PNG"):
@@ -94,23 +354,6 @@ def test_unknown_grades_and_images_are_named_with_their_line(tmp_path, content, 
     with pytest.raises(DataError, match=message) as caught:
         read_grades(path)
     assert "trainLabels.csv" in str(caught.value) or "eyepacs" in str(caught.value)
-
-
-def test_a_labelled_eye_without_a_picture_is_named(tmp_path):
-    grades = some_grades(5)
-    write_eyepacs(tmp_path, grades, pictures=list(grades)[:-1])
-    with pytest.raises(
-        DataError, match=r"no picture for 1 of the 10 images in trainLabels\.csv, the first 40_right"
-    ):
-        eyepacs(tmp_path)
-
-
-def test_a_damaged_zip_is_named(tmp_path):
-    write_eyepacs(tmp_path, some_grades(5))
-    archive = tmp_path / "train.zip"
-    archive.write_bytes(archive.read_bytes()[:200])
-    with pytest.raises(DataError, match=r"train\.zip: cannot be opened as a zip"):
-        eyepacs(tmp_path)
 
 
 @pytest.mark.data

@@ -1,4 +1,6 @@
-"""Tokens, hashes, and the movie reviews."""
+"""Reviews as bags, ids and word vectors."""
+
+from __future__ import annotations
 
 import importlib.util
 import io
@@ -6,6 +8,7 @@ import math
 import tarfile
 import zlib
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,6 +22,9 @@ from sparsedp_experiments.data import imdb, imdb_tokens, load
 from sparsedp_experiments.data.text import BUCKETS, HashedTexts, bag_of_words, token_ids, tokens
 from sparsedp_experiments.models.ids import PADDING, VOCABULARY
 from sparsedp_experiments.models.pretrained import WordVectors
+
+# Tokens, hashes, and the movie reviews.
+
 
 REVIEWS = {
     "train/pos/0_9.txt": "Great film! <br /><br />I don't regret it. Great.",
@@ -86,12 +92,6 @@ def test_reviews_as_word_vectors(tmp_path):
     )
 
 
-def test_word_vectors_without_their_package_name_the_extra(monkeypatch):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(DataError, match=r"sparsedp\[pretrained\]"):
-        WordVectors()
-
-
 def test_token_ids_keep_the_order_pad_with_zero_and_never_use_it():
     texts = HashedTexts.of(["a b c d", "b", ""])
     ids = token_ids(texts, length=3, vocabulary=50).values
@@ -126,13 +126,6 @@ def test_the_archive_is_read_in_the_official_layout(tmp_path):
     assert ids.tolist() == [zlib.crc32(w) % 16_383 + 1 for w in (b"great", b"film", b"i", b"don't")]
 
 
-def test_read_once_then_from_the_cache(tmp_path, monkeypatch):
-    write_archive(tmp_path / "aclImdb_v1.tar.gz", REVIEWS)
-    first = imdb(tmp_path).train.inputs
-    monkeypatch.setattr("sparsedp_experiments.data.text.read_archive", lambda _: pytest.fail("read again"))
-    assert torch.equal(imdb(tmp_path).train.inputs, first)
-
-
 @pytest.mark.parametrize(
     ("reviews", "message"),
     [
@@ -144,16 +137,6 @@ def test_read_once_then_from_the_cache(tmp_path, monkeypatch):
 def test_wrong_archives_are_refused_with_the_reason(tmp_path, reviews, message):
     write_archive(tmp_path / "aclImdb_v1.tar.gz", reviews)
     with pytest.raises(DataError, match=message):
-        imdb(tmp_path)
-
-
-def test_a_truncated_archive_is_named(tmp_path):
-    path = tmp_path / "aclImdb_v1.tar.gz"
-    rng = np.random.default_rng(0)
-    noise = {f"train/pos/{i}_9.txt": bytes(rng.integers(97, 123, 3000, dtype=np.uint8)) for i in range(20)}
-    write_archive(path, REVIEWS | noise)
-    path.write_bytes(path.read_bytes()[:-2000])
-    with pytest.raises(DataError, match=r"aclImdb_v1.tar.gz: cannot be read as a tar"):
         imdb(tmp_path)
 
 
@@ -176,3 +159,30 @@ def test_the_real_reviews_are_complete_and_balanced(real_data):
     for split in (bundle.train, bundle.test):
         assert torch.bincount(split.targets).tolist() == [12_500, 12_500]
         assert (split.features.values[:, 0] > 0).all()
+
+
+# Word vectors: files that are missing or damaged are told before they are read; no texts give no rows.
+
+
+TOKENIZER = "tokenizers/l2_supercat_tokenizer_config.json"
+
+
+VECTORS = "weights/l2_supercat_256.safetensors"
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """A copy of the package's folder with the vectors and no tokenizer."""
+    for file in (TOKENIZER, VECTORS):
+        (tmp_path / file).parent.mkdir()
+    (tmp_path / VECTORS).symlink_to(Path(wordllama.__file__).parent / VECTORS)
+    found = SimpleNamespace(origin=str(tmp_path / "__init__.py"))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: found)
+    return tmp_path
+
+
+def test_another_tokenizer_is_refused_before_it_is_read(package, monkeypatch):
+    (package / TOKENIZER).write_text("{}")
+    monkeypatch.setattr("tokenizers.Tokenizer", SimpleNamespace(from_file=pytest.fail))
+    with pytest.raises(DataError, match=r"has SHA-256 44136fa3.*expected 93248f2a.*sparsedp\[pretrained\]"):
+        WordVectors()

@@ -1,32 +1,52 @@
-"""Every experiment file parses, names what the claims ask of it, and runs an epoch on a few records."""
+"""Every committed experiment parses and runs; every number of the papers is transcribed as printed."""
 
 import math
 
 import pytest
 import small_data
 
+from sparsedp.errors import SparseDPError
+from sparsedp.privacy.accounting import accountant
+from sparsedp.privacy.plan import SampledGaussian
 from sparsedp_experiments.runs.claims import read_claims
 from sparsedp_experiments.runs.execute import _load, execute
 from sparsedp_experiments.runs.grid import committed_families, read_experiment, records_of
-from sparsedp_experiments.runs.tables import read_study
+from sparsedp_experiments.runs.partition import ADADPIGU, RS, gaussian_epsilon, noise_multiplier
+from sparsedp_experiments.runs.tables import PAPER_NAMES, label, number_for, read_paper, read_study
+
+# Every experiment file parses, names what the claims ask of it, and runs an epoch on a few records.
+
 
 NAMES = sorted(committed_families())
+
+
 SMOKE = {"subset": 64, "batch_size": 16}
+
+
 """As `sparsedp sweep --smoke`, on fewer records."""
+
+
 SLOW = {"eyepacs": {"subset": 12, "batch_size": 6}, "eyepacs-natural": {"subset": 12, "batch_size": 6}}
+
+
 """Fewer still where a picture takes long."""
 
 
 @pytest.fixture(scope="module")
-def small_files(tmp_path_factory):
-    """Small data in the official formats, and a cache of its own for features and noise."""
+def small_root(tmp_path_factory):
+    """Small data in the official formats."""
     root = tmp_path_factory.mktemp("small")
     small_data.write_all(root / "data")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SPARSEDP_DATA", str(root / "data"))
-        patch.setenv("SPARSEDP_CACHE", str(root / "cache"))
-        _load.cache_clear()
-        yield
+    return root
+
+
+@pytest.fixture
+def small_files(small_root, private_cache, monkeypatch):
+    """Where they are looked for, with a cache of their own for features and noise."""
+    monkeypatch.setenv("SPARSEDP_DATA", str(small_root / "data"))
+    monkeypatch.setenv("SPARSEDP_CACHE", str(small_root / "cache"))
+    _load.cache_clear()
+    yield
     _load.cache_clear()
 
 
@@ -76,3 +96,144 @@ def test_every_claim_names_cells_that_its_experiment_has():
             axes = {axis.name: {level.label for level in axis.levels} for axis in study.experiment.axes}
             assert all(set(labels) <= axes[axis] for axis, labels in evidence.only.items()), claim.id
             assert set(evidence.among) <= set(axes)
+
+
+# The papers' numbers: complete, in range, consistent where the papers repeat themselves.
+
+
+METHODS = ("dp-sgd", "tp-rand", "tp-topk", "on-rand", "on-topk")
+
+
+def rows(paper, table):
+    return read_paper(paper).table(table).rows
+
+
+def test_every_table_has_all_its_cells():
+    count = {(name, table.id): len(table.rows) for name in PAPER_NAMES for table in read_paper(name).tables}
+    assert count["tp-topk", "table2"] == 3 * 3 * 5
+    assert count["tp-topk", "table3"] == 2 * 4 * 2
+    assert count["tp-topk", "table4"] == 9
+    assert count["tp-topk", "table5"] + count["tp-topk", "table5-auc"] == 4 * 4
+    assert count["tp-topk", "table6"] == 2 * 3 * 3 + 2 * 3  # no AUTO-S on CIFAR-10
+    assert count["rs", "table2"] == 6 * 2 * 2
+    assert count["rs", "table3"] == 2 * 2 * 2
+    assert count["adadpigu", "table3"] == 12
+    assert count["adadpigu", "table4"] + count["adadpigu", "table4-others"] == 3 * (5 * 2 + 1)
+
+
+def test_accuracies_are_shares_and_rise_with_epsilon():
+    found = rows("tp-topk", "table2")
+    for dataset in ("mnist", "fashion-mnist", "cifar10"):
+        for method in METHODS:
+            values = [found[dataset, epsilon, method].value for epsilon in ("1", "3", "8")]
+            assert 0.5 < values[0] < values[1] < values[2] < 1
+    noise = rows("adadpigu", "table3")
+    for dataset in ("mnist", "cifar10"):
+        values = [noise[dataset, label(epsilon)].value for epsilon in (2, 4, 6, 8, 10, 12)]
+        assert values == sorted(values, reverse=True)
+
+
+def test_gains_are_those_the_text_of_tp_topk_gives_for_cifar():
+    found = rows("tp-topk", "table2")
+
+    def gains(method, rival):
+        return [
+            round(100 * (found["cifar10", e, method].value - found["cifar10", e, rival].value), 2)
+            for e in ("1", "3", "8")
+        ]
+
+    assert gains("tp-topk", "tp-rand") == [1.23, 1.38, 0.49]
+    assert gains("on-topk", "on-rand") == [0.67, 0.77, 0.78]
+    assert gains("tp-topk", "dp-sgd") == [9.21, 10.25, 4.37]
+
+
+def test_gaps_of_table_3_and_differences_of_rs_are_those_printed():
+    found = rows("tp-topk", "table3")
+    printed = {"cifar10": [0.85, 0.55, 0.30, 0.12], "fashion-mnist": [0.35, 0.25, 0.12, 0.05]}
+    for dataset, gaps in printed.items():
+        for ratio, gap in zip(("0.2", "0.4", "0.6", "0.8"), gaps, strict=True):
+            pair = [found[dataset, "8", ratio, method].value for method in ("tp-topk", "tp-rand")]
+            assert 100 * (pair[0] - pair[1]) == pytest.approx(gap)
+    rs = rows("rs", "table2")
+    printed_rs = [0.3, 0.8, 1.5, 2.6, 0.9, 1.5, 1.1, 3.1, 0.3, 1.2, 0.8, 1.3]
+    keys = [key for key in rs if key[-1] == "dp-sgd"]
+    ours = [100 * (rs[*key[:-1], "on-rand"].value - rs[key].value) for key in keys]
+    assert ours == pytest.approx(printed_rs)
+
+
+def test_tables_2_and_4_share_their_cell_and_the_notes_hold():
+    middle = rows("tp-topk", "table4")["cifar10", "3", "tp-topk", "0.4", "0.3", "0.3"]
+    main = rows("tp-topk", "table2")
+    assert middle.value == main["cifar10", "3", "tp-topk"].value
+    other = {
+        key[:2]: number.value for key, number in rows("tp-topk", "table6").items() if key[2] == "H-CNN + RS"
+    }
+    assert len(other) == 9
+    assert all(main[*key, "tp-rand"].value == value for key, value in other.items())
+
+
+def test_a_number_is_found_by_settings_and_never_for_another_data_set():
+    settings = {"dataset": "fashion-mnist-scattering", "model": "m", "epsilon": 3.0, "method": "tp-topk"}
+    number = number_for("tp-topk-table2-fashion-mnist", {"epsilon": "3"}, settings, "accuracy")
+    assert number is not None
+    assert (number.value, number.spread) == pytest.approx((0.8888, 0.0013))
+    split = {**settings, "active_ratio": 0.4, "warmup_fraction": 0.3, "phase1_budget": 0.3}
+    assert number_for("tp-topk-table4", {}, split, "accuracy") is None
+    cifar = number_for("tp-topk-table4", {}, {**split, "dataset": "cifar10-scattering"}, "accuracy")
+    assert cifar is not None
+    assert cifar.value == pytest.approx(0.7105)
+    assert number_for("imdb", {}, settings, "accuracy") is None
+
+
+def test_other_metrics_and_the_run_without_privacy_have_their_own_numbers():
+    settings = {"dataset": "eyepacs-natural", "epsilon": "inf", "method": "clipped-sgd"}
+    auc = number_for("tp-topk-table5", {}, settings, "auc")
+    assert auc is not None
+    assert auc.value == pytest.approx(0.713)
+    recall = number_for("tp-topk-table5", {}, {**settings, "epsilon": 8.0, "method": "dp-sgd"}, "sensitivity")
+    assert recall is not None
+    assert recall.value == pytest.approx(0.04)
+    assert number_for("tp-topk-table5", {}, settings, "accuracy") is None
+
+
+def test_the_sampling_of_ours_is_poisson_unless_it_says_otherwise():
+    settings = {"dataset": "cifar10", "model": "dp-cnn", "epsilon": 1.0, "method": "on-rand"}
+    ours = number_for("rs-table3", {}, settings, "accuracy")
+    theirs = number_for("rs-table3", {"sampling": "partition"}, settings, "accuracy")
+    assert ours is not None
+    assert theirs is not None
+    assert (ours.value, theirs.value) == pytest.approx((0.552, 0.551))
+
+
+@pytest.mark.parametrize("row", ['["a", 1.0, 2.0]', '["a", 1.0], ["a", 2.0]'])
+def test_a_row_that_does_not_fit_or_is_there_twice_is_refused(tmp_path, row):
+    table = f'[[table]]\nid = "t"\nwhere = "T"\nwhat = "w"\nunit = "1"\nkeys = ["k"]\nrows = [{row}]\n'
+    (tmp_path / "x.toml").write_text(f'name = "X"\nreference = "r"\n{table}')
+    with pytest.raises(SparseDPError, match="X, t"):
+        read_paper("x", tmp_path)
+
+
+@pytest.mark.parametrize(("dataset", "epsilon"), [("mnist", 2.0), ("cifar10", 12.0)])
+def test_adadpigus_noise_is_that_of_classic_rdp_at_the_steps_found(dataset, epsilon):
+    training, printed = ADADPIGU[dataset], rows("adadpigu", "table3")[dataset, label(epsilon)].value
+    ours = noise_multiplier(training, epsilon, "rdp-classic")
+    assert ours == pytest.approx(printed, abs=0.005)
+    rate, steps = (
+        training.batch_size / training.units,
+        training.epochs * training.units // training.batch_size,
+    )
+    spent = accountant("rdp-classic").epsilon((SampledGaussian(rate, ours, steps),), 1e-5)
+    assert 0.995 * epsilon <= spent <= epsilon
+    assert noise_multiplier(training, epsilon, "pld") < ours
+
+
+@pytest.mark.parametrize(("noise", "epochs"), [(1.65, 48), (4.0, 48), (1.0, 1)])
+def test_partitions_cost_what_an_independent_accountant_says_of_so_many_gaussians(noise, epochs):
+    ours = gaussian_epsilon(noise, epochs)
+    theirs = accountant("pld").epsilon((SampledGaussian(1.0, noise, epochs),), 1e-5)
+    assert ours == pytest.approx(theirs, rel=2e-3)
+
+
+def test_partitions_cost_more_than_poisson_samples_at_equal_noise():
+    for epsilon in (1.0, 3.0):
+        assert gaussian_epsilon(noise_multiplier(RS, epsilon, "pld"), RS.epochs) > 2 * epsilon

@@ -1,14 +1,21 @@
-"""Training with partitions: what RS's code does, with its true price."""
+"""Partitions at their true price, and the rates that the rule gives."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
 
+import numpy as np
 import pytest
+import torch
+from scipy import sparse
 from scipy.stats import norm
+from torch import nn
+from torch.utils.data import TensorDataset
 
-from sparsedp.methods import MethodOptions, build_plan, get_method
+from sparsedp import fit
+from sparsedp.methods import MethodOptions, build_plan, configure, get_method
+from sparsedp_experiments.models.networks import logistic
 from sparsedp_experiments.runs.execute import load_data
 from sparsedp_experiments.runs.partition import (
     PARTITION,
@@ -20,6 +27,19 @@ from sparsedp_experiments.runs.partition import (
     trainings,
 )
 from sparsedp_experiments.runs.settings import Settings
+from sparsedp_experiments.runs.table_rates import (
+    DENSE,
+    SPARSE,
+    People,
+    Setting,
+    auc,
+    key_of,
+    read_records,
+    simulate,
+    tuned,
+)
+
+# Training with partitions: what RS's code does, with its true price.
 
 
 def _training(sampling: str) -> Training:
@@ -65,3 +85,85 @@ def test_partitions_pay_one_gaussian_mechanism_per_epoch() -> None:
 def test_the_config_names_every_cell_of_the_table() -> None:
     cells = list(trainings(read_config()))
     assert len(cells) == len(set(cells)) == 3 * 2 * 2 * 2
+
+
+# The simulation of many rates at once: the same weights as the library, and the rule's rate holds on its records.
+
+
+def some_people(rows, features=6):
+    rng = np.random.default_rng(0)
+    x = rng.uniform(-1, 1, (rows, features)).astype(np.float32) * (rng.random((rows, features)) < 0.6)
+    y = (x[:, 0] + 0.3 * rng.standard_normal(rows) > 0).astype(np.float32)
+    return People(sparse.csr_matrix(x), y, np.arange(rows))
+
+
+def quiet_plan(method, rows):
+    """Every row in every batch and next to no noise, so that there is nothing left to chance."""
+    return build_plan(
+        method,
+        units=rows,
+        batch_size=rows,
+        epochs=10,
+        epsilon=200,
+        delta=1e-5,
+        max_grad_norm=0.2,
+        accountant="rdp",
+    )
+
+
+@pytest.mark.parametrize(("name", "ratio"), [("dp-sgd", None), ("tp-coherent", 0.58)])
+def test_without_noise_the_weights_are_the_librarys(name, ratio):
+    people = some_people(3000)
+    method = get_method(name)
+    if ratio is not None:
+        method = configure(method, MethodOptions(active_ratio=ratio))
+    plan = quiet_plan(method, 3000)
+    assert plan.phases[-1].noise_multiplier < 0.5
+    found = simulate(people, plan, [Setting(0.4, 0.2, ratio)], seed=0)[:, 0]
+    data = TensorDataset(torch.from_numpy(people.rows.toarray()), torch.from_numpy(people.targets).long())
+    model = logistic((6,), 2)
+    fit(
+        model, data, nn.CrossEntropyLoss(reduction="none"), method=method, epsilon=200, delta=1e-5, epochs=10,
+        batch_size=3000, max_grad_norm=0.2, lr=2.0, accountant="rdp", seed=0, progress=False,
+    )  # fmt: skip
+    weights = torch.cat([p.detach().reshape(-1) for p in model.parameters()]).numpy()
+    np.testing.assert_allclose(found, weights, rtol=0.02, atol=0.005)
+    assert ratio is None or (found == 0).sum() > 0 or np.count_nonzero(weights) == 7
+
+
+def test_the_area_under_the_curve_counts_pairs():
+    people = some_people(40)
+    weights = np.random.default_rng(1).standard_normal((7, 3)).astype(np.float32)
+    scores = people.rows.toarray() @ weights[:-1] + weights[-1]
+    above = scores[people.targets == 1][:, None] > scores[people.targets == 0][None]
+    np.testing.assert_allclose(auc(people, weights), above.mean(axis=(0, 1)))
+
+
+def finals():
+    groups = {}
+    for record in read_records():
+        if record["stage"] == "final":
+            groups.setdefault(key_of(record), []).append(np.array(record["auc"]))
+    return {key: np.mean(scores, axis=0) for key, scores in groups.items()}
+
+
+@pytest.mark.parametrize("table", ["adult", "census-income", "compas", "diabetes130-pooled"])
+def test_the_rules_rate_loses_at_most_two_thousandths_on_records_of_length_one(table):
+    """But for COMPAS at epsilon 0.5, 5,754 people, the smallest table."""
+    found = {key: scores for key, scores in finals().items() if key[0] == table and key[1]}
+    assert {key[2] for key in found} == {0.5, 1.0, 3.0}
+    for key, scores in found.items():
+        if key != ("compas", True, 0.5):
+            assert round(scores[1] - scores[0], 4) <= 0.002, key
+
+
+def test_tuning_is_the_best_mean_of_the_validation_records():
+    lines = [
+        {"stage": "tune", "table": "t", "unit_norm": True, "epsilon": 1.0, "batch_size": 256, "units": 4096,
+         "settings": [[0.1, 1.0, None], [0.2, 1.0, None], [0.2, 0.3, None], [9.0, 1.0, 0.2]],
+         "auc": list(scores)}
+        for scores in ((0.6, 0.7, 0.75, 0.99), (0.9, 0.6, 0.72, 0.99))
+    ]  # fmt: skip
+    assert tuned(lines, 1.0) == {("t", True, 1.0): Setting(0.1, 1.0)}
+    assert tuned(lines, 0.3) == {("t", True, 1.0): Setting(0.2, 0.3)}
+    assert (len(DENSE), len(SPARSE)) == (39, 45)

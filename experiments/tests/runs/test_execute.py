@@ -1,12 +1,15 @@
-"""Settings carried out: data, model, privacy unit and optimizer are those asked for."""
+"""A run from its settings: what reaches fit, and that an audit sees the same."""
 
 import pytest
 import torch
 
+from sparsedp.auditing import AuditResult
+from sparsedp.batch import per_sample_loss
 from sparsedp.errors import ModelError, PrivacyError, PrivacyWarning, SparseDPError
 from sparsedp.parameters import ParameterLayout
 from sparsedp.randomness import PublicRandomness
 from sparsedp_experiments import data
+from sparsedp_experiments.attacks import audits
 from sparsedp_experiments.data import DATASETS, DataBundle, Dense, Split, registry
 from sparsedp_experiments.data.spec import DatasetRow
 from sparsedp_experiments.runs import settings as settings_module
@@ -14,7 +17,11 @@ from sparsedp_experiments.runs.ablations import support_of, train_ablation
 from sparsedp_experiments.runs.execute import _load, build_model, execute, load_data
 from sparsedp_experiments.runs.settings import Settings
 
+# Settings carried out: data, model, privacy unit and optimizer are those asked for.
+
+
 pytestmark = pytest.mark.usefixtures("checked_once")
+
 
 TINY = {"dataset": "digits", "subset": 120, "epochs": 1, "batch_size": 30, "epsilon": 8.0, "seed": 0}
 
@@ -73,11 +80,6 @@ def test_inputs_are_normalised_for_each_patient_where_that_is_asked_for(patients
     assert result.plan.expected_batch_size(first) == 20
     assert result.epsilon <= 8.0
     assert result.model.centre.shape == (4,)
-
-
-def test_a_normalisation_is_checked_before_anything_is_loaded(patients):
-    with pytest.raises(SparseDPError, match="normalise: got \\['sigmas'\\]"):
-        Settings.from_json({**patients, "normalise": {"sigmas": 8}}).resolved()
 
 
 def test_a_seed_decides_everything():
@@ -180,11 +182,6 @@ def test_what_cannot_be_done_is_said(changes, error, words):
         execute(settings(**changes))
 
 
-def test_features_of_a_model_without_a_fixed_part_cannot_be_kept():
-    with pytest.raises(ModelError, match="cache_features"):
-        execute(settings(model="mlp", cache_features=True))
-
-
 def test_least_squares_is_one_release_over_all_units_unless_told_otherwise():
     asked = {"dataset": "digits", "model": "least-squares", "method": "auto"}
     asked |= {"epsilon": 8.0, "delta": 1e-5, "seed": 0}
@@ -202,3 +199,46 @@ def test_least_squares_is_one_release_over_all_units_unless_told_otherwise():
 def test_least_squares_refuses_an_optimizer_that_does_not_add_up_releases(change):
     with pytest.raises(SparseDPError, match=r"least squares: got optimizer .* expected plain sgd"):
         execute(Settings.from_json({"dataset": "digits", "model": "least-squares", **change}))
+
+
+# What is audited is what `execute` would run, least squares among it.
+
+
+MOMENTS = {"dataset": "digits", "model": "least-squares", "method": "auto", "epsilon": 8.0, "delta": 1e-5}
+
+
+LOGISTIC = {**MOMENTS, "model": "logistic", "epochs": 1}
+
+
+@pytest.fixture
+def attacked(monkeypatch):
+    """What an audit of some settings attacks, without the attack."""
+
+    def subject(asked):
+        seen = {}
+        monkeypatch.setattr(audits, "audit_plan", lambda *given, **how: seen.update(given=given, **how))
+        audits.audit_settings(Settings.from_json(asked))
+        return seen
+
+    return subject
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"normalise": {"noise_multiplier": 20.0}}, {"epochs": 2, "batch_size": 500}]
+)
+@pytest.mark.parametrize("asked", [MOMENTS, LOGISTIC], ids=["least-squares", "logistic"])
+def test_an_audit_has_the_plan_of_the_run_and_a_loss_with_gradients(attacked, asked, changes):
+    found = attacked({**asked, **changes})
+    model, data, loss = found["given"]
+    run = execute(Settings.from_json({**asked, **changes, "seed": 0}))
+    assert found["plan"] == run.plan
+    losses = per_sample_loss(loss)(model, data.rows_at(torch.arange(20)))
+    losses.sum().backward()
+    assert all(float(parameter.grad.norm()) > 0 for parameter in model.parameters())
+
+
+def test_the_one_release_of_least_squares_passes_its_audit():
+    found = audits.audit_settings(Settings.from_json(MOMENTS), steps=2, confidence=0.9999999)
+    assert isinstance(found, AuditResult)
+    assert found.passed
+    assert 4 < found.lower_bound <= found.claimed_epsilon <= 8

@@ -231,15 +231,3 @@ def test_kappa_is_one_without_sparsification_and_never_below_one_minus_r():
         assert 1 - rate <= kappa(gradient, xi, 1.0, rate, PublicRandomness(1), masks=500) <= 1
     with pytest.raises(SparseDPError, match="kappa"):
         kappa(gradient, xi, 0.1, 0.5, PublicRandomness(1))
-
-
-def test_requests_outside_the_theorems_are_refused():
-    with pytest.raises(SparseDPError, match="1/beta"):
-        projected_bound(
-            loss_gap=1, smoothness=2, learning_rate=0.6, steps=5, squared_biases=[0], batch_variance=0,
-            mean_active=1, noise_std=1,
-        )  # fmt: skip
-    with pytest.raises(SparseDPError, match="rate"):
-        A_RUN.private_bound(1.0, 0.5)
-    with pytest.raises(SparseDPError, match="kappa"):
-        A_RUN.private_bound(0.5, 0.0)

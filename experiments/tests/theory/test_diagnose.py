@@ -1,16 +1,44 @@
-import json
+"""Diagnostics of a run: snapshots, trajectories, quality of supports, bytes on the wire."""
 
+import json
+import math
+
+import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 from torch.utils.data import TensorDataset
 
 import sparsedp
 from diagnostic_probes import LOSS, batches, gradients_by_loop, network, rows
-from sparsedp.diagnostics import RunView
+from sparsedp.clipping import FlatClip
+from sparsedp.diagnostics import RunView, overlap, support_per_layer
+from sparsedp.errors import DataError, SparseDPError
+from sparsedp.parameters import ParameterLayout, Support
 from sparsedp.randomness import PublicRandomness
 from sparsedp.runs.run import Run
+from sparsedp.runs.snapshots import Snapshot, read_snapshots, write_snapshot
+from sparsedp.training.planning import changed_method
+from sparsedp_experiments.theory.communication import decode_support, encode_support, encode_values, traffic
+from sparsedp_experiments.theory.criteria import (
+    concentration_curve,
+    energy_captured,
+    random_capture,
+    recovery_curve,
+    trajectory_capture,
+)
 from sparsedp_experiments.theory.diagnose import diagnose_nonprivate
+from sparsedp_experiments.theory.trajectory import (
+    FreezeCount,
+    SnapshotFiles,
+    Snapshots,
+    bound_along,
+    energy_capture,
+    measure,
+    snapshot_steps,
+)
 
 
 def a_run(out, method):
@@ -64,3 +92,259 @@ def test_the_file_holds_what_a_plain_loop_finds_and_nothing_else_changes(run):
     assert [line["name"] for line in recovered] == ["ranked by the run", "random", "oracle"]
     assert recovered[0]["y"][-1] == pytest.approx(1.0)
     assert said
+
+
+# Snapshots in a run's folder: which steps, that they come back, and that keeping them changes nothing.
+
+
+def a_run_of_snapshots(out, watch=lambda model: (), method="tp-topk"):
+    model = network()
+    result = sparsedp.fit(
+        model, TensorDataset(*rows(60)), nn.CrossEntropyLoss(reduction="none"), method=method, epsilon=8.0,
+        delta=1e-3, epochs=4, batch_size=20, max_grad_norm=0.5, seed=3, progress=False, accountant="rdp", run_dir=out,
+        callbacks=watch(model),
+    )  # fmt: skip
+    return result, ParameterLayout.of(model).flatten(result.model)
+
+
+def test_snapshots_are_the_weights_of_the_last_phase_and_training_is_the_same_without(tmp_path):
+    out = tmp_path / "run"
+    result, weights = a_run_of_snapshots(out, lambda model: (SnapshotFiles(model, out, count=3),))
+    kept = read_snapshots(out)
+    assert [shot.step for shot in kept] == [4, 8, 11]
+    assert {shot.phase for shot in kept} == {"main"}
+    assert all(shot.support == result.support for shot in kept)
+    assert torch.equal(kept[-1].weights, weights)
+    assert not torch.equal(kept[0].weights, weights)
+    _, alone = a_run_of_snapshots(tmp_path / "alone")
+    assert torch.equal(weights, alone)
+    assert read_snapshots(tmp_path / "alone") == ()
+
+
+def test_steps_are_spread_over_the_last_phase_with_both_ends(tmp_path):
+    a_run_of_snapshots(tmp_path / "run")
+    plan = Run.open(tmp_path / "run").plan
+    assert snapshot_steps(plan, 2) == (4, 11)
+    assert snapshot_steps(plan) == tuple(range(4, 12))
+    with pytest.raises(SparseDPError, match="at least 2"):
+        snapshot_steps(plan, 1)
+
+
+def test_a_snapshot_comes_back_whole_and_damage_is_noticed(tmp_path):
+    (tmp_path / "snapshots").mkdir()
+    full = Snapshot(7, "train", Support.full(3), torch.tensor([1.0, 2.0, 3.0]))
+    sparse = Snapshot(70, "train", Support([0, 2], 3), torch.tensor([4.0, 5.0, 6.0]))
+    path = write_snapshot(tmp_path, sparse)
+    write_snapshot(tmp_path, full)
+    for found, made in zip(read_snapshots(tmp_path), (full, sparse), strict=True):
+        assert (found.step, found.phase, found.support) == (made.step, made.phase, made.support)
+        assert torch.equal(found.weights, made.weights)
+    path.write_bytes(path.read_bytes()[:20])
+    with pytest.raises(DataError, match="damaged"):
+        read_snapshots(tmp_path)
+
+
+DATA = TensorDataset(*rows(60))
+
+
+def a_run_of_trajectory(method="tp-topk", callbacks=(), model=None):
+    return sparsedp.fit(
+        network() if model is None else model,
+        DATA,
+        torch.nn.CrossEntropyLoss(reduction="none"),
+        method=changed_method(method, active_ratio=0.3),
+        epsilon=8.0,
+        delta=1e-3,
+        epochs=4,
+        batch_size=20,
+        max_grad_norm=0.5,
+        seed=3,
+        accountant="rdp",
+        progress=False,
+        callbacks=callbacks,
+    )
+
+
+def test_training_is_the_same_to_the_bit_with_diagnostics_on():
+    model = network()
+    snapshots, frozen = Snapshots(model, every=2), FreezeCount(43)
+    watched = a_run_of_trajectory(callbacks=(snapshots, frozen), model=model)
+    measured = measure(model, LOSS, snapshots.kept, batches(), FlatClip(0.5))
+    alone = a_run_of_trajectory()
+    layout = ParameterLayout.of(alone.model)
+    assert torch.equal(layout.flatten(watched.model), layout.flatten(alone.model))
+    assert watched.support == alone.support
+    assert [s.step for s in snapshots.kept] == [0, 2, 4, 6, 8, 10]
+    assert len(measured) == 6
+
+
+def test_the_freeze_count_is_every_step_a_coordinate_was_off_the_support():
+    frozen, main_steps = FreezeCount(43), 12 - 4
+    result = a_run_of_trajectory(callbacks=(frozen,))
+    assert frozen.steps == 12
+    expected = torch.where(result.support.mask(), 0, main_steps)
+    assert torch.equal(frozen.frozen(), expected)
+
+
+def test_waypoints_hold_the_energies_of_the_weights_they_were_taken_at():
+    support = Support(range(0, 43, 3), 43)
+    other = ParameterLayout.of(network(5)).flatten(network(5))
+    kept = [Snapshot(7, "main", support, other), Snapshot(8, "main", Support.full(43), other)]
+    model = network()
+    before = ParameterLayout.of(model).flatten(model)
+    points = measure(model, LOSS, kept, batches(), FlatClip(0.3))
+    energies = gradients_by_loop(network(5), *rows()).mean(0) ** 2
+    assert points[0].energy == pytest.approx(float(energies.sum()), rel=1e-4)
+    assert points[0].captured == pytest.approx(float(energies[support.indices].sum()), rel=1e-4)
+    assert points[1].captured == pytest.approx(points[1].energy)
+    assert points[0].bias <= points[0].bias_bound
+    alpha = energy_capture(points)
+    assert alpha == pytest.approx((points[0].captured + points[1].energy) / (2 * points[0].energy))
+    assert torch.equal(before, ParameterLayout.of(model).flatten(model))
+    bound = bound_along(points, smoothness=1.0, learning_rate=0.5, steps=10, batch_size=20, noise_std=0.1)
+    assert bound.progress == pytest.approx(2 * points[0].loss / 5)
+    assert bound.dp_noise == pytest.approx(0.5 * (15 + 43) / 2 * 0.01)
+    assert bound.mini_batch == pytest.approx(0.5 * max(p.unit_variance for p in points) / 20)
+
+
+ENERGIES = torch.tensor([4.0, 0.0, 1.0, 3.0, 2.0])
+
+
+@given(st.integers(1, 40), st.integers(0, 10**6))
+def test_projection_and_complement_make_one_and_the_full_support_captures_all(dimension, seed):
+    rng = np.random.default_rng(seed)
+    energies = torch.from_numpy(rng.standard_normal(dimension) ** 2)
+    support = Support.from_mask(torch.from_numpy(rng.random(dimension) < 0.4))
+    captured = energy_captured(energies, support)
+    rest = energy_captured(energies, Support.from_mask(~support.mask()))
+    assert 0 <= captured <= 1
+    assert captured + rest == pytest.approx(1.0)
+    assert energy_captured(energies, Support.full(dimension)) == pytest.approx(1.0)
+
+
+def test_no_energy_is_captured_where_there_is_none():
+    assert energy_captured(torch.zeros(3), Support([0], 3)) == 0.0
+    assert random_capture(torch.zeros(3), 1).mean == 0.0
+
+
+def test_random_supports_capture_k_over_d_with_the_stated_deviation():
+    """z-test on the mean and chi-square-like test on the deviation, 4,000 draws; false-alarm rate below 1e-6."""
+    rng, draws = np.random.default_rng(0), 4000
+    energies = torch.from_numpy(rng.exponential(size=50) ** 2)
+    baseline = random_capture(energies, 12)
+    seen = [energy_captured(energies, Support(rng.permutation(50)[:12], 50)) for _ in range(draws)]
+    assert baseline.mean == 12 / 50
+    assert abs(np.mean(seen) - baseline.mean) < 5 * baseline.std / math.sqrt(draws)
+    assert np.std(seen) == pytest.approx(baseline.std, rel=0.08)
+    low, high = baseline.interval(0.95)
+    assert 0.9 < np.mean([(low <= s <= high) for s in seen]) < 0.99
+
+
+def test_curves_by_hand():
+    assert concentration_curve(ENERGIES, [0.2, 0.4, 0.1, 1.0]) == pytest.approx((0.4, 0.7, 0.0, 1.0))
+    order = torch.tensor([2, 0, 1, 3, 4])
+    (point,) = recovery_curve(ENERGIES, order, [0.4])
+    assert (point.size, point.learned, point.oracle, point.random.mean) == (2, 0.5, 0.7, 0.4)
+
+
+@given(st.integers(2, 30), st.integers(0, 10**6), st.floats(0.05, 1))
+def test_no_ranking_beats_the_oracle(dimension, seed, ratio):
+    rng = np.random.default_rng(seed)
+    energies = torch.from_numpy(rng.random(dimension))
+    (point,) = recovery_curve(energies, torch.from_numpy(rng.permutation(dimension)), [ratio])
+    assert point.learned <= point.oracle + 1e-12
+
+
+def test_overlap_by_hand():
+    found = overlap(Support([0, 1, 2, 3], 10), Support([2, 3, 4], 10))
+    assert found.shared == 2
+    assert found.share == pytest.approx(2 / 3)
+    assert found.jaccard == pytest.approx(2 / 5)
+    assert found.churn == pytest.approx(0.5)
+    assert found.random.mean == pytest.approx(0.4)
+    with pytest.raises(SparseDPError, match="empty"):
+        overlap(Support([], 10), Support([1], 10))
+
+
+def test_overlap_by_chance_agrees_with_simulation():
+    """z-test and spread over 3,000 pairs; false-alarm rate below 1e-6."""
+    rng, first = np.random.default_rng(1), Support(range(9), 30)
+    found = [overlap(first, Support(rng.permutation(30)[:12], 30)) for _ in range(3000)]
+    shares, chance = np.array([o.share for o in found]), found[0].random
+    assert abs(shares.mean() - chance.mean) < 5 * chance.std / math.sqrt(3000)
+    assert shares.std() == pytest.approx(chance.std, rel=0.1)
+
+
+def test_support_per_layer_counts_every_coordinate_once():
+    layout = ParameterLayout.of(nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1)))
+    shares = support_per_layer(Support([0, 1, 6, 8, 10], 11), layout)
+    assert [(s.size, s.active) for s in shares] == [(6, 2), (2, 1), (2, 1), (1, 1)]
+    assert shares[0].active_ratio == pytest.approx(1 / 3)
+
+
+def test_trajectory_capture_weighs_steps_by_their_energy():
+    assert trajectory_capture([1.0, 0.0], [2.0, 8.0]) == 0.1
+    assert trajectory_capture([0.0], [0.0]) == 1.0
+    assert trajectory_capture([3.0, 5.0], [3.0, 5.0]) == 1.0
+    with pytest.raises(SparseDPError, match="alpha_T"):
+        trajectory_capture([1.0], [])
+
+
+@given(st.integers(0, 300), st.floats(0, 1), st.integers(0, 10**6))
+def test_supports_come_back_as_they_were_and_never_take_more_than_a_bitmap(dimension, ratio, seed):
+    mask = torch.from_numpy(np.random.default_rng(seed).random(dimension) < ratio)
+    support = Support.from_mask(mask)
+    message = encode_support(support)
+    assert decode_support(message, support.size, dimension) == support
+    assert len(message) <= 1 + math.ceil(dimension / 8)
+
+
+@pytest.mark.parametrize("indices", [[0], [99], [0, 99], list(range(100)), list(range(50, 100)), []])
+def test_supports_at_the_edges_come_back(indices):
+    support = Support(indices, 100)
+    assert decode_support(encode_support(support), support.size, 100) == support
+
+
+@pytest.mark.parametrize("ratio", [0.01, 0.05, 0.2, 0.5])
+def test_random_indices_cost_within_five_percent_of_their_entropy(ratio):
+    d = 20_000
+    support = Support(np.random.default_rng(0).permutation(d)[: int(ratio * d)], d)
+    entropy = d * -(ratio * math.log2(ratio) + (1 - ratio) * math.log2(1 - ratio)) / 8
+    assert entropy * 0.98 < len(encode_support(support)) < entropy * 1.05 + 1
+
+
+def test_values_come_back_to_the_bit():
+    values = torch.randn(100, generator=torch.Generator().manual_seed(0))
+    message = encode_values(values)
+    assert len(message) == 400
+    assert np.array_equal(np.frombuffer(message, "<f4"), values.numpy())
+
+
+def test_a_run_sends_indices_once_per_refresh():
+    first, second, full = Support([1, 5, 9], 1000), Support([2, 5, 9], 1000), Support.full(1000)
+    supports = [full, first, first, first, second, second]
+    messages = [encode_values(torch.zeros(s.size)) for s in supports]
+    counted = traffic(supports, messages)
+    assert counted.values == 4000 + 5 * 12
+    assert counted.indices == len(encode_support(first)) + len(encode_support(second))
+    assert counted.dense == 6 * 4000
+    assert counted.share == pytest.approx((4060 + counted.indices) / 24_000)
+    assert counted.per_step == pytest.approx((4060 + counted.indices) / 6)
+
+
+def test_a_fifth_of_the_coordinates_costs_little_more_than_a_fifth_of_the_bytes():
+    d, k, steps = 26_000, 5200, 100
+    support = Support(np.random.default_rng(1).permutation(d)[:k], d)
+    counted = traffic([support] * steps, [encode_values(torch.zeros(k))] * steps)
+    assert 0.2 < counted.share < 0.2005
+
+
+def test_damaged_messages_are_refused():
+    support = Support([3, 40, 77], 1000)
+    message = encode_support(support)
+    with pytest.raises(DataError, match="damaged"):
+        decode_support(message[:2], 3, 1000)
+    with pytest.raises(DataError, match="damaged"):
+        decode_support(message, 3, 50)
+    with pytest.raises(DataError, match="no bytes"):
+        decode_support(b"", 0, 10)

@@ -326,7 +326,7 @@ class RdpFilter:
         Whatever plans it admits, chosen in any way from earlier releases, the whole is (epsilon, delta)-DP, provided
         cap and order were settled without looking at any release. Unlike a PLD guarantee this also covers runs
         stopped early because of what they showed: what their closed ledgers did not charge is free for later runs.
-        It counts the runs that it is told of; `runs.continuing.continue_runs` also gives no remainder away twice.
+        It counts the runs that it is told of; `runs.run.continue_runs` also gives no remainder away twice.
     """
 
     epsilon: float
@@ -364,6 +364,15 @@ class RdpFilter:
         overhead = TIGHT.epsilon(np.asarray([self.order]), np.zeros(1), self.delta)
         return self.epsilon - float(overhead[0])
 
+    def declared(self, first: Plan) -> Plan:
+        """The first run's plan, its noise as it is, holding the cap and the order before anything is released."""
+        return replace(
+            first,
+            target_epsilon=self.epsilon,
+            accountant=FILTER,
+            continuation=PriorSpending(self.order, 0.0, ()),
+        )
+
     def cost(self, events: Iterable[SampledGaussian]) -> float:
         """Renyi divergence of the fixed order of what is spent; infinite if it is not private."""
         return float(renyi(normalize_events(events), (self.order,))[0])
@@ -381,6 +390,7 @@ class RdpFilter:
         plan: Plan,
         earlier: Sequence[PriorRun],
         split: BudgetSplit = EqualNoise(),  # noqa: B008
+        run: str = "",
     ) -> Plan:
         """The plan with the least noise that keeps all runs together within the cap.
 
@@ -407,7 +417,7 @@ class RdpFilter:
             target_epsilon=self.epsilon,
             accountant=FILTER,
             continuation=PriorSpending(
-                self.order, self._spent(earlier), tuple(run.charged_head for run in earlier)
+                self.order, self._spent(earlier), tuple(one.charged_head for one in earlier), run
             ),
         )
 

@@ -146,12 +146,14 @@ class PriorSpending:
     Attributes:
         order: the filter's fixed Renyi order.
         spent: Renyi divergence of that order spent by the earlier runs.
-        ledgers: heads of the earlier runs' ledgers.
+        ledgers: heads of the earlier runs' ledgers; none for a first run, which declares cap and order.
+        run: names the run that the plan is for, so that no other counts on the same remainder; empty for any.
     """
 
     order: float
     spent: float
     ledgers: tuple[str, ...]
+    run: str = ""
 
     def __post_init__(self) -> None:
         set_fields(
@@ -452,7 +454,7 @@ class Plan:
         phases = tuple(Phase.from_json(phase) for phase in value.pop("phases"))
         continuation, spec = value.pop("continuation"), value.pop("spec")
         if continuation is not None:
-            continuation = PriorSpending(**keyed(continuation, PriorSpending, "continuation"))
+            continuation = PriorSpending(**keyed({"run": "", **continuation}, PriorSpending, "continuation"))
         return cls(phases=phases, continuation=continuation, spec=spec, **value)
 
     @property

@@ -172,11 +172,44 @@ def load_weights(path: Path | str, model: nn.Module) -> None:
                     parameter.copy_(average["weights"][name])
 
 
+def declared_filter(earlier: Sequence[Path | str]) -> RdpFilter:
+    """The cap that runs were made under, all of those that spend from it.
+
+    Raises:
+        PrivacyError: one declared no cap, or another than the first; or one that they continue is not among them.
+    """
+    runs = [Run.open(one) for one in earlier]
+    filters, heads, needed = set(), set(), []
+    for run in runs:
+        plan, prior = run.plan, run.plan.continuation
+        if prior is None or plan.target_epsilon is None or plan.delta is None:
+            raise PrivacyError(
+                f"continue_from: the run at {run.path} declared no cap before its first release; only a run "
+                "made with total_epsilon= can be continued. Start a run of its own, whose epsilon adds to the other's"
+            )
+        filters.add((plan.target_epsilon, plan.delta, prior.order, plan.unit, plan.units))
+        heads |= {run.ledger.charged_head, plan.fingerprint}
+        heads |= {closing.successor.fingerprint for closing in run.ledger.closings}
+        needed += [(run.path, head) for head in prior.ledgers]
+    if len(filters) != 1:
+        raise PrivacyError(
+            f"continue_from: got {len(filters)} caps or kinds of unit, expected runs under one cap"
+        )
+    missing = [path for path, head in needed if head not in heads]
+    if missing:
+        raise PrivacyError(
+            f"continue_from: the run at {missing[0]} continues a run that is not named; give the folders of all"
+        )
+    ((epsilon, delta, order, _, _),) = filters
+    return RdpFilter(epsilon, delta, order)
+
+
 def continue_runs(
     chosen: RdpFilter,
     plan: Plan,
     earlier: Sequence[Path | str],
     split: BudgetSplit = EqualNoise(),  # noqa: B008
+    run: str = "",
 ) -> Plan:
     """Calibrate a plan to what earlier runs left of a cap, and close the earlier runs for it.
 
@@ -189,6 +222,7 @@ def continue_runs(
         plan: what to run next.
         earlier: directories of all earlier runs on the same units.
         split: how phases without noise share what is left.
+        run: names the run that the plan is for; a plan for another counts beside it.
 
     Formal guarantees:
         On return every earlier ledger is closed on disk, for the returned plan: its run cannot be resumed. A plan
@@ -204,19 +238,24 @@ def continue_runs(
     """
     with ExitStack() as locks:
         runs = [Run.open(one) for one in earlier]
-        ledgers = [locks.enter_context(Ledger.lock(run.path / LEDGER, run.plan)) for run in runs]
-        for run in runs:
-            run.check_ledger()
-        known = {run.plan.fingerprint for run in runs}
+        ledgers = [locks.enter_context(Ledger.lock(one.path / LEDGER, one.plan)) for one in runs]
+        for one in runs:
+            one.check_ledger()
+            if (one.plan.units, one.plan.unit) != (plan.units, plan.unit):
+                raise PrivacyError(
+                    f"the run at {one.path} protects {one.plan.units} units ({one.plan.unit}), the plan {plan.units} "
+                    f"({plan.unit}); one cap is over the same units"
+                )
+        known = {one.plan.fingerprint for one in runs}
         promised = {one.successor.fingerprint: one.successor for led in ledgers for one in led.state.closings}
         # What is committed once all are closed, which they are before anybody sees the plan.
         closed = [one.state if one.state.closings else one.state.closed(plan, "") for one in ledgers]
-        found = chosen.calibrate(plan, closed, split)
+        found = chosen.calibrate(plan, closed, split, run)
         lost = [one for name, one in promised.items() if name not in known | {found.fingerprint}]
         if lost:
-            found = chosen.calibrate(plan, [*closed, *lost], split)
-        for run, ledger in zip(runs, ledgers, strict=True):
+            found = chosen.calibrate(plan, [*closed, *lost], split, run)
+        for one, ledger in zip(runs, ledgers, strict=True):
             if found not in [one.successor for one in ledger.state.closings]:
                 ledger.retire(found)
-                RunDirectory(run.path, ledger).write_checkpoint(run.checkpoint)
+                RunDirectory(one.path, ledger).write_checkpoint(one.checkpoint)
     return found

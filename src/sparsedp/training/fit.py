@@ -42,7 +42,7 @@ from sparsedp.runs.directory import resumes
 from sparsedp.runs.record import RunMetadata
 from sparsedp.training.data import GivenData, count_channels, given_data, given_units
 from sparsedp.training.normalization import Normalised
-from sparsedp.training.planning import plan_for
+from sparsedp.training.planning import Earlier, plan_for
 from sparsedp.training.trainer import Trainer
 
 
@@ -66,6 +66,8 @@ def fit(
     run_dir: Path | str | None = None,
     resume: bool = False,
     seed: int | None = None,
+    total_epsilon: float | None = None,
+    continue_from: Earlier | None = None,
     unit_ids: Tensor | Sequence[int] | None = None,
     unit_name: str | None = None,
     data: DataConfig = DataConfig(),  # noqa: B008
@@ -108,6 +110,11 @@ def fit(
         run_dir: run directory to make: plan, ledger, checkpoint, metrics, record. Never overwritten.
         resume: go on with the run at `run_dir`; give the same arguments.
         seed: reproducible, and not to be published.
+        total_epsilon: declares, before a first run, that it and all runs that continue it stay within this epsilon at
+            `delta`, whatever its results make you do next. `epsilon` is then what the first run alone is calibrated
+            to; the result's epsilon is counted as the cap is, by one Renyi order, and is somewhat more.
+        continue_from: the folder of such a run, or of all runs under its cap: this run gets what is left of the cap,
+            and the earlier ones cannot be resumed any more. Give neither epsilon nor delta, but the same units.
         unit_ids: the unit (patient, user) each row belongs to; then units are protected, not rows.
         unit_name: what a unit is called.
         data: how rows are loaded: rows drawn of a unit, most rows at once, processes, `collate_fn`.
@@ -150,6 +157,8 @@ def fit(
         public_scores=public_scores,
         accountant=accountant,
         normalise=normalise,
+        total_epsilon=total_epsilon,
+        continue_from=continue_from,
     )
     evaluate, named = evaluate or _evaluator(given, *apart, criterion), _naming_weights(metadata, model)
     if normalise is not None and not isinstance(model, Normalised):

@@ -4,25 +4,30 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, NamedTuple, Unpack
 
 from torch import nn
 from torch.utils.data import Dataset
 
 from sparsedp import distributed
+from sparsedp._serialization import sha256
 from sparsedp.errors import PrivacyError, PrivacyWarning, SparseDPError
 from sparsedp.loading import DataConfig
 from sparsedp.methods import Given, Method, MethodOptions, PublicScores, configure, get_method
 from sparsedp.methods.auto import AUTO_METHOD, choose_method, is_linear
 from sparsedp.methods.method import OF_THE_PLAN
 from sparsedp.methods.plan_config import METHOD, Asked, PlanSpec
+from sparsedp.privacy.calibration import EqualNoise, RdpFilter
 from sparsedp.privacy.plan import Plan
 from sparsedp.runs.directory import check_new
-from sparsedp.runs.run import Run
+from sparsedp.runs.run import Run, continue_runs, declared_filter
 from sparsedp.training.data import Units, count_units
+
+Earlier = Path | str | Sequence[Path | str]
+"""The folder of an earlier run, or of several."""
 
 GIVEN = "given"
 """The method that `public_scores` asks for."""
@@ -53,9 +58,15 @@ def plan_for(
     run_dir: Path | str | None,
     resume: bool,
     public_scores: Mapping[str, Any] | None = None,
+    total_epsilon: float | None = None,
+    continue_from: Earlier | None = None,
     **asked: Unpack[Asked],
 ) -> Plan:
     """The plan for this model and data: a new one, or the one of the run that goes on; all ranks must ask alike."""
+    earlier = [continue_from] if isinstance(continue_from, (str, Path)) else list(continue_from or ())
+    chosen = _cap(earlier, total_epsilon, run_dir, asked) if earlier or total_epsilon is not None else None
+    if chosen is not None:
+        asked["epsilon"], asked["delta"] = chosen.epsilon, chosen.delta
     if public_scores is not None and method == AUTO_METHOD:
         method = GIVEN
     changes = _with_scores(None, method, public_scores)
@@ -65,7 +76,8 @@ def plan_for(
         protected = sum(distributed.gather(protected))
     spec = spec_for(model, method, changes, units=protected, unit_name=called, **asked)
     distributed.check_same_on_all_ranks(lambda: {"plan": spec.to_json()})
-    return distributed.broadcast_from_main(lambda: _planned(spec, run_dir, resume))
+    capped = _Capped(total_epsilon, earlier, chosen)
+    return distributed.broadcast_from_main(lambda: _planned(spec, run_dir, resume, capped))
 
 
 def spec_for(
@@ -90,10 +102,65 @@ def spec_for(
     return PlanSpec.asked(method, changes, units=units, unit_name=unit_name, **asked)
 
 
-def _planned(spec: PlanSpec, out: Path | str | None, resume: bool) -> Plan:
+class _Capped(NamedTuple):
+    """The cap that a first run declares, or the runs that another continues and their cap."""
+
+    total: float | None = None
+    earlier: Sequence[Path | str] = ()
+    chosen: RdpFilter | None = None
+
+    def plan(self, spec: PlanSpec, out: Path | str | None) -> Plan:
+        """The plan under the cap, if there is one.
+
+        **Privacy.** Cap and order are in the first run's plan, so they are settled before its first release. A plan
+        that continues is for the folder `out` alone: asked for once more with another, it counts beside the first.
+        """
+        if self.chosen is not None and out is not None:
+            draft = spec.draft()
+            split = spec.split if len(draft.training) > 1 else EqualNoise()
+            return continue_runs(self.chosen, draft, self.earlier, split, sha256(str(Path(out).resolve())))
+        found = spec.plan()
+        if self.total is None:
+            return found
+        if found.delta is None:
+            raise PrivacyError(
+                f"total_epsilon: {found.method} protects nobody, so no cap holds; leave it out"
+            )
+        return RdpFilter.for_first_plan(found, self.total, found.delta).declared(found)
+
+
+def _cap(
+    earlier: Sequence[Path | str], total: float | None, run_dir: Path | str | None, asked: Asked
+) -> RdpFilter | None:
+    """The cap of the runs that are continued; None for a first run, which declares one."""
+    if run_dir is None:
+        raise PrivacyError("total_epsilon and continue_from are for runs with a ledger; give run_dir")
+    if not earlier:
+        return None
+    told = [
+        name for name in ("epsilon", "noise_multiplier", "delta", "accountant") if asked.get(name) is not None
+    ]
+    told += [] if total is None else ["total_epsilon"]
+    if told:
+        raise PrivacyError(
+            f"continue_from: got {', '.join(told)} as well, expected none: the run gets what is left of the cap that "
+            "the first one declared"
+        )
+    return distributed.broadcast_from_main(lambda: declared_filter(earlier))
+
+
+def _planned(spec: PlanSpec, out: Path | str | None, resume: bool, capped: _Capped) -> Plan:
     if out is not None and not resume:
         check_new(out)
-    return saved_plan(spec, out) if resume and out is not None else spec.plan()
+    if not resume or out is None:
+        return capped.plan(spec, out)
+    saved = saved_plan(spec, out)
+    declared = None if saved.continuation is None or saved.continuation.ledgers else saved.target_epsilon
+    if capped.chosen is None and capped.total != declared:
+        raise PrivacyError(
+            f"total_epsilon: the run was planned with {declared}, got {capped.total}; it is never changed"
+        )
+    return saved
 
 
 def _name_of_unit(unit: str | None, dataset: Dataset[Any], units: Units) -> str:

@@ -1,4 +1,4 @@
-"""The papers' parameter counts, and what every model must be to be trained with per-sample gradients."""
+"""The networks by name: sizes, isolation of rows, pooling."""
 
 import pytest
 import torch
@@ -23,6 +23,10 @@ from sparsedp_experiments.models import (
     scatter_linear,
     transformer,
 )
+from sparsedp_experiments.models.networks import MaxPool2d
+
+# The papers' parameter counts, and what every model must be to be trained with per-sample gradients.
+
 
 INPUT_SHAPES = {
     "mnist-cnn": (1, 28, 28),
@@ -41,10 +45,20 @@ INPUT_SHAPES = {
     "factorization": (9,),
     "transformer": (9,),
 }
+
+
 TOKEN_MODELS = {"embedding-bag", "transformer"}
+
+
 MOST_CLASSES = {"factorization": 2}
+
+
 """A factorization machine scores one thing: liked or not, clicked or not."""
+
+
 MAPPED = [name for name in MODELS if name not in {"least-squares", "factorization"}]
+
+
 """Least squares is trained by moments, not logits (test_least_squares.py); vmap has no rule for an EmbeddingBag."""
 
 
@@ -150,13 +164,6 @@ def test_logistic_regression_starts_at_equal_odds():
     assert logistic((4,), 3)(torch.randn(5, 4)).abs().max() == 0
 
 
-@pytest.mark.parametrize("name", ["mnist-cnn", "dp-cnn", "scatter-cnn"])
-def test_the_papers_tanh_networks_use_tanh(name):
-    kinds = [type(module) for module in build(name, INPUT_SHAPES[name], 10).modules()]
-    assert nn.Tanh in kinds
-    assert nn.ReLU not in kinds
-
-
 def test_group_norm_on_scattering_features_has_no_parameters():
     norms = [m for m in scatter_linear((81, 7, 7), 10, groups=27).modules() if isinstance(m, nn.GroupNorm)]
     assert [norm.affine for norm in norms] == [False]
@@ -188,12 +195,6 @@ def test_padding_changes_nothing_and_an_empty_text_gives_finite_logits(name):
     assert model(torch.zeros(1, 9, dtype=torch.int64)).isfinite().all()
 
 
-def test_underscores_and_hyphens_name_the_same_model():
-    assert parameter_count(build("mnist_cnn", (1, 28, 28), 10)) == parameter_count(
-        build("mnist-cnn", (1, 28, 28), 10)
-    )
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -212,3 +213,37 @@ def test_underscores_and_hyphens_name_the_same_model():
 def test_wrong_requests_are_refused_with_the_reason(make, message):
     with pytest.raises(ModelError, match=message):
         make()
+
+
+# Pooling with the channels last gives what PyTorch's own layer gives: ties, NaN and per-sample gradients, too.
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("values", ["different", "tied", "not a number"])
+def test_values_and_gradients_are_those_of_pytorch(stride, values):
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(6, 5, 9, 7, generator=generator)
+    if values == "tied":
+        inputs = inputs.round()
+    if values == "not a number":
+        inputs[0, 1, 3, 3] = torch.nan
+    ours, theirs = MaxPool2d(2, stride=stride), nn.MaxPool2d(2, stride=stride)
+    leaves = [inputs.clone().requires_grad_() for _ in range(2)]
+    found, expected = ours(leaves[0]), theirs(leaves[1])
+    assert found.is_contiguous()
+    assert torch.equal(found.nan_to_num(nan=99.0), expected.nan_to_num(nan=99.0))
+    weights = torch.randint(
+        1, 9, expected.shape, generator=generator
+    ).float()  # sums of whole numbers are exact
+    found.backward(weights)
+    expected.backward(weights)
+    assert torch.equal(leaves[0].grad, leaves[1].grad)
+
+
+def test_one_sample_at_a_time_under_vmap():
+    inputs = torch.randn(4, 3, 6, 6, generator=torch.Generator().manual_seed(1))
+    pool = MaxPool2d(2, stride=1)
+    each = vmap(grad(lambda x: pool(x.unsqueeze(0)).square().sum()))(inputs)
+    leaf = inputs.clone().requires_grad_()
+    nn.MaxPool2d(2, stride=1)(leaf).square().sum().backward()
+    assert torch.allclose(each, leaf.grad)

@@ -1,19 +1,19 @@
-"""Verdicts on hand-made records: pairing, pooling, and when a claim holds, fails, or stays open."""
+"""Claims judged on hand-made records, and the page made from the committed ones."""
 
 import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from handmade import make_study
 from scipy import stats
 
 from sparsedp.errors import SparseDPError
 from sparsedp_experiments.runs.claims import (
-    Claim,
     Evidence,
     Part,
     Ruling,
-    Verdict,
     above,
     equal,
     judge,
@@ -22,10 +22,102 @@ from sparsedp_experiments.runs.claims import (
     pooled,
     read_claims,
 )
-from sparsedp_experiments.runs.page import summary
-from sparsedp_experiments.runs.results import Estimate, estimate
+from sparsedp_experiments.runs.grid import RESULTS, committed_families, read_experiment
+from sparsedp_experiments.runs.page import PAGE, best_choices, gains, page, surviving
+from sparsedp_experiments.runs.results import Estimate, Results, estimate, read_rows, verdict
+from sparsedp_experiments.runs.tables import Study, read_studies, read_study, results_table
+
+# Experiments with hand-made records: a config, and a metric for every cell and seed.
+
+
+CONFIG = """
+title = "A small table"
+description = "Made by hand."
+seeds = 3
+{more}
+[base]
+dataset = "{dataset}"
+delta = 1e-5
+epochs = 2
+batch_size = 100
+
+[grid]
+epsilon = [1.0, 3.0]
+method = ["dp-sgd", "tp-rand", "tp-topk"]
+
+[[override]]
+where = {{ method = "tp-topk" }}
+set = {{ lr = 2.0 }}
+"""
+
+
+Score = Callable[[dict[str, str], int], float | None]
+
+
+"""The metric of a cell and seed; None if that run is not done."""
+
+
+def make_study(
+    root: Path,
+    score: Score,
+    name: str = "small",
+    content: str | None = None,
+    dataset: str = "mnist",
+    variant: str = "official",
+    **more_metrics: Score,
+) -> Study:
+    """A study in a folder laid out as the repository is."""
+    text = CONFIG.format(more="", dataset=dataset) if content is None else content
+    config = root / "experiments" / "configs" / f"{name}.toml"
+    config.parent.mkdir(parents=True, exist_ok=True)
+    config.write_text(text.lstrip())
+    experiment = read_experiment(config)
+    results = Results(root / "experiments" / "results" / f"{name}.jsonl", name)
+    for run in experiment.runs():
+        value = score(dict(run.cell), run.seed)
+        if value is not None:
+            metrics = {experiment.metric: value}
+            metrics |= {key: found(dict(run.cell), run.seed) for key, found in more_metrics.items()}
+            results.keep(record_of(name, run, metrics, variant))
+    return read_study(experiment, results.path)
+
+
+def record_of(experiment: str, run: Any, metrics: dict[str, float | None], variant: str) -> dict[str, Any]:
+    """What the pages read of a record."""
+    epsilon = run.settings.epsilon
+    return {
+        "experiment": experiment,
+        "config_hash": run.settings.digest,
+        "cell": dict(run.cell),
+        "seed": run.seed,
+        "dataset": run.settings.dataset,
+        "data_variant": variant,
+        "model": run.settings.model,
+        "method": run.settings.method,
+        "private": True,
+        "settings": run.settings.to_json(),
+        "target_epsilon": epsilon,
+        "noise": {"train": 4.0 / epsilon}
+        if run.settings.method == "dp-sgd"
+        else {"warm-up": 9.0, "main": 4.0 / epsilon},
+        "batch_size": 100.0,
+        "k": 26_010 if run.settings.method == "dp-sgd" else 5_202,
+        "epsilon_spent": epsilon - 0.001 * (run.seed + 1),
+        "unit": "row",
+        "units": 60_000,
+        "d": 26_010,
+        "active_ratio": 0.2,
+        "metrics": metrics,
+        "seconds": 36.0,
+    }
+
+
+# Verdicts on hand-made records: pairing, pooling, and when a claim holds, fails, or stays open.
+
 
 NOISE = np.random.default_rng(0).normal(0, 0.01, (2, 3, 10))
+
+
 LEARNED = Evidence("small", ({"method": "tp-topk"},), ({"method": "tp-rand"},))
 
 
@@ -215,27 +307,68 @@ def test_the_committed_claims_cover_the_papers_and_ours():
     assert all(claim.margin == 0.005 for claim in claims if claim.kind in ("equal", "no-loss"))
 
 
-def open_verdict(values, beware=""):
-    claim = Claim("c", "p", "w", "It pays.", "d", (), beware=beware)
-    return Verdict(claim, Ruling.OPEN, estimate(values), (), 1)
+# The results page: made from the records as they are, with the better arm on top whatever the metric.
 
 
-def test_an_open_claim_stands_on_the_first_page_with_the_seeds_that_would_tell():
-    values = [0.012, -0.004, 0.013]
-    mean, std = np.mean(values), np.std(values, ddof=1)
-    needed = next(n for n in range(3, 200) if stats.t.interval(0.95, n - 1, mean, std / math.sqrt(n))[0] > 0)
-    text = "\n".join(summary([open_verdict(values, "Mind the gap.")]))
-    assert "What is not resolved, and why" in text
-    assert f"3 seeds; at this spread about {needed} would tell the sign. Mind the gap." in text
+LEVEL = {"dp-sgd": 0.5, "tp-rand": 0.3, "tp-topk": 0.4}
 
 
-@pytest.mark.parametrize(
-    ("values", "reason"),
-    [
-        ([0.01, 0.02], "Fewer than three seeds."),
-        ([0.004, 0.0045, 0.0055], "With 3 seeds it is not zero"),
-        ([0.0001, -0.01, 0.01], "100 seeds would not tell its sign"),
-    ],
-)
-def test_what_keeps_a_claim_open_is_said(values, reason):
-    assert reason in "\n".join(summary([open_verdict(values)]))
+@pytest.fixture(scope="module")
+def studies():
+    return read_studies()
+
+
+def by_method(cell, seed):
+    return LEVEL[cell["method"]] + 0.001 * seed
+
+
+def test_the_committed_page_is_made_of_the_committed_records(studies):
+    assert PAGE.read_text(encoding="utf-8") == page(studies)
+
+
+def test_every_record_of_a_grid_is_found_by_todays_settings(studies):
+    """Digests are stable: renaming a setting would orphan the records."""
+    names = set(committed_families())
+    known = {record["config_hash"] for study in studies.values() for record in study.records}
+    rows = (row for file in RESULTS.glob("*.jsonl") for row in read_rows(file) if "cell" in row)
+    found = [row for row in rows if row["experiment"] in names]
+    orphans = [row["experiment"] for row in found if row["config_hash"] not in known]
+    assert len(found) > 3000
+    assert {name for name in orphans if not studies[name].stale} == set()
+    assert sum(len(study.stale) for study in studies.values()) == len(orphans)
+
+
+@pytest.mark.parametrize(("metric", "sign"), [("accuracy", 1), ("loss", -1)])
+def test_less_loss_is_better(tmp_path, metric, sign):
+    lines = [
+        'title = "t"',
+        "seeds = 3",
+        f'metric = "{metric}"',
+        "[base]",
+        'dataset = "mnist"',
+        "epsilon = 1.0",
+    ]
+    content = "\n".join([*lines, "[grid]", 'method = ["dp-sgd", "tp-rand", "tp-topk"]'])
+    study = make_study(tmp_path, by_method, content=content)
+    evidence = Evidence("small", ({"method": "tp-topk"},), ({"method": "tp-rand"},))
+    (part,) = parts_of(evidence, study, metric)
+    assert part.values[0] == pytest.approx(sign * 0.1)
+    ((best, count),) = best_choices(study, ["dataset"]).values()
+    assert (best.cell["method"], count) == ("dp-sgd" if sign > 0 else "tp-rand", 3)
+    assert all(gain.mean * sign < 0 for gain in gains([study]))
+    assert verdict(Estimate(3, 0.1, 0.01, 0.05, 0.15), metric) == ("better" if sign > 0 else "worse")
+
+
+def test_a_row_has_mean_paired_difference_epsilon_and_settings_that_differ(tmp_path):
+    lines = results_table(make_study(tmp_path, by_method))
+    assert lines[0].startswith(
+        "| epsilon | method | seeds | accuracy, % | less dp-sgd | epsilon spent | r | settings"
+    )
+    assert any("| 1 | tp-topk | 3 | 40.10 ± 0.10 | −10.00 (−10.00 to −10.00) |" in line for line in lines)
+    assert any("lr 2" in line for line in lines)
+
+
+def test_holms_correction_keeps_only_what_all_looks_together_allow():
+    clear, weak = estimate([1.0, 1.01, 1.02]), estimate([0.1, 1.0, 0.4])
+    judged = [(object(), clear), *((object(), weak) for _ in range(10))]
+    assert surviving(judged) == judged[:1]

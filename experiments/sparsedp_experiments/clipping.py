@@ -1,0 +1,195 @@
+"""Flat, automatic and per-layer clipping at epsilon 3: a picture, a table and a small language model.
+
+    SPARSEDP_DATA=... python -m sparsedp_experiments.clipping run|table [TASK ...]
+
+All clips have one noise: the norms of the layers are equal, and the root of their squares is 1. The rate is chosen
+for each clip among seven, by a seed of its own on the test examples, which favours no clip. Then three seeds are
+trained. Every fit is a line of `results/clipping.jsonl`; a fit that is there is not made again.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import torch
+from sklearn.metrics import roc_auc_score
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import TensorDataset
+
+import sparsedp
+from sparsedp.privacy.plan import Plan
+from sparsedp_experiments.data import diabetes130, digits
+from sparsedp_experiments.data.text import read_texts
+from sparsedp_experiments.tabular import ROOT, Results, Row
+
+FACTORS = [0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0]
+CHOOSING, SEEDS = 100, [0, 1, 2]
+Clip = float | str | Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Task:
+    """Examples, a model of them, and how good one is on others."""
+
+    train: TensorDataset
+    model: Callable[[], nn.Module]
+    loss: Any
+    score: Callable[[nn.Module], float]
+    epochs: int
+    batch_size: int
+    units: Tensor | None = None
+
+
+class CharacterModel(nn.Module):
+    """The next character from the last eight: an embedding, one causal convolution, one layer."""
+
+    WIDTH, BACK, LETTERS = 64, 8, 64
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.letters = nn.Embedding(self.LETTERS, 32)
+        self.back = nn.Conv1d(32, self.WIDTH, self.BACK)
+        self.out = nn.Linear(self.WIDTH, self.LETTERS)
+
+    def forward(self, text: Tensor) -> Tensor:
+        """Logits [texts, letters, positions]."""
+        seen = F.pad(self.letters(text).transpose(1, 2), (self.BACK - 1, 0))
+        logits: Tensor = self.out(self.back(seen).transpose(1, 2).relu())
+        return logits.transpose(1, 2)
+
+
+def picture() -> Task:
+    """1,797 scanned digits of 8 by 8, a network of two convolutions; accuracy."""
+    bundle = digits()
+    (x, y), (new, truth) = (side.rows_at(torch.arange(len(side))) for side in (bundle.train, bundle.test))
+    x, new = (one.reshape(-1, 1, 8, 8) for one in (x, new))
+
+    def model() -> nn.Module:
+        return nn.Sequential(
+            nn.Conv2d(1, 16, 3, padding=1), nn.Tanh(), nn.MaxPool2d(2), nn.Conv2d(16, 32, 3, padding=1), nn.Tanh(),
+            nn.MaxPool2d(2), nn.Flatten(), nn.Linear(128, 10),
+        )  # fmt: skip
+
+    def score(trained: nn.Module) -> float:
+        return float((trained(new).argmax(1) == truth).double().mean())
+
+    return Task(TensorDataset(x, y), model, nn.CrossEntropyLoss(), score, 20, 128)
+
+
+def table() -> Task:
+    """20,000 hospital stays of diabetes130, a network with 16 hidden units, per patient; AUC."""
+    bundle, order = diabetes130(), torch.Generator().manual_seed(0)
+    chosen = torch.randperm(len(bundle.train), generator=order)[:20_000].sort().values
+    (x, y), (new, truth) = bundle.train.rows_at(chosen), bundle.test.rows_at(torch.arange(10_000))
+    assert bundle.train.units is not None
+
+    def model() -> nn.Module:
+        return nn.Sequential(nn.Linear(x.shape[1], 16), nn.Tanh(), nn.Linear(16, 2))
+
+    def score(trained: nn.Module) -> float:
+        logits = trained(new)
+        return float(roc_auc_score(truth.numpy(), (logits[:, 1] - logits[:, 0]).numpy()))
+
+    data = TensorDataset(x.float(), y)
+    return Task(data, model, nn.CrossEntropyLoss(), score, 10, 512, bundle.train.units[chosen])
+
+
+def language() -> Task:
+    """The first 64 characters of 8,000 film reviews, 22,656 parameters; bits of a character, less is better."""
+    texts, _ = read_texts(Path(os.environ["SPARSEDP_DATA"]) / "imdb" / "aclImdb_v1.tar.gz")
+    long = {side: [text for text in found if len(text) >= 65] for side, found in texts.items()}
+
+    def codes(found: list[str]) -> Tensor:
+        letters = [[min(max(ord(c) - 32, 0), 95) for c in text.upper()[:65]] for text in found]
+        return torch.tensor(letters).clamp_max(63)
+
+    step = max(1, len(long["train"]) // 8_000)
+    train, new = codes(long["train"][::step][:8_000]), codes(long["test"][::8][:2_000])
+
+    def criterion(logits: Tensor, target: Tensor) -> Tensor:
+        return F.cross_entropy(logits, target, reduction="none").mean(1)
+
+    def score(trained: nn.Module) -> float:
+        return float(criterion(trained(new[:, :-1]), new[:, 1:]).mean() / math.log(2))
+
+    return Task(
+        TensorDataset(train[:, :-1], train[:, 1:]), CharacterModel, nn.CrossEntropyLoss(), score, 10, 256
+    )
+
+
+TASKS = {"picture": picture, "table": table, "language": language}
+
+
+def clips(model: nn.Module) -> dict[str, Clip]:
+    """What is compared: flat at two norms, automatic, and a norm for each layer, its weight and bias together."""
+    layers = list(dict.fromkeys(name.rpartition(".")[0] for name, _ in model.named_parameters()))
+    return {
+        "flat 1": 1.0,
+        "flat 0.1": 0.1,
+        "automatic": "auto",
+        "per layer": {f"{layer}.*": 1 / math.sqrt(len(layers)) for layer in layers},
+    }
+
+
+def trained(task: Task, clip: Clip, factor: float, seed: int) -> Row:
+    """The score of a fit at a multiple of the default rate, which is over the sensitivity."""
+
+    def rate(plan: Plan) -> float:
+        bound = plan.phases[-1].clip_norm
+        assert bound is not None
+        return factor * 0.2 * math.sqrt(task.batch_size / 128) / bound
+
+    torch.manual_seed(seed)
+    result = sparsedp.fit(
+        task.model(), task.train, task.loss, method="dp-sgd", epsilon=3.0, delta=1e-5, epochs=task.epochs,
+        batch_size=task.batch_size, max_grad_norm=clip, lr=rate, accountant="rdp", seed=seed, progress=False,
+        unit_ids=task.units, unit_name=None if task.units is None else "patient",
+    )  # fmt: skip
+    with torch.no_grad():
+        return {"score": round(task.score(result.model), 5), "noise": round(result.noise_multiplier, 5)}
+
+
+def best_factor(rows: list[Row], name: str, kind: str) -> float:
+    """The multiple of the rate that the choosing seed found best."""
+    found = {
+        row["factor"]: row["score"]
+        for row in rows
+        if (row["task"], row["clip"], row["seed"]) == (name, kind, CHOOSING)
+    }
+    return min(found, key=lambda factor: found[factor] * (1 if name == "language" else -1))
+
+
+def main(doing: str, names: list[str]) -> None:
+    """Train what is missing, or print the table."""
+    results = Results(ROOT / "results" / "clipping.jsonl")
+    for name in names or list(TASKS):
+        task = TASKS[name]() if doing == "run" else None
+        for kind in ("flat 1", "flat 0.1", "automatic", "per layer"):
+            if task is not None:
+                clip = clips(task.model())[kind]
+                for factor in FACTORS:
+                    key: Row = {"task": name, "clip": kind, "factor": factor, "seed": CHOOSING}
+                    results.get(key, partial(trained, task, clip, factor, CHOOSING))
+            factor = best_factor(results.rows(), name, kind)
+            keys: list[Row] = [{"task": name, "clip": kind, "factor": factor, "seed": seed} for seed in SEEDS]
+            if task is not None:
+                for one in keys:
+                    results.get(one, partial(trained, task, clip, factor, one["seed"]))
+            scores = [
+                row["score"] for row in results.rows() if any(key.items() <= row.items() for key in keys)
+            ]
+            spread = f"{min(scores):.4f} to {max(scores):.4f}"
+            print(f"| {name} | {kind} | {factor:g} | {mean(scores):.4f} | {spread} |", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2:])
