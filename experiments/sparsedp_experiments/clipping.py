@@ -160,7 +160,7 @@ def trained(task: Task, clip: Clip, factor: float, seed: int) -> Row:
 
 def best_factor(rows: list[Row], name: str, kind: str) -> float:
     """The multiple of the rate that the choosing seed found best."""
-    found = {
+    found: dict[float, float] = {
         row["factor"]: row["score"]
         for row in rows
         if (row["task"], row["clip"], row["seed"]) == (name, kind, CHOOSING)

@@ -587,3 +587,25 @@ def test_a_clip_beyond_flat_is_that_of_fit(norm):
     phase = fitted.result_.plan.phases[-1]
     assert phase.clipping == ("auto" if norm == "auto" else tuple(norm.items()))
     assert clone(fitted).get_params()["max_grad_norm"] == norm
+
+
+def test_noise_in_place_of_a_budget_says_what_it_cost():
+    given = classifier(epsilon=None, noise_multiplier=1.5).fit(*table())
+    same = sparsedp.plan(
+        given.method_, units=80, noise_multiplier=1.5, delta=given.delta_, epochs=3, batch_size=16
+    )
+    assert given.result_.noise_multiplier == 1.5
+    assert given.epsilon_ == pytest.approx(same.target_epsilon)
+
+
+@pytest.mark.parametrize(
+    ("told", "match"),
+    [
+        ({"noise_multiplier": 1.0}, "expected one of them"),
+        ({"noise_multiplier": 0.0, "epsilon": None}, "noise_multiplier: got 0.0"),
+        ({"epsilon": None}, "epsilon: got None"),
+    ],
+)
+def test_a_budget_told_twice_or_not_at_all_is_refused(told, match):
+    with pytest.raises(PrivacyError, match=match):
+        classifier(**told).fit(*table())

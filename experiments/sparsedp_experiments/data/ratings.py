@@ -68,7 +68,7 @@ _LAYOUTS: Mapping[str, RatingsFormat] = MappingProxyType(
         ),
     }
 )
-FIELDS = ("film", "age group", "gender", "occupation", "first digit of the zip code")
+"""Fields of a row: film, age group, gender, occupation, first digit of the zip code."""
 
 
 def field_sizes(size: str) -> tuple[int, ...]:

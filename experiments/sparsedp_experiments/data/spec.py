@@ -53,7 +53,7 @@ class PublicFiles:
         """Where its files are looked for."""
         downloadable = any(file.url for files in self.forms.values() for file in files)
         command = (
-            f"`sparsedp data get {self.name}` downloads it where there is a network. " if downloadable else ""
+            f"`python -m sparsedp_experiments data get {self.name}` downloads it. " if downloadable else ""
         )
         return Search(self.name, self.folders, f"{command}It comes from {self.origin}.")
 

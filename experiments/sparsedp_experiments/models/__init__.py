@@ -1,7 +1,6 @@
 """The papers' networks and a few more, by name or as functions of an input shape and a number of classes."""
 
 from sparsedp.batch_norm import freeze_batch_norm
-from sparsedp_experiments.models.folding import fold_batch_norm
 from sparsedp_experiments.models.ids import embedding_bag, transformer
 from sparsedp_experiments.models.least_squares import (
     LeastSquares,
@@ -29,7 +28,7 @@ from sparsedp_experiments.models.pretrained import (
     pretrained,
     train_from,
 )
-from sparsedp_experiments.models.registry import MODELS, ModelSpec, build, usual_layout
+from sparsedp_experiments.models.registry import MODELS, ModelSpec, build
 
 __all__ = [
     "MODELS",
@@ -44,7 +43,6 @@ __all__ = [
     "classifier_head",
     "dp_cnn",
     "embedding_bag",
-    "fold_batch_norm",
     "freeze_batch_norm",
     "keep_noise_down",
     "least_squares",
@@ -59,5 +57,4 @@ __all__ = [
     "scatter_linear",
     "train_from",
     "transformer",
-    "usual_layout",
 ]

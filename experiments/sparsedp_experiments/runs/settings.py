@@ -108,11 +108,6 @@ def _read_table(value: Any) -> FrozenMap | None:
     return FrozenMap(value) if fits else None
 
 
-def _read_names(value: Any) -> tuple[str, ...] | None:
-    fits = isinstance(value, (list, tuple)) and value and all(isinstance(name, str) for name in value)
-    return tuple(value) if fits else None
-
-
 TEXT = Kind("a name", _text)
 FLAG = Kind("true or false", _flag)
 NUMBER = Kind("a number", _finite)
@@ -126,7 +121,6 @@ BUDGET = Kind("a finite number > 0, or inf for a method that is not private", _b
 RATIO = Kind('a share in (0, 1], or "auto"', _ratio)
 BOUNDS = Kind("a number, or two: for the warm-up and for the main phase", _bounds)
 TABLE = Kind("a table of names and values", _read_table)
-NAMES = Kind("a list of names", _read_names)
 
 
 def choice(*options: str) -> Kind:

@@ -41,11 +41,6 @@ class OneStep:
         """`E_full = d nu^2`, that of all coordinates."""
         return self.noise_saved + self.noise_kept
 
-    @property
-    def helps(self) -> bool:
-        """Whether the support's error is the smaller one."""
-        return self.signal_loss < self.noise_saved
-
 
 def one_step(gradient: Tensor, support: Support, noise_std: float) -> OneStep:
     """The criterion for a mean clipped gradient G and the main phase's noise nu per coordinate.

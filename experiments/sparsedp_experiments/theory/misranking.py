@@ -66,11 +66,6 @@ def score_variance(gradient: float, noise_std: float, steps: int) -> float:
     return (2 * noise_std**4 + 4 * noise_std**2 * gradient**2) / steps
 
 
-def coherent_variance(gradient: float, noise_std: float, steps: int) -> float:
-    """Variance of the coherent score, `2 nu^4/T^2 + 4 nu^2 G^2/T`: the energy score's for one step of nu^2/T."""
-    return score_variance(gradient, noise_std / math.sqrt(steps), 1)
-
-
 def misranking_chebyshev(pair: Pair) -> float:
     """The bound of Prop. 5.3, `4 (nu^4 + nu^2 (G_p^2 + G_q^2)) / (T gap^2)`; may exceed 1."""
     return 4 * pair.spread / (pair.steps * pair.gap**2)

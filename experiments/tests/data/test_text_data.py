@@ -184,5 +184,7 @@ def package(tmp_path, monkeypatch):
 def test_another_tokenizer_is_refused_before_it_is_read(package, monkeypatch):
     (package / TOKENIZER).write_text("{}")
     monkeypatch.setattr("tokenizers.Tokenizer", SimpleNamespace(from_file=pytest.fail))
-    with pytest.raises(DataError, match=r"has SHA-256 44136fa3.*expected 93248f2a.*sparsedp\[pretrained\]"):
+    with pytest.raises(
+        DataError, match=r"has SHA-256 44136fa3.*expected 93248f2a.*sparsedp-experiments\[pretrained\]"
+    ):
         WordVectors()

@@ -20,7 +20,6 @@ from sparsedp.parameters import Support
 from sparsedp_experiments.theory.criteria import one_step, random_signal_loss, split_of
 from sparsedp_experiments.theory.misranking import (
     Pair,
-    coherent_variance,
     misranking_bernstein,
     misranking_chebyshev,
     misranking_chernoff,
@@ -35,8 +34,9 @@ def test_hand_computed_criterion():
     assert (step.signal_loss, step.noise_saved, step.noise_kept) == (0.25, 0.5, 0.5)
     assert step.error == 0.75
     assert step.full_error == 1.0
-    assert step.helps
-    assert not one_step(torch.tensor([3.0, 1.0, 0.5, 0.0]), Support([1, 2], 4), 0.5).helps
+    assert step.signal_loss < step.noise_saved
+    worse = one_step(torch.tensor([3.0, 1.0, 0.5, 0.0]), Support([1, 2], 4), 0.5)
+    assert worse.signal_loss > worse.noise_saved
     assert random_signal_loss(torch.tensor([3.0, 1.0, 0.0, 0.0]), 1) == pytest.approx(7.5)
 
 
@@ -281,7 +281,7 @@ def test_both_scores_are_unbiased_with_the_stated_variances():
         coherent = g.mean(1) ** 2 - noise**2 / steps
         for scores, variance in [
             (energy, score_variance(gradient, noise, steps)),
-            (coherent, coherent_variance(gradient, noise, steps)),
+            (coherent, score_variance(gradient, noise / math.sqrt(steps), 1)),
         ]:
             assert abs(scores.mean() - gradient**2) < 5.2 * math.sqrt(variance / draws)
             squares = (scores - gradient**2) ** 2

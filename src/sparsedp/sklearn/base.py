@@ -157,9 +157,16 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
         return write_guarantee(self, Path(path))
 
     def _check_budget(self) -> None:
-        told = not isinstance(self.epsilon, bool) and isinstance(self.epsilon, numbers.Real)
-        if not told or not math.isfinite(self.epsilon) or self.epsilon <= 0:
-            raise PrivacyError(f"epsilon: got {self.epsilon!r}, expected a finite number > 0")
+        noise = self.noise_multiplier
+        if noise is not None and self.epsilon is not None:
+            raise PrivacyError(
+                f"got epsilon={self.epsilon!r} and noise_multiplier={noise!r}, expected one of them; with a "
+                "noise_multiplier give epsilon=None"
+            )
+        name, value = ("epsilon", self.epsilon) if noise is None else ("noise_multiplier", noise)
+        told = not isinstance(value, bool) and isinstance(value, numbers.Real)
+        if not told or not math.isfinite(value) or value <= 0:
+            raise PrivacyError(f"{name}: got {value!r}, expected a finite number > 0")
         if self.method != AUTO:
             get_method(self.method)
 
@@ -241,7 +248,8 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
             examples,
             self._criterion(),
             method=changed_method(self.method, self.options, active_ratio=self._ratio(count)),
-            epsilon=float(self.epsilon),
+            epsilon=None if self.epsilon is None else float(self.epsilon),
+            noise_multiplier=self.noise_multiplier,
             delta=self.delta,
             epochs=self.epochs,
             batch_size=self.batch_size,
@@ -417,7 +425,7 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
         width = (
             len(self.encoder_.get_feature_names_out()) if self.columns is not None else self.n_features_in_
         )
-        if units * self.epsilon < 10 * min(width, 100):
+        if self.epsilon is not None and units * self.epsilon < 10 * min(width, 100):
             warn(
                 f"{units} units are few for epsilon={self.epsilon:g} and {width} features: the noise may be "
                 "all there "

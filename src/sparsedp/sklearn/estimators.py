@@ -44,6 +44,7 @@ class SparseDPClassifier(ClassifierMixin, PrivateEstimator):  # type: ignore[mis
 
     Args:
         epsilon: the budget of one fit. Never exceeded.
+        noise_multiplier: the noise instead, with `epsilon=None`; `epsilon_` then says what came out.
         delta: of the guarantee; if not given, a power of ten at most 1/(10 N) and at most 1e-5.
         classes: all labels there can be. If not given they are read off y, with a warning: a rare class leaks.
         columns: a description of every column of X by public knowledge, see `PublicEncoder`; then X may have text,
@@ -112,7 +113,8 @@ class SparseDPClassifier(ClassifierMixin, PrivateEstimator):  # type: ignore[mis
     def __init__(
         self,
         *,
-        epsilon: float = 3.0,
+        epsilon: float | None = 3.0,
+        noise_multiplier: float | None = None,
         delta: float | None = None,
         classes: npt.ArrayLike | None = None,
         columns: Mapping[Any, Rule] | None = None,
@@ -217,7 +219,8 @@ class SparseDPRegressor(RegressorMixin, PrivateEstimator):  # type: ignore[misc]
         *,
         target_bounds: tuple[float, float] | None = None,
         loss: str = "squared",
-        epsilon: float = 3.0,
+        epsilon: float | None = 3.0,
+        noise_multiplier: float | None = None,
         delta: float | None = None,
         columns: Mapping[Any, Rule] | None = None,
         bounds: tuple[npt.ArrayLike, npt.ArrayLike] | None = None,
@@ -300,4 +303,4 @@ def expected_failed_checks(estimator: PrivateEstimator) -> dict[str, str]:
         if isinstance(estimator, SparseDPRegressor)
         else ("check_classifiers_train", "check_class_weight_classifiers", "check_classifiers_classes")
     )
-    return dict.fromkeys(names, noise) if estimator.epsilon < 20 else {}
+    return dict.fromkeys(names, noise) if estimator.epsilon is None or estimator.epsilon < 20 else {}
