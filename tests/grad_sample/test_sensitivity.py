@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from sparsedp.batch import MicroBatch
-from sparsedp.clipping import FlatClip, Standardized
+from sparsedp.clipping import AutomaticClip, FlatClip, Standardized
 from sparsedp.grad_sample import (
     ENGINES,
     BookKeepingEngine,
@@ -190,10 +190,10 @@ def test_contributions_that_nearly_undo_themselves_are_bounded_all_the_same(laye
             ),
         }[layer]
         engine = ENGINES[kind](model, position_weighted)
-        for clip_norm in (0.01, 1.0):
-            query = ClippedSumQuery(Support.full(engine.layout.dimension), FlatClip(clip_norm))
+        for clip in (FlatClip(0.01), FlatClip(1.0), AutomaticClip(1.0)):
+            query = ClippedSumQuery(Support.full(engine.layout.dimension), clip)
             total = engine.clipped_sum([MicroBatch((inputs.contiguous(), gradients.contiguous()))], query)
-            assert float(total.norm()) <= clip_norm
+            assert float(total.norm()) <= clip.sensitivity
 
 
 @pytest.mark.parametrize("kind", ENGINES)
@@ -216,9 +216,9 @@ def test_the_product_of_something_tiny_and_something_huge_is_bounded(layer, supp
             rows = tuple(
                 torch.full((1, *s), 10.0**p) for s, p in zip(shapes[layer], (tiny, huge), strict=True)
             )
-        for clip_norm in (1e-6, 1.0):
-            query = ClippedSumQuery(supports(engine.layout)[support], FlatClip(clip_norm))
-            assert float(engine.clipped_sum([MicroBatch(rows)], query).norm()) <= clip_norm
+        for clip in (FlatClip(1e-6), FlatClip(1.0), AutomaticClip(1.0)):
+            query = ClippedSumQuery(supports(engine.layout)[support], clip)
+            assert float(engine.clipped_sum([MicroBatch(rows)], query).norm()) <= clip.sensitivity
 
 
 # A row that is not finite, or overflows, reaches no other, even where an operation's own backward sees all rows.

@@ -257,15 +257,12 @@ def _show_run(result: Any, folder: Path, screen: Console) -> None:
     for name, value in result.metrics.items():
         table.add_row(f"held-out {name.replace('_', ' ')}", "-" if value is None else f"{value:.4f}")
     table.add_row("coordinates", f"{result.k:,} of {result.d:,} active at the end")
-    if result.private:
-        spent = f"{rounded_up(result.ledger.epsilon, 5)} at delta {result.delta:g}, per {result.unit}"
-        table.add_row("epsilon spent", spent)
+    spent = f"{rounded_up(result.ledger.epsilon, 5)} at delta {result.delta:g}, per {result.unit}"
+    table.add_row("epsilon spent", spent)
     screen.print(table)
     screen.print(guarantee(result.plan))
     if not result.publishable:
-        screen.print(
-            "[yellow]Reproducible, not for release:[/yellow] a seed was given, or the method is not private."
-        )
+        screen.print("[yellow]Reproducible, not for release:[/yellow] a seed was given.")
     screen.print(f"Run: {folder}\nNext: sparsedp verify {folder}; sparsedp report {folder}", soft_wrap=True)
 
 
