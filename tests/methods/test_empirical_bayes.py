@@ -25,7 +25,7 @@ from sparsedp.methods.empirical_bayes import (
     best_size,
     decide,
 )
-from sparsedp.methods.scores import Observation
+from sparsedp.methods.scores import NoisyGradient
 from sparsedp.runs.checkpoint import read_checkpoint
 
 METHOD = "tp-adaptive"
@@ -151,7 +151,7 @@ def state_of(signals, steps=36, seed=3):
         gradient = signals / steps + noise * torch.randn(
             len(signals), generator=generator, dtype=torch.float64
         )
-        seen = Observation(gradient, torch.full((len(signals),), noise**2, dtype=torch.float64))
+        seen = NoisyGradient(gradient, torch.full((len(signals),), noise**2, dtype=torch.float64))
         state = ranking.update(state, seen)
     return ranking, state
 

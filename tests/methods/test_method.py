@@ -16,11 +16,11 @@ from sparsedp.methods.method import Decays, GeometryRule, Method, MethodOptions,
 from sparsedp.methods.ranking import Granularity
 from sparsedp.methods.schedules import (
     Constant,
-    Cooling,
     EverySteps,
-    GradualRelease,
-    Listed,
+    GradualCooling,
     PerEpoch,
+    PiecewiseConstant,
+    ProgressiveUnfreezing,
     Refresh,
 )
 from sparsedp.methods.scores import Coherent, Energy, RandomOrder
@@ -32,7 +32,7 @@ FULL = MethodOptions(
     warm_up=True,
     refresh=Refresh.EVERY_PERIOD,
     clock=EverySteps(20),
-    schedule=Listed((1.0, 0.5)),
+    schedule=PiecewiseConstant((1.0, 0.5)),
     geometry=GeometryRule.STANDARDIZED,
     off_support=OffSupport.DROPPED,
     granularity=Granularity.ROWS,
@@ -75,20 +75,23 @@ def test_a_name_is_registered_once():
     [
         MethodOptions(),
         FULL,
-        MethodOptions(active_ratio=0.3, clock=PerEpoch(3), schedule=GradualRelease((0.5,))),
+        MethodOptions(active_ratio=0.3, clock=PerEpoch(3), schedule=ProgressiveUnfreezing((0.5,))),
     ]
-    + [MethodOptions(schedule=schedule) for schedule in (Constant(), Cooling(), GradualRelease())],
+    + [
+        MethodOptions(schedule=schedule)
+        for schedule in (Constant(), GradualCooling(), ProgressiveUnfreezing())
+    ],
 )
 def test_options_survive_json(options):
     assert MethodOptions.from_json(json.loads(json.dumps(options.to_json()))) == options
 
 
 def test_json_holds_only_what_was_chosen():
-    assert MethodOptions(active_ratio=0.2, schedule=Cooling()).to_json() == {
+    assert MethodOptions(active_ratio=0.2, schedule=GradualCooling()).to_json() == {
         "active_ratio": 0.2,
         "schedule": {"name": "cooling"},
     }
-    assert MethodOptions.from_json({"schedule": "cooling"}).schedule == Cooling()
+    assert MethodOptions.from_json({"schedule": "cooling"}).schedule == GradualCooling()
 
 
 @pytest.mark.parametrize(
@@ -134,7 +137,7 @@ def test_no_options_leave_the_row_as_it_is():
         ("tp-topk", MethodOptions(per_sample_top=1.5), "per_sample_top: got 1.5"),
         ("tp-topk", MethodOptions(centre_decay=0.5), "belong to the standardized geometry"),
         ("tp-topk", MethodOptions(ranking="luck"), "ranking: got 'luck'"),
-        ("adadpigu", MethodOptions(schedule=GradualRelease((0.5,))), "below active_ratio=0.6"),
+        ("adadpigu", MethodOptions(schedule=ProgressiveUnfreezing((0.5,))), "below active_ratio=0.6"),
         ("on-rand", MethodOptions(prune=True), "coasting would move them again"),
     ],
 )
@@ -146,7 +149,7 @@ def test_combinations_without_meaning_are_refused(name, options, message):
 WITHOUT_MEANING = {
     "decays without a standardized geometry": ("on-rand", MethodOptions(variance_decay=0.5)),
     "pruning what coasts": ("on-topk", MethodOptions(prune=True)),
-    "sparsity options for `dp-sgd`": ("dp-sgd", MethodOptions(schedule=Listed((0.5,)))),
+    "sparsity options for `dp-sgd`": ("dp-sgd", MethodOptions(schedule=PiecewiseConstant((0.5,)))),
 }  # fmt: skip
 
 

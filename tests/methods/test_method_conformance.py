@@ -19,14 +19,14 @@ from sparsedp.methods.method import GeometryRule, MethodOptions, configure
 from sparsedp.methods.ranking import Granularity
 from sparsedp.methods.schedules import (
     Constant,
-    Cooling,
     EverySteps,
-    GradualRelease,
-    Listed,
+    GradualCooling,
     PerEpoch,
+    PiecewiseConstant,
+    ProgressiveUnfreezing,
     Refresh,
 )
-from sparsedp.methods.scores import RankedBy, ranking_names
+from sparsedp.methods.scores import ScoreSource, ranking_names
 from sparsedp.methods.support_scheduler import SchedulerState
 from sparsedp.privacy.plan import Plan
 
@@ -40,7 +40,7 @@ def scheduled_sizes(row, plan, starts):
     first = sum(phase.steps for phase in plan.training[:-1])
     for step in range(plan.training_steps):
         period = sum(start <= step - first for start in starts) - 1
-        learns = row.ranking is not None and row.ranking.source is RankedBy.GRADIENTS
+        learns = row.ranking is not None and row.ranking.source is ScoreSource.GRADIENTS
         if step < first or row.ranking is None or (first == 0 and learns and period == 0) or row.always:
             sizes.append(d)  # without tables and modules, all is head, and all is always active
         else:
@@ -144,7 +144,7 @@ def test_non_interference_the_data_reaches_the_controller_only_through_releases(
     fixed = [trained_on(seed, lambda step, setting: random_release(9, step, setting)) for seed in (1, 2)]
     assert [s.support for s in fixed[0].settings] == [s.support for s in fixed[1].settings]
     assert identical(fixed[0].controller, fixed[1].controller)
-    if method.ranking is not None and method.ranking.source is RankedBy.GRADIENTS:
+    if method.ranking is not None and method.ranking.source is ScoreSource.GRADIENTS:
         real = [trained_on(seed, None) for seed in (1, 2)]
         assert not identical(real[0].controller, real[1].controller), "the comparison above could not fail"
 
@@ -192,7 +192,9 @@ PIECES = {
     "ranking": st.sampled_from([name for name in ranking_names() if name in
         ("energy", "magnitude", "ranked", "coherent", "random")]),
     "refresh": st.sampled_from(list(Refresh)),
-    "schedule": st.sampled_from([Constant(), Cooling(), GradualRelease((0.7, 0.9)), Listed((0.2, 1.0, 0.5, 0.1))]),
+    "schedule": st.sampled_from([
+        Constant(), GradualCooling(), ProgressiveUnfreezing((0.7, 0.9)), PiecewiseConstant((0.2, 1.0, 0.5, 0.1)),
+    ]),
     "clock": st.sampled_from([PerEpoch(), PerEpoch(3), EverySteps(2), EverySteps(7)]),
     "granularity": st.sampled_from(list(Granularity)),
     "geometry": st.sampled_from(list(GeometryRule)),

@@ -12,7 +12,7 @@ from oracles import adadpigu, random_sparsification, tp_topk
 from sparsedp.methods.catalog import get_method
 from sparsedp.methods.method import MethodOptions
 from sparsedp.methods.plan_config import PlanSpec
-from sparsedp.methods.schedules import EverySteps, GradualRelease, PerEpoch
+from sparsedp.methods.schedules import EverySteps, PerEpoch, ProgressiveUnfreezing
 from sparsedp.methods.support_scheduler import FROZEN_NOISE
 from sparsedp.privacy import mechanism
 
@@ -138,13 +138,16 @@ def test_ranked_is_algorithm_4_and_on_topk_the_same_with_the_energy_score(name, 
 ADADPIGU_CASES = {
     "alone": ({}, {}),
     "top-r": ({"per_sample_top": 0.4}, {"per_sample_top": 0.4}),
-    "unfreezing": ({"schedule": GradualRelease((0.5, 0.8))}, {"counts": [9] * 5 + [15] * 5 + [24] * 4}),
+    "unfreezing": (
+        {"schedule": ProgressiveUnfreezing((0.5, 0.8))},
+        {"counts": [9] * 5 + [15] * 5 + [24] * 4},
+    ),
     "unfreezing each step": (
-        {"schedule": GradualRelease((0.4, 0.5, 0.6, 0.9)), "clock": EverySteps(1)},
+        {"schedule": ProgressiveUnfreezing((0.4, 0.5, 0.6, 0.9)), "clock": EverySteps(1)},
         {"counts": [9, 12, 15, 18] + [27] * 10},
     ),
     "everything": (
-        {"schedule": GradualRelease((0.5, 0.8)), "per_sample_top": 0.6, "prune": True},
+        {"schedule": ProgressiveUnfreezing((0.5, 0.8)), "per_sample_top": 0.6, "prune": True},
         {"counts": [9] * 5 + [15] * 5 + [24] * 4, "per_sample_top": 0.6, "prune": True},
     ),
     "pruned": ({"prune": True}, {"prune": True}),

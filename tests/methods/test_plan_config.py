@@ -14,7 +14,7 @@ from sparsedp.methods.catalog import get_method, list_methods
 from sparsedp.methods.method import GeometryRule, MethodOptions
 from sparsedp.methods.plan_config import PlanSpec, build_plan
 from sparsedp.methods.ranking import Granularity
-from sparsedp.methods.schedules import Cooling, EverySteps, Listed
+from sparsedp.methods.schedules import EverySteps, GradualCooling, PiecewiseConstant
 from sparsedp.methods.scores import Energy
 from sparsedp.privacy.accounting import accountant
 from sparsedp.privacy.calibration import EqualNoise, NominalSplit
@@ -90,7 +90,10 @@ def test_options_change_the_declared_rule_but_never_the_noise():
             accountant="rdp",
         )  # fmt: skip
 
-    plain, other = plan(), plan(active_ratio=0.5, schedule=Cooling(), geometry=GeometryRule.STANDARDIZED)
+    plain, other = (
+        plan(),
+        plan(active_ratio=0.5, schedule=GradualCooling(), geometry=GeometryRule.STANDARDIZED),
+    )
     assert [p.noise_multiplier for p in plain.phases] == [p.noise_multiplier for p in other.phases]
     assert plain.phases[1].support["active_ratio"] == 0.2
     assert other.phases[1].support["active_ratio"] == 0.5
@@ -161,7 +164,7 @@ SPECS = {
         "method": "tp-topk",
         "options": MethodOptions(
             ranking="coherent",
-            schedule=Listed((0.5, 0.25)),
+            schedule=PiecewiseConstant((0.5, 0.25)),
             clock=EverySteps(4),
             granularity=Granularity.ROWS,
             geometry=GeometryRule.STANDARDIZED,

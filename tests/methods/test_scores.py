@@ -16,11 +16,11 @@ from sparsedp.errors import SparseDPError
 from sparsedp.methods.method import Decays, Statistics
 from sparsedp.methods.schedules import (
     Constant,
-    Cooling,
     EverySteps,
-    GradualRelease,
-    Listed,
+    GradualCooling,
     PerEpoch,
+    PiecewiseConstant,
+    ProgressiveUnfreezing,
     active_count,
 )
 from sparsedp.methods.scores import (
@@ -28,7 +28,7 @@ from sparsedp.methods.scores import (
     Coherent,
     Energy,
     Magnitude,
-    Observation,
+    NoisyGradient,
     RandomOrder,
     Ranked,
     get_ranking,
@@ -46,7 +46,7 @@ by_name = pytest.mark.parametrize("score", SCORES, ids=lambda score: score.name)
 def accumulate(score, gradients, variances):
     state = score.init(gradients.shape[1])
     for gradient, variance in zip(gradients, variances, strict=True):
-        state = score.update(state, Observation(torch.tensor(gradient), torch.tensor(variance)))
+        state = score.update(state, NoisyGradient(torch.tensor(gradient), torch.tensor(variance)))
     return score.scores(state).numpy()
 
 
@@ -80,7 +80,7 @@ def test_hand_computed_scores_of_two_steps():
 def test_update_leaves_the_old_state_alone_and_counts_in_float64(score):
     state = score.init(3)
     before = {name: value.clone() for name, value in state.items()}
-    seen = Observation(torch.tensor([1.0, 2.0, 3.0]).double(), torch.ones(3).double())
+    seen = NoisyGradient(torch.tensor([1.0, 2.0, 3.0]).double(), torch.ones(3).double())
     after = score.update(state, seen)
     assert all(torch.equal(state[name], before[name]) for name in before)
     assert set(after) == set(state)
@@ -216,27 +216,37 @@ def ratios(schedule, periods, target):
 
 
 def test_cooling_runs_linearly_from_one_to_the_active_ratio():
-    assert ratios(Cooling(), 5, 0.2) == [1, Fraction(4, 5), Fraction(3, 5), Fraction(2, 5), Fraction(1, 5)]
+    assert ratios(GradualCooling(), 5, 0.2) == [
+        1,
+        Fraction(4, 5),
+        Fraction(3, 5),
+        Fraction(2, 5),
+        Fraction(1, 5),
+    ]
 
 
 def test_cooling_over_a_single_period_is_the_active_ratio():
-    assert ratios(Cooling(), 1, 0.2) == [Fraction(1, 5)]
+    assert ratios(GradualCooling(), 1, 0.2) == [Fraction(1, 5)]
 
 
 def test_release_starts_at_the_active_ratio_and_its_last_value_stays():
-    assert ratios(GradualRelease((0.25, 0.5)), 5, 0.2) == [
+    assert ratios(ProgressiveUnfreezing((0.25, 0.5)), 5, 0.2) == [
         Fraction(x) for x in ("1/5", "1/4", "1/2", "1/2", "1/2")
     ]
-    assert ratios(GradualRelease(), 3, 0.6) == [Fraction(3, 5)] * 3
+    assert ratios(ProgressiveUnfreezing(), 3, 0.6) == [Fraction(3, 5)] * 3
 
 
 def test_release_never_goes_below_an_automatic_ratio():
-    assert ratios(GradualRelease((0.3, 0.5)), 3, 0.4) == [Fraction(2, 5), Fraction(2, 5), Fraction(1, 2)]
+    assert ratios(ProgressiveUnfreezing((0.3, 0.5)), 3, 0.4) == [
+        Fraction(2, 5),
+        Fraction(2, 5),
+        Fraction(1, 2),
+    ]
 
 
 def test_constant_and_listed():
     assert ratios(Constant(), 3, 0.3) == [Fraction(3, 10)] * 3
-    assert ratios(Listed((1.0, 0.1, 0.7)), 5, 0.3) == [
+    assert ratios(PiecewiseConstant((1.0, 0.1, 0.7)), 5, 0.3) == [
         Fraction(x) for x in ("1", "1/10", "7/10", "7/10", "7/10")
     ]
 
@@ -244,7 +254,7 @@ def test_constant_and_listed():
 @given(st.integers(1, 60), st.integers(1, 1000))
 def test_cooling_agrees_with_the_papers_formula_and_never_rises(periods, thousandths):
     target = thousandths / 1000
-    values = ratios(Cooling(), periods, target)
+    values = ratios(GradualCooling(), periods, target)
     assert values == sorted(values, reverse=True)
     assert values[-1] == Fraction(thousandths, 1000)
     for e, value in enumerate(values):
@@ -278,11 +288,11 @@ def test_ratios_outside_zero_to_one_and_empty_supports_are_refused():
     with pytest.raises(SparseDPError, match="of d=100 coordinates is none"):
         active_count(exact_ratio(0.009), 100)
     with pytest.raises(SparseDPError, match="never fall"):
-        GradualRelease((0.5, 0.4))
+        ProgressiveUnfreezing((0.5, 0.4))
     with pytest.raises(SparseDPError, match="at least one"):
-        Listed(())
+        PiecewiseConstant(())
     with pytest.raises(SparseDPError, match=r"listed schedule: got 0\.0"):
-        Listed((0.5, 0.0))
+        PiecewiseConstant((0.5, 0.0))
 
 
 def test_periods_per_epoch_start_where_equal_parts_of_the_epoch_do():

@@ -18,7 +18,13 @@ from sparsedp.methods.catalog import get_method, list_methods
 from sparsedp.methods.method import GeometryRule, MethodOptions, OffSupport
 from sparsedp.methods.plan_config import PlanSpec
 from sparsedp.methods.ranking import Granularity
-from sparsedp.methods.schedules import Cooling, GradualRelease, Listed, PerEpoch, Refresh
+from sparsedp.methods.schedules import (
+    GradualCooling,
+    PerEpoch,
+    PiecewiseConstant,
+    ProgressiveUnfreezing,
+    Refresh,
+)
 from sparsedp.methods.support_scheduler import SupportScheduler
 from sparsedp.privacy.plan import Phase
 from sparsedp.randomness import PublicRandomness, SystemRandomness
@@ -66,7 +72,7 @@ def test_scores_are_there_from_the_ranking_on_and_never_for_a_random_one():
 
 def test_cooling_after_a_warm_up_keeps_the_ranking_and_moves_the_ratio():
     gradient = [float(i) for i in range(10)]
-    options = MethodOptions(schedule=Cooling(), active_ratio=0.2)
+    options = MethodOptions(schedule=GradualCooling(), active_ratio=0.2)
     done = run(get_method("tp-topk"), options, layout=TEN, make=constant(gradient), warmup_fraction=0.25)
     assert done.sizes == [10] * 10 + [6] * 5 + [2] * 5
     assert [s.indices.tolist() for s in periods(done)] == [list(range(10)), [4, 5, 6, 7, 8, 9], [8, 9]]
@@ -74,13 +80,13 @@ def test_cooling_after_a_warm_up_keeps_the_ranking_and_moves_the_ratio():
 
 def test_released_coordinates_are_the_next_best():
     gradient = [float(i) for i in range(10)]
-    options = MethodOptions(schedule=GradualRelease((0.4, 0.5)), active_ratio=0.2)
+    options = MethodOptions(schedule=ProgressiveUnfreezing((0.4, 0.5)), active_ratio=0.2)
     done = run(get_method("adadpigu"), options, layout=TEN, make=constant(gradient), warmup_fraction=0.25)
     assert [s.indices.tolist() for s in periods(done)[1:]] == [[8, 9], [6, 7, 8, 9], [5, 6, 7, 8, 9]]
 
 
 def test_random_supports_are_fresh_every_period_and_fixed_within_one():
-    options = MethodOptions(schedule=Listed((0.5,)), clock=PerEpoch(2))
+    options = MethodOptions(schedule=PiecewiseConstant((0.5,)), clock=PerEpoch(2))
     done = run(get_method("on-rand"), options, layout=layout_of((100,)))
     changes = [step for step, setting in enumerate(done.settings) if setting.change is not None]
     assert changes == [0, 3, 5, 8, 10, 13, 15, 18]
@@ -110,7 +116,7 @@ def test_refreshing_after_a_warm_up_starts_from_its_scores_and_then_uses_the_las
 
 def test_a_frozen_coordinate_can_come_back_only_because_of_the_public_noise():
     def supports(noise):
-        options = MethodOptions(schedule=Listed((0.5,)))
+        options = MethodOptions(schedule=PiecewiseConstant((0.5,)))
         return periods(
             run(get_method("ranked"), options, layout=TEN, make=constant([0.0] * 10), epochs=30, noise=noise)
         )
@@ -121,7 +127,7 @@ def test_a_frozen_coordinate_can_come_back_only_because_of_the_public_noise():
 
 
 def test_pruning_happens_once_at_the_first_selection():
-    options = MethodOptions(prune=True, schedule=Listed((1.0, 0.5, 0.2, 0.6)))
+    options = MethodOptions(prune=True, schedule=PiecewiseConstant((1.0, 0.5, 0.2, 0.6)))
     done = run(get_method("tp-topk"), options, layout=TEN, epochs=6, warmup_fraction=1 / 6)
     changes = [setting.change for setting in done.settings if setting.change is not None]
     assert [change.prune for change in changes] == [True, False, False]
@@ -130,7 +136,7 @@ def test_pruning_happens_once_at_the_first_selection():
 
 
 def test_statistics_start_afresh_for_coordinates_that_enter_or_come_back():
-    options = MethodOptions(active_ratio=0.5, schedule=Listed((0.5, 0.2, 0.5)))
+    options = MethodOptions(active_ratio=0.5, schedule=PiecewiseConstant((0.5, 0.2, 0.5)))
     done = run(get_method("adadpigu"), options, layout=TEN, make=constant([float(i) for i in range(10)]))
     scales = [setting.geometry.scale for setting in done.settings[6:]]
     assert scales[0].tolist() == [1 + 1e-6] * 5
@@ -150,7 +156,7 @@ def test_rows_are_taken_whole_but_for_the_one_at_the_edge():
 def test_frozen_noise_has_the_scale_of_the_missing_noise():
     """The noise on the mean is 3/B = 0.3; the sum over 100 steps of fresh noise has std 3."""
     method = get_method("on-rand")
-    options = MethodOptions(ranking="ranked", schedule=Listed((0.01,)))
+    options = MethodOptions(ranking="ranked", schedule=PiecewiseConstant((0.01,)))
     layout = layout_of((4000,))
     done = run(
         method, options, layout=layout, make=constant([0.0] * 4000), epochs=3, steps_per_epoch=100, noise=3.0

@@ -20,7 +20,7 @@ from sparsedp.grad_sample.query import ClippedSumEngine
 from sparsedp.loading import DataConfig
 from sparsedp.methods import build_plan
 from sparsedp.methods.method import WARM_UP
-from sparsedp.methods.scores import ByScore, Coherent, Energy, Observation
+from sparsedp.methods.scores import ByScore, Coherent, Energy, NoisyGradient
 from sparsedp.methods.support_scheduler import noise_on_mean
 from sparsedp.parameters import Support
 from sparsedp.randomness import PublicRandomness
@@ -184,7 +184,7 @@ def scored(score: ByScore, seen: Tensor, noise_std: float) -> Tensor:
     state = score.init(seen.shape[1])
     variance = torch.full((seen.shape[1],), noise_std**2, dtype=torch.float64)
     for gradient in seen:
-        state = score.update(state, Observation(gradient, variance))
+        state = score.update(state, NoisyGradient(gradient, variance))
     return score.scores(state)
 
 

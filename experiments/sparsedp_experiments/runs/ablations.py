@@ -24,7 +24,7 @@ from sparsedp.grad_sample import make_engine
 from sparsedp.grad_sample.query import ClippedSumQuery
 from sparsedp.loading import DataConfig
 from sparsedp.methods.plan_config import steps_of_an_epoch
-from sparsedp.methods.schedules import Cooling, active_count
+from sparsedp.methods.schedules import GradualCooling, active_count
 from sparsedp.parameters import ParameterLayout, Support
 from sparsedp.randomness import PublicRandomness, SeededRandomness
 from sparsedp.runs.record import versions
@@ -133,7 +133,7 @@ def support_of(
     target = exact_ratio(1.0 if ratio is None else float(ratio))
     if target == 1:
         return Support.full(layout.dimension)
-    count = active_count(Cooling().ratio(epoch, epochs, target), layout.dimension)
+    count = active_count(GradualCooling().ratio(epoch, epochs, target), layout.dimension)
     return Support(public.permutation(layout.dimension, (0, epoch))[:count], layout.dimension)
 
 

@@ -213,9 +213,9 @@ def count_active(method: Method, size: ParameterLayout | int) -> int | None:
     """
     from sparsedp.methods.ranking import Parts, size_of
     from sparsedp.methods.schedules import active_count
-    from sparsedp.methods.scores import RankedBy
+    from sparsedp.methods.scores import ScoreSource
 
-    if method.ranking is not None and method.ranking.source is RankedBy.STEP_ROWS:
+    if method.ranking is not None and method.ranking.source is ScoreSource.STEP_ROWS:
         return None
     if isinstance(size, int):
         if method.scope or method.always:

@@ -21,7 +21,7 @@ from sparsedp.methods.method import (
 )
 from sparsedp.methods.ranking import Granularity
 from sparsedp.methods.registry import Registry
-from sparsedp.methods.schedules import Cooling, EqualParts, EverySteps, GradualRelease, Refresh
+from sparsedp.methods.schedules import EqualParts, EverySteps, GradualCooling, ProgressiveUnfreezing, Refresh
 from sparsedp.methods.scores import (
     Coherent,
     Contributions,
@@ -39,7 +39,7 @@ _RS = "Zhu and Blaschko 2023"
 _TWO_PHASES: dict[str, Any] = {"stages": (WARM_UP, MAIN), "active_ratio": 0.2}
 _EVERY_EPOCH: dict[str, Any] = {
     "refresh": Refresh.EVERY_PERIOD,
-    "schedule": Cooling(),
+    "schedule": GradualCooling(),
     "off_support": OffSupport.COASTS,
 }
 
@@ -63,7 +63,7 @@ _ROWS = (
     Method(name="ranked", paper=f"{_RS}, Alg. 4", ranking=Ranked(), active_ratio=0.2, **_EVERY_EPOCH,
            summary="Every epoch the coordinates with the largest summed gradient in the last one."),
     Method(name="adadpigu", paper="Zhang and Xie 2025, Alg. 1 and 2", stages=(WARM_UP, MAIN), ranking=Magnitude(),
-           schedule=GradualRelease(), active_ratio=0.6, geometry=GeometryRule.STANDARDIZED,
+           schedule=ProgressiveUnfreezing(), active_ratio=0.6, geometry=GeometryRule.STANDARDIZED,
            summary="Warm-up, then the coordinates of largest mean magnitude, clipped in standardized space."),
     Method(name="head", paper="linear probing", scope=("head",),
            summary="The last module alone: for pretrained networks."),

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from sparsedp.methods.ranking import Order
-from sparsedp.methods.scores import ByScore, Observation, Place, RankingState, register_ranking
+from sparsedp.methods.scores import ByScore, NoisyGradient, RankingContext, RankingState, register_ranking
 from sparsedp.parameters import ParameterLayout
 
 SMALLEST = 0.25
@@ -169,7 +169,7 @@ class EmpiricalBayes(ByScore):
             "steps": steps,
         }
 
-    def update(self, state: RankingState, seen: Observation) -> RankingState:
+    def update(self, state: RankingState, seen: NoisyGradient) -> RankingState:
         """Add `g` and `v`, which are zero off the support."""
         return {
             "sum": state["sum"] + seen.gradient,
@@ -184,12 +184,12 @@ class EmpiricalBayes(ByScore):
         ratio = energy / torch.where(state["variance"] > 0, state["variance"], 1.0)
         return torch.where(state["active"], ratio, 0.0) if bool(state["active"].any()) else ratio
 
-    def order(self, state: RankingState, place: Place) -> Order:
+    def order(self, state: RankingState, place: RankingContext) -> Order:
         """By falling score, and only those that are kept."""
         order = place.by_score(self.scores(state)).items
         return Order(order[: self.decision(state, place).kept])
 
-    def decision(self, state: RankingState, place: Place) -> Decision:
+    def decision(self, state: RankingState, place: RankingContext) -> Decision:
         """How many are kept, and why."""
         scores = self.scores(state)
         falling = scores[place.by_score(scores).items]

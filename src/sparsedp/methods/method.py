@@ -19,13 +19,13 @@ from sparsedp.methods.schedules import (
     Constant,
     EqualParts,
     EverySteps,
-    GradualRelease,
     PerEpoch,
+    ProgressiveUnfreezing,
     Refresh,
     Schedule,
     get_schedule,
 )
-from sparsedp.methods.scores import RankedBy, Ranking, get_ranking
+from sparsedp.methods.scores import Ranking, ScoreSource, get_ranking
 from sparsedp.parameters import Support
 from sparsedp.privacy.calibration import BudgetSplit
 from sparsedp.privacy.mechanism import Release
@@ -296,7 +296,7 @@ def _check_selection(method: Method) -> None:
             f"{method.name}: the stage 'select' and a ranking with a release of its own, such as frequency, come "
             "together; give both or none"
         )
-    steps = method.ranking is not None and method.ranking.source is RankedBy.STEP_ROWS
+    steps = method.ranking is not None and method.ranking.source is ScoreSource.STEP_ROWS
     every_step = method.refresh is Refresh.EVERY_PERIOD and method.clock == EverySteps(1)
     if steps and not (every_step and method.granularity is Granularity.ROWS):
         raise SparseDPError(
@@ -319,7 +319,7 @@ def _check_dense(method: Method) -> None:
 
 
 def _check_release(method: Method) -> None:
-    if not isinstance(method.schedule, GradualRelease) or not method.schedule.ratios:
+    if not isinstance(method.schedule, ProgressiveUnfreezing) or not method.schedule.ratios:
         return
     if exact_ratio(method.schedule.ratios[0]) < exact_ratio(method.active_ratio):
         raise SparseDPError(

@@ -38,7 +38,7 @@ class Constant:
 
 
 @dataclass(frozen=True, slots=True)
-class Cooling:
+class GradualCooling:
     """From 1 down to the active ratio: `1 - r(e)`, `r(e) = r* e/(E-1)`, `r* = 1 - rho` (RS, Sec. 4.1).
 
     **Edge cases.** With a single period the ratio is `rho`.
@@ -54,7 +54,7 @@ class Cooling:
 
 
 @dataclass(frozen=True, slots=True)
-class GradualRelease:
+class ProgressiveUnfreezing:
     """From the active ratio up along a list, whose last value stays (AdaDPIGU, Sec. 4, progressive unfreezing).
 
     Period 0 has the active ratio, period e the e-th of `ratios`. An empty list keeps the active ratio.
@@ -68,7 +68,7 @@ class GradualRelease:
         if any(later < earlier for earlier, later in pairwise(exact)):
             raise SparseDPError(
                 f"release: got {list(self.ratios)}, expected ratios that never fall; "
-                "for other schedules give Listed(ratios)"
+                "for other schedules give PiecewiseConstant(ratios)"
             )
 
     def ratio(self, period: int, periods: int, target: Fraction) -> Fraction:
@@ -79,7 +79,7 @@ class GradualRelease:
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class PiecewiseConstant:
     """Any ratios: period e has the e-th of the list, and the last value stays. The active ratio is not used."""
 
     ratios: tuple[float, ...]
@@ -114,7 +114,7 @@ def get_schedule(name: str) -> Schedule:
     return _SCHEDULES.get(name)
 
 
-for _schedule in (Constant(), Cooling(), GradualRelease(), Listed((1.0,))):
+for _schedule in (Constant(), GradualCooling(), ProgressiveUnfreezing(), PiecewiseConstant((1.0,))):
     register_schedule(_schedule)
 
 

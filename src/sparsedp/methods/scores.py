@@ -21,7 +21,7 @@ from sparsedp.randomness import PublicRandomness
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Observation:
+class NoisyGradient:
     """A d-vector to score and the variance of the Gaussian noise in each of its coordinates (float64, CPU).
 
     **Privacy.** Made from a `Release` and public numbers alone, so all that follows is post-processing.
@@ -31,7 +31,7 @@ class Observation:
     noise_variance: Tensor
 
 
-def observe_released(released: Release, frozen_noise: Tensor, frozen_std: float) -> Observation:
+def observe_released(released: Release, frozen_noise: Tensor, frozen_std: float) -> NoisyGradient:
     """The released gradient on its support and, on frozen coordinates, fresh public noise (RS Alg. 4, line 22).
 
     A frozen coordinate then looks like an active one without signal, and can come back.
@@ -50,26 +50,26 @@ def observe_released(released: Release, frozen_noise: Tensor, frozen_std: float)
     variance = torch.full((support.dimension,), frozen_std**2, dtype=torch.float64)
     gradient[support.indices] = released.mean.to("cpu", torch.float64)
     variance[support.indices] = released.noise_scale.to("cpu", torch.float64) ** 2
-    return Observation(gradient, variance)
+    return NoisyGradient(gradient, variance)
 
 
-def observe_support(released: Release) -> Observation:
+def observe_support(released: Release) -> NoisyGradient:
     """The released gradient on its support; zeros without noise elsewhere."""
     support = released.support
-    return Observation(
+    return NoisyGradient(
         support.scatter(released.mean.to("cpu", torch.float64)),
         support.scatter(released.noise_variance.to("cpu", torch.float64)),
     )
 
 
-def observe_dense(released: Release) -> Observation:
+def observe_dense(released: Release) -> NoisyGradient:
     """A release on the full support, as it is."""
     if not released.support.is_full:
         raise SparseDPError(
             f"step {released.step} was released on {released.support}, expected the full support; "
             "use observe_released, which says what frozen coordinates look like"
         )
-    return Observation(
+    return NoisyGradient(
         released.mean.to("cpu", torch.float64), released.noise_variance.to("cpu", torch.float64)
     )
 
@@ -77,7 +77,7 @@ def observe_dense(released: Release) -> Observation:
 RankingState = Mapping[str, Tensor]
 
 
-class RankedBy(Enum):
+class ScoreSource(Enum):
     """What a ranking goes by."""
 
     GRADIENTS = "released gradients"
@@ -88,16 +88,16 @@ class RankedBy(Enum):
     @property
     def counts_rows(self) -> bool:
         """Whether it takes a release of its own, of one number for each row of a table."""
-        return self in (RankedBy.TOUCHED_ROWS, RankedBy.STEP_ROWS)
+        return self in (ScoreSource.TOUCHED_ROWS, ScoreSource.STEP_ROWS)
 
     @property
     def selects(self) -> bool:
         """Whether it takes one release of its own, in a stage that selects."""
-        return self is RankedBy.TOUCHED_ROWS
+        return self is ScoreSource.TOUCHED_ROWS
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RankingContext:
     """Where and when a ranking is asked for: all of it public.
 
     `period` counts from 0 in the main stage; `steps_left` are those of it still to come.
@@ -124,7 +124,7 @@ class Ranking(Protocol):
         ...
 
     @property
-    def source(self) -> RankedBy:
+    def source(self) -> ScoreSource:
         """What it goes by."""
         ...
 
@@ -132,7 +132,7 @@ class Ranking(Protocol):
         """The state before any observation."""
         ...
 
-    def update(self, state: RankingState, seen: Observation) -> RankingState:
+    def update(self, state: RankingState, seen: NoisyGradient) -> RankingState:
         """The state after one more step; the old one is left as it is."""
         ...
 
@@ -140,7 +140,7 @@ class Ranking(Protocol):
         """One number per coordinate, larger is better; None for an order without numbers."""
         ...
 
-    def order(self, state: RankingState, place: Place) -> Order:
+    def order(self, state: RankingState, place: RankingContext) -> Order:
         """What is ranked, best first."""
         ...
 
@@ -156,23 +156,23 @@ class ByScore(ABC):
     name: str
 
     @property
-    def source(self) -> RankedBy:
+    def source(self) -> ScoreSource:
         """Released gradients."""
-        return RankedBy.GRADIENTS
+        return ScoreSource.GRADIENTS
 
     @abstractmethod
     def init(self, dimension: int) -> RankingState:
         """The state before any observation."""
 
     @abstractmethod
-    def update(self, state: RankingState, seen: Observation) -> RankingState:
+    def update(self, state: RankingState, seen: NoisyGradient) -> RankingState:
         """The state after one more step; the old one is left as it is."""
 
     @abstractmethod
     def scores(self, state: RankingState) -> Tensor:
         """One number per coordinate, larger is better."""
 
-    def order(self, state: RankingState, place: Place) -> Order:
+    def order(self, state: RankingState, place: RankingContext) -> Order:
         """By falling score; ties go to the lower index."""
         return place.by_score(self.scores(state))
 
@@ -188,7 +188,7 @@ class WithoutScores(ABC):
         """Nothing."""
         return {}
 
-    def update(self, state: RankingState, seen: Observation) -> RankingState:
+    def update(self, state: RankingState, seen: NoisyGradient) -> RankingState:
         """Nothing is learned."""
         return state
 
@@ -197,7 +197,7 @@ class WithoutScores(ABC):
         return
 
     @abstractmethod
-    def order(self, state: RankingState, place: Place) -> Order:
+    def order(self, state: RankingState, place: RankingContext) -> Order:
         """What is ranked, best first."""
 
 
@@ -208,11 +208,11 @@ class RandomOrder(WithoutScores):
     name: str = "random"
 
     @property
-    def source(self) -> RankedBy:
+    def source(self) -> ScoreSource:
         """Chance."""
-        return RankedBy.PUBLIC
+        return ScoreSource.PUBLIC
 
-    def order(self, state: RankingState, place: Place) -> Order:
+    def order(self, state: RankingState, place: RankingContext) -> Order:
         """A permutation that the period and the public seed fix."""
         layout, granularity = place.parts.layout, place.granularity
         return Order(
@@ -231,15 +231,15 @@ class Frequency(WithoutScores):
     name: str = "frequency"
 
     @property
-    def source(self) -> RankedBy:
+    def source(self) -> ScoreSource:
         """A release of its own."""
-        return RankedBy.TOUCHED_ROWS
+        return ScoreSource.TOUCHED_ROWS
 
-    def update(self, state: RankingState, seen: Observation) -> RankingState:
+    def update(self, state: RankingState, seen: NoisyGradient) -> RankingState:
         """Keep the counts; there is one number for each row."""
         return {"counts": seen.gradient}
 
-    def order(self, state: RankingState, place: Place) -> Order:
+    def order(self, state: RankingState, place: RankingContext) -> Order:
         """By falling count; ties go to the lower row."""
         counts = state["counts"]
         return Order(torch.sort(counts, descending=True, stable=True).indices, TableRows(place.parts.ranked))
@@ -280,7 +280,7 @@ class Energy(ByScore):
         """Zeros."""
         return {"sum": _zeros(dimension), "steps": _count()}
 
-    def update(self, state: RankingState, seen: Observation) -> RankingState:
+    def update(self, state: RankingState, seen: NoisyGradient) -> RankingState:
         """Add `g^2 - v`."""
         more = seen.gradient.square().sub_(seen.noise_variance)
         return {"sum": more.add_(state["sum"]), "steps": state["steps"] + 1}
@@ -304,7 +304,7 @@ class Magnitude(ByScore):
         """Zeros."""
         return {"sum": _zeros(dimension), "steps": _count()}
 
-    def update(self, state: RankingState, seen: Observation) -> RankingState:
+    def update(self, state: RankingState, seen: NoisyGradient) -> RankingState:
         """Add `|g|`."""
         return {"sum": state["sum"] + seen.gradient.abs(), "steps": state["steps"] + 1}
 
@@ -323,7 +323,7 @@ class Ranked(ByScore):
         """Zeros."""
         return {"sum": _zeros(dimension)}
 
-    def update(self, state: RankingState, seen: Observation) -> RankingState:
+    def update(self, state: RankingState, seen: NoisyGradient) -> RankingState:
         """Add `g`."""
         return {"sum": state["sum"] + seen.gradient}
 
@@ -346,7 +346,7 @@ class Coherent(ByScore):
         """Zeros."""
         return {"sum": _zeros(dimension), "variance": _zeros(dimension), "steps": _count()}
 
-    def update(self, state: RankingState, seen: Observation) -> RankingState:
+    def update(self, state: RankingState, seen: NoisyGradient) -> RankingState:
         """Add `g` and `v`."""
         return {
             "sum": state["sum"] + seen.gradient,
@@ -398,15 +398,15 @@ class Contributions(WithoutScores):
             )
 
     @property
-    def source(self) -> RankedBy:
+    def source(self) -> ScoreSource:
         """A release of its own in every step."""
-        return RankedBy.STEP_ROWS
+        return ScoreSource.STEP_ROWS
 
-    def update(self, state: RankingState, seen: Observation) -> RankingState:
+    def update(self, state: RankingState, seen: NoisyGradient) -> RankingState:
         """Keep this step's counts, one for each row, and their noise."""
         return {"counts": seen.gradient, "variance": seen.noise_variance}
 
-    def order(self, state: RankingState, place: Place) -> Order:
+    def order(self, state: RankingState, place: RankingContext) -> Order:
         """The rows that reach the threshold, by falling count; ties go to the lower row."""
         counts = state["counts"]
         reached = (counts >= self.threshold * state["variance"].sqrt()).nonzero().reshape(-1)
@@ -428,9 +428,9 @@ class Given(WithoutScores):
     name: str = "given"
 
     @property
-    def source(self) -> RankedBy:
+    def source(self) -> ScoreSource:
         """Public knowledge."""
-        return RankedBy.PUBLIC
+        return ScoreSource.PUBLIC
 
     def check(self, known: Knowledge) -> None:
         """Refuse other scores than those that were planned with.
@@ -445,14 +445,14 @@ class Given(WithoutScores):
                 "(SHA-256); give the scores it was planned with"
             )
 
-    def order(self, state: RankingState, place: Place) -> Order:
+    def order(self, state: RankingState, place: RankingContext) -> Order:
         """By falling score; ties go to the lower index, and what has the score -inf is left out."""
         found = self._found(place)
         if not found.items.numel() and place.parts.ranked and not place.parts.always:
             raise SparseDPError("public_scores: every score is -inf or false, so nothing would be trained")
         return found
 
-    def _found(self, place: Place) -> Order:
+    def _found(self, place: RankingContext) -> Order:
         layout, ranked, scores = place.parts.layout, place.parts.ranked, place.known.scores
         if scores is None:
             return place.by_score(place.known.magnitudes())

@@ -22,10 +22,10 @@ from sparsedp.methods.ranking import Order, Parts, TableRows, log_meaning
 from sparsedp.methods.schedules import Refresh, active_count
 from sparsedp.methods.scores import (
     Given,
-    Observation,
-    Place,
-    RankedBy,
+    NoisyGradient,
+    RankingContext,
     RankingState,
+    ScoreSource,
     observe_dense,
     observe_released,
     observe_support,
@@ -178,7 +178,7 @@ class SupportScheduler:
         if any(stage.moves is Moves.HEAD for stage in self._method.stages):
             self._parts.head_support()  # refuses an empty one before anything is charged
         self._ranking = self._method.ranking
-        self._source = RankedBy.PUBLIC if self._ranking is None else self._ranking.source
+        self._source = ScoreSource.PUBLIC if self._ranking is None else self._ranking.source
         if self._source.counts_rows:
             self._parts.check_tables(self._method.name)
         if isinstance(self._ranking, Given):
@@ -259,7 +259,7 @@ class SupportScheduler:
         self._awaited = None
         warming = self._period <= _BEFORE_MAIN
         ranks_again = self._order is None or self._method.refresh is Refresh.EVERY_PERIOD
-        if self._ranking and self._source is RankedBy.GRADIENTS and ranks_again and self._stage.observes:
+        if self._ranking and self._source is ScoreSource.GRADIENTS and ranks_again and self._stage.observes:
             seen = self._observation(released)
             self._score_state = self._ranking.update(self._score_state, seen)
             self._scored_steps += 1
@@ -277,7 +277,7 @@ class SupportScheduler:
 
     def observe_counts(self, released: Release) -> None:
         """Learn from the count that a step makes of its own rows, before `setting` is asked for that step."""
-        if self._ranking is None or self._source is not RankedBy.STEP_ROWS or self._awaited is not None:
+        if self._ranking is None or self._source is not ScoreSource.STEP_ROWS or self._awaited is not None:
             raise SparseDPError(f"observe_counts: got {released}, and no step waits for a count of its rows")
         self._learn_counts(released)
         self._counted_step = released.step
@@ -285,14 +285,14 @@ class SupportScheduler:
     def _learn_counts(self, released: Release) -> None:
         if self._ranking is None or self.tables is None or released.mean.shape != (self.tables.total,):
             raise SparseDPError(f"got {released}, expected a count for each row of a table")
-        seen = Observation(
+        seen = NoisyGradient(
             released.mean.to("cpu", torch.float64), released.noise_scale.to("cpu", torch.float64) ** 2
         )
         self._score_state = self._ranking.update(self._score_state, seen)
         self._scored_steps += 1
 
     def _check_counted(self, step: int, period: int) -> None:
-        counts = self._source is RankedBy.STEP_ROWS and period > _BEFORE_MAIN and self._parts.ranked
+        counts = self._source is ScoreSource.STEP_ROWS and period > _BEFORE_MAIN and self._parts.ranked
         if counts and self._counted_step != step:
             raise SparseDPError(f"step {step}: its rows have not been counted; call observe_counts first")
 
@@ -388,10 +388,10 @@ class SupportScheduler:
     def _rank(self, period: int) -> None:
         """A new order of the coordinates; the old one stays when nothing was scored since."""
         ranking = self._ranking
-        if ranking is None or (self._source is not RankedBy.PUBLIC and not self._scored_steps):
+        if ranking is None or (self._source is not ScoreSource.PUBLIC and not self._scored_steps):
             return
         left = self._timeline.main_steps - self._starts[period]
-        place = Place(self._parts, self._method.granularity, self._public, period, self._known, left)
+        place = RankingContext(self._parts, self._method.granularity, self._public, period, self._known, left)
         self._last_scores = ranking.scores(self._score_state)
         self._order = ranking.order(self._score_state, place)
         if isinstance(ranking, EmpiricalBayes):
@@ -448,7 +448,7 @@ class SupportScheduler:
             return Standardized(torch.zeros_like(scales), scales, gain=1 / scale)
         return Identity()
 
-    def _observation(self, released: Release) -> Observation:
+    def _observation(self, released: Release) -> NoisyGradient:
         if released.support.is_full:
             return observe_dense(released)
         if isinstance(self._ranking, EmpiricalBayes):
