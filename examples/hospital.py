@@ -212,7 +212,7 @@ def main() -> None:
     parser.add_argument("--markdown", action="store_true", help="print the tables in Markdown")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    private = [method.name for method in list_methods() if method.private]
+    private = [method.name for method in list_methods()]
     bundle = diabetes130(diagnoses="pooled", unit_norm=False)
     rows = compare(bundle, Results(options.results), private)
     titles = {

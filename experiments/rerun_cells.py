@@ -23,10 +23,11 @@ import torch
 from scipy.special import stdtrit
 
 from sparsedp.errors import SparseDPError
+from sparsedp_experiments.runs.ablations import train_ablation
 from sparsedp_experiments.runs.execute import execute
 from sparsedp_experiments.runs.grid import RESULTS
 from sparsedp_experiments.runs.results import append_row, read_rows
-from sparsedp_experiments.runs.settings import Settings
+from sparsedp_experiments.runs.settings import ABLATIONS, Settings
 
 Record = Mapping[str, Any]
 LEAST_SEEDS = 5
@@ -94,11 +95,15 @@ def rerun(family: str, cell: Sequence[Record]) -> dict[str, Any]:
     }
     began = time.monotonic()
     try:
-        result = execute(Settings.from_json(record["settings"]))
+        settings = Settings.from_json(record["settings"])
+        if settings.method in ABLATIONS:
+            again = train_ablation(settings)["metrics"][metric]
+            return {**found, "new": again, "epsilon": None, "seconds": time.monotonic() - began}
+        result = execute(settings)
     except SparseDPError as error:
         return {**found, "error": str(error).splitlines()[0][:200]}
-    spent = result.ledger.epsilon if result.private else None
-    return {**found, "new": result.metrics[metric], "epsilon": spent, "seconds": time.monotonic() - began}
+    seconds = time.monotonic() - began
+    return {**found, "new": result.metrics[metric], "epsilon": result.ledger.epsilon, "seconds": seconds}
 
 
 def verdict(row: Record) -> str:

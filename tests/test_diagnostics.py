@@ -181,17 +181,6 @@ def test_a_run_that_is_sparse_from_the_start_is_told_r_alone(tmp_path, method, a
         assert seen.noise.noise_ratios[name] == pytest.approx(phase.noise_multiplier / 20 * count**0.5)
 
 
-def test_a_run_that_is_not_private_has_no_noise_to_tell_of(tmp_path):
-    out = tmp_path / "run"
-    sparsedp.fit(
-        network(), TensorDataset(*rows(80)), nn.CrossEntropyLoss(reduction="none"), method="clipped-sgd", epochs=5,
-        batch_size=20, seed=3, progress=False, run_dir=out,
-    )  # fmt: skip
-    with pytest.raises(DataError, match="is not private"):
-        statistics_of(Run.open(out))
-    assert look(out).noise.noise_ratios == {}
-
-
 STEPS, WARM_UP = 300, 90
 """So a ledger block is three steps."""
 
@@ -300,17 +289,6 @@ def test_a_summary_without_clear_energy_has_no_curve(whole):
     summary = summarize_warmup(Run.open(whole[0]))
     assert [curve["ranking"] for curve in summary["curves"]] == ["energy", "coherent"]
     assert all(curve["ratio"] == curve["share"] == [] for curve in summary["curves"])
-
-
-def test_a_run_that_is_not_private_leaves_no_statistics_behind(tmp_path):
-    folder = tmp_path / "run"
-    sparsedp.fit(
-        network(), TensorDataset(*rows(80)), nn.CrossEntropyLoss(reduction="none"), method="clipped-sgd", epochs=12,
-        batch_size=8, max_grad_norm=0.5, seed=3, progress=False, run_dir=folder,
-    )  # fmt: skip
-    assert summarize_warmup(Run.open(folder)) is None
-    with pytest.raises(DataError, match="not private"):
-        kept(folder)
 
 
 LOSS = nn.CrossEntropyLoss(reduction="none")

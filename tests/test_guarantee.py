@@ -64,13 +64,6 @@ def test_limitations_name_seeds_early_stops_and_exact_held_out_numbers():
     assert any("Tuning" in limit for limit in plain.limitations)
 
 
-def test_plan_that_protects_nobody_promises_nothing():
-    found = describe(a_plan(method="clipped-sgd", epsilon=None), seeded=True)
-    assert found.promises == ()
-    assert found.warning is not None
-    assert "protects nobody" in found.warning
-
-
 @pytest.mark.parametrize("epsilon", [0.1, 1.0, 20.0, 1e4])
 @pytest.mark.parametrize("chance", [0.001, 0.5, 0.9])
 def test_posterior_keeps_the_odds_ratio_within_epsilon_and_contains_the_prior(chance, epsilon):

@@ -39,8 +39,7 @@ def live(plan: Plan, console: Console) -> Iterator[Callable[[Event], None]]:
     )
     task = bar.add_task(plan.method, total=plan.total_steps)
     facts = Text()
-    private = plan.is_private and plan.delta is not None
-    epsilons = [f"epsilon ≤ {rounded_up(bound, 3)}" for bound in epsilon_by_epoch(plan)] if private else []
+    epsilons = [f"epsilon ≤ {rounded_up(bound, 3)}" for bound in epsilon_by_epoch(plan)]
     epochs = len(plan.epoch_ends())
     accuracy: list[str] = []
 
@@ -71,7 +70,7 @@ class EpochLines(Callback):
         accuracy = event.metrics.get("accuracy")
         facts = [
             f"epoch {event.epoch}/{self._epochs or '?'}",
-            f"epsilon {rounded_up(event.epsilon)}" if event.epsilon is not None else "not private",
+            f"epsilon {rounded_up(event.epsilon)}",
             f"active {event.active_ratio:.1%}",
             f"held-out accuracy {accuracy:.1%}" if accuracy is not None else "",
         ]

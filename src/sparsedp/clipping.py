@@ -158,28 +158,7 @@ class LayerClip:
             )
 
 
-@dataclass(frozen=True, slots=True)
-class NoClip:
-    """No bound: for the non-private ablations only.
-
-    **Privacy.** None: the sensitivity is infinite.
-    """
-
-    @property
-    def sensitivity(self) -> float:
-        """Infinite."""
-        return math.inf
-
-    def tightened(self, bound: float) -> NoClip:
-        """Itself."""
-        return self
-
-    def factors(self, norms: Tensor) -> Tensor:
-        """One for every finite contribution."""
-        return norms.isfinite().to(norms.dtype)
-
-
-Clip = FlatClip | AutomaticClip | LayerClip | NoClip
+Clip = FlatClip | AutomaticClip | LayerClip
 
 
 @dataclass(frozen=True, slots=True)

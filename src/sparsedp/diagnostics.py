@@ -180,8 +180,6 @@ def why_nothing(run: Run) -> str:
     plan, record = run.plan, run.record
     steps, first = observed_steps(plan), plan.first_step(observed_phase(plan).name)
     nothing = f"{run.path} has no warm-up statistics: "
-    if not plan.is_private:
-        return f"{nothing}{plan.method} is not private, so its gradients are no releases; train by a private method"
     if any(span.active < record["d"] and span.step < first + steps for span in run.spans):
         return (
             f"{nothing}{plan.method} has no warm-up and does not train every coordinate for its first {steps} steps, "
@@ -570,11 +568,10 @@ def _overlaps(
 def _noise(view: RunView, layout: ParameterLayout) -> NoiseFacts:
     phase, k, d = view.plan.phases[-1], view.support.size, view.support.dimension
     nu = noise_on_mean(view.plan, phase)
-    clipped = phase.clip_norm is not None and phase.noise_multiplier > 0
     sizes = part_sizes(layout) | {"support": k}
     return NoiseFacts(
         nu,
         k * nu**2,
         d * nu**2,
-        {name: noise_ratio(view.plan, size) for name, size in sizes.items() if size} if clipped else {},
+        {name: noise_ratio(view.plan, size) for name, size in sizes.items() if size},
     )

@@ -15,7 +15,7 @@ from sparsedp._validate import count, rounded_up, significant
 from sparsedp.privacy.accounting import ACCOUNTANTS, plan_epsilon
 from sparsedp.privacy.calibration import UNDERSHOOT
 from sparsedp.privacy.ledger import LedgerState
-from sparsedp.privacy.plan import Phase, Plan
+from sparsedp.privacy.plan import Plan
 
 ROUNDING = 1e-6
 """Relative excess over a target that rounding on another machine may explain."""
@@ -32,8 +32,7 @@ class PlanSummary:
 
     Attributes:
         statement: the guarantee in a sentence, with its unit, relation and accountant.
-        epsilons: epsilon of the whole plan by every accountant; infinite where it is not private, empty without a
-            delta.
+        epsilons: epsilon of the whole plan by every accountant; empty without a delta.
         batch_sizes: expected batch size of each phase.
     """
 
@@ -60,9 +59,9 @@ def guarantee(plan: Plan) -> str:
     **Privacy.** Epsilon is accounted for anew. The target is named in its place only when the plan costs just that,
     to the accuracy of calibration, so that a plan edited by hand says what it costs and not what it once aimed at.
     """
-    if not plan.is_private:
-        reasons = [reason for phase in plan.phases if (reason := _not_private(phase))]
-        return f"Not private (epsilon is infinite): {'; '.join(reasons)}."
+    quiet = [phase.name for phase in plan.phases if not phase.noise_multiplier]
+    if quiet:
+        return f"No guarantee: there is no noise in the phases {', '.join(quiet)}."
     if plan.delta is None:
         return f"Noise without a target: epsilon for one {plan.unit} of {plan.units} depends on the delta chosen."
     cost, target = plan_epsilon(plan), plan.target_epsilon
@@ -93,7 +92,7 @@ class Guarantee:
 
     Attributes:
         statement: the guarantee in one sentence.
-        promises: what it means; empty for a run that is not private.
+        promises: what it means.
         limitations: what it does not cover.
         warning: what must be read first, if anything.
     """
@@ -128,9 +127,6 @@ def describe(plan: Plan, *, seeded: bool = False, complete: bool = True, evaluat
         "the evaluation set need protection, do not publish them."
     )
     limitations: tuple[str, ...] = (held_out,) if evaluated else ()
-    if not plan.is_private:
-        warning = "Not private: this run protects nobody. It is an ablation, for comparison only."
-        return Guarantee(guarantee(plan), (), limitations, warning)
     if not complete:
         limitations += (
             "The run stopped before its plan was done. The planned epsilon holds; the smaller one of the ledger "
@@ -196,9 +192,3 @@ def _promises(plan: Plan) -> tuple[str, ...]:
 def _stated(cost: float, target: float | None) -> float:
     """The target where the plan costs just that, to the accuracy of calibration; else what it costs."""
     return target if target is not None and (1 - UNDERSHOOT) * target <= cost <= target else cost
-
-
-def _not_private(phase: Phase) -> str:
-    if phase.clip_norm is None:
-        return f"phase {phase.name} does not clip"
-    return "" if phase.noise_multiplier else f"phase {phase.name} adds no noise"

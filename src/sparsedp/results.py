@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -87,7 +86,7 @@ class LedgerSummary:
     Attributes:
         steps: releases charged, those lost in a crash included.
         planned: releases the plan has.
-        epsilon: their cost at the plan's delta; infinite when not private.
+        epsilon: their cost at the plan's delta.
         entries: lines of the ledger file; 0 without one.
         head: hash of its last line; None without a file.
     """
@@ -107,9 +106,8 @@ class Result:
         model: the trained model, in evaluation mode, with the averaged weights if an average was kept.
         epsilon: the guarantee: the epsilon of the whole plan, also when the run was stopped early (a shorter run's
             smaller cost, `ledger.epsilon`, holds only if the stop did not depend on anything released).
-        delta: the delta of the guarantee; None when not private.
+        delta: the delta of the guarantee.
         unit: what the guarantee protects: "row", or the name of the unit given.
-        private: False for the ablations without clip or without noise.
         publishable: False when a seed was given: reproducible, not for release.
         complete: whether every planned step was taken or counted.
         d: number of trainable scalars.
@@ -129,7 +127,6 @@ class Result:
     epsilon: float
     delta: float | None
     unit: str
-    private: bool
     publishable: bool
     complete: bool
     d: int
@@ -145,15 +142,15 @@ class Result:
 
     @property
     def noise_multiplier(self) -> float:
-        """The noise of the main phase's steps over max_grad_norm; 0 when not private."""
+        """The noise of the main phase's steps over max_grad_norm."""
         return self.plan.phases[-1].noise_multiplier
 
     @property
     def outcome(self) -> dict[str, Any]:
         """The keys of the record that were null while the run went on (`runs.record.OUTCOME`)."""
         return {
-            "epsilon": self.epsilon if math.isfinite(self.epsilon) else None,
-            "epsilon_spent": self.ledger.epsilon if math.isfinite(self.ledger.epsilon) else None,
+            "epsilon": self.epsilon,
+            "epsilon_spent": self.ledger.epsilon,
             "steps_charged": self.ledger.steps,
             "test_accuracy": self.metrics.get("accuracy"),
             "metrics": self.metrics,
@@ -191,17 +188,14 @@ class Spending:
     def _by_epoch_end(self) -> Mapping[int, float]:
         return dict(zip(self.plan.epoch_ends(), epsilon_by_epoch(self.plan), strict=True))
 
-    def at_epoch_end(self, step: int) -> float | None:
-        """Epsilon of the plan's first steps, up to the end of an epoch; None when not private."""
-        if self.plan.delta is None or not self.plan.is_private:
-            return None
+    def at_epoch_end(self, step: int) -> float:
+        """Epsilon of the plan's first steps, up to the end of an epoch."""
         return self._by_epoch_end[step]
 
     def after(self, steps: int, delta: float | None = None) -> float:
         """Epsilon of the plan's first steps, at its delta or another one."""
         chosen = self.plan.delta if delta is None else delta
-        if not self.plan.is_private or chosen is None:
-            return math.inf
+        assert chosen is not None
         spent = self.plan.events(steps)
         return plan_accountant(self.plan).epsilon(spent, chosen) if spent else 0.0
 
@@ -220,6 +214,5 @@ class Spending:
         )
 
     def _epsilon(self, events: tuple[SampledGaussian, ...]) -> float:
-        if not self.plan.is_private or self.plan.delta is None:
-            return math.inf
+        assert self.plan.delta is not None
         return plan_accountant(self.plan).epsilon(events, self.plan.delta)

@@ -180,6 +180,5 @@ def _release(support: Support, mean: Tensor, scale: Tensor, step: int) -> Releas
         phase="made up",
         step=step,
         publishable=False,
-        private=True,
         seal=_SEAL,
     )

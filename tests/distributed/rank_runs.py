@@ -63,7 +63,6 @@ def digest(result: sparsedp.Result) -> str:
 def train(method: str = "tp-topk", **changes: Any) -> sparsedp.Result:
     by_table = method in TABLES
     protection: dict[str, Any] = {"epsilon": 4.0, "delta": 1e-3, "accountant": "rdp"}
-    without: dict[str, dict[str, Any]] = {"noisy-sgd": {"noise_std": 0.05}, "clipped-sgd": {}}
     arguments: dict[str, Any] = {
         "method": method,
         "epochs": 2,
@@ -71,7 +70,7 @@ def train(method: str = "tp-topk", **changes: Any) -> sparsedp.Result:
         "lr": 0.5,
         "seed": 7,
         "evaluate": accuracy,
-        **without.get(method, protection),
+        **protection,
         **changes,
     }
     if "model" not in arguments:

@@ -33,7 +33,7 @@ from sparsedp.runs.run import Run
 pytestmark = pytest.mark.usefixtures("checked_once")
 
 COUNTING = ("adafest", "fest")
-PRIVATE = [method.name for method in list_methods() if method.private]
+PRIVATE = [method.name for method in list_methods()]
 EVERYWHERE = [
     pytest.param(name, NUMBERS, id=name, marks=[] if name in OFTEN else pytest.mark.nightly)
     for name in PRIVATE
@@ -249,13 +249,11 @@ def test_local_batches_cover_the_data_once_a_pass():
     assert seen[:6] != seen[6:]
 
 
-def test_methods_that_promise_nothing_and_statistics_are_refused():
-    with pytest.raises(sparsedp.PrivacyError, match="protects nobody"):
-        FederatedTrainer(
-            make_model(),
-            plan=a_plan("clipped-sgd", epsilon=None, delta=None),
-            optimizer=sgd,
-        )
+def test_plans_without_noise_and_statistics_are_refused():
+    quiet = a_plan()
+    quiet = quiet.with_noise({phase.name: 0.0 for phase in quiet.phases})
+    with pytest.raises(sparsedp.PrivacyError, match="noise in each"):
+        FederatedTrainer(make_model(), plan=quiet, optimizer=sgd)
     normalised = a_plan(normalise=sparsedp.PrivateNormalisation())
     with pytest.raises(sparsedp.PrivacyError, match="not asked for"):
         FederatedTrainer(make_model(), plan=normalised, optimizer=sgd)

@@ -85,9 +85,6 @@ def _fit(out: Path, asked: Mapping[str, Any], watch: Any = None) -> tuple[sparse
 
 def _of_method(method: str, model: str) -> dict[str, Any]:
     asked: dict[str, Any] = {"method": method, "model": model}
-    if method in ("noisy-sgd", "clipped-sgd"):
-        asked |= {"epsilon": None, "delta": None, "accountant": None}
-        asked |= {"noise_std": 0.05} if method == "noisy-sgd" else {}
     if model == "table" and method == "adafest":
         asked["options"] = MethodOptions(ranking=Contributions(1.0, 0.3))
     if model == "table" and method == "given":

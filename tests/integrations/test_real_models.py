@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-sys.path.append(str(Path(__file__).parents[1] / "gradients"))
+sys.path.append(str(Path(__file__).parents[1] / "grad_sample"))
 
 from gradient_cases import clipped_sum, measured, median_norm, plain_loop
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from oracles.network import TinyNetwork
 from sparsedp.batch import MicroBatch, from_criterion
-from sparsedp.clipping import FlatClip, NoClip
+from sparsedp.clipping import FlatClip
 from sparsedp.grad_sample.query import ClippedSumQuery, sum_clipped_rows
 from sparsedp.grad_sample.reference import ReferenceEngine
 from sparsedp.methods.method import Method, MethodOptions, OffSupport
@@ -163,7 +163,7 @@ def drive(
         theta, velocity = _change(setting, theta, velocity)
         engine.load(theta)
         injected.support = setting.support
-        clip = NoClip() if phase.clip_norm is None else FlatClip(phase.clip_norm)
+        clip = FlatClip(phase.clip_norm)
         query = ClippedSumQuery(setting.support, clip, setting.geometry, setting.per_sample_top)
         batch = [MicroBatch((inputs[part], labels[part])) for part in np.array_split(rows, 2)]
         expected = plan.expected_batch_size(phase)
@@ -171,7 +171,6 @@ def drive(
             GradientSum(engine, batch, query),
             Charge(phase.name, step, phase.sampling_rate, phase.noise_multiplier),
             expected_batch_size=expected,
-            noise_std=phase.noise_std or 0.0,
         )
         clean = setting.geometry.inverse(sum(engine.parts) / expected)
         noises.append((released.mean - clean).numpy())

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsedp.methods.method import SELECT, Method, MethodOptions, Protection
+from sparsedp.methods.method import SELECT, Method, MethodOptions
 from sparsedp.methods.plan_config import PlanSpec
 from sparsedp.methods.public_scores import Knowledge
 from sparsedp.methods.support_scheduler import StepSetting, SupportScheduler
@@ -62,7 +62,6 @@ def release(
         phase=phase,
         step=step,
         publishable=False,
-        private=True,
         seal=_SEAL,
     )
 
@@ -78,20 +77,16 @@ def plan_of(
     clip_norm: float = 1.0,
 ) -> Plan:
     """A plan of any method with made-up noise, for 10 expected units a batch; its training phases alone."""
-    unclipped = method.protection is Protection.NO_CLIP
     plan = PlanSpec.asked(
         method,
         options,
         units=10 * steps_per_epoch,
         batch_size=10,
         epochs=epochs,
-        max_grad_norm=None if unclipped else clip_norm,
-        noise_std=noise if unclipped else None,
+        max_grad_norm=clip_norm,
         warmup_fraction=warmup_fraction,
     ).draft()
     plan = dataclasses.replace(plan, phases=plan.training)
-    if method.protection is not Protection.PRIVATE:
-        return plan
     return plan.with_noise({phase.name: noise for phase in plan.phases})
 
 

@@ -45,9 +45,7 @@ class Remembers(DrawsItsOwn):
         return self.kept["sum"]
 
 
-@pytest.mark.parametrize(
-    "method", [method for method in list_methods() if method.private], ids=lambda method: method.name
-)
+@pytest.mark.parametrize("method", list_methods(), ids=lambda method: method.name)
 def test_check_method_every_private_method_passes(method):
     check_method(method)
 

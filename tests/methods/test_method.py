@@ -48,16 +48,13 @@ def test_the_table_has_the_papers_methods_and_ours():
     names = {method.name for method in list_methods()}
     assert names >= {
         "dp-sgd", "tp-topk", "tp-coherent", "tp-rand", "on-rand", "on-topk", "ranked",
-        "adadpigu", "noisy-sgd", "clipped-sgd",
+        "adadpigu",
     }  # fmt: skip
-    assert not get_method("noisy-sgd").private
-    assert not get_method("clipped-sgd").private
-    assert get_method("adadpigu").private
 
 
 def test_only_the_methods_of_the_random_sparsification_paper_coast():
     coasting = {m.name for m in list_methods() if m.off_support is OffSupport.COASTS}
-    assert coasting >= {"on-rand", "on-topk", "ranked", "noisy-sgd", "clipped-sgd"}
+    assert coasting >= {"on-rand", "on-topk", "ranked"}
     assert not coasting & {"dp-sgd", "tp-topk", "tp-coherent", "tp-rand", "adadpigu"}
 
 

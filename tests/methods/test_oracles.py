@@ -10,7 +10,7 @@ from method_harness import NETWORK, PUBLIC, Problem, drive
 
 from oracles import adadpigu, random_sparsification, tp_topk
 from sparsedp.methods.catalog import get_method
-from sparsedp.methods.method import MethodOptions, Protection
+from sparsedp.methods.method import MethodOptions
 from sparsedp.methods.plan_config import PlanSpec
 from sparsedp.methods.schedules import EverySteps, GradualRelease, PerEpoch
 from sparsedp.methods.support_scheduler import FROZEN_NOISE
@@ -37,7 +37,7 @@ def plan_for(method, options, problem, epochs, noise, max_grad_norm=1.0, **setti
     ).draft()
     assert plan.steps_per_epoch == STEPS_PER_EPOCH
     assert plan.total_steps == problem.steps
-    return plan.with_noise(noise) if method.protection is Protection.PRIVATE else plan
+    return plan.with_noise(noise)
 
 
 def assert_same_path(ours, oracle, start):
@@ -115,38 +115,6 @@ def test_on_rand_is_algorithm_1_of_random_sparsification(refresh, epochs, active
     )  # fmt: skip
     np.testing.assert_array_equal(run.masks, oracle["masks"])
     assert_same_path(run.weights, oracle["history"], problem.theta)
-
-
-@pytest.mark.parametrize("active_ratio", [1.0, 0.1])
-def test_noisy_sgd_is_algorithm_2_and_without_sparsification_plain_noisy_sgd(active_ratio):
-    method, options = get_method("noisy-sgd"), MethodOptions(active_ratio=active_ratio)
-    problem = Problem(steps=20, seed=2)
-    plan = plan_for(method, options, problem, 4, {}, max_grad_norm=None, noise_std=0.6)
-    run = drive(method, options, plan, problem, lr=0.2, momentum=0.5)
-    orders = [PUBLIC.permutation(D, (0, n)).tolist() for n in range(4)]
-    oracle = random_sparsification.train_random(
-        NETWORK, problem.theta, problem.data, problem.batches, problem.noise, orders,
-        E=4, final_rate=1 - active_ratio, B=8, lr=0.2, momentum=0.5, sigma=0.6,
-    )  # fmt: skip
-    np.testing.assert_array_equal(run.masks, oracle["masks"])
-    assert_same_path(run.weights, oracle["history"], problem.theta)
-    assert not any(released.private for released in run.releases)
-
-
-@pytest.mark.parametrize("active_ratio", [1.0, 0.1])
-def test_clipped_sgd_is_algorithm_3_and_without_sparsification_plain_clipped_sgd(active_ratio):
-    method, options = get_method("clipped-sgd"), MethodOptions(active_ratio=active_ratio)
-    problem = Problem(steps=20, seed=3)
-    plan = plan_for(method, options, problem, 4, {}, max_grad_norm=0.7)
-    run = drive(method, options, plan, problem, lr=0.3, momentum=0.5)
-    orders = [PUBLIC.permutation(D, (0, n)).tolist() for n in range(4)]
-    oracle = random_sparsification.train_random(
-        NETWORK, problem.theta, problem.data, problem.batches, problem.noise, orders,
-        E=4, final_rate=1 - active_ratio, B=8, lr=0.3, momentum=0.5, clip=0.7, sigma=0.0,
-    )  # fmt: skip
-    np.testing.assert_array_equal(run.masks, oracle["masks"])
-    assert_same_path(run.weights, oracle["history"], problem.theta)
-    assert not any(released.private for released in run.releases)
 
 
 @pytest.mark.parametrize(("name", "energy"), [("ranked", False), ("on-topk", True)])

@@ -22,7 +22,7 @@ from sparsedp.privacy.normalization import PrivateNormalisation
 from sparsedp.privacy.plan import Phase, Plan
 
 SIZES = {"units": 1000, "batch_size": 100, "epochs": 3}
-private_methods = [method for method in list_methods() if method.private]
+private_methods = list_methods()
 
 
 def test_what_no_plan_has_is_refused_by_name():
@@ -124,31 +124,15 @@ def test_each_phase_may_have_its_own_clip():
         PlanSpec.asked(get_method("dp-sgd"), **SIZES, max_grad_norm=(1.0, 0.5)).draft()
 
 
-def test_the_ablations_have_no_epsilon():
-    noisy = build_plan(
-        get_method("noisy-sgd"), **SIZES, epsilon=None, delta=None, max_grad_norm=None, noise_std=2.0
-    )
-    clipped = build_plan(get_method("clipped-sgd"), **SIZES, epsilon=None, delta=None, max_grad_norm=1.0)
-    assert (noisy.phases[0].clip_norm, noisy.phases[0].noise_std) == (None, 2.0)
-    assert (clipped.phases[0].clip_norm, clipped.phases[0].noise_multiplier) == (1.0, 0.0)
-    assert not noisy.is_private
-    assert not clipped.is_private
-    assert accountant("rdp").epsilon(clipped.events(), 1e-5) == math.inf
-
-
 @pytest.mark.parametrize(
     ("name", "settings", "message"),
     [
-        ("dp-sgd", {"noise_std": 1.0}, "it is for noisy-sgd"),
         ("dp-sgd", {"batch_size": 1001}, "expected at most the number of units, 1000"),
         ("dp-sgd", {"batch_size": 0}, "batch_size: got 0"),
         ("dp-sgd", {"epochs": 1.5}, "epochs: got 1.5"),
         ("dp-sgd", {"accountant": "moments"}, "accountant: got 'moments'"),
         ("tp-topk", {"warmup_fraction": 1.0}, "warmup_fraction: got 1.0"),
         ("tp-topk", {"warmup_fraction": 0.01}, "both phases need at least one"),
-        ("clipped-sgd", {}, "protects nobody"),
-        ("noisy-sgd", {"epsilon": None, "noise_std": 1.0}, "does not clip"),
-        ("noisy-sgd", {"epsilon": None, "max_grad_norm": None}, "got no noise_std"),
     ],
 )
 def test_requests_without_meaning_are_refused(name, settings, message):
@@ -160,7 +144,7 @@ def test_requests_without_meaning_are_refused(name, settings, message):
 @pytest.mark.parametrize("missing", ["epsilon", "delta", "clip_norm"])
 def test_a_spec_has_no_gaps(missing):
     spec = PlanSpec.asked("dp-sgd", **SIZES)
-    with pytest.raises(PrivacyError, match="expected a number"):
+    with pytest.raises(PrivacyError, match=r"expected a.* number"):
         dataclasses.replace(spec, **{missing: None}).plan()
 
 
@@ -168,9 +152,7 @@ def test_what_is_not_given_is_filled_in_from_public_numbers():
     spec = PlanSpec.asked(units=60_000)
     assert (spec.method.name, spec.unit, spec.epsilon, spec.delta) == ("tp-topk", "row", 3.0, 1e-6)
     assert (spec.epochs, spec.batch_size, spec.clip_norm, spec.warmup_fraction) == (20, 1024, 1.0, 0.3)
-    assert (spec.split, spec.accountant, spec.normalise, spec.noise_std) == (EqualNoise(), "pld", None, None)
-    ablation = PlanSpec.asked("noisy-sgd", units=60_000, noise_std=2.0)
-    assert (ablation.epsilon, ablation.delta, ablation.clip_norm) == (None, None, None)
+    assert (spec.split, spec.accountant, spec.normalise) == (EqualNoise(), "pld", None)
 
 
 SPECS = {
@@ -199,8 +181,7 @@ SPECS = {
 
 @pytest.mark.parametrize("case", SPECS)
 def test_a_spec_goes_to_json_and_back_and_its_plan_carries_it(case):
-    noise = {"noise_std": 1.0} if case == "noisy-sgd" else {}
-    spec = PlanSpec.asked(**SPECS[case], **SIZES, **noise)
+    spec = PlanSpec.asked(**SPECS[case], **SIZES)
     assert PlanSpec.from_json(json.loads(json.dumps(spec.to_json()))) == spec
     draft = spec.draft()
     assert Plan.from_json(draft.to_json()) == draft

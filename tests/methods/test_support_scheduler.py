@@ -15,7 +15,7 @@ from every_day import by_method
 from sparsedp.clipping import Standardized
 from sparsedp.errors import PrivacyError, SparseDPError
 from sparsedp.methods.catalog import get_method, list_methods
-from sparsedp.methods.method import GeometryRule, MethodOptions, OffSupport, Protection
+from sparsedp.methods.method import GeometryRule, MethodOptions, OffSupport
 from sparsedp.methods.plan_config import PlanSpec
 from sparsedp.methods.ranking import Granularity
 from sparsedp.methods.schedules import Cooling, GradualRelease, Listed, PerEpoch, Refresh
@@ -147,9 +147,9 @@ def test_rows_are_taken_whole_but_for_the_one_at_the_edge():
     assert done.settings[-1].support.indices.tolist() == [0, 1, 5, 6, 7, 8, 9, 15, 16, 17, 18, 19]
 
 
-def test_frozen_noise_has_the_scale_of_the_missing_noise_also_without_a_clip():
-    """noisy-sgd's noise on the mean is noise_std/B = 0.3; the sum over 100 steps of fresh noise has std 3."""
-    method = get_method("noisy-sgd")
+def test_frozen_noise_has_the_scale_of_the_missing_noise():
+    """The noise on the mean is 3/B = 0.3; the sum over 100 steps of fresh noise has std 3."""
+    method = get_method("on-rand")
     options = MethodOptions(ranking="ranked", schedule=Listed((0.01,)))
     layout = layout_of((4000,))
     done = run(
@@ -215,14 +215,12 @@ def measured(method):
     options = None if method.ranking is None else MethodOptions(active_ratio=0.3)
     if method.geometry is GeometryRule.STANDARDIZED:
         options = MethodOptions(active_ratio=0.3, variance_decay=0.9)
-    unclipped = method.protection is Protection.NO_CLIP
     plan = PlanSpec.asked(
         method, options, units=40, batch_size=BATCH, epochs=STEPS // 5,
-        max_grad_norm=None if unclipped else CLIP, noise_std=NOISE * CLIP if unclipped else None,
+        max_grad_norm=CLIP,
     ).draft()  # fmt: skip
     plan = replace(plan, phases=plan.training)
-    if method.private:
-        plan = plan.with_noise({phase.name: NOISE for phase in plan.phases})
+    plan = plan.with_noise({phase.name: NOISE for phase in plan.phases})
     return drive(
         method,
         options,
@@ -238,7 +236,7 @@ def measured(method):
 def test_noise_energy_over_200_steps_is_that_of_the_support_alone(name):
     method = get_method(name)
     run = measured(method)
-    nu = 0.0 if method.protection is Protection.NO_NOISE else NOISE * CLIP / BATCH
+    nu = NOISE * CLIP / BATCH
     scales = [
         setting.geometry.scale.numpy() * setting.geometry.gain
         if isinstance(setting.geometry, Standardized)

@@ -140,8 +140,8 @@ def test_a_step_cannot_be_released_twice(path):
                 ledger.charge(charge_of(again))
 
 
-def test_a_plan_without_privacy_is_charged_too_and_costs_infinity(path):
-    bare = replace(PLAN, phases=(Phase("train", 5, 0.1, None, noise_std=0.1),))
+def test_a_plan_without_noise_is_charged_too_and_costs_infinity(path):
+    bare = replace(PLAN, phases=(Phase("train", 5, 0.1, 1.0),))
     with Ledger.create(path, bare) as ledger:
         ledger.charge(Charge("train", 0, 0.1, 0.0))
         assert ledger.state.spent() == float("inf")

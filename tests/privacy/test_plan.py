@@ -118,8 +118,7 @@ def test_a_support_rule_cannot_be_changed_from_outside():
         ({"noise_multiplier": -1.0}, "noise_multiplier"),
         ({"noise_multiplier": math.inf}, "noise_multiplier"),
         ({"noise_multiplier": "1"}, "noise_multiplier"),
-        ({"clip_norm": None}, "needs a clip_norm"),
-        ({"noise_std": 0.1}, "noise_std is for unclipped"),
+        ({"clip_norm": None}, "clip_norm"),
         ({"name": ""}, "name"),
         ({"geometry": ""}, "geometry"),
         ({"support": "full"}, "support"),
@@ -240,17 +239,14 @@ def test_the_spends_are_the_phases_and_stop_where_told():
         PLAN.events(101)
 
 
-@pytest.mark.parametrize(
-    "phase",
-    [Phase("a", 5, 0.1, None, noise_std=0.3), Phase("a", 5, 0.1, None), Phase("a", 5, 0.1, 1.0)],
-    ids=["noise without a clip", "neither", "clip without noise"],
-)
-def test_a_phase_without_clip_or_noise_makes_the_plan_non_private(phase):
-    plan = replace(PLAN, phases=(WARM_UP, phase))
-    assert not plan.is_private
+def test_a_phase_without_noise_leaves_no_guarantee():
+    plan = replace(PLAN, phases=(WARM_UP, Phase("a", 5, 0.1, 1.0)))
+    assert not plan.is_calibrated
+    with pytest.raises(PrivacyError, match="noise in each"):
+        plan.check_calibrated()
     assert isinstance(dp_event(plan.events()), dp.NonPrivateDpEvent)
     assert plan.events(30) == PLAN.events(30)
-    assert "Not private" in guarantee(plan)
+    assert "No guarantee" in guarantee(plan)
     assert all(math.isinf(value) for value in summarize(plan).epsilons.values())
 
 

@@ -225,13 +225,6 @@ def test_result_writes_the_report_of_its_directory_and_needs_one(tmp_path):
         train("tp-topk").report()
 
 
-def test_report_of_a_run_that_is_not_private_says_so_at_the_top(tmp_path):
-    text = text_of(a_run(tmp_path / "run", "clipped-sgd", epsilon=None, seed=0))
-    top = text[: text.index("The guarantee, in words")]
-    assert "this run protects nobody" in top
-    assert "∞" in top
-
-
 @pytest.mark.parametrize("epochs", [2, 0])
 def test_report_of_a_run_stopped_early_keeps_its_planned_epsilon(tmp_path, epochs):
     def stop(event: object) -> None:
@@ -287,11 +280,6 @@ def test_noise_segments_add_up_to_the_noise_every_release_carried(method):
     dense = sum(result.d * part.noise_std**2 * part.steps for part in parts)
     assert share == pytest.approx(sum(released) / dense)
     assert (share == pytest.approx(1.0)) == (method == "dp-sgd")
-
-
-def test_noise_energy_of_a_run_without_noise_has_no_share():
-    result = train("clipped-sgd", epsilon=None, seed=0)
-    assert energy_share(noise_segments(result.plan, result.supports, result.d, 5), result.d) is None
 
 
 def test_report_of_a_support_that_changes_at_every_step_stays_small(tmp_path):

@@ -16,7 +16,7 @@ from sparsedp.methods import list_methods
 from sparsedp.privacy import ledger, mechanism
 from sparsedp.randomness import PublicRandomness
 
-PRIVATE = [method.name for method in list_methods() if method.private]
+PRIVATE = [method.name for method in list_methods()]
 
 
 class _NoClock:

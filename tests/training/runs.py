@@ -13,7 +13,7 @@ from torch.utils.data import TensorDataset
 
 from sparsedp.batch import from_criterion
 from sparsedp.evaluation import held_out
-from sparsedp.methods import Method, MethodOptions, Protection, build_plan, get_method
+from sparsedp.methods import Method, MethodOptions, build_plan, get_method
 from sparsedp.parameters import ParameterLayout
 from sparsedp.privacy.plan import Plan
 from sparsedp.training.trainer import Trainer
@@ -49,18 +49,15 @@ def a_plan(
     unit: str = "row",
 ) -> Plan:
     """A plan of `3 * epochs` steps; RDP, which calibrates at once."""
-    private = method.private
-    clips = method.protection is not Protection.NO_CLIP
     return build_plan(
         method,
         options,
         units=ROWS,
         batch_size=batch_size,
         epochs=epochs,
-        epsilon=8.0 if private else None,
-        delta=1e-3 if private else None,
-        max_grad_norm=1.0 if clips else None,
-        noise_std=None if clips else 0.5,
+        epsilon=8.0,
+        delta=1e-3,
+        max_grad_norm=1.0,
         accountant="rdp",
         unit_name=unit,
     )

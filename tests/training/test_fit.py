@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import signal
 import threading
 from collections.abc import Iterator
@@ -45,7 +44,7 @@ def quick_fit(**changed: Any) -> Result:
     return fit(network(), data, loss_fn, **placed(arguments))
 
 
-@pytest.mark.parametrize("method", by_method(method.name for method in list_methods() if method.private))
+@pytest.mark.parametrize("method", by_method(method.name for method in list_methods()))
 def test_every_private_method_keeps_to_its_epsilon_and_says_so_in_the_record(
     method: str, tmp_path: Path
 ) -> None:
@@ -64,17 +63,6 @@ def test_every_private_method_keeps_to_its_epsilon_and_says_so_in_the_record(
     assert (record["d"], record["k"]) == (result.d, result.k)
     assert result.k == result.support.size <= result.d == 39
     assert record["plan"] == Plan.from_json((tmp_path / "run" / "plan.json").read_text()).fingerprint
-
-
-@pytest.mark.parametrize(("method", "more"), [("clipped-sgd", {}), ("noisy-sgd", {"noise_std": 0.5})])
-def test_the_ablations_are_marked_as_not_private(method: str, more: dict[str, float], tmp_path: Path) -> None:
-    result = quick_fit(method=method, epsilon=None, delta=None, run_dir=tmp_path / "run", **more)
-    record = json.loads((tmp_path / "run" / "record.json").read_text())
-    assert result.epsilon == math.inf
-    assert not result.private
-    assert record["epsilon"] is None
-    assert not record["private"]
-    assert not record["publishable"]
 
 
 def test_a_seeded_run_is_marked_as_not_publishable(tmp_path: Path) -> None:
@@ -122,7 +110,6 @@ REFUSED: dict[str, tuple[dict[str, Any], type[SparseDPError], str]] = {
     "ids that do not fit": ({"unit_ids": [0, 1]}, DataError, "2 ids for 60 rows"),
     "a ratio of words": ({"active_ratio": "half"}, SparseDPError, "active_ratio"),
     "a ratio of nothing": ({"active_ratio": 0.001}, SparseDPError, "active_ratio"),
-    "a budget for an ablation": ({"method": "clipped-sgd"}, PrivacyError, "protects nobody"),
     "two rates": ({"lr": 0.1, "optimizer": torch.optim.SGD}, SparseDPError, "default optimizer"),
     "empty evaluation": ({"eval_dataset": rows(1, 0)}, DataError, "eval_dataset is empty"),
     "empty data": ({"data": rows(1, 0)}, DataError, "train_dataset is empty"),

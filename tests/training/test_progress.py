@@ -31,13 +31,6 @@ def test_the_bar_shows_step_epoch_epsilon_ratio_accuracy_and_nothing_private() -
     assert "loss" not in text
 
 
-def test_an_ablation_shows_no_epsilon() -> None:
-    console = Console(file=io.StringIO(), force_terminal=True, width=160)
-    with live(a_plan(get_method("clipped-sgd")), console) as show:
-        advance(a_trainer("clipped-sgd", callbacks=[show]))
-    assert "epsilon" not in console.file.getvalue()
-
-
 def test_a_run_folder_reads_back_what_was_written(tmp_path: Path) -> None:
     trainer = a_trainer(out=tmp_path / "run")
     result = advance(trainer).finish()

@@ -16,6 +16,7 @@ from sparsedp.batch import MicroBatch, PerExampleLoss
 from sparsedp.errors import DataError, ModelError, SparseDPError
 from sparsedp.loading import DataConfig
 from sparsedp.methods import MethodOptions, OffSupport, build_plan, get_method, list_methods
+from sparsedp.privacy import mechanism
 from sparsedp.privacy.plan import Plan
 from sparsedp.randomness import SeededRandomness
 from sparsedp.results import Event, StepReport
@@ -36,19 +37,25 @@ SPARSE = [method for method in list_methods() if method.ranking is not None]
 
 def noiseless(batch_size: int) -> Plan:
     return build_plan(
-        get_method("clipped-sgd"),
+        get_method("dp-sgd"),
         units=ROWS,
         batch_size=batch_size,
         epochs=6,
-        epsilon=None,
-        delta=None,
-        max_grad_norm=1e6,
+        noise_multiplier=1.0,
+        max_grad_norm=50.0,
     )
 
 
+@pytest.fixture
+def no_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SeededRandomness, "add_rounded_gaussian", lambda self, bits, sums, key: None)
+    monkeypatch.setattr(mechanism, "MARGIN_BITS", 40)
+
+
+@pytest.mark.usefixtures("no_noise")
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_without_noise_and_clip_on_all_rows_it_is_plain_training(name: str) -> None:
-    trainer = a_trainer("clipped-sgd", plan=noiseless(ROWS), optimizer=OPTIMIZERS[name])
+    trainer = a_trainer("dp-sgd", plan=noiseless(ROWS), optimizer=OPTIMIZERS[name])
     private = advance(trainer).model
     plain = network()
     optimizer = OPTIMIZERS[name](plain.parameters())
@@ -60,8 +67,9 @@ def test_without_noise_and_clip_on_all_rows_it_is_plain_training(name: str) -> N
     torch.testing.assert_close(weights(private), weights(plain), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.usefixtures("no_noise")
 def test_a_sampled_batch_is_divided_by_the_expected_size_never_by_its_own() -> None:
-    private = advance(a_trainer("clipped-sgd", plan=noiseless(20), seed=4)).model
+    private = advance(a_trainer("dp-sgd", plan=noiseless(20), seed=4)).model
     plain = network()
     optimizer = torch.optim.SGD(plain.parameters(), lr=0.2, momentum=0.9)
     sampler = PoissonSampler(rows(1), sampling_rate=20 / ROWS, randomness=SeededRandomness(4))

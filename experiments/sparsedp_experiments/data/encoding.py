@@ -151,13 +151,11 @@ class Category:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Ordinal:
-    """Ordered levels as one number: k/n for the k-th of n; missing, silent and unknown values are 0."""
+class _OneNumber:
+    """A column that becomes one number."""
 
+    __slots__ = ()
     column: str
-    levels: tuple[str, ...]
-    silent: tuple[str, ...] = ()
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -172,6 +170,15 @@ class Ordinal:
     def names(self) -> list[str]:
         """The column."""
         return [self.column]
+
+
+@dataclass(frozen=True, slots=True)
+class Ordinal(_OneNumber):
+    """Ordered levels as one number: k/n for the k-th of n; missing, silent and unknown values are 0."""
+
+    column: str
+    levels: tuple[str, ...]
+    silent: tuple[str, ...] = ()
 
     def encode(self, table: Table) -> sparse.csr_array:
         """A number in (0, 1] for each known level."""
@@ -181,27 +188,13 @@ class Ordinal:
 
 
 @dataclass(frozen=True, slots=True)
-class Number:
+class Number(_OneNumber):
     """A number clamped to public bounds and mapped to [0, 1], on a logarithmic scale if asked."""
 
     column: str
     low: float
     high: float
     logarithmic: bool = False
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """The columns it reads."""
-        return (self.column,)
-
-    @property
-    def width(self) -> int:
-        """One."""
-        return 1
-
-    def names(self) -> list[str]:
-        """The column."""
-        return [self.column]
 
     def encode(self, table: Table) -> sparse.csr_array:
         """Clamped and scaled."""

@@ -11,8 +11,7 @@ import torch
 
 from sparsedp.errors import DataError
 from sparsedp_experiments.data.bundle import DataBundle, Dense, Split
-from sparsedp_experiments.data.files import FileTree, fingerprint, open_tree
-from sparsedp_experiments.data.images import TEST_FRACTION, public_share
+from sparsedp_experiments.data.files import TEST_FRACTION, FileTree, fingerprint, open_tree, public_share
 from sparsedp_experiments.data.spec import DatasetRow, PublicFiles, SourceFile
 
 RATING_CLASSES = ("rated 1 to 3", "rated 4 or 5")

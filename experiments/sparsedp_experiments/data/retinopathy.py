@@ -13,8 +13,16 @@ import torch
 
 from sparsedp.errors import DataError
 from sparsedp_experiments.data.bundle import UNIT, DataBundle, Dense, PixelScale, Split
-from sparsedp_experiments.data.files import FileTree, cached_arrays, fingerprint, open_tree
-from sparsedp_experiments.data.images import TEST_FRACTION, decode_all, hash_names, public_share
+from sparsedp_experiments.data.files import (
+    TEST_FRACTION,
+    FileTree,
+    cached_arrays,
+    decode_all,
+    fingerprint,
+    hash_names,
+    open_tree,
+    public_share,
+)
 from sparsedp_experiments.data.spec import DatasetRow, PublicFiles, SourceFile, lite0_of, scattering_of
 
 CLASSES = ("no retinopathy", "any retinopathy")

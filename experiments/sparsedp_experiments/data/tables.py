@@ -24,8 +24,7 @@ from sparsedp_experiments.data.encoding import (
     encode,
     read_columns,
 )
-from sparsedp_experiments.data.files import fingerprint
-from sparsedp_experiments.data.images import TEST_FRACTION, public_share
+from sparsedp_experiments.data.files import TEST_FRACTION, fingerprint, public_share
 from sparsedp_experiments.data.spec import DatasetRow, PublicFiles, SourceFile
 
 _LEVELS = tomllib.loads((Path(__file__).parent / "census_levels.toml").read_text(encoding="utf-8"))

@@ -15,8 +15,14 @@ import torch
 
 from sparsedp.errors import DataError
 from sparsedp_experiments.data.bundle import UNIT, DataBundle, Dense, PixelScale, Split
-from sparsedp_experiments.data.files import Arrays, cached_arrays, fingerprint, open_tree, tar_files
-from sparsedp_experiments.data.images import decode_all
+from sparsedp_experiments.data.files import (
+    Arrays,
+    cached_arrays,
+    decode_all,
+    fingerprint,
+    open_tree,
+    tar_files,
+)
 from sparsedp_experiments.data.spec import DatasetRow, PublicFiles, SourceFile, lite0_of, scattering_of
 
 Bytes = npt.NDArray[np.uint8]

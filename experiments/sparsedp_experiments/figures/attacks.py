@@ -18,10 +18,13 @@ from sparsedp.clipping import FlatClip
 from sparsedp.grad_sample import make_engine
 from sparsedp.parameters import ParameterLayout, Support
 from sparsedp.randomness import PublicRandomness
-from sparsedp_experiments.attacks.inversion import Effort, invert, mean_squared_error, observe
 from sparsedp_experiments.attacks.reconstruction import (
+    Effort,
+    invert,
     least_squares_attack,
     mean_reconstruction_error,
+    mean_squared_error,
+    observe,
     reconstruction_lower_bound,
 )
 from sparsedp_experiments.figures.study import Point, Study

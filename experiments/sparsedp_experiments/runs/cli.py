@@ -18,6 +18,10 @@ from rich.text import Text
 
 from sparsedp.cli import (
     EXIT_CODES,
+    BatchSize,
+    Delta,
+    Epochs,
+    Epsilon,
     Exit,
     Json,
     clip_bounds,
@@ -57,10 +61,6 @@ Model = Annotated[
     str | None, typer.Option("--model", "-m", help="A model's name; the data set has a default.")
 ]
 Method = Annotated[str | None, typer.Option(help="`sparsedp methods` lists them; auto: by public numbers.")]
-Epsilon = Annotated[float | None, typer.Option("--epsilon", "-e", help="The budget; 3 if not given.")]
-Delta = Annotated[float | None, typer.Option(help="Of the guarantee; by default well below 1/N.")]
-Epochs = Annotated[int | None, typer.Option(help="Passes over the data.")]
-BatchSize = Annotated[int | None, typer.Option(help="Expected size of a batch (Poisson sampling).")]
 ClipNorm = Annotated[str | None, typer.Option(metavar="C|C1,C2", help="Bound on a unit's gradient.")]
 ActiveRatio = Annotated[float | None, typer.Option(help="Share of the coordinates trained.")]
 Lr = Annotated[float | None, typer.Option(help="Learning rate.")]
@@ -257,15 +257,12 @@ def _show_run(result: Any, folder: Path, screen: Console) -> None:
     for name, value in result.metrics.items():
         table.add_row(f"held-out {name.replace('_', ' ')}", "-" if value is None else f"{value:.4f}")
     table.add_row("coordinates", f"{result.k:,} of {result.d:,} active at the end")
-    if result.private:
-        spent = f"{rounded_up(result.ledger.epsilon, 5)} at delta {result.delta:g}, per {result.unit}"
-        table.add_row("epsilon spent", spent)
+    spent = f"{rounded_up(result.ledger.epsilon, 5)} at delta {result.delta:g}, per {result.unit}"
+    table.add_row("epsilon spent", spent)
     screen.print(table)
     screen.print(guarantee(result.plan))
     if not result.publishable:
-        screen.print(
-            "[yellow]Reproducible, not for release:[/yellow] a seed was given, or the method is not private."
-        )
+        screen.print("[yellow]Reproducible, not for release:[/yellow] a seed was given.")
     screen.print(f"Run: {folder}\nNext: sparsedp verify {folder}; sparsedp report {folder}", soft_wrap=True)
 
 

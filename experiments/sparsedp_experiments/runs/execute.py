@@ -288,6 +288,7 @@ def execute(
     **Privacy.** Where the data set knows whose rows are whose, people are protected, unless `unit="row"` says rows.
     """
     found = check(settings)
+    found.configured_method()  # refuses an ablation
     bundle = load_data(found)
     by_row = found.unit == "row"
     model = build_model(

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from sparsedp._files import read_json, write_json
 from sparsedp.errors import SparseDPError
 from sparsedp.methods import get_method
-from sparsedp_experiments.runs.settings import KINDS, Settings, checked
+from sparsedp_experiments.runs.settings import ABLATIONS, KINDS, Settings, checked
 
 Values = Mapping[str, Any]
 
@@ -430,7 +430,7 @@ def comparison(
             none.
     """
     for method in methods:
-        if not get_method(method).private:
+        if method in ABLATIONS:
             raise SparseDPError(
                 f"{method} is not private, so there is no privacy to match; use `sparsedp sweep`"
             )

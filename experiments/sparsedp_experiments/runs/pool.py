@@ -112,18 +112,23 @@ def _perform(job: Job, pipe: connection.Connection, threads: int) -> tuple[dict[
     from sparsedp.runs.directory import holds_run
     from sparsedp.runs.run import Run
     from sparsedp_experiments.runs.execute import execute, load_data
-    from sparsedp_experiments.runs.settings import Settings
+    from sparsedp_experiments.runs.settings import ABLATIONS, Settings
 
     torch.set_num_threads(threads)
     settings = Settings.from_json(job.settings)
     if job.prepare:
         load_data(settings)
         return {}, {}
+    if settings.method in ABLATIONS:
+        from sparsedp_experiments.runs.ablations import train_ablation
+
+        found = train_ablation(settings)
+        return found, found["noise"]
     folder = Path(job.folder)
     teller = _Teller(pipe)
     result = execute(settings, out=folder, resume=holds_run(folder), callbacks=[teller])
     record = dict(Run.open(folder).record)
-    noise = {phase.name: phase.noise_multiplier or phase.noise_std or 0.0 for phase in result.plan.phases}
+    noise = {phase.name: phase.noise_multiplier for phase in result.plan.phases}
     return record, noise
 
 

@@ -142,7 +142,7 @@ def make_record(
         "experiment": experiment,
         "config_hash": run.settings.digest,
         "cell": dict(run.cell),
-        **{name: finished[name] for name in _FROM_RUN},
+        **{name: finished.get(name, True) if name == "private" else finished[name] for name in _FROM_RUN},
         "data_variant": schema["data_variant"],
         "evaluated_on": schema["evaluated_on"],
         "notes": schema["notes"],

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from sparsedp._serialization import FrozenMap, canonical, sha256
 from sparsedp.errors import PrivacyError, SparseDPError
 from sparsedp.loading import DataConfig
-from sparsedp.methods import MethodOptions, Protection, configure, get_method
+from sparsedp.methods import MethodOptions, configure, get_method
 from sparsedp.methods.auto import AUTO_METHOD
 from sparsedp.methods.method import OF_THE_PLAN, Method
 from sparsedp.methods.plan_config import (
@@ -131,6 +131,9 @@ def choice(*options: str) -> Kind:
 _NOTHING = FrozenMap({})
 
 LEAST_SQUARES = "least-squares"
+NOISY = "noisy-sgd"
+ABLATIONS = (NOISY, "clipped-sgd")
+"""Methods of RS that protect nobody: loops of `runs.ablations`, which a sweep runs."""
 
 _ANY: Mapping[str, Value] = {"epochs": EPOCHS, "clip_norm": CLIP_NORM, "momentum": MOMENTUM}
 _ADAPTIVE_RATE = 0.001
@@ -152,7 +155,7 @@ class Settings:
         method: a name from `sparsedp methods`, or "auto": dense or sparse, by public numbers.
         active_ratio: share of the coordinates trained, or "auto".
         options: further changes to the method.
-        epsilon: the budget; inf for a method that is not private.
+        epsilon: the budget; inf for an ablation.
         delta: of the guarantee.
         accountant: "pld", "rdp" or "rdp-classic".
         unit: "row" to protect rows of a data set that knows whose they are.
@@ -238,9 +241,9 @@ class Settings:
         return MethodOptions.from_json(changes) if changes else None
 
     def asked(self) -> Asked:
-        """What they ask of a plan, but for units and method; a budget of inf is none."""
+        """What they ask of a plan, but for units and method."""
         return Asked(
-            epsilon=None if self.epsilon == math.inf else self.epsilon,
+            epsilon=self.epsilon,
             delta=self.delta,
             epochs=self.epochs,
             batch_size=self.batch_size,
@@ -250,11 +253,18 @@ class Settings:
             split=EqualNoise() if self.phase1_budget is None else NominalSplit(self.phase1_budget),
             accountant=self.accountant,
             normalise=PrivateNormalisation.from_json(self.normalise) if self.normalise else None,
-            noise_std=self.noise_std,
         )
 
     def configured_method(self) -> str | Method:
-        """The method with all that belongs to it, as `fit` takes it."""
+        """The method with all that belongs to it, as `fit` takes it.
+
+        Raises:
+            PrivacyError: it is an ablation.
+        """
+        if self.method in ABLATIONS:
+            raise PrivacyError(
+                f"{self.method} protects nobody, so it is no private run; `sweep` an experiment with it"
+            )
         own = {name: value for name, value in self.asked().items() if name in OF_THE_PLAN}
         if own.get("split") == EqualNoise():
             del own["split"]
@@ -282,14 +292,15 @@ class Settings:
         Raises:
             SparseDPError: an unknown method, model, data set or option, or a private method without a budget.
         """
-        method = get_method(METHOD if self.method == AUTO_METHOD else self.method)
+        ablation = self.method in ABLATIONS
+        method = get_method({AUTO_METHOD: METHOD}.get(self.method, "on-rand" if ablation else self.method))
         configure(method, self.method_options())
         PrivateNormalisation.from_json(self.normalise)
         recipe = recipe_for(self.dataset, self.model, self.optimizer)
         filled: dict[str, Any] = {name: v for name, v in recipe.items() if getattr(self, name) is None}
-        if not method.private:
-            filled |= {"epsilon": math.inf} if self.epsilon is None else {}
-            if method.protection is Protection.NO_CLIP:
+        if ablation:
+            filled["epsilon"] = math.inf
+            if self.method == NOISY:
                 filled.pop("clip_norm", None)
         elif self.epsilon is None:
             filled["epsilon"] = EPSILON

@@ -22,7 +22,7 @@ from sparsedp_experiments.runs.grid import (
     read_toml,
 )
 from sparsedp_experiments.runs.results import CONFIDENCE, Estimate, Record, Results, Row, make_rows
-from sparsedp_experiments.runs.settings import Settings
+from sparsedp_experiments.runs.settings import ABLATIONS, Settings
 
 Cell = Mapping[str, str]
 
@@ -433,7 +433,10 @@ def shortcomings(study: Study) -> list[str]:
 def _is_told(study: Study, name: str, shared: Mapping[str, Any]) -> bool:
     """Whether a setting all cells share is not the default, or is one a two-phase method should state."""
     if name == "warmup_fraction":
-        return name in shared and any(get_method(run.settings.method).warm_up for run in study.runs)
+        return name in shared and any(
+            run.settings.method not in ABLATIONS and get_method(run.settings.method).warm_up
+            for run in study.runs
+        )
     return name in shared and shared[name] != _DEFAULTS[name]
 
 

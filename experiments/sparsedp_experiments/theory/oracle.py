@@ -14,12 +14,15 @@ import torch
 from torch import Tensor, nn
 
 from sparsedp.batch import LossFunction, MicroBatch, slice_batch, to_device, validate_losses
-from sparsedp.clipping import ROUNDING_MARGIN, Clip, FlatClip, NoClip
+from sparsedp.clipping import ROUNDING_MARGIN, FlatClip
 from sparsedp.errors import DataError, SparseDPError
 from sparsedp.grad_sample.query import ClippedSumEngine, ClippedSumQuery
 from sparsedp.parameters import ParameterLayout, Support
 from sparsedp.randomness import PublicRandomness
 from sparsedp_experiments.theory.bounds import clipping_bias_bound
+
+UNCLIPPED = FlatClip(1e30)
+"""Longer than any gradient."""
 
 
 def lopsidedness(points: Tensor) -> float:
@@ -180,7 +183,7 @@ Progress = Callable[[int, int], None]
 def mean_gradient(
     engine: ClippedSumEngine,
     batches: Sequence[MicroBatch],
-    clip: Clip | None = None,
+    clip: FlatClip | None = None,
     support: Support | None = None,
 ) -> Tensor:
     """The mean gradient over units as a d-vector, float64; clipped if a clip is given, zero off the support.
@@ -189,7 +192,7 @@ def mean_gradient(
     """
     units = _count_units(batches)
     active = Support.full(engine.layout.dimension) if support is None else support
-    total = engine.clipped_sum(batches, ClippedSumQuery(active, clip or NoClip())).cpu()
+    total = engine.clipped_sum(batches, ClippedSumQuery(active, clip or UNCLIPPED)).cpu()
     return active.scatter(total / units)
 
 
@@ -295,7 +298,7 @@ def _each_unit(
     progress: Progress | None = None,
 ) -> Iterator[Tensor]:
     """One unclipped gradient per unit, on the support, float64, on the CPU."""
-    query, units = ClippedSumQuery(support, NoClip()), _count_units(batches)
+    query, units = ClippedSumQuery(support, UNCLIPPED), _count_units(batches)
     singles = (single for batch in batches for single in _single_units(batch))
     for done, single in enumerate(singles, start=1):
         gradient = engine.clipped_sum([single], query).cpu()

@@ -47,7 +47,6 @@ def cells_of(rows: Sequence[Row]) -> Iterator[Cell]:
 def table(rows: Sequence[Row]) -> str:
     """Every cell and arm: mean over the test seeds, and the paired gain over dense with its 95 % interval."""
     heads = "| part | data | d | causes | ε | N | arm | kept | mean | over dense | seeds |"
-    heads = "| part | data | d | causes | ε | N | arm | kept | mean | over dense | seeds |"
     lines = [heads, "|---" * (heads.count("|") - 1) + "|"]
     for cell, scores, kept in cells_of(rows):
         for arm, by_seed in scores.items():

@@ -19,13 +19,7 @@ from sparsedp.methods import build_plan
 from sparsedp.parameters import Support
 from sparsedp.privacy import mechanism
 from sparsedp.randomness import PublicRandomness
-from sparsedp_experiments.attacks.inversion import (
-    Effort,
-    invert,
-    mean_squared_error,
-    observe,
-    total_variation,
-)
+from sparsedp_experiments.attacks.audits import attack_settings
 from sparsedp_experiments.attacks.membership import (
     ExcludeUnits,
     MembershipAttackConfig,
@@ -34,11 +28,17 @@ from sparsedp_experiments.attacks.membership import (
     attack_membership,
 )
 from sparsedp_experiments.attacks.reconstruction import (
+    Effort,
+    invert,
     least_squares_attack,
     mean_reconstruction_error,
+    mean_squared_error,
+    observe,
     reconstruction_error,
     reconstruction_lower_bound,
+    total_variation,
 )
+from sparsedp_experiments.runs.settings import Settings
 
 # Planted units and the losses of trained models: honest training hides them, training without noise does not.
 
@@ -108,6 +108,15 @@ def test_attack_on_a_model_trained_without_noise_finds_its_records(monkeypatch):
     assert attacked(how, data(200, 4000), **plan).lower_bound <= 0.5
     monkeypatch.setattr(mechanism.GaussianMechanism, "noisy_sum", silent)
     assert attacked(how, data(200, 4000), **plan).lower_bound > 0.5
+
+
+@pytest.mark.nightly
+def test_attack_settings_tells_no_more_of_a_private_run_than_it_claims():
+    asked = {"dataset": "digits", "model": "logistic", "method": "dp-sgd", "epsilon": 1.0, "delta": 1e-5}
+    small = Settings.from_json({**asked, "epochs": 2, "subset": 200})
+    found = attack_settings(small, records=20, trainings=2, confidence=0.9999999)
+    assert found.trainings == 2
+    assert found.lower_bound <= 1.0
 
 
 @pytest.mark.parametrize(

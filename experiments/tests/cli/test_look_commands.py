@@ -119,7 +119,7 @@ def test_a_place_that_cannot_be_written_to_is_told_before_anything_is_run(typed,
         (("audit",), Exit.USAGE, "the folder of a run"),
         (("audit", "nowhere"), Exit.DATA, "nowhere is no folder"),
         (("audit", "--dataset", "digits", "--confidence", "2"), Exit.USAGE, "confidence: got 2.0"),
-        (("audit", "--dataset", "digits", "--method", "clipped-sgd"), Exit.PRIVACY, "nothing to audit"),
+        (("audit", "--dataset", "digits", "--method", "clipped-sgd"), Exit.PRIVACY, "protects nobody"),
         (("audit", "--dataset", "digits", "--method", "tp-top"), Exit.USAGE, "tp-topk"),
     ],
 )

@@ -134,7 +134,7 @@ def test_a_finished_run_is_not_taken_up_again(trained, typed):
         ("train --dataset digits --set momentum=1", Exit.USAGE, "[0, 1)"),
         ("train --dataset digits --set weight_decay=-1", Exit.USAGE, "a number >= 0"),
         ("train --dataset digits --set model_options={hidden=0} --out never", Exit.USAGE, "'hidden': 0"),
-        ("train --dataset digits --method noisy-sgd --out never", Exit.PRIVACY, "got no noise_std"),
+        ("train --dataset digits --method noisy-sgd --out never", Exit.PRIVACY, "protects nobody"),
         (
             "train --dataset digits --epsilon -1",
             Exit.USAGE,

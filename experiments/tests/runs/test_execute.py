@@ -1,18 +1,19 @@
 """A run from its settings: what reaches fit, and that an audit sees the same."""
 
-import warnings
-
 import pytest
 import torch
 
 from sparsedp.auditing import AuditResult
 from sparsedp.batch import per_sample_loss
-from sparsedp.errors import ModelError, PrivacyWarning, SparseDPError
+from sparsedp.errors import ModelError, PrivacyError, PrivacyWarning, SparseDPError
+from sparsedp.parameters import ParameterLayout
+from sparsedp.randomness import PublicRandomness
 from sparsedp_experiments import data
 from sparsedp_experiments.attacks import audits
 from sparsedp_experiments.data import DATASETS, DataBundle, Dense, Split, registry
 from sparsedp_experiments.data.spec import DatasetRow
 from sparsedp_experiments.runs import settings as settings_module
+from sparsedp_experiments.runs.ablations import support_of, train_ablation
 from sparsedp_experiments.runs.execute import _load, build_model, execute, load_data
 from sparsedp_experiments.runs.settings import Settings
 
@@ -136,12 +137,32 @@ def test_a_nominal_split_and_two_clips_reach_the_plan():
     assert plan.phases[0].noise_multiplier != plan.phases[1].noise_multiplier
 
 
-def test_an_ablation_runs_with_an_infinite_epsilon():
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", PrivacyWarning)
-        plain = {key: value for key, value in TINY.items() if key != "epsilon"}
-        result = execute(Settings.from_json({**plain, "method": "noisy-sgd", "noise_std": 0.0}))
-    assert not result.private
+ABLATION = {"dataset": "digits", "subset": 120, "epochs": 3, "batch_size": 30, "lr": 0.2, "seed": 0}
+
+
+def test_train_ablation_without_noise_and_with_a_far_clip_both_are_the_same_plain_sgd():
+    noisy = train_ablation(Settings.from_json({**ABLATION, "method": "noisy-sgd", "noise_std": 0.0}))
+    clipped = train_ablation(Settings.from_json({**ABLATION, "method": "clipped-sgd", "clip_norm": 1e6}))
+    assert noisy["metrics"]["loss"] == pytest.approx(clipped["metrics"]["loss"], rel=1e-5)
+    loud = train_ablation(Settings.from_json({**ABLATION, "method": "noisy-sgd", "noise_std": 5.0}))
+    assert loud["metrics"]["loss"] != pytest.approx(noisy["metrics"]["loss"], rel=1e-2)
+    assert (noisy["private"], noisy["epsilon"], noisy["steps_charged"]) == (False, None, 0)
+
+
+def test_train_ablation_trains_the_supports_of_on_rand():
+    sparse = {**ABLATION, "active_ratio": 0.25}
+    private = execute(Settings.from_json({**sparse, "method": "on-rand", "epsilon": 8.0}))
+    layout = ParameterLayout.of(private.model)
+    ours = [support_of(layout, PublicRandomness(0), epoch, 3, 0.25) for epoch in range(3)]
+    assert ours[-1] == private.support
+    assert [span.active for span in private.supports] == [support.size for support in ours]
+    record = train_ablation(Settings.from_json({**sparse, "method": "clipped-sgd"}))
+    assert (record["k"], record["d"]) == (private.k, private.d)
+
+
+def test_execute_of_an_ablation_is_refused():
+    with pytest.raises(PrivacyError, match="protects nobody"):
+        execute(Settings.from_json({**ABLATION, "method": "clipped-sgd"}))
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ from sparsedp.auditing.sensitivity import (
 )
 from sparsedp.batch import Batch, PerExampleLoss, per_sample_loss
 from sparsedp.distributed import require_one_process
-from sparsedp.errors import PrivacyError, SparseDPError
+from sparsedp.errors import SparseDPError
 from sparsedp.loading import DataConfig
 from sparsedp.methods import Method, MethodOptions, build_plan
 from sparsedp.methods.plan_config import METHOD, Asked, check_asked
@@ -204,10 +204,7 @@ def audit(
         )
     found = count_units(train_dataset, unit_ids)
     claimed = plan or build_plan(**{"method": METHOD, **given}, units=found)
-    if not claimed.is_private or claimed.delta is None:
-        raise PrivacyError(
-            f"audit: {claimed.method} claims no privacy, so there is nothing to audit; give a private method"
-        )
+    claimed.check_calibrated()
     loading = DataConfig(
         unit_ids=unit_ids,
         rows_per_unit=rows_per_unit,

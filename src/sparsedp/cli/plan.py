@@ -154,7 +154,7 @@ def explain(spec: PlanSpec, dimension: int, given: Collection[str]) -> list[dict
         "max_grad_norm": "acts on the learning rate when most gradients are clipped: change the two together, and "
         "never read it off the data",
     }
-    if plan.is_private and 4 * spec.batch_size <= units:
+    if 4 * spec.batch_size <= units:
         larger = replace(spec, batch_size=4 * spec.batch_size).plan()
         now, then = noise_ratio(plan, dimension), noise_ratio(larger, dimension)
         why["batch_size"] += f": four times as large takes r of all coordinates from {now:.2f} to {then:.2f}"
@@ -192,9 +192,7 @@ def _spec(
 
     changes = {} if active_ratio is None else {"active_ratio": active_ratio}
     if method != AUTO_METHOD:
-        row = get_method(method, **changes)
-        known = asked if row.private else {**asked, "epsilon": None, "noise_multiplier": None}
-        return PlanSpec.asked(row, **known), None
+        return PlanSpec.asked(get_method(method, **changes), **asked), None
     if changes:
         return PlanSpec.asked(
             get_method(METHOD, **changes), **asked
@@ -247,7 +245,6 @@ def quote(spec: PlanSpec, size: ParameterLayout | int, other_budgets: Iterable[f
     counts = {"all": d} if isinstance(size, int) else {name: n for name, n in part_sizes(size).items() if n}
     if active is not None and active != d:
         counts[f"the support of {spec.method.name}"] = active
-    spent = epsilon_by_epoch(plan) if plan.is_private else []
     return {
         "guarantee": summary.statement,
         "method": plan.method,
@@ -284,13 +281,11 @@ def quote(spec: PlanSpec, size: ParameterLayout | int, other_budgets: Iterable[f
                 "means": meaning_of(plan, count, whole=name == "all"),
             }
             for name, count in counts.items()
-        ]
-        if plan.is_private
-        else [],
-        "curve": [{"epoch": epoch, "epsilon": value} for epoch, value in enumerate(spent, start=1)],
-        "other_budgets": [_other(spec, plan, epsilon) for epsilon in other_budgets]
-        if plan.is_private
-        else [],
+        ],
+        "curve": [
+            {"epoch": epoch, "epsilon": value} for epoch, value in enumerate(epsilon_by_epoch(plan), start=1)
+        ],
+        "other_budgets": [_other(spec, plan, epsilon) for epsilon in other_budgets],
     }
 
 

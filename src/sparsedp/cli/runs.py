@@ -66,7 +66,7 @@ def methods(as_json: Json = False) -> None:
 
     rows = list_methods()
     if as_json:
-        names = ("name", "summary", "paper", "private", "warm_up", "active_ratio")
+        names = ("name", "summary", "paper", "warm_up", "active_ratio")
         print_json([{name: getattr(row, name) for name in names} for row in rows])
         return
     table = Table("method", "what it does", "from", "active ratio", title="Methods")

@@ -313,7 +313,6 @@ def _fault(answer: Tensor | str, task: ClientTask) -> str | None:
 
 
 def _clip_of(phase: Phase) -> FlatClip:
-    assert phase.clip_norm is not None
     return FlatClip(phase.clip_norm)
 
 
@@ -321,12 +320,9 @@ def check_federated(plan: Plan) -> None:
     """Refuse a plan that clients cannot run.
 
     Raises:
-        PrivacyError: it is not private, or has releases that are not training.
+        PrivacyError: it is not calibrated, or has releases that are not training.
     """
-    if not plan.is_private:
-        raise PrivacyError(
-            f"{plan.method} protects nobody, and clients were promised protection; run the ablations centrally"
-        )
+    plan.check_calibrated()
     beyond = [phase.clipping for phase in plan.phases if phase.clipping != FLAT]
     if beyond:
         raise PrivacyError(

@@ -11,7 +11,6 @@ from sparsedp.methods.method import (
     MethodOptions,
     Moves,
     OffSupport,
-    Protection,
     Stage,
     configure,
 )
@@ -69,7 +68,6 @@ __all__ = [
     "OffSupport",
     "PerEpoch",
     "PlanSpec",
-    "Protection",
     "PublicScores",
     "RandomOrder",
     "Ranked",

@@ -54,7 +54,7 @@ def noise_ratio(plan: Plan, active: int) -> float:
     step; it averages out over steps. Public: it follows from plan and model size.
     """
     phase = plan.phases[-1]
-    return noise_on_mean(plan, phase) * math.sqrt(active) / phase.clip_norm if phase.clip_norm else math.inf
+    return noise_on_mean(plan, phase) * math.sqrt(active) / phase.clip_norm
 
 
 def meaning_of(plan: Plan, active: int, *, whole: bool) -> str:

@@ -17,7 +17,6 @@ from sparsedp.methods.method import (
     Method,
     MethodOptions,
     OffSupport,
-    Protection,
     configure,
 )
 from sparsedp.methods.ranking import Granularity
@@ -43,7 +42,6 @@ _EVERY_EPOCH: dict[str, Any] = {
     "schedule": Cooling(),
     "off_support": OffSupport.COASTS,
 }
-_ABLATION: dict[str, Any] = {"ranking": RandomOrder(), **_EVERY_EPOCH}
 
 # fmt: off
 _ROWS = (
@@ -83,11 +81,6 @@ _ROWS = (
            summary="In every step the rows of embedding tables that enough of its units touch, by a noisy count."),
     Method(name="given", paper="ours", ranking=Given(),
            summary="Public scores or a mask of yours; without, the largest initial weights. Give an active ratio."),
-    # The ablations of the random sparsification paper; with `active_ratio` below 1 they sparsify at random.
-    Method(name="noisy-sgd", paper=f"{_RS}, Alg. 2", protection=Protection.NO_CLIP, **_ABLATION,
-           summary="NOT PRIVATE. Noise of a given standard deviation, no clipping."),
-    Method(name="clipped-sgd", paper=f"{_RS}, Alg. 3", protection=Protection.NO_NOISE, **_ABLATION,
-           summary="NOT PRIVATE. Clipping, no noise."),
 )
 # fmt: on
 

@@ -55,14 +55,6 @@ class OffSupport(Enum):
     COASTS = "coasts"
 
 
-class Protection(Enum):
-    """Clip and noise, or one of the two ablations of RS App. E, which protect nobody."""
-
-    PRIVATE = "private"
-    NO_CLIP = "no clip"
-    NO_NOISE = "no noise"
-
-
 class Moves(Enum):
     """Which coordinates a stage may move."""
 
@@ -187,7 +179,7 @@ class Statistics:
         return Statistics(self.support, decays.centre * alpha + (1 - decays.centre) * gradient, beta)
 
 
-OF_THE_PLAN = ("warmup_fraction", "selection_budget", "split", "noise_std")
+OF_THE_PLAN = ("warmup_fraction", "selection_budget", "split")
 """Settings of a method that its plan carries, and not its row."""
 
 _SUPPORT_RULE = ("schedule", "active_ratio", "refresh", "clock", "granularity")
@@ -215,13 +207,11 @@ class Method:
         prune: whether frozen coordinates are set to zero at the first selection, or keep their value.
         per_sample_top: share of the active coordinates each unit keeps (AdaDPIGU's option); None keeps all.
         decays: the constants of the standardized geometry.
-        protection: private, or which half is missing.
         denoise: when the support changes, put the posterior mean of the weights in their place
         (`methods.empirical_bayes`).
         warmup_fraction: share of the steps of a stage before the main one; 0.3 if None.
         selection_budget: share of epsilon that a selection by a release of its own may cost alone; 0.1 if None.
         split: how two stages that train divide the budget; equal noise if None.
-        noise_std: the noise on the sum of gradients, for the ablation `noisy-sgd` only.
 
     **Edge cases.** A scored ranking without a warm-up has nothing to rank by at first: its first period is dense.
     """
@@ -243,12 +233,10 @@ class Method:
     prune: bool = False
     per_sample_top: float | None = None
     decays: Decays = field(default_factory=Decays)
-    protection: Protection = Protection.PRIVATE
     denoise: bool = False
     warmup_fraction: float | None = None
     selection_budget: float | None = None
     split: BudgetSplit | None = None
-    noise_std: float | None = None
 
     def __post_init__(self) -> None:
         exact_ratio(self.active_ratio)
@@ -257,11 +245,6 @@ class Method:
         check_stages(self.stages, self.name)
         for check in (_check_selection, _check_dense, _check_release, _check_prune):
             check(self)
-
-    @property
-    def private(self) -> bool:
-        """Whether it guarantees anything at all."""
-        return self.protection is Protection.PRIVATE
 
     @property
     def warm_up(self) -> bool:
@@ -571,5 +554,4 @@ _READERS: Mapping[str, Callable[[Any], Any]] = {
     "off_support": _one_of(OffSupport, "off_support"),
     "granularity": _one_of(Granularity, "granularity"),
     "decays": _read_decays,
-    "protection": _one_of(Protection, "protection"),
 }

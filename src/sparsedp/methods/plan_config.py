@@ -18,7 +18,6 @@ from sparsedp.methods.method import (
     Method,
     MethodOptions,
     Moves,
-    Protection,
     Stage,
     configure,
     phase_names,
@@ -28,6 +27,10 @@ from sparsedp.privacy.accounting import plan_epsilon
 from sparsedp.privacy.calibration import BudgetSplit, EqualNoise, calibrate, read_split, warn_if_large
 from sparsedp.privacy.normalization import PrivateNormalisation
 from sparsedp.privacy.plan import AUTO, FLAT, Phase, Plan
+
+ClipNorm = float | tuple[float, float] | str | Mapping[str, float] | tuple[tuple[str, float], ...]
+"""One bound for all stages, or one for the stage before the main one and one for that (TP-TopK's C1 and C2); "auto";
+or a bound for each pattern of parameter names, which a plan keeps as pairs."""
 
 
 def steps_of_an_epoch(units: int, batch_size: int, epochs: int) -> int:
@@ -45,15 +48,14 @@ def draft_phases(
     *,
     total: int,
     sampling_rate: float,
-    clip_norm: ClipNorm | None,
+    clip_norm: ClipNorm,
     warmup_fraction: float,
-    noise_std: float | None,
 ) -> tuple[Phase, ...]:
     """A phase for each stage, their noise not known yet; `total` steps are shared by those that train."""
     stages = tuple(stage for stage in method.stages if stage.trains)
     steps = _split_steps(stages, total, warmup_fraction)
     clipping, bound = clipping_of(clip_norm)
-    clips = _clips(method, bound, len(stages))
+    clips = _clips(bound, len(stages))
     training = iter(
         Phase(
             name=name,
@@ -61,7 +63,6 @@ def draft_phases(
             sampling_rate=sampling_rate,
             clip_norm=clip,
             clipping=clipping,
-            noise_std=_absolute_noise(method, noise_std),
             support=FrozenMap(_rule(method, stage)),
             count_share=_count_share(method, stage),
             geometry=method.geometry.value if stage.moves is Moves.SUPPORT else "identity",
@@ -126,9 +127,9 @@ def _split_steps(stages: tuple[Stage, ...], total: int, warmup_fraction: float) 
 
 
 def clipping_of(
-    clip_norm: ClipNorm | None,
-) -> tuple[str | tuple[tuple[str, float], ...], float | tuple[float, float] | None]:
-    """How a phase clips, and its sensitivity, from what was asked: one number, a pair for two stages, or neither."""
+    clip_norm: ClipNorm,
+) -> tuple[str | tuple[tuple[str, float], ...], float | tuple[float, float]]:
+    """How a phase clips, and its sensitivity, from what was asked: one number, or a pair for two stages."""
     if isinstance(clip_norm, str):
         if clip_norm != AUTO:
             raise PrivacyError(
@@ -161,15 +162,7 @@ def groups_of(norms: Mapping[str, float]) -> tuple[tuple[str, float], ...]:
     )
 
 
-def _clips(
-    method: Method, clip_norm: float | tuple[float, float] | None, phases: int
-) -> tuple[float | None, ...]:
-    if method.protection is Protection.NO_CLIP:
-        if clip_norm is not None:
-            raise PrivacyError(f"{method.name} does not clip; got max_grad_norm={clip_norm}, expected None")
-        return (None,) * phases
-    if clip_norm is None:
-        raise PrivacyError(f"{method.name}: got no max_grad_norm, expected a number > 0")
+def _clips(clip_norm: float | tuple[float, float], phases: int) -> tuple[float, ...]:
     if isinstance(clip_norm, tuple):
         if len(clip_norm) != 2 or phases == 1:
             raise PrivacyError(
@@ -178,19 +171,6 @@ def _clips(
             )
         return (clip_norm[0],) * (phases - 1) + clip_norm[1:]
     return (clip_norm,) * phases
-
-
-def _absolute_noise(method: Method, noise_std: float | None) -> float | None:
-    if method.protection is Protection.NO_CLIP:
-        if noise_std is None:
-            raise PrivacyError(f"{method.name}: got no noise_std, expected the noise on the sum of gradients")
-        return noise_std
-    if noise_std is not None:
-        raise PrivacyError(
-            f"{method.name}: its noise comes from epsilon and max_grad_norm; got noise_std={noise_std}, expected "
-            "None (it is for noisy-sgd)"
-        )
-    return None
 
 
 def _nearest(value: Fraction) -> int:
@@ -204,10 +184,6 @@ CLIP_NORM = 1.0
 WARMUP_FRACTION = 0.3
 SELECTION_BUDGET = 0.1
 ACCOUNTANT = "pld"
-
-ClipNorm = float | tuple[float, float] | str | Mapping[str, float] | tuple[tuple[str, float], ...]
-"""One bound for all stages, or one for the stage before the main one and one for that (TP-TopK's C1 and C2); "auto";
-or a bound for each pattern of parameter names, which a plan keeps as pairs."""
 
 logger = logging.getLogger("sparsedp")
 
@@ -239,7 +215,6 @@ class Asked(TypedDict, total=False):
     split: BudgetSplit | None
     accountant: str | None
     normalise: PrivateNormalisation | None
-    noise_std: float | None
 
 
 def check_asked(asked: Asked, door: str, *, without: Sequence[str] = ()) -> None:
@@ -265,18 +240,17 @@ class PlanSpec:
         method: the row of the methods table, options put in.
         units: the number N of privacy units; public.
         unit: what a unit is: "row", or the name of what has several.
-        epsilon: the budget; None where the noise is given, or for a method that is not private.
+        epsilon: the budget; None where the noise is given.
         delta: of the guarantee.
         epochs: passes over the data, on average.
         batch_size: expected size of a batch.
-        clip_norm: bound on each unit's gradient, as `ClipNorm` says; None for a method that does not clip.
+        clip_norm: bound on each unit's gradient, as `ClipNorm` says.
         warmup_fraction: share of the steps of a stage before the main one.
         selection_budget: share of epsilon that a selection with a release of its own may cost, taken alone. Epsilons
             do not add: 0.1 costs the training about one percent of its noise.
         split: how two stages that train divide the budget; with one there is nothing to divide.
         accountant: who counts.
         normalise: centre and scale the inputs by statistics released first.
-        noise_std: the noise on the sum of gradients, for the ablation `noisy-sgd` only.
         noise_multiplier: the noise of every phase that trains, over the clip norm, instead of a budget.
     """
 
@@ -284,28 +258,22 @@ class PlanSpec:
     units: int
     unit: str
     epsilon: float | None
-    delta: float | None
+    delta: float
     epochs: int
     batch_size: int
-    clip_norm: ClipNorm | None
+    clip_norm: ClipNorm
     warmup_fraction: float
     selection_budget: float
     split: BudgetSplit
     accountant: str
     normalise: PrivateNormalisation | None
-    noise_std: float | None
     noise_multiplier: float | None = None
 
     def __post_init__(self) -> None:
         if self.noise_multiplier is not None:
             self._check_noise(self.noise_multiplier)
-        if not self.method.private and self.epsilon is not None:
-            raise PrivacyError(
-                f"{self.method.name} protects nobody: got epsilon={self.epsilon}, expected None; its epsilon is "
-                "infinite"
-            )
         budgeted = self.epsilon is not None or self.noise_multiplier is not None
-        if self.method.private and (not budgeted or self.delta is None):
+        if not budgeted or self.delta is None:
             raise PrivacyError(
                 f"{self.method.name}: got epsilon={self.epsilon} and delta={self.delta}, expected a number for each"
             )
@@ -323,10 +291,6 @@ class PlanSpec:
             raise PrivacyError(
                 f"got epsilon={self.epsilon} and noise_multiplier={noise}, expected one of them: the noise is found "
                 "for a budget, or the budget follows from the noise"
-            )
-        if not self.method.private:
-            raise PrivacyError(
-                f"{self.method.name} protects nobody: got noise_multiplier={noise}, expected None"
             )
         if not all(stage.trains for stage in self.method.stages) or self.split != EqualNoise():
             raise PrivacyError(
@@ -353,21 +317,19 @@ class PlanSpec:
             "split": EqualNoise(),
             "accountant": ACCOUNTANT,
             "normalise": None,
-            "noise_std": None,
-            "max_grad_norm": None if row.protection is Protection.NO_CLIP else CLIP_NORM,
-            "epsilon": EPSILON if row.private and asked.get("noise_multiplier") is None else None,
+            "max_grad_norm": CLIP_NORM,
+            "epsilon": EPSILON if asked.get("noise_multiplier") is None else None,
         }
         given: dict[str, Any] = {
             name: getattr(row, name) for name in OF_THE_PLAN if getattr(row, name) is not None
         }
         given |= {name: value for name, value in asked.items() if value is not None}
-        row = replace(row, warmup_fraction=None, selection_budget=None, split=None, noise_std=None)
+        row = replace(row, warmup_fraction=None, selection_budget=None, split=None)
         values = {**defaults, **given}
         if "batch_size" not in given:
             values["batch_size"] = default_batch_size(units)
         if "delta" not in given:
-            values["delta"] = default_delta(units) if row.private else None
-        if row.private and "delta" not in given:
+            values["delta"] = default_delta(units)
             logger.info(
                 "delta was not given: it is %g, safe for %d units (%s)", values["delta"], units, unit_name
             )
@@ -388,7 +350,6 @@ class PlanSpec:
             sampling_rate=self.batch_size / self.units,
             clip_norm=self.clip_norm,
             warmup_fraction=self.warmup_fraction,
-            noise_std=self.noise_std,
         )
         return Plan(
             method=self.method.name,
@@ -410,10 +371,9 @@ class PlanSpec:
             PrivacyError: an epsilon that no noise reaches.
         """
         draft = self.draft()
-        if self.noise_multiplier is not None and self.delta is not None:
+        if self.epsilon is None:
+            assert self.noise_multiplier is not None
             return self._with_noise(draft, self.noise_multiplier, self.delta)
-        if self.epsilon is None or self.delta is None:
-            return draft
         split = self.split if len(draft.training) > 1 else EqualNoise()
         found = {
             phase.name: self._noise_alone(draft, phase)
@@ -438,7 +398,6 @@ class PlanSpec:
     def _noise_alone(self, draft: Plan, phase: Phase) -> float:
         """The noise that makes a selection, taken alone, cost its share."""
         assert self.epsilon is not None
-        assert self.delta is not None
         alone, share = replace(draft, phases=(phase,)), self.selection_budget * self.epsilon
         return calibrate(alone, share, self.delta, self.accountant).phases[0].noise_multiplier
 

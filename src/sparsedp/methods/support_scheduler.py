@@ -141,8 +141,7 @@ class Timeline:
 
 def noise_on_mean(plan: Plan, phase: Phase) -> float:
     """`nu`: standard deviation of the noise on each coordinate of the phase's released mean."""
-    clipped = 0.0 if phase.clip_norm is None else phase.gradient_noise * phase.clip_norm
-    return (phase.noise_std or clipped) / plan.expected_batch_size(phase)
+    return phase.gradient_noise * phase.clip_norm / plan.expected_batch_size(phase)
 
 
 logger = logging.getLogger("sparsedp")

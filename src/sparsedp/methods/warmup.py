@@ -75,7 +75,7 @@ class WarmupWatch:
         self._first, self._steps = plan.first_step(observed_phase(plan).name), observed_steps(plan)
         self._dimension = dimension
         few = self._steps < MINIMUM_WARMUP
-        self._over = few or not plan.is_private or dimension > MOST_COORDINATES
+        self._over = few or dimension > MOST_COORDINATES
         self._tensors: dict[str, Tensor] = {}
 
     def observe(self, released: Release) -> None:

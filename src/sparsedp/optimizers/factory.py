@@ -13,7 +13,6 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from sparsedp.errors import SparseDPError
-from sparsedp.methods.plan_config import CLIP_NORM
 from sparsedp.privacy.plan import Plan
 
 MOMENTUM = 0.9
@@ -78,7 +77,7 @@ def default_optimizer(lr: Rate | None, plan: Plan) -> OptimizerChoice:
     256) and MNIST (B = 1024) at epsilon 3.
     """
     last = plan.phases[-1]
-    scale = math.sqrt(plan.expected_batch_size(last) / 128) / (last.clip_norm or CLIP_NORM)
+    scale = math.sqrt(plan.expected_batch_size(last) / 128) / last.clip_norm
     given = 0.2 * scale if lr is None else lr(plan) if callable(lr) else lr
     if not isinstance(given, (int, float)) or not 0 <= given < math.inf:
         raise SparseDPError(
@@ -180,7 +179,7 @@ def table_rate(plan: Plan, coordinates: int, length: float, factor: float = 1.0)
     **Privacy.** Public numbers alone.
     """
     last = plan.phases[-1]
-    batch, clip = plan.expected_batch_size(last), last.clip_norm or 1.0
+    batch, clip = plan.expected_batch_size(last), last.clip_norm
     passes = sum(phase.steps * phase.sampling_rate for phase in plan.phases if phase.trains)
     noise = max(last.noise_multiplier, 0.1) * math.sqrt(coordinates * passes / batch)
     record = math.sqrt(1 + length**2)

@@ -277,13 +277,8 @@ def as_events(plan: Plan) -> tuple[SampledGaussian, ...]:
     """The plan's phases as events, those that wait for their noise with noise 0.
 
     Raises:
-        PrivacyError: no phase waits for its noise, or one has no clip.
+        PrivacyError: no phase waits for its noise.
     """
-    unclipped = [phase.name for phase in plan.phases if phase.clip_norm is None]
-    if unclipped:
-        raise PrivacyError(
-            f"phases {unclipped} have no clip_norm, so no noise makes them private; give them one"
-        )
     if all(phase.noise_multiplier > 0 for phase in plan.phases):
         raise PrivacyError(
             "every phase has its noise already; set it to 0 (plan.with_noise) where it is to be found"

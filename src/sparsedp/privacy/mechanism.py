@@ -7,7 +7,6 @@ from public numbers alone: clip norm, noise multiplier, number of coordinates. `
 
 from __future__ import annotations
 
-import functools
 import logging
 import math
 import sys
@@ -49,9 +48,7 @@ class GaussianMechanism:
     ledger: Chargeable
     randomness: PrivateRandomness
 
-    def release(
-        self, query: BoundedSum, charge: Charge, *, expected_batch_size: float, noise_std: float = 0.0
-    ) -> Release:
+    def release(self, query: BoundedSum, charge: Charge, *, expected_batch_size: float) -> Release:
         """The mean over units of a bounded sum, with noise.
 
         The sum is divided by the *expected* batch size, a public number; the realised one is never used.
@@ -60,7 +57,6 @@ class GaussianMechanism:
             query: what is summed, and how far one unit can move it.
             charge: the plan's cost of this release.
             expected_batch_size: sampling rate times number of units.
-            noise_std: noise of a sum without a bound, for ablations that promise nothing; see `noisy_sum`.
 
         Edge cases:
             An empty batch releases noise alone; an empty support releases an empty vector and is still charged.
@@ -69,7 +65,7 @@ class GaussianMechanism:
             raise PrivacyError(
                 f"expected_batch_size: got {expected_batch_size}, expected a finite number > 0"
             )
-        total, std = self.noisy_sum(query, charge, noise_std=noise_std)
+        total, std = self.noisy_sum(query, charge)
         geometry, support = query.geometry, query.support
         return Release(
             support=support,
@@ -78,54 +74,28 @@ class GaussianMechanism:
             phase=charge.phase,
             step=charge.step,
             publishable=self.randomness.publishable,
-            private=charge.noise_multiplier > 0,
             seal=_SEAL,
         )
 
-    def noisy_sum(self, query: BoundedSum, charge: Charge, *, noise_std: float = 0.0) -> tuple[Tensor, float]:
+    def noisy_sum(self, query: BoundedSum, charge: Charge) -> tuple[Tensor, float]:
         """The sum with noise in float64, and the noise's standard deviation.
 
-        Edge cases:
-            `noise_std` is for sums without a bound (the non-private ablations) and only for them.
+        Raises:
+            PrivacyError: no noise, or a sum that one unit may move without a bound.
         """
-        std = _noise_std(query.sensitivity, charge.noise_multiplier, noise_std)
-        private = charge.noise_multiplier > 0
-        grid = Grid.for_mechanism(query.sensitivity, charge.noise_multiplier, query.size) if private else None
+        noise, sensitivity = charge.noise_multiplier, query.sensitivity
+        if not (0 < noise < math.inf and 0 < sensitivity < math.inf):
+            raise PrivacyError(
+                f"got noise multiplier {noise} and sensitivity {sensitivity}, expected finite numbers > 0 for both"
+            )
+        grid = Grid.for_mechanism(sensitivity, noise, query.size)
         with no_messages():
             self.ledger.charge(charge)
-            if grid is None:
-                total = functools.reduce(torch.add, query.partial_sums(math.inf))
-            else:
-                total = grid.round_and_sum(query.partial_sums(grid.bound))
-            total = distributed.reduce_sum(total)
-            if distributed.is_main_process() and grid is not None:
+            total = distributed.reduce_sum(grid.round_and_sum(query.partial_sums(grid.bound)))
+            if distributed.is_main_process():
                 self.randomness.add_rounded_gaussian(grid.noise_bits, total, key=charge.key)
-            elif distributed.is_main_process() and std:
-                noise = self.randomness.rounded_gaussian(_ABLATION_BITS, query.size, key=charge.key)
-                total = total.add(noise.to(total), alpha=math.ldexp(std, -_ABLATION_BITS))
             total = distributed.broadcast(total)
-        return (total if grid is None else grid.dequantize(total)), std
-
-
-_ABLATION_BITS = 30
-
-
-def _noise_std(sensitivity: float, noise_multiplier: float, absolute: float) -> float:
-    if noise_multiplier < 0 or absolute < 0 or not math.isfinite(noise_multiplier + absolute):
-        raise PrivacyError(
-            f"noise: got multiplier {noise_multiplier} and std {absolute}, expected numbers >= 0"
-        )
-    if absolute and noise_multiplier:
-        raise PrivacyError("noise: give a noise multiplier or an absolute std, not both")
-    if absolute and math.isfinite(sensitivity):
-        raise PrivacyError(
-            "noise: an absolute std is for unclipped sums; with a clip, give a noise multiplier"
-        )
-    if noise_multiplier and not math.isfinite(sensitivity):
-        raise PrivacyError(
-            "noise: without a clip the sensitivity is infinite and no multiplier protects anyone"
-        )
-    return absolute if absolute else (noise_multiplier * sensitivity if noise_multiplier else 0.0)
+        return grid.dequantize(total), noise * sensitivity
 
 
 _SEAL = object()
@@ -143,10 +113,9 @@ class Release:
         phase: name of the plan's phase it was charged to.
         step: index of the step in the plan.
         publishable: False when a seed was used: reproducible, not for release.
-        private: False for the ablations without clipping or without noise.
     """
 
-    __slots__ = ("_mean", "_noise_scale", "phase", "private", "publishable", "step", "support")
+    __slots__ = ("_mean", "_noise_scale", "phase", "publishable", "step", "support")
 
     _mean: Tensor
     _noise_scale: Tensor
@@ -155,7 +124,6 @@ class Release:
     phase: str
     step: int
     publishable: bool
-    private: bool
 
     def __init__(
         self,
@@ -166,7 +134,6 @@ class Release:
         phase: str,
         step: int,
         publishable: bool,
-        private: bool,
         seal: object,
     ) -> None:
         if seal is not _SEAL:
@@ -177,7 +144,6 @@ class Release:
         object.__setattr__(self, "phase", phase)
         object.__setattr__(self, "step", step)
         object.__setattr__(self, "publishable", publishable)
-        object.__setattr__(self, "private", private)
 
     def __setattr__(self, name: str, value: object) -> None:
         raise PrivacyError("a Release is read-only")

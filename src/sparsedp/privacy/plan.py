@@ -29,9 +29,8 @@ class Phase:
         name: unique in its plan; charges carry it.
         steps: how many releases it makes.
         sampling_rate: Poisson probability q of each unit in each step; 1 is a plain Gaussian release.
-        clip_norm: L2 bound on a unit's contribution; None for no bound (not private).
-        noise_multiplier: noise standard deviation over `clip_norm`; 0 for none, or not calibrated yet.
-        noise_std: absolute noise on an unclipped sum, for the `noisy-sgd` ablation only.
+        clip_norm: L2 bound on a unit's contribution.
+        noise_multiplier: noise standard deviation over `clip_norm`; 0 until it is calibrated.
         support: the method's support rule, as JSON, e.g. {"rule": "top-k", "ratio": 0.2}.
         geometry: name of the space gradients are clipped in.
         clipping: "flat"; "auto" (AUTO-S: every contribution has nearly the norm `clip_norm`); or pairs of a pattern
@@ -44,9 +43,8 @@ class Phase:
     name: str
     steps: int
     sampling_rate: float
-    clip_norm: float | None
+    clip_norm: float
     noise_multiplier: float = 0.0
-    noise_std: float | None = None
     support: FrozenMap = field(default_factory=lambda: FrozenMap({"rule": "full"}))
     geometry: str = "identity"
     trains: bool = True
@@ -57,7 +55,6 @@ class Phase:
         where = f"phase {self.name!r}"
         checks.text(self.name, "phase name")
         checks.text(self.geometry, f"{where}: geometry")
-        clip, std = self.clip_norm, self.noise_std
         if not isinstance(self.support, Mapping):
             raise PrivacyError(f"{where}: support is {self.support!r}, expected a mapping of JSON values")
         if not isinstance(self.trains, bool):
@@ -66,27 +63,18 @@ class Phase:
             self,
             steps=checks.whole(self.steps, f"{where}: steps", at_least=1),
             sampling_rate=checks.probability(self.sampling_rate, f"{where}: sampling_rate"),
-            clip_norm=None if clip is None else checks.number(clip, f"{where}: clip_norm", above=0.0),
+            clip_norm=checks.number(self.clip_norm, f"{where}: clip_norm", above=0.0),
             noise_multiplier=checks.number(self.noise_multiplier, f"{where}: noise_multiplier", at_least=0.0),
-            noise_std=None if std is None else checks.number(std, f"{where}: noise_std", at_least=0.0),
             support=FrozenMap(self.support),
             count_share=checks.number(self.count_share, f"{where}: count_share", at_least=0.0),
         )
         self._check_clipping(where)
         if self.count_share >= 1:
             raise PrivacyError(f"{where}: count_share is {self.count_share}, expected a share below 1")
-        if clip is None and self.noise_multiplier > 0:
-            raise PrivacyError(
-                f"{where}: a noise_multiplier needs a clip_norm; for noise without a clip use noise_std"
-            )
-        if clip is not None and std is not None:
-            raise PrivacyError(
-                f"{where}: noise_std is for unclipped sums; with a clip_norm give a noise_multiplier"
-            )
 
     def _check_clipping(self, where: str) -> None:
         if self.clipping in (FLAT, AUTO):
-            if self.clipping == AUTO and (self.clip_norm is None or self.geometry != "identity"):
+            if self.clipping == AUTO and self.geometry != "identity":
                 raise self._no_geometry(where)
             return
         if isinstance(self.clipping, str) or not all(len(pair) == 2 for pair in self.clipping):
@@ -101,9 +89,7 @@ class Phase:
         set_fields(self, clipping=pairs)
         if self.geometry != "identity":
             raise self._no_geometry(where)
-        if self.clip_norm is None or not math.isclose(
-            self.clip_norm, math.hypot(*(norm for _, norm in pairs))
-        ):
+        if not math.isclose(self.clip_norm, math.hypot(*(norm for _, norm in pairs))):
             raise PrivacyError(
                 f"{where}: clip_norm is {self.clip_norm}, expected the root of the squares of {pairs}"
             )
@@ -115,25 +101,13 @@ class Phase:
         )
 
     @property
-    def is_private(self) -> bool:
-        """Whether its releases are clipped and noised in proportion."""
-        return self.clip_norm is not None and self.noise_multiplier > 0
-
-    @property
     def clip(self) -> Clip:
-        """What bounds a unit's contribution; nothing in the ablation without a bound."""
-        from sparsedp.clipping import (  # loads torch, which planning does without
-            AutomaticClip,
-            FlatClip,
-            LayerClip,
-            NoClip,
-        )
+        """What bounds a unit's contribution."""
+        from sparsedp.clipping import AutomaticClip, FlatClip, LayerClip  # torch, which planning does without
 
         if isinstance(self.clipping, tuple):
             return LayerClip(self.clipping)
-        if self.clipping == AUTO and self.clip_norm is not None:
-            return AutomaticClip(self.clip_norm)
-        return NoClip() if self.clip_norm is None else FlatClip(self.clip_norm)
+        return AutomaticClip(self.clip_norm) if self.clipping == AUTO else FlatClip(self.clip_norm)
 
     @property
     def gradient_noise(self) -> float:
@@ -343,10 +317,8 @@ class Plan:
                 raise PrivacyError(
                     f"the accountant {FILTER} and a continuation come together; RdpFilter sets both"
                 )
-            if delta is None or not self.is_private:
-                raise PrivacyError(
-                    "a plan with a target_epsilon needs a delta, and a clip and noise in every phase"
-                )
+            if delta is None or not self.is_calibrated:
+                raise PrivacyError("a plan with a target_epsilon needs a delta, and noise in every phase")
 
     @property
     def total_steps(self) -> int:
@@ -364,9 +336,22 @@ class Plan:
         return sum(phase.steps for phase in self.training)
 
     @property
-    def is_private(self) -> bool:
-        """Whether every phase is."""
-        return all(phase.is_private for phase in self.phases)
+    def is_calibrated(self) -> bool:
+        """Whether every phase has its noise."""
+        return all(phase.noise_multiplier > 0 for phase in self.phases)
+
+    def check_calibrated(self) -> None:
+        """Refuse a plan that no guarantee follows from.
+
+        Raises:
+            PrivacyError: it has no delta, or a phase without noise.
+        """
+        quiet = [phase.name for phase in self.phases if not phase.noise_multiplier]
+        if quiet or self.delta is None:
+            raise PrivacyError(
+                f"plan: got delta={self.delta} and no noise in {quiet}, expected a delta and noise in each; "
+                "make it by sparsedp.plan, or calibrate it"
+            )
 
     @property
     def charged_head(self) -> str:
@@ -417,7 +402,7 @@ class Plan:
         return tuple(ends) if ends and ends[-1] == done else (*ends, done)
 
     def events(self, steps: int | None = None) -> tuple[SampledGaussian, ...]:
-        """What the plan, or its first `steps` steps, releases; a phase that is not private has noise 0."""
+        """What the plan, or its first `steps` steps, releases."""
         left = self.total_steps if steps is None else steps
         if not 0 <= left <= self.total_steps:
             raise PrivacyError(f"steps: got {steps}, expected 0..{self.total_steps}")
@@ -425,8 +410,7 @@ class Plan:
         for phase in self.phases:
             count = min(left, phase.steps)
             if count:
-                noise = phase.noise_multiplier if phase.is_private else 0.0
-                events.append(SampledGaussian(phase.sampling_rate, noise, count))
+                events.append(SampledGaussian(phase.sampling_rate, phase.noise_multiplier, count))
             left -= count
         return tuple(events)
 

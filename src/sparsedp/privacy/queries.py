@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sparsedp.batch import Batch, MicroBatch
-from sparsedp.clipping import Clip, FlatClip, Geometry, Identity
+from sparsedp.clipping import Clip, Geometry, Identity
 from sparsedp.errors import DataError
 from sparsedp.grad_sample.query import ClippedSumEngine, ClippedSumQuery, mean_per_unit
 from sparsedp.parameters import Support
@@ -256,7 +256,7 @@ class ClientUpdateSum(_ClippedSum):
 
     updates: Sequence[Tensor]
     support: Support = field()
-    clip: FlatClip = field()
+    clip: Clip = field()
     grid: Grid = field()
     geometry: Geometry = field()
 

@@ -124,7 +124,7 @@ def _content(run: Run, found: Verification) -> Mapping[str, Any]:
         "phases": [_phase_row(plan, phase) for phase in plan.phases],
         "accountants": [
             (ACCOUNTANTS.get(name, name), epsilon_text(value))
-            for name, value in (summarize(plan).epsilons if plan.is_private else {}).items()
+            for name, value in summarize(plan).epsilons.items()
         ],
         "charts": [_metric_chart(run), _epsilon_chart(run)],
         "parameters": _parameters(run),
@@ -149,8 +149,6 @@ def _badges(run: Run) -> list[tuple[str, str]]:
     """Short marks: text and kind."""
     status, unit = run.record["status"], run.plan.unit
     marks = [(status, "good" if status == "finished" else "warn")]
-    if not run.plan.is_private:
-        return [*marks, ("not private", "bad")]
     secure = run.record["seed"] is None and run.record["publishable"]
     marks.append(
         ("noise from the operating system", "good") if secure else ("reproducible, not for release", "warn")
@@ -171,7 +169,7 @@ def _tiles(run: Run, share: float | None) -> list[tuple[str, str, str]]:
         tiles.append(
             (METRICS.get(key, key), metric_text(key, metrics[key]), f"{beside}outside the guarantee")
         )
-    epsilon = run.record.get("epsilon") or plan.target_epsilon if plan.is_private else None
+    epsilon = run.record.get("epsilon") or plan.target_epsilon
     cost = f"at delta {significant(plan.delta)}, for one {plan.unit}" if plan.delta else "protects nobody"
     tiles.append(("epsilon", epsilon_text(epsilon), cost))
     k = run.spans[-1].active if run.spans else d
@@ -222,7 +220,7 @@ def _phase_row(plan: Plan, phase: Phase) -> tuple[str, ...]:
         count(phase.steps),
         significant(phase.sampling_rate, 4),
         significant(plan.expected_batch_size(phase), 5),
-        NONE if phase.clip_norm is None else significant(phase.clip_norm),
+        significant(phase.clip_norm),
         significant(phase.noise_multiplier, 4) if phase.noise_multiplier else NONE,
         significant(noise_on_mean(plan, phase)),
     )
@@ -262,15 +260,9 @@ def _metric_chart(run: Run) -> Mapping[str, Any]:
 def _epsilon_chart(run: Run) -> Mapping[str, Any]:
     """Epsilon of the plan's steps so far, under its target."""
     plan, title = run.plan, "Privacy spent: epsilon"
-    points = [(float(e.epoch), e.epsilon) for e in run.epochs if e.epsilon is not None]
+    points = [(float(e.epoch), e.epsilon) for e in run.epochs]
     if not points:
-        waiting = plan.is_private and plan.delta is not None
-        said = (
-            "No epoch of this run is done yet."
-            if waiting
-            else "This run is not private: epsilon is infinite."
-        )
-        return {"title": title, "remark": said}
+        return {"title": title, "remark": "No epoch of this run is done yet."}
     target = plan.target_epsilon
     last = epsilon_text(points[-1][1])
     svg = line_chart(
@@ -385,5 +377,4 @@ def _segment_rows(segments: Sequence[NoiseSegment], dimension: int) -> list[tupl
             percent(part.active / dimension),
         )
         for part in segments[:MAX_SEGMENTS]
-        if part.noise_std
     ]

@@ -40,7 +40,7 @@ class EpochMetrics:
         epoch: from 1.
         step: how many steps of the plan are done, those lost in a crash included.
         phase: the plan's phase of the last step.
-        epsilon: what the plan's steps so far cost; None if the run is not private.
+        epsilon: what the plan's steps so far cost.
         active: how many coordinates are active.
         active_ratio: the share of all coordinates they are.
         learning_rate: the first parameter group's.
@@ -50,7 +50,7 @@ class EpochMetrics:
     epoch: int
     step: int
     phase: str
-    epsilon: float | None
+    epsilon: float
     active: int
     active_ratio: float
     learning_rate: float
@@ -114,7 +114,6 @@ class RunRecord(TypedDict):
     variant: str | None
     seed: int | None
     publishable: bool
-    private: bool
     noise: str | None
     target_epsilon: float | None
     delta: float | None
@@ -200,8 +199,8 @@ class RunSetup:
 
     @property
     def publishable(self) -> bool:
-        """Whether what the run gives may be published with its guarantee: it is private, and its noise is secret."""
-        return self.seed is None and self.plan.is_private
+        """Whether what the run gives may be published with its guarantee: its noise is secret."""
+        return self.seed is None
 
     def record(self, status: str, seconds: float, outcome: Mapping[str, Json] | None = None) -> RunRecord:
         """Make the record; without an outcome (the values of `OUTCOME`), what is not known yet is null."""
@@ -228,9 +227,8 @@ def stated(plan: Plan, seed: int | None) -> dict[str, Json]:
     return {
         "method": plan.method,
         "seed": seed,
-        "publishable": seed is None and plan.is_private,
-        "private": plan.is_private,
-        "noise": NOISE if plan.is_private else None,
+        "publishable": seed is None,
+        "noise": NOISE,
         "target_epsilon": plan.target_epsilon,
         "delta": plan.delta,
         "accountant": plan.accountant,

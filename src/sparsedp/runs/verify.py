@@ -306,7 +306,7 @@ def _record(
 @lru_cache(maxsize=256)
 def _epsilon_of(plan: Plan, blocks: tuple[ChargeBlock, ...]) -> float | None:
     """What some steps of a plan cost by its own accountant; None when it is not private."""
-    if not plan.is_private or plan.delta is None:
+    if plan.delta is None:
         return None
     events = (SampledGaussian(block.sampling_rate, block.noise_multiplier, block.steps) for block in blocks)
     return plan_accountant(plan).epsilon(merge_events(events), plan.delta)
@@ -314,7 +314,7 @@ def _epsilon_of(plan: Plan, blocks: tuple[ChargeBlock, ...]) -> float | None:
 
 @lru_cache(maxsize=64)
 def _by_epoch(plan: Plan) -> tuple[float | None, ...]:
-    if not plan.is_private or plan.delta is None:
+    if plan.delta is None:
         return (None,) * len(plan.epoch_ends())
     return epsilon_by_epoch(plan)
 

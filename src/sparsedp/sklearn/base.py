@@ -167,11 +167,8 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
         told = not isinstance(value, bool) and isinstance(value, numbers.Real)
         if not told or not math.isfinite(value) or value <= 0:
             raise PrivacyError(f"{name}: got {value!r}, expected a finite number > 0")
-        if self.method != AUTO and not get_method(self.method).private:
-            raise PrivacyError(
-                f"method {self.method!r} protects nobody: it is an ablation for sparsedp.fit; choose a private one, "
-                "or an estimator of scikit-learn for a baseline without privacy"
-            )
+        if self.method != AUTO:
+            get_method(self.method)
 
     def _features_to_fit(self, X: Any, groups: Any) -> tuple[Matrix, Any]:
         """The features of the training data, and who each example belongs to."""
@@ -283,7 +280,7 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
             return float(self.lr)
         if widths_of(self.hidden_layer_sizes):
             last = plan.phases[-1]
-            return 0.2 * math.sqrt(plan.expected_batch_size(last) / 128) / (last.clip_norm or 1.0)
+            return 0.2 * math.sqrt(plan.expected_batch_size(last) / 128) / last.clip_norm
         if self.unit_norm:
             return self._linear_rate(plan, coordinates, 1.0)
         if self.columns is None:

@@ -103,8 +103,7 @@ class PrivacyBudget:
             PrivacyError: it costs more than is left, or protects other units.
             DataError: the file is damaged or of another budget.
         """
-        if plan.delta is None or not plan.is_private:
-            raise PrivacyError("budget: the plan is not private, so no budget covers it")
+        plan.check_calibrated()
         with self._locked() as content:
             self._check(content)
             units = {"unit": plan.unit, "units": plan.units}

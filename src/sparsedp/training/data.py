@@ -177,6 +177,7 @@ def check_plan(plan: Plan, units: int, *, rows_are_units: bool) -> None:
             names.
     """
     PlanSpec.of(plan).check(plan)
+    plan.check_calibrated()
     if plan.units != units:
         raise DataError(
             f"the plan is for {plan.units} units ({plan.unit}) and the data set has {units}; the sampling rate would "

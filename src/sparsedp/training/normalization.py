@@ -80,7 +80,7 @@ def check_normalisation(plan: Plan, model: nn.Module) -> None:
         )
     if phase is None:
         return
-    if plan.phases[0] is not phase or phase.steps not in (1, RELEASES) or phase.clip_norm is None:
+    if plan.phases[0] is not phase or phase.steps not in (1, RELEASES):
         raise PrivacyError(
             f"the phase {NORMALISE!r} comes first and has one or {RELEASES} releases and a clip norm; make the plan "
             "with build_plan(normalise=...)"

@@ -248,7 +248,6 @@ class RunKeeper:
             epsilon=self.spending.planned(),
             delta=plan.delta,
             unit=plan.unit,
-            private=plan.is_private,
             publishable=facts.publishable,
             complete=self.position >= plan.total_steps,
             d=support.dimension,

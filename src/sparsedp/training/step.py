@@ -144,7 +144,6 @@ class PrivateStep:
                 GradientSum(self.engine, batch, query),
                 Charge(phase.name, step, phase.sampling_rate, phase.gradient_noise),
                 expected_batch_size=self.plan.expected_batch_size(phase),
-                noise_std=phase.noise_std or 0.0,
             )
         self.move(released)
         self.controller.update(released)
