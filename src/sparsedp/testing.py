@@ -11,8 +11,8 @@ from torch import Tensor
 
 from sparsedp.clipping import Identity
 from sparsedp.methods.method import SELECT, Method
-from sparsedp.methods.plan_config import PlanSpec
-from sparsedp.methods.public_scores import Knowledge
+from sparsedp.methods.plan_config import PlanConfig
+from sparsedp.methods.scores import Knowledge
 from sparsedp.methods.support_scheduler import SchedulerState, StepSetting, SupportScheduler
 from sparsedp.parameters import ParameterLayout, ParameterSlice, Support
 from sparsedp.privacy.accounting import plan_epsilon
@@ -83,9 +83,9 @@ def plan_for(method: Method) -> Plan:
     return replace(plan, phases=plan.training)
 
 
-def _config(method: Method) -> PlanSpec:
+def _config(method: Method) -> PlanConfig:
     batch_size = UNITS // STEPS_PER_EPOCH
-    return PlanSpec.asked(
+    return PlanConfig.asked(
         method, units=UNITS, batch_size=batch_size, epochs=EPOCHS, epsilon=EPSILON, delta=DELTA
     )
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from sparsedp.methods.method import SELECT, Method, MethodOptions
-from sparsedp.methods.plan_config import PlanSpec
-from sparsedp.methods.public_scores import Knowledge
+from sparsedp.methods.plan_config import PlanConfig
+from sparsedp.methods.scores import Knowledge
 from sparsedp.methods.support_scheduler import StepSetting, SupportScheduler
 from sparsedp.parameters import ParameterLayout, ParameterSlice, Support
 from sparsedp.privacy.mechanism import _SEAL, Release
@@ -77,7 +77,7 @@ def plan_of(
     clip_norm: float = 1.0,
 ) -> Plan:
     """A plan of any method with made-up noise, for 10 expected units a batch; its training phases alone."""
-    plan = PlanSpec.asked(
+    plan = PlanConfig.asked(
         method,
         options,
         units=10 * steps_per_epoch,

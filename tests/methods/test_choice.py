@@ -11,7 +11,7 @@ from torch.utils.data import TensorDataset
 
 import sparsedp
 from sparsedp.cli.plan import quote
-from sparsedp.methods import PlanSpec, build_plan, get_method
+from sparsedp.methods import PlanConfig, build_plan, get_method
 from sparsedp.methods.auto import LOUD, choose_method, is_linear, meaning_of, noise_ratio
 from sparsedp.parameters import ParameterLayout
 
@@ -85,7 +85,7 @@ def test_a_quote_has_r_for_all_the_head_and_the_biases_of_a_model():
     model = nn.Sequential(nn.Linear(20, 30), nn.Tanh(), nn.Linear(30, 4))
     size = ParameterLayout.of(model)
     parts = {"all": 20 * 30 + 30 + 30 * 4 + 4, "head": 30 * 4 + 4, "bias": 30 + 4}
-    spec = PlanSpec.asked("tp-topk", epsilon=1.0, max_grad_norm=0.1, **CIFAR)
+    spec = PlanConfig.asked("tp-topk", epsilon=1.0, max_grad_norm=0.1, **CIFAR)
     rows = {row["which"]: row for row in quote(spec, size, ())["noise_ratios"]}
     assert {name: rows[name]["coordinates"] for name in parts} == parts
     assert set(rows) - set(parts) == {"the support of tp-topk"}

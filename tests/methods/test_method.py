@@ -10,7 +10,7 @@ from torch import nn
 
 from sparsedp.cli.plan import count_active
 from sparsedp.errors import SparseDPError
-from sparsedp.methods import PlanSpec
+from sparsedp.methods import PlanConfig
 from sparsedp.methods.catalog import get_method, list_methods, register_method
 from sparsedp.methods.method import Decays, GeometryRule, Method, MethodOptions, OffSupport, configure
 from sparsedp.methods.ranking import Granularity
@@ -194,7 +194,7 @@ RANKED = [method for method in BEFORE_TRAINING if method.ranking is not None]
 
 def counted(method, options=None, *, layout=LAYOUT):
     plan = plan_of(method, options)
-    return count_active(PlanSpec.of(plan).method, layout)
+    return count_active(PlanConfig.of(plan).method, layout)
 
 
 @pytest.mark.parametrize("method", BEFORE_TRAINING, ids=lambda method: method.name)

@@ -11,7 +11,7 @@ from method_harness import NETWORK, PUBLIC, Problem, drive
 from oracles import adadpigu, random_sparsification, tp_topk
 from sparsedp.methods.catalog import get_method
 from sparsedp.methods.method import MethodOptions
-from sparsedp.methods.plan_config import PlanSpec
+from sparsedp.methods.plan_config import PlanConfig
 from sparsedp.methods.schedules import EverySteps, PerEpoch, ProgressiveUnfreezing
 from sparsedp.methods.support_scheduler import FROZEN_NOISE
 from sparsedp.privacy import mechanism
@@ -26,7 +26,7 @@ def a_very_fine_grid(monkeypatch):
 
 
 def plan_for(method, options, problem, epochs, noise, max_grad_norm=1.0, **settings):
-    plan = PlanSpec.asked(
+    plan = PlanConfig.asked(
         method,
         options,
         units=problem.units,

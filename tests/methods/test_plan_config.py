@@ -12,7 +12,7 @@ from sparsedp.clipping import AutomaticClip, FlatClip, LayerClip
 from sparsedp.errors import PrivacyError, SparseDPError
 from sparsedp.methods.catalog import get_method, list_methods
 from sparsedp.methods.method import GeometryRule, MethodOptions
-from sparsedp.methods.plan_config import PlanSpec, build_plan
+from sparsedp.methods.plan_config import PlanConfig, build_plan
 from sparsedp.methods.ranking import Granularity
 from sparsedp.methods.schedules import EverySteps, GradualCooling, PiecewiseConstant
 from sparsedp.methods.scores import Energy
@@ -38,7 +38,7 @@ def test_an_epoch_is_units_over_batch_size_to_the_nearest_step():
         (7, 7, 1),
         (10, 7, 1),
     ]:
-        plan = PlanSpec.asked(
+        plan = PlanConfig.asked(
             get_method("dp-sgd"), units=units, batch_size=batch_size, epochs=2, max_grad_norm=1.0
         ).draft()
         assert plan.steps_per_epoch == expected
@@ -48,7 +48,7 @@ def test_an_epoch_is_units_over_batch_size_to_the_nearest_step():
 
 def test_the_warm_up_is_its_share_of_all_steps_to_the_nearest():
     for fraction, expected in [(0.3, 9), (0.29, 9), (0.05, 2), (0.35, 11), (0.97, 29)]:
-        plan = PlanSpec.asked(
+        plan = PlanConfig.asked(
             get_method("tp-topk"), **SIZES, max_grad_norm=1.0, warmup_fraction=fraction
         ).draft()
         assert [(phase.name, phase.steps) for phase in plan.phases] == [
@@ -64,7 +64,7 @@ def test_steps_add_up_whatever_the_sizes(units, batch_size, epochs, fraction):
         return
     total = epochs * max(1, math.floor(units / batch_size + 0.5))
     try:
-        plan = PlanSpec.asked(
+        plan = PlanConfig.asked(
             get_method("tp-topk"), units=units, batch_size=batch_size, epochs=epochs, max_grad_norm=1.0,
             warmup_fraction=fraction,
         ).draft()  # fmt: skip
@@ -121,10 +121,10 @@ def test_the_split_divides_two_phases_and_leaves_one_alone():
 
 
 def test_each_phase_may_have_its_own_clip():
-    plan = PlanSpec.asked(get_method("tp-topk"), **SIZES, max_grad_norm=(1.0, 0.5)).draft()
+    plan = PlanConfig.asked(get_method("tp-topk"), **SIZES, max_grad_norm=(1.0, 0.5)).draft()
     assert [phase.clip_norm for phase in plan.phases] == [1.0, 0.5]
     with pytest.raises(PrivacyError, match="expected one number, or a pair"):
-        PlanSpec.asked(get_method("dp-sgd"), **SIZES, max_grad_norm=(1.0, 0.5)).draft()
+        PlanConfig.asked(get_method("dp-sgd"), **SIZES, max_grad_norm=(1.0, 0.5)).draft()
 
 
 @pytest.mark.parametrize(
@@ -146,13 +146,13 @@ def test_requests_without_meaning_are_refused(name, settings, message):
 
 @pytest.mark.parametrize("missing", ["epsilon", "delta", "clip_norm"])
 def test_a_spec_has_no_gaps(missing):
-    spec = PlanSpec.asked("dp-sgd", **SIZES)
+    spec = PlanConfig.asked("dp-sgd", **SIZES)
     with pytest.raises(PrivacyError, match=r"expected a.* number"):
         dataclasses.replace(spec, **{missing: None}).plan()
 
 
 def test_what_is_not_given_is_filled_in_from_public_numbers():
-    spec = PlanSpec.asked(units=60_000)
+    spec = PlanConfig.asked(units=60_000)
     assert (spec.method.name, spec.unit, spec.epsilon, spec.delta) == ("tp-topk", "row", 3.0, 1e-6)
     assert (spec.epochs, spec.batch_size, spec.clip_norm, spec.warmup_fraction) == (20, 1024, 1.0, 0.3)
     assert (spec.split, spec.accountant, spec.normalise) == (EqualNoise(), "pld", None)
@@ -184,15 +184,15 @@ SPECS = {
 
 @pytest.mark.parametrize("case", SPECS)
 def test_a_spec_goes_to_json_and_back_and_its_plan_carries_it(case):
-    spec = PlanSpec.asked(**SPECS[case], **SIZES)
-    assert PlanSpec.from_json(json.loads(json.dumps(spec.to_json()))) == spec
+    spec = PlanConfig.asked(**SPECS[case], **SIZES)
+    assert PlanConfig.from_json(json.loads(json.dumps(spec.to_json()))) == spec
     draft = spec.draft()
     assert Plan.from_json(draft.to_json()) == draft
-    assert PlanSpec.of(Plan.from_json(draft.to_json())) == spec
+    assert PlanConfig.of(Plan.from_json(draft.to_json())) == spec
     spec.check(draft)
     others = {name: value for name, value in spec.to_json().items() if name != "epochs"}
     with pytest.raises(SparseDPError, match="what a plan was made from"):
-        PlanSpec.from_json(others)
+        PlanConfig.from_json(others)
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ def test_a_spec_goes_to_json_and_back_and_its_plan_carries_it(case):
     ],
 )
 def test_a_plan_that_is_not_what_it_was_made_from_is_refused(change):
-    spec = PlanSpec.asked("tp-topk", **SIZES)
+    spec = PlanConfig.asked("tp-topk", **SIZES)
     with pytest.raises(PrivacyError, match="changed afterwards"):
         spec.check(change(spec.draft()))
     spec.check(spec.draft().with_noise({"main": 3.0}))
@@ -221,14 +221,14 @@ def test_a_piece_under_anothers_name_is_refused():
 
     method = dataclasses.replace(get_method("tp-topk"), ranking=Impostor())
     with pytest.raises(SparseDPError, match="has no \\['floor'\\]"):
-        PlanSpec.asked(method, **SIZES)
+        PlanConfig.asked(method, **SIZES)
 
     @dataclasses.dataclass(frozen=True, slots=True)
     class Twin(Energy):
         pass
 
     with pytest.raises(SparseDPError, match="has the name of another"):
-        PlanSpec.asked(dataclasses.replace(method, ranking=Twin()), **SIZES)
+        PlanConfig.asked(dataclasses.replace(method, ranking=Twin()), **SIZES)
 
 
 BY_LAYER = {"0.*": 0.6, "*": 0.8}
@@ -256,7 +256,7 @@ def test_a_plan_clips_as_asked_and_states_the_clips_sensitivity(method, asked, c
     )
     again = Plan.from_json(plan.to_json())
     assert again == plan
-    assert PlanSpec.of(again).plan() == plan
+    assert PlanConfig.of(again).plan() == plan
     for phase in again.phases:
         assert phase.clip == clip
         assert phase.clip_norm == pytest.approx(clip.sensitivity)

@@ -16,7 +16,7 @@ from sparsedp.clipping import Standardized
 from sparsedp.errors import PrivacyError, SparseDPError
 from sparsedp.methods.catalog import get_method, list_methods
 from sparsedp.methods.method import GeometryRule, MethodOptions, OffSupport
-from sparsedp.methods.plan_config import PlanSpec
+from sparsedp.methods.plan_config import PlanConfig
 from sparsedp.methods.ranking import Granularity
 from sparsedp.methods.schedules import (
     GradualCooling,
@@ -221,7 +221,7 @@ def measured(method):
     options = None if method.ranking is None else MethodOptions(active_ratio=0.3)
     if method.geometry is GeometryRule.STANDARDIZED:
         options = MethodOptions(active_ratio=0.3, variance_decay=0.9)
-    plan = PlanSpec.asked(
+    plan = PlanConfig.asked(
         method, options, units=40, batch_size=BATCH, epochs=STEPS // 5,
         max_grad_norm=CLIP,
     ).draft()  # fmt: skip

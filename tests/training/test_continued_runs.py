@@ -14,7 +14,7 @@ import torch
 import sparsedp
 from runs import ROWS, a_plan, a_trainer, advance, loss_fn, network, rows
 from sparsedp.errors import PrivacyError, SparseDPError
-from sparsedp.methods import PlanSpec, get_method
+from sparsedp.methods import PlanConfig, get_method
 from sparsedp.privacy import Charge, Plan, RdpFilter
 from sparsedp.privacy.ledger import Ledger
 from sparsedp.runs.run import Run, continue_runs
@@ -26,7 +26,7 @@ CAP = RdpFilter.for_first_plan(FIRST, 9.0, 1e-3)
 def draft(epochs: int, batch_size: int = 20) -> Plan:
     """A plan whose noise is not known yet."""
     asked = {"epochs": epochs, "batch_size": batch_size, "max_grad_norm": 1.0, "delta": 1e-3}
-    return PlanSpec.asked("dp-sgd", units=ROWS, **asked).draft()
+    return PlanConfig.asked("dp-sgd", units=ROWS, **asked).draft()
 
 
 NEXT = draft(5, 15)

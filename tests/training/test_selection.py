@@ -23,7 +23,7 @@ from sparsedp.errors import DataError, ModelError, SparseDPError
 from sparsedp.grad_sample.isolation import same_draws
 from sparsedp.grad_sample.selection import EmbeddingRowCounter
 from sparsedp.loading import DataConfig
-from sparsedp.methods import MethodOptions, PlanSpec, build_plan
+from sparsedp.methods import MethodOptions, PlanConfig, build_plan
 from sparsedp.privacy import mechanism
 from sparsedp.privacy.accounting import plan_epsilon
 from sparsedp.privacy.mechanism import Grid
@@ -263,7 +263,7 @@ def test_a_resumed_run_keeps_its_selection(tmp_path):
 
 def test_a_users_texts_count_once(tmp_path):
     data = texts(4)
-    plan = PlanSpec.asked(
+    plan = PlanConfig.asked(
         "fest",
         units=ROWS // 3,
         unit_name="user",

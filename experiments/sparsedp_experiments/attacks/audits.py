@@ -17,7 +17,7 @@ from sparsedp.auditing import audit as audit_plan
 from sparsedp.auditing.canaries import AuditTarget
 from sparsedp.batch import per_sample_loss
 from sparsedp.loading import DataConfig
-from sparsedp.methods.plan_config import PlanSpec
+from sparsedp.methods.plan_config import PlanConfig
 from sparsedp.runs.record import versions
 from sparsedp.training.planning import spec_for
 from sparsedp_experiments.attacks.membership import (
@@ -98,7 +98,7 @@ def attack_settings(
     return attack_membership(subject, model, how, 1 - confidence)
 
 
-def _spec(model: Any, found: Settings, bundle: DataBundle) -> PlanSpec:
+def _spec(model: Any, found: Settings, bundle: DataBundle) -> PlanConfig:
     """What `execute` asks of `fit`, its privacy half."""
     train = bundle.train
     by_row = found.unit == "row" or train.units is None

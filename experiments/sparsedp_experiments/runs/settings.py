@@ -23,7 +23,7 @@ from sparsedp.methods.plan_config import (
     EPSILON,
     METHOD,
     WARMUP_FRACTION,
-    Asked,
+    PlanArgs,
 )
 from sparsedp.optimizers.factory import MOMENTUM
 from sparsedp.privacy.calibration import EqualNoise, NominalSplit
@@ -240,9 +240,9 @@ class Settings:
         changes = {**self.options.plain(), **ratio}
         return MethodOptions.from_json(changes) if changes else None
 
-    def asked(self) -> Asked:
+    def asked(self) -> PlanArgs:
         """What they ask of a plan, but for units and method."""
-        return Asked(
+        return PlanArgs(
             epsilon=self.epsilon,
             delta=self.delta,
             epochs=self.epochs,

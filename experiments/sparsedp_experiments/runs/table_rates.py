@@ -21,7 +21,7 @@ import numpy.typing as npt
 from scipy import sparse
 from scipy.stats import rankdata
 
-from sparsedp.methods.plan_config import PlanSpec
+from sparsedp.methods.plan_config import PlanConfig
 from sparsedp.optimizers.factory import rate_for_table
 from sparsedp.privacy.plan import Plan
 from sparsedp_experiments.data.bundle import DataBundle, Sparse, Split
@@ -208,7 +208,7 @@ def run_rates(
     """One simulation of all settings: on a validation split for tuning, on the test set after it."""
     train, held_out = sides(table, unit_norm, stage)
     batch = larger * usual_batch(train.units)
-    plan = PlanSpec.asked(
+    plan = PlanConfig.asked(
         "dp-sgd",
         units=train.units,
         epsilon=epsilon,
@@ -267,7 +267,7 @@ def tuned(found: Iterable[Mapping[str, Any]], clip: float | None) -> dict[Key, S
 def rate_rule(units: int, coordinates: int, unit_norm: bool, epsilon: float) -> Setting:
     """What the classifier takes by itself."""
     batch = usual_batch(units)
-    plan = PlanSpec.asked(
+    plan = PlanConfig.asked(
         "dp-sgd",
         units=units,
         epsilon=epsilon,

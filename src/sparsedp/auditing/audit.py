@@ -31,7 +31,7 @@ from sparsedp.distributed import require_one_process
 from sparsedp.errors import SparseDPError
 from sparsedp.loading import DataConfig
 from sparsedp.methods import Method, MethodOptions, build_plan
-from sparsedp.methods.plan_config import METHOD, Asked, check_asked
+from sparsedp.methods.plan_config import METHOD, PlanArgs, check_asked
 from sparsedp.privacy.accounting import plan_epsilon
 from sparsedp.privacy.normalization import NORMALISE
 from sparsedp.privacy.plan import Plan
@@ -150,7 +150,7 @@ def audit(
     steps: int = STEPS,
     progress: bool = True,
     run: Path | str | None = None,
-    **asked: Unpack[Asked],
+    **asked: Unpack[PlanArgs],
 ) -> AuditResult:
     """Attack what `fit` would run, and give an empirical lower bound on epsilon beside the claim.
 

@@ -26,7 +26,7 @@ from sparsedp.cli import (
 from sparsedp.errors import OutOfReachError, SparseDPError
 
 if TYPE_CHECKING:
-    from sparsedp.methods import Method, PlanSpec
+    from sparsedp.methods import Method, PlanConfig
     from sparsedp.parameters import ParameterLayout
     from sparsedp.privacy.plan import Plan
 
@@ -126,7 +126,7 @@ def plan(
 SETTINGS = ("epsilon", "delta", "batch_size", "epochs", "max_grad_norm")
 
 
-def explain(spec: PlanSpec, dimension: int, given: Collection[str]) -> list[dict[str, Any]]:
+def explain(spec: PlanConfig, dimension: int, given: Collection[str]) -> list[dict[str, Any]]:
     """Say of every setting what it is, whether it was given, and what speaks for another value.
 
     Args:
@@ -184,21 +184,21 @@ def _size(model: str | None, parameters: int | None) -> tuple[ParameterLayout | 
 
 def _spec(
     method: str, active_ratio: float | None, size: ParameterLayout | int, linear: bool, asked: Any
-) -> tuple[PlanSpec, str | None]:
+) -> tuple[PlanConfig, str | None]:
     """What is planned, and why its method if that was left open."""
-    from sparsedp.methods import PlanSpec, get_method
+    from sparsedp.methods import PlanConfig, get_method
     from sparsedp.methods.auto import AUTO_METHOD, choose_method, reason_of
     from sparsedp.methods.plan_config import METHOD
 
     changes = {} if active_ratio is None else {"active_ratio": active_ratio}
     if method != AUTO_METHOD:
-        return PlanSpec.asked(get_method(method, **changes), **asked), None
+        return PlanConfig.asked(get_method(method, **changes), **asked), None
     if changes:
-        return PlanSpec.asked(
+        return PlanConfig.asked(
             get_method(METHOD, **changes), **asked
         ), "a support, as --active-ratio was given"
     row = choose_method(_dimension(size), linear=linear, **asked)
-    spec = PlanSpec.asked(row, **asked)
+    spec = PlanConfig.asked(row, **asked)
     return spec, reason_of(spec, _dimension(size), linear=linear)
 
 
@@ -227,7 +227,7 @@ def count_active(method: Method, size: ParameterLayout | int) -> int | None:
     return always + (active_count(exact_ratio(method.active_ratio), ranked) if ranked else 0)
 
 
-def quote(spec: PlanSpec, size: ParameterLayout | int, other_budgets: Iterable[float]) -> dict[str, Any]:
+def quote(spec: PlanConfig, size: ParameterLayout | int, other_budgets: Iterable[float]) -> dict[str, Any]:
     """Say what a plan costs in noise and epsilon, as JSON values.
 
     The noise energy is the expected squared length of a step's noise in the main phase: d nu^2 on all coordinates,
@@ -289,7 +289,7 @@ def quote(spec: PlanSpec, size: ParameterLayout | int, other_budgets: Iterable[f
     }
 
 
-def _other(spec: PlanSpec, plan: Plan, epsilon: float) -> dict[str, Any]:
+def _other(spec: PlanConfig, plan: Plan, epsilon: float) -> dict[str, Any]:
     """What another budget would cost; a budget that no noise reaches has neither noise nor energy."""
     from sparsedp.methods.support_scheduler import noise_on_mean
 

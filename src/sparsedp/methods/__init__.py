@@ -14,8 +14,7 @@ from sparsedp.methods.method import (
     Stage,
     configure,
 )
-from sparsedp.methods.plan_config import PlanSpec, build_plan
-from sparsedp.methods.public_scores import Knowledge, PublicScores
+from sparsedp.methods.plan_config import PlanConfig, build_plan
 from sparsedp.methods.ranking import Granularity
 from sparsedp.methods.schedules import (
     Constant,
@@ -34,7 +33,9 @@ from sparsedp.methods.scores import (
     Energy,
     Frequency,
     Given,
+    Knowledge,
     Magnitude,
+    PublicScores,
     RandomOrder,
     Ranked,
     Ranking,
@@ -66,7 +67,7 @@ __all__ = [
     "OffSupport",
     "PerEpoch",
     "PiecewiseConstant",
-    "PlanSpec",
+    "PlanConfig",
     "ProgressiveUnfreezing",
     "PublicScores",
     "RandomOrder",

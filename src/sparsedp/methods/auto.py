@@ -11,7 +11,7 @@ from torch import nn
 
 from sparsedp.methods.catalog import get_method
 from sparsedp.methods.method import Method, MethodOptions, configure
-from sparsedp.methods.plan_config import Asked, PlanSpec, default_delta
+from sparsedp.methods.plan_config import PlanArgs, PlanConfig, default_delta
 from sparsedp.methods.support_scheduler import noise_on_mean
 from sparsedp.privacy.plan import Plan
 
@@ -92,28 +92,28 @@ def method_beside(dense: Plan, dimension: int, *, linear: bool = False) -> Metho
 
 
 def choose_method(
-    dimension: int, *, linear: bool = False, units: int, unit_name: str = "row", **asked: Unpack[Asked]
+    dimension: int, *, linear: bool = False, units: int, unit_name: str = "row", **asked: Unpack[PlanArgs]
 ) -> Method:
     """A learned support where a step's noise is audible beside the clip norm, else dense DP-SGD.
 
     Args:
         dimension: number of trainable scalars.
         linear: whether they are one linear layer (`is_linear`).
-        units: as for `PlanSpec.asked`.
-        unit_name: as for `PlanSpec.asked`.
-        asked: as for `PlanSpec.asked`.
+        units: as for `PlanConfig.asked`.
+        unit_name: as for `PlanConfig.asked`.
+        asked: as for `PlanConfig.asked`.
 
     **Privacy.** Only public numbers are looked at: size of the model, number of units, batch size, epochs and budget.
     """
     delta = asked.get("delta")
-    known: Asked = {**asked, "delta": default_delta(units) if delta is None else delta}
-    dense = PlanSpec.asked("dp-sgd", units=units, unit_name=unit_name, **known).plan()
+    known: PlanArgs = {**asked, "delta": default_delta(units) if delta is None else delta}
+    dense = PlanConfig.asked("dp-sgd", units=units, unit_name=unit_name, **known).plan()
     method = method_beside(dense, dimension, linear=linear)
     logger.info("method auto: %s: %s", method.name, _reason(method, dense, dimension, linear=linear))
     return method
 
 
-def reason_of(spec: PlanSpec, dimension: int, *, linear: bool = False) -> str:
+def reason_of(spec: PlanConfig, dimension: int, *, linear: bool = False) -> str:
     """Why "auto" took the method of `spec` for a model of so many trained scalars."""
     bounds = spec.clip_norm
     main_bound = bounds[-1] if isinstance(bounds, tuple) and not isinstance(bounds[-1], tuple) else bounds

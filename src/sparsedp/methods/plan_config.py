@@ -201,8 +201,8 @@ def default_batch_size(units: int) -> int:
     return min(units, 1 << round(math.log2(4 * math.sqrt(units))))
 
 
-class Asked(TypedDict, total=False):
-    """What may be asked of a plan besides method and unit; None, or leaving it out, is a gap. See `PlanSpec`."""
+class PlanArgs(TypedDict, total=False):
+    """What may be asked of a plan besides method and unit; None, or leaving it out, is a gap. See `PlanConfig`."""
 
     epsilon: float | None
     noise_multiplier: float | None
@@ -217,13 +217,13 @@ class Asked(TypedDict, total=False):
     normalise: PrivateNormalisation | None
 
 
-def check_asked(asked: Asked, door: str, *, without: Sequence[str] = ()) -> None:
+def check_asked(asked: PlanArgs, door: str, *, without: Sequence[str] = ()) -> None:
     """Refuse arguments that no plan has, or that this door knows itself, as Python does.
 
     Raises:
         TypeError: with those that are expected.
     """
-    expected = [name for name in Asked.__annotations__ if name not in without]
+    expected = [name for name in PlanArgs.__annotations__ if name not in without]
     for name in asked:
         if name not in expected:
             raise TypeError(
@@ -233,7 +233,7 @@ def check_asked(asked: Asked, door: str, *, without: Sequence[str] = ()) -> None
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlanSpec:
+class PlanConfig:
     """Everything a plan is made of, without a gap: made by `asked`, carried by the plan, in its file.
 
     Attributes:
@@ -306,8 +306,8 @@ class PlanSpec:
         *,
         units: int,
         unit_name: str = "row",
-        **asked: Unpack[Asked],
-    ) -> PlanSpec:
+        **asked: Unpack[PlanArgs],
+    ) -> PlanConfig:
         """What a user asks for, with the gaps filled from public numbers."""
         row = configure(get_method(method) if isinstance(method, str) else method, options)
         defaults: dict[str, Any] = {
@@ -431,7 +431,7 @@ class PlanSpec:
         return {**values, "clip_norm": _thawed(clip)}
 
     @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> PlanSpec:
+    def from_json(cls, values: Mapping[str, Any]) -> PlanConfig:
         """What `to_json` gave.
 
         Raises:
@@ -450,7 +450,7 @@ class PlanSpec:
         return cls(**{**values, **read})
 
     @classmethod
-    def of(cls, plan: Plan) -> PlanSpec:
+    def of(cls, plan: Plan) -> PlanConfig:
         """What a plan was made from.
 
         Raises:
@@ -470,7 +470,7 @@ def build_plan(
     *,
     units: int,
     unit_name: str = "row",
-    **asked: Unpack[Asked],
+    **asked: Unpack[PlanArgs],
 ) -> Plan:
     """A calibrated plan; what is not given is filled in as `fit` does. Public as `sparsedp.plan`.
 
@@ -486,7 +486,7 @@ def build_plan(
             method with two phases takes: warmup_fraction, selection_budget, split.
     """
     check_asked(asked, "build_plan")
-    return PlanSpec.asked(method, options, units=units, unit_name=unit_name, **asked).plan()
+    return PlanConfig.asked(method, options, units=units, unit_name=unit_name, **asked).plan()
 
 
 plan = build_plan

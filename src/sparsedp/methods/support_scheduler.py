@@ -16,12 +16,12 @@ from sparsedp.clipping import Geometry, Identity, Standardized
 from sparsedp.errors import SparseDPError
 from sparsedp.methods.empirical_bayes import EmpiricalBayes, Shrinkage
 from sparsedp.methods.method import GeometryRule, Method, Moves, OffSupport, Stage, Statistics, phase_names
-from sparsedp.methods.plan_config import PlanSpec
-from sparsedp.methods.public_scores import Knowledge
+from sparsedp.methods.plan_config import PlanConfig
 from sparsedp.methods.ranking import Order, Parts, TableRows, log_meaning
 from sparsedp.methods.schedules import Refresh, active_count
 from sparsedp.methods.scores import (
     Given,
+    Knowledge,
     NoisyGradient,
     RankingContext,
     RankingState,
@@ -166,7 +166,7 @@ class SupportScheduler:
     def __init__(
         self, plan: Plan, layout: ParameterLayout, public: PublicRandomness, known: Knowledge | None = None
     ) -> None:
-        self._method = PlanSpec.of(plan).method
+        self._method = PlanConfig.of(plan).method
         self._layout = layout
         self._public = public
         self._known = known or Knowledge()

@@ -273,7 +273,7 @@ class Plan:
         target_epsilon: what the noise was calibrated to; None when it was not.
         accountant: the accountant it was calibrated with; set exactly when `target_epsilon` is.
         continuation: set when the plan continues earlier runs: target and delta then cap the total.
-        spec: what it was made from, as JSON, the method's row included; read by `methods.PlanSpec`.
+        spec: what it was made from, as JSON, the method's row included; read by `methods.PlanConfig`.
     """
 
     method: str

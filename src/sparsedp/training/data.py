@@ -26,7 +26,7 @@ from sparsedp.evaluation import evaluation_mode
 from sparsedp.guarantee import exceeds_target
 from sparsedp.loading import Collate, DataConfig, ShapeValidator, fetch_rows, rows_in_order
 from sparsedp.methods.method import SELECT
-from sparsedp.methods.plan_config import PlanSpec
+from sparsedp.methods.plan_config import PlanConfig
 from sparsedp.privacy.accounting import plan_epsilon
 from sparsedp.privacy.plan import Phase, Plan
 from sparsedp.privacy.queries import inputs_of
@@ -176,7 +176,7 @@ def check_plan(plan: Plan, units: int, *, rows_are_units: bool) -> None:
         PrivacyError: it is not what it was made from, costs more than its target, or protects units that nothing
             names.
     """
-    PlanSpec.of(plan).check(plan)
+    PlanConfig.of(plan).check(plan)
     plan.check_calibrated()
     if plan.units != units:
         raise DataError(

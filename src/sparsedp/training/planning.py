@@ -19,7 +19,7 @@ from sparsedp.loading import DataConfig
 from sparsedp.methods import Given, Method, MethodOptions, PublicScores, configure, get_method
 from sparsedp.methods.auto import AUTO_METHOD, choose_method, is_linear
 from sparsedp.methods.method import OF_THE_PLAN
-from sparsedp.methods.plan_config import METHOD, Asked, PlanSpec
+from sparsedp.methods.plan_config import METHOD, PlanArgs, PlanConfig
 from sparsedp.privacy.calibration import EqualNoise, RdpFilter
 from sparsedp.privacy.plan import Plan
 from sparsedp.runs.directory import check_new
@@ -60,7 +60,7 @@ def plan_for(
     public_scores: Mapping[str, Any] | None = None,
     total_epsilon: float | None = None,
     continue_from: Earlier | None = None,
-    **asked: Unpack[Asked],
+    **asked: Unpack[PlanArgs],
 ) -> Plan:
     """The plan for this model and data: a new one, or the one of the run that goes on; all ranks must ask alike."""
     earlier = [continue_from] if isinstance(continue_from, (str, Path)) else list(continue_from or ())
@@ -87,8 +87,8 @@ def spec_for(
     *,
     units: int,
     unit_name: str,
-    **asked: Unpack[Asked],
-) -> PlanSpec:
+    **asked: Unpack[PlanArgs],
+) -> PlanConfig:
     """What is asked of a plan for this model; "auto" goes by public numbers, and is sparse if changes ask for it."""
     if method == AUTO_METHOD:
         trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
@@ -99,7 +99,7 @@ def spec_for(
             if told
             else choose_method(trained, linear=is_linear(model), units=units, unit_name=unit_name, **asked)
         )
-    return PlanSpec.asked(method, changes, units=units, unit_name=unit_name, **asked)
+    return PlanConfig.asked(method, changes, units=units, unit_name=unit_name, **asked)
 
 
 class _Capped(NamedTuple):
@@ -109,7 +109,7 @@ class _Capped(NamedTuple):
     earlier: Sequence[Path | str] = ()
     chosen: RdpFilter | None = None
 
-    def plan(self, spec: PlanSpec, out: Path | str | None) -> Plan:
+    def plan(self, spec: PlanConfig, out: Path | str | None) -> Plan:
         """The plan under the cap, if there is one.
 
         **Privacy.** Cap and order are in the first run's plan, so they are settled before its first release. A plan
@@ -130,7 +130,7 @@ class _Capped(NamedTuple):
 
 
 def _cap(
-    earlier: Sequence[Path | str], total: float | None, run_dir: Path | str | None, asked: Asked
+    earlier: Sequence[Path | str], total: float | None, run_dir: Path | str | None, asked: PlanArgs
 ) -> RdpFilter | None:
     """The cap of the runs that are continued; None for a first run, which declares one."""
     if run_dir is None:
@@ -149,7 +149,7 @@ def _cap(
     return distributed.broadcast_from_main(lambda: declared_filter(earlier))
 
 
-def _planned(spec: PlanSpec, out: Path | str | None, resume: bool, capped: _Capped) -> Plan:
+def _planned(spec: PlanConfig, out: Path | str | None, resume: bool, capped: _Capped) -> Plan:
     if out is not None and not resume:
         check_new(out)
     if not resume or out is None:
@@ -194,14 +194,14 @@ def _with_scores(
     return replace(options or MethodOptions(), ranking=Given(PublicScores.of(scores).checksum))
 
 
-def saved_plan(asked: PlanSpec, out: Path | str) -> Plan:
+def saved_plan(asked: PlanConfig, out: Path | str) -> Plan:
     """The plan of the run at `out`, if that is what is asked for; its noise is kept as it was calibrated.
 
     Raises:
         PrivacyError: it is another plan, and in what it differs.
     """
     saved = Run.open(out).plan
-    planned = PlanSpec.of(saved)
+    planned = PlanConfig.of(saved)
     if planned != asked:
         details = "; ".join(
             f"{name} was {_short(one)} and is {_short(other)}"
