@@ -83,7 +83,7 @@ _MISSING = ("", "nan", "NaN", "None", "NaT", "<NA>")
 def refuse_missing_ids(ids: npt.NDArray[Any], name: str) -> None:
     """Refuse ids of which some are missing, also where that was turned into text.
 
-    **Privacy.** All missing ids would be one unit, and a person with ids on some rows only would be in two.
+    Formal guarantees: All missing ids would be one unit, and a person with ids on some rows only would be in two.
 
     Raises:
         DataError: how many are missing.

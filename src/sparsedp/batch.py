@@ -187,7 +187,7 @@ def unreduced(criterion: Callable[[Any, Tensor], Tensor]) -> Callable[[Any, Tens
 
     Numbers of one example (tokens, pixels, outputs) are averaged, or added up where the criterion adds up.
 
-    **Edge cases.** Class weights multiply an example's loss and are not divided by their sum; an ignored target
+    Edge cases: Class weights multiply an example's loss and are not divided by their sum; an ignored target
     counts as a loss of zero. A criterion without `reduction` is taken as it is.
 
     Raises:

@@ -83,7 +83,7 @@ def deferred_interrupt(*signals: signal.Signals) -> Iterator[Callable[[], bool]]
 
     `signals` are what counts as such; SIGINT alone if none is given.
 
-    **Edge cases.** Outside the main thread, where Python delivers no signals, nothing is held back; nor is a signal
+    Edge cases: Outside the main thread, where Python delivers no signals, nothing is held back; nor is a signal
     that somebody else handles.
     """
     asked = False
@@ -113,7 +113,7 @@ def deferred_interrupt(*signals: signal.Signals) -> Iterator[Callable[[], bool]]
 class ScalarLog(Callback):
     """A callback that writes scalars.
 
-    **Privacy.** Takes released gradients, public numbers and held-out metrics; nothing else reaches a callback.
+    Formal guarantees: Takes released gradients, public numbers and held-out metrics; nothing else reaches a callback.
     """
 
     def __init__(self, open_writer: Callable[[], Any]) -> None:

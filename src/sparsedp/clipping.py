@@ -26,8 +26,8 @@ docs/engine.md says what is bounded by it.
 class FlatClip:
     """Scale a contribution down to L2 norm at most `norm`.
 
-    **Privacy.** The sensitivity of the sum to adding or removing one unit is `norm`.
-    **Edge cases.** A contribution whose norm is not finite gets factor 0: it counts as absent.
+    Formal guarantees: The sensitivity of the sum to adding or removing one unit is `norm`.
+    Edge cases: A contribution whose norm is not finite gets factor 0: it counts as absent.
     """
 
     norm: float
@@ -60,8 +60,8 @@ GAMMA = 0.01
 class AutomaticClip:
     """Scale every contribution to nearly the same length: the factor is `norm / (its norm + GAMMA)` (AUTO-S).
 
-    **Privacy.** The sensitivity of the sum to adding or removing one unit is `norm`.
-    **Edge cases.** A contribution whose norm is not finite gets factor 0: it counts as absent.
+    Formal guarantees: The sensitivity of the sum to adding or removing one unit is `norm`.
+    Edge cases: A contribution whose norm is not finite gets factor 0: it counts as absent.
     """
 
     norm: float = 1.0
@@ -88,9 +88,10 @@ class AutomaticClip:
 class LayerClip:
     """Scale the part of a contribution that lies in each group of parameters down to that group's norm.
 
-    **Privacy.** Each group moves by at most its own norm when one unit comes or goes, so the sum moves by at most the
+    Formal guarantees: Each group moves by at most its own norm when one unit comes or goes, so the sum moves
+    by at most the
     root of their squares.
-    **Edge cases.** A part whose norm is not finite gets factor 0; the contribution's other parts stay.
+    Edge cases: A part whose norm is not finite gets factor 0; the contribution's other parts stay.
 
     Attributes:
         norms: a pattern of parameter names (`fnmatch`) and a norm for each group; a parameter belongs to the first

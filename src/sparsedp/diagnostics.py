@@ -223,7 +223,7 @@ def pure_noise(size: int, dimension: int, squares: int) -> PureNoise:
     the null is `E[X - 1; X > u]/E[X - 1; X > 1]`, where u is X's upper k/d quantile; the standard
     deviation is that of the ratio of the two sums to first order in 1/d.
 
-    **Edge cases.** When more than the positive scores are kept, it is 1 without deviation.
+    Edge cases: When more than the positive scores are kept, it is 1 without deviation.
     """
     if not 0 < size <= dimension or squares < 1:
         raise SparseDPError(
@@ -347,7 +347,7 @@ SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 def summarize_warmup(run: Run) -> Mapping[str, Any] | None:
     """What a run's warm-up showed, as a report shows it; None if it kept nothing.
 
-    **Privacy.** Post-processing of releases, as public as the run.
+    Formal guarantees: Post-processing of releases, as public as the run.
     """
     return None if run.warmup is None else summary_of(statistics_of(run))
 
@@ -365,7 +365,7 @@ def summary_of(found: WarmupStatistics) -> Mapping[str, Any]:
 def split_curve(ranking: str, split: SplitEnergies) -> Mapping[str, Any]:
     """The share of energy the best x of coordinates hold, by the split estimate, and its standard deviation.
 
-    **Edge cases.** Empty lists when the energy does not stand out from the noise.
+    Edge cases: Empty lists when the energy does not stand out from the noise.
     """
     d = split.dimension
     sizes = sorted({max(1, share_of(exact_ratio(share), d)) for share in SHARES})
@@ -513,7 +513,7 @@ class Visible:
 def look(folder: Path | str) -> Visible:
     """The DP-visible diagnostics of the run in a folder.
 
-    **Privacy.** Post-processing of releases and public numbers: free, and as public as the run.
+    Formal guarantees: Post-processing of releases and public numbers: free, and as public as the run.
 
     Raises:
         DataError: there is no run, or one of its files is damaged.

@@ -22,7 +22,7 @@ _AIMING_AT_THE_TARGET = (nn.BCELoss, nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.
 def threshold_of(criterion: object) -> float:
     """Where one output a row decides for class 1: halfway for losses that pull it to the target itself, else 0.
 
-    **Edge cases.** A function says nothing of what it takes, so its outputs are taken for logits.
+    Edge cases: A function says nothing of what it takes, so its outputs are taken for logits.
     """
     return 0.5 if isinstance(criterion, _AIMING_AT_THE_TARGET) else 0.0
 
@@ -191,8 +191,8 @@ _MOST_WORK = 1_000_000
 def refuse_training_rows(train: Dataset[Any], held_out: Dataset[Any]) -> None:
     """Refuse to evaluate on rows that are trained on, as far as it shows.
 
-    **Privacy.** Metrics are exact and saved with the run: on training rows they are a release without noise.
-    **Edge cases.** Found are the same object, parts of it (`Subset`) that share an index, and `TensorDataset`s with a
+    Formal guarantees: Metrics are exact and saved with the run: on training rows they are a release without noise.
+    Edge cases: Found are the same object, parts of it (`Subset`) that share an index, and `TensorDataset`s with a
     row at the same place in memory. Copies of rows are not found.
 
     Raises:
@@ -213,7 +213,7 @@ def refuse_training_arrays(
 ) -> None:
     """Refuse arrays or frames that are training data, or views of it, as they were given: a conversion copies them.
 
-    **Edge cases.** Frames are compared column by column, sparse matrices by what they store; of lists only the same
+    Edge cases: Frames are compared column by column, sparse matrices by what they store; of lists only the same
     object is found, and copies of rows are not.
 
     Args:

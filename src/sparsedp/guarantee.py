@@ -56,12 +56,13 @@ def summarize(plan: Plan) -> PlanSummary:
 def guarantee(plan: Plan) -> str:
     """The guarantee in a sentence; it never leaves out what a unit is.
 
-    **Privacy.** Epsilon is accounted for anew. The target is named in its place only when the plan costs just that,
+    Formal guarantees: Epsilon is accounted for anew. The target is named in its place only when the plan
+    costs just that,
     to the accuracy of calibration, so that a plan edited by hand says what it costs and not what it once aimed at.
     """
-    quiet = [phase.name for phase in plan.phases if not phase.noise_multiplier]
-    if quiet:
-        return f"No guarantee: there is no noise in the phases {', '.join(quiet)}."
+    noiseless = [phase.name for phase in plan.phases if not phase.noise_multiplier]
+    if noiseless:
+        return f"No guarantee: there is no noise in the phases {', '.join(noiseless)}."
     if plan.delta is None:
         return f"Noise without a target: epsilon for one {plan.unit} of {plan.units} depends on the delta chosen."
     cost, target = plan_epsilon(plan), plan.target_epsilon

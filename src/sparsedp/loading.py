@@ -92,7 +92,7 @@ class RowLoader:
         if watch.moved() is not None:
             raise PrivacyError(
                 "collate draws random numbers, so nothing tells that it keeps rows apart; move what is random "
-                "(augmentation, masking) into the data set, where a row stands alone"
+                "(augmentation, masking) into the data set, where a row is made by itself"
             )
         return rows
 

@@ -102,7 +102,7 @@ def seed_generators(seed: bytes, device: torch.device) -> None:
 def fork_generators(seed: bytes, device: torch.device) -> Iterator[None]:
     """Seed the global generators inside, and put the caller's state back after.
 
-    **Edge cases.** They belong to the whole process: threads take turns.
+    Edge cases: They belong to the whole process: threads take turns.
     """
     with _ONE_THREAD, torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         pythons, numpys = random.getstate(), np.random.get_state()  # noqa: NPY002
@@ -124,7 +124,8 @@ def _numpy_state() -> object:
 class StepKey:
     """What all random numbers inside one step's model and data set are computed from.
 
-    **Privacy.** Drawn from the run's private randomness, never stored or shown, nor computed from anything that is.
+    Formal guarantees: Drawn from the run's private randomness, never stored or shown, nor computed from
+    anything that is.
     Given it, a row's numbers are fixed, whoever else is in the batch; without it, they are independent of each other.
     """
 

@@ -12,7 +12,7 @@ from torch.utils.data import TensorDataset
 import sparsedp
 from sparsedp.cli.plan import quote
 from sparsedp.methods import PlanConfig, build_plan, get_method
-from sparsedp.methods.auto import LOUD, choose_method, is_linear, meaning_of, noise_ratio
+from sparsedp.methods.auto import MIN_NOISE_RATIO, choose_method, is_linear, meaning_of, noise_ratio
 from sparsedp.parameters import ParameterLayout
 
 CIFAR = {"units": 50_000, "batch_size": 2048, "epochs": 10, "delta": 1e-5, "accountant": "rdp"}
@@ -54,7 +54,7 @@ def test_linear_is_what_trains_one_linear_layer_and_nothing_else():
 def test_all_coordinates_are_trained_where_there_are_few_or_noise_is_all_there_is():
     assert choose_method(2_000_000, epsilon=1.0, max_grad_norm=0.1, **CIFAR) == get_method("dp-sgd")
     few = {"units": 1400, "batch_size": 128, "epochs": 10, "delta": 1e-5, "accountant": "rdp", "epsilon": 8.0}
-    assert LOUD < noise_ratio(build_plan("dp-sgd", **few), 4810) < 1
+    assert MIN_NOISE_RATIO < noise_ratio(build_plan("dp-sgd", **few), 4810) < 1
     assert choose_method(4810, **few) == get_method("dp-sgd")
 
 
@@ -76,7 +76,7 @@ def test_the_delta_that_was_not_given_is_said_once(caplog):
 
 def test_the_threshold_is_where_it_is_said_to_be():
     plan = build_plan("dp-sgd", epsilon=3.0, **CIFAR)
-    at = (LOUD / noise_ratio(plan, 1)) ** 2
+    at = (MIN_NOISE_RATIO / noise_ratio(plan, 1)) ** 2
     assert choose_method(math.floor(at) - 1, epsilon=3.0, **CIFAR).name == "dp-sgd"
     assert choose_method(math.ceil(at) + 1, epsilon=3.0, **CIFAR).name == "tp-topk"
 
@@ -95,7 +95,7 @@ def test_a_quote_has_r_for_all_the_head_and_the_biases_of_a_model():
 
 
 @pytest.mark.parametrize(
-    ("dimension", "word"), [(1_000, "quiet"), (200_000, "loud"), (5_000_000, "too loud")]
+    ("dimension", "word"), [(1_000, "quiet"), (200_000, "large"), (5_000_000, "too large")]
 )
 def test_what_the_tables_say_of_a_whole_model_is_said_of_no_part(dimension, word):
     plan = build_plan("dp-sgd", epsilon=1.0, max_grad_norm=0.1, **CIFAR)

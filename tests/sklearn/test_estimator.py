@@ -231,22 +231,22 @@ def test_small_models_are_trained_dense_and_say_so(caplog):
     assert classifier().fit(*table(features=649)).method_ == "dp-sgd"
 
 
-LOUD = {"epsilon": 3.0, "epochs": 3, "batch_size": 256}
-TOO_LOUD = {"epsilon": 0.5, "epochs": 3, "batch_size": 16}
+NOISY = {"epsilon": 3.0, "epochs": 3, "batch_size": 256}
+VERY_NOISY = {"epsilon": 0.5, "epochs": 3, "batch_size": 16}
 
 
 @pytest.mark.parametrize(
     ("rows", "features", "people", "settings", "method"),
     [
-        (80, 3, 80, TOO_LOUD, "dp-sgd"),
-        (80, 649, 80, TOO_LOUD, "dp-sgd"),
+        (80, 3, 80, VERY_NOISY, "dp-sgd"),
+        (80, 649, 80, VERY_NOISY, "dp-sgd"),
         (1000, 649, 1000, {"epsilon": 1.0, "epochs": 1, "batch_size": None}, "dp-sgd"),
-        (1000, 15_000, 1000, LOUD, "tp-adaptive"),
-        (1000, 400, 1000, LOUD, "dp-sgd"),
-        (1000, 1_000, 1000, LOUD | {"epsilon": 200.0}, "dp-sgd"),
-        (1000, 15_000, 500, LOUD | {"batch_size": 128}, "dp-sgd"),
-        (80, 3, 80, LOUD | {"batch_size": 16, "active_ratio": 0.5}, "tp-topk"),
-        (80, 649, 80, LOUD | {"batch_size": 16, "options": MethodOptions(ranking="coherent")}, "tp-topk"),
+        (1000, 15_000, 1000, NOISY, "tp-adaptive"),
+        (1000, 400, 1000, NOISY, "dp-sgd"),
+        (1000, 1_000, 1000, NOISY | {"epsilon": 200.0}, "dp-sgd"),
+        (1000, 15_000, 500, NOISY | {"batch_size": 128}, "dp-sgd"),
+        (80, 3, 80, NOISY | {"batch_size": 16, "active_ratio": 0.5}, "tp-topk"),
+        (80, 649, 80, NOISY | {"batch_size": 16, "options": MethodOptions(ranking="coherent")}, "tp-topk"),
     ],
 )
 def test_auto_is_the_same_plan_as_that_of_fit(rows, features, people, settings, method):

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from scipy import stats
 
-from sparsedp.methods.auto import LOUD, MANY, TOO_LOUD
+from sparsedp.methods.auto import MANY, MAX_NOISE_RATIO, MIN_NOISE_RATIO
 from sparsedp_experiments.runs.claims import SEEDS, Ruling, Verdict, above, judge, read_claims
 from sparsedp_experiments.runs.grid import LABORATORY
 from sparsedp_experiments.runs.partition import (
@@ -445,7 +445,11 @@ def auto_section(found: Sequence[Gain]) -> list[str]:
             own[method, ratio] = gain
     answered = {cell[1:] for cell, arms in cells.items() if AUTO in arms}
     kept = {cell: arms for cell, arms in cells.items() if AUTO in arms or cell[1:] not in answered}
-    loud = {cell: arms for cell, arms in kept.items() if LOUD <= cell[3] < TOO_LOUD and cell[4] >= MANY}
+    loud = {
+        cell: arms
+        for cell, arms in kept.items()
+        if MIN_NOISE_RATIO <= cell[3] < MAX_NOISE_RATIO and cell[4] >= MANY
+    }
     quiet, tasks = len(kept) - len(loud), len({cell[1] for cell in kept if cell not in loud})
     rows = []
     for (study, task, epsilon, r, _), arms in sorted(loud.items(), key=lambda item: item[0][3]):
@@ -457,8 +461,9 @@ def auto_section(found: Sequence[Gain]) -> list[str]:
     return [
         '### What `method="auto"` would have done',
         "",
-        f"From public numbers alone, auto takes {AUTO[0]} at ratio {AUTO[1]:g} where r is {LOUD:g} to "
-        f"{TOO_LOUD:g} and the model has {MANY:,} coordinates or more (since these runs it has another rule for "
+        f"From public numbers alone, auto takes {AUTO[0]} at ratio {AUTO[1]:g} where r is {MIN_NOISE_RATIO:g} to "
+        f"{MAX_NOISE_RATIO:g} and the model has {MANY:,} coordinates or more (since these runs it has another rule "
+        "for "
         f"linear models, which docs/wide.md tests). In {quiet} of the {len(kept)} cells "
         f"({tasks} tasks) that were measured this is not so: there it trains all coordinates, and is the baseline "
         f"itself. In the others a loss of more than {MARGIN:g} points would break its promise.",

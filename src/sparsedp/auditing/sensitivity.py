@@ -44,7 +44,7 @@ from sparsedp.validation.data import PROBE_ROWS
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class ForcedBatch:
-    """Makes the real sampler draw the units it is told to, each with the same rows in whatever company.
+    """Makes the real sampler draw the units it is told to, each with the same rows whoever else is drawn.
 
     A unit's choice of rows is keyed by the unit: two draws that differ by one unit differ in nothing else.
 
@@ -278,22 +278,22 @@ def _movements(subject: AuditTarget, one: UnitSum, units: int) -> Iterator[tuple
     public, total = PublicRandomness.fresh(), subject.plan.units
     sizes = _sizes(subject)
 
-    def moved(dataset: Dataset[Any], company: Indices, unit: int, seed: int) -> float:
-        sums = [_sum(subject, dataset, one, drawn, seed) for drawn in (company, np.append(company, unit))]
+    def moved(dataset: Dataset[Any], rest: Indices, unit: int, seed: int) -> float:
+        sums = [_sum(subject, dataset, one, drawn, seed) for drawn in (rest, np.append(rest, unit))]
         return float(torch.linalg.vector_norm(sums[1] - sums[0]))
 
     for size in sizes:
         order = public.permutation(total, (size,)).numpy()
         for number in range(units):
             unit = int(order[(size + number) % total])
-            company = order[:size][order[:size] != unit]
-            yield size, "a unit of the data", moved(subject.dataset, company, unit, seed=number)
+            rest = order[:size][order[:size] != unit]
+            yield size, "a unit of the data", moved(subject.dataset, rest, unit, seed=number)
     order = public.permutation(total, (0,)).numpy()
-    unit, company = int(order[0]), order[1 : 1 + min(32, total - 1)]
+    unit, rest = int(order[0]), order[1 : 1 + min(32, total - 1)]
     rows, other = rows_of(subject, unit), rows_of(subject, int(order[-1]))
     for name, change in CRAFTED.items():
         crafted = AdversarialRows(subject.dataset, frozenset(rows), other[0], change)
-        yield len(company), f"a unit made {name}", moved(crafted, company, unit, seed=0)
+        yield len(rest), f"a unit made {name}", moved(crafted, rest, unit, seed=0)
 
 
 def _sum(subject: AuditTarget, dataset: Dataset[Any], one: UnitSum, units: Indices, seed: int) -> Tensor:
@@ -351,7 +351,7 @@ def _real(leaf: object) -> bool:
     return isinstance(leaf, Tensor) and leaf.is_floating_point()
 
 
-COMPANY = 7
+OTHERS = 7
 """Other units in the batch; the attacker knows them."""
 
 
@@ -365,9 +365,9 @@ def record_scores(
     engine, plan = subject.make_engine(), subject.plan
     query = setting.query
     order = PublicRandomness.fresh().permutation(plan.units, (0,)).numpy()
-    company, everyone = order[1 : 1 + COMPANY], order[: 1 + COMPANY]
+    rest, everyone = order[1 : 1 + OTHERS], order[: 1 + OTHERS]
     with generators_of_a_step(subject, 0):
-        others = engine.clipped_sum(batch_of(subject, subject.dataset, company, 0), query)
+        others = engine.clipped_sum(batch_of(subject, subject.dataset, rest, 0), query)
     with generators_of_a_step(subject, 0):
         own = engine.clipped_sum(batch_of(subject, subject.dataset, everyone, 0), query) - others
     length = float(torch.linalg.vector_norm(own))
@@ -377,7 +377,7 @@ def record_scores(
     attacked = gradient_release(plan, setting, engine.layout)
     found: tuple[list[float], list[float]] = ([], [])
     for number in range(releases):
-        units = everyone if number % 2 else company
+        units = everyone if number % 2 else rest
         with generators_of_a_step(subject, 0):
             batch = batch_of(subject, subject.dataset, units, 0)
             released = setting.release(plan, engine, batch)

@@ -297,11 +297,11 @@ def _other(spec: PlanConfig, plan: Plan, epsilon: float) -> dict[str, Any]:
         other = replace(spec, epsilon=epsilon, noise_multiplier=None).plan()
     except OutOfReachError:
         return {"epsilon": epsilon, "noise_multipliers": [], "noise_energy_factor": None}
-    louder = noise_on_mean(other, other.phases[-1]) / noise_on_mean(plan, plan.phases[-1])
+    factor = noise_on_mean(other, other.phases[-1]) / noise_on_mean(plan, plan.phases[-1])
     return {
         "epsilon": epsilon,
         "noise_multipliers": [phase.noise_multiplier for phase in other.phases],
-        "noise_energy_factor": louder**2,
+        "noise_energy_factor": factor**2,
     }
 
 

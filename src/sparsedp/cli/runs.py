@@ -81,7 +81,7 @@ def check(
     ],
     as_json: Json = False,
 ) -> None:
-    """Say whether a model's examples stand alone, which parts leave the fast path, why, and what a step costs.
+    """Say whether a model can be trained, which parts leave the fast path, why, and what a step costs.
 
     Only the rows that your function gives are looked at: make some up.
 
@@ -98,7 +98,7 @@ def check(
         print_json({**told, "times_plain": round(times_plain, 2)})
         return
     screen = stdout_console(as_json)
-    screen.print(f"{model}: {size:,} parameters; every example stands alone")
+    screen.print(f"{model}: {size:,} parameters; every example is computed by itself")
     for note in notes:
         screen.print(f"slow: {note}", soft_wrap=True)
     if not notes:

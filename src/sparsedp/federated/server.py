@@ -28,10 +28,10 @@ from sparsedp.randomness import SeededRandomness, SystemRandomness
 from sparsedp.results import CallbackLike, StepReport
 from sparsedp.runs.directory import find_run
 from sparsedp.runs.record import RunMetadata
-from sparsedp.training.recorder import RunKeeper, facts_of, public_randomness
-from sparsedp.training.state import Learner, UpdateRule
+from sparsedp.training.recorder import RunRecorder, facts_of, public_randomness
+from sparsedp.training.state import Learner, OptimizerConfig
 from sparsedp.training.step import COUNT
-from sparsedp.training.trainer import KeptRun
+from sparsedp.training.trainer import BaseTrainer
 
 
 @final
@@ -87,7 +87,7 @@ class _Step:
 
 
 @final
-class FederatedTrainer(KeptRun):
+class FederatedTrainer(BaseTrainer):
     """A run over rounds: `configure_round()`, carry the task to the clients, `aggregate(round, answers)`, `finish()`.
 
     Args:
@@ -136,11 +136,11 @@ class FederatedTrainer(KeptRun):
         self._private = SystemRandomness() if seed is None else SeededRandomness(seed)
         public = public_randomness(seed, found)
         self._layout = ParameterLayout.of(model)
-        rule = UpdateRule(optimizer, scheduler, ema_decay, public_scores=public_scores)
+        rule = OptimizerConfig(optimizer, scheduler, ema_decay, public_scores=public_scores)
         self._learner = Learner(model, self._layout, plan, public, rule)
         setup = {"engine": "federated", "ema_decay": ema_decay, "rows_per_unit": None}
         facts = facts_of(self._learner, plan, metadata, seed=seed, public_seed=public.seed, setup=setup)
-        self._keeper = RunKeeper(
+        self._keeper = RunRecorder(
             self._learner, facts, evaluate=evaluate, callbacks=callbacks, out=run_dir, found=found
         )
         self._digest = model_digest(model, self._layout)

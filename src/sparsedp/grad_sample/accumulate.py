@@ -178,9 +178,9 @@ class ClippedSum:
                 _accumulate(self._raw_factors, name, factors.sum())
 
     def _add_measured(self, chunk: Chunk, name: str, z: Tensor, factors: Tensor) -> None:
-        quiet = factors == 0
-        if bool(quiet.any()):
-            z[:, quiet] = 0
+        rejected = factors == 0
+        if bool(rejected.any()):
+            z[:, rejected] = 0
         for start in range(0, z.shape[1], MOST_SUMMED):
             span = slice(start, start + MOST_SUMMED)
             planes = torch.matmul(factors[span].to(z), z[:, span])

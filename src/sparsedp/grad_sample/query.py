@@ -49,7 +49,8 @@ class ClippedSumQuery:
 class ClippedSumEngine(Protocol):
     """Computes the clipped sum; the only code that touches un-noised gradients.
 
-    **Privacy.** The result is private: one unit moves it by at most the clip's sensitivity. Only the mechanism may
+    Formal guarantees: The result is private: one unit moves it by at most the clip's sensitivity. Only the
+    mechanism may
     ask for it.
     """
 
@@ -76,7 +77,7 @@ def sum_clipped_rows(gradients: Tensor, query: ClippedSumQuery, groups: Tensor |
 
     `groups` is what `group_of_coordinates` gives.
 
-    **Edge cases.** A row, or a group's part of one, that is not finite after standardizing contributes exactly zero.
+    Edge cases: A row, or a group's part of one, that is not finite after standardizing contributes exactly zero.
     """
     z = query.geometry.forward(gradients.to(torch.float64))
     if isinstance(query.clip, LayerClip) and groups is not None:

@@ -327,10 +327,10 @@ class Explicit(GradSampler):
 
 def silence(factors: Tensor, *values: Tensor) -> tuple[Tensor, ...]:
     """Zero the examples whose factor is zero, so that 0 * NaN cannot appear; free when there are none."""
-    quiet = factors == 0
-    if not bool(quiet.any()):
+    rejected = factors == 0
+    if not bool(rejected.any()):
         return values
-    return tuple(each.masked_fill(quiet.reshape(-1, *[1] * (each.dim() - 1)), 0) for each in values)
+    return tuple(each.masked_fill(rejected.reshape(-1, *[1] * (each.dim() - 1)), 0) for each in values)
 
 
 def squared_norms_of(rows: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from sparsedp.runs.record import EpochMetrics
 class MLflowLog(Callback):
     """A callback for `fit`, `Trainer` and `make_private`: metrics of the active MLflow run.
 
-    **Privacy.** Takes released gradients, public numbers and held-out metrics; nothing else reaches a callback.
+    Formal guarantees: Takes released gradients, public numbers and held-out metrics; nothing else reaches a callback.
     """
 
     def on_step(self, report: StepReport) -> None:

@@ -19,9 +19,9 @@ logger = logging.getLogger("sparsedp")
 
 AUTO_METHOD = "auto"
 """The name under which `choose_method` is asked for."""
-LOUD = 0.5
+MIN_NOISE_RATIO = 0.5
 """The noise ratio r of a dense step from which on a support was level or gained; at 0.43 it lost 0.36 points."""
-TOO_LOUD = 1.0
+MAX_NOISE_RATIO = 1.0
 """From here on one step shows nothing but noise; a pretrained network's head alone did better than all of it."""
 SPARSE, SPARSE_RATIO = "tp-topk", 0.4
 """What gained there: TP-TopK's own setting."""
@@ -36,14 +36,14 @@ AUDIBLE, SOME = 0.05, 500
 """The noise ratio and the coordinates of a linear model from which on that was tried."""
 
 _OF_THE_WHOLE = (
-    "quiet: training all of them is as good as any part, and sparse supports save only time",
-    "loud: a learned support of two fifths was level with all of them in our tables",
-    "too loud: train less (of a pretrained network its head, of tables their frequent rows), or larger batches",
+    "small: training all of them is as good as any part, and sparse supports save only time",
+    "large: a learned support of two fifths was level with all of them in our tables",
+    "too large: train less (of a pretrained network its head, of tables their frequent rows), or larger batches",
 )
 _OF_A_PART = (
-    "quiet: noise is no reason to train less than that",
-    "loud: a step's noise is more than half of what a clipped gradient can be",
-    "too loud: a step's noise is more than any clipped gradient can be; larger batches make it less",
+    "small: noise is no reason to train less than that",
+    "large: a step's noise is more than half of what a clipped gradient can be",
+    "too large: a step's noise is more than any clipped gradient can be; larger batches make it less",
 )
 
 
@@ -63,13 +63,13 @@ def meaning_of(plan: Plan, active: int, *, whole: bool) -> str:
     The tables go by r of the whole model, so of a part or a support only the noise itself is spoken of.
     """
     ratio = noise_ratio(plan, active)
-    quiet, loud, too_loud = _OF_THE_WHOLE if whole else _OF_A_PART
-    return quiet if ratio < LOUD else loud if ratio < TOO_LOUD else too_loud
+    small, large, too_large = _OF_THE_WHOLE if whole else _OF_A_PART
+    return small if ratio < MIN_NOISE_RATIO else large if ratio < MAX_NOISE_RATIO else too_large
 
 
 def pays(ratio: float, dimension: int) -> bool:
     """Whether a support of a network can pay: many coordinates, and noise that leaves something to choose by."""
-    return dimension >= MANY and LOUD <= ratio < TOO_LOUD
+    return dimension >= MANY and MIN_NOISE_RATIO <= ratio < MAX_NOISE_RATIO
 
 
 def is_linear(model: nn.Module) -> bool:
@@ -83,7 +83,7 @@ def is_linear(model: nn.Module) -> bool:
 def method_beside(dense: Plan, dimension: int, *, linear: bool = False) -> Method:
     """What "auto" takes where dense training has this plan: a learned support where one can pay, else all."""
     ratio = noise_ratio(dense, dimension)
-    if dense.phases[-1].steps < ENOUGH_STEPS or ratio >= TOO_LOUD:
+    if dense.phases[-1].steps < ENOUGH_STEPS or ratio >= MAX_NOISE_RATIO:
         return get_method("dp-sgd")
     if linear:
         return ADAPTIVE if ratio >= AUDIBLE and dimension >= SOME else get_method("dp-sgd")
@@ -103,7 +103,8 @@ def choose_method(
         unit_name: as for `PlanConfig.asked`.
         asked: as for `PlanConfig.asked`.
 
-    **Privacy.** Only public numbers are looked at: size of the model, number of units, batch size, epochs and budget.
+    Formal guarantees: Only public numbers are looked at: size of the model, number of units, batch size,
+    epochs and budget.
     """
     delta = asked.get("delta")
     known: PlanArgs = {**asked, "delta": default_delta(units) if delta is None else delta}
@@ -128,10 +129,10 @@ def _reason(method: Method, dense: Plan, dimension: int, *, linear: bool) -> str
         SPARSE: f"a learned support of ratio {SPARSE_RATIO}",
         ADAPTIVE.name: "a learned support, of a size that its releases decide",
     }
-    low, least = (AUDIBLE, SOME) if linear else (LOUD, MANY)
+    low, least = (AUDIBLE, SOME) if linear else (MIN_NOISE_RATIO, MANY)
     return (
         f"{what.get(method.name, 'dense')}, as the noise of a dense step on {dimension:,} coordinates is "
         f"{noise_ratio(dense, dimension):.2f} of the clip norm; a support of "
-        f"{'one linear layer' if linear else 'a network'} is learned where that is {low:g} to {TOO_LOUD:g}, of "
-        f"{least:,} coordinates or more and in {ENOUGH_STEPS} steps or more"
+        f"{'one linear layer' if linear else 'a network'} is learned where that is {low:g} to {MAX_NOISE_RATIO:g}, "
+        f"of {least:,} coordinates or more and in {ENOUGH_STEPS} steps or more"
     )

@@ -9,7 +9,7 @@ the posterior:
 * what becomes of the weights (`Shrinkage`): each movement is replaced by its posterior mean, as denoising of a
   Gaussian mechanism does (Balle and Wang 2018, Sec. 4), so that the noise learned so far is forgotten.
 
-**Formal guarantees.** Everything here is a function of `Release` values and of public numbers: post-processing.
+Formal guarantees: Everything here is a function of `Release` values and of public numbers: post-processing.
 It costs nothing, moves no sensitivity, and no step's noise depends on it but through the public support and scale.
 """
 
@@ -54,7 +54,7 @@ class NormalMixture:
 
         Coordinates that look alike are counted together first, so the cost hardly grows with their number.
 
-        **Edge cases.** Without coordinates, or without noise, nothing is known to be noise and all share is wide.
+        Edge cases: Without coordinates, or without noise, nothing is known to be noise and all share is wide.
         """
         noisy = noise_variance > 0
         if not bool(noisy.any()):

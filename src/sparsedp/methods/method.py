@@ -213,7 +213,7 @@ class Method:
         selection_budget: share of epsilon that a selection by a release of its own may cost alone; 0.1 if None.
         split: how two stages that train divide the budget; equal noise if None.
 
-    **Edge cases.** A scored ranking without a warm-up has nothing to rank by at first: its first period is dense.
+    Edge cases: A scored ranking without a warm-up has nothing to rank by at first: its first period is dense.
     """
 
     name: str

@@ -364,7 +364,7 @@ class PlanConfig:
     def plan(self) -> Plan:
         """The plan, its noise calibrated to `epsilon` at `delta`; or with the noise given, and the epsilon it costs.
 
-        **Privacy.** Never more than `epsilon`. Whatever the method, the cost is that of steps, rates and noise:
+        Formal guarantees: Never more than `epsilon`. Whatever the method, the cost is that of steps, rates and noise:
         support, geometry and ratio are post-processing.
 
         Raises:

@@ -41,7 +41,7 @@ class Constant:
 class GradualCooling:
     """From 1 down to the active ratio: `1 - r(e)`, `r(e) = r* e/(E-1)`, `r* = 1 - rho` (RS, Sec. 4.1).
 
-    **Edge cases.** With a single period the ratio is `rho`.
+    Edge cases: With a single period the ratio is `rho`.
     """
 
     name: str = "cooling"

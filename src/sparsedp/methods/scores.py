@@ -33,7 +33,7 @@ class PublicScores:
     number for whole parameters, one number for each row, or one for each entry. Larger is better. A mask counts as 1
     where it is true; where it is false, where a score is -inf, and what no name means is never active.
 
-    **Privacy.** Not charged: scores must not come from the protected records.
+    Formal guarantees: Not charged: scores must not come from the protected records.
     """
 
     values: Mapping[str, Tensor] = field(repr=False)
@@ -177,7 +177,7 @@ def _entries(slot: ParameterSlice, found: Mapping[str, Tensor]) -> Tensor:
 class NoisyGradient:
     """A d-vector to score and the variance of the Gaussian noise in each of its coordinates (float64, CPU).
 
-    **Privacy.** Made from a `Release` and public numbers alone, so all that follows is post-processing.
+    Formal guarantees: Made from a `Release` and public numbers alone, so all that follows is post-processing.
     """
 
     gradient: Tensor

@@ -159,7 +159,7 @@ class SupportScheduler:
 
     Steps come in order; a resumed run may leave some out (they were paid for and lost).
 
-    **Privacy.** It holds public state only and is fed `Release` values and public randomness keyed by step and
+    Formal guarantees: It holds public state only and is fed `Release` values and public randomness keyed by step and
     period, so whatever it decides is post-processing, and a replay decides the same.
     """
 

@@ -66,8 +66,8 @@ class WarmupWatch:
 
     A run without a warm-up counts as having one for the first 30 % of its steps, if they are dense.
 
-    **Privacy.** It is given released values only, so what it keeps is as public as the run.
-    **Edge cases.** A step that was lost is left out. Without a step of each part, and when not every coordinate was
+    Formal guarantees: It is given released values only, so what it keeps is as public as the run.
+    Edge cases: A step that was lost is left out. Without a step of each part, and when not every coordinate was
     active, nothing is kept.
     """
 

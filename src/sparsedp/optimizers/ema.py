@@ -22,7 +22,7 @@ class WeightAverage:
     The first steps use `min(decay, (1 + t)/(10 + t))`, so that the initial weights are soon forgotten. A decay of 1
     averages the whole run, the weights after step t counting t times (Shamir and Zhang 2013, eta = 1). Only
     coordinates that were in a support so far are held: elsewhere the average is the weight itself, to the bit.
-    **Privacy.** Post-processing of releases.
+    Formal guarantees: Post-processing of releases.
     """
 
     def __init__(self, model: nn.Module, layout: ParameterLayout, decay: float) -> None:

@@ -176,7 +176,7 @@ def table_rate(plan: Plan, coordinates: int, length: float, factor: float = 1.0)
         factor: on the first term: 1 where the last weights of a logistic regression are kept, `AVERAGED` where those
             of the whole run are averaged, `SQUARED` where they are and the loss is squared.
 
-    **Privacy.** Public numbers alone.
+    Formal guarantees: Public numbers alone.
     """
     last = plan.phases[-1]
     batch, clip = plan.expected_batch_size(last), last.clip_norm

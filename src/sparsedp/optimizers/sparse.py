@@ -196,8 +196,8 @@ class CompactOptimizer:
     before a step and written back after it. State follows its coordinate from support to support; that of a
     coordinate that leaves is forgotten.
 
-    **Privacy.** Post-processing of a release.
-    **Edge cases.** A coordinate that comes back starts with fresh state but the parameter's old step count. The
+    Formal guarantees: Post-processing of a release.
+    Edge cases: A coordinate that comes back starts with fresh state but the parameter's old step count. The
     weights are the truth: whoever changes them between steps is followed.
     """
 
@@ -327,8 +327,8 @@ class MaskedOptimizer:
     A step costs d in time and memory: needed where velocity lives off the support, and for optimizers whose state
     ties coordinates together.
 
-    **Privacy.** Post-processing of a release.
-    **Edge cases.** State that an optimizer shares between coordinates (step counts, Adafactor's rows and columns) is
+    Formal guarantees: Post-processing of a release.
+    Edge cases: State that an optimizer shares between coordinates (step counts, Adafactor's rows and columns) is
     left to it. A coordinate that comes back starts with fresh state but the parameter's old step count.
     """
 
@@ -486,7 +486,7 @@ _GRADIENT_DECAY: tuple[type[Optimizer], ...] = (
 class SupportOptimizer(Protocol):
     """A torch optimizer behind a support.
 
-    **Privacy.** Post-processing of a release.
+    Formal guarantees: Post-processing of a release.
     """
 
     def apply(self, released: Release) -> None:

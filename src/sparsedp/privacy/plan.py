@@ -346,10 +346,10 @@ class Plan:
         Raises:
             PrivacyError: it has no delta, or a phase without noise.
         """
-        quiet = [phase.name for phase in self.phases if not phase.noise_multiplier]
-        if quiet or self.delta is None:
+        noiseless = [phase.name for phase in self.phases if not phase.noise_multiplier]
+        if noiseless or self.delta is None:
             raise PrivacyError(
-                f"plan: got delta={self.delta} and no noise in {quiet}, expected a delta and noise in each; "
+                f"plan: got delta={self.delta} and no noise in {noiseless}, expected a delta and noise in each; "
                 "make it by sparsedp.plan, or calibrate it"
             )
 

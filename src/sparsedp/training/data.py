@@ -205,8 +205,9 @@ STATISTICS_ROWS = 1024
 class Batches:
     """Draws every step's batch as the plan says.
 
-    **Privacy.** The rate comes from the plan that the ledger is charged by, and N is checked against it. Rows that
-    look different in different company are refused: the first ones here, by their shapes in every batch.
+    Formal guarantees: The rate comes from the plan that the ledger is charged by, and N is checked against
+    it. Rows that
+    look different beside different examples are refused: the first ones here, by their shapes in every batch.
     """
 
     def __init__(
@@ -282,9 +283,10 @@ def extract_features(
         batch_size: how many rows run at once.
         collate_fn: makes a batch of items, as in a `DataLoader`.
 
-    **Privacy.** Features are private rows in another form. Training on them costs what training on the rows costs, as
+    Formal guarantees: Features are private rows in another form. Training on them costs what training on the
+    rows costs, as
     each is computed from its own row by a public function: that is checked on made-up rows, together and one by one.
-    **Edge cases.** A data set that augments is read once, so every epoch sees the same features.
+    Edge cases: A data set that augments is read once, so every epoch sees the same features.
 
     Raises:
         DataError: the data set has no rows, or gives something else than (input, target) tensors.
@@ -324,7 +326,7 @@ def _run(body: nn.Module, inputs: Tensor) -> Tensor:
 
 
 def _check_rows_are_computed_alone(body: nn.Module, like: Tensor) -> None:
-    """Compare the features of made-up rows, of the inputs' shape and type, in company, alone and in company again."""
+    """Compare the features of made-up rows of the inputs' shape and type, together and one by one."""
     made_up = _made_up(like)
     together = _run(body, made_up)
     alone = torch.cat([_run(body, made_up[i : i + 1]) for i in range(len(made_up))])

@@ -56,7 +56,7 @@ class Normalised(nn.Module):
         """Take released means, if any, and spreads; a spread below its own noise counts as that noise.
 
         With `columns` they are of these channels, and the others stay as they are.
-        **Privacy.** Post-processing: released values and their public noise.
+        Formal guarantees: Post-processing: released values and their public noise.
         """
         where = slice(None) if columns is None else columns
         if means is not None:
@@ -110,7 +110,7 @@ def release_statistics(
     """Release the channels' means, then their spreads around those means, and set the model's constants to them.
 
     A phase of one release has the spreads around zero alone.
-    **Privacy.** (Poisson-sampled) Gaussian releases of sensitivity `clip_norm`; the second is adaptive, which
+    Formal guarantees: (Poisson-sampled) Gaussian releases of sensitivity `clip_norm`; the second is adaptive, which
     composition allows.
     """
     channels, clip = model.centre.numel(), phase.clip

@@ -1,4 +1,4 @@
-"""`RunKeeper`: position, history and files of a run between two steps."""
+"""`RunRecorder`: position, history and files of a run between two steps."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ SAVE_EVERY = 60.0
 
 
 @final
-class RunKeeper:
+class RunRecorder:
     """Keeps a run, whoever takes its steps: among several ranks the main process, which tells the others.
 
     Attributes:

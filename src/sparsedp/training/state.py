@@ -33,7 +33,7 @@ from sparsedp.runs.checkpoint import Checkpoint, TrainerState, load_model_state
 
 
 @dataclass(frozen=True, slots=True)
-class UpdateRule:
+class OptimizerConfig:
     """How releases move the weights.
 
     Attributes:
@@ -59,7 +59,7 @@ class Learner:
         layout: ParameterLayout,
         plan: Plan,
         public: PublicRandomness,
-        rule: UpdateRule,
+        rule: OptimizerConfig,
     ) -> None:
         self.model, self.layout = model, layout
         scores = None if rule.public_scores is None else PublicScores.of(rule.public_scores)

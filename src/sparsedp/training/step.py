@@ -25,7 +25,7 @@ from sparsedp.randomness import PrivateRandomness, PublicRandomness, fork_genera
 from sparsedp.sampling import LogicalBatch
 from sparsedp.training.data import Batches
 from sparsedp.training.normalization import Normalised, release_statistics
-from sparsedp.training.state import Learner, UpdateRule
+from sparsedp.training.state import Learner, OptimizerConfig
 from sparsedp.validation.data import PROBE_ROWS, refuse_nothing_finite
 from sparsedp.validation.model import ModelValidation
 from sparsedp.validation.state import StateGuard
@@ -66,7 +66,7 @@ def release_selection(
 ) -> None:
     """Count, with noise, how many units touch each row, and let the controller rank by it.
 
-    **Privacy.** One Gaussian release over all units, of sensitivity `clip_norm`; charged before it is computed.
+    Formal guarantees: One Gaussian release over all units, of sensitivity `clip_norm`; charged before it is computed.
     """
     if controller.tables is None:
         raise PrivacyError(f"the phase {phase.name!r} selects, and the method has nothing to select by")
@@ -83,7 +83,8 @@ def release_selection(
 class StepCounts:
     """Counts, with noise, the rows that a step's units touch, and lets the controller choose the step's rows by it.
 
-    **Privacy.** The count and the gradient are two Gaussian releases of the same units; the plan's noise multiplier
+    Formal guarantees: The count and the gradient are two Gaussian releases of the same units; the plan's
+    noise multiplier
     is that of both together, and is charged before the count is made. Each unit's vector has norm at most one.
     """
 
@@ -125,7 +126,8 @@ class PrivateStep:
     def __call__(self, step: int, batch: Iterable[MicroBatch], ledger: Chargeable) -> Release:
         """Charge, release, move the support, learn from the release.
 
-        **Privacy.** `GaussianMechanism.release` is the only door: all before it is public or a count released by
+        Formal guarantees: `GaussianMechanism.release` is the only door: all before it is public or a count
+        released by
         the same mechanism, all after it is post-processing.
         """
         self.validation.check()
@@ -158,10 +160,10 @@ class Randomness(NamedTuple):
 
 
 @final
-class Stepper:
+class StepTaker:
     """A checked model, ready to be stepped; it stores nothing.
 
-    **Privacy.** The model is validated here, before the first step, on made-up examples.
+    Formal guarantees: The model is validated here, before the first step, on made-up examples.
 
     Attributes:
         learner: what a release moves.
@@ -174,7 +176,7 @@ class Stepper:
         plan: Plan,
         batches: Batches,
         randomness: Randomness,
-        rule: UpdateRule,
+        rule: OptimizerConfig,
         engine: str,
     ) -> None:
         private, public = randomness

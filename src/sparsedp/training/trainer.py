@@ -28,18 +28,18 @@ from sparsedp.training.data import Batches
 from sparsedp.training.normalization import check_normalisation
 from sparsedp.training.ranks import COMPARED_ROWS, data_facts, first_facts, partition_of
 from sparsedp.training.recorder import (
-    RunKeeper,
+    RunRecorder,
     facts_of,
     public_randomness,
 )
-from sparsedp.training.state import UpdateRule
-from sparsedp.training.step import Randomness, Stepper
+from sparsedp.training.state import OptimizerConfig
+from sparsedp.training.step import Randomness, StepTaker
 
 
-class KeptRun:
+class BaseTrainer:
     """A run that a keeper keeps; a subclass sets `_keeper` and takes the steps."""
 
-    _keeper: RunKeeper
+    _keeper: RunRecorder
 
     @property
     def plan(self) -> Plan:
@@ -89,7 +89,7 @@ class KeptRun:
     def pause(self) -> None:
         """Save and close, so that a later `resume=True` goes on from here. Steps paid for and not taken are lost.
 
-        **Edge cases.** After an error inside a step nothing is saved: the last checkpoint stands.
+        Edge cases: After an error inside a step nothing is saved: the last checkpoint stands.
         """
         self._keeper.pause()
 
@@ -109,7 +109,7 @@ class KeptRun:
 
 
 @final
-class Trainer(KeptRun):
+class Trainer(BaseTrainer):
     """Private training step by step: `for batch in trainer: trainer.step(batch)`, then `trainer.finish()`.
 
     Args:
@@ -131,10 +131,11 @@ class Trainer(KeptRun):
         callbacks: see every step and epoch: released and public values only.
         metadata: names for the record.
 
-    **Privacy.** Every step is charged before it is taken, to a ledger that pays for this plan once, and takes a batch
+    Formal guarantees: Every step is charged before it is taken, to a ledger that pays for this plan once,
+    and takes a batch
     that this trainer drew. Unseeded runs draw noise and batches from the operating system. What callbacks and files
     get is public or released.
-    **Edge cases.** In a `torch.distributed` group all ranks make a trainer alike and step it alike; rank 0 keeps the
+    Edge cases: In a `torch.distributed` group all ranks make a trainer alike and step it alike; rank 0 keeps the
     run and evaluates, callbacks are called on all. An interrupted run resumes at its last checkpoint. A seeded one
     replays to the same weights; an unseeded one goes on after the steps that were paid for and lost, and so takes
     fewer.
@@ -181,17 +182,17 @@ class Trainer(KeptRun):
                 lambda: data_facts(self._batches.rows_for_a_trial(COMPARED_ROWS, public), data)
             )
             distributed.broadcast_parameters(model)
-            rule = UpdateRule(optimizer, lr_scheduler, ema_decay, public_scores)
+            rule = OptimizerConfig(optimizer, lr_scheduler, ema_decay, public_scores)
             draws = Randomness(private, public)
             self._stepper = distributed.all_or_raise(
-                lambda: Stepper(model, per_sample_loss(criterion), plan, self._batches, draws, rule, engine)
+                lambda: StepTaker(model, per_sample_loss(criterion), plan, self._batches, draws, rule, engine)
             )
             learner = self._stepper.learner
             setup = {"engine": engine, "ema_decay": ema_decay, "rows_per_unit": data.rows_per_unit}
             facts = facts_of(learner, plan, metadata, seed=seed, public_seed=public.seed, setup=setup)
             self._issued: dict[int, LogicalBatch] = {}
             self._workers = data.num_workers
-            self._keeper = RunKeeper(
+            self._keeper = RunRecorder(
                 learner, facts, evaluate=evaluate, callbacks=callbacks, out=run_dir, found=found,
                 in_blocks=partition.in_blocks,
             )  # fmt: skip

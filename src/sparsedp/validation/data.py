@@ -30,7 +30,7 @@ PROBE_ROWS = 8
 PROBE_SEEDS = 8
 """How often a data set that draws random numbers is asked for an item."""
 TOLERANCE = 1e-5
-"""Relative difference between a row made alone and in company that rounding does not explain."""
+"""Relative difference between a row made alone and beside others that rounding does not explain."""
 _CPU = torch.device("cpu")
 _TRIAL, _OTHER = StepKey(bytes(SEED_BYTES)), StepKey(bytes([1] * SEED_BYTES))
 """Of trials whose rows go nowhere; no step has them."""
@@ -111,9 +111,10 @@ def validate_collate(dataset: Dataset[Any], collate: Collate | None, shapes: Sha
 
     The shapes found here are those that every batch must have.
 
-    **Privacy.** Clipping bounds what a row adds to the sum only if the row does not change the others. A few rows
+    Formal guarantees: Clipping bounds what a row adds to the sum only if the row does not change the others.
+    A few rows
     cannot show all that a function might do; shapes are compared in every batch.
-    **Edge cases.** A random `collate` is refused, for nothing tells random augmentation of single rows from a random
+    Edge cases: A random `collate` is refused, for nothing tells random augmentation of single rows from a random
     mixture of them (mixup). A random data set is welcome: its rows are made one by one, each under its own numbers.
 
     Raises:
@@ -133,7 +134,7 @@ def validate_collate(dataset: Dataset[Any], collate: Collate | None, shapes: Sha
     if not _alike(together, again):
         raise PrivacyError(
             "collate makes something else of the same rows each time, so it cannot be checked that it keeps them "
-            "apart; move what is random (augmentation, masking) into the data set, where a row stands alone"
+            "apart; move what is random (augmentation, masking) into the data set, where a row is made by itself"
         )
     if not all(_alike(slice_batch(together, slice(i, i + 1)), alone[i]) for i in everything):
         raise PrivacyError(

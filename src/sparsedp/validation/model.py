@@ -340,7 +340,7 @@ def _refuse_other_meaning(model: nn.Module, loss: LossFunction, made: Batch) -> 
                 raise ModelError(
                     f"{where} mixes examples, or is handed mixed ones: it gives an example in a batch another result "
                     "than the example alone. Training runs the model one example at a time, so it would mean "
-                    f"something else; {REMEDY}, and write the loss so that each example stands alone"
+                    f"something else; {REMEDY}, and write the loss so that each example is computed by itself"
                 )
         try:
             isolated = isolated_losses(model, loss, made)
