@@ -95,7 +95,7 @@ def test_a_quote_has_r_for_all_the_head_and_the_biases_of_a_model():
 
 
 @pytest.mark.parametrize(
-    ("dimension", "word"), [(1_000, "quiet"), (200_000, "large"), (5_000_000, "too large")]
+    ("dimension", "word"), [(1_000, "small"), (200_000, "large"), (5_000_000, "too large")]
 )
 def test_what_the_tables_say_of_a_whole_model_is_said_of_no_part(dimension, word):
     plan = build_plan("dp-sgd", epsilon=1.0, max_grad_norm=0.1, **CIFAR)
