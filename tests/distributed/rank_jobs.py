@@ -364,6 +364,10 @@ def main() -> None:
         (Path(folder) / f"{name}.{os.environ['RANK']}.json").write_text(json.dumps(found))
     if os.environ.get("OWN_GROUP"):
         dist.destroy_process_group()
+    # Under load PyTorch's threads may abort an interpreter that ends beside them, after all work is done.
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    os._exit(0)
 
 
 if __name__ == "__main__":
