@@ -207,7 +207,8 @@ def _as_a_rank(folder: Path) -> None:
     if dist.is_initialized():
         dist.barrier()
         dist.destroy_process_group()
-    os._exit(0)  # under load PyTorch's threads may abort an interpreter that ends beside them, after all work is done
+    # Under load PyTorch's threads may abort an interpreter that ends beside them, after all work is done.
+    os._exit(0)
 
 
 if __name__ == "__main__":
