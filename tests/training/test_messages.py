@@ -115,11 +115,10 @@ class Chatty:
         yield torch.zeros(3, dtype=torch.float64)
 
 
-@pytest.mark.parametrize("noise", [0.0, 1.0])
-def test_every_release_is_silent_and_the_log_works_again_afterwards(noise: float) -> None:
+def test_every_release_is_silent_and_the_log_works_again_afterwards() -> None:
     query = Chatty()
     with messages() as found:
-        GaussianMechanism(ChargeLog(), SystemRandomness()).noisy_sum(query, Charge("train", 0, 1.0, noise))
+        GaussianMechanism(ChargeLog(), SystemRandomness()).noisy_sum(query, Charge("train", 0, 1.0, 1.0))
         assert found == []
         list(query.partial_sums(1.0))
     assert found == ["62 rows for 63 samples"] * 2
