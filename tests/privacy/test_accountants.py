@@ -126,7 +126,7 @@ PLANS = list(itertools.product(RATES, (50, 300, 1000, 5000), (0.5, 1.0, 3.0, 8.0
 
 @pytest.mark.nightly
 @pytest.mark.timeout(3000)
-@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.filterwarnings("ignore")
 def test_calibrated_plans_never_exceed_their_target_by_the_prv_accountant_of_opacus():
     """220 plans: epsilon is at most the target, at least what PRV shows to be spent, and no more than 2 % above it.
 
