@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-SCRIPT = Path(__file__).with_name("killed_run.py")
+SCRIPT = Path(__file__).parents[1] / "helpers" / "killed_run.py"
 BLOCK, EPOCH, ENOUGH = 2, 3, 8
 
 
