@@ -1,4 +1,4 @@
-"""Small runs to interrupt, resume and compare."""
+"""Small runs to interrupt, resume and compare, on numbers and on texts."""
 
 from __future__ import annotations
 
@@ -6,19 +6,24 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import TensorDataset
 
+from sparsedp import Normalised, PrivateNormalisation
 from sparsedp.batch import from_criterion
 from sparsedp.evaluation import held_out
-from sparsedp.methods import Method, MethodOptions, build_plan, get_method
+from sparsedp.methods import Granularity, Method, MethodOptions, build_plan, get_method
+from sparsedp.methods.scores import Contributions, Given, PublicScores
 from sparsedp.parameters import ParameterLayout
 from sparsedp.privacy.plan import Plan
+from sparsedp.results import Result
 from sparsedp.training.trainer import Trainer
 
 ROWS, FEATURES, CLASSES = 60, 5, 3
+WORDS, WIDTH, LENGTH = 24, 3, 5
 loss_fn = nn.CrossEntropyLoss(reduction="none")
 
 
@@ -36,6 +41,29 @@ def network(seed: int = 0, dropout: float = 0.0) -> nn.Module:
         return nn.Sequential(nn.Linear(FEATURES, 4), nn.Tanh(), nn.Dropout(dropout), nn.Linear(4, CLASSES))
 
 
+class Bag(nn.Module):
+    """The mean of a text's word vectors, and a head. Word 0 is padding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            self.words = nn.Embedding(WORDS, WIDTH, padding_idx=0)
+            self.out = nn.Linear(WIDTH, 2)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.out(self.words(tokens).mean(1))
+
+
+def texts(seed: int, count: int = ROWS) -> TensorDataset:
+    """Zipf's law: word 1 in nearly every text; some padding, some words several times."""
+    rng = np.random.default_rng(seed)
+    law = 1 / np.arange(1, WORDS)
+    tokens = 1 + rng.choice(WORDS - 1, size=(count, LENGTH), p=law / law.sum())
+    tokens[rng.random((count, LENGTH)) < 0.2] = 0
+    return TensorDataset(torch.from_numpy(tokens), torch.from_numpy(rng.integers(0, 2, count)))
+
+
 def sgd(parameters: Iterable[nn.Parameter]) -> Optimizer:
     return torch.optim.SGD(parameters, lr=0.2, momentum=0.9)
 
@@ -47,6 +75,7 @@ def a_plan(
     epochs: int = 5,
     batch_size: int = 20,
     unit: str = "row",
+    **more: Any,
 ) -> Plan:
     """A plan of `3 * epochs` steps; RDP, which calibrates at once."""
     return build_plan(
@@ -57,9 +86,8 @@ def a_plan(
         epochs=epochs,
         epsilon=8.0,
         delta=1e-3,
-        max_grad_norm=1.0,
-        accountant="rdp",
         unit_name=unit,
+        **{"max_grad_norm": 1.0, "accountant": "rdp", **more},
     )
 
 
@@ -69,6 +97,7 @@ def a_trainer(
     out: Path | None = None,
     resume: bool = False,
     seed: int | None = 0,
+    draw: Callable[..., TensorDataset] = rows,
     data_seed: int = 1,
     epochs: int = 5,
     model: nn.Module | None = None,
@@ -78,10 +107,10 @@ def a_trainer(
     **more: Any,
 ) -> Trainer:
     row = get_method(method)
-    more.setdefault("evaluate", held_out(rows(7, 30), from_criterion(loss_fn)))
+    more.setdefault("evaluate", held_out(draw(7, 30), from_criterion(loss_fn)))
     return Trainer(
         network() if model is None else model,
-        rows(data_seed),
+        draw(data_seed),
         loss_fn,
         plan=a_plan(row, options, epochs=epochs) if plan is None else plan,
         optimizer=optimizer,
@@ -103,17 +132,45 @@ def advance(trainer: Trainer, steps: int | None = None) -> Trainer:
     return trainer
 
 
+def finished(*asked: Any, **more: Any) -> Result:
+    """What `a_trainer` with these arguments gives in the end."""
+    return advance(a_trainer(*asked, **more)).finish()
+
+
 def weights(model: nn.Module) -> Tensor:
     return ParameterLayout.of(model).flatten(model)
 
 
-def check_that_a_cut_changes_nothing(
-    method: str, options: MethodOptions, phase: str, into: int, folder: Path
-) -> None:
-    """A run cut so many steps after a phase begins ends with the weights and the support of one left alone."""
-    whole = advance(a_trainer(method, options=options, out=folder / "whole")).finish()
-    cut = a_trainer(method, options=options, out=folder / "cut")
-    advance(cut, cut.plan.first_step(phase) + into).close()
-    resumed = advance(a_trainer(method, options=options, out=folder / "cut", resume=True)).finish()
-    assert torch.equal(weights(whole.model), weights(resumed.model))
-    assert whole.support == resumed.support
+SCORES = {"words.weight": torch.arange(float(WORDS))}
+SETUPS: dict[str, Callable[[], dict[str, Any]]] = {
+    "rows": lambda: {"method": "tp-coherent", "options": MethodOptions(granularity=Granularity.ROWS)},
+    "pruned": lambda: {"method": "adadpigu", "options": MethodOptions(prune=True, per_sample_top=0.5)},
+    "table-fest": lambda: {
+        "method": "fest",
+        "options": MethodOptions(active_ratio=0.3),
+        "model": Bag(),
+        "draw": texts,
+    },
+    "table-adafest": lambda: {
+        "method": "adafest",
+        "options": MethodOptions(ranking=Contributions(threshold=1.0, share=0.3)),
+        "model": Bag(),
+        "draw": texts,
+    },
+    "public-scores": lambda: {
+        "method": "given",
+        "options": MethodOptions(
+            active_ratio=0.3,
+            granularity=Granularity.ROWS,
+            ranking=Given(PublicScores.of(SCORES).checksum),
+        ),
+        "public_scores": SCORES,
+        "model": Bag(),
+        "draw": texts,
+    },
+    "normalised": lambda: {
+        "plan": a_plan(get_method("tp-topk"), normalise=PrivateNormalisation(3.0, 2.0)),
+        "model": Normalised(network(), FEATURES),
+    },
+}
+"""Arguments of `a_trainer` for what a method's defaults do not show; the model is another one each time."""
