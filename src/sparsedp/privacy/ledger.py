@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol, final
 from sparsedp import _validate as checks
 from sparsedp._files import append_durably, lock_file, parse_json, sync_directory
 from sparsedp._serialization import FrozenMap, canonical, sha256
-from sparsedp.errors import DataError, PrivacyError
+from sparsedp.errors import DataError, PrivacyError, SparseDPError
 from sparsedp.privacy.accounting import accountant as accountant_named
 from sparsedp.privacy.plan import Phase, Plan, SampledGaussian, merge_events
 
@@ -331,7 +331,7 @@ def parse(data: bytes, name: str) -> LedgerState:
         try:
             inner = _inner(content, line, state.head if state else "", kinds)
             state = state.after(inner, content["hash"]) if state else _opened(inner, content["hash"])
-        except (PrivacyError, TypeError) as error:
+        except (SparseDPError, TypeError) as error:
             raise PrivacyError(f"{name}, line {number}: {error}") from error
         lost, lost_at = b"", 0
     else:

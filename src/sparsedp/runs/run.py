@@ -238,7 +238,9 @@ def continue_runs(
     """
     with ExitStack() as locks:
         runs = [Run.open(one) for one in earlier]
-        ledgers = [locks.enter_context(Ledger.resume(one.path / LEDGER, one.plan, even_closed=True)) for one in runs]
+        ledgers = [
+            locks.enter_context(Ledger.resume(one.path / LEDGER, one.plan, even_closed=True)) for one in runs
+        ]
         for one in runs:
             one.check_ledger()
             if (one.plan.units, one.plan.unit) != (plan.units, plan.unit):
@@ -249,7 +251,9 @@ def continue_runs(
         known = {one.plan.fingerprint for one in runs}
         promised = {one.successor.fingerprint: one.successor for led in ledgers for one in led.state.closings}
         # What is committed once all are closed, which they are before anybody sees the plan.
-        closed = [one.state if one.state.closings else one.state.after(closing_line(plan), "") for one in ledgers]
+        closed = [
+            one.state if one.state.closings else one.state.after(closing_line(plan), "") for one in ledgers
+        ]
         found = chosen.calibrate(plan, closed, split, run)
         lost = [one for name, one in promised.items() if name not in known | {found.fingerprint}]
         if lost:
