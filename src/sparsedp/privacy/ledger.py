@@ -132,6 +132,7 @@ class LedgerState:
         units: how many there are.
         plan: fingerprint of the plan it was opened for.
         delta: the plan's delta; None for a plan without one.
+        created: when, in UTC.
         planned: every phase of the plan as one block.
         block: most steps in a block.
         heads: the hash of every complete line.
@@ -145,6 +146,7 @@ class LedgerState:
     units: int
     plan: str
     delta: float | None
+    created: str
     planned: tuple[ChargeBlock, ...]
     block: int
     heads: tuple[str, ...]
@@ -390,6 +392,7 @@ def _opened(content: dict[str, Any], head: str) -> LedgerState:
         units=plan.units,
         plan=checks.text(content["plan"], "plan"),
         delta=plan.delta,
+        created=checks.text(content["created"], "created"),
         planned=tuple(
             ChargeBlock(
                 phase.name,
