@@ -129,9 +129,8 @@ class EqualNoise:
 
         strength = math.sqrt(sum(s.steps * s.sampling_rate**2 for s in events if s.noise_multiplier == 0))
         found = Found(max(0.6, strength), -1.2)
-        for cost in (goal.coarse_cost, goal.cost):
-            found = least_noise(lambda noise, cost=cost: cost(filled(noise)), goal.limit, found, goal.what)
-        return filled(found.noise)
+        found = least_noise(lambda noise: goal.coarse_cost(filled(noise)), goal.limit, found, goal.what)
+        return filled(least_noise(lambda noise: goal.cost(filled(noise)), goal.limit, found, goal.what).noise)
 
     def to_json(self) -> dict[str, Any]:
         """A description for cache keys and records."""

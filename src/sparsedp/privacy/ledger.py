@@ -362,7 +362,7 @@ def _object(line: bytes) -> dict[str, Any] | None:
 
 def _inner(content: dict[str, Any], line: bytes, previous: str, kinds: Sequence[str]) -> dict[str, Any]:
     """The content of a line whose kind, keys, hash and form are right, without the hash."""
-    kind = content.get("kind")
+    kind = str(content.get("kind"))
     if kind not in kinds or set(content) != {"kind", "hash", *_KEYS[kind]}:
         raise PrivacyError(
             f"got kind {kind!r} with the keys {sorted(content)}, expected {' or '.join(kinds)}"
