@@ -20,7 +20,9 @@ SOURCES = TESTS.parent / "src"
 
 
 def environment(**more: str) -> dict[str, str]:
-    path = os.pathsep.join(filter(None, [str(SOURCES), str(TESTS), os.environ.get("PYTHONPATH")]))
+    path = os.pathsep.join(
+        filter(None, [str(SOURCES), str(TESTS), str(TESTS / "helpers"), os.environ.get("PYTHONPATH")])
+    )
     quick = {"OMP_NUM_THREADS": "1", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "3"}
     return {**os.environ, "PYTHONPATH": path, **quick, **more}
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,17 +11,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from sparsedp.methods import get_method
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
 from oracles import adafest
 from oracles.fest import histogram
 from sparsedp.batch import MicroBatch, from_criterion
 from sparsedp.clipping import FlatClip
 from sparsedp.errors import PrivacyError, SparseDPError
 from sparsedp.grad_sample.selection import EmbeddingRowCounter
-from sparsedp.methods import Granularity, MethodOptions, SupportScheduler, build_plan
+from sparsedp.methods import Granularity, MethodOptions, SupportScheduler, build_plan, get_method
 from sparsedp.methods.scores import Contributions
 from sparsedp.methods.support_scheduler import noise_on_mean
 from sparsedp.parameters import ParameterLayout

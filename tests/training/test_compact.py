@@ -7,10 +7,9 @@ import functools
 
 import pytest
 import torch
-from releases import release
-from test_apply import DROPPING, Net, gradients, random_support
 from torch import Tensor, nn
 
+from optimizer_cases import DROPPING, Net, gradients, random_support, release
 from sparsedp.optimizers.sparse import (
     ELEMENTWISE,
     CompactOptimizer,

@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
-
-from sparsedp.methods import get_method
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from oracles.fest import best_rows, histogram
 from sparsedp.batch import MicroBatch, from_criterion
@@ -23,7 +17,7 @@ from sparsedp.errors import DataError, ModelError, SparseDPError
 from sparsedp.grad_sample.isolation import same_draws
 from sparsedp.grad_sample.selection import EmbeddingRowCounter
 from sparsedp.loading import DataConfig
-from sparsedp.methods import MethodOptions, PlanConfig, build_plan
+from sparsedp.methods import MethodOptions, PlanConfig, build_plan, get_method
 from sparsedp.privacy import mechanism
 from sparsedp.privacy.accounting import plan_epsilon
 from sparsedp.privacy.mechanism import Grid

@@ -1,0 +1,176 @@
+"""Small runs to interrupt, resume and compare, on numbers and on texts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.data import TensorDataset
+
+from sparsedp import Normalised, PrivateNormalisation
+from sparsedp.batch import from_criterion
+from sparsedp.evaluation import held_out
+from sparsedp.methods import Granularity, Method, MethodOptions, build_plan, get_method
+from sparsedp.methods.scores import Contributions, Given, PublicScores
+from sparsedp.parameters import ParameterLayout
+from sparsedp.privacy.plan import Plan
+from sparsedp.results import Result
+from sparsedp.training.trainer import Trainer
+
+ROWS, FEATURES, CLASSES = 60, 5, 3
+WORDS, WIDTH, LENGTH = 24, 3, 5
+loss_fn = nn.CrossEntropyLoss(reduction="none")
+
+
+def rows(seed: int, count: int = ROWS) -> TensorDataset:
+    """Separable classes in a few dimensions."""
+    generator = torch.Generator().manual_seed(seed)
+    centres = torch.randn(CLASSES, FEATURES, generator=torch.Generator().manual_seed(99))
+    targets = torch.randint(0, CLASSES, (count,), generator=generator)
+    return TensorDataset(centres[targets] + 0.5 * torch.randn(count, FEATURES, generator=generator), targets)
+
+
+def network(seed: int = 0, dropout: float = 0.0) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return nn.Sequential(nn.Linear(FEATURES, 4), nn.Tanh(), nn.Dropout(dropout), nn.Linear(4, CLASSES))
+
+
+class Bag(nn.Module):
+    """The mean of a text's word vectors, and a head. Word 0 is padding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            self.words = nn.Embedding(WORDS, WIDTH, padding_idx=0)
+            self.out = nn.Linear(WIDTH, 2)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.out(self.words(tokens).mean(1))
+
+
+def texts(seed: int, count: int = ROWS) -> TensorDataset:
+    """Zipf's law: word 1 in nearly every text; some padding, some words several times."""
+    rng = np.random.default_rng(seed)
+    law = 1 / np.arange(1, WORDS)
+    tokens = 1 + rng.choice(WORDS - 1, size=(count, LENGTH), p=law / law.sum())
+    tokens[rng.random((count, LENGTH)) < 0.2] = 0
+    return TensorDataset(torch.from_numpy(tokens), torch.from_numpy(rng.integers(0, 2, count)))
+
+
+def sgd(parameters: Iterable[nn.Parameter]) -> Optimizer:
+    return torch.optim.SGD(parameters, lr=0.2, momentum=0.9)
+
+
+def a_plan(
+    method: Method,
+    options: MethodOptions | None = None,
+    *,
+    epochs: int = 5,
+    batch_size: int = 20,
+    unit: str = "row",
+    **more: Any,
+) -> Plan:
+    """A plan of `3 * epochs` steps; RDP, which calibrates at once."""
+    return build_plan(
+        method,
+        options,
+        units=ROWS,
+        batch_size=batch_size,
+        epochs=epochs,
+        epsilon=8.0,
+        delta=1e-3,
+        unit_name=unit,
+        **{"max_grad_norm": 1.0, "accountant": "rdp", **more},
+    )
+
+
+def a_trainer(
+    method: str = "tp-topk",
+    *,
+    out: Path | None = None,
+    resume: bool = False,
+    seed: int | None = 0,
+    draw: Callable[..., TensorDataset] = rows,
+    data_seed: int = 1,
+    epochs: int = 5,
+    model: nn.Module | None = None,
+    optimizer: Callable[[Iterable[nn.Parameter]], Optimizer] = sgd,
+    options: MethodOptions | None = None,
+    plan: Plan | None = None,
+    **more: Any,
+) -> Trainer:
+    row = get_method(method)
+    more.setdefault("evaluate", held_out(draw(7, 30), from_criterion(loss_fn)))
+    return Trainer(
+        network() if model is None else model,
+        draw(data_seed),
+        loss_fn,
+        plan=a_plan(row, options, epochs=epochs) if plan is None else plan,
+        optimizer=optimizer,
+        run_dir=out,
+        resume=resume,
+        seed=seed,
+        **more,
+    )
+
+
+def advance(trainer: Trainer, steps: int | None = None) -> Trainer:
+    """Take that many steps, or all."""
+    if steps == 0:
+        return trainer
+    for taken, batch in enumerate(trainer, start=1):
+        trainer.step(batch)
+        if taken == steps:
+            break
+    return trainer
+
+
+def finished(*asked: Any, **more: Any) -> Result:
+    """What `a_trainer` with these arguments gives in the end."""
+    return advance(a_trainer(*asked, **more)).finish()
+
+
+def weights(model: nn.Module) -> Tensor:
+    return ParameterLayout.of(model).flatten(model)
+
+
+SCORES = {"words.weight": torch.arange(float(WORDS))}
+SETUPS: dict[str, Callable[[], dict[str, Any]]] = {
+    "rows": lambda: {"method": "tp-coherent", "options": MethodOptions(granularity=Granularity.ROWS)},
+    "pruned": lambda: {"method": "adadpigu", "options": MethodOptions(prune=True, per_sample_top=0.5)},
+    "table-fest": lambda: {
+        "method": "fest",
+        "options": MethodOptions(active_ratio=0.3),
+        "model": Bag(),
+        "draw": texts,
+    },
+    "table-adafest": lambda: {
+        "method": "adafest",
+        "options": MethodOptions(ranking=Contributions(threshold=1.0, share=0.3)),
+        "model": Bag(),
+        "draw": texts,
+    },
+    "public-scores": lambda: {
+        "method": "given",
+        "options": MethodOptions(
+            active_ratio=0.3,
+            granularity=Granularity.ROWS,
+            ranking=Given(PublicScores.of(SCORES).checksum),
+        ),
+        "public_scores": SCORES,
+        "model": Bag(),
+        "draw": texts,
+    },
+    "normalised": lambda: {
+        "plan": a_plan(get_method("tp-topk"), normalise=PrivateNormalisation(3.0, 2.0)),
+        "model": Normalised(network(), FEATURES),
+    },
+}
+"""Arguments of `a_trainer` for what a method's defaults do not show; the model is another one each time."""
