@@ -131,20 +131,6 @@ def lock_file(file: int, path: Path) -> None:
         ) from error
 
 
-def publish(draft: Path, path: Path) -> None:
-    """Give a finished draft its name, unless that is taken."""
-    try:
-        os.link(draft, path)
-    except FileExistsError as error:
-        raise PrivacyError(
-            f"{path} exists; resume that run, or choose another directory for a new one"
-        ) from error
-    except OSError:  # a file system without hard links
-        if path.exists():
-            raise
-        os.rename(draft, path)
-
-
 def append_durably(file: int, data: bytes) -> None:
     """Append all bytes and wait until they are on disk."""
     while data:

@@ -128,6 +128,12 @@ def _read(hint: Any, value: Json, where: str) -> Any:
         return value
     if origin in (dict, Mapping) and isinstance(value, dict):
         return {key: _read(arguments[1], item, f"{where}, {key}") for key, item in value.items()}
+    if hint is FrozenMap and isinstance(value, dict):
+        return FrozenMap(value)
+    if origin is tuple and Ellipsis not in arguments and isinstance(value, list):
+        if len(value) != len(arguments):
+            raise _wrong(hint, value, where)
+        return tuple(_read(one, item, where) for one, item in zip(arguments, value, strict=True))
     if origin in (list, tuple, Sequence) and isinstance(value, list):
         items = [_read(arguments[0], item, f"{where}, item {i}") for i, item in enumerate(value)]
         return items if origin is list else tuple(items)

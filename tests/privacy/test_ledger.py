@@ -460,7 +460,12 @@ def _run_until(dies_at, path, released):
         moment()
 
     os.write, os.fsync = write_in_two, slow_fsync
-    ledger = Ledger.resume(path, PLAN) if path.exists() else Ledger.create(path, PLAN)
+    if not path.exists():  # as a run directory is made: whole, or not at all
+        draft = path.with_suffix(".draft")
+        draft.unlink(missing_ok=True)
+        Ledger.create(draft, PLAN).close()
+        draft.rename(path)
+    ledger = Ledger.resume(path, PLAN)
     with released.open("ab", buffering=0) as out:
         for step in range(ledger.next_step, PLAN.total_steps):
             ledger.charge(charge_of(step))

@@ -78,7 +78,7 @@ def test_a_closed_ledger_takes_no_charge(tmp_path: Path) -> None:
     first = paused(tmp_path / "first")
     continue_runs(CAP, NEXT, [first])
     before = Run.open(first).ledger
-    with Ledger.lock(first / "ledger.jsonl", FIRST) as ledger:
+    with Ledger.resume(first / "ledger.jsonl", FIRST, even_closed=True) as ledger:
         assert ledger.state == before
         phase = FIRST.phase_at(ledger.next_step)
         step = Charge(phase.name, ledger.next_step, phase.sampling_rate, phase.noise_multiplier)
@@ -116,7 +116,7 @@ def test_a_second_follower_counts_the_first(tmp_path: Path) -> None:
 def test_a_follower_that_was_lost_counts_whole(tmp_path: Path) -> None:
     first = paused(tmp_path / "first")
     lost = CAP.calibrate(draft(1), [FIRST])
-    with Ledger.lock(first / "ledger.jsonl", FIRST) as ledger:
+    with Ledger.resume(first / "ledger.jsonl", FIRST, even_closed=True) as ledger:
         ledger.retire(lost)
     further = continue_runs(CAP, draft(2), [first])
     total = charged(first) + CAP.cost(lost.events()) + CAP.cost(further.events())

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache, reduce
 from itertools import pairwise
 from types import MappingProxyType
-from typing import Any, Protocol, final
+from typing import Any, final
 
 import numpy as np
 import numpy.typing as npt
@@ -32,7 +32,10 @@ from sparsedp.privacy.plan import (
 def silence_dp_accounting() -> Iterator[None]:
     """Drop log records from `dp_accounting`, and nothing else, while inside."""
     loggers = [logging.getLogger("absl"), logging.getLogger()]
-    silence = _FromLibrary()
+
+    def silence(record: logging.LogRecord) -> bool:
+        return "dp_accounting" not in record.pathname
+
     for logger in loggers:
         logger.addFilter(silence)
     try:
@@ -42,12 +45,8 @@ def silence_dp_accounting() -> Iterator[None]:
             logger.removeFilter(silence)
 
 
-class _FromLibrary:
-    def filter(self, record: logging.LogRecord) -> bool:
-        return "dp_accounting" not in record.pathname
-
-
 Losses = npt.NDArray[np.floating[Any]]
+Vector = npt.NDArray[np.float64]
 
 ROUNDING = 1e-15
 """Taken off delta per step for the rounding of the Fourier transforms.
@@ -110,17 +109,6 @@ class PldAccountant:
     def coarse_epsilon(self, events: Iterable[SampledGaussian], delta: float) -> float:
         """An upper bound within about one percent, quicker."""
         return _epsilon(merge_events(normalize_events(events)), checks.delta_in_range(delta), COARSE)
-
-    def delta(self, events: Iterable[SampledGaussian], epsilon: float) -> float:
-        """Smallest delta at `epsilon`, rounded up; 1 for events that are not private."""
-        known = merge_events(normalize_events(events))
-        if not is_private(known):
-            return 1.0
-        bound = checks.number(epsilon, "epsilon", at_least=0.0)
-        if not known:
-            return 0.0
-        found = float(_compose(known, _width(known, FINE)).get_delta_for_epsilon(bound))
-        return min(1.0, max(0.0, found) + _slack(known))
 
     def epsilon_at_steps(
         self, events: Iterable[SampledGaussian], marks: Sequence[int], delta: float
@@ -267,13 +255,8 @@ def _loss(rate: float, noise: float, z: Losses) -> Losses:
     return np.logaddexp(math.log1p(-rate), shifted) if rate < 1 else shifted
 
 
-Vector = npt.NDArray[np.float64]
-
 ORDERS = (*(1 + x / 10 for x in range(1, 100)), *map(float, range(11, 64)), 128.0, 256.0, 512.0, 1024.0)
 """Renyi orders the infimum is taken over: those of `dp_accounting`."""
-
-"""Added per step: above the rounding error of the library's divergences, below anything that shows."""
-
 
 QUADRATURE = 1e-14
 """Added to the logarithm of an integral: above the rounding error of its sum."""
@@ -282,26 +265,14 @@ LEAST_INTEGRATED = 0.05
 """Below this noise multiplier, which protects nobody, the integral would take too many points."""
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class Conversion:
-    """From Renyi divergences to epsilon at delta and back; both take (orders, divergences, the other number)."""
-
-    epsilon: Callable[[Vector, Vector, float], Vector]
-    log_delta: Callable[[Vector, Vector, float], Vector]
+def tight_epsilon(a: Vector, r: Vector, delta: float) -> Vector:
+    """Epsilon from Renyi divergences `r` of orders `a`: Canonne, Kamath and Steinke 2020, Proposition 12."""
+    return np.asarray(r + np.log1p(-1 / a) - np.log(delta * a) / (a - 1))
 
 
-TIGHT = Conversion(
-    epsilon=lambda a, r, delta: r + np.log1p(-1 / a) - np.log(delta * a) / (a - 1),
-    log_delta=lambda a, r, epsilon: (a - 1) * (r - epsilon + np.log1p(-1 / a)) - np.log(a),
-)
-"""Canonne, Kamath and Steinke 2020 (arXiv 2004.00010 v4), Proposition 12."""
-
-CLASSIC = Conversion(
-    epsilon=lambda a, r, delta: r + math.log(1 / delta) / (a - 1),
-    log_delta=lambda a, r, epsilon: (a - 1) * (r - epsilon),
-)
-"""TP-TopK, Theorem 4.1; Mironov 2017, Proposition 3."""
+def classic_epsilon(a: Vector, r: Vector, delta: float) -> Vector:
+    """The same by TP-TopK, Theorem 4.1; Mironov 2017, Proposition 3."""
+    return np.asarray(r + math.log(1 / delta) / (a - 1))
 
 
 def renyi(events: Iterable[SampledGaussian], orders: Sequence[float] = ORDERS) -> Vector:
@@ -351,13 +322,13 @@ class RdpAccountant:
 
     Attributes:
         name: how it is called in tables and plans.
-        conversion: to epsilon and delta.
+        conversion: from orders, divergences and delta to the epsilon of each order.
         orders: the orders it may choose from.
         spent: divergence of each order spent before; none by default.
     """
 
     name: str
-    conversion: Conversion
+    conversion: Callable[[Vector, Vector, float], Vector]
     orders: tuple[float, ...] = ORDERS
     spent: tuple[float, ...] = (0.0,) * len(ORDERS)
 
@@ -368,14 +339,6 @@ class RdpAccountant:
     def coarse_epsilon(self, events: Iterable[SampledGaussian], delta: float) -> float:
         """The same as `epsilon`: it is quick already."""
         return self.epsilon(events, delta)
-
-    def delta(self, events: Iterable[SampledGaussian], epsilon: float) -> float:
-        """Smallest delta it can show at `epsilon`; 1 for events that are not private."""
-        total, bound = self._total(normalize_events(events)), checks.number(epsilon, "epsilon", at_least=0.0)
-        if not total.any():
-            return 0.0
-        logs = self.conversion.log_delta(np.asarray(self.orders), total, bound)
-        return math.exp(min(0.0, float(logs.min())))
 
     def epsilon_at_steps(
         self, events: Iterable[SampledGaussian], marks: Sequence[int], delta: float
@@ -390,44 +353,17 @@ class RdpAccountant:
     def _epsilon(self, total: Vector, delta: float) -> float:
         if not total.any():
             return 0.0
-        return max(0.0, float(self.conversion.epsilon(np.asarray(self.orders), total, delta).min()))
+        return max(0.0, float(self.conversion(np.asarray(self.orders), total, delta).min()))
 
 
-class Accountant(Protocol):
-    """Bounds epsilon and delta of what was spent, under adding or removing one unit."""
-
-    @property
-    def name(self) -> str:
-        """Its key in the table."""
-        ...
-
-    def epsilon(self, events: Iterable[SampledGaussian], delta: float) -> float:
-        """An upper bound on epsilon at delta; infinite if not private, 0 for nothing."""
-        ...
-
-    def coarse_epsilon(self, events: Iterable[SampledGaussian], delta: float) -> float:
-        """A quick upper bound within about one percent of `epsilon`, for searches."""
-        ...
-
-    def delta(self, events: Iterable[SampledGaussian], epsilon: float) -> float:
-        """An upper bound on delta at epsilon; 1 if not private, 0 for nothing."""
-        ...
-
-    def epsilon_at_steps(
-        self, events: Iterable[SampledGaussian], marks: Sequence[int], delta: float
-    ) -> tuple[float, ...]:
-        """Epsilon after each of an increasing list of step counts; never decreases."""
-        ...
-
+Accountant = PldAccountant | RdpAccountant
+"""Bounds epsilon of what was spent at a delta, under adding or removing one unit."""
 
 ACCOUNTANTS: Mapping[str, Accountant] = MappingProxyType(
     {
-        entry.name: entry
-        for entry in (
-            PldAccountant("pld"),
-            RdpAccountant("rdp", TIGHT),
-            RdpAccountant("rdp-classic", CLASSIC),
-        )
+        "pld": PldAccountant(),
+        "rdp": RdpAccountant("rdp", tight_epsilon),
+        "rdp-classic": RdpAccountant("rdp-classic", classic_epsilon),
     }
 )
 """`pld` is the tightest; `rdp` and `rdp-classic` are what papers report."""
@@ -447,7 +383,7 @@ def plan_accountant(plan: Plan) -> Accountant:
     """
     if plan.continuation is not None:
         before = plan.continuation
-        return RdpAccountant(FILTER, TIGHT, (before.order,), (before.spent,))
+        return RdpAccountant(FILTER, tight_epsilon, (before.order,), (before.spent,))
     return accountant(plan.accountant or "pld")
 
 

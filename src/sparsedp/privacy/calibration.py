@@ -13,7 +13,7 @@ import numpy as np
 
 from sparsedp import _validate as checks
 from sparsedp.errors import OutOfReachError, PrivacyError, PrivacyWarning
-from sparsedp.privacy.accounting import ORDERS, TIGHT, renyi
+from sparsedp.privacy.accounting import ORDERS, renyi, tight_epsilon
 from sparsedp.privacy.accounting import accountant as accountant_named
 from sparsedp.privacy.plan import FILTER, Plan, PriorSpending, SampledGaussian, normalize_events
 
@@ -110,10 +110,6 @@ class CalibrationTarget:
     coarse_cost: Callable[[Sequence[SampledGaussian]], float]
     what: str
 
-    def share(self, fraction: float) -> CalibrationTarget:
-        """A fraction of the limit."""
-        return replace(self, limit=fraction * self.limit, what=f"{fraction:g} of {self.what}")
-
 
 @final
 @dataclass(frozen=True, slots=True)
@@ -123,8 +119,18 @@ class EqualNoise:
     def solve(
         self, events: Sequence[SampledGaussian], goal: CalibrationTarget
     ) -> tuple[SampledGaussian, ...]:
-        """The events, their missing noise such that all together cost the goal."""
-        return _filled(events, _common_noise(events, goal))
+        """The events, their missing noise such that all together cost the goal.
+
+        A search on the quick estimate is finished on the real cost.
+        """
+
+        def filled(noise: float) -> tuple[SampledGaussian, ...]:
+            return tuple(s if s.noise_multiplier else s._replace(noise_multiplier=noise) for s in events)
+
+        strength = math.sqrt(sum(s.steps * s.sampling_rate**2 for s in events if s.noise_multiplier == 0))
+        found = Found(max(0.6, strength), -1.2)
+        found = least_noise(lambda noise: goal.coarse_cost(filled(noise)), goal.limit, found, goal.what)
+        return filled(least_noise(lambda noise: goal.cost(filled(noise)), goal.limit, found, goal.what).noise)
 
     def to_json(self) -> dict[str, Any]:
         """A description for cache keys and records."""
@@ -154,8 +160,9 @@ class NominalSplit:
             raise PrivacyError(
                 f"a nominal split needs two phases without noise, got {len(missing)}; use EqualNoise()"
             )
-        first = missing[0]
-        (found,) = EqualNoise().solve(events[first : first + 1], goal.share(self.phase1_budget))
+        first, share = missing[0], self.phase1_budget
+        alone = replace(goal, limit=share * goal.limit, what=f"{share:g} of {goal.what}")
+        (found,) = EqualNoise().solve(events[first : first + 1], alone)
         return EqualNoise().solve((*events[:first], found, *events[first + 1 :]), goal)
 
     def to_json(self) -> dict[str, Any]:
@@ -164,6 +171,9 @@ class NominalSplit:
 
 
 BudgetSplit = EqualNoise | NominalSplit
+
+UNDERSHOOT = 0.005
+"""A calibrated plan spends at least this close to its target."""
 
 
 def read_split(value: Any) -> BudgetSplit:
@@ -178,36 +188,6 @@ def read_split(value: Any) -> BudgetSplit:
         case {"split": "nominal", "phase1_budget": share} if len(value) == 2:
             return NominalSplit(share)
     raise PrivacyError(f"split: got {value!r}, expected what EqualNoise or NominalSplit writes")
-
-
-def _common_noise(events: Sequence[SampledGaussian], goal: CalibrationTarget) -> float:
-    """The one missing noise: a search on the quick estimate, finished on the real cost."""
-    strength = math.sqrt(sum(s.steps * s.sampling_rate**2 for s in events if s.noise_multiplier == 0))
-    rough = least_noise(
-        lambda noise: goal.coarse_cost(_filled(events, noise)),
-        goal.limit,
-        Found(max(0.6, strength), -1.2),
-        goal.what,
-    )
-    return least_noise(lambda noise: goal.cost(_filled(events, noise)), goal.limit, rough, goal.what).noise
-
-
-def _filled(events: Sequence[SampledGaussian], noise: float) -> tuple[SampledGaussian, ...]:
-    return tuple(s if s.noise_multiplier else s._replace(noise_multiplier=noise) for s in events)
-
-
-__all__ = [
-    "BudgetSplit",
-    "EqualNoise",
-    "NominalSplit",
-    "as_events",
-    "calibrate",
-    "warn_if_large",
-    "with_events",
-]
-
-UNDERSHOOT = 0.005
-"""A calibrated plan spends at least this close to its target."""
 
 
 def calibrate(
@@ -361,7 +341,7 @@ class RdpFilter:
     @property
     def budget(self) -> float:
         """B: the Renyi divergence of the fixed order that the cap allows. Negative if it allows none."""
-        overhead = TIGHT.epsilon(np.asarray([self.order]), np.zeros(1), self.delta)
+        overhead = tight_epsilon(np.asarray([self.order]), np.zeros(1), self.delta)
         return self.epsilon - float(overhead[0])
 
     def declared(self, first: Plan) -> Plan:
@@ -380,10 +360,6 @@ class RdpFilter:
     def remaining(self, earlier: Iterable[PriorRun]) -> float:
         """What is left of the budget after earlier runs, those that can be resumed counted whole; never below 0."""
         return max(0.0, self.budget - self._spent(earlier))
-
-    def admits(self, plan: Plan, earlier: Iterable[PriorRun]) -> bool:
-        """Whether a further plan fits."""
-        return self.cost(plan.events()) <= self.remaining(earlier)
 
     def calibrate(
         self,

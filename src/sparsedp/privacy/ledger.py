@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import json
-import math
 import os
-import secrets
+import re
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, final
 
 from sparsedp import _validate as checks
-from sparsedp._files import append_durably, lock_file, publish, sync_directory
+from sparsedp._files import append_durably, lock_file, parse_json, sync_directory
 from sparsedp._serialization import FrozenMap, canonical, sha256
-from sparsedp.errors import PrivacyError
+from sparsedp.errors import DataError, PrivacyError, SparseDPError
 from sparsedp.privacy.accounting import accountant as accountant_named
-from sparsedp.privacy.plan import Plan, SampledGaussian, merge_events
+from sparsedp.privacy.plan import Phase, Plan, SampledGaussian, merge_events
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +103,6 @@ class SplitCharge:
 
 
 FORMAT = 2
-"""Format 1, of unreleased versions, did not bind the run's other files to the chain; it is refused."""
 
 
 class ChargeBlock(NamedTuple):
@@ -115,20 +113,6 @@ class ChargeBlock(NamedTuple):
     steps: int
     sampling_rate: float
     noise_multiplier: float
-
-
-class TruncatedTail(NamedTuple):
-    """An unfinished end of the file, and the block it counts as."""
-
-    lost: bytes
-    block: ChargeBlock
-
-
-class FilesLine(NamedTuple):
-    """Files that were about to be written: the line's number, from 1, and their SHA-256 by name."""
-
-    number: int
-    sha256: FrozenMap
 
 
 class Closing(NamedTuple):
@@ -151,10 +135,10 @@ class LedgerState:
         created: when, in UTC.
         planned: every phase of the plan as one block.
         block: most steps in a block.
-        sealed: what was charged by complete lines, in order, without gaps.
         heads: the hash of every complete line.
-        torn: an unfinished end of the file, if there is one.
-        files: what was to be written when, in order.
+        sealed: what was charged by complete lines, in order, without gaps.
+        torn: the bytes of an unfinished end of the file, which count as a block.
+        files: the number of each line about files, from 1, and what it says: their SHA-256 by name.
         closings: the lines that closed it, the first for good; none while its run can still be resumed.
     """
 
@@ -165,10 +149,10 @@ class LedgerState:
     created: str
     planned: tuple[ChargeBlock, ...]
     block: int
-    sealed: tuple[ChargeBlock, ...]
     heads: tuple[str, ...]
-    torn: TruncatedTail | None = None
-    files: tuple[FilesLine, ...] = ()
+    sealed: tuple[ChargeBlock, ...] = ()
+    torn: bytes | None = None
+    files: tuple[tuple[int, FrozenMap], ...] = ()
     closings: tuple[Closing, ...] = ()
 
     def expected_digests(self, name: str) -> tuple[str, ...]:
@@ -178,14 +162,14 @@ class LedgerState:
             A file is written after its line. So if that line is the last one of all, the file may still be the one
             before: the run was killed in between.
         """
-        lines = [line for line in self.files if name in line.sha256]
-        kept = 2 if lines and lines[-1].number == self.length and self.torn is None else 1
-        return tuple(str(line.sha256[name]) for line in lines[-kept:])
+        lines = [(number, str(sha256[name])) for number, sha256 in self.files if name in sha256]
+        kept = 2 if lines and lines[-1][0] == self.length and self.torn is None else 1
+        return tuple(digest for _, digest in lines[-kept:])
 
     @property
     def blocks(self) -> tuple[ChargeBlock, ...]:
         """All that counts as spent: the sealed blocks, and one for a torn end."""
-        return (*self.sealed, self.torn.block) if self.torn else self.sealed
+        return (*self.sealed, self.next_block()) if self.torn else self.sealed
 
     @property
     def head(self) -> str:
@@ -199,7 +183,7 @@ class LedgerState:
 
     @property
     def length(self) -> int:
-        """Number of sealed lines."""
+        """Number of complete lines."""
         return len(self.heads)
 
     @property
@@ -213,31 +197,41 @@ class LedgerState:
         return sum(block.steps for block in self.planned)
 
     def next_block(self) -> ChargeBlock:
-        """The block that pays for the first step not charged: at most 1 % of the plan, within one phase.
+        """The block that pays for the first step without a line: at most 1 % of the plan, within one phase.
 
         Edge cases:
             With everything charged, and in a closed ledger, it has no steps.
         """
-        first = self.charged
+        first = sum(block.steps for block in self.sealed)
         for phase in self.planned:
             left = phase.first_step + phase.steps - first
             if left > 0:
                 break
         return phase._replace(first_step=first, steps=0 if self.closings else min(self.block, left))
 
-    def extended(self, block: ChargeBlock, head: str) -> LedgerState:
-        """The record with one more line."""
-        return replace(self, sealed=(*self.sealed, block), heads=(*self.heads, head), torn=None)
+    def after(self, content: Mapping[str, Any], head: str) -> LedgerState:
+        """The state with one more line of that content and hash, whether it is read or about to be written.
 
-    def noting(self, files: Mapping[str, str], head: str) -> LedgerState:
-        """The record with one more line about files."""
-        line = FilesLine(self.length + 1, FrozenMap(files))
-        return replace(self, files=(*self.files, line), heads=(*self.heads, head))
-
-    def closed(self, successor: Plan, head: str) -> LedgerState:
-        """The record with one more line, after which nothing is charged."""
-        closing = Closing(self.length + 1, successor)
-        return replace(self, closings=(*self.closings, closing), heads=(*self.heads, head))
+        Raises:
+            PrivacyError: it charges something else than the plan's next block, or says nothing that can be read.
+        """
+        grown = replace(self, heads=(*self.heads, head), torn=None)
+        if content["kind"] == "files":
+            found = content["sha256"]
+            if (
+                not isinstance(found, dict)
+                or not found
+                or not all(isinstance(d, str) for d in found.values())
+            ):
+                raise PrivacyError(f"got {found!r}, expected the digests of files by name")
+            return replace(grown, files=(*self.files, (grown.length, FrozenMap(found))))
+        if content["kind"] == "closed":
+            successor = Plan.from_json(checks.text(content["successor"], "successor"))
+            return replace(grown, closings=(*self.closings, Closing(grown.length, successor)))
+        block, expected = ChargeBlock(*(content[name] for name in ChargeBlock._fields)), self.next_block()
+        if block != expected or (not block.steps and content["kind"] == "block"):
+            raise PrivacyError(f"got {block}, which the plan does not allow; expected {expected}")
+        return replace(grown, sealed=(*self.sealed, block))
 
     def events(self) -> tuple[SampledGaussian, ...]:
         """Everything charged, equal mechanisms added up."""
@@ -281,61 +275,43 @@ def _added_up(blocks: Iterable[ChargeBlock]) -> tuple[SampledGaussian, ...]:
     return merge_events(SampledGaussian(b.sampling_rate, b.noise_multiplier, b.steps) for b in blocks)
 
 
-HEADER_KEYS = {"block", "created", "delta", "format", "hash", "kind", "phases", "plan", "unit", "units"}
-BLOCK_KEYS = {"first_step", "hash", "kind", "noise_multiplier", "phase", "sampling_rate", "steps"}
-TORN_KEYS = {*BLOCK_KEYS, "lost_sha256"}
-FILES_KEYS = {"hash", "kind", "sha256"}
-CLOSED_KEYS = {"hash", "kind", "successor"}
+_BLOCK = {*ChargeBlock._fields}
+_KEYS = {
+    "header": {"block", "created", "delta", "format", "phases", "plan", "unit", "units"},
+    "block": _BLOCK,
+    "torn": {*_BLOCK, "lost_sha256"},
+    "files": {"sha256"},
+    "closed": {"successor"},
+}
+"""What a line of each kind holds, besides its kind and its hash."""
+_PHASE = ("name", "noise_multiplier", "sampling_rate", "steps")
+"""What the header says of each phase."""
 
 
-def opening(plan: Plan, created: str) -> dict[str, Any]:
-    """The header line of a plan's ledger, not sealed yet."""
-    phases = [
-        {
-            "name": phase.name,
-            "noise_multiplier": phase.noise_multiplier,
-            "sampling_rate": phase.sampling_rate,
-            "steps": phase.steps,
-        }
-        for phase in plan.phases
-    ]
-    return {
-        "block": max(1, plan.total_steps // 100),
-        "created": created,
-        "delta": plan.delta,
-        "format": FORMAT,
-        "kind": "header",
-        "phases": phases,
-        "plan": plan.fingerprint,
-        "unit": plan.unit,
-        "units": plan.units,
-    }
+def closing_line(successor: Plan) -> dict[str, Any]:
+    """The content of a line after which nothing is charged: the plan that gets what is left."""
+    return {"kind": "closed", "successor": successor.to_json()}
 
 
-def chain_line(content: dict[str, Any], previous: str) -> tuple[str, str]:
+def chain_line(content: Mapping[str, Any], previous: str) -> tuple[str, str]:
     """The line for some content, and its hash: of the previous hash and the content."""
     digest = sha256(previous + canonical(content))
     return canonical({**content, "hash": digest}), digest
 
 
-def block_line(block: ChargeBlock) -> dict[str, Any]:
-    """A block as a line, not sealed yet."""
-    return {**block._asdict(), "kind": "block"}
-
-
-def files_line(sha256: Mapping[str, str]) -> dict[str, Any]:
-    """Digests of files as a line, not sealed yet."""
-    return {"kind": "files", "sha256": dict(sha256)}
-
-
-def closing_line(successor: Plan) -> dict[str, Any]:
-    """The line after which nothing is charged, not sealed yet: the plan that gets what is left."""
-    return {"kind": "closed", "successor": successor.to_json()}
-
-
-def torn_line(block: ChargeBlock, lost: bytes) -> dict[str, Any]:
-    """The line that accounts for unfinished bytes, not sealed yet: their hash, and the block they count as."""
-    return {**block._asdict(), "kind": "torn", "lost_sha256": sha256(lost)}
+def _first_line(plan: Plan) -> bytes:
+    content = {
+        "block": max(1, plan.total_steps // 100),
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "delta": plan.delta,
+        "format": FORMAT,
+        "kind": "header",
+        "phases": [{name: getattr(phase, name) for name in _PHASE} for phase in plan.phases],
+        "plan": plan.fingerprint,
+        "unit": plan.unit,
+        "units": plan.units,
+    }
+    return chain_line(content, "")[0].encode() + b"\n"
 
 
 def parse(data: bytes, name: str) -> LedgerState:
@@ -344,148 +320,92 @@ def parse(data: bytes, name: str) -> LedgerState:
     Raises:
         PrivacyError: the first line that is not what it should be, by number, and why.
     """
-    record: LedgerState | None = None
-    lost_from: tuple[int, int] | None = None
-    for number, offset, line in _lines(data):
-        where = f"{name}, line {number}"
+    state: LedgerState | None = None
+    lost, lost_at = b"", 0
+    for number, line in enumerate(_LINES.findall(data), start=1):
         content = _object(line)
         if content is None:
-            lost_from = lost_from or (number, offset)
+            lost, lost_at = lost + line, lost_at or number
             continue
-        if record is None:
-            if lost_from:
-                break
-            record = _header(_unsealed(content, line, "", where), content["hash"], where)
-            continue
-        if lost_from:
-            lost = sha256(data[lost_from[1] : offset])
-            if content.get("kind") != "torn" or content.get("lost_sha256") != lost:
-                raise PrivacyError(
-                    f"{name}, line {lost_from[0]}: not a JSON object, and no repair accounts for it; restore the file"
-                )
-        elif content.get("kind") not in ("block", "files", "closed"):
-            raise PrivacyError(
-                f"{where}: kind is {content.get('kind')!r}, expected a block, files or a closing"
-            )
-        lost_from = None
-        entry = _unsealed(content, line, record.head, where)
-        add = _READERS.get(entry["kind"], _extended)
-        record = add(record, entry, content["hash"], where)
-    if record is None:
+        if lost and (state is None or content.get("lost_sha256") != sha256(lost)):
+            break
+        kinds = ("header",) if state is None else ("torn",) if lost else ("block", "files", "closed")
+        try:
+            inner = _inner(content, line, state.head if state else "", kinds)
+            state = state.after(inner, content["hash"]) if state else _opened(inner, content["hash"])
+        except (SparseDPError, TypeError) as error:
+            raise PrivacyError(f"{name}, line {number}: {error}") from error
+        lost, lost_at = b"", 0
+    else:
+        if state is not None:
+            return replace(state, torn=lost or None)
+    if state is None:
         raise PrivacyError(
             f"{name}, line 1: not a header, though a ledger is created with one: the file is damaged. "
             "Restore it; what was spent cannot be told from it"
         )
-    return (
-        replace(record, torn=TruncatedTail(data[lost_from[1] :], record.next_block()))
-        if lost_from
-        else record
+    raise PrivacyError(
+        f"{name}, line {lost_at}: not a JSON object, and no repair accounts for it; restore the file"
     )
 
 
-def _lines(data: bytes) -> Iterator[tuple[int, int, bytes]]:
-    offset = 0
-    for number, line in enumerate(data.split(b"\n"), start=1):
-        if line or offset < len(data):
-            yield number, offset, line
-        offset += len(line) + 1
+_LINES = re.compile(rb"[^\n]*\n|[^\n]+")
 
 
 def _object(line: bytes) -> dict[str, Any] | None:
     try:
-        value = json.loads(line, parse_constant=_refuse, parse_float=_finite)
-    except (ValueError, RecursionError):
+        value = parse_json(line, "a line")
+    except DataError:
         return None
     return value if isinstance(value, dict) else None
 
 
-def _finite(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value):
-        raise ValueError(f"{text} is too large for a number")
-    return value
-
-
-def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is not JSON")
-
-
-def _unsealed(content: dict[str, Any], line: bytes, previous: str, where: str) -> dict[str, Any]:
-    """The content of a line whose seal, form and keys are right."""
-    kinds = {
-        "header": HEADER_KEYS,
-        "block": BLOCK_KEYS,
-        "torn": TORN_KEYS,
-        "files": FILES_KEYS,
-        "closed": CLOSED_KEYS,
-    }
-    keys = kinds.get(str(content.get("kind")))
-    if keys is None or set(content) != keys:
-        raise PrivacyError(f"{where}: got kind {content.get('kind')!r} with the keys {sorted(content)}")
+def _inner(content: dict[str, Any], line: bytes, previous: str, kinds: Sequence[str]) -> dict[str, Any]:
+    """The content of a line whose kind, keys, hash and form are right, without the hash."""
+    kind = str(content.get("kind"))
+    if kind not in kinds or set(content) != {"kind", "hash", *_KEYS[kind]}:
+        raise PrivacyError(
+            f"got kind {kind!r} with the keys {sorted(content)}, expected {' or '.join(kinds)}"
+        )
     inner = {key: value for key, value in content.items() if key != "hash"}
     text, digest = chain_line(inner, previous)
     if content["hash"] != digest:
         raise PrivacyError(
-            f"{where}: the hash does not follow from the lines before: changed, moved or removed lines; restore them"
+            "the hash does not follow from the lines before: changed, moved or removed lines; restore them"
         )
-    if line != text.encode():
-        raise PrivacyError(
-            f"{where}: not in canonical form, so this library did not write it; restore the file"
-        )
+    if line.removesuffix(b"\n") != text.encode():
+        raise PrivacyError("not in canonical form, so this library did not write it; restore the file")
     return inner
 
 
-def _header(content: dict[str, Any], digest: str, where: str) -> LedgerState:
-    if content["kind"] != "header" or content["format"] != FORMAT or isinstance(content["format"], bool):
-        found = f"kind {content['kind']!r}, format {content.get('format')!r}"
+def _opened(content: dict[str, Any], head: str) -> LedgerState:
+    """The state after the header, whose values are checked as a plan's are."""
+    if content["format"] != FORMAT or isinstance(content["format"], bool):
         raise PrivacyError(
-            f"{where}: got {found}, expected a header of format {FORMAT}; runs of older formats are not read any "
-            "more, train again"
+            f"got format {content['format']!r}, expected a header of format {FORMAT}; other formats are not read, "
+            "train again"
         )
-    planned, first = [], 0
-    for phase in content["phases"]:
-        rate, noise = (phase.get(key) for key in ("sampling_rate", "noise_multiplier"))
-        block = ChargeBlock(
-            phase=checks.text(phase.get("name"), f"{where}: phase name"),
-            first_step=first,
-            steps=checks.whole(phase.get("steps"), f"{where}: steps", at_least=1),
-            sampling_rate=checks.probability(rate, f"{where}: sampling_rate"),
-            noise_multiplier=checks.number(noise, f"{where}: noise_multiplier", at_least=0.0),
-        )
-        planned.append(block)
-        first += block.steps
+    phases = tuple(Phase(clip_norm=1.0, **phase) for phase in content["phases"])
+    plan = Plan("any", phases, content["units"], 1, content["unit"], content["delta"])
     return LedgerState(
-        unit=checks.text(content["unit"], f"{where}: unit"),
-        units=checks.whole(content["units"], f"{where}: units", at_least=1),
-        plan=checks.text(content["plan"], f"{where}: plan"),
-        delta=None if content["delta"] is None else checks.delta_in_range(content["delta"]),
-        created=checks.text(content["created"], f"{where}: created"),
-        planned=tuple(planned),
-        block=checks.whole(content["block"], f"{where}: block", at_least=1),
-        sealed=(),
-        heads=(digest,),
+        unit=plan.unit,
+        units=plan.units,
+        plan=checks.text(content["plan"], "plan"),
+        delta=plan.delta,
+        created=checks.text(content["created"], "created"),
+        planned=tuple(
+            ChargeBlock(
+                phase.name,
+                plan.first_step(phase.name),
+                phase.steps,
+                phase.sampling_rate,
+                phase.noise_multiplier,
+            )
+            for phase in phases
+        ),
+        block=checks.whole(content["block"], "block", at_least=1),
+        heads=(head,),
     )
-
-
-def _noting(record: LedgerState, entry: dict[str, Any], digest: str, where: str) -> LedgerState:
-    files = entry["sha256"]
-    if not isinstance(files, dict) or not files or not all(isinstance(one, str) for one in files.values()):
-        raise PrivacyError(f"{where}: got {files!r}, expected the digests of files by name")
-    return record.noting(files, digest)
-
-
-def _closed(record: LedgerState, entry: dict[str, Any], digest: str, where: str) -> LedgerState:
-    return record.closed(Plan.from_json(checks.text(entry["successor"], f"{where}: successor")), digest)
-
-
-def _extended(record: LedgerState, entry: dict[str, Any], digest: str, where: str) -> LedgerState:
-    block, expected = ChargeBlock(*(entry[name] for name in ChargeBlock._fields)), record.next_block()
-    if block != expected or (expected.steps == 0 and entry["kind"] == "block"):
-        raise PrivacyError(f"{where}: got {block}, which the plan does not allow; expected {expected}")
-    return record.extended(block, digest)
-
-
-_READERS = {"files": _noting, "closed": _closed}
 
 
 @final
@@ -505,87 +425,54 @@ class Ledger:
     Edge cases:
         With `replay` (a seeded run, whose repeated step releases the same numbers) a charged step may be run again
         for free. A forked child gets a closed file; one file has one writer.
-    """
 
-    __slots__ = (
-        "__weakref__",
-        "_close",
-        "_closed",
-        "_file",
-        "_next",
-        "_path",
-        "_plan",
-        "_replay",
-        "_state",
-        "_terminated",
-    )
+    Attributes:
+        state: what it holds now.
+        next_step: the first step that can still be released. After `resume`: past the block that was in flight,
+            now lost.
+    """
 
     def __init__(self, plan: Plan, *, state: LedgerState | None = None, replay: bool = False) -> None:
         """Start a ledger in memory, or go on in memory from the state of a file that another process writes."""
         self._plan, self._replay = plan, replay
-        self._state = parse(_first_line(plan), "ledger") if state is None else state
-        self._next = self._state.charged
+        self.state = parse(_first_line(plan), "ledger") if state is None else state
+        self.next_step = self.state.charged
         self._path: Path | None = None
         self._file = -1
         self._closed, self._terminated = False, True
         self._close: Callable[[], object] = lambda: None
 
     @classmethod
-    def _opened(cls, path: Path, file: int, plan: Plan, data: bytes, replay: bool) -> Ledger:
-        ledger = cls(plan, state=parse(data, path.name), replay=replay)
-        ledger._path, ledger._file = path, file
-        ledger._close = weakref.finalize(ledger, os.close, file)
-        _OPEN.add(ledger)
-        return ledger
-
-    @classmethod
     def create(cls, path: str | Path, plan: Plan, *, replay: bool = False) -> Ledger:
-        """Start a plan's ledger in a file, which appears whole, locked and on disk, or not at all.
+        """Start a plan's ledger in a new file; `RunDirectory.create` makes it part of a directory that appears whole.
 
         Raises:
             PrivacyError: there is a file already.
         """
-        path = Path(path)
-        draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-        line = _first_line(plan)
-        file = os.open(draft, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o644)
+        path, line = Path(path), _first_line(plan)
         try:
+            file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o644)
+        except FileExistsError as error:
+            raise PrivacyError(
+                f"{path} exists; resume that run, or choose another directory for a new one"
+            ) from error
+        with _closed_on_error(file):
             lock_file(file, path)
             append_durably(file, line)
-            publish(draft, path)
-        except (OSError, PrivacyError):
-            os.close(file)
-            raise
-        finally:
-            draft.unlink(missing_ok=True)
-        sync_directory(path.parent)
-        return cls._opened(path, file, plan, line, replay)
+            sync_directory(path.parent)
+            return cls(plan, state=parse(line, path.name), replay=replay)._writing(path, file)
 
     @classmethod
-    def resume(cls, path: str | Path, plan: Plan, *, replay: bool = False) -> Ledger:
+    def resume(
+        cls, path: str | Path, plan: Plan, *, replay: bool = False, even_closed: bool = False
+    ) -> Ledger:
         """Open the ledger of a run to go on with it, after verifying it.
 
         A torn end is accounted for in a line of its own.
 
         Raises:
-            PrivacyError: no ledger, another plan's, one that does not verify, one in use, or a closed one.
-        """
-        ledger = cls.lock(path, plan, replay=replay)
-        if ledger.state.closings:
-            ledger.close()
-            raise PrivacyError(
-                f"{path} was closed: what its run had left was given to the plan "
-                f"{ledger.state.closings[0].successor.fingerprint}, so the run cannot be resumed. "
-                "Start a run with that plan, or make another one with sparsedp.runs.run.continue_runs"
-            )
-        return ledger
-
-    @classmethod
-    def lock(cls, path: str | Path, plan: Plan, *, replay: bool = False) -> Ledger:
-        """Open a plan's ledger, closed or not, for writing.
-
-        Raises:
-            PrivacyError: no ledger, another plan's, one that does not verify, or one in use.
+            PrivacyError: no ledger, another plan's, one that does not verify, one in use, or a closed one, which
+                `even_closed` opens to close it for another plan.
         """
         path = Path(path)
         try:
@@ -594,17 +481,23 @@ class Ledger:
             raise PrivacyError(
                 f"no ledger at {path}: what was spent is unknown, so the run cannot go on"
             ) from error
-        try:
+        with _closed_on_error(file):
             lock_file(file, path)
             data = path.read_bytes()
-            if parse(data, path.name).plan != plan.fingerprint:
+            state = parse(data, path.name)
+            if state.plan != plan.fingerprint:
                 raise PrivacyError(f"{path} belongs to another plan; resume with the plan it was created for")
-        except (OSError, PrivacyError):
-            os.close(file)
-            raise
-        ledger = cls._opened(path, file, plan, data, replay)
+            if state.closings and not even_closed:
+                raise PrivacyError(
+                    f"{path} was closed: what its run had left was given to the plan "
+                    f"{state.closings[0].successor.fingerprint}, so the run cannot be resumed. "
+                    "Start a run with that plan, or make another one with sparsedp.runs.run.continue_runs"
+                )
+            ledger = cls(plan, state=state, replay=replay)._writing(path, file)
         ledger._terminated = data.endswith(b"\n")
-        ledger._repair()
+        if state.torn is not None:
+            lost = state.torn if ledger._terminated else state.torn + b"\n"
+            ledger._append({**state.next_block()._asdict(), "kind": "torn", "lost_sha256": sha256(lost)})
         return ledger
 
     @staticmethod
@@ -633,62 +526,50 @@ class Ledger:
             raise PrivacyError(
                 f"got {charge}, but the plan has {planned}; the mechanism must take all from the plan"
             )
-        if self._state.closings:
+        if self.state.closings:
             raise PrivacyError(f"{self._name} was closed; nothing more can be charged to it")
-        covered = self._state.charged
+        covered = self.state.charged
         if charge.step > covered:
             raise PrivacyError(
                 f"step {charge.step} would leave the steps from {covered} on unpaid; run them in order"
             )
-        if charge.step < self._next:
+        if charge.step < self.next_step:
             if self._replay:
                 return
             raise PrivacyError(
-                f"step {charge.step} was charged before; releasing it again would cost again. Go on at {self._next}"
+                f"step {charge.step} was charged before; releasing it again would cost again. "
+                f"Go on at {self.next_step}"
             )
         if charge.step == covered:
-            block = self._state.next_block()
-            self._state = self._state.extended(block, self._append(block_line(block)))
-        self._next = charge.step + 1
+            self._append({**self.state.next_block()._asdict(), "kind": "block"})
+        self.next_step = charge.step + 1
 
     def retire(self, successor: Plan) -> None:
         """Write a line after which nothing is charged, and which holds the plan that gets what is left."""
-        self._check_open()
-        self._state = self._state.closed(successor, self._append(closing_line(successor)))
+        self._append(closing_line(successor))
 
     def record_digests(self, sha256: Mapping[str, str]) -> None:
         """Write down the digests of files that are about to be written: from then on they belong to the chain."""
-        self._check_open()
-        self._state = self._state.noting(sha256, self._append(files_line(sha256)))
-
-    @property
-    def state(self) -> LedgerState:
-        """What it holds now."""
-        return self._state
+        self._append({"kind": "files", "sha256": dict(sha256)})
 
     @property
     def head(self) -> str | None:
         """Hash of the last line, for checkpoint and record; None without a file."""
-        return None if self._path is None else self._state.head
+        return None if self._path is None else self.state.head
 
     @property
     def length(self) -> int:
         """Number of lines, for checkpoint and record; 0 without a file."""
-        return 0 if self._path is None else self._state.length
+        return 0 if self._path is None else self.state.length
 
     @property
     def charged(self) -> int:
         """Steps paid for; the open block counts whole."""
-        return self._state.charged
-
-    @property
-    def next_step(self) -> int:
-        """The first step that can still be released. After `resume`: past the block that was in flight, now lost."""
-        return self._next
+        return self.state.charged
 
     def events(self) -> tuple[SampledGaussian, ...]:
         """Everything charged, equal mechanisms added up."""
-        return self._state.events()
+        return self.state.events()
 
     def close(self) -> None:
         """Release the file and its lock; charging is over."""
@@ -706,34 +587,40 @@ class Ledger:
     def _name(self) -> str:
         return "the ledger" if self._path is None else f"the ledger {self._path}"
 
-    def _repair(self) -> None:
-        torn = self._state.torn
-        if torn is not None:
-            lost = torn.lost if self._terminated else torn.lost + b"\n"
-            self._state = self._state.extended(torn.block, self._append(torn_line(torn.block, lost)))
+    def _writing(self, path: Path, file: int) -> Ledger:
+        self._path, self._file = path, file
+        self._close = weakref.finalize(self, os.close, file)
+        _OPEN.add(self)
+        return self
 
-    def _append(self, content: dict[str, Any]) -> str:
-        line, digest = chain_line(content, self._state.head)
-        if self._path is None:
-            return digest
-        try:
-            append_durably(self._file, (b"" if self._terminated else b"\n") + line.encode() + b"\n")
-        except OSError as error:
-            self.close()
-            raise PrivacyError(
-                f"could not write {self._path} ({error}); nothing was released. Make room and resume"
-            ) from error
-        self._terminated = True
-        return digest
+    def _append(self, content: dict[str, Any]) -> None:
+        """Add a line; on return it is on disk, if there is a file."""
+        self._check_open()
+        line, head = chain_line(content, self.state.head)
+        state = self.state.after(content, head)
+        if self._path is not None:
+            try:
+                append_durably(self._file, (b"" if self._terminated else b"\n") + line.encode() + b"\n")
+            except OSError as error:
+                self.close()
+                raise PrivacyError(
+                    f"could not write {self._path} ({error}); nothing was released. Make room and resume"
+                ) from error
+            self._terminated = True
+        self.state = state
 
     def _check_open(self) -> None:
         if self._closed:
             raise PrivacyError(f"{self._name} is closed (or was opened by a parent process); resume it")
 
 
-def _first_line(plan: Plan) -> bytes:
-    line, _ = chain_line(opening(plan, datetime.now(UTC).isoformat(timespec="seconds")), "")
-    return line.encode() + b"\n"
+@contextmanager
+def _closed_on_error(file: int) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        os.close(file)
+        raise
 
 
 _OPEN: weakref.WeakSet[Ledger] = weakref.WeakSet()

@@ -19,6 +19,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from sparsedp import _validate as checks
 from sparsedp import distributed
 from sparsedp.errors import PrivacyError
 from sparsedp.parameters import Support
@@ -61,10 +62,7 @@ class GaussianMechanism:
         Edge cases:
             An empty batch releases noise alone; an empty support releases an empty vector and is still charged.
         """
-        if not (math.isfinite(expected_batch_size) and expected_batch_size > 0):
-            raise PrivacyError(
-                f"expected_batch_size: got {expected_batch_size}, expected a finite number > 0"
-            )
+        checks.number(expected_batch_size, "expected_batch_size", above=0.0)
         total, std = self.noisy_sum(query, charge)
         geometry, support = query.geometry, query.support
         return Release(
@@ -117,13 +115,12 @@ class Release:
 
     __slots__ = ("_mean", "_noise_scale", "phase", "publishable", "step", "support")
 
-    _mean: Tensor
-    _noise_scale: Tensor
-
     support: Support
     phase: str
     step: int
     publishable: bool
+    _mean: Tensor
+    _noise_scale: Tensor
 
     def __init__(
         self,
@@ -138,12 +135,9 @@ class Release:
     ) -> None:
         if seal is not _SEAL:
             raise PrivacyError("A Release is made by the mechanism alone; call GaussianMechanism.release")
-        object.__setattr__(self, "support", support)
-        object.__setattr__(self, "_mean", mean)
-        object.__setattr__(self, "_noise_scale", noise_scale)
-        object.__setattr__(self, "phase", phase)
-        object.__setattr__(self, "step", step)
-        object.__setattr__(self, "publishable", publishable)
+        values = (mean, noise_scale, phase, publishable, step, support)
+        for name, value in zip(self.__slots__, values, strict=True):
+            object.__setattr__(self, name, value)
 
     def __setattr__(self, name: str, value: object) -> None:
         raise PrivacyError("a Release is read-only")
@@ -299,7 +293,11 @@ def no_messages() -> Iterator[None]:
     Edge cases:
         What the user's model, loss or data set print or log themselves is theirs, and passes.
     """
-    logger, silence = logging.getLogger("sparsedp"), _Nothing()
+    logger = logging.getLogger("sparsedp")
+
+    def silence(record: logging.LogRecord) -> bool:
+        return False
+
     logger.addFilter(silence)
     try:
         with warnings.catch_warnings():
@@ -307,8 +305,3 @@ def no_messages() -> Iterator[None]:
             yield
     finally:
         logger.removeFilter(silence)
-
-
-class _Nothing:
-    def filter(self, record: logging.LogRecord) -> bool:
-        return False

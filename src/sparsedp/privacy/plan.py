@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 from sparsedp import _validate as checks
-from sparsedp._serialization import FrozenMap, canonical, sha256
+from sparsedp._files import parse_json
+from sparsedp._serialization import FrozenMap, canonical, from_json, sha256, to_json
 from sparsedp.errors import PrivacyError
 
 if TYPE_CHECKING:
@@ -121,22 +121,6 @@ class Phase:
             raise PrivacyError(f"phase {self.name!r} counts nothing in its steps")
         return self.noise_multiplier / math.sqrt(self.count_share)
 
-    def to_json(self) -> dict[str, Any]:
-        """JSON values; a phase that counts nothing, or clips flat, does not speak of it, as before."""
-        values = {**values_of(self), "support": self.support.plain()}
-        usual = {"count_share": 0.0, "clipping": FLAT}
-        return {key: value for key, value in values.items() if key not in usual or value != usual[key]}
-
-    @classmethod
-    def from_json(cls, values: Any) -> Phase:
-        """The phase that `to_json` wrote.
-
-        Raises:
-            PrivacyError: unknown or missing keys, or an invalid phase.
-        """
-        complete = {"count_share": 0.0, "clipping": FLAT, **values} if isinstance(values, dict) else values
-        return cls(**keyed(complete, cls, "phase"))
-
 
 @final
 @dataclass(frozen=True, slots=True)
@@ -162,22 +146,6 @@ class PriorSpending:
             spent=checks.number(self.spent, "continuation: spent", at_least=0.0),
             ledgers=tuple(checks.text(head, "continuation: ledger head") for head in self.ledgers),
         )
-
-
-def values_of(item: Any) -> dict[str, Any]:
-    """A dataclass's fields by name."""
-    return {entry.name: getattr(item, entry.name) for entry in fields(item)}
-
-
-def keyed(
-    value: Any, kind: type, what: str, extra: frozenset[str] | set[str] = frozenset()
-) -> dict[str, Any]:
-    """The values of a JSON object that must have the fields of `kind`, and `extra` ones, which are left out."""
-    expected = {entry.name for entry in fields(kind)} | extra
-    if not isinstance(value, dict) or set(value) != expected:
-        found = sorted(value) if isinstance(value, dict) else value
-        raise PrivacyError(f"{what}: got the keys {found}, expected {sorted(expected)}")
-    return {key: value[key] for key in expected - extra}
 
 
 def set_fields(item: object, **values: object) -> None:
@@ -249,13 +217,13 @@ def is_private(events: Sequence[SampledGaussian]) -> bool:
     return all(event.noise_multiplier > 0 for event in events)
 
 
-__all__ = ["FILTER", "Phase", "Plan", "PriorSpending"]
-
 FILTER = "rdp-filter"
 """The accountant of plans that continue earlier runs."""
 
 FORMAT = 2
 """Version of the JSON form; others are refused."""
+
+_USUAL = (("count_share", 0.0), ("clipping", FLAT))
 
 
 @final
@@ -423,39 +391,29 @@ class Plan:
         return replace(self, phases=tuple(phases), target_epsilon=None, accountant=None, continuation=None)
 
     def to_json(self) -> str:
-        """Canonical JSON; `from_json` gives back an equal plan."""
-        phases = [phase.to_json() for phase in self.phases]
-        continuation = None if self.continuation is None else values_of(self.continuation)
-        values = {**values_of(self), "phases": phases, "continuation": continuation}
-        spec = None if self.spec is None else self.spec.plain()
-        return canonical({**values, "spec": spec, "format": FORMAT})
+        """Canonical JSON, which leaves out what a phase usually has; `from_json` gives back an equal plan."""
+        values = to_json(self)
+        values["phases"] = [
+            {name: value for name, value in phase.items() if (name, value) not in _USUAL}
+            for phase in values["phases"]
+        ]
+        return canonical({**values, "format": FORMAT})
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
         """The plan a JSON text describes.
 
         Raises:
-            PrivacyError: not JSON, another format version, unknown or missing keys, or an invalid plan.
+            DataError: not JSON, or keys or types that a plan does not have.
+            PrivacyError: another format version, or an invalid plan.
         """
-        try:
-            value = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise PrivacyError(f"the plan is not JSON: {error}") from error
+        value = parse_json(text, "the plan")
         found = value.get("format") if isinstance(value, dict) else type(value).__name__
         if found != FORMAT or isinstance(found, bool):
             raise PrivacyError(
                 f"plan format: got {found!r}, expected {FORMAT}; plans of other formats are not read, make it again"
             )
-        value = keyed(value, cls, "plan", extra={"format"})
-        if not isinstance(value["spec"], dict | None):
-            raise PrivacyError(f"plan: got spec {value['spec']!r}, expected a JSON object or null")
-        if not isinstance(value["phases"], list):
-            raise PrivacyError(f"phases: got {value['phases']!r}, expected a list")
-        phases = tuple(Phase.from_json(phase) for phase in value.pop("phases"))
-        continuation, spec = value.pop("continuation"), value.pop("spec")
-        if continuation is not None:
-            continuation = PriorSpending(**keyed({"run": "", **continuation}, PriorSpending, "continuation"))
-        return cls(phases=phases, continuation=continuation, spec=spec, **value)
+        return from_json(cls, {name: part for name, part in value.items() if name != "format"}, "plan")
 
     @property
     def fingerprint(self) -> str:

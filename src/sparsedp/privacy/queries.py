@@ -24,9 +24,11 @@ _ROWS_AT_ONCE = 16
 
 
 class BoundedSum(ABC):
-    """A sum over units that knows how far one unit can move it."""
+    """A sum over units, each scaled down to the clip norm: it knows how far one unit can move it."""
 
     __slots__ = ()
+
+    clip: Clip
 
     @property
     @abstractmethod
@@ -34,9 +36,9 @@ class BoundedSum(ABC):
         """How many numbers the sum has. Public."""
 
     @property
-    @abstractmethod
     def sensitivity(self) -> float:
         """Largest L2 change when one unit is added or removed."""
+        return self.clip.sensitivity
 
     @property
     def support(self) -> Support:
@@ -57,22 +59,9 @@ class BoundedSum(ABC):
         """
 
 
-class _ClippedSum(BoundedSum):
-    """A sum whose units are each scaled down to the clip norm."""
-
-    __slots__ = ()
-
-    clip: Clip
-
-    @property
-    def sensitivity(self) -> float:
-        """The clip norm."""
-        return self.clip.sensitivity
-
-
 @final
 @dataclass(frozen=True, slots=True, eq=False)
-class GradientSum(_ClippedSum):
+class GradientSum(BoundedSum):
     """The clipped sum of per-example gradients on a support: mask, standardize, top-r of each example, clip, sum.
 
     Attributes:
@@ -118,7 +107,7 @@ class GradientSum(_ClippedSum):
 
 @final
 @dataclass(frozen=True, slots=True, eq=False)
-class ClippedVectorSum(_ClippedSum):
+class ClippedVectorSum(BoundedSum):
     """The clipped sum of explicit vectors, one per unit.
 
     Edge cases:
@@ -142,7 +131,7 @@ class ClippedVectorSum(_ClippedSum):
 
 @final
 @dataclass(frozen=True, slots=True, eq=False)
-class ChannelStatisticsSum(_ClippedSum):
+class ChannelStatisticsSum(BoundedSum):
     """The clipped sum over units of their channels' means, or of their spreads around a centre.
 
     An example of shape [channels, ...] gives one number per channel: the mean over its positions, or the root mean
@@ -196,7 +185,7 @@ class ChannelStatisticsSum(_ClippedSum):
 
 @final
 @dataclass(frozen=True, slots=True, eq=False)
-class RowCountSum(_ClippedSum):
+class RowCountSum(BoundedSum):
     """The sum over units of their indicator vectors, each scaled to the clip norm at most (DP-FEST, Sec. 3.1).
 
     A unit's vector is 1 for every table row that any of its examples touches, however often, and 0 elsewhere.
@@ -239,7 +228,7 @@ class RowCountSum(_ClippedSum):
 
 @final
 @dataclass(frozen=True, slots=True, eq=False)
-class ClientUpdateSum(_ClippedSum):
+class ClientUpdateSum(BoundedSum):
     """The sum of clients' updates on the grid, each held to the clip norm here, whatever the client did.
 
     Formal guarantees:
@@ -255,9 +244,9 @@ class ClientUpdateSum(_ClippedSum):
     """
 
     updates: Sequence[Tensor]
-    support: Support = field()
-    clip: Clip = field()
-    grid: Grid = field()
+    support: Support = field()  # field(): over the properties of the base class
+    clip: Clip
+    grid: Grid
     geometry: Geometry = field()
 
     @property
@@ -281,18 +270,11 @@ class ClientUpdateSum(_ClippedSum):
 
 
 def on_grid(update: Tensor, clip: Clip, grid: Grid) -> Tensor:
-    """A client's own part: its update clipped and rounded to the grid, as int64.
-
-    Edge cases:
-        An update that is not finite becomes zero.
-    """
+    """A client's own part: its update clipped and rounded to the grid, as int64; zero if it is not finite."""
     values = update.to(torch.float64)
     factor = clip.tightened(grid.bound).factors(torch.linalg.vector_norm(values))
-    return (
-        (values * factor / grid.step).round_().to(torch.int64)
-        if factor > 0
-        else values.new_zeros(len(values), dtype=torch.int64)
-    )
+    scaled = values * factor if factor > 0 else torch.zeros_like(values)
+    return scaled.div_(grid.step).round_().to(torch.int64)
 
 
 def is_within(update: Tensor, grid: Grid) -> bool:
@@ -308,9 +290,8 @@ def inputs_of(rows: Batch) -> Tensor:
     """
     inputs = rows[0] if isinstance(rows, (tuple, list)) and rows else rows
     if not isinstance(inputs, Tensor) or not inputs.is_floating_point() or inputs.dim() < 2:
-        found = (
-            f"{inputs.dtype} {tuple(inputs.shape)}" if isinstance(inputs, Tensor) else type(inputs).__name__
-        )
+        shaped = isinstance(inputs, Tensor)
+        found = f"{inputs.dtype} {tuple(inputs.shape)}" if shaped else type(inputs).__name__
         raise DataError(
             f"normalise: got inputs {found}, expected batches of (inputs, ...) with inputs of real numbers and shape "
             "[rows, channels, ...]; leave it out for other data"

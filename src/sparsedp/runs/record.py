@@ -267,12 +267,10 @@ def read_plan(file: Path) -> Plan:
 
     Raises:
         DataError: the file is missing or damaged.
-        PrivacyError: it holds no plan that this version reads.
+        PrivacyError: it holds a plan of another format, or one that makes no sense.
     """
     with wrap_read_errors(file):
-        content = file.read_bytes()
-        parse_json(content, str(file))
-        return Plan.from_json(content.decode())
+        return Plan.from_json(file.read_text())
 
 
 def read_metrics(file: Path) -> tuple[EpochMetrics, ...]:

@@ -16,7 +16,7 @@ from sparsedp.methods.support_scheduler import WARMUP
 from sparsedp.methods.warmup import WarmupSeen
 from sparsedp.parameters import ParameterLayout, Support
 from sparsedp.privacy.calibration import BudgetSplit, EqualNoise, RdpFilter
-from sparsedp.privacy.ledger import Ledger, LedgerState
+from sparsedp.privacy.ledger import Ledger, LedgerState, closing_line
 from sparsedp.privacy.plan import Plan
 from sparsedp.runs.checkpoint import Checkpoint, load_model_state, read_checkpoint, read_layout
 from sparsedp.runs.directory import CHECKPOINT, LEDGER, METRICS, PLAN, RECORD, RunDirectory
@@ -238,7 +238,9 @@ def continue_runs(
     """
     with ExitStack() as locks:
         runs = [Run.open(one) for one in earlier]
-        ledgers = [locks.enter_context(Ledger.lock(one.path / LEDGER, one.plan)) for one in runs]
+        ledgers = [
+            locks.enter_context(Ledger.resume(one.path / LEDGER, one.plan, even_closed=True)) for one in runs
+        ]
         for one in runs:
             one.check_ledger()
             if (one.plan.units, one.plan.unit) != (plan.units, plan.unit):
@@ -249,7 +251,9 @@ def continue_runs(
         known = {one.plan.fingerprint for one in runs}
         promised = {one.successor.fingerprint: one.successor for led in ledgers for one in led.state.closings}
         # What is committed once all are closed, which they are before anybody sees the plan.
-        closed = [one.state if one.state.closings else one.state.closed(plan, "") for one in ledgers]
+        closed = [
+            one.state if one.state.closings else one.state.after(closing_line(plan), "") for one in ledgers
+        ]
         found = chosen.calibrate(plan, closed, split, run)
         lost = [one for name, one in promised.items() if name not in known | {found.fingerprint}]
         if lost:
