@@ -1,80 +1,95 @@
-"""FEST: the count of touched rows, its sensitivity, its charge, and the rows that are trained after it."""
+"""FEST and AdaFEST: the count of touched rows, its sensitivity, its charge, and the rows trained after it."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import TensorDataset
 
+from oracles import adafest
 from oracles.fest import best_rows, histogram
+from runs import LENGTH, ROWS, SETUPS, WIDTH, WORDS, Bag, a_plan, a_trainer, loss_fn, texts
 from sparsedp.batch import MicroBatch, from_criterion
 from sparsedp.clipping import FlatClip
-from sparsedp.errors import DataError, ModelError, SparseDPError
+from sparsedp.errors import DataError, ModelError, PrivacyError, SparseDPError
 from sparsedp.grad_sample.isolation import same_draws
 from sparsedp.grad_sample.selection import EmbeddingRowCounter
 from sparsedp.loading import DataConfig
-from sparsedp.methods import MethodOptions, PlanConfig, build_plan, get_method
+from sparsedp.methods import Granularity, MethodOptions, SupportScheduler, build_plan, get_method
+from sparsedp.methods.scores import Contributions
+from sparsedp.methods.support_scheduler import noise_on_mean
+from sparsedp.parameters import ParameterLayout
 from sparsedp.privacy import mechanism
 from sparsedp.privacy.accounting import plan_epsilon
+from sparsedp.privacy.ledger import Charge, ChargeLog, SplitCharge
 from sparsedp.privacy.mechanism import Grid
 from sparsedp.privacy.plan import Plan
 from sparsedp.privacy.queries import RowCountSum
-from sparsedp.randomness import SeededRandomness
+from sparsedp.randomness import PublicRandomness, SeededRandomness
 from sparsedp.training.fit import fit
-from sparsedp.training.trainer import Trainer
 
 pytestmark = pytest.mark.usefixtures("checked_once")
 
-WORDS, WIDTH, LENGTH, ROWS = 30, 4, 6, 90
-LOSS = nn.CrossEntropyLoss(reduction="none")
+BATCH = 20
+FEST = MethodOptions(active_ratio=0.3)
+QUICK = {
+    "epsilon": 8.0, "delta": 1e-3, "epochs": 1, "batch_size": BATCH, "accountant": "rdp", "lr": 0.1, "seed": 3,
+    "progress": False,
+}  # fmt: skip
 
 
-class Bag(nn.Module):
-    """The mean of a text's word vectors, and a head."""
-
-    def __init__(self, batch_first: bool = True, turn: int = 0) -> None:
-        super().__init__()
-        self.words = nn.Embedding(WORDS, WIDTH, padding_idx=0)
-        self.out = nn.Linear(WIDTH, 2)
-        self.batch_first, self.turn = batch_first, turn
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        if self.batch_first:
-            return self.out(self.words(tokens.roll(self.turn, 0)).mean(1))
-        return self.out(self.words(tokens.t()).mean(0))
-
-
-def texts(seed: int, count: int = ROWS) -> TensorDataset:
-    """Zipf's law: row 1 in nearly every text; some padding, some words several times."""
-    rng = np.random.default_rng(seed)
-    law = 1 / np.arange(1, WORDS)
-    tokens = 1 + rng.choice(WORDS - 1, size=(count, LENGTH), p=law / law.sum())
-    tokens[rng.random((count, LENGTH)) < 0.2] = 0
-    return TensorDataset(torch.from_numpy(tokens), torch.from_numpy(rng.integers(0, 2, count)))
+def adafest_options(threshold: float = 1.0) -> MethodOptions:
+    return MethodOptions(ranking=Contributions(threshold=threshold, share=0.3))
 
 
 def counted(model: nn.Module, tokens: Tensor, units: Tensor | None = None) -> Tensor:
-    look = EmbeddingRowCounter(model, from_criterion(LOSS), ["words.weight"])
+    look = EmbeddingRowCounter(model, from_criterion(loss_fn), ["words.weight"])
     batch = MicroBatch((tokens, torch.zeros(len(tokens), dtype=torch.int64)), units)
     return torch.stack(list(RowCountSum([batch], look, WORDS, FlatClip(1.0)).partial_sums(1.0))).sum(0)
 
 
-def test_the_count_is_the_papers_with_repeated_words_padding_and_units():
-    tokens = texts(0).tensors[0]
-    single = histogram(tokens.tolist(), list(range(ROWS)), WORDS, padding=0)
-    np.testing.assert_allclose(counted(Bag(), tokens), single / 1.001, rtol=2e-5)
-    units = torch.arange(ROWS) // 3
-    by_unit = histogram(tokens.tolist(), units.tolist(), WORDS, padding=0)
-    np.testing.assert_allclose(counted(Bag(), tokens, units), by_unit / 1.001, rtol=2e-5)
-    assert not np.allclose(single, by_unit)
+def noise_of(seed: int, key: tuple[int, ...], clip: float, multiplier: float, size: int) -> np.ndarray:
+    """The noise that a seeded run draws for a release."""
+    grid = Grid.for_mechanism(clip, multiplier, size)
+    return SeededRandomness(seed).rounded_gaussian(grid.noise_bits, size, key=key).numpy() * grid.step
+
+
+def trained_rows(support: Any) -> Tensor:
+    """Of the table, which rows have an active entry."""
+    return support.mask()[: WORDS * WIDTH].reshape(WORDS, WIDTH).any(1)
+
+
+def charges(run: Path) -> list[tuple[str, float, float]]:
+    """Phase, rate and noise of every step that the ledger says was charged."""
+    lines = [json.loads(line) for line in (run / "ledger.jsonl").read_text().splitlines()]
+    return [
+        (line["phase"], line["sampling_rate"], line["noise_multiplier"])
+        for line in lines
+        if line["kind"] == "block"
+        for _ in range(line["steps"])
+    ]
+
+
+def planned(plan: Plan) -> list[tuple[str, float, float]]:
+    return [(p.name, p.sampling_rate, p.noise_multiplier) for p in plan.phases for _ in range(p.steps)]
+
+
+@pytest.mark.parametrize("rows_of_a_unit", [1, 3])
+def test_row_count_is_the_papers_with_repeated_words_padding_and_units(rows_of_a_unit: int) -> None:
+    tokens, units = texts(0).tensors[0], torch.arange(ROWS) // rows_of_a_unit
+    wanted = histogram(tokens.tolist(), units.tolist(), WORDS, padding=0)
+    found = counted(Bag(), tokens, None if rows_of_a_unit == 1 else units)
+    np.testing.assert_allclose(found, wanted / 1.001, rtol=2e-5)
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_whole_unit_moves_the_count_by_at_most_one(seed):
+def test_row_count_without_a_unit_moves_by_at_most_one(seed: int) -> None:
     """Texts of one word many times, of padding alone, of all words; units of one to five texts."""
     rng = np.random.default_rng(seed)
     tokens = texts(seed, 12).tensors[0]
@@ -88,53 +103,43 @@ def test_a_whole_unit_moves_the_count_by_at_most_one(seed):
 
 
 class Mixing(Bag):
-    """What a text looks up follows from the batch: on the wrong axis, of another text, or once a word is rare."""
+    """What a text looks up follows from the batch, or from chance."""
 
     def __init__(self, how: str) -> None:
-        super().__init__(batch_first=how != "turned", turn=int(how == "rolled"))
+        super().__init__()
         self.how = how
 
     def forward(self, tokens: Tensor) -> Tensor:
-        if self.how == "rare":
-            tokens = torch.where((tokens == WORDS - 1).any(), tokens.clamp(max=19) + 5, tokens)
+        if self.how == "on the wrong axis":
+            return self.out(self.words(tokens.t()).mean(0))
+        if self.how == "another text's":
+            tokens = tokens.roll(1, 0)
+        if self.how == "once a word is rare":
+            tokens = torch.where((tokens == WORDS - 1).any(), tokens.clamp(max=WORDS - 6) + 5, tokens)
+        if self.how == "at random":
+            tokens = torch.where(torch.rand(tokens.shape) < 0.5, 0, tokens)
         return super().forward(tokens)
 
 
-@pytest.mark.parametrize("how", ["turned", "rolled", "rare"])
-def test_a_text_is_counted_alone_whatever_the_model_does_to_a_batch(how):
-    tokens = texts(1).tensors[0][: LENGTH + 1].clamp(max=WORDS - 2)
+@pytest.mark.parametrize("how", ["on the wrong axis", "another text's", "once a word is rare", "at random"])
+def test_row_count_of_a_model_that_mixes_texts_moves_by_at_most_one(how: str) -> None:
+    tokens = texts(1).tensors[0][: 3 * LENGTH].clamp(max=WORDS - 2)
     tokens[3, 0] = WORDS - 1
-    everybody = counted(Mixing(how), tokens)
-    for gone in range(len(tokens)):
-        kept = torch.arange(len(tokens)) != gone
-        assert float((everybody - counted(Mixing(how), tokens[kept])).norm()) <= 1.0
+    with same_draws():
+        everybody = counted(Mixing(how), tokens)
+        for gone in range(len(tokens)):
+            kept = torch.arange(len(tokens)) != gone
+            assert float((everybody - counted(Mixing(how), tokens[kept])).norm()) <= 1.0
+        assert how in ("on the wrong axis", "another text's") or not torch.equal(
+            everybody, counted(Bag(), tokens)
+        )
 
 
-class Forgetful(Bag):
-    """Drops words at random while it trains."""
+class Functional(Bag):
+    """Uses its table without calling the layer."""
 
     def forward(self, tokens: Tensor) -> Tensor:
-        return super().forward(torch.where(torch.rand(tokens.shape) < 0.5, 0, tokens))
-
-
-def test_words_dropped_at_random_move_the_count_by_at_most_one():
-    tokens = texts(3).tensors[0]
-    with same_draws():
-        everybody = counted(Forgetful(), tokens)
-        assert not torch.equal(everybody, counted(Bag(), tokens))
-        for gone in range(0, ROWS, 9):
-            moved = everybody - counted(Forgetful(), tokens[torch.arange(ROWS) != gone])
-            assert float(moved.norm()) <= 1.0
-
-
-def test_a_table_that_is_used_unseen_is_refused_by_name():
-    class Functional(Bag):
-        def forward(self, tokens: Tensor) -> Tensor:
-            return self.out(nn.functional.embedding(tokens, self.words.weight).mean(1))
-
-    look = EmbeddingRowCounter(Functional(), from_criterion(LOSS), ["words.weight"])
-    with pytest.raises(ModelError, match=r"words\.weight cannot be counted"):
-        look.check(texts(1).tensors)
+        return self.out(nn.functional.embedding(tokens, self.words.weight).mean(1))
 
 
 class Remapped(nn.Embedding):
@@ -142,170 +147,226 @@ class Remapped(nn.Embedding):
         return super().forward((ids + 1) % self.num_embeddings)
 
 
-def test_a_layer_that_looks_up_other_rows_than_it_is_given_is_refused():
+def remapped() -> Bag:
     model = Bag()
     model.words = Remapped(WORDS, WIDTH)
-    with pytest.raises(
-        ModelError, match=r"words\.weight cannot be counted: Remapped has a forward pass of its own"
-    ):
-        EmbeddingRowCounter(model, from_criterion(LOSS), ["words.weight"])
-    patched = Bag()
-    patched.words.forward = lambda ids: nn.functional.embedding(ids.flip(0), patched.words.weight)
-    with pytest.raises(ModelError, match="Embedding has a forward pass of its own"):
-        EmbeddingRowCounter(patched, from_criterion(LOSS), ["words.weight"])
+    return model
+
+
+def patched() -> Bag:
+    model = Bag()
+    model.words.forward = lambda ids: nn.functional.embedding(ids.flip(0), model.words.weight)
+    return model
+
+
+@pytest.mark.parametrize("make", [Functional, remapped, patched])
+def test_row_count_of_a_table_whose_rows_are_not_seen_is_refused(make: Any) -> None:
+    with pytest.raises(ModelError, match=r"words\.weight cannot be counted"):
+        EmbeddingRowCounter(make(), from_criterion(loss_fn), ["words.weight"]).check(texts(1).tensors)
 
 
 @pytest.mark.parametrize("bad", [WORDS, -1])
-def test_a_row_that_the_table_does_not_have_is_told_without_naming_it(bad):
+def test_row_count_of_a_row_that_the_table_lacks_is_refused_without_naming_it(bad: int) -> None:
     tokens = texts(4).tensors[0]
     tokens[7, 0] = bad
     with pytest.raises(DataError, match=rf"words\.weight: 0 to {WORDS - 1}"):
         counted(Bag(), tokens)
 
 
-def test_all_texts_of_a_unit_are_counted_however_few_train(monkeypatch):
-    seen = []
-    honest = EmbeddingRowCounter.__call__
-
-    def watch(self, batch):
-        seen.append((batch.example_count, int(batch.units[-1]) + 1))
-        return honest(self, batch)
-
-    monkeypatch.setattr(EmbeddingRowCounter, "__call__", watch)
-    fit(
-        Bag(), texts(5), LOSS, method=get_method("fest", active_ratio=0.3), unit_ids=torch.arange(ROWS) // 9,
-        epsilon=8.0, delta=1e-3, epochs=1, batch_size=5, accountant="rdp", progress=False, seed=0,
-    )  # fmt: skip
-    assert seen == [(ROWS, 10)]
+def test_fest_of_what_is_no_table_is_refused() -> None:
+    plan = build_plan("fest", MethodOptions(always=()), units=ROWS, accountant="rdp", delta=1e-3)
+    with pytest.raises(SparseDPError, match=r"out\.weight"):
+        a_trainer(plan=plan, model=Bag(), draw=texts)
 
 
-def a_plan(**more) -> Plan:
-    asked = {"batch_size": 30, "epochs": 2, "epsilon": 4.0, "delta": 1e-3, "accountant": "rdp", **more}
-    return build_plan("fest", MethodOptions(active_ratio=0.3), units=ROWS, **asked)
-
-
-def noise_of(plan: Plan, seed: int) -> np.ndarray:
-    """The noise that a seeded run's selection draws."""
-    grid = Grid.for_mechanism(1.0, plan.phases[0].noise_multiplier, WORDS)
-    return SeededRandomness(seed).rounded_gaussian(grid.noise_bits, WORDS, key=(0,)).numpy() * grid.step
-
-
-def test_the_selection_is_a_phase_with_its_share_of_the_budget():
-    plan = a_plan()
+def test_fest_plans_the_selection_as_a_phase_with_its_share_of_the_budget() -> None:
+    plan = a_plan(get_method("fest"), FEST)
     select, train = plan.phases
     assert (select.name, select.steps, select.sampling_rate, select.clip_norm) == ("select", 1, 1.0, 1.0)
     assert (train.name, select.trains, train.trains) == ("train", False, True)
     alone = plan_epsilon(Plan("x", (select,), units=ROWS, steps_per_epoch=1, delta=1e-3), "rdp")
-    assert 0.995 * 0.4 <= alone <= 0.4
-    assert 0.995 * 4 <= plan_epsilon(plan) <= 4
-    dense = build_plan(
-        "dp-sgd", units=ROWS, batch_size=30, epochs=2, epsilon=4.0, delta=1e-3, accountant="rdp"
-    )
-    assert 1 < train.noise_multiplier / dense.phases[0].noise_multiplier < 1.02
-    assert a_plan(selection_budget=0.5).phases[0].noise_multiplier < select.noise_multiplier
+    assert 0.995 * 0.8 <= alone <= 0.8
+    assert 0.995 * 8 <= plan_epsilon(plan) <= 8
+    dense = a_plan(get_method("dp-sgd"))
+    assert 1 < train.noise_multiplier / dense.phases[0].noise_multiplier < 1.05
+    more = a_plan(get_method("fest"), FEST, selection_budget=0.5)
+    assert more.phases[0].noise_multiplier < select.noise_multiplier
     with pytest.raises(SparseDPError, match="selection_budget"):
-        a_plan(selection_budget=1.0)
+        a_plan(get_method("fest"), FEST, selection_budget=1.0)
 
 
-def test_the_rows_trained_are_the_best_of_the_noisy_count_and_the_rest_never_moves(tmp_path):
-    data, plan, model = texts(2), a_plan(), Bag()
+def test_fest_trains_the_best_rows_of_the_noisy_count_and_the_rest_never_move(tmp_path: Path) -> None:
+    trainer = a_trainer(**SETUPS["table-fest"](), seed=3, data_seed=2, out=tmp_path / "run")
+    model, select = trainer.model, trainer.plan.phases[0]
     before = model.words.weight.detach().clone()
-    trainer = Trainer(
-        model, data, LOSS, plan=plan, seed=3, run_dir=tmp_path / "run",
-        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.5),
-    )  # fmt: skip
     for batch in trainer:
         trainer.step(batch)
     result = trainer.finish()
-    noisy = histogram(data.tensors[0].tolist(), list(range(ROWS)), WORDS, padding=0) + noise_of(plan, 3)
-    kept = best_rows(noisy, 9)  # 0.3 of 30 rows
-    words = result.support.mask()[: WORDS * WIDTH].reshape(WORDS, WIDTH)
-    assert words.all(1).nonzero().flatten().tolist() == kept
+    noisy = histogram(texts(2).tensors[0].tolist(), list(range(ROWS)), WORDS, padding=0)
+    noisy = noisy + noise_of(3, (0,), 1.0, select.noise_multiplier, WORDS)
+    kept = best_rows(noisy, int(0.3 * WORDS))
+    assert trained_rows(result.support).nonzero().flatten().tolist() == kept
     assert result.support.mask()[WORDS * WIDTH :].all()
     moved = (model.words.weight.detach() != before).any(1).nonzero().flatten().tolist()
-    assert set(moved) <= set(kept)
     assert moved
-    lines = [json.loads(line) for line in (tmp_path / "run/ledger.jsonl").read_text().splitlines()]
-    blocks = [line for line in lines if line["kind"] == "block"]
-    charged = [
-        (b["phase"], b["sampling_rate"], b["noise_multiplier"]) for b in blocks for _ in range(b["steps"])
-    ]
-    planned = [(p.name, p.sampling_rate, p.noise_multiplier) for p in plan.phases for _ in range(p.steps)]
-    assert charged == planned
+    assert set(moved) <= set(kept)
+    assert charges(tmp_path / "run") == planned(result.plan)
 
 
-def test_a_resumed_run_keeps_its_selection(tmp_path):
-    def stop(event):
-        if getattr(event, "step", None) == 3 and hasattr(event, "released"):
-            raise KeyboardInterrupt
-
-    def run(out, **more):
-        torch.manual_seed(0)
-        return fit(
-            Bag(), texts(2), LOSS, method=get_method("fest", active_ratio=0.3), epsilon=4.0, delta=1e-3, epochs=2,
-            batch_size=30, accountant="rdp", lr=0.5, seed=3, run_dir=out, progress=False, **more,
-        )  # fmt: skip
-
-    straight = run(tmp_path / "straight")
-    with pytest.raises(KeyboardInterrupt):
-        run(tmp_path / "stopped", callbacks=[stop])
-    resumed = run(tmp_path / "stopped", resume=True)
-    assert resumed.support == straight.support
-    for one, other in zip(straight.model.parameters(), resumed.model.parameters(), strict=True):
-        assert torch.equal(one, other)
-
-
-def test_a_users_texts_count_once(tmp_path):
-    data = texts(4)
-    plan = PlanConfig.asked(
-        "fest",
-        units=ROWS // 3,
-        unit_name="user",
-        batch_size=10,
-        epochs=1,
-        epsilon=4.0,
-        delta=1e-3,
+def test_fest_counts_all_texts_of_a_unit_once_however_few_train() -> None:
+    plan = build_plan(
+        "fest", FEST, units=ROWS // 3, unit_name="user", batch_size=10, epochs=1, epsilon=8.0, delta=1e-3,
         accountant="rdp",
-    ).plan()
-    trainer = Trainer(
-        Bag(), data, LOSS, plan=plan, seed=1, optimizer=lambda p: torch.optim.SGD(p, lr=0.1),
-        data=DataConfig(unit_ids=torch.arange(ROWS) // 3, rows_per_unit=3),
     )  # fmt: skip
+    units = torch.arange(ROWS) // 3
+    trainer = a_trainer(
+        plan=plan, model=Bag(), draw=texts, data_seed=4, data=DataConfig(unit_ids=units, rows_per_unit=1)
+    )
     with trainer:
-        for batch in trainer:
-            trainer.step(batch)
-    units = [row // 3 for row in range(ROWS)]
-    noisy = histogram(data.tensors[0].tolist(), units, WORDS, padding=0) + noise_of(plan, 1)
-    words = trainer.support.mask()[: WORDS * WIDTH].reshape(WORDS, WIDTH)
-    assert words.all(1).nonzero().flatten().tolist() == best_rows(noisy, 3)
+        trainer.step(next(iter(trainer)))
+    noisy = histogram(texts(4).tensors[0].tolist(), units.tolist(), WORDS, padding=0)
+    noisy = noisy + noise_of(0, (0,), 1.0, plan.phases[0].noise_multiplier, WORDS)
+    assert trained_rows(trainer.support).nonzero().flatten().tolist() == best_rows(noisy, int(0.3 * WORDS))
 
 
-def test_what_is_no_table_cannot_be_counted():
-    plan = build_plan("fest", MethodOptions(always=()), units=ROWS, accountant="rdp", delta=1e-3)
-    with pytest.raises(SparseDPError, match=r"out.weight.*are none"):
-        Trainer(Bag(), texts(0), LOSS, plan=plan, optimizer=lambda p: torch.optim.SGD(p, lr=0.1))
+def test_adafest_charges_both_releases_of_a_step_as_one_and_plans_how_it_is_shared(tmp_path: Path) -> None:
+    plan = a_plan(get_method("adafest"), adafest_options(), epochs=2)
+    (phase,) = plan.phases
+    together = (phase.count_noise**-2 + phase.gradient_noise**-2) ** -0.5
+    assert together == pytest.approx(phase.noise_multiplier, rel=1e-12)
+    assert phase.count_noise**-2 == pytest.approx(0.3 * phase.noise_multiplier**-2, rel=1e-12)
+    assert 0.995 * 8 <= plan_epsilon(plan) <= 8
+    assert plan.events() == a_plan(get_method("dp-sgd"), epochs=2).events()
+    assert phase.gradient_noise > phase.noise_multiplier
+    assert noise_on_mean(plan, phase) == pytest.approx(phase.gradient_noise / BATCH)
+    assert Plan.from_json(plan.to_json()) == plan
+    trainer = a_trainer(plan=plan, model=Bag(), draw=texts, out=tmp_path / "run")
+    for batch in trainer:
+        trainer.step(batch)
+    trainer.finish()
+    assert charges(tmp_path / "run") == planned(plan)
 
 
-def test_what_is_selected_depends_on_the_released_count_alone(monkeypatch):
-    """With the mechanism's output swapped for fixed numbers, two data sets give the same supports and weights."""
+def test_adafest_step_is_the_papers_algorithm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counts, threshold, mask, clip, noise and mean, against NumPy on the same batch and the same noise."""
+    plan = a_plan(get_method("adafest"), adafest_options(), epochs=2, max_grad_norm=0.2)
+    (phase,) = plan.phases
+    made, sizes = [], set()
+    trainer = a_trainer(plan=plan, model=Bag(), draw=texts, seed=3)
     real = mechanism.GaussianMechanism.noisy_sum
 
-    def fixed(self, query, charge, **how):
-        total, std = real(self, query, charge, **how)
-        numbers = torch.randn(total.numel(), generator=torch.Generator().manual_seed(charge.step))
-        return 3.0 * numbers.to(total), std
+    def note(self: Any, query: Any, charge: Charge, **how: Any) -> Any:
+        made.append((charge.step, charge.release))
+        return real(self, query, charge, **how)
 
-    monkeypatch.setattr(mechanism.GaussianMechanism, "noisy_sum", fixed)
-    found = []
-    for seed in (1, 2):
-        torch.manual_seed(0)
-        trainer = Trainer(
-            Bag(), texts(seed), LOSS, plan=a_plan(), optimizer=lambda p: torch.optim.SGD(p, lr=0.5)
-        )
-        for batch in trainer:
-            trainer.step(batch)
-        found.append(trainer.finish())
-    assert found[0].support == found[1].support
-    assert 0 < found[0].k < found[0].d
-    for one, other in zip(found[0].model.parameters(), found[1].model.parameters(), strict=True):
-        assert torch.equal(one, other)
+    monkeypatch.setattr(mechanism.GaussianMechanism, "noisy_sum", note)
+    for number, batch in enumerate(trainer):
+        parts = list(batch)
+        samples = [tokens for part in parts for tokens in part.rows[0].tolist()]
+        labels = [int(label) for part in parts for label in part.rows[1]]
+        object.__setattr__(batch, "micro_batches", iter(parts))
+        table, weight, bias = (p.detach().double().numpy().copy() for p in trainer.model.parameters())
+        released = trainer.step(batch).released
+        counts = histogram(samples, list(range(len(samples))), WORDS, padding=0)
+        counts = counts + noise_of(3, (number, 1), 1.0, phase.count_noise, WORDS)
+        kept = adafest.chosen_rows(counts, tau=1.0 * phase.count_noise)
+        chosen = trained_rows(released.support)
+        assert chosen.nonzero().flatten().tolist() == kept
+        assert 0 < len(kept) < WORDS
+        size = len(kept) * WIDTH + 2 * WIDTH + 2
+        expected = adafest.step(
+            samples, labels, table, weight, bias, kept=kept, padding=0, clip=0.2 / 1.001,
+            noise=noise_of(3, (number,), 0.2, phase.gradient_noise, size), expected=BATCH,
+        )  # fmt: skip
+        np.testing.assert_allclose(released.dense().numpy(), expected, atol=2e-5)
+        moved = (trainer.model.words.weight.detach().double() != torch.from_numpy(table)).any(1)
+        assert not bool((moved & ~chosen).any())
+        sizes.add(released.support.size)
+    assert made == [(step, release) for step in range(phase.steps) for release in (1, 0)]
+    assert len(sizes) > 1
+
+
+def test_split_charge_refuses_releases_that_cost_more_than_the_step_before_they_are_made() -> None:
+    whole = Charge("train", 4, 0.1, 1.0)
+    ledger = ChargeLog()
+    shared = SplitCharge(ledger, whole)
+    shared.charge(replace(whole, noise_multiplier=2.0, release=1))
+    for wrong in (
+        whole,
+        replace(whole, noise_multiplier=9.0, release=1),
+        replace(whole, noise_multiplier=9.0, step=5),
+        replace(whole, noise_multiplier=0.0),
+    ):
+        with pytest.raises(PrivacyError):
+            shared.charge(wrong)
+    shared.charge(replace(whole, noise_multiplier=(1 - 2.0**-2) ** -0.5))
+    assert ledger.charges == [whole]
+
+
+def test_split_charge_gives_the_two_releases_of_a_step_noise_of_their_own() -> None:
+    one, other = Charge("train", 4, 0.1, 1.0), Charge("train", 4, 0.1, 1.0, 1)
+    assert one.key == (4,)
+    draws = [SeededRandomness(1).rounded_gaussian(20, 50, key=charge.key) for charge in (one, other)]
+    assert not torch.equal(*draws)
+
+
+def test_adafest_step_waits_for_its_count() -> None:
+    plan = a_plan(get_method("adafest"), adafest_options())
+    with pytest.raises(SparseDPError, match="have not been counted"):
+        SupportScheduler(plan, ParameterLayout.of(Bag()), PublicRandomness(1)).begin_step(0)
+    with pytest.raises(SparseDPError, match="in every step"):
+        build_plan("adafest", MethodOptions(refresh="once"), units=ROWS)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("share", 0.0),
+        ("share", 1.0),
+        ("share", None),
+        ("threshold", -1.0),
+        ("threshold", "a"),
+        ("threshold", float("nan")),
+    ],
+)
+def test_contributions_refuse_a_share_or_threshold_without_meaning(name: str, value: Any) -> None:
+    with pytest.raises(SparseDPError, match=f"contributions: {name}"):
+        Contributions(**{name: value})
+
+
+class Placed(nn.Module):
+    """Words and positions, as models ask for them in ways that do not tell whose row is whose."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+        self.words = nn.EmbeddingBag(WORDS, WIDTH) if how == "offsets" else nn.Embedding(WORDS, WIDTH)
+        self.place = nn.Embedding(LENGTH, WIDTH) if how == "positions" else None
+        self.out = nn.Linear(WIDTH, 2)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        if self.place is not None:
+            return self.out((self.words(tokens) + self.place(torch.arange(LENGTH))).mean(1))
+        if self.how == "offsets":
+            return self.out(self.words(tokens.reshape(-1), torch.arange(len(tokens)) * LENGTH))
+        return self.out(self.words(tokens.reshape(-1)).view(*tokens.shape, WIDTH).mean(1))
+
+
+@pytest.mark.parametrize("method", ["fest", "adafest"])
+@pytest.mark.parametrize("how", ["offsets", "flattened", "positions"])
+def test_selection_counts_a_table_however_the_model_lays_out_its_batch(method: str, how: str) -> None:
+    """The model is given one text at a time, so whatever it looks up is that text's."""
+    always = ("dense", "place.weight") if how == "positions" else ("dense",)
+    chosen = get_method(method, always=always)
+    result = fit(Placed(how), texts(0), loss_fn, method=chosen, **QUICK)
+    active = result.support.split(ParameterLayout.of(result.model))
+    assert 0 < len(active["words.weight"]) < WORDS * WIDTH
+    assert how != "positions" or len(active["place.weight"]) == LENGTH * WIDTH
+
+
+def test_row_of_padding_gets_noise_where_it_is_in_the_support() -> None:
+    scores = {"words.weight": torch.arange(WORDS) > 0, "out.*": True}
+    by_rows = {"public_scores": scores, "method": get_method("given", granularity=Granularity.ROWS)}
+    for more, moves in (({"method": "dp-sgd"}, True), (by_rows, False)):
+        trained = fit(Bag(), texts(0), loss_fn, **QUICK, **more).model
+        assert bool((trained.words.weight[0] != 0).all()) is moves

@@ -1,21 +1,27 @@
 """A run from its settings: what reaches fit, and that an audit sees the same."""
 
+import numpy as np
 import pytest
 import torch
 
 from sparsedp.auditing import AuditResult
 from sparsedp.batch import per_sample_loss
 from sparsedp.errors import ModelError, PrivacyError, PrivacyWarning, SparseDPError
+from sparsedp.methods import build_plan
+from sparsedp.optimizers.factory import table_rate
 from sparsedp.parameters import ParameterLayout
 from sparsedp.randomness import PublicRandomness
 from sparsedp_experiments import data
 from sparsedp_experiments.attacks import audits
 from sparsedp_experiments.data import DATASETS, DataBundle, Dense, Split, registry
 from sparsedp_experiments.data.spec import DatasetRow
+from sparsedp_experiments.data.tables import adult
+from sparsedp_experiments.models.networks import logistic
 from sparsedp_experiments.runs import settings as settings_module
 from sparsedp_experiments.runs.ablations import support_of, train_ablation
-from sparsedp_experiments.runs.execute import _load, build_model, execute, load_data
+from sparsedp_experiments.runs.execute import _load, build_model, execute, load_data, ranking_metrics, rate_of
 from sparsedp_experiments.runs.settings import Settings
+from tables_of_people import ADULT_ROW
 
 # Settings carried out: data, model, privacy unit and optimizer are those asked for.
 
@@ -242,3 +248,54 @@ def test_the_one_release_of_least_squares_passes_its_audit():
     assert isinstance(found, AuditResult)
     assert found.passed
     assert 4 < found.lower_bound <= found.claimed_epsilon <= 8
+
+
+def test_public_scores_in_a_file_are_a_setting(tmp_path):
+    path = tmp_path / "scores.npz"
+    np.savez(path, **{"*.bias": np.array(True)})
+    given = {**TINY, "method": "given", "public_scores": str(path), "lr": 0.1}
+    result = execute(Settings.from_json(given))
+    active = result.support.split(ParameterLayout.of(result.model))
+    assert all(bool(len(places)) is name.endswith(".bias") for name, places in active.items())
+    with pytest.raises(SparseDPError, match="cannot be read"):
+        execute(Settings.from_json({**given, "public_scores": str(tmp_path / "none.npz")}))
+
+
+@pytest.mark.parametrize("unit_norm", [True, False])
+def test_rate_of_an_encoded_table_knows_whether_its_records_have_length_one(tmp_path, unit_norm):
+    (tmp_path / "adult.data").write_text(ADULT_ROW + ", >50K\n")
+    (tmp_path / "adult.test").write_text(ADULT_ROW + ", <=50K.\n")
+    bundle = adult(tmp_path, unit_norm=unit_norm)
+    model, features = logistic(bundle.input_shape, 2), bundle.input_shape[0]
+    plan = build_plan("dp-sgd", units=20_000, epsilon=1.0, delta=1e-7, accountant="rdp")
+    length = 1.0 if unit_norm else features**0.25
+    found = rate_of(Settings(dataset="adult", model="logistic"), bundle, model)(plan)
+    assert found == pytest.approx(table_rate(plan, features + 1, length))
+
+
+@pytest.mark.parametrize("levels", [100_000, 7, 1])
+def test_ranking_metrics_go_through_the_thresholds_ties_included(levels):
+    generator = torch.Generator().manual_seed(levels)
+    targets = (torch.rand(300, generator=generator) < 0.3).long()
+    raw = torch.rand(300, generator=generator, dtype=torch.float64) - 0.6 + 0.3 * targets
+    scores = torch.floor(levels * raw) / levels
+    positives, negatives = int(targets.sum()), int((1 - targets).sum())
+    precision, before, recall, at_prevalence = 0.0, 0, 0.0, 0.0
+    for threshold in sorted(set(scores.tolist()), reverse=True):
+        taken = targets[scores >= threshold]
+        hits, alarms = int(taken.sum()), int((1 - taken).sum())
+        precision += (hits - before) / positives * hits / (hits + alarms)
+        before = hits
+        recall = hits / positives if alarms <= 0.1 * negatives + 1e-9 else recall
+        at_prevalence = hits / positives if hits + alarms <= positives else at_prevalence
+    wanted = {
+        "average_precision": precision,
+        "recall_at_90_specificity": recall,
+        "recall_at_prevalence": at_prevalence,
+    }
+    assert ranking_metrics(scores, targets == 1) == pytest.approx(wanted, abs=1e-12)
+
+
+def test_ranking_metrics_rank_scores_that_are_not_finite_nan_highest():
+    scores, hits = torch.tensor([-torch.inf, 0.0, torch.inf, torch.nan]), torch.tensor([0, 1, 0, 1]) == 1
+    assert ranking_metrics(scores, hits)["average_precision"] == pytest.approx(1 / 2 + 1 / 2 * 2 / 3)

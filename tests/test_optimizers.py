@@ -1,0 +1,281 @@
+"""Only the support moves, whatever the optimizer; averages of the weights; the rate of tables."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn, optim
+from torch.optim import Optimizer
+
+from optimizer_cases import DROPPING, INDEPENDENT, OPTIMIZERS, Net, gradients, random_support, release
+from runs import loss_fn, network, rows
+from sparsedp import fit
+from sparsedp.errors import ModelError, SparseDPError
+from sparsedp.methods import build_plan
+from sparsedp.optimizers.ema import WeightAverage
+from sparsedp.optimizers.factory import table_rate, typical_length
+from sparsedp.optimizers.sparse import set_to_zero, support_optimizer
+from sparsedp.parameters import ParameterLayout, Support
+from sparsedp.privacy.plan import Plan
+
+LAYOUT = ParameterLayout.of(Net())
+D = LAYOUT.dimension
+
+
+def set_gradients(model: nn.Module, value: Tensor) -> None:
+    for slot, p in zip(LAYOUT, model.parameters(), strict=True):
+        p.grad = torch.empty_like(p).copy_(value[slot.span].reshape(slot.shape))
+
+
+def states(optimizer: Optimizer, model: nn.Module) -> dict[tuple[str, str], Tensor]:
+    """Every per-coordinate state tensor, flat."""
+    return {
+        (slot.name, name): value.reshape(-1)
+        for slot, p in zip(LAYOUT, LAYOUT.parameters(model), strict=True)
+        for name, value in optimizer.state.get(p, {}).items()
+        if isinstance(value, Tensor)
+        and value.shape == p.shape
+        and name not in ("step", "mu_product", "eta", "mu")
+    }
+
+
+def fresh_state(name: str, state: str) -> float:
+    """What a new optimizer has there."""
+    return {("adagrad", "sum"): 0.5, ("rprop", "step_size"): torch.tensor(0.1).item()}.get((name, state), 0.0)
+
+
+@pytest.mark.parametrize("name", DROPPING)
+def test_support_optimizer_moves_no_frozen_coordinate_by_one_bit_and_keeps_no_state_of_it(name: str) -> None:
+    model = Net()
+    optimizer = DROPPING[name](model.parameters())
+    applier = support_optimizer(model, LAYOUT, optimizer, coasts=False)
+    values = gradients(D, 9)
+    for step in range(3):
+        applier.apply(release(LAYOUT, Support.full(D), values[step], step))
+    support = random_support(D, 20, seed=2)
+    off = ~support.mask()
+    frozen = LAYOUT.flatten(model)[off]
+    for step in range(3, 9):
+        before = LAYOUT.flatten(model)
+        applier.apply(release(LAYOUT, support, values[step], step))
+        after = LAYOUT.flatten(model)
+        assert torch.equal(after[off].view(torch.int32), frozen.view(torch.int32))
+        assert not torch.equal(after[~off], before[~off])
+        assert all(p.grad is None for p in model.parameters())
+        applier.hand_back()
+        for (parameter, state), value in states(optimizer, model).items():
+            assert (value[off[LAYOUT.slot(parameter).span]] == fresh_state(name, state)).all()
+
+
+@pytest.mark.parametrize("name", INDEPENDENT)
+def test_support_optimizer_moves_the_support_as_if_the_rest_were_not_there(name: str) -> None:
+    """On the support, the update is the plain optimizer's on the same gradient."""
+    model, plain = Net(), Net()
+    support = random_support(D, 24, seed=3)
+    mask = support.mask()
+    applier = support_optimizer(model, LAYOUT, DROPPING[name](model.parameters()), coasts=False)
+    reference = DROPPING[name](plain.parameters())
+    for step, value in enumerate(gradients(D, 5)):
+        applier.apply(release(LAYOUT, support, value, step))
+        set_gradients(plain, value)
+        reference.step()
+    torch.testing.assert_close(LAYOUT.flatten(model)[mask], LAYOUT.flatten(plain)[mask], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("coasts", [False, True])
+def test_support_optimizer_on_a_full_support_is_the_plain_optimizer_to_the_bit(
+    name: str, coasts: bool
+) -> None:
+    model, plain = Net(), Net()
+    applier = support_optimizer(model, LAYOUT, OPTIMIZERS[name](model.parameters()), coasts=coasts)
+    reference = OPTIMIZERS[name](plain.parameters())
+    for step, value in enumerate(gradients(D, 4)):
+        applier.apply(release(LAYOUT, Support.full(D), value, step))
+        set_gradients(plain, value)
+        reference.step()
+    assert torch.equal(LAYOUT.flatten(model), LAYOUT.flatten(plain))
+
+
+@pytest.mark.parametrize("name", INDEPENDENT)
+def test_coasting_coordinate_moves_as_with_zero_gradient_and_no_weight_decay(name: str) -> None:
+    """Off the support: the optimizer without weight decay, fed zeros. On it: the optimizer as it is."""
+    model = Net()
+    optimizer = OPTIMIZERS[name](model.parameters())
+    applier = support_optimizer(model, LAYOUT, optimizer, coasts=True)
+    values = gradients(D, 6)
+    for step in range(3):
+        applier.apply(release(LAYOUT, Support.full(D), values[step], step))
+    support = random_support(D, 18, seed=4)
+    mask = support.mask()
+    on, off = copy.deepcopy((model, optimizer)), copy.deepcopy((model, optimizer))
+    for group in off[1].param_groups:
+        group["weight_decay"] = 0.0
+    for step in range(3, 6):
+        applier.apply(release(LAYOUT, support, values[step], step))
+        for twin, its_optimizer in (on, off):
+            set_gradients(twin, values[step] * mask)
+            its_optimizer.step()
+    got = LAYOUT.flatten(model)
+    torch.testing.assert_close(got[mask], LAYOUT.flatten(on[0])[mask], rtol=1e-5, atol=1e-6)
+    assert torch.equal(got[~mask], LAYOUT.flatten(off[0])[~mask])
+    assert [group.get("weight_decay") for group in optimizer.param_groups] == [
+        group.get("weight_decay") for group in on[1].param_groups
+    ]
+
+
+@pytest.mark.parametrize("name", ["momentum", "adam", "adagrad", "rmsprop"])
+def test_coordinate_that_returns_to_the_support_moves_again(name: str) -> None:
+    model = Net()
+    applier = support_optimizer(model, LAYOUT, OPTIMIZERS[name](model.parameters()), coasts=False)
+    values = gradients(D, 3)
+    applier.apply(release(LAYOUT, Support.full(D), values[0]))
+    applier.apply(release(LAYOUT, Support([0], D), values[1], 1))
+    before = LAYOUT.flatten(model)
+    applier.apply(release(LAYOUT, Support.full(D), values[2], 2))
+    assert (LAYOUT.flatten(model) != before).all()
+
+
+@pytest.mark.parametrize("coasts", [False, True])
+def test_support_optimizer_without_velocity_keeps_the_rates_of_its_groups_and_moves_the_support_alone(
+    coasts: bool,
+) -> None:
+    model = Net()
+    groups = [
+        {"params": [model.bias], "lr": 1.0},
+        {"params": [model.weight, model.kernel, model.gain], "lr": 0.25},
+    ]
+    applier = support_optimizer(model, LAYOUT, optim.SGD(groups), coasts=coasts)
+    support = random_support(D, 30, seed=6)
+    before = LAYOUT.flatten(model)
+    applier.apply(release(LAYOUT, support, torch.ones(D)))
+    rate = torch.full((D,), 0.25)
+    rate[LAYOUT.slot("bias").span] = 1.0
+    torch.testing.assert_close(LAYOUT.flatten(model), before - rate * support.mask())
+
+
+def test_support_optimizer_moves_half_precision_parameters_in_their_own_type() -> None:
+    model = Net().to(torch.bfloat16)
+    support = random_support(D, 30, seed=6)
+    frozen = LAYOUT.flatten(model)[~support.mask()]
+    applier = support_optimizer(model, LAYOUT, optim.AdamW(model.parameters(), lr=0.1), coasts=False)
+    applier.apply(release(LAYOUT, support, gradients(D, 1)[0]))
+    assert model.weight.dtype == torch.bfloat16
+    assert torch.equal(LAYOUT.flatten(model)[~support.mask()], frozen)
+
+
+def test_pruning_zeroes_exactly_the_named_coordinates() -> None:
+    model = Net()
+    support = random_support(D, 12, seed=7)
+    before = LAYOUT.flatten(model)
+    set_to_zero(model, LAYOUT, support)
+    assert torch.equal(LAYOUT.flatten(model), before * ~support.mask())
+
+
+@pytest.mark.parametrize(
+    ("make", "coasts", "error", "words"),
+    [
+        (lambda m: optim.LBFGS(m.parameters()), False, SparseDPError, "closure"),
+        (lambda m: optim.SparseAdam(m.parameters()), False, SparseDPError, "sparse gradient"),
+        (lambda m: optim.ASGD(m.parameters()), True, SparseDPError, "coast"),
+        (lambda m: optim.SGD([*m.parameters(), *nn.Linear(2, 2).parameters()], lr=1), False, ModelError, "not the"),
+        (lambda m: optim.SGD([m.weight], lr=1), False, ModelError, r"'kernel', 'bias', 'gain'"),
+    ],
+)  # fmt: skip
+def test_support_optimizer_refuses_an_optimizer_that_cannot_honour_a_support(
+    make, coasts, error, words
+) -> None:
+    model = Net()
+    with pytest.raises(error, match=words):
+        support_optimizer(model, LAYOUT, make(model), coasts=coasts)
+
+
+def test_support_optimizer_refuses_a_release_of_another_dimension() -> None:
+    model = Net()
+    applier = support_optimizer(model, LAYOUT, optim.SGD(model.parameters(), lr=0.1), coasts=False)
+    other = ParameterLayout.of(nn.Linear(2, 2))
+    with pytest.raises(SparseDPError, match="d=6"):
+        applier.apply(release(other, Support.full(6), torch.ones(6)))
+
+
+def test_weight_average_follows_its_recursion_and_the_model_gets_its_own_weights_back() -> None:
+    model = nn.Linear(2, 1, bias=False)
+    average = WeightAverage(model, ParameterLayout.of(model), decay=0.5)
+    average.follow(Support.full(2))
+    expected = model.weight.detach().clone()
+    for update in range(12):
+        with torch.no_grad():
+            model.weight.fill_(float(update))
+        average.update()
+        decay = min(0.5, (1 + update) / (10 + update))
+        expected = decay * expected + (1 - decay) * update
+    raw = model.weight.detach().clone()
+    with average.in_place():
+        torch.testing.assert_close(model.weight.detach(), expected)
+    assert torch.equal(model.weight, raw)
+    average.install()
+    torch.testing.assert_close(model.weight.detach(), expected)
+
+
+def test_weight_average_on_growing_supports_equals_the_dense_one_to_the_bit() -> None:
+    torch.manual_seed(0)
+    model, twin = nn.Embedding(6, 2), nn.Embedding(6, 2)
+    twin.load_state_dict(model.state_dict())
+    sparse, dense = (WeightAverage(m, ParameterLayout.of(m), decay=0.9) for m in (model, twin))
+    dense.follow(Support.full(12))
+    for support in (Support([2, 3], 12), Support([2, 3], 12), Support([3, 4, 5, 10], 12), Support([0], 12)):
+        sparse.follow(support)
+        with torch.no_grad():
+            for m in (model, twin):
+                m.weight.view(-1)[support.indices] += 0.3
+        sparse.update()
+        dense.update()
+    resumed = WeightAverage(model, ParameterLayout.of(model), decay=0.9)
+    resumed.restore(sparse.state())
+    for average, m in ((sparse, model), (resumed, model), (dense, twin)):
+        with average.in_place():
+            assert m.weight.shape == (6, 2)
+            found = m.weight.detach().clone()
+        assert torch.equal(found, dense.state().weights["weight"])
+
+
+def plan_of(
+    units: int = 20_000, batch: int = 512, clip: float = 1.0, epsilon: float = 1.0, method: str = "dp-sgd"
+) -> Plan:
+    return build_plan(
+        method, units=units, batch_size=batch, epochs=10, epsilon=epsilon, delta=1e-7, max_grad_norm=clip,
+        accountant="rdp",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("method", ["dp-sgd", "tp-coherent"])
+@pytest.mark.parametrize(("length", "clip", "coordinates"), [(1.0, 1.0, 112), (4.0, 0.3, 519), (9.0, 2.0, 6)])
+def test_table_rate_is_the_formula_of_the_plans_public_numbers(
+    method: str, length: float, clip: float, coordinates: int
+) -> None:
+    """The docstring's formula, in other steps: logarithms."""
+    plan = plan_of(clip=clip, method=method)
+    passes = sum(phase.steps for phase in plan.phases) * 512 / 20_000
+    s = math.log(plan.phases[-1].noise_multiplier) + 0.5 * math.log(coordinates * passes / 512)
+    squared = 1 + length * length
+    rate = math.exp(math.log(0.0047) + math.log(512) - s / 2 - 0.375 * math.log(squared))
+    assert table_rate(plan, coordinates, length) == pytest.approx(min(rate, 30 / squared) / clip, rel=1e-9)
+
+
+def test_table_rate_falls_with_noise_coordinates_and_length_and_stays_where_momentum_holds() -> None:
+    usual = table_rate(plan_of(), 200, 1.0)
+    assert table_rate(plan_of(epsilon=0.3), 200, 1.0) < usual
+    assert table_rate(plan_of(), 2000, 1.0) < usual
+    assert table_rate(plan_of(), 200, 5.0) < usual
+    assert table_rate(plan_of(batch=2048), 200, 1.0) > usual
+    assert table_rate(plan_of(clip=0.5), 200, 1.0) == pytest.approx(2 * usual)
+    assert table_rate(plan_of(units=10**6, batch=65_536), 50, 3.0) == pytest.approx(30 / 10)
+    assert (typical_length(1), typical_length(10_000)) == (1, 10)
+
+
+def test_rate_by_a_rule_is_for_the_default_optimizer_alone() -> None:
+    with pytest.raises(SparseDPError, match="default optimizer"):
+        fit(network(), rows(1), loss_fn, optimizer="adam", lr=lambda plan: 0.1, epsilon=8, delta=1e-3)
