@@ -8,7 +8,7 @@ import signal
 import sys
 from pathlib import Path
 
-os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")  # before torch: see docs/faq.md on bfloat16
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")  # before torch: AMX fails on some machines
 os.environ.setdefault(
     "OMP_NUM_THREADS", "1"
 )  # of processes that tests start: there is one worker for each core

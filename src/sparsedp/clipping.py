@@ -18,7 +18,7 @@ from sparsedp.errors import PrivacyError, SparseDPError
 ROUNDING_MARGIN = 1e-3
 """The clip aims this much below its bound, so that float32 rounding of norms and sums cannot carry one unit over it.
 
-docs/engine.md says what is bounded by it.
+docs/privacy.md ("The grid") says what is bounded by it.
 """
 
 

@@ -1,1 +1,1 @@
-"""The papers' figures, measured on real data: `python -m sparsedp_experiments.figures.run`, or `make figures`."""
+"""The papers' figures, measured on real data: `python -m sparsedp_experiments figures DIR`, or `make figures`."""

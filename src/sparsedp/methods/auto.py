@@ -58,7 +58,7 @@ def noise_ratio(plan: Plan, active: int) -> float:
 
 
 def meaning_of(plan: Plan, active: int, *, whole: bool) -> str:
-    """What the noise ratio of so many coordinates means, after docs/fine-tuning.md and docs/results.md.
+    """What the noise ratio of so many coordinates means, after docs/pretrained.md and docs/results.md.
 
     The tables go by r of the whole model, so of a part or a support only the noise itself is spoken of.
     """
