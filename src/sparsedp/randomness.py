@@ -72,14 +72,14 @@ class GeneratorMonitor:
         self._before = self._states()
 
     def moved(self) -> str | None:
-        """Whose generator has been drawn from since, or None."""
+        """Whose generator has been drawn from since, or None; torch's is named only if no other was."""
         mine, numpys, pythons = self._states()
         before = self._before
-        if not all(map(torch.equal, mine, before[0])):
-            return "torch's"
         if numpys != before[1]:
             return "NumPy's"
-        return None if pythons == before[2] else "Python's"
+        if pythons != before[2]:
+            return "Python's"
+        return None if all(map(torch.equal, mine, before[0])) else "torch's"
 
     def _states(self) -> tuple[list[torch.Tensor], object, object]:
         on_device = [torch.cuda.get_rng_state(self._device)] if self._device.type == "cuda" else []

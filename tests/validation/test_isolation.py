@@ -23,9 +23,9 @@ from torch.utils.data import DataLoader, TensorDataset
 import sparsedp
 from sparsedp.batch import MicroBatch, concat_batches, from_criterion, slice_batch
 from sparsedp.clipping import FlatClip
-from sparsedp.errors import SparseDPError
+from sparsedp.errors import ModelError, SparseDPError
 from sparsedp.grad_sample import BookKeepingEngine, ClippedSumQuery, make_engine
-from sparsedp.grad_sample.isolation import same_draws
+from sparsedp.grad_sample.isolation import same_draws, why_not_isolated
 from sparsedp.parameters import Support
 from sparsedp.randomness import SeededRandomness
 from sparsedp.validation.model import ModelValidation
@@ -262,6 +262,16 @@ def under_a_mode(module: Any, x: Tensor) -> Tensor:
         return x.tanh()
 
 
+def seeded(module: Any, x: Tensor) -> Tensor:
+    torch.manual_seed(0)
+    return x @ torch.randn(WIDTH, WIDTH)
+
+
+def in_a_fork(draw: Callable[[Any, Tensor], Tensor], module: Any, x: Tensor) -> Tensor:
+    with torch.random.fork_rng(devices=[]):
+        return draw(module, x)
+
+
 def remembered(keep: Callable[[Any, Tensor], None]) -> Callable[[Any, Tensor], Tensor]:
     def of_inputs(module: Any, x: Tensor) -> Tensor:
         before = module.memory[-1] if module.memory else 0.0
@@ -313,6 +323,8 @@ LOOKING: dict[str, Callable[[], nn.Module]] = {
         lambda m, x: x * m.own.random(), own=np.random.default_rng(0)
     ),
     "a Python generator of its own": lambda: OnInputs(lambda m, x: x * m.own.random(), own=random.Random(0)),
+    "the global generator, seeded": lambda: OnInputs(seeded),
+    "the global generator, seeded in a fork": lambda: OnInputs(lambda m, x: in_a_fork(seeded, m, x)),
     "an iterator": lambda: OnInputs(lambda m, x: x * (1 + next(m.own) % 3), own=iter(range(10**6))),
     "a list": lambda: OnInputs(remembered(lambda m, x: m.memory.append(x.mean()))),
     "a list of a mean of wrappers": lambda: OnInputs(remembered(lambda m, x: m.memory.append(x))),
@@ -330,6 +342,24 @@ def test_a_look_past_the_isolation_is_refused_or_moves_by_at_most_c(name):
         assert_bounded(LOOKING[name], loss, table(count=40), loud(table()))
     except (RuntimeError, TypeError, ValueError) as error:  # the model's own, on made-up examples
         assert re.search("vmap|size|escaped", str(error))  # noqa: PT017
+
+
+@pytest.mark.parametrize("draw", [seeded, lambda m, x: in_a_fork(seeded, m, x)])
+def test_a_generator_that_the_model_seeds_is_refused(draw):
+    """Its numbers are known and go by an example's place, so one example more gives all others other numbers."""
+    with pytest.raises(ModelError, match="seeds torch's generator"):
+        why_not_isolated(OnInputs(draw), loss, table())
+
+
+@pytest.mark.parametrize(
+    ("draw", "whose"),
+    [(random.random, "Python's"), (lambda: float(np.random.rand()), "NumPy's")],  # noqa: NPY002
+)
+def test_numbers_that_vectorised_examples_would_share_are_drawn_example_by_example(draw, whose):
+    """One example more moves the ends of the chunks, and so would give their neighbours other numbers."""
+    reason = why_not_isolated(OnInputs(lambda m, x: x * draw()), loss, table())
+    assert reason is not None
+    assert whose in reason
 
 
 @pytest.mark.parametrize(

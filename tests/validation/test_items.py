@@ -70,6 +70,16 @@ class Around(Dataset[Any]):
         return self.make(self.base, index)
 
 
+class Store:
+    """No data set, but holds its rows, and leads back to itself."""
+
+    def __init__(self) -> None:
+        self.x, self.y, self.itself = X.clone(), Y.tolist(), self
+
+    def get(self, index: int) -> int:
+        return self.itself.y[index]
+
+
 SOME = Subset(TensorDataset(X, Y), range(150))
 
 MIXING: dict[str, Callable[[], Dataset[Any]]] = {
@@ -92,6 +102,8 @@ MIXING: dict[str, Callable[[], Dataset[Any]]] = {
     "tuples": lambda: Items(lambda d, i: (d.pairs[i], d.pairs[N - 1 - i])),
     "columns in a dict": lambda: Items(lambda d, i: (d.columns["x"][i], d.columns["y"][i - 1])),
     "a dict by index": lambda: Items(lambda d, i: (d.by_index[i], d.by_index.get((i + 5) % N))),
+    "an object that holds them": lambda: Items(lambda d, i: (d.store.y[i], d.store.y[i - 1]), store=Store()),
+    "a tensor in an object": lambda: Items(lambda d, i: d.store.x[i] - d.store.x.mean(0), store=Store()),
     "a wrapper with a random other": lambda: Around(TensorDataset(X, Y), lambda b, i: (b[i], b[random.randrange(N)])),
     "a wrapper with the next": lambda: Around(SOME, lambda b, i: b[(i + 1) % 150][0] + b[i][0]),
     "a wrapper with the first": lambda: Around(ConcatDataset([SOME, SOME]), lambda b, i: (b[i], b[0])),
@@ -109,6 +121,7 @@ SOUND: dict[str, Callable[[], Dataset[Any]]] = {
     "a tensor that shares memory, own row": lambda: Items(lambda d, i: torch.from_numpy(d.array)[i]),
     "columns in a dict": lambda: Items(lambda d, i: (d.columns["x"][i], d.columns["y"][i])),
     "a dict by index": lambda: Items(lambda d, i: d.by_index[i]),
+    "an object that holds them": lambda: Items(lambda d, i: (d.store.x[i], d.store.get(i)), store=Store()),
     "lengths": lambda: Items(lambda d, i: (d.x[i] / len(d.x), d.array.shape[0], len(d.labels), d.x.size(0))),
     "a vocabulary": lambda: Items(lambda d, i: (d.x[i], d.words[int(d.y[i])], d.words[(i * 31) % 1000])),
     "offsets": lambda: Items(lambda d, i: d.stream[d.offsets[i] : d.offsets[i + 1]]),

@@ -29,7 +29,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from sparsedp.batch import Batch, LossFunction, validate_losses
 from sparsedp.errors import ModelError
-from sparsedp.randomness import SEED_BYTES, PublicRandomness, fork_generators
+from sparsedp.randomness import SEED_BYTES, GeneratorMonitor, PublicRandomness, fork_generators
 
 NO_SAVED_TENSOR_HOOKS = (
     "the model hooks the tensors that autograd saves (checkpointing, saved_tensors_hooks), and such a hook would see "
@@ -102,7 +102,7 @@ def why_not_isolated(model: nn.Module, loss: LossFunction, rows: Batch) -> str |
             except Exception as error:  # whatever a model may do with such an example
                 first = first or error
                 continue
-            if (reason := _looks_below(model, loss, single)) is not None:
+            if (reason := _looks_below(model, loss, single, parameters[0].device)) is not None:
                 return reason
             try:
                 losses = isolated_losses(model, loss, made)
@@ -115,11 +115,13 @@ def why_not_isolated(model: nn.Module, loss: LossFunction, rows: Batch) -> str |
 
 
 class _OperatorNames(TorchDispatchMode):
-    """Notes the operators outside PyTorch that were given a batching rule of their own."""
+    """Notes operators outside PyTorch with a batching rule of their own, and the generator's state at every draw."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.found: set[str] = set()
+        self.states: set[bytes] = set()
+        self._device = device
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -132,16 +134,20 @@ class _OperatorNames(TorchDispatchMode):
         has_rule = torch._C._dispatch_has_kernel_for_dispatch_key(name, "FuncTorchBatched")
         if has_rule and func.namespace not in ("aten", "prim", "prims"):
             self.found.add(name)
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            cuda = self._device.type == "cuda"
+            state = torch.cuda.get_rng_state(self._device) if cuda else torch.get_rng_state()
+            self.states.add(state.numpy().tobytes())
         return func(*args, **kwargs)
 
 
-def _looks_below(model: nn.Module, loss: LossFunction, single: Batch) -> str | None:
-    """What of a model would be given all examples at once, below the vectorised level; None if nothing.
+def _looks_below(model: nn.Module, loss: LossFunction, single: Batch, device: torch.device) -> str | None:
+    """What of a model would be given or would draw for all examples at once, below the vectorised level, or None.
 
     What is called does not depend on values there, so an example tells it for all.
 
     Raises:
-        ModelError: it draws from a generator of its own.
+        ModelError: it draws from a generator of its own, or from one that it seeds.
     """
     modes: list[str] = []
     enter: Any = TorchDispatchMode.__enter__
@@ -150,14 +156,27 @@ def _looks_below(model: nn.Module, loss: LossFunction, single: Batch) -> str | N
         modes.append(type(mode).__name__)
         return enter(mode)
 
-    with _OperatorNames() as names, torch.no_grad():
-        TorchDispatchMode.__enter__ = noted  # type: ignore[method-assign]
-        try:
-            loss(model, single)
-        finally:
-            TorchDispatchMode.__enter__ = enter  # type: ignore[method-assign]
+    def run(seed: int) -> tuple[_OperatorNames, str | None]:
+        with fork_generators(bytes([seed] * SEED_BYTES), device):
+            monitor = GeneratorMonitor(device)
+            with _OperatorNames(device) as names, torch.no_grad():
+                TorchDispatchMode.__enter__ = noted  # type: ignore[method-assign]
+                try:
+                    loss(model, single)
+                finally:
+                    TorchDispatchMode.__enter__ = enter  # type: ignore[method-assign]
+            return names, monitor.moved()
+
+    names, drawn = run(0)
+    if names.states and names.states & run(1)[0].states:
+        raise ModelError(
+            "the model seeds torch's generator in its forward pass, so what an example draws depends on its place in "
+            "the batch; draw fixed numbers once, in __init__, and keep them in a buffer"
+        )
     if modes:
         return f"it runs operators under a dispatch mode ({modes[0]})"
+    if drawn not in (None, "torch's"):
+        return f"it draws from {drawn} generator, and vectorised examples would share its numbers"
     return f"{sorted(names.found)[0]} has a batching rule of its own" if names.found else None
 
 

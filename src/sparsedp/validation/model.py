@@ -342,15 +342,20 @@ def _refuse_other_meaning(model: nn.Module, loss: LossFunction, made: Batch) -> 
                     "than the example alone. Training runs the model one example at a time, so it would mean "
                     f"something else; {REMEDY}, and write the loss so that each example is computed by itself"
                 )
-        try:
-            isolated = isolated_losses(model, loss, made)
-        except Exception:  # whatever PyTorch cannot vectorise
-            return
-        lone = torch.cat([one.losses for one in alone]) if not values else None
-        if lone is not None and _differ(isolated.detach(), lone, together.tolerance):
-            raise ModelError(
-                "the vectorised loss of an example is not its loss alone; train with engine='reference'"
-            )
+            if not values and not _is_vectorised_alike(model, loss, made, alone):
+                raise ModelError(
+                    "the vectorised loss of an example is not its loss alone, so training would mean something else; "
+                    "look for what the model does differently under torch.func.vmap"
+                )
+
+
+def _is_vectorised_alike(model: nn.Module, loss: LossFunction, made: Batch, alone: list[_Results]) -> bool:
+    """Whether the vectorised losses are those of single examples, where PyTorch can vectorise the model."""
+    try:
+        isolated = isolated_losses(model, loss, made).detach()
+    except Exception:  # whatever PyTorch cannot vectorise
+        return True
+    return not _differ(isolated, torch.cat([one.losses for one in alone]), max(x.tolerance for x in alone))
 
 
 def _nearby(model: nn.Module) -> dict[str, Tensor]:

@@ -90,7 +90,19 @@ class Reads:
                 return _Dict.of(value, note)
             if len(value) <= FEW:
                 return {key: self._watch(one, source, name) for key, one in value.items()}
-        return value
+        elif type(getattr(value, "__dict__", None)) is dict and id(value) not in self._made:
+            return self._watch_object(value, source, name)
+        return self._made.get(id(value), value)
+
+    def _watch_object(self, value: Any, source: Source, name: str) -> Any:
+        """A copy of an object that holds rows; the object itself where it holds none."""
+        self._made[id(value)] = value
+        held = vars(value)
+        watched = {key: self._watch(one, source, f"{name}.{key}") for key, one in held.items()}
+        if any(watched[key] is not one for key, one in held.items()):
+            made = self._made[id(value)] = object.__new__(type(value))
+            made.__dict__.update(watched)
+        return self._made[id(value)]
 
     def _noting(self, source: Source) -> Note:
         def note(key: object) -> None:
