@@ -12,7 +12,7 @@ import torch
 from sparsedp.errors import DataError
 from sparsedp_experiments.data.bundle import DataBundle, Dense, Split
 from sparsedp_experiments.data.files import TEST_FRACTION, FileTree, fingerprint, open_tree, public_share
-from sparsedp_experiments.data.spec import DatasetRow, PublicFiles, SourceFile
+from sparsedp_experiments.data.spec import SOURCES
 
 RATING_CLASSES = ("rated 1 to 3", "rated 4 or 5")
 LIKED = 4
@@ -30,8 +30,6 @@ OCCUPATIONS = (
 class RatingsFormat:
     """How one of the sets is written: its files, what parts a line, where in a user's line age and gender stand."""
 
-    title: str
-    records: str
     films: int
     ratings: str
     users: str
@@ -43,28 +41,8 @@ class RatingsFormat:
 
 _LAYOUTS: Mapping[str, RatingsFormat] = MappingProxyType(
     {
-        "100k": RatingsFormat(
-            "MovieLens 100K",
-            "100,000 ratings of 943 users",
-            1682,
-            "u.data",
-            "u.user",
-            "|",
-            1,
-            2,
-            OCCUPATIONS.index,
-        ),
-        "1m": RatingsFormat(
-            "MovieLens 1M",
-            "1,000,209 ratings of 6,040 users",
-            3952,
-            "ratings.dat",
-            "users.dat",
-            "::",
-            2,
-            1,
-            int,
-        ),
+        "100k": RatingsFormat(1682, "u.data", "u.user", "|", 1, 2, OCCUPATIONS.index),
+        "1m": RatingsFormat(3952, "ratings.dat", "users.dat", "::", 2, 1, int),
     }
 )
 """Fields of a row: film, age group, gender, occupation, first digit of the zip code."""
@@ -84,8 +62,7 @@ def movielens(root: Path | str | None = None, size: str = "100k") -> DataBundle:
     """
     if size not in _LAYOUTS:
         raise DataError(f"movielens: got size {size!r}, expected one of {', '.join(_LAYOUTS)}")
-    source = RATING_SOURCES[size]
-    (path,) = source.require(root)
+    (path,) = SOURCES[f"movielens-{size}"].require(root)
     with open_tree(path) as tree:
         users = _read_users(tree, _LAYOUTS[size])
         records = _read_ratings(tree, _LAYOUTS[size], users)
@@ -160,34 +137,3 @@ def _rating_lines(tree: FileTree, name: str, separator: str, parts: int) -> list
     if short is not None:
         raise DataError(f"{tree.origin}: {name}, line {short}: expected {parts} parts between {separator!r}")
     return found
-
-
-def _source(size: str, layout: RatingsFormat) -> PublicFiles:
-    name = f"ml-{size}"
-    file = SourceFile((name, f"{name}.zip"))
-    return PublicFiles(
-        f"movielens-{size}",
-        layout.title,
-        layout.records,
-        "rated 4 or 5, per user",
-        "GroupLens (Harper and Konstan 2015); its terms forbid passing it on",
-        ("movielens",),
-        {"official": (file,)},
-    )
-
-
-RATING_SOURCES: Mapping[str, PublicFiles] = MappingProxyType(
-    {size: _source(size, layout) for size, layout in _LAYOUTS.items()}
-)
-
-RATING_ROWS = tuple(
-    DatasetRow(
-        name=f"movielens-{size}",
-        title=f"{layout.title}, is a film liked, by user",
-        source=RATING_SOURCES[size],
-        loader=movielens,
-        chosen={"size": size},
-        model="factorization",
-    )
-    for size, layout in _LAYOUTS.items()
-)

@@ -1,6 +1,6 @@
 """The data sets by name, what is there of their files, and fetching what is not.
 
-A data set stands in its loader's file, with a row for each name; a new one is such a file and its rows here.
+What a name stands for is in `datasets.toml`; a new data set is a loader, named below, and its tables there.
 """
 
 from __future__ import annotations
@@ -22,20 +22,42 @@ from sparsedp._files import replaced
 from sparsedp.errors import DataError
 from sparsedp_experiments.data.bundle import DataBundle
 from sparsedp_experiments.data.files import download_dir
-from sparsedp_experiments.data.ratings import RATING_ROWS
-from sparsedp_experiments.data.retinopathy import EYE_ROWS
-from sparsedp_experiments.data.spec import DatasetRow, PublicFiles, SourceFile
-from sparsedp_experiments.data.tables import CENSUS_ROWS, COMPAS_ROWS, HOSPITAL_ROWS
-from sparsedp_experiments.data.text import REVIEW_ROWS, ZIPF_ROWS
-from sparsedp_experiments.data.vision import CIFAR_ROWS, DIGIT_ROWS, IDX_ROWS
+from sparsedp_experiments.data.ratings import movielens
+from sparsedp_experiments.data.retinopathy import eyepacs
+from sparsedp_experiments.data.spec import (
+    FEATURES,
+    SOURCES,
+    TABLES,
+    DatasetRow,
+    PublicFiles,
+    SourceFile,
+)
+from sparsedp_experiments.data.tables import adult, census_income, compas, diabetes130
+from sparsedp_experiments.data.text import imdb, imdb_tokens, imdb_vectors, zipf_texts
+from sparsedp_experiments.data.vision import cifar10, digits, fashion_mnist, mnist
 
-_ROWS: tuple[DatasetRow, ...] = (
-    *DIGIT_ROWS, *IDX_ROWS, *CIFAR_ROWS, *EYE_ROWS, *HOSPITAL_ROWS, *CENSUS_ROWS, *COMPAS_ROWS,
-    *REVIEW_ROWS, *RATING_ROWS, *ZIPF_ROWS,
-)  # fmt: skip
-DATASETS: Mapping[str, DatasetRow] = MappingProxyType({row.name: row for row in _ROWS})
-SOURCES: Mapping[str, PublicFiles] = MappingProxyType(
-    {row.source.name: row.source for row in _ROWS if row.source is not None}
+_LOADERS: Mapping[str, Callable[..., DataBundle]] = {
+    loader.__name__: loader
+    for loader in (
+        digits, mnist, fashion_mnist, cifar10, eyepacs, diabetes130, adult, census_income, compas, imdb,
+        imdb_vectors, imdb_tokens, movielens, zipf_texts,
+    )
+}  # fmt: skip
+
+
+def _row(name: str, told: Mapping[str, Any]) -> DatasetRow:
+    rest = {key: value for key, value in told.items() if key not in ("files", "loader", "features")}
+    return DatasetRow(
+        name=name,
+        source=SOURCES.get(told.get("files", "")),
+        loader=_LOADERS[told["loader"]],
+        features=FEATURES.get(told.get("features", "")),
+        **rest,
+    )
+
+
+DATASETS: Mapping[str, DatasetRow] = MappingProxyType(
+    {name: _row(name, told) for name, told in TABLES["datasets"].items()}
 )
 
 OFFICIAL, DIFFERENT, UNKNOWN = "official", "different", "unknown"
@@ -84,9 +106,9 @@ def status(spec: PublicFiles, root: Path | str | None = None) -> SourceStatus:
     """What there is of a public data set."""
     forms = []
     for form, files in spec.forms.items():
-        located = [(file, spec.search.first(file.candidates, root)) for file in files]
+        located = [(file, spec.search.first(file.names, root)) for file in files]
         found = tuple((file, path) for file, path in located if path is not None)
-        missing = tuple(file.candidates[0] for file, path in located if path is None)
+        missing = tuple(file.names[0] for file, path in located if path is None)
         forms.append(SourceStatus(spec, form, found, missing))
     return next((one for one in forms if not one.missing), forms[0])
 

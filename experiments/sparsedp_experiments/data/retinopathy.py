@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 
@@ -23,7 +22,7 @@ from sparsedp_experiments.data.files import (
     open_tree,
     public_share,
 )
-from sparsedp_experiments.data.spec import DatasetRow, PublicFiles, SourceFile, lite0_of, scattering_of
+from sparsedp_experiments.data.spec import SOURCES
 
 CLASSES = ("no retinopathy", "any retinopathy")
 LABEL_FILES: Mapping[str, str] = MappingProxyType({"all": "trainLabels.csv", "natural": "naturalLabels.csv"})
@@ -42,8 +41,9 @@ def eyepacs(
     """
     if prevalence not in LABEL_FILES:
         raise DataError(f"eyepacs: got prevalence {prevalence!r}, expected one of {', '.join(LABEL_FILES)}")
-    labels_path = _EYEPACS.search.require((LABEL_FILES[prevalence],), root)
-    pictures_path = _EYEPACS.search.require(_EYEPACS.forms["kaggle"][1].candidates, root)
+    source = SOURCES["eyepacs"]
+    labels_path = source.search.require((LABEL_FILES[prevalence],), root)
+    pictures_path = source.search.require(source.forms["kaggle"][1].names, root)
     grades = read_grades(labels_path)
     with open_tree(pictures_path) as tree:
         by_image = _by_image(tree)
@@ -119,29 +119,3 @@ def _by_image(tree: FileTree) -> dict[str, str]:
     """Image name (10_left) to file name, for every eye picture of the tree."""
     stems = ((PurePosixPath(name).stem, name) for name in tree.names)
     return {stem: name for stem, name in stems if _IMAGE.fullmatch(stem)}
-
-
-_EYEPACS = PublicFiles(
-    "eyepacs",
-    "EyePACS fundus photographs, diabetic retinopathy",
-    "35,126 labelled images (Kaggle's training set, or any part of it)",
-    "any retinopathy (level > 0), per patient",
-    "Kaggle, competition diabetic-retinopathy-detection (trainLabels.csv and the train images)",
-    ("eyepacs",),
-    {"kaggle": (SourceFile(("trainLabels.csv",)), SourceFile(("train.zip", "train")))},
-)
-
-_ALL = DatasetRow(
-    name="eyepacs",
-    title="EyePACS, any retinopathy, all labelled images",
-    source=_EYEPACS,
-    loader=eyepacs,
-    model="resnet-gn",
-)
-_NATURAL = replace(
-    _ALL,
-    name="eyepacs-natural",
-    title="EyePACS, any retinopathy, at the original prevalence",
-    chosen={"prevalence": "natural"},
-)
-EYE_ROWS = (_ALL, _NATURAL, scattering_of(_ALL), lite0_of(_ALL), lite0_of(_NATURAL))

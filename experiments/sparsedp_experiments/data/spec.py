@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +21,9 @@ _NOT_OPTIONS = {"root", "bundle"}
 
 @dataclass(frozen=True, slots=True)
 class SourceFile:
-    """One file of a data set: the names it may have, its known checksums, and where it can be downloaded.
+    """One file of a data set: the names it may have, its known checksums, and where it can be downloaded."""
 
-    Checksums are of the public originals, as published by several independent projects; a file that can be told apart
-    after decompression (IDX, the hospital table) also lists the checksum of its content.
-    """
-
-    candidates: tuple[str, ...]
+    names: tuple[str, ...]
     sha256: tuple[str, ...] = ()
     url: str | None = None
 
@@ -46,7 +43,7 @@ class PublicFiles:
     def require(self, root: Path | str | None) -> list[Path]:
         """The files of the first form, or an error that says where they were looked for and what to do."""
         files = next(iter(self.forms.values()))
-        return [self.search.require(file.candidates, root) for file in files]
+        return [self.search.require(file.names, root) for file in files]
 
     @property
     def search(self) -> Search:
@@ -58,27 +55,37 @@ class PublicFiles:
         return Search(self.name, self.folders, f"{command}It comes from {self.origin}.")
 
 
+FEATURES: Mapping[str, Callable[..., DataBundle]] = {"scattering": scattering_bundle, "lite0": lite0_bundle}
+TABLES: Mapping[str, Mapping[str, Any]] = tomllib.loads(
+    (Path(__file__).parent / "datasets.toml").read_text(encoding="utf-8")
+)
+
+
+def _file(told: Mapping[str, Any]) -> SourceFile:
+    return SourceFile(tuple(told["names"]), tuple(told.get("sha256", ())), told.get("url"))
+
+
+def _files(name: str, told: Mapping[str, Any]) -> PublicFiles:
+    forms = {form: tuple(map(_file, files)) for form, files in told["forms"].items()}
+    return PublicFiles(name, **{**told, "folders": tuple(told["folders"]), "forms": forms})
+
+
+SOURCES: Mapping[str, PublicFiles] = {name: _files(name, told) for name, told in TABLES["files"].items()}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatasetRow:
-    """What a name stands for.
+    """What a name of `--dataset` stands for.
 
-    Attributes:
-        name: as in `--dataset`.
-        title: one line for the listing.
-        source: the public files behind it; None where there is nothing to fetch.
-        loader: called with a root and the options.
-        chosen: options that the name stands for.
-        features: what is loaded instead of its images, with options of its own; None for the images.
-        model: the model trained when none is named.
-        recipes: settings that work, by model. Found on validation splits of the training data, or published (Tramèr
-            and Boneh, ICLR 2021; RS; AdaDPIGU). Finding them spent privacy that no epsilon here counts.
+    `chosen` are options that the name stands for, `features` what is loaded instead of the images, and `recipes`
+    settings that work, by model.
     """
 
     name: str
     title: str
-    source: PublicFiles | None
     loader: Callable[..., DataBundle]
     model: str
+    source: PublicFiles | None = None
     chosen: Mapping[str, Any] = field(default_factory=dict)
     features: Callable[..., DataBundle] | None = None
     recipes: Mapping[str, Mapping[str, Value]] = field(default_factory=dict)
@@ -99,27 +106,6 @@ class DatasetRow:
         featured = {name: given.pop(name) for name in self._feature_options if name in given}
         bundle = self.loader(root, **with_pixels(given))
         return bundle if self.features is None else self.features(bundle, **featured)
-
-
-def scattering_of(row: DatasetRow, recipe: Mapping[str, Value] | None = None) -> DatasetRow:
-    """The row of an image data set's scattering features, with a linear model."""
-    made = replace(row, features=scattering_bundle, model="scatter-linear")
-    return _features_of(made, "scattering", "scattering features", recipe)
-
-
-def lite0_of(row: DatasetRow, recipe: Mapping[str, Value] | None = None) -> DatasetRow:
-    """The row of an image data set's features by a pretrained network, with a linear model."""
-    made = replace(row, features=lite0_bundle, model="logistic")
-    return _features_of(made, "lite0", "features of a pretrained EfficientNet-Lite0", recipe)
-
-
-def _features_of(row: DatasetRow, suffix: str, what: str, recipe: Mapping[str, Value] | None) -> DatasetRow:
-    return replace(
-        row,
-        name=f"{row.name}-{suffix}",
-        title=f"{row.title.partition(',')[0]}, {what}",
-        recipes={} if recipe is None else {row.model: recipe},
-    )
 
 
 def options_of(loader: Callable[..., DataBundle]) -> tuple[str, ...]:

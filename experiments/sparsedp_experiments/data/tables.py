@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -25,7 +24,7 @@ from sparsedp_experiments.data.encoding import (
     read_columns,
 )
 from sparsedp_experiments.data.files import TEST_FRACTION, fingerprint, public_share
-from sparsedp_experiments.data.spec import DatasetRow, PublicFiles, SourceFile
+from sparsedp_experiments.data.spec import SOURCES
 
 _LEVELS = tomllib.loads((Path(__file__).parent / "census_levels.toml").read_text(encoding="utf-8"))
 HOSPITAL_CLASSES = ("not readmitted within 30 days", "readmitted within 30 days")
@@ -108,7 +107,7 @@ def diabetes130(
     up to 40 rows.
     """
     blocks = schema(ordered, diagnoses)
-    (path,) = _HOSPITAL.require(root)
+    (path,) = SOURCES["diabetes130"].require(root)
     table = read_table(path)
     features = encode(table, blocks, unit_norm)
     targets = torch.tensor([_TARGETS[value] for value in table["readmitted"]])
@@ -137,34 +136,6 @@ def read_table(path: Path) -> Table:
     """
     columns = [*(column for block in schema() for column in block.columns), *_HOSPITAL_KNOWN]
     return read_columns(path, columns, member="diabetic_data.csv", known=_HOSPITAL_KNOWN)
-
-
-_HOSPITAL = PublicFiles(
-    "diabetes130", "130 US hospitals 1999-2008, diabetic inpatients", "101,766 encounters of 71,518 patients",
-    "readmitted within 30 days, per patient", "the UCI repository, data set 296 (Strack et al. 2014)",
-    ("diabetes130",),
-    {"official": (SourceFile(
-        ("diabetic_data.csv", "diabetic_data.csv.zip", "diabetes+130-us+hospitals+for+years+1999-2008.zip"),
-        ("f82ac129da2ddd2299391ff6fbae3a6a58b3edcf59ac9d7bd480c00fe453112a",
-         "0689e7ec031237dc63031b938805c48377748761a3b26acab621567afa24df97"),
-        "https://archive.ics.uci.edu/static/public/296/diabetes+130-us+hospitals+for+years+1999-2008.zip",
-    ),)},
-)  # fmt: skip
-_BY_POSITION = DatasetRow(
-    name="diabetes130",
-    title="hospital table, readmitted within 30 days",
-    source=_HOSPITAL,
-    loader=diabetes130,
-    model="logistic",
-    recipes={"logistic": {"epochs": 10, "batch_size": 2048, "clip_norm": 0.5}},
-)
-_POOLED = replace(
-    _BY_POSITION,
-    name="diabetes130-pooled",
-    title="hospital table, the three diagnosis columns pooled",
-    chosen={"diagnoses": "pooled"},
-)
-HOSPITAL_ROWS = (_BY_POSITION, _POOLED)
 
 
 CENSUS_CLASSES = ("at most 50,000 dollars", "more than 50,000 dollars")
@@ -225,7 +196,7 @@ def adult(root: Path | str | None = None, unit_norm: bool = True) -> DataBundle:
     The survey weight and the number of the education level, which the level says too, are left out.
     **Privacy.** Lists and bounds are those of `adult.names`; nothing is learned from the rows. One row a person.
     """
-    return _census_bundle(_ADULT, root, _ADULT_COLUMNS, _ADULT_RULES, _ADULT_TARGETS, unit_norm)
+    return _census_bundle("adult", root, _ADULT_COLUMNS, _ADULT_RULES, _ADULT_TARGETS, unit_norm)
 
 
 def census_income(root: Path | str | None = None, unit_norm: bool = True) -> DataBundle:
@@ -234,11 +205,11 @@ def census_income(root: Path | str | None = None, unit_norm: bool = True) -> Dat
     The survey weight is left out. Who was not asked ("Not in universe") has zeros there.
     **Privacy.** Lists and bounds are those of `census-income.names`; nothing is learned. A row a person.
     """
-    return _census_bundle(_CENSUS, root, _CENSUS_COLUMNS, _CENSUS_RULES, _CENSUS_TARGETS, unit_norm)
+    return _census_bundle("census-income", root, _CENSUS_COLUMNS, _CENSUS_RULES, _CENSUS_TARGETS, unit_norm)
 
 
 def _census_bundle(
-    source: PublicFiles,
+    name: str,
     root: Path | str | None,
     header: Sequence[str],
     rules: Sequence[ColumnRule],
@@ -247,63 +218,22 @@ def _census_bundle(
 ) -> DataBundle:
     columns = [*(column for rule in rules for column in rule.columns), "income"]
     known = {"income": (targets.__contains__, " or ".join(targets))}
-    sides, paths = [], []
+    source, sides, paths = SOURCES[name], [], []
     for file in source.forms["official"]:
-        path = source.search.require(file.candidates, root)
-        table = read_columns(path, columns, header=header, member=file.candidates[0], known=known)
+        path = source.search.require(file.names, root)
+        table = read_columns(path, columns, header=header, member=file.names[0], known=known)
         labels = torch.tensor([targets[value] for value in table["income"]])
         sides.append(Split(encode(table, rules, unit_norm), labels))
         paths.append(path)
     return DataBundle(
-        name=source.name,
+        name=name,
         variant="official" + (", unit norm" if unit_norm else ""),
         train=sides[0],
         test=sides[1],
         classes=CENSUS_CLASSES,
-        fingerprint=fingerprint(paths, source.name, unit_norm),
+        fingerprint=fingerprint(paths, name, unit_norm),
         unit_norm=unit_norm,
     )
-
-
-def _file(name: str, sha256: str, archive: str) -> SourceFile:
-    return SourceFile((name, f"{name}.gz", archive), (sha256,))
-
-
-_ADULT = PublicFiles(
-    "adult", "Adult: the US census of 1994", "48,842 people", "earns more than 50,000 dollars, per row",
-    "the UCI repository, data set 2 (Kohavi and Becker 1996)", ("adult",),
-    {"official": (
-        _file("adult.data", "5b00264637dbfec36bdeaab5676b0b309ff9eb788d63554ca0a249491c86603d", "adult.zip"),
-        _file("adult.test", "a2a9044bc167a35b2361efbabec64e89d69ce82d9790d2980119aac5fd7e9c05", "adult.zip"),
-    )},
-)  # fmt: skip
-_CENSUS = PublicFiles(
-    "census-income", "Census-Income (KDD): the US population surveys of 1994 and 1995", "299,285 people",
-    "earns more than 50,000 dollars, per row", "the UCI repository, data set 117", ("census-income",),
-    {"official": (
-        _file("census-income.data", "3676a81db7d3528f3f8b9f3c699d0f0aa28db45e6e994fa0b8ed38327539ee86",
-              "census-income.zip"),
-        _file("census-income.test", "98402b1ab879573d0a7f38a699a40258080e25e33d3401e7bf9c96d3fa0fab8c",
-              "census-income.zip"),
-    )},
-)  # fmt: skip
-
-CENSUS_ROWS = (
-    DatasetRow(
-        name="adult",
-        title="Adult, earns more than 50,000 dollars",
-        source=_ADULT,
-        loader=adult,
-        model="logistic",
-    ),
-    DatasetRow(
-        name="census-income",
-        title="Census-Income (KDD), earns more than 50,000 dollars",
-        source=_CENSUS,
-        loader=census_income,
-        model="logistic",
-    ),
-)
 
 
 COMPAS_CLASSES = ("no new charge within two years", "a new charge within two years")
@@ -332,7 +262,7 @@ def compas(root: Path | str | None = None, unit_norm: bool = True) -> DataBundle
     A fifth of the people are the test set, by a public hash of the person's number.
     **Privacy.** Bounds and lists are fixed; nothing is learned from the rows. One row a person.
     """
-    (path,) = _COMPAS.require(root)
+    (path,) = SOURCES["compas"].require(root)
     columns = [*(column for rule in _COMPAS_RULES for column in rule.columns), *_COMPAS_KNOWN]
     table = read_columns(path, columns, known=_COMPAS_KNOWN)
     whole = Split(
@@ -350,21 +280,3 @@ def compas(root: Path | str | None = None, unit_norm: bool = True) -> DataBundle
         fingerprint=fingerprint([path], "compas", unit_norm),
         unit_norm=unit_norm,
     )
-
-
-_COMPAS = PublicFiles(
-    "compas", "COMPAS: defendants in Broward County, 2013 and 2014", "7,214 people",
-    "charged again within two years, per row", "ProPublica's repository compas-analysis (Larson et al. 2016)",
-    ("compas",),
-    {"official": (SourceFile(("compas-scores-two-years.csv",),
-                             ("c451db85908b2f7fef1d83203bedf6b71ecda0d5af468d82ae62178f91d0cc7d",)),)},
-)  # fmt: skip
-COMPAS_ROWS = (
-    DatasetRow(
-        name="compas",
-        title="COMPAS, charged again within two years",
-        source=_COMPAS,
-        loader=compas,
-        model="logistic",
-    ),
-)

@@ -19,7 +19,7 @@ from sparsedp.randomness import PublicRandomness
 from sparsedp_experiments.data.bundle import DataBundle, Dense, Features, Sparse, Split
 from sparsedp_experiments.data.features import Compute, with_features
 from sparsedp_experiments.data.files import Arrays, cached_arrays, fingerprint, tar_files
-from sparsedp_experiments.data.spec import DatasetRow, PublicFiles, SourceFile
+from sparsedp_experiments.data.spec import SOURCES
 from sparsedp_experiments.models.pretrained import PRETRAINED, WordVectors
 
 BUCKETS = 2**14
@@ -150,7 +150,7 @@ def imdb_tokens(root: Path | str | None = None, length: int = 256, vocabulary: i
 def imdb_vectors(root: Path | str | None = None) -> DataBundle:
     """Reviews as the mean of public word vectors (WordLlama's), of unit length."""
     weights, bundle = PRETRAINED["wordllama"], imdb(root)
-    (path,) = _SOURCE.require(root)
+    (path,) = SOURCES["imdb"].require(root)
     vectors, texts = WordVectors(), cache(lambda: read_texts(path)[0])
 
     def compute(_: Split, side: str) -> Compute:
@@ -177,7 +177,7 @@ def _bundle(
     featurize: Callable[[HashedTexts], Features],
     vocabulary: int | None = None,
 ) -> DataBundle:
-    (path,) = _SOURCE.require(root)
+    (path,) = SOURCES["imdb"].require(root)
     key = fingerprint([path], "imdb", 1)
     arrays = cached_arrays(key, _ARRAYS, lambda: read_archive(path))
 
@@ -230,61 +230,6 @@ def read_texts(path: Path) -> tuple[dict[str, list[str]], dict[str, list[int]]]:
     return texts, labels
 
 
-_SOURCE = PublicFiles(
-    "imdb",
-    "Large Movie Review data",
-    "25,000 + 25,000 reviews",
-    "positive or negative",
-    "Stanford (Maas et al. 2011)",
-    ("imdb",),
-    {
-        "official": (
-            SourceFile(
-                ("aclImdb_v1.tar.gz",),
-                ("c40f74a18d3b61f90feba1e17730e0d38e8b97c05fde7008942e91923d1658fe",),
-                "https://ai.stanford.edu/~amaas/data/sentiment/aclImdb_v1.tar.gz",
-            ),
-        )
-    },
-)
-
-REVIEW_ROWS = (
-    DatasetRow(
-        name="imdb",
-        title="movie reviews, hashed bag of words",
-        source=_SOURCE,
-        loader=imdb,
-        model="bag-of-words",
-        recipes={"bag-of-words": {"epochs": 10, "batch_size": 1024, "lr": 8.0, "clip_norm": 0.5}},
-    ),
-    DatasetRow(
-        name="imdb-vectors",
-        title="movie reviews, means of public word vectors",
-        source=_SOURCE,
-        loader=imdb_vectors,
-        model="logistic",
-    ),
-    DatasetRow(
-        name="imdb-tokens",
-        title="movie reviews, hashed token ids",
-        source=_SOURCE,
-        loader=imdb_tokens,
-        model="embedding-bag",
-    ),
-    *(
-        DatasetRow(
-            name=f"imdb-words-{bits}",
-            title=f"movie reviews, words hashed to 2^{bits} rows",
-            source=_SOURCE,
-            loader=imdb_tokens,
-            chosen={"vocabulary": 2**bits},
-            model="embedding-bag",
-        )
-        for bits in (15, 18)
-    ),
-)
-
-
 _SEED = 20_250_101
 
 
@@ -324,14 +269,3 @@ def _uniform(public: PublicRandomness, size: int, key: int) -> npt.NDArray[np.fl
     """Numbers between 0 and 1: where normal ones stand in their distribution."""
     found: npt.NDArray[np.float64] = torch.special.ndtr(public.normal(size, (key,))).numpy()
     return found
-
-
-ZIPF_ROWS = (
-    DatasetRow(
-        name="zipf",
-        title="made-up texts whose words follow Zipf's law",
-        source=None,
-        loader=zipf_texts,
-        model="embedding-bag",
-    ),
-)

@@ -438,9 +438,9 @@ def run_on_screen(experiment: Any, runs: Any, place: Any, as_json: bool) -> Any:
     task = bar.add_task("", total=len(runs))
 
     def watch(status: Status, finished: int | None) -> None:
-        at_work = "; ".join(f"{runs[n].title}, epoch {epoch}" for n, epoch in sorted(status.at_work.items()))
         done = len(status.records) + len(status.failures)
-        bar.update(task, completed=done, description=at_work or f"loading {status.preparing or ''}")
+        at_work = "; ".join(runs[number].title for number in sorted(status.at_work))
+        bar.update(task, completed=done, description=at_work)
         if finished is not None and finished in status.records and not screen.is_terminal:
             value = status.records[finished]["metrics"].get(experiment.metric)
             score = "" if value is None else f": {experiment.metric} {value:.4f}"

@@ -20,7 +20,7 @@ from sparsedp.cli import print_json, stderr_console, stdout_console
 from sparsedp.runs.directory import free_folder
 from sparsedp_experiments.runs.execute import execute
 from sparsedp_experiments.runs.grid import CONFIGS, read_experiment, read_toml
-from sparsedp_experiments.runs.results import Estimate, estimate, paired_difference
+from sparsedp_experiments.runs.results import estimate, paired_difference
 from sparsedp_experiments.wide.data import WideData, independent
 
 
@@ -162,11 +162,5 @@ def _summary(found: list[Trained]) -> Iterator[dict[str, Any]]:
             "score": f"{estimate(list(scores.values())).mean:.4f}",
             "trained": f"{own[0].active:,} of {own[0].dimension:,}",
             "epsilon": f"{max(one.epsilon for one in own):.3f}",
-            "difference": "-" if between is None else _difference(between),
+            "difference": "-" if between is None else between.text(),
         }
-
-
-def _difference(found: Estimate) -> str:
-    if found.low is None or found.high is None:
-        return f"{found.mean:+.4f}"
-    return f"{found.mean:+.4f} ({found.low:+.4f} to {found.high:+.4f})"

@@ -20,7 +20,7 @@ def other_experiment(name: str) -> Callable[[], None] | None:
 
         return audit_missing
     if name == "table-rates":
-        from sparsedp_experiments.runs.table_rates import simulate_missing
+        from sparsedp_experiments.tabular_rates import simulate_missing
 
         return simulate_missing
     from sparsedp_experiments.figures.study import load_studies, measure_missing

@@ -1,7 +1,7 @@
 """Running a grid: what has no record yet, in a few worker processes, resumable after any kind of stop.
 
-A worker takes jobs from its parent one by one. It has a process group of its own, so that Ctrl-C on the terminal
-reaches the parent alone, which then asks for a stop between two steps. When the parent dies it dies too.
+A worker has a process group of its own, so that Ctrl-C on the terminal reaches the parent alone, which then asks for
+a stop between two steps. When the parent dies it dies too.
 """
 
 from __future__ import annotations
@@ -13,146 +13,41 @@ import shutil
 import signal
 import sys
 import threading
-import time
+import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing import connection, parent_process, resource_tracker
-from multiprocessing.context import SpawnProcess
 from pathlib import Path
-from typing import Any, final
+from typing import Any
+
+import torch
 
 from sparsedp.distributed import require_one_process
 from sparsedp.errors import DataError, SparseDPError
 from sparsedp.grad_sample.buffers import keep_freed_memory
 from sparsedp_experiments.runs.grid import GridRun
-from sparsedp_experiments.runs.results import Results, make_file, make_record
+from sparsedp_experiments.runs.results import Record, Results, make_file, make_record
 
-_TELL_EVERY_SECONDS = 0.2
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """A run to do. With `prepare`, only load its data, so that what can be cached on disk is.
-
-    Attributes:
-        settings: as JSON.
-        folder: the run directory; an unfinished run there is continued.
-        prepare: load the data and nothing else.
-    """
-
-    settings: dict[str, Any]
-    folder: str
-    prepare: bool = False
+_TICK_SECONDS = 0.25
+_INTERRUPT = {signal.SIGINT}
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """How far the job is: the epoch it is in, from 1."""
-
-    epoch: int
-
-
-@dataclass(frozen=True, slots=True)
-class Done:
-    """The job is finished: the run's record and the noise of each phase; both empty for a preparation."""
-
-    record: dict[str, Any]
-    noise: dict[str, float]
-    warnings: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """The job cannot be done: what the user can fix. Anything else kills the worker; its log has the traceback."""
-
-    message: str
-
-
-@dataclass(frozen=True, slots=True)
-class Stopped:
-    """The job was interrupted and can be continued."""
-
-
-Message = Progress | Done | Failed | Stopped
-
-
-def work(pipe: connection.Connection, log: str, threads: int) -> None:
-    """The life of a worker: jobs until None comes, or until it is told to stop."""
+def begin(folder: Path, threads: int) -> None:
+    """What a worker does first. It takes interrupts only while it trains; what it writes goes to a file."""
     os.setpgrp()
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     threading.Thread(target=_die_with_parent, daemon=True).start()
     os.environ["OMP_NUM_THREADS"] = str(threads)
-    keep_freed_memory()
-    _write_to(log)
-    try:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-        while (job := pipe.recv()) is not None:
-            pipe.send(_outcome(job, pipe, threads))
-    except (KeyboardInterrupt, EOFError, BrokenPipeError):
-        return
-
-
-def _outcome(job: Job, pipe: connection.Connection, threads: int) -> Message:
-    try:
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            record, noise = _perform(job, pipe, threads)
-        return Done(record, noise, tuple(sorted({str(one.message) for one in caught})))
-    except KeyboardInterrupt:
-        return Stopped()
-    except SparseDPError as error:
-        return Failed(str(error))
-
-
-def _perform(job: Job, pipe: connection.Connection, threads: int) -> tuple[dict[str, Any], dict[str, float]]:
-    import torch
-
-    from sparsedp.runs.directory import holds_run
-    from sparsedp.runs.run import Run
-    from sparsedp_experiments.runs.execute import execute, load_data
-    from sparsedp_experiments.runs.settings import ABLATIONS, Settings
-
     torch.set_num_threads(threads)
-    settings = Settings.from_json(job.settings)
-    if job.prepare:
-        load_data(settings)
-        return {}, {}
-    if settings.method in ABLATIONS:
-        from sparsedp_experiments.runs.ablations import train_ablation
-
-        found = train_ablation(settings)
-        return found, found["noise"]
-    folder = Path(job.folder)
-    teller = _Teller(pipe)
-    result = execute(settings, out=folder, resume=holds_run(folder), callbacks=[teller])
-    record = dict(Run.open(folder).record)
-    noise = {phase.name: phase.noise_multiplier for phase in result.plan.phases}
-    return record, noise
-
-
-class _Teller:
-    """A callback that tells the parent now and then how far a run is."""
-
-    def __init__(self, pipe: connection.Connection) -> None:
-        self._pipe, self._last = pipe, 0.0
-
-    def __call__(self, event: Any) -> None:
-        now = time.monotonic()
-        if now - self._last >= _TELL_EVERY_SECONDS:
-            self._last = now
-            self._pipe.send(Progress(event.epoch))
-
-
-def _write_to(log: str) -> None:
-    """Standard output and error to a file: the terminal belongs to the parent."""
-    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os.dup2(file, 1)
-    os.dup2(file, 2)
-    os.close(file)
+    keep_freed_memory()
+    log = os.open(folder / f"worker-{os.getpid()}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+        os.dup2(log, stream.fileno())
+    os.close(log)
 
 
 def _die_with_parent() -> None:
@@ -162,137 +57,48 @@ def _die_with_parent() -> None:
         os._exit(1)
 
 
-_PATIENCE_SECONDS = 60.0
-_LOG_TAIL = 4000
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What a run gave: its record, the noise of each phase, and what it warned of."""
+
+    record: dict[str, Any]
+    noise: dict[str, float]
+    warnings: tuple[str, ...]
 
 
-@dataclass(slots=True)
-class _Worker:
-    """A process, our end of its pipe, the file it writes to, and what it is at."""
+def train(settings: dict[str, Any], folder: str) -> Done | None:
+    """A run in its folder, where an unfinished one goes on; None if it was interrupted, and can go on."""
+    from sparsedp.runs.directory import holds_run
+    from sparsedp.runs.run import Run
+    from sparsedp_experiments.runs.ablations import train_ablation
+    from sparsedp_experiments.runs.execute import execute
+    from sparsedp_experiments.runs.settings import ABLATIONS, Settings
 
-    process: SpawnProcess
-    pipe: connection.Connection
-    log: Path
-    task: int | None = None
-
-
-@final
-class Pool:
-    """Starts workers as jobs come, replaces those that die, and stops them between two steps.
-
-    A job is known by a number of the caller's. Processes are spawned, not forked: torch's threads do not survive a
-    fork.
-    """
-
-    def __init__(self, size: int, logs: Path, threads: int = 1) -> None:
-        self._size, self._logs, self._threads = size, logs, threads
-        self._workers: list[_Worker] = []
-        self._context = multiprocessing.get_context("spawn")
-
-    @property
-    def has_room(self) -> bool:
-        """Whether a job would start at once."""
-        return len(self.busy) < self._size
-
-    @property
-    def busy(self) -> tuple[int, ...]:
-        """The jobs at work, by worker."""
-        return tuple(worker.task for worker in self._workers if worker.task is not None)
-
-    def start(self, task: int, job: Job) -> None:
-        """Give a job to an idle worker, or to a new one."""
-        idle = next((worker for worker in self._workers if worker.task is None), None) or self._spawn()
-        idle.task = task
-        idle.pipe.send(job)
-
-    def messages(self, timeout: float) -> Iterator[tuple[int, Message]]:
-        """What the workers have to say within some seconds, with the job each is about."""
-        ends = [worker.pipe for worker in self._workers] + [w.process.sentinel for w in self._workers]
-        connection.wait(ends, timeout)
-        for worker in list(self._workers):
-            try:
-                while worker.pipe.poll():
-                    message: Message = worker.pipe.recv()
-                    task = worker.task
-                    if not isinstance(message, Progress):
-                        worker.task = None
-                    if task is not None:
-                        yield task, message
-            except (EOFError, ConnectionResetError):
-                worker.process.join()
-            if not worker.process.is_alive():
-                self._workers.remove(worker)
-                if worker.task is not None:
-                    yield worker.task, Failed(_obituary(worker))
-
-    def interrupt(self) -> None:
-        """Ask every worker to stop after the step it is at, and wait; those that take too long are ended."""
-        for worker in self._workers:
-            if worker.process.is_alive() and worker.process.pid is not None:
-                os.kill(worker.process.pid, signal.SIGINT)
-        deadline = time.monotonic() + _PATIENCE_SECONDS
-        while any(worker.task is not None for worker in self._workers) and time.monotonic() < deadline:
-            for _ in self.messages(0.2):
-                pass
-        self.close()
-
-    def close(self) -> None:
-        """End the workers; idle ones leave by themselves."""
-        for worker in self._workers:
-            if worker.task is not None:
-                worker.process.terminate()
-            elif worker.process.is_alive():
-                _say_goodbye(worker)
-        for worker in self._workers:
-            worker.process.join(timeout=5)
-            if worker.process.is_alive():
-                worker.process.kill()
-                worker.process.join()
-            if worker.log.exists() and worker.log.stat().st_size == 0:
-                worker.log.unlink()
-        self._workers.clear()
-
-    def _spawn(self) -> _Worker:
-        ours, theirs = self._context.Pipe()
-        self._logs.mkdir(parents=True, exist_ok=True)
-        log = self._logs / f"worker-{os.getpid()}-{len(list(self._logs.glob('worker-*.log')))}.log"
-        process = self._context.Process(target=work, args=(theirs, str(log), self._threads), daemon=True)
-        with _interrupts_held_back():
-            process.start()
-        theirs.close()
-        worker = _Worker(process, ours, log)
-        self._workers.append(worker)
-        return worker
-
-
-@contextmanager
-def _interrupts_held_back() -> Iterator[None]:
-    """For a process to start with Ctrl-C held back until it can answer it: `work` lets it through."""
-    resource_tracker.ensure_running()  # started later, it would let interrupts through again
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    found, path = Settings.from_json(settings), Path(folder)
     try:
-        yield
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _INTERRUPT)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            if found.method in ABLATIONS:
+                record = train_ablation(found)
+                noise = record["noise"]
+            else:
+                result = execute(found, out=path, resume=holds_run(path))
+                record = dict(Run.open(path).record)
+                noise = {phase.name: phase.noise_multiplier for phase in result.plan.phases}
+        return Done(record, noise, tuple(sorted({str(one.message) for one in caught})))
+    except KeyboardInterrupt:
+        return None
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_BLOCK, _INTERRUPT)
 
 
-def _say_goodbye(worker: _Worker) -> None:
-    try:
-        worker.pipe.send(None)
-    except (BrokenPipeError, ConnectionResetError):
-        worker.process.join(timeout=1)
+def prepare(settings: dict[str, Any]) -> None:
+    """Load the data of a run, so that what can be cached on disk is."""
+    from sparsedp_experiments.runs.execute import load_data
+    from sparsedp_experiments.runs.settings import Settings
 
-
-def _obituary(worker: _Worker) -> str:
-    """How a worker ended, with the last of what it wrote."""
-    code = worker.process.exitcode or 0
-    how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
-    wrote = worker.log.read_text(errors="replace")[-_LOG_TAIL:] if worker.log.exists() else ""
-    hint = " (out of memory?)" if code == -signal.SIGKILL else ""
-    return f"its process {how}{hint}.\n{wrote}".rstrip()
-
-
-_TICK_SECONDS = 0.25
+    load_data(Settings.from_json(settings))
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,29 +120,21 @@ class Workplace:
         """A run's directory."""
         return self.runs / run.name
 
+    def tidy(self, run: GridRun) -> None:
+        """Remove the folder of a run that has its record, unless it is to be kept."""
+        if not self.keep_runs and self.folder(run).is_dir():
+            shutil.rmtree(self.folder(run))
+
 
 @dataclass(slots=True)
 class Status:
-    """How far an experiment is; changes while it runs.
-
-    Attributes:
-        total: all runs.
-        records: of the runs that are done, by place in the experiment.
-        failures: why a run could not be done.
-        at_work: epoch of each run at work.
-        warnings: what runs warned of.
-        started: when this process began.
-        new: runs done by this process, with their seconds.
-    """
+    """How far an experiment is, by place in it: records of what is done, why a run failed, and what is at work."""
 
     total: int
-    records: dict[int, Mapping[str, Any]] = field(default_factory=dict)
+    records: dict[int, Record] = field(default_factory=dict)
     failures: dict[int, str] = field(default_factory=dict)
-    at_work: dict[int, int] = field(default_factory=dict)
+    at_work: tuple[int, ...] = ()
     warnings: set[str] = field(default_factory=set)
-    preparing: str | None = None
-    started: float = field(default_factory=time.monotonic)
-    new: dict[int, float] = field(default_factory=dict)
 
     @property
     def left(self) -> int:
@@ -346,6 +144,71 @@ class Status:
 
 Watch = Callable[[Status, int | None], None]
 """Called several times a second, and with a run's place when that run is done or has failed."""
+Job = tuple[Any, ...]
+"""A function and its arguments."""
+
+
+class Pool:
+    """Workers, replaced when one dies, and stopped between two steps.
+
+    Processes are spawned, not forked: torch's threads do not survive a fork.
+    """
+
+    def __init__(self, place: Workplace) -> None:
+        self._place = place
+        self._executor = self._start()
+        self._at_work: dict[Future[Any], tuple[int, ProcessPoolExecutor]] = {}
+
+    def _start(self) -> ProcessPoolExecutor:
+        return ProcessPoolExecutor(
+            self._place.workers,
+            multiprocessing.get_context("spawn"),
+            begin,
+            (self._place.runs, self._place.threads),
+        )
+
+    def outcomes(self, jobs: dict[int, Job], tell: Callable[[tuple[int, ...]], None]) -> Iterator[Any]:
+        """The number of each job with what it gave or raised, as they end; in order, at most `workers` at a time."""
+        waiting = list(jobs.items())
+        while waiting or self._at_work:
+            while waiting and len(self._at_work) < self._place.workers:
+                number, job = waiting.pop(0)
+                with _interrupts_held_back():
+                    self._at_work[self._executor.submit(*job)] = number, self._executor
+            tell(tuple(number for number, _ in self._at_work.values()))
+            for future in wait(self._at_work, _TICK_SECONDS, FIRST_COMPLETED).done:
+                number, executor = self._at_work.pop(future)
+                error = future.exception()
+                if isinstance(error, BrokenProcessPool):
+                    if executor is self._executor:
+                        self._executor = self._start()
+                    error = SparseDPError(
+                        f"a worker process died (out of memory?); its log is in {self._place.runs}, and the same "
+                        "command runs what was at work again"
+                    )
+                yield number, error or future.result()
+
+    def close(self) -> None:
+        """Ask every worker to stop after the step it is at, and wait."""
+        if self._at_work:
+            for child in multiprocessing.active_children():
+                if child.pid is not None:
+                    os.kill(child.pid, signal.SIGINT)
+        self._executor.shutdown(wait=True, cancel_futures=True)
+        for log in self._place.runs.glob("worker-*.log"):
+            if not log.stat().st_size:
+                log.unlink()
+
+
+@contextmanager
+def _interrupts_held_back() -> Iterator[None]:
+    """For a process to start with Ctrl-C held back: `train` lets it through."""
+    resource_tracker.ensure_running()  # started later, it would let interrupts through again
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _INTERRUPT)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def run_all(experiment: str, runs: Sequence[GridRun], place: Workplace, watch: Watch) -> Status:
@@ -364,76 +227,52 @@ def run_all(experiment: str, runs: Sequence[GridRun], place: Workplace, watch: W
             record = place.results.find(run)
             if record is not None:
                 status.records[number] = record
-                _tidy(place, run)
-        pool = Pool(min(place.workers, max(1, status.left)), place.runs, place.threads)
+                place.tidy(run)
+        pool = Pool(place)
+
+        def tell(at_work: tuple[int, ...]) -> None:
+            status.at_work = at_work
+            watch(status, None)
+
         try:
-            _prepare(runs, place, pool, status, watch)
-            _run(experiment, runs, place, pool, status, watch)
-        except KeyboardInterrupt:
-            pool.interrupt()
-            raise
+            left = {n: run.settings.to_json() for n, run in enumerate(runs) if n not in status.records}
+            _prepare(runs, left, pool, tell)
+            jobs: dict[int, Job] = {n: (train, left[n], str(place.folder(runs[n]))) for n in left}
+            for number, outcome in pool.outcomes(jobs, tell):
+                if outcome is None:
+                    raise KeyboardInterrupt
+                if isinstance(outcome, Done):
+                    record = make_record(experiment, runs[number], outcome.record, outcome.noise)
+                    place.results.keep(record)
+                    place.tidy(runs[number])
+                    status.records[number] = record
+                    status.warnings.update(outcome.warnings)
+                else:
+                    status.failures[number] = _reason(outcome)
+                watch(status, number)
         finally:
             pool.close()
     return status
 
 
-def _prepare(runs: Sequence[GridRun], place: Workplace, pool: Pool, status: Status, watch: Watch) -> None:
-    """Load every data set once before two workers do the same work: what takes long is then cached on disk."""
-    first_use: dict[tuple[Any, ...], int] = {}
-    for number, run in enumerate(runs):
-        if number not in status.records:
-            first_use.setdefault((run.settings.dataset, run.settings.data_options), number)
-    waiting = list(first_use.values())
-    while waiting or pool.busy:
-        while waiting and pool.has_room:
-            number = waiting.pop(0)
-            pool.start(number, Job(runs[number].settings.to_json(), "", prepare=True))
-        status.preparing = ", ".join(sorted({runs[number].settings.dataset for number in pool.busy}))
-        watch(status, None)
-        for number, message in pool.messages(_TICK_SECONDS):
-            if isinstance(message, Failed):
-                name = runs[number].settings.dataset
-                raise DataError(f"{name}: {message.message.removeprefix(f'{name}: ')}")
-            if isinstance(message, Stopped):
-                raise KeyboardInterrupt
-    status.preparing = None
+def _reason(error: BaseException) -> str:
+    """Of a failure: what the user can mend, or where the code went wrong."""
+    return str(error) if isinstance(error, SparseDPError) else "".join(traceback.format_exception(error))
 
 
-def _run(
-    experiment: str, runs: Sequence[GridRun], place: Workplace, pool: Pool, status: Status, watch: Watch
+def _prepare(
+    runs: Sequence[GridRun],
+    left: dict[int, dict[str, Any]],
+    pool: Pool,
+    tell: Callable[[tuple[int, ...]], None],
 ) -> None:
-    waiting = [number for number in range(len(runs)) if number not in status.records]
-    began: dict[int, float] = {}
-    while waiting or pool.busy:
-        while waiting and pool.has_room:
-            number = waiting.pop(0)
-            job = Job(runs[number].settings.to_json(), str(place.folder(runs[number])))
-            pool.start(number, job)
-            began[number], status.at_work[number] = time.monotonic(), 0
-        watch(status, None)
-        for number, message in pool.messages(_TICK_SECONDS):
-            if isinstance(message, Progress):
-                status.at_work[number] = message.epoch
-                continue
-            status.at_work.pop(number, None)
-            if isinstance(message, Stopped):
-                raise KeyboardInterrupt
-            if isinstance(message, Done):
-                record = make_record(experiment, runs[number], message.record, message.noise)
-                place.results.keep(record)
-                _tidy(place, runs[number])
-                status.records[number] = record
-                status.new[number] = time.monotonic() - began[number]
-                status.warnings.update(message.warnings)
-            else:
-                status.failures[number] = message.message
-            watch(status, number)
-
-
-def _tidy(place: Workplace, run: GridRun) -> None:
-    """Remove the folder of a run that has its record, unless it is to be kept."""
-    if not place.keep_runs and place.folder(run).is_dir():
-        shutil.rmtree(place.folder(run))
+    """Load every data set once before two workers do the same work: what takes long is then cached on disk."""
+    first = {(runs[n].settings.dataset, runs[n].settings.data_options): n for n in reversed(left)}
+    jobs: dict[int, Job] = {n: (prepare, left[n]) for n in sorted(first.values())}
+    for number, outcome in pool.outcomes(jobs, tell):
+        if outcome is not None:
+            name = runs[number].settings.dataset
+            raise DataError(f"{name}: {_reason(outcome).removeprefix(f'{name}: ')}") from outcome
 
 
 @contextmanager
@@ -445,25 +284,16 @@ def alone_in(folder: Path) -> Iterator[None]:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        file = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+        lock = (folder / ".lock").open("w")
     except OSError as error:
         raise SparseDPError(f"cannot write to {folder} ({error}); give another folder") from error
-    with _locked(file, folder):
-        for log in folder.glob("worker-*.log"):
-            log.unlink(missing_ok=True)
-        yield
-
-
-@contextmanager
-def _locked(file: int, folder: Path) -> Iterator[None]:
-    """Hold an open file's lock, then close it."""
-    try:
+    with lock:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise SparseDPError(
                 f"another process is at work in {folder}; wait for it, or give another folder"
             ) from error
+        for log in folder.glob("worker-*.log"):
+            log.unlink(missing_ok=True)
         yield
-    finally:
-        os.close(file)

@@ -203,6 +203,11 @@ class Estimate:
     low: float | None
     high: float | None
 
+    def text(self) -> str:
+        """With a sign, as a difference, and its interval where there is one."""
+        inside = "" if self.low is None or self.high is None else f" ({self.low:+.4f} to {self.high:+.4f})"
+        return f"{self.mean:+.4f}{inside}"
+
 
 def estimate(values: Sequence[float], confidence: float = CONFIDENCE) -> Estimate:
     """Mean, standard deviation and interval of some values, 95 % unless told otherwise.

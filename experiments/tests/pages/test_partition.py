@@ -26,15 +26,16 @@ from sparsedp_experiments.runs.partition import (
     train,
     trainings,
 )
+from sparsedp_experiments.runs.results import read_rows
 from sparsedp_experiments.runs.settings import Settings
-from sparsedp_experiments.runs.table_rates import (
+from sparsedp_experiments.tabular_rates import (
     DENSE,
+    RECORDS,
     SPARSE,
     People,
     Setting,
     auc,
     key_of,
-    read_records,
     simulate,
     tuned,
 )
@@ -119,7 +120,7 @@ def test_without_noise_the_weights_are_the_librarys(name, ratio):
         method = configure(method, MethodOptions(active_ratio=ratio))
     plan = quiet_plan(method, 3000)
     assert plan.phases[-1].noise_multiplier < 0.5
-    found = simulate(people, plan, [Setting(0.4, 0.2, ratio)], seed=0)[:, 0]
+    found = simulate(people, plan, [Setting(0.4, 0.2, ratio)], seed=0)[0][:, 0]
     data = TensorDataset(torch.from_numpy(people.rows.toarray()), torch.from_numpy(people.targets).long())
     model = logistic((6,), 2)
     fit(
@@ -141,7 +142,7 @@ def test_the_area_under_the_curve_counts_pairs():
 
 def finals():
     groups = {}
-    for record in read_records():
+    for record in read_rows(RECORDS):
         if record["stage"] == "final":
             groups.setdefault(key_of(record), []).append(np.array(record["auc"]))
     return {key: np.mean(scores, axis=0) for key, scores in groups.items()}

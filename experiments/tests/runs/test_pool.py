@@ -1,85 +1,69 @@
-"""Worker processes: they die with a message and are replaced."""
+"""Worker processes: one that dies is reported and replaced; an interrupt ends them without a traceback."""
 
+import multiprocessing
 import os
 import signal
-import time
-from multiprocessing import Pipe
+from dataclasses import replace
 
 import pytest
 import torch
 
-from sparsedp_experiments.runs.pool import Done, Failed, Job, Pool, Progress, work
-from sparsedp_experiments.runs.settings import Settings
+from sparsedp_experiments.runs import pool
+from sparsedp_experiments.runs.grid import parse_experiment
+from sparsedp_experiments.runs.pool import Workplace, run_all
+from sparsedp_experiments.runs.results import Results
 
-TINY = {"dataset": "digits", "subset": 60, "epochs": 1, "batch_size": 20, "seed": 0}
 
-
-def outcome(pool: Pool) -> tuple[int, object]:
-    while True:
-        for task, message in pool.messages(1.0):
-            if not isinstance(message, Progress):
-                return task, message
+def small(tmp_path, methods):
+    base = {"dataset": "digits", "subset": 60, "epochs": 1, "batch_size": 20}
+    runs = parse_experiment({"base": base, "grid": {"method": methods}}, "small").runs()
+    return runs, Workplace(Results(tmp_path / "small.jsonl", "small"), tmp_path / "runs", True, 1)
 
 
 @pytest.mark.nightly
-def test_a_killed_worker_is_reported_and_replaced(tmp_path):
-    settings = Settings.from_json(TINY).resolved().to_json()
-    pool = Pool(1, tmp_path)
-    try:
-        pool.start(7, Job(settings, str(tmp_path / "never")))
-        assert (pool.busy, pool.has_room) == ((7,), False)
-        os.kill(pool._workers[0].process.pid, signal.SIGKILL)
-        task, message = outcome(pool)
-        assert task == 7
-        assert isinstance(message, Failed)
-        assert "signal 9" in message.message
-        assert pool.has_room
+def test_a_killed_worker_is_reported_and_replaced_and_a_run_that_cannot_be_done_is_told(tmp_path):
+    runs, place = small(tmp_path, ["dp-sgd", "tp-topk", "tp-rand"])
+    runs = (*runs[:2], replace(runs[2], settings=replace(runs[2].settings, method="nonsense")))
+    killed = []
 
-        pool.start(8, Job({**settings, "method": "nonsense"}, str(tmp_path / "never")))
-        task, message = outcome(pool)
-        assert isinstance(message, Failed)
-        assert "nonsense" in message.message
+    def kill_the_first(status, _):
+        workers = multiprocessing.active_children()
+        if (place.runs / runs[0].name).exists() and workers and not killed:
+            killed.append(workers[0].pid)
+            os.kill(workers[0].pid, signal.SIGKILL)
 
-        pool.start(9, Job(settings, str(tmp_path / "run")))
-        task, message = outcome(pool)
-        assert task == 9
-        assert isinstance(message, Done)
-        assert message.record["status"] == "finished"
-        assert set(message.noise) == {"warm-up", "main"}
-        processes = [worker.process for worker in pool._workers]
-    finally:
-        pool.close()
-    deadline = time.monotonic() + 10
-    while any(process.is_alive() for process in processes) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not any(process.is_alive() for process in processes)
+    status = run_all("small", runs, place, kill_the_first)
+    assert set(status.records) == {1}
+    assert "a worker process died" in status.failures[0]
+    assert "nonsense" in status.failures[2]
+    assert not multiprocessing.active_children()
+    status = run_all("small", runs[:2], place, lambda *_: None)
+    assert (set(status.records), status.left) == ({0, 1}, 0)
+    assert status.records[1]["noise"].keys() == {"warm-up", "main"}
 
 
-def test_a_worker_interrupted_while_it_starts_ends_by_itself_without_a_traceback(tmp_path, capfd):
-    pool = Pool(1, tmp_path)
-    try:
-        pool.start(1, Job(Settings.from_json(TINY).resolved().to_json(), str(tmp_path / "never")))
-        process = pool._workers[0].process
-        pool.interrupt()
-        assert (pool.busy, process.exitcode) == ((), 0)
-    finally:
-        pool.close()
+def test_workers_interrupted_while_they_start_end_without_a_traceback(tmp_path, capfd):
+    runs, place = small(tmp_path, ["dp-sgd"])
+
+    def interrupt(status, _):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_all("small", runs, place, interrupt)
+    assert not multiprocessing.active_children()
     assert capfd.readouterr().err == ""
-    assert "".join(log.read_text() for log in tmp_path.glob("*.log")) == ""
+    assert not list(place.runs.glob("*.log"))
 
 
 @pytest.mark.parametrize("threads", [1, 3])
 def test_a_worker_has_the_threads_it_is_given(threads, tmp_path, monkeypatch):
     seen = []
     monkeypatch.setattr(torch, "set_num_threads", seen.append)
+    monkeypatch.setattr(pool, "_die_with_parent", lambda: None)
     for name in ("setpgrp", "dup2"):
         monkeypatch.setattr(os, name, lambda *_: None)
+    for stream in ("stdout", "stderr"):
+        monkeypatch.setattr(f"sys.{stream}.fileno", lambda: 1, raising=False)
     monkeypatch.setenv("OMP_NUM_THREADS", "before")
-    ours, theirs = Pipe()
-    ours.send(Job(Settings.from_json(TINY).resolved().to_json(), "", prepare=True))
-    ours.send(None)
-    before = signal.getsignal(signal.SIGINT)
-    work(theirs, str(tmp_path / "log"), threads)
-    signal.signal(signal.SIGINT, before)
-    assert isinstance(ours.recv(), Done)
+    pool.begin(tmp_path, threads)
     assert (seen, os.environ["OMP_NUM_THREADS"]) == ([threads], str(threads))
