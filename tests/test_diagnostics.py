@@ -112,7 +112,7 @@ def test_the_learning_rate_of_the_bounds_counts_momentum(tmp_path, optimizer, ra
 pytestmark = pytest.mark.usefixtures("checked_once")
 
 PLAN = build_plan(
-    get_method("tp-topk"), None, units=1000, batch_size=100, epochs=10, epsilon=3.0, delta=1e-5, max_grad_norm=1.0,
+    get_method("tp-topk"), units=1000, batch_size=100, epochs=10, epsilon=3.0, delta=1e-5, max_grad_norm=1.0,
     accountant="rdp",
 )  # fmt: skip
 NOISE = PLAN.phases[-1].noise_multiplier / 100

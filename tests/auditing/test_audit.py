@@ -24,7 +24,7 @@ from sparsedp.sampling import PoissonSampler
     "method",
     [
         "dp-sgd",
-        *(pytest.param(name, marks=pytest.mark.nightly) for name in ("tp-topk", "on-rand", "adadpigu")),
+        *(pytest.param(name, marks=pytest.mark.nightly) for name in ("tp-adaptive", "on-rand", "adadpigu")),
     ],
 )
 def test_an_honest_step_is_bounded_closely_and_never_beyond_its_claim(method):
@@ -196,6 +196,13 @@ def test_the_claim_of_a_step_with_little_noise_is_the_accountants():
     result = audited(nn.Linear(24, 2), data(200), steps=2, **how)
     assert result.one_step["claimed_epsilon"] == pytest.approx(expected)
     assert result.passed, problems(result)
+
+
+@pytest.mark.usefixtures("quickest")
+@pytest.mark.parametrize("method", [None, "auto"])
+def test_audit_without_a_method_attacks_the_plan_of_fit(method):
+    result = audited(nn.Linear(24, 2), data(200), method=method, epochs=1, batch_size=20, steps=2)
+    assert (result.method, result.unit) == ("dp-sgd", "row")
 
 
 @pytest.mark.usefixtures("quick")

@@ -12,7 +12,7 @@ from sparsedp import cli
 from sparsedp.auditing import mechanism, sampling
 from sparsedp.cli import EXIT_CODES, Exit, app
 from sparsedp.errors import SparseDPError
-from sparsedp.methods import MethodOptions, build_plan, get_method, list_methods
+from sparsedp.methods import build_plan, get_method, list_methods
 from sparsedp.privacy import plan_epsilon
 from sparsedp.privacy.normalization import PrivateNormalisation
 from sparsedp.training.planning import spec_for
@@ -141,7 +141,7 @@ def test_plan_says_what_auto_takes_and_why(typed, parameters, more, method, why)
     assert why in answer["reason"]
     numbers = {"units": 50_000, "batch_size": 2048, "epochs": 10, "delta": 1e-5, "accountant": "rdp"}
     chosen = spec_for(
-        nn.Embedding(parameters, 1), "auto", MethodOptions(active_ratio=0.5) if more else None,
+        nn.Embedding(parameters, 1), get_method("tp-topk", active_ratio=0.5) if more else "auto",
         unit_name="row", epsilon=1.0, max_grad_norm=0.1, **numbers,
     )  # fmt: skip
     noise = [phase.noise_multiplier for phase in chosen.plan().phases]

@@ -14,7 +14,6 @@ from torch.utils.data import TensorDataset
 
 import sparsedp
 from flat_settings import placed
-from sparsedp.methods import MethodOptions
 from sparsedp.methods.scores import Contributions
 from sparsedp.privacy.calibration import NominalSplit
 
@@ -86,9 +85,9 @@ def _fit(out: Path, asked: Mapping[str, Any], watch: Any = None) -> tuple[sparse
 def _of_method(method: str, model: str) -> dict[str, Any]:
     asked: dict[str, Any] = {"method": method, "model": model}
     if model == "table" and method == "adafest":
-        asked["options"] = MethodOptions(ranking=Contributions(1.0, 0.3))
+        asked["options"] = {"ranking": Contributions(1.0, 0.3)}
     if model == "table" and method == "given":
-        asked["options"] = MethodOptions(active_ratio=0.3)
+        asked["options"] = {"active_ratio": 0.3}
     return asked
 
 

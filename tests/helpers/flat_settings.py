@@ -15,7 +15,9 @@ _DATA = ("rows_per_unit", "max_physical_batch", "num_workers", "collate_fn", "sh
 def placed(settings: dict[str, Any]) -> dict[str, Any]:
     """The settings with those of the method in `method`, and those of loading in `data`."""
     rest = dict(settings)
-    changes = {name: rest.pop(name) for name in ("options", "active_ratio", *OF_THE_PLAN) if name in rest}
+    changes = rest.pop("options", {}) | {
+        name: rest.pop(name) for name in ("active_ratio", *OF_THE_PLAN) if name in rest
+    }
     loading = {name: rest.pop(name) for name in _DATA if name in rest}
     if changes:
         rest["method"] = changed_method(rest.get("method", "auto"), **changes)

@@ -15,7 +15,7 @@ from torch.utils.data import TensorDataset
 from sparsedp import Normalised, PrivateNormalisation
 from sparsedp.batch import from_criterion
 from sparsedp.evaluation import held_out
-from sparsedp.methods import Granularity, Method, MethodOptions, build_plan, get_method
+from sparsedp.methods import Granularity, Method, build_plan, get_method
 from sparsedp.methods.scores import Contributions, Given, PublicScores
 from sparsedp.parameters import ParameterLayout
 from sparsedp.privacy.plan import Plan
@@ -70,7 +70,6 @@ def sgd(parameters: Iterable[nn.Parameter]) -> Optimizer:
 
 def a_plan(
     method: Method,
-    options: MethodOptions | None = None,
     *,
     epochs: int = 5,
     batch_size: int = 20,
@@ -80,7 +79,6 @@ def a_plan(
     """A plan of `3 * epochs` steps; RDP, which calibrates at once."""
     return build_plan(
         method,
-        options,
         units=ROWS,
         batch_size=batch_size,
         epochs=epochs,
@@ -102,17 +100,17 @@ def a_trainer(
     epochs: int = 5,
     model: nn.Module | None = None,
     optimizer: Callable[[Iterable[nn.Parameter]], Optimizer] = sgd,
-    options: MethodOptions | None = None,
+    options: dict[str, Any] | None = None,
     plan: Plan | None = None,
     **more: Any,
 ) -> Trainer:
-    row = get_method(method)
+    row = get_method(method, **(options or {}))
     more.setdefault("evaluate", held_out(draw(7, 30), from_criterion(loss_fn)))
     return Trainer(
         network() if model is None else model,
         draw(data_seed),
         loss_fn,
-        plan=a_plan(row, options, epochs=epochs) if plan is None else plan,
+        plan=a_plan(row, epochs=epochs) if plan is None else plan,
         optimizer=optimizer,
         run_dir=out,
         resume=resume,
@@ -143,27 +141,27 @@ def weights(model: nn.Module) -> Tensor:
 
 SCORES = {"words.weight": torch.arange(float(WORDS))}
 SETUPS: dict[str, Callable[[], dict[str, Any]]] = {
-    "rows": lambda: {"method": "tp-coherent", "options": MethodOptions(granularity=Granularity.ROWS)},
-    "pruned": lambda: {"method": "adadpigu", "options": MethodOptions(prune=True, per_sample_top=0.5)},
+    "rows": lambda: {"method": "tp-coherent", "options": {"granularity": Granularity.ROWS}},
+    "pruned": lambda: {"method": "adadpigu", "options": {"prune": True, "per_sample_top": 0.5}},
     "table-fest": lambda: {
         "method": "fest",
-        "options": MethodOptions(active_ratio=0.3),
+        "options": {"active_ratio": 0.3},
         "model": Bag(),
         "draw": texts,
     },
     "table-adafest": lambda: {
         "method": "adafest",
-        "options": MethodOptions(ranking=Contributions(threshold=1.0, share=0.3)),
+        "options": {"ranking": Contributions(threshold=1.0, share=0.3)},
         "model": Bag(),
         "draw": texts,
     },
     "public-scores": lambda: {
         "method": "given",
-        "options": MethodOptions(
-            active_ratio=0.3,
-            granularity=Granularity.ROWS,
-            ranking=Given(PublicScores.of(SCORES).checksum),
-        ),
+        "options": {
+            "active_ratio": 0.3,
+            "granularity": Granularity.ROWS,
+            "ranking": Given(PublicScores.of(SCORES).checksum),
+        },
         "public_scores": SCORES,
         "model": Bag(),
         "draw": texts,

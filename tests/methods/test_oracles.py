@@ -6,11 +6,11 @@ nothing of the grid that releases are rounded to, so here it is much finer.
 
 import numpy as np
 import pytest
-from method_harness import NETWORK, PUBLIC, Problem, drive
+from method_tools import NETWORK, PUBLIC, Problem, drive
 
 from oracles import adadpigu, random_sparsification, tp_topk
 from sparsedp.methods.catalog import get_method
-from sparsedp.methods.method import MethodOptions
+from sparsedp.methods.method import Decays
 from sparsedp.methods.plan_config import PlanConfig
 from sparsedp.methods.schedules import EverySteps, PerEpoch, ProgressiveUnfreezing
 from sparsedp.methods.support_scheduler import FROZEN_NOISE
@@ -25,10 +25,9 @@ def a_very_fine_grid(monkeypatch):
     monkeypatch.setattr(mechanism, "MARGIN_BITS", 40)
 
 
-def plan_for(method, options, problem, epochs, noise, max_grad_norm=1.0, **settings):
+def plan_for(method, problem, epochs, noise, max_grad_norm=1.0, **settings):
     plan = PlanConfig.asked(
         method,
-        options,
         units=problem.units,
         batch_size=problem.batch_size,
         epochs=epochs,
@@ -73,10 +72,10 @@ TWO_PHASE = {"tp-topk": tp_topk.energy_score, "tp-coherent": tp_topk.coherent_sc
 @pytest.mark.parametrize("name", TWO_PHASE)
 @pytest.mark.parametrize("seed", range(3))
 def test_tp_topk_is_algorithm_1_in_both_phases_and_its_kin_differ_in_the_score_alone(name, seed):
-    method, options = get_method(name), MethodOptions(active_ratio=0.29)
+    method = get_method(name, active_ratio=0.29)
     problem = Problem(steps=20, seed=seed)
-    plan = plan_for(method, options, problem, 4, {"warm-up": 1.1, "main": 0.7}, max_grad_norm=(0.8, 0.5))
-    run = drive(method, options, plan, problem, lr=0.5)
+    plan = plan_for(method, problem, 4, {"warm-up": 1.1, "main": 0.7}, max_grad_norm=(0.8, 0.5))
+    run = drive(plan, problem, lr=0.5)
     oracle = tp_topk.train(
         NETWORK, problem.theta, problem.data, problem.batches, problem.noise,
         T1=6, B=8, C1=0.8, C2=0.5, sigma1=1.1, sigma2=0.7, lr=0.5, k=8,
@@ -92,7 +91,7 @@ def test_tp_topk_is_algorithm_1_in_both_phases_and_its_kin_differ_in_the_score_a
 
 def test_dp_sgd_is_the_first_phase_for_good():
     method, problem = get_method("dp-sgd"), Problem(steps=10)
-    run = drive(method, None, plan_for(method, None, problem, 2, {"train": 1.1}), problem, lr=0.5)
+    run = drive(plan_for(method, problem, 2, {"train": 1.1}), problem, lr=0.5)
     oracle = tp_topk.train(
         NETWORK, problem.theta, problem.data, problem.batches, problem.noise,
         T1=10, B=8, C1=1.0, C2=1.0, sigma1=1.1, sigma2=1.1, lr=0.5, k=D,
@@ -103,10 +102,10 @@ def test_dp_sgd_is_the_first_phase_for_good():
 @pytest.mark.parametrize(("refresh", "epochs", "active_ratio"), [(1, 4, 0.1), (5, 5, 0.2)])
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_on_rand_is_algorithm_1_of_random_sparsification(refresh, epochs, active_ratio, momentum):
-    method, options = get_method("on-rand"), MethodOptions(active_ratio=active_ratio, clock=PerEpoch(refresh))
+    method = get_method("on-rand", active_ratio=active_ratio, clock=PerEpoch(refresh))
     problem = Problem(steps=epochs * STEPS_PER_EPOCH, seed=1)
-    plan = plan_for(method, options, problem, epochs, {"train": 0.9})
-    run = drive(method, options, plan, problem, lr=0.3, momentum=momentum)
+    plan = plan_for(method, problem, epochs, {"train": 0.9})
+    run = drive(plan, problem, lr=0.3, momentum=momentum)
     orders = [PUBLIC.permutation(D, (0, n)).tolist() for n in range(refresh * epochs)]
     oracle = random_sparsification.train_random(
         NETWORK, problem.theta, problem.data, problem.batches, problem.noise, orders,
@@ -120,10 +119,10 @@ def test_on_rand_is_algorithm_1_of_random_sparsification(refresh, epochs, active
 @pytest.mark.parametrize(("name", "energy"), [("ranked", False), ("on-topk", True)])
 @pytest.mark.parametrize("seed", range(2))
 def test_ranked_is_algorithm_4_and_on_topk_the_same_with_the_energy_score(name, energy, seed):
-    method, options = get_method(name), MethodOptions(active_ratio=0.1)
+    method = get_method(name, active_ratio=0.1)
     problem = Problem(steps=20, seed=seed)
-    plan = plan_for(method, options, problem, 4, {"train": 0.5}, max_grad_norm=0.8)
-    run = drive(method, options, plan, problem, lr=0.3, momentum=0.9)
+    plan = plan_for(method, problem, 4, {"train": 0.5}, max_grad_norm=0.8)
+    run = drive(plan, problem, lr=0.3, momentum=0.9)
     fresh = [PUBLIC.normal(D, (FROZEN_NOISE, step)).numpy() for step in range(20)]
     oracle = random_sparsification.train_ranked(
         NETWORK, problem.theta, problem.data, problem.batches, problem.noise, fresh,
@@ -157,11 +156,10 @@ ADADPIGU_CASES = {
 @pytest.mark.parametrize("case", ADADPIGU_CASES)
 def test_adadpigu_is_algorithms_1_and_2(case):
     ours, theirs = ADADPIGU_CASES[case]
-    decays = {"centre_decay": 0.8, "variance_decay": 0.6, "stabilizer": 1e-3}
-    method, options = get_method("adadpigu"), MethodOptions(active_ratio=0.3, **decays, **ours)
+    method = get_method("adadpigu", active_ratio=0.3, decays=Decays(0.8, 0.6, 1e-3), **ours)
     problem = Problem(steps=20, seed=4)
-    plan = plan_for(method, options, problem, 4, {"warm-up": 0.9, "main": 0.6})
-    run = drive(method, options, plan, problem, lr=0.4)
+    plan = plan_for(method, problem, 4, {"warm-up": 0.9, "main": 0.6})
+    run = drive(plan, problem, lr=0.4)
     oracle = adadpigu.train(
         NETWORK, problem.theta, problem.data, problem.batches, problem.noise,
         T_pre=6, B=8, C=1.0, sigma_pre=0.9, sigma=0.6, lr=0.4, gamma1=0.8, gamma2=0.6, mu=1e-3,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sparsedp.clipping import AutomaticClip, FlatClip, LayerClip
 from sparsedp.errors import PrivacyError, SparseDPError
 from sparsedp.methods.catalog import get_method, list_methods
-from sparsedp.methods.method import GeometryRule, MethodOptions
+from sparsedp.methods.method import Decays, GeometryRule
 from sparsedp.methods.plan_config import PlanConfig, build_plan
 from sparsedp.methods.ranking import Granularity
 from sparsedp.methods.schedules import EverySteps, GradualCooling, PiecewiseConstant
@@ -86,7 +86,7 @@ def test_every_private_method_is_calibrated_to_epsilon_and_no_more(method):
 def test_options_change_the_declared_rule_but_never_the_noise():
     def plan(**options):
         return build_plan(
-            get_method("tp-topk"), MethodOptions(**options), **SIZES, epsilon=2.0, delta=1e-5, max_grad_norm=1.0,
+            get_method("tp-topk", **options), **SIZES, epsilon=2.0, delta=1e-5, max_grad_norm=1.0,
             accountant="rdp",
         )  # fmt: skip
 
@@ -161,14 +161,14 @@ def test_what_is_not_given_is_filled_in_from_public_numbers():
 SPECS = {
     **{method.name: {"method": method} for method in list_methods()},
     "everything": {
-        "method": "tp-topk",
-        "options": MethodOptions(
+        "method": get_method(
+            "tp-topk",
             ranking="coherent",
             schedule=PiecewiseConstant((0.5, 0.25)),
             clock=EverySteps(4),
             granularity=Granularity.ROWS,
             geometry=GeometryRule.STANDARDIZED,
-            centre_decay=0.5,
+            decays=Decays(centre=0.5),
         ),
         "unit_name": "patient",
         "epsilon": 2.0,

@@ -14,7 +14,7 @@ from torch.utils.data import TensorDataset
 
 import sparsedp
 from sparsedp.errors import SparseDPError
-from sparsedp.methods import HEAD, MAIN, SELECT, WARM_UP, MethodOptions, SupportScheduler, get_method
+from sparsedp.methods import HEAD, MAIN, SELECT, WARM_UP, SupportScheduler, get_method
 from sparsedp.methods.ranking import (
     Granularity,
     Order,
@@ -73,8 +73,7 @@ def test_scope_always_and_ranked_share_out_the_parameters():
 
 
 def supports(method, layout=LAYOUT, **options):
-    row, chosen = get_method(method), MethodOptions(**options)
-    plan = plan_of(row, chosen)
+    plan = plan_of(get_method(method, **options))
     controller = SupportScheduler(plan, layout, PublicRandomness(5))
     found = []
     for step in range(plan.first_step(plan.training[0].name), plan.total_steps):
@@ -125,7 +124,7 @@ def test_a_learned_support_after_the_head_comes_from_one_period_of_everything():
 
 def test_options_about_parts_of_a_dense_method_are_refused():
     with pytest.raises(SparseDPError, match="trains every coordinate"):
-        plan_of(get_method("dp-sgd"), MethodOptions(always=("head",)))
+        get_method("dp-sgd", always=("head",))
 
 
 @pytest.mark.parametrize("count", [0, 1, 3, 4, 5, 8, 13, 29])
@@ -149,7 +148,7 @@ def test_an_order_of_rows_gives_whole_rows_and_then_part_of_one(count):
 )
 def test_stages_in_no_sensible_order_are_refused(stages, ranking, told):
     with pytest.raises(SparseDPError, match=told):
-        plan_of(get_method("head-first"), MethodOptions(stages=stages, ranking=ranking))
+        get_method("head-first", stages=stages, ranking=ranking)
 
 
 def test_biases_are_found_whatever_comes_before_or_after_the_word():

@@ -8,14 +8,23 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from method_harness import NETWORK, HandWritten, Problem, drive
-from method_tools import layout_of, plan_of, random_release, release, run
+from method_tools import (
+    NETWORK,
+    HandWritten,
+    Problem,
+    drive,
+    layout_of,
+    plan_of,
+    random_release,
+    release,
+    run,
+)
 
 from every_day import by_method
 from sparsedp.clipping import Standardized
 from sparsedp.errors import PrivacyError, SparseDPError
 from sparsedp.methods.catalog import get_method, list_methods
-from sparsedp.methods.method import GeometryRule, MethodOptions, OffSupport
+from sparsedp.methods.method import Decays, GeometryRule, OffSupport
 from sparsedp.methods.plan_config import PlanConfig
 from sparsedp.methods.ranking import Granularity
 from sparsedp.methods.schedules import (
@@ -52,9 +61,7 @@ def periods(done):
 
 def test_tp_topk_keeps_the_coordinates_with_the_most_energy_and_remembers_their_scores():
     gradient = [0.0, 3.0, -4.0, 1.0, 0.0, 2.0, 0.0, 0.0, 0.0, 0.0]
-    done = run(
-        get_method("tp-topk"), MethodOptions(active_ratio=0.3), layout=TEN, make=constant(gradient, 0.5)
-    )
+    done = run(get_method("tp-topk", active_ratio=0.3), layout=TEN, make=constant(gradient, 0.5))
     assert done.settings[-1].support.indices.tolist() == [1, 2, 5]
     assert done.controller.scores().tolist() == [g * g - 0.25 for g in gradient]
 
@@ -72,22 +79,31 @@ def test_scores_are_there_from_the_ranking_on_and_never_for_a_random_one():
 
 def test_cooling_after_a_warm_up_keeps_the_ranking_and_moves_the_ratio():
     gradient = [float(i) for i in range(10)]
-    options = MethodOptions(schedule=GradualCooling(), active_ratio=0.2)
-    done = run(get_method("tp-topk"), options, layout=TEN, make=constant(gradient), warmup_fraction=0.25)
+    done = run(
+        get_method("tp-topk", schedule=GradualCooling(), active_ratio=0.2),
+        layout=TEN,
+        make=constant(gradient),
+        warmup_fraction=0.25,
+    )
     assert done.sizes == [10] * 10 + [6] * 5 + [2] * 5
     assert [s.indices.tolist() for s in periods(done)] == [list(range(10)), [4, 5, 6, 7, 8, 9], [8, 9]]
 
 
 def test_released_coordinates_are_the_next_best():
     gradient = [float(i) for i in range(10)]
-    options = MethodOptions(schedule=ProgressiveUnfreezing((0.4, 0.5)), active_ratio=0.2)
-    done = run(get_method("adadpigu"), options, layout=TEN, make=constant(gradient), warmup_fraction=0.25)
+    done = run(
+        get_method("adadpigu", schedule=ProgressiveUnfreezing((0.4, 0.5)), active_ratio=0.2),
+        layout=TEN,
+        make=constant(gradient),
+        warmup_fraction=0.25,
+    )
     assert [s.indices.tolist() for s in periods(done)[1:]] == [[8, 9], [6, 7, 8, 9], [5, 6, 7, 8, 9]]
 
 
 def test_random_supports_are_fresh_every_period_and_fixed_within_one():
-    options = MethodOptions(schedule=PiecewiseConstant((0.5,)), clock=PerEpoch(2))
-    done = run(get_method("on-rand"), options, layout=layout_of((100,)))
+    done = run(
+        get_method("on-rand", schedule=PiecewiseConstant((0.5,)), clock=PerEpoch(2)), layout=layout_of((100,))
+    )
     changes = [step for step, setting in enumerate(done.settings) if setting.change is not None]
     assert changes == [0, 3, 5, 8, 10, 13, 15, 18]
     assert len({setting.support for setting in done.settings}) == 8
@@ -106,8 +122,12 @@ def test_refreshing_after_a_warm_up_starts_from_its_scores_and_then_uses_the_las
         gradient[0], gradient[1] = 5.0, 4.0 if step < 5 else 0.0
         return release(setting.support, setting.support.gather(gradient), 0.1, step=step)
 
-    options = MethodOptions(refresh=Refresh.EVERY_PERIOD, active_ratio=0.2, ranking="ranked")
-    done = run(get_method("tp-topk"), options, layout=TEN, make=make, warmup_fraction=0.25)
+    done = run(
+        get_method("tp-topk", refresh=Refresh.EVERY_PERIOD, active_ratio=0.2, ranking="ranked"),
+        layout=TEN,
+        make=make,
+        warmup_fraction=0.25,
+    )
     assert done.settings[5].support.indices.tolist() == [0, 1]
     assert done.settings[9].support.indices.tolist() == [0, 1]
     assert 0 in done.settings[10].support
@@ -116,9 +136,14 @@ def test_refreshing_after_a_warm_up_starts_from_its_scores_and_then_uses_the_las
 
 def test_a_frozen_coordinate_can_come_back_only_because_of_the_public_noise():
     def supports(noise):
-        options = MethodOptions(schedule=PiecewiseConstant((0.5,)))
         return periods(
-            run(get_method("ranked"), options, layout=TEN, make=constant([0.0] * 10), epochs=30, noise=noise)
+            run(
+                get_method("ranked", schedule=PiecewiseConstant((0.5,))),
+                layout=TEN,
+                make=constant([0.0] * 10),
+                epochs=30,
+                noise=noise,
+            )
         )
 
     silent, noisy = supports(0.0), supports(1.0)
@@ -127,8 +152,12 @@ def test_a_frozen_coordinate_can_come_back_only_because_of_the_public_noise():
 
 
 def test_pruning_happens_once_at_the_first_selection():
-    options = MethodOptions(prune=True, schedule=PiecewiseConstant((1.0, 0.5, 0.2, 0.6)))
-    done = run(get_method("tp-topk"), options, layout=TEN, epochs=6, warmup_fraction=1 / 6)
+    done = run(
+        get_method("tp-topk", prune=True, schedule=PiecewiseConstant((1.0, 0.5, 0.2, 0.6))),
+        layout=TEN,
+        epochs=6,
+        warmup_fraction=1 / 6,
+    )
     changes = [setting.change for setting in done.settings if setting.change is not None]
     assert [change.prune for change in changes] == [True, False, False]
     assert changes[0].left.size == 5
@@ -136,8 +165,11 @@ def test_pruning_happens_once_at_the_first_selection():
 
 
 def test_statistics_start_afresh_for_coordinates_that_enter_or_come_back():
-    options = MethodOptions(active_ratio=0.5, schedule=PiecewiseConstant((0.5, 0.2, 0.5)))
-    done = run(get_method("adadpigu"), options, layout=TEN, make=constant([float(i) for i in range(10)]))
+    done = run(
+        get_method("adadpigu", active_ratio=0.5, schedule=PiecewiseConstant((0.5, 0.2, 0.5))),
+        layout=TEN,
+        make=constant([float(i) for i in range(10)]),
+    )
     scales = [setting.geometry.scale for setting in done.settings[6:]]
     assert scales[0].tolist() == [1 + 1e-6] * 5
     assert not torch.equal(scales[4], scales[0])
@@ -148,19 +180,19 @@ def test_statistics_start_afresh_for_coordinates_that_enter_or_come_back():
 def test_rows_are_taken_whole_but_for_the_one_at_the_edge():
     layout = layout_of((4, 5), (4,))
     gradient = [1.0] * 5 + [3.0] * 5 + [0.0] * 5 + [2.0, 2.0, 2.0, 2.0, 2.5] + [0.5] * 4
-    options = MethodOptions(granularity=Granularity.ROWS, active_ratio=0.5)
-    done = run(get_method("tp-topk"), options, layout=layout, make=constant(gradient))
+    done = run(
+        get_method("tp-topk", granularity=Granularity.ROWS, active_ratio=0.5),
+        layout=layout,
+        make=constant(gradient),
+    )
     assert done.settings[-1].support.indices.tolist() == [0, 1, 5, 6, 7, 8, 9, 15, 16, 17, 18, 19]
 
 
 def test_frozen_noise_has_the_scale_of_the_missing_noise():
     """The noise on the mean is 3/B = 0.3; the sum over 100 steps of fresh noise has std 3."""
-    method = get_method("on-rand")
-    options = MethodOptions(ranking="ranked", schedule=PiecewiseConstant((0.01,)))
+    method = get_method("on-rand", ranking="ranked", schedule=PiecewiseConstant((0.01,)))
     layout = layout_of((4000,))
-    done = run(
-        method, options, layout=layout, make=constant([0.0] * 4000), epochs=3, steps_per_epoch=100, noise=3.0
-    )
+    done = run(method, layout=layout, make=constant([0.0] * 4000), epochs=3, steps_per_epoch=100, noise=3.0)
     # Chi-square with 3,960 degrees of freedom, false-alarm rate 4e-7.
     frozen = ~done.settings[150].support.mask()
     squares = done.controller.scores()[frozen] ** 2
@@ -195,18 +227,16 @@ def test_a_plan_that_carries_no_method_or_has_other_phases_is_refused():
 
 
 def test_a_ratio_that_leaves_nothing_is_refused_at_once():
-    method, options = get_method("on-rand"), MethodOptions(active_ratio=0.09)
     with pytest.raises(SparseDPError, match="of d=10 coordinates is none"):
-        SupportScheduler(plan_of(method, options), TEN, PUBLIC)
+        SupportScheduler(plan_of(get_method("on-rand", active_ratio=0.09)), TEN, PUBLIC)
 
 
-@pytest.mark.parametrize("part", ["options", "layout", "plan", "seed"])
+@pytest.mark.parametrize("part", ["method", "layout", "plan", "seed"])
 def test_a_state_of_another_run_is_refused(part):
-    method = get_method("tp-topk")
-    state = SupportScheduler(plan_of(method), TEN, PUBLIC).state()
-    options = MethodOptions(active_ratio=0.5) if part == "options" else None
+    state = SupportScheduler(plan_of(get_method("tp-topk")), TEN, PUBLIC).state()
+    method = get_method("tp-topk", active_ratio=0.5 if part == "method" else None)
     layout = layout_of((11,)) if part == "layout" else TEN
-    plan = plan_of(method, options, noise=2.0 if part == "plan" else 1.0)
+    plan = plan_of(method, noise=2.0 if part == "plan" else 1.0)
     other = SupportScheduler(plan, layout, PublicRandomness(6 if part == "seed" else 5))
     with pytest.raises(SparseDPError, match="the saved state differs in"):
         other.restore(state)
@@ -218,24 +248,18 @@ Z = 5.1
 
 
 def measured(method):
-    options = None if method.ranking is None else MethodOptions(active_ratio=0.3)
+    if method.ranking is not None:
+        method = method.changed(active_ratio=0.3)
     if method.geometry is GeometryRule.STANDARDIZED:
-        options = MethodOptions(active_ratio=0.3, variance_decay=0.9)
+        method = method.changed(decays=Decays(variance=0.9))
     plan = PlanConfig.asked(
-        method, options, units=40, batch_size=BATCH, epochs=STEPS // 5,
+        method, units=40, batch_size=BATCH, epochs=STEPS // 5,
         max_grad_norm=CLIP,
     ).draft()  # fmt: skip
     plan = replace(plan, phases=plan.training)
     plan = plan.with_noise({phase.name: NOISE for phase in plan.phases})
-    return drive(
-        method,
-        options,
-        plan,
-        Problem(steps=STEPS),
-        lr=0.05,
-        randomness=SystemRandomness(),
-        engine=HandWritten(),
-    )
+    problem = Problem(steps=STEPS)
+    return drive(plan, problem, lr=0.05, randomness=SystemRandomness(), engine=HandWritten())
 
 
 @pytest.mark.parametrize("name", by_method(method.name for method in list_methods()))

@@ -28,7 +28,7 @@ from flat_settings import placed
 from sparsedp import PrivacyError, PrivateNormalisation, SparseDPError, list_methods, verify
 from sparsedp.diagnostics import look
 from sparsedp.errors import DataError
-from sparsedp.methods import MethodOptions, get_method
+from sparsedp.methods import get_method
 from sparsedp.optimizers.factory import AVERAGED, SQUARED, table_rate
 from sparsedp.privacy.ledger import Ledger
 from sparsedp.runs.run import Run
@@ -246,7 +246,13 @@ VERY_NOISY = {"epsilon": 0.5, "epochs": 3, "batch_size": 16}
         (1000, 1_000, 1000, NOISY | {"epsilon": 200.0}, "dp-sgd"),
         (1000, 15_000, 500, NOISY | {"batch_size": 128}, "dp-sgd"),
         (80, 3, 80, NOISY | {"batch_size": 16, "active_ratio": 0.5}, "tp-topk"),
-        (80, 649, 80, NOISY | {"batch_size": 16, "options": MethodOptions(ranking="coherent")}, "tp-topk"),
+        (
+            80,
+            649,
+            80,
+            NOISY | {"batch_size": 16, "method": get_method("tp-topk", ranking="coherent")},
+            "tp-topk",
+        ),
     ],
 )
 def test_auto_is_the_same_plan_as_that_of_fit(rows, features, people, settings, method):
@@ -337,8 +343,7 @@ def test_a_handful_of_coordinates_is_trained_whole_unless_told_otherwise():
     few, many = table(features=3), table(features=600)
     assert classifier(method="tp-coherent").fit(*few).result_.k == 4
     assert classifier(active_ratio=0.5).fit(*few).result_.k == 2
-    assert classifier(options=MethodOptions(active_ratio=0.5)).fit(*few).result_.k == 2
-    assert classifier(options=MethodOptions(ranking="energy")).fit(*few).result_.k == 4
+    assert classifier(method=get_method("tp-topk", active_ratio=0.5)).fit(*few).result_.k == 2
     assert classifier(method="tp-coherent").fit(*many).result_.k == 120
     assert classifier().fit(*many).result_.k == 601
     assert classifier(method="dp-sgd").fit(*few).result_.k == 4
@@ -425,7 +430,7 @@ def test_a_fit_that_fails_leaves_the_one_before_whole():
 
 def test_a_clone_has_the_settings_and_not_the_fit():
     X, y = table()
-    model = classifier(bounds=(np.full(3, -1.0), 1), options=MethodOptions(active_ratio=0.5)).fit(X, y)
+    model = classifier(bounds=(np.full(3, -1.0), 1), active_ratio=0.5).fit(X, y)
     twin = clone(model)
     with pytest.raises(NotFittedError):
         twin.predict(X)

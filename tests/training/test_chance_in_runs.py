@@ -183,7 +183,6 @@ def test_an_attacker_with_the_run_folder_guesses_membership_no_better_than_epsil
     plans = {
         size: build_plan(
             method,
-            None,
             units=size,
             batch_size=size,
             epochs=1,

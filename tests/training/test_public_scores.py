@@ -15,7 +15,7 @@ from torch.utils.data import TensorDataset
 from flat_settings import placed
 from runs import loss_fn, weights
 from sparsedp.errors import SparseDPError
-from sparsedp.methods import Granularity, MethodOptions, PublicScores, build_plan
+from sparsedp.methods import Granularity, PublicScores, build_plan
 from sparsedp.parameters import ParameterLayout
 from sparsedp.results import Result
 from sparsedp.training.fit import fit
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("checked_once")
 
 ROWS, WORDS, WIDTH = 60, 12, 3
 BUDGET = {"epsilon": 4.0, "delta": 1e-3, "epochs": 2, "batch_size": 20, "accountant": "rdp"}
-BY_ROWS = MethodOptions(granularity=Granularity.ROWS, always=("dense",))
+BY_ROWS = {"granularity": Granularity.ROWS, "always": ("dense",)}
 
 
 def network() -> nn.Module:

@@ -23,7 +23,7 @@ from runs import CLASSES, FEATURES, ROWS, SETUPS, a_plan, a_trainer, advance, fi
 from sparsedp._files import write_atomically
 from sparsedp.errors import DataError, ModelError, PrivacyError, SparseDPError
 from sparsedp.loading import DataConfig
-from sparsedp.methods import MethodOptions, build_plan, get_method, list_methods
+from sparsedp.methods import build_plan, get_method, list_methods
 from sparsedp.privacy.ledger import Ledger
 from sparsedp.results import Event, Result, StepReport
 from sparsedp.runs import directory
@@ -43,7 +43,7 @@ def cosine(optimizer: torch.optim.Optimizer, steps: int) -> torch.optim.lr_sched
 def with_optimizer(make: Callable[[Any], torch.optim.Optimizer]) -> Callable[[], dict[str, Any]]:
     """A network with dropout under that optimizer."""
     return lambda: {
-        "model": network(dropout=0.4), "optimizer": make, "options": MethodOptions(active_ratio=0.15)
+        "model": network(dropout=0.4), "optimizer": make, "options": {"active_ratio": 0.15}
     }  # fmt: skip
 
 

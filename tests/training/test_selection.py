@@ -21,7 +21,7 @@ from sparsedp.errors import DataError, ModelError, PrivacyError, SparseDPError
 from sparsedp.grad_sample.isolation import same_draws
 from sparsedp.grad_sample.selection import EmbeddingRowCounter
 from sparsedp.loading import DataConfig
-from sparsedp.methods import Granularity, MethodOptions, SupportScheduler, build_plan, get_method
+from sparsedp.methods import Granularity, Method, SupportScheduler, build_plan, get_method
 from sparsedp.methods.scores import Contributions
 from sparsedp.methods.support_scheduler import noise_on_mean
 from sparsedp.parameters import ParameterLayout
@@ -37,15 +37,15 @@ from sparsedp.training.fit import fit
 pytestmark = pytest.mark.usefixtures("checked_once")
 
 BATCH = 20
-FEST = MethodOptions(active_ratio=0.3)
+FEST = get_method("fest", active_ratio=0.3)
 QUICK = {
     "epsilon": 8.0, "delta": 1e-3, "epochs": 1, "batch_size": BATCH, "accountant": "rdp", "lr": 0.1, "seed": 3,
     "progress": False,
 }  # fmt: skip
 
 
-def adafest_options(threshold: float = 1.0) -> MethodOptions:
-    return MethodOptions(ranking=Contributions(threshold=threshold, share=0.3))
+def adafest_of(threshold: float = 1.0) -> Method:
+    return get_method("adafest", ranking=Contributions(threshold=threshold, share=0.3))
 
 
 def counted(model: nn.Module, tokens: Tensor, units: Tensor | None = None) -> Tensor:
@@ -174,13 +174,13 @@ def test_row_count_of_a_row_that_the_table_lacks_is_refused_without_naming_it(ba
 
 
 def test_fest_of_what_is_no_table_is_refused() -> None:
-    plan = build_plan("fest", MethodOptions(always=()), units=ROWS, accountant="rdp", delta=1e-3)
+    plan = build_plan(get_method("fest", always=()), units=ROWS, accountant="rdp", delta=1e-3)
     with pytest.raises(SparseDPError, match=r"out\.weight"):
         a_trainer(plan=plan, model=Bag(), draw=texts)
 
 
 def test_fest_plans_the_selection_as_a_phase_with_its_share_of_the_budget() -> None:
-    plan = a_plan(get_method("fest"), FEST)
+    plan = a_plan(FEST)
     select, train = plan.phases
     assert (select.name, select.steps, select.sampling_rate, select.clip_norm) == ("select", 1, 1.0, 1.0)
     assert (train.name, select.trains, train.trains) == ("train", False, True)
@@ -189,10 +189,10 @@ def test_fest_plans_the_selection_as_a_phase_with_its_share_of_the_budget() -> N
     assert 0.995 * 8 <= plan_epsilon(plan) <= 8
     dense = a_plan(get_method("dp-sgd"))
     assert 1 < train.noise_multiplier / dense.phases[0].noise_multiplier < 1.05
-    more = a_plan(get_method("fest"), FEST, selection_budget=0.5)
+    more = a_plan(FEST, selection_budget=0.5)
     assert more.phases[0].noise_multiplier < select.noise_multiplier
     with pytest.raises(SparseDPError, match="selection_budget"):
-        a_plan(get_method("fest"), FEST, selection_budget=1.0)
+        a_plan(FEST, selection_budget=1.0)
 
 
 def test_fest_trains_the_best_rows_of_the_noisy_count_and_the_rest_never_move(tmp_path: Path) -> None:
@@ -215,7 +215,7 @@ def test_fest_trains_the_best_rows_of_the_noisy_count_and_the_rest_never_move(tm
 
 def test_fest_counts_all_texts_of_a_unit_once_however_few_train() -> None:
     plan = build_plan(
-        "fest", FEST, units=ROWS // 3, unit_name="user", batch_size=10, epochs=1, epsilon=8.0, delta=1e-3,
+        FEST, units=ROWS // 3, unit_name="user", batch_size=10, epochs=1, epsilon=8.0, delta=1e-3,
         accountant="rdp",
     )  # fmt: skip
     units = torch.arange(ROWS) // 3
@@ -230,7 +230,7 @@ def test_fest_counts_all_texts_of_a_unit_once_however_few_train() -> None:
 
 
 def test_adafest_charges_both_releases_of_a_step_as_one_and_plans_how_it_is_shared(tmp_path: Path) -> None:
-    plan = a_plan(get_method("adafest"), adafest_options(), epochs=2)
+    plan = a_plan(adafest_of(), epochs=2)
     (phase,) = plan.phases
     together = (phase.count_noise**-2 + phase.gradient_noise**-2) ** -0.5
     assert together == pytest.approx(phase.noise_multiplier, rel=1e-12)
@@ -249,7 +249,7 @@ def test_adafest_charges_both_releases_of_a_step_as_one_and_plans_how_it_is_shar
 
 def test_adafest_step_is_the_papers_algorithm(monkeypatch: pytest.MonkeyPatch) -> None:
     """Counts, threshold, mask, clip, noise and mean, against NumPy on the same batch and the same noise."""
-    plan = a_plan(get_method("adafest"), adafest_options(), epochs=2, max_grad_norm=0.2)
+    plan = a_plan(adafest_of(), epochs=2, max_grad_norm=0.2)
     (phase,) = plan.phases
     made, sizes = [], set()
     trainer = a_trainer(plan=plan, model=Bag(), draw=texts, seed=3)
@@ -311,11 +311,11 @@ def test_split_charge_gives_the_two_releases_of_a_step_noise_of_their_own() -> N
 
 
 def test_adafest_step_waits_for_its_count() -> None:
-    plan = a_plan(get_method("adafest"), adafest_options())
+    plan = a_plan(adafest_of())
     with pytest.raises(SparseDPError, match="have not been counted"):
         SupportScheduler(plan, ParameterLayout.of(Bag()), PublicRandomness(1)).begin_step(0)
     with pytest.raises(SparseDPError, match="in every step"):
-        build_plan("adafest", MethodOptions(refresh="once"), units=ROWS)
+        get_method("adafest", refresh="once")
 
 
 @pytest.mark.parametrize(

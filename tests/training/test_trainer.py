@@ -17,7 +17,7 @@ from sparsedp import Callback, fit
 from sparsedp.batch import MicroBatch, PerExampleLoss
 from sparsedp.errors import DataError, ModelError, PrivacyError, SparseDPError
 from sparsedp.loading import DataConfig
-from sparsedp.methods import MethodOptions, OffSupport, build_plan, get_method, list_methods
+from sparsedp.methods import OffSupport, build_plan, get_method, list_methods
 from sparsedp.privacy import mechanism
 from sparsedp.privacy.plan import Plan
 from sparsedp.randomness import SeededRandomness
@@ -89,7 +89,7 @@ def test_trainer_divides_a_sampled_batch_by_the_expected_size_never_by_its_own()
 
 @pytest.mark.parametrize("method", SPARSE, ids=lambda method: method.name)
 def test_trainer_moves_a_coordinate_off_the_support_only_where_the_method_coasts(method: Any) -> None:
-    trainer = a_trainer(method.name, optimizer=OPTIMIZERS["decay"], options=MethodOptions(active_ratio=0.3))
+    trainer = a_trainer(method.name, optimizer=OPTIMIZERS["decay"], options={"active_ratio": 0.3})
     moved_off_support = 0
     for batch in trainer:
         before = weights(trainer.model)
@@ -100,7 +100,7 @@ def test_trainer_moves_a_coordinate_off_the_support_only_where_the_method_coasts
 
 
 def test_trainer_that_prunes_zeroes_what_the_first_selection_freezes() -> None:
-    trainer = advance(a_trainer("adadpigu", options=MethodOptions(prune=True)))
+    trainer = advance(a_trainer("adadpigu", options={"prune": True}))
     frozen = ~trainer.support.mask()
     assert (weights(trainer.model)[frozen] == 0).all()
 

@@ -104,8 +104,7 @@ def _spec(model: Any, found: Settings, bundle: DataBundle) -> PlanConfig:
     by_row = found.unit == "row" or train.units is None
     units = len(train) if by_row else train.unit_count
     unit = "row" if by_row else bundle.unit
-    found.configured_method()  # refuses an ablation
-    return spec_for(model, found.method, found.method_options(), units=units, unit_name=unit, **found.asked())
+    return spec_for(model, found.configured_method(), units=units, unit_name=unit, **found.asked())
 
 
 def audit_missing() -> None:

@@ -56,7 +56,7 @@ def open_trainer(settings: Settings) -> tuple[Trainer, DataBundle]:
     if rate is None:
         raise SparseDPError(f"lr: not given, and {found.dataset} has no recipe for {found.model}; give one")
     plan = build_plan(
-        found.method, found.method_options(), units=train.unit_count, unit_name=bundle.unit, **found.asked()
+        found.configured_method(), units=train.unit_count, unit_name=bundle.unit, **found.asked()
     )
     model = build_model(
         found.model or "", found.model_options, bundle.input_shape, len(bundle.classes), found.seed

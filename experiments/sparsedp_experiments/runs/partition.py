@@ -26,7 +26,7 @@ from sparsedp.batch import MicroBatch, from_criterion
 from sparsedp.clipping import FlatClip
 from sparsedp.grad_sample import ClippedSumQuery, make_engine
 from sparsedp.loading import DataConfig
-from sparsedp.methods import MethodOptions, OffSupport, SupportScheduler, build_plan, get_method
+from sparsedp.methods import OffSupport, SupportScheduler, build_plan, get_method
 from sparsedp.optimizers.sparse import support_optimizer
 from sparsedp.parameters import ParameterLayout
 from sparsedp.privacy.ledger import Charge, ChargeLog
@@ -272,10 +272,9 @@ def train_missing() -> None:
 
 def train(training: Training, bundle: DataBundle) -> Trained:
     """Train with the library's step and either kind of batches, then evaluate."""
-    method = get_method(training.method)
+    method = get_method(training.method, active_ratio=training.active_ratio)
     plan = build_plan(
         method,
-        MethodOptions(active_ratio=training.active_ratio),
         units=len(bundle.train),
         batch_size=training.batch_size,
         epochs=training.epochs,

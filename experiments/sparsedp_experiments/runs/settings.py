@@ -13,7 +13,7 @@ from typing import Any, Literal
 from sparsedp._serialization import FrozenMap, canonical, sha256
 from sparsedp.errors import PrivacyError, SparseDPError
 from sparsedp.loading import DataConfig
-from sparsedp.methods import MethodOptions, configure, get_method
+from sparsedp.methods import get_method
 from sparsedp.methods.auto import AUTO_METHOD
 from sparsedp.methods.method import OF_THE_PLAN, Method
 from sparsedp.methods.plan_config import (
@@ -234,11 +234,10 @@ class Settings:
             name: _plain(value) for name, value in found.items() if value is not None and value != _NOTHING
         }
 
-    def method_options(self) -> MethodOptions | None:
-        """The changes to the method, its ratio among them; None if there are none."""
+    def method_changes(self) -> dict[str, Any]:
+        """The changes to the method, its ratio among them."""
         ratio = {} if self.active_ratio is None else {"active_ratio": self.active_ratio}
-        changes = {**self.options.plain(), **ratio}
-        return MethodOptions.from_json(changes) if changes else None
+        return {**self.options.plain(), **ratio}
 
     def asked(self) -> PlanArgs:
         """What they ask of a plan, but for units and method."""
@@ -270,7 +269,7 @@ class Settings:
             del own["split"]
         if self.method == AUTO_METHOD and self.warmup_fraction == WARMUP_FRACTION:
             del own["warmup_fraction"]  # whoever says nothing of a support asks for none
-        return changed_method(self.method, self.method_options(), **own)
+        return changed_method(self.method, **self.method_changes(), **own)
 
     def of_the_plan(self) -> dict[str, Any]:
         """What they ask of a plan besides the method, as `fit` takes it."""
@@ -294,7 +293,7 @@ class Settings:
         """
         ablation = self.method in ABLATIONS
         method = get_method({AUTO_METHOD: METHOD}.get(self.method, "on-rand" if ablation else self.method))
-        configure(method, self.method_options())
+        method = method.changed(**self.method_changes())
         PrivateNormalisation.from_json(self.normalise)
         recipe = recipe_for(self.dataset, self.model, self.optimizer)
         filled: dict[str, Any] = {name: v for name, v in recipe.items() if getattr(self, name) is None}

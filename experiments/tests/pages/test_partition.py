@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from sparsedp import fit
-from sparsedp.methods import MethodOptions, build_plan, configure, get_method
+from sparsedp.methods import build_plan, get_method
 from sparsedp_experiments.models.networks import logistic
 from sparsedp_experiments.runs.execute import load_data
 from sparsedp_experiments.runs.partition import (
@@ -53,7 +53,7 @@ def _training(sampling: str) -> Training:
 def test_a_partition_has_every_row_once_an_epoch_in_batches_of_nearly_equal_size() -> None:
     bundle = load_data(Settings(dataset="digits"))
     plan = build_plan(
-        get_method("dp-sgd"), MethodOptions(), units=len(bundle.train), batch_size=200, epochs=2, epsilon=8.0,
+        get_method("dp-sgd"), units=len(bundle.train), batch_size=200, epochs=2, epsilon=8.0,
         delta=1e-5, max_grad_norm=1.0,
     )  # fmt: skip
     steps = [(batch.step, list(batch)) for batch in partition_batches(bundle, plan, seed=0)]
@@ -115,9 +115,7 @@ def quiet_plan(method, rows):
 @pytest.mark.parametrize(("name", "ratio"), [("dp-sgd", None), ("tp-coherent", 0.58)])
 def test_without_noise_the_weights_are_the_librarys(name, ratio):
     people = some_people(3000)
-    method = get_method(name)
-    if ratio is not None:
-        method = configure(method, MethodOptions(active_ratio=ratio))
+    method = get_method(name, active_ratio=ratio)
     plan = quiet_plan(method, 3000)
     assert plan.phases[-1].noise_multiplier < 0.5
     found = simulate(people, plan, [Setting(0.4, 0.2, ratio)], seed=0)[0][:, 0]

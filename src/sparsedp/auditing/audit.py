@@ -30,14 +30,16 @@ from sparsedp.batch import Batch, PerExampleLoss, per_sample_loss
 from sparsedp.distributed import require_one_process
 from sparsedp.errors import SparseDPError
 from sparsedp.loading import DataConfig
-from sparsedp.methods import Method, MethodOptions, build_plan
-from sparsedp.methods.plan_config import METHOD, PlanArgs, check_asked
+from sparsedp.methods import Method
+from sparsedp.methods.auto import AUTO_METHOD
+from sparsedp.methods.plan_config import PlanArgs, check_asked
 from sparsedp.privacy.accounting import plan_epsilon
 from sparsedp.privacy.normalization import NORMALISE
 from sparsedp.privacy.plan import Plan
 from sparsedp.runs.run import Run, load_weights
 from sparsedp.training.data import count_channels, count_units
 from sparsedp.training.normalization import Normalised, check_normalisation
+from sparsedp.training.planning import spec_for
 
 STEPS = 200
 RECORD_RELEASES = 100
@@ -140,7 +142,6 @@ def audit(
     plan: Plan | None = None,
     *,
     method: str | Method | None = None,
-    options: MethodOptions | None = None,
     unit_ids: Tensor | Sequence[int] | None = None,
     rows_per_unit: int = 1,
     max_physical_batch: int | None = None,
@@ -160,10 +161,8 @@ def audit(
         model: as it would be trained; it is not moved, and the checks that `fit` makes first are left out.
         train_dataset: the data that would be protected.
         criterion: as for `fit`.
-        plan: the claim, from `build_plan` or of a run; if not given, made of `method`, `options` and
-            `asked` as `fit` does.
+        plan: the claim, from `build_plan` or of a run; if not given, made of `method` and `asked` as `fit` does.
         method: as for `fit`; not with a plan, which has its own.
-        options: changes to the method; not with a plan.
         unit_ids: the unit each row belongs to.
         rows_per_unit: rows drawn of a sampled unit.
         max_physical_batch: most rows loaded at once.
@@ -172,10 +171,9 @@ def audit(
         confidence: chance that an honest mechanism raises no alarm; 0.95 by default, `1 - 1e-6` for a gate.
         steps: run at most so many steps of the plan with canaries.
         progress: show a progress bar on a terminal.
-        run: the folder of a run: its plan is the claim, and a copy of the model with its weights is audited. Give the
-            method's options as `fit` got them.
-        asked: epsilon, delta, epochs, batch_size, max_grad_norm and all else of a plan, as for `fit`; not with a
-        plan.
+        run: the folder of a run: its plan is the claim, and a copy of the model with its weights is audited.
+        asked: epsilon, delta, epochs, batch_size, max_grad_norm and all else of a plan, as for `fit`; not with
+            a plan.
 
     Formal guarantees:
         It looks at private examples without noise: the result is for whoever answers for the guarantee, and not for
@@ -191,7 +189,7 @@ def audit(
     if steps < 2:
         raise SparseDPError(f"steps: got {steps}, expected at least 2")
     check_asked(asked, "audit")
-    told = {"method": method, "options": options, **asked}
+    told = {"method": method, **asked}
     given: dict[str, Any] = {name: value for name, value in told.items() if value is not None}
     head, trained = None, model
     if run is not None:
@@ -203,7 +201,11 @@ def audit(
             f"audit: got a plan and {sorted(given)}; the plan has its own, so drop them or it"
         )
     found = count_units(train_dataset, unit_ids)
-    claimed = plan or build_plan(**{"method": METHOD, **given}, units=found)
+    if plan is None:
+        unit_name = "row" if unit_ids is None else "unit"
+        chosen = {"method": AUTO_METHOD, **given}
+        plan = spec_for(trained, **chosen, units=found, unit_name=unit_name).plan()
+    claimed = plan
     claimed.check_calibrated()
     loading = DataConfig(
         unit_ids=unit_ids,

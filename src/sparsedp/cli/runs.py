@@ -388,11 +388,12 @@ def audit(
 
     def attack() -> AuditResult:
         from sparsedp.auditing import audit as attacked
-        from sparsedp.methods import MethodOptions
+        from sparsedp.methods.auto import AUTO_METHOD
+        from sparsedp.training.planning import changed_method
 
         model, train_dataset, loss_fn = imported_parts(subject, "(model, train_dataset, loss_fn)")
         if active_ratio is not None:
-            chosen["options"] = MethodOptions.from_json({"active_ratio": active_ratio})
+            chosen["method"] = changed_method(chosen.get("method", AUTO_METHOD), active_ratio=active_ratio)
         how: dict[str, Any] = {"confidence": confidence, "steps": steps, "progress": not as_json}
         return attacked(model, train_dataset, loss_fn, run=run, **how, **chosen)
 

@@ -8,11 +8,9 @@ from sparsedp.methods.method import (
     WARM_UP,
     GeometryRule,
     Method,
-    MethodOptions,
     Moves,
     OffSupport,
     Stage,
-    configure,
 )
 from sparsedp.methods.plan_config import PlanConfig, build_plan
 from sparsedp.methods.ranking import Granularity
@@ -62,7 +60,6 @@ __all__ = [
     "Knowledge",
     "Magnitude",
     "Method",
-    "MethodOptions",
     "Moves",
     "OffSupport",
     "PerEpoch",
@@ -80,7 +77,6 @@ __all__ = [
     "SupportChange",
     "SupportScheduler",
     "build_plan",
-    "configure",
     "get_method",
     "list_methods",
     "register_method",

@@ -10,7 +10,7 @@ from typing import Unpack
 from torch import nn
 
 from sparsedp.methods.catalog import get_method
-from sparsedp.methods.method import Method, MethodOptions, configure
+from sparsedp.methods.method import Method
 from sparsedp.methods.plan_config import PlanArgs, PlanConfig, default_delta
 from sparsedp.methods.support_scheduler import noise_on_mean
 from sparsedp.privacy.plan import Plan
@@ -29,7 +29,7 @@ MANY = 10_000
 """Coordinates from which on a support has something to leave out: on 4,810 (digits) it lost up to a point."""
 ENOUGH_STEPS = 10
 """Steps of a plan that leave a warm-up some to learn a support in; a plan of one step has none for it at all."""
-ADAPTIVE = configure(get_method("tp-adaptive"), MethodOptions(denoise=False))
+ADAPTIVE = get_method("tp-adaptive", denoise=False)
 """What finds the support of a linear model and never lost more than 0.3 points; with its weights shrunk it gains more
 where features are standardized, and loses where many of them are rare (docs/wide.md)."""
 AUDIBLE, SOME = 0.05, 500
@@ -87,7 +87,7 @@ def method_beside(dense: Plan, dimension: int, *, linear: bool = False) -> Metho
         return get_method("dp-sgd")
     if linear:
         return ADAPTIVE if ratio >= AUDIBLE and dimension >= SOME else get_method("dp-sgd")
-    sparse = configure(get_method(SPARSE), MethodOptions(active_ratio=SPARSE_RATIO))
+    sparse = get_method(SPARSE, active_ratio=SPARSE_RATIO)
     return sparse if pays(ratio, dimension) else get_method("dp-sgd")
 
 

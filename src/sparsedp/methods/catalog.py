@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
 from typing import Any
 
-from sparsedp.errors import SparseDPError
 from sparsedp.methods.empirical_bayes import EmpiricalBayes
 from sparsedp.methods.method import (
     HEAD,
     MAIN,
-    OF_THE_PLAN,
     SELECT,
     WARM_UP,
     GeometryRule,
     Method,
-    MethodOptions,
     OffSupport,
-    configure,
 )
 from sparsedp.methods.ranking import Granularity
 from sparsedp.methods.registry import Registry
@@ -99,7 +94,7 @@ def register_method(method: Method) -> Method:
 
 
 def get_method(name: str, **changes: Any) -> Method:
-    """The method of that name, with changes to its fields.
+    """The method of that name, with changes to its fields (`Method.changed`).
 
     >>> get_method("tp-topk", active_ratio=0.4).active_ratio
     0.4
@@ -107,14 +102,7 @@ def get_method(name: str, **changes: Any) -> Method:
     Raises:
         SparseDPError: there is none, or a field is unknown or gets a value that it does not take.
     """
-    row = _METHODS.get(name)
-    plain = {key: value for key, value in changes.items() if key in OF_THE_PLAN}
-    options = {key: value for key, value in changes.items() if key not in OF_THE_PLAN}
-    unknown = sorted(set(options) - {entry.name for entry in fields(MethodOptions)})
-    if unknown:
-        known = sorted({*OF_THE_PLAN, *(entry.name for entry in fields(MethodOptions))})
-        raise SparseDPError(f"get_method: got {unknown}, expected some of {known}")
-    return replace(configure(row, MethodOptions(**options)) if options else row, **plain)
+    return _METHODS.get(name).changed(**changes)
 
 
 def list_methods() -> tuple[Method, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from enum import Enum
 from typing import Any
 
@@ -132,7 +132,7 @@ class Decays:
     stabilizer: float = 1e-6
 
     def __post_init__(self) -> None:
-        for name, value in (("centre_decay", self.centre), ("variance_decay", self.variance)):
+        for name, value in (("centre", self.centre), ("variance", self.variance)):
             if not 0 <= value < 1:
                 raise SparseDPError(f"{name}: got {value}, expected a number in [0, 1)")
         if not 0 < self.stabilizer < float("inf"):
@@ -243,7 +243,7 @@ class Method:
         if self.per_sample_top is not None:
             exact_ratio(self.per_sample_top, "per_sample_top")
         check_stages(self.stages, self.name)
-        for check in (_check_selection, _check_dense, _check_release, _check_prune):
+        for check in (_check_selection, _check_dense, _check_release, _check_prune, _check_decays):
             check(self)
 
     @property
@@ -256,6 +256,34 @@ class Method:
         """What parts of a model are called in it: in scope, always and stages."""
         heads = tuple(stage.moves.value for stage in self.stages if stage.moves is Moves.HEAD)
         return (*self.scope, *self.always, *heads)
+
+    def changed(self, *, warm_up: bool | None = None, **changes: Any) -> Method:
+        """This row with other values in some of its fields, as they are or as JSON has them; None changes nothing.
+
+        `warm_up` puts that stage in or leaves it out.
+
+        Raises:
+            SparseDPError: an unknown field, or a value that it does not take or that would do nothing.
+        """
+        known = [entry.name for entry in fields(self)]
+        unknown = sorted(set(changes) - set(known))
+        if unknown:
+            raise SparseDPError(f"{self.name}: got {unknown}, expected some of {[*known, 'warm_up']}")
+        given = {name: value for name, value in changes.items() if value is not None}
+        useless = [name for name in _ABOUT_SUPPORT if name in given]
+        if self.ranking is None and "ranking" not in given and useless:
+            raise SparseDPError(
+                f"{self.name}: it trains every coordinate, so {useless} would do nothing; drop them, give "
+                "ranking=..., or choose a sparse method"
+            )
+        read = {
+            name: read_field(name, value) if isinstance(value, str | list | dict) else value
+            for name, value in given.items()
+        }
+        if warm_up is not None:
+            *others, main = (stage for stage in read.get("stages", self.stages) if stage != WARM_UP)
+            read["stages"] = (*others, WARM_UP, main) if warm_up else (*others, main)
+        return replace(self, **read)
 
     def to_json(self) -> dict[str, Any]:
         """Everything that decides what it does, as JSON values; prose is left out, and so is `denoise` unless set."""
@@ -336,128 +364,24 @@ def _check_prune(method: Method) -> None:
         )
 
 
+def _check_decays(method: Method) -> None:
+    if method.decays != Decays() and method.geometry is not GeometryRule.STANDARDIZED:
+        raise SparseDPError(
+            f"{method.name}: decays belong to the standardized geometry; drop them or give "
+            "geometry=GeometryRule.STANDARDIZED"
+        )
+
+
 _ABOUT_SUPPORT = ("refresh", "clock", "schedule", "off_support", "granularity", "prune")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MethodOptions:
-    """Overrides of a method's row; None leaves the row as it is. See `Method` for the meaning of each.
-
-    `ranking` may be a name ("energy", "magnitude", "ranked", "coherent", "random"). Four more are short for a part
-    of a field: `warm_up` puts that stage in or leaves it out, `centre_decay`, `variance_decay` and `stabilizer` are
-    the constants in `decays`.
-    """
-
-    active_ratio: float | None = None
-    scope: Names | None = None
-    always: Names | None = None
-    stages: tuple[Stage, ...] | None = None
-    ranking: str | Ranking | None = None
-    refresh: Refresh | None = None
-    clock: Clock | None = None
-    schedule: Schedule | None = None
-    geometry: GeometryRule | None = None
-    off_support: OffSupport | None = None
-    granularity: Granularity | None = None
-    prune: bool | None = None
-    per_sample_top: float | None = None
-    denoise: bool | None = None
-    decays: Decays | None = None
-    warm_up: bool | None = None
-    centre_decay: float | None = None
-    variance_decay: float | None = None
-    stabilizer: float | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """The overrides that are set, as JSON values."""
-        chosen = {f.name: getattr(self, f.name) for f in fields(self)}
-        return {name: write_field(value) for name, value in chosen.items() if value is not None}
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> MethodOptions:
-        """The options `to_json` wrote.
-
-        Raises:
-            SparseDPError: an unknown option, or a value none of the choices.
-        """
-        known = [f.name for f in fields(cls)]
-        unknown = sorted(set(values) - set(known))
-        if unknown:
-            raise SparseDPError(f"method options: got {unknown}, expected some of {known}")
-        named = isinstance(values.get("ranking"), str)
-        read = {
-            name: value if named and name == "ranking" else read_field(name, value)
-            for name, value in values.items()
-        }
-        return cls(**read)
-
-
-def configure(method: Method, options: MethodOptions | None = None) -> Method:
-    """The method's row with the options put in."""
-    if options is None:
-        return method
-    names = (
-        *_ABOUT_SUPPORT,
-        "active_ratio",
-        "scope",
-        "always",
-        "geometry",
-        "per_sample_top",
-        "stages",
-        "denoise",
-    )
-    chosen = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
-    chosen |= {
-        name: read_field(name, given) for name, given in chosen.items() if isinstance(given, str | list)
-    }
-    if options.warm_up is not None:
-        others = tuple(stage for stage in chosen.get("stages", method.stages) if stage != WARM_UP)
-        chosen["stages"] = (*others[:-1], WARM_UP, others[-1]) if options.warm_up else others
-    if options.ranking is not None:
-        given = options.ranking
-        chosen["ranking"] = get_ranking(given) if isinstance(given, str) else given
-    if method.ranking is None and options.ranking is None:
-        _check_dense_options(method, chosen)
-    decays = _decays(method, options)
-    configured = replace(method, **chosen, decays=decays)
-    if decays != method.decays and configured.geometry is not GeometryRule.STANDARDIZED:
-        raise SparseDPError(
-            f"{method.name}: centre_decay, variance_decay and stabilizer belong to the standardized geometry; "
-            "drop them or give geometry=GeometryRule.STANDARDIZED"
-        )
-    return configured
-
-
-def _check_dense_options(method: Method, chosen: Mapping[str, Any]) -> None:
-    useless = [name for name in _ABOUT_SUPPORT if name in chosen]
-    if useless:
-        raise SparseDPError(
-            f"{method.name}: it trains every coordinate, so {useless} would do nothing; drop them, give ranking=..., "
-            "or choose a sparse method"
-        )
-
-
-def _decays(method: Method, options: MethodOptions) -> Decays:
-    given = {
-        "centre": options.centre_decay,
-        "variance": options.variance_decay,
-        "stabilizer": options.stabilizer,
-    }
-    return replace(
-        options.decays or method.decays, **{name: value for name, value in given.items() if value is not None}
-    )
 
 
 def write_field(value: Any) -> Any:
     """JSON values of a field: plain values as they are, the pieces of a row by their fields."""
     if isinstance(value, Enum):
         return value.value
-    if isinstance(value, PerEpoch):
-        return {"per_epoch": value.times}
-    if isinstance(value, EverySteps):
-        return {"every_steps": value.steps}
-    if isinstance(value, EqualParts):
-        return {"parts": value.parts}
+    if isinstance(value, Clock):
+        ((_, number),) = asdict(value).items()
+        return {next(name for name, kind in _CLOCKS.items() if type(value) is kind): number}
     if is_dataclass(value) and not isinstance(value, type):
         return {item.name: write_field(getattr(value, item.name)) for item in fields(value)}
     return [write_field(item) for item in value] if isinstance(value, (tuple, list)) else value
@@ -469,47 +393,31 @@ def read_field(name: str, value: Any) -> Any:
     Raises:
         SparseDPError: it is none of the choices.
     """
+    if name in _CHOICES:
+        known = [choice.value for choice in _CHOICES[name]]
+        if value not in known:
+            raise SparseDPError(f"{name}: got {value!r}, expected one of {known}")
+        return _CHOICES[name](value)
+    if name in _PIECES:
+        return None if value is None else _piece(name, value)
     return _READERS[name](value) if name in _READERS else value
 
 
-def _one_of(choices: type[Enum], name: str) -> Callable[[Any], Any]:
-    def read_choice(value: Any) -> Any:
-        known = [choice.value for choice in choices]
-        if value not in known:
-            raise SparseDPError(f"{name}: got {value!r}, expected one of {known}")
-        return choices(value)
-
-    return read_choice
-
-
 def _clock(value: Any) -> Clock:
-    match value:
-        case {"per_epoch": times} | {"times": times} if len(value) == 1:
-            return PerEpoch(times)
-        case {"every_steps": steps} | {"steps": steps} if len(value) == 1:
-            return EverySteps(steps)
-        case {"parts": parts} if len(value) == 1:
-            return EqualParts(parts)
+    if isinstance(value, Mapping) and len(value) == 1 and set(value) <= set(_CLOCKS):
+        ((name, number),) = value.items()
+        return _CLOCKS[name](number)
     raise SparseDPError(
         f'clock: got {value!r}, expected {{"per_epoch": n}}, {{"every_steps": n}} or {{"parts": n}}'
     )
 
 
-def _ranking(value: Any) -> Ranking | None:
-    return None if value is None else _piece("ranking", value, get_ranking)
-
-
-def _schedule(value: Any) -> Schedule:
-    found: Schedule = _piece("schedule", value, get_schedule)
-    return found
-
-
-def _piece(what: str, value: Any, named: Callable[[str], Any]) -> Any:
+def _piece(what: str, value: Any) -> Any:
     """A registered piece by its name, with the other values put into its fields."""
     given: Any = {"name": value} if isinstance(value, str) else value
     if not isinstance(given, Mapping) or not isinstance(given.get("name"), str):
         raise SparseDPError(f'{what}: got {value!r}, expected a name, or {{"name": ..., and its own values}}')
-    known = named(given["name"])
+    known = _PIECES[what](given["name"])
     others = {name: _frozen(inner) for name, inner in given.items() if name != "name"}
     unknown = sorted(set(others) - {item.name for item in fields(known)})
     if unknown:
@@ -535,23 +443,29 @@ def _names(value: Any) -> tuple[str, ...]:
     return tuple(given)
 
 
-def _read_decays(value: Any) -> Decays:
+def _decays(value: Any) -> Decays:
     try:
         return Decays(**value)
     except TypeError as error:
         raise SparseDPError(f"decays: got {value!r}, expected centre, variance and stabilizer") from error
 
 
+_CHOICES: Mapping[str, type[Enum]] = {
+    "refresh": Refresh,
+    "geometry": GeometryRule,
+    "off_support": OffSupport,
+    "granularity": Granularity,
+}
+_PIECES: Mapping[str, Callable[[str], Any]] = {"ranking": get_ranking, "schedule": get_schedule}
+_CLOCKS: Mapping[str, Callable[[int], Clock]] = {
+    "per_epoch": PerEpoch,
+    "every_steps": EverySteps,
+    "parts": EqualParts,
+}
 _READERS: Mapping[str, Callable[[Any], Any]] = {
     "stages": _stages,
-    "ranking": _ranking,
     "scope": _names,
     "always": _names,
-    "refresh": _one_of(Refresh, "refresh"),
     "clock": _clock,
-    "schedule": _schedule,
-    "geometry": _one_of(GeometryRule, "geometry"),
-    "off_support": _one_of(OffSupport, "off_support"),
-    "granularity": _one_of(Granularity, "granularity"),
-    "decays": _read_decays,
+    "decays": _decays,
 }

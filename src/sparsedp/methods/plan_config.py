@@ -16,10 +16,8 @@ from sparsedp.methods.catalog import get_method
 from sparsedp.methods.method import (
     OF_THE_PLAN,
     Method,
-    MethodOptions,
     Moves,
     Stage,
-    configure,
     phase_names,
 )
 from sparsedp.methods.scores import Contributions
@@ -237,7 +235,7 @@ class PlanConfig:
     """Everything a plan is made of, without a gap: made by `asked`, carried by the plan, in its file.
 
     Attributes:
-        method: the row of the methods table, options put in.
+        method: the row of the methods table, changes put in.
         units: the number N of privacy units; public.
         unit: what a unit is: "row", or the name of what has several.
         epsilon: the budget; None where the noise is given.
@@ -302,14 +300,13 @@ class PlanConfig:
     def asked(
         cls,
         method: Method | str = METHOD,
-        options: MethodOptions | None = None,
         *,
         units: int,
         unit_name: str = "row",
         **asked: Unpack[PlanArgs],
     ) -> PlanConfig:
         """What a user asks for, with the gaps filled from public numbers."""
-        row = configure(get_method(method) if isinstance(method, str) else method, options)
+        row = get_method(method) if isinstance(method, str) else method
         defaults: dict[str, Any] = {
             "epochs": EPOCHS,
             "warmup_fraction": WARMUP_FRACTION,
@@ -466,7 +463,6 @@ class PlanConfig:
 
 def build_plan(
     method: Method | str = METHOD,
-    options: MethodOptions | None = None,
     *,
     units: int,
     unit_name: str = "row",
@@ -479,14 +475,13 @@ def build_plan(
 
     Args:
         method: a name, or a `Method` from `get_method(name, **changes)`.
-        options: further changes to the method.
         units: the number N of privacy units; public.
         unit_name: what a unit is called.
         asked: epsilon or noise_multiplier, delta, epochs, batch_size, max_grad_norm, accountant, normalise and what a
             method with two phases takes: warmup_fraction, selection_budget, split.
     """
     check_asked(asked, "build_plan")
-    return PlanConfig.asked(method, options, units=units, unit_name=unit_name, **asked).plan()
+    return PlanConfig.asked(method, units=units, unit_name=unit_name, **asked).plan()
 
 
 plan = build_plan

@@ -402,7 +402,7 @@ _RANKINGS: Registry[Ranking] = Registry("ranking", "register_ranking")
 
 
 def register_ranking(ranking: Ranking) -> Ranking:
-    """Make a ranking available by name: to `MethodOptions(ranking=...)`, and to plans read from their files."""
+    """Make a ranking available by name: to `get_method(name, ranking=...)`, and to plans read from their files."""
     return _RANKINGS.register(ranking)
 
 

@@ -208,7 +208,7 @@ class SupportScheduler:
 
     @property
     def method(self) -> Method:
-        """The method with its options put in."""
+        """The plan's method."""
         return self._method
 
     @property
@@ -328,14 +328,14 @@ class SupportScheduler:
         return SchedulerState(tensors, values)
 
     def restore(self, state: SchedulerState) -> None:
-        """Go on from a state taken by a controller of the same method, options, layout, plan and public seed."""
+        """Go on from a state taken by a controller of the same method, layout, plan and public seed."""
         expected = self._identity()
         found = {name: state.values.get(name) for name in expected}
         differing = [name for name in expected if found[name] != expected[name]]
         if differing:
             raise SparseDPError(
                 f"the saved state differs in {differing}: got {[found[n] for n in differing]}, expected "
-                f"{[expected[n] for n in differing]}; resume with the method, options and seed it was saved with"
+                f"{[expected[n] for n in differing]}; resume with the method and seed it was saved with"
             )
         tensors, values = state.tensors, state.values
         self._begin()

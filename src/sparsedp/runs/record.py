@@ -179,7 +179,7 @@ class RunSetup:
         metadata: names given by the user.
         model_class: what the model is called if no name was given.
         plan: what was planned.
-        method: the row of the methods table, options put in.
+        method: the row of the methods table, changes put in.
         layout: the trainable parameters.
         seed: the user's, or None.
         public_seed: of random supports.

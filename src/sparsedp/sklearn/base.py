@@ -73,8 +73,6 @@ from sparsedp.training.planning import changed_method
 Floats = npt.NDArray[np.float64]
 
 AUTO, LINEAR, ADDITIVE = "auto", "linear", "additive"
-METHOD = "tp-topk"
-"""What "auto" takes where options ask for a support."""
 _AT_ONCE = 4096
 _KNOTS, _MANY_UNITS = (5, 9), 10_000
 """How many knots a number has in an additive model: with few units, and from here on."""
@@ -247,7 +245,7 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
             model,
             examples,
             self._criterion(),
-            method=changed_method(self.method, self.options, active_ratio=self._ratio(count)),
+            method=changed_method(self.method, active_ratio=self._ratio(count)),
             epsilon=None if self.epsilon is None else float(self.epsilon),
             noise_multiplier=self.noise_multiplier,
             delta=self.delta,
@@ -294,11 +292,10 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
 
     def _ratio(self, coordinates: int) -> float | None:
         """The ratio given, or None for the method's own, or one that leaves a small model enough coordinates."""
-        chosen = self.options is not None and self.options.active_ratio is not None
-        if self.active_ratio is not None or chosen or (self.method == AUTO and self.options is None):
+        if self.active_ratio is not None or self.method == AUTO or not isinstance(self.method, str):
             given: float | None = self.active_ratio
             return given
-        own = get_method(METHOD if self.method == AUTO else self.method)
+        own = get_method(self.method)
         fewest = min(1.0, _FEWEST_COORDINATES / coordinates)
         small = own.ranking is not None and own.active_ratio is not None and own.active_ratio < fewest
         return fewest if small else None

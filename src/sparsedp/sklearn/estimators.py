@@ -24,7 +24,7 @@ from sparsedp.sklearn.preprocessing import Rule
 if TYPE_CHECKING:
     import os
 
-    from sparsedp.methods import MethodOptions
+    from sparsedp.methods import Method
     from sparsedp.methods.plan_config import ClipNorm
     from sparsedp.privacy.normalization import PrivateNormalisation
     from sparsedp.privacy.plan import Plan
@@ -61,7 +61,7 @@ class SparseDPClassifier(ClassifierMixin, PrivateEstimator):  # type: ignore[mis
             accurate, with more coefficients to read; needs `columns`.
         hidden_layer_sizes: width of a hidden layer, or widths of several; () is logistic regression.
         budget: a `PrivacyBudget` that this and other fits on the same units draw from.
-        method: a private method's name, see `sparsedp.list_methods()`, or "auto": dense or sparse by public numbers,
+        method: a method or its name, see `sparsedp.list_methods()`, or "auto": dense or sparse by public numbers,
             as `sparsedp.fit` takes it.
         epochs: passes over the data, on average.
         batch_size: expected batch size, in units; if not given, the power of two nearest to 4 sqrt(N).
@@ -69,7 +69,6 @@ class SparseDPClassifier(ClassifierMixin, PrivateEstimator):  # type: ignore[mis
         max_grad_norm: L2 bound on each unit's gradient, "auto", or bounds by pattern of names, as `sparsedp.fit`.
         active_ratio: share of the coordinates trained; if not given, the method's own, but never
             fewer than 32 coordinates: there is nothing to gain in a handful.
-        options: further changes to the method.
         accountant: "pld", "rdp" or "rdp-classic".
         random_state: None draws noise from the operating system. A number or a RandomState makes the fit
             reproducible, and not for release.
@@ -127,13 +126,12 @@ class SparseDPClassifier(ClassifierMixin, PrivateEstimator):  # type: ignore[mis
         model: str = LINEAR,
         hidden_layer_sizes: int | Sequence[int] = (),
         budget: PrivacyBudget | None = None,
-        method: str = AUTO,
+        method: str | Method = AUTO,
         epochs: int = 20,
         batch_size: int | None = None,
         lr: float | None = None,
         max_grad_norm: ClipNorm = 1.0,
         active_ratio: float | None = None,
-        options: MethodOptions | None = None,
         accountant: str = "pld",
         random_state: int | np.random.RandomState | None = None,
         name: str | None = None,
@@ -231,13 +229,12 @@ class SparseDPRegressor(RegressorMixin, PrivateEstimator):  # type: ignore[misc]
         model: str = LINEAR,
         hidden_layer_sizes: int | Sequence[int] = (),
         budget: PrivacyBudget | None = None,
-        method: str = AUTO,
+        method: str | Method = AUTO,
         epochs: int = 20,
         batch_size: int | None = None,
         lr: float | None = None,
         max_grad_norm: ClipNorm = 1.0,
         active_ratio: float | None = None,
-        options: MethodOptions | None = None,
         accountant: str = "pld",
         random_state: int | np.random.RandomState | None = None,
         name: str | None = None,

@@ -16,9 +16,8 @@ from sparsedp import distributed
 from sparsedp._serialization import sha256
 from sparsedp.errors import PrivacyError, PrivacyWarning, SparseDPError
 from sparsedp.loading import DataConfig
-from sparsedp.methods import Given, Method, MethodOptions, PublicScores, configure, get_method
+from sparsedp.methods import Given, Method, PublicScores, get_method
 from sparsedp.methods.auto import AUTO_METHOD, choose_method, is_linear
-from sparsedp.methods.method import OF_THE_PLAN
 from sparsedp.methods.plan_config import METHOD, PlanArgs, PlanConfig
 from sparsedp.privacy.calibration import EqualNoise, RdpFilter
 from sparsedp.privacy.plan import Plan
@@ -33,19 +32,13 @@ GIVEN = "given"
 """The method that `public_scores` asks for."""
 
 
-def changed_method(
-    method: str | Method, options: MethodOptions | None = None, **settings: Any
-) -> str | Method:
+def changed_method(method: str | Method, **settings: Any) -> str | Method:
     """A method with changes that were told one by one, None for none; "auto" with changes is a learned support."""
     given = {name: value for name, value in settings.items() if value is not None}
-    if options is None and not given:
+    if not given:
         return method
     row = get_method(METHOD if method == AUTO_METHOD else method) if isinstance(method, str) else method
-    plain = {name: value for name, value in given.items() if name in OF_THE_PLAN}
-    changes = {name: value for name, value in given.items() if name not in OF_THE_PLAN}
-    if options is not None or changes:
-        row = configure(row, replace(options or MethodOptions(), **changes))
-    return replace(row, **plain)
+    return row.changed(**given)
 
 
 def plan_for(
@@ -69,12 +62,13 @@ def plan_for(
         asked["epsilon"], asked["delta"] = chosen.epsilon, chosen.delta
     if public_scores is not None and method == AUTO_METHOD:
         method = GIVEN
-    changes = _with_scores(None, method, public_scores)
+    if public_scores is not None:
+        method = _with_scores(method, public_scores)
     protected = distributed.all_or_raise(lambda: count_units(dataset, loading.unit_ids))
     called = _name_of_unit(unit_name, dataset, loading.unit_ids)
     if loading.sharded:
         protected = sum(distributed.gather(protected))
-    spec = spec_for(model, method, changes, units=protected, unit_name=called, **asked)
+    spec = spec_for(model, method, units=protected, unit_name=called, **asked)
     distributed.check_same_on_all_ranks(lambda: {"plan": spec.to_json()})
     capped = _Capped(total_epsilon, earlier, chosen)
     return distributed.broadcast_from_main(lambda: _planned(spec, run_dir, resume, capped))
@@ -83,23 +77,23 @@ def plan_for(
 def spec_for(
     model: nn.Module,
     method: str | Method,
-    changes: MethodOptions | None,
     *,
     units: int,
     unit_name: str,
     **asked: Unpack[PlanArgs],
 ) -> PlanConfig:
-    """What is asked of a plan for this model; "auto" goes by public numbers, and is sparse if changes ask for it."""
+    """What is asked of a plan for this model; "auto" goes by public numbers, and is sparse for two clip norms."""
     if method == AUTO_METHOD:
         trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-        # What is said of a support asks for one.
-        told = changes is not None or isinstance(asked.get("max_grad_norm"), tuple)
+        told = isinstance(
+            asked.get("max_grad_norm"), tuple
+        )  # one of them is for the main stage of a sparse method
         method = (
             METHOD
             if told
             else choose_method(trained, linear=is_linear(model), units=units, unit_name=unit_name, **asked)
         )
-    return PlanConfig.asked(method, changes, units=units, unit_name=unit_name, **asked)
+    return PlanConfig.asked(method, units=units, unit_name=unit_name, **asked)
 
 
 class _Capped(NamedTuple):
@@ -181,18 +175,14 @@ def _name_of_unit(unit: str | None, dataset: Dataset[Any], units: Units) -> str:
     return "row"
 
 
-def _with_scores(
-    options: MethodOptions | None, method: str | Method, scores: Mapping[str, Any] | None
-) -> MethodOptions | None:
-    """The options with the scores named in the ranking, so that the plan says which they are."""
-    if scores is None:
-        return options
+def _with_scores(method: str | Method, scores: Mapping[str, Any]) -> Method:
+    """The method with the scores named in its ranking, so that the plan says which they are."""
     row = get_method(method) if isinstance(method, str) else method
-    if not isinstance(configure(row, options).ranking, Given):
+    if not isinstance(row.ranking, Given):
         raise SparseDPError(
             f'public_scores: {row.name} does not rank by them; give method="given", or ranking="given"'
         )
-    return replace(options or MethodOptions(), ranking=Given(PublicScores.of(scores).checksum))
+    return replace(row, ranking=Given(PublicScores.of(scores).checksum))
 
 
 def saved_plan(asked: PlanConfig, out: Path | str) -> Plan:
