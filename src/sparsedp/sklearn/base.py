@@ -165,7 +165,7 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
         told = not isinstance(value, bool) and isinstance(value, numbers.Real)
         if not told or not math.isfinite(value) or value <= 0:
             raise PrivacyError(f"{name}: got {value!r}, expected a finite number > 0")
-        if self.method != AUTO:
+        if isinstance(self.method, str) and self.method != AUTO:
             get_method(self.method)
 
     def _features_to_fit(self, X: Any, groups: Any) -> tuple[Matrix, Any]:
